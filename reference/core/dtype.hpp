@@ -1,0 +1,53 @@
+// The storage types of traces and dumps, by their safetensors names.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace kvbound {
+
+enum class Dtype { f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, f8_e4m3, f8_e5m2 };
+
+struct DtypeTraits {
+  Dtype dtype;
+  std::string_view name;
+  int64_t size;  ///< bytes
+};
+
+inline constexpr std::array<DtypeTraits, 15> kDtypes{{
+    {Dtype::f64, "F64", 8},
+    {Dtype::f32, "F32", 4},
+    {Dtype::f16, "F16", 2},
+    {Dtype::bf16, "BF16", 2},
+    {Dtype::i64, "I64", 8},
+    {Dtype::i32, "I32", 4},
+    {Dtype::i16, "I16", 2},
+    {Dtype::i8, "I8", 1},
+    {Dtype::u64, "U64", 8},
+    {Dtype::u32, "U32", 4},
+    {Dtype::u16, "U16", 2},
+    {Dtype::u8, "U8", 1},
+    {Dtype::boolean, "BOOL", 1},
+    {Dtype::f8_e4m3, "F8_E4M3", 1},
+    {Dtype::f8_e5m2, "F8_E5M2", 1},
+}};
+
+constexpr const DtypeTraits& traits(Dtype dtype) { return kDtypes[static_cast<size_t>(dtype)]; }
+constexpr std::string_view name(Dtype dtype) { return traits(dtype).name; }
+constexpr int64_t size_of(Dtype dtype) { return traits(dtype).size; }
+
+constexpr std::optional<Dtype> dtype_named(std::string_view name) {
+  for (const DtypeTraits& candidate : kDtypes) {
+    if (candidate.name == name) return candidate.dtype;
+  }
+  return std::nullopt;
+}
+
+/// The real types a trace may be stored in.
+constexpr bool is_real(Dtype dtype) {
+  return dtype == Dtype::f64 || dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
+}
+
+}  // namespace kvbound

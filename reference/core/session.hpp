@@ -1,0 +1,83 @@
+// The seam between those who drive a compressed cache (sim/) and those who implement one (backends).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "policy.hpp"
+#include "view.hpp"
+
+namespace kvbound {
+
+struct LayerShape {
+  int64_t query_heads = 0;
+  int64_t kv_heads = 0;  ///< divides query_heads; query head h reads KV head h / group_size()
+  int64_t head_dim = 0;
+  int64_t model_dim = 0;
+
+  int64_t group_size() const { return query_heads / kv_heads; }
+  int64_t kv_head_of(int64_t query_head) const { return query_head / group_size(); }
+  friend bool operator==(const LayerShape&, const LayerShape&) = default;
+};
+
+/// One layer after its prompt of n tokens. The numbers outlive the session that they are given to.
+struct LayerView {
+  LayerShape shape;
+  double scale = 1;    ///< logits are scale * query . key
+  TensorView keys;     ///< [kv_heads, n, head_dim], after RoPE
+  TensorView values;   ///< [kv_heads, n, head_dim]
+  TensorView queries;  ///< [query_heads, window_queries, head_dim]: the last prompt queries
+  MatrixView
+      output_projection;  ///< [query_heads * head_dim, model_dim]: W^O, block h belongs to query head h
+
+  int64_t prompt_tokens() const { return keys.rows; }
+  int64_t window_queries() const { return queries.rows; }
+  MatrixView head_projection(int64_t query_head) const {
+    return output_projection.middle_rows(query_head * shape.head_dim, shape.head_dim);
+  }
+};
+
+/// What one decode step brings.
+struct StepView {
+  MatrixView keys;     ///< [kv_heads, head_dim]
+  MatrixView values;   ///< [kv_heads, head_dim]
+  MatrixView queries;  ///< [query_heads, head_dim]
+};
+
+/// What compressing the prompt decided, and on what grounds.
+struct PromptRecord {
+  std::vector<std::vector<int64_t>> kept;       ///< per KV head, ascending positions
+  /// Two-stage selections: per KV head, ascending positions of stage one and of those always kept; else empty.
+  std::vector<std::vector<int64_t>> stage_one;
+  std::vector<int64_t> score_positions;         ///< [m]: the positions that were scored
+  Matrix score;                                 ///< [kv_heads, m]: after the group reduction
+  std::optional<Matrix> stage_two_score;        ///< [kv_heads, m]
+  std::optional<Matrix> projected_value_norms;  ///< [query_heads, n], in the selection's norm
+};
+
+/// What one decode step gave.
+struct StepRecord {
+  Matrix output;  ///< [query_heads, head_dim]: compressed attention output before W^O
+  std::vector<int64_t>
+      left;  ///< [kv_heads]: the position that left, -1 for none; empty: hosts that only grow
+};
+
+/// One layer's compressed cache.
+///
+/// A session belongs to one layer. `compress` starts over: it may be called again with another policy and
+/// other budgets, and what depends on the layer alone is then not computed twice.
+struct Session {
+  virtual ~Session() = default;
+
+  /// Compresses the prompt. budgets [kv_heads]: entries kept, those that the host always keeps included.
+  /// Throws ShapeMismatch, InvalidPolicy.
+  virtual PromptRecord compress(const LayerView& layer, const Policy& policy,
+                                std::span<const int64_t> budgets) = 0;
+
+  /// One decode step: the new entry enters, the queries attend, whoever has to leave leaves.
+  virtual StepRecord step(const StepView& view) = 0;
+};
+
+}  // namespace kvbound

@@ -1,0 +1,140 @@
+// Shapes and views: who owns numbers, and who only looks at them. Everything is row-major (C order).
+#pragma once
+
+#include <cassert>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+namespace kvbound {
+
+using VectorView = std::span<const double>;
+
+/// rows x cols numbers that somebody else owns; consecutive rows lie row_stride numbers apart.
+template <class T>
+struct BasicMatrixView {
+  T* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_stride = 0;
+
+  BasicMatrixView() = default;
+  BasicMatrixView(T* data_, int64_t rows_, int64_t cols_) : BasicMatrixView(data_, rows_, cols_, cols_) {}
+  BasicMatrixView(T* data_, int64_t rows_, int64_t cols_, int64_t row_stride_)
+      : data(data_), rows(rows_), cols(cols_), row_stride(row_stride_) {}
+
+  operator BasicMatrixView<const T>() const { return {data, rows, cols, row_stride}; }
+
+  T& operator()(int64_t row, int64_t col) const {
+    assert(0 <= row && row < rows && 0 <= col && col < cols);
+    return data[row * row_stride + col];
+  }
+  std::span<T> row(int64_t index) const {
+    assert(0 <= index && index < rows);
+    return {data + index * row_stride, static_cast<size_t>(cols)};
+  }
+  /// Rows first, first + 1, ..., first + count - 1.
+  BasicMatrixView middle_rows(int64_t first, int64_t count) const {
+    assert(0 <= first && 0 <= count && first + count <= rows);
+    return {data + first * row_stride, count, cols, row_stride};
+  }
+  /// Columns first, first + 1, ..., first + count - 1.
+  BasicMatrixView middle_cols(int64_t first, int64_t count) const {
+    assert(0 <= first && 0 <= count && first + count <= cols);
+    return {data + first, rows, count, row_stride};
+  }
+};
+using MatrixView = BasicMatrixView<const double>;
+using MutableMatrixView = BasicMatrixView<double>;
+
+/// slices x rows x cols numbers that somebody else owns; consecutive slices lie slice_stride numbers apart.
+struct TensorView {
+  const double* data = nullptr;
+  int64_t slices = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t slice_stride = 0;
+
+  MatrixView slice(int64_t index) const {
+    assert(0 <= index && index < slices);
+    return {data + index * slice_stride, rows, cols};
+  }
+  /// The same slices, cut to rows first, first + 1, ..., first + count - 1 of each.
+  TensorView middle_rows(int64_t first, int64_t count) const {
+    assert(0 <= first && 0 <= count && first + count <= rows);
+    return {data + first * cols, slices, count, cols, slice_stride};
+  }
+  /// Row `index` of every slice: [slices, cols].
+  MatrixView row_of_slices(int64_t index) const {
+    assert(0 <= index && index < rows);
+    return {data + index * cols, slices, cols, slice_stride};
+  }
+};
+
+/// A matrix that owns its numbers, zero at first.
+class Matrix {
+ public:
+  Matrix() = default;
+  Matrix(int64_t rows, int64_t cols)
+      : rows_(rows), cols_(cols), numbers_(static_cast<size_t>(rows) * static_cast<size_t>(cols)) {}
+
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  double* data() { return numbers_.data(); }
+  const double* data() const { return numbers_.data(); }
+  VectorView numbers() const { return numbers_; }
+
+  MutableMatrixView view() { return {numbers_.data(), rows_, cols_}; }
+  MatrixView view() const { return {numbers_.data(), rows_, cols_}; }
+  operator MatrixView() const { return view(); }
+
+  double& operator()(int64_t row, int64_t col) { return view()(row, col); }
+  double operator()(int64_t row, int64_t col) const { return view()(row, col); }
+  std::span<double> row(int64_t index) { return view().row(index); }
+  VectorView row(int64_t index) const { return view().row(index); }
+
+  /// Adds one row below the others; the first row of an empty matrix sets its width.
+  void append_row(VectorView row) {
+    if (rows_ == 0) cols_ = static_cast<int64_t>(row.size());
+    assert(static_cast<int64_t>(row.size()) == cols_);
+    numbers_.insert(numbers_.end(), row.begin(), row.end());
+    ++rows_;
+  }
+
+ private:
+  int64_t rows_ = 0;
+  int64_t cols_ = 0;
+  std::vector<double> numbers_;
+};
+
+/// A [slices, rows, cols] array that owns its numbers, zero at first.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(int64_t slices, int64_t rows, int64_t cols)
+      : slices_(slices),
+        rows_(rows),
+        cols_(cols),
+        numbers_(static_cast<size_t>(slices) * static_cast<size_t>(rows) * static_cast<size_t>(cols)) {}
+
+  double* data() { return numbers_.data(); }
+  const double* data() const { return numbers_.data(); }
+  VectorView numbers() const { return numbers_; }
+  std::span<double> numbers() { return numbers_; }
+  TensorView view() const { return {numbers_.data(), slices_, rows_, cols_, rows_ * cols_}; }
+  operator TensorView() const { return view(); }
+  MatrixView slice(int64_t index) const { return view().slice(index); }
+  MutableMatrixView slice(int64_t index) {
+    assert(0 <= index && index < slices_);
+    return {numbers_.data() + index * rows_ * cols_, rows_, cols_};
+  }
+
+ private:
+  int64_t slices_ = 0;
+  int64_t rows_ = 0;
+  int64_t cols_ = 0;
+  std::vector<double> numbers_;
+};
+
+}  // namespace kvbound
