@@ -1,0 +1,71 @@
+// Attention of a few queries over one KV head's cache: logits, weights, outputs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+
+/// How well each query matches each key.
+///
+///     logits[i, j] = scale * queries[i,:] . keys[j,:]
+///
+/// queries  [queries, head_dim]
+/// keys     [tokens, head_dim]     one KV head
+/// returns  [queries, tokens], natural-log units (softmax of a row gives weights); equal keys get equal
+/// logits
+///          to the last bit
+/// throws   ShapeMismatch if the inner dimensions differ
+Matrix attention_logits(MatrixView queries, MatrixView keys, double scale);
+
+/// The logarithm of the softmax's denominator, safe for any finite logits.
+///
+///     log_sum_exp(z) = ln sum_j exp(z_j)
+///
+/// logits   [tokens], natural log; -infinity where a token is not there
+/// returns  natural log; -infinity for no tokens
+double log_sum_exp(VectorView logits);
+
+/// Softmax of each row over what its query may see, in place.
+///
+///     logits[i, j] <- exp(z_ij) / sum_{j' <= first_position + i} exp(z_ij')  for j <= first_position + i
+///     logits[i, j] <- 0                                                      for the future
+///
+/// logits          [queries, tokens], natural log; row i belongs to the query at position first_position + i
+/// first_position  >= 0
+/// throws          NonFinite if a visible logit is NaN or infinite
+void causal_softmax(MutableMatrixView logits, int64_t first_position);
+
+/// The attention weights of successive queries.
+///
+///     weights = causal softmax of scale * queries * transpose(keys)
+///
+/// queries         [queries, head_dim]; row i sits at position first_position + i
+/// keys            [tokens, head_dim]
+/// returns         [queries, tokens], each row >= 0 with sum 1 over positions 0..first_position + i
+/// throws          ShapeMismatch, NonFinite
+Matrix attention_weights(MatrixView queries, MatrixView keys, double scale, int64_t first_position);
+
+struct AttentionOutput {
+  Matrix output;                    ///< [queries, head_dim]
+  std::vector<double> log_sum_exp;  ///< [queries], natural log, votes included
+};
+
+/// Attention over a compressed cache, all of which every query sees.
+///
+///     output[i,:] = sum_j p_j exp(z_ij) values[j,:] / sum_j p_j exp(z_ij),   z = attention_logits
+///
+/// queries  [queries, head_dim]
+/// keys     [entries, head_dim]
+/// values   [entries, head_dim]
+/// votes    [entries], p > 0: for how many original entries each one speaks; empty: 1 for all
+/// returns  a convex combination of the values, per query; zeros and -infinity for no entries
+/// throws   ShapeMismatch; NonFinite if a logit is NaN or infinite
+/// source   KeepKV (arXiv:2504.09936), section 3: softmax of z + ln p
+AttentionOutput attention(MatrixView queries, MatrixView keys, MatrixView values, double scale,
+                          VectorView votes = {});
+
+}  // namespace kvbound::reference

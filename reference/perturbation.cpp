@@ -1,0 +1,223 @@
+#include "perturbation.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention.hpp"
+#include "product.hpp"
+#include "shape_check.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+int64_t size(VectorView numbers) { return static_cast<int64_t>(numbers.size()); }
+double at(VectorView numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
+
+void require_mass(double mass, const char* holder) {
+  if (!(mass > 0)) throw NonFinite(std::string(holder) + " hold no attention mass: 1/mass is infinite");
+}
+
+std::vector<bool> marks(int64_t tokens, Indices entries) {
+  std::vector<bool> marked(static_cast<size_t>(tokens), false);
+  for (const int64_t i : entries) marked[static_cast<size_t>(i)] = true;
+  return marked;
+}
+
+double l1_norm(VectorView numbers) {
+  double sum = 0;
+  for (const double number : numbers) sum += std::abs(number);
+  return sum;
+}
+
+// weights * values * output_projection: what a weighted sum of values is in the hidden state.
+Matrix projected_sum(VectorView weights, MatrixView values, MatrixView output_projection) {
+  require_equal("attention weights", size(weights), "rows of values", values.rows);
+  Matrix head_output(1, values.cols);
+  multiply({weights.data(), 1, size(weights)}, values, head_output.view());
+  Matrix hidden(1, output_projection.cols);
+  multiply(head_output, output_projection, hidden.view());
+  return hidden;
+}
+
+// sum A_i, sum A_i ||V_i|| over a set of entries.
+struct Sums {
+  double mass = 0;
+  double norm_mass = 0;
+};
+
+Sums sums_over(VectorView weights, VectorView norms, Indices entries) {
+  Sums sums;
+  for (const int64_t i : entries) {
+    sums.mass += at(weights, i);
+    sums.norm_mass += at(weights, i) * at(norms, i);
+  }
+  return sums;
+}
+
+// The same over all entries outside the (marked) set.
+Sums sums_outside(VectorView weights, VectorView norms, const std::vector<bool>& marked) {
+  Sums sums;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (marked[i]) continue;
+    sums.mass += weights[i];
+    sums.norm_mass += weights[i] * norms[i];
+  }
+  return sums;
+}
+
+// The evicted entries' weights as they are; the kept ones' shares A' of the kept attention, times -e.
+EvictionWeights signed_weights(VectorView attention_weights, Indices kept, VectorView shares) {
+  EvictionWeights result{{attention_weights.begin(), attention_weights.end()}, 0, 0};
+  const std::vector<bool> is_kept = marks(size(attention_weights), kept);
+  for (size_t i = 0; i < is_kept.size(); ++i) {
+    (is_kept[i] ? result.kept_mass : result.evicted_mass) += attention_weights[i];
+  }
+  for (size_t i = 0; i < kept.size(); ++i) {
+    result.weights[static_cast<size_t>(kept[i])] = -result.evicted_mass * shares[i];
+  }
+  return result;
+}
+
+double smallest(VectorView norms) { return *std::ranges::min_element(norms); }
+
+double all_norm_mass(VectorView weights, VectorView norms) {
+  return sums_outside(weights, norms, marks(size(weights), {})).norm_mass;
+}
+
+}  // namespace
+
+double attention_mass(VectorView attention_weights, Indices entries) {
+  double mass = 0;
+  for (const int64_t i : entries) mass += at(attention_weights, i);
+  return mass;
+}
+
+std::vector<double> kept_attention_weights(VectorView attention_weights, Indices kept) {
+  const double mass = attention_mass(attention_weights, kept);
+  require_mass(mass, "the kept entries");
+  std::vector<double> weights(attention_weights.size(), 0.0);
+  for (const int64_t i : kept) weights[static_cast<size_t>(i)] = at(attention_weights, i) / mass;
+  return weights;
+}
+
+EvictionWeights eviction_weights(VectorView logits, VectorView attention_weights, Indices kept) {
+  require_equal("logits", size(logits), "attention weights", size(attention_weights));
+  std::vector<double> kept_logits;
+  for (const int64_t i : kept) kept_logits.push_back(at(logits, i));
+  const double normaliser = log_sum_exp(kept_logits);
+  require_finite("log-sum-exp of the kept logits", {&normaliser, 1});
+  for (double& logit : kept_logits) logit = std::exp(logit - normaliser);
+  return signed_weights(attention_weights, kept, kept_logits);
+}
+
+EvictionWeights eviction_weights(VectorView attention_weights, Indices kept) {
+  const double mass = attention_mass(attention_weights, kept);
+  require_mass(mass, "the kept entries");
+  std::vector<double> shares;
+  for (const int64_t i : kept) shares.push_back(at(attention_weights, i) / mass);
+  return signed_weights(attention_weights, kept, shares);
+}
+
+double output_perturbation(const EvictionWeights& eviction, MatrixView values, MatrixView output_projection) {
+  return l1_norm(projected_sum(eviction.weights, values, output_projection).numbers());
+}
+
+double perturbation_bound(const EvictionWeights& eviction, VectorView projected_value_norms) {
+  require_equal("attention weights", size(eviction.weights), "projected value norms",
+                size(projected_value_norms));
+  double bound = 0;
+  for (size_t i = 0; i < projected_value_norms.size(); ++i) {
+    bound += std::abs(eviction.weights[i]) * projected_value_norms[i];
+  }
+  return bound;
+}
+
+double stage_two_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
+                       Indices kept) {
+  const int64_t tokens = size(attention_weights);
+  const double sigma = attention_mass(attention_weights, stage_one);
+  require_mass(sigma, "stage one's entries");
+  const Sums outside_one = sums_outside(attention_weights, projected_value_norms, marks(tokens, stage_one));
+  const Sums evicted = sums_outside(attention_weights, projected_value_norms, marks(tokens, kept));
+  const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
+  return evicted.norm_mass + outside_one.mass / sigma * inside.norm_mass;
+}
+
+double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
+                            Indices kept) {
+  const int64_t tokens = size(attention_weights);
+  const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
+  require_mass(one.mass, "stage one's entries");
+  const std::vector<bool> in_one = marks(tokens, stage_one);
+  const Sums outside_one = sums_outside(attention_weights, projected_value_norms, in_one);
+  const Sums evicted = sums_outside(attention_weights, projected_value_norms, marks(tokens, kept));
+  const double least = smallest(projected_value_norms);
+  double two_mass = 0;
+  double two_excess = 0;  // sum over stage two of A_i (||V_i|| - M)
+  for (const int64_t i : kept) {
+    if (in_one[static_cast<size_t>(i)]) continue;
+    two_mass += at(attention_weights, i);
+    two_excess += at(attention_weights, i) * (at(projected_value_norms, i) - least);
+  }
+  return evicted.norm_mass + two_excess + outside_one.mass / one.mass * (one.norm_mass + least * two_mass);
+}
+
+double output_perturbation_as_printed(VectorView attention_weights, MatrixView values,
+                                      MatrixView output_projection, Indices kept) {
+  const Matrix full = projected_sum(attention_weights, values, output_projection);
+  const Matrix compressed =
+      projected_sum(kept_attention_weights(attention_weights, kept), values, output_projection);
+  double distance = 0;
+  for (int64_t j = 0; j < full.cols(); ++j) distance += std::abs(full(0, j) - compressed(0, j));
+  return distance;
+}
+
+double perturbation_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
+                                     Indices kept) {
+  const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
+  require_mass(inside.mass, "the kept entries");
+  return all_norm_mass(attention_weights, projected_value_norms) - (2 - 1 / inside.mass) * inside.norm_mass;
+}
+
+double stage_two_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
+                                  Indices stage_one, Indices kept) {
+  const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
+  require_mass(one.mass, "stage one's entries");
+  const double factor = 2 - 1 / one.mass;
+  const double rest = all_norm_mass(attention_weights, projected_value_norms) - factor * one.norm_mass;
+  const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
+  return rest - factor * (inside.norm_mass - one.norm_mass);
+}
+
+double attention_only_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
+                                       Indices stage_one, Indices kept) {
+  const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
+  require_mass(one.mass, "stage one's entries");
+  const double factor = 2 - 1 / one.mass;
+  const double rest = all_norm_mass(attention_weights, projected_value_norms) - factor * one.norm_mass;
+  const double two_mass = attention_mass(attention_weights, kept) - one.mass;
+  return rest - smallest(projected_value_norms) * factor * two_mass;
+}
+
+double perturbation_rounding(const EvictionWeights& eviction, VectorView absolute_projections,
+                             int64_t head_dim, int64_t model_dim) {
+  constexpr double kUnitRoundoff = std::numeric_limits<double>::epsilon() / 2;
+  const double ku =
+      static_cast<double>(size(absolute_projections) + head_dim + model_dim + 8) * kUnitRoundoff;
+  return 2 * (ku / (1 - ku)) * perturbation_bound(eviction, absolute_projections);
+}
+
+std::vector<double> absolute_value_projections(MatrixView values, MatrixView output_projection) {
+  require_equal("columns of values", values.cols, "rows of output_projection", output_projection.rows);
+  std::vector<double> row_norms;
+  for (int64_t c = 0; c < output_projection.rows; ++c) row_norms.push_back(l1_norm(output_projection.row(c)));
+  std::vector<double> sums(static_cast<size_t>(values.rows), 0.0);
+  for (int64_t i = 0; i < values.rows; ++i) {
+    const VectorView row = values.row(i);
+    for (size_t c = 0; c < row.size(); ++c) sums[static_cast<size_t>(i)] += std::abs(row[c]) * row_norms[c];
+  }
+  return sums;
+}
+
+}  // namespace kvbound::reference

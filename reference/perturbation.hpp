@@ -1,0 +1,145 @@
+// What compressing a cache does to one query's output, and the bounds on it.
+//
+// Everything here follows from one vector. With A the attention weights over the whole cache, N the kept set,
+// Sigma the mass of the kept entries and e that of the evicted ones, the change of the output is
+//
+//     o - o^ = sum_i w_i values[i,:] W^O,   w_i = A_i if i is evicted, -(e / Sigma) A_i if i is kept,
+//
+// so L = || sum_i w_i V_i || <= sum_i |w_i| ||V_i|| = theta: CriticalKV's Theorem 3.3 as a triangle
+// inequality. Nothing cancels in these forms. The papers' forms, which subtract nearly equal numbers, end in
+// `_as_printed`.
+//
+// In all of them: attention_weights [tokens], >= 0, any positive sum (1 in exact arithmetic);
+// projected_value_norms [tokens], ||values[i,:] W^O|| in any one norm; sets are ascending indices of tokens.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+
+using Indices = std::span<const int64_t>;
+
+/// How much of the attention the chosen entries hold.
+///
+///     mass = sum_{i in entries} A_i
+///
+/// returns  0 for no entries
+double attention_mass(VectorView attention_weights, Indices entries);
+
+/// The attention weights that the kept entries get when the others are gone.
+///
+///     A'_i = A_i / sum_{j in kept} A_j  for i in kept, 0 elsewhere
+///
+/// returns  [tokens], sum 1
+/// throws   NonFinite if the kept entries hold no mass
+/// source   CriticalKV (arXiv:2502.03805), Theorem 3.2
+std::vector<double> kept_attention_weights(VectorView attention_weights, Indices kept);
+
+/// By how much each value enters the output's change.
+struct EvictionWeights {
+  std::vector<double> weights;  ///< [tokens]: A_i where evicted, -evicted_mass * A'_i where kept
+  double kept_mass = 0;
+  double evicted_mass = 0;  ///< summed directly, not 1 - kept_mass
+};
+
+/// The signed weights w of the output's change (formula above), for one query.
+///
+///     w_i = A_i if i is evicted, -e A'_i if i is kept,   A' = softmax of the kept logits = A / Sigma
+///
+/// logits             [tokens], natural log, of which attention_weights is the softmax. Sigma itself may
+///                    underflow to 0 where the evicted logits are larger by hundreds; A' does not
+/// kept               at least one entry
+/// throws             ShapeMismatch; NonFinite if nothing is kept
+/// source             CriticalKV, Theorem 3.3; the form without cancellation is ours
+EvictionWeights eviction_weights(VectorView logits, VectorView attention_weights, Indices kept);
+
+/// The same for weights that are no softmax, such as their mean over a window.
+///
+/// throws             NonFinite if the kept entries hold no mass
+EvictionWeights eviction_weights(VectorView attention_weights, Indices kept);
+
+/// The output perturbation L of one query and head, in the L1 norm.
+///
+///     L = || sum_i w_i values[i,:] * output_projection ||_1
+///
+/// eviction           w [tokens], from eviction_weights
+/// values             [tokens, head_dim]     one KV head
+/// output_projection  [head_dim, model_dim]  this query head's rows of W^O
+/// returns            hidden-state units, >= 0
+/// throws             ShapeMismatch
+double output_perturbation(const EvictionWeights& eviction, MatrixView values, MatrixView output_projection);
+
+/// The upper bound theta on the output perturbation, in the norms' norm.
+///
+///     theta = sum_i |w_i| ||V_i|| = sum_{evicted} A_i ||V_i|| + (e / Sigma) sum_{kept} A_i ||V_i||
+///
+/// throws   ShapeMismatch
+/// source   CriticalKV, Theorem 3.3
+double perturbation_bound(const EvictionWeights& eviction, VectorView projected_value_norms);
+
+/// Stage two's bound theta^ >= theta, which replaces the kept mass by stage one's.
+///
+///     theta^ = C' - (2 - 1/sigma) S''  =  sum_{evicted} A_i ||V_i|| + ((1 - sigma) / sigma) sum_{kept} A_i
+///     ||V_i||
+///
+/// stage_one  the entries of stage one and those that are always kept; sigma is their mass
+/// kept       stage_one and stage two's entries
+/// returns    >= theta. Taking the largest A_i ||V_i|| in stage two minimises it only if sigma >= 1/2
+/// throws     ShapeMismatch; NonFinite if sigma is 0
+/// source     CriticalKV, Theorem 3.5
+double stage_two_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
+                       Indices kept);
+
+/// The bound theta^_relax >= theta^ that selecting by attention alone minimises (if sigma >= 1/2).
+///
+///     theta^_relax = C' - M (2 - 1/sigma) sum_{stage two} A_i,   M = min_i ||V_i||
+///
+/// stage_one, kept, throws: as in stage_two_bound
+/// source     CriticalKV, appendix E
+double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
+                            Indices kept);
+
+/// L as || o - o^ ||_1 of two separately computed outputs: cancels when almost all mass is kept.
+double output_perturbation_as_printed(VectorView attention_weights, MatrixView values,
+                                      MatrixView output_projection, Indices kept);
+
+/// theta as C - (2 - 1/Sigma) S: cancels when almost all mass is kept, and then may fall below L.
+double perturbation_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
+                                     Indices kept);
+
+/// theta^ as C' - (2 - 1/sigma) S'', C' = C - (2 - 1/sigma) S'.
+double stage_two_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
+                                  Indices stage_one, Indices kept);
+
+/// theta^_relax as C' - M (2 - 1/sigma) sum_{stage two} A_i.
+double attention_only_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
+                                       Indices stage_one, Indices kept);
+
+/// How far rounding may lift a computed L over a computed theta, however right the theorem.
+///
+///     slack = 2 gamma_k sum_i |w_i| sum_c |values[i,c]| sum_j |W^O[c,j]|,   gamma_k = k u / (1 - k u)
+///
+/// with u = 2^-53 and k = tokens + head_dim + model_dim + 8. Each of L and theta is a sum of products of the
+/// same computed w with values and W^O; every product and sum of either passes through at most k roundings,
+/// and the sums of absolute terms are at most the double sum above. An error of w itself moves both alike,
+/// because L <= theta holds for any w.
+///
+/// absolute_projections  [tokens]: sum_c |values[i,c]| sum_j |W^O[c,j]|, from absolute_value_projections
+double perturbation_rounding(const EvictionWeights& eviction, VectorView absolute_projections,
+                             int64_t head_dim, int64_t model_dim);
+
+/// The largest that rounding lets a projected value's L1 norm seem.
+///
+///     sums[i] = sum_c |values[i,c]| sum_j |output_projection[c,j]|
+///
+/// values             [tokens, head_dim]
+/// output_projection  [head_dim, model_dim]
+/// returns            [tokens], >= the L1 norms of the projected values
+/// throws             ShapeMismatch
+std::vector<double> absolute_value_projections(MatrixView values, MatrixView output_projection);
+
+}  // namespace kvbound::reference

@@ -1,0 +1,50 @@
+#include "product.hpp"
+
+#include <cblas.h>
+
+#include <algorithm>
+
+#include "shape_check.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+// The thread count of OpenBLAS is a setting of the process. One thread, because with more the bits of a
+// product depend on their number.
+void use_one_blas_thread() { [[maybe_unused]] static const bool once = (openblas_set_num_threads(1), true); }
+
+void multiply_any(MatrixView a, MatrixView b, MutableMatrixView out, CBLAS_TRANSPOSE transpose_b) {
+  if (out.rows == 0 || out.cols == 0) return;
+  use_one_blas_thread();
+  const auto leading = [](const auto& matrix) {
+    return static_cast<blasint>(std::max({matrix.row_stride, matrix.cols, int64_t{1}}));
+  };
+  cblas_dgemm(CblasRowMajor, CblasNoTrans, transpose_b, static_cast<blasint>(out.rows),
+              static_cast<blasint>(out.cols), static_cast<blasint>(a.cols), 1.0, a.data, leading(a), b.data,
+              leading(b), 0.0, out.data, leading(out));
+}
+
+}  // namespace
+
+void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
+  require_equal("columns of a", a.cols, "rows of b", b.rows);
+  require_equal("rows of a", a.rows, "rows of the product", out.rows);
+  require_equal("columns of b", b.cols, "columns of the product", out.cols);
+  multiply_any(a, b, out, CblasNoTrans);
+}
+
+void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out) {
+  require_equal("columns of a", a.cols, "columns of b", b.cols);
+  require_equal("rows of a", a.rows, "rows of the product", out.rows);
+  require_equal("rows of b", b.rows, "columns of the product", out.cols);
+  multiply_any(a, b, out, CblasTrans);
+}
+
+BlasInfo blas_info() {
+  constexpr const char* kFlavours[] = {"serial", "pthread", "openmp"};
+  const int flavour = openblas_get_parallel();
+  return {openblas_get_config(), openblas_get_corename(),
+          0 <= flavour && flavour < 3 ? kFlavours[flavour] : "unknown"};
+}
+
+}  // namespace kvbound::reference

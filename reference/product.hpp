@@ -1,0 +1,24 @@
+// Matrix products, by BLAS on one thread: the caller parallelises over independent products.
+#pragma once
+
+#include <string>
+
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+
+/// out = a * b.  a [m, k], b [k, n], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
+void multiply(MatrixView a, MatrixView b, MutableMatrixView out);
+
+/// out = a * transpose(b).  a [m, k], b [n, k], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
+void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out);
+
+/// Which BLAS was really loaded: with several installed, or OPENBLAS_CORETYPE set, it is not the obvious one.
+struct BlasInfo {
+  std::string name;     ///< library, version and build options
+  std::string core;     ///< the processor type whose kernels run
+  std::string flavour;  ///< serial, pthread or openmp
+};
+BlasInfo blas_info();
+
+}  // namespace kvbound::reference

@@ -1,0 +1,30 @@
+// Checks of arguments, with the values in the message.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/error.hpp"
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+
+/// Throws ShapeMismatch, as in "columns of values is 64 but rows of output_projection is 128".
+inline void require_equal(std::string_view one, int64_t one_is, std::string_view other, int64_t other_is) {
+  if (one_is == other_is) return;
+  throw ShapeMismatch(std::string(one) + " is " + std::to_string(one_is) + " but " + std::string(other) +
+                      " is " + std::to_string(other_is));
+}
+
+/// Throws NonFinite with the index of the first NaN or infinity.
+inline void require_finite(std::string_view what, VectorView numbers) {
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (!std::isfinite(numbers[i])) {
+      throw NonFinite(std::string(what) + "[" + std::to_string(i) + "] is " + std::to_string(numbers[i]));
+    }
+  }
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,53 @@
+// SnapKV: rank the prompt's entries by the attention that its last queries pay them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "core/session.hpp"
+
+namespace kvbound::reference {
+
+/// Shows the window's attention weights, a few queries at a time so that memory stays small.
+///
+/// layer       its last `window` recorded queries are the observation window
+/// query_head  whose queries
+/// window      1..layer.window_queries()
+/// visit       called with [some queries, n] weights, in the order of the queries' positions; each row >= 0,
+/// sum
+///             1, and 0 in its query's future
+/// throws      ShapeMismatch if the window is not recorded; NonFinite
+void visit_window_attention(const LayerView& layer, int64_t query_head, int64_t window,
+                            const std::function<void(MatrixView)>& visit);
+
+/// The mean attention that the window's queries pay each entry.
+///
+///     mean[h, j] = (1 / window) sum_{i in window} A^h_ij,   A = causal softmax over the whole prompt
+///
+/// layer    its last `window` recorded queries are the observation window
+/// window   1..layer.window_queries()
+/// returns  [query_heads, n], each row >= 0 with sum 1; not pooled. An entry in a query's future counts as 0
+/// throws   ShapeMismatch if the window is not recorded; NonFinite
+/// source   SnapKV (arXiv:2404.14469), section 3
+Matrix window_attention(const LayerView& layer, int64_t window);
+
+/// Each score's largest neighbour.
+///
+///     pooled[r, j] = max { scores[r, j'] : |j' - j| <= (width - 1) / 2 },  cut at both ends
+///
+/// scores   [rows, entries]
+/// width    odd, >= 1; 1 changes nothing
+/// returns  [rows, entries], >= scores
+Matrix max_pool(MatrixView scores, int64_t width);
+
+/// The mean over the query heads that share a KV head.
+///
+///     mean[g, j] = (1 / group_size) sum_{h in group g} scores[h, j]
+///
+/// scores      [query_heads, entries]
+/// group_size  divides query_heads
+/// returns     [query_heads / group_size, entries]
+/// throws      ShapeMismatch if group_size does not divide
+Matrix group_mean(MatrixView scores, int64_t group_size);
+
+}  // namespace kvbound::reference
