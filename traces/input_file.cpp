@@ -1,0 +1,60 @@
+#include "input_file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "messages.hpp"
+
+namespace kvbound::traces {
+
+namespace {
+
+void require_regular(const std::string& path, mode_t mode) {
+  if (S_ISREG(mode)) return;
+  const char* kind = S_ISDIR(mode) ? "a directory" : S_ISFIFO(mode) ? "a FIFO" : "not a regular file";
+  throw TraceError(path, -1, "",
+                   std::string("is ") + kind + "; expected a safetensors file or an *.index.json");
+}
+
+}  // namespace
+
+InputFile::InputFile(const std::string& path) : path_(path) {
+  struct stat status {};
+  // Before opening, since that alone can act on a device; after, since the name may have changed hands.
+  if (stat(path.c_str(), &status) != 0) throw io_error("open", path, errno);
+  require_regular(path, status.st_mode);
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) throw io_error("open", path, errno);
+  try {
+    if (fstat(descriptor_, &status) != 0) throw io_error("open", path, errno);
+    require_regular(path, status.st_mode);
+  } catch (...) {
+    close(descriptor_);
+    throw;
+  }
+  size_ = status.st_size;
+}
+
+InputFile::~InputFile() { close(descriptor_); }
+
+void InputFile::read(int64_t offset, std::span<char> out, const std::string& field) const {
+  const int64_t end = offset + static_cast<int64_t>(out.size());
+  while (!out.empty()) {
+    const ssize_t count = pread(descriptor_, out.data(), out.size(), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw io_error("read", path_, errno);
+    if (count == 0) {
+      throw TraceError(path_, offset, field,
+                       "the file ended here while it was read; expected bytes up to " + std::to_string(end));
+    }
+    out = out.subspan(static_cast<size_t>(count));
+    offset += count;
+  }
+}
+
+}  // namespace kvbound::traces

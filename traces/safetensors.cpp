@@ -1,0 +1,295 @@
+#include "safetensors.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/float16.hpp>
+
+#include "messages.hpp"
+#include "strict_json.hpp"
+
+namespace kvbound::traces {
+
+static_assert(std::endian::native == std::endian::little, "safetensors numbers are copied as they are");
+
+namespace {
+
+constexpr int64_t kPrefix = 8;  // bytes of the header's length
+constexpr int64_t kChunk = int64_t{1} << 20;
+
+/// What a file is that is no safetensors file; empty if its first bytes don't tell.
+std::string other_format(std::string_view bytes) {
+  using namespace std::string_view_literals;
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kFormats{{
+      {"PK\3\4"sv, "a ZIP archive (a PyTorch checkpoint?)"},
+      {"\x80\2"sv, "a Python pickle"},
+      {"\x80\3"sv, "a Python pickle"},
+      {"\x80\4"sv, "a Python pickle"},
+      {"\x80\5"sv, "a Python pickle"},
+      {"GGUF"sv, "a GGUF file"},
+      {"\x93NUMPY"sv, "a NumPy array"},
+      {"version "sv, "a Git LFS pointer, not the file that it stands for"},
+      {"{"sv, "JSON (the index of a sharded trace must be named *.index.json)"},
+  }};
+  for (const auto& [magic, format] : kFormats) {
+    if (bytes.starts_with(magic)) return "; this looks like " + std::string(format);
+  }
+  return "";
+}
+
+std::string read_header(const InputFile& file, int64_t limit) {
+  const std::string field = "header length";
+  const std::string size = std::to_string(file.size());
+  if (file.size() < kPrefix) {
+    throw TraceError(file.path(), file.size(), field,
+                     file.size() == 0 ? "the file is empty; expected a safetensors file"
+                                      : "the file ends after " + size + " bytes; expected at least 8");
+  }
+  std::array<char, kPrefix> prefix{};
+  file.read(0, prefix, field);
+  const auto length = std::bit_cast<uint64_t>(prefix);
+  const std::string guess = other_format({prefix.data(), prefix.size()});
+  if (length > static_cast<uint64_t>(file.size() - kPrefix)) {
+    throw TraceError(file.path(), 0, field,
+                     "is " + std::to_string(length) + ", but the file has only " + size + " bytes" + guess);
+  }
+  if (length > static_cast<uint64_t>(std::max<int64_t>(limit, 0))) {
+    throw TraceError(file.path(), 0, field,
+                     "is " + std::to_string(length) + " bytes; the limit is " + std::to_string(limit) +
+                         " (raise it with --header-limit)" + guess);
+  }
+  std::string header(length, '\0');
+  file.read(kPrefix, header, "header");
+  return header;
+}
+
+/// Reads one tensor's description, and says what is wrong with it.
+class EntryReader {
+ public:
+  EntryReader(const std::string& path, const std::string& name, const Json& json, int64_t data_begin)
+      : path_(path), name_(name), json_(json), data_begin_(data_begin) {}
+
+  TensorEntry entry() const {
+    if (!json_.object()) refuse("", "is " + description(json_) + "; expected an object");
+    for (const auto& [key, value] : *json_.object()) {
+      if (key != "dtype" && key != "shape" && key != "data_offsets") {
+        refuse("", "has the field " + in_quotes(key) + "; expected dtype, shape and data_offsets only");
+      }
+    }
+    TensorEntry result{name_, dtype(), {}, 1, 0, json_.offset};
+    for (const Json& dimension : items("shape")) {
+      result.shape.push_back(count("shape", dimension));
+      if (__builtin_mul_overflow(result.elements, result.shape.back(), &result.elements)) refuse_size(result);
+    }
+    int64_t size = 0;
+    if (__builtin_mul_overflow(result.elements, size_of(result.dtype), &size)) refuse_size(result);
+    const int64_t begin = offset(0);
+    const int64_t end = offset(1);
+    if (begin > end || end - begin != size) {
+      refuse("data_offsets", "is [" + std::to_string(begin) + ", " + std::to_string(end) + "]; shape " +
+                                 shape_text(result.shape) + " of " + std::string(name(result.dtype)) +
+                                 " needs " + std::to_string(size) + " bytes");
+    }
+    if (__builtin_add_overflow(data_begin_, begin, &result.begin)) refuse("data_offsets", "overflows");
+    return result;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& field, const std::string& problem) const {
+    throw TraceError(path_, json_.offset, printable(name_) + (field.empty() ? "" : "." + field), problem);
+  }
+  [[noreturn]] void refuse_size(const TensorEntry& entry) const {
+    refuse("shape", shape_text(entry.shape) + " has more bytes than 2^63 - 1");
+  }
+
+  const Json& field(const std::string& name) const {
+    const Json* found = json_.member(name);
+    if (!found) refuse(name, "is missing");
+    return *found;
+  }
+
+  Dtype dtype() const {
+    const Json& json = field("dtype");
+    const auto known = json.text() ? dtype_named(*json.text()) : std::nullopt;
+    if (!known) refuse("dtype", "is " + description(json) + "; expected a safetensors type such as BF16");
+    return *known;
+  }
+
+  const Json::Array& items(const std::string& name) const {
+    const Json& json = field(name);
+    if (!json.array()) refuse(name, "is " + description(json) + "; expected an array");
+    return *json.array();
+  }
+
+  int64_t count(const std::string& field, const Json& json) const {
+    if (!json.number() || *json.number() > std::numeric_limits<int64_t>::max()) {
+      refuse(field, "holds " + description(json) + "; expected integers from 0 to 2^63 - 1");
+    }
+    return static_cast<int64_t>(*json.number());
+  }
+
+  int64_t offset(size_t index) const {
+    const Json::Array& offsets = items("data_offsets");
+    if (offsets.size() != 2) {
+      refuse("data_offsets", "has " + std::to_string(offsets.size()) + " items; expected 2");
+    }
+    return count("data_offsets", offsets[index]);
+  }
+
+  const std::string& path_;
+  const std::string& name_;
+  const Json& json_;
+  int64_t data_begin_;
+};
+
+Metadata read_metadata(const std::string& path, const Json* json) {
+  Metadata metadata{path, -1, {}};
+  if (!json) return metadata;
+  const std::string field = "__metadata__";
+  if (!json->object()) {
+    throw TraceError(path, kPrefix, field, "is " + description(*json) + "; expected an object of strings");
+  }
+  metadata.offset = json->offset;
+  for (const auto& [key, value] : *json->object()) {
+    if (!value.text()) {
+      throw TraceError(path, json->offset, field + "." + printable(key),
+                       "is " + description(value) + "; expected a string");
+    }
+    metadata.strings.emplace(key, *value.text());
+  }
+  return metadata;
+}
+
+/// The tensors, sorted by position, must fill data_begin..file_end exactly.
+void require_contiguous(const std::string& path, const std::vector<TensorEntry>& tensors, int64_t data_begin,
+                        int64_t file_end) {
+  int64_t end = data_begin;
+  for (const TensorEntry& tensor : tensors) {
+    const int64_t size = tensor.elements * size_of(tensor.dtype);
+    if (tensor.begin != end) {
+      throw TraceError(path, tensor.header_offset, printable(tensor.name) + ".data_offsets",
+                       "begins at " + std::to_string(tensor.begin - data_begin) + ", which leaves " +
+                           (tensor.begin > end ? "a hole" : "an overlap") + "; expected " +
+                           std::to_string(end - data_begin));
+    }
+    if (size > file_end - end) {
+      throw TraceError(path, file_end, printable(tensor.name),
+                       "the file ends here, but the tensor's data fills bytes " + std::to_string(end) +
+                           " to " + std::to_string(static_cast<uint64_t>(end) + static_cast<uint64_t>(size)));
+    }
+    end += size;
+  }
+  if (end != file_end) {
+    throw TraceError(path, end, "",
+                     std::to_string(file_end - end) + " surplus bytes follow the last tensor's data");
+  }
+}
+
+template <class Stored, class Number, class Convert>
+void convert_all(std::span<const char> bytes, std::span<Number> out, const Convert& convert) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    Stored stored;
+    std::memcpy(&stored, bytes.data() + i * sizeof(Stored), sizeof(Stored));  // may be misaligned
+    out[i] = convert(stored);
+  }
+}
+
+void widen(Dtype dtype, std::span<const char> bytes, std::span<double> out) {
+  switch (dtype) {
+    case Dtype::f64:
+      return convert_all<double>(bytes, out, [](double x) { return x; });
+    case Dtype::f32:
+      return convert_all<float>(bytes, out, [](float x) { return static_cast<double>(x); });
+    case Dtype::f16:
+      return convert_all<uint16_t>(bytes, out, from_float16);
+    default:
+      return convert_all<uint16_t>(bytes, out, from_bfloat16);
+  }
+}
+
+void widen(Dtype dtype, std::span<const char> bytes, std::span<int64_t> out) {
+  if (dtype == Dtype::i64) return convert_all<int64_t>(bytes, out, [](int64_t x) { return x; });
+  convert_all<int32_t>(bytes, out, [](int32_t x) { return int64_t{x}; });
+}
+
+void require_dtype(const std::string& path, const TensorEntry& tensor, bool suits, const char* expected) {
+  if (suits) return;
+  throw TraceError(path, tensor.header_offset, printable(tensor.name) + ".dtype",
+                   "is " + std::string(name(tensor.dtype)) + "; expected " + expected);
+}
+
+}  // namespace
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t dimension : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
+  return text + "]";
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path, int64_t header_limit) : file_(path) {
+  const std::string text = read_header(file_, header_limit);
+  const Json header = parse_strict_json(path, kPrefix, "header", text);
+  const int64_t data_begin = kPrefix + static_cast<int64_t>(text.size());
+  metadata_ = read_metadata(path, header.member("__metadata__"));
+  for (const auto& [name, json] : *header.object()) {
+    if (name != "__metadata__") tensors_.push_back(EntryReader(path, name, json, data_begin).entry());
+  }
+  std::sort(tensors_.begin(), tensors_.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::pair(a.begin, a.elements) < std::pair(b.begin, b.elements);
+  });
+  require_contiguous(path, tensors_, data_begin, file_.size());
+  for (const TensorEntry& tensor : tensors_) by_name_.emplace(tensor.name, &tensor);
+}
+
+const TensorEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+template <class Number, class Check>
+void SafetensorsFile::read_in_chunks(const TensorEntry& tensor, int64_t first, std::span<Number> out,
+                                     const Check& check) const {
+  const int64_t size = size_of(tensor.dtype);
+  const auto count = static_cast<int64_t>(out.size());
+  if (first < 0 || first > tensor.elements || count > tensor.elements - first) {
+    throw ShapeMismatch("elements " + std::to_string(first) + " to " + std::to_string(first + count) +
+                        " of " + printable(tensor.name) + ", which has " + std::to_string(tensor.elements));
+  }
+  std::vector<char> bytes(static_cast<size_t>(std::min(kChunk, count * size)));
+  for (int64_t done = 0; done < count;) {
+    const int64_t now = std::min(kChunk / size, count - done);
+    const std::span<char> chunk(bytes.data(), static_cast<size_t>(now * size));
+    file_.read(tensor.begin + (first + done) * size, chunk, printable(tensor.name));
+    const std::span<Number> numbers = out.subspan(static_cast<size_t>(done), static_cast<size_t>(now));
+    widen(tensor.dtype, chunk, numbers);
+    check(numbers, first + done);
+    done += now;
+  }
+}
+
+void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<double> out,
+                           NonFiniteNumbers non_finite) const {
+  require_dtype(path(), tensor, is_real(tensor.dtype), "F64, F32, F16 or BF16");
+  read_in_chunks(tensor, first, out, [&](std::span<const double> numbers, int64_t begin) {
+    if (non_finite == NonFiniteNumbers::allowed) return;
+    const auto bad = std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
+    if (bad == numbers.end()) return;
+    const int64_t element = begin + (bad - numbers.begin());
+    throw TraceError(path(), tensor.begin + element * size_of(tensor.dtype), printable(tensor.name),
+                     "element " + std::to_string(element) + " is " + (std::isnan(*bad) ? "NaN" : "infinite") +
+                         "; expected a finite number");
+  });
+}
+
+void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const {
+  require_dtype(path(), tensor, tensor.dtype == Dtype::i64 || tensor.dtype == Dtype::i32, "I64 or I32");
+  read_in_chunks(tensor, first, out, [](std::span<const int64_t>, int64_t) {});
+}
+
+}  // namespace kvbound::traces

@@ -1,0 +1,65 @@
+// A safetensors file, written from its first byte to its last without holding more than a piece of it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <kvbound/reference/core/dtype.hpp>
+
+#include "output_file.hpp"
+#include "safetensors.hpp"
+
+namespace kvbound::traces {
+
+/// A tensor that is going to be written.
+struct TensorDeclaration {
+  std::string name;
+  Dtype dtype = Dtype::f64;
+  std::vector<int64_t> shape;
+};
+
+class SafetensorsWriter {
+ public:
+  using Strings = std::vector<std::pair<std::string, std::string>>;
+
+  /// Writes the header: `metadata` as __metadata__, unless it is empty, then the tensors in their order.
+  ///
+  /// throws  ShapeMismatch for a negative dimension or more than 2^63 - 1 bytes; Error for a name that occurs
+  ///         twice or is not UTF-8; IoError
+  SafetensorsWriter(const std::string& path, const Strings& metadata, std::vector<TensorDeclaration> tensors);
+
+  const std::string& path() const { return file_.path(); }
+
+  /// The next numbers of `tensor`, each rounded once to its dtype. Tensors are written in the order of their
+  /// declaration, each in as many pieces as the caller likes.
+  ///
+  /// throws  ShapeMismatch if it is not this tensor's turn, or has not so many elements left; NonFinite if a
+  ///         number is NaN or infinite (unless that is allowed), or too large for the dtype; Error if the
+  ///         dtype is not real; IoError
+  void append(std::string_view tensor, std::span<const double> numbers,
+              NonFiniteNumbers non_finite = NonFiniteNumbers::refused);
+  /// The same for an I64 tensor.
+  void append(std::string_view tensor, std::span<const int64_t> numbers);
+
+  /// After the last number: all that can fail for want of space. Throws ShapeMismatch if numbers are missing.
+  void prepare();
+  /// prepare(), unless that has been done, and gives the file its name.
+  void finish();
+
+ private:
+  const TensorDeclaration& take(std::string_view tensor, size_t count);
+  template <class Stored, class Number, class Convert>
+  void write_all(std::span<const Number> numbers, const Convert& convert);
+
+  OutputFile file_;
+  std::vector<TensorDeclaration> tensors_;
+  std::vector<int64_t> elements_left_;
+  size_t current_ = 0;
+  bool prepared_ = false;
+};
+
+}  // namespace kvbound::traces

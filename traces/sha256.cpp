@@ -1,0 +1,42 @@
+#include "sha256.hpp"
+
+#include <openssl/evp.h>
+
+#include <array>
+
+#include <kvbound/reference/core/error.hpp>
+
+namespace kvbound::traces {
+
+namespace {
+
+void require(int succeeded) {
+  if (succeeded != 1) throw Error("OpenSSL cannot compute SHA-256");
+}
+
+}  // namespace
+
+void Sha256::Free::operator()(evp_md_ctx_st* context) const { EVP_MD_CTX_free(context); }
+
+Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+  require(context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr));
+}
+
+void Sha256::update(std::string_view bytes) {
+  require(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()));
+}
+
+std::string Sha256::hexadecimal() {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  require(EVP_DigestFinal_ex(context_.get(), digest.data(), &size));
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (unsigned int i = 0; i < size; ++i) {
+    text += kDigits[digest[i] >> 4];
+    text += kDigits[digest[i] & 15];
+  }
+  return text;
+}
+
+}  // namespace kvbound::traces

@@ -1,0 +1,164 @@
+#include "shards.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "messages.hpp"
+#include "sha256.hpp"
+#include "strict_json.hpp"
+
+namespace kvbound::traces {
+
+namespace {
+
+constexpr std::string_view kIndexSuffix = ".index.json";
+
+Json read_index(const InputFile& file, int64_t limit) {
+  if (file.size() > limit) {
+    throw TraceError(file.path(), -1, "index",
+                     "has " + std::to_string(file.size()) + " bytes; the limit is " + std::to_string(limit) +
+                         " (raise it with --header-limit)");
+  }
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(0, text, "index");
+  return parse_strict_json(file.path(), 0, "index", text);
+}
+
+/// The strings of the index's "metadata"; what else is there, such as "total_size", says nothing to us.
+Metadata index_metadata(const std::string& path, const Json& index) {
+  Metadata metadata{path, -1, {}};
+  const Json* json = index.member("metadata");
+  if (!json) return metadata;
+  if (!json->object()) {
+    throw TraceError(path, index.offset, "metadata", "is " + description(*json) + "; expected an object");
+  }
+  metadata.offset = json->offset;
+  for (const auto& [key, value] : *json->object()) {
+    if (value.text()) metadata.strings.emplace(key, *value.text());
+  }
+  return metadata;
+}
+
+/// A name in the index's own folder: nothing that leads elsewhere, nothing that spoils a message.
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+
+/// tensor -> name of its shard.
+std::map<std::string, std::string> weight_map(const std::string& path, const Json& index) {
+  const Json* json = index.member("weight_map");
+  if (!json) throw TraceError(path, index.offset, "weight_map", "is missing");
+  if (!json->object() || json->object()->empty()) {
+    throw TraceError(path, index.offset, "weight_map",
+                     "is " + description(*json) + (json->object() ? " without entries" : "") +
+                         "; expected an object from tensor to file");
+  }
+  std::map<std::string, std::string> shards;
+  for (const auto& [tensor, shard] : *json->object()) {
+    if (!shard.text() || !is_plain_file_name(*shard.text())) {
+      throw TraceError(path, json->offset, "weight_map." + printable(tensor),
+                       "is " + description(shard) + "; expected the name of a file beside the index");
+    }
+    shards.emplace(tensor, *shard.text());
+  }
+  return shards;
+}
+
+bool describes_a_trace(const Metadata& metadata) {
+  const auto format = metadata.strings.find("format");
+  return format != metadata.strings.end() && format->second == "kvbound-trace";
+}
+
+void require_agreement(const Metadata& first, const Metadata& second) {
+  for (const auto& [key, value] : second.strings) {
+    const auto found = first.strings.find(key);
+    if (found == first.strings.end() || found->second == value) continue;
+    throw TraceError(second.path, second.offset, "__metadata__." + printable(key),
+                     "is " + in_quotes(value) + ", but " + first.path + " says " + in_quotes(found->second));
+  }
+}
+
+}  // namespace
+
+ShardSet::ShardSet(const std::string& path, int64_t header_limit) : path_(path) {
+  if (path.ends_with(kIndexSuffix)) {
+    open_shards(header_limit);
+    return;
+  }
+  const SafetensorsFile& file = files_.emplace_back(path, header_limit);
+  metadata_ = file.metadata();
+  for (const TensorEntry& entry : file.tensors()) tensors_.emplace(entry.name, StoredTensor{&file, &entry});
+}
+
+void ShardSet::open_shards(int64_t header_limit) {
+  index_ = std::make_unique<InputFile>(path_);
+  const Json index = read_index(*index_, header_limit);
+  const std::map<std::string, std::string> shard_of = weight_map(path_, index);
+
+  std::vector<std::string> shards;
+  for (const auto& [tensor, shard] : shard_of) shards.push_back(shard);
+  std::sort(shards.begin(), shards.end());
+  shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
+
+  metadata_ = index_metadata(path_, index);
+  for (const std::string& shard : shards) {
+    const auto shard_path = std::filesystem::path(path_).parent_path() / shard;
+    const SafetensorsFile& file = files_.emplace_back(shard_path.string(), header_limit);
+    for (const TensorEntry& entry : file.tensors()) {
+      const auto mapped = shard_of.find(entry.name);
+      if (mapped == shard_of.end() || mapped->second != shard) {
+        throw TraceError(file.path(), entry.header_offset, printable(entry.name),
+                         mapped == shard_of.end() ? "the index does not list this tensor"
+                                                  : "the index puts this tensor into " + mapped->second);
+      }
+      tensors_.emplace(entry.name, StoredTensor{&file, &entry});
+    }
+    if (!describes_a_trace(file.metadata())) continue;
+    if (describes_a_trace(metadata_)) {
+      require_agreement(metadata_, file.metadata());
+    } else {
+      metadata_ = file.metadata();
+    }
+  }
+  for (const auto& [tensor, shard] : shard_of) {
+    if (!find(tensor)) {
+      throw TraceError(path_, -1, "weight_map." + printable(tensor),
+                       "is " + shard + ", which lacks this tensor");
+    }
+  }
+}
+
+StoredTensor ShardSet::find(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? StoredTensor{} : found->second;
+}
+
+std::string ShardSet::sha256(const std::function<void(int64_t, int64_t)>& progress) const {
+  std::vector<const InputFile*> inputs;
+  if (index_) inputs.push_back(index_.get());
+  for (const SafetensorsFile& file : files_) inputs.push_back(&file.file());
+  int64_t total = 0;
+  for (const InputFile* input : inputs) total += input->size();
+
+  Sha256 hash;
+  std::vector<char> chunk(size_t{1} << 20);
+  int64_t done = 0;
+  for (const InputFile* input : inputs) {
+    for (int64_t offset = 0; offset < input->size();) {
+      const auto count = std::min(chunk.size(), static_cast<size_t>(input->size() - offset));
+      input->read(offset, {chunk.data(), count}, "");
+      hash.update({chunk.data(), count});
+      offset += static_cast<int64_t>(count);
+      done += static_cast<int64_t>(count);
+      if (progress) progress(done, total);
+    }
+  }
+  return hash.hexadecimal();
+}
+
+}  // namespace kvbound::traces

@@ -1,0 +1,54 @@
+// The files of one trace: a single safetensors file, or an *.index.json with its shards beside it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "safetensors.hpp"
+
+namespace kvbound::traces {
+
+/// A tensor and the file that holds it.
+struct StoredTensor {
+  const SafetensorsFile* file = nullptr;
+  const TensorEntry* entry = nullptr;
+
+  explicit operator bool() const { return entry != nullptr; }
+};
+
+class ShardSet {
+ public:
+  /// A path that ends in .index.json is an index, `{"metadata": {...}, "weight_map": {tensor: file}}`; any
+  /// other path is a safetensors file. Shards are named without a folder: they lie beside the index.
+  ///
+  /// throws  TraceError for an ill-formed file, or an index and shards that do not say the same; IoError
+  ShardSet(const std::string& path, int64_t header_limit);
+
+  const std::string& path() const { return path_; }
+  /// The single file's, or the index's, or, if that has no "format", the first shard's that has
+  /// "format" = "kvbound-trace".
+  const Metadata& metadata() const { return metadata_; }
+  const std::map<std::string_view, StoredTensor>& tensors() const { return tensors_; }
+  /// False if there is none of that name.
+  StoredTensor find(std::string_view name) const;
+
+  /// SHA-256 of the index's bytes, if there is one, followed by each file's in ascending order of their
+  /// names. progress  called with the bytes done and the bytes in all; may be empty
+  std::string sha256(const std::function<void(int64_t, int64_t)>& progress) const;
+
+ private:
+  void open_shards(int64_t header_limit);
+
+  std::string path_;
+  std::unique_ptr<InputFile> index_;  // null for a single file
+  std::deque<SafetensorsFile> files_;
+  Metadata metadata_;
+  std::map<std::string_view, StoredTensor> tensors_;
+};
+
+}  // namespace kvbound::traces

@@ -1,0 +1,164 @@
+#include "strict_json.hpp"
+
+#include <cstddef>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "messages.hpp"
+
+namespace kvbound::traces {
+
+namespace {
+
+constexpr size_t kMaxDepth = 3;
+constexpr size_t kMaxItems = 64;
+
+/// Characters that report how many of them were taken.
+struct CountingIterator {
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  pointer position;
+  pointer* taken;
+
+  reference operator*() const { return *position; }
+  CountingIterator& operator++() {
+    *taken = ++position;
+    return *this;
+  }
+  friend bool operator==(const CountingIterator& a, const CountingIterator& b) {
+    return a.position == b.position;
+  }
+};
+
+class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  TreeBuilder(const std::string& path, int64_t offset, const std::string& field, std::string_view text)
+      : path_(path), offset_(offset), field_(field), begin_(text.data()), taken_(text.data()) {}
+
+  CountingIterator iterator(const char* position) { return {position, &taken_}; }
+  Json take_root() { return std::move(root_); }
+
+  bool null() override { return other("null"); }
+  bool boolean(bool value) override { return other(value ? "true" : "false"); }
+  bool number_integer(number_integer_t value) override {
+    return other(value == 0 ? "-0" : std::to_string(value));  // called for literals with a minus sign only
+  }
+  bool number_float(number_float_t, const string_t& literal) override { return other(literal); }
+  bool number_unsigned(number_unsigned_t value) override {
+    place({value});
+    return true;
+  }
+  bool string(string_t& value) override {
+    place({std::move(value)});
+    return true;
+  }
+  bool binary(binary_t&) override { return false; }
+
+  bool start_object(size_t) override { return open({Json::Object{}, last_taken()}); }
+  bool start_array(size_t) override { return open({Json::Array{}, last_taken()}); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& name) override {
+    if (open_.back()->member(name)) refuse(last_taken(), "the key " + in_quotes(name) + " occurs twice");
+    key_ = std::move(name);
+    return true;
+  }
+
+  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
+    const std::string_view what = error.what();
+    const size_t reason = what.find(" - ");
+    refuse(offset_ + static_cast<int64_t>(position) - 1,
+           "is not valid JSON: " +
+               printable(reason == std::string_view::npos ? what : what.substr(reason + 3), 120));
+  }
+
+ private:
+  [[noreturn]] void refuse(int64_t offset, const std::string& problem) const {
+    throw TraceError(path_, offset, field_, problem);
+  }
+  int64_t last_taken() const { return offset_ + (taken_ - begin_) - 1; }
+
+  bool other(std::string text) {
+    place({Json::Other{std::move(text)}});
+    return true;
+  }
+
+  Json& place(Json value) {
+    if (open_.empty()) return root_ = std::move(value);
+    Json& parent = *open_.back();
+    if (auto* object = std::get_if<Json::Object>(&parent.value)) {
+      return (*object)[std::move(key_)] = std::move(value);
+    }
+    auto& array = std::get<Json::Array>(parent.value);
+    if (array.size() == kMaxItems) {
+      refuse(parent.offset, "an array has more than " + std::to_string(kMaxItems) + " items");
+    }
+    return array.emplace_back(std::move(value));
+  }
+
+  bool open(Json value) {
+    if (open_.size() == kMaxDepth) {
+      refuse(value.offset, "is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    }
+    open_.push_back(&place(std::move(value)));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const std::string& path_;
+  int64_t offset_;
+  const std::string& field_;
+  const char* begin_;
+  const char* taken_;
+  Json root_;
+  std::vector<Json*> open_;
+  std::string key_;
+};
+
+}  // namespace
+
+const Json* Json::member(std::string_view name) const {
+  const Object* members = object();
+  if (!members) return nullptr;
+  const auto found = members->find(name);
+  return found == members->end() ? nullptr : &found->second;
+}
+
+std::string description(const Json& json) {
+  if (json.object()) return "an object";
+  if (json.array()) return "an array";
+  if (json.text()) return in_quotes(*json.text());
+  if (json.number()) return std::to_string(*json.number());
+  return printable(std::get<Json::Other>(json.value).text);
+}
+
+Json parse_strict_json(const std::string& path, int64_t offset, const std::string& field,
+                       std::string_view text) {
+  if (text.starts_with("\xef\xbb\xbf")) {
+    throw TraceError(path, offset, field, "begins with a byte order mark; expected {");
+  }
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {  // nlohmann would stop there
+    throw TraceError(path, offset + static_cast<int64_t>(nul), field, "is not valid JSON: a zero byte");
+  }
+  TreeBuilder builder(path, offset, field, text);
+  nlohmann::json::sax_parse(builder.iterator(text.data()), builder.iterator(text.data() + text.size()),
+                            &builder);
+  Json root = builder.take_root();
+  if (!root.object())
+    throw TraceError(path, offset, field, "is " + description(root) + "; expected an object");
+  return root;
+}
+
+}  // namespace kvbound::traces

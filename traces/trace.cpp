@@ -1,0 +1,244 @@
+#include "trace.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "messages.hpp"
+#include "shards.hpp"
+
+namespace kvbound::traces {
+
+namespace {
+
+constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();  // so that products of two fit int64_t
+
+/// The whole of `text` as a number, or nothing.
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+/// The trace's __metadata__, field by field.
+class Fields {
+ public:
+  explicit Fields(const Metadata& metadata) : metadata_(metadata) {}
+
+  bool has(const std::string& name) const { return metadata_.strings.contains(name); }
+
+  const std::string& text(const std::string& name) const {
+    const auto found = metadata_.strings.find(name);
+    if (found == metadata_.strings.end()) {
+      throw TraceError(metadata_.path, metadata_.offset, "__metadata__." + name, "is missing");
+    }
+    return found->second;
+  }
+
+  [[noreturn]] void refuse(const std::string& name, const std::string& expected) const {
+    throw TraceError(metadata_.path, metadata_.offset, "__metadata__." + name,
+                     "is " + in_quotes(text(name)) + "; expected " + expected);
+  }
+
+  void require(const std::string& name, const std::string& value) const {
+    if (text(name) != value) refuse(name, in_quotes(value));
+  }
+
+  /// An integer in plain digits: no sign, no space, no leading zero.
+  int64_t count(const std::string& name, int64_t least, int64_t most = kMaxCount) const {
+    const auto number = number_in<int64_t>(text(name));
+    if (!number || *number < least || *number > most || std::to_string(*number) != text(name)) {
+      refuse(name, "an integer from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    return *number;
+  }
+
+  double positive(const std::string& name) const {
+    const auto number = number_in<double>(text(name));
+    if (!number || !std::isfinite(*number) || !(*number > 0)) refuse(name, "a positive decimal number");
+    return *number;
+  }
+
+ private:
+  const Metadata& metadata_;
+};
+
+TraceInfo read_info(const std::string& path, const Metadata& metadata) {
+  const Fields fields(metadata);
+  fields.require("format", "kvbound-trace");
+  fields.require("version", "1");
+  TraceInfo info;
+  info.path = path;
+  info.model = fields.text("model");
+  info.source = fields.text("source");
+  info.layers = fields.count("layers", 1);
+  info.shape.query_heads = fields.count("query_heads", 1);
+  info.shape.kv_heads = fields.count("kv_heads", 1);
+  if (info.shape.query_heads % info.shape.kv_heads != 0) {
+    fields.refuse("query_heads", "a multiple of kv_heads, " + std::to_string(info.shape.kv_heads));
+  }
+  info.shape.head_dim = fields.count("head_dim", 1);
+  info.shape.model_dim = fields.count("model_dim", 1);
+  info.prompt_tokens = fields.count("prompt_tokens", 1);
+  info.decode_tokens = fields.count("decode_tokens", 0);
+  info.window_queries = fields.count("window_queries", 1, info.prompt_tokens);
+  info.scale = fields.has("scale") ? fields.positive("scale")
+                                   : 1 / std::sqrt(static_cast<double>(info.shape.head_dim));
+  fields.require("rope", "applied");
+  return info;
+}
+
+std::string layer_tensor(int64_t layer, const char* name) {
+  return "layers." + std::to_string(layer) + "." + name;
+}
+
+StoredTensor required(const ShardSet& files, const std::string& name) {
+  const StoredTensor tensor = files.find(name);
+  if (!tensor) throw TraceError(files.path(), -1, name, "this tensor is missing");
+  return tensor;
+}
+
+void require_shape(const StoredTensor& tensor, const std::vector<int64_t>& shape, const char* meaning) {
+  if (tensor.entry->shape == shape) return;
+  throw TraceError(
+      tensor.file->path(), tensor.entry->header_offset, tensor.entry->name + ".shape",
+      "is " + shape_text(tensor.entry->shape) + "; expected " + meaning + " = " + shape_text(shape));
+}
+
+void require_real(const StoredTensor& tensor, const std::vector<int64_t>& shape, const char* meaning) {
+  if (!is_real(tensor.entry->dtype)) {
+    throw TraceError(tensor.file->path(), tensor.entry->header_offset, tensor.entry->name + ".dtype",
+                     "is " + std::string(name(tensor.entry->dtype)) + "; expected F64, F32, F16 or BF16");
+  }
+  require_shape(tensor, shape, meaning);
+}
+
+/// Checks one layer's tensors; true if the model's own attention output was recorded.
+bool check_layer(const ShardSet& files, const TraceInfo& info, int64_t layer) {
+  const LayerShape& shape = info.shape;
+  const std::vector<int64_t> entries{shape.kv_heads, info.prompt_tokens + info.decode_tokens, shape.head_dim};
+  const std::vector<int64_t> queries{shape.query_heads, info.window_queries + info.decode_tokens,
+                                     shape.head_dim};
+  const char* entries_meaning = "[kv_heads, prompt_tokens + decode_tokens, head_dim]";
+  const char* queries_meaning = "[query_heads, window_queries + decode_tokens, head_dim]";
+  require_real(required(files, layer_tensor(layer, "key")), entries, entries_meaning);
+  require_real(required(files, layer_tensor(layer, "value")), entries, entries_meaning);
+  require_real(required(files, layer_tensor(layer, "query")), queries, queries_meaning);
+  require_real(required(files, layer_tensor(layer, "output_projection")),
+               {shape.query_heads * shape.head_dim, shape.model_dim}, "[query_heads * head_dim, model_dim]");
+  const StoredTensor output = files.find(layer_tensor(layer, "attention_output"));
+  if (output) require_real(output, queries, queries_meaning);
+  return static_cast<bool>(output);
+}
+
+/// Refuses layers.{l}.* for an l that the metadata does not know of.
+void refuse_surplus_layers(const ShardSet& files, int64_t layers) {
+  constexpr std::string_view kPrefix = "layers.";
+  for (const auto& [name, tensor] : files.tensors()) {
+    if (!name.starts_with(kPrefix)) continue;
+    const std::string_view rest = name.substr(kPrefix.size());
+    const std::string_view digits = rest.substr(0, rest.find('.'));
+    const bool is_number = !digits.empty() && digits.size() < rest.size() &&
+                           digits.find_first_not_of("0123456789") == std::string_view::npos;
+    if (is_number && number_in<int64_t>(digits).value_or(layers) >= layers) {
+      throw TraceError(tensor.file->path(), tensor.entry->header_offset, printable(name),
+                       "the metadata says that there are " + std::to_string(layers) + " layers");
+    }
+  }
+}
+
+Tensor read_tensor(const StoredTensor& stored) {
+  const std::vector<int64_t>& shape = stored.entry->shape;
+  Tensor tensor(shape[0], shape[1], shape[2]);
+  stored.file->read(*stored.entry, 0, tensor.numbers());
+  return tensor;
+}
+
+Matrix read_matrix(const StoredTensor& stored) {
+  const std::vector<int64_t>& shape = stored.entry->shape;
+  Matrix matrix(shape[0], shape[1]);
+  stored.file->read(*stored.entry, 0, std::span(matrix.data(), matrix.numbers().size()));
+  return matrix;
+}
+
+}  // namespace
+
+LayerView Layer::prompt() const {
+  LayerView view;
+  view.shape = shape;
+  view.scale = scale;
+  view.keys = keys.view().middle_rows(0, prompt_tokens);
+  view.values = values.view().middle_rows(0, prompt_tokens);
+  view.queries = queries.view().middle_rows(0, window_queries);
+  view.output_projection = output_projection;
+  return view;
+}
+
+StepView Layer::step(int64_t t) const {
+  return {keys.view().row_of_slices(prompt_tokens + t), values.view().row_of_slices(prompt_tokens + t),
+          queries.view().row_of_slices(window_queries + t)};
+}
+
+Trace::Trace(const std::string& path, const Options& options)
+    : files_(std::make_unique<ShardSet>(path, options.header_limit)),
+      info_(read_info(path, files_->metadata())) {
+  refuse_surplus_layers(*files_, info_.layers);
+  info_.has_attention_output = true;
+  for (int64_t layer = 0; layer < info_.layers; ++layer) {
+    info_.has_attention_output &= check_layer(*files_, info_, layer);
+  }
+  info_.storage = files_->find(layer_tensor(0, "key")).entry->dtype;
+  if (const StoredTensor tokens = files_->find("tokens")) {
+    if (tokens.entry->dtype != Dtype::i64 && tokens.entry->dtype != Dtype::i32) {
+      throw TraceError(tokens.file->path(), tokens.entry->header_offset, "tokens.dtype",
+                       "is " + std::string(name(tokens.entry->dtype)) + "; expected I64 or I32");
+    }
+    require_shape(tokens, {info_.prompt_tokens + info_.decode_tokens}, "[prompt_tokens + decode_tokens]");
+    info_.has_tokens = true;
+  }
+}
+
+Trace::~Trace() = default;
+Trace::Trace(Trace&&) noexcept = default;
+Trace& Trace::operator=(Trace&&) noexcept = default;
+
+Layer Trace::read_layer(int64_t layer, bool with_attention_output) const {
+  if (layer < 0 || layer >= info_.layers) {
+    throw ShapeMismatch("layer " + std::to_string(layer) + " of a trace that has " +
+                        std::to_string(info_.layers) + " layers");
+  }
+  const auto stored = [&](const char* name) { return files_->find(layer_tensor(layer, name)); };
+  Layer result;
+  result.shape = info_.shape;
+  result.scale = info_.scale;
+  result.prompt_tokens = info_.prompt_tokens;
+  result.window_queries = info_.window_queries;
+  result.keys = read_tensor(stored("key"));
+  result.values = read_tensor(stored("value"));
+  result.queries = read_tensor(stored("query"));
+  result.output_projection = read_matrix(stored("output_projection"));
+  if (const StoredTensor output = stored("attention_output"); output && with_attention_output) {
+    result.attention_output = read_tensor(output);
+    result.attention_output_storage = output.entry->dtype;
+  }
+  return result;
+}
+
+std::vector<int64_t> Trace::tokens() const {
+  const StoredTensor stored = files_->find("tokens");
+  if (!stored) return {};
+  std::vector<int64_t> tokens(static_cast<size_t>(stored.entry->elements));
+  stored.file->read(*stored.entry, 0, std::span(tokens));
+  return tokens;
+}
+
+std::string Trace::sha256(const Progress& progress) const { return files_->sha256(progress); }
+
+}  // namespace kvbound::traces

@@ -1,0 +1,90 @@
+// A recorded prompt and its decode steps: the trace format, read strictly and one layer at a time.
+// Format, byte by byte: traces/README.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/reference/core/session.hpp>
+#include <kvbound/reference/core/view.hpp>
+
+namespace kvbound::traces {
+
+class ShardSet;
+
+/// What a trace says of itself.
+struct TraceInfo {
+  std::string path;
+  std::string model;
+  std::string source;
+  LayerShape shape;
+  int64_t layers = 0;
+  int64_t prompt_tokens = 0;
+  int64_t decode_tokens = 0;
+  int64_t window_queries = 0;         ///< recorded prompt queries, 1..prompt_tokens
+  double scale = 1;                   ///< logits are scale * query . key
+  Dtype storage = Dtype::f32;         ///< of the keys
+  bool has_attention_output = false;  ///< in every layer
+  bool has_tokens = false;
+};
+
+/// One layer's tensors, widened to double.
+struct Layer {
+  LayerShape shape;
+  double scale = 1;
+  int64_t prompt_tokens = 0;
+  int64_t window_queries = 0;
+  Tensor keys;                             ///< [kv_heads, n + T, head_dim]
+  Tensor values;                           ///< [kv_heads, n + T, head_dim]
+  Tensor queries;                          ///< [query_heads, window_queries + T, head_dim]
+  Matrix output_projection;                ///< [query_heads * head_dim, model_dim]
+  std::optional<Tensor> attention_output;  ///< as queries
+  Dtype attention_output_storage = Dtype::f32;
+
+  /// The layer after its prompt.
+  LayerView prompt() const;
+  /// Decode step t, 0 <= t < T.
+  StepView step(int64_t t) const;
+};
+
+class Trace {
+ public:
+  struct Options {
+    int64_t header_limit = int64_t{16} << 20;  ///< largest JSON header accepted, in bytes
+  };
+  /// Bytes done, bytes in all.
+  using Progress = std::function<void(int64_t, int64_t)>;
+
+  /// Opens a .safetensors file or a *.index.json with its shards, and checks all that can be checked without
+  /// reading the numbers. Throws TraceError for a file that is no trace, IoError for one that can't be
+  /// opened.
+  explicit Trace(const std::string& path) : Trace(path, Options{}) {}
+  Trace(const std::string& path, const Options& options);
+  ~Trace();
+  Trace(Trace&&) noexcept;
+  Trace& operator=(Trace&&) noexcept;
+
+  const TraceInfo& info() const { return info_; }
+
+  /// Reads one layer. Throws TraceError if the file was cut since, or a number is NaN or infinite.
+  /// with_attention_output: also read what the model itself computed, if it was recorded.
+  Layer read_layer(int64_t layer, bool with_attention_output = false) const;
+
+  /// [n + T] token ids; empty if they were not recorded.
+  std::vector<int64_t> tokens() const;
+
+  /// SHA-256 of the file, in hexadecimal; of a sharded trace: of the index file's bytes followed by each
+  /// shard's, shards in ascending order of their names.
+  std::string sha256(const Progress& progress = {}) const;
+
+ private:
+  std::unique_ptr<ShardSet> files_;
+  TraceInfo info_;
+};
+
+}  // namespace kvbound::traces
