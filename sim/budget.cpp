@@ -1,0 +1,26 @@
+#include "budget.hpp"
+
+#include <kvbound/reference/core/error.hpp>
+
+namespace kvbound::sim {
+
+int64_t Budget::entries(int64_t prompt_tokens) const {
+  return percent ? floor_of_product(amount, prompt_tokens, 2) : amount.digits;
+}
+
+Budget parse_budget(std::string_view text) {
+  const bool percent = text.ends_with('%');
+  const auto amount = parse_decimal(percent ? text.substr(0, text.size() - 1) : text);
+  if (!amount || (!percent && amount->places > 0) || (percent && amount->value() > 100)) {
+    throw InvalidPolicy("budget '" + std::string(text) +
+                        "': expected a count of entries such as 256, or a share of " +
+                        "the prompt from 0% to 100% such as 20% or 2.5%");
+  }
+  return {*amount, percent};
+}
+
+std::string to_string(const Budget& budget) {
+  return kvbound::to_string(budget.amount) + (budget.percent ? "%" : "");
+}
+
+}  // namespace kvbound::sim

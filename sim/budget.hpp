@@ -1,0 +1,27 @@
+// How many entries each KV head may keep, as people say it: 256, or 20%.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <kvbound/reference/core/decimal.hpp>
+
+namespace kvbound::sim {
+
+/// Entries kept per KV head, always-kept ones included.
+struct Budget {
+  Decimal amount;
+  bool percent = false;
+
+  /// The count, or floor(percent * n / 100) in exact decimal arithmetic: 20% of 1000 is 200.
+  int64_t entries(int64_t prompt_tokens) const;
+  friend bool operator==(const Budget&, const Budget&) = default;
+};
+
+/// Reads "256", "20%" or "2.5%". Throws InvalidPolicy for anything else.
+Budget parse_budget(std::string_view text);
+
+std::string to_string(const Budget& budget);
+
+}  // namespace kvbound::sim

@@ -1,0 +1,133 @@
+#include "command_line.hpp"
+
+#include <omp.h>
+
+#include <filesystem>
+#include <iostream>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "number.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+namespace po = boost::program_options;
+
+constexpr const char* kPositionals = "arguments";
+
+}  // namespace
+
+CommandLine::CommandLine(std::string synopsis, std::string details)
+    : synopsis_(std::move(synopsis)), details_(std::move(details)), options_("Options", 110) {
+  options_.add_options()("help,h", "say this and exit");
+}
+
+void CommandLine::add(const char* name, const char* value, const char* meaning) {
+  options_.add_options()(name, po::value<std::string>()->value_name(value), meaning);
+}
+
+void CommandLine::add_flag(const char* name, const char* meaning) { options_.add_options()(name, meaning); }
+
+bool CommandLine::parse(const Arguments& arguments) {
+  po::options_description all;
+  all.add(options_).add_options()(kPositionals, po::value<std::vector<std::string>>());
+  po::positional_options_description positional;
+  positional.add(kPositionals, -1);
+  using po::command_line_style::style_t;
+  constexpr int kStyle = style_t::allow_long | style_t::long_allow_adjacent | style_t::long_allow_next |
+                         style_t::allow_short | style_t::short_allow_next | style_t::allow_dash_for_short;
+  try {
+    const auto parsed =
+        po::command_line_parser(arguments).options(all).positional(positional).style(kStyle).run();
+    for (const po::option& option : parsed.options) {
+      if (option.string_key == kPositionals && option.position_key < 0)
+        throw po::unknown_option("--arguments");
+    }
+    po::store(parsed, values_);
+  } catch (const po::error& error) {
+    throw UsageError(error.what());
+  }
+  if (!has("help")) return true;
+  std::cout << "kvbound " << synopsis_ << "\n\n" << options_ << "\n" << details_;
+  return false;
+}
+
+std::optional<std::string> CommandLine::text(const char* name) const {
+  return has(name) ? std::optional(values_[name].as<std::string>()) : std::nullopt;
+}
+
+std::string CommandLine::required(const char* name) const {
+  const auto value = text(name);
+  if (!value) throw UsageError(fmt::format("--{} is missing", name));
+  return *value;
+}
+
+int64_t CommandLine::integer(const char* name, int64_t least, int64_t most, int64_t otherwise) const {
+  const auto value = text(name);
+  if (!value) return otherwise;
+  const auto number = parse_integer(*value);
+  if (!number || *number < least || *number > most) {
+    throw UsageError(fmt::format("--{} '{}': expected an integer from {} to {}", name, *value, least, most));
+  }
+  return *number;
+}
+
+std::vector<std::string> CommandLine::positionals(const char* what, size_t least, size_t most) const {
+  const auto values =
+      has(kPositionals) ? values_[kPositionals].as<std::vector<std::string>>() : std::vector<std::string>();
+  if (values.size() < least) throw UsageError(fmt::format("{} is missing", what));
+  if (values.size() > most) throw UsageError(fmt::format("unexpected argument '{}'", values[most]));
+  for (const std::string& value : values) {
+    if (value.empty()) throw UsageError(fmt::format("an empty {}", what));
+  }
+  return values;
+}
+
+std::vector<std::string> split_list(std::string_view option, std::string_view text) {
+  std::vector<std::string> parts;
+  while (true) {
+    const size_t comma = text.find(',');
+    parts.emplace_back(text.substr(0, comma));
+    if (parts.back().empty()) throw UsageError(fmt::format("--{}: an empty item in the list", option));
+    if (comma == std::string_view::npos) return parts;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+void add_common_options(CommandLine& line) {
+  line.add("threads", "N", "threads to work on; results do not depend on it (default: all processors)");
+  line.add("header-limit", "BYTES", "largest trace header accepted (default: 16777216)");
+  line.add_flag("quiet", "no progress and no warnings");
+}
+
+traces::Trace::Options header_options(const CommandLine& line) {
+  traces::Trace::Options options;
+  options.header_limit = line.integer("header-limit", 1, INT64_MAX, options.header_limit);
+  return options;
+}
+
+void require_distinct_outputs(const CommandLine& line, const std::vector<const char*>& options,
+                              const std::vector<std::string>& inputs) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  std::map<fs::path, std::string> taken;
+  for (const std::string& input : inputs) taken.emplace(fs::weakly_canonical(input, ignored), "an input");
+  for (const char* option : options) {
+    const auto path = line.text(option);
+    if (!path) continue;
+    if (path->empty()) throw UsageError(fmt::format("--{}: an empty file name", option));
+    if (fs::is_character_file(*path, ignored)) continue;  // /dev/null may well take two outputs
+    const auto [place, is_new] =
+        taken.emplace(fs::weakly_canonical(*path, ignored), fmt::format("--{}", option));
+    if (!is_new) throw UsageError(fmt::format("--{} '{}': that is {}, too", option, *path, place->second));
+  }
+}
+
+void apply_threads(const CommandLine& line) {
+  constexpr int64_t kMostThreads = 1024;
+  if (line.has("threads")) omp_set_num_threads(static_cast<int>(line.integer("threads", 1, kMostThreads, 1)));
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,39 @@
+// One component of a policy as text: its name and its options, each with its meaning, its reader and its
+// writer. Parsing, printing and --help all follow from the one list; a new component is one more `describe`.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+
+namespace kvbound::sim {
+
+/// An option of a component, bound to the field that holds its value.
+struct Option {
+  std::string_view name;
+  std::string_view meaning;
+  std::string expected;                          ///< the values it takes, for error messages
+  std::function<std::string()> text;             ///< the field's value, canonically
+  std::function<bool(std::string_view)> assign;  ///< false: not such a value; the field is then unchanged
+};
+
+/// A component's name and options. An empty name: what is implied where no component of its kind is named.
+struct Component {
+  std::string_view name;
+  std::string_view meaning;
+  std::vector<Option> options;
+};
+
+// The options hold references to the component's fields.
+Component describe(SnapKv& host);
+Component describe(AttentionScore& score);
+Component describe(TopK& selection);
+Component describe(Critical& selection);
+Component describe(ThetaSweep& selection);
+Component describe(Uniform& allocation);
+Component describe(NoMerge& merge);
+
+}  // namespace kvbound::sim

@@ -1,0 +1,172 @@
+#include "dump.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
+#include <span>
+
+#include <kvbound/traces/messages.hpp>
+
+#include "policy.hpp"
+
+namespace kvbound::sim {
+
+std::string dump_name(const Run& run) {
+  std::string name = canonical(run.policy.policy) + "@" + to_string(run.budget) + "@" + run.backend;
+  for (char& c : name) {
+    const bool plain = ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9');
+    if (!plain && std::string_view("=.+@%-").find(c) == std::string_view::npos) c = '_';
+  }
+  return name + ".safetensors";
+}
+
+/// Numbers of 8 bytes each, in a file without a name, written once and then read once.
+class Dump::Spool {
+ public:
+  explicit Spool(const std::string& folder) : folder_(folder) {
+    std::string name = folder + "/.kvbound-spool-XXXXXX";
+    descriptor_ = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor_ < 0) throw traces::io_error("create a temporary file in", folder, errno);
+    unlink(name.c_str());
+  }
+  ~Spool() { close(descriptor_); }
+  Spool(const Spool&) = delete;
+  Spool& operator=(const Spool&) = delete;
+
+  template <class Number>
+  void write(std::span<const Number> numbers) {
+    const auto bytes = std::as_bytes(numbers);
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t count = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) throw traces::io_error("write a temporary file in", folder_, errno);
+      done += static_cast<size_t>(count);
+    }
+  }
+
+  /// The next numbers, in the order they were written.
+  template <class Number>
+  void read(std::span<Number> numbers) {
+    const auto bytes = std::as_writable_bytes(numbers);
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t count = pread(descriptor_, bytes.data() + done, bytes.size() - done, position_);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) throw traces::io_error("read a temporary file in", folder_, count < 0 ? errno : EIO);
+      done += static_cast<size_t>(count);
+      position_ += count;
+    }
+  }
+
+ private:
+  std::string folder_;
+  int descriptor_ = -1;
+  off_t position_ = 0;
+};
+
+namespace {
+
+template <class Number>
+std::vector<Number> concatenated(const std::vector<std::vector<Number>>& parts) {
+  std::vector<Number> all;
+  for (const std::vector<Number>& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+std::vector<int64_t> offsets(const std::vector<std::vector<int64_t>>& parts) {
+  std::vector<int64_t> result{0};
+  for (const std::vector<int64_t>& part : parts) {
+    result.push_back(result.back() + static_cast<int64_t>(part.size()));
+  }
+  return result;
+}
+
+int64_t elements(const traces::TensorDeclaration& tensor) {
+  int64_t product = 1;
+  for (const int64_t size : tensor.shape) product *= size;
+  return product;
+}
+
+}  // namespace
+
+Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& trace_sha256,
+           const std::string& spool_folder)
+    : metadata_{{"format", "kvbound-dump"},
+                {"version", "1"},
+                {"policy", canonical(run.policy.policy)},
+                {"budget", to_string(run.budget)},
+                {"backend", run.backend},
+                {"storage", std::string(name(trace.storage))},
+                {"accumulate", std::string(name(Dtype::f64))},
+                {"trace_sha256", trace_sha256}},
+      shape_(trace.shape),
+      spool_(std::make_unique<Spool>(spool_folder)) {}
+
+Dump::~Dump() = default;
+Dump::Dump(Dump&&) noexcept = default;
+
+void Dump::add(int64_t layer, const LayerRecord& record, const LayerMetrics& metrics) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".";
+  const auto add_integers = [&](const char* tensor, std::vector<int64_t> shape,
+                                std::span<const int64_t> numbers) {
+    tensors_.push_back({prefix + tensor, Dtype::i64, std::move(shape)});
+    spool_->write(numbers);
+  };
+  const auto add_reals = [&](const char* tensor, std::vector<int64_t> shape, VectorView numbers) {
+    tensors_.push_back({prefix + tensor, Dtype::f64, std::move(shape)});
+    spool_->write(numbers);
+  };
+  const auto add_matrix = [&](const char* tensor, const Matrix& matrix) {
+    add_reals(tensor, {matrix.rows(), matrix.cols()}, matrix.numbers());
+  };
+
+  const PromptRecord& prompt = record.prompt;
+  const std::vector<int64_t> kept = concatenated(prompt.kept);
+  const std::vector<int64_t> kept_offsets = offsets(prompt.kept);
+  add_integers("kept", {static_cast<int64_t>(kept.size())}, kept);
+  add_integers("kept_offsets", {static_cast<int64_t>(kept_offsets.size())}, kept_offsets);
+  add_integers("score_positions", {static_cast<int64_t>(prompt.score_positions.size())},
+               prompt.score_positions);
+  add_matrix("score", prompt.score);
+  if (prompt.stage_two_score) add_matrix("stage_two_score", *prompt.stage_two_score);
+  if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
+
+  std::vector<double> output;
+  for (const StepRecord& step : record.steps) {
+    output.insert(output.end(), step.output.numbers().begin(), step.output.numbers().end());
+  }
+  const auto steps = static_cast<int64_t>(record.steps.size());
+  add_reals("output", {steps, shape_.query_heads, shape_.head_dim}, output);
+  add_matrix("perturbation", metrics.perturbation);
+  add_matrix("kept_mass", metrics.kept_mass);
+  add_matrix("bound", metrics.bound);
+  add_reals("layer_perturbation", {steps}, metrics.layer_perturbation);
+}
+
+void Dump::prepare(const std::string& path) {
+  constexpr int64_t kPiece = int64_t{1} << 17;  // numbers held in memory at a time
+  writer_ = std::make_unique<traces::SafetensorsWriter>(path, metadata_, tensors_);
+  const auto copy = [&]<class Number>(const traces::TensorDeclaration& tensor, std::vector<Number> piece) {
+    for (int64_t left = elements(tensor); left > 0; left -= static_cast<int64_t>(piece.size())) {
+      piece.resize(static_cast<size_t>(std::min(left, kPiece)));
+      spool_->read(std::span<Number>(piece));
+      writer_->append(tensor.name, std::span<const Number>(piece));
+    }
+  };
+  for (const traces::TensorDeclaration& tensor : tensors_) {
+    if (tensor.dtype == Dtype::i64) {
+      copy(tensor, std::vector<int64_t>());
+    } else {
+      copy(tensor, std::vector<double>());
+    }
+  }
+  writer_->prepare();
+}
+
+void Dump::commit() { writer_->finish(); }
+
+}  // namespace kvbound::sim

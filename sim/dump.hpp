@@ -1,0 +1,48 @@
+// What a replay recorded, for kernels to be compared with: one safetensors file per run. Tensors: README.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <kvbound/traces/safetensors_writer.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "replay.hpp"
+
+namespace kvbound::sim {
+
+/// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors; what is no letter, digit or one of
+/// =.+@%- becomes an underscore.
+std::string dump_name(const Run& run);
+
+/// A dump in the making. Layers are spooled to a nameless file on the target's disk, because a safetensors
+/// file starts with the shapes of all its tensors; nothing can be seen under the target's name before
+/// commit().
+class Dump {
+ public:
+  /// spool_folder  an existing folder. Throws IoError if no file can be made there.
+  Dump(const Run& run, const traces::TraceInfo& trace, const std::string& trace_sha256,
+       const std::string& spool_folder);
+  ~Dump();
+  Dump(Dump&&) noexcept;
+
+  void add(int64_t layer, const LayerRecord& record, const LayerMetrics& metrics);
+
+  /// Writes all that was added to a temporary file beside `path`. Throws IoError.
+  void prepare(const std::string& path);
+  /// Gives it its name.
+  void commit();
+
+ private:
+  class Spool;
+
+  traces::SafetensorsWriter::Strings metadata_;
+  LayerShape shape_;
+  std::vector<traces::TensorDeclaration> tensors_;
+  std::unique_ptr<Spool> spool_;
+  std::unique_ptr<traces::SafetensorsWriter> writer_;
+};
+
+}  // namespace kvbound::sim

@@ -1,0 +1,60 @@
+#include "dump_targets.hpp"
+
+#include <set>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "command_line.hpp"
+#include "dump.hpp"
+
+namespace kvbound::sim {
+
+namespace fs = std::filesystem;
+
+DumpTargets::DumpTargets(const std::string& target, const std::vector<std::string>& traces, size_t runs)
+    : single_file_(runs == 1 && traces.size() == 1 && !target.ends_with('/') && !fs::is_directory(target)) {
+  if (!single_file_ && fs::exists(target) && !fs::is_directory(target)) {
+    throw UsageError(fmt::format("--dump '{}': several dumps need a folder, and this is none", target));
+  }
+  std::set<std::string> names;
+  for (const std::string& trace : traces) {
+    const std::string name = fs::path(trace).stem().string();
+    if (!names.insert(name).second) {
+      throw UsageError(
+          fmt::format("--dump: two traces are called '{}', and so would be their folders", name));
+    }
+    targets_.push_back(traces.size() == 1 ? fs::path(target) : fs::path(target) / name);
+  }
+}
+
+DumpTargets::~DumpTargets() {
+  std::error_code ignored;
+  for (const fs::path& folder : made_) fs::remove(folder, ignored);
+}
+
+std::string DumpTargets::spool_folder() const {
+  fs::path folder = single_file_ ? targets_.front().parent_path() : targets_.front();
+  while (!folder.empty() && !fs::is_directory(folder)) folder = folder.parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+std::string DumpTargets::path(size_t trace, const Run& run) const {
+  return single_file_ ? targets_[trace].string() : (targets_[trace] / dump_name(run)).string();
+}
+
+void DumpTargets::make_folders() {
+  if (single_file_) return;
+  for (const fs::path& folder : targets_) {
+    std::vector<fs::path> missing;
+    for (fs::path path = folder; !path.empty() && !fs::exists(path); path = path.parent_path())
+      missing.push_back(path);
+    made_.insert(made_.begin(), missing.begin(), missing.end());
+    std::error_code error;
+    fs::create_directories(folder, error);
+    if (error) throw IoError(fmt::format("cannot create folder {}: {}", folder.string(), error.message()));
+  }
+}
+
+}  // namespace kvbound::sim

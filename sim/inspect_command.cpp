@@ -1,0 +1,138 @@
+#include <algorithm>
+#include <iostream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "command_line.hpp"
+#include "environment.hpp"
+#include "number.hpp"
+#include "progress.hpp"
+#include "verify.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kDetails =
+    "--verify reads every number and, where the trace has the model's own attention output, recomputes it "
+    "from\n"
+    "queries, keys and values: exit 0 if all agree within the rounding of single precision, 1 if not, 5 if "
+    "there\n"
+    "is nothing to compare with.\n"
+    "\nExamples:\n"
+    "  kvbound inspect traces/samples/pocket-gqa.safetensors --verify\n"
+    "  kvbound inspect big.safetensors.index.json --json big.json\n";
+
+std::string describe(const traces::TraceInfo& info) {
+  return fmt::format(
+      "{}\n  model              {}\n  source             {}\n  layers             {}\n"
+      "  query heads        {}\n  KV heads           {}\n  head_dim           {}\n  model_dim          {}\n"
+      "  prompt tokens      {}\n  decode tokens      {}\n  window queries     {}\n  scale              {}\n"
+      "  storage            {}\n  attention output   {}\n  tokens             {}\n",
+      info.path, traces::printable(info.model, 200), traces::printable(info.source, 200), info.layers,
+      info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
+      info.prompt_tokens, info.decode_tokens, info.window_queries, shortest(info.scale), name(info.storage),
+      info.has_attention_output ? "recorded" : "not recorded", info.has_tokens ? "recorded" : "not recorded");
+}
+
+Json to_json(const traces::TraceInfo& info, const std::string& sha256) {
+  Json document{{"schema", "kvbound-inspect-1"}};
+  document.update(environment());
+  document["trace"] = {{"path", info.path},
+                       {"sha256", sha256},
+                       {"model", info.model},
+                       {"source", info.source},
+                       {"layers", info.layers},
+                       {"query_heads", info.shape.query_heads},
+                       {"kv_heads", info.shape.kv_heads},
+                       {"head_dim", info.shape.head_dim},
+                       {"model_dim", info.shape.model_dim},
+                       {"prompt_tokens", info.prompt_tokens},
+                       {"decode_tokens", info.decode_tokens},
+                       {"window_queries", info.window_queries},
+                       {"scale", info.scale},
+                       {"storage", name(info.storage)},
+                       {"attention_output", info.has_attention_output},
+                       {"tokens", info.has_tokens}};
+  return document;
+}
+
+Json to_json(int64_t layer, const OutputAgreement& agreement) {
+  return {{"layer", layer},
+          {"agrees", agreement.agrees()},
+          {"worst_error", agreement.worst_error},
+          {"bound", agreement.worst_bound},
+          {"query_head", agreement.query_head},
+          {"row", agreement.row},
+          {"column", agreement.column}};
+}
+
+// Reads every layer; tells and returns per layer how the recorded attention output compares.
+Json verify(const traces::Trace& trace, bool progress_wanted, int& code) {
+  Json layers = Json::array();
+  Progress progress("verifying", progress_wanted);
+  for (int64_t l = 0; l < trace.info().layers; ++l) {
+    const traces::Layer layer = trace.read_layer(l, trace.info().has_attention_output);
+    if (layer.attention_output) {
+      const OutputAgreement agreement = verify_attention_output(layer);
+      if (!agreement.agrees()) code = kMismatch;
+      std::cout << fmt::format(
+          "  layer {:<12} {}: largest error {:.3g}, {:.3g} of its bound (query head {}, row {}, column {})\n",
+          l, agreement.agrees() ? "agrees" : "DIFFERS", agreement.worst_error, agreement.worst_share,
+          agreement.query_head, agreement.row, agreement.column);
+      layers.push_back(to_json(l, agreement));
+    }
+    progress.update(l + 1, trace.info().layers);
+  }
+  return layers;
+}
+
+}  // namespace
+
+int inspect_command(const Arguments& arguments) {
+  CommandLine line("inspect TRACE [options]: what a trace holds, and whether it means what it says",
+                   kDetails);
+  line.add_flag("verify", "read all numbers; recompute the recorded attention output");
+  line.add("json", "FILE", "write it as JSON, too (schema: sim/inspect.schema.json)");
+  add_common_options(line);
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const bool quiet = line.has("quiet");
+  const std::string path = line.positionals("TRACE", 1, 1).front();
+  const traces::Trace trace(path, header_options(line));
+  std::optional<traces::OutputFile> file;
+  require_distinct_outputs(line, {"json"}, {path});
+  if (const auto json = line.text("json")) file.emplace(*json);
+
+  std::string sha256;
+  {
+    Progress progress("hashing", !quiet);
+    sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  std::cout << describe(trace.info()) << "  sha256             " << sha256 << "\n";
+  Json document = to_json(trace.info(), sha256);
+  int code = kPass;
+  if (line.has("verify")) {
+    document["verified_layers"] = verify(trace, !quiet, code);
+    if (!trace.info().has_attention_output) {
+      code = code == kPass ? kInconclusive : code;
+      if (!quiet)
+        std::cerr << "kvbound: all numbers are finite, but there is no attention output to compare with\n";
+    }
+  } else {
+    document["verified_layers"] = nullptr;
+  }
+  if (file) {
+    file->write(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    file->commit();
+  }
+  return code;
+}
+
+}  // namespace kvbound::sim

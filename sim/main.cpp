@@ -1,0 +1,109 @@
+// The program: finds the subcommand and turns what it throws into an exit code and one line on standard
+// error.
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/generate.hpp>
+#include <kvbound/traces/output_file.hpp>
+
+#include "command_line.hpp"
+#include "environment.hpp"
+
+namespace {
+
+using namespace kvbound;
+using namespace kvbound::sim;
+
+constexpr const char* kHelp =
+    "kvbound: KV-cache compression for large language models with its guarantees checked\n"
+    "\n"
+    "  kvbound inspect TRACE [--verify]       what a trace holds, and whether it means what it says\n"
+    "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
+    "                                         recorded decode steps through compression policies\n"
+    "  kvbound generate --kind KIND OUT       a synthetic trace\n"
+    "\n"
+    "  kvbound SUBCOMMAND --help              all options, with examples\n"
+    "  kvbound --version\n"
+    "\n"
+    "Exit codes: 0 pass, 1 mismatch or bound violated, 2 usage, 3 invalid input, 4 I/O or resources,\n"
+    "5 inconclusive, 70 internal error.\n";
+
+// A message of any origin on one line: control characters, from a file name perhaps, are made visible.
+std::string one_line(const std::string& text) {
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      line += c;
+    } else {
+      constexpr const char* kDigits = "0123456789abcdef";
+      (line += "\\x") += {kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return line;
+}
+
+int fail(ExitCode code, const std::string& message) {
+  std::cerr << "kvbound: " << one_line(message) << "\n";
+  return code;
+}
+
+int dispatch(const Arguments& arguments) {
+  const std::string command = arguments.empty() ? "" : arguments.front();
+  const Arguments rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  if (command == "inspect") return inspect_command(rest);
+  if (command == "replay") return replay_command(rest);
+  if (command == "generate") return generate_command(rest);
+  if (command == "--help" || command == "-h") {
+    std::cout << kHelp;
+    return kPass;
+  }
+  if (command == "--version") {
+    std::cout << "kvbound " << version() << " (" << revision() << ")\n";
+    return kPass;
+  }
+  throw UsageError(command.empty() ? "no subcommand; try 'kvbound --help'"
+                                   : "no subcommand '" + command + "'; known: inspect, replay, generate");
+}
+
+int run(const Arguments& arguments) try {
+  const int code = dispatch(arguments);
+  std::cout.flush();
+  if (!std::cout) return fail(kWorld, "cannot write to standard output");
+  return code;
+} catch (const UsageError& error) {
+  return fail(kUsage, error.what());
+} catch (const InvalidPolicy& error) {
+  return fail(kUsage, error.what());
+} catch (const traces::InvalidOption& error) {
+  return fail(kUsage, error.what());
+} catch (const TraceError& error) {
+  return fail(kInvalidInput, error.what());
+} catch (const NonFinite& error) {
+  return fail(kInvalidInput, error.what());
+} catch (const IoError& error) {
+  return fail(kWorld, error.what());
+} catch (const std::bad_alloc&) {
+  return fail(kWorld, "out of memory");
+} catch (const std::exception& error) {
+  return fail(kInternal, std::string("internal error: ") + error.what());
+}
+
+// Ends the program as the signal would have, but leaves no half-written file.
+extern "C" void clean_up_and_die(int signal_number) {
+  traces::remove_pending_output_files();
+  std::signal(signal_number, SIG_DFL);
+  std::raise(signal_number);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal_number, clean_up_and_die);
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, reported like any other
+  return run(Arguments(argv + 1, argv + argc));
+}

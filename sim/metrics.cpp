@@ -1,0 +1,207 @@
+#include "metrics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/critical_kv.hpp>
+#include <kvbound/reference/parallel.hpp>
+#include <kvbound/reference/perturbation.hpp>
+#include <kvbound/reference/product.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+// Rows of attention weights worked on at a time: bounds the memory of a piece of work.
+constexpr int64_t kRowBlock = 32;
+
+// The positions in one KV head's cache at a decode step, ascending.
+std::vector<int64_t> residents(const LayerRecord& record, int64_t kv_head, int64_t step,
+                               int64_t prompt_tokens) {
+  const auto head = static_cast<size_t>(kv_head);
+  std::vector<int64_t> positions = record.prompt.kept[head];
+  for (int64_t t = 0; t <= step; ++t) {
+    positions.push_back(prompt_tokens + t);
+    const std::vector<int64_t>& left = record.steps[static_cast<size_t>(t)].left;
+    if (t < step && !left.empty()) std::erase(positions, left[head]);
+  }
+  return positions;
+}
+
+// The residents that stage two did not choose: stage one, always kept, new.
+std::vector<int64_t> stage_one_residents(const LayerRecord& record, int64_t kv_head, int64_t prompt_tokens,
+                                         std::span<const int64_t> residents) {
+  const std::vector<int64_t>& stage_one = record.prompt.stage_one[static_cast<size_t>(kv_head)];
+  std::vector<int64_t> positions;
+  std::ranges::copy_if(residents, std::back_inserter(positions), [&](int64_t position) {
+    return position >= prompt_tokens || std::ranges::binary_search(stage_one, position);
+  });
+  return positions;
+}
+
+class Measurement {
+ public:
+  Measurement(const traces::Layer& layer, const std::vector<LayerRecord>& records)
+      : layer_(layer),
+        records_(records),
+        shape_(layer.shape),
+        steps_(static_cast<int64_t>(records.front().steps.size())),
+        projected_value_norms_(
+            reference::projected_value_norms(shape_, layer.values, layer.output_projection, Norm::l1)),
+        absolute_projections_(shape_.query_heads, layer.values.view().rows),
+        full_output_(steps_, shape_.query_heads * shape_.head_dim) {
+    reference::parallel_for(shape_.query_heads, [&](int64_t h) {
+      std::ranges::copy(reference::absolute_value_projections(layer_.values.slice(shape_.kv_head_of(h)),
+                                                              head_projection(h)),
+                        absolute_projections_.row(h).begin());
+    });
+  }
+
+  std::vector<LayerMetrics> run() {
+    for (const LayerRecord& record : records_) {
+      LayerMetrics metrics;
+      for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.bound, &metrics.rounding,
+                             &metrics.kept_mass}) {
+        *matrix = Matrix(steps_, shape_.query_heads);
+      }
+      if (!record.prompt.stage_one.empty()) metrics.stage_one_mass = Matrix(steps_, shape_.query_heads);
+      metrics_.push_back(std::move(metrics));
+      changes_.emplace_back(steps_, shape_.query_heads * shape_.head_dim);
+    }
+    measure_heads();
+    const std::vector<double> layer_norms = measure_layer(full_output_);
+    for (size_t r = 0; r < records_.size(); ++r) {
+      metrics_[r].layer_perturbation = measure_layer(changes_[r]);
+      for (size_t t = 0; t < layer_norms.size(); ++t) {
+        metrics_[r].layer_relative.push_back(ratio(metrics_[r].layer_perturbation[t], layer_norms[t]));
+      }
+    }
+    return std::move(metrics_);
+  }
+
+ private:
+  MatrixView head_projection(int64_t h) const {
+    return layer_.output_projection.view().middle_rows(h * shape_.head_dim, shape_.head_dim);
+  }
+  MutableMatrixView head_columns(Matrix& matrix, int64_t h) const {
+    return matrix.view().middle_cols(h * shape_.head_dim, shape_.head_dim);
+  }
+
+  // Per query head and block of steps: attention over the full cache, and what each run's cache changes.
+  void measure_heads() {
+    const int64_t blocks = (steps_ + kRowBlock - 1) / kRowBlock;
+    reference::parallel_for(shape_.query_heads * blocks, [&](int64_t piece) {
+      const int64_t first = piece % blocks * kRowBlock;
+      measure_block(piece / blocks, first, std::min(kRowBlock, steps_ - first));
+    });
+  }
+
+  void measure_block(int64_t h, int64_t first, int64_t count) {
+    const int64_t g = shape_.kv_head_of(h);
+    const MatrixView queries = layer_.queries.slice(h).middle_rows(layer_.window_queries + first, count);
+    const Matrix logits = reference::attention_logits(queries, layer_.keys.slice(g), layer_.scale);
+    Matrix weights = logits;
+    reference::causal_softmax(weights.view(), layer_.prompt_tokens + first);
+    const MutableMatrixView output = head_columns(full_output_, h).middle_rows(first, count);
+    reference::multiply(weights, layer_.values.slice(g), output);
+    const std::vector<double> norms = projected_l1(output, h);
+    for (size_t r = 0; r < records_.size(); ++r) {
+      measure_run(r, h, first, logits, weights);
+      const std::vector<double> perturbations =
+          projected_l1(head_columns(changes_[r], h).middle_rows(first, count), h);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto index = static_cast<size_t>(i);
+        metrics_[r].perturbation(first + i, h) = perturbations[index];
+        metrics_[r].relative(first + i, h) = ratio(perturbations[index], norms[index]);
+      }
+    }
+  }
+
+  // One run's bound, masses and change of the attention output, for successive steps of one query head.
+  void measure_run(size_t r, int64_t h, int64_t first, const Matrix& logits, const Matrix& weights) {
+    const LayerRecord& record = records_[r];
+    LayerMetrics& metrics = metrics_[r];
+    const int64_t g = shape_.kv_head_of(h);
+    Matrix signed_weights(logits.rows(), logits.cols());
+    for (int64_t i = 0; i < logits.rows(); ++i) {
+      const int64_t t = first + i;
+      const auto visible = static_cast<size_t>(layer_.prompt_tokens + t + 1);
+      const VectorView attention = weights.row(i).first(visible);
+      const std::vector<int64_t> kept = residents(record, g, t, layer_.prompt_tokens);
+      const reference::EvictionWeights eviction =
+          reference::eviction_weights(logits.row(i).first(visible), attention, kept);
+      std::ranges::copy(eviction.weights, signed_weights.row(i).begin());
+      metrics.kept_mass(t, h) = eviction.kept_mass;
+      metrics.bound(t, h) =
+          reference::perturbation_bound(eviction, projected_value_norms_.row(h).first(visible));
+      metrics.rounding(t, h) = reference::perturbation_rounding(
+          eviction, absolute_projections_.row(h).first(visible), shape_.head_dim, shape_.model_dim);
+      if (metrics.stage_one_mass) {
+        (*metrics.stage_one_mass)(t, h) =
+            reference::attention_mass(attention, stage_one_residents(record, g, layer_.prompt_tokens, kept));
+      }
+    }
+    reference::multiply(signed_weights, layer_.values.slice(g),
+                        head_columns(changes_[r], h).middle_rows(first, logits.rows()));
+  }
+
+  // || rows * W^O_h ||_1 per row.
+  std::vector<double> projected_l1(MatrixView rows, int64_t h) const {
+    return row_norms(rows, head_projection(h));
+  }
+
+  static std::vector<double> row_norms(MatrixView rows, MatrixView projection) {
+    Matrix hidden(rows.rows, projection.cols);
+    reference::multiply(rows, projection, hidden.view());
+    std::vector<double> norms;
+    for (int64_t i = 0; i < hidden.rows(); ++i) {
+      double sum = 0;
+      for (const double x : hidden.row(i)) sum += std::abs(x);
+      norms.push_back(sum);
+    }
+    return norms;
+  }
+
+  // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O.
+  std::vector<double> measure_layer(const Matrix& heads) const {
+    const int64_t blocks = (steps_ + kRowBlock - 1) / kRowBlock;
+    std::vector<std::vector<double>> norms(static_cast<size_t>(blocks));
+    reference::parallel_for(blocks, [&](int64_t block) {
+      const int64_t first = block * kRowBlock;
+      norms[static_cast<size_t>(block)] = row_norms(
+          heads.view().middle_rows(first, std::min(kRowBlock, steps_ - first)), layer_.output_projection);
+    });
+    std::vector<double> all;
+    for (const std::vector<double>& part : norms) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }
+
+  const traces::Layer& layer_;
+  const std::vector<LayerRecord>& records_;
+  const LayerShape shape_;
+  const int64_t steps_;
+  Matrix projected_value_norms_;  // [query_heads, n + T]
+  Matrix absolute_projections_;   // [query_heads, n + T]
+  Matrix full_output_;            // [steps, query_heads * head_dim]
+  std::vector<Matrix> changes_;   // [runs] of [steps, query_heads * head_dim]: aV - a^V^
+  std::vector<LayerMetrics> metrics_;
+};
+
+}  // namespace
+
+bool LayerMetrics::violates(int64_t step, int64_t head) const {
+  return !(perturbation(step, head) <= bound(step, head) + rounding(step, head));
+}
+
+double ratio(double numerator, double denominator) {
+  if (numerator == 0 && denominator == 0) return 0;
+  return denominator == 0 ? std::numeric_limits<double>::quiet_NaN() : numerator / denominator;
+}
+
+std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records) {
+  if (records.empty()) return {};
+  return Measurement(layer, records).run();
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,46 @@
+// What a compressed cache did to the model, measured from the records of any backend by one piece of code.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <kvbound/reference/core/session.hpp>
+#include <kvbound/traces/trace.hpp>
+
+namespace kvbound::sim {
+
+/// All that one run (a policy, a budget, a backend) recorded of one layer.
+struct LayerRecord {
+  PromptRecord prompt;
+  std::vector<StepRecord> steps;
+};
+
+/// One layer's figures of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0 is
+/// NaN
+/// ("undefined"), 0/0 is 0.
+struct LayerMetrics {
+  Matrix perturbation;                   ///< L = ||(aV - a^V^) W^O_h||, hidden-state units
+  Matrix relative;                       ///< L / ||aV W^O_h||
+  Matrix bound;                          ///< theta, with the true attention over the whole cache
+  Matrix rounding;                       ///< how far rounding may lift L over theta: perturbation_rounding
+  Matrix kept_mass;                      ///< true attention on kept positions and new ones
+  std::optional<Matrix> stage_one_mass;  ///< on stage one, always-kept and new entries; two-stage selections
+  std::vector<double> layer_perturbation;  ///< [steps]: ||sum_h (o_h - o^_h)||
+  std::vector<double> layer_relative;      ///< [steps]: layer_perturbation / ||sum_h o_h||
+
+  /// Whether L exceeds theta by more than rounding can explain; true for NaN.
+  bool violates(int64_t step, int64_t head) const;
+};
+
+/// x / y with 0/0 = 0 and x/0 = NaN.
+double ratio(double numerator, double denominator);
+
+/// Measures several runs of one layer: what depends on the layer alone (attention over the full cache,
+/// projected value norms) is computed once for all of them.
+///
+/// records  [runs], each with the same number of steps, at most T
+/// returns  [runs]
+std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records);
+
+}  // namespace kvbound::sim

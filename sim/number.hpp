@@ -1,0 +1,50 @@
+// Numbers as people type them, read whole or not at all, and written as short as they can be read back.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace kvbound::sim {
+
+/// An integer in decimal digits with an optional minus sign; nullopt for anything else, or beyond 64 bits.
+inline std::optional<int64_t> parse_integer(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+/// A finite real number, such as 0.5 or 1e-4; nullopt for anything else.
+inline std::optional<double> parse_real(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size() || !std::isfinite(number)) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+/// The shortest text that reads back as the same number: 0.5, 1e-4, 12. Exponents without padding.
+inline std::string shortest(double number) {
+  const auto print = [number](std::chars_format format) {
+    char buffer[400];
+    return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, number, format).ptr);
+  };
+  const std::string fixed = print(std::chars_format::fixed);
+  std::string scientific = print(std::chars_format::scientific);
+  const size_t exponent = scientific.find('e');
+  if (exponent != std::string::npos) {
+    std::string digits = scientific.substr(exponent + 2);
+    digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size() - 1));
+    const bool negative = scientific[exponent + 1] == '-';
+    scientific = scientific.substr(0, exponent + 1) + (negative ? "-" : "") + digits;
+  }
+  return scientific.size() < fixed.size() ? scientific : fixed;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,172 @@
+#include "policy.hpp"
+
+#include <algorithm>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "component.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
+
+void append(std::string& list, std::string_view item) { (list += list.empty() ? "" : ", ") += item; }
+
+// Calls visit(alternative) with each alternative of a variant, default-constructed.
+template <class Variant, size_t index = 0, class Visit>
+void for_each_alternative(const Visit& visit) {
+  if constexpr (index < std::variant_size_v<Variant>) {
+    std::variant_alternative_t<index, Variant> alternative;
+    visit(alternative);
+    for_each_alternative<Variant, index + 1>(visit);
+  }
+}
+
+template <class Variant>
+std::string known_names() {
+  std::string names;
+  for_each_alternative<Variant>([&](auto& alternative) {
+    if (const auto name = describe(alternative).name; !name.empty()) append(names, name);
+  });
+  return names;
+}
+
+// Puts the named alternative into the slot; false if the variant has none of that name.
+template <class Variant>
+bool choose(Variant& slot, std::string_view name) {
+  bool found = false;
+  for_each_alternative<Variant>([&](auto& alternative) {
+    if (name.empty() || describe(alternative).name != name) return;
+    slot = alternative;
+    found = true;
+  });
+  return found;
+}
+
+// Assigns key=value pairs to the component in the slot.
+template <class Variant>
+void assign_options(Variant& slot, std::span<const std::string_view> pairs, std::string_view policy) {
+  const Component component = std::visit([](auto& alternative) { return describe(alternative); }, slot);
+  std::set<std::string_view> given;
+  for (const std::string_view pair : pairs) {
+    const std::string where = "policy " + quoted(policy) + ": ";
+    const size_t equals = pair.find('=');
+    const std::string_view key = pair.substr(0, equals);
+    const auto option = std::ranges::find(component.options, key, &Option::name);
+    if (option == component.options.end()) {
+      std::string known;
+      for (const Option& candidate : component.options) append(known, candidate.name);
+      throw InvalidPolicy(where + std::string(component.name) + " has no option " + quoted(key) +
+                          "; it has " + known);
+    }
+    if (!given.insert(key).second) throw InvalidPolicy(where + "option " + quoted(key) + " is given twice");
+    if (equals == std::string_view::npos || !option->assign(pair.substr(equals + 1))) {
+      throw InvalidPolicy(where + quoted(pair) + ": expected " + std::string(key) + "=" + option->expected);
+    }
+  }
+}
+
+// A component other than the host, if the variant knows its name.
+template <class Variant>
+bool take(Variant& slot, std::string_view kind, std::span<const std::string_view> words,
+          std::string_view policy) {
+  const bool taken = slot.index() != 0;
+  if (!choose(slot, words[0])) return false;
+  if (taken) throw InvalidPolicy("policy " + quoted(policy) + ": more than one " + std::string(kind));
+  assign_options(slot, words.subspan(1), policy);
+  return true;
+}
+
+std::string known_components() {
+  std::string names;
+  for (const std::string& part :
+       {known_names<Score>(), known_names<Selection>(), known_names<Allocation>(), known_names<Merge>()}) {
+    if (!part.empty()) append(names, part);
+  }
+  return names;
+}
+
+template <class Variant>
+void print(std::string& text, Variant slot) {
+  const Component component = std::visit([](auto& alternative) { return describe(alternative); }, slot);
+  if (component.name.empty()) return;
+  (text += text.empty() ? "" : "+") += component.name;
+  for (const Option& option : component.options) {
+    ((text += ":") += option.name) += "=" + option.text();
+  }
+}
+
+template <class Variant>
+void print_help(std::string& text, std::string_view kind) {
+  for_each_alternative<Variant>([&](auto& alternative) {
+    const Component component = describe(alternative);
+    const std::string name = component.name.empty() ? "(none named)" : std::string(component.name);
+    text += "  " + std::string(kind) + std::string(12 - kind.size(), ' ') + name +
+            std::string(name.size() < 16 ? 16 - name.size() : 1, ' ') + std::string(component.meaning) + "\n";
+    for (const Option& option : component.options) {
+      text += std::string(16, ' ') + ":" + std::string(option.name) + "=" + option.text() + "  " +
+              std::string(option.meaning) + " (" + option.expected + ")\n";
+    }
+  });
+}
+
+}  // namespace
+
+Policy parse_policy(std::string_view text) {
+  Policy policy;
+  const std::vector<std::string_view> components = split(text, '+');
+  const std::vector<std::string_view> host = split(components[0], ':');
+  if (!choose(policy.host, host[0])) {
+    throw InvalidPolicy("policy " + quoted(text) + ": no host " + quoted(host[0]) +
+                        "; known hosts: " + known_names<Host>());
+  }
+  assign_options(policy.host, std::span(host).subspan(1), text);
+  for (const std::string_view component : std::span(components).subspan(1)) {
+    const std::vector<std::string_view> words = split(component, ':');
+    if (take(policy.score, "score", words, text) || take(policy.selection, "selection", words, text) ||
+        take(policy.allocation, "allocation", words, text) || take(policy.merge, "merge", words, text)) {
+      continue;
+    }
+    throw InvalidPolicy("policy " + quoted(text) + ": no component " + quoted(words[0]) +
+                        "; known components: " + known_components());
+  }
+  return policy;
+}
+
+std::string canonical(const Policy& policy) {
+  std::string text;
+  print(text, policy.host);
+  print(text, policy.score);
+  print(text, policy.selection);
+  print(text, policy.allocation);
+  print(text, policy.merge);
+  return text;
+}
+
+std::string policy_help() {
+  std::string text =
+      "Policies: HOST[:key=value]...[+COMPONENT[:key=value]...]... (options with their defaults)\n";
+  print_help<Host>(text, "host");
+  print_help<Score>(text, "score");
+  print_help<Selection>(text, "selection");
+  print_help<Allocation>(text, "allocation");
+  print_help<Merge>(text, "merge");
+  return text;
+}
+
+}  // namespace kvbound::sim

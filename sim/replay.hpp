@@ -1,0 +1,65 @@
+// Recorded decode steps through compression policies: which runs, and what they measured.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "budget.hpp"
+#include "metrics.hpp"
+
+namespace kvbound::sim {
+
+/// A policy with the words that the user said it in.
+struct NamedPolicy {
+  std::string label;  ///< as typed
+  Policy policy;
+};
+
+/// One policy at one budget on one backend.
+struct Run {
+  NamedPolicy policy;
+  Budget budget;
+  std::string backend;
+};
+
+/// Which part of a trace is replayed.
+struct Scope {
+  std::vector<int64_t> layers;  ///< ascending
+  int64_t steps = 0;            ///< the first so many decode steps
+};
+
+struct RunResult {
+  Run run;
+  int64_t entries = 0;               ///< the budget, in entries per KV head
+  std::vector<LayerMetrics> layers;  ///< in the order of the scope's layers
+  double compress_seconds = 0;       ///< wall time of all layers' prompt compression
+  double step_seconds = 0;           ///< and of all their decode steps
+};
+
+struct ReplayResult {
+  traces::TraceInfo trace;
+  Scope scope;
+  std::vector<RunResult> runs;
+};
+
+/// Called for each run and layer as soon as it has been measured.
+using LayerObserver = std::function<void(size_t run, int64_t layer, const LayerRecord&, const LayerMetrics&)>;
+
+/// Pieces of work done, pieces in all.
+using ReplayProgress = std::function<void(int64_t, int64_t)>;
+
+/// Throws InvalidPolicy, naming trace, policy and budget, if some run makes no sense for this trace.
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace);
+
+/// Replays every run over the scope's layers, one layer in memory at a time.
+/// Throws InvalidPolicy before any work, TraceError.
+ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
+                    const LayerObserver& observe = {}, const ReplayProgress& progress = {});
+
+}  // namespace kvbound::sim

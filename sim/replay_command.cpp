@@ -1,0 +1,236 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "backend.hpp"
+#include "command_line.hpp"
+#include "dump.hpp"
+#include "dump_targets.hpp"
+#include "number.hpp"
+#include "policy.hpp"
+#include "progress.hpp"
+#include "replay.hpp"
+#include "report.hpp"
+#include "summary.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+std::string details() {
+  return policy_help() +
+         "\nBudgets count the entries kept per KV head, always-kept ones included: 256, or 20% of the "
+         "prompt.\n"
+         "\nExamples:\n"
+         "  kvbound replay traces/samples/pocket-gqa.safetensors --policy snapkv,snapkv+critical \\\n"
+         "      --base snapkv --budget 5%,20%\n"
+         "  kvbound replay a.safetensors b.safetensors --policy snapkv:window=16+theta-sweep:norm=l2 \\\n"
+         "      --budget 256 --layers 0,3-5 --json out.json --dump dumps/\n"
+         "\nExit code 1 if a bound is violated, 5 if the trace has no decode step to measure.\n";
+}
+
+// What a command line asks for, independent of any trace.
+struct Request {
+  std::vector<Run> runs;
+  std::optional<Policy> base;
+  std::optional<std::string> json, csv, dump;
+  bool quiet = false;
+};
+
+template <class Item, class Parse>
+std::vector<Item> parse_list(const CommandLine& line, const char* option, const Parse& parse) {
+  std::vector<Item> items;
+  for (const std::string& text : split_list(option, line.required(option))) {
+    const Item item = parse(text);
+    if (std::ranges::find(items, item) != items.end()) {
+      throw UsageError(fmt::format("--{}: '{}' is given twice", option, text));
+    }
+    items.push_back(item);
+  }
+  return items;
+}
+
+std::vector<NamedPolicy> parse_policies(const CommandLine& line, std::optional<Policy>& base) {
+  std::vector<NamedPolicy> policies;
+  const auto is = [](const Policy& policy) {
+    return [&policy](const NamedPolicy& named) { return named.policy == policy; };
+  };
+  for (const std::string& text : split_list("policy", line.required("policy"))) {
+    const Policy policy = parse_policy(text);
+    if (std::ranges::any_of(policies, is(policy))) {
+      throw UsageError(fmt::format("--policy: '{}' is given twice", text));
+    }
+    policies.push_back({text, policy});
+  }
+  if (const auto text = line.text("base")) {
+    base = parse_policy(*text);
+    if (std::ranges::none_of(policies, is(*base))) policies.insert(policies.begin(), {*text, *base});
+  }
+  return policies;
+}
+
+Request parse_request(const CommandLine& line) {
+  Request request;
+  const std::vector<NamedPolicy> policies = parse_policies(line, request.base);
+  const auto budgets = parse_list<Budget>(line, "budget", parse_budget);
+  std::vector<std::string> backends{"reference"};
+  if (line.has("backend")) {
+    backends = parse_list<std::string>(line, "backend", [](const std::string& name) {
+      require_backend(name);
+      return name;
+    });
+  }
+  for (const Budget& budget : budgets) {
+    for (const NamedPolicy& policy : policies) {
+      for (const std::string& backend : backends) request.runs.push_back({policy, budget, backend});
+    }
+  }
+  request.json = line.text("json");
+  request.csv = line.text("csv");
+  request.dump = line.text("dump");
+  request.quiet = line.has("quiet");
+  return request;
+}
+
+// "0,3-5" as ascending layers, each once.
+std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
+  std::set<int64_t> chosen;
+  for (const std::string& item : split_list("layers", text)) {
+    const size_t dash = item.find('-');
+    const auto first = parse_integer(item.substr(0, dash));
+    const auto last = dash == std::string::npos ? first : parse_integer(item.substr(dash + 1));
+    if (!first || !last || *first < 0 || *first > *last || *last >= layers) {
+      throw UsageError(fmt::format("--layers '{}': expected layers or ranges such as 0,3-5 within 0..{}",
+                                   item, layers - 1));
+    }
+    for (int64_t l = *first; l <= *last; ++l) chosen.insert(l);
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+Scope scope_of(const CommandLine& line, const traces::TraceInfo& info) {
+  const auto layers = line.text("layers");
+  return {parse_layers(layers.value_or(fmt::format("0-{}", info.layers - 1)), info.layers),
+          line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens};
+}
+
+Report replay_trace(const traces::Trace& trace, const Request& request, const Scope& scope,
+                    const std::string& spool_folder, std::vector<Dump>& dumps) {
+  Report report;
+  if (request.json || request.dump) {
+    Progress progress("hashing", !request.quiet);
+    report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  if (request.dump) {
+    for (const Run& run : request.runs) dumps.emplace_back(run, trace.info(), report.sha256, spool_folder);
+  }
+  Progress progress("replaying " + trace.info().path, !request.quiet);
+  report.result = replay(
+      trace, request.runs, scope,
+      [&](size_t run, int64_t layer, const LayerRecord& record, const LayerMetrics& metrics) {
+        if (request.dump) dumps[run].add(layer, record, metrics);
+      },
+      [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  return report;
+}
+
+bool colour_wanted() {
+  const char* no_colour = std::getenv("NO_COLOR");
+  return isatty(STDOUT_FILENO) == 1 && (!no_colour || !*no_colour);
+}
+
+// The worst news of all runs.
+int exit_code(const std::vector<Report>& reports, bool quiet) {
+  int code = kPass;
+  for (const Report& report : reports) {
+    if (report.result.scope.steps == 0) {
+      if (!quiet) {
+        std::cerr << "kvbound: " << report.result.trace.path << ": no decode step, so nothing was measured\n";
+      }
+      code = code == kPass ? kInconclusive : code;
+    }
+    for (const RunResult& run : report.result.runs) {
+      const Summary summary = summarise(run, report.result.scope);
+      if (summary.violations == 0) continue;
+      const Place& place = *summary.first_violation;
+      std::cerr << fmt::format(
+          "kvbound: {}: {} at {}: the perturbation exceeds its bound {} times, first at layer {}, step {}, "
+          "query "
+          "head {}\n",
+          report.result.trace.path, run.run.policy.label, to_string(run.run.budget), summary.violations,
+          place.layer, place.step, place.query_head);
+      code = kMismatch;
+    }
+  }
+  return code;
+}
+
+}  // namespace
+
+int replay_command(const Arguments& arguments) {
+  CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
+                   details());
+  line.add("policy", "P[,P]", "policies (grammar below)");
+  line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
+  line.add("base", "P", "count the heads that each policy improves over this one");
+  line.add("backend", "B[,B]", "what runs the cache (default and only one: reference)");
+  line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
+  line.add("steps", "N", "only the first N decode steps");
+  line.add("json", "FILE", "write all figures as JSON (schema: sim/replay.schema.json)");
+  line.add("csv", "FILE", "write a row per layer, step and query head");
+  line.add("dump", "FILE|DIR", "write what was recorded as safetensors, one file per run");
+  add_common_options(line);
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const Request request = parse_request(line);
+
+  const std::vector<std::string> paths = line.positionals("TRACE", 1, SIZE_MAX);
+  std::vector<traces::Trace> traces;
+  for (const std::string& path : paths) traces.emplace_back(path, header_options(line));
+  std::vector<Scope> scopes;
+  for (const traces::Trace& trace : traces) {
+    require_valid(request.runs, trace.info());
+    scopes.push_back(scope_of(line, trace.info()));
+  }
+  require_distinct_outputs(line, {"json", "csv", "dump"}, paths);
+  std::optional<DumpTargets> targets;
+  if (request.dump) targets.emplace(*request.dump, paths, request.runs.size());
+  std::optional<traces::OutputFile> json, csv;
+  if (request.json) json.emplace(*request.json);
+  if (request.csv) csv.emplace(*request.csv);
+
+  std::vector<Report> reports;
+  std::vector<std::vector<Dump>> dumps(traces.size());
+  for (size_t i = 0; i < traces.size(); ++i) {
+    reports.push_back(
+        replay_trace(traces[i], request, scopes[i], targets ? targets->spool_folder() : "", dumps[i]));
+    std::cout << (i > 0 ? "\n" : "") << text_report(reports.back(), request.base, colour_wanted())
+              << std::flush;
+  }
+
+  // First all that can fail for want of space, then all names.
+  if (targets) targets->make_folders();
+  for (size_t i = 0; i < dumps.size(); ++i) {
+    for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
+  }
+  if (json) json->write(json_report(reports, request.base));
+  if (json) json->prepare();
+  if (csv) csv->write(csv_report(reports));
+  if (csv) csv->prepare();
+  if (targets) targets->keep();
+  for (std::vector<Dump>& trace_dumps : dumps) {
+    for (Dump& dump : trace_dumps) dump.commit();
+  }
+  if (json) json->commit();
+  if (csv) csv->commit();
+  return exit_code(reports, request.quiet);
+}
+
+}  // namespace kvbound::sim

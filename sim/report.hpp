@@ -1,0 +1,26 @@
+// A replay's results for people (a table), for programs (JSON, see replay.schema.json) and for plots (CSV).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "replay.hpp"
+
+namespace kvbound::sim {
+
+/// One trace's results, with what a report says of the input.
+struct Report {
+  ReplayResult result;
+  std::string sha256;  ///< of the trace; empty if no output asked for it
+};
+
+/// A table for a terminal. colour: mark headings and violations by ANSI escapes.
+std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour);
+
+std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base);
+
+/// A row per trace, run, layer, decode step and query head; the row with head "all" is the layer's sum.
+std::string csv_report(const std::vector<Report>& reports);
+
+}  // namespace kvbound::sim

@@ -1,0 +1,126 @@
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "environment.hpp"
+#include "policy.hpp"
+#include "report.hpp"
+#include "summary.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json number(std::optional<double> value) { return value && std::isfinite(*value) ? Json(*value) : Json(); }
+
+Json mean(const Mean& mean) { return {{"mean", number(mean.value())}, {"undefined", mean.undefined}}; }
+
+Json place(const std::optional<Place>& place) {
+  if (!place) return {};
+  return {{"layer", place->layer}, {"step", place->step}, {"query_head", place->query_head}};
+}
+
+Json stage_one(const Summary& summary) {
+  const Mean& mass = summary.stage_one_mass;
+  if (mass.count == 0) return {};
+  return {
+      {"mean", number(mass.value())},
+      {"share_at_most_half", static_cast<double>(summary.stage_one_low) / static_cast<double>(mass.count)}};
+}
+
+Json improvement(const RunResult& run, const RunResult* base) {
+  if (!base) return {};
+  const ImprovedHeads heads = improved_heads(run, *base);
+  return {{"base", canonical(base->run.policy.policy)},
+          {"improved", heads.improved},
+          {"heads", heads.heads},
+          {"share", number(ratio(static_cast<double>(heads.improved), static_cast<double>(heads.heads)))}};
+}
+
+Json head_means(const Matrix& matrix) {
+  Json means = Json::array();
+  for (const double mean : column_means(matrix)) means.push_back(number(mean));
+  return means;
+}
+
+Json step_numbers(const std::vector<double>& numbers) {
+  Json list = Json::array();
+  for (const double value : numbers) list.push_back(number(value));
+  return list;
+}
+
+// Means over steps, one per query head; the layer's own figures step by step.
+Json layer(int64_t index, const LayerMetrics& metrics) {
+  return {{"layer", index},
+          {"perturbation", head_means(metrics.perturbation)},
+          {"relative", head_means(metrics.relative)},
+          {"bound", head_means(metrics.bound)},
+          {"kept_mass", head_means(metrics.kept_mass)},
+          {"stage_one_mass", metrics.stage_one_mass ? head_means(*metrics.stage_one_mass) : Json()},
+          {"layer_perturbation", step_numbers(metrics.layer_perturbation)},
+          {"layer_relative", step_numbers(metrics.layer_relative)}};
+}
+
+Json run(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base) {
+  const Summary summary = summarise(run, result.scope);
+  Json layers = Json::array();
+  for (size_t l = 0; l < run.layers.size(); ++l)
+    layers.push_back(layer(result.scope.layers[l], run.layers[l]));
+  return {{"policy", canonical(run.run.policy.policy)},
+          {"budget", to_string(run.run.budget)},
+          {"entries", run.entries},
+          {"backend", run.run.backend},
+          {"perturbation", mean(summary.perturbation)},
+          {"relative", mean(summary.relative)},
+          {"bound", mean(summary.bound)},
+          {"tightness", mean(summary.tightness)},
+          {"max_tightness", number(summary.max_tightness)},
+          {"tightest", place(summary.tightest)},
+          {"violations", summary.violations},
+          {"first_violation", place(summary.first_violation)},
+          {"kept_mass", mean(summary.kept_mass)},
+          {"stage_one_mass", stage_one(summary)},
+          {"layer_perturbation", mean(summary.layer_perturbation)},
+          {"layer_relative", mean(summary.layer_relative)},
+          {"improved_heads", improvement(run, base_of(run, result, base))},
+          {"seconds", {{"compress", run.compress_seconds}, {"steps", run.step_seconds}}},
+          {"layers", layers}};
+}
+
+Json trace(const Report& report, const std::optional<Policy>& base) {
+  const traces::TraceInfo& info = report.result.trace;
+  Json runs = Json::array();
+  for (const RunResult& result : report.result.runs) runs.push_back(run(result, report.result, base));
+  return {{"path", info.path},
+          {"sha256", report.sha256},
+          {"model", info.model},
+          {"source", info.source},
+          {"storage", name(info.storage)},
+          {"layers", info.layers},
+          {"query_heads", info.shape.query_heads},
+          {"kv_heads", info.shape.kv_heads},
+          {"head_dim", info.shape.head_dim},
+          {"model_dim", info.shape.model_dim},
+          {"prompt_tokens", info.prompt_tokens},
+          {"decode_tokens", info.decode_tokens},
+          {"window_queries", info.window_queries},
+          {"scale", info.scale},
+          {"replayed_layers", report.result.scope.layers},
+          {"replayed_steps", report.result.scope.steps},
+          {"runs", runs}};
+}
+
+}  // namespace
+
+std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base) {
+  Json document{{"schema", "kvbound-replay-1"}};
+  document.update(environment());
+  document["seed"] = nullptr;  // nothing in a replay is drawn at random
+  document["base"] = base ? Json(canonical(*base)) : Json();
+  document["traces"] = Json::array();
+  for (const Report& report : reports) document["traces"].push_back(trace(report, base));
+  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,88 @@
+#include "summary.hpp"
+
+#include <cmath>
+
+namespace kvbound::sim {
+
+void Mean::add(double value) {
+  if (std::isnan(value)) {
+    ++undefined;
+    return;
+  }
+  sum += value;
+  ++count;
+}
+
+std::optional<double> Mean::value() const {
+  return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
+}
+
+Summary summarise(const RunResult& run, const Scope& scope) {
+  Summary summary;
+  for (size_t l = 0; l < run.layers.size(); ++l) {
+    const LayerMetrics& metrics = run.layers[l];
+    for (int64_t t = 0; t < metrics.perturbation.rows(); ++t) {
+      for (int64_t h = 0; h < metrics.perturbation.cols(); ++h) {
+        const Place place{scope.layers[l], t, h};
+        const double tightness = ratio(metrics.perturbation(t, h), metrics.bound(t, h));
+        summary.perturbation.add(metrics.perturbation(t, h));
+        summary.relative.add(metrics.relative(t, h));
+        summary.bound.add(metrics.bound(t, h));
+        summary.tightness.add(tightness);
+        summary.kept_mass.add(metrics.kept_mass(t, h));
+        if (tightness > summary.max_tightness) {
+          summary.max_tightness = tightness;
+          summary.tightest = place;
+        }
+        if (metrics.stage_one_mass) {
+          const double mass = (*metrics.stage_one_mass)(t, h);
+          summary.stage_one_mass.add(mass);
+          if (!(mass > 0.5)) ++summary.stage_one_low;
+        }
+        if (metrics.violates(t, h)) {
+          ++summary.violations;
+          if (!summary.first_violation) summary.first_violation = place;
+        }
+      }
+      summary.layer_perturbation.add(metrics.layer_perturbation[static_cast<size_t>(t)]);
+      summary.layer_relative.add(metrics.layer_relative[static_cast<size_t>(t)]);
+    }
+  }
+  return summary;
+}
+
+ImprovedHeads improved_heads(const RunResult& run, const RunResult& base) {
+  ImprovedHeads count;
+  for (size_t l = 0; l < run.layers.size(); ++l) {
+    const std::vector<double> means = column_means(run.layers[l].perturbation);
+    const std::vector<double> base_means = column_means(base.layers[l].perturbation);
+    for (size_t h = 0; h < means.size(); ++h) {
+      ++count.heads;
+      if (means[h] < base_means[h]) ++count.improved;
+    }
+  }
+  return count;
+}
+
+const RunResult* base_of(const RunResult& run, const ReplayResult& result,
+                         const std::optional<Policy>& base) {
+  if (!base || run.run.policy.policy == *base) return nullptr;
+  for (const RunResult& candidate : result.runs) {
+    if (candidate.run.policy.policy == *base && candidate.run.budget == run.run.budget &&
+        candidate.run.backend == run.run.backend) {
+      return &candidate;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<double> column_means(const Matrix& matrix) {
+  std::vector<double> means(static_cast<size_t>(matrix.cols()), 0.0);
+  for (int64_t t = 0; t < matrix.rows(); ++t) {
+    for (size_t h = 0; h < means.size(); ++h) means[h] += matrix.row(t)[h];
+  }
+  for (double& mean : means) mean /= static_cast<double>(matrix.rows());
+  return means;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,125 @@
+// Small random inputs for tests: the same numbers from the same seed on every platform (where they take a
+// logarithm, but for its last bit).
+#pragma once
+
+#include <rapidcheck.h>
+
+#include <cstdint>
+#include <exception>
+#include <initializer_list>
+#include <iosfwd>
+#include <random>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::test {
+
+/// A matrix written out row by row.
+Matrix matrix(std::initializer_list<std::vector<double>> rows);
+
+/// What an error of exactly this type says; otherwise what happened instead.
+template <class Expected, class Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const Expected& error) {
+    return typeid(error) == typeid(Expected) ? error.what() : "another error";
+  } catch (const std::exception& error) {
+    return std::string("another error: ") + error.what();
+  }
+  return "no error";
+}
+
+/// Real numbers with few bits, so that they are the same everywhere.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+
+  double uniform(double low, double high);                 ///< low + (high - low) * a multiple of 2^-32
+  double normal();                                         ///< nearly: the sum of 12 uniforms, less 6
+  int64_t index(int64_t count);                            ///< 0..count-1
+  std::vector<int64_t> subset(int64_t of, int64_t count);  ///< `count` of 0..of-1, ascending
+  Matrix matrix(int64_t rows, int64_t cols, double size = 1);
+  Tensor tensor(int64_t slices, int64_t rows, int64_t cols, double size = 1);
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// One layer with its decode steps.
+struct RandomLayer {
+  RandomLayer(LayerShape shape, int64_t tokens, int64_t window_queries, int64_t steps, uint64_t seed);
+
+  LayerView view() const;
+  StepView step(int64_t index) const;
+  /// One KV head's keys or values over prompt and steps 0..last.
+  MatrixView keys(int64_t kv_head, int64_t last) const {
+    return all_keys.slice(kv_head).middle_rows(0, tokens + last + 1);
+  }
+  MatrixView values(int64_t kv_head, int64_t last) const {
+    return all_values.slice(kv_head).middle_rows(0, tokens + last + 1);
+  }
+
+  LayerShape shape;
+  int64_t tokens;
+  int64_t window_queries;
+  Tensor all_keys;     ///< [kv_heads, tokens + steps, head_dim]
+  Tensor all_values;   ///< [kv_heads, tokens + steps, head_dim]
+  Tensor all_queries;  ///< [query_heads, window_queries + steps, head_dim]
+  Matrix output_projection;
+};
+
+/// What the attention of one query looks like, and what is kept of it.
+enum class Regime {
+  flat,
+  peaked,
+  power_law,
+  tied,
+  sink,                    ///< a first token of large weight and tiny value
+  huge_logits,             ///< within +-10^4
+  almost_nothing_evicted,  ///< evicted mass below 1e-12
+  single_kept,
+  empty_stage_two,
+  small_stage_one,  ///< sigma < 1/2
+};
+inline constexpr Regime kRegimes[] = {Regime::flat,
+                                      Regime::peaked,
+                                      Regime::power_law,
+                                      Regime::tied,
+                                      Regime::sink,
+                                      Regime::huge_logits,
+                                      Regime::almost_nothing_evicted,
+                                      Regime::single_kept,
+                                      Regime::empty_stage_two,
+                                      Regime::small_stage_one};
+std::string name(Regime regime);
+
+/// One query of one head, with a selection.
+struct Eviction {
+  std::vector<double> logits;      ///< [tokens]
+  Matrix values;                   ///< [tokens, head_dim]
+  Matrix output_projection;        ///< [head_dim, model_dim]
+  std::vector<int64_t> stage_one;  ///< ascending, part of kept, not empty
+  std::vector<int64_t> kept;       ///< ascending
+};
+Eviction random_eviction(Regime regime, uint64_t seed);
+
+/// A multiple of 2^-10 that counterexamples print in full; shrinks to 0. Small sums of them are exact.
+struct Dyadic {
+  double value = 0;
+};
+std::ostream& operator<<(std::ostream& out, const Dyadic& number);
+std::vector<double> numbers(const std::vector<Dyadic>& dyadics);
+
+/// An integer, every one of low..high equally likely at every size; shrinks to low.
+rc::Gen<int64_t> integer(int64_t low, int64_t high);
+/// -limit..limit
+rc::Gen<Dyadic> dyadic(int64_t limit);
+/// Between min_size and max_size of them; about a third of the draws come from a grid so coarse that ties
+/// abound.
+rc::Gen<std::vector<Dyadic>> dyadics(int64_t min_size, int64_t max_size, int64_t limit);
+
+}  // namespace kvbound::test
