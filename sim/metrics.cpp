@@ -40,15 +40,28 @@ std::vector<int64_t> stage_one_residents(const LayerRecord& record, int64_t kv_h
   return positions;
 }
 
+// L1 norms of all projected values [query_heads, n + T], the prompt's taken over where they are known.
+Matrix all_value_norms(const traces::Layer& layer, MatrixView prompt_norms) {
+  const TensorView values = layer.values;
+  const int64_t known = prompt_norms.cols;
+  const Matrix rest = reference::projected_value_norms(
+      layer.shape, values.middle_rows(known, values.rows - known), layer.output_projection, Norm::l1);
+  Matrix norms(layer.shape.query_heads, values.rows);
+  for (int64_t h = 0; h < norms.rows(); ++h) {
+    if (known > 0) std::ranges::copy(prompt_norms.row(h), norms.row(h).begin());
+    std::ranges::copy(rest.row(h), norms.row(h).begin() + known);
+  }
+  return norms;
+}
+
 class Measurement {
  public:
-  Measurement(const traces::Layer& layer, const std::vector<LayerRecord>& records)
+  Measurement(const traces::Layer& layer, const std::vector<LayerRecord>& records, MatrixView prompt_norms)
       : layer_(layer),
         records_(records),
         shape_(layer.shape),
         steps_(static_cast<int64_t>(records.front().steps.size())),
-        projected_value_norms_(
-            reference::projected_value_norms(shape_, layer.values, layer.output_projection, Norm::l1)),
+        projected_value_norms_(all_value_norms(layer, prompt_norms)),
         absolute_projections_(shape_.query_heads, layer.values.view().rows),
         full_output_(steps_, shape_.query_heads * shape_.head_dim) {
     reference::parallel_for(shape_.query_heads, [&](int64_t h) {
@@ -199,9 +212,10 @@ double ratio(double numerator, double denominator) {
   return denominator == 0 ? std::numeric_limits<double>::quiet_NaN() : numerator / denominator;
 }
 
-std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records) {
+std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
+                                  MatrixView prompt_norms) {
   if (records.empty()) return {};
-  return Measurement(layer, records).run();
+  return Measurement(layer, records, prompt_norms).run();
 }
 
 }  // namespace kvbound::sim

@@ -39,8 +39,13 @@ double ratio(double numerator, double denominator);
 /// Measures several runs of one layer: what depends on the layer alone (attention over the full cache,
 /// projected value norms) is computed once for all of them.
 ///
-/// records  [runs], each with the same number of steps, at most T
-/// returns  [runs]
-std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records);
+/// records       [runs], each with the same number of steps, at most T
+/// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if the reference has computed
+/// them
+///               already (by far the most costly part); empty: computed here. The result is the same to the
+///               bit
+/// returns       [runs]
+std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
+                                  MatrixView prompt_norms = {});
 
 }  // namespace kvbound::sim

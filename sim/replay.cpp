@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <map>
+#include <type_traits>
 #include <utility>
 
 #include <kvbound/reference/core/error.hpp>
@@ -29,6 +30,23 @@ LayerRecord run_layer(Session& session, const traces::Layer& layer, const Scope&
   for (int64_t t = 0; t < scope.steps; ++t) record.steps.push_back(session.step(layer.step(t)));
   result.step_seconds += seconds_since(steps_start);
   return record;
+}
+
+// Does a run's record hold L1 norms that the reference computed?
+bool has_reference_norms(const Run& run, const PromptRecord& prompt) {
+  const auto norm_of = []<class Selection>(const Selection& selection) {
+    if constexpr (std::is_base_of_v<TwoStage, Selection>) return selection.norm;
+    return Norm::l1;
+  };
+  return run.backend == "reference" && prompt.projected_value_norms &&
+         std::visit(norm_of, run.policy.policy.selection) == Norm::l1;
+}
+
+MatrixView reference_norms(const std::vector<Run>& runs, const std::vector<LayerRecord>& records) {
+  for (size_t r = 0; r < runs.size(); ++r) {
+    if (has_reference_norms(runs[r], records[r].prompt)) return *records[r].prompt.projected_value_norms;
+  }
+  return {};
 }
 
 }  // namespace
@@ -70,7 +88,7 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
       advance();
     }
     sessions.clear();
-    std::vector<LayerMetrics> metrics = measure(layer, records);
+    std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms(runs, records));
     for (size_t r = 0; r < records.size(); ++r) {
       if (observe) observe(r, l, records[r], metrics[r]);
       result.runs[r].layers.push_back(std::move(metrics[r]));

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 or Ubuntu 24.04 to a first replay: installs what is missing, builds, and shows what SnapKV
+# does to the shipped sample with and without CriticalKV. The table goes to stdout, all else to stderr.
+set -euo pipefail
+cd "$(dirname "$(realpath "$0")")/.."
+# shellcheck source=sim/packages.sh
+source sim/packages.sh
+exec 3>&1 >&2
+
+install_missing "${build_packages[@]}"
+run cmake --preset release -B build/quickstart -DKVBOUND_TESTS=OFF
+run cmake --build build/quickstart --parallel "$(nproc)"
+run build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors \
+  --policy snapkv,snapkv+critical --base snapkv --budget 5%,10%,20%,40% >&3
+
+printf '\nThe program is %s; next: its --help, traces/samples/README.md, and tests/run.sh for all the tests.\n' \
+  "$PWD/build/quickstart/kvbound"
