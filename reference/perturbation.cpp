@@ -11,7 +11,7 @@
 namespace kvbound::reference {
 namespace {
 
-int64_t size(VectorView numbers) { return static_cast<int64_t>(numbers.size()); }
+int64_t length(VectorView numbers) { return static_cast<int64_t>(numbers.size()); }
 double at(VectorView numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
 
 void require_mass(double mass, const char* holder) {
@@ -32,9 +32,9 @@ double l1_norm(VectorView numbers) {
 
 // weights * values * output_projection: what a weighted sum of values is in the hidden state.
 Matrix projected_sum(VectorView weights, MatrixView values, MatrixView output_projection) {
-  require_equal("attention weights", size(weights), "rows of values", values.rows);
+  require_equal("attention weights", length(weights), "rows of values", values.rows);
   Matrix head_output(1, values.cols);
-  multiply({weights.data(), 1, size(weights)}, values, head_output.view());
+  multiply({weights.data(), 1, length(weights)}, values, head_output.view());
   Matrix hidden(1, output_projection.cols);
   multiply(head_output, output_projection, hidden.view());
   return hidden;
@@ -69,7 +69,7 @@ Sums sums_outside(VectorView weights, VectorView norms, const std::vector<bool>&
 // The evicted entries' weights as they are; the kept ones' shares A' of the kept attention, times -e.
 EvictionWeights signed_weights(VectorView attention_weights, Indices kept, VectorView shares) {
   EvictionWeights result{{attention_weights.begin(), attention_weights.end()}, 0, 0};
-  const std::vector<bool> is_kept = marks(size(attention_weights), kept);
+  const std::vector<bool> is_kept = marks(length(attention_weights), kept);
   for (size_t i = 0; i < is_kept.size(); ++i) {
     (is_kept[i] ? result.kept_mass : result.evicted_mass) += attention_weights[i];
   }
@@ -82,7 +82,7 @@ EvictionWeights signed_weights(VectorView attention_weights, Indices kept, Vecto
 double smallest(VectorView norms) { return *std::ranges::min_element(norms); }
 
 double all_norm_mass(VectorView weights, VectorView norms) {
-  return sums_outside(weights, norms, marks(size(weights), {})).norm_mass;
+  return sums_outside(weights, norms, marks(length(weights), {})).norm_mass;
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ std::vector<double> kept_attention_weights(VectorView attention_weights, Indices
 }
 
 EvictionWeights eviction_weights(VectorView logits, VectorView attention_weights, Indices kept) {
-  require_equal("logits", size(logits), "attention weights", size(attention_weights));
+  require_equal("logits", length(logits), "attention weights", length(attention_weights));
   std::vector<double> kept_logits;
   for (const int64_t i : kept) kept_logits.push_back(at(logits, i));
   const double normaliser = log_sum_exp(kept_logits);
@@ -124,8 +124,8 @@ double output_perturbation(const EvictionWeights& eviction, MatrixView values, M
 }
 
 double perturbation_bound(const EvictionWeights& eviction, VectorView projected_value_norms) {
-  require_equal("attention weights", size(eviction.weights), "projected value norms",
-                size(projected_value_norms));
+  require_equal("attention weights", length(eviction.weights), "projected value norms",
+                length(projected_value_norms));
   double bound = 0;
   for (size_t i = 0; i < projected_value_norms.size(); ++i) {
     bound += std::abs(eviction.weights[i]) * projected_value_norms[i];
@@ -135,7 +135,7 @@ double perturbation_bound(const EvictionWeights& eviction, VectorView projected_
 
 double stage_two_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                        Indices kept) {
-  const int64_t tokens = size(attention_weights);
+  const int64_t tokens = length(attention_weights);
   const double sigma = attention_mass(attention_weights, stage_one);
   require_mass(sigma, "stage one's entries");
   const Sums outside_one = sums_outside(attention_weights, projected_value_norms, marks(tokens, stage_one));
@@ -146,7 +146,7 @@ double stage_two_bound(VectorView attention_weights, VectorView projected_value_
 
 double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                             Indices kept) {
-  const int64_t tokens = size(attention_weights);
+  const int64_t tokens = length(attention_weights);
   const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
   require_mass(one.mass, "stage one's entries");
   const std::vector<bool> in_one = marks(tokens, stage_one);
@@ -204,7 +204,7 @@ double perturbation_rounding(const EvictionWeights& eviction, VectorView absolut
                              int64_t head_dim, int64_t model_dim) {
   constexpr double kUnitRoundoff = std::numeric_limits<double>::epsilon() / 2;
   const double ku =
-      static_cast<double>(size(absolute_projections) + head_dim + model_dim + 8) * kUnitRoundoff;
+      static_cast<double>(length(absolute_projections) + head_dim + model_dim + 8) * kUnitRoundoff;
   return 2 * (ku / (1 - ku)) * perturbation_bound(eviction, absolute_projections);
 }
 

@@ -1,6 +1,6 @@
 """The NumPy writer in traces/README.md, run as it stands: kvbound must accept what it writes.
 
-usage: readme_writer_test.py KVBOUND      KVBOUND: the program's path; exit 77 without NumPy
+usage: readme_writer_test.py KVBOUND      KVBOUND: the program's path
 """
 
 import pathlib
@@ -9,12 +9,6 @@ import subprocess
 import sys
 import tempfile
 
-try:
-    import numpy  # noqa: F401
-except ImportError:
-    print("skipped: this Python has no NumPy")
-    sys.exit(77)
-
 readme = pathlib.Path(__file__).resolve().parent.parent / "traces" / "README.md"
 blocks = re.findall(r"^```python\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 assert len(blocks) == 1, f"{readme} has {len(blocks)} Python blocks; expected 1"
@@ -22,5 +16,5 @@ assert len(blocks) == 1, f"{readme} has {len(blocks)} Python blocks; expected 1"
 program = pathlib.Path(sys.argv[1]).resolve()
 with tempfile.TemporaryDirectory() as folder:
     subprocess.run([sys.executable, "-c", blocks[0]], cwd=folder, check=True)
-    inspect = subprocess.run([program, "inspect", "trace.safetensors", "--verify"], cwd=folder)
+    inspect = subprocess.run([program, "inspect", "trace.safetensors"], cwd=folder)
 sys.exit(inspect.returncode)

@@ -183,7 +183,7 @@ TEST(SafetensorsReader, RefusesMetadataOtherThanStrings) {
   EXPECT_EQ(refusal_of_header(R"({"__metadata__":{"layers":4}})"),
             "at byte 24: __metadata__.layers: is 4; expected a string");
   EXPECT_EQ(refusal_of_header(R"({"__metadata__":[]})"),
-            "at byte 8: __metadata__: is an array; expected an object of strings");
+            "at byte 24: __metadata__: is an array; expected an object of strings");
 }
 
 std::string two_tensors(const std::string& offsets_a, const std::string& offsets_b) {

@@ -64,8 +64,9 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
     open_directly();
     return;
   }
-  if (exists && faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0)
+  if (exists && faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0) {
     throw io_error("write", path, errno);
+  }
   std::error_code error;
   if (exists) target_ = std::filesystem::canonical(path, error).string();
   if (error) throw io_error("write", path, error.value());
@@ -88,8 +89,8 @@ void OutputFile::open_directly() {
 void OutputFile::create_temporary() {
   static std::atomic<unsigned> counter{0};
   const std::filesystem::path target(target_);
-  const std::string stem =
-      "." + target.filename().string().substr(0, kLongestStem) + "." + std::to_string(getpid()) + "-";
+  std::string stem = target.filename().string().substr(0, kLongestStem);
+  stem = std::string(".").append(stem).append(".").append(std::to_string(getpid())).append("-");
   pending_ = take_pending_name();
   do {
     const std::string name = (target.parent_path() / (stem + std::to_string(counter++) + ".tmp")).string();

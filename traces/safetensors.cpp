@@ -153,7 +153,8 @@ Metadata read_metadata(const std::string& path, const Json* json) {
   if (!json) return metadata;
   const std::string field = "__metadata__";
   if (!json->object()) {
-    throw TraceError(path, kPrefix, field, "is " + description(*json) + "; expected an object of strings");
+    throw TraceError(path, json->offset, field,
+                     "is " + description(*json) + "; expected an object of strings");
   }
   metadata.offset = json->offset;
   for (const auto& [key, value] : *json->object()) {

@@ -45,7 +45,8 @@ std::string header_text(const SafetensorsWriter::Strings& metadata,
   std::set<std::string> names;
   const auto add = [&](const std::string& name, const std::string& value) {
     if (!names.insert(name).second) throw Error(in_quotes(name) + " is written twice");
-    text += (text.back() == '{' ? "" : ",") + json_text(name) + ":" + value;
+    if (text.back() != '{') text += ",";
+    text += json_text(name) + ":" + value;
   };
   if (!metadata.empty()) {
     text += "\"__metadata__\":{";

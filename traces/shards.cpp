@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,7 @@ Metadata index_metadata(const std::string& path, const Json& index) {
   const Json* json = index.member("metadata");
   if (!json) return metadata;
   if (!json->object()) {
-    throw TraceError(path, index.offset, "metadata", "is " + description(*json) + "; expected an object");
+    throw TraceError(path, json->offset, "metadata", "is " + description(*json) + "; expected an object");
   }
   metadata.offset = json->offset;
   for (const auto& [key, value] : *json->object()) {
@@ -100,10 +101,8 @@ void ShardSet::open_shards(int64_t header_limit) {
   const Json index = read_index(*index_, header_limit);
   const std::map<std::string, std::string> shard_of = weight_map(path_, index);
 
-  std::vector<std::string> shards;
-  for (const auto& [tensor, shard] : shard_of) shards.push_back(shard);
-  std::sort(shards.begin(), shards.end());
-  shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
+  std::set<std::string> shards;
+  for (const auto& [tensor, shard] : shard_of) shards.insert(shard);
 
   metadata_ = index_metadata(path_, index);
   for (const std::string& shard : shards) {

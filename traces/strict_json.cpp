@@ -61,8 +61,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool binary(binary_t&) override { return false; }
 
-  bool start_object(size_t) override { return open({Json::Object{}, last_taken()}); }
-  bool start_array(size_t) override { return open({Json::Array{}, last_taken()}); }
+  bool start_object(size_t) override { return open({Json::Object{}}); }
+  bool start_array(size_t) override { return open({Json::Array{}}); }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
 
@@ -73,11 +73,10 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
-    const std::string_view what = error.what();
-    const size_t reason = what.find(" - ");
-    refuse(offset_ + static_cast<int64_t>(position) - 1,
-           "is not valid JSON: " +
-               printable(reason == std::string_view::npos ? what : what.substr(reason + 3), 120));
+    std::string_view reason = error.what();  // "[json.exception...] parse error at line ...: ... - REASON"
+    if (const size_t end = reason.find("] "); end != std::string_view::npos) reason.remove_prefix(end + 2);
+    if (const size_t end = reason.find(" - "); end != std::string_view::npos) reason.remove_prefix(end + 3);
+    refuse(offset_ + static_cast<int64_t>(position) - 1, "is not valid JSON: " + printable(reason, 120));
   }
 
  private:
@@ -92,6 +91,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   Json& place(Json value) {
+    value.offset = last_taken();
     if (open_.empty()) return root_ = std::move(value);
     Json& parent = *open_.back();
     if (auto* object = std::get_if<Json::Object>(&parent.value)) {
@@ -106,7 +106,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 
   bool open(Json value) {
     if (open_.size() == kMaxDepth) {
-      refuse(value.offset, "is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+      refuse(last_taken(), "is nested deeper than " + std::to_string(kMaxDepth) + " levels");
     }
     open_.push_back(&place(std::move(value)));
     return true;

@@ -1,5 +1,5 @@
 // JSON as file formats need it: no duplicate keys, no depth or number that the format has not, and for every
-// bracket the byte where it stands.
+// value the byte where it stands.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Json {
   };
 
   std::variant<Other, uint64_t, std::string, Array, Object> value;
-  int64_t offset = -1;  ///< arrays and objects: of the opening bracket, in bytes from the file's start
+  int64_t offset = 0;  ///< bytes from the file's start: of the opening bracket; else where the value ends
 
   const uint64_t* number() const { return std::get_if<uint64_t>(&value); }
   const std::string* text() const { return std::get_if<std::string>(&value); }

@@ -50,7 +50,7 @@ struct Format16 {
       return std::bit_cast<double>(sign | uint64_t{0x7ff} << 52 | fraction << (52 - kFraction));
     }
     if (exponent == 0) {
-      const double unit = std::bit_cast<double>(static_cast<uint64_t>(1023 + 1 - kBias - kFraction) << 52);
+      const double unit = std::bit_cast<double>(uint64_t{1023 + 1 - kBias - kFraction} << 52);
       const double magnitude = static_cast<double>(fraction) * unit;
       return sign ? -magnitude : magnitude;
     }
