@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -9,24 +10,41 @@
 
 namespace kvbound::sim {
 
-Progress::Progress(std::string task, bool enabled)
-    : task_(std::move(task)), enabled_(enabled && isatty(STDERR_FILENO) == 1) {}
+using namespace std::chrono_literals;
+
+Progress::Progress(std::string task, bool wanted) : task_(std::move(task)) {
+  if (wanted && isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { show(); });
+}
 
 Progress::~Progress() {
-  if (shown_) std::fputs("\r\x1b[K", stderr);
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+  }
+  finished_changed_.notify_one();
+  thread_.join();
 }
 
 void Progress::update(int64_t done, int64_t whole) {
-  using namespace std::chrono_literals;
-  const Clock::time_point now = Clock::now();
-  if (!enabled_ || now - start_ < 2s || now - last_ < 100ms || done <= 0 || whole <= 0) return;
-  last_ = now;
-  shown_ = true;
-  const double share = static_cast<double>(done) / static_cast<double>(whole);
-  const double elapsed = std::chrono::duration<double>(now - start_).count();
-  fmt::print(stderr, "\r\x1b[K{}: {:.0f} %, about {:.0f} s left", task_, 100 * share,
-             elapsed * (1 / share - 1));
-  std::fflush(stderr);
+  if (whole <= 0) return;
+  const std::lock_guard lock(mutex_);
+  share_ = static_cast<double>(done) / static_cast<double>(whole);
+}
+
+void Progress::show() {
+  const auto start = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex_);
+  const auto finished = [this] { return finished_; };
+  if (finished_changed_.wait_for(lock, 2s, finished)) return;
+  do {
+    const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::string line = fmt::format("{}: {:.0f} % after {:.0f} s", task_, 100 * share_, elapsed);
+    if (share_ > 0) line += fmt::format(", about {:.0f} s left", elapsed * (1 / share_ - 1));
+    std::fputs(("\r\x1b[K" + line).c_str(), stderr);
+    std::fflush(stderr);
+  } while (!finished_changed_.wait_for(lock, 500ms, finished));
+  std::fputs("\r\x1b[K", stderr);
 }
 
 }  // namespace kvbound::sim

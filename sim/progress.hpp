@@ -1,31 +1,37 @@
 // Progress of long work: one line on standard error, on a terminal only, and only after two seconds.
 #pragma once
 
-#include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <thread>
 
 namespace kvbound::sim {
 
+/// Shows what is being done, and how far it is, until it is destroyed. A thread of its own does the showing,
+/// so that the line lives even while one piece of work takes long.
 class Progress {
  public:
-  /// enabled = false (--quiet), or a standard error that is no terminal: says nothing.
-  Progress(std::string task, bool enabled);
+  /// wanted = false (--quiet), or a standard error that is no terminal: says nothing.
+  Progress(std::string task, bool wanted);
   /// Wipes the line.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Pieces done of the pieces in all.
   void update(int64_t done, int64_t whole);
 
  private:
-  using Clock = std::chrono::steady_clock;
+  void show();
 
   std::string task_;
-  bool enabled_;
-  bool shown_ = false;
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point last_ = start_;
+  std::mutex mutex_;
+  std::condition_variable finished_changed_;
+  bool finished_ = false;
+  double share_ = 0;
+  std::thread thread_;
 };
 
 }  // namespace kvbound::sim
