@@ -56,7 +56,7 @@ TEST(PortableRandom, StreamsOfDifferentSeedsAndNamesAreUncorrelated) {
   const Stream others[] = {Stream(6), base.child(0), base.child(1), base.child(0).child(1)};
   constexpr uint64_t kCount = 100000;
   for (const Stream& other : others) {
-    for (const uint64_t shift : {0, 1, 2}) {
+    for (uint64_t shift = 0; shift < 3; ++shift) {
       double product = 0;
       for (uint64_t i = 0; i < kCount; ++i) product += base.normal(i) * other.normal(i + shift) / kCount;
       EXPECT_NEAR(product, 0, 0.02);  // six standard deviations
