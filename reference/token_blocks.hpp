@@ -24,9 +24,9 @@ struct TokenBlock {
       rows = tokens.middle_rows(first, count);
       return;
     }
-    padded = Matrix(kTokenBlock, tokens.cols);
-    for (int64_t i = 0; i < count; ++i) std::ranges::copy(tokens.row(first + i), padded.row(i).begin());
-    rows = padded;
+    padded_ = Matrix(kTokenBlock, tokens.cols);
+    for (int64_t i = 0; i < count; ++i) std::ranges::copy(tokens.row(first + i), padded_.row(i).begin());
+    rows = padded_;
   }
   TokenBlock(const TokenBlock&) = delete;
   TokenBlock& operator=(const TokenBlock&) = delete;
@@ -36,7 +36,7 @@ struct TokenBlock {
   MatrixView rows;  ///< [kTokenBlock, cols]
 
  private:
-  Matrix padded;
+  Matrix padded_;
 };
 
 }  // namespace kvbound::reference

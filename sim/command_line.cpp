@@ -75,7 +75,7 @@ int64_t CommandLine::integer(const char* name, int64_t least, int64_t most, int6
 }
 
 std::vector<std::string> CommandLine::positionals(const char* what, size_t least, size_t most) const {
-  const auto values =
+  auto values =
       has(kPositionals) ? values_[kPositionals].as<std::vector<std::string>>() : std::vector<std::string>();
   if (values.size() < least) throw UsageError(fmt::format("{} is missing", what));
   if (values.size() > most) throw UsageError(fmt::format("unexpected argument '{}'", values[most]));

@@ -65,7 +65,7 @@ class Stream {
     const uint64_t drawn = bits(index);
     const uint64_t pairs = (drawn & kLanes) + (drawn >> 16 & kLanes);
     const auto sum = static_cast<int64_t>((pairs & 0xffffffff) + (pairs >> 32));
-    return static_cast<double>(sum - 2 * 0xffff) * kInverseDeviation;
+    return static_cast<double>(sum - int64_t{2} * 0xffff) * kInverseDeviation;
   }
 
   /// Exponential of mean 1: -ln of a uniform, in (0, 37).

@@ -54,7 +54,7 @@ struct Format16 {
       const double magnitude = static_cast<double>(fraction) * unit;
       return sign ? -magnitude : magnitude;
     }
-    const auto rebiased = static_cast<uint64_t>(exponent - kBias + 1023);
+    const uint64_t rebiased = static_cast<uint64_t>(exponent) + (1023 - kBias);
     return std::bit_cast<double>(sign | rebiased << 52 | fraction << (52 - kFraction));
   }
 };
