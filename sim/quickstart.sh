@@ -11,7 +11,7 @@ install_missing "${build_packages[@]}"
 run cmake --preset release -B build/quickstart -DKVBOUND_TESTS=OFF
 run cmake --build build/quickstart --parallel "$(nproc)"
 run build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors \
-  --policy snapkv,snapkv+critical --base snapkv --budget 5%,10%,20%,40% >&3
+  --policy snapkv,snapkv+critical --base snapkv --budget 2.5%,5%,10%,20%,40% >&3
 
 printf '\nThe program is %s; next: its --help, traces/samples/README.md, and tests/run.sh for all the tests.\n' \
   "$PWD/build/quickstart/kvbound"
