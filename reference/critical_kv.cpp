@@ -111,6 +111,10 @@ TwoStageSelection select_critical(VectorView attention_score, VectorView stage_t
                                   int64_t stage_one_count) {
   require_equal("attention scores", static_cast<int64_t>(attention_score.size()), "stage-two scores",
                 static_cast<int64_t>(stage_two_score.size()));
+  if (stage_one_count < 0 || stage_one_count > k) {
+    throw ShapeMismatch("stage one of " + std::to_string(stage_one_count) + " entries is outside 0.." +
+                        std::to_string(k) + ", the entries selected");
+  }
   TwoStageSelection selection;
   selection.stage_one = select_top(attention_score, stage_one_count);
   std::vector<int64_t> others;

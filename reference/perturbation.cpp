@@ -18,6 +18,10 @@ void require_mass(double mass, const char* holder) {
   if (!(mass > 0)) throw NonFinite(std::string(holder) + " hold no attention mass: 1/mass is infinite");
 }
 
+void require_norms(VectorView attention_weights, VectorView norms) {
+  require_equal("attention weights", length(attention_weights), "projected value norms", length(norms));
+}
+
 std::vector<bool> marks(int64_t tokens, Indices entries) {
   std::vector<bool> marked(static_cast<size_t>(tokens), false);
   for (const int64_t i : entries) marked[static_cast<size_t>(i)] = true;
@@ -124,8 +128,7 @@ double output_perturbation(const EvictionWeights& eviction, MatrixView values, M
 }
 
 double perturbation_bound(const EvictionWeights& eviction, VectorView projected_value_norms) {
-  require_equal("attention weights", length(eviction.weights), "projected value norms",
-                length(projected_value_norms));
+  require_norms(eviction.weights, projected_value_norms);
   double bound = 0;
   for (size_t i = 0; i < projected_value_norms.size(); ++i) {
     bound += std::abs(eviction.weights[i]) * projected_value_norms[i];
@@ -135,6 +138,7 @@ double perturbation_bound(const EvictionWeights& eviction, VectorView projected_
 
 double stage_two_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                        Indices kept) {
+  require_norms(attention_weights, projected_value_norms);
   const int64_t tokens = length(attention_weights);
   const double sigma = attention_mass(attention_weights, stage_one);
   require_mass(sigma, "stage one's entries");
@@ -146,6 +150,7 @@ double stage_two_bound(VectorView attention_weights, VectorView projected_value_
 
 double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                             Indices kept) {
+  require_norms(attention_weights, projected_value_norms);
   const int64_t tokens = length(attention_weights);
   const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
   require_mass(one.mass, "stage one's entries");
@@ -175,6 +180,7 @@ double output_perturbation_as_printed(VectorView attention_weights, MatrixView v
 
 double perturbation_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
                                      Indices kept) {
+  require_norms(attention_weights, projected_value_norms);
   const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
   require_mass(inside.mass, "the kept entries");
   return all_norm_mass(attention_weights, projected_value_norms) - (2 - 1 / inside.mass) * inside.norm_mass;
@@ -182,6 +188,7 @@ double perturbation_bound_as_printed(VectorView attention_weights, VectorView pr
 
 double stage_two_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
                                   Indices stage_one, Indices kept) {
+  require_norms(attention_weights, projected_value_norms);
   const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
   require_mass(one.mass, "stage one's entries");
   const double factor = 2 - 1 / one.mass;
@@ -192,6 +199,7 @@ double stage_two_bound_as_printed(VectorView attention_weights, VectorView proje
 
 double attention_only_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
                                        Indices stage_one, Indices kept) {
+  require_norms(attention_weights, projected_value_norms);
   const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
   require_mass(one.mass, "stage one's entries");
   const double factor = 2 - 1 / one.mass;
@@ -200,24 +208,37 @@ double attention_only_bound_as_printed(VectorView attention_weights, VectorView 
   return rest - smallest(projected_value_norms) * factor * two_mass;
 }
 
-double perturbation_rounding(const EvictionWeights& eviction, VectorView absolute_projections,
-                             int64_t head_dim, int64_t model_dim) {
-  constexpr double kUnitRoundoff = std::numeric_limits<double>::epsilon() / 2;
-  const double ku =
-      static_cast<double>(length(absolute_projections) + head_dim + model_dim + 8) * kUnitRoundoff;
-  return 2 * (ku / (1 - ku)) * perturbation_bound(eviction, absolute_projections);
+RoundingScale rounding_scale(MatrixView values, MatrixView output_projection) {
+  require_equal("columns of values", values.cols, "rows of output_projection", output_projection.rows);
+  RoundingScale scale{output_projection.rows, output_projection.cols, 0, {}};
+  std::vector<double> row_norms;
+  for (int64_t c = 0; c < output_projection.rows; ++c) {
+    row_norms.push_back(l1_norm(output_projection.row(c)));
+    scale.projection_sum += row_norms.back();
+  }
+  for (int64_t i = 0; i < values.rows; ++i) {
+    double sum = 0;
+    for (size_t c = 0; c < row_norms.size(); ++c) sum += std::abs(values.row(i)[c]) * row_norms[c];
+    scale.absolute_projections.push_back(sum);
+  }
+  return scale;
 }
 
-std::vector<double> absolute_value_projections(MatrixView values, MatrixView output_projection) {
-  require_equal("columns of values", values.cols, "rows of output_projection", output_projection.rows);
-  std::vector<double> row_norms;
-  for (int64_t c = 0; c < output_projection.rows; ++c) row_norms.push_back(l1_norm(output_projection.row(c)));
-  std::vector<double> sums(static_cast<size_t>(values.rows), 0.0);
-  for (int64_t i = 0; i < values.rows; ++i) {
-    const VectorView row = values.row(i);
-    for (size_t c = 0; c < row.size(); ++c) sums[static_cast<size_t>(i)] += std::abs(row[c]) * row_norms[c];
+double perturbation_rounding(const EvictionWeights& eviction, const RoundingScale& scale) {
+  constexpr double kUnitRoundoff = std::numeric_limits<double>::epsilon() / 2;
+  constexpr double kUnderflow = std::numeric_limits<double>::denorm_min();
+  if (eviction.weights.size() > scale.absolute_projections.size()) {
+    throw ShapeMismatch(std::to_string(eviction.weights.size()) +
+                        " eviction weights but a rounding scale of " +
+                        std::to_string(scale.absolute_projections.size()) + " tokens");
   }
-  return sums;
+  const auto tokens = static_cast<double>(eviction.weights.size());
+  const auto head_dim = static_cast<double>(scale.head_dim);
+  const auto model_dim = static_cast<double>(scale.model_dim);
+  const double ku = (tokens + head_dim + model_dim + 8) * kUnitRoundoff;
+  const VectorView terms = VectorView(scale.absolute_projections).first(eviction.weights.size());
+  return 2 * (ku / (1 - ku)) * perturbation_bound(eviction, terms) +
+         kUnderflow * (tokens * (1 + scale.projection_sum) + 2 * head_dim * model_dim);
 }
 
 }  // namespace kvbound::reference

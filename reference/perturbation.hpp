@@ -119,27 +119,34 @@ double stage_two_bound_as_printed(VectorView attention_weights, VectorView proje
 double attention_only_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
                                        Indices stage_one, Indices kept);
 
-/// How far rounding may lift a computed L over a computed theta, however right the theorem.
-///
-///     slack = 2 gamma_k sum_i |w_i| sum_c |values[i,c]| sum_j |W^O[c,j]|,   gamma_k = k u / (1 - k u)
-///
-/// with u = 2^-53 and k = tokens + head_dim + model_dim + 8. Each of L and theta is a sum of products of the
-/// same computed w with values and W^O; every product and sum of either passes through at most k roundings,
-/// and the sums of absolute terms are at most the double sum above. An error of w itself moves both alike,
-/// because L <= theta holds for any w.
-///
-/// absolute_projections  [tokens]: sum_c |values[i,c]| sum_j |W^O[c,j]|, from absolute_value_projections
-double perturbation_rounding(const EvictionWeights& eviction, VectorView absolute_projections,
-                             int64_t head_dim, int64_t model_dim);
+/// What bounds on rounding need to know of one query head: sums of absolute terms, computed once for all
+/// queries.
+struct RoundingScale {
+  int64_t head_dim = 0;
+  int64_t model_dim = 0;
+  double projection_sum = 0;                 ///< sum_cj |W^O[c,j]|
+  std::vector<double> absolute_projections;  ///< [tokens]: sum_c |values[i,c]| sum_j |W^O[c,j]|
+};
 
-/// The largest that rounding lets a projected value's L1 norm seem.
-///
-///     sums[i] = sum_c |values[i,c]| sum_j |output_projection[c,j]|
-///
 /// values             [tokens, head_dim]
 /// output_projection  [head_dim, model_dim]
-/// returns            [tokens], >= the L1 norms of the projected values
 /// throws             ShapeMismatch
-std::vector<double> absolute_value_projections(MatrixView values, MatrixView output_projection);
+RoundingScale rounding_scale(MatrixView values, MatrixView output_projection);
+
+/// How far rounding may lift a computed L over a computed theta, however right the theorem.
+///
+///     slack = 2 gamma_k sum_i |w_i| sum_c |values[i,c]| sum_j |W^O[c,j]|
+///             + eta (tokens (1 + sum_cj |W^O[c,j]|) + 2 head_dim model_dim)
+///
+/// with gamma_k = k u / (1 - k u), u = 2^-53, k = tokens + head_dim + model_dim + 8, eta = 2^-1074. Each of L
+/// and theta is a sum of products of the same computed w with values and W^O; every product and sum of either
+/// passes through at most k roundings, and the sums of absolute terms are at most the double sum above. A
+/// product that underflows is off by eta/2: tokens of them per column of values, each then multiplied by a
+/// row of W^O, and head_dim model_dim in the product with W^O, in L and (times sum |w| <= 2) in theta. An
+/// error of w itself moves both alike, because L <= theta holds for any w.
+///
+/// eviction  w of the first tokens that `scale` knows
+/// throws    ShapeMismatch if there are more
+double perturbation_rounding(const EvictionWeights& eviction, const RoundingScale& scale);
 
 }  // namespace kvbound::reference

@@ -53,6 +53,31 @@ std::vector<int64_t> merged(std::span<const int64_t> a, std::span<const int64_t>
   return both;
 }
 
+void require_rows(const std::string& what, MatrixView rows, int64_t heads, int64_t head_dim) {
+  require_equal("rows of " + what, rows.rows, "heads of the layer", heads);
+  require_equal("columns of " + what, rows.cols, "head_dim", head_dim);
+}
+
+void require_heads(const std::string& what, TensorView heads, int64_t count, int64_t head_dim) {
+  require_equal("slices of " + what, heads.slices, "heads of the layer", count);
+  require_equal("columns of " + what, heads.cols, "head_dim", head_dim);
+}
+
+void require_consistent(const LayerView& layer) {
+  const LayerShape& shape = layer.shape;
+  if (shape.kv_heads < 1 || shape.query_heads % shape.kv_heads != 0) {
+    throw ShapeMismatch(std::to_string(shape.query_heads) + " query heads cannot share " +
+                        std::to_string(shape.kv_heads) + " KV heads");
+  }
+  require_heads("keys", layer.keys, shape.kv_heads, shape.head_dim);
+  require_heads("values", layer.values, shape.kv_heads, shape.head_dim);
+  require_heads("queries", layer.queries, shape.query_heads, shape.head_dim);
+  require_equal("rows of keys", layer.keys.rows, "rows of values", layer.values.rows);
+  require_equal("rows of output_projection", layer.output_projection.rows, "query_heads * head_dim",
+                shape.query_heads * shape.head_dim);
+  require_equal("columns of output_projection", layer.output_projection.cols, "model_dim", shape.model_dim);
+}
+
 // One KV head's cache: rows in the order of their positions.
 struct HeadCache {
   std::vector<int64_t> positions;
@@ -70,6 +95,7 @@ class ReferenceSession final : public Session {
  public:
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
+    require_consistent(layer);
     require_equal("budgets", static_cast<int64_t>(budgets.size()), "kv_heads", layer.shape.kv_heads);
     for (const int64_t budget : budgets) {
       require_valid(policy, budget, layer.prompt_tokens(), layer.window_queries());
@@ -85,6 +111,9 @@ class ReferenceSession final : public Session {
   }
 
   StepRecord step(const StepView& view) override {
+    require_rows("keys", view.keys, shape_.kv_heads, shape_.head_dim);
+    require_rows("values", view.values, shape_.kv_heads, shape_.head_dim);
+    require_rows("queries", view.queries, shape_.query_heads, shape_.head_dim);
     StepRecord record{Matrix(shape_.query_heads, shape_.head_dim), {}};
     const int64_t group_size = shape_.group_size();
     parallel_for(shape_.kv_heads, [&](int64_t g) {
@@ -240,6 +269,11 @@ class ReferenceSession final : public Session {
 
 void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens, int64_t window_queries) {
   const auto& host = std::get<SnapKv>(policy.host);
+  if (host.window < 1)
+    throw InvalidPolicy("window=" + std::to_string(host.window) + " but it must be at least 1");
+  if (host.pool < 1 || host.pool % 2 == 0) {
+    throw InvalidPolicy("pool=" + std::to_string(host.pool) + " but it must be odd");
+  }
   if (budget < 1 || budget > prompt_tokens) {
     throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is outside 1.." +
                         std::to_string(prompt_tokens) + ", the prompt's tokens");

@@ -45,6 +45,9 @@ Matrix window_attention(const LayerView& layer, int64_t window) {
 }
 
 Matrix max_pool(MatrixView scores, int64_t width) {
+  if (width < 1 || width % 2 == 0) {
+    throw ShapeMismatch("a pool of width " + std::to_string(width) + " has no middle; expected an odd width");
+  }
   const int64_t reach = (width - 1) / 2;
   Matrix pooled(scores.rows, scores.cols);
   for (int64_t r = 0; r < scores.rows; ++r) {

@@ -38,6 +38,7 @@ Matrix window_attention(const LayerView& layer, int64_t window);
 /// scores   [rows, entries]
 /// width    odd, >= 1; 1 changes nothing
 /// returns  [rows, entries], >= scores
+/// throws   ShapeMismatch if the width is even or below 1
 Matrix max_pool(MatrixView scores, int64_t width);
 
 /// The mean over the query heads that share a KV head.

@@ -64,13 +64,27 @@ double total_bound(const ThetaSweepInput& input, const std::vector<int64_t>& sel
   return total;
 }
 
+void require_valid(const ThetaSweepInput& input, int64_t k) {
+  const MatrixView weights = input.attention_weights;
+  const MatrixView norms = input.projected_value_norms;
+  require_equal("candidates", static_cast<int64_t>(input.candidates.size()), "columns of head_scores",
+                input.head_scores.cols);
+  require_equal("columns of attention_weights", weights.cols, "columns of projected_value_norms", norms.cols);
+  require_equal("rows of attention_weights", weights.rows, "rows of projected_value_norms", norms.rows);
+  require_equal("rows of attention_weights", weights.rows, "rows of head_scores", input.head_scores.rows);
+  for (int64_t h = 0; h < weights.rows; ++h) {
+    require_finite("attention_weights", weights.row(h));
+    require_finite("projected_value_norms", norms.row(h));
+  }
+  for (const std::vector<int64_t>& rival : input.rivals) {
+    require_equal("entries of a rival", static_cast<int64_t>(rival.size()), "k", k);
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> select_theta_sweep(const ThetaSweepInput& input, int64_t k) {
-  require_equal("candidates", static_cast<int64_t>(input.candidates.size()), "columns of head_scores",
-                input.head_scores.cols);
-  require_equal("columns of attention_weights", input.attention_weights.cols,
-                "columns of projected_value_norms", input.projected_value_norms.cols);
+  require_valid(input, k);
   const Matrix norms = relative_norms(input);
   std::optional<std::vector<int64_t>> best;
   double best_bound = kInfinity;

@@ -62,12 +62,11 @@ class Measurement {
         shape_(layer.shape),
         steps_(static_cast<int64_t>(records.front().steps.size())),
         projected_value_norms_(all_value_norms(layer, prompt_norms)),
-        absolute_projections_(shape_.query_heads, layer.values.view().rows),
+        rounding_scales_(static_cast<size_t>(shape_.query_heads)),
         full_output_(steps_, shape_.query_heads * shape_.head_dim) {
     reference::parallel_for(shape_.query_heads, [&](int64_t h) {
-      std::ranges::copy(reference::absolute_value_projections(layer_.values.slice(shape_.kv_head_of(h)),
-                                                              head_projection(h)),
-                        absolute_projections_.row(h).begin());
+      rounding_scales_[static_cast<size_t>(h)] =
+          reference::rounding_scale(layer_.values.slice(shape_.kv_head_of(h)), head_projection(h));
     });
   }
 
@@ -148,8 +147,8 @@ class Measurement {
       metrics.kept_mass(t, h) = eviction.kept_mass;
       metrics.bound(t, h) =
           reference::perturbation_bound(eviction, projected_value_norms_.row(h).first(visible));
-      metrics.rounding(t, h) = reference::perturbation_rounding(
-          eviction, absolute_projections_.row(h).first(visible), shape_.head_dim, shape_.model_dim);
+      metrics.rounding(t, h) =
+          reference::perturbation_rounding(eviction, rounding_scales_[static_cast<size_t>(h)]);
       if (metrics.stage_one_mass) {
         (*metrics.stage_one_mass)(t, h) =
             reference::attention_mass(attention, stage_one_residents(record, g, layer_.prompt_tokens, kept));
@@ -194,10 +193,10 @@ class Measurement {
   const std::vector<LayerRecord>& records_;
   const LayerShape shape_;
   const int64_t steps_;
-  Matrix projected_value_norms_;  // [query_heads, n + T]
-  Matrix absolute_projections_;   // [query_heads, n + T]
-  Matrix full_output_;            // [steps, query_heads * head_dim]
-  std::vector<Matrix> changes_;   // [runs] of [steps, query_heads * head_dim]: aV - a^V^
+  Matrix projected_value_norms_;                           // [query_heads, n + T]
+  std::vector<reference::RoundingScale> rounding_scales_;  // [query_heads]
+  Matrix full_output_;                                     // [steps, query_heads * head_dim]
+  std::vector<Matrix> changes_;  // [runs] of [steps, query_heads * head_dim]: aV - a^V^
   std::vector<LayerMetrics> metrics_;
 };
 

@@ -77,6 +77,7 @@ struct Session {
                                 std::span<const int64_t> budgets) = 0;
 
   /// One decode step: the new entry enters, the queries attend, whoever has to leave leaves.
+  /// After compress. Throws ShapeMismatch, NonFinite.
   virtual StepRecord step(const StepView& view) = 0;
 };
 
