@@ -112,15 +112,17 @@ void require_distinct_outputs(const CommandLine& line, const std::vector<const c
                               const std::vector<std::string>& inputs) {
   namespace fs = std::filesystem;
   std::error_code ignored;
+  const auto place_of = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path), ignored);
+  };
   std::map<fs::path, std::string> taken;
-  for (const std::string& input : inputs) taken.emplace(fs::weakly_canonical(input, ignored), "an input");
+  for (const std::string& input : inputs) taken.emplace(place_of(input), "an input");
   for (const char* option : options) {
     const auto path = line.text(option);
     if (!path) continue;
     if (path->empty()) throw UsageError(fmt::format("--{}: an empty file name", option));
     if (fs::is_character_file(*path, ignored)) continue;  // /dev/null may well take two outputs
-    const auto [place, is_new] =
-        taken.emplace(fs::weakly_canonical(*path, ignored), fmt::format("--{}", option));
+    const auto [place, is_new] = taken.emplace(place_of(*path), fmt::format("--{}", option));
     if (!is_new) throw UsageError(fmt::format("--{} '{}': that is {}, too", option, *path, place->second));
   }
 }

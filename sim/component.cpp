@@ -73,7 +73,7 @@ Option epsilon(double& field) {
           [&field](std::string_view text) {
             const auto number = parse_real(text);
             if (!number || *number < 0) return false;
-            field = *number;
+            field = *number == 0 ? 0 : *number;  // no negative zero
             return true;
           }};
 }

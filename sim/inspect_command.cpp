@@ -107,7 +107,7 @@ int inspect_command(const Arguments& arguments) {
   const std::string path = line.positionals("TRACE", 1, 1).front();
   const traces::Trace trace(path, header_options(line));
   std::optional<traces::OutputFile> file;
-  require_distinct_outputs(line, {"json"}, {path});
+  require_distinct_outputs(line, {"json"}, trace.paths());
   if (const auto json = line.text("json")) file.emplace(*json);
 
   std::string sha256;

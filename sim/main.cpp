@@ -2,6 +2,7 @@
 // error.
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <new>
 #include <string>
@@ -58,6 +59,8 @@ int dispatch(const Arguments& arguments) {
   if (command == "inspect") return inspect_command(rest);
   if (command == "replay") return replay_command(rest);
   if (command == "generate") return generate_command(rest);
+  if (arguments.size() > 1 && command.starts_with('-'))
+    throw UsageError("unexpected argument '" + arguments[1] + "'");
   if (command == "--help" || command == "-h") {
     std::cout << kHelp;
     return kPass;
@@ -87,6 +90,8 @@ int run(const Arguments& arguments) try {
   return fail(kInvalidInput, error.what());
 } catch (const IoError& error) {
   return fail(kWorld, error.what());
+} catch (const std::filesystem::filesystem_error& error) {
+  return fail(kWorld, "cannot use " + error.path1().string() + ": " + error.code().message());
 } catch (const std::bad_alloc&) {
   return fail(kWorld, "out of memory");
 } catch (const std::exception& error) {

@@ -3,7 +3,7 @@
 
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
                 nlohmann-json3-dev)
-test_packages=(libgtest-dev librapidcheck-dev python3 python3-numpy python3-jsonschema)
+test_packages=(libgtest-dev libgmock-dev librapidcheck-dev python3 python3-numpy python3-jsonschema)
 
 # fail MESSAGE [STATUS]: ends the script.
 fail() {

@@ -195,11 +195,13 @@ int replay_command(const Arguments& arguments) {
   std::vector<traces::Trace> traces;
   for (const std::string& path : paths) traces.emplace_back(path, header_options(line));
   std::vector<Scope> scopes;
+  std::vector<std::string> inputs;
   for (const traces::Trace& trace : traces) {
+    std::ranges::copy(trace.paths(), std::back_inserter(inputs));
     require_valid(request.runs, trace.info());
     scopes.push_back(scope_of(line, trace.info()));
   }
-  require_distinct_outputs(line, {"json", "csv", "dump"}, paths);
+  require_distinct_outputs(line, {"json", "csv", "dump"}, inputs);
   std::optional<DumpTargets> targets;
   if (request.dump) targets.emplace(*request.dump, paths, request.runs.size());
   std::optional<traces::OutputFile> json, csv;

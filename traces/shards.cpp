@@ -132,6 +132,13 @@ void ShardSet::open_shards(int64_t header_limit) {
   }
 }
 
+std::vector<std::string> ShardSet::paths() const {
+  std::vector<std::string> paths;
+  if (index_) paths.push_back(path_);
+  for (const SafetensorsFile& file : files_) paths.push_back(file.path());
+  return paths;
+}
+
 StoredTensor ShardSet::find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? StoredTensor{} : found->second;

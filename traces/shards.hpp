@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "safetensors.hpp"
 
@@ -30,6 +31,8 @@ class ShardSet {
   ShardSet(const std::string& path, int64_t header_limit);
 
   const std::string& path() const { return path_; }
+  /// All files that are read: the single one, or the index and its shards.
+  std::vector<std::string> paths() const;
   /// The single file's, or the index's, or, if that has no "format", the first shard's that has
   /// "format" = "kvbound-trace".
   const Metadata& metadata() const { return metadata_; }

@@ -209,6 +209,8 @@ Trace::~Trace() = default;
 Trace::Trace(Trace&&) noexcept = default;
 Trace& Trace::operator=(Trace&&) noexcept = default;
 
+std::vector<std::string> Trace::paths() const { return files_->paths(); }
+
 Layer Trace::read_layer(int64_t layer, bool with_attention_output) const {
   if (layer < 0 || layer >= info_.layers) {
     throw ShapeMismatch("layer " + std::to_string(layer) + " of a trace that has " +

@@ -70,6 +70,8 @@ class Trace {
   Trace& operator=(Trace&&) noexcept;
 
   const TraceInfo& info() const { return info_; }
+  /// All files that are read: the trace's, or the index and its shards.
+  std::vector<std::string> paths() const;
 
   /// Reads one layer. Throws TraceError if the file was cut since, or a number is NaN or infinite.
   /// with_attention_output: also read what the model itself computed, if it was recorded.
