@@ -74,8 +74,8 @@ TEST(VisitWindowAttention, ShowsEveryQueryOnceInOrder) {
       for (int64_t i = 0; i < weights.rows; ++i) seen.append_row(weights.row(i));
     });
     const LayerView view = layer.view();
-    const Matrix queries_at_once = attention_weights(view.queries.slice(1).middle_rows(70 - window, window),
-                                                     view.keys.slice(0), view.scale, 80 - window);
+    const Matrix all_at_once = attention_weights(view.queries.slice(1).middle_rows(70 - window, window),
+                                                 view.keys.slice(0), view.scale, 80 - window);
     ASSERT_EQ(seen.rows(), window);
     for (int64_t i = 0; i < window; ++i) {
       const int64_t position = 80 - window + i;
@@ -87,7 +87,7 @@ TEST(VisitWindowAttention, ShowsEveryQueryOnceInOrder) {
                                               view.keys.slice(0), view.scale),
                                80 - window);
     EXPECT_TRUE(oracle::all_within(seen, exact));
-    EXPECT_TRUE(oracle::all_within(queries_at_once, exact));
+    EXPECT_TRUE(oracle::all_within(all_at_once, exact));
   }
 }
 

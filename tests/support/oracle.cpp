@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
-#include <limits>
+#include <numeric>
 #include <stdexcept>
 
 namespace kvbound::oracle {
@@ -21,20 +21,34 @@ Real carried_by_product(const Bounded& a, const Bounded& b) {
   return abs(a.value) * b.bound + abs(b.value) * a.bound + a.bound * b.bound;
 }
 
+// The exponential of an argument that is off by at most d <= 1: |exp(x + d) - exp(x)| <= exp(x) (d + d^2).
+Bounded exponential(const Real& value, const Real& argument_bound) {
+  if (argument_bound > 1) throw std::domain_error("an exponential of what is hardly known");
+  return rounded(value, value * argument_bound * (1 + argument_bound), 2);
+}
+
 Real largest(const Row& row) { return std::ranges::max_element(row, {}, &Bounded::value)->value; }
 
-// exp(z_j - m) as a double evaluates it. m is the largest computed logit: whichever double it is, it is
-// subtracted from all alike, so only the subtraction's rounding counts, of a difference that m's own error
-// may have widened.
-Row shifted_exponentials(const Row& logits) {
-  const Real m = largest(logits);
+// exp(z), plainly.
+std::vector<Real> exponentials(const Row& logits) {
+  std::vector<Real> result;
+  for (const Bounded& logit : logits) result.push_back(exp(logit.value));
+  return result;
+}
+
+Real total(const std::vector<Real>& terms) { return std::accumulate(terms.begin(), terms.end(), Real(0)); }
+
+// exp(z_j - m) with the error of evaluating it in double. m is the largest computed logit: whichever double
+// it is, it is subtracted from all alike, so only the subtraction's rounding counts, of a difference that m's
+// own error may have widened.
+Row shifted_exponentials(const Row& logits, const std::vector<Real>& exponentials) {
+  const Real m = largest(logits), largest_exponential = *std::ranges::max_element(exponentials);
   Real m_error = 0;
   for (const Bounded& logit : logits) m_error = std::max(m_error, logit.bound);
   Row result;
-  for (const Bounded& logit : logits) {
-    const Real difference = logit.value - m;
-    const Real rounding = kUnitRoundoff * (abs(difference) + logit.bound + m_error);
-    result.push_back(exp(Bounded(difference, logit.bound + rounding)));
+  for (size_t j = 0; j < logits.size(); ++j) {
+    const Real rounding = kUnitRoundoff * (abs(logits[j].value - m) + logits[j].bound + m_error);
+    result.push_back(exponential(exponentials[j] / largest_exponential, logits[j].bound + rounding));
   }
   return result;
 }
@@ -112,15 +126,11 @@ Bounded operator/(const Bounded& a, const Bounded& b) {
 }
 Bounded abs(const Bounded& a) { return {abs(a.value), a.bound}; }
 
-// |exp(x + d) - exp(x)| <= exp(x) (exp(|d|) - 1).
-Bounded exp(const Bounded& a) {
-  const Real value = exp(a.value);
-  return rounded(value, a.bound == 0 ? Real(0) : Real(value * expm1(a.bound)), 2);
-}
-// |ln(x + d) - ln(x)| <= -ln(1 - |d|/x).
+Bounded exp(const Bounded& a) { return exponential(exp(a.value), a.bound); }
+// |ln(x + d) - ln(x)| <= |d| / (x - |d|).
 Bounded log(const Bounded& a) {
   if (!(a.value > a.bound)) throw std::domain_error("the logarithm of what may be 0");
-  return rounded(log(a.value), a.bound == 0 ? Real(0) : Real(-log1p(-a.bound / a.value)), 2);
+  return rounded(log(a.value), a.bound / (a.value - a.bound), 2);
 }
 // |sqrt(x + d) - sqrt(x)| = |d| / (sqrt(x + d) + sqrt(x)) <= |d| / sqrt(x).
 Bounded sqrt(const Bounded& a) {
@@ -223,21 +233,19 @@ Rows logits(MatrixView queries, MatrixView keys, double scale) {
 
 // As computed: m + ln sum exp(z - m). The value is the plain definition's.
 Bounded log_sum_exp(const Row& logits) {
-  Real total = 0;
-  for (const Bounded& logit : logits) total += exp(logit.value);
-  const Bounded logarithm = log(sum(shifted_exponentials(logits)));
-  return rounded(log(total), logarithm.bound);
+  const std::vector<Real> plain = exponentials(logits);
+  return rounded(log(total(plain)), log(sum(shifted_exponentials(logits, plain))).bound);
 }
 
 Row softmax(const Row& logits) {
   if (logits.empty()) return {};
-  Real total = 0;
-  for (const Bounded& logit : logits) total += exp(logit.value);
-  const Row exponentials = shifted_exponentials(logits);
-  const Bounded denominator = sum(exponentials);
+  const std::vector<Real> plain = exponentials(logits);
+  const Real plain_total = total(plain);
+  const Row shifted = shifted_exponentials(logits, plain);
+  const Bounded denominator = sum(shifted);
   Row result;
   for (size_t j = 0; j < logits.size(); ++j) {
-    result.emplace_back(exp(logits[j].value) / total, (exponentials[j] / denominator).bound);
+    result.emplace_back(plain[j] / plain_total, (shifted[j] / denominator).bound);
   }
   return result;
 }

@@ -1,0 +1,118 @@
+"""The documentation speaks of what there is: links, paths, options, commands, the printed table, the layout.
+
+usage: documentation_test.py KVBOUND ROOT      KVBOUND: the program's path; ROOT: the project's top folder
+"""
+import re
+import shlex
+import sys
+import unicodedata
+from pathlib import Path
+
+from support import kvbound_cli
+from support.kvbound_cli import SAMPLES, CommandLineTest
+
+ROOT = Path(sys.argv.pop(2)).resolve(strict=True) if len(sys.argv) > 2 else kvbound_cli.REPOSITORY
+FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
+TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
+TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
+MENTION = re.compile(rf"(?<![\w/.{{}}-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w\.(?:md|hpp|cpp|cu|cuh|py|sh|json|txt|safetensors)(?:#[\w.-]+)?\b")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def documents():
+    return [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")))]
+
+
+def anchors(path):
+    """What a Markdown file can be entered at: GitHub's slugs of its headings, and explicit ids."""
+    text = path.read_text("utf-8")
+    slugs = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+    for heading in re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE):
+        kept = (c for c in heading.lower() if c in " -_" or unicodedata.category(c)[0] in "LN")
+        slugs.add("".join(kept).replace(" ", "-"))
+    return slugs
+
+
+def code_blocks(path):
+    """The text of all fenced and indented code blocks."""
+    text = path.read_text("utf-8")
+    fenced = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    indented = [re.sub("^    ", "", block, flags=re.MULTILINE)
+                for block in re.findall(r"(?:\n|\A)\n((?:    .*\n|\n(?=    ))+)", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))]
+    return fenced + indented
+
+
+def commands(path):
+    """The lines of code blocks that run kvbound, continued ones joined, as words."""
+    for block in code_blocks(path):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True) if line.split("#")[0].count('"') % 2 == 0 else []
+            if words and re.fullmatch(r"(\./|build/.*/)?kvbound", words[0]):
+                yield words[1:]
+
+
+class Documentation(CommandLineTest):
+    def require_target(self, target, folder, where):
+        path, _, anchor = target.partition("#")
+        found = folder / path if path else where
+        self.assertTrue(found.exists(), f"{where} points to {target}, which does not exist")
+        if anchor and found.suffix == ".md":
+            self.assertIn(anchor, anchors(found), f"{where} points to {target}")
+
+    def test_links_lead_somewhere(self):
+        links = 0
+        for document in documents():
+            for target in LINK.findall(re.sub(r"`[^`\n]*`", "", document.read_text("utf-8"))):
+                links += 1
+                if not re.match(r"https?://", target):
+                    self.require_target(target, document.parent, document)
+        self.assertGreater(links, 5, "this test finds no links any more")
+
+    def test_paths_that_sources_and_documents_mention_exist(self):
+        mentions = 0
+        sources = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in TEXT)
+        for path in (ROOT / "README.md", ROOT / "CMakeLists.txt", *sources):
+            for target in MENTION.findall(path.read_text("utf-8")):
+                if re.search("STEM|my_kv", target):
+                    continue  # stands for any name
+                mentions += 1
+                self.require_target(target, ROOT, path)
+        self.assertGreater(mentions, 5, "this test finds no paths any more")
+
+    def test_options_that_documents_mention_exist(self):
+        known = {"--help", "--version"}
+        for command in ("inspect", "replay", "generate"):
+            known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
+        for document in documents():
+            text = re.sub(r"(cmake|ctest|git|apt-get|tests/\w+\.py) --.*", "", document.read_text("utf-8"))
+            mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+            self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
+
+    def test_commands_in_documents_run(self):
+        (self.folder / "traces").symlink_to(ROOT / "traces")
+        ran = 0
+        for document in documents():
+            for words in commands(document):
+                words = [str(SAMPLES / "pocket-gqa.safetensors") if word.rstrip(".") == "TRACE" else word for word in words]
+                with self.subTest(" ".join(words)):
+                    self.passes(*words)
+                    ran += 1
+        self.assertGreaterEqual(ran, 3, "this test finds no commands any more")
+
+    def test_the_table_in_the_readme_is_what_the_quickstart_prints(self):
+        script = (ROOT / "sim" / "quickstart.sh").read_text("utf-8").replace("\\\n", " ")
+        command = re.search(r"run build/\S*kvbound (replay [^>\n]*)", script)[1].split()
+        printed = [line.rstrip() for line in self.passes(*command, cwd=ROOT).splitlines() if "reference" in line or "L/bound" in line]
+        readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
+        missing = [line for line in printed if line.strip() not in readme]
+        self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
+
+    def test_the_top_level_holds_what_the_layout_says_and_no_more(self):
+        ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+        entries = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} - ignored
+        self.assertEqual(entries - TOP_LEVEL, set())
+        self.assertLessEqual({"CMakeLists.txt", "README.md", "LICENSE", "reference", "traces", "sim", "tests"}, entries)
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()

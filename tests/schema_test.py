@@ -1,0 +1,128 @@
+"""The published JSON Schemas describe exactly what the program writes.
+
+usage: schema_test.py KVBOUND      KVBOUND: the program's path
+"""
+import copy
+import json
+
+import jsonschema
+
+from support import kvbound_cli
+from support.kvbound_cli import INCONCLUSIVE, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+
+GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
+
+
+def validator(path):
+    schema = json.loads((REPOSITORY / path).read_text("utf-8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+def objects(document, path=()):
+    """The paths of all objects in a document."""
+    if isinstance(document, dict):
+        yield path
+    items = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    for key, value in items:
+        yield from objects(value, (*path, key))
+
+
+def at(document, path):
+    for key in path:
+        document = document[key]
+    return document
+
+
+class Schemas(CommandLineTest):
+    def document(self, *arguments, code=PASS):
+        self.passes(*arguments, "--json", "out.json", code=code)
+        return json.loads((self.folder / "out.json").read_text("utf-8"))
+
+    def require_valid(self, schema, document):
+        errors = [f"{list(error.absolute_path)}: {error.message}" for error in schema.iter_errors(document)]
+        self.assertEqual(errors, [])
+
+    def require_tight(self, schema, document):
+        """Whatever is taken from any object, added to it, or replaced by -1 or [-1], the document is invalid."""
+        survivors = []
+        for path in objects(document):
+            changed = copy.deepcopy(document)
+            at(changed, path)["surplus"] = 1
+            survivors += [(path, "surplus")] if schema.is_valid(changed) else []
+            for key in at(document, path):
+                changed = copy.deepcopy(document)
+                del at(changed, path)[key]
+                survivors += [(*path, key, "missing")] if schema.is_valid(changed) else []
+                for wrong in (-1, [-1]):
+                    at(changed, path)[key] = wrong
+                    survivors += [(*path, key, wrong)] if schema.is_valid(changed) else []
+        self.assertEqual(survivors, [])
+
+    def test_every_field_of_a_schema_is_described_or_of_a_described_kind(self):
+        def undescribed(node, path=""):
+            for name, field in node.get("properties", {}).items():
+                known = "description" in field or "$ref" in field or "const" in field or name in ("traces", "runs", "layers")
+                yield from ([] if known or "properties" in field else [f"{path}/{name}"])
+                yield from undescribed(field, f"{path}/{name}")
+            for name, field in node.get("definitions", {}).items():
+                yield from undescribed(field, f"{path}/{name}")
+
+        for name in ("replay", "inspect"):
+            self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
+
+    def test_the_replay_schema_describes_replays_of_both_samples(self):
+        schema = validator("sim/replay.schema.json")
+        document = self.document("replay", GQA, MHA, "--policy", "snapkv,snapkv+critical,snapkv+theta-sweep:norm=l2",
+                                 "--base", "snapkv", "--budget", "64,12.5%", "--layers", "0,2-3", "--steps", "3")
+        self.assertEqual([len(trace["runs"]) for trace in document["traces"]], [6, 6])
+        self.require_valid(schema, document)
+
+    def test_the_replay_schema_describes_degenerate_replays(self):
+        schema = validator("sim/replay.schema.json")
+        trace = TraceFile()
+        for name in ("layers.0.output_projection", "layers.1.value"):
+            trace.tensors[name][1][...] = 0
+        trace.write(self.folder / "zero.safetensors")
+        TraceFile(decode_tokens=0).write(self.folder / "short.safetensors")
+        for name, code in (("zero", PASS), ("short", INCONCLUSIVE)):
+            document = self.document("replay", f"{name}.safetensors", "--policy", "snapkv:window=1,snapkv:window=1+critical",
+                                     "--base", "snapkv:window=1", "--budget", "1,100%", code=code)
+            self.require_valid(schema, document)
+
+    def test_the_replay_schema_describes_nothing_else(self):
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        document = self.document("replay", "trace.safetensors", "--policy", "snapkv:window=4+critical", "--base",
+                                 "snapkv:window=4", "--budget", "8")
+        schema = validator("sim/replay.schema.json")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_inspect_schema_describes_both_samples_and_traces_without_attention_output(self):
+        schema = validator("sim/inspect.schema.json")
+        for sample in (GQA, MHA):
+            for verify in ((), ("--verify",)):
+                self.require_valid(schema, self.document("inspect", sample, *verify))
+        TraceFile(decode_tokens=0, dtype="F16").write(self.folder / "trace.safetensors")
+        self.require_valid(schema, self.document("inspect", "trace.safetensors"))
+        self.require_valid(schema, self.document("inspect", "trace.safetensors", "--verify", code=INCONCLUSIVE))
+
+    def test_the_inspect_schema_describes_nothing_else(self):
+        schema = validator("sim/inspect.schema.json")
+        self.require_tight(schema, self.document("inspect", MHA, "--verify"))
+
+    def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
+        schema = validator("traces/trace.schema.json")
+        self.generate("generated.safetensors", "--kind", "tied", "--tokens", "64", "--dtype", "BF16")
+        for path in (GQA, MHA, self.folder / "generated.safetensors"):
+            with open(path, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            self.require_valid(schema, header)
+            for path in (("__metadata__",), ("__metadata__", "rope"), ("layers.0.key",), ("layers.0.key", "dtype")):
+                changed = copy.deepcopy(header)
+                del at(changed, path[:-1])[path[-1]]
+                self.assertFalse(schema.is_valid(changed), f"without {path}")
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()
