@@ -89,6 +89,21 @@ double all_norm_mass(VectorView weights, VectorView norms) {
   return sums_outside(weights, norms, marks(length(weights), {})).norm_mass;
 }
 
+// What both printed forms of stage two's bounds begin with: 2 - 1/sigma and C' = C - (2 - 1/sigma) S'.
+struct PrintedStageOne {
+  PrintedStageOne(VectorView attention_weights, VectorView norms, Indices stage_one) {
+    require_norms(attention_weights, norms);
+    sums = sums_over(attention_weights, norms, stage_one);
+    require_mass(sums.mass, "stage one's entries");
+    factor = 2 - 1 / sums.mass;
+    rest = all_norm_mass(attention_weights, norms) - factor * sums.norm_mass;
+  }
+
+  Sums sums;
+  double factor = 0;
+  double rest = 0;
+};
+
 }  // namespace
 
 double attention_mass(VectorView attention_weights, Indices entries) {
@@ -188,24 +203,16 @@ double perturbation_bound_as_printed(VectorView attention_weights, VectorView pr
 
 double stage_two_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
                                   Indices stage_one, Indices kept) {
-  require_norms(attention_weights, projected_value_norms);
-  const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
-  require_mass(one.mass, "stage one's entries");
-  const double factor = 2 - 1 / one.mass;
-  const double rest = all_norm_mass(attention_weights, projected_value_norms) - factor * one.norm_mass;
+  const PrintedStageOne one(attention_weights, projected_value_norms, stage_one);
   const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
-  return rest - factor * (inside.norm_mass - one.norm_mass);
+  return one.rest - one.factor * (inside.norm_mass - one.sums.norm_mass);
 }
 
 double attention_only_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
                                        Indices stage_one, Indices kept) {
-  require_norms(attention_weights, projected_value_norms);
-  const Sums one = sums_over(attention_weights, projected_value_norms, stage_one);
-  require_mass(one.mass, "stage one's entries");
-  const double factor = 2 - 1 / one.mass;
-  const double rest = all_norm_mass(attention_weights, projected_value_norms) - factor * one.norm_mass;
-  const double two_mass = attention_mass(attention_weights, kept) - one.mass;
-  return rest - smallest(projected_value_norms) * factor * two_mass;
+  const PrintedStageOne one(attention_weights, projected_value_norms, stage_one);
+  const double two_mass = attention_mass(attention_weights, kept) - one.sums.mass;
+  return one.rest - smallest(projected_value_norms) * one.factor * two_mass;
 }
 
 RoundingScale rounding_scale(MatrixView values, MatrixView output_projection) {

@@ -265,27 +265,30 @@ class ReferenceSession final : public Session {
   std::map<Norm, Matrix> norms_;
 };
 
-}  // namespace
-
-void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens, int64_t window_queries) {
-  const auto& host = std::get<SnapKv>(policy.host);
-  if (host.window < 1)
-    throw InvalidPolicy("window=" + std::to_string(host.window) + " but it must be at least 1");
+void require_valid_host(const SnapKv& host, int64_t budget, int64_t window_queries) {
+  const std::string window = std::to_string(host.window);
+  if (host.window < 1) throw InvalidPolicy("window=" + window + " but it must be at least 1");
   if (host.pool < 1 || host.pool % 2 == 0) {
     throw InvalidPolicy("pool=" + std::to_string(host.pool) + " but it must be odd");
   }
+  if (host.window > window_queries) {
+    throw InvalidPolicy("window=" + window + " but the trace records only " + std::to_string(window_queries) +
+                        " prompt queries");
+  }
+  if (budget < host.window) {
+    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " + window +
+                        " of the observation window, which always stay");
+  }
+}
+
+}  // namespace
+
+void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens, int64_t window_queries) {
   if (budget < 1 || budget > prompt_tokens) {
     throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is outside 1.." +
                         std::to_string(prompt_tokens) + ", the prompt's tokens");
   }
-  if (host.window > window_queries) {
-    throw InvalidPolicy("window=" + std::to_string(host.window) + " but the trace records only " +
-                        std::to_string(window_queries) + " prompt queries");
-  }
-  if (budget < host.window) {
-    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " +
-                        std::to_string(host.window) + " of the observation window, which always stay");
-  }
+  std::visit([&](const auto& host) { require_valid_host(host, budget, window_queries); }, policy.host);
 }
 
 std::unique_ptr<Session> make_session() { return std::make_unique<ReferenceSession>(); }

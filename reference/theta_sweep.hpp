@@ -25,6 +25,7 @@ struct ThetaSweepInput {
 ///         top k by mean_h a^h_j (lambda + N^h_j / mean_j N^h_j);          lambda = infinity: by mean_h a^h_j
 ///     then the rivals; the first of those with the smallest sum_h theta_h wins
 ///
+/// mean_j runs over all tokens; a head whose norms are all 0 counts as norms of 0. theta is taken in the norms' norm.
 /// For a fixed budget theta depends only on (Sigma, S); the sweep walks the hull of what is reachable. The
 /// best selection can lie off the hull, so the promise is exactly: theta is at most that of every rival.
 ///

@@ -11,7 +11,7 @@ int64_t Budget::entries(int64_t prompt_tokens) const {
 Budget parse_budget(std::string_view text) {
   const bool percent = text.ends_with('%');
   const auto amount = parse_decimal(percent ? text.substr(0, text.size() - 1) : text);
-  if (!amount || (!percent && amount->places > 0) || (percent && amount->value() > 100)) {
+  if (!amount || (!percent && amount->places > 0) || (percent && exceeds(*amount, 100))) {
     throw InvalidPolicy("budget '" + std::string(text) +
                         "': expected a count of entries such as 256, or a share of " +
                         "the prompt from 0% to 100% such as 20% or 2.5%");

@@ -4,9 +4,10 @@
 
 #include <filesystem>
 #include <iostream>
-#include <map>
 
 #include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
 
 #include "number.hpp"
 
@@ -108,27 +109,46 @@ traces::Trace::Options header_options(const CommandLine& line) {
   return options;
 }
 
-void require_distinct_outputs(const CommandLine& line, const std::vector<const char*>& options,
-                              const std::vector<std::string>& inputs) {
-  namespace fs = std::filesystem;
+namespace {
+
+std::filesystem::path canonical_path(const std::string& path) {
   std::error_code ignored;
-  const auto place_of = [&](const std::string& path) {
-    return fs::weakly_canonical(fs::absolute(path), ignored);
-  };
-  std::map<fs::path, std::string> taken;
-  for (const std::string& input : inputs) taken.emplace(place_of(input), "an input");
-  for (const char* option : options) {
-    const auto path = line.text(option);
-    if (!path) continue;
-    if (path->empty()) throw UsageError(fmt::format("--{}: an empty file name", option));
-    if (fs::is_character_file(*path, ignored)) continue;  // /dev/null may well take two outputs
-    const auto [place, is_new] = taken.emplace(place_of(*path), fmt::format("--{}", option));
-    if (!is_new) throw UsageError(fmt::format("--{} '{}': that is {}, too", option, *path, place->second));
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(path), ignored);
+}
+
+}  // namespace
+
+void OutputPaths::add_input(const std::string& path) { taken_.emplace(canonical_path(path), "an input"); }
+
+void OutputPaths::add(const std::string& option, const std::string& path) {
+  if (path.empty()) throw UsageError(fmt::format("--{}: an empty file name", option));
+  std::error_code ignored;
+  if (std::filesystem::is_character_file(path, ignored)) return;  // /dev/null may well take two outputs
+  const auto [place, is_new] = taken_.emplace(canonical_path(path), "what --" + option + " writes");
+  if (!is_new) throw UsageError(fmt::format("--{}: '{}' is {}", option, path, place->second));
+}
+
+std::string one_line(const std::string& text) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      line += c;
+    } else {
+      (line += "\\x") += {kDigits[byte >> 4], kDigits[byte & 15]};
+    }
   }
+  return line;
+}
+
+void flush_standard_output() {
+  std::cout.flush();
+  if (!std::cout) throw IoError("cannot write to standard output");
 }
 
 void apply_threads(const CommandLine& line) {
-  constexpr int64_t kMostThreads = 1024;
+  constexpr int64_t kMostThreads = 256;
   if (line.has("threads")) omp_set_num_threads(static_cast<int>(line.integer("threads", 1, kMostThreads, 1)));
 }
 

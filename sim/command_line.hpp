@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -40,7 +42,7 @@ class CommandLine {
   /// synopsis: the part after "kvbound ". details: printed under the options by --help.
   CommandLine(std::string synopsis, std::string details);
 
-  /// An option with a value, written VALUE in the help; several: it may be given more than once.
+  /// An option with a value, written VALUE in the help.
   void add(const char* name, const char* value, const char* meaning);
   void add_flag(const char* name, const char* meaning);
 
@@ -69,9 +71,24 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
 /// "--threads N", "--quiet", "--header-limit BYTES": what every command that works on traces has.
 void add_common_options(CommandLine& line);
 traces::Trace::Options header_options(const CommandLine& line);
-/// Throws UsageError if two of the options name the same output file, or one names an input.
-void require_distinct_outputs(const CommandLine& line, const std::vector<const char*>& options,
-                              const std::vector<std::string>& inputs);
+
+/// The files that a command reads and writes, none of which may be another one.
+class OutputPaths {
+ public:
+  void add_input(const std::string& path);
+  /// Throws UsageError, naming the option, if the path is empty, or an input's or another output's.
+  void add(const std::string& option, const std::string& path);
+
+ private:
+  std::map<std::filesystem::path, std::string> taken_;  // canonical path -> what it is
+};
+
+/// Text of any origin on one line: control characters, from a file name perhaps, are made visible.
+std::string one_line(const std::string& text);
+
+/// Throws IoError if what was printed could not be written. To be called before output files get their names.
+void flush_standard_output();
+
 /// Sets the number of OpenMP threads from --threads.
 void apply_threads(const CommandLine& line);
 

@@ -53,7 +53,8 @@ Option pool(int64_t& field) {
 }
 
 Option alpha(std::optional<Decimal>& field) {
-  return {"alpha", "share of the candidates' budget for stage one", "a decimal from 0 to 1, or adaptive",
+  return {"alpha", "share of the candidates' budget for stage one",
+          "a decimal from 0 to 1 of at most 18 digits, or adaptive",
           [&field] { return field ? to_string(*field) : "adaptive"; },
           [&field](std::string_view text) {
             if (text == "adaptive") {
@@ -61,7 +62,7 @@ Option alpha(std::optional<Decimal>& field) {
               return true;
             }
             const auto number = parse_decimal(text);
-            if (!number || number->value() > 1) return false;
+            if (!number || exceeds(*number, 1)) return false;
             field = number;
             return true;
           }};

@@ -9,6 +9,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <span>
+#include <type_traits>
+
+#include <fmt/format.h>
 
 #include <kvbound/traces/messages.hpp>
 
@@ -109,28 +112,25 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
 Dump::~Dump() = default;
 Dump::Dump(Dump&&) noexcept = default;
 
-void Dump::add(int64_t layer, const LayerRecord& record, const LayerMetrics& metrics) {
-  const std::string prefix = "layers." + std::to_string(layer) + ".";
-  const auto add_integers = [&](const char* tensor, std::vector<int64_t> shape,
-                                std::span<const int64_t> numbers) {
-    tensors_.push_back({prefix + tensor, Dtype::i64, std::move(shape)});
-    spool_->write(numbers);
-  };
-  const auto add_reals = [&](const char* tensor, std::vector<int64_t> shape, VectorView numbers) {
-    tensors_.push_back({prefix + tensor, Dtype::f64, std::move(shape)});
-    spool_->write(numbers);
+template <class Number>
+void Dump::append(int64_t layer, const char* tensor, std::vector<int64_t> shape,
+                  std::span<const Number> numbers) {
+  const Dtype dtype = std::is_same_v<Number, double> ? Dtype::f64 : Dtype::i64;
+  tensors_.push_back({fmt::format("layers.{}.{}", layer, tensor), dtype, std::move(shape)});
+  spool_->write(numbers);
+}
+
+void Dump::add(int64_t layer, const LayerRecord& record) {
+  const auto add_integers = [&](const char* tensor, std::span<const int64_t> numbers) {
+    append(layer, tensor, {static_cast<int64_t>(numbers.size())}, numbers);
   };
   const auto add_matrix = [&](const char* tensor, const Matrix& matrix) {
-    add_reals(tensor, {matrix.rows(), matrix.cols()}, matrix.numbers());
+    append(layer, tensor, {matrix.rows(), matrix.cols()}, matrix.numbers());
   };
-
   const PromptRecord& prompt = record.prompt;
-  const std::vector<int64_t> kept = concatenated(prompt.kept);
-  const std::vector<int64_t> kept_offsets = offsets(prompt.kept);
-  add_integers("kept", {static_cast<int64_t>(kept.size())}, kept);
-  add_integers("kept_offsets", {static_cast<int64_t>(kept_offsets.size())}, kept_offsets);
-  add_integers("score_positions", {static_cast<int64_t>(prompt.score_positions.size())},
-               prompt.score_positions);
+  add_integers("kept", concatenated(prompt.kept));
+  add_integers("kept_offsets", offsets(prompt.kept));
+  add_integers("score_positions", prompt.score_positions);
   add_matrix("score", prompt.score);
   if (prompt.stage_two_score) add_matrix("stage_two_score", *prompt.stage_two_score);
   if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
@@ -139,12 +139,18 @@ void Dump::add(int64_t layer, const LayerRecord& record, const LayerMetrics& met
   for (const StepRecord& step : record.steps) {
     output.insert(output.end(), step.output.numbers().begin(), step.output.numbers().end());
   }
-  const auto steps = static_cast<int64_t>(record.steps.size());
-  add_reals("output", {steps, shape_.query_heads, shape_.head_dim}, output);
+  append(layer, "output", {static_cast<int64_t>(record.steps.size()), shape_.query_heads, shape_.head_dim},
+         VectorView(output));
+}
+
+void Dump::add(int64_t layer, const LayerMetrics& metrics) {
+  const auto add_matrix = [&](const char* tensor, const Matrix& matrix) {
+    append(layer, tensor, {matrix.rows(), matrix.cols()}, matrix.numbers());
+  };
   add_matrix("perturbation", metrics.perturbation);
   add_matrix("kept_mass", metrics.kept_mass);
   add_matrix("bound", metrics.bound);
-  add_reals("layer_perturbation", {steps}, metrics.layer_perturbation);
+  append(layer, "layer_perturbation", {metrics.perturbation.rows()}, VectorView(metrics.layer_perturbation));
 }
 
 void Dump::prepare(const std::string& path) {
@@ -154,7 +160,12 @@ void Dump::prepare(const std::string& path) {
     for (int64_t left = elements(tensor); left > 0; left -= static_cast<int64_t>(piece.size())) {
       piece.resize(static_cast<size_t>(std::min(left, kPiece)));
       spool_->read(std::span<Number>(piece));
-      writer_->append(tensor.name, std::span<const Number>(piece));
+      if constexpr (std::is_same_v<Number, double>) {
+        // A stage-two score may be infinite: epsilon can be any number.
+        writer_->append(tensor.name, VectorView(piece), traces::NonFiniteNumbers::allowed);
+      } else {
+        writer_->append(tensor.name, std::span<const Number>(piece));
+      }
     }
   };
   for (const traces::TensorDeclaration& tensor : tensors_) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,9 @@ class Dump {
   ~Dump();
   Dump(Dump&&) noexcept;
 
-  void add(int64_t layer, const LayerRecord& record, const LayerMetrics& metrics);
+  /// What a run recorded of a layer; then, once, how that was measured.
+  void add(int64_t layer, const LayerRecord& record);
+  void add(int64_t layer, const LayerMetrics& metrics);
 
   /// Writes all that was added to a temporary file beside `path`. Throws IoError.
   void prepare(const std::string& path);
@@ -37,6 +40,9 @@ class Dump {
 
  private:
   class Spool;
+
+  template <class Number>
+  void append(int64_t layer, const char* tensor, std::vector<int64_t> shape, std::span<const Number> numbers);
 
   traces::SafetensorsWriter::Strings metadata_;
   LayerShape shape_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "command_line.hpp"
 #include "replay.hpp"
 
 namespace kvbound::sim {
@@ -13,8 +14,12 @@ namespace kvbound::sim {
 /// dumps go to a folder; several traces get a folder each within it, named like the trace.
 class DumpTargets {
  public:
-  /// Throws UsageError if the target is a file where a folder is needed, or two traces have the same name.
-  DumpTargets(const std::string& target, const std::vector<std::string>& traces, size_t runs);
+  /// Adds every dump's file to `outputs`.
+  ///
+  /// throws  UsageError if the target is a file where a folder is needed, two traces have the same name, or a dump
+  ///         would replace another file of this command; IoError if a single file's folder does not exist
+  DumpTargets(const std::string& target, const std::vector<std::string>& traces, const std::vector<Run>& runs,
+              OutputPaths& outputs);
   /// Removes the folders that make_folders made and that are still empty, unless keep() was called.
   ~DumpTargets();
   DumpTargets(const DumpTargets&) = delete;

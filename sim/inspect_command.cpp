@@ -12,6 +12,7 @@
 #include "environment.hpp"
 #include "number.hpp"
 #include "progress.hpp"
+#include "report.hpp"
 #include "verify.hpp"
 
 namespace kvbound::sim {
@@ -35,8 +36,8 @@ std::string describe(const traces::TraceInfo& info) {
       "  query heads        {}\n  KV heads           {}\n  head_dim           {}\n  model_dim          {}\n"
       "  prompt tokens      {}\n  decode tokens      {}\n  window queries     {}\n  scale              {}\n"
       "  storage            {}\n  attention output   {}\n  tokens             {}\n",
-      info.path, traces::printable(info.model, 200), traces::printable(info.source, 200), info.layers,
-      info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
+      one_line(info.path), traces::printable(info.model, 200), traces::printable(info.source, 200),
+      info.layers, info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
       info.prompt_tokens, info.decode_tokens, info.window_queries, shortest(info.scale), name(info.storage),
       info.has_attention_output ? "recorded" : "not recorded", info.has_tokens ? "recorded" : "not recorded");
 }
@@ -44,22 +45,9 @@ std::string describe(const traces::TraceInfo& info) {
 Json to_json(const traces::TraceInfo& info, const std::string& sha256) {
   Json document{{"schema", "kvbound-inspect-1"}};
   document.update(environment());
-  document["trace"] = {{"path", info.path},
-                       {"sha256", sha256},
-                       {"model", info.model},
-                       {"source", info.source},
-                       {"layers", info.layers},
-                       {"query_heads", info.shape.query_heads},
-                       {"kv_heads", info.shape.kv_heads},
-                       {"head_dim", info.shape.head_dim},
-                       {"model_dim", info.shape.model_dim},
-                       {"prompt_tokens", info.prompt_tokens},
-                       {"decode_tokens", info.decode_tokens},
-                       {"window_queries", info.window_queries},
-                       {"scale", info.scale},
-                       {"storage", name(info.storage)},
-                       {"attention_output", info.has_attention_output},
-                       {"tokens", info.has_tokens}};
+  document["trace"] = trace_json(info, sha256);
+  document["trace"]["attention_output"] = info.has_attention_output;
+  document["trace"]["tokens"] = info.has_tokens;
   return document;
 }
 
@@ -73,23 +61,25 @@ Json to_json(int64_t layer, const OutputAgreement& agreement) {
           {"column", agreement.column}};
 }
 
-// Reads every layer; tells and returns per layer how the recorded attention output compares.
+// Reads every layer; tells per layer how the recorded attention output compares. Returns what was compared.
 Json verify(const traces::Trace& trace, bool progress_wanted, int& code) {
   Json layers = Json::array();
   Progress progress("verifying", progress_wanted);
-  for (int64_t l = 0; l < trace.info().layers; ++l) {
-    const traces::Layer layer = trace.read_layer(l, trace.info().has_attention_output);
-    if (layer.attention_output) {
+  for (int64_t l = 0; l < trace.info().layers; ++l) try {
+      const traces::Layer layer = trace.read_layer(l, true);
+      progress.update(l + 1, trace.info().layers);
+      if (!layer.attention_output) continue;
       const OutputAgreement agreement = verify_attention_output(layer);
       if (!agreement.agrees()) code = kMismatch;
+      layers.push_back(to_json(l, agreement));
       std::cout << fmt::format(
           "  layer {:<12} {}: largest error {:.3g}, {:.3g} of its bound (query head {}, row {}, column {})\n",
           l, agreement.agrees() ? "agrees" : "DIFFERS", agreement.worst_error, agreement.worst_share,
           agreement.query_head, agreement.row, agreement.column);
-      layers.push_back(to_json(l, agreement));
+    } catch (const NonFinite& error) {
+      throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
+                       fmt::format("its numbers are too large for double precision: {}", error.what()));
     }
-    progress.update(l + 1, trace.info().layers);
-  }
   return layers;
 }
 
@@ -107,8 +97,12 @@ int inspect_command(const Arguments& arguments) {
   const std::string path = line.positionals("TRACE", 1, 1).front();
   const traces::Trace trace(path, header_options(line));
   std::optional<traces::OutputFile> file;
-  require_distinct_outputs(line, {"json"}, trace.paths());
-  if (const auto json = line.text("json")) file.emplace(*json);
+  if (const auto json = line.text("json")) {
+    OutputPaths outputs;
+    for (const std::string& input : trace.paths()) outputs.add_input(input);
+    outputs.add("json", *json);
+    file.emplace(*json);
+  }
 
   std::string sha256;
   {
@@ -120,15 +114,20 @@ int inspect_command(const Arguments& arguments) {
   int code = kPass;
   if (line.has("verify")) {
     document["verified_layers"] = verify(trace, !quiet, code);
-    if (!trace.info().has_attention_output) {
-      code = code == kPass ? kInconclusive : code;
-      if (!quiet)
-        std::cerr << "kvbound: all numbers are finite, but there is no attention output to compare with\n";
+    const auto compared = static_cast<int64_t>(document["verified_layers"].size());
+    if (code == kPass && compared < trace.info().layers) {
+      code = kInconclusive;
+      if (!quiet) {
+        std::cerr << fmt::format(
+            "kvbound: all numbers are finite, but {} of {} layers have an attention output to compare with\n",
+            compared, trace.info().layers);
+      }
     }
   } else {
     document["verified_layers"] = nullptr;
   }
   if (file) {
+    flush_standard_output();
     file->write(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
     file->commit();
   }

@@ -33,21 +33,6 @@ constexpr const char* kHelp =
     "Exit codes: 0 pass, 1 mismatch or bound violated, 2 usage, 3 invalid input, 4 I/O or resources,\n"
     "5 inconclusive, 70 internal error.\n";
 
-// A message of any origin on one line: control characters, from a file name perhaps, are made visible.
-std::string one_line(const std::string& text) {
-  std::string line;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) {
-      line += c;
-    } else {
-      constexpr const char* kDigits = "0123456789abcdef";
-      (line += "\\x") += {kDigits[byte >> 4], kDigits[byte & 15]};
-    }
-  }
-  return line;
-}
-
 int fail(ExitCode code, const std::string& message) {
   std::cerr << "kvbound: " << one_line(message) << "\n";
   return code;
@@ -75,8 +60,7 @@ int dispatch(const Arguments& arguments) {
 
 int run(const Arguments& arguments) try {
   const int code = dispatch(arguments);
-  std::cout.flush();
-  if (!std::cout) return fail(kWorld, "cannot write to standard output");
+  flush_standard_output();
   return code;
 } catch (const UsageError& error) {
   return fail(kUsage, error.what());
@@ -108,7 +92,11 @@ extern "C" void clean_up_and_die(int signal_number) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal_number, clean_up_and_die);
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, reported like any other
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    // What the caller had ignored, as nohup does, stays ignored.
+    if (std::signal(signal_number, clean_up_and_die) == SIG_IGN) std::signal(signal_number, SIG_IGN);
+  }
+  // A closed pipe and a file over the size limit are errors of writing, reported like any other.
+  for (const int signal_number : {SIGPIPE, SIGXFSZ}) std::signal(signal_number, SIG_IGN);
   return run(Arguments(argv + 1, argv + argc));
 }

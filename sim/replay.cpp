@@ -5,6 +5,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/session.hpp>
 
@@ -35,18 +37,49 @@ LayerRecord run_layer(Session& session, const traces::Layer& layer, const Scope&
 // Does a run's record hold L1 norms that the reference computed?
 bool has_reference_norms(const Run& run, const PromptRecord& prompt) {
   const auto norm_of = []<class Selection>(const Selection& selection) {
-    if constexpr (std::is_base_of_v<TwoStage, Selection>) return selection.norm;
-    return Norm::l1;
+    if constexpr (std::is_base_of_v<TwoStage, Selection>) {
+      return selection.norm;
+    } else {
+      return Norm::l1;
+    }
   };
   return run.backend == "reference" && prompt.projected_value_norms &&
          std::visit(norm_of, run.policy.policy.selection) == Norm::l1;
 }
 
-MatrixView reference_norms(const std::vector<Run>& runs, const std::vector<LayerRecord>& records) {
-  for (size_t r = 0; r < runs.size(); ++r) {
-    if (has_reference_norms(runs[r], records[r].prompt)) return *records[r].prompt.projected_value_norms;
+// Drops what only a dump needs; keeps the first reference norms for the measurement.
+void drop_scores(const Run& run, PromptRecord& prompt, Matrix& reference_norms) {
+  if (reference_norms.rows() == 0 && has_reference_norms(run, prompt)) {
+    reference_norms = std::move(*prompt.projected_value_norms);
   }
-  return {};
+  prompt.score_positions.clear();
+  prompt.score = {};
+  prompt.stage_two_score.reset();
+  prompt.projected_value_norms.reset();
+}
+
+// Replays and measures one layer.
+void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& result,
+                  const ReplayObserver& observer, const std::function<void()>& advance) {
+  std::map<std::string, std::unique_ptr<Session>> sessions;
+  std::vector<LayerRecord> records;
+  Matrix reference_norms;
+  for (size_t r = 0; r < result.runs.size(); ++r) {
+    RunResult& run = result.runs[r];
+    std::unique_ptr<Session>& session = sessions[run.run.backend];
+    if (!session) session = open_session(run.run.backend);
+    records.push_back(run_layer(*session, layer, result.scope, run));
+    if (observer.recorded) observer.recorded(r, index, records.back());
+    drop_scores(run.run, records.back().prompt, reference_norms);
+    advance();
+  }
+  sessions.clear();
+  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms);
+  for (size_t r = 0; r < records.size(); ++r) {
+    if (observer.measured) observer.measured(r, index, metrics[r]);
+    result.runs[r].layers.push_back(std::move(metrics[r]));
+  }
+  advance();
 }
 
 }  // namespace
@@ -65,7 +98,7 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
 }
 
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
-                    const LayerObserver& observe, const ReplayProgress& progress) {
+                    const ReplayObserver& observer, const ReplayProgress& progress) {
   require_valid(runs, trace.info());
   ReplayResult result{trace.info(), scope, {}};
   for (const Run& run : runs) {
@@ -79,21 +112,12 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   };
   for (const int64_t l : scope.layers) {
     const traces::Layer layer = trace.read_layer(l);
-    std::map<std::string, std::unique_ptr<Session>> sessions;
-    std::vector<LayerRecord> records;
-    for (RunResult& run : result.runs) {
-      std::unique_ptr<Session>& session = sessions[run.run.backend];
-      if (!session) session = open_session(run.run.backend);
-      records.push_back(run_layer(*session, layer, scope, run));
-      advance();
+    try {
+      replay_layer(layer, l, result, observer, advance);
+    } catch (const NonFinite& error) {
+      throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
+                       fmt::format("its numbers are too large for double precision: {}", error.what()));
     }
-    sessions.clear();
-    std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms(runs, records));
-    for (size_t r = 0; r < records.size(); ++r) {
-      if (observe) observe(r, l, records[r], metrics[r]);
-      result.runs[r].layers.push_back(std::move(metrics[r]));
-    }
-    advance();
   }
   return result;
 }

@@ -48,8 +48,12 @@ struct ReplayResult {
   std::vector<RunResult> runs;
 };
 
-/// Called for each run and layer as soon as it has been measured.
-using LayerObserver = std::function<void(size_t run, int64_t layer, const LayerRecord&, const LayerMetrics&)>;
+/// Is shown each run's layer twice: when it has been recorded, and when it has been measured. The scores and
+/// norms of the record are dropped in between, so that memory does not grow with the number of runs.
+struct ReplayObserver {
+  std::function<void(size_t run, int64_t layer, const LayerRecord&)> recorded;
+  std::function<void(size_t run, int64_t layer, const LayerMetrics&)> measured;
+};
 
 /// Pieces of work done, pieces in all.
 using ReplayProgress = std::function<void(int64_t, int64_t)>;
@@ -58,8 +62,8 @@ using ReplayProgress = std::function<void(int64_t, int64_t)>;
 void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace);
 
 /// Replays every run over the scope's layers, one layer in memory at a time.
-/// Throws InvalidPolicy before any work, TraceError.
+/// Throws InvalidPolicy before any work; TraceError, also for numbers so large that attention over them overflows.
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
-                    const LayerObserver& observe = {}, const ReplayProgress& progress = {});
+                    const ReplayObserver& observer = {}, const ReplayProgress& progress = {});
 
 }  // namespace kvbound::sim

@@ -117,6 +117,9 @@ std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
 
 Scope scope_of(const CommandLine& line, const traces::TraceInfo& info) {
   const auto layers = line.text("layers");
+  if (line.has("steps") && info.decode_tokens == 0) {
+    throw UsageError(fmt::format("--steps: {} has no decode steps", info.path));
+  }
   return {parse_layers(layers.value_or(fmt::format("0-{}", info.layers - 1)), info.layers),
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens};
 }
@@ -131,13 +134,18 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
   if (request.dump) {
     for (const Run& run : request.runs) dumps.emplace_back(run, trace.info(), report.sha256, spool_folder);
   }
+  ReplayObserver observer;
+  if (request.dump) {
+    observer.recorded = [&](size_t run, int64_t layer, const LayerRecord& record) {
+      dumps[run].add(layer, record);
+    };
+    observer.measured = [&](size_t run, int64_t layer, const LayerMetrics& metrics) {
+      dumps[run].add(layer, metrics);
+    };
+  }
   Progress progress("replaying " + trace.info().path, !request.quiet);
-  report.result = replay(
-      trace, request.runs, scope,
-      [&](size_t run, int64_t layer, const LayerRecord& record, const LayerMetrics& metrics) {
-        if (request.dump) dumps[run].add(layer, record, metrics);
-      },
-      [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  report.result = replay(trace, request.runs, scope, observer,
+                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   return report;
 }
 
@@ -172,38 +180,72 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
   return code;
 }
 
-}  // namespace
-
-int replay_command(const Arguments& arguments) {
+CommandLine command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
                    details());
   line.add("policy", "P[,P]", "policies (grammar below)");
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
-  line.add("base", "P", "count the heads that each policy improves over this one");
+  line.add("base", "P",
+           "count the heads that each policy improves over this one; replayed too if not in --policy");
   line.add("backend", "B[,B]", "what runs the cache (default and only one: reference)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");
-  line.add("dump", "FILE|DIR", "write what was recorded as safetensors, one file per run");
+  line.add("dump", "FILE|DIR", "write what was recorded: one run to a file, several to a folder");
   add_common_options(line);
+  return line;
+}
+
+// First all that can fail for want of space, then all names.
+void write_outputs(const Request& request, const std::vector<Report>& reports,
+                   std::optional<DumpTargets>& targets, std::vector<std::vector<Dump>>& dumps,
+                   std::optional<traces::OutputFile>& json, std::optional<traces::OutputFile>& csv) {
+  if (targets) targets->make_folders();
+  for (size_t i = 0; i < dumps.size(); ++i) {
+    for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
+  }
+  if (json) {
+    json->write(json_report(reports, request.base));
+    json->prepare();
+  }
+  if (csv) {
+    csv->write(csv_report(reports));
+    csv->prepare();
+  }
+  flush_standard_output();
+  if (targets) targets->keep();
+  for (std::vector<Dump>& trace_dumps : dumps) {
+    for (Dump& dump : trace_dumps) dump.commit();
+  }
+  if (json) json->commit();
+  if (csv) csv->commit();
+}
+
+}  // namespace
+
+int replay_command(const Arguments& arguments) {
+  CommandLine line = command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const Request request = parse_request(line);
 
   const std::vector<std::string> paths = line.positionals("TRACE", 1, SIZE_MAX);
   std::vector<traces::Trace> traces;
-  for (const std::string& path : paths) traces.emplace_back(path, header_options(line));
   std::vector<Scope> scopes;
-  std::vector<std::string> inputs;
+  OutputPaths outputs;
+  for (const std::string& path : paths) {
+    const traces::Trace& trace = traces.emplace_back(path, header_options(line));
+    for (const std::string& input : trace.paths()) outputs.add_input(input);
+  }
   for (const traces::Trace& trace : traces) {
-    std::ranges::copy(trace.paths(), std::back_inserter(inputs));
     require_valid(request.runs, trace.info());
     scopes.push_back(scope_of(line, trace.info()));
   }
-  require_distinct_outputs(line, {"json", "csv", "dump"}, inputs);
+  if (request.json) outputs.add("json", *request.json);
+  if (request.csv) outputs.add("csv", *request.csv);
   std::optional<DumpTargets> targets;
-  if (request.dump) targets.emplace(*request.dump, paths, request.runs.size());
+  if (request.dump) targets.emplace(*request.dump, paths, request.runs, outputs);
   std::optional<traces::OutputFile> json, csv;
   if (request.json) json.emplace(*request.json);
   if (request.csv) csv.emplace(*request.csv);
@@ -211,27 +253,12 @@ int replay_command(const Arguments& arguments) {
   std::vector<Report> reports;
   std::vector<std::vector<Dump>> dumps(traces.size());
   for (size_t i = 0; i < traces.size(); ++i) {
-    reports.push_back(
-        replay_trace(traces[i], request, scopes[i], targets ? targets->spool_folder() : "", dumps[i]));
+    const std::string spool_folder = targets ? targets->spool_folder() : "";
+    reports.push_back(replay_trace(traces[i], request, scopes[i], spool_folder, dumps[i]));
     std::cout << (i > 0 ? "\n" : "") << text_report(reports.back(), request.base, colour_wanted())
               << std::flush;
   }
-
-  // First all that can fail for want of space, then all names.
-  if (targets) targets->make_folders();
-  for (size_t i = 0; i < dumps.size(); ++i) {
-    for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
-  }
-  if (json) json->write(json_report(reports, request.base));
-  if (json) json->prepare();
-  if (csv) csv->write(csv_report(reports));
-  if (csv) csv->prepare();
-  if (targets) targets->keep();
-  for (std::vector<Dump>& trace_dumps : dumps) {
-    for (Dump& dump : trace_dumps) dump.commit();
-  }
-  if (json) json->commit();
-  if (csv) csv->commit();
+  write_outputs(request, reports, targets, dumps, json, csv);
   return exit_code(reports, request.quiet);
 }
 

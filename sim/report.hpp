@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "replay.hpp"
 
 namespace kvbound::sim {
@@ -17,6 +19,9 @@ struct Report {
 
 /// A table for a terminal. colour: mark headings and violations by ANSI escapes.
 std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour);
+
+/// What a JSON document says of a trace.
+nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::string& sha256);
 
 std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base);
 

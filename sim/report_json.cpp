@@ -38,9 +38,14 @@ Json improvement(const RunResult& run, const RunResult* base) {
           {"share", number(ratio(static_cast<double>(heads.improved), static_cast<double>(heads.heads)))}};
 }
 
+// The mean over steps per query head, of what is defined.
 Json head_means(const Matrix& matrix) {
   Json means = Json::array();
-  for (const double mean : column_means(matrix)) means.push_back(number(mean));
+  for (int64_t h = 0; h < matrix.cols(); ++h) {
+    Mean mean;
+    for (int64_t t = 0; t < matrix.rows(); ++t) mean.add(matrix(t, h));
+    means.push_back(number(mean.value()));
+  }
   return means;
 }
 
@@ -89,11 +94,20 @@ Json run(const RunResult& run, const ReplayResult& result, const std::optional<P
 }
 
 Json trace(const Report& report, const std::optional<Policy>& base) {
-  const traces::TraceInfo& info = report.result.trace;
-  Json runs = Json::array();
-  for (const RunResult& result : report.result.runs) runs.push_back(run(result, report.result, base));
+  Json document = trace_json(report.result.trace, report.sha256);
+  document["replayed_layers"] = report.result.scope.layers;
+  document["replayed_steps"] = report.result.scope.steps;
+  document["runs"] = Json::array();
+  for (const RunResult& result : report.result.runs)
+    document["runs"].push_back(run(result, report.result, base));
+  return document;
+}
+
+}  // namespace
+
+nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::string& sha256) {
   return {{"path", info.path},
-          {"sha256", report.sha256},
+          {"sha256", sha256},
           {"model", info.model},
           {"source", info.source},
           {"storage", name(info.storage)},
@@ -105,13 +119,8 @@ Json trace(const Report& report, const std::optional<Policy>& base) {
           {"prompt_tokens", info.prompt_tokens},
           {"decode_tokens", info.decode_tokens},
           {"window_queries", info.window_queries},
-          {"scale", info.scale},
-          {"replayed_layers", report.result.scope.layers},
-          {"replayed_steps", report.result.scope.steps},
-          {"runs", runs}};
+          {"scale", info.scale}};
 }
-
-}  // namespace
 
 std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base) {
   Json document{{"schema", "kvbound-replay-1"}};

@@ -4,6 +4,7 @@
 
 #include <kvbound/traces/messages.hpp>
 
+#include "command_line.hpp"
 #include "policy.hpp"
 #include "report.hpp"
 #include "summary.hpp"
@@ -79,7 +80,7 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
       "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, head_dim {}, model_dim {}, {} "
       "prompt tokens, "
       "{} of {} decode steps, {}\n\n",
-      info.path, traces::printable(info.model, 200), result.scope.layers.size(), info.layers,
+      one_line(info.path), traces::printable(info.model, 200), result.scope.layers.size(), info.layers,
       info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
       info.prompt_tokens, result.scope.steps, info.decode_tokens, name(info.storage));
   std::vector<Row> rows{headings()};

@@ -66,7 +66,7 @@ ImprovedHeads improved_heads(const RunResult& run, const RunResult& base) {
 
 const RunResult* base_of(const RunResult& run, const ReplayResult& result,
                          const std::optional<Policy>& base) {
-  if (!base || run.run.policy.policy == *base) return nullptr;
+  if (!base || run.run.policy.policy == *base || result.scope.steps == 0) return nullptr;
   for (const RunResult& candidate : result.runs) {
     if (candidate.run.policy.policy == *base && candidate.run.budget == run.run.budget &&
         candidate.run.backend == run.run.backend) {

@@ -50,7 +50,8 @@ struct ImprovedHeads {
 };
 ImprovedHeads improved_heads(const RunResult& run, const RunResult& base);
 
-/// The run of the base policy at the same budget on the same backend; null if there is none or it is `run`.
+/// The run of the base policy at the same budget on the same backend; null if there is none, it is `run`, or no
+/// step was measured.
 const RunResult* base_of(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base);
 
 /// The mean of each column, one per query head.

@@ -20,15 +20,17 @@ struct OutputAgreement {
   bool agrees() const { return worst_share <= 1; }
 };
 
-/// Compares every recorded query's output, per element, with a bound for a model that works in single
-/// precision.
+/// Compares every recorded query's output, per element, with a bound for a model that works in single precision.
 ///
-///     |recorded - o_c| <= (2 d + 2 gamma_{x+8}) sum_j a_j |v_jc| + u |o_c|,  d = gamma_{D+2} max_j scale
-///     |q|.|k_j|
+///     |recorded - o_c| <= E (1 + u_s) + u_s |o_c| + eta_s
+///     E = (e^(2d) (1 + 2 gamma_{x+8}) - 1) sum_j a_j |v_jc| + eta (x + 2 + sum_j |v_jc|)
+///     d = gamma_{D+4} max_j scale |q|.|k_j|
 ///
-/// for a query at position x, head_dim D, u = 2^-24 (or the unit roundoff of what it was stored in, if
-/// larger) and gamma_k = k u' / (1 - k u'), u' = 2^-24: logits may be off by d, so weights by a factor
-/// e^(2d); softmax and sum add at most x + 8 roundings. The recomputation in double adds nothing that counts.
+/// for a query at position x and head_dim D, with u = 2^-24, eta = 2^-149, gamma_k = k u / (1 - k u), and u_s,
+/// eta_s the unit roundoff and smallest subnormal of what the output was stored in. A logit takes D + 2 roundings,
+/// and its distance to the largest logit two more: so logits may be off by d and weights by a factor e^(2d); softmax
+/// and sum add at most 2 (x + 8) roundings, and each term may underflow. The recomputation in double adds nothing
+/// that counts.
 ///
 /// layer  with attention_output
 OutputAgreement verify_attention_output(const traces::Layer& layer);

@@ -98,7 +98,8 @@ TEST(Budget, ThatIsNoneIsRefusedAndSaysWhatIsExpected) {
                                  "100.1%",
                                  "100.0000000000001%",
                                  "1000%",
-                                 "12345678901234567",
+                                 "1234567890123456789",
+                                 "100.000000000000001%",
                                  "99999999999999999999"}) {
     EXPECT_EQ(
         message_of<InvalidPolicy>([&] { parse_budget(text); }),

@@ -45,7 +45,8 @@ class Help(CommandLineTest):
     def test_every_example_of_the_help_is_a_command_that_parses(self):
         TraceFile().write(self.folder / "present")
         for command in OPTIONS:
-            examples = re.findall(r"^  kvbound ((?:.*\\\n)*.*)", self.passes(command, "--help").split("Examples:")[1], re.MULTILINE)
+            examples = re.findall(r"^  kvbound ((?:.*\\\n)*.*)",
+                                  self.passes(command, "--help").split("Examples:")[1], re.MULTILINE)
             self.assertTrue(examples)
             for example in examples:
                 words = example.replace("\\\n", " ").split()
@@ -61,17 +62,23 @@ class Help(CommandLineTest):
 class Reports(CommandLineTest):
     def replay(self, *arguments, code=0):
         """A replay with every output: the JSON, the CSV's rows, {dump's name: tensors}, and the table."""
-        table = self.passes("replay", *arguments, "--json", "out.json", "--csv", "out.csv", "--dump", "dumps/", code=code)
+        table = self.passes("replay", *arguments, "--json", "out.json", "--csv", "out.csv", "--dump", "dumps/",
+                            code=code)
         document = json.loads((self.folder / "out.json").read_text())
         rows = list(csv.DictReader(io.StringIO((self.folder / "out.csv").read_text()), strict=True))
-        dumps = {path.name: independent_replay.open_tensors(path)[1] for path in (self.folder / "dumps").rglob("*.safetensors")}
-        return document, rows, {name: {tensor: independent_replay.read_tensor(entry) for tensor, entry in tensors.items()}
-                                for name, tensors in dumps.items()}, table
+        dumps = {
+            path.name: independent_replay.open_tensors(path)[1]
+            for path in (self.folder / "dumps").rglob("*.safetensors")
+        }
+        dumps = {name: {tensor: independent_replay.read_tensor(entry) for tensor, entry in tensors.items()}
+                 for name, tensors in dumps.items()}
+        return document, rows, dumps, table
 
     def test_csv_and_json_agree_with_the_dump(self):
         trace = TraceFile()
         trace.write(self.folder / "trace.safetensors")
-        document, rows, dumps, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical", "--budget", "8")
+        document, rows, dumps, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical", "--budget",
+                                               "8")
         (tensors,), (run,) = dumps.values(), document["traces"][0]["runs"]
         self.assertEqual(len(rows), 2 * 3 * (4 + 1))
         for row in rows:
@@ -81,9 +88,14 @@ class Reports(CommandLineTest):
             if row["head"] == "all":
                 self.assertEqual(float(row["perturbation"]), tensors[f"layers.{layer}.layer_perturbation"][step])
                 self.assertEqual(float(row["relative"]), run["layers"][layer]["layer_relative"][step])
-                self.assertEqual([row[name] for name in ("bound", "tightness", "kept_mass", "stage_one_mass", "violation")], [""] * 5)
+                self.assertEqual(
+                    [row[name] for name in ("bound", "tightness", "kept_mass", "stage_one_mass", "violation")],
+                    [""] * 5)
                 continue
-            figures = {name: tensors[f"layers.{layer}.{name}"][step, int(row["head"])] for name in ("perturbation", "bound", "kept_mass")}
+            figures = {
+                name: tensors[f"layers.{layer}.{name}"][step, int(row["head"])]
+                for name in ("perturbation", "bound", "kept_mass")
+            }
             self.assertEqual({name: float(row[name]) for name in figures}, figures)
             self.assertEqual(float(row["tightness"]), figures["perturbation"] / figures["bound"])
             self.assertEqual(row["violation"], "0")
@@ -99,22 +111,25 @@ class Reports(CommandLineTest):
             self.assertTrue(math.isclose(run[name]["mean"], mean, rel_tol=1e-14), name)
         tightest = max(heads, key=lambda row: float(row["tightness"]))
         self.assertEqual(run["max_tightness"], float(tightest["tightness"]))
-        self.assertEqual(run["tightest"], {"layer": int(tightest["layer"]), "step": int(tightest["step"]), "query_head": int(tightest["head"])})
+        self.assertEqual(
+            run["tightest"],
+            {"layer": int(tightest["layer"]), "step": int(tightest["step"]), "query_head": int(tightest["head"])})
         low = sum(float(row["stage_one_mass"]) <= 0.5 for row in heads)
         self.assertEqual(run["stage_one_mass"]["share_at_most_half"], low / len(heads))
 
     def test_the_report_says_what_was_replayed(self):
         path = TraceFile(dtype="BF16").write(self.folder / "trace.safetensors")
-        document, _, _, table = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical", "--budget", "50%")
+        document, _, _, table = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical", "--budget",
+                                            "50%")
         trace = document["traces"][0]
         self.assertEqual(trace["sha256"], hashlib.sha256(path.read_bytes()).hexdigest())
-        self.assertEqual({name: trace[name] for name in ("layers", "query_heads", "kv_heads", "head_dim", "model_dim", "prompt_tokens",
-                                                         "decode_tokens", "window_queries", "scale", "storage", "model")},
-                         dict(layers=2, query_heads=4, kv_heads=2, head_dim=4, model_dim=8, prompt_tokens=24, decode_tokens=3,
-                              window_queries=8, scale=0.5, storage="BF16", model="none"))
+        said = dict(layers=2, query_heads=4, kv_heads=2, head_dim=4, model_dim=8, prompt_tokens=24, decode_tokens=3,
+                    window_queries=8, scale=0.5, storage="BF16", model="none", source="random numbers")
+        self.assertEqual({name: trace[name] for name in said}, said)
         self.assertEqual((document["base"], document["seed"]), (None, None))
         run = trace["runs"][0]
-        self.assertEqual([run[name] for name in ("policy", "budget", "entries", "backend")], [CRITICAL, "50%", 12, "reference"])
+        self.assertEqual([run[name] for name in ("policy", "budget", "entries", "backend")],
+                         [CRITICAL, "50%", 12, "reference"])
         for word in ("snapkv:window=4+critical", CRITICAL, " 50% ", " 12 ", "reference", "trace.safetensors"):
             self.assertIn(word, table)
 
@@ -122,23 +137,28 @@ class Reports(CommandLineTest):
         TraceFile(layers=5).write(self.folder / "trace.safetensors")
         policies = "--policy", "snapkv:window=4,snapkv:window=4+critical", "--budget", "8,30%"
         whole, whole_rows, whole_dumps, _ = self.replay("trace.safetensors", *policies)
-        for layers, steps, chosen in (("0,3-4", 2, (0, 3, 4)), ("3", 1, (3,)), ("4,1,1-2", 3, (1, 2, 4)), ("0-4", 3, range(5))):
+        for layers, steps, chosen in (("0,3-4", 2, (0, 3, 4)), ("3", 1, (3,)), ("4,1,1-2", 3, (1, 2, 4)),
+                                      ("0-4", 3, range(5))):
             part, rows, dumps, _ = self.replay("trace.safetensors", *policies, "--layers", layers, "--steps", steps)
             self.assertEqual(part["traces"][0]["replayed_layers"], list(chosen))
             self.assertEqual(part["traces"][0]["replayed_steps"], steps)
-            self.assertEqual(rows, [row for row in whole_rows if int(row["layer"]) in chosen and int(row["step"]) < steps])
+            self.assertEqual(rows,
+                             [row for row in whole_rows if int(row["layer"]) in chosen and int(row["step"]) < steps])
             self.assertEqual(sorted(dumps), sorted(whole_dumps))
             for name, tensors in dumps.items():
                 expected = {tensor for tensor in whole_dumps[name] if int(tensor.split(".")[1]) in chosen}
                 self.assertEqual(set(tensors), expected)
                 for tensor in expected:
-                    per_step = tensor.split(".")[2] in ("output", "perturbation", "kept_mass", "bound", "layer_perturbation")
-                    np.testing.assert_array_equal(tensors[tensor], whole_dumps[name][tensor][:steps] if per_step else whole_dumps[name][tensor])
+                    per_step = tensor.split(".")[2] in ("output", "perturbation", "kept_mass", "bound",
+                                                        "layer_perturbation")
+                    np.testing.assert_array_equal(
+                        tensors[tensor], whole_dumps[name][tensor][:steps] if per_step else whole_dumps[name][tensor])
 
     def test_a_base_counts_the_heads_that_each_policy_improves(self):
         TraceFile().write(self.folder / "trace.safetensors")
-        document, rows, _, table = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical,snapkv:window=4:pool=1",
-                                               "--budget", "8,50%", "--base", "snapkv:window=4")
+        document, rows, _, table = self.replay("trace.safetensors", "--policy",
+                                               "snapkv:window=4+critical,snapkv:window=4:pool=1", "--budget", "8,50%",
+                                               "--base", "snapkv:window=4")
         runs = document["traces"][0]["runs"]
         self.assertEqual(document["base"], "snapkv:window=4:pool=7")
         self.assertEqual([run["budget"] for run in runs], ["8"] * 3 + ["50%"] * 3)
@@ -149,14 +169,16 @@ class Reports(CommandLineTest):
             for run in others:
                 improved = sum(ours < theirs for layer, base_layer in zip(run["layers"], base["layers"])
                                for ours, theirs in zip(layer["perturbation"], base_layer["perturbation"]))
-                self.assertEqual(run["improved_heads"], {"base": document["base"], "improved": improved, "heads": 8, "share": improved / 8})
+                self.assertEqual(run["improved_heads"],
+                                 {"base": document["base"], "improved": improved, "heads": 8, "share": improved / 8})
                 self.assertIn(f"{100 * improved / 8:.1f} %", table)
-        document, _, _, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical,snapkv:window=4", "--budget", "8",
-                                        "--base", "snapkv:pool=7:window=4")
+        document, _, _, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical,snapkv:window=4",
+                                        "--budget", "8", "--base", "snapkv:pool=7:window=4")
         self.assertEqual([run["improved_heads"] is None for run in document["traces"][0]["runs"]], [False, True])
 
     def test_an_undefined_ratio_is_empty_in_csv_null_in_json_and_counted(self):
-        trace = TraceFile(layers=1, query_heads=1, kv_heads=1, prompt_tokens=2, decode_tokens=1, window_queries=1, dtype="F64")
+        trace = TraceFile(layers=1, query_heads=1, kv_heads=1, prompt_tokens=2, decode_tokens=1, window_queries=1,
+                          dtype="F64")
         for name in ("key", "query"):
             trace.tensors[f"layers.0.{name}"][1][...] = 0  # equal weights, so that values 1, -1, 0 add up to 0
         trace.tensors["layers.0.value"][1][0] = [[1] * 4, [-1] * 4, [0] * 4]
@@ -171,26 +193,30 @@ class Reports(CommandLineTest):
     def test_several_traces_are_reported_in_order_and_dumped_to_folders(self):
         TraceFile().write(self.folder / "b.safetensors")
         TraceFile(layers=1, seed=2, prompt_tokens=30).write(self.folder / 'a "quoted", name.safetensors')
-        document, rows, _, table = self.replay("b.safetensors", 'a "quoted", name.safetensors', "--policy", "snapkv:window=4", "--budget", "50%")
+        document, rows, _, table = self.replay("b.safetensors", 'a "quoted", name.safetensors', "--policy",
+                                               "snapkv:window=4", "--budget", "50%")
         paths = ["b.safetensors", 'a "quoted", name.safetensors']
         self.assertEqual([trace["path"] for trace in document["traces"]], paths)
         self.assertEqual([trace["runs"][0]["entries"] for trace in document["traces"]], [12, 15])
         self.assertEqual(list(dict.fromkeys(row["trace"] for row in rows)), paths)
         self.assertEqual([line for line in table.splitlines() if line in paths], paths)
         dump = "snapkv_window=4_pool=7@50%@reference.safetensors"
-        self.assertEqual(sorted(str(path.relative_to(self.folder)) for path in (self.folder / "dumps").rglob("*.safetensors")),
-                         [f'dumps/a "quoted", name/{dump}', f"dumps/b/{dump}"])
+        self.assertEqual(
+            sorted(str(path.relative_to(self.folder)) for path in (self.folder / "dumps").rglob("*.safetensors")),
+            [f'dumps/a "quoted", name/{dump}', f"dumps/b/{dump}"])
 
     def test_dumps_are_named_by_policy_budget_and_backend(self):
         TraceFile().write(self.folder / "trace.safetensors")
-        _, _, dumps, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4,snapkv:window=4+critical", "--budget", "8,37.50%")
+        _, _, dumps, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4,snapkv:window=4+critical",
+                                     "--budget", "8,37.50%")
         names = [f"{policy}@{budget}@reference.safetensors" for budget in ("8", "37.5%")
                  for policy in ("snapkv_window=4_pool=7", CRITICAL.replace(":", "_"))]
         self.assertEqual(sorted(dumps), sorted(names))
         metadata, _ = independent_replay.open_tensors(self.folder / "dumps" / names[3])
         sha256 = hashlib.sha256((self.folder / "trace.safetensors").read_bytes()).hexdigest()
-        self.assertEqual(metadata, {"format": "kvbound-dump", "version": "1", "policy": CRITICAL, "budget": "37.5%", "backend": "reference",
-                                    "storage": "F32", "accumulate": "F64", "trace_sha256": sha256})
+        self.assertEqual(metadata, {"format": "kvbound-dump", "version": "1", "policy": CRITICAL, "budget": "37.5%",
+                                    "backend": "reference", "storage": "F32", "accumulate": "F64",
+                                    "trace_sha256": sha256})
 
     def test_outputs_may_be_standard_output_and_may_replace_files_and_links(self):
         TraceFile().write(self.folder / "trace.safetensors")
@@ -208,7 +234,8 @@ class Reports(CommandLineTest):
     def test_names_that_are_no_utf8_are_no_obstacle(self):
         name = os.fsdecode(b"tr\xff\xe9ce.safetensors")
         TraceFile().write(self.folder / name)
-        self.passes("replay", name, "--policy", "snapkv:window=4", "--budget", "8", "--json", "out.json", "--csv", "out.csv", "--dump", "d/")
+        self.passes("replay", name, "--policy", "snapkv:window=4", "--budget", "8", "--json", "out.json", "--csv",
+                    "out.csv", "--dump", "d/")
         path = json.loads((self.folder / "out.json").read_text("utf-8"))["traces"][0]["path"]
         self.assertEqual(path, "tr\ufffd\ufffdce.safetensors")
 
@@ -228,13 +255,15 @@ class Reports(CommandLineTest):
 
 
 class Terminals(CommandLineTest):
-    REPLAY = "replay", SAMPLES / "pocket-mha.safetensors", "--policy", "snapkv,snapkv+critical", "--budget", "10%", "--steps", "2"
+    REPLAY = ("replay", SAMPLES / "pocket-mha.safetensors", "--policy", "snapkv,snapkv+critical", "--budget", "10%",
+              "--steps", "2")
 
     def on_terminal(self, *arguments, streams=("stdout",), **environment):
         """What the program prints on a terminal that these streams are connected to, and its exit code."""
         master, slave = pty.openpty()
-        process = self.start(*arguments, **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **{name: slave for name in streams}},
-                             env={**{key: value for key, value in os.environ.items() if key != "NO_COLOR"}, **environment})
+        outputs = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **{name: slave for name in streams}}
+        without = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+        process = self.start(*arguments, **outputs, env=without | environment)
         os.close(slave)
         printed = b""
         while True:
@@ -258,14 +287,15 @@ class Terminals(CommandLineTest):
         self.assertEqual(code, 0)
         self.assertIn("\x1b[1m", printed)
         self.assertNotIn("\x1b", self.on_terminal(*self.REPLAY, NO_COLOR="1")[0])
-        self.assertIn("\x1b[1m", self.on_terminal(*self.REPLAY, NO_COLOR="")[0], "as no-color.org has it: set and not empty")
+        self.assertIn("\x1b[1m",
+                      self.on_terminal(*self.REPLAY, NO_COLOR="")[0], "as no-color.org has it: set and not empty")
         plain = re.sub(r"\x1b\[[0-9;]*m", "", printed).replace("\r\n", "\n")
         self.assertEqual(plain, self.passes(*self.REPLAY))
 
     def test_progress_shows_on_a_terminal_only_and_is_wiped(self):
-        budgets, policies, seconds = ",".join(map(str, range(32, 512, 4))), ["snapkv+theta-sweep"], 0
+        budgets, policies, seconds = ",".join(map(str, range(32, 512, 16))), [], 0
         while seconds < 3:  # progress shows after two seconds: twice the work until that much time is needed
-            policies += [f"snapkv:pool={2 * len(policies) + 2 * i + 7}+theta-sweep" for i in range(len(policies))]
+            policies += [f"snapkv:pool={2 * i + 1}+theta-sweep" for i in range(len(policies), 2 * len(policies) + 1)]
             long = "replay", SAMPLES / "pocket-mha.safetensors", "--policy", ",".join(policies), "--budget", budgets
             start = time.monotonic()
             printed, code = self.on_terminal(*long, streams=("stderr",))
@@ -283,7 +313,8 @@ class Terminals(CommandLineTest):
         self.assertEqual((loud.returncode, quiet.returncode), (INCONCLUSIVE,) * 2)
         self.assertRegex(loud.stderr, r"\Akvbound: short\.safetensors: no decode step[^\n]*\n\Z")
         self.assertEqual(quiet.stderr, "")
-        self.refuses(USAGE, "budget", "replay", "short.safetensors", "--policy", "snapkv:window=4", "--budget", "0", "--quiet")
+        self.refuses(USAGE, "budget", "replay", "short.safetensors", "--policy", "snapkv:window=4", "--budget", "0",
+                     "--quiet")
 
 
 if __name__ == "__main__":

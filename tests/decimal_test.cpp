@@ -48,12 +48,29 @@ TEST(Decimal, HoldsTheLargestCountsWithoutOverflow) {
   EXPECT_EQ(percent_of("0.00000000000001", kMost), 922);
 }
 
+TEST(Decimal, ReadsWhatProgramsPrintForThirds) {
+  EXPECT_EQ(parse_decimal("0.3333333333333333"), (Decimal{3333333333333333, 16}));
+  EXPECT_EQ(floor_of_product(*parse_decimal("33.333333333333336"), 300, 2), 100);
+  EXPECT_EQ(floor_of_product(*parse_decimal("33.333333333333329"), 300, 2), 99);
+  EXPECT_EQ(parse_decimal("000000000000000000000000000008"), (Decimal{8, 0}))
+      << "leading zeros are no digits";
+  EXPECT_EQ(floor_of_product(*parse_decimal("0.000000000000000000000000000000000001"), INT64_MAX, 2), 0);
+}
+
+TEST(Decimal, ExceedsALimitByAnyExcess) {
+  EXPECT_FALSE(exceeds(*parse_decimal("1"), 1));
+  EXPECT_FALSE(exceeds(*parse_decimal("0.99999999999999999"), 1));
+  EXPECT_TRUE(exceeds(*parse_decimal("1.00000000000000001"), 1)) << "which is 1 in double";
+  EXPECT_TRUE(exceeds(*parse_decimal("2"), 1));
+  EXPECT_FALSE(exceeds(*parse_decimal("0"), 0));
+}
+
 TEST(Decimal, ReadsPlainDigitsOnly) {
   EXPECT_EQ(parse_decimal("20"), (Decimal{20, 0}));
   EXPECT_EQ(parse_decimal("0.125"), (Decimal{125, 3}));
   EXPECT_EQ(parse_decimal("007"), (Decimal{7, 0}));
   for (const char* bad : {"", ".", "1.", ".5", "-1", "+1", "1e3", "0x10", " 1", "1 ", "1,5", "1.2.3", "nan",
-                          "inf", "20%", "12345678901234567", "1.0000000000000000"}) {
+                          "inf", "20%", "1234567890123456789", "1.000000000000000000"}) {
     EXPECT_EQ(parse_decimal(bad), std::nullopt) << bad;
   }
 }

@@ -15,7 +15,8 @@ ROOT = Path(sys.argv.pop(2)).resolve(strict=True) if len(sys.argv) > 2 else kvbo
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
-MENTION = re.compile(rf"(?<![\w/.{{}}-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w\.(?:md|hpp|cpp|cu|cuh|py|sh|json|txt|safetensors)(?:#[\w.-]+)?\b")
+MENTION = re.compile(rf"(?<![\w/.{{}}-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w"
+                     r"\.(?:md|hpp|cpp|cu|cuh|py|sh|json|txt|safetensors)(?:#[\w.-]+)?\b")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -37,9 +38,9 @@ def code_blocks(path):
     """The text of all fenced and indented code blocks."""
     text = path.read_text("utf-8")
     fenced = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    indented = [re.sub("^    ", "", block, flags=re.MULTILINE)
-                for block in re.findall(r"(?:\n|\A)\n((?:    .*\n|\n(?=    ))+)", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))]
-    return fenced + indented
+    rest = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"\n\n((?:    .*\n|\n(?=    ))+)", rest)
+    return fenced + [re.sub("^    ", "", block, flags=re.MULTILINE) for block in indented]
 
 
 def commands(path):
@@ -93,7 +94,9 @@ class Documentation(CommandLineTest):
         ran = 0
         for document in documents():
             for words in commands(document):
-                words = [str(SAMPLES / "pocket-gqa.safetensors") if word.rstrip(".") == "TRACE" else word for word in words]
+                words = [
+                    str(SAMPLES / "pocket-gqa.safetensors") if word.rstrip(".") == "TRACE" else word for word in words
+                ]
                 with self.subTest(" ".join(words)):
                     self.passes(*words)
                     ran += 1
@@ -102,7 +105,10 @@ class Documentation(CommandLineTest):
     def test_the_table_in_the_readme_is_what_the_quickstart_prints(self):
         script = (ROOT / "sim" / "quickstart.sh").read_text("utf-8").replace("\\\n", " ")
         command = re.search(r"run build/\S*kvbound (replay [^>\n]*)", script)[1].split()
-        printed = [line.rstrip() for line in self.passes(*command, cwd=ROOT).splitlines() if "reference" in line or "L/bound" in line]
+        printed = [
+            line.rstrip() for line in self.passes(*command, cwd=ROOT).splitlines()
+            if "reference" in line or "L/bound" in line
+        ]
         readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
         missing = [line for line in printed if line.strip() not in readme]
         self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")

@@ -28,6 +28,14 @@ Run run_of(const std::string& policy, const std::string& budget) {
   return {{policy, parse_policy(policy)}, parse_budget(budget), "reference"};
 }
 
+// For so many runs, each at its own budget, of a command without other outputs.
+DumpTargets targets_for(const std::string& target, const std::vector<std::string>& traces, int runs) {
+  std::vector<Run> all;
+  for (int i = 0; i < runs; ++i) all.push_back(run_of("snapkv", std::to_string(256 + i)));
+  OutputPaths outputs;
+  return DumpTargets(target, traces, all, outputs);
+}
+
 TEST(DumpName, IsPolicyBudgetAndBackend) {
   EXPECT_EQ(dump_name(run_of("snapkv", "256")), "snapkv_window=32_pool=7@256@reference.safetensors");
   EXPECT_EQ(dump_name(run_of("snapkv+critical:alpha=adaptive", "2.5%")),
@@ -45,20 +53,20 @@ TEST(DumpName, KeepsLettersDigitsAndAFewMarksOnly) {
 TEST(DumpTargets, OfOneDumpAreThatFileUnlessAFolderIsMeant) {
   const TemporaryFolder folder;
   const auto run = run_of("snapkv", "256");
-  EXPECT_EQ(DumpTargets(folder.path("out"), {"a.safetensors"}, 1).path(0, run), folder.path("out"));
-  EXPECT_EQ(DumpTargets(folder.path("out/"), {"a.safetensors"}, 1).path(0, run),
+  EXPECT_EQ(targets_for(folder.path("out"), {"a.safetensors"}, 1).path(0, run), folder.path("out"));
+  EXPECT_EQ(targets_for(folder.path("out/"), {"a.safetensors"}, 1).path(0, run),
             folder.path("out/" + dump_name(run)));
-  EXPECT_EQ(DumpTargets(folder.path(), {"a.safetensors"}, 1).path(0, run), folder.path(dump_name(run)));
+  EXPECT_EQ(targets_for(folder.path(), {"a.safetensors"}, 1).path(0, run), folder.path(dump_name(run)));
 }
 
 TEST(DumpTargets, OfSeveralTracesAreFoldersNamedLikeThem) {
   const TemporaryFolder folder;
   const auto run = run_of("snapkv", "256");
-  const DumpTargets targets(folder.path("out"), {"x/a.safetensors", "y/b.safetensors"}, 2);
+  const DumpTargets targets = targets_for(folder.path("out"), {"x/a.safetensors", "y/b.safetensors"}, 2);
   EXPECT_EQ(targets.path(0, run), folder.path("out/a/" + dump_name(run)));
   EXPECT_EQ(targets.path(1, run), folder.path("out/b/" + dump_name(run)));
   EXPECT_EQ(message_of<UsageError>([&] {
-              DumpTargets(folder.path("out"), {"x/a.safetensors", "y/a.safetensors"}, 1);
+              targets_for(folder.path("out"), {"x/a.safetensors", "y/a.safetensors"}, 1);
             }),
             "--dump: two traces are called 'a', and so would be their folders");
 }
@@ -66,9 +74,9 @@ TEST(DumpTargets, OfSeveralTracesAreFoldersNamedLikeThem) {
 TEST(DumpTargets, RefuseAFileWhereAFolderIsNeeded) {
   const TemporaryFolder folder;
   const std::string file = folder.write("file", "precious");
-  EXPECT_EQ(message_of<UsageError>([&] { DumpTargets(file, {"a.safetensors"}, 2); }),
+  EXPECT_EQ(message_of<UsageError>([&] { targets_for(file, {"a.safetensors"}, 2); }),
             "--dump '" + file + "': several dumps need a folder, and this is none");
-  EXPECT_EQ(DumpTargets(file, {"a.safetensors"}, 1).path(0, run_of("snapkv", "256")), file)
+  EXPECT_EQ(targets_for(file, {"a.safetensors"}, 1).path(0, run_of("snapkv", "256")), file)
       << "one dump replaces it";
 }
 
@@ -77,7 +85,8 @@ TEST(DumpTargets, RemoveTheFoldersTheyMadeUnlessTheyAreKept) {
   std::filesystem::create_directory(folder.path("there"));
   for (const bool keep : {false, true}) {
     {
-      DumpTargets targets(folder.path("there/new/newer"), {"a.safetensors", "b.safetensors"}, 1);
+      DumpTargets targets =
+          targets_for(folder.path("there/new/newer"), {"a.safetensors", "b.safetensors"}, 1);
       targets.make_folders();
       EXPECT_TRUE(std::filesystem::is_directory(folder.path("there/new/newer/b")));
       if (keep) targets.keep();
@@ -90,9 +99,34 @@ TEST(DumpTargets, RemoveTheFoldersTheyMadeUnlessTheyAreKept) {
 TEST(DumpTargets, SayWhyAFolderCannotBeMade) {
   const TemporaryFolder folder;
   const std::string file = folder.write("file", "");
-  EXPECT_EQ(message_of<IoError>([&] { DumpTargets(file + "/new", {"a.safetensors"}, 2).make_folders(); }),
+  EXPECT_EQ(message_of<IoError>([&] { targets_for(file + "/new", {"a.safetensors"}, 2).make_folders(); }),
             "cannot create folder " + file + "/new: Not a directory");
   EXPECT_EQ(folder.size(), 1);
+}
+
+TEST(DumpTargets, NeverReplaceAnotherFileOfTheCommand) {
+  const TemporaryFolder folder;
+  const auto run = run_of("snapkv", "256");
+  const std::string file = folder.path(dump_name(run));
+  OutputPaths outputs;
+  outputs.add_input(file);
+  EXPECT_EQ(message_of<UsageError>([&] { DumpTargets(folder.path() + "/", {file}, {run}, outputs); }),
+            "--dump: '" + file + "' is an input");
+}
+
+TEST(DumpTargets, HaveNoFolderOutsideTheTarget) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(message_of<UsageError>([&] {
+              targets_for(folder.path(), {"a.safetensors", "...safetensors"}, 1);
+            }),
+            "--dump: a trace called '...safetensors' can have no folder of that name");
+}
+
+TEST(DumpTargets, OfOneDumpNeedItsFolder) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("missing/out");
+  EXPECT_EQ(message_of<IoError>([&] { targets_for(file, {"a.safetensors"}, 1); }),
+            "cannot create " + file + ": there is no folder " + folder.path("missing"));
 }
 
 LayerRecord record_of_one_step() {
@@ -120,7 +154,8 @@ TEST(Dump, HoldsWhatWasRecordedAndWhereItCameFrom) {
   trace.storage = Dtype::bf16;
   Dump dump(run_of("snapkv:window=1", "2"), trace, "c0ffee", folder.path());
   EXPECT_EQ(folder.size(), 0) << "what is spooled has no name";
-  dump.add(7, record_of_one_step(), metrics_of_one_step());
+  dump.add(7, record_of_one_step());
+  dump.add(7, metrics_of_one_step());
   const std::string path = folder.path("dump.safetensors");
   dump.prepare(path);
   EXPECT_FALSE(std::filesystem::exists(path));
@@ -169,7 +204,8 @@ TEST(Dump, ThatIsNotCommittedLeavesNoFile) {
   trace.shape = {2, 2, 1, 1};
   {
     Dump dump(run_of("snapkv:window=1", "2"), trace, "", folder.path());
-    dump.add(0, record_of_one_step(), metrics_of_one_step());
+    dump.add(0, record_of_one_step());
+    dump.add(0, metrics_of_one_step());
     dump.prepare(folder.path("dump.safetensors"));
     EXPECT_EQ(folder.size(), 1) << "the temporary file";
   }

@@ -84,7 +84,8 @@ class Golden(CommandLineTest):
                             self.assertTrue(is_near(*pair), f"{kind} of query head {head}: {pair[0]}, golden {pair[1]}")
 
     def require_kept(self, tensors, layer, golden):
-        kept, offsets = (independent_replay.read_tensor(tensors[f"layers.{layer}.{name}"]) for name in ("kept", "kept_offsets"))
+        kept, offsets = (independent_replay.read_tensor(tensors[f"layers.{layer}.{name}"])
+                         for name in ("kept", "kept_offsets"))
         heads = [kept[slice(*ends)] for ends in zip(offsets[:-1], offsets[1:])]
         self.assertEqual([kept_hash(positions) for positions in heads], golden, "kept sets")
 

@@ -35,17 +35,21 @@ class IndependentReplay(CommandLineTest):
             with self.subTest(path.name):
                 judged = independent_replay.Judgement(recording, path)
                 self.assertEqual([text for _, text in judged.failures], [])
-                self.assertLessEqual({"kept_offsets", "output", "perturbation", "bound", "kept_mass"}, set(judged.worst))
+                self.assertLessEqual({"kept_offsets", "output", "perturbation", "bound", "kept_mass"},
+                                     set(judged.worst))
 
     def test_generated_traces_of_every_kind_type_and_shape_agree(self):
-        for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded, window) in enumerate(GENERATED):
+        for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,
+                     window) in enumerate(GENERATED):
             name = f"{number}-{kind}-{dtype}-{query_heads}-{kv_heads}-{head_dim}.safetensors"
             with self.subTest(name):
-                trace = self.generate(name, "--kind", kind, "--dtype", dtype, "--query-heads", query_heads, "--kv-heads",
-                                      kv_heads, "--head-dim", head_dim, "--model-dim", model_dim, "--tokens", tokens,
-                                      "--window-queries", recorded, "--decode", 4, "--layers", 1, "--seed", number + 1)
+                trace = self.generate(name, "--kind", kind, "--dtype", dtype, "--query-heads", query_heads,
+                                      "--kv-heads", kv_heads, "--head-dim", head_dim, "--model-dim", model_dim,
+                                      "--tokens", tokens, "--window-queries", recorded, "--decode", 4, "--layers", 1,
+                                      "--seed", number + 1)
                 policies = ",".join(POLICIES).format(w=window)
-                for path in self.dump(trace, policies, ",".join(map(str, sorted({window, (window + tokens) // 2, tokens})))):
+                for path in self.dump(trace, policies,
+                                      ",".join(map(str, sorted({window, (window + tokens) // 2, tokens})))):
                     self.require_agreement(trace, [path])
                     path.unlink()
 
@@ -80,7 +84,8 @@ class IndependentReplay(CommandLineTest):
         for number, trace in enumerate(oddities()):
             with self.subTest(number):
                 path = trace.write(self.folder / f"{number}.safetensors")
-                for dump in self.dump(path, "snapkv:window=4,snapkv:window=4+critical,snapkv:window=4+theta-sweep", "9"):
+                for dump in self.dump(path, "snapkv:window=4,snapkv:window=4+critical,snapkv:window=4+theta-sweep",
+                                      "9"):
                     self.require_agreement(path, [dump])
                     dump.unlink()
         index, _ = write_sharded(TraceFile(), self.folder, metadata_in="shard")

@@ -149,8 +149,8 @@ TEST(PolicyText, WithBadValuesIsRefusedAndSaysWhatIsExpected) {
     expect_refusal("snapkv", bad, "pool=an odd integer >= 1");
   }
   for (const char* bad : {"alpha=1.01", "alpha=-0.5", "alpha=nan", "alpha=1e-1", "alpha=", "alpha=.5",
-                          "alpha=5.", "alpha=0.12345678901234567"}) {
-    expect_refusal("snapkv+critical", bad, "alpha=a decimal from 0 to 1, or adaptive");
+                          "alpha=5.", "alpha=0.123456789012345678989", "alpha=1.00000000000000001"}) {
+    expect_refusal("snapkv+critical", bad, "alpha=a decimal from 0 to 1 of at most 18 digits, or adaptive");
   }
   for (const char* bad :
        {"epsilon=nan", "epsilon=inf", "epsilon=-1e-9", "epsilon=1e999", "epsilon=", "epsilon=1x"}) {

@@ -23,9 +23,9 @@ def objects(document, path=()):
     """The paths of all objects in a document."""
     if isinstance(document, dict):
         yield path
-    items = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
-    for key, value in items:
-        yield from objects(value, (*path, key))
+    if isinstance(document, (dict, list)):
+        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+            yield from objects(value, (*path, key))
 
 
 def at(document, path):
@@ -62,7 +62,8 @@ class Schemas(CommandLineTest):
     def test_every_field_of_a_schema_is_described_or_of_a_described_kind(self):
         def undescribed(node, path=""):
             for name, field in node.get("properties", {}).items():
-                known = "description" in field or "$ref" in field or "const" in field or name in ("traces", "runs", "layers")
+                known = "description" in field or "$ref" in field or "const" in field or name in ("traces", "runs",
+                                                                                                  "layers")
                 yield from ([] if known or "properties" in field else [f"{path}/{name}"])
                 yield from undescribed(field, f"{path}/{name}")
             for name, field in node.get("definitions", {}).items():
@@ -86,8 +87,9 @@ class Schemas(CommandLineTest):
         trace.write(self.folder / "zero.safetensors")
         TraceFile(decode_tokens=0).write(self.folder / "short.safetensors")
         for name, code in (("zero", PASS), ("short", INCONCLUSIVE)):
-            document = self.document("replay", f"{name}.safetensors", "--policy", "snapkv:window=1,snapkv:window=1+critical",
-                                     "--base", "snapkv:window=1", "--budget", "1,100%", code=code)
+            document = self.document("replay", f"{name}.safetensors", "--policy",
+                                     "snapkv:window=1,snapkv:window=1+critical", "--base", "snapkv:window=1",
+                                     "--budget", "1,100%", code=code)
             self.require_valid(schema, document)
 
     def test_the_replay_schema_describes_nothing_else(self):

@@ -117,6 +117,7 @@ TEST(ImprovedHeads, HaveAMeanPerturbationStrictlyBelowTheBase) {
 
 TEST(BaseOf, IsTheBasePolicyAtTheSameBudget) {
   ReplayResult result;
+  result.scope.steps = 1;
   for (const char* budget : {"10%", "20%"}) {
     for (const char* policy : {"snapkv:pool=1", "snapkv", "snapkv+critical"}) {
       result.runs.push_back(run_of(policy, {}, budget));
@@ -128,6 +129,8 @@ TEST(BaseOf, IsTheBasePolicyAtTheSameBudget) {
   EXPECT_EQ(base_of(result.runs[4], result, base), nullptr) << "it is the base itself";
   EXPECT_EQ(base_of(result.runs[4], result, std::nullopt), nullptr);
   EXPECT_EQ(base_of(result.runs[4], result, parse_policy("snapkv:window=8")), nullptr);
+  result.scope.steps = 0;
+  EXPECT_EQ(base_of(result.runs[2], result, base), nullptr) << "nothing was measured";
 }
 
 TEST(ColumnMeans, AreOnePerQueryHead) {

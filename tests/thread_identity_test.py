@@ -27,8 +27,9 @@ class ThreadIdentity(CommandLineTest):
         folder = self.folder / f"threads-{threads}"
         folder.mkdir()
         count = () if environment else ("--threads", threads)
-        stdout = self.passes("replay", trace, "--policy", POLICIES, "--budget", budgets, "--json", folder / "out.json", "--csv",
-                             folder / "out.csv", "--dump", folder / "dumps/", *count, *options, env=environment)
+        stdout = self.passes("replay", trace, "--policy", POLICIES, "--budget", budgets, "--json", folder / "out.json",
+                             "--csv", folder / "out.csv", "--dump", folder / "dumps/", *count, *options,
+                             env=environment)
         files = contents(folder)
         said, report = without_what_may_differ(json.loads(files.pop("out.json")))
         self.assertEqual(said, threads, "the report is to name the threads that worked")
@@ -41,14 +42,16 @@ class ThreadIdentity(CommandLineTest):
             other = self.outputs(threads, trace, budgets, *options)
             self.assertEqual(other[:2], first[:2])
             self.assertEqual(sorted(other[2]), sorted(first[2]))
-            self.assertEqual([name for name in first[2] if other[2][name] != first[2][name]], [], f"differs with {threads} threads")
+            self.assertEqual([name for name in first[2] if other[2][name] != first[2][name]], [],
+                             f"differs with {threads} threads")
 
     def test_a_sample_gives_the_same_bits_with_any_number_of_threads(self):
         self.require_identity(SAMPLES / "pocket-gqa.safetensors", "5%,20%", "--layers", "1-2")
 
     def test_a_generated_trace_gives_the_same_bits_with_any_number_of_threads(self):
-        trace = self.generate("trace.safetensors", "--kind", "mixed", "--dtype", "BF16", "--query-heads", 10, "--kv-heads", 5,
-                              "--head-dim", 33, "--model-dim", 70, "--tokens", 777, "--decode", 37, "--layers", 2)
+        trace = self.generate("trace.safetensors", "--kind", "mixed", "--dtype", "BF16", "--query-heads", 10,
+                              "--kv-heads", 5, "--head-dim", 33, "--model-dim", 70, "--tokens", 777, "--decode", 37,
+                              "--layers", 2)
         self.require_identity(trace, "32,50%")
 
     def test_the_environment_may_set_the_number_of_threads(self):
@@ -58,14 +61,17 @@ class ThreadIdentity(CommandLineTest):
 
     def test_generated_traces_have_the_same_bits_with_any_number_of_threads(self):
         for kind in ("power-law", "mixed", "tied"):
-            files = {self.generate(f"{kind}-{threads}", "--kind", kind, "--tokens", 1000, "--threads", threads).read_bytes()
-                     for threads in THREADS}
+            files = {
+                self.generate(f"{kind}-{threads}", "--kind", kind, "--tokens", 1000, "--threads", threads).read_bytes()
+                for threads in THREADS
+            }
             self.assertEqual(len(files), 1, kind)
 
     def test_inspect_says_the_same_with_any_number_of_threads(self):
         said = []
         for threads in THREADS:
-            stdout = self.passes("inspect", SAMPLES / "pocket-gqa.safetensors", "--verify", "--threads", threads, "--json", "out")
+            stdout = self.passes("inspect", SAMPLES / "pocket-gqa.safetensors", "--verify", "--threads", threads,
+                                 "--json", "out")
             said.append((stdout, without_what_may_differ(json.loads((self.folder / "out").read_text()))[1]))
         self.assertEqual([other for other in said if other != said[0]], [])
         trace = self.generate("trace", "--kind", "flat", "--tokens", 100)

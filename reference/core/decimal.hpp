@@ -21,40 +21,50 @@ struct Decimal {
 namespace detail {
 __extension__ using Wide = __int128;
 inline constexpr int kDecimalDigits = 18;  // 10^18 < 2^63, and 10^18 * 2^63 < 2^127
+inline constexpr int kDecimalPlaces = 36;  // 10^38 < 2^127
 
-constexpr int64_t power_of_ten(int exponent) {
-  int64_t power = 1;
+constexpr Wide power_of_ten(int exponent) {
+  Wide power = 1;
   while (exponent-- > 0) power *= 10;
   return power;
 }
 }  // namespace detail
 
-/// floor(factor * count / 10^shift), exactly. count >= 0; factor.places + shift <= 18.
+/// floor(factor * count / 10^shift), exactly. count >= 0; 0 <= shift <= 2.
 inline int64_t floor_of_product(Decimal factor, int64_t count, int shift = 0) {
-  assert(count >= 0 && factor.places + shift <= detail::kDecimalDigits);
+  assert(count >= 0 && 0 <= shift && shift <= 2);
   const detail::Wide product = static_cast<detail::Wide>(factor.digits) * count;
   return static_cast<int64_t>(product / detail::power_of_ten(factor.places + shift));
 }
 
+/// number > limit, exactly. limit >= 0
+inline bool exceeds(Decimal number, int64_t limit) {
+  return static_cast<detail::Wide>(number.digits) / detail::power_of_ten(number.places) > limit ||
+         (floor_of_product(number, 1) == limit && number.places > 0);
+}
+
 /// Reads digits, or digits and a point and digits ("20", "2.5", "0.125"); nothing else, no sign, no exponent,
-/// at most 16 digits. nullopt if the text is anything else.
+/// at most 18 significant digits and 36 places. nullopt if the text is anything else.
 inline std::optional<Decimal> parse_decimal(std::string_view text) {
   Decimal result;
   bool point = false;
-  int count = 0;
+  bool any = false;
+  int significant = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (c == '.' && !point && i > 0 && i + 1 < text.size()) {
       point = true;
-    } else if ('0' <= c && c <= '9' && count < detail::kDecimalDigits - 2) {
+    } else if ('0' <= c && c <= '9' && significant < detail::kDecimalDigits &&
+               result.places < detail::kDecimalPlaces) {
       result.digits = result.digits * 10 + (c - '0');
       result.places += point ? 1 : 0;
-      ++count;
+      significant += result.digits > 0 ? 1 : 0;
+      any = true;
     } else {
       return std::nullopt;
     }
   }
-  if (count == 0) return std::nullopt;
+  if (!any) return std::nullopt;
   while (result.places > 0 && result.digits % 10 == 0) {
     result.digits /= 10;
     --result.places;

@@ -48,7 +48,7 @@ struct StepView {
 
 /// What compressing the prompt decided, and on what grounds.
 struct PromptRecord {
-  std::vector<std::vector<int64_t>> kept;       ///< per KV head, ascending positions
+  std::vector<std::vector<int64_t>> kept;  ///< per KV head, ascending positions
   /// Two-stage selections: per KV head, ascending positions of stage one and of those always kept; else empty.
   std::vector<std::vector<int64_t>> stage_one;
   std::vector<int64_t> score_positions;         ///< [m]: the positions that were scored

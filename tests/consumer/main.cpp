@@ -7,7 +7,8 @@
 #include <kvbound/traces/trace.hpp>
 
 int main() {
-  kvbound::traces::generate({.tokens = 64, .decode = 1, .layers = 1, .head_dim = 8, .model_dim = 16}, "small.safetensors");
+  kvbound::traces::generate({.tokens = 64, .decode = 1, .layers = 1, .head_dim = 8, .model_dim = 16},
+                            "small.safetensors");
   const kvbound::traces::Layer layer = kvbound::traces::Trace("small.safetensors").read_layer(0);
   const kvbound::Policy policy{.host = kvbound::SnapKv{.window = 4}, .selection = kvbound::Critical{}};
   const std::vector<int64_t> budgets(2, 10);

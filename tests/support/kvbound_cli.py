@@ -64,7 +64,8 @@ class TraceFile:
         header, data = {"__metadata__": self.metadata}, b""
         for name, (dtype, array) in self.tensors.items():
             raw = encode(array, dtype)
-            header[name] = {"dtype": dtype, "shape": list(np.shape(array)), "data_offsets": [len(data), len(data) + len(raw)]}
+            header[name] = {"dtype": dtype, "shape": list(np.shape(array)),
+                            "data_offsets": [len(data), len(data) + len(raw)]}
             data += raw
         return header, data
 
@@ -100,7 +101,6 @@ def write_sharded(trace, folder, index="trace.index.json", shards=2, metadata_in
 def start(*arguments, file_size_limit=None, **options):
     """Starts the program; file_size_limit: writing beyond so many bytes fails, as on a full disk."""
     def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
 
     if file_size_limit is not None:
