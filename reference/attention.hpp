@@ -15,9 +15,8 @@ namespace kvbound::reference {
 ///
 /// queries  [queries, head_dim]
 /// keys     [tokens, head_dim]     one KV head
-/// returns  [queries, tokens], natural-log units (softmax of a row gives weights); equal keys get equal
-/// logits
-///          to the last bit
+/// returns  [queries, tokens], natural-log units (softmax of a row gives weights); equal keys get
+///          equal logits to the last bit
 /// throws   ShapeMismatch if the inner dimensions differ
 Matrix attention_logits(MatrixView queries, MatrixView keys, double scale);
 

@@ -1,5 +1,4 @@
-// CriticalKV: keep what carries the output, by attention first and by attention times projected value norm
-// then.
+// CriticalKV: keep what carries the output, by attention first, by attention times projected value norm then.
 #pragma once
 
 #include <cstdint>
@@ -63,8 +62,8 @@ TwoStageSelection select_critical(VectorView attention_score, VectorView stage_t
 
 /// The smallest stage one that meets the theorem's assumption wherever it can be checked.
 ///
-///     min { s : sum_{always kept} A_j + sum_{s best candidates} A_j > 1/2 for every row A }, k if there is
-///     none
+///     min { s : sum_{always kept} A_j + sum_{s best candidates} A_j > 1/2 for every row A },
+///     k if there is none
 ///
 /// attention_weights  [rows, tokens]: a row per query and query head of the group
 /// always_kept        positions

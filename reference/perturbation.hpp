@@ -83,8 +83,8 @@ double perturbation_bound(const EvictionWeights& eviction, VectorView projected_
 
 /// Stage two's bound theta^ >= theta, which replaces the kept mass by stage one's.
 ///
-///     theta^ = C' - (2 - 1/sigma) S''  =  sum_{evicted} A_i ||V_i|| + ((1 - sigma) / sigma) sum_{kept} A_i
-///     ||V_i||
+///     theta^ = C' - (2 - 1/sigma) S''
+///            = sum_{evicted} A_i ||V_i|| + ((1 - sigma) / sigma) sum_{kept} A_i ||V_i||
 ///
 /// stage_one  the entries of stage one and those that are always kept; sigma is their mass
 /// kept       stage_one and stage two's entries

@@ -13,9 +13,8 @@ namespace kvbound::reference {
 /// layer       its last `window` recorded queries are the observation window
 /// query_head  whose queries
 /// window      1..layer.window_queries()
-/// visit       called with [some queries, n] weights, in the order of the queries' positions; each row >= 0,
-/// sum
-///             1, and 0 in its query's future
+/// visit       called with [some queries, n] weights, in the order of the queries' positions; each row
+///             >= 0, sum 1, and 0 in its query's future
 /// throws      ShapeMismatch if the window is not recorded; NonFinite
 void visit_window_attention(const LayerView& layer, int64_t query_head, int64_t window,
                             const std::function<void(MatrixView)>& visit);

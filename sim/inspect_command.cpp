@@ -21,11 +21,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kDetails =
-    "--verify reads every number and, where the trace has the model's own attention output, recomputes it "
-    "from\n"
-    "queries, keys and values: exit 0 if all agree within the rounding of single precision, 1 if not, 5 if "
-    "there\n"
-    "is nothing to compare with.\n"
+    "--verify reads every number and, where the trace has the model's own attention output, recomputes it\n"
+    "from queries, keys and values: exit 0 if all layers agree within the rounding of single precision, 1 "
+    "if\n"
+    "not, 5 if a layer has nothing to compare with.\n"
     "\nExamples:\n"
     "  kvbound inspect traces/samples/pocket-gqa.safetensors --verify\n"
     "  kvbound inspect big.safetensors.index.json --json big.json\n";

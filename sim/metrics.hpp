@@ -16,9 +16,8 @@ struct LayerRecord {
   std::vector<StepRecord> steps;
 };
 
-/// One layer's figures of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0 is
-/// NaN
-/// ("undefined"), 0/0 is 0.
+/// One layer's figures of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0
+/// is NaN ("undefined"), 0/0 is 0.
 struct LayerMetrics {
   Matrix perturbation;                   ///< L = ||(aV - a^V^) W^O_h||, hidden-state units
   Matrix relative;                       ///< L / ||aV W^O_h||
@@ -40,10 +39,8 @@ double ratio(double numerator, double denominator);
 /// projected value norms) is computed once for all of them.
 ///
 /// records       [runs], each with the same number of steps, at most T
-/// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if the reference has computed
-/// them
-///               already (by far the most costly part); empty: computed here. The result is the same to the
-///               bit
+/// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if the reference has them
+///               already (by far the most costly part); empty: computed here. Same result, to the bit
 /// returns       [runs]
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
                                   MatrixView prompt_norms = {});

@@ -170,8 +170,7 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
       const Place& place = *summary.first_violation;
       std::cerr << fmt::format(
           "kvbound: {}: {} at {}: the perturbation exceeds its bound {} times, first at layer {}, step {}, "
-          "query "
-          "head {}\n",
+          "query head {}\n",
           report.result.trace.path, run.run.policy.label, to_string(run.run.budget), summary.violations,
           place.layer, place.step, place.query_head);
       code = kMismatch;

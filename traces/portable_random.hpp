@@ -38,8 +38,9 @@ constexpr double natural_log(double number) {
 /// A random function of an index: every number can be had without those before it, in any order and on any
 /// thread. Different seeds, and children of different names, are independent of each other.
 ///
-///     bits(i) = mix(key + (i + 1) * 0x9e3779b97f4a7c15)       the i-th number of a SplitMix64 that began at
-///     key
+///     bits(i) = mix(key + (i + 1) * 0x9e3779b97f4a7c15)
+///
+/// the i-th number of a SplitMix64 that began at key
 ///
 /// source  Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64)
 class Stream {

@@ -39,9 +39,8 @@ std::string description(const Json& json);
 /// path    the file, for messages
 /// offset  where `text` begins in the file
 /// field   what `text` is, for messages
-/// throws  TraceError for ill-formed JSON or UTF-8, a duplicate key, more than 3 levels, an array of more
-/// than
-///         64 items, a value that is no object
+/// throws  TraceError for ill-formed JSON or UTF-8, a duplicate key, more than 3 levels, an array of
+///         more than 64 items, a value that is no object
 Json parse_strict_json(const std::string& path, int64_t offset, const std::string& field,
                        std::string_view text);
 
