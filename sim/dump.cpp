@@ -176,6 +176,7 @@ void Dump::prepare(const std::string& path) {
     }
   }
   writer_->prepare();
+  spool_.reset();
 }
 
 void Dump::commit() { writer_->finish(); }

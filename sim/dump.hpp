@@ -33,7 +33,8 @@ class Dump {
   void add(int64_t layer, const LayerRecord& record);
   void add(int64_t layer, const LayerMetrics& metrics);
 
-  /// Writes all that was added to a temporary file beside `path`. Throws IoError.
+  /// Writes all that was added to a temporary file beside `path`, and needs no open file from then on. Nothing can
+  /// be added any more. Throws IoError.
   void prepare(const std::string& path);
   /// Gives it its name.
   void commit();

@@ -196,14 +196,10 @@ CommandLine command_line() {
   return line;
 }
 
-// First all that can fail for want of space, then all names.
+// First all that can fail for want of space (the dumps are prepared already), then all names.
 void write_outputs(const Request& request, const std::vector<Report>& reports,
                    std::optional<DumpTargets>& targets, std::vector<std::vector<Dump>>& dumps,
                    std::optional<traces::OutputFile>& json, std::optional<traces::OutputFile>& csv) {
-  if (targets) targets->make_folders();
-  for (size_t i = 0; i < dumps.size(); ++i) {
-    for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
-  }
   if (json) {
     json->write(json_report(reports, request.base));
     json->prepare();
@@ -254,6 +250,8 @@ int replay_command(const Arguments& arguments) {
   for (size_t i = 0; i < traces.size(); ++i) {
     const std::string spool_folder = targets ? targets->spool_folder() : "";
     reports.push_back(replay_trace(traces[i], request, scopes[i], spool_folder, dumps[i]));
+    if (targets) targets->make_folders();
+    for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
     std::cout << (i > 0 ? "\n" : "") << text_report(reports.back(), request.base, colour_wanted())
               << std::flush;
   }
