@@ -54,6 +54,7 @@ DumpTargets::~DumpTargets() {
 }
 
 std::string DumpTargets::spool_folder() const {
+  if (single_file_ && fs::is_other(targets_.front())) return fs::temp_directory_path().string();
   fs::path folder = single_file_ ? targets_.front().parent_path() : targets_.front();
   while (!folder.empty() && !fs::is_directory(folder)) folder = folder.parent_path();
   return folder.empty() ? "." : folder.string();

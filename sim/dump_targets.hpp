@@ -25,7 +25,7 @@ class DumpTargets {
   DumpTargets(const DumpTargets&) = delete;
   DumpTargets& operator=(const DumpTargets&) = delete;
 
-  /// An existing folder on the targets' disk.
+  /// An existing folder on the targets' disk; the system's for temporary files if the target is a device.
   std::string spool_folder() const;
   /// The file for a run's dump of the trace with this index.
   std::string path(size_t trace, const Run& run) const;
