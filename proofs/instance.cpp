@@ -342,7 +342,9 @@ bool has_ties(VectorView logits) {
 
 void require_valid(const Instance& instance) {
   if (instance.query_heads < 1) throw ShapeMismatch("query_heads is below 1");
-  if (instance.tokens() < 1 || instance.queries() < 1) throw ShapeMismatch("logits are empty");
+  if (instance.tokens() < 1 || instance.logits.rows() < 1) throw ShapeMismatch("logits are empty");
+  if (instance.values.cols() < 1) throw ShapeMismatch("values are empty");
+  if (instance.output_projection.cols() < 1) throw ShapeMismatch("output_projection is empty");
   reference::require_equal("rows of logits", instance.logits.rows(), "query_heads times queries",
                            instance.query_heads * instance.queries());
   reference::require_equal("columns of logits", instance.tokens(), "rows of values", instance.values.rows());

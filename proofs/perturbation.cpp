@@ -9,6 +9,7 @@
 namespace kvbound::proofs {
 namespace {
 
+using exact::Indices;
 using exact::Norm;
 using exact::Real;
 using exact::Reals;
@@ -20,7 +21,7 @@ reference::EvictionWeights computed_eviction(const Instance& instance, const Com
 }
 
 // sum_i (A_i + A'_i) N_i: the absolute terms of L and theta as printed.
-Real printed_terms(const Reals& attention, const Reals& norms, oracle::Indices kept) {
+Real printed_terms(const Reals& attention, const Reals& norms, Indices kept) {
   const Reals terms = exact::product(attention, norms);
   return 3 * exact::total(terms) + exact::total(terms, kept) / exact::total(attention, kept);
 }
@@ -171,19 +172,23 @@ class Held {
 
 void hold_both_forms(const Instance& instance, Outcome& outcome) {
   Held held(instance, outcome);
+  const auto has_reciprocal = [&](Indices entries) {  // the printed forms need 1/mass to be a double
+    return oracle::sum(oracle::at(held.exact_attention(), entries)).value > Real("1e-300");
+  };
   if (resolved(held.exact_attention(), instance.kept)) {
-    held.theta_as_printed();
     held.eviction_of_given_weights();
+    if (has_reciprocal(instance.kept)) held.theta_as_printed();
   }
-  if (!resolved(held.exact_attention(), instance.stage_one)) return;
-  held.stages("stage two's bound", reference::stage_two_bound, oracle::stage_two_bound);
-  held.stages("attention-only bound", reference::attention_only_bound, oracle::attention_only_bound);
-  // As printed they need 1/sigma, which may be more than a double holds.
-  if (oracle::sum(oracle::at(held.exact_attention(), instance.stage_one)).value < Real("1e-300")) return;
-  held.stages("stage two's bound as printed", reference::stage_two_bound_as_printed,
-              oracle::stage_two_bound_as_printed);
-  held.stages("attention-only bound as printed", reference::attention_only_bound_as_printed,
-              oracle::attention_only_bound_as_printed);
+  if (resolved(held.exact_attention(), instance.stage_one)) {
+    held.stages("stage two's bound", reference::stage_two_bound, oracle::stage_two_bound);
+    held.stages("attention-only bound", reference::attention_only_bound, oracle::attention_only_bound);
+    if (has_reciprocal(instance.stage_one)) {
+      held.stages("stage two's bound as printed", reference::stage_two_bound_as_printed,
+                  oracle::stage_two_bound_as_printed);
+      held.stages("attention-only bound as printed", reference::attention_only_bound_as_printed,
+                  oracle::attention_only_bound_as_printed);
+    }
+  }
 }
 
 Outcome stable_form(const Instance& instance) {

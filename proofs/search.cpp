@@ -11,6 +11,8 @@ namespace {
 
 // A climb that has not risen for this many steps starts anew elsewhere.
 constexpr int64_t kPatience = 400;
+// What is left of the time goes to making the tightest instance simple.
+constexpr double kClimbingShare = 0.9;
 
 // One random change: of a number, or of who is kept.
 Instance neighbour(Instance instance, rc::Random& random) {
@@ -43,6 +45,22 @@ Instance neighbour(Instance instance, rc::Random& random) {
   return instance;
 }
 
+// The simplest instance, by small steps, whose ratio is as large.
+void simplify(const Theorem& theorem, Tightest& best, const std::function<bool()>& time_is_up) {
+  for (bool simpler_found = true; simpler_found && !time_is_up();) {
+    simpler_found = false;
+    for (Instance& next : simpler(best.instance)) {
+      const Outcome outcome = check(theorem.property, next);
+      ++best.evaluations;
+      if (!outcome.holds() || outcome.ratio().value_or(0) < best.ratio) continue;
+      best.ratio = *outcome.ratio();
+      best.instance = std::move(next);
+      simpler_found = true;
+      break;
+    }
+  }
+}
+
 }  // namespace
 
 Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
@@ -57,7 +75,8 @@ Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
   best.ratio = -1;
   Instance current;
   double current_ratio = -1;
-  for (int64_t idle = kPatience; passed() < seconds || best.evaluations == 0; ++best.evaluations) {
+  const double climbing_seconds = seconds * kClimbingShare;
+  for (int64_t idle = kPatience; passed() < climbing_seconds || best.evaluations == 0; ++best.evaluations) {
     const bool afresh = idle >= kPatience;
     Instance next = afresh ? generator(random.split(), rc::kNominalSize).value() : neighbour(current, random);
     const Outcome outcome = check(theorem.property, next);
@@ -75,6 +94,7 @@ Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
     }
     if (progress) progress(passed(), best.ratio);
   }
+  simplify(theorem, best, [&] { return passed() >= seconds; });
   return best;
 }
 

@@ -18,7 +18,10 @@ struct Tightest {
   std::optional<std::string> failure;  ///< that of the theorem, if the search met one
 };
 
-/// Climbs towards instances of large ratio, from random ones, until `seconds` have passed or the theorem fails.
+/// Climbs towards instances of large ratio, from random ones, until `seconds` have passed or the theorem fails;
+/// the last tenth of the time makes the tightest one simpler.
+///
+/// Repeatable but for the time: the seed decides what is tried, the machine how much of it.
 ///
 /// theorem   has a ratio
 /// progress  called with the seconds passed and the largest ratio so far, if given

@@ -23,7 +23,8 @@ OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", 
                       "header-limit", "quiet", "help"),
            "inspect": ("verify", "json", "threads", "header-limit", "quiet", "help"),
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
-                        "window-queries", "dtype", "seed", "threads", "quiet", "help")}
+                        "window-queries", "dtype", "seed", "threads", "quiet", "help"),
+           "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help")}
 
 
 class Help(CommandLineTest):
@@ -50,6 +51,9 @@ class Help(CommandLineTest):
             self.assertTrue(examples)
             for example in examples:
                 words = example.replace("\\\n", " ").split()
+                for option in ("--cases", "--search"):  # no more of it than parsing takes
+                    if option in words:
+                        words[words.index(option) + 1] = "1"
                 if command == "generate":
                     words[-1] = "missing/out"  # so that it stops where it would begin to write
                 result = self.run_program(*words)
