@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "exponential.hpp"
+#include "instruction_set.hpp"
 #include "product.hpp"
 #include "shape_check.hpp"
 #include "token_blocks.hpp"
@@ -11,15 +13,71 @@
 namespace kvbound::reference {
 namespace {
 
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+struct Largest {
+  double value = kNothing;
+  double poison = 0;  // 0 if all numbers are finite, else NaN
+};
+
+// Adds kLanes numbers to what is known of those before them.
+template <class L>
+[[gnu::always_inline]] inline void add_to_largest(const double* numbers,
+                                                  typename L::Reals (&largest)[L::kVectors],
+                                                  typename L::Sums& poison) {
+  for (size_t v = 0; v < L::kVectors; ++v) {
+    typename L::Reals x;
+    L::load(numbers + v * (kLanes / L::kVectors), x);
+    largest[v] = x > largest[v] ? x : largest[v];
+    poison.parts[v] += x - x;
+  }
+}
+
+// numbers: at least one
+Largest largest(VectorView numbers) {
+  Largest result;
+  run_at(
+      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+        using L = decltype(lanes);
+        typename L::Reals most[L::kVectors];
+        for (auto& part : most) part = typename L::Reals{} + kNothing;
+        typename L::Sums poison;
+        const size_t whole = numbers.size() / kLanes * kLanes;
+        for (size_t i = 0; i < whole; i += kLanes) add_to_largest<L>(numbers.data() + i, most, poison);
+        double rest[kLanes];  // filled up with what is there anyway
+        std::fill_n(rest, kLanes, numbers.front());
+        std::copy(numbers.begin() + static_cast<std::ptrdiff_t>(whole), numbers.end(), rest);
+        add_to_largest<L>(rest, most, poison);
+        double candidates[kLanes];
+        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], candidates + v * (kLanes / L::kVectors));
+        result = {*std::max_element(candidates, candidates + kLanes), poison.total()};
+      });
+  return result;
+}
+
+void divide(std::span<double> numbers, double divisor) {
+  run_at(
+      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+        using L = decltype(lanes);
+        constexpr size_t kWidth = kLanes / L::kVectors;
+        size_t i = 0;
+        for (; i + kWidth <= numbers.size(); i += kWidth) {
+          typename L::Reals x;
+          L::load(numbers.data() + i, x);
+          L::store(x / divisor, numbers.data() + i);
+        }
+        for (; i < numbers.size(); ++i) numbers[i] /= divisor;
+      });
+}
+
 // Softmax in place; returns the log-sum-exp.
 double softmax(std::span<double> logits) {
-  require_finite("logits", logits);
-  if (logits.empty()) return -std::numeric_limits<double>::infinity();
-  const double largest = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (double& logit : logits) sum += logit = std::exp(logit - largest);
-  for (double& weight : logits) weight /= sum;
-  return largest + std::log(sum);
+  if (logits.empty()) return kNothing;
+  const Largest most = largest(logits);
+  if (!(most.poison == 0)) require_finite("logits", logits);
+  const double sum = exponentiate(logits, most.value);
+  divide(logits, sum);
+  return most.value + std::log(sum);
 }
 
 }  // namespace
@@ -39,13 +97,10 @@ Matrix attention_logits(MatrixView queries, MatrixView keys, double scale) {
 }
 
 double log_sum_exp(VectorView logits) {
-  constexpr double kNothing = -std::numeric_limits<double>::infinity();
   if (logits.empty()) return kNothing;
-  const double largest = *std::ranges::max_element(logits);
-  if (largest == kNothing) return kNothing;
-  double sum = 0;
-  for (const double logit : logits) sum += std::exp(logit - largest);
-  return largest + std::log(sum);
+  const double most = largest(logits).value;
+  if (most == kNothing) return kNothing;
+  return most + std::log(exponential_sum(logits, most));
 }
 
 void causal_softmax(MutableMatrixView logits, int64_t first_position) {
