@@ -1,6 +1,7 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -70,6 +71,38 @@ void divide(std::span<double> numbers, double divisor) {
       });
 }
 
+// Tokens whose logits are formed by one product. A sixteenth of them, so that padding the last block costs
+// little, but at most so many that the product can't gain from more.
+int64_t logit_block(int64_t tokens) {
+  constexpr int64_t kMost = 2048;
+  return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))) / 16, kTokenBlock,
+                    kMost);
+}
+
+// Fills in the logits; visit(first, count) is called when those of tokens first..first + count - 1 are there.
+template <class Visit>
+void visit_logit_blocks(MatrixView queries, MatrixView keys, double scale, MutableMatrixView logits,
+                        const Visit& visit) {
+  require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
+  require_equal("rows of logits", logits.rows, "rows of queries", queries.rows);
+  require_equal("columns of logits", logits.cols, "rows of keys", keys.rows);
+  const int64_t size = logit_block(keys.rows);
+  for (int64_t b = 0; b < token_blocks(keys.rows, size); ++b) {
+    const TokenBlock block(keys, b, size);
+    const MutableMatrixView there = logits.middle_cols(block.first, block.count);
+    if (block.count == size) {
+      multiply_transposed(queries, block.rows, there, scale);
+    } else {
+      Matrix padded(queries.rows, size);
+      multiply_transposed(queries, block.rows, padded.view(), scale);
+      for (int64_t i = 0; i < queries.rows; ++i) {
+        std::ranges::copy(padded.row(i).first(static_cast<size_t>(block.count)), there.row(i).begin());
+      }
+    }
+    visit(block.first, block.count);
+  }
+}
+
 // Softmax in place; returns the log-sum-exp.
 double softmax(std::span<double> logits) {
   if (logits.empty()) return kNothing;
@@ -83,17 +116,26 @@ double softmax(std::span<double> logits) {
 }  // namespace
 
 Matrix attention_logits(MatrixView queries, MatrixView keys, double scale) {
-  require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
   Matrix logits(queries.rows, keys.rows);
-  Matrix block_logits(queries.rows, kTokenBlock);
-  for (int64_t b = 0; b < token_blocks(keys.rows); ++b) {
-    const TokenBlock block(keys, b);
-    multiply_transposed(queries, block.rows, block_logits.view());
-    for (int64_t i = 0; i < queries.rows; ++i) {
-      for (int64_t j = 0; j < block.count; ++j) logits(i, block.first + j) = scale * block_logits(i, j);
-    }
-  }
+  visit_logit_blocks(queries, keys, scale, logits.view(), [](int64_t, int64_t) {});
   return logits;
+}
+
+std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double scale,
+                                     std::span<const int64_t> visible, MutableMatrixView logits) {
+  require_equal("visible", static_cast<int64_t>(visible.size()), "rows of queries", queries.rows);
+  std::vector<double> result(visible.size(), kNothing);
+  visit_logit_blocks(queries, keys, scale, logits, [&](int64_t first, int64_t count) {
+    for (size_t i = 0; i < visible.size(); ++i) {
+      const int64_t seen = std::min(count, visible[i] - first);
+      if (seen <= 0) continue;
+      const VectorView row = logits.row(static_cast<int64_t>(i));
+      const Largest most = largest(row.subspan(static_cast<size_t>(first), static_cast<size_t>(seen)));
+      if (!(most.poison == 0)) require_finite("logits", row.first(static_cast<size_t>(first + seen)));
+      result[i] = std::max(result[i], most.value);
+    }
+  });
+  return result;
 }
 
 double log_sum_exp(VectorView logits) {

@@ -10,8 +10,8 @@ namespace kvbound::reference {
 /// out = a * b.  a [m, k], b [k, n], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
 void multiply(MatrixView a, MatrixView b, MutableMatrixView out);
 
-/// out = a * transpose(b).  a [m, k], b [n, k], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
-void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out);
+/// out = scale * a * transpose(b).  a [m, k], b [n, k], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
+void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale = 1);
 
 /// Which BLAS was really loaded: with several installed, or OPENBLAS_CORETYPE set, it is not the obvious one.
 struct BlasInfo {
