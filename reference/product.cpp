@@ -41,6 +41,13 @@ void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, doub
   multiply_any(scale, a, b, out, CblasTrans);
 }
 
+void multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int threads) {
+  use_one_blas_thread();  // once for all, so that it does not happen in between
+  openblas_set_num_threads(threads);
+  multiply(a, b, out);
+  openblas_set_num_threads(1);
+}
+
 BlasInfo blas_info() {
   constexpr const char* kFlavours[] = {"serial", "pthread", "openmp"};
   const int flavour = openblas_get_parallel();
