@@ -96,5 +96,6 @@ void apply_threads(const CommandLine& line);
 int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
+int bench_command(const Arguments& arguments);
 
 }  // namespace kvbound::sim
