@@ -9,7 +9,8 @@
 //     without, gamma_k = k u / (1 - k u),
 //
 // and errors of the operands are carried along to first order and beyond (products of errors are not
-// dropped). exp and log are taken to be right to 1 ulp <= 2 u, as the C library promises.
+// dropped). exp is taken to be right to 2 u and eta, of which reference/exponential.hpp promises less; log to 1
+// ulp <= 2 u, as the C library promises.
 #pragma once
 
 #include <boost/multiprecision/cpp_bin_float.hpp>

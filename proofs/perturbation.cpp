@@ -132,6 +132,10 @@ class Held {
       : instance_(instance), outcome_(outcome), computed_(instance), bounds_(instance) {}
 
   const oracle::Row& exact_attention() const { return bounds_.attention[kOnly]; }
+  // The printed forms need 1/mass, which may be more than a double holds.
+  bool printable(Indices entries) const {
+    return oracle::sum(oracle::at(exact_attention(), entries)).value >= Real("1e-300");
+  }
 
   void theta_as_printed() {
     outcome_.reference_within(
@@ -172,17 +176,14 @@ class Held {
 
 void hold_both_forms(const Instance& instance, Outcome& outcome) {
   Held held(instance, outcome);
-  const auto has_reciprocal = [&](Indices entries) {  // the printed forms need 1/mass to be a double
-    return oracle::sum(oracle::at(held.exact_attention(), entries)).value > Real("1e-300");
-  };
   if (resolved(held.exact_attention(), instance.kept)) {
     held.eviction_of_given_weights();
-    if (has_reciprocal(instance.kept)) held.theta_as_printed();
+    if (held.printable(instance.kept)) held.theta_as_printed();
   }
   if (resolved(held.exact_attention(), instance.stage_one)) {
     held.stages("stage two's bound", reference::stage_two_bound, oracle::stage_two_bound);
     held.stages("attention-only bound", reference::attention_only_bound, oracle::attention_only_bound);
-    if (has_reciprocal(instance.stage_one)) {
+    if (held.printable(instance.stage_one)) {
       held.stages("stage two's bound as printed", reference::stage_two_bound_as_printed,
                   oracle::stage_two_bound_as_printed);
       held.stages("attention-only bound as printed", reference::attention_only_bound_as_printed,

@@ -81,13 +81,13 @@ Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
     Instance next = afresh ? generator(random.split(), rc::kNominalSize).value() : neighbour(current, random);
     const Outcome outcome = check(theorem.property, next);
     const double ratio = outcome.ratio().value_or(0);
+    if (!outcome.holds()) return {std::move(next), ratio, best.evaluations + 1, outcome.failure()};
     ++idle;
     if (afresh || ratio >= current_ratio) {
       if (afresh || ratio > current_ratio) idle = 0;
       current = std::move(next);
       current_ratio = ratio;
     }
-    if (!outcome.holds()) return {current, ratio, best.evaluations + 1, outcome.failure()};
     if (current_ratio > best.ratio) {
       best.instance = current;
       best.ratio = current_ratio;

@@ -20,6 +20,17 @@ namespace kvbound::reference {
 /// throws   ShapeMismatch if the inner dimensions differ
 Matrix attention_logits(MatrixView queries, MatrixView keys, double scale);
 
+/// The same into memory that the caller has, and the largest logit that each query may see.
+///
+///     largest[i] = max_{j < visible[i]} logits[i, j]
+///
+/// visible  [queries], 0..tokens: query i sees the first visible[i] tokens
+/// logits   [queries, tokens], filled in for all tokens
+/// returns  largest [queries]; -infinity for no tokens
+/// throws   NonFinite if a visible logit is NaN or infinite
+std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double scale,
+                                     std::span<const int64_t> visible, MutableMatrixView logits);
+
 /// The logarithm of the softmax's denominator, safe for any finite logits.
 ///
 ///     log_sum_exp(z) = ln sum_j exp(z_j)

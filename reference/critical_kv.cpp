@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "instruction_set.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
 #include "selection.hpp"
@@ -13,33 +14,59 @@ namespace kvbound::reference {
 namespace {
 
 // Columns of the product formed at a time: kTokenBlock x kColumnBlock doubles stay in a core's cache.
-constexpr int64_t kColumnBlock = 256;
+constexpr int64_t kColumnBlock = 512;
 
-// Adds |x| or x^2 over a row. Four running sums, because one would wait for each addition to finish.
-template <Norm norm>
-double row_sum(VectorView row) {
-  double sums[4] = {};
-  const auto term = [](double x) { return norm == Norm::l1 ? std::abs(x) : x * x; };
-  size_t j = 0;
-  for (; j + 4 <= row.size(); j += 4) {
-    for (size_t lane = 0; lane < 4; ++lane) sums[lane] += term(row[j + lane]);
-  }
-  for (; j < row.size(); ++j) sums[0] += term(row[j]);
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+Matrix product_block(MatrixView output_projection) {
+  return {kTokenBlock, std::min(kColumnBlock, output_projection.cols)};
 }
 
-// The norms of one block of tokens.
+// Adds |x| or x^2 of kLanes numbers.
+template <Norm norm, class L>
+[[gnu::always_inline]] inline void add_terms(const double* numbers, typename L::Sums& sums) {
+  using Reals = typename L::Reals;
+  for (size_t v = 0; v < L::kVectors; ++v) {
+    Reals x;
+    L::load(numbers + v * (kLanes / L::kVectors), x);
+    if constexpr (norm == Norm::l1) {
+      sums.parts[v] += (Reals)((typename L::Bits)x & ~(uint64_t{1} << 63));  // without its sign
+    } else {
+      sums.parts[v] += x * x;
+    }
+  }
+}
+
+// sums[i] += sum_j |rows[i, j]| or rows[i, j]^2
 template <Norm norm>
-void block_norms(const TokenBlock& block, MatrixView output_projection, std::span<double> norms) {
+void add_row_sums(MatrixView rows, std::span<double> sums) {
+  run_at(
+      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+        using L = decltype(lanes);
+        const auto columns = static_cast<size_t>(rows.cols);
+        const size_t whole = columns / kLanes * kLanes;
+        for (size_t i = 0; i < sums.size(); ++i) {
+          const double* row = rows.row(static_cast<int64_t>(i)).data();
+          typename L::Sums terms;
+          for (size_t j = 0; j < whole; j += kLanes) add_terms<norm, L>(row + j, terms);
+          if (whole < columns) {
+            double rest[kLanes] = {};
+            std::copy(row + whole, row + columns, rest);
+            add_terms<norm, L>(rest, terms);
+          }
+          sums[i] += terms.total();
+        }
+      });
+}
+
+// The norms of one block of tokens. projected: product_block, overwritten.
+template <Norm norm>
+void block_norms(const TokenBlock& block, MatrixView output_projection, Matrix& projected,
+                 std::span<double> norms) {
   std::ranges::fill(norms, 0.0);
-  Matrix projected(kTokenBlock, std::min(kColumnBlock, output_projection.cols));
   for (int64_t first = 0; first < output_projection.cols; first += kColumnBlock) {
     const int64_t columns = std::min(kColumnBlock, output_projection.cols - first);
     const MutableMatrixView product = projected.view().middle_cols(0, columns);
     multiply(block.rows, output_projection.middle_cols(first, columns), product);
-    for (size_t i = 0; i < norms.size(); ++i) {
-      norms[i] += row_sum<norm>(VectorView(product.row(static_cast<int64_t>(i))));
-    }
+    add_row_sums<norm>(product, norms);
   }
   if constexpr (norm == Norm::l2) {
     for (double& entry : norms) entry = std::sqrt(entry);
@@ -48,13 +75,13 @@ void block_norms(const TokenBlock& block, MatrixView output_projection, std::spa
 }
 
 void block_norms(MatrixView values, int64_t block_index, MatrixView output_projection, Norm norm,
-                 std::span<double> all_norms) {
+                 Matrix& projected, std::span<double> all_norms) {
   const TokenBlock block(values, block_index);
   const auto norms = all_norms.subspan(static_cast<size_t>(block.first), static_cast<size_t>(block.count));
   if (norm == Norm::l1) {
-    block_norms<Norm::l1>(block, output_projection, norms);
+    block_norms<Norm::l1>(block, output_projection, projected, norms);
   } else {
-    block_norms<Norm::l2>(block, output_projection, norms);
+    block_norms<Norm::l2>(block, output_projection, projected, norms);
   }
 }
 
@@ -63,8 +90,9 @@ void block_norms(MatrixView values, int64_t block_index, MatrixView output_proje
 std::vector<double> projected_value_norms(MatrixView values, MatrixView output_projection, Norm norm) {
   require_equal("columns of values", values.cols, "rows of output_projection", output_projection.rows);
   std::vector<double> norms(static_cast<size_t>(values.rows));
+  Matrix projected = product_block(output_projection);
   for (int64_t b = 0; b < token_blocks(values.rows); ++b) {
-    block_norms(values, b, output_projection, norm, norms);
+    block_norms(values, b, output_projection, norm, projected, norms);
   }
   return norms;
 }
@@ -77,11 +105,14 @@ Matrix projected_value_norms(const LayerShape& shape, TensorView values, MatrixV
   require_equal("columns of values", values.cols, "head_dim", shape.head_dim);
   Matrix norms(shape.query_heads, values.rows);
   const int64_t blocks = token_blocks(values.rows);
-  parallel_for(shape.query_heads * blocks, [&](int64_t piece) {
-    const int64_t head = piece / blocks;
-    const MatrixView projection = output_projection.middle_rows(head * shape.head_dim, shape.head_dim);
-    block_norms(values.slice(shape.kv_head_of(head)), piece % blocks, projection, norm, norms.row(head));
-  });
+  parallel_for(
+      shape.query_heads * blocks, [&] { return product_block(output_projection); },
+      [&](Matrix& projected, int64_t piece) {
+        const int64_t head = piece / blocks;
+        const MatrixView projection = output_projection.middle_rows(head * shape.head_dim, shape.head_dim);
+        block_norms(values.slice(shape.kv_head_of(head)), piece % blocks, projection, norm, projected,
+                    norms.row(head));
+      });
   return norms;
 }
 

@@ -4,24 +4,39 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 
 namespace kvbound::reference {
 
-/// Calls piece(0), ..., piece(count - 1), in any order and on any thread. The first exception is rethrown
-/// when all are done.
-template <class Piece>
-void parallel_for(int64_t count, const Piece& piece) {
+/// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread; each thread that gets
+/// work has a state of its own, made by make_state(), such as memory to work in. The first exception is
+/// rethrown when all are done.
+template <class MakeState, class Piece>
+void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece) {
   std::exception_ptr failure;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t i = 0; i < count; ++i) {
-    try {
-      piece(i);
-    } catch (...) {
+#pragma omp parallel
+  {
+    std::optional<decltype(make_state())> state;
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < count; ++i) {
+      try {
+        if (!state) state.emplace(make_state());
+        piece(*state, i);
+      } catch (...) {
 #pragma omp critical(kvbound_parallel_for)
-      if (!failure) failure = std::current_exception();
+        if (!failure) failure = std::current_exception();
+      }
     }
   }
   if (failure) std::rethrow_exception(failure);
+}
+
+/// The same without a state: piece(0), ..., piece(count - 1).
+template <class Piece>
+void parallel_for(int64_t count, const Piece& piece) {
+  struct Nothing {};
+  parallel_for(
+      count, [] { return Nothing(); }, [&](Nothing, int64_t i) { piece(i); });
 }
 
 }  // namespace kvbound::reference

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention.hpp"
+#include "exponential.hpp"
 #include "product.hpp"
 #include "shape_check.hpp"
 
@@ -126,7 +127,7 @@ EvictionWeights eviction_weights(VectorView logits, VectorView attention_weights
   for (const int64_t i : kept) kept_logits.push_back(at(logits, i));
   const double normaliser = log_sum_exp(kept_logits);
   require_finite("log-sum-exp of the kept logits", {&normaliser, 1});
-  for (double& logit : kept_logits) logit = std::exp(logit - normaliser);
+  exponentiate(kept_logits, normaliser);
   return signed_weights(attention_weights, kept, kept_logits);
 }
 

@@ -13,14 +13,15 @@ namespace {
 // product depend on their number.
 void use_one_blas_thread() { [[maybe_unused]] static const bool once = (openblas_set_num_threads(1), true); }
 
-void multiply_any(MatrixView a, MatrixView b, MutableMatrixView out, CBLAS_TRANSPOSE transpose_b) {
+void multiply_any(double scale, MatrixView a, MatrixView b, MutableMatrixView out,
+                  CBLAS_TRANSPOSE transpose_b) {
   if (out.rows == 0 || out.cols == 0) return;
   use_one_blas_thread();
   const auto leading = [](const auto& matrix) {
     return static_cast<blasint>(std::max({matrix.row_stride, matrix.cols, int64_t{1}}));
   };
   cblas_dgemm(CblasRowMajor, CblasNoTrans, transpose_b, static_cast<blasint>(out.rows),
-              static_cast<blasint>(out.cols), static_cast<blasint>(a.cols), 1.0, a.data, leading(a), b.data,
+              static_cast<blasint>(out.cols), static_cast<blasint>(a.cols), scale, a.data, leading(a), b.data,
               leading(b), 0.0, out.data, leading(out));
 }
 
@@ -30,14 +31,21 @@ void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
   require_equal("columns of a", a.cols, "rows of b", b.rows);
   require_equal("rows of a", a.rows, "rows of the product", out.rows);
   require_equal("columns of b", b.cols, "columns of the product", out.cols);
-  multiply_any(a, b, out, CblasNoTrans);
+  multiply_any(1, a, b, out, CblasNoTrans);
 }
 
-void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out) {
+void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale) {
   require_equal("columns of a", a.cols, "columns of b", b.cols);
   require_equal("rows of a", a.rows, "rows of the product", out.rows);
   require_equal("rows of b", b.rows, "columns of the product", out.cols);
-  multiply_any(a, b, out, CblasTrans);
+  multiply_any(scale, a, b, out, CblasTrans);
+}
+
+void multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int threads) {
+  use_one_blas_thread();  // once for all, so that it does not happen in between
+  openblas_set_num_threads(threads);
+  multiply(a, b, out);
+  openblas_set_num_threads(1);
 }
 
 BlasInfo blas_info() {

@@ -205,12 +205,10 @@ class ReferenceSession final : public Session {
                                 int64_t g) {
     const std::vector<int64_t> ranked = positions_of(rank_top(score, k), ranking.candidates);
     int64_t count = 0;
-    for (int64_t i = 0; i < layer.shape.group_size(); ++i) {
-      visit_window_attention(
-          layer, g * layer.shape.group_size() + i, ranking.window, [&](MatrixView weights) {
-            count = std::max(count, adaptive_stage_one(weights, ranking.always_kept, ranked));
-          });
-    }
+    visit_window_attention(layer, g, ranking.window, [&](int64_t, VectorView weights) {
+      const MatrixView row(weights.data(), 1, static_cast<int64_t>(weights.size()));
+      count = std::max(count, adaptive_stage_one(row, ranking.always_kept, ranked));
+    });
     return count;
   }
 

@@ -8,16 +8,16 @@
 
 namespace kvbound::reference {
 
-/// Shows the window's attention weights, a few queries at a time so that memory stays small.
+/// Shows the window's attention weights, one query at a time; those in memory at once are few.
 ///
-/// layer       its last `window` recorded queries are the observation window
-/// query_head  whose queries
-/// window      1..layer.window_queries()
-/// visit       called with [some queries, n] weights, in the order of the queries' positions; each row
-///             >= 0, sum 1, and 0 in its query's future
-/// throws      ShapeMismatch if the window is not recorded; NonFinite
-void visit_window_attention(const LayerView& layer, int64_t query_head, int64_t window,
-                            const std::function<void(MatrixView)>& visit);
+/// layer    its last `window` recorded queries are the observation window
+/// kv_head  whose query heads
+/// window   1..layer.window_queries()
+/// visit    called with a query head of the group and the weights [n] of one of its queries: >= 0, sum 1, and 0
+///          in the query's future. Every query of every head once; a head's in the order of their positions
+/// throws   ShapeMismatch if the window is not recorded; NonFinite
+void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
+                            const std::function<void(int64_t query_head, VectorView weights)>& visit);
 
 /// The mean attention that the window's queries pay each entry.
 ///

@@ -1,8 +1,8 @@
-// Tokens are worked on in blocks of one fixed size, the last one padded with zero rows.
+// Tokens are worked on in blocks of one size, the last one padded with zero rows.
 //
 // A product's rounding depends on which code path of the BLAS kernel a row falls into. With equal blocks
 // every token takes the same path, so two tokens with the same numbers get the same result to the last bit:
-// ties stay ties, wherever the tokens stand and however many follow.
+// ties stay ties, wherever the tokens stand; and, if the size is fixed, however many follow.
 #pragma once
 
 #include <algorithm>
@@ -14,17 +14,20 @@ namespace kvbound::reference {
 
 inline constexpr int64_t kTokenBlock = 256;
 
-constexpr int64_t token_blocks(int64_t tokens) { return (tokens + kTokenBlock - 1) / kTokenBlock; }
+/// Blocks of `size` tokens that hold all tokens.
+constexpr int64_t token_blocks(int64_t tokens, int64_t size = kTokenBlock) {
+  return (tokens + size - 1) / size;
+}
 
-/// Block `index` of some tokens' rows, always kTokenBlock rows; the last `kTokenBlock - count` are zero.
+/// Block `index` of some tokens' rows, always `size` rows; the last `size - count` are zero.
 struct TokenBlock {
-  TokenBlock(MatrixView tokens, int64_t index)
-      : first(index * kTokenBlock), count(std::min(kTokenBlock, tokens.rows - first)) {
-    if (count == kTokenBlock) {
+  TokenBlock(MatrixView tokens, int64_t index, int64_t size = kTokenBlock)
+      : first(index * size), count(std::min(size, tokens.rows - first)) {
+    if (count == size) {
       rows = tokens.middle_rows(first, count);
       return;
     }
-    padded_ = Matrix(kTokenBlock, tokens.cols);
+    padded_ = Matrix(size, tokens.cols);
     for (int64_t i = 0; i < count; ++i) std::ranges::copy(tokens.row(first + i), padded_.row(i).begin());
     rows = padded_;
   }
@@ -33,7 +36,7 @@ struct TokenBlock {
 
   int64_t first;
   int64_t count;
-  MatrixView rows;  ///< [kTokenBlock, cols]
+  MatrixView rows;  ///< [size, cols]
 
  private:
   Matrix padded_;

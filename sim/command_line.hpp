@@ -98,6 +98,7 @@ void apply_threads(const CommandLine& line);
 int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
+int bench_command(const Arguments& arguments);
 int prove_command(const Arguments& arguments);  // in the program only: the library knows no proofs
 
 }  // namespace kvbound::sim

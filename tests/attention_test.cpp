@@ -107,6 +107,52 @@ TEST(AttentionLogits, AreBitEqualForEqualKeysWhereverTheyStand) {
   }
 }
 
+// So many tokens that a product takes 512 or 2048 of them at a time.
+TEST(AttentionLogits, AreBitEqualForEqualKeysInLargeBlocks) {
+  Random random(4);
+  for (const int64_t tokens : {5000, 33000}) {
+    Matrix keys = random.matrix(tokens, 72);
+    const std::vector<int64_t> places{0,    1,    9,    255,  256,  511,  512,
+                                      2046, 2047, 2048, 4095, 4096, 4990, tokens - 1};
+    for (const int64_t place : places) std::ranges::copy(keys.row(0), keys.row(place).begin());
+    for (const int64_t query_count : {1, 5, 32, 128}) {
+      const Matrix logits = attention_logits(random.matrix(query_count, 72), keys, 0.3);
+      for (int64_t i = 0; i < query_count; ++i) {
+        for (const int64_t place : places)
+          ASSERT_EQ(logits(i, place), logits(i, 0)) << tokens << " " << place;
+      }
+    }
+  }
+}
+
+TEST(AttentionLogits, TellTheLargestThatEachQuerySees) {
+  Random random(5);
+  const Matrix queries = random.matrix(3, 4), keys = random.matrix(600, 4);
+  const Matrix expected = attention_logits(queries, keys, 0.5);
+  Matrix logits(3, 600);
+  const std::vector<int64_t> visible{300, 0, 600};
+  const std::vector<double> largest = attention_logits(queries, keys, 0.5, visible, logits.view());
+  EXPECT_TRUE(std::ranges::equal(logits.numbers(), expected.numbers()));
+  EXPECT_EQ(largest[0], *std::ranges::max_element(expected.row(0).first(300)));
+  EXPECT_EQ(largest[1], -kInfinity);
+  EXPECT_EQ(largest[2], *std::ranges::max_element(expected.row(2)));
+}
+
+TEST(AttentionLogits, ThatAreVisibleMustBeNumbers) {
+  Matrix keys(600, 1), logits(1, 600);
+  keys(400, 0) = kNan;
+  const auto largest = [&](int64_t visible) {
+    return attention_logits(matrix({{1}}), keys, 1, std::vector{visible}, logits.view());
+  };
+  EXPECT_EQ(largest(400), std::vector{0.0});
+  EXPECT_EQ(message_of<NonFinite>([&] { largest(401); }), "logits[400] is " + std::to_string(kNan));
+  keys(400, 0) = -kInfinity;
+  EXPECT_THROW(largest(401), NonFinite);
+  EXPECT_EQ(message_of<ShapeMismatch>(
+                [&] { attention_logits(matrix({{1}}), keys, 1, std::vector<int64_t>{}, logits.view()); }),
+            "visible is 0 but rows of queries is 1");
+}
+
 TEST(AttentionLogits, OfATokenDoNotDependOnThoseThatFollow) {
   Random random(2);
   const Matrix queries = random.matrix(5, 9);

@@ -66,16 +66,17 @@ TEST(WindowAttention, RefusesNonNumbers) {
 }
 
 TEST(VisitWindowAttention, ShowsEveryQueryOnceInOrder) {
-  const RandomLayer layer({2, 1, 3, 2}, 80, 70, 0, 5);
+  const RandomLayer layer({4, 2, 3, 2}, 80, 70, 0, 5);
   for (const int64_t window : {1, 31, 32, 33, 70}) {
-    Matrix seen;
-    visit_window_attention(layer.view(), 1, window, [&](MatrixView weights) {
-      EXPECT_LE(weights.rows, 32) << "a few queries at a time";
-      for (int64_t i = 0; i < weights.rows; ++i) seen.append_row(weights.row(i));
+    Matrix seen, of_its_neighbour;
+    visit_window_attention(layer.view(), 1, window, [&](int64_t query_head, VectorView weights) {
+      ASSERT_TRUE(query_head == 2 || query_head == 3) << "the query heads of KV head 1";
+      (query_head == 3 ? seen : of_its_neighbour).append_row(weights);
     });
+    ASSERT_EQ(of_its_neighbour.rows(), window);
     const LayerView view = layer.view();
-    const Matrix all_at_once = attention_weights(view.queries.slice(1).middle_rows(70 - window, window),
-                                                 view.keys.slice(0), view.scale, 80 - window);
+    const Matrix all_at_once = attention_weights(view.queries.slice(3).middle_rows(70 - window, window),
+                                                 view.keys.slice(1), view.scale, 80 - window);
     ASSERT_EQ(seen.rows(), window);
     for (int64_t i = 0; i < window; ++i) {
       const int64_t position = 80 - window + i;
@@ -83,8 +84,8 @@ TEST(VisitWindowAttention, ShowsEveryQueryOnceInOrder) {
       for (int64_t j = 0; j <= position; ++j) ASSERT_GT(seen(i, j), 0);
     }
     const oracle::Rows exact =
-        oracle::causal_softmax(oracle::logits(view.queries.slice(1).middle_rows(70 - window, window),
-                                              view.keys.slice(0), view.scale),
+        oracle::causal_softmax(oracle::logits(view.queries.slice(3).middle_rows(70 - window, window),
+                                              view.keys.slice(1), view.scale),
                                80 - window);
     EXPECT_TRUE(oracle::all_within(seen, exact));
     EXPECT_TRUE(oracle::all_within(all_at_once, exact));

@@ -1,0 +1,100 @@
+// Vector loops compiled once per instruction-set level, the level chosen when the program runs.
+//
+// Every level does the same + - * / and integer operations on each number, without fused multiply-add, and
+// adds up in the same kLanes partial sums: the bits do not depend on the level.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+namespace kvbound::reference {
+
+/// What a vector loop can be compiled for. generic: what every processor of the architecture has.
+enum class InstructionSet { generic, avx2, avx512 };
+
+inline constexpr std::array<InstructionSet, 3> kInstructionSets{InstructionSet::generic, InstructionSet::avx2,
+                                                                InstructionSet::avx512};
+
+constexpr std::string_view name(InstructionSet level) {
+  return std::array<std::string_view, 3>{"generic", "avx2", "avx512"}[static_cast<size_t>(level)];
+}
+
+/// Whether this processor, and the operating system, can run the level.
+inline bool is_available([[maybe_unused]] InstructionSet level) {
+#ifdef __x86_64__
+  if (level == InstructionSet::avx512) return __builtin_cpu_supports("avx512f");
+  if (level == InstructionSet::avx2) return __builtin_cpu_supports("avx2");
+#endif
+  return level == InstructionSet::generic;
+}
+
+/// The highest level available: the one that runs.
+inline InstructionSet instruction_set() {
+  static const InstructionSet highest = is_available(InstructionSet::avx512) ? InstructionSet::avx512
+                                        : is_available(InstructionSet::avx2) ? InstructionSet::avx2
+                                                                             : InstructionSet::generic;
+  return highest;
+}
+
+/// Numbers worked on at a time: whole vectors at every level, two of the widest.
+inline constexpr size_t kLanes = 16;
+
+/// kLanes doubles (reals) or 64-bit unsigned integers (bits) in vectors of `width`, so that a loop body is written
+/// once. Everything is inlined into the function of the level that calls it.
+template <size_t width>
+struct Lanes {
+  using Reals [[gnu::vector_size(8 * width)]] = double;
+  using Bits [[gnu::vector_size(8 * width)]] = uint64_t;
+  static constexpr size_t kVectors = kLanes / width;
+
+  [[gnu::always_inline]] static void load(const double* from, Reals& to) {
+    std::memcpy(&to, from, sizeof to);
+  }
+  [[gnu::always_inline]] static void store(const Reals& from, double* to) {
+    std::memcpy(to, &from, sizeof from);
+  }
+
+  /// kLanes partial sums.
+  struct Sums {
+    Reals parts[kVectors] = {};
+
+    /// The partial sums added up pairwise, l and l + 8 first, then l and l + 4, ...
+    [[gnu::always_inline]] double total() const {
+      double lanes[kLanes];
+      for (size_t v = 0; v < kVectors; ++v) store(parts[v], lanes + v * width);
+      for (size_t half = kLanes / 2; half > 0; half /= 2) {
+        for (size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+      }
+      return lanes[0];
+    }
+  };
+};
+
+#ifdef __x86_64__
+template <class Loop>
+[[gnu::target("avx512f")]] void run_avx512(const Loop& loop) {
+  loop(Lanes<8>());
+}
+template <class Loop>
+[[gnu::target("avx2")]] void run_avx2(const Loop& loop) {
+  loop(Lanes<4>());
+}
+#endif
+
+/// Calls loop(Lanes<width>()) in a function compiled for the level, which must be available.
+///
+/// loop  a lambda that is declared always_inline, as is everything it calls with vectors: what is not inlined
+///       is compiled for every processor
+template <class Loop>
+void run_at(InstructionSet level, const Loop& loop) {
+#ifdef __x86_64__
+  if (level == InstructionSet::avx512) return run_avx512(loop);
+  if (level == InstructionSet::avx2) return run_avx2(loop);
+#endif
+  static_cast<void>(level);
+  loop(Lanes<2>());
+}
+
+}  // namespace kvbound::reference
