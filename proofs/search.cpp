@@ -46,17 +46,20 @@ Instance neighbour(Instance instance, rc::Random& random) {
 }
 
 // The simplest instance, by small steps, whose ratio is as large.
-void simplify(const Theorem& theorem, Tightest& best, const std::function<bool()>& time_is_up) {
-  for (bool simpler_found = true; simpler_found && !time_is_up();) {
+// go_on is asked after every evaluation.
+void simplify(const Theorem& theorem, Tightest& best, const std::function<bool()>& go_on) {
+  for (bool simpler_found = true; simpler_found;) {
     simpler_found = false;
     for (Instance& next : simpler(best.instance)) {
       const Outcome outcome = check(theorem.property, next);
       ++best.evaluations;
-      if (!outcome.holds() || outcome.ratio().value_or(0) < best.ratio) continue;
-      best.ratio = *outcome.ratio();
-      best.instance = std::move(next);
-      simpler_found = true;
-      break;
+      simpler_found = outcome.holds() && outcome.ratio().value_or(0) >= best.ratio;
+      if (simpler_found) {
+        best.ratio = *outcome.ratio();
+        best.instance = std::move(next);
+      }
+      if (!go_on()) return;
+      if (simpler_found) break;
     }
   }
 }
@@ -73,6 +76,9 @@ Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
   const rc::Gen<Instance> generator = instances(theorem.sizes);
   Tightest best;
   best.ratio = -1;
+  const auto tell = [&] {
+    if (progress) progress(passed(), best.ratio);
+  };
   Instance current;
   double current_ratio = -1;
   const double climbing_seconds = seconds * kClimbingShare;
@@ -92,9 +98,12 @@ Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
       best.instance = current;
       best.ratio = current_ratio;
     }
-    if (progress) progress(passed(), best.ratio);
+    tell();
   }
-  simplify(theorem, best, [&] { return passed() >= seconds; });
+  simplify(theorem, best, [&] {
+    tell();
+    return passed() < seconds;
+  });
   return best;
 }
 

@@ -268,7 +268,8 @@ TEST(RequireValid, NamesWhatIsWrong) {
   const auto number = [&](const auto& spoil) { return refused(static_cast<NonFinite*>(nullptr), spoil); };
   EXPECT_EQ(shape([](Instance&) {}), "no error");
   EXPECT_EQ(shape([](Instance& i) { i.query_heads = 0; }), "query_heads is below 1");
-  EXPECT_EQ(shape([](Instance& i) { i.query_heads = 2; }), "logits are empty");
+  EXPECT_EQ(shape([](Instance& i) { i.query_heads = 2; }),
+            "rows of logits is 1 but query_heads times queries is 0");
   EXPECT_EQ(shape([](Instance& i) { i.logits = Matrix(0, 3); }), "logits are empty");
   EXPECT_EQ(shape([](Instance& i) { i.logits = Matrix(1, 0); }), "logits are empty");
   EXPECT_EQ(shape([](Instance& i) {
