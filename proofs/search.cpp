@@ -45,66 +45,84 @@ Instance neighbour(Instance instance, rc::Random& random) {
   return instance;
 }
 
-// The simplest instance, by small steps, whose ratio is as large.
-// go_on is asked after every evaluation.
-void simplify(const Theorem& theorem, Tightest& best, const std::function<bool()>& go_on) {
-  for (bool simpler_found = true; simpler_found;) {
-    simpler_found = false;
-    for (Instance& next : simpler(best.instance)) {
-      const Outcome outcome = check(theorem.property, next);
-      ++best.evaluations;
-      simpler_found = outcome.holds() && outcome.ratio().value_or(0) >= best.ratio;
-      if (simpler_found) {
-        best.ratio = *outcome.ratio();
-        best.instance = std::move(next);
-      }
-      if (!go_on()) return;
-      if (simpler_found) break;
+class Search {
+ public:
+  Search(const Theorem& theorem, double seconds, const std::function<void(double, double)>& progress)
+      : theorem_(theorem), seconds_(seconds), progress_(progress) {
+    best_.ratio = -1;
+  }
+
+  const Tightest& best() const { return best_; }
+
+  // From random instances to neighbours of no smaller ratio.
+  void climb(uint64_t seed) {
+    rc::Random random(seed);
+    const rc::Gen<Instance> generator = instances(theorem_.sizes);
+    Instance current;
+    double current_ratio = -1;
+    for (int64_t idle = kPatience; !over(kClimbingShare) || best_.evaluations == 0; ++idle) {
+      const bool afresh = idle >= kPatience;
+      Instance next =
+          afresh ? generator(random.split(), rc::kNominalSize).value() : neighbour(current, random);
+      const double ratio = evaluate(next);
+      if (!afresh && ratio < current_ratio) continue;
+      if (afresh || ratio > current_ratio) idle = 0;
+      current = std::move(next);
+      current_ratio = ratio;
     }
   }
-}
+
+  // To the simplest instance, by small steps, whose ratio is as large.
+  void simplify() {
+    for (bool simpler_found = true; simpler_found;) {
+      simpler_found = false;
+      for (const Instance& next : simpler(best_.instance)) {
+        if (over(1)) return;
+        const double before = best_.ratio, ratio = evaluate(next);
+        simpler_found = !best_.failure && ratio >= before;
+        if (!simpler_found) continue;
+        best_.instance = next;
+        break;
+      }
+    }
+  }
+
+ private:
+  double passed() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  // Whether this share of the time has passed; a theorem that failed needs no more of it.
+  bool over(double share) const { return best_.failure || passed() >= share * seconds_; }
+
+  // The instance's ratio. It is kept if that is the largest, or if the theorem fails on it.
+  double evaluate(const Instance& instance) {
+    const Outcome outcome = check(theorem_.property, instance);
+    const double ratio = outcome.ratio().value_or(0);
+    ++best_.evaluations;
+    if (!outcome.holds()) best_.failure = outcome.failure();
+    if (!outcome.holds() || ratio > best_.ratio) {
+      best_.instance = instance;
+      best_.ratio = ratio;
+    }
+    if (progress_) progress_(passed(), best_.ratio);
+    return ratio;
+  }
+
+  const Theorem& theorem_;
+  const double seconds_;
+  const std::function<void(double, double)>& progress_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Tightest best_;
+};
 
 }  // namespace
 
 Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
                          const std::function<void(double, double)>& progress) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto passed = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
-  rc::Random random(seed);
-  const rc::Gen<Instance> generator = instances(theorem.sizes);
-  Tightest best;
-  best.ratio = -1;
-  const auto tell = [&] {
-    if (progress) progress(passed(), best.ratio);
-  };
-  Instance current;
-  double current_ratio = -1;
-  const double climbing_seconds = seconds * kClimbingShare;
-  for (int64_t idle = kPatience; passed() < climbing_seconds || best.evaluations == 0; ++best.evaluations) {
-    const bool afresh = idle >= kPatience;
-    Instance next = afresh ? generator(random.split(), rc::kNominalSize).value() : neighbour(current, random);
-    const Outcome outcome = check(theorem.property, next);
-    const double ratio = outcome.ratio().value_or(0);
-    if (!outcome.holds()) return {std::move(next), ratio, best.evaluations + 1, outcome.failure()};
-    ++idle;
-    if (afresh || ratio >= current_ratio) {
-      if (afresh || ratio > current_ratio) idle = 0;
-      current = std::move(next);
-      current_ratio = ratio;
-    }
-    if (current_ratio > best.ratio) {
-      best.instance = current;
-      best.ratio = current_ratio;
-    }
-    tell();
-  }
-  simplify(theorem, best, [&] {
-    tell();
-    return passed() < seconds;
-  });
-  return best;
+  Search search(theorem, seconds, progress);
+  search.climb(seed);
+  search.simplify();
+  return search.best();
 }
 
 }  // namespace kvbound::proofs
