@@ -93,8 +93,8 @@ TEST(VisitWindowAttention, ShowsEveryQueryOnceInOrder) {
 }
 
 TEST(MaxPool, TakesTheLargestNeighbourAndIsCutAtTheEnds) {
-  // Width 3: max(5,1), max(5,1,2), max(1,2,0), max(2,0).
-  EXPECT_EQ(list(max_pool(matrix({{5, 1, 2, 0}}), 3).numbers()), (std::vector<double>{5, 5, 2, 2}));
+  // Width 3: max(0,4), max(0,4,1), max(4,1,2), max(1,2,6), max(2,6).
+  EXPECT_EQ(list(max_pool(matrix({{0, 4, 1, 2, 6}}), 3).numbers()), (std::vector<double>{4, 4, 4, 6, 6}));
 }
 
 TEST(MaxPool, OfWidthOneChangesNothing) {
