@@ -28,7 +28,7 @@ template <class L>
                                                   typename L::Sums& poison) {
   for (size_t v = 0; v < L::kVectors; ++v) {
     typename L::Reals x;
-    L::load(numbers + v * (kLanes / L::kVectors), x);
+    L::load(numbers + v * L::kWidth, x);
     largest[v] = x > largest[v] ? x : largest[v];
     poison.parts[v] += x - x;
   }
@@ -50,7 +50,7 @@ Largest largest(VectorView numbers) {
         std::copy(numbers.begin() + static_cast<std::ptrdiff_t>(whole), numbers.end(), rest);
         add_to_largest<L>(rest, most, poison);
         double candidates[kLanes];
-        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], candidates + v * (kLanes / L::kVectors));
+        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], candidates + v * L::kWidth);
         result = {*std::max_element(candidates, candidates + kLanes), poison.total()};
       });
   return result;
@@ -60,9 +60,8 @@ void divide(std::span<double> numbers, double divisor) {
   run_at(
       instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
         using L = decltype(lanes);
-        constexpr size_t kWidth = kLanes / L::kVectors;
         size_t i = 0;
-        for (; i + kWidth <= numbers.size(); i += kWidth) {
+        for (; i + L::kWidth <= numbers.size(); i += L::kWidth) {
           typename L::Reals x;
           L::load(numbers.data() + i, x);
           L::store(x / divisor, numbers.data() + i);

@@ -47,6 +47,7 @@ template <size_t width>
 struct Lanes {
   using Reals [[gnu::vector_size(8 * width)]] = double;
   using Bits [[gnu::vector_size(8 * width)]] = uint64_t;
+  static constexpr size_t kWidth = width;
   static constexpr size_t kVectors = kLanes / width;
 
   [[gnu::always_inline]] static void load(const double* from, Reals& to) {
