@@ -73,7 +73,7 @@ void divide(std::span<double> numbers, double divisor) {
 // Tokens whose logits are formed by one product. A sixteenth of them, so that padding the last block costs
 // little, but at most so many that the product can't gain from more.
 int64_t logit_block(int64_t tokens) {
-  constexpr int64_t kMost = 2048;
+  constexpr int64_t kMost = 1024;
   return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))) / 16, kTokenBlock,
                     kMost);
 }

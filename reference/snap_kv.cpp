@@ -1,13 +1,13 @@
 #include "snap_kv.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 
 #include "attention.hpp"
 #include "exponential.hpp"
 #include "instruction_set.hpp"
 #include "parallel.hpp"
+#include "scratch.hpp"
 #include "shape_check.hpp"
 
 namespace kvbound::reference {
@@ -63,8 +63,7 @@ class WindowAttention {
         window_(window),
         queries_(std::min(kHeadBlock, layer.shape.group_size()) * std::min(kQueryBlock, window),
                  layer.shape.head_dim),
-        logits_(std::make_unique_for_overwrite<double[]>(
-            static_cast<size_t>(queries_.rows() * layer.prompt_tokens()))) {}
+        logits_(static_cast<size_t>(queries_.rows() * layer.prompt_tokens())) {}
 
   // Calls visit(query head, exponentials, their sum) for each query: exp(z - largest z) of what it sees, [n].
   template <class Visit>
@@ -86,7 +85,7 @@ class WindowAttention {
       std::ranges::copy(queries.row(first + row % count), queries_.row(row).begin());
       visible.push_back(layer_.prompt_tokens() - layer_.window_queries() + first + row % count + 1);
     }
-    const MutableMatrixView logits(logits_.get(), rows, layer_.prompt_tokens());
+    const MutableMatrixView logits(logits_.data(), rows, layer_.prompt_tokens());
     const std::vector<double> largest = attention_logits(
         queries_.view().middle_rows(0, rows), layer_.keys.slice(layer_.shape.kv_head_of(heads.first)),
         layer_.scale, visible, logits);
@@ -101,8 +100,8 @@ class WindowAttention {
 
   const LayerView& layer_;
   int64_t window_;
-  Matrix queries_;                    // [query heads * queries, head_dim]
-  std::unique_ptr<double[]> logits_;  // [query heads * queries, n]
+  Matrix queries_;  // [query heads * queries, head_dim]
+  Scratch logits_;  // [query heads * queries, n]
 };
 
 }  // namespace
