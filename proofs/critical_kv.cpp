@@ -3,6 +3,9 @@
 #include <kvbound/reference/critical_kv.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
 
 #include <kvbound/reference/selection.hpp>
 
@@ -76,6 +79,8 @@ Positions difference(const Positions& all, const Positions& some) {
 void hold_selection(const Instance& instance, const oracle::Row& scores, const Positions& exact_choice,
                     const Positions& choice, Outcome& outcome) {
   outcome.reference_holds("selects as many entries", exact_choice.size() == choice.size());
+  outcome.reference_holds("selects each of them once, ascending",
+                          std::ranges::adjacent_find(choice, std::greater_equal<>()) == choice.end());
   for (const int64_t missed : difference(exact_choice, choice)) {
     for (const int64_t taken : difference(choice, exact_choice)) {
       const oracle::Bounded &better = scores[static_cast<size_t>(missed)],
@@ -421,7 +426,20 @@ struct AdaptiveStageOne {
     }
     return k;
   }
-  // The same where rounding decides: nothing surer than this can be asked of the reference.
+  // The weights as the reference is given them, if doubles add them up without rounding, in any order: multiples
+  // of 2^-50 of total about 1.
+  std::optional<std::vector<Reals>> weights_of_exact_sums() const {
+    std::vector<Reals> rows;
+    for (int64_t r = 0; r < computed.attention.rows(); ++r) {
+      const VectorView row = computed.attention.row(r);
+      for (const double weight : row) {
+        if (std::ldexp(weight, 50) != std::trunc(std::ldexp(weight, 50))) return std::nullopt;
+      }
+      rows.emplace_back(row.begin(), row.end());
+    }
+    return rows;
+  }
+  // Elsewhere rounding may decide: nothing surer than this can be asked of the reference.
   bool surely(const oracle::Rows& attention, int64_t count, bool sufficient) const {
     const Positions chosen = entries(count);
     const auto surely_over = [&](const oracle::Row& row) {
@@ -460,6 +478,9 @@ Outcome adaptive_alpha(const Instance& instance) {
   }
   const int64_t computed =
       reference::adaptive_stage_one(stage_one.computed.attention, instance.stage_one, stage_one.ranked);
+  if (const auto weights = stage_one.weights_of_exact_sums())
+    outcome.reference_holds("it is the smallest where sums are exact",
+                            computed == stage_one.smallest(*weights));
   const Bounds bounds(instance);
   outcome.reference_holds("its stage one suffices, or is all k",
                           computed == k || !stage_one.surely(bounds.attention, computed, false));

@@ -62,7 +62,7 @@ class Draw {
   rc::Random random_;
 };
 
-enum class Attention { flat, peaked, power_law, tied, sink, huge, plain, count };
+enum class Attention { level, flat, peaked, power_law, tied, sink, huge, plain, count };
 enum class Values { plain, tied, sink, opposed, count };
 enum class StageOne { best, worst, part, count };
 
@@ -75,6 +75,9 @@ void draw_logits(Draw& draw, Attention attention, std::span<double> logits) {
   const Positions ranks = draw.permutation(static_cast<int64_t>(logits.size()));
   for (size_t j = 0; j < logits.size(); ++j) {
     switch (attention) {
+      case Attention::level:
+        logits[j] = 1;
+        break;
       case Attention::flat:
         logits[j] = draw.on_grid(0x1p-9, 0x1p-10);
         break;

@@ -55,9 +55,10 @@ struct Sizes {
 
 /// Instances on dyadic grids, so that they print in full and small sums of them are exact.
 ///
-/// Attention is flat, peaked, power-law, tied, with a sink, huge (within +-10^4) or plain; values are plain,
-/// tied, tiny at the sink, or opposed (what is kept pulls against what is evicted, where bounds are tight);
-/// the kept set is arbitrary or the best; stage one is all of it, its best, its worst or a part.
+/// Attention is level (all weights equal: masses of 1/2 are exact), flat, peaked, power-law, tied, with a sink,
+/// huge (within +-10^4) or plain; values are plain, tied, tiny at the sink, or opposed (what is kept pulls
+/// against what is evicted, where bounds are tight); the kept set is arbitrary or the best; stage one is all of
+/// it, its best, its worst or a part.
 ///
 /// They shrink to fewer tokens, queries, heads and dimensions, then to smaller and rounder numbers.
 rc::Gen<Instance> instances(Sizes largest);

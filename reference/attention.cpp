@@ -28,7 +28,7 @@ template <class L>
                                                   typename L::Sums& poison) {
   for (size_t v = 0; v < L::kVectors; ++v) {
     typename L::Reals x;
-    L::load(numbers + v * (kLanes / L::kVectors), x);
+    L::load(numbers + v * L::kWidth, x);
     largest[v] = x > largest[v] ? x : largest[v];
     poison.parts[v] += x - x;
   }
@@ -50,7 +50,7 @@ Largest largest(VectorView numbers) {
         std::copy(numbers.begin() + static_cast<std::ptrdiff_t>(whole), numbers.end(), rest);
         add_to_largest<L>(rest, most, poison);
         double candidates[kLanes];
-        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], candidates + v * (kLanes / L::kVectors));
+        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], candidates + v * L::kWidth);
         result = {*std::max_element(candidates, candidates + kLanes), poison.total()};
       });
   return result;
@@ -60,9 +60,8 @@ void divide(std::span<double> numbers, double divisor) {
   run_at(
       instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
         using L = decltype(lanes);
-        constexpr size_t kWidth = kLanes / L::kVectors;
         size_t i = 0;
-        for (; i + kWidth <= numbers.size(); i += kWidth) {
+        for (; i + L::kWidth <= numbers.size(); i += L::kWidth) {
           typename L::Reals x;
           L::load(numbers.data() + i, x);
           L::store(x / divisor, numbers.data() + i);
@@ -74,7 +73,7 @@ void divide(std::span<double> numbers, double divisor) {
 // Tokens whose logits are formed by one product. A sixteenth of them, so that padding the last block costs
 // little, but at most so many that the product can't gain from more.
 int64_t logit_block(int64_t tokens) {
-  constexpr int64_t kMost = 2048;
+  constexpr int64_t kMost = 1024;
   return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))) / 16, kTokenBlock,
                     kMost);
 }

@@ -26,7 +26,7 @@ template <Norm norm, class L>
   using Reals = typename L::Reals;
   for (size_t v = 0; v < L::kVectors; ++v) {
     Reals x;
-    L::load(numbers + v * (kLanes / L::kVectors), x);
+    L::load(numbers + v * L::kWidth, x);
     if constexpr (norm == Norm::l1) {
       sums.parts[v] += (Reals)((typename L::Bits)x & ~(uint64_t{1} << 63));  // without its sign
     } else {

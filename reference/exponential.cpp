@@ -46,11 +46,11 @@ template <class L>
                                                     typename L::Sums& sums, double* results) {
   for (size_t v = 0; v < L::kVectors; ++v) {
     typename L::Reals x;
-    L::load(numbers + v * (kLanes / L::kVectors), x);
+    L::load(numbers + v * L::kWidth, x);
     x = x - shift;
     exponential<L>(x);
     sums.parts[v] += x;
-    if (results) L::store(x, results + v * (kLanes / L::kVectors));
+    if (results) L::store(x, results + v * L::kWidth);
   }
 }
 

@@ -13,8 +13,9 @@ void multiply(MatrixView a, MatrixView b, MutableMatrixView out);
 /// out = scale * a * transpose(b).  a [m, k], b [n, k], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
 void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale = 1);
 
-/// out = a * b with threads inside BLAS, which no operation here uses, because its bits depend on their number: what
-/// others are measured against. Leaves one BLAS thread. Not to be called while another product runs.
+/// out = a * b with threads inside BLAS, which no operation here uses, because its bits depend on their number:
+/// what others are measured against. Leaves one BLAS thread. Not to be called while another product runs.
+/// throws ShapeMismatch
 void multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int threads);
 
 /// Which BLAS was really loaded: with several installed, or OPENBLAS_CORETYPE set, it is not the obvious one.

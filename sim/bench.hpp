@@ -72,7 +72,7 @@ struct BenchResult {
 
 struct BenchRounds {
   int64_t most = 7;
-  double seconds = 30;  ///< no round is begun later than that
+  double seconds = 60;  ///< no round is begun later than that
 };
 
 /// Times all pieces in every round. A first round to warm up is not counted, unless time is up after it.

@@ -75,8 +75,8 @@ struct Layer {
   Matrix output_projection;
 };
 
-// The product of two square matrices by OpenBLAS with threads of its own.
-BenchPiece cube_piece(const BenchOptions& options, int threads) {
+// The product of two square matrices by OpenBLAS with threads of its own, several times over.
+BenchPiece cube_piece(const BenchOptions& options, int threads, int times) {
   struct Cube {
     Matrix a, b, out;
   };
@@ -85,8 +85,10 @@ BenchPiece cube_piece(const BenchOptions& options, int threads) {
       std::make_shared<Cube>(Cube{random_matrix(side, side, Layer::random(options, 5)),
                                   random_matrix(side, side, Layer::random(options, 6)), Matrix(side, side)});
   return {fmt::format("DGEMM, {}-cube, {} thread{}", side, threads, threads == 1 ? "" : "s"),
-          2 * std::pow(static_cast<double>(side), 3), "FLOP", [cube, threads] {
-            reference::multiply_with_blas_threads(cube->a, cube->b, cube->out.view(), threads);
+          2 * std::pow(static_cast<double>(side), 3) * times, "FLOP", [cube, threads, times] {
+            for (int i = 0; i < times; ++i) {
+              reference::multiply_with_blas_threads(cube->a, cube->b, cube->out.view(), threads);
+            }
           }};
 }
 
@@ -124,7 +126,7 @@ BenchResult bench_norms(const BenchOptions& options) {
   const Tensor values = random_tensor(1, tokens, head_dim, Layer::random(options, 2));
   const Matrix projection = random_matrix(head_dim, model_dim, Layer::random(options, 4));
   const double flops = 2 * static_cast<double>(tokens * head_dim * model_dim);
-  const BenchPiece cube = cube_piece(options, options.threads);
+  const BenchPiece cube = cube_piece(options, options.threads, 2);
   const BenchPiece norms{
       "projected-value-norms", flops, "FLOP", [&] {
         reference::projected_value_norms({1, 1, head_dim, model_dim}, values, projection, Norm::l1);
@@ -205,8 +207,10 @@ BenchResult bench_compress(const BenchOptions& options) {
   const bool alone = options.threads == 1 || omp_get_num_procs() == 1;
   if (!alone) {
     pieces.push_back(compress_piece(options, layer, 1));
-    pieces.push_back(cube_piece(options, options.threads));
-    pieces.push_back(cube_piece(options, 1));
+    // Long enough to see the same ups and downs of the machine.
+    constexpr int kTimes = 8;
+    pieces.push_back(cube_piece(options, options.threads, kTimes));
+    pieces.push_back(cube_piece(options, 1, kTimes));
   }
   BenchResult result = measure(pieces, options.rounds, [&](std::span<const double> seconds) {
     return alone ? 0 : seconds[1] / seconds[0] / (seconds[3] / seconds[2]);

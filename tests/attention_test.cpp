@@ -107,7 +107,7 @@ TEST(AttentionLogits, AreBitEqualForEqualKeysWhereverTheyStand) {
   }
 }
 
-// So many tokens that a product takes 512 or 2048 of them at a time.
+// So many tokens that a product takes 512 or 1024 of them at a time.
 TEST(AttentionLogits, AreBitEqualForEqualKeysInLargeBlocks) {
   Random random(4);
   for (const int64_t tokens : {5000, 33000}) {

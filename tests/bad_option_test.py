@@ -129,6 +129,24 @@ class BadOptions(CommandLineTest):
         self.refuses_options("stray", "--version", "stray")
         self.refuses_options("stray", "--help", "stray")
 
+    def test_bench_refuses_what_it_does_not_know_and_lists_what_it_does(self):
+        small = "--shape", "pocket:256"
+        self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
+                             "selection, compress", "bench", *small, "none")
+        self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
+        self.refuses_options("empty OPERATION", "bench", *small, "")
+        for shape in ("", ":", "pocket", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",
+                      "pocket: 512", "Pocket:512", "gpt-2:512", f"pocket:{HUGE}", "pocket:1e3"):
+            self.refuses_options("--shape '.*': known shapes: llama-3.1-8b:TOKENS, pocket:TOKENS, with 256 to 131072",
+                                 "bench", "--shape", shape)
+        self.refuses_options("known backends: reference", "bench", *small, "--backend", "cuda")
+        for option, values in (("repeats", ("0", "-1", "x", "", "1001")), ("seed", ("-1", HUGE)),
+                               ("threads", ("0", "-1", "abc"))):
+            for value in values:
+                self.refuses_options(f"--{option} '.*': expected an integer", "bench", *small, f"--{option}", value)
+        self.refuses_options("--blas-core: an empty name", "bench", *small, "--blas-core", "")
+        self.refuses_options("--json: an empty file name", "bench", *small, "--json", "")
+
     def test_generate_refuses_what_makes_no_trace(self):
         kind = "generate", "--kind", "flat"
         self.refuses_options("--kind 'none': expected one of power-law, flat, sink", "generate", "--kind", "none",

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from support import independent_replay, kvbound_cli
-from support.kvbound_cli import INCONCLUSIVE, MISMATCH, SAMPLES, USAGE, CommandLineTest, TraceFile
+from support.kvbound_cli import INCONCLUSIVE, MISMATCH, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
 OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "json", "csv", "dump", "threads",
@@ -24,7 +24,8 @@ OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", 
            "inspect": ("verify", "json", "threads", "header-limit", "quiet", "help"),
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
-           "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help")}
+           "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help"),
+           "bench": ("backend", "shape", "repeats", "blas-core", "seed", "json", "threads", "quiet", "help")}
 
 
 class Help(CommandLineTest):
@@ -56,6 +57,9 @@ class Help(CommandLineTest):
                         words[words.index(option) + 1] = "1"
                 if command == "generate":
                     words[-1] = "missing/out"  # so that it stops where it would begin to write
+                if command == "bench":
+                    words = [word for word in words if word not in ("--json", "bench.json")]
+                    words += "--json", "missing/out"
                 result = self.run_program(*words)
                 self.assertNotEqual(result.returncode, USAGE, f"{example}\n{result.stderr}")
 
@@ -332,6 +336,53 @@ class Terminals(CommandLineTest):
         self.assertEqual(quiet.stderr, "")
         self.refuses(USAGE, "budget", "replay", "short.safetensors", "--policy", "snapkv:window=4", "--budget", "0",
                      "--quiet")
+
+
+class Bench(CommandLineTest):
+    """What bench says; never how fast anything is."""
+
+    SMALL = "bench", "--shape", "pocket:256", "--repeats", "2", "--json", "out.json"
+
+    def document(self, *arguments, **environment):
+        result = self.run_program(*self.SMALL, *arguments, env={**os.environ, **environment})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads((self.folder / "out.json").read_text("utf-8")), result
+
+    def test_operations_are_measured_in_one_order_whatever_was_asked_for_first(self):
+        document, result = self.document("selection", "exponential")
+        self.assertEqual([item["operation"] for item in document["operations"]], ["exponential", "selection"])
+        self.assertLess(result.stdout.index("std::exp"), result.stdout.index("std::nth_element"))
+        self.assertEqual(document["shape"]["tokens"], 256)
+        self.assertIn(f"{document['instruction_set']} loops", result.stdout)
+        self.assertIn(f"OpenBLAS for {document['blas']['core']}", result.stdout)
+
+    def test_a_table_row_says_what_the_document_says(self):
+        document, result = self.document("--threads", "2")
+        self.assertEqual(len(document["operations"]), 5)
+        for item in document["operations"]:
+            for row in item["times"]:
+                self.assertRegex(result.stdout, rf"(?m)^ *{re.escape(row['name'])} +[\d.]+ [mu]?s ")
+            if item["ratio"]:
+                self.assertIn(f"-> {item['ratio']['median']:.2f} ({item['ratio']['least']:.2f}-"
+                              f"{item['ratio']['most']:.2f}) {item['ratio_meaning']}", result.stdout)
+            if item["met"] is not None:
+                (kind, goal), median = *item["goal"].items(), item["ratio"]["median"]
+                self.assertEqual(item["met"], median >= goal if kind == "at_least" else median <= goal)
+                self.assertIn(f"goal {kind.replace('_', ' ')} {goal:g}: {'met' if item['met'] else 'missed'}",
+                              result.stdout)
+
+    def test_openblas_core_type_is_what_the_option_says_and_not_what_the_environment_says(self):
+        document, result = self.document("selection", OPENBLAS_CORETYPE="Prescott")
+        self.assertIsNone(document["blas"]["core_type_override"])
+        self.assertIn("kvbound: OPENBLAS_CORETYPE=Prescott of the environment is not heeded", result.stderr)
+        document, result = self.document("selection", "--blas-core", "Prescott", "--quiet", OPENBLAS_CORETYPE="Haswell")
+        self.assertEqual(document["blas"]["core_type_override"], "Prescott")
+        if "DYNAMIC_ARCH" in document["blas"]["name"]:
+            self.assertEqual(document["blas"]["core"], "Prescott")
+        self.assertEqual(result.stderr, "")
+
+    def test_an_output_that_cannot_be_written_is_noticed_before_anything_is_measured(self):
+        self.refuses(WORLD, "missing", "bench", "--quiet", "--json", "missing/out.json", silent=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,32 @@ TEST(MultiplyTransposed, MultipliesRowsByRows) {
   EXPECT_EQ(numbers_of(out), (std::vector<double>{17, 23, 39, 53}));
 }
 
+TEST(MultiplyTransposed, ScalesTheProduct) {
+  // 3 (1 2).(5 6) = 51, 3 (1 2).(7 8) = 69.
+  Matrix out(1, 2);
+  multiply_transposed(matrix({{1, 2}}), matrix({{5, 6}, {7, 8}}), out.view(), 3);
+  EXPECT_EQ(numbers_of(out), (std::vector<double>{51, 69}));
+}
+
+TEST(MultiplyWithBlasThreads, IsTheProductAndLeavesOneThread) {
+  Random random(3);
+  const Matrix a = random.matrix(200, 150), b = random.matrix(150, 300);
+  Matrix before(200, 300), threaded(200, 300), after(200, 300);
+  multiply(a, b, before.view());
+  multiply_with_blas_threads(a, b, threaded.view(), 2);
+  multiply(a, b, after.view());
+  EXPECT_EQ(numbers_of(after), numbers_of(before)) << "the bits of one thread";
+  for (int64_t i = 0; i < 200; ++i) {
+    for (int64_t j = 0; j < 300; ++j) {
+      // Both are within gamma_150 sum |a b| of the exact product, 150 u / (1 - 150 u) < 151 u.
+      double size = 0;
+      for (int64_t k = 0; k < 150; ++k) size += std::abs(a(i, k) * b(k, j));
+      const double bound = 2 * 151 * (std::numeric_limits<double>::epsilon() / 2) * size;
+      ASSERT_LE(std::abs(threaded(i, j) - before(i, j)), bound);
+    }
+  }
+}
+
 TEST(Multiply, ForgetsWhatWasThereBefore) {
   const double before = std::numeric_limits<double>::quiet_NaN();
   Matrix out = matrix({{before, before}});

@@ -69,7 +69,7 @@ class Schemas(CommandLineTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "inspect", "prove"):
+        for name in ("replay", "inspect", "prove", "bench"):
             self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -124,6 +124,19 @@ class Schemas(CommandLineTest):
     def test_the_prove_schema_describes_nothing_else(self):
         schema = validator("sim/prove.schema.json")
         self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "200", "--search", "0.1"))
+
+    def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
+        schema = validator("sim/bench.schema.json")
+        for threads in ("1", "2"):
+            document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads)
+            self.require_valid(schema, document)
+            known = schema.schema["properties"]["operations"]["items"]["properties"]["operation"]["enum"]
+            self.assertEqual([item["operation"] for item in document["operations"]], known)
+            self.require_tight(schema, document)
+            compress = document["operations"][-1]
+            if threads == "1":
+                self.assertEqual([compress["ratio"], compress["met"]], [None, None])
+                self.assertIn("one thread", compress["no_ratio"])
 
     def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
         schema = validator("traces/trace.schema.json")
