@@ -297,6 +297,8 @@ TEST(Outcome, KeepsTheLargestRatio) {
   outcome.ratio(0, 0);
   outcome.ratio(1, 0);
   EXPECT_FALSE(outcome.ratio()) << "over 0 there is none";
+  outcome.ratio(Real("1e-50"), Real("1e-51"), 1);
+  EXPECT_FALSE(outcome.ratio()) << "of what the rounding of 50 digits leaves there is none";
   outcome.ratio(1, 4);
   outcome.ratio(1, 2);
   outcome.ratio(1, 8);
