@@ -169,7 +169,7 @@ Outcome epsilon_loss(const Instance& instance) {
   const Real loss = 2 * stages.sigma >= 1 ? reached - extremes.smallest : extremes.largest - reached;
   outcome.at_most("loss of theta^ <= |2 - 1/sigma| epsilon sum_{stage two} ||V||", loss, allowed,
                   extremes.largest);
-  outcome.ratio(loss, allowed);
+  outcome.ratio(loss, allowed, extremes.largest);
   hold_stage_two(instance, instance.epsilon, choice, outcome);
   return outcome;
 }

@@ -44,8 +44,8 @@ void Outcome::reference_within(const std::string& quantity, double computed, con
                   within);
 }
 
-void Outcome::ratio(const Real& left, const Real& right) {
-  if (!(right > 0)) return;
+void Outcome::ratio(const Real& left, const Real& right, const Real& terms) {
+  if (!(right > 0) || right * oracle::unit_roundoff() < tolerance(terms)) return;
   const auto ratio = static_cast<double>(Real(left / right));
   ratio_ = std::max(ratio_.value_or(ratio), ratio);
 }

@@ -29,8 +29,10 @@ class Outcome {
   void reference_holds(const std::string& claim, bool holds);
   void require(const std::string& claim, bool holds);
 
-  /// The claim's left side over its right side; 0/0 says nothing.
-  void ratio(const oracle::Real& left, const oracle::Real& right);
+  /// The claim's left side over its right side, where 50 digits tell it to a double's precision; `terms` as above,
+  /// by default the right side itself.
+  void ratio(const oracle::Real& left, const oracle::Real& right, const oracle::Real& terms);
+  void ratio(const oracle::Real& left, const oracle::Real& right) { ratio(left, right, right); }
 
   bool holds() const { return !failure_; }
   const std::string& failure() const { return *failure_; }

@@ -258,14 +258,17 @@ TEST(Regimes, EmptyStageTwoAndOneKeptAreAboutTheSets) {
 
 // ---- validity
 
+// What the Expected says that a valid instance of 3 tokens is refused with once it is spoilt.
+template <class Expected, class Spoil>
+std::string refused(const Spoil& spoil) {
+  Instance instance = with_logits(matrix({{0, 1, 2}}), {0}, {0, 2});
+  spoil(instance);
+  return message_of<Expected>([&] { require_valid(instance); });
+}
+
 TEST(RequireValid, NamesWhatIsWrong) {
-  const auto refused = [&]<class Error>(Error*, const auto& spoil) {
-    Instance instance = with_logits(matrix({{0, 1, 2}}), {0}, {0, 2});
-    spoil(instance);
-    return message_of<Error>([&] { require_valid(instance); });
-  };
-  const auto shape = [&](const auto& spoil) { return refused(static_cast<ShapeMismatch*>(nullptr), spoil); };
-  const auto number = [&](const auto& spoil) { return refused(static_cast<NonFinite*>(nullptr), spoil); };
+  const auto shape = [](const auto& spoil) { return refused<ShapeMismatch>(spoil); };
+  const auto number = [](const auto& spoil) { return refused<NonFinite>(spoil); };
   EXPECT_EQ(shape([](Instance&) {}), "no error");
   EXPECT_EQ(shape([](Instance& i) { i.query_heads = 0; }), "query_heads is below 1");
   EXPECT_EQ(shape([](Instance& i) { i.query_heads = 2; }),

@@ -60,7 +60,8 @@ def faults_of_the_list(mutants):
                for name, count in Counter(mutant["name"] for mutant in mutants).items() if count > 1]
     faults += [f"{mutant['name']}: nothing is said to kill it" for mutant in mutants if not mutant["killed_by"]]
     killers = {killer for mutant in mutants for killer in mutant["killed_by"]}
-    faults += [f"{theorem}: no mutant is said to violate this theorem" for theorem in theorems() if theorem not in killers]
+    faults += [f"{theorem}: no mutant is said to violate this theorem"
+               for theorem in theorems() if theorem not in killers]
     return faults
 
 
@@ -96,7 +97,8 @@ def main(cmake, folder, *names):
     print(f"{'mutant':{width}}  {'file':26}  killed by")
     for (mutant, killer), result in zip(pairs, results):
         killed = result == "failed"
-        print(f"{mutant['name']:{width}}  {mutant['file']:26}  {killer if killed else 'NOT by ' + killer + ': ' + result}")
+        told = killer if killed else f"NOT by {killer}: {result}"
+        print(f"{mutant['name']:{width}}  {mutant['file']:26}  {told}")
         if not killed:
             faults.append(f"{mutant['name']} ({mutant['wrong']}): not killed by {killer}: {result}")
     by_theorems = sum(any(killer in theorems() for killer in mutant["killed_by"]) for mutant in mutants)

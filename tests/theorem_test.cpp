@@ -27,7 +27,7 @@ struct Claim {
   const Theorem* theorem;
   const Property* property;
 };
-void PrintTo(const Claim& claim, std::ostream* out) { *out << claim.property->id; }
+std::ostream& operator<<(std::ostream& out, const Claim& claim) { return out << claim.property->id; }
 
 std::vector<Claim> theorems() {
   std::vector<Claim> claims;
@@ -192,8 +192,8 @@ TEST(Catalogue, HasThePropertiesOfTheWrittenProofsAndNoOthers) {
 
 // ---- what an instance says of a property
 
-const double kNaN = std::numeric_limits<double>::quiet_NaN();
-const Real kExactNaN = std::numeric_limits<Real>::quiet_NaN();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+const Real exact_nan = std::numeric_limits<Real>::quiet_NaN();
 
 template <class... Arguments>
 bool holds(void (Outcome::*claim)(const std::string&, Arguments...),
@@ -225,14 +225,14 @@ TEST(Outcome, ComparesAsItsClaimsSay) {
 
 TEST(Outcome, FailsOnNaN) {
   for (const auto claim : {&Outcome::at_most, &Outcome::below, &Outcome::equal}) {
-    EXPECT_FALSE(holds(claim, kExactNaN, 1, 1));
-    EXPECT_FALSE(holds(claim, 1, kExactNaN, 1));
-    EXPECT_FALSE(holds(claim, 1, 2, kExactNaN));
-    EXPECT_FALSE(holds(claim, kExactNaN, kExactNaN, kExactNaN));
+    EXPECT_FALSE(holds(claim, exact_nan, 1, 1));
+    EXPECT_FALSE(holds(claim, 1, exact_nan, 1));
+    EXPECT_FALSE(holds(claim, 1, 2, exact_nan));
+    EXPECT_FALSE(holds(claim, exact_nan, exact_nan, exact_nan));
   }
-  EXPECT_FALSE(holds(&Outcome::reference_within, kNaN, Bounded(1, 1)));
-  EXPECT_FALSE(holds(&Outcome::reference_within, 1, Bounded(kExactNaN, 1)));
-  EXPECT_FALSE(holds(&Outcome::reference_within, 1, Bounded(1, kExactNaN)));
+  EXPECT_FALSE(holds(&Outcome::reference_within, kNan, Bounded(1, 1)));
+  EXPECT_FALSE(holds(&Outcome::reference_within, 1, Bounded(exact_nan, 1)));
+  EXPECT_FALSE(holds(&Outcome::reference_within, 1, Bounded(1, exact_nan)));
   const double infinity = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(
       holds(&Outcome::reference_within, infinity, Bounded(1, std::numeric_limits<Real>::infinity())));
@@ -297,6 +297,8 @@ TEST(Outcome, KeepsTheLargestRatio) {
   outcome.ratio(0, 0);
   outcome.ratio(1, 0);
   EXPECT_FALSE(outcome.ratio()) << "over 0 there is none";
+  outcome.ratio(Real("1e-50"), Real("1e-51"), 1);
+  EXPECT_FALSE(outcome.ratio()) << "of what the rounding of 50 digits leaves there is none";
   outcome.ratio(1, 4);
   outcome.ratio(1, 2);
   outcome.ratio(1, 8);
