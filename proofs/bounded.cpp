@@ -66,7 +66,7 @@ Bounded log(const Bounded& a) {
 }
 // |sqrt(x + d) - sqrt(x)| = |d| / (sqrt(x + d) + sqrt(x)) <= |d| / sqrt(x).
 Bounded sqrt(const Bounded& a) {
-  if (a.value == 0) return {Real(0), sqrt(a.bound)};
+  if (a.value == 0) return rounded(Real(0), sqrt(a.bound));
   const Real value = sqrt(a.value);
   return rounded(value, a.bound / value);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "exact.hpp"
+
 namespace kvbound::oracle {
 namespace {
 
@@ -51,12 +53,6 @@ Row projected_sum(const Row& weights, MatrixView values, MatrixView output_proje
     hidden.push_back(dot(head, column(output_projection, j)));
   }
   return hidden;
-}
-
-std::vector<int64_t> difference(Indices all, Indices some) {
-  std::vector<int64_t> rest;
-  std::ranges::set_difference(all, some, std::back_inserter(rest));
-  return rest;
 }
 
 Bounded norm_mass(const Row& weights, const Row& norms, Indices entries) {
@@ -282,7 +278,7 @@ Bounded stage_two_bound_as_printed(const Row& attention_weights, const Row& norm
 
 Bounded attention_only_bound(const Row& attention_weights, const Row& norms, Indices stage_one,
                              Indices kept) {
-  const std::vector<int64_t> two = difference(kept, stage_one);
+  const std::vector<int64_t> two = exact::difference(kept, stage_one);
   const Bounded smallest = least(norms);
   Row excess;
   for (const Bounded& norm : at(norms, two)) excess.push_back(norm - smallest);

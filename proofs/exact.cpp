@@ -3,11 +3,18 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 
 namespace kvbound::exact {
 namespace {
 
 const Real& at(const Reals& numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
+
+double binomial(size_t of, size_t count) {
+  double result = 1;
+  for (size_t i = 1; i <= count; ++i) result *= static_cast<double>(of - count + i) / static_cast<double>(i);
+  return result;
+}
 
 Reals weighted_sum(const Reals& weights, const std::vector<Reals>& vectors) {
   Reals result(vectors.front().size());
@@ -24,12 +31,6 @@ Real coefficient(const Real& mass) { return 2 - 1 / mass; }
 Real after_stage_one(const Reals& attention, const Reals& norms, Indices stage_one) {
   const Reals terms = product(attention, norms);
   return total(terms) - coefficient(total(attention, stage_one)) * total(terms, stage_one);
-}
-
-std::vector<int64_t> difference(Indices all, Indices some) {
-  std::vector<int64_t> rest;
-  std::ranges::set_difference(all, some, std::back_inserter(rest));
-  return rest;
 }
 
 }  // namespace
@@ -97,6 +98,12 @@ Reals product(const Reals& a, const Reals& b) {
   Reals result;
   for (size_t i = 0; i < a.size(); ++i) result.push_back(a[i] * b[i]);
   return result;
+}
+
+std::vector<int64_t> difference(Indices all, Indices some) {
+  std::vector<int64_t> rest;
+  std::ranges::set_difference(all, some, std::back_inserter(rest));
+  return rest;
 }
 
 Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
@@ -174,6 +181,8 @@ Extremes over_all_choices(int64_t tokens, Indices fixed, int64_t count,
   for (int64_t i = 0; i < tokens; ++i) {
     if (!std::ranges::binary_search(fixed, i)) others.push_back(i);
   }
+  if (binomial(others.size(), static_cast<size_t>(count)) > 0x1p20)
+    throw std::length_error("more than 2^20 selections to compare");
   std::vector<bool> taken(others.size(), false);
   std::fill_n(taken.begin(), count, true);
   std::optional<Extremes> extremes;

@@ -33,6 +33,8 @@ Real total(const Reals& numbers);
 Real total(const Reals& numbers, Indices entries);
 Real total_outside(const Reals& numbers, Indices entries);
 Reals product(const Reals& a, const Reals& b);  ///< element by element
+/// What `all` has and `some` has not; ascending sets.
+std::vector<int64_t> difference(Indices all, Indices some);
 
 /// o - o^ = sum_i A_i V_i - sum_{kept} (A_i / Sigma) V_i
 Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept);
@@ -58,6 +60,8 @@ Real stable_attention_only_bound(const Reals& attention, const Reals& norms, Ind
 std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t count);
 
 /// The smallest and the largest of what `value` says of every way to add `count` entries to `fixed`.
+///
+/// throws  std::length_error if there are more than 2^20 of them
 struct Extremes {
   Real smallest, largest;
 };

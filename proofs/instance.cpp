@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <sstream>
 
-#include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/shape_check.hpp>
+
+#include "exact.hpp"
+#include "simpler.hpp"
 
 namespace kvbound::proofs {
 namespace {
@@ -21,6 +24,12 @@ void require_ascending(const std::string& what, const Positions& positions, int6
     }
     if (i > 0 && positions[i] <= positions[i - 1]) throw ShapeMismatch(what + " is not ascending");
   }
+}
+
+Positions all_but(const Instance& instance, const Positions& entries) {
+  Positions all(static_cast<size_t>(instance.tokens()));
+  std::iota(all.begin(), all.end(), int64_t{0});
+  return exact::difference(all, entries);
 }
 
 // ---- drawing
@@ -182,6 +191,16 @@ void draw_values(Draw& draw, Instance& instance) {
   }
 }
 
+// Often two tokens outside stage one are the same, so that the smaller index has to win.
+void draw_twins(Draw& draw, Instance& instance) {
+  const Positions others = all_but(instance, instance.stage_one);
+  if (others.size() < 2 || draw.index(4) != 0) return;
+  const Positions pair = draw.subset(static_cast<int64_t>(others.size()), 2);
+  const int64_t one = others[static_cast<size_t>(pair[0])], other = others[static_cast<size_t>(pair[1])];
+  for (int64_t r = 0; r < instance.logits.rows(); ++r) instance.logits(r, other) = instance.logits(r, one);
+  std::ranges::copy(instance.values.view().row(one), instance.values.row(other).begin());
+}
+
 Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
   Draw draw(random);
   // Small instances first: sizes grow to rapidcheck's nominal one.
@@ -199,149 +218,49 @@ Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
   draw_kept(draw, instance);
   draw_stage_one(draw, instance);
   draw_values(draw, instance);
+  draw_twins(draw, instance);
   instance.epsilon = draw.index(3) == 0 ? 0 : std::ldexp(1.0, -static_cast<int>(draw.integer(1, 13)));
   return instance;
 }
 
-// ---- shrinking
-
-Matrix without_row(const Matrix& matrix, int64_t row, int64_t period) {
-  Matrix result;
-  for (int64_t i = 0; i < matrix.rows(); ++i) {
-    if (i % period != row) result.append_row(matrix.row(i));
-  }
-  return result;
-}
-
-Matrix without_column(const Matrix& matrix, int64_t column) {
-  Matrix result(matrix.rows(), matrix.cols() - 1);
-  for (int64_t i = 0; i < matrix.rows(); ++i) {
-    for (int64_t j = 0; j < result.cols(); ++j) result(i, j) = matrix(i, j < column ? j : j + 1);
-  }
-  return result;
-}
-
-Positions without_token(const Positions& positions, int64_t token) {
-  Positions result;
-  for (const int64_t position : positions) {
-    if (position != token) result.push_back(position < token ? position : position - 1);
-  }
-  return result;
-}
-
-void drop_tokens(const Instance& instance, std::vector<Instance>& result) {
-  for (int64_t j = instance.tokens() - 1; j >= 0 && instance.tokens() > 1; --j) {
-    Instance next = instance;
-    next.stage_one = without_token(instance.stage_one, j);
-    if (next.stage_one.empty()) continue;
-    next.kept = without_token(instance.kept, j);
-    next.logits = without_column(instance.logits, j);
-    next.values = without_row(instance.values, j, instance.tokens());
-    result.push_back(std::move(next));
-  }
-}
-
-void drop_queries_and_dimensions(const Instance& instance, std::vector<Instance>& result) {
-  const int64_t queries = instance.queries(), head_dim = instance.values.cols();
-  for (int64_t h = 0; h < instance.query_heads && instance.query_heads > 1; ++h) {
-    Instance next = instance;
-    --next.query_heads;
-    for (int64_t i = queries - 1; i >= 0; --i)
-      next.logits = without_row(next.logits, h * queries + i, next.logits.rows());
-    for (int64_t c = head_dim - 1; c >= 0; --c) {
-      next.output_projection =
-          without_row(next.output_projection, h * head_dim + c, next.output_projection.rows());
-    }
-    result.push_back(std::move(next));
-  }
-  for (int64_t i = 0; i < queries && queries > 1; ++i) {
-    Instance next = instance;
-    next.logits = without_row(instance.logits, i, queries);
-    result.push_back(std::move(next));
-  }
-  for (int64_t c = 0; c < head_dim && head_dim > 1; ++c) {
-    Instance next = instance;
-    next.values = without_column(instance.values, c);
-    next.output_projection = without_row(instance.output_projection, c, head_dim);
-    result.push_back(std::move(next));
-  }
-  for (int64_t c = 0; c < instance.output_projection.cols() && instance.output_projection.cols() > 1; ++c) {
-    Instance next = instance;
-    next.output_projection = without_column(instance.output_projection, c);
-    result.push_back(std::move(next));
-  }
-}
-
-void drop_choices(const Instance& instance, std::vector<Instance>& result) {
-  for (const int64_t position : instance.kept) {
-    Instance next = instance;
-    if (std::erase(next.stage_one, position) == 0) {
-      std::erase(next.kept, position);
-    } else if (next.stage_one.empty()) {
-      continue;
-    }
-    result.push_back(std::move(next));
-  }
-  if (instance.epsilon > 0) {
-    result.push_back(instance);
-    result.back().epsilon = 0;
-  }
-}
-
-// Rounder numbers for x, the roundest first: 0, |x|, x cut to multiples of 1, 1/2, ..., smaller integers.
-std::vector<double> rounder(double x) {
-  std::vector<double> result;
-  if (x == 0) return std::signbit(x) ? std::vector<double>{0} : result;
-  result.push_back(0);
-  if (x < 0) result.push_back(-x);
-  for (const double step : {1.0, 0.5, 0.25, 0.125}) {
-    const double cut = std::trunc(x / step) * step;
-    if (cut != x && cut != 0) result.push_back(cut);
-  }
-  if (x == std::trunc(x) && std::abs(x) > 1) {
-    result.push_back(std::trunc(x / 2));
-    result.push_back(x - std::copysign(1, x));
-  }
-  return result;
-}
-
-void round_numbers(const Instance& instance, Matrix Instance::*matrix, std::vector<Instance>& result) {
-  for (int64_t i = 0; i < (instance.*matrix).rows(); ++i) {
-    for (int64_t j = 0; j < (instance.*matrix).cols(); ++j) {
-      for (const double number : rounder((instance.*matrix)(i, j))) {
-        result.push_back(instance);
-        (result.back().*matrix)(i, j) = number;
-      }
-    }
-  }
-}
-
 // ---- regimes
 
-// Attention of each row, and the mass of some of it.
+// Whether for some query these entries hold such a mass; exactly, for the reference is what is tried.
 template <class Predicate>
-bool any_row(const Instance& instance, const Positions& chosen, bool of_the_others,
-             const Predicate& predicate) {
+bool any_mass(const Instance& instance, const Positions& entries, const Predicate& predicate) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
-    Matrix weights;
-    weights.append_row(instance.logits.row(r));
-    reference::causal_softmax(weights.view(), weights.cols() - 1);
-    double mass = 0;
-    for (int64_t j = 0; j < weights.cols(); ++j) {
-      if (std::ranges::binary_search(chosen, j) != of_the_others) mass += weights(0, j);
-    }
-    if (predicate(mass)) return true;
+    if (predicate(exact::total(exact::softmax(instance.logits.row(r)), entries))) return true;
   }
   return false;
 }
 
-bool has_ties(VectorView logits) {
-  std::vector<double> sorted(logits.begin(), logits.end());
-  std::ranges::sort(sorted);
-  return std::ranges::adjacent_find(sorted) != sorted.end();
+bool has_twins(const Instance& instance) {
+  const Positions candidates = all_but(instance, instance.stage_one);
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (twins(instance, candidates[i], candidates[j])) return true;
+    }
+  }
+  return false;
+}
+
+void require_within(const std::string& what, VectorView numbers, double limit) {
+  for (const double number : numbers) {
+    if (std::abs(number) <= limit) continue;
+    std::ostringstream message;
+    message << what << " has " << number << ", which is not within +-" << limit;
+    throw NonFinite(message.str());
+  }
 }
 
 }  // namespace
+
+bool twins(const Instance& instance, int64_t a, int64_t b) {
+  for (int64_t r = 0; r < instance.logits.rows(); ++r) {
+    if (instance.logits(r, a) != instance.logits(r, b)) return false;
+  }
+  return std::ranges::equal(instance.values.row(a), instance.values.row(b));
+}
 
 void require_valid(const Instance& instance) {
   if (instance.query_heads < 1) throw ShapeMismatch("query_heads is below 1");
@@ -357,11 +276,11 @@ void require_valid(const Instance& instance) {
   require_ascending("kept", instance.kept, instance.tokens());
   if (!std::ranges::includes(instance.kept, instance.stage_one))
     throw ShapeMismatch("stage_one is not part of kept");
-  reference::require_finite("logits", instance.logits.numbers());
-  reference::require_finite("values", instance.values.numbers());
-  reference::require_finite("output_projection", instance.output_projection.numbers());
-  if (!(instance.epsilon >= 0) || !std::isfinite(instance.epsilon))
-    throw NonFinite("epsilon is neither 0 nor positive and finite");
+  require_within("logits", instance.logits.numbers(), 2e4);
+  require_within("values", instance.values.numbers(), 1e50);
+  require_within("output_projection", instance.output_projection.numbers(), 1e50);
+  require_within("epsilon", {&instance.epsilon, 1}, 1e50);
+  if (instance.epsilon < 0) throw NonFinite("epsilon is negative");
 }
 
 const char* name(Regime regime) {
@@ -372,14 +291,12 @@ const char* name(Regime regime) {
 bool shows(const Instance& instance, Regime regime) {
   switch (regime) {
     case Regime::small_stage_one:
-      return any_row(instance, instance.stage_one, false, [](double mass) { return mass < 0.5; });
+      return any_mass(instance, instance.stage_one, [](const exact::Real& mass) { return 2 * mass < 1; });
     case Regime::almost_nothing_evicted:
-      return any_row(instance, instance.kept, true, [](double mass) { return 0 < mass && mass < 1e-12; });
+      return any_mass(instance, all_but(instance, instance.kept),
+                      [](const exact::Real& mass) { return 0 < mass && mass < exact::Real("1e-12"); });
     case Regime::tied:
-      for (int64_t r = 0; r < instance.logits.rows(); ++r) {
-        if (has_ties(instance.logits.row(r))) return true;
-      }
-      return false;
+      return has_twins(instance);
     case Regime::empty_stage_two:
       return instance.stage_one == instance.kept;
     case Regime::single_kept:
@@ -394,16 +311,6 @@ rc::Gen<Instance> instances(Sizes largest) {
       return rc::seq::fromContainer(simpler(instance));
     });
   };
-}
-
-std::vector<Instance> simpler(const Instance& instance) {
-  std::vector<Instance> result;
-  drop_tokens(instance, result);
-  drop_queries_and_dimensions(instance, result);
-  drop_choices(instance, result);
-  for (const auto matrix : {&Instance::logits, &Instance::values, &Instance::output_projection})
-    round_numbers(instance, matrix, result);
-  return result;
 }
 
 }  // namespace kvbound::proofs

@@ -28,6 +28,8 @@ struct Instance {
   }
 };
 
+/// Logits are within +-20000, values and projections within +-1e50: all that 50 digits and doubles can tell.
+///
 /// throws  ShapeMismatch or NonFinite, which name what is wrong
 void require_valid(const Instance& instance);
 
@@ -35,7 +37,7 @@ void require_valid(const Instance& instance);
 enum class Regime {
   small_stage_one,         ///< sigma < 1/2 for a query
   almost_nothing_evicted,  ///< 0 < evicted mass < 1e-12 for a query
-  tied,                    ///< two tokens with one logit, for a query
+  tied,                    ///< two tokens outside stage one that nothing tells apart: no query, no value
   empty_stage_two,         ///< stage one is all that is kept
   single_kept,             ///< one entry is kept
 };
@@ -43,6 +45,9 @@ inline constexpr Regime kRegimes[] = {Regime::small_stage_one, Regime::almost_no
                                       Regime::empty_stage_two, Regime::single_kept};
 const char* name(Regime regime);
 bool shows(const Instance& instance, Regime regime);
+
+/// Whether two tokens are the same to every query and in their values, so that even the reference's last bit agrees.
+bool twins(const Instance& instance, int64_t a, int64_t b);
 
 /// The largest instance that a generator draws.
 struct Sizes {
@@ -60,10 +65,7 @@ struct Sizes {
 /// against what is evicted, where bounds are tight); the kept set is arbitrary or the best; stage one is all of
 /// it, its best, its worst or a part.
 ///
-/// They shrink to fewer tokens, queries, heads and dimensions, then to smaller and rounder numbers.
+/// They shrink to what is simpler (simpler.hpp).
 rc::Gen<Instance> instances(Sizes largest);
-
-/// The instances one step simpler, the largest steps first.
-std::vector<Instance> simpler(const Instance& instance);
 
 }  // namespace kvbound::proofs

@@ -81,11 +81,17 @@ void hold_reference(const Instance& instance, Outcome& outcome) {
                            oracle::sum(oracle::outside(attention, instance.kept)));
   const double perturbation =
       reference::output_perturbation(eviction, instance.values, instance.output_projection);
-  const double bound = reference::perturbation_bound(eviction, computed.norms.row(0));
   outcome.reference_within(
       "L", perturbation,
       oracle::output_perturbation(exact_eviction, instance.values, instance.output_projection));
-  outcome.reference_within("theta", bound, oracle::perturbation_bound(exact_eviction, bounds.norms[kOnly]));
+  for (const auto norm : {kvbound::Norm::l1, kvbound::Norm::l2}) {
+    const auto norms = reference::projected_value_norms(instance.values, instance.output_projection, norm);
+    const auto exact_norms = oracle::projected_value_norms(instance.values, instance.output_projection, norm);
+    outcome.reference_within(norm == kvbound::Norm::l1 ? "theta in L1" : "theta in L2",
+                             reference::perturbation_bound(eviction, norms),
+                             oracle::perturbation_bound(exact_eviction, exact_norms));
+  }
+  const double bound = reference::perturbation_bound(eviction, computed.norms.row(0));
   const auto scale = reference::rounding_scale(instance.values, instance.output_projection);
   outcome.reference_holds("L <= theta + perturbation_rounding",
                           perturbation <= bound + reference::perturbation_rounding(eviction, scale));
@@ -205,8 +211,9 @@ Outcome stable_form(const Instance& instance) {
     outcome.equal("o - o^ as printed and stable", change[j], stable[j], terms);
   outcome.equal("theta as printed and stable", exact::perturbation_bound(attention, norms, instance.kept),
                 exact::stable_perturbation_bound(attention, norms, instance.kept), terms);
-  const Real sigma = exact::total(attention, instance.stage_one);
-  const Real stage_terms = (3 + 1 / sigma) * exact::total(exact::product(attention, norms));
+  const Reals norm_mass = exact::product(attention, norms);
+  const Real stage_terms = 3 * exact::total(norm_mass) + exact::total(norm_mass, instance.kept) /
+                                                             exact::total(attention, instance.stage_one);
   outcome.equal("theta^ as printed and stable",
                 exact::stage_two_bound(attention, norms, instance.stage_one, instance.kept),
                 exact::stable_stage_two_bound(attention, norms, instance.stage_one, instance.kept),
@@ -219,16 +226,21 @@ Outcome stable_form(const Instance& instance) {
   return outcome;
 }
 
+// It may err by as much as the stable form may: more is cancellation.
 Outcome printed_in_double(const Instance& instance) {
   Outcome outcome;
-  if (!resolved(Bounds(instance).attention[kOnly], instance.kept)) return outcome;
+  const Bounds bounds(instance);
+  if (!resolved(bounds.attention[kOnly], instance.kept)) return outcome;
   const Exact exact(instance);
   const Computed computed(instance);
   const Real perturbation = exact::norm(
       exact::stable_output_change(exact.attention[kOnly], exact.projected[kOnly], instance.kept), Norm::l1);
+  const auto stable = oracle::perturbation_bound(
+      oracle::eviction_weights(oracle::exactly(instance.logits.row(0)), instance.kept), bounds.norms[kOnly]);
   const double printed = reference::perturbation_bound_as_printed(computed.attention.row(0),
                                                                   computed.norms.row(0), instance.kept);
-  outcome.at_most("L <= theta as printed, in double precision", perturbation, Real(printed), perturbation);
+  outcome.at_most("L <= theta as printed, in double precision", perturbation, Real(printed) + stable.bound,
+                  perturbation);
   return outcome;
 }
 

@@ -23,16 +23,17 @@ rc::Shrinkable<Instance> draw(const rc::Gen<Instance>& generator, const Property
   return generator(random, static_cast<int>(index % (rc::kNominalSize + 1)));
 }
 
-// The first simpler instance that still fails, again and again.
+// The first simpler instance on which it does not hold either, and in the same way, again and again.
 Counterexample shrunk(const Property& property, rc::Shrinkable<Instance> failing, int64_t found_at) {
-  Counterexample result{failing.value(), check(property, failing.value()).failure(), found_at, 0};
+  const Outcome first = check(property, failing.value());
+  Counterexample result{failing.value(), first.failure(), first.undecided(), found_at, 0};
   for (bool simpler_fails = true; simpler_fails;) {
     simpler_fails = false;
     auto shrinks = failing.shrinks();
     while (const auto next = shrinks.next()) {
       const Outcome outcome = check(property, next->value());
-      if (outcome.holds()) continue;
-      result = {next->value(), outcome.failure(), found_at, result.shrinks + 1};
+      if (outcome.holds() || outcome.undecided() != first.undecided()) continue;
+      result = {next->value(), outcome.failure(), outcome.undecided(), found_at, result.shrinks + 1};
       failing = *next;
       simpler_fails = true;
       break;
@@ -41,15 +42,28 @@ Counterexample shrunk(const Property& property, rc::Shrinkable<Instance> failing
   return result;
 }
 
-void count(const Instance& instance, const Outcome& outcome, PropertyResult& result) {
+// What is found of one case, by itself.
+struct Case {
+  Case() = default;
+  Case(const Property& property, const Instance& instance) : outcome(check(property, instance)) {
+    for (size_t i = 0; i < std::size(kRegimes); ++i) regimes[i] = shows(instance, kRegimes[i]);
+  }
+
+  Outcome outcome;
+  std::array<bool, std::size(kRegimes)> regimes{};
+};
+
+void count(const Case& found, PropertyResult& result) {
+  const Outcome& outcome = found.outcome;
   ++result.cases;
   result.reference_cases += outcome.reference_held();
-  for (size_t i = 0; i < std::size(kRegimes); ++i) result.regime_cases[i] += shows(instance, kRegimes[i]);
+  for (size_t i = 0; i < std::size(kRegimes); ++i) result.regime_cases[i] += found.regimes[i];
   if (const auto ratio = outcome.ratio())
     result.tightest = std::max(result.tightest.value_or(*ratio), *ratio);
 }
 
 Verdict verdict_of(const PropertyResult& result) {
+  if (result.counterexample && result.counterexample->undecided) return Verdict::undecided;
   if (result.weakened()) return result.counterexample ? Verdict::counterexample : Verdict::none_found;
   if (result.counterexample) return Verdict::violated;
   const auto rare = [&](int64_t cases) { return result.share(cases) < kRegimeShare; };
@@ -60,8 +74,9 @@ Verdict verdict_of(const PropertyResult& result) {
 }  // namespace
 
 const char* name(Verdict verdict) {
-  constexpr const char* kNames[] = {"no-counterexample", "violated", "counterexample-found",
-                                    "no-counterexample-found-where-one-must-exist", "regimes-too-rare"};
+  constexpr const char* kNames[] = {"no-counterexample",    "violated",
+                                    "counterexample-found", "no-counterexample-found-where-one-must-exist",
+                                    "regimes-too-rare",     "undecided"};
   return kNames[static_cast<size_t>(verdict)];
 }
 
@@ -69,7 +84,7 @@ Outcome check(const Property& property, const Instance& instance) try {
   return property.check(instance);
 } catch (const std::exception& error) {
   Outcome outcome;
-  outcome.require(std::string("it could not be evaluated: ") + error.what(), false);
+  outcome.undecide(std::string("it could not be evaluated: ") + error.what());
   return outcome;
 }
 
@@ -78,7 +93,7 @@ PropertyResult examine(const Theorem& theorem, const Property& property, int64_t
   PropertyResult result;
   result.theorem = &theorem;
   result.property = &property;
-  if (result.weakened()) cases *= kWeakenedEffort;
+  if (result.weakened()) cases = weakened_cases(cases);
   const rc::Gen<Instance> generator = instances(theorem.sizes);
   for (int64_t first = 0; first < cases && !result.counterexample; first += kBatch) {
     // rapidcheck draws on one thread; only the checks run side by side.
@@ -86,13 +101,13 @@ PropertyResult examine(const Theorem& theorem, const Property& property, int64_t
     std::vector<Instance> batch;
     for (int64_t i = first; i < std::min(first + kBatch, cases); ++i)
       batch.push_back(drawn.emplace_back(draw(generator, property, i, seed)).value());
-    std::vector<Outcome> outcomes(batch.size());
+    std::vector<Case> found(batch.size());
     reference::parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) {
-      outcomes[static_cast<size_t>(i)] = check(property, batch[static_cast<size_t>(i)]);
+      found[static_cast<size_t>(i)] = Case(property, batch[static_cast<size_t>(i)]);
     });
     for (size_t i = 0; i < batch.size() && !result.counterexample; ++i) {
-      count(batch[i], outcomes[i], result);
-      if (!outcomes[i].holds()) result.counterexample = shrunk(property, drawn[i], result.cases);
+      count(found[i], result);
+      if (!found[i].outcome.holds()) result.counterexample = shrunk(property, drawn[i], result.cases);
     }
     if (progress) progress(result.cases);
   }

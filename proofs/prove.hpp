@@ -1,6 +1,7 @@
 // Looks for counterexamples.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -19,15 +20,17 @@ enum class Verdict {
   counterexample,     ///< of a weakened claim: one was found, as it must
   none_found,         ///< of a weakened claim: none was found, so the property has no teeth
   regimes_too_rare,   ///< of a theorem: too few cases of a regime, so what was found says little
+  undecided,          ///< an instance could not be evaluated, which neither refutes nor supports
 };
 const char* name(Verdict verdict);
 
-/// An instance for which a property fails.
+/// An instance for which a property does not hold.
 struct Counterexample {
-  Instance instance;     ///< shrunk: nothing simpler fails
-  std::string failure;   ///< which claim fails on it, with both its sides
-  int64_t found_at = 0;  ///< the case, from 1
-  int64_t shrinks = 0;   ///< steps from what was drawn
+  Instance instance;       ///< shrunk: nothing simpler will do
+  std::string failure;     ///< which claim fails on it, with both its sides
+  bool undecided = false;  ///< it does not fail, but could not be evaluated
+  int64_t found_at = 0;    ///< the case, from 1
+  int64_t shrinks = 0;     ///< steps from what was drawn
 };
 
 struct PropertyResult {
@@ -47,20 +50,21 @@ struct PropertyResult {
 /// The share of cases that each regime must have.
 inline constexpr double kRegimeShare = 0.05;
 
-inline constexpr int64_t kWeakenedEffort = 10;
+/// Instances drawn for a weakened claim if `cases` are for a theorem: the search ends with the first
+/// counterexample, and none is to be missed for bad luck.
+constexpr int64_t weakened_cases(int64_t cases) { return std::max<int64_t>(10 * cases, 20000); }
 
 /// Draws instances and looks for one for which the property fails; of the first it shrinks to a simplest one.
 ///
 /// Case i of a property depends on the seed, the property's id and i alone, neither on threads nor on what
-/// else is proved. For a weakened claim up to kWeakenedEffort times as many are drawn, but its search ends with
-/// the first counterexample.
+/// else is proved. For a weakened claim up to weakened_cases(cases) are drawn.
 ///
 /// cases     >= 1
 /// progress  called with cases done, if given
 PropertyResult examine(const Theorem& theorem, const Property& property, int64_t cases, uint64_t seed,
                        const std::function<void(int64_t)>& progress = {});
 
-/// What one instance says of a property. An exception of the reference is a failure.
+/// What one instance says of a property; undecided if evaluating it throws.
 Outcome check(const Property& property, const Instance& instance);
 
 }  // namespace kvbound::proofs

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "prove.hpp"
+#include "simpler.hpp"
 
 namespace kvbound::proofs {
 namespace {
@@ -14,33 +15,45 @@ constexpr int64_t kPatience = 400;
 // What is left of the time goes to making the tightest instance simple.
 constexpr double kClimbingShare = 0.9;
 
-// One random change: of a number, or of who is kept.
+// Numbers stay where doubles and 50 digits can tell what they do.
+constexpr double kLargestNumber = 1e4;
+
+double changed(double number, rc::Random& random) {
+  const auto index = [&](uint64_t of) { return static_cast<int>(random.split().next() % of); };
+  switch (index(3)) {
+    case 0:
+      return -number;
+    case 1:
+      return std::clamp(number * (index(2) == 0 ? 0.5 : 2), -kLargestNumber, kLargestNumber);
+    default:
+      return std::clamp(number + std::ldexp(index(33) - 16, -index(7)), -kLargestNumber, kLargestNumber);
+  }
+}
+
+// Adds the token to an ascending set, or takes it out.
+void toggle(std::vector<int64_t>& positions, int64_t token) {
+  if (std::erase(positions, token) == 0) positions.insert(std::ranges::lower_bound(positions, token), token);
+}
+
+// One random change: of a number, of who is kept, or of who is in stage one.
 Instance neighbour(Instance instance, rc::Random& random) {
   const auto index = [&](int64_t of) {
     return static_cast<int64_t>(random.split().next() % static_cast<uint64_t>(of));
   };
   Matrix* const matrices[] = {&instance.logits, &instance.values, &instance.output_projection};
-  const int64_t what = index(4);
+  const int64_t what = index(6), token = index(instance.tokens());
+  const bool in_stage_one = std::ranges::binary_search(instance.stage_one, token);
   if (what < 3) {
     Matrix& matrix = *matrices[what];
     double& number = matrix(index(matrix.rows()), index(matrix.cols()));
-    switch (index(3)) {
-      case 0:
-        number = -number;
-        break;
-      case 1:
-        number *= index(2) == 0 ? 0.5 : 2;
-        break;
-      default:
-        number += std::ldexp(static_cast<double>(index(33) - 16), -static_cast<int>(index(7)));
-    }
-    return instance;
-  }
-  // A token that is not in stage one joins or leaves the kept ones.
-  const int64_t token = index(instance.tokens());
-  if (std::ranges::binary_search(instance.stage_one, token)) return instance;
-  if (std::erase(instance.kept, token) == 0) {
-    instance.kept.insert(std::ranges::lower_bound(instance.kept, token), token);
+    number = changed(number, random);
+  } else if (what == 3) {
+    if (!in_stage_one) toggle(instance.kept, token);
+  } else if (what == 4) {
+    const bool is_last = in_stage_one && instance.stage_one.size() == 1;
+    if (!is_last && std::ranges::binary_search(instance.kept, token)) toggle(instance.stage_one, token);
+  } else {
+    instance.epsilon = std::abs(changed(instance.epsilon, random));
   }
   return instance;
 }

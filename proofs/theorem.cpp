@@ -19,15 +19,30 @@ void Outcome::require(const std::string& claim, bool holds) {
   if (!holds && !failure_) failure_ = claim;
 }
 
+void Outcome::undecide(const std::string& why) {
+  if (failure_) return;
+  failure_ = why;
+  undecided_ = true;
+}
+
+bool Outcome::decidable(const std::string& claim, const Real& left, const Real& right, const Real& terms) {
+  const bool decidable = isfinite(left) && isfinite(right) && isfinite(terms);
+  if (!decidable) undecide(claim + " cannot be decided: " + text(left) + " against " + text(right));
+  return decidable;
+}
+
 void Outcome::at_most(const std::string& claim, const Real& left, const Real& right, const Real& terms) {
+  if (!decidable(claim, left, right, terms)) return;
   if (!(left <= right + tolerance(terms))) require(claim + ": " + text(left) + " > " + text(right), false);
 }
 
 void Outcome::below(const std::string& claim, const Real& left, const Real& right, const Real& terms) {
+  if (!decidable(claim, left, right, terms)) return;
   if (!(left < right - tolerance(terms))) require(claim + ": " + text(left) + " >= " + text(right), false);
 }
 
 void Outcome::equal(const std::string& claim, const Real& left, const Real& right, const Real& terms) {
+  if (!decidable(claim, left, right, terms)) return;
   if (!(abs(left - right) <= tolerance(terms)))
     require(claim + ": " + text(left) + " is not " + text(right), false);
 }
@@ -53,7 +68,8 @@ void Outcome::ratio(const Real& left, const Real& right, const Real& terms) {
 const std::vector<Theorem>& catalogue() {
   static const std::vector<Theorem> all = [] {
     std::vector<Theorem> result;
-    for (auto part : {perturbation_theorems(), critical_kv_theorems(), theta_sweep_theorems()})
+    for (auto part :
+         {perturbation_theorems(), critical_kv_theorems(), window_theorems(), theta_sweep_theorems()})
       std::ranges::move(part, std::back_inserter(result));
     return result;
   }();

@@ -11,10 +11,11 @@
 
 namespace kvbound::proofs {
 
-/// What one instance says of a property: gathered claim by claim, of which the first that fails is told.
+/// What one instance says of a property: gathered claim by claim, of which the first that does not hold is told.
 class Outcome {
  public:
-  /// left <= right, both exact; `terms` is the sum of the absolute terms that 50 digits rounded. NaN fails.
+  /// left <= right, both exact; `terms` is the sum of the absolute terms that 50 digits rounded. A side that is no
+  /// number leaves the claim undecided.
   void at_most(const std::string& claim, const oracle::Real& left, const oracle::Real& right,
                const oracle::Real& terms);
   /// left < right, likewise.
@@ -27,7 +28,10 @@ class Outcome {
   void reference_within(const std::string& quantity, double computed, const oracle::Bounded& exact);
   /// A claim about what the reference computed or chose.
   void reference_holds(const std::string& claim, bool holds);
+  /// Any other claim.
   void require(const std::string& claim, bool holds);
+  /// The instance could not be evaluated: this refutes nothing, and supports nothing.
+  void undecide(const std::string& why);
 
   /// The claim's left side over its right side, where 50 digits tell it to a double's precision; `terms` as above,
   /// by default the right side itself.
@@ -35,12 +39,20 @@ class Outcome {
   void ratio(const oracle::Real& left, const oracle::Real& right) { ratio(left, right, right); }
 
   bool holds() const { return !failure_; }
+  bool undecided() const { return undecided_; }
+  /// A claim was decided, and fails.
+  bool fails() const { return failure_ && !undecided_; }
+  /// Why it does not hold.
   const std::string& failure() const { return *failure_; }
   std::optional<double> ratio() const { return ratio_; }
   bool reference_held() const { return reference_held_; }
 
  private:
+  bool decidable(const std::string& claim, const oracle::Real& left, const oracle::Real& right,
+                 const oracle::Real& terms);
+
   std::optional<std::string> failure_;
+  bool undecided_ = false;
   std::optional<double> ratio_;
   bool reference_held_ = false;
 };
@@ -53,7 +65,7 @@ struct Property {
 };
 
 struct Theorem {
-  std::string id;  ///< its anchor in proofs/critical_kv.md
+  std::string id;
   std::string title;
   std::string statement;
   std::string hypotheses;
@@ -67,9 +79,10 @@ struct Theorem {
 /// Every theorem.
 const std::vector<Theorem>& catalogue();
 
-// The catalogue's parts, one per stem of reference/.
+// The catalogue's parts, one per file.
 std::vector<Theorem> perturbation_theorems();
 std::vector<Theorem> critical_kv_theorems();
+std::vector<Theorem> window_theorems();
 std::vector<Theorem> theta_sweep_theorems();
 
 }  // namespace kvbound::proofs

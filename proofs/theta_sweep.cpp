@@ -79,9 +79,32 @@ struct Sweep {
   Positions choice;
 };
 
+// Where one selection has no less mass and no less norm mass than another, and at least half of the mass, its theta
+// is no larger: only such pairs are worth a sweep.
+void claim_monotony(const Sweep& sweep, const std::vector<Positions>& selections, Outcome& outcome) {
+  const Exact exact(sweep.instance);
+  const Reals& attention = exact.attention.front();
+  const Reals norms = exact.norms_of_row(0), norm_mass = exact::product(attention, norms);
+  for (const Positions& less : selections) {
+    for (const Positions& more : selections) {
+      const Real mass = exact::total(attention, more);
+      if (2 * mass < 1 || mass < exact::total(attention, less)) continue;
+      if (exact::total(norm_mass, more) < exact::total(norm_mass, less)) continue;
+      outcome.at_most("more mass and more norm mass, at least half of it: no larger theta",
+                      exact::stable_perturbation_bound(attention, norms, more),
+                      exact::stable_perturbation_bound(attention, norms, less),
+                      4 * exact::total(norm_mass) / exact::total(attention, less));
+    }
+  }
+}
+
 Outcome no_worse_than_rivals(const Instance& instance) {
   Outcome outcome;
   const Sweep sweep(instance);
+  claim_monotony(sweep,
+                 {sweep.kept(sweep.choice), sweep.kept(sweep.rivals[0]), sweep.kept(sweep.rivals[1]),
+                  instance.kept, instance.stage_one},
+                 outcome);
   if (!sweep.defined()) return outcome;
   const oracle::Bounded reached = sweep.bound(sweep.kept(sweep.choice));
   outcome.reference_holds("it selects k entries",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cmath>
 #include <limits>
 
@@ -123,6 +124,7 @@ Matrix attention_logits(MatrixView queries, MatrixView keys, double scale) {
 std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double scale,
                                      std::span<const int64_t> visible, MutableMatrixView logits) {
   require_equal("visible", static_cast<int64_t>(visible.size()), "rows of queries", queries.rows);
+  for (const int64_t seen : visible) assert(0 <= seen && seen <= keys.rows);
   std::vector<double> result(visible.size(), kNothing);
   visit_logit_blocks(queries, keys, scale, logits, [&](int64_t first, int64_t count) {
     for (size_t i = 0; i < visible.size(); ++i) {
@@ -140,7 +142,7 @@ std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double
 double log_sum_exp(VectorView logits) {
   if (logits.empty()) return kNothing;
   const double most = largest(logits).value;
-  if (most == kNothing) return kNothing;
+  if (most == kNothing) return std::log(exponential_sum(logits, 0));  // of nothing, or of NaN
   return most + std::log(exponential_sum(logits, most));
 }
 

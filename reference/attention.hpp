@@ -15,6 +15,7 @@ namespace kvbound::reference {
 ///
 /// queries  [queries, head_dim]
 /// keys     [tokens, head_dim]     one KV head
+/// scale    not 0, which would hide what is no number
 /// returns  [queries, tokens], natural-log units (softmax of a row gives weights); equal keys get
 ///          equal logits to the last bit
 /// throws   ShapeMismatch if the inner dimensions differ
@@ -27,7 +28,7 @@ Matrix attention_logits(MatrixView queries, MatrixView keys, double scale);
 /// visible  [queries], 0..tokens: query i sees the first visible[i] tokens
 /// logits   [queries, tokens], filled in for all tokens
 /// returns  largest [queries]; -infinity for no tokens
-/// throws   NonFinite if a visible logit is NaN or infinite
+/// throws   ShapeMismatch, NonFinite if a visible logit is NaN or infinite
 std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double scale,
                                      std::span<const int64_t> visible, MutableMatrixView logits);
 

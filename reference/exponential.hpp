@@ -14,7 +14,7 @@ namespace kvbound::reference {
 ///
 ///     numbers[i] <- exp(numbers[i] - shift);  returns sum_i exp(numbers[i] - shift)
 ///
-/// numbers  [n]; -infinity gives 0, NaN stays NaN; anything above 709.78 + shift gives infinity
+/// numbers  [n]; -infinity gives 0, NaN stays NaN; above 709.7827128933840 + shift gives infinity
 /// shift    finite; the difference is rounded once. The largest number, in a softmax
 /// returns  the sum, in an order that depends on n only; 0 for no numbers
 ///

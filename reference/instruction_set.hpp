@@ -1,10 +1,12 @@
 // Vector loops compiled once per instruction-set level, the level chosen when the program runs.
 //
 // Every level does the same + - * / and integer operations on each number, without fused multiply-add, and
-// adds up in the same kLanes partial sums: the bits do not depend on the level.
+// adds up in the same kLanes partial sums: the bits do not depend on the level. This holds for what is compiled
+// with -ffp-contract=off, as all of kvbound is.
 #pragma once
 
 #include <array>
+#include <cassert>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -90,6 +92,7 @@ template <class Loop>
 ///       is compiled for every processor
 template <class Loop>
 void run_at(InstructionSet level, const Loop& loop) {
+  assert(is_available(level));
 #ifdef __x86_64__
   if (level == InstructionSet::avx512) return run_avx512(loop);
   if (level == InstructionSet::avx2) return run_avx2(loop);

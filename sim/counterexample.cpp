@@ -20,6 +20,7 @@ using proofs::Instance;
 
 constexpr const char* kSchema = "kvbound-instance-1";
 constexpr int64_t kSizeLimit = int64_t{1} << 26;
+constexpr int kDeepest = 16;
 
 std::string lower_case(std::string text) {
   std::ranges::transform(text, text.begin(),
@@ -49,7 +50,9 @@ std::string file_text(const std::string& path) {
 
 Json parse(const std::string& path) {
   std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto refuse_duplicates = [&](int, Json::parse_event_t event, const Json& parsed) {
+  const auto refuse_what_is_hostile = [&](int depth, Json::parse_event_t event, const Json& parsed) {
+    if (depth > kDeepest)
+      throw TraceError(path, -1, "instance", fmt::format("is more than {} levels deep", kDeepest));
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
@@ -59,7 +62,7 @@ Json parse(const std::string& path) {
     return true;
   };
   try {
-    return Json::parse(file_text(path), refuse_duplicates);
+    return Json::parse(file_text(path), refuse_what_is_hostile);
   } catch (const Json::parse_error& error) {
     throw TraceError(path, static_cast<int64_t>(error.byte), "instance", "is no JSON");
   } catch (const Json::out_of_range&) {
@@ -89,7 +92,8 @@ class Reader {
     return json.get<double>();
   }
   int64_t integer(const Json& json, const std::string& name) const {
-    if (!json.is_number_integer())
+    const bool too_large = json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX;
+    if (!json.is_number_integer() || too_large)
       refuse(name, "expected integers, found " + traces::printable(json.dump(), 40));
     return json.get<int64_t>();
   }

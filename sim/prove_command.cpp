@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iostream>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -32,10 +33,12 @@ constexpr const char* kDetails =
 
 CommandLine command_line() {
   CommandLine line("prove [ID...] [options]: looks for counterexamples to theorems", kDetails);
-  line.add("cases", "N", "instances per theorem (default: 2000); ten times as many for a weakened claim");
+  line.add("cases", "N",
+           "instances per theorem (default: 2000); at least ten times as many for a weakened claim");
   line.add("seed", "N", "what the instances are drawn from (default: 1)");
   line.add_flag("list", "say what there is to prove, with hypotheses, and exit");
-  line.add("search", "SECONDS", "then, per theorem, climb towards its tightest instance for so long");
+  line.add("search", "SECONDS",
+           "then, per theorem that has a ratio, climb towards its tightest instance for so long");
   line.add("replay", "FILE",
            "run the instances in a file again: a line that this command printed, or its JSON");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/prove.schema.json)");
@@ -43,28 +46,27 @@ CommandLine command_line() {
   return line;
 }
 
-// What the ids name: a theorem with its weakened claims, or one of these. None named: all.
+// What the ids name, in the order of the catalogue: a theorem with its weakened claims, or one of these. None named:
+// all.
 std::vector<StoredInstance> chosen(const std::vector<std::string>& ids) {
-  std::vector<StoredInstance> result;
-  const auto add = [&](const proofs::Theorem& theorem, const proofs::Property& property) {
-    const auto is_same = [&](const StoredInstance& other) { return other.property == &property; };
-    if (std::ranges::any_of(result, is_same))
-      throw UsageError(fmt::format("'{}' is given twice", property.id));
-    result.push_back({&theorem, &property, {}});
-  };
-  const auto add_all = [&](const proofs::Theorem& theorem) {
-    add(theorem, theorem.property);
-    for (const proofs::Property& property : theorem.weakened) add(theorem, property);
+  std::set<const proofs::Property*> wanted;
+  const auto want = [&](const proofs::Property& property) {
+    if (!wanted.insert(&property).second)
+      throw UsageError(fmt::format("'{}' is chosen twice, by itself or with its theorem", property.id));
   };
   for (const std::string& id : ids) {
     const StoredInstance found = find_property(id);
-    if (found.property == &found.theorem->property) {
-      add_all(*found.theorem);
-    } else {
-      add(*found.theorem, *found.property);
-    }
+    want(*found.property);
+    if (found.property == &found.theorem->property) std::ranges::for_each(found.theorem->weakened, want);
   }
-  if (ids.empty()) std::ranges::for_each(proofs::catalogue(), add_all);
+  std::vector<StoredInstance> result;
+  for (const proofs::Theorem& theorem : proofs::catalogue()) {
+    const auto add = [&](const proofs::Property& property) {
+      if (ids.empty() || wanted.contains(&property)) result.push_back({&theorem, &property, {}});
+    };
+    add(theorem.property);
+    std::ranges::for_each(theorem.weakened, add);
+  }
   return result;
 }
 
@@ -90,10 +92,14 @@ void prove(const std::vector<StoredInstance>& properties, ProveReport& report, b
   }
 }
 
+bool has_ratio(const StoredInstance& wanted) {
+  return wanted.property == &wanted.theorem->property && !wanted.theorem->ratio.empty();
+}
+
 void search(const std::vector<StoredInstance>& properties, ProveReport& report, bool progress_wanted) {
   for (const StoredInstance& wanted : properties) {
     const proofs::Theorem& theorem = *wanted.theorem;
-    if (wanted.property != &theorem.property || theorem.ratio.empty()) continue;
+    if (!has_ratio(wanted)) continue;
     Progress progress("searching " + theorem.id, progress_wanted);
     report.searches.push_back(
         {&theorem,
@@ -106,7 +112,8 @@ void search(const std::vector<StoredInstance>& properties, ProveReport& report, 
 
 Replayed replayed(const StoredInstance& stored) {
   const proofs::Outcome outcome = proofs::check(*stored.property, stored.instance);
-  return {stored, outcome.holds() ? std::nullopt : std::optional(outcome.failure()), outcome.ratio()};
+  return {stored, outcome.holds() ? std::nullopt : std::optional(outcome.failure()), outcome.undecided(),
+          outcome.ratio()};
 }
 
 // The worst news.
@@ -118,7 +125,7 @@ int exit_code(const ProveReport& report) {
   };
   const bool search_failed =
       std::ranges::any_of(report.searches, [](const Searched& s) { return s.tightest.failure.has_value(); });
-  if (any(Verdict::violated) || any(Verdict::none_found) || search_failed ||
+  if (any(Verdict::violated) || any(Verdict::none_found) || any(Verdict::undecided) || search_failed ||
       !std::ranges::all_of(report.replayed, &Replayed::as_it_must)) {
     return kMismatch;
   }
@@ -147,6 +154,8 @@ int prove_command(const Arguments& arguments) {
   report.search_seconds = search_seconds(line);
   const std::vector<std::string> ids = line.positionals("ID", 0, line.has("replay") ? 0 : SIZE_MAX);
   const std::vector<StoredInstance> properties = chosen(ids);
+  if (line.has("search") && std::ranges::none_of(properties, has_ratio))
+    throw UsageError("--search: none of the chosen theorems has a ratio that could be tight");
   if (line.has("list")) {
     const proofs::Theorem* last = nullptr;
     for (const StoredInstance& wanted : properties) {

@@ -27,10 +27,13 @@ TableRow headings() {
   return row;
 }
 
-TableRow table_row(const PropertyResult& result) {
+// A weakened claim's id is cut short below its theorem's.
+TableRow table_row(const PropertyResult& result, bool below_theorem) {
   const std::string& id = result.property->id;
-  if (result.weakened())
-    return {"  " + id.substr(id.find(':')), describe(result), std::to_string(result.cases)};
+  if (result.weakened()) {
+    return {below_theorem ? "  " + id.substr(id.find(':')) : id, describe(result),
+            std::to_string(result.cases)};
+  }
   TableRow row{id, describe(result), std::to_string(result.cases)};
   for (const int64_t cases : result.regime_cases) row.push_back(percent(result.share(cases)));
   row.push_back(percent(result.share(result.reference_cases)));
@@ -45,8 +48,10 @@ bool good(Verdict verdict) {
 std::string property_table(const std::vector<PropertyResult>& results, bool colour) {
   std::vector<TableRow> rows{headings()};
   std::vector<std::string> bad;
+  const proofs::Theorem* above = nullptr;
   for (const PropertyResult& result : results) {
-    rows.push_back(table_row(result));
+    if (!result.weakened()) above = result.theorem;
+    rows.push_back(table_row(result, above == result.theorem));
     if (!good(result.verdict)) bad.push_back(describe(result));
   }
   const auto alarming = [&](const std::string&, const std::string& cell) {
@@ -57,7 +62,7 @@ std::string property_table(const std::vector<PropertyResult>& results, bool colo
 
 std::string counterexample_text(const PropertyResult& result) {
   const proofs::Counterexample& found = *result.counterexample;
-  return fmt::format("{}{}: {}\n  {}\n  {}\n", result.verdict == Verdict::violated ? "VIOLATED " : "",
+  return fmt::format("{}{}: {}\n  {}\n  {}\n", good(result.verdict) ? "" : describe(result) + " ",
                      result.property->id, result.property->claim, found.failure,
                      to_json(*result.property, found.instance).dump());
 }
@@ -75,9 +80,12 @@ std::string replayed_text(const Replayed& replayed) {
   std::string text =
       fmt::format("{}: {}\n  {}{}", replayed.stored.property->id, replayed.stored.property->claim,
                   replayed.as_it_must() ? ""
+                  : replayed.undecided  ? "UNDECIDED: "
                   : replayed.weakened() ? "NO COUNTEREXAMPLE: "
                                         : "VIOLATED: ",
-                  replayed.failure ? "fails: " + *replayed.failure : "holds");
+                  !replayed.failure    ? "holds"
+                  : replayed.undecided ? *replayed.failure
+                                       : "fails: " + *replayed.failure);
   if (replayed.ratio) text += fmt::format("; {} = {:.17g}", replayed.stored.theorem->ratio, *replayed.ratio);
   return text + "\n";
 }
@@ -144,6 +152,8 @@ std::string describe(const PropertyResult& result) {
       return "counterexample found, as it must";
     case Verdict::none_found:
       return fmt::format("NO COUNTEREXAMPLE in {} cases, where one must be", result.cases);
+    case Verdict::undecided:
+      return "UNDECIDED";
     case Verdict::regimes_too_rare:
       return fmt::format("inconclusive: a regime has less than {:g} % of {} cases",
                          100 * proofs::kRegimeShare, result.cases);

@@ -20,12 +20,13 @@ struct Searched {
 /// A stored instance, run again.
 struct Replayed {
   StoredInstance stored;
-  std::optional<std::string> failure;  ///< the claim that fails on it
+  std::optional<std::string> failure;  ///< the claim that does not hold on it
+  bool undecided = false;              ///< because it could not be evaluated
   std::optional<double> ratio;
 
   bool weakened() const { return stored.property != &stored.theorem->property; }
   /// A theorem holds; a weakened claim fails.
-  bool as_it_must() const { return failure.has_value() == weakened(); }
+  bool as_it_must() const { return !undecided && failure.has_value() == weakened(); }
 };
 
 /// All that one run of the command found.

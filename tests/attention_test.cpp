@@ -179,6 +179,9 @@ TEST(LogSumExp, IsTheLogarithmOfTheSum) {
   EXPECT_EQ(log_sum_exp(std::vector{1e4, -1e4}), 1e4);
   EXPECT_EQ(log_sum_exp({}), -kInfinity);
   EXPECT_EQ(log_sum_exp(std::vector{-kInfinity, -kInfinity}), -kInfinity);
+  const double nan = std::nan("");
+  for (const std::vector<double>& logits : {std::vector{nan}, {nan, -kInfinity}, {-kInfinity, nan}, {nan, 1}})
+    EXPECT_TRUE(std::isnan(log_sum_exp(logits)));
 }
 
 TEST(CausalSoftmax, SeesThePastOnly) {

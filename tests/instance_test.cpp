@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include <kvbound/proofs/instance.hpp>
+#include <kvbound/proofs/simpler.hpp>
 #include <kvbound/reference/core/error.hpp>
 
 #include "support/random_layer.hpp"
@@ -226,17 +227,21 @@ TEST(Regimes, AlmostNothingEvictedIsSomething) {
   EXPECT_TRUE(almost_nothing(matrix({{0, -28}}), {0})) << "7e-13";
   EXPECT_FALSE(almost_nothing(matrix({{0, -27}}), {0})) << "2e-12";
   EXPECT_FALSE(almost_nothing(matrix({{0, -28}}), {0, 1})) << "nothing is evicted";
-  EXPECT_FALSE(almost_nothing(matrix({{0, -1000}}), {0})) << "nothing that a double could hold";
+  EXPECT_TRUE(almost_nothing(matrix({{0, -1000}}), {0})) << "less than a double could hold";
 }
 
-TEST(Regimes, TiesAreOfOneQuery) {
+TEST(Regimes, TiedTokensAreTheSameInEverything) {
   const auto tied = [](const Matrix& logits) { return shows(with_logits(logits, {0}, {0}), Regime::tied); };
-  EXPECT_TRUE(tied(matrix({{1, 2, 1}})));
-  EXPECT_FALSE(tied(matrix({{1, 2, 3}})));
+  EXPECT_TRUE(tied(matrix({{5, 1, 2, 1}})));
+  EXPECT_FALSE(tied(matrix({{5, 1, 2, 3}})));
+  EXPECT_FALSE(tied(matrix({{1, 2, 1}}))) << "one of them is in stage one";
   EXPECT_FALSE(tied(matrix({{1}})));
-  EXPECT_FALSE(tied(matrix({{1, 2}, {2, 1}}))) << "two queries, each with different logits";
-  EXPECT_TRUE(tied(matrix({{1, 2}, {2, 2}})));
-  EXPECT_TRUE(tied(matrix({{0.0, -0.0}})));
+  EXPECT_FALSE(tied(matrix({{0, 1, 1}, {0, 1, 2}}))) << "the second query tells them apart";
+  EXPECT_TRUE(tied(matrix({{0, 1, 1}, {0, 2, 2}})));
+  EXPECT_TRUE(tied(matrix({{1, 0.0, -0.0}})));
+  Instance instance = with_logits(matrix({{0, 1, 1}}), {0}, {0});
+  instance.values(2, 0) = 2;
+  EXPECT_FALSE(shows(instance, Regime::tied)) << "their values differ";
 }
 
 TEST(Regimes, OneQueryIsEnough) {
@@ -292,14 +297,18 @@ TEST(RequireValid, NamesWhatIsWrong) {
   EXPECT_EQ(shape([](Instance& i) { i.kept = {0, 0}; }), "kept is not ascending");
   EXPECT_EQ(shape([](Instance& i) { i.stage_one = {1}; }), "stage_one is not part of kept");
   const double infinity = std::numeric_limits<double>::infinity(), nan = std::nan("");
-  EXPECT_EQ(number([&](Instance& i) { i.logits(0, 1) = infinity; }), "logits[1] is inf");
-  EXPECT_EQ(number([&](Instance& i) { i.values(2, 0) = -infinity; }), "values[2] is -inf");
+  EXPECT_EQ(number([&](Instance& i) { i.logits(0, 1) = infinity; }),
+            "logits has inf, which is not within +-20000");
+  EXPECT_EQ(number([&](Instance& i) { i.logits(0, 1) = 20001; }),
+            "logits has 20001, which is not within +-20000");
+  EXPECT_EQ(number([&](Instance& i) { i.logits(0, 1) = nan; }),
+            "logits has nan, which is not within +-20000");
+  EXPECT_EQ(number([&](Instance& i) { i.values(2, 0) = -infinity; }),
+            "values has -inf, which is not within +-1e+50");
   EXPECT_EQ(number([&](Instance& i) { i.output_projection(0, 0) = infinity; }),
-            "output_projection[0] is inf");
-  for (const double epsilon : {-0x1p-10, infinity, nan}) {
-    EXPECT_EQ(number([&](Instance& i) { i.epsilon = epsilon; }),
-              "epsilon is neither 0 nor positive and finite");
-  }
+            "output_projection has inf, which is not within +-1e+50");
+  EXPECT_EQ(number([&](Instance& i) { i.epsilon = nan; }), "epsilon has nan, which is not within +-1e+50");
+  EXPECT_EQ(number([&](Instance& i) { i.epsilon = -0x1p-10; }), "epsilon is negative");
 }
 
 }  // namespace

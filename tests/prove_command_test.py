@@ -57,8 +57,13 @@ class Proving(CommandLineTest):
     def test_ids_choose_a_theorem_with_its_weakened_claims_or_one_of_these(self):
         for ids, expected in ((("CKV-3.5",), ["ckv-3.5", "ckv-3.5:small-stage-one", "ckv-3.5:strict"]),
                               (("ckv-window:pooled", "ckv-3.2"),
-                               ["ckv-window:pooled", "ckv-3.2", "ckv-3.2:zeroed-logits"])):
-            _, document = self.prove(*ids, "--cases", "200")
+                               ["ckv-3.2", "ckv-3.2:zeroed-logits", "ckv-window:pooled"]),
+                              (("ckv-3.5:strict", "ckv-3.2:zeroed-logits", "ckv-3.5:small-stage-one"),
+                               ["ckv-3.2:zeroed-logits", "ckv-3.5:small-stage-one", "ckv-3.5:strict"])):
+            text, document = self.prove(*ids, "--cases", "200")
+            for claim in expected:
+                if claim.split(":")[0] not in expected:
+                    self.assertRegex(text, rf"(?m)^{re.escape(claim)} ")
             self.assertEqual([entry["id"] for theorem in document["theorems"] for entry in theorem["properties"]],
                              expected)
 
@@ -115,6 +120,13 @@ class Replaying(CommandLineTest):
         harmless = INSTANCE | {"property": "ckv-3.3:mixed-norms"}
         self.assertIn("NO COUNTEREXAMPLE", self.passes("prove", "--replay", self.write(harmless), code=MISMATCH))
 
+    def test_more_selections_than_can_be_compared_decide_nothing(self):
+        tokens = range(40)
+        large = INSTANCE | {"property": "ckv-3.5", "logits": [[0.0 for _ in tokens]], "values": [[1.0] for _ in tokens],
+                            "kept": list(range(20))}
+        self.assertIn("UNDECIDED: it could not be evaluated: more than 2^20 selections",
+                      self.passes("prove", "--replay", self.write(large), code=MISMATCH))
+
     def refuses_file(self, pattern, document, code=INVALID):
         name = self.write(document)
         with self.subTest(pattern):
@@ -125,6 +137,8 @@ class Replaying(CommandLineTest):
             self.refuses_file(r"at byte \d+: instance: is no JSON", text)
         for text in ("{}", "[]", "1", '"x"', '{"schema": "kvbound-dump"}'):
             self.refuses_file('schema: nowhere is "kvbound-instance-1"', text)
+        for opening, closing in ("[]", ('{"a":', "}")):
+            self.refuses_file("is more than 16 levels deep", opening * 20000 + "1" + closing * 20000)
         twice = json.dumps(INSTANCE)[:-1] + ', "kept": [1]}'
         self.refuses_file('the key "kept" is there twice', twice)
 
@@ -137,7 +151,7 @@ class Replaying(CommandLineTest):
                 ("query_heads", 1.5, "expected integers, found 1.5"), ("logits", 1, "expected a list of rows"),
                 ("logits", [1], "expected a list of rows"), ("logits", [[0.0, "x"]], "expected numbers"),
                 ("logits", [[0.0, None]], "expected numbers"), ("values", [[0.0], [1.0, 2.0]], "row 1 has 2 numbers"),
-                ("kept", [0.0], "expected integers"), ("kept", 0, "expected a list of positions"),
+                ("kept", [0.0], "expected integers"), ("kept", [2**64 - 1], "expected integers"), ("kept", 0, "expected a list of positions"),
                 ("epsilon", "0", "expected numbers")):
             self.refuses_file(f"{field}: {problem}", INSTANCE | {field: value})
 
@@ -151,7 +165,9 @@ class Replaying(CommandLineTest):
                 ("stage_one", [], "stage_one is empty"), ("kept", [], "kept is empty"),
                 ("kept", [2], "position 2 outside 0..1"), ("kept", [-1], "position -1 outside"),
                 ("kept", [1, 0], "not ascending"), ("kept", [0, 0], "not ascending"),
-                ("stage_one", [1], "stage_one is not part of kept"), ("epsilon", -1, "epsilon is neither")):
+                ("stage_one", [1], "stage_one is not part of kept"), ("epsilon", -1, "epsilon is negative"),
+                ("logits", [[0.0, 1e300]], "logits has 1e.300, which is not within"),
+                ("values", [[0.0], [1e300]], "values has 1e.300")):
             self.refuses_file(f"instance: .*{problem}", INSTANCE | {field: value})
         self.refuses_file("a number that no double holds", json.dumps(INSTANCE).replace("[[0.0, 0.0]]", "[[0.0, 1e999]]"))
 
@@ -166,8 +182,9 @@ class BadArguments(CommandLineTest):
     def test_arguments_without_sense_are_refused(self):
         known = r"known: ckv-3\.2, ckv-3\.3, "
         for pattern, *arguments in (
-                (known, "ckv-9"), (known, "ckv"), (known, "ckv-3.5:nothing"), ("given twice", "ckv-3.2", "ckv-3.2"),
-                ("given twice", "ckv-3.5", "ckv-3.5:strict"), ("--cases", "--cases", "0"), ("--cases", "--cases", "-1"),
+                (known, "ckv-9"), (known, "ckv"), (known, "ckv-3.5:nothing"), ("chosen twice", "ckv-3.2", "ckv-3.2"),
+                ("chosen twice", "ckv-3.5", "ckv-3.5:strict"),
+                ("none of the chosen theorems has a ratio", "ckv-3.2", "--search", "1"), ("--cases", "--cases", "0"), ("--cases", "--cases", "-1"),
                 ("--cases", "--cases", "1e3"), ("--cases", "--cases", "999999999999"), ("--seed", "--seed", "-1"),
                 ("--seed", "--seed", "x"), ("--search", "--search", "0"), ("--search", "--search", "nan"),
                 ("--search", "--search", "-1"), ("--search", "--search", "1e9"),

@@ -126,12 +126,33 @@ TEST(Examine, TellsTheCaseThatFailedFirst) {
   EXPECT_EQ(examine(theorem, theorem.property, found_at, kSeed).counterexample->found_at, found_at);
 }
 
-TEST(Examine, TakesAnExceptionForAFailure) {
-  const Theorem theorem = theorem_of(thrown);
-  const PropertyResult result = examine(theorem, theorem.property, 100, kSeed);
-  ASSERT_EQ(result.verdict, Verdict::violated);
-  EXPECT_EQ(result.counterexample->failure, "it could not be evaluated: the reference refuses");
-  EXPECT_EQ(result.counterexample->instance.tokens(), 2);
+// Neither refutes a theorem nor a weakened claim, of which a counterexample is asked for.
+TEST(Examine, IsUndecidedWhereEvaluationThrows) {
+  const Theorem theorem = theorem_of(thrown, {{"made-up:throws", "throws", thrown}});
+  for (const Property& property : {theorem.property, theorem.weakened.front()}) {
+    const PropertyResult result = examine(theorem, property, 100, kSeed);
+    ASSERT_EQ(result.verdict, Verdict::undecided);
+    EXPECT_TRUE(result.counterexample->undecided);
+    EXPECT_EQ(result.counterexample->failure, "it could not be evaluated: the reference refuses");
+    EXPECT_EQ(result.counterexample->instance.tokens(), 2);
+  }
+}
+
+// What throws is simpler than what fails, but shows something else.
+TEST(Examine, DoesNotShrinkAFailureToWhatThrows) {
+  const Theorem theorem = theorem_of([](const Instance& instance) {
+    if (instance.tokens() == 1) throw std::runtime_error("one token");
+    Outcome outcome;
+    outcome.require("fewer than 4 tokens", instance.tokens() < 4);
+    return outcome;
+  });
+  for (uint64_t seed = 1; seed < 20; ++seed) {
+    const PropertyResult result = examine(theorem, theorem.property, 100, seed);
+    ASSERT_TRUE(result.counterexample);
+    if (result.counterexample->undecided) continue;
+    EXPECT_EQ(result.verdict, Verdict::violated);
+    EXPECT_EQ(result.counterexample->instance.tokens(), 4);
+  }
 }
 
 TEST(Examine, MissesTheCounterexampleOfAWeakenedClaimThatIsTrue) {
@@ -139,7 +160,9 @@ TEST(Examine, MissesTheCounterexampleOfAWeakenedClaimThatIsTrue) {
   const PropertyResult result = examine(theorem, theorem.weakened.front(), 70, kSeed);
   EXPECT_EQ(result.verdict, Verdict::none_found);
   EXPECT_TRUE(result.weakened());
-  EXPECT_EQ(result.cases, 70 * kWeakenedEffort);
+  EXPECT_EQ(result.cases, 20000);
+  EXPECT_EQ(weakened_cases(70), 20000);
+  EXPECT_EQ(weakened_cases(3000), 30000);
 }
 
 TEST(Examine, EndsTheSearchForAWeakenedClaimWithItsFirstCounterexample) {

@@ -12,6 +12,7 @@
 #include <set>
 
 #include <kvbound/proofs/prove.hpp>
+#include <kvbound/proofs/simpler.hpp>
 #include <kvbound/proofs/theorem.hpp>
 
 namespace kvbound::proofs {
