@@ -215,7 +215,7 @@ BenchResult bench_compress(const BenchOptions& options) {
   BenchResult result = measure(pieces, options.rounds, [&](std::span<const double> seconds) {
     return alone ? 0 : seconds[1] / seconds[0] / (seconds[3] / seconds[2]);
   });
-  result.ratio_meaning = fmt::format("share of DGEMM's speed-up by {} threads", options.threads);
+  result.ratio_meaning = fmt::format("share of what {} threads speed DGEMM up", options.threads);
   result.goal = BenchGoal{0.9, true};
   if (alone) {
     result.ratios.clear();
