@@ -20,6 +20,7 @@ namespace kvbound::reference {
 ///                    block and never stored whole
 /// throws             ShapeMismatch if the inner dimensions differ; NonFinite if a norm is NaN or infinite
 /// source             CriticalKV (arXiv:2502.03805), Theorem 3.3
+/// proof              proofs/critical_kv.md#ckv-3.3
 std::vector<double> projected_value_norms(MatrixView values, MatrixView output_projection, Norm norm);
 
 /// The same for every query head of a layer, in parallel.
@@ -40,6 +41,7 @@ Matrix projected_value_norms(const LayerShape& shape, TensorView values, MatrixV
 /// returns      [entries], >= 0
 /// throws       ShapeMismatch
 /// source       CriticalKV, Algorithm 1; the sum over query heads of products is what the bound asks for
+/// proof        proofs/critical_kv.md#ckv-window; what epsilon costs: proofs/critical_kv.md#ckv-epsilon
 std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, double epsilon,
                                      GqaProduct gqa);
 
@@ -57,6 +59,7 @@ struct TwoStageSelection {
 /// stage_one_count  0..k
 /// throws           ShapeMismatch, NonFinite
 /// source           CriticalKV, Algorithm 1
+/// proof            proofs/critical_kv.md#ckv-3.5
 TwoStageSelection select_critical(VectorView attention_score, VectorView stage_two_score, int64_t k,
                                   int64_t stage_one_count);
 
@@ -70,6 +73,7 @@ TwoStageSelection select_critical(VectorView attention_score, VectorView stage_t
 /// ranked             [k] positions, best first
 /// returns            0..k
 /// source             ours: the answer to CriticalKV's question how to choose alpha (Assumption 3.4)
+/// proof              proofs/critical_kv.md#ckv-adaptive-alpha
 int64_t adaptive_stage_one(MatrixView attention_weights, std::span<const int64_t> always_kept,
                            std::span<const int64_t> ranked);
 

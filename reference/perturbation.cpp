@@ -161,7 +161,8 @@ double stage_two_bound(VectorView attention_weights, VectorView projected_value_
   const Sums outside_one = sums_outside(attention_weights, projected_value_norms, marks(tokens, stage_one));
   const Sums evicted = sums_outside(attention_weights, projected_value_norms, marks(tokens, kept));
   const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
-  return evicted.norm_mass + outside_one.mass / sigma * inside.norm_mass;
+  // Not (mass / sigma) * S: that quotient may overflow where S is 0.
+  return evicted.norm_mass + outside_one.mass * (inside.norm_mass / sigma);
 }
 
 double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
@@ -181,7 +182,7 @@ double attention_only_bound(VectorView attention_weights, VectorView projected_v
     two_mass += at(attention_weights, i);
     two_excess += at(attention_weights, i) * (at(projected_value_norms, i) - least);
   }
-  return evicted.norm_mass + two_excess + outside_one.mass / one.mass * (one.norm_mass + least * two_mass);
+  return evicted.norm_mass + two_excess + outside_one.mass * ((one.norm_mass + least * two_mass) / one.mass);
 }
 
 double output_perturbation_as_printed(VectorView attention_weights, MatrixView values,

@@ -37,6 +37,7 @@ double attention_mass(VectorView attention_weights, Indices entries);
 /// returns  [tokens], sum 1
 /// throws   NonFinite if the kept entries hold no mass
 /// source   CriticalKV (arXiv:2502.03805), Theorem 3.2
+/// proof    proofs/critical_kv.md#ckv-3.2
 std::vector<double> kept_attention_weights(VectorView attention_weights, Indices kept);
 
 /// By how much each value enters the output's change.
@@ -55,6 +56,7 @@ struct EvictionWeights {
 /// kept               at least one entry
 /// throws             ShapeMismatch; NonFinite if nothing is kept
 /// source             CriticalKV, Theorem 3.3; the form without cancellation is ours
+/// proof              proofs/critical_kv.md#ckv-stable
 EvictionWeights eviction_weights(VectorView logits, VectorView attention_weights, Indices kept);
 
 /// The same for weights that are no softmax, such as their mean over a window.
@@ -71,6 +73,7 @@ EvictionWeights eviction_weights(VectorView attention_weights, Indices kept);
 /// output_projection  [head_dim, model_dim]  this query head's rows of W^O
 /// returns            hidden-state units, >= 0
 /// throws             ShapeMismatch
+/// proof              proofs/critical_kv.md#ckv-stable
 double output_perturbation(const EvictionWeights& eviction, MatrixView values, MatrixView output_projection);
 
 /// The upper bound theta on the output perturbation, in the norms' norm.
@@ -79,6 +82,7 @@ double output_perturbation(const EvictionWeights& eviction, MatrixView values, M
 ///
 /// throws   ShapeMismatch
 /// source   CriticalKV, Theorem 3.3
+/// proof    proofs/critical_kv.md#ckv-3.3
 double perturbation_bound(const EvictionWeights& eviction, VectorView projected_value_norms);
 
 /// Stage two's bound theta^ >= theta, which replaces the kept mass by stage one's.
@@ -91,6 +95,7 @@ double perturbation_bound(const EvictionWeights& eviction, VectorView projected_
 /// returns    >= theta. Taking the largest A_i ||V_i|| in stage two minimises it only if sigma >= 1/2
 /// throws     ShapeMismatch; NonFinite if sigma is 0
 /// source     CriticalKV, Theorem 3.5
+/// proof      proofs/critical_kv.md#ckv-3.5
 double stage_two_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                        Indices kept);
 
@@ -100,8 +105,11 @@ double stage_two_bound(VectorView attention_weights, VectorView projected_value_
 ///
 /// stage_one, kept, throws: as in stage_two_bound
 /// source     CriticalKV, appendix E
+/// proof      proofs/critical_kv.md#ckv-e.1
 double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                             Indices kept);
+
+// The four printed forms equal those above in exact arithmetic: proofs/critical_kv.md#ckv-stable.
 
 /// L as || o - o^ ||_1 of two separately computed outputs: cancels when almost all mass is kept.
 double output_perturbation_as_printed(VectorView attention_weights, MatrixView values,

@@ -33,6 +33,7 @@ struct ThetaSweepInput {
 /// returns  [k] ascending indices of candidates
 /// throws   ShapeMismatch, NonFinite
 /// source   ours, built on CriticalKV (arXiv:2502.03805), Theorem 3.3
+/// proof    proofs/critical_kv.md#ckv-theta-sweep
 std::vector<int64_t> select_theta_sweep(const ThetaSweepInput& input, int64_t k);
 
 }  // namespace kvbound::reference

@@ -97,10 +97,14 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
   }
 }
 
-void add_common_options(CommandLine& line) {
+void add_work_options(CommandLine& line) {
   line.add("threads", "N", "threads to work on; results do not depend on it (default: all processors)");
-  line.add("header-limit", "BYTES", "largest trace header accepted (default: 16777216)");
   line.add_flag("quiet", "no progress and no warnings");
+}
+
+void add_common_options(CommandLine& line) {
+  add_work_options(line);
+  line.add("header-limit", "BYTES", "largest trace header accepted (default: 16777216)");
 }
 
 traces::Trace::Options header_options(const CommandLine& line) {

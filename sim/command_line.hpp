@@ -68,7 +68,9 @@ class CommandLine {
 /// The parts of a comma-separated list; none may be empty. Throws UsageError naming the option.
 std::vector<std::string> split_list(std::string_view option, std::string_view text);
 
-/// "--threads N", "--quiet", "--header-limit BYTES": what every command that works on traces has.
+/// "--threads N", "--quiet": what every command that works long has.
+void add_work_options(CommandLine& line);
+/// And "--header-limit BYTES": what every command that works on traces has.
 void add_common_options(CommandLine& line);
 traces::Trace::Options header_options(const CommandLine& line);
 
@@ -97,5 +99,6 @@ int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
+int prove_command(const Arguments& arguments);  // in the program only: the library knows no proofs
 
 }  // namespace kvbound::sim

@@ -26,6 +26,7 @@ constexpr const char* kHelp =
     "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
     "                                         recorded decode steps through compression policies\n"
     "  kvbound generate --kind KIND OUT       a synthetic trace\n"
+    "  kvbound prove [ID...]                  the theorems as properties: looks for counterexamples\n"
     "  kvbound bench [OPERATION...]           how fast, against ceilings measured in the same run\n"
     "\n"
     "  kvbound SUBCOMMAND --help              all options, with examples\n"
@@ -45,6 +46,7 @@ int dispatch(const Arguments& arguments) {
   if (command == "inspect") return inspect_command(rest);
   if (command == "replay") return replay_command(rest);
   if (command == "generate") return generate_command(rest);
+  if (command == "prove") return prove_command(rest);
   if (command == "bench") return bench_command(rest);
   if (arguments.size() > 1 && command.starts_with('-'))
     throw UsageError("unexpected argument '" + arguments[1] + "'");
@@ -58,7 +60,7 @@ int dispatch(const Arguments& arguments) {
   }
   throw UsageError(command.empty()
                        ? "no subcommand; try 'kvbound --help'"
-                       : "no subcommand '" + command + "'; known: inspect, replay, generate, bench");
+                       : "no subcommand '" + command + "'; known: inspect, replay, generate, prove, bench");
 }
 
 int run(const Arguments& arguments) try {

@@ -1,7 +1,4 @@
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <set>
 
@@ -20,6 +17,7 @@
 #include "replay.hpp"
 #include "report.hpp"
 #include "summary.hpp"
+#include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -147,11 +145,6 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
   report.result = replay(trace, request.runs, scope, observer,
                          [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   return report;
-}
-
-bool colour_wanted() {
-  const char* no_colour = std::getenv("NO_COLOR");
-  return isatty(STDOUT_FILENO) == 1 && (!no_colour || !*no_colour);
 }
 
 // The worst news of all runs.

@@ -8,11 +8,10 @@
 #include "policy.hpp"
 #include "report.hpp"
 #include "summary.hpp"
+#include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-using Row = std::vector<std::string>;
 
 std::string figure(std::optional<double> value) { return value ? fmt::format("{:#.4g}", *value) : "-"; }
 
@@ -21,7 +20,7 @@ std::string percent(int64_t part, int64_t whole) {
                    : "-";
 }
 
-Row table_row(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base) {
+TableRow table_row(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base) {
   const Summary summary = summarise(run, result.scope);
   const RunResult* base_run = base_of(run, result, base);
   const ImprovedHeads heads = base_run ? improved_heads(run, *base_run) : ImprovedHeads{};
@@ -41,34 +40,11 @@ Row table_row(const RunResult& run, const ReplayResult& result, const std::optio
           base_run ? percent(heads.improved, heads.heads) : "-"};
 }
 
-const Row& headings() {
-  static const Row row{"policy",     "budget",       "entries",        "backend",       "L",
-                       "relative L", "layer rel. L", "bound",          "L/bound",       "max L/bound",
-                       "violations", "kept mass",    "stage 1 <= 1/2", "improved heads"};
+const TableRow& headings() {
+  static const TableRow row{"policy",     "budget",       "entries",        "backend",       "L",
+                            "relative L", "layer rel. L", "bound",          "L/bound",       "max L/bound",
+                            "violations", "kept mass",    "stage 1 <= 1/2", "improved heads"};
   return row;
-}
-
-constexpr size_t kViolations = 10;  // the column
-
-// Columns as wide as their widest field; the first one left-aligned, the others right-aligned.
-std::string table(const std::vector<Row>& rows, bool colour) {
-  std::vector<size_t> widths(headings().size(), 0);
-  for (const Row& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    for (size_t c = 0; c < rows[r].size(); ++c) {
-      const std::string& field = rows[r][c];
-      std::string cell =
-          c == 0 ? fmt::format("{:<{}}", field, widths[c]) : fmt::format("  {:>{}}", field, widths[c]);
-      if (colour && r == 0) cell = "\x1b[1m" + cell + "\x1b[0m";
-      if (colour && r > 0 && c == kViolations && field != "0") cell = "\x1b[31m" + cell + "\x1b[0m";
-      text += cell;
-    }
-    text += '\n';
-  }
-  return text;
 }
 
 }  // namespace
@@ -83,9 +59,12 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
       one_line(info.path), traces::printable(info.model, 200), result.scope.layers.size(), info.layers,
       info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
       info.prompt_tokens, result.scope.steps, info.decode_tokens, name(info.storage));
-  std::vector<Row> rows{headings()};
+  std::vector<TableRow> rows{headings()};
   for (const RunResult& run : result.runs) rows.push_back(table_row(run, result, base));
-  text += table(rows, colour) + "\n";
+  const auto alarming = [](const std::string& heading, const std::string& cell) {
+    return heading == "violations" && cell != "0";
+  };
+  text += table(rows, {.colour = colour, .alarming = alarming}) + "\n";
   std::vector<std::string> told;
   for (const RunResult& run : result.runs) {
     const std::string& label = run.run.policy.label;

@@ -136,6 +136,14 @@ TEST(StageTwoBound, DoesNotDependOnStageTwoAtHalfTheMass) {
   }
 }
 
+// sigma = e^-710: 1/sigma is more than a double holds, but what it multiplies is 0.
+TEST(StageTwoBound, IsFiniteWhereStageOneNearlyUnderflows) {
+  const double sigma = std::exp(-710);
+  const Numbers weights{1, sigma}, norms{2, 0};
+  EXPECT_EQ(stage_two_bound(weights, norms, Positions{1}, Positions{1}), 2);
+  EXPECT_EQ(attention_only_bound(weights, norms, Positions{1}, Positions{1}), 2);
+}
+
 TEST(StageTwoBound, NeedsMassInStageOne) {
   const std::string refusal = "stage one's entries hold no attention mass: 1/mass is infinite";
   using Function = double (*)(VectorView, VectorView, Indices, Indices);
@@ -271,6 +279,8 @@ RC_GTEST_PROP(PerturbationBoundProperty, DominatesThePerturbation, ()) {
   RC_CLASSIFY(perturbation > 0, "a perturbation");
   RC_CLASSIFY(perturbation > 0 && bound - perturbation <= 1e-9 * bound, "theta reached");
   RC_ASSERT(perturbation <= bound + slack);
+  // A slack that lets everything pass would be no slack.
+  RC_ASSERT(slack <= 1e-6 * bound || bound < 1e-6);
 }
 
 }  // namespace

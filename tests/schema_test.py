@@ -69,7 +69,7 @@ class Schemas(CommandLineTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "inspect", "bench"):
+        for name in ("replay", "inspect", "prove", "bench"):
             self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -112,6 +112,18 @@ class Schemas(CommandLineTest):
     def test_the_inspect_schema_describes_nothing_else(self):
         schema = validator("sim/inspect.schema.json")
         self.require_tight(schema, self.document("inspect", MHA, "--verify"))
+
+    def test_the_prove_schema_describes_proofs_searches_and_replays(self):
+        schema = validator("sim/prove.schema.json")
+        self.require_valid(schema, self.document("prove", "--cases", "200", "--search", "0.1"))
+        self.document("prove", "ckv-3.3", "ckv-3.2", "--cases", "200", "--search", "0.1")
+        (self.folder / "out.json").rename(self.folder / "found.json")
+        self.require_valid(schema, self.document("prove", "--replay", "found.json"))
+        self.require_valid(schema, self.document("prove", "ckv-3.2", "--cases", "1", code=INCONCLUSIVE))
+
+    def test_the_prove_schema_describes_nothing_else(self):
+        schema = validator("sim/prove.schema.json")
+        self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "200", "--search", "0.1"))
 
     def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
         schema = validator("sim/bench.schema.json")

@@ -17,8 +17,7 @@ namespace {
 void require_regular(const std::string& path, mode_t mode) {
   if (S_ISREG(mode)) return;
   const char* kind = S_ISDIR(mode) ? "a directory" : S_ISFIFO(mode) ? "a FIFO" : "not a regular file";
-  throw TraceError(path, -1, "",
-                   std::string("is ") + kind + "; expected a safetensors file or an *.index.json");
+  throw TraceError(path, -1, "", std::string("is ") + kind + "; expected a regular file");
 }
 
 }  // namespace

@@ -8,43 +8,6 @@
 #include <ostream>
 
 namespace kvbound::test {
-namespace {
-
-std::vector<double> logits_of(Regime regime, int64_t tokens, Random& random) {
-  std::vector<double> logits(static_cast<size_t>(tokens));
-  std::vector<int64_t> ranks(logits.size());
-  std::iota(ranks.begin(), ranks.end(), int64_t{1});
-  for (size_t i = ranks.size(); i > 1; --i) {
-    std::swap(ranks[i - 1], ranks[static_cast<size_t>(random.index(static_cast<int64_t>(i)))]);
-  }
-  for (size_t i = 0; i < logits.size(); ++i) {
-    switch (regime) {
-      case Regime::flat:
-        logits[i] = random.uniform(-1e-3, 1e-3);
-        break;
-      case Regime::peaked:
-        logits[i] = ranks[i] == 1 ? random.uniform(6, 18) : random.normal();
-        break;
-      case Regime::power_law:
-        logits[i] = -random.uniform(1.4, 1.6) * std::log(static_cast<double>(ranks[i]));
-        break;
-      case Regime::tied:
-        logits[i] = static_cast<double>(random.index(3));
-        break;
-      case Regime::sink:
-        logits[i] = i == 0 ? 6 : random.normal();
-        break;
-      case Regime::huge_logits:
-        logits[i] = random.uniform(-1e4, 1e4);
-        break;
-      default:
-        logits[i] = 2 * random.normal();
-    }
-  }
-  return logits;
-}
-
-}  // namespace
 
 Matrix matrix(std::initializer_list<std::vector<double>> rows) {
   Matrix result;
@@ -118,59 +81,6 @@ LayerView RandomLayer::view() const {
 StepView RandomLayer::step(int64_t index) const {
   return {all_keys.view().row_of_slices(tokens + index), all_values.view().row_of_slices(tokens + index),
           all_queries.view().row_of_slices(window_queries + index)};
-}
-
-std::string name(Regime regime) {
-  constexpr std::array kNames{"flat",
-                              "peaked",
-                              "power law",
-                              "tied",
-                              "sink",
-                              "huge logits",
-                              "almost nothing evicted",
-                              "single kept",
-                              "empty stage two",
-                              "small stage one"};
-  return kNames[static_cast<size_t>(regime)];
-}
-
-Eviction random_eviction(Regime regime, uint64_t seed) {
-  Random random(seed * std::size(kRegimes) + static_cast<uint64_t>(regime));
-  const int64_t tokens = 4 + random.index(29);
-  const int64_t head_dim = 1 + random.index(6);
-  Eviction result{logits_of(regime, tokens, random),
-                  random.matrix(tokens, head_dim),
-                  random.matrix(head_dim, 1 + random.index(7)),
-                  {},
-                  {}};
-  if (regime == Regime::sink) {
-    for (double& entry : result.values.row(0)) entry *= 1e-3;
-  }
-  const int64_t budget = regime == Regime::single_kept ? 1 : 2 + random.index(tokens - 2);
-  result.kept = random.subset(tokens, budget);
-  if (regime == Regime::sink) result.kept.front() = 0;
-  if (regime == Regime::almost_nothing_evicted) {
-    std::vector<bool> is_kept(result.logits.size());
-    for (const int64_t i : result.kept) is_kept[static_cast<size_t>(i)] = true;
-    for (size_t i = 0; i < is_kept.size(); ++i) {
-      if (!is_kept[i]) result.logits[i] -= random.uniform(60, 80);
-    }
-  }
-  const auto by_logit = [&](int64_t a, int64_t b) {
-    return result.logits[static_cast<size_t>(a)] < result.logits[static_cast<size_t>(b)];
-  };
-  if (regime == Regime::small_stage_one) {
-    result.stage_one = {*std::ranges::min_element(result.kept, by_logit)};
-  } else if (regime == Regime::empty_stage_two || regime == Regime::single_kept) {
-    result.stage_one = result.kept;
-  } else {
-    // The kept entry of largest weight, and some of the others.
-    const int64_t best = *std::ranges::max_element(result.kept, by_logit);
-    for (const int64_t i : result.kept) {
-      if (i == best || random.index(2) == 0) result.stage_one.push_back(i);
-    }
-  }
-  return result;
 }
 
 std::ostream& operator<<(std::ostream& out, const Dyadic& number) {

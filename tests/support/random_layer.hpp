@@ -72,41 +72,6 @@ struct RandomLayer {
   Matrix output_projection;
 };
 
-/// What the attention of one query looks like, and what is kept of it.
-enum class Regime {
-  flat,
-  peaked,
-  power_law,
-  tied,
-  sink,                    ///< a first token of large weight and tiny value
-  huge_logits,             ///< within +-10^4
-  almost_nothing_evicted,  ///< evicted mass below 1e-12
-  single_kept,
-  empty_stage_two,
-  small_stage_one,  ///< sigma < 1/2
-};
-inline constexpr Regime kRegimes[] = {Regime::flat,
-                                      Regime::peaked,
-                                      Regime::power_law,
-                                      Regime::tied,
-                                      Regime::sink,
-                                      Regime::huge_logits,
-                                      Regime::almost_nothing_evicted,
-                                      Regime::single_kept,
-                                      Regime::empty_stage_two,
-                                      Regime::small_stage_one};
-std::string name(Regime regime);
-
-/// One query of one head, with a selection.
-struct Eviction {
-  std::vector<double> logits;      ///< [tokens]
-  Matrix values;                   ///< [tokens, head_dim]
-  Matrix output_projection;        ///< [head_dim, model_dim]
-  std::vector<int64_t> stage_one;  ///< ascending, part of kept, not empty
-  std::vector<int64_t> kept;       ///< ascending
-};
-Eviction random_eviction(Regime regime, uint64_t seed);
-
 /// A multiple of 2^-10 that counterexamples print in full; shrinks to 0. Small sums of them are exact.
 struct Dyadic {
   double value = 0;

@@ -1,0 +1,72 @@
+// The definitions of everything that the theorems speak of, in 50 digits, each value with the bound of its
+// rounding errors in double precision.
+#pragma once
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+#include "bounded.hpp"
+
+namespace kvbound::oracle {
+
+// ---- attention
+
+/// scale * queries[i,:] . keys[j,:]
+Rows logits(MatrixView queries, MatrixView keys, double scale);
+/// ln sum exp(z)
+Bounded log_sum_exp(const Row& logits);
+/// exp(z_j) / sum exp(z)
+Row softmax(const Row& logits);
+/// softmax over positions 0..first_position + i, 0 for the future
+Rows causal_softmax(const Rows& logits, int64_t first_position);
+
+struct Attention {
+  Rows output;
+  Row log_sum_exp;
+};
+/// sum p exp(z) v / sum p exp(z); votes empty: all 1
+Attention attention(MatrixView queries, MatrixView keys, MatrixView values, double scale,
+                    VectorView votes = {});
+
+// ---- scores of a layer
+
+/// (1/window) sum_i A_ij over the last `window` queries: [query_heads][n]
+Rows window_attention(const LayerView& layer, int64_t window);
+Rows max_pool(const Rows& scores, int64_t width);
+Rows group_mean(const Rows& scores, int64_t group_size);
+/// || values[i,:] W ||
+Row projected_value_norms(MatrixView values, MatrixView output_projection, Norm norm);
+/// Algorithm 1 of CriticalKV for one KV head; rows are the query heads of its group
+Row stage_two_scores(const Rows& head_scores, const Rows& norms, double epsilon, GqaProduct gqa);
+
+// ---- what eviction does to one query's output. Those without a suffix are the stable forms, and there only
+// for their error bounds: their values must equal those of the definitions, which are the `_as_printed` ones.
+
+/// A' = A / sum of the kept A
+Row kept_attention_weights(const Row& attention_weights, Indices kept);
+/// w_i = A_i if evicted, -e A'_i if kept, from the logits
+Row eviction_weights(const Row& logits, Indices kept);
+/// the same from weights of any sum
+Row eviction_weights_of_mean(const Row& attention_weights, Indices kept);
+
+/// || sum_i w_i V_i ||_1
+Bounded output_perturbation(const Row& eviction_weights, MatrixView values, MatrixView output_projection);
+/// || sum_i A_i V_i - sum_i A'_i V_i ||_1
+Bounded output_perturbation_as_printed(const Row& attention_weights, MatrixView values,
+                                       MatrixView output_projection, Indices kept);
+/// sum_i |w_i| N_i
+Bounded perturbation_bound(const Row& eviction_weights, const Row& norms);
+/// C - (2 - 1/Sigma) S
+Bounded perturbation_bound_as_printed(const Row& attention_weights, const Row& norms, Indices kept);
+/// sum_{evicted} A N + ((1 - sigma) / sigma) sum_{kept} A N
+Bounded stage_two_bound(const Row& attention_weights, const Row& norms, Indices stage_one, Indices kept);
+/// C' - (2 - 1/sigma) S''
+Bounded stage_two_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
+                                   Indices kept);
+/// sum_{evicted} A N + sum_{two} A (N - M) + ((1 - sigma) / sigma) (sum_{one} A N + M sum_{two} A)
+Bounded attention_only_bound(const Row& attention_weights, const Row& norms, Indices stage_one, Indices kept);
+/// C' - M (2 - 1/sigma) sum_{stage two} A
+Bounded attention_only_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
+                                        Indices kept);
+
+}  // namespace kvbound::oracle

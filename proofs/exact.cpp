@@ -1,0 +1,194 @@
+#include "exact.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+namespace kvbound::exact {
+namespace {
+
+const Real& at(const Reals& numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
+
+Reals weighted_sum(const Reals& weights, const std::vector<Reals>& vectors) {
+  Reals result(vectors.front().size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    for (size_t j = 0; j < result.size(); ++j) result[j] += weights[i] * vectors[i][j];
+  }
+  return result;
+}
+
+// 2 - 1/mass
+Real coefficient(const Real& mass) { return 2 - 1 / mass; }
+
+// C' = C - (2 - 1/sigma) S'
+Real after_stage_one(const Reals& attention, const Reals& norms, Indices stage_one) {
+  const Reals terms = product(attention, norms);
+  return total(terms) - coefficient(total(attention, stage_one)) * total(terms, stage_one);
+}
+
+std::vector<int64_t> difference(Indices all, Indices some) {
+  std::vector<int64_t> rest;
+  std::ranges::set_difference(all, some, std::back_inserter(rest));
+  return rest;
+}
+
+}  // namespace
+
+const char* name(Norm norm) {
+  constexpr const char* kNames[] = {"L1", "L2", "L-infinity"};
+  return kNames[static_cast<size_t>(norm)];
+}
+
+Reals softmax(const Reals& logits) {
+  Reals result;
+  for (const Real& logit : logits) result.push_back(exp(logit));
+  const Real sum = total(result);
+  for (Real& weight : result) weight /= sum;
+  return result;
+}
+
+Reals softmax(VectorView logits) { return softmax(Reals(logits.begin(), logits.end())); }
+
+std::vector<Reals> projected_values(MatrixView values, MatrixView output_projection) {
+  std::vector<Reals> result;
+  for (int64_t i = 0; i < values.rows; ++i) {
+    Reals& projected = result.emplace_back(static_cast<size_t>(output_projection.cols));
+    for (int64_t j = 0; j < output_projection.cols; ++j) {
+      for (int64_t c = 0; c < values.cols; ++c)
+        projected[static_cast<size_t>(j)] += Real(values(i, c)) * output_projection(c, j);
+    }
+  }
+  return result;
+}
+
+Real norm(const Reals& vector, Norm norm) {
+  Real result = 0;
+  for (const Real& entry : vector) {
+    if (norm == Norm::l1) result += abs(entry);
+    if (norm == Norm::l2) result += entry * entry;
+    if (norm == Norm::l_infinity) result = std::max<Real>(result, abs(entry));
+  }
+  return norm == Norm::l2 ? Real(sqrt(result)) : result;
+}
+
+Reals norms(const std::vector<Reals>& projected_values, Norm norm) {
+  Reals result;
+  for (const Reals& vector : projected_values) result.push_back(exact::norm(vector, norm));
+  return result;
+}
+
+Real total(const Reals& numbers) { return std::accumulate(numbers.begin(), numbers.end(), Real(0)); }
+
+Real total(const Reals& numbers, Indices entries) {
+  Real sum = 0;
+  for (const int64_t i : entries) sum += at(numbers, i);
+  return sum;
+}
+
+Real total_outside(const Reals& numbers, Indices entries) {
+  Real sum = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(numbers.size()); ++i) {
+    if (!std::ranges::binary_search(entries, i)) sum += at(numbers, i);
+  }
+  return sum;
+}
+
+Reals product(const Reals& a, const Reals& b) {
+  Reals result;
+  for (size_t i = 0; i < a.size(); ++i) result.push_back(a[i] * b[i]);
+  return result;
+}
+
+Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
+  const Real mass = total(attention, kept);
+  Reals kept_attention(attention.size());
+  for (const int64_t i : kept) kept_attention[static_cast<size_t>(i)] = at(attention, i) / mass;
+  Reals change = weighted_sum(attention, projected_values);
+  const Reals compressed = weighted_sum(kept_attention, projected_values);
+  for (size_t j = 0; j < change.size(); ++j) change[j] -= compressed[j];
+  return change;
+}
+
+Reals stable_output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
+  const Real factor = total_outside(attention, kept) / total(attention, kept);
+  Reals weights = attention;
+  for (const int64_t i : kept) weights[static_cast<size_t>(i)] *= -factor;
+  return weighted_sum(weights, projected_values);
+}
+
+Real perturbation_bound(const Reals& attention, const Reals& norms, Indices kept) {
+  const Reals terms = product(attention, norms);
+  return total(terms) - coefficient(total(attention, kept)) * total(terms, kept);
+}
+
+Real stable_perturbation_bound(const Reals& attention, const Reals& norms, Indices kept) {
+  const Reals terms = product(attention, norms);
+  return total_outside(terms, kept) +
+         total_outside(attention, kept) / total(attention, kept) * total(terms, kept);
+}
+
+Real stage_two_bound(const Reals& attention, const Reals& norms, Indices stage_one, Indices kept) {
+  const Real stage_two = total(product(attention, norms), difference(kept, stage_one));
+  return after_stage_one(attention, norms, stage_one) - coefficient(total(attention, stage_one)) * stage_two;
+}
+
+Real stable_stage_two_bound(const Reals& attention, const Reals& norms, Indices stage_one, Indices kept) {
+  const Reals terms = product(attention, norms);
+  return total_outside(terms, kept) +
+         total_outside(attention, stage_one) / total(attention, stage_one) * total(terms, kept);
+}
+
+Real attention_only_bound(const Reals& attention, const Reals& norms, Indices stage_one, Indices kept) {
+  const Real stage_two = total(attention, difference(kept, stage_one));
+  return after_stage_one(attention, norms, stage_one) -
+         *std::ranges::min_element(norms) * coefficient(total(attention, stage_one)) * stage_two;
+}
+
+Real stable_attention_only_bound(const Reals& attention, const Reals& norms, Indices stage_one,
+                                 Indices kept) {
+  const Reals terms = product(attention, norms);
+  const std::vector<int64_t> stage_two = difference(kept, stage_one);
+  const Real least = *std::ranges::min_element(norms);
+  Real excess = 0;
+  for (const int64_t i : stage_two) excess += at(attention, i) * (at(norms, i) - least);
+  return total_outside(terms, kept) + excess +
+         total_outside(attention, stage_one) / total(attention, stage_one) *
+             (total(terms, stage_one) + least * total(attention, stage_two));
+}
+
+std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t count) {
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < static_cast<int64_t>(scores.size()); ++i) {
+    if (!std::ranges::binary_search(excluded, i)) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return at(scores, a) > at(scores, b); });
+  order.resize(static_cast<size_t>(count));
+  order.insert(order.end(), excluded.begin(), excluded.end());
+  std::ranges::sort(order);
+  return order;
+}
+
+Extremes over_all_choices(int64_t tokens, Indices fixed, int64_t count,
+                          const std::function<Real(Indices)>& value) {
+  std::vector<int64_t> others;
+  for (int64_t i = 0; i < tokens; ++i) {
+    if (!std::ranges::binary_search(fixed, i)) others.push_back(i);
+  }
+  std::vector<bool> taken(others.size(), false);
+  std::fill_n(taken.begin(), count, true);
+  std::optional<Extremes> extremes;
+  do {
+    std::vector<int64_t> choice(fixed.begin(), fixed.end());
+    for (size_t i = 0; i < others.size(); ++i) {
+      if (taken[i]) choice.push_back(others[i]);
+    }
+    std::ranges::sort(choice);
+    const Real result = value(choice);
+    if (!extremes) extremes = {result, result};
+    extremes->smallest = std::min(extremes->smallest, result);
+    extremes->largest = std::max(extremes->largest, result);
+  } while (std::prev_permutation(taken.begin(), taken.end()));
+  return *extremes;
+}
+
+}  // namespace kvbound::exact

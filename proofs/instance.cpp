@@ -1,0 +1,409 @@
+#include "instance.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/shape_check.hpp>
+
+namespace kvbound::proofs {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+void require_ascending(const std::string& what, const Positions& positions, int64_t tokens) {
+  if (positions.empty()) throw ShapeMismatch(what + " is empty");
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] < 0 || positions[i] >= tokens) {
+      throw ShapeMismatch(what + " has the position " + std::to_string(positions[i]) + " outside 0.." +
+                          std::to_string(tokens - 1));
+    }
+    if (i > 0 && positions[i] <= positions[i - 1]) throw ShapeMismatch(what + " is not ascending");
+  }
+}
+
+// ---- drawing
+
+// Where numbers come from. All of them lie on a grid: a multiple of `step`.
+class Draw {
+ public:
+  explicit Draw(const rc::Random& random) : random_(random) {}
+
+  int64_t index(int64_t count) { return static_cast<int64_t>(random_.next() % static_cast<uint64_t>(count)); }
+  int64_t integer(int64_t low, int64_t high) { return low + index(high - low + 1); }
+  double on_grid(double limit, double step) {
+    const auto steps = static_cast<int64_t>(limit / step);
+    return static_cast<double>(integer(-steps, steps)) * step;
+  }
+  // `count` of 0..of-1, ascending, all such sets equally likely.
+  Positions subset(int64_t of, int64_t count) {
+    Positions result;
+    for (int64_t i = 0; i < of; ++i) {
+      if (index(of - i) < count - static_cast<int64_t>(result.size())) result.push_back(i);
+    }
+    return result;
+  }
+  Positions permutation(int64_t count) {
+    Positions order(static_cast<size_t>(count));
+    std::iota(order.begin(), order.end(), int64_t{0});
+    for (size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1], order[static_cast<size_t>(index(static_cast<int64_t>(i)))]);
+    }
+    return order;
+  }
+  void fill(MutableMatrixView matrix, double limit, double step) {
+    for (int64_t i = 0; i < matrix.rows; ++i) {
+      for (double& entry : matrix.row(i)) entry = on_grid(limit, step);
+    }
+  }
+
+ private:
+  rc::Random random_;
+};
+
+enum class Attention { level, flat, peaked, power_law, tied, sink, huge, plain, count };
+enum class Values { plain, tied, sink, opposed, count };
+enum class StageOne { best, worst, part, count };
+
+template <class Kind>
+Kind kind(Draw& draw) {
+  return static_cast<Kind>(draw.index(static_cast<int64_t>(Kind::count)));
+}
+
+void draw_logits(Draw& draw, Attention attention, std::span<double> logits) {
+  const Positions ranks = draw.permutation(static_cast<int64_t>(logits.size()));
+  for (size_t j = 0; j < logits.size(); ++j) {
+    switch (attention) {
+      case Attention::level:
+        logits[j] = 1;
+        break;
+      case Attention::flat:
+        logits[j] = draw.on_grid(0x1p-9, 0x1p-10);
+        break;
+      case Attention::peaked:
+        logits[j] = draw.on_grid(1, 0x1p-4) + (ranks[j] == 0 ? static_cast<double>(draw.integer(6, 18)) : 0);
+        break;
+      case Attention::power_law:
+        logits[j] = std::round(-1.5 * std::log(static_cast<double>(ranks[j] + 1)) * 64) / 64;
+        break;
+      case Attention::tied:
+        logits[j] = static_cast<double>(draw.index(3));
+        break;
+      case Attention::sink:
+        logits[j] = j == 0 ? 6 : draw.on_grid(2, 0x1p-4);
+        break;
+      case Attention::huge:
+        logits[j] = draw.on_grid(1e4, 1);
+        break;
+      default:
+        logits[j] = draw.on_grid(4, 0x1p-4);
+    }
+  }
+}
+
+// Queries of one kind; those of a window often attend alike.
+void draw_attention(Draw& draw, Matrix& logits) {
+  const auto attention = kind<Attention>(draw);
+  const bool alike = draw.index(2) == 0;
+  for (int64_t r = 0; r < logits.rows(); ++r) {
+    draw_logits(draw, attention, logits.row(r));
+    if (!alike || r == 0) continue;
+    for (int64_t j = 0; j < logits.cols(); ++j) logits(r, j) = logits(0, j) + draw.on_grid(2, 0.5);
+  }
+}
+
+// The `count` largest logits of the first row.
+Positions best(const Instance& instance, const Positions& of, int64_t count) {
+  Positions order = of;
+  std::ranges::stable_sort(
+      order, [&](int64_t a, int64_t b) { return instance.logits(0, a) > instance.logits(0, b); });
+  order.resize(static_cast<size_t>(count));
+  std::ranges::sort(order);
+  return order;
+}
+
+void draw_kept(Draw& draw, Instance& instance) {
+  const int64_t tokens = instance.tokens();
+  const int64_t kind = draw.index(16);  // one entry, all entries, or anything between
+  const int64_t budget = kind < 2 || tokens < 3 ? 1 : kind == 2 ? tokens : draw.integer(2, tokens - 1);
+  instance.kept = draw.subset(tokens, budget);
+  if (draw.index(2) == 0) instance.kept = best(instance, draw.subset(tokens, tokens), budget);
+  // What is evicted often weighs next to nothing.
+  if (draw.index(3) == 0) {
+    const auto drop = static_cast<double>(draw.integer(34, 70));
+    for (int64_t j = 0; j < tokens; ++j) {
+      if (std::ranges::binary_search(instance.kept, j)) continue;
+      for (int64_t r = 0; r < instance.logits.rows(); ++r) instance.logits(r, j) -= drop;
+    }
+  }
+}
+
+void draw_stage_one(Draw& draw, Instance& instance) {
+  const auto kept = static_cast<int64_t>(instance.kept.size());
+  instance.stage_one = instance.kept;
+  if (kept == 1 || draw.index(8) == 0) return;
+  const int64_t count = draw.integer(1, kept - 1);
+  switch (kind<StageOne>(draw)) {
+    case StageOne::best:
+      instance.stage_one = best(instance, instance.kept, count);
+      break;
+    case StageOne::worst:
+      for (const int64_t j : best(instance, instance.kept, kept - count)) std::erase(instance.stage_one, j);
+      break;
+    default:
+      instance.stage_one.clear();
+      for (const int64_t i : draw.subset(kept, count))
+        instance.stage_one.push_back(instance.kept[static_cast<size_t>(i)]);
+  }
+}
+
+void draw_values(Draw& draw, Instance& instance) {
+  const auto values = kind<Values>(draw);
+  const bool coarse = values == Values::tied;
+  draw.fill(instance.values.view(), coarse ? 1 : 4, coarse ? 1 : 0.25);
+  draw.fill(instance.output_projection.view(), 2, coarse ? 1 : 0.25);
+  // Heads often read different parts of a value.
+  if (draw.index(2) == 0) {
+    for (int64_t i = 0; i < instance.output_projection.rows(); ++i) {
+      if (draw.index(2) == 0) std::ranges::fill(instance.output_projection.row(i), 0.0);
+    }
+  }
+  if (values == Values::sink) {
+    for (double& entry : instance.values.row(0)) entry *= 0x1p-10;
+  }
+  if (values != Values::opposed) return;
+  for (int64_t i = 0; i < instance.tokens(); ++i) {
+    const double sign = std::ranges::binary_search(instance.kept, i) ? -1 : 1;
+    for (double& entry : instance.values.row(i)) entry = sign * std::abs(entry);
+  }
+  for (int64_t i = 0; i < instance.output_projection.rows(); ++i) {
+    for (double& entry : instance.output_projection.row(i)) entry = std::abs(entry);
+  }
+}
+
+Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
+  Draw draw(random);
+  // Small instances first: sizes grow to rapidcheck's nominal one.
+  const auto up_to = [&](int64_t most) {
+    const int64_t upper = 1 + (most - 1) * std::min(size + 40, rc::kNominalSize) / rc::kNominalSize;
+    return draw.integer((1 + upper) / 2, upper);
+  };
+  Instance instance;
+  const int64_t tokens = up_to(largest.tokens), head_dim = up_to(largest.head_dim);
+  instance.query_heads = up_to(largest.query_heads);
+  instance.logits = Matrix(instance.query_heads * up_to(largest.queries), tokens);
+  instance.values = Matrix(tokens, head_dim);
+  instance.output_projection = Matrix(instance.query_heads * head_dim, up_to(largest.model_dim));
+  draw_attention(draw, instance.logits);
+  draw_kept(draw, instance);
+  draw_stage_one(draw, instance);
+  draw_values(draw, instance);
+  instance.epsilon = draw.index(3) == 0 ? 0 : std::ldexp(1.0, -static_cast<int>(draw.integer(1, 13)));
+  return instance;
+}
+
+// ---- shrinking
+
+Matrix without_row(const Matrix& matrix, int64_t row, int64_t period) {
+  Matrix result;
+  for (int64_t i = 0; i < matrix.rows(); ++i) {
+    if (i % period != row) result.append_row(matrix.row(i));
+  }
+  return result;
+}
+
+Matrix without_column(const Matrix& matrix, int64_t column) {
+  Matrix result(matrix.rows(), matrix.cols() - 1);
+  for (int64_t i = 0; i < matrix.rows(); ++i) {
+    for (int64_t j = 0; j < result.cols(); ++j) result(i, j) = matrix(i, j < column ? j : j + 1);
+  }
+  return result;
+}
+
+Positions without_token(const Positions& positions, int64_t token) {
+  Positions result;
+  for (const int64_t position : positions) {
+    if (position != token) result.push_back(position < token ? position : position - 1);
+  }
+  return result;
+}
+
+void drop_tokens(const Instance& instance, std::vector<Instance>& result) {
+  for (int64_t j = instance.tokens() - 1; j >= 0 && instance.tokens() > 1; --j) {
+    Instance next = instance;
+    next.stage_one = without_token(instance.stage_one, j);
+    if (next.stage_one.empty()) continue;
+    next.kept = without_token(instance.kept, j);
+    next.logits = without_column(instance.logits, j);
+    next.values = without_row(instance.values, j, instance.tokens());
+    result.push_back(std::move(next));
+  }
+}
+
+void drop_queries_and_dimensions(const Instance& instance, std::vector<Instance>& result) {
+  const int64_t queries = instance.queries(), head_dim = instance.values.cols();
+  for (int64_t h = 0; h < instance.query_heads && instance.query_heads > 1; ++h) {
+    Instance next = instance;
+    --next.query_heads;
+    for (int64_t i = queries - 1; i >= 0; --i)
+      next.logits = without_row(next.logits, h * queries + i, next.logits.rows());
+    for (int64_t c = head_dim - 1; c >= 0; --c) {
+      next.output_projection =
+          without_row(next.output_projection, h * head_dim + c, next.output_projection.rows());
+    }
+    result.push_back(std::move(next));
+  }
+  for (int64_t i = 0; i < queries && queries > 1; ++i) {
+    Instance next = instance;
+    next.logits = without_row(instance.logits, i, queries);
+    result.push_back(std::move(next));
+  }
+  for (int64_t c = 0; c < head_dim && head_dim > 1; ++c) {
+    Instance next = instance;
+    next.values = without_column(instance.values, c);
+    next.output_projection = without_row(instance.output_projection, c, head_dim);
+    result.push_back(std::move(next));
+  }
+  for (int64_t c = 0; c < instance.output_projection.cols() && instance.output_projection.cols() > 1; ++c) {
+    Instance next = instance;
+    next.output_projection = without_column(instance.output_projection, c);
+    result.push_back(std::move(next));
+  }
+}
+
+void drop_choices(const Instance& instance, std::vector<Instance>& result) {
+  for (const int64_t position : instance.kept) {
+    Instance next = instance;
+    if (std::erase(next.stage_one, position) == 0) {
+      std::erase(next.kept, position);
+    } else if (next.stage_one.empty()) {
+      continue;
+    }
+    result.push_back(std::move(next));
+  }
+  if (instance.epsilon > 0) {
+    result.push_back(instance);
+    result.back().epsilon = 0;
+  }
+}
+
+// Rounder numbers for x, the roundest first: 0, |x|, x cut to multiples of 1, 1/2, ..., smaller integers.
+std::vector<double> rounder(double x) {
+  std::vector<double> result;
+  if (x == 0) return std::signbit(x) ? std::vector<double>{0} : result;
+  result.push_back(0);
+  if (x < 0) result.push_back(-x);
+  for (const double step : {1.0, 0.5, 0.25, 0.125}) {
+    const double cut = std::trunc(x / step) * step;
+    if (cut != x && cut != 0) result.push_back(cut);
+  }
+  if (x == std::trunc(x) && std::abs(x) > 1) {
+    result.push_back(std::trunc(x / 2));
+    result.push_back(x - std::copysign(1, x));
+  }
+  return result;
+}
+
+void round_numbers(const Instance& instance, Matrix Instance::*matrix, std::vector<Instance>& result) {
+  for (int64_t i = 0; i < (instance.*matrix).rows(); ++i) {
+    for (int64_t j = 0; j < (instance.*matrix).cols(); ++j) {
+      for (const double number : rounder((instance.*matrix)(i, j))) {
+        result.push_back(instance);
+        (result.back().*matrix)(i, j) = number;
+      }
+    }
+  }
+}
+
+// ---- regimes
+
+// Attention of each row, and the mass of some of it.
+template <class Predicate>
+bool any_row(const Instance& instance, const Positions& chosen, bool of_the_others,
+             const Predicate& predicate) {
+  for (int64_t r = 0; r < instance.logits.rows(); ++r) {
+    Matrix weights;
+    weights.append_row(instance.logits.row(r));
+    reference::causal_softmax(weights.view(), weights.cols() - 1);
+    double mass = 0;
+    for (int64_t j = 0; j < weights.cols(); ++j) {
+      if (std::ranges::binary_search(chosen, j) != of_the_others) mass += weights(0, j);
+    }
+    if (predicate(mass)) return true;
+  }
+  return false;
+}
+
+bool has_ties(VectorView logits) {
+  std::vector<double> sorted(logits.begin(), logits.end());
+  std::ranges::sort(sorted);
+  return std::ranges::adjacent_find(sorted) != sorted.end();
+}
+
+}  // namespace
+
+void require_valid(const Instance& instance) {
+  if (instance.query_heads < 1) throw ShapeMismatch("query_heads is below 1");
+  if (instance.tokens() < 1 || instance.logits.rows() < 1) throw ShapeMismatch("logits are empty");
+  if (instance.values.cols() < 1) throw ShapeMismatch("values are empty");
+  if (instance.output_projection.cols() < 1) throw ShapeMismatch("output_projection is empty");
+  reference::require_equal("rows of logits", instance.logits.rows(), "query_heads times queries",
+                           instance.query_heads * instance.queries());
+  reference::require_equal("columns of logits", instance.tokens(), "rows of values", instance.values.rows());
+  reference::require_equal("rows of output_projection", instance.output_projection.rows(),
+                           "query_heads * head_dim", instance.query_heads * instance.values.cols());
+  require_ascending("stage_one", instance.stage_one, instance.tokens());
+  require_ascending("kept", instance.kept, instance.tokens());
+  if (!std::ranges::includes(instance.kept, instance.stage_one))
+    throw ShapeMismatch("stage_one is not part of kept");
+  reference::require_finite("logits", instance.logits.numbers());
+  reference::require_finite("values", instance.values.numbers());
+  reference::require_finite("output_projection", instance.output_projection.numbers());
+  if (!(instance.epsilon >= 0) || !std::isfinite(instance.epsilon))
+    throw NonFinite("epsilon is neither 0 nor positive and finite");
+}
+
+const char* name(Regime regime) {
+  constexpr const char* kNames[] = {"sigma < 1/2", "evicted < 1e-12", "ties", "stage 2 empty", "one kept"};
+  return kNames[static_cast<size_t>(regime)];
+}
+
+bool shows(const Instance& instance, Regime regime) {
+  switch (regime) {
+    case Regime::small_stage_one:
+      return any_row(instance, instance.stage_one, false, [](double mass) { return mass < 0.5; });
+    case Regime::almost_nothing_evicted:
+      return any_row(instance, instance.kept, true, [](double mass) { return 0 < mass && mass < 1e-12; });
+    case Regime::tied:
+      for (int64_t r = 0; r < instance.logits.rows(); ++r) {
+        if (has_ties(instance.logits.row(r))) return true;
+      }
+      return false;
+    case Regime::empty_stage_two:
+      return instance.stage_one == instance.kept;
+    case Regime::single_kept:
+      return instance.kept.size() == 1;
+  }
+  return false;
+}
+
+rc::Gen<Instance> instances(Sizes largest) {
+  return [=](const rc::Random& random, int size) {
+    return rc::shrinkable::shrinkRecur(drawn(largest, random, size), [](const Instance& instance) {
+      return rc::seq::fromContainer(simpler(instance));
+    });
+  };
+}
+
+std::vector<Instance> simpler(const Instance& instance) {
+  std::vector<Instance> result;
+  drop_tokens(instance, result);
+  drop_queries_and_dimensions(instance, result);
+  drop_choices(instance, result);
+  for (const auto matrix : {&Instance::logits, &Instance::values, &Instance::output_projection})
+    round_numbers(instance, matrix, result);
+  return result;
+}
+
+}  // namespace kvbound::proofs

@@ -1,0 +1,306 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include <kvbound/proofs/instance.hpp>
+#include <kvbound/reference/core/error.hpp>
+
+#include "support/random_layer.hpp"
+
+namespace kvbound::proofs {
+namespace {
+
+using test::matrix;
+using test::message_of;
+using Positions = std::vector<int64_t>;
+
+constexpr Sizes kLayer{.tokens = 9, .head_dim = 3, .model_dim = 4, .query_heads = 3, .queries = 2};
+
+Instance draw(const Sizes& largest, uint64_t seed, int size = rc::kNominalSize) {
+  return instances(largest)(rc::Random(seed), size).value();
+}
+
+bool equal(const Matrix& a, const Matrix& b) {
+  return a.rows() == b.rows() && a.cols() == b.cols() && std::ranges::equal(a.numbers(), b.numbers());
+}
+
+bool equal(const Instance& a, const Instance& b) {
+  return a.query_heads == b.query_heads && equal(a.logits, b.logits) && equal(a.values, b.values) &&
+         equal(a.output_projection, b.output_projection) && a.stage_one == b.stage_one && a.kept == b.kept &&
+         a.epsilon == b.epsilon;
+}
+
+// One KV head with these logits, whose values and projection are 1.
+Instance with_logits(const Matrix& logits, Positions stage_one, Positions kept) {
+  Instance instance;
+  instance.logits = logits;
+  instance.values = Matrix(logits.cols(), 1);
+  for (int64_t i = 0; i < logits.cols(); ++i) instance.values(i, 0) = 1;
+  instance.output_projection = matrix({{1}});
+  instance.stage_one = std::move(stage_one);
+  instance.kept = std::move(kept);
+  require_valid(instance);
+  return instance;
+}
+
+// ---- drawing
+
+TEST(DrawnInstances, AreValidAndNoLargerThanAskedFor) {
+  for (const Sizes& largest : {Sizes{}, kLayer, Sizes{1, 1, 1, 1, 1}}) {
+    for (int size = 0; size <= rc::kNominalSize; ++size) {
+      for (uint64_t seed = 0; seed < 10; ++seed) {
+        const Instance instance = draw(largest, seed, size);
+        ASSERT_NO_THROW(require_valid(instance));
+        ASSERT_LE(instance.tokens(), largest.tokens);
+        ASSERT_LE(instance.values.cols(), largest.head_dim);
+        ASSERT_LE(instance.output_projection.cols(), largest.model_dim);
+        ASSERT_LE(instance.query_heads, largest.query_heads);
+        ASSERT_LE(instance.queries(), largest.queries);
+        ASSERT_TRUE(std::ranges::includes(instance.kept, instance.stage_one));
+        ASSERT_EQ(instance.stage_two_count(),
+                  static_cast<int64_t>(instance.kept.size() - instance.stage_one.size()));
+      }
+    }
+  }
+}
+
+TEST(DrawnInstances, ReachTheLargestSizes) {
+  Sizes reached{0, 0, 0, 0, 0};
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const Instance instance = draw(kLayer, seed);
+    reached = {
+        std::max(reached.tokens, instance.tokens()), std::max(reached.head_dim, instance.values.cols()),
+        std::max(reached.model_dim, instance.output_projection.cols()),
+        std::max(reached.query_heads, instance.query_heads), std::max(reached.queries, instance.queries())};
+  }
+  EXPECT_EQ(reached.tokens, kLayer.tokens);
+  EXPECT_EQ(reached.head_dim, kLayer.head_dim);
+  EXPECT_EQ(reached.model_dim, kLayer.model_dim);
+  EXPECT_EQ(reached.query_heads, kLayer.query_heads);
+  EXPECT_EQ(reached.queries, kLayer.queries);
+}
+
+TEST(DrawnInstances, HaveNumbersOfFewBits) {
+  const auto on_grid = [](double x) { return std::ldexp(x, 20) == std::trunc(std::ldexp(x, 20)); };
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    const Instance instance = draw(kLayer, seed);
+    for (const VectorView numbers : {instance.logits.numbers(), instance.values.numbers(),
+                                     instance.output_projection.numbers(), VectorView(&instance.epsilon, 1)})
+      ASSERT_TRUE(std::ranges::all_of(numbers, on_grid)) << "seed " << seed;
+  }
+}
+
+TEST(DrawnInstances, ShowEveryRegimeAndItsOpposite) {
+  for (const Sizes& largest : {Sizes{}, kLayer}) {
+    for (const Regime regime : kRegimes) {
+      int64_t cases = 0;
+      for (uint64_t seed = 0; seed < 400; ++seed) cases += shows(draw(largest, seed), regime);
+      EXPECT_GE(cases, 20) << name(regime);
+      EXPECT_LE(cases, 380) << name(regime);
+    }
+  }
+}
+
+TEST(DrawnInstances, AreTheSameForTheSameSeed) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    EXPECT_TRUE(equal(draw(kLayer, seed), draw(kLayer, seed)));
+    EXPECT_FALSE(equal(draw(kLayer, seed), draw(kLayer, seed + 1)));
+  }
+}
+
+// ---- shrinking
+
+// What every simplification makes smaller, the weightiest first.
+auto size_of(const Instance& instance) {
+  double magnitude = 0;
+  int64_t negative = 0;
+  for (const Matrix* numbers : {&instance.logits, &instance.values, &instance.output_projection}) {
+    for (const double number : numbers->numbers()) {
+      magnitude += std::abs(number);  // exact: few bits
+      negative += std::signbit(number);
+    }
+  }
+  const int64_t numbers =
+      static_cast<int64_t>(instance.logits.numbers().size() + instance.values.numbers().size() +
+                           instance.output_projection.numbers().size());
+  return std::tuple(numbers, instance.kept.size() + instance.stage_one.size(), instance.epsilon, magnitude,
+                    negative);
+}
+
+TEST(Simpler, IsValidAndSmaller) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const Instance instance = draw(kLayer, seed);
+    for (const Instance& next : simpler(instance)) {
+      ASSERT_NO_THROW(require_valid(next)) << "seed " << seed;
+      ASSERT_LT(size_of(next), size_of(instance)) << "seed " << seed;
+    }
+  }
+}
+
+// Whatever fails and whatever holds, shrinking comes to an end.
+TEST(Simpler, EndsAtTheSimplestInstanceWhicheverStepIsTaken) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    rc::Random random(seed);
+    Instance instance = draw(kLayer, seed);
+    for (auto next = simpler(instance); !next.empty(); next = simpler(instance)) {
+      instance = next[random.split().next() % next.size()];
+      ASSERT_NO_THROW(require_valid(instance)) << "seed " << seed;
+    }
+    EXPECT_EQ(instance.tokens(), 1);
+    EXPECT_EQ(size_of(instance), std::tuple(3, size_t{2}, 0.0, 0.0, 0));
+  }
+}
+
+TEST(Simpler, DropsEachTokenQueryHeadQueryAndDimension) {
+  Instance instance;
+  instance.query_heads = 2;
+  instance.logits = matrix({{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {10, 11, 12}});
+  instance.values = matrix({{1, 2}, {3, 4}, {5, 6}});
+  instance.output_projection = matrix({{1, 2}, {3, 4}, {5, 6}, {7, 8}});
+  instance.stage_one = {1};
+  instance.kept = {1, 2};
+  const std::vector<Instance> next = simpler(instance);
+  const auto contains = [&](const auto& predicate) { return std::ranges::any_of(next, predicate); };
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return equal(some.logits, matrix({{2, 3}, {5, 6}, {8, 9}, {11, 12}})) &&
+           equal(some.values, matrix({{3, 4}, {5, 6}})) && some.stage_one == Positions{0} &&
+           some.kept == Positions{0, 1};
+  })) << "token 0";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return some.tokens() == 2 && some.stage_one == Positions{1} && some.kept == Positions{1};
+  })) << "token 2";
+  EXPECT_FALSE(contains([](const Instance& some) { return some.stage_one.empty(); })) << "token 1";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return some.query_heads == 1 && equal(some.logits, matrix({{7, 8, 9}, {10, 11, 12}})) &&
+           equal(some.output_projection, matrix({{5, 6}, {7, 8}}));
+  })) << "head 0";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return some.query_heads == 1 && equal(some.logits, matrix({{1, 2, 3}, {4, 5, 6}})) &&
+           equal(some.output_projection, matrix({{1, 2}, {3, 4}}));
+  })) << "head 1";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return some.query_heads == 2 && equal(some.logits, matrix({{4, 5, 6}, {10, 11, 12}}));
+  })) << "every head's query 0";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return equal(some.values, matrix({{2}, {4}, {6}})) &&
+           equal(some.output_projection, matrix({{3, 4}, {7, 8}}));
+  })) << "head_dim 0";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return equal(some.output_projection, matrix({{1}, {3}, {5}, {7}}));
+  })) << "model_dim 1";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return some.tokens() == 3 && some.stage_one == Positions{1} && some.kept == Positions{1};
+  })) << "stage two's entry evicted";
+}
+
+TEST(Simpler, IsWhatDrawnInstancesShrinkTo) {
+  const auto drawn = instances(kLayer)(rc::Random(3), rc::kNominalSize);
+  auto shrinks = drawn.shrinks();
+  for (const Instance& expected : simpler(drawn.value())) {
+    const auto next = shrinks.next();
+    ASSERT_TRUE(next);
+    ASSERT_TRUE(equal(next->value(), expected));
+  }
+  EXPECT_FALSE(shrinks.next());
+}
+
+// ---- regimes
+
+TEST(Regimes, SmallStageOneIsBelowOneHalf) {
+  const auto small = [](const Matrix& logits, Positions stage_one, Positions kept) {
+    return shows(with_logits(logits, std::move(stage_one), std::move(kept)), Regime::small_stage_one);
+  };
+  EXPECT_FALSE(small(matrix({{0, 0}}), {0}, {0})) << "exactly 1/2";
+  EXPECT_TRUE(small(matrix({{0, 0x1p-20}}), {0}, {0}));
+  EXPECT_TRUE(small(matrix({{0, 0, 0}}), {0}, {0, 1})) << "kept is another matter";
+  EXPECT_FALSE(small(matrix({{0, 0, 0}}), {0, 1}, {0, 1}));
+}
+
+TEST(Regimes, AlmostNothingEvictedIsSomething) {
+  const auto almost_nothing = [](const Matrix& logits, Positions kept) {
+    return shows(with_logits(logits, {0}, std::move(kept)), Regime::almost_nothing_evicted);
+  };
+  EXPECT_TRUE(almost_nothing(matrix({{0, -28}}), {0})) << "7e-13";
+  EXPECT_FALSE(almost_nothing(matrix({{0, -27}}), {0})) << "2e-12";
+  EXPECT_FALSE(almost_nothing(matrix({{0, -28}}), {0, 1})) << "nothing is evicted";
+  EXPECT_FALSE(almost_nothing(matrix({{0, -1000}}), {0})) << "nothing that a double could hold";
+}
+
+TEST(Regimes, TiesAreOfOneQuery) {
+  const auto tied = [](const Matrix& logits) { return shows(with_logits(logits, {0}, {0}), Regime::tied); };
+  EXPECT_TRUE(tied(matrix({{1, 2, 1}})));
+  EXPECT_FALSE(tied(matrix({{1, 2, 3}})));
+  EXPECT_FALSE(tied(matrix({{1}})));
+  EXPECT_FALSE(tied(matrix({{1, 2}, {2, 1}}))) << "two queries, each with different logits";
+  EXPECT_TRUE(tied(matrix({{1, 2}, {2, 2}})));
+  EXPECT_TRUE(tied(matrix({{0.0, -0.0}})));
+}
+
+TEST(Regimes, OneQueryIsEnough) {
+  const Instance instance = with_logits(matrix({{0, -1}, {-40, 0}, {0, -40}}), {0}, {0});
+  EXPECT_TRUE(shows(instance, Regime::small_stage_one));
+  EXPECT_TRUE(shows(instance, Regime::almost_nothing_evicted));
+}
+
+TEST(Regimes, EmptyStageTwoAndOneKeptAreAboutTheSets) {
+  const Matrix logits = matrix({{0, 1, 2}});
+  const auto shown = [&](Positions stage_one, Positions kept, Regime regime) {
+    return shows(with_logits(logits, std::move(stage_one), std::move(kept)), regime);
+  };
+  EXPECT_TRUE(shown({0, 2}, {0, 2}, Regime::empty_stage_two));
+  EXPECT_FALSE(shown({0}, {0, 2}, Regime::empty_stage_two));
+  EXPECT_TRUE(shown({2}, {2}, Regime::single_kept));
+  EXPECT_FALSE(shown({2}, {0, 2}, Regime::single_kept));
+}
+
+// ---- validity
+
+// What the Expected says that a valid instance of 3 tokens is refused with once it is spoilt.
+template <class Expected, class Spoil>
+std::string refused(const Spoil& spoil) {
+  Instance instance = with_logits(matrix({{0, 1, 2}}), {0}, {0, 2});
+  spoil(instance);
+  return message_of<Expected>([&] { require_valid(instance); });
+}
+
+TEST(RequireValid, NamesWhatIsWrong) {
+  const auto shape = [](const auto& spoil) { return refused<ShapeMismatch>(spoil); };
+  const auto number = [](const auto& spoil) { return refused<NonFinite>(spoil); };
+  EXPECT_EQ(shape([](Instance&) {}), "no error");
+  EXPECT_EQ(shape([](Instance& i) { i.query_heads = 0; }), "query_heads is below 1");
+  EXPECT_EQ(shape([](Instance& i) { i.query_heads = 2; }),
+            "rows of logits is 1 but query_heads times queries is 0");
+  EXPECT_EQ(shape([](Instance& i) { i.logits = Matrix(0, 3); }), "logits are empty");
+  EXPECT_EQ(shape([](Instance& i) { i.logits = Matrix(1, 0); }), "logits are empty");
+  EXPECT_EQ(shape([](Instance& i) {
+              i.query_heads = 2;
+              i.logits = Matrix(3, 3);
+            }),
+            "rows of logits is 3 but query_heads times queries is 2");
+  EXPECT_EQ(shape([](Instance& i) { i.values = Matrix(2, 1); }),
+            "columns of logits is 3 but rows of values is 2");
+  EXPECT_EQ(shape([](Instance& i) { i.output_projection = Matrix(2, 1); }),
+            "rows of output_projection is 2 but query_heads * head_dim is 1");
+  EXPECT_EQ(shape([](Instance& i) { i.stage_one = {}; }), "stage_one is empty");
+  EXPECT_EQ(shape([](Instance& i) { i.kept = {}; }), "kept is empty");
+  EXPECT_EQ(shape([](Instance& i) { i.stage_one = {-1}; }), "stage_one has the position -1 outside 0..2");
+  EXPECT_EQ(shape([](Instance& i) { i.kept = {0, 3}; }), "kept has the position 3 outside 0..2");
+  EXPECT_EQ(shape([](Instance& i) { i.kept = {2, 0}; }), "kept is not ascending");
+  EXPECT_EQ(shape([](Instance& i) { i.kept = {0, 0}; }), "kept is not ascending");
+  EXPECT_EQ(shape([](Instance& i) { i.stage_one = {1}; }), "stage_one is not part of kept");
+  const double infinity = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  EXPECT_EQ(number([&](Instance& i) { i.logits(0, 1) = infinity; }), "logits[1] is inf");
+  EXPECT_EQ(number([&](Instance& i) { i.values(2, 0) = -infinity; }), "values[2] is -inf");
+  EXPECT_EQ(number([&](Instance& i) { i.output_projection(0, 0) = infinity; }),
+            "output_projection[0] is inf");
+  for (const double epsilon : {-0x1p-10, infinity, nan}) {
+    EXPECT_EQ(number([&](Instance& i) { i.epsilon = epsilon; }),
+              "epsilon is neither 0 nor positive and finite");
+  }
+}
+
+}  // namespace
+}  // namespace kvbound::proofs

@@ -1,0 +1,26 @@
+# Writes a mutant's source: cmake -D LIST=mutants.json -D INDEX=0 -D ROOT=project -D OUTPUT=mutant.cpp -P mutate.cmake
+file(READ ${LIST} mutants)
+foreach(field name file original mutated)
+  string(JSON ${field} GET "${mutants}" ${INDEX} ${field})
+endforeach()
+
+file(READ ${ROOT}/${file} source)
+string(FIND "${source}" "${original}" first)
+string(FIND "${source}" "${original}" last REVERSE)
+if(first EQUAL -1)
+  message(FATAL_ERROR "the mutant ${name} has rotted: ${file} no longer says\n  ${original}")
+elseif(NOT first EQUAL last)
+  message(FATAL_ERROR "the mutant ${name} has rotted: ${file} says more than once\n  ${original}")
+elseif(original STREQUAL mutated)
+  message(FATAL_ERROR "the mutant ${name} changes nothing")
+endif()
+string(REPLACE "${original}" "${mutated}" source "${source}")
+
+# Written only if it is another, so that a change of one mutant does not compile them all.
+set(written "")
+if(EXISTS ${OUTPUT})
+  file(READ ${OUTPUT} written)
+endif()
+if(NOT written STREQUAL source)
+  file(WRITE ${OUTPUT} "${source}")
+endif()

@@ -1,0 +1,187 @@
+"""kvbound prove: verdicts, reports that agree, instances that run again, and arguments that make no sense.
+
+usage: prove_command_test.py KVBOUND      KVBOUND: the program's path
+"""
+import json
+import os
+import re
+
+from support import kvbound_cli
+from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, WORLD, CommandLineTest
+
+PROOFS = (REPOSITORY / "proofs" / "critical_kv.md").read_text("utf-8")
+THEOREMS = re.findall(r'^<a id="([^"]+)"></a>$', PROOFS, re.MULTILINE)
+WEAKENED = {claim for claim in re.findall(r"`([a-z0-9.-]+:[a-z-]+)`", PROOFS) if claim.split(":")[0] in THEOREMS}
+# Two equal tokens, one kept: o = 1/2, o^ = 0, L = theta = 1/2.
+INSTANCE = {"schema": "kvbound-instance-1", "property": "ckv-3.3", "query_heads": 1, "logits": [[0.0, 0.0]],
+            "values": [[0.0], [1.0]], "output_projection": [[1.0]], "stage_one": [0], "kept": [0], "epsilon": 0.0}
+
+
+class Proving(CommandLineTest):
+    def prove(self, *arguments, code=PASS):
+        """The text and the JSON of a run."""
+        text = self.passes("prove", *arguments, "--json", "out.json", code=code)
+        return text, json.loads((self.folder / "out.json").read_text())
+
+    def test_every_theorem_holds_and_every_weakened_claim_fails(self):
+        text, document = self.prove("--cases", "300", "--seed", "5")
+        properties = [entry for theorem in document["theorems"] for entry in theorem["properties"]]
+        self.assertEqual({entry["id"] for entry in properties if entry["must_hold"]}, set(THEOREMS))
+        self.assertEqual({entry["id"] for entry in properties if not entry["must_hold"]}, WEAKENED)
+        self.assertEqual((document["cases"], document["seed"]), (300, 5))
+        for entry in properties:
+            with self.subTest(entry["id"]):
+                wanted = "no-counterexample" if entry["must_hold"] else "counterexample-found"
+                self.assertEqual(entry["verdict"], wanted)
+                self.assertEqual(entry["counterexample"] is None, entry["must_hold"])
+                if entry["must_hold"]:
+                    self.assertEqual(entry["cases"], 300)
+                    self.assertGreater(entry["reference_held"], 0.8)
+                    self.assertGreaterEqual(min(regime["share"] for regime in entry["regimes"]), 0.05)
+                    self.assertRegex(text, rf"(?m)^{re.escape(entry['id'])} +no counterexample in 300 cases +300 ")
+                else:
+                    name = re.escape(entry["id"].split(":")[1])
+                    self.assertRegex(text, rf"(?m)^  :{name} +counterexample found, as it must +{entry['cases']}$")
+
+    def test_the_bound_is_as_tight_as_claimed(self):
+        _, document = self.prove("ckv-3.3", "--cases", "300")
+        tightest = document["theorems"][0]["properties"][0]["tightest"]
+        self.assertGreaterEqual(tightest, 0.99)
+        self.assertLessEqual(tightest, 1)
+
+    def test_too_few_cases_are_inconclusive(self):
+        text, document = self.prove("ckv-3.3", "--cases", "1", code=INCONCLUSIVE)
+        self.assertEqual(document["theorems"][0]["properties"][0]["verdict"], "regimes-too-rare")
+        self.assertIn("inconclusive", text)
+
+    def test_ids_choose_a_theorem_with_its_weakened_claims_or_one_of_these(self):
+        for ids, expected in ((("CKV-3.5",), ["ckv-3.5", "ckv-3.5:small-stage-one", "ckv-3.5:strict"]),
+                              (("ckv-window:pooled", "ckv-3.2"),
+                               ["ckv-window:pooled", "ckv-3.2", "ckv-3.2:zeroed-logits"])):
+            _, document = self.prove(*ids, "--cases", "200")
+            self.assertEqual([entry["id"] for theorem in document["theorems"] for entry in theorem["properties"]],
+                             expected)
+
+    def test_the_list_names_every_theorem_and_claim_with_its_proof(self):
+        listed = self.passes("prove", "--list")
+        self.assertEqual(sorted(re.findall(r"(?m)^(\S+): ", listed)), sorted(THEOREMS))
+        self.assertEqual(set(re.findall(r"must fail +(\S+): ", listed)), WEAKENED)
+        for theorem in THEOREMS:
+            self.assertIn(f"proofs/critical_kv.md#{theorem}\n", listed)
+        self.assertEqual(re.findall(r"(?m)^(\S+): ", self.passes("prove", "--list", "ckv-3.2")), ["ckv-3.2"])
+
+    def test_results_depend_on_the_seed_but_not_on_threads_or_company(self):
+        def findings(*arguments):
+            _, document = self.prove(*arguments, "--cases", "200")
+            return [entry for theorem in document["theorems"] for entry in theorem["properties"]]
+
+        alone = findings("ckv-window", "--threads", "1")
+        self.assertEqual(alone, findings("ckv-window", "--threads", "3"))
+        self.assertEqual(alone, findings("ckv-3.2", "ckv-window")[2:])
+        self.assertNotEqual(alone, findings("ckv-window", "--seed", "2"))
+
+    def test_a_search_climbs_to_the_bound(self):
+        text, document = self.prove("ckv-3.3", "ckv-3.2", "--cases", "200", "--search", "2")
+        (search,) = document["searches"]
+        self.assertEqual((search["id"], search["failure"]), ("ckv-3.3", None))
+        self.assertGreaterEqual(search["ratio"], 0.99)
+        self.assertLessEqual(search["ratio"], 1)
+        self.assertIn("largest L / theta", text)
+
+
+class Replaying(CommandLineTest):
+    def write(self, document, name="instance.json"):
+        (self.folder / name).write_text(document if isinstance(document, str) else json.dumps(document))
+        return name
+
+    def test_what_a_run_found_runs_again_from_its_json_and_from_a_printed_line(self):
+        text = self.passes("prove", "--cases", "200", "--search", "0.2", "ckv-3.3", "ckv-3.5", "--json", "out.json")
+        replayed = self.passes("prove", "--replay", "out.json", "--json", "again.json")
+        document = json.loads((self.folder / "again.json").read_text())
+        self.assertEqual([(entry["id"], entry["as_it_must"]) for entry in document["replayed"]],
+                         [("ckv-3.3:mixed-norms", True), ("ckv-3.5:small-stage-one", True), ("ckv-3.5:strict", True),
+                          ("ckv-3.3", True), ("ckv-3.5", True)])
+        self.assertEqual((document["seed"], document["cases"], document["theorems"]), (None, None, []))
+        found = json.loads((self.folder / "out.json").read_text())["theorems"][1]["properties"][1]["counterexample"]
+        self.assertEqual(document["replayed"][1]["failure"], found["failure"])
+        self.assertIn(f"fails: {found['failure']}", replayed)
+        (line,) = (line for line in text.splitlines() if '"ckv-3.5:strict"' in line)
+        self.assertRegex(self.passes("prove", "--replay", self.write(line)), r"\Ackv-3.5:strict: .*\n  fails: theta <")
+
+    def test_an_instance_by_hand_gives_the_ratio_by_hand(self):
+        self.assertIn("holds; L / theta = 1\n", self.passes("prove", "--replay", self.write(INSTANCE)))
+
+    def test_a_weakened_claim_that_holds_is_a_mismatch(self):
+        harmless = INSTANCE | {"property": "ckv-3.3:mixed-norms"}
+        self.assertIn("NO COUNTEREXAMPLE", self.passes("prove", "--replay", self.write(harmless), code=MISMATCH))
+
+    def refuses_file(self, pattern, document, code=INVALID):
+        name = self.write(document)
+        with self.subTest(pattern):
+            self.refuses(code, rf"instance\.json: .*{pattern}", "prove", "--replay", name, "--json", "out.json")
+
+    def test_files_that_are_no_instances_are_refused(self):
+        for text in ("", "{", "[1,", "nonsense", '{"schema": NaN}', "\x00"):
+            self.refuses_file(r"at byte \d+: instance: is no JSON", text)
+        for text in ("{}", "[]", "1", '"x"', '{"schema": "kvbound-dump"}'):
+            self.refuses_file('schema: nowhere is "kvbound-instance-1"', text)
+        twice = json.dumps(INSTANCE)[:-1] + ', "kept": [1]}'
+        self.refuses_file('the key "kept" is there twice', twice)
+
+    def test_fields_that_are_missing_or_no_numbers_are_refused_by_name(self):
+        for field in INSTANCE:
+            if field != "schema":
+                self.refuses_file(f"{field}: is missing", {k: v for k, v in INSTANCE.items() if k != field})
+        for field, value, problem in (
+                ("property", 3, "expected a text"), ("property", "ckv-9", "no theorem 'ckv-9'; known: ckv-3.2, "),
+                ("query_heads", 1.5, "expected integers, found 1.5"), ("logits", 1, "expected a list of rows"),
+                ("logits", [1], "expected a list of rows"), ("logits", [[0.0, "x"]], "expected numbers"),
+                ("logits", [[0.0, None]], "expected numbers"), ("values", [[0.0], [1.0, 2.0]], "row 1 has 2 numbers"),
+                ("kept", [0.0], "expected integers"), ("kept", 0, "expected a list of positions"),
+                ("epsilon", "0", "expected numbers")):
+            self.refuses_file(f"{field}: {problem}", INSTANCE | {field: value})
+
+    def test_instances_without_sense_are_refused(self):
+        for field, value, problem in (
+                ("query_heads", 0, "query_heads is below 1"), ("query_heads", 2, "rows of logits is 1 but"),
+                ("logits", [], "logits are empty"), ("logits", [[]], "logits are empty"),
+                ("logits", [[0.0]], "columns of logits is 1 but rows of values is 2"),
+                ("output_projection", [[1.0], [1.0]], "rows of output_projection is 2 but"),
+                ("output_projection", [[]], "output_projection is empty"),
+                ("stage_one", [], "stage_one is empty"), ("kept", [], "kept is empty"),
+                ("kept", [2], "position 2 outside 0..1"), ("kept", [-1], "position -1 outside"),
+                ("kept", [1, 0], "not ascending"), ("kept", [0, 0], "not ascending"),
+                ("stage_one", [1], "stage_one is not part of kept"), ("epsilon", -1, "epsilon is neither")):
+            self.refuses_file(f"instance: .*{problem}", INSTANCE | {field: value})
+        self.refuses_file("a number that no double holds", json.dumps(INSTANCE).replace("[[0.0, 0.0]]", "[[0.0, 1e999]]"))
+
+    def test_files_that_cannot_be_read_are_refused(self):
+        self.refuses(WORLD, "missing.json", "prove", "--replay", "missing.json")
+        self.refuses(INVALID, "is a directory; expected a regular file", "prove", "--replay", self.folder)
+        os.mkfifo(self.folder / "fifo")
+        self.refuses(INVALID, "fifo", "prove", "--replay", "fifo")
+
+
+class BadArguments(CommandLineTest):
+    def test_arguments_without_sense_are_refused(self):
+        known = r"known: ckv-3\.2, ckv-3\.3, "
+        for pattern, *arguments in (
+                (known, "ckv-9"), (known, "ckv"), (known, "ckv-3.5:nothing"), ("given twice", "ckv-3.2", "ckv-3.2"),
+                ("given twice", "ckv-3.5", "ckv-3.5:strict"), ("--cases", "--cases", "0"), ("--cases", "--cases", "-1"),
+                ("--cases", "--cases", "1e3"), ("--cases", "--cases", "999999999999"), ("--seed", "--seed", "-1"),
+                ("--seed", "--seed", "x"), ("--search", "--search", "0"), ("--search", "--search", "nan"),
+                ("--search", "--search", "-1"), ("--search", "--search", "1e9"),
+                ("exclude each other", "--list", "--cases", "3"), ("exclude each other", "--replay", "x", "--seed", "3"),
+                ("unexpected argument", "--replay", "x", "ckv-3.2"), ("--json", "--json", ""),
+                ("unrecognised|unrecognized", "--case", "3")):
+            with self.subTest(arguments):
+                self.refuses(USAGE, pattern, "prove", *arguments)
+
+    def test_an_output_that_is_the_input_is_refused(self):
+        (self.folder / "instance.json").write_text(json.dumps(INSTANCE))
+        self.refuses(USAGE, "an input", "prove", "--replay", "instance.json", "--json", "./instance.json")
+        self.assertEqual(json.loads((self.folder / "instance.json").read_text()), INSTANCE)
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()
