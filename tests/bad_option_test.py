@@ -145,6 +145,8 @@ class BadOptions(CommandLineTest):
             for value in values:
                 self.refuses_options(f"--{option} '.*': expected an integer", "bench", *small, f"--{option}", value)
         self.refuses_options("--blas-core: an empty name", "bench", *small, "--blas-core", "")
+        self.refuses_options(r"--blas-core 'Foo\\x0a': OpenBLAS runs its \w+ kernels instead", "bench", *small,
+                             "--blas-core", "Foo\n", "--json", "out.json")
         self.refuses_options("--json: an empty file name", "bench", *small, "--json", "")
 
     def test_generate_refuses_what_makes_no_trace(self):
