@@ -1,9 +1,12 @@
 #include <omp.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -73,13 +76,40 @@ void start_again(const Arguments& arguments) {
   execve("/proc/self/exe", pointers.data(), environ);
 }
 
-// OpenBLAS passes over a name that it does not know, and over a core whose instructions the processor lacks.
+// Whether a product works, found out by a process of its own: one that meets instructions which the processor
+// does not have is ended.
+bool kernels_run() {
+  const pid_t child = fork();
+  if (child < 0) throw IoError(fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (child == 0) {
+    const rlimit no_core_file{0, 0};
+    setrlimit(RLIMIT_CORE, &no_core_file);
+    std::signal(SIGILL, SIG_DFL);
+    const Matrix a(67, 67);  // full and ragged blocks of any kernel
+    Matrix product(67, 67);
+    reference::multiply(a, a, product.view());
+    reference::multiply_transposed(a, a, product.view());
+    _exit(0);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) throw IoError(fmt::format("cannot wait for a process: {}", std::strerror(errno)));
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// OpenBLAS passes over a name that it does not know, and some builds over a core whose instructions the
+// processor lacks; others run it nevertheless.
 void require_kernels_of(const std::string& core) {
   const std::string real = reference::blas_info().core;
   const auto lower = [](unsigned char c) { return std::tolower(c); };
-  if (std::ranges::equal(core, real, {}, lower, lower)) return;
-  throw UsageError(
-      fmt::format("--blas-core '{}': OpenBLAS runs its {} kernels instead", one_line(core), real));
+  if (!std::ranges::equal(core, real, {}, lower, lower)) {
+    throw UsageError(
+        fmt::format("--blas-core '{}': OpenBLAS runs its {} kernels instead", one_line(core), real));
+  }
+  if (!kernels_run()) {
+    throw UsageError(fmt::format("--blas-core '{}': this processor cannot run its kernels", one_line(core)));
+  }
 }
 
 // OpenBLAS chooses its kernels when it is loaded, before main. So the program begins anew, in its own place,
