@@ -14,9 +14,14 @@ void multiply(MatrixView a, MatrixView b, MutableMatrixView out);
 void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale = 1);
 
 /// out = a * b with threads inside BLAS, which no operation here uses, because its bits depend on their number:
-/// what others are measured against. Leaves one BLAS thread. Not to be called while another product runs.
-/// throws ShapeMismatch
-void multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int threads);
+/// what others are measured against. Leaves one BLAS thread, whatever happens, and OpenMP's as they were. Not
+/// to be called while another product runs.
+/// returns  how many threads BLAS had for it: fewer than asked for if it cannot work on so many
+/// throws   ShapeMismatch
+int multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int threads);
+
+/// How many threads BLAS has: one, except during multiply_with_blas_threads.
+int blas_threads();
 
 /// Which BLAS was really loaded: with several installed, or OPENBLAS_CORETYPE set, it is not the obvious one.
 struct BlasInfo {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <thread>
 
 #include <fmt/format.h>
@@ -35,6 +36,25 @@ double timed(const BenchPiece& piece) {
   return seconds_since(start);
 }
 
+struct Rounded {
+  double number = 0;
+  int exponent = 0;  // of the first digit
+};
+
+// To three significant digits.
+Rounded rounded(double number) {
+  const std::string text = fmt::format("{:.2e}", number);
+  const size_t e = text.find('e');
+  const std::string_view exponent = std::string_view(text).substr(e + (text[e + 1] == '+' ? 2 : 1));
+  return {parse_real(text).value(), static_cast<int>(parse_integer(exponent).value())};
+}
+
+// 0.0208, 43.9, 118: with the zeros that make it three digits, and none that were not measured.
+std::string three_digits(double number) {
+  const Rounded near = rounded(number);
+  return fmt::format("{:.{}f}", near.number, std::max(0, 2 - near.exponent));
+}
+
 }  // namespace
 
 BenchShape parse_bench_shape(std::string_view text) {
@@ -63,28 +83,68 @@ Spread spread(std::vector<double> numbers) {
 
 std::optional<bool> BenchResult::met() const {
   if (!goal || ratios.empty()) return std::nullopt;
-  const double ratio = spread(ratios).median;
-  return goal->at_least ? ratio >= goal->value : ratio <= goal->value;
+  return goal->is_met(spread(ratios).median);
+}
+
+std::string BenchResult::verdict() const {
+  const auto by_median = met();
+  if (!by_median) return "";
+  const bool unanimous =
+      std::ranges::all_of(ratios, [&](double ratio) { return goal->is_met(ratio) == *by_median; });
+  return std::string(*by_median ? "met" : "missed") + (unanimous ? "" : " by the median");
+}
+
+BenchPlan plan(const BenchRounds& rounds, double first_round) {
+  constexpr int64_t kMost = 7, kLeast = 3, kLeastOfLong = 2;
+  constexpr double kLongWarmUp = 0.1;  // of the time that there is
+  const bool warm_up = first_round <= kLongWarmUp * rounds.seconds;
+  if (rounds.asked) return {warm_up, *rounds.asked, *rounds.asked};
+  return {warm_up, first_round > rounds.seconds ? kLeastOfLong : kLeast, kMost};
 }
 
 BenchResult measure(const std::vector<BenchPiece>& pieces, const BenchRounds& rounds,
                     const std::function<double(std::span<const double> seconds)>& ratio) {
   BenchResult result;
   for (const BenchPiece& piece : pieces) result.times.push_back({piece.name, piece.work, piece.unit, {}});
-  const auto start = Clock::now();
-  bool warm = false;
-  while (static_cast<int64_t>(result.ratios.size()) < rounds.most) {
+  const auto time_all = [&] {
     std::vector<double> seconds;
     for (const BenchPiece& piece : pieces) seconds.push_back(timed(piece));
-    const bool time_is_up = seconds_since(start) >= rounds.seconds;
-    if (warm || time_is_up) {
-      for (size_t i = 0; i < pieces.size(); ++i) result.times[i].seconds.push_back(seconds[i]);
-      result.ratios.push_back(ratio(seconds));
-    }
-    warm = true;
-    if (time_is_up) break;
+    return seconds;
+  };
+  int64_t counted = 0;
+  const auto count = [&](const std::vector<double>& seconds) {
+    for (size_t i = 0; i < pieces.size(); ++i) result.times[i].seconds.push_back(seconds[i]);
+    if (ratio) result.ratios.push_back(ratio(seconds));
+    ++counted;
+  };
+  const auto start = Clock::now();
+  const std::vector<double> first = time_all();
+  const BenchPlan planned = plan(rounds, seconds_since(start));
+  result.warm_up = planned.warm_up;
+  if (!planned.warm_up) count(first);
+  while (counted < planned.least || (counted < planned.most && seconds_since(start) < rounds.seconds)) {
+    count(time_all());
   }
   return result;
+}
+
+std::string duration_text(double seconds) {
+  struct Unit {
+    const char* name;
+    double seconds;
+  };
+  constexpr Unit kUnits[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}};
+  const double near = rounded(seconds).number;  // 999.7 us are 1.00 ms
+  const auto unit = std::ranges::find_if(kUnits, [&](const Unit& u) { return near >= u.seconds; });
+  const Unit& best = unit == std::end(kUnits) ? *std::prev(unit) : *unit;
+  return fmt::format("{} {}", three_digits(near / best.seconds), best.name);
+}
+
+std::string rate_text(double per_second, std::string_view unit) {
+  if (unit == "FLOP") return three_digits(per_second * 1e-9) + " GFLOP/s";
+  const bool millions = rounded(per_second).number >= 1e6;
+  return fmt::format("{}{} {}/s", three_digits(millions ? per_second * 1e-6 : per_second),
+                     millions ? " million" : "", unit);
 }
 
 }  // namespace kvbound::sim

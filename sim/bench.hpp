@@ -53,14 +53,20 @@ struct BenchTimes {
   std::vector<double> seconds;  ///< one per round
 };
 
+/// What a ratio should be: at_least(0.8), at_most(1.25).
 struct BenchGoal {
   double value = 0;
-  bool at_least = false;  ///< else at most
+  bool is_least = false;  ///< else the most
+
+  bool is_met(double ratio) const { return is_least ? ratio >= value : ratio <= value; }
 };
+constexpr BenchGoal at_least(double value) { return {value, true}; }
+constexpr BenchGoal at_most(double value) { return {value, false}; }
 
 struct BenchResult {
   std::string operation;
   std::vector<BenchTimes> times;  ///< the operation's, then those of what it is measured against
+  bool warm_up = false;           ///< whether a round that does not count went before
   std::string ratio_meaning;
   std::vector<double> ratios;  ///< one per round; empty if there is none
   std::string no_ratio;        ///< why not
@@ -68,19 +74,36 @@ struct BenchResult {
 
   /// Whether the median ratio meets the goal; nullopt without ratio or goal.
   std::optional<bool> met() const;
+  /// "met" or "missed", with "by the median" if some rounds say otherwise; empty where met() is nullopt.
+  std::string verdict() const;
 };
 
 struct BenchRounds {
-  int64_t most = 7;
-  double seconds = 60;  ///< no round is begun later than that
+  std::optional<int64_t> asked;  ///< so many, however long they take; else as many as time allows
+  double seconds = 60;           ///< after which no more rounds are begun than must be
 };
 
-/// Times all pieces in every round. A first round to warm up is not counted, unless time is up after it.
+/// How often to measure.
+struct BenchPlan {
+  bool warm_up = false;  ///< the first round does not count; not if it takes long, which drowns what it warms
+  int64_t least = 0;     ///< rounds that count, whatever the time
+  int64_t most = 0;
+
+  friend bool operator==(const BenchPlan&, const BenchPlan&) = default;
+};
+/// What the seconds that the first round took leave room for.
+BenchPlan plan(const BenchRounds& rounds, double first_round);
+
+/// Times all pieces in every round.
 ///
-/// ratio    of one round, from its seconds in the order of the pieces
-/// returns  times and ratios of as many rounds as there was time for, at least one
+/// ratio    of one round, from its seconds in the order of the pieces; may be left out
 BenchResult measure(const std::vector<BenchPiece>& pieces, const BenchRounds& rounds,
-                    const std::function<double(std::span<const double> seconds)>& ratio);
+                    const std::function<double(std::span<const double> seconds)>& ratio = nullptr);
+
+/// Three significant digits and the unit that suits them: "43.9 ms", "1.29 s".
+std::string duration_text(double seconds);
+/// "26.7 GFLOP/s", "765 million exponentials/s", "0.0208 layers/s".
+std::string rate_text(double per_second, std::string_view unit);
 
 struct BenchOptions {
   BenchShape shape;
@@ -88,6 +111,9 @@ struct BenchOptions {
   uint64_t seed = 1;
   int threads = 1;
 };
+
+/// How many threads OpenBLAS works on if asked for so many: fewer if it is not built for them.
+int blas_threads(int asked);
 
 /// An operation that can be measured.
 struct BenchOperation {

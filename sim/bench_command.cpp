@@ -1,8 +1,12 @@
 #include <omp.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -62,23 +66,66 @@ std::vector<const BenchOperation*> chosen_operations(const std::vector<std::stri
   return chosen;
 }
 
-// OpenBLAS chooses its kernels when it is loaded, before main. So the program begins anew, in its own place,
-// unless the environment is as it should be: with OPENBLAS_CORETYPE = core, or without it if there is none.
-void require_blas_core(const std::optional<std::string>& core, const Arguments& arguments, bool quiet) {
-  const char* now = std::getenv(kCoreType);
-  if (core ? now && *core == now : !now) return;
-  if (!quiet && now) {
-    std::cerr << fmt::format("kvbound: {}={} of the environment is not heeded: starting again\n", kCoreType,
-                             one_line(now));
-  }
-  core ? setenv(kCoreType, core->c_str(), 1) : unsetenv(kCoreType);
+// Returns only if it fails.
+void start_again(const Arguments& arguments) {
   std::vector<std::string> words{"kvbound", "bench"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   execve("/proc/self/exe", pointers.data(), environ);
-  throw IoError(fmt::format("cannot start again without {}: {}", kCoreType, std::strerror(errno)));
+}
+
+// Whether a product works, found out by a process of its own: one that meets instructions which the processor
+// does not have is ended.
+bool kernels_run() {
+  const pid_t child = fork();
+  if (child < 0) throw IoError(fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (child == 0) {
+    const rlimit no_core_file{0, 0};
+    setrlimit(RLIMIT_CORE, &no_core_file);
+    std::signal(SIGILL, SIG_DFL);
+    const Matrix a(67, 67);  // full and ragged blocks of any kernel
+    Matrix product(67, 67);
+    reference::multiply(a, a, product.view());
+    reference::multiply_transposed(a, a, product.view());
+    _exit(0);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) throw IoError(fmt::format("cannot wait for a process: {}", std::strerror(errno)));
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// OpenBLAS passes over a name that it does not know, and some builds over a core whose instructions the
+// processor lacks; others run it nevertheless.
+void require_kernels_of(const std::string& core) {
+  const std::string real = reference::blas_info().core;
+  const auto lower = [](unsigned char c) { return std::tolower(c); };
+  if (!std::ranges::equal(core, real, {}, lower, lower)) {
+    throw UsageError(
+        fmt::format("--blas-core '{}': OpenBLAS runs its {} kernels instead", one_line(core), real));
+  }
+  if (!kernels_run()) {
+    throw UsageError(fmt::format("--blas-core '{}': this processor cannot run its kernels", one_line(core)));
+  }
+}
+
+// OpenBLAS chooses its kernels when it is loaded, before main. So the program begins anew, in its own place,
+// unless the environment is as it should be: with OPENBLAS_CORETYPE = core, or without it if there is none.
+void require_blas_core(const std::optional<std::string>& core, const Arguments& arguments, bool quiet) {
+  const char* now = std::getenv(kCoreType);
+  if (core && now && *core == now) return require_kernels_of(*core);
+  if (!core && !now) return;
+  if (!quiet && now) {
+    std::cerr << fmt::format("kvbound: {}={} of the environment is not heeded: starting again\n", kCoreType,
+                             one_line(now));
+  }
+  // Not with the environment as it was: that would begin anew for ever.
+  if ((core ? setenv(kCoreType, core->c_str(), 1) : unsetenv(kCoreType)) == 0) start_again(arguments);
+  throw IoError(fmt::format("cannot start again {} {}{}: {}", core ? "with" : "without", kCoreType,
+                            core ? "=" + one_line(*core) : "", std::strerror(errno)));
 }
 
 void warn_of_old_kernels() {
@@ -91,23 +138,17 @@ void warn_of_old_kernels() {
       core, name(level), level == reference::InstructionSet::avx512 ? "SkylakeX" : "Haswell");
 }
 
-std::string duration(double seconds) {
-  return seconds < 1e-3 ? fmt::format("{:#.3g} us", seconds * 1e6)
-         : seconds < 1  ? fmt::format("{:#.3g} ms", seconds * 1e3)
-                        : fmt::format("{:#.3g} s", seconds);
-}
-
-std::string rate(const BenchTimes& times) {
-  const double per_second = times.work / spread(times.seconds).median;
-  return times.unit == "FLOP" ? fmt::format("{:.1f} GFLOP/s", per_second * 1e-9)
-                              : fmt::format("{:.3g} {}/s", per_second, times.unit);
+std::string row(std::string_view name, std::string_view median, std::string_view least, std::string_view most,
+                std::string_view rate) {
+  return fmt::format("{:<34} {:>9} {:>9} {:>9}   {}\n", name, median, least, most, rate);
 }
 
 std::string line(const BenchResult& result, size_t index) {
   const BenchTimes& times = result.times[index];
   const Spread seconds = spread(times.seconds);
-  return fmt::format("{:<34} {:>9} {:>9} {:>9}   {}\n", (index == 0 ? "" : "  ") + times.name,
-                     duration(seconds.median), duration(seconds.least), duration(seconds.most), rate(times));
+  return row((index == 0 ? "" : "  ") + times.name, duration_text(seconds.median),
+             duration_text(seconds.least), duration_text(seconds.most),
+             rate_text(times.work / seconds.median, times.unit));
 }
 
 std::string text(const BenchResult& result) {
@@ -118,8 +159,8 @@ std::string text(const BenchResult& result) {
   lines += fmt::format("  -> {:.2f} ({:.2f}-{:.2f}) {}", ratio.median, ratio.least, ratio.most,
                        result.ratio_meaning);
   if (result.goal) {
-    lines += fmt::format("; goal {} {:g}: {}", result.goal->at_least ? "at least" : "at most",
-                         result.goal->value, *result.met() ? "met" : "missed");
+    lines += fmt::format("; goal {} {:g}: {}", result.goal->is_least ? "at least" : "at most",
+                         result.goal->value, result.verdict());
   }
   return lines + fmt::format("; {} round{}\n", result.ratios.size(), result.ratios.size() == 1 ? "" : "s");
 }
@@ -140,10 +181,11 @@ Json to_json(const BenchResult& result) {
   for (const BenchTimes& row : result.times) times.push_back(to_json(row));
   Json ratio, goal;
   if (!result.ratios.empty()) ratio = to_json(spread(result.ratios));
-  if (result.goal) goal = {{result.goal->at_least ? "at_least" : "at_most", result.goal->value}};
+  if (result.goal) goal = {{result.goal->is_least ? "at_least" : "at_most", result.goal->value}};
   const auto met = result.met();
   return {{"operation", result.operation},
           {"rounds", result.times.front().seconds.size()},
+          {"warm_up", result.warm_up},
           {"times", times},
           {"ratio", ratio},
           {"ratio_meaning", result.ratio_meaning},
@@ -163,11 +205,10 @@ Json to_json(const BenchShape& shape) {
 
 std::string heading(const BenchOptions& options) {
   const reference::BlasInfo blas = reference::blas_info();
-  return fmt::format(
-      "{}:{}, {} thread{}, seed {}; {} loops; OpenBLAS for {}, {}\n\n{:<34} {:>9} {:>9} {:>9}   rate\n",
-      options.shape.name, options.shape.tokens, options.threads, options.threads == 1 ? "" : "s",
-      options.seed, name(reference::instruction_set()), blas.core, blas.flavour, "", "median", "least",
-      "most");
+  return fmt::format("{}:{}, {} thread{}, seed {}; {} loops; OpenBLAS for {}, {}\n\n", options.shape.name,
+                     options.shape.tokens, options.threads, options.threads == 1 ? "" : "s", options.seed,
+                     name(reference::instruction_set()), blas.core, blas.flavour) +
+         row("", "median", "least", "most", "rate");
 }
 
 CommandLine command_line() {
@@ -175,13 +216,13 @@ CommandLine command_line() {
                    details());
   line.add("backend", "B", "what runs the operations (default and only one: reference)");
   line.add("shape", "NAME:TOKENS", "the layer (default: llama-3.1-8b:32768)");
-  line.add("repeats", "N", "rounds at most; fewer if they take long (default: 7)");
+  line.add("repeats", "N",
+           "rounds that count (default: as many of 7 as a minute allows, but 3, or 2 if one takes a minute)");
   line.add("blas-core", "CORE",
            "have OpenBLAS use its kernels for this processor (default: what it thinks best)");
   line.add("seed", "N", "of the random numbers worked on (default: 1)");
   line.add("json", "FILE", "write it as JSON, too (schema: sim/bench.schema.json)");
-  line.add("threads", "N", "threads to work on (default: all processors)");
-  line.add_flag("quiet", "no progress and no warnings");
+  add_work_options(line);
   return line;
 }
 
@@ -189,7 +230,7 @@ BenchOptions parse_options(const CommandLine& line) {
   if (const auto backend = line.text("backend")) require_backend(*backend);
   BenchOptions options;
   options.shape = parse_bench_shape(line.text("shape").value_or("llama-3.1-8b:32768"));
-  options.rounds.most = line.integer("repeats", 1, 1000, options.rounds.most);
+  if (line.has("repeats")) options.rounds.asked = line.integer("repeats", 1, 1000, 1);
   options.seed = static_cast<uint64_t>(line.integer("seed", 0, INT64_MAX, 1));
   apply_threads(line);
   options.threads = omp_get_max_threads();
@@ -213,9 +254,11 @@ int bench_command(const Arguments& arguments) {
     OutputPaths().add("json", *json);
     file.emplace(*json);
   }
-  if (!quiet) warn_of_old_kernels();
+  if (!quiet && !core) warn_of_old_kernels();
   Json document{{"schema", "kvbound-bench-1"}};
   document.update(environment());
+  document["processors"] = omp_get_num_procs();
+  document["blas_threads"] = blas_threads(options.threads);
   document["instruction_set"] = name(reference::instruction_set());
   document["backend"] = "reference";
   document["seed"] = options.seed;

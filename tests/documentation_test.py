@@ -98,6 +98,9 @@ class Documentation(CommandLineTest):
                 ]
                 if words[0] == "bench":
                     words += "--shape", "pocket:256"  # what is measured in documents takes minutes
+                    if "--blas-core" in words:  # which cores there are depends on the machine
+                        at = words.index("--blas-core")
+                        words[at:at + 2] = []
                 with self.subTest(" ".join(words)):
                     self.passes(*words)
                     ran += 1

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cmath>
 #include <limits>
@@ -45,7 +46,9 @@ TEST(MultiplyWithBlasThreads, IsTheProductAndLeavesOneThread) {
   const Matrix a = random.matrix(200, 150), b = random.matrix(150, 300);
   Matrix before(200, 300), threaded(200, 300), after(200, 300);
   multiply(a, b, before.view());
-  multiply_with_blas_threads(a, b, threaded.view(), 2);
+  const int threads = multiply_with_blas_threads(a, b, threaded.view(), 2);
+  EXPECT_EQ(threads, blas_info().flavour == "serial" ? 1 : 2);
+  EXPECT_EQ(blas_threads(), 1);
   multiply(a, b, after.view());
   EXPECT_EQ(numbers_of(after), numbers_of(before)) << "the bits of one thread";
   for (int64_t i = 0; i < 200; ++i) {
@@ -57,6 +60,40 @@ TEST(MultiplyWithBlasThreads, IsTheProductAndLeavesOneThread) {
       ASSERT_LE(std::abs(threaded(i, j) - before(i, j)), bound);
     }
   }
+}
+
+TEST(MultiplyWithBlasThreads, LeavesOneThreadWhenItRefuses) {
+  Matrix out(2, 2);
+  EXPECT_THROW(multiply_with_blas_threads(Matrix(2, 3), Matrix(5, 2), out.view(), 2), ShapeMismatch);
+  EXPECT_EQ(blas_threads(), 1);
+}
+
+// An OpenBLAS built for OpenMP sets OpenMP's number of threads along with its own.
+TEST(MultiplyWithBlasThreads, LeavesOpenMpThreadsAsTheyWere) {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(3);
+  Matrix out(1, 1);
+  multiply(matrix({{2}}), matrix({{3}}), out.view());
+  EXPECT_EQ(omp_get_max_threads(), 3);
+  multiply_with_blas_threads(matrix({{2}}), matrix({{3}}), out.view(), 2);
+  EXPECT_EQ(omp_get_max_threads(), 3);
+  EXPECT_THROW(multiply_with_blas_threads(Matrix(2, 3), Matrix(5, 2), out.view(), 2), ShapeMismatch);
+  EXPECT_EQ(omp_get_max_threads(), 3);
+  omp_set_num_threads(before);
+}
+
+// Bits that depend on the number of threads would show here.
+TEST(Multiply, TakesOneThreadHoweverManyOpenMpHas) {
+  Random random(4);
+  const Matrix a = random.matrix(200, 700), b = random.matrix(700, 300);
+  Matrix one(200, 300), many(200, 300);
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(1);
+  multiply(a, b, one.view());
+  omp_set_num_threads(4);
+  multiply(a, b, many.view());
+  omp_set_num_threads(before);
+  EXPECT_EQ(numbers_of(many), numbers_of(one));
 }
 
 TEST(Multiply, ForgetsWhatWasThereBefore) {

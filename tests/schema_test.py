@@ -4,6 +4,7 @@ usage: schema_test.py KVBOUND      KVBOUND: the program's path
 """
 import copy
 import json
+import os
 
 import jsonschema
 
@@ -133,6 +134,9 @@ class Schemas(CommandLineTest):
             known = schema.schema["properties"]["operations"]["items"]["properties"]["operation"]["enum"]
             self.assertEqual([item["operation"] for item in document["operations"]], known)
             self.require_tight(schema, document)
+            self.assertEqual(document["threads"], int(threads))
+            self.assertEqual(document["processors"], len(os.sched_getaffinity(0)))
+            self.assertIn(document["blas_threads"], (1, int(threads)))
             compress = document["operations"][-1]
             if threads == "1":
                 self.assertEqual([compress["ratio"], compress["met"]], [None, None])
