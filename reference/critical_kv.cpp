@@ -13,7 +13,8 @@
 namespace kvbound::reference {
 namespace {
 
-// Columns of the product formed at a time: kTokenBlock x kColumnBlock doubles stay in a core's cache.
+// Columns of the product formed at a time: kTokenBlock x kColumnBlock doubles are 1 MiB, which stays in the second-level
+// cache of most server processors.
 constexpr int64_t kColumnBlock = 512;
 
 Matrix product_block(MatrixView output_projection) {
