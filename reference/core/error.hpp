@@ -1,5 +1,5 @@
 // What can go wrong, by whose fault: the caller's (ShapeMismatch, NonFinite, InvalidPolicy), the input's
-// (TraceError) or the world's (IoError). Every message names the values that are wrong.
+// (TraceError), a device's (DeviceError) or the world's (IoError). Every message names the values that are wrong.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +50,13 @@ class TraceError : public Error {
   std::string path_;
   int64_t offset_;
   std::string field_;
+};
+
+/// A device that is not there, or that refused: which call, what it said, where in our source.
+class DeviceError : public Error {
+ public:
+  DeviceError(const std::string& call, const std::string& message, const std::string& file, int64_t line)
+      : Error(call + ": " + message + " (" + file + ":" + std::to_string(line) + ")") {}
 };
 
 /// The world refused: a file that cannot be opened, a full disk, no memory.

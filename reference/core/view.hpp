@@ -24,7 +24,9 @@ struct BasicMatrixView {
   BasicMatrixView(T* data_, int64_t rows_, int64_t cols_, int64_t row_stride_)
       : data(data_), rows(rows_), cols(cols_), row_stride(row_stride_) {}
 
-  operator BasicMatrixView<const T>() const { return {data, rows, cols, row_stride}; }
+  operator BasicMatrixView<const T>() const requires(!std::is_const_v<T>) {
+    return {data, rows, cols, row_stride};
+  }
 
   T& operator()(int64_t row, int64_t col) const {
     assert(0 <= row && row < rows && 0 <= col && col < cols);

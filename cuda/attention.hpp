@@ -1,0 +1,39 @@
+// Decode attention over a compressed cache.
+#pragma once
+
+#include <cstdint>
+
+#include "device.hpp"
+#include "view.hpp"
+
+namespace kvbound::cuda {
+
+/// Where decode attention puts its results; device memory.
+struct AttentionResult {
+  float* output = nullptr;       ///< [query_heads, head_dim], rows without padding
+  float* log_sum_exp = nullptr;  ///< [query_heads], natural log, votes included
+  float* logits = nullptr;  ///< [query_heads, capacity]: scale * q . k, votes not included; null: not wanted.
+                            ///< Columns from `entries` on are left as they are
+};
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Bytes that `attention` needs for a cache of this capacity.
+int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity);
+
+/// One query per query head over its KV head's cache: reference::attention for all heads of a layer at once.
+///
+/// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head h / (query_heads / kv_heads)
+/// an empty cache gives output 0 and log_sum_exp -infinity
+/// precision  products and sums in fp32; error: reference/error_bounds.hpp, with attention_chain() as its chain
+/// the same inputs give the same bits, whatever the device
+/// throws     ShapeMismatch; DeviceError
+template <Storage T>
+void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
+               const AttentionResult& result, Workspace workspace, Stream stream);
+
+/// The longest chain of fp32 additions over `entries` tokens in `attention`.
+int64_t attention_chain(int64_t entries);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,40 @@
+// Views of device memory, for whoever calls the operations. Row-major; every row begins on 16 bytes.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "storage.hpp"
+
+namespace kvbound::cuda {
+
+/// slices x rows x cols stored numbers in device memory.
+///
+/// data is 16-byte aligned; row_stride and slice_stride are multiples of 16 bytes, row_stride >= padded<T>(cols), and
+/// the numbers between cols and padded<T>(cols) of every row are 0, so that whole loads need no special end. Operations
+/// throw ShapeMismatch where strides are not so; that the padding is 0 is up to the caller.
+template <class T>
+struct DeviceTensor {
+  T* data = nullptr;
+  int64_t slices = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_stride = 0;    ///< numbers from one row to the next
+  int64_t slice_stride = 0;  ///< numbers from one slice to the next
+
+  operator DeviceTensor<const T>() const requires(!std::is_const_v<T>) {
+    return {data, slices, rows, cols, row_stride, slice_stride};
+  }
+};
+
+/// A layer's cache: per KV head so many entries, with room for more.
+template <Storage T>
+struct CacheView {
+  DeviceTensor<const T> keys;    ///< [kv_heads, capacity, head_dim]
+  DeviceTensor<const T> values;  ///< [kv_heads, capacity, head_dim]
+  const int64_t* entries =
+      nullptr;  ///< [kv_heads], device memory: the first so many rows are in use, 0..capacity
+  const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
+};
+
+}  // namespace kvbound::cuda
