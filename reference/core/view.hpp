@@ -23,10 +23,10 @@ struct BasicMatrixView {
   BasicMatrixView(T* data_, int64_t rows_, int64_t cols_) : BasicMatrixView(data_, rows_, cols_, cols_) {}
   BasicMatrixView(T* data_, int64_t rows_, int64_t cols_, int64_t row_stride_)
       : data(data_), rows(rows_), cols(cols_), row_stride(row_stride_) {}
-
-  operator BasicMatrixView<const T>() const requires(!std::is_const_v<T>) {
-    return {data, rows, cols, row_stride};
-  }
+  /// Whoever may write may read.
+  template <class U>
+  requires(std::is_same_v<T, const U>) BasicMatrixView(const BasicMatrixView<U>& other)
+      : BasicMatrixView(other.data, other.rows, other.cols, other.row_stride) {}
 
   T& operator()(int64_t row, int64_t col) const {
     assert(0 <= row && row < rows && 0 <= col && col < cols);
