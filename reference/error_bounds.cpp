@@ -8,7 +8,7 @@
 #include "critical_kv.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 #include "snap_kv.hpp"
 
 namespace kvbound::reference {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/session.hpp>
+#include <kvbound/reference/core/session_check.hpp>
 
 #include "backend.hpp"
 
@@ -88,7 +88,7 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
   for (const Run& run : runs) {
     try {
       require_backend(run.backend);
-      reference::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens),
+      kvbound::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens),
                                trace.prompt_tokens, trace.window_queries);
     } catch (const InvalidPolicy& error) {
       throw InvalidPolicy(trace.path + ": policy '" + run.policy.label + "' at budget " +
