@@ -10,7 +10,7 @@
 #include <kvbound/traces/portable_random.hpp>
 
 #ifndef KVBOUND_CUDA_NATIVE
-#include <kvbound/cuda/emulation.hpp>
+#include <kvbound/cuda/emulation/schedule.hpp>
 #endif
 
 namespace kvbound::parity {
@@ -73,10 +73,9 @@ void for_each_schedule(const std::function<void(const std::string& name)>& work)
   for (const char* name : {"the first run", "the second run"}) work(name);
 #else
   for (const unsigned seed : {0u, 1u, 2u}) {
-    for (const cuda::AsyncCopies copies : {cuda::AsyncCopies::lazy, cuda::AsyncCopies::eager}) {
-      const cuda::ScopedSchedule schedule({.seed = seed, .async_copies = copies});
-      work("schedule " + std::to_string(seed) +
-           (copies == cuda::AsyncCopies::lazy ? ", lazy copies" : ", eager copies"));
+    for (const bool eager : {false, true}) {
+      const cuda::emulation::ScopedSchedule schedule({.seed = seed, .eager_copies = eager});
+      work("schedule " + std::to_string(seed) + (eager ? ", eager copies" : ", lazy copies"));
     }
   }
 #endif
