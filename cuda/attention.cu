@@ -28,7 +28,8 @@ constexpr int kMostTeamHeads = 8;
 
 constexpr int kStages = 2;
 constexpr int64_t kMostSplitTokens = 512;
-constexpr int64_t kBlocksWanted = 528;  // four for each multiprocessor of an H200; they must not depend on the device
+constexpr int64_t kBlocksWanted =
+    528;  // four for each multiprocessor of an H200; they must not depend on the device
 constexpr int kLaneNumbers = 8;  // numbers of a row of values for which a lane sums
 constexpr int64_t kRowUnit = 8;  // rows of partial outputs are a multiple of this long
 
@@ -148,10 +149,11 @@ struct Split {
 
   // Starts to copy the n-th tile: first come the keys', then the values'.
   __device__ void load(int n) const {
-    if (n < 2 * tiles) {
-      const int tile = n < tiles ? n : n - tiles;
-      (n < tiles ? keys : values)
-          .copy_to_tile(first + tile * kTileTokens, tile_count(tile), stage(n));
+    const bool of_keys = n < tiles;
+    const int tile = of_keys ? n : n - tiles;
+    if (tile < tiles) {
+      const TokenRows rows = of_keys ? keys : values;
+      rows.copy_to_tile(first + tile * kTileTokens, tile_count(tile), stage(n));
     }
     async_commit();
   }
@@ -170,7 +172,8 @@ struct Split {
     float* to = shared.queries + team * kHeads * row;
     for (int h = 0; h < kHeads; ++h) {
       for (int d = thread; d < row; d += kTeam) {
-        to[h * row + d] = h < heads ? to_float(p.queries.data[(first_head + h) * p.queries.row_stride + d]) : 0;
+        to[h * row + d] =
+            h < heads ? to_float(p.queries.data[(first_head + h) * p.queries.row_stride + d]) : 0;
       }
     }
   }
@@ -186,26 +189,33 @@ struct Split {
     const uint4* key = tile + slot * tile_row_vectors(keys.vectors);
     const int row = keys.vectors * static_cast<int>(kVector<T>);
     const float* query = shared.queries + (team * kHeads + my_head()) * row;
-    for (int v = 0; v < keys.vectors; ++v, query += kVector<T>) {
-      float numbers[kVector<T>];
-      unpack<T>(key[v], numbers);
+    for (int v = 0; v < keys.vectors; v += kChainVectors<T>) {
+      float part[kMine] = {};
 #pragma unroll
-      for (int h = 0; h < kMine; ++h) {
-        if (my_head() + h < kHeads) add_product(numbers, query + h * row, sums[h]);
+      for (int i = v; i < v + kChainVectors<T>; ++i) {
+        if (i < keys.vectors) add_products(key[i], query + i * kVector<T>, row, part);
       }
+#pragma unroll
+      for (int h = 0; h < kMine; ++h) sums[h] += part[h];
     }
     finish_logits(n * kTileTokens + slot, sums, largest);
   }
 
-  // sum += numbers . query
-  __device__ static void add_product(const float (&numbers)[kVector<T>], const float* query, float& sum) {
+  // sums[h] += key . (query of head h)
+  __device__ void add_products(const uint4& key, const float* query, int row, float (&sums)[kMine]) const {
+    float numbers[kVector<T>];
+    unpack<T>(key, numbers);
 #pragma unroll
-    for (int i = 0; i < kVector<T>; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(query + i);
-      sum += numbers[i] * four.x;
-      sum += numbers[i + 1] * four.y;
-      sum += numbers[i + 2] * four.z;
-      sum += numbers[i + 3] * four.w;
+    for (int h = 0; h < kMine; ++h) {
+      if (my_head() + h >= kHeads) break;
+#pragma unroll
+      for (int i = 0; i < kVector<T>; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(query + h * row + i);
+        sums[h] += numbers[i] * four.x;
+        sums[h] += numbers[i + 1] * four.y;
+        sums[h] += numbers[i + 2] * four.z;
+        sums[h] += numbers[i + 3] * four.w;
+      }
     }
   }
 
@@ -386,8 +396,7 @@ Shape shape_of(const DeviceTensor<const T>& keys, int teams, int64_t split_token
 }
 
 template <Storage T, int kHeads>
-__global__ void __launch_bounds__(kMostTeams* kTeam)
-    attention_split_kernel(Arguments<T> p, Shape shape) {
+__global__ void __launch_bounds__(kMostTeams* kTeam) attention_split_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
   const Split<T, kHeads> split(p, shared);
@@ -440,7 +449,8 @@ __device__ float4 add(const float4& a, const float4& b) {
 }
 
 // sum_split rescaling * its output, of four numbers; thread 0..15 have the sums in the end.
-__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, int64_t splits, float largest) {
+__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, int64_t splits,
+                               float largest) {
   const int64_t head = blockIdx.x;
   const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
   const int slice = static_cast<int>(threadIdx.x) / kJoinColumns;
@@ -496,7 +506,7 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_layout("queries", queries);
   require_layout("keys", cache.keys);
   require_layout("values", cache.values);
-  require_equal("slices of queries", queries.slices, "queries per head", 1);
+  require_equal("slices of queries", queries.slices, "queries of a head", 1);
   require_groups(queries.rows, cache.keys.slices);
   require_equal("KV heads of keys", cache.keys.slices, "KV heads of values", cache.values.slices);
   require_equal("capacity of keys", cache.keys.rows, "capacity of values", cache.values.rows);
@@ -544,8 +554,7 @@ void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double 
   const Splits splits(kv_heads, capacity);
   const Partials partials(workspace.data, queries.rows, queries.cols, splits.count);
   launch_split(Arguments<T>{queries, cache, static_cast<float>(scale), result, partials, splits}, stream);
-  const JoinArguments join{cache.entries, partials,     splits, result, queries.rows / kv_heads,
-                           queries.cols};
+  const JoinArguments join{cache.entries, partials, splits, result, queries.rows / kv_heads, queries.cols};
   const dim3 grid(static_cast<unsigned>(queries.rows),
                   static_cast<unsigned>(ceil_division(queries.cols, 4 * kJoinColumns)));
   launch({grid, dim3(kJoinThreads), shared_bytes<JoinShared>(), stream}, attention_join_kernel, join);
@@ -558,6 +567,8 @@ template void attention(DeviceTensor<const Float16>, const CacheView<Float16>&, 
 template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                         const AttentionResult&, Workspace, Stream);
 
+int64_t attention_product_chain(int64_t head_dim) { return product_chain(head_dim); }
+
 int64_t attention_chain(int64_t entries) {
   if (entries <= 0) return 0;
   // In a split a lane has at least every fourth token; four lanes' or warps' sums are then joined by a tree. There are
@@ -568,6 +579,5 @@ int64_t attention_chain(int64_t entries) {
   return in_split + ceil_division(splits, kJoinSlices) + 4;
 }
 
-}  // namespace
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -1,6 +1,8 @@
 // Tiles of tokens: rows of keys or values on their way through shared memory, 16 bytes at a time.
 #pragma once
 
+#include <algorithm>
+
 #include "kernel.hpp"
 #include "primitives/async_copy.hpp"
 #include "view.hpp"
@@ -40,6 +42,15 @@ __device__ inline void unpack(const uint4& vector, float (&numbers)[kVector<T>])
   }
 }
 
+/// A product of two rows is summed in parts of eight numbers, whose sums are then added one after the other: that keeps
+/// the chains of additions, and so the bounds, short.
+inline constexpr int kChainNumbers = 8;
+template <Storage T>
+inline constexpr int kChainVectors = kChainNumbers / static_cast<int>(kVector<T>);
+constexpr int64_t product_chain(int64_t head_dim) {
+  return std::min<int64_t>(head_dim, kChainNumbers) + (head_dim + kChainNumbers - 1) / kChainNumbers;
+}
+
 /// Rows of one slice of a tensor, as vectors of 16 bytes.
 struct TokenRows {
   const uint4* data;
@@ -50,7 +61,7 @@ struct TokenRows {
   __host__ __device__ TokenRows(const DeviceTensor<const T>& tensor, int64_t slice)
       : data(reinterpret_cast<const uint4*>(tensor.data + slice * tensor.slice_stride)),
         stride(tensor.row_stride / kVector<T>),
-        vectors(static_cast<int>(padded<T>(tensor.cols) / kVector<T>)) {}
+        vectors(static_cast<int>((tensor.cols + kVector<T> - 1) / kVector<T>)) {}
 
   /// Starts to copy rows first..first + count - 1 to a tile; count <= kTileTokens. By all threads of the block, whose
   /// number is a power of two >= 64.
