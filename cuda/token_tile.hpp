@@ -71,7 +71,7 @@ struct TokenRows {
     if (column >= vectors) return;
     const int step = static_cast<int>(blockDim.x) / columns;
     for (int row = static_cast<int>(threadIdx.x) / columns; row < count; row += step) {
-      async_copy(tile + row * tile_row_vectors(vectors) + column, data + (first + row) * stride + column);
+      async_copy16(tile + row * tile_row_vectors(vectors) + column, data + (first + row) * stride + column);
     }
   }
 };
