@@ -41,7 +41,8 @@ struct Uncertain {
 // 0 * infinity is 0 here: where nothing is multiplied, nothing is off.
 double product(double a, double b) { return a == 0 || b == 0 ? 0 : a * b; }
 
-Uncertain sum(VectorView numbers, VectorView errors, std::span<const int64_t> entries, const Roundings& roundings) {
+Uncertain sum(VectorView numbers, VectorView errors, std::span<const int64_t> entries,
+              const Roundings& roundings) {
   Uncertain result;
   for (const int64_t i : entries) {
     result.value += numbers[static_cast<size_t>(i)];
@@ -58,7 +59,8 @@ Uncertain weighted_sum(VectorView weights, VectorView weight_errors, VectorView 
   for (const int64_t entry : entries) {
     const auto i = static_cast<size_t>(entry);
     result.value += weights[i] * norms[i];
-    result.error += product(weight_errors[i], norms[i] + norm_errors[i]) + product(weights[i], norm_errors[i]);
+    result.error +=
+        product(weight_errors[i], norms[i] + norm_errors[i]) + product(weights[i], norm_errors[i]);
   }
   result.error += product(roundings.gamma(static_cast<int64_t>(entries.size()) + 2), result.reach());
   return result;
@@ -124,10 +126,11 @@ Uncertain kept_mean_norm(const HeadMasses& head, const Roundings& roundings) {
 
 // theta = S_evicted + e sum_K A' N.
 double stable_bound_error(const HeadMasses& head, const Roundings& roundings) {
-  const Uncertain evicted = weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors,
-                                         head.evicted, roundings);
+  const Uncertain evicted =
+      weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors, head.evicted, roundings);
   const Uncertain mean = kept_mean_norm(head, roundings);
-  const double products = product(head.evicted_mass.error, mean.reach()) + product(head.evicted_mass.value, mean.error);
+  const double products =
+      product(head.evicted_mass.error, mean.reach()) + product(head.evicted_mass.value, mean.error);
   const double reach = evicted.reach() + product(head.evicted_mass.reach(), mean.reach());
   return evicted.error + products + 3 * roundings.unit() * reach;
 }
@@ -138,8 +141,8 @@ double printed_bound_error(const HeadMasses& head, const Roundings& roundings) {
   if (!(least > 0)) return kInfinity;
   const Uncertain all = weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors,
                                      others(static_cast<int64_t>(head.weights.size()), {}), roundings);
-  const Uncertain kept = weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors, head.kept,
-                                      roundings);
+  const Uncertain kept =
+      weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors, head.kept, roundings);
   const double inverse = 1 / head.kept_mass.value;
   const double inverse_error = head.kept_mass.error * inverse / least + 2 * roundings.unit() / least;
   const double factor = std::abs(2 - inverse) + inverse_error;
@@ -155,7 +158,8 @@ double bound_error(const HeadMasses& head, const Roundings& roundings) {
 
 // Attention of all query heads over some keys, and its errors.
 struct Attention {
-  Attention(MatrixView queries, MatrixView keys, MatrixView values, double scale, const Arithmetic& arithmetic)
+  Attention(MatrixView queries, MatrixView keys, MatrixView values, double scale,
+            const Arithmetic& arithmetic)
       : weights(attention_weights(queries, keys, scale, keys.rows - 1)),
         weight_errors(attention_weight_errors(queries, keys, scale, arithmetic)),
         outputs(attention(queries, keys, values, scale)),
@@ -177,11 +181,20 @@ class CaseErrors {
         compressed_(given.queries, given.kept_keys, given.kept_values, given.scale, arithmetic) {}
 
   PerturbationErrors head(int64_t h) const {
-    HeadMasses masses{full_.weights.row(h), full_.weight_errors.row(h), given_.norms.row(h),
-                      given_.norm_errors.row(h), given_.kept, evicted_, kept_mass(h), {}, {}, {}};
+    HeadMasses masses{full_.weights.row(h),
+                      full_.weight_errors.row(h),
+                      given_.norms.row(h),
+                      given_.norm_errors.row(h),
+                      given_.kept,
+                      evicted_,
+                      kept_mass(h),
+                      {},
+                      {},
+                      {}};
     masses.evicted_mass = sum(masses.weights, masses.weight_errors, evicted_, roundings_);
     // As 1 - Sigma it inherits the kept mass's error.
-    masses.evicted_mass.error = std::max(masses.evicted_mass.error, masses.kept_mass.error + roundings_.unit());
+    masses.evicted_mass.error =
+        std::max(masses.evicted_mass.error, masses.kept_mass.error + roundings_.unit());
     set_shares(masses, compressed_.weight_errors.row(h), roundings_);
     PerturbationErrors result;
     result.kept_mass = masses.kept_mass.error;
@@ -200,8 +213,8 @@ class CaseErrors {
   Uncertain kept_mass(int64_t h) const {
     const auto index = static_cast<size_t>(h);
     Uncertain mass = sum(full_.weights.row(h), full_.weight_errors.row(h), given_.kept, roundings_);
-    const double logarithms = std::abs(full_.outputs.log_sum_exp[index]) +
-                              std::abs(compressed_.outputs.log_sum_exp[index]);
+    const double logarithms =
+        std::abs(full_.outputs.log_sum_exp[index]) + std::abs(compressed_.outputs.log_sum_exp[index]);
     const double exponent = full_.errors.log_sum_exp[index] + compressed_.errors.log_sum_exp[index] +
                             roundings_.unit() * logarithms + arithmetic_.exponential + kDoubleUnit;
     mass.error = std::max(mass.error, product(mass.value, std::expm1(exponent)));
@@ -244,7 +257,8 @@ class CaseErrors {
     }
     // Two convex combinations of the same vectors are at most twice the longest apart.
     share_part = std::min(share_part, 2 * most);
-    propagated += product(head.evicted_mass.error, kept_terms) + product(head.evicted_mass.reach(), share_part);
+    propagated +=
+        product(head.evicted_mass.error, kept_terms) + product(head.evicted_mass.reach(), share_part);
     terms += product(head.evicted_mass.reach(), kept_terms + share_part);
     const double relative = arithmetic_.weights + 3 * roundings_.unit() + input;
     return {terms, propagated + relative * terms +
@@ -277,7 +291,8 @@ class CaseErrors {
 
 }  // namespace
 
-std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& given, const Arithmetic& arithmetic) {
+std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& given,
+                                                    const Arithmetic& arithmetic) {
   require_equal("kept keys", given.kept_keys.rows, "kept entries", static_cast<int64_t>(given.kept.size()));
   require_equal("columns of norms", given.norms.cols, "rows of keys", given.keys.rows);
   const CaseErrors errors(given, arithmetic);
@@ -286,42 +301,62 @@ std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& give
   return result;
 }
 
-double total_bound_error(MatrixView weights, MatrixView weight_errors, MatrixView norms, MatrixView norm_errors,
-                         std::span<const int64_t> kept, const Arithmetic& arithmetic) {
+double total_bound_error(MatrixView weights, MatrixView weight_errors, MatrixView norms,
+                         MatrixView norm_errors, std::span<const int64_t> kept,
+                         const Arithmetic& arithmetic) {
   const Roundings roundings(arithmetic);
   const std::vector<int64_t> evicted = others(weights.cols, kept);
   double total = 0, reach = 0;
   for (int64_t h = 0; h < weights.rows; ++h) {
-    HeadMasses head{weights.row(h), weight_errors.row(h), norms.row(h), norm_errors.row(h), kept, evicted,
-                    {}, {}, {}, {}};
+    HeadMasses head{weights.row(h),
+                    weight_errors.row(h),
+                    norms.row(h),
+                    norm_errors.row(h),
+                    kept,
+                    evicted,
+                    {},
+                    {},
+                    {},
+                    {}};
     head.kept_mass = sum(head.weights, head.weight_errors, kept, roundings);
     head.evicted_mass = sum(head.weights, head.weight_errors, evicted, roundings);
     head.evicted_mass.error = std::max(head.evicted_mass.error, head.kept_mass.error + roundings.unit());
     if (!(head.kept_mass.value > head.kept_mass.error)) return kInfinity;
     set_shares(head, {}, roundings);
     total += bound_error(head, roundings);
-    reach += weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors, evicted, roundings).reach() +
+    reach += weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors, evicted, roundings)
+                 .reach() +
              product(head.evicted_mass.reach(), kept_mean_norm(head, roundings).reach());
   }
   return total + product(roundings.gamma(weights.rows), reach);
 }
 
+double sum_rounding(int64_t count, const Arithmetic& arithmetic) {
+  return Roundings(arithmetic).gamma(count);
+}
+
 Matrix projection_row_norms(MatrixView output_projection, int64_t head_dim) {
   Matrix norms(output_projection.rows / head_dim, head_dim);
   for (int64_t row = 0; row < output_projection.rows; ++row) {
-    for (const double entry : output_projection.row(row)) norms(row / head_dim, row % head_dim) += std::abs(entry);
+    for (const double entry : output_projection.row(row))
+      norms(row / head_dim, row % head_dim) += std::abs(entry);
   }
   return norms;
 }
 
-Matrix attention_weight_errors(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic) {
+Matrix attention_weight_errors(MatrixView queries, MatrixView keys, double scale,
+                               const Arithmetic& arithmetic) {
   // The mean over a window of one query is that query's weights.
   LayerView layer;
   layer.shape = {queries.rows, 1, queries.cols, 1};
   layer.scale = scale;
   layer.keys = {keys.data, 1, keys.rows, keys.cols, 0};
   layer.queries = {queries.data, queries.rows, 1, queries.cols, queries.row_stride};
-  return window_attention_errors(layer, 1, arithmetic);
+  Matrix errors = window_attention_errors(layer, 1, arithmetic);
+  for (int64_t h = 0; h < errors.rows(); ++h) {
+    for (double& error : errors.row(h)) error = std::min(error, 1.0);  // both are in 0..1
+  }
+  return errors;
 }
 
 }  // namespace kvbound::reference

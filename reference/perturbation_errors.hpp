@@ -38,15 +38,19 @@ struct PerturbationCase {
 
 /// returns  [group_size]
 /// throws   ShapeMismatch, NonFinite
-std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& given, const Arithmetic& arithmetic);
+std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& given,
+                                                    const Arithmetic& arithmetic);
 
 /// Of sum_h theta_h, theta taken from weights that are no softmax, such as their mean over a window.
 ///
 /// weights, weight_errors, norms, norm_errors  [heads, tokens]
 /// kept      ascending
 /// returns   infinity where a head's kept entries may hold no mass
-double total_bound_error(MatrixView weights, MatrixView weight_errors, MatrixView norms, MatrixView norm_errors,
-                         std::span<const int64_t> kept, const Arithmetic& arithmetic);
+double total_bound_error(MatrixView weights, MatrixView weight_errors, MatrixView norms,
+                         MatrixView norm_errors, std::span<const int64_t> kept, const Arithmetic& arithmetic);
+
+/// gamma_count: what adding up so many numbers costs at most, as a share of the sum of their absolute values.
+double sum_rounding(int64_t count, const Arithmetic& arithmetic);
 
 /// The L1 norm of every row of W^O.   returns [query_heads, head_dim]
 Matrix projection_row_norms(MatrixView output_projection, int64_t head_dim);
@@ -55,6 +59,7 @@ Matrix projection_row_norms(MatrixView output_projection, int64_t head_dim);
 ///
 /// queries  [heads, head_dim], all of which see all keys
 /// returns  [heads, tokens]
-Matrix attention_weight_errors(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic);
+Matrix attention_weight_errors(MatrixView queries, MatrixView keys, double scale,
+                               const Arithmetic& arithmetic);
 
 }  // namespace kvbound::reference

@@ -41,6 +41,15 @@ std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape
   return index;
 }
 
+// The error bounds are 1e200 where there is none.
+bool says_something(double bound) { return bound < 1e100; }
+
+// |a - b|, infinity where that is NaN.
+double distance(double a, double b) {
+  const double difference = std::abs(a - b);
+  return std::isnan(difference) ? kInfinity : difference;
+}
+
 bool may_overflow(const Offender& element) {
   const double reach = std::abs(element.expected) + element.bound;
   return std::isinf(element.claimed) && std::signbit(element.claimed) == std::signbit(element.expected) &&
@@ -49,7 +58,7 @@ bool may_overflow(const Offender& element) {
 
 bool is_inside(const Offender& element) {
   if (std::isinf(element.claimed) && element.claimed == element.expected) return true;
-  return element.error() <= element.bound || may_overflow(element);
+  return element.error <= element.bound || may_overflow(element);
 }
 
 double median(std::vector<double>& numbers) {
@@ -66,17 +75,12 @@ void require_length(const std::string& what, size_t length, size_t expected) {
 
 }  // namespace
 
-double Offender::error() const {
-  const double difference = std::abs(claimed - expected);
-  return std::isnan(difference) ? kInfinity : difference;
-}
-
 double Offender::share() const {
-  const double ratio = error() == 0 && bound >= 0 ? 0 : error() / bound;
+  const double ratio = error == 0 && bound >= 0 ? 0 : error / bound;
   return std::isnan(ratio) ? kInfinity : ratio;
 }
 
-double Offender::ulps() const { return error() / (2 * half_spacing(storage, expected)); }
+double Offender::ulps() const { return error / (2 * half_spacing(storage, expected)); }
 
 double half_spacing(Dtype storage, double x) {
   const RealFormat format = format_of(storage);
@@ -102,14 +106,16 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
   double largest_share = -1;
   std::vector<double> slacks;
   for (size_t i = 0; i < claim.numbers.size(); ++i) {
-    Offender element{{}, claim.numbers[i], expected[i], 0, claim.storage, {}};
+    Offender element{{}, claim.numbers[i], expected[i], distance(claim.numbers[i], expected[i]),
+                     0,  claim.storage,    {}};
     element.bound = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
     const bool inside = is_inside(element);
     result.outside += !inside;
-    result.judged += !inside || std::isfinite(element.bound);
+    result.judged += !inside || says_something(element.bound);
     zero = zero && expected[i] == 0;
-    const double error = element.error();
-    if (error > 0 && std::isfinite(error) && std::isfinite(element.bound)) slacks.push_back(element.bound / error);
+    const double error = element.error;
+    if (error > 0 && std::isfinite(error) && says_something(element.bound))
+      slacks.push_back(element.bound / error);
     // What is right by overflow has no error that could be told.
     const double share = inside && !std::isfinite(error) ? 0 : element.share();
     if (!(share > largest_share)) continue;
@@ -132,8 +138,9 @@ TensorAgreement compare(const std::string& tensor, const std::vector<int64_t>& c
     const bool wrong = claim[i] != expected[i];
     result.outside += wrong;
     if (i > 0 && !(wrong && result.outside == 1)) continue;
-    result.worst = Offender{{static_cast<int64_t>(i)}, static_cast<double>(claim[i]),
-                            static_cast<double>(expected[i]), 0, Dtype::i64, {}};
+    const auto claimed = static_cast<double>(claim[i]), right = static_cast<double>(expected[i]);
+    result.worst =
+        Offender{{static_cast<int64_t>(i)}, claimed, right, std::abs(claimed - right), 0, Dtype::i64, {}};
   }
   return result;
 }

@@ -13,30 +13,32 @@
 
 namespace kvbound::sim {
 
-/// An element, what is claimed of it, and what may be claimed.
+/// An element, what is claimed of it, and what may be claimed. Of a kept set: a position kept, and one that should have
+/// been.
 struct Offender {
   std::vector<int64_t> index;  ///< as many as the tensor has dimensions
   double claimed = 0;
-  double expected = 0;   ///< the reference's
-  double bound = 0;      ///< how far the claim may be off, the rounding of its storage included
+  double expected = 0;  ///< the reference's
+  double error =
+      0;  ///< |claimed - expected|, infinity where one of them is NaN; of selections: of their scores
+  double bound = 0;  ///< how large it may be, the rounding of storage included
   Dtype storage = Dtype::f64;
-  std::string note;      ///< selections: what is wrong with the choice; else empty
+  std::string note;  ///< selections: what is wrong with the choice; else empty
 
-  double error() const;  ///< |claimed - expected|; infinity where one of them is NaN
-  double share() const;  ///< error / bound; 0/0 is 0, and whatever has no bound (NaN) is infinity
+  double share() const;  ///< error / bound; 0/0 is 0, and where there is no bound (NaN) it is infinity
   double ulps() const;   ///< the error in units of the expected number's last place in `storage`
 };
 
 /// How one tensor of one layer compares.
 struct TensorAgreement {
-  std::string tensor;   ///< its name without the layer
+  std::string tensor;  ///< its name without the layer
   int64_t elements = 0;
-  int64_t judged = 0;   ///< elements whose bound is finite: an infinite bound says nothing
+  int64_t judged = 0;   ///< elements that have a bound: one of 1e100 and more says nothing
   int64_t outside = 0;  ///< elements beyond their bound
   /// The reference is zero everywhere and so is what is claimed: right, but no evidence.
   bool all_zero = false;
-  std::optional<Offender> worst;        ///< of largest share, the first such; none for no elements
-  std::optional<double> median_slack;   ///< of bound / error where there is an error; none where there is none
+  std::optional<Offender> worst;       ///< of largest share, the first such; none for no elements
+  std::optional<double> median_slack;  ///< of bound / error where there is an error; none where there is none
   std::optional<int64_t> near_tie_swaps;  ///< selections: entries that only rounding may have preferred
 
   bool agrees() const { return outside == 0; }
@@ -57,7 +59,8 @@ double overflow_threshold(Dtype storage);
 ///
 /// expected, bounds  [elements of the claim]
 /// throws            ShapeMismatch
-TensorAgreement compare(const std::string& tensor, const RealClaim& claim, VectorView expected, VectorView bounds);
+TensorAgreement compare(const std::string& tensor, const RealClaim& claim, VectorView expected,
+                        VectorView bounds);
 
 /// The same for integers, which are right or wrong.
 TensorAgreement compare(const std::string& tensor, const std::vector<int64_t>& claim,
