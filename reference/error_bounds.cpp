@@ -125,7 +125,10 @@ struct OutputRounding {
 void centred_output_errors(VectorView logits, VectorView exponents, const SoftmaxErrors& softmax,
                            MatrixView values, const OutputRounding& rounding, std::span<double> errors) {
   const double total = softmax.growth;
-  if (!(total < 0.5)) return std::ranges::fill(errors, kInfinity);
+  if (!(total < 0.5)) {
+    std::ranges::fill(errors, kInfinity);
+    return;
+  }
   std::vector<double> output(errors.size()), spread(errors.size()), size(errors.size());
   for (size_t j = 0; j < logits.size(); ++j) {
     const VectorView value = values.row(static_cast<int64_t>(j));
