@@ -6,7 +6,7 @@
 
 #include "attention.hpp"
 #include "perturbation.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {
