@@ -8,7 +8,7 @@
 #include "critical_kv.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 #include "snap_kv.hpp"
 
 namespace kvbound::reference {
@@ -39,15 +39,19 @@ double growth(double x) {
   return x <= kMostExponent ? std::expm1(x) : kInfinity;
 }
 
-// A sum of `terms` products of two stored numbers each, relative to the sum of their absolute values.
-double product_error(int64_t terms, int64_t further_roundings, const Arithmetic& arithmetic) {
-  const double rounding = gamma(static_cast<double>(terms + further_roundings), arithmetic);
+double longest(int64_t chain, int64_t terms) {
+  return static_cast<double>(chain < 0 ? terms : std::min(chain, terms));
+}
+
+// A sum of `terms` products of two stored numbers each, relative to the sum of their absolute values: a product and the
+// additions are rounded, and what `further` says.
+double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
+  const double roundings = longest(arithmetic.product_chain, terms) + 1 + static_cast<double>(further);
+  const double rounding = gamma(roundings, arithmetic);
   return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
 }
 
-double chain(const Arithmetic& arithmetic, int64_t terms) {
-  return static_cast<double>(arithmetic.chain < 0 ? terms : std::min(arithmetic.chain, terms));
-}
+double chain(const Arithmetic& arithmetic, int64_t terms) { return longest(arithmetic.chain, terms); }
 
 double rescalings(const Arithmetic& arithmetic, int64_t tokens) {
   return static_cast<double>(arithmetic.rescalings < 0 ? (tokens + 15) / 16 : arithmetic.rescalings);
@@ -75,10 +79,12 @@ SoftmaxErrors softmax_errors(VectorView logits, std::span<double> exponents, con
   SoftmaxErrors result{log_sum_exp(logits), 0, 0};
   for (const double z : logits) result.largest = std::max(result.largest, std::abs(z));
   const auto tokens = static_cast<int64_t>(logits.size());
-  const double shared = (rescalings(arithmetic, tokens) + 1) * (exponential(arithmetic) + unit(arithmetic)) +
-                        6 * unit(arithmetic) * (result.largest + std::log(static_cast<double>(tokens)));
+  const double changes = rescalings(arithmetic, tokens);
+  const double u = unit(arithmetic), e = exponential(arithmetic);
+  const double shared = e + u + changes * (e + 2 * u) + (changes > 0 ? 4 * u * result.largest : 0) +
+                        2 * u * (result.largest + std::log(static_cast<double>(tokens)));
   for (size_t j = 0; j < logits.size(); ++j) {
-    exponents[j] += shared + 6 * unit(arithmetic) * std::abs(logits[j]);
+    exponents[j] += shared + 2 * u * std::abs(logits[j]);
     const double weight = weight_of(logits[j], result);
     if (exponents[j] > kMostExponent) result.growth = kInfinity;
     result.growth += weight > 0 ? weight * growth(exponents[j]) : 0;

@@ -26,6 +26,8 @@ struct Arithmetic {
 
   /// No sum over tokens has a longer chain of additions than this; -1: as long as there are tokens, any order.
   int64_t chain = -1;
+  /// And no product of a query and a key, or of a value and a column of W^O; -1: as long as head_dim, any order.
+  int64_t product_chain = -1;
   /// How often a running maximum rescales what was summed; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;
 };

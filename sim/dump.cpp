@@ -15,6 +15,7 @@
 
 #include <kvbound/traces/messages.hpp>
 
+#include "backend.hpp"
 #include "layer_list.hpp"
 #include "policy.hpp"
 
@@ -104,8 +105,8 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
                 {"policy", canonical(run.policy.policy)},
                 {"budget", to_string(run.budget)},
                 {"backend", run.backend},
-                {"storage", std::string(name(trace.storage))},
-                {"accumulate", std::string(name(Dtype::f64))},
+                {"storage", std::string(name(storage_of(run.backend, trace.storage)))},
+                {"accumulate", std::string(name(accumulation_of(run.backend)))},
                 {"trace_sha256", trace_sha256}},
       shape_(trace.shape),
       trace_layers_(trace.layers),

@@ -79,6 +79,10 @@ int run(const Arguments& arguments) try {
   return fail(kInvalidInput, error.what());
 } catch (const NonFinite& error) {
   return fail(kInvalidInput, error.what());
+} catch (const NoDevice& error) {
+  return fail(kInconclusive, error.what());
+} catch (const DeviceError& error) {
+  return fail(kWorld, error.what());
 } catch (const IoError& error) {
   return fail(kWorld, error.what());
 } catch (const std::filesystem::filesystem_error& error) {

@@ -121,7 +121,8 @@ TEST(ErrorBounds, HoldForAttentionInEveryOrderAndForEverySizeOfLogits) {
 TEST(ErrorBounds, OfSumsInPairsAreCloseBecauseTheirChainsAreShort) {
   Arithmetic arithmetic = single_precision();
   arithmetic.rescalings = 0;
-  arithmetic.chain = 8;  // 2^8 > 200 terms
+  arithmetic.chain = 8;          // 2^8 > 200 tokens
+  arithmetic.product_chain = 5;  // 2^5 > 24 columns
   for (const double size : {0.1, 1.0, 10.0, 100.0}) {
     EXPECT_LT(attention_slack(size, in_pairs, arithmetic).median(), 1000) << "logits of size " << size;
   }
