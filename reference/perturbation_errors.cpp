@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "attention.hpp"
+#include "core/shape_check.hpp"
 #include "perturbation.hpp"
-#include "shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {
