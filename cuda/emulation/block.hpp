@@ -1,0 +1,133 @@
+// A block's threads on one thread of the operating system: what kernels ask of the block, and who runs it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "../call_site.hpp"
+#include "schedule.hpp"
+
+namespace kvbound::cuda::emulation {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr int kMostThreads = 1024;
+/// What compute capability 9.0 grants a block, bytes.
+inline constexpr int64_t kMostSharedMemory = 232448;
+
+struct uint3 {
+  unsigned x;
+  unsigned y;
+  unsigned z;
+};
+
+struct dim3 {
+  unsigned x;
+  unsigned y;
+  unsigned z;
+
+  constexpr dim3(unsigned x_extent = 1, unsigned y_extent = 1, unsigned z_extent = 1)
+      : x(x_extent), y(y_extent), z(z_extent) {}
+};
+
+inline uint64_t count(dim3 extent) { return uint64_t{extent.x} * extent.y * extent.z; }
+
+// The running thread's, set whenever another one goes on.
+inline constinit thread_local uint3 threadIdx{};
+inline constinit thread_local uint3 blockIdx{};
+inline constinit thread_local dim3 blockDim{};
+inline constinit thread_local dim3 gridDim{};
+
+/// A kernel with its arguments.
+struct Kernel {
+  void (*call)(const void* arguments) = nullptr;
+  const void* arguments = nullptr;
+};
+
+struct Grid {
+  Kernel kernel;
+  dim3 grid;
+  dim3 block;
+  int64_t shared_bytes = 0;
+  Schedule schedule;
+};
+
+/// What a kernel did wrong, and where: `where.file` is null if that is not known.
+struct Fault {
+  std::string message;
+  CallSite where;
+};
+
+/// Runs block number `block`, counted along x, then y, then z.
+std::optional<Fault> run_block(const Grid& grid, uint64_t block);
+
+/// Runs all blocks, on as many threads as OpenMP would take. Throws DeviceError for the first fault in the order of the
+/// schedule, for memory that was written outside a buffer, and for what no device accepts; `where` is the launch.
+void run_grid(const Grid& grid, CallSite where);
+
+/// Whether the caller is a kernel's thread.
+bool in_kernel();
+/// Ends the kernel from a place that nobody may return to or unwind from: for whoever handles signals.
+[[noreturn]] void fail_for_good(std::string (*problem)());
+/// Whether the address lies below the running thread's stack; and that stack's upper end.
+bool stack_overflown_at(const void* address);
+std::byte* top_of_stack();
+/// Where the address lies in the block's shared memory or in device memory, in words.
+std::string place_in_memory(const void* address);
+
+// What follows may be called by a kernel's threads only.
+
+/// Ends the kernel with a fault of this thread.
+[[noreturn]] void fail(const std::string& problem, CallSite where);
+
+/// Returns when all threads of the block have called it from the same place: how many of them with `flag`.
+int wait_for_block(bool flag, CallSite where);
+
+/// A step that lanes of one warp take together.
+struct Step {
+  const char* name;
+  unsigned mask;     ///< who takes it
+  const void* kind;  ///< the same for lanes that do the same
+  CallSite where;
+};
+
+/// Waits for all lanes of the mask. To the last that comes it returns everybody's `argument` by lane; when that lane has
+/// done the step for all it calls `finish`. To the others it returns null when all is done.
+void** gather(const Step& step, void* argument);
+void finish(const Step& step);
+
+int lane();
+
+/// Lets one lane do `operation(argument_of)` for all of the mask, where argument_of(l) is lane l's argument.
+template <class Argument, class Operation>
+void together(const char* name, unsigned mask, Argument& argument, CallSite where,
+              const Operation& operation) {
+  static constexpr char kind = 0;
+  const Step step{name, mask, &kind, where};
+  if (void** const arguments = gather(step, &argument)) {
+    operation([arguments](int l) -> Argument& { return *static_cast<Argument*>(arguments[l]); });
+    finish(step);
+  }
+}
+
+/// Array `number` of the block's shared memory, which on a GPU begins at byte `offset`. All threads have to ask for the
+/// same ones.
+void* shared_array(int number, int64_t offset, int64_t bytes, int64_t alignment, CallSite where);
+/// Fails unless the bytes lie within one array of shared memory, on a multiple of the alignment.
+void require_shared(const void* memory, int64_t bytes, int64_t alignment, const char* name, CallSite where);
+
+/// Fails unless the address is a multiple of the alignment.
+inline void require_aligned(const void* address, int64_t alignment, const char* name, CallSite where) {
+  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) != 0) {
+    fail(std::string(name) + " accesses a misaligned address", where);
+  }
+}
+
+/// Copies `bytes` of 16 and sets the rest to zero, now or at the wait.
+void copy_async(void* shared, const void* global, int bytes, CallSite where);
+void commit_copies();
+/// Returns when all but the latest `in_flight` groups of this thread have landed.
+void wait_for_copies(int in_flight);
+
+}  // namespace kvbound::cuda::emulation

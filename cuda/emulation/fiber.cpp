@@ -1,0 +1,154 @@
+#include "fiber.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#include "sanitizer.hpp"
+
+#ifndef KVBOUND_UCONTEXT
+// Pushes what the calling convention wants kept, and takes it from the other stack.
+extern "C" void kvbound_switch_stack(void** save, void* to);
+asm(R"(
+.pushsection .text
+.p2align 4
+.type kvbound_switch_stack, @function
+kvbound_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size kvbound_switch_stack, .-kvbound_switch_stack
+.popsection
+)");
+#endif
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+constexpr size_t kGuardBytes = 4096;
+// A kernel's locals and what the runtime calls; the sanitizers' frames are larger.
+#if defined(KVBOUND_ASAN) || defined(KVBOUND_TSAN)
+constexpr size_t kStackBytes = 256 * 1024;
+#else
+constexpr size_t kStackBytes = 64 * 1024;
+#endif
+constexpr size_t kMappedBytes = kGuardBytes + kStackBytes;
+constexpr int kColours = 61;
+constexpr size_t kCacheLine = 64;
+
+}  // namespace
+
+Fiber::Fiber() {
+#ifdef KVBOUND_TSAN
+  shadow_ = __tsan_get_current_fiber();
+#endif
+}
+
+Fiber::Fiber(void (*entry)(), int number) : entry_(entry) {
+  void* memory = mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  mapped_ = static_cast<std::byte*>(memory);
+  if (mprotect(mapped_, kGuardBytes, PROT_NONE) != 0) {
+    munmap(mapped_, kMappedBytes);
+    throw std::bad_alloc();
+  }
+  top_ = mapped_ + kMappedBytes - static_cast<size_t>(number % kColours) * kCacheLine;
+  bottom_ = mapped_ + kGuardBytes;
+  bytes_ = static_cast<size_t>(top_ - (mapped_ + kGuardBytes));
+#ifdef KVBOUND_TSAN
+  shadow_ = __tsan_create_fiber(0);
+#endif
+  restart();
+}
+
+Fiber::~Fiber() {
+  if (mapped_ == nullptr) return;
+#ifdef KVBOUND_TSAN
+  __tsan_destroy_fiber(shadow_);
+#endif
+  allow(bottom_, bytes_);
+  munmap(mapped_, kMappedBytes);
+}
+
+void Fiber::restart() {
+  allow(bottom_, bytes_);  // frames that nobody returned from have left their red zones
+  fake_stack_ = nullptr;
+#ifdef KVBOUND_TSAN
+  __tsan_destroy_fiber(shadow_);
+  shadow_ = __tsan_create_fiber(0);
+#endif
+#ifdef KVBOUND_UCONTEXT
+  getcontext(&context_);
+  context_.uc_stack.ss_sp = const_cast<void*>(bottom_);
+  context_.uc_stack.ss_size = bytes_;
+  context_.uc_link = nullptr;
+  makecontext(&context_, entry_, 0);
+#else
+  // As kvbound_switch_stack leaves it: six registers, the place to return to; and above it, on an address that ends in
+  // 8 as the calling convention wants it, the end of all stack traces.
+  auto* slots = reinterpret_cast<void**>(top_);
+  *--slots = nullptr;
+  *--slots = reinterpret_cast<void*>(entry_);
+  for (int i = 0; i < 6; ++i) *--slots = nullptr;
+  stack_pointer_ = slots;
+#endif
+}
+
+void Fiber::jump(Fiber& to, [[maybe_unused]] void** fake_stack) {
+#ifdef KVBOUND_ASAN
+  __sanitizer_start_switch_fiber(fake_stack, to.bottom_, to.bytes_);
+#endif
+#ifdef KVBOUND_TSAN
+  __tsan_switch_to_fiber(to.shadow_, 0);
+#endif
+#ifdef KVBOUND_UCONTEXT
+  swapcontext(&context_, &to.context_);
+#else
+  kvbound_switch_stack(&stack_pointer_, to.stack_pointer_);
+#endif
+#ifdef KVBOUND_ASAN
+  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
+#endif
+}
+
+void Fiber::change(Fiber& from, Fiber& to) { from.jump(to, &from.fake_stack_); }
+
+void Fiber::leave(Fiber& from, Fiber& to) {
+  from.jump(to, nullptr);
+  std::abort();  // nobody switches to a fiber that was left
+}
+
+void Fiber::begin([[maybe_unused]] Fiber& first) {
+#ifdef KVBOUND_ASAN
+  const void* bottom = nullptr;
+  size_t bytes = 0;
+  __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+  if (first.bottom_ == nullptr) {
+    first.bottom_ = bottom;
+    first.bytes_ = bytes;
+  }
+#endif
+}
+
+bool Fiber::overflown_at(const void* address) const {
+  const auto place = reinterpret_cast<uintptr_t>(address);
+  const auto begin = reinterpret_cast<uintptr_t>(mapped_);
+  return mapped_ != nullptr && begin <= place && place < begin + kGuardBytes;
+}
+
+}  // namespace kvbound::cuda::emulation

@@ -1,0 +1,58 @@
+// Stacks that take turns on one thread of the operating system.
+#pragma once
+
+#include <cstddef>
+
+#if !defined(__x86_64__) || defined(KVBOUND_PORTABLE_FIBERS)
+#define KVBOUND_UCONTEXT
+#include <ucontext.h>
+#endif
+
+namespace kvbound::cuda::emulation {
+
+/// A stack, and where on it to go on.
+class Fiber {
+ public:
+  /// The stack on which the caller already is.
+  Fiber();
+  /// A stack of its own, above a page that nobody may touch. `number` says where on its page the stack begins: fibers
+  /// that all began at the same place would fight over the same lines of the cache.
+  Fiber(void (*entry)(), int number);
+  ~Fiber();
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  /// Forgets what is on the stack: the next switch to it begins at its entry.
+  void restart();
+
+  /// Saves the caller's place in `from` and goes on in `to`; returns when somebody switches to `from`.
+  static void change(Fiber& from, Fiber& to);
+  /// The same without a way back: `from` has to be restarted before anybody may switch to it.
+  [[noreturn]] static void leave(Fiber& from, Fiber& to);
+  /// What an entry has to call first; `first` is the fiber that was there before all others.
+  static void begin(Fiber& first);
+
+  /// Whether the address lies below this stack: the mark of one that has overflown.
+  bool overflown_at(const void* address) const;
+  /// The stack's upper end, where a function may begin.
+  std::byte* top() const { return top_; }
+
+ private:
+  void jump(Fiber& to, void** fake_stack);
+
+  void (*entry_)() = nullptr;
+  std::byte* mapped_ = nullptr;
+  std::byte* top_ = nullptr;
+#ifdef KVBOUND_UCONTEXT
+  ucontext_t context_{};
+#else
+  void* stack_pointer_ = nullptr;
+#endif
+  // For the sanitizers.
+  const void* bottom_ = nullptr;
+  size_t bytes_ = 0;
+  void* fake_stack_ = nullptr;
+  void* shadow_ = nullptr;
+};
+
+}  // namespace kvbound::cuda::emulation

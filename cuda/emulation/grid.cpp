@@ -1,0 +1,116 @@
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "block.hpp"
+#include "memory.hpp"
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+// Every fiber takes two of the 65,530 mappings that Linux grants a process.
+constexpr int64_t kMostFibers = 16384;
+
+void require_launchable(const Grid& grid, CallSite where) {
+  const auto refuse = [&](const std::string& problem) {
+    throw DeviceError(std::string("launch in ") + where.function, problem, where.file, where.line);
+  };
+  if (in_kernel()) refuse("a kernel launches a kernel");
+  constexpr unsigned kMost = 65535;
+  if (count(grid.grid) == 0 || grid.grid.x > std::numeric_limits<int>::max() || grid.grid.y > kMost ||
+      grid.grid.z > kMost) {
+    refuse("invalid grid " + std::to_string(grid.grid.x) + " x " + std::to_string(grid.grid.y) + " x " +
+           std::to_string(grid.grid.z));
+  }
+  if (count(grid.block) == 0 || grid.block.x > kMostThreads || grid.block.y > kMostThreads ||
+      grid.block.z > 64 || count(grid.block) > kMostThreads) {
+    refuse("invalid block " + std::to_string(grid.block.x) + " x " + std::to_string(grid.block.y) + " x " +
+           std::to_string(grid.block.z));
+  }
+  if (grid.shared_bytes < 0 || grid.shared_bytes > kMostSharedMemory) {
+    refuse(std::to_string(grid.shared_bytes) + " bytes of shared memory, the most are " +
+           std::to_string(kMostSharedMemory));
+  }
+}
+
+// In which order blocks begin: position -> block.
+class BlockOrder {
+ public:
+  explicit BlockOrder(const Grid& grid) : count_(count(grid.grid)), descending_(grid.schedule.seed == 1) {
+    if (grid.schedule.seed <= 1) return;
+    shuffled_.resize(count_);
+    std::iota(shuffled_.begin(), shuffled_.end(), uint64_t{0});
+    std::shuffle(shuffled_.begin(), shuffled_.end(), std::mt19937_64(grid.schedule.seed));
+  }
+  uint64_t count_of_blocks() const { return count_; }
+  uint64_t operator[](uint64_t position) const {
+    if (!shuffled_.empty()) return shuffled_[position];
+    return descending_ ? count_ - 1 - position : position;
+  }
+
+ private:
+  uint64_t count_;
+  bool descending_;
+  std::vector<uint64_t> shuffled_;
+};
+
+// The fault that comes first in the order, whichever thread finds which one first.
+class FirstFault {
+ public:
+  bool before(uint64_t position) const { return position_.load(std::memory_order_relaxed) < position; }
+  void add(uint64_t position, Fault fault) {
+    const std::lock_guard lock(mutex_);
+    if (before(position)) return;
+    position_ = position;
+    fault_ = std::move(fault);
+  }
+  const std::optional<Fault>& get() const { return fault_; }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<uint64_t> position_ = std::numeric_limits<uint64_t>::max();
+  std::optional<Fault> fault_;
+};
+
+}  // namespace
+
+void run_grid(const Grid& grid, CallSite where) {
+  require_launchable(grid, where);
+  const BlockOrder order(grid);
+  const auto most_threads =
+      static_cast<uint64_t>(std::max(kMostFibers / static_cast<int64_t>(count(grid.block)), int64_t{1}));
+  const auto threads = static_cast<int>(
+      std::min({static_cast<uint64_t>(omp_get_max_threads()), order.count_of_blocks(), most_threads}));
+  std::atomic<uint64_t> next = 0;
+  FirstFault first;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    for (uint64_t position = next++; position < order.count_of_blocks() && !first.before(position);
+         position = next++) {
+      try {
+        if (auto fault = run_block(grid, order[position])) first.add(position, std::move(*fault));
+      } catch (const std::exception& error) {  // no memory for a fiber
+        first.add(position, {error.what(), {}});
+      }
+    }
+  }
+  const std::string call = std::string("kernel launched by ") + where.function;
+  if (const std::optional<Fault>& fault = first.get()) {
+    const CallSite place = fault->where.file == nullptr ? where : fault->where;
+    static_cast<void>(overwritten_canaries());  // what else it did is forgotten
+    throw DeviceError(call, fault->message, place.file, place.line);
+  }
+  if (const auto overwritten = overwritten_canaries())
+    throw DeviceError(call, *overwritten, where.file, where.line);
+}
+
+}  // namespace kvbound::cuda::emulation

@@ -1,0 +1,256 @@
+// What CUDA C++ has and C++ has not, as far as kernels here use it, under the same names. Kernels see it through
+// kernel.hpp. Where CUDA leaves open what happens to a kernel that is wrong, the kernel ends with a fault.
+//
+// Stricter than CUDA: every thread of a block has to come to a barrier, and from the same line; lanes named in a mask
+// have to be there; a lane that another one reads has to be in the mask.
+#pragma once
+
+#include <math.h>  // expf and the like without std::, as in CUDA
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "../build.hpp"
+#include "block.hpp"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): CUDA's names
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+using emulation::blockDim;
+using emulation::blockIdx;
+using emulation::dim3;
+using emulation::gridDim;
+using emulation::threadIdx;
+using emulation::uint3;
+
+inline constexpr int warpSize = emulation::kWarpSize;
+
+// Kernels read whatever is there through them.
+struct [[gnu::may_alias]] alignas(8) float2 {
+  float x, y;
+};
+struct [[gnu::may_alias]] alignas(16) float4 {
+  float x, y, z, w;
+};
+struct [[gnu::may_alias]] alignas(8) int2 {
+  int x, y;
+};
+struct [[gnu::may_alias]] alignas(16) int4 {
+  int x, y, z, w;
+};
+struct [[gnu::may_alias]] alignas(8) uint2 {
+  unsigned x, y;
+};
+struct [[gnu::may_alias]] alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+template <class T>
+concept Number = std::is_arithmetic_v<T>;
+template <class T>
+concept Word = std::is_same_v<T, int> || std::is_same_v<T, unsigned> || std::is_same_v<T, unsigned long long>;
+
+// As CUDA's: of a number and NaN, the number.
+template <Number T>
+constexpr T min(T a, std::type_identity_t<T> b) {
+  return a < b || b != b ? a : b;
+}
+template <Number T>
+constexpr T max(T a, std::type_identity_t<T> b) {
+  return a > b || b != b ? a : b;
+}
+
+inline unsigned __float_as_uint(float number) { return std::bit_cast<unsigned>(number); }
+inline int __float_as_int(float number) { return std::bit_cast<int>(number); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
+inline int __clz(int bits) { return std::countl_zero(static_cast<unsigned>(bits)); }
+inline int __clzll(long long bits) { return std::countl_zero(static_cast<unsigned long long>(bits)); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __ffsll(long long bits) { return __builtin_ffsll(bits); }
+
+template <class T>
+T __ldg(const T* from) {
+  return *from;
+}
+
+// Barriers.
+
+inline void __syncthreads(CallSite where = CallSite::current()) { emulation::wait_for_block(false, where); }
+inline int __syncthreads_count(int flag, CallSite where = CallSite::current()) {
+  return emulation::wait_for_block(flag != 0, where);
+}
+inline int __syncthreads_or(int flag, CallSite where = CallSite::current()) {
+  return emulation::wait_for_block(flag != 0, where) > 0 ? 1 : 0;
+}
+inline int __syncthreads_and(int flag, CallSite where = CallSite::current()) {
+  return emulation::wait_for_block(flag == 0, where) == 0 ? 1 : 0;
+}
+inline void __syncwarp(unsigned mask = ~0U, CallSite where = CallSite::current()) {
+  char nothing = 0;
+  emulation::together("__syncwarp", mask, nothing, where, [](const auto&) {});
+}
+inline void __threadfence() {}  // the emulation's memory is sequentially consistent where threads meet
+inline void __threadfence_block() {}
+
+}  // namespace KVBOUND_CUDA_BUILD
+
+namespace emulation {
+
+template <class T>
+struct Exchanged {
+  T value;
+  int source;  // lane
+};
+
+/// Everybody in the mask gets the value of its source.
+template <class T>
+T shuffle(const char* name, unsigned mask, T value, int source, CallSite where) {
+  static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8), "CUDA shuffles 32 or 64 bits");
+  Exchanged<T> mine{value, source};
+  T result = value;
+  struct Both {
+    Exchanged<T>* mine;
+    T* result;
+  } both{&mine, &result};
+  together(name, mask, both, where, [&](const auto& of) {
+    for (unsigned left = mask; left != 0; left &= left - 1) {
+      const int reader = std::countr_zero(left);
+      const int from = of(reader).mine->source;
+      if ((mask >> from & 1) == 0) {
+        fail(std::string("is in ") + name + ", in which lane " + std::to_string(reader) + " reads lane " +
+                 std::to_string(from) + " outside the mask",
+             where);
+      }
+      *of(reader).result = of(from).mine->value;
+    }
+  });
+  return result;
+}
+
+inline unsigned ballot(const char* name, unsigned mask, bool flag, CallSite where) {
+  struct Vote {
+    bool flag;
+    unsigned all;
+  } vote{flag, 0};
+  together(name, mask, vote, where, [mask](const auto& of) {
+    unsigned all = 0;
+    for (unsigned left = mask; left != 0; left &= left - 1) {
+      const int voter = std::countr_zero(left);
+      all |= (of(voter).flag ? 1U : 0U) << voter;
+    }
+    for (unsigned left = mask; left != 0; left &= left - 1) of(std::countr_zero(left)).all = all;
+  });
+  return vote.all;
+}
+
+}  // namespace emulation
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+// Shuffles, within parts of the warp of `width` lanes, a power of two. Who would read past its part's end gets its own.
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = warpSize,
+              CallSite where = CallSite::current()) {
+  const int first = emulation::lane() & ~(width - 1);
+  return emulation::shuffle("__shfl_sync", mask, value, first | (source & (width - 1)), where);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = warpSize,
+                 CallSite where = CallSite::current()) {
+  const int lane = emulation::lane();
+  const int source = lane - static_cast<int>(by);
+  const int first = lane & ~(width - 1);
+  return emulation::shuffle("__shfl_up_sync", mask, value, source < first ? lane : source, where);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = warpSize,
+                   CallSite where = CallSite::current()) {
+  const int lane = emulation::lane();
+  const int source = lane + static_cast<int>(by);
+  const int past = (lane & ~(width - 1)) + width;
+  return emulation::shuffle("__shfl_down_sync", mask, value, source >= past ? lane : source, where);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int with, int width = warpSize,
+                  CallSite where = CallSite::current()) {
+  const int lane = emulation::lane();
+  const int source = lane ^ with;
+  const int past = (lane & ~(width - 1)) + width;
+  return emulation::shuffle("__shfl_xor_sync", mask, value, source >= past ? lane : source, where);
+}
+
+// Votes.
+
+inline unsigned __ballot_sync(unsigned mask, int flag, CallSite where = CallSite::current()) {
+  return emulation::ballot("__ballot_sync", mask, flag != 0, where);
+}
+inline int __any_sync(unsigned mask, int flag, CallSite where = CallSite::current()) {
+  return emulation::ballot("__any_sync", mask, flag != 0, where) != 0 ? 1 : 0;
+}
+inline int __all_sync(unsigned mask, int flag, CallSite where = CallSite::current()) {
+  return emulation::ballot("__all_sync", mask, flag == 0, where) == 0 ? 1 : 0;
+}
+
+// Atomics, in shared and in device memory. None of them for numbers whose sum depends on the order.
+
+template <Word T>
+T atomicAdd(T* address, std::type_identity_t<T> value) {
+  return std::atomic_ref(*address).fetch_add(value);
+}
+template <Word T>
+T atomicOr(T* address, std::type_identity_t<T> value) {
+  return std::atomic_ref(*address).fetch_or(value);
+}
+template <Word T>
+T atomicAnd(T* address, std::type_identity_t<T> value) {
+  return std::atomic_ref(*address).fetch_and(value);
+}
+template <Word T>
+T atomicExch(T* address, std::type_identity_t<T> value) {
+  return std::atomic_ref(*address).exchange(value);
+}
+template <Word T>
+T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+  std::atomic_ref(*address).compare_exchange_strong(expected, value);
+  return expected;  // as it was found
+}
+template <Word T>
+T atomicMax(T* address, std::type_identity_t<T> value) {
+  std::atomic_ref number(*address);
+  T found = number.load();
+  while (found < value && !number.compare_exchange_weak(found, value)) {
+  }
+  return found;
+}
+template <Word T>
+T atomicMin(T* address, std::type_identity_t<T> value) {
+  std::atomic_ref number(*address);
+  T found = number.load();
+  while (value < found && !number.compare_exchange_weak(found, value)) {
+  }
+  return found;
+}
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)

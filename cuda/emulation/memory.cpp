@@ -1,0 +1,183 @@
+#include "memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "sanitizer.hpp"
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kAlignment = 256;
+using Word [[gnu::may_alias]] = uint64_t;
+constexpr Word kCanaryWord = 0x7fff7fff7fff7fff;
+
+unsigned char canary_at(const void* address) {
+  return reinterpret_cast<uintptr_t>(address) % 2 == 0 ? 0xff : 0x7f;
+}
+
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+struct Area {
+  std::byte* mapped;
+  size_t mapped_bytes;
+  std::byte* data;
+  size_t bytes;
+
+  std::byte* first() const { return mapped + kPage; }
+  std::byte* past_data() const { return data + bytes; }
+  std::byte* past_last() const { return mapped + mapped_bytes - kPage; }
+};
+
+std::string offset_from(const Area& area, const std::byte* place) {
+  const std::string buffer = " a buffer of " + std::to_string(area.bytes) + " bytes";
+  if (place < area.data) return std::to_string(area.data - place) + " bytes before the begin of" + buffer;
+  if (place >= area.past_data()) {
+    return std::to_string(place - area.past_data()) + " bytes past the end of" + buffer;
+  }
+  return "byte " + std::to_string(place - area.data) + " of" + buffer;
+}
+
+// One sentence on a written canary, which is then set right, so that it is reported once.
+std::optional<std::string> overwritten(const Area& area) {
+  std::optional<std::string> report;
+  const auto check = [&](std::byte* from, std::byte* to) {
+    const int64_t offset = overwritten_byte(from, static_cast<size_t>(to - from));
+    if (offset < 0) return;
+    report = "something was written " + offset_from(area, from + offset);
+    allow(from, static_cast<size_t>(to - from));
+    write_canaries(from, static_cast<size_t>(to - from));
+    forbid(from, static_cast<size_t>(to - from));
+  };
+  check(area.first(), area.data);
+  check(area.past_data(), area.past_last());
+  return report;
+}
+
+// All buffers there are, by their address.
+class Areas {
+ public:
+  void insert(const Area& area) {
+    const std::lock_guard lock(mutex_);
+    areas_.emplace(reinterpret_cast<uintptr_t>(area.data), area);
+  }
+
+  std::optional<Area> remove(const void* data) noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto found = areas_.find(reinterpret_cast<uintptr_t>(data));
+    if (found == areas_.end()) return std::nullopt;
+    const Area area = found->second;
+    areas_.erase(found);
+    if (auto report = overwritten(area); report && !remembered_) remembered_ = std::move(report);
+    return area;
+  }
+
+  std::optional<std::string> overwritten_canaries() {
+    const std::lock_guard lock(mutex_);
+    std::optional<std::string> report = std::exchange(remembered_, std::nullopt);
+    for (const auto& [address, area] : areas_) {
+      if (auto one = overwritten(area); one && !report) report = std::move(one);
+    }
+    return report;
+  }
+
+  // The buffer that the address is in or next to, guard pages included.
+  std::optional<Area> around(const void* address) {
+    const std::lock_guard lock(mutex_);
+    const auto place = reinterpret_cast<uintptr_t>(address);
+    auto next = areas_.upper_bound(place);
+    for (int candidates = 0; candidates < 2; ++candidates) {
+      if (next != areas_.end()) {
+        const auto begin = reinterpret_cast<uintptr_t>(next->second.mapped);
+        if (begin <= place && place < begin + next->second.mapped_bytes) return next->second;
+      }
+      if (next == areas_.begin()) break;
+      --next;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uintptr_t, Area> areas_;
+  std::optional<std::string> remembered_;
+};
+
+Areas& areas() {
+  static Areas* const all = new Areas;  // lives as long as any static buffer may
+  return *all;
+}
+
+}  // namespace
+
+void* allocate_device_memory(size_t bytes) {
+  const size_t room = round_up(bytes, kAlignment);
+  if (room < bytes || room > PTRDIFF_MAX - 4 * kPage) throw std::bad_alloc();
+  const size_t mapped_bytes = round_up(room, kPage) + 2 * kPage;
+  void* memory = mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  auto* const mapped = static_cast<std::byte*>(memory);
+  const Area area{mapped, mapped_bytes, mapped + mapped_bytes - kPage - room, bytes};
+  if (mprotect(area.first(), mapped_bytes - 2 * kPage, PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapped, mapped_bytes);
+    throw std::bad_alloc();
+  }
+  std::memset(area.data, 0xff, bytes);
+  for (const auto& [from, to] : {std::pair(area.first(), area.data), {area.past_data(), area.past_last()}}) {
+    write_canaries(from, static_cast<size_t>(to - from));
+    forbid(from, static_cast<size_t>(to - from));
+  }
+  areas().insert(area);
+  return area.data;
+}
+
+void release_device_memory(void* memory) noexcept {
+  if (const std::optional<Area> area = areas().remove(memory)) {
+    allow(area->mapped, area->mapped_bytes);
+    munmap(area->mapped, area->mapped_bytes);
+  }
+}
+
+std::optional<std::string> overwritten_canaries() { return areas().overwritten_canaries(); }
+
+bool is_device_memory(const void* memory, size_t bytes) {
+  const std::optional<Area> area = areas().around(memory);
+  const auto* const begin = static_cast<const std::byte*>(memory);
+  return area && area->data <= begin && begin <= area->past_data() &&
+         bytes <= static_cast<size_t>(area->past_data() - begin);
+}
+
+std::string place_in_device_memory(const void* address) {
+  if (const std::optional<Area> area = areas().around(address)) {
+    return offset_from(*area, static_cast<const std::byte*>(address));
+  }
+  return "far from all device memory";
+}
+
+void write_canaries(void* memory, size_t bytes) {
+  auto* const to = static_cast<unsigned char*>(memory);
+  for (size_t i = 0; i < bytes; ++i) to[i] = canary_at(to + i);
+}
+
+// Reads what AddressSanitizer forbids.
+[[gnu::no_sanitize("address")]] int64_t overwritten_byte(const void* memory, size_t bytes) {
+  const auto* const from = static_cast<const unsigned char*>(memory);
+  size_t i = 0;
+  const auto look = [&](size_t end) __attribute__((no_sanitize("address"))) {
+    while (i < end && from[i] == canary_at(from + i)) ++i;
+    return i < end;
+  };
+  const size_t until_aligned = (8 - reinterpret_cast<uintptr_t>(from) % 8) % 8;
+  if (look(std::min(until_aligned, bytes))) return static_cast<int64_t>(i);
+  while (i + 8 <= bytes && *reinterpret_cast<const Word*>(from + i) == kCanaryWord) i += 8;
+  return look(bytes) ? static_cast<int64_t>(i) : -1;
+}
+
+}  // namespace kvbound::cuda::emulation

@@ -1,0 +1,119 @@
+#include "shared_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+
+#include "block.hpp"
+#include "memory.hpp"
+#include "sanitizer.hpp"
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kGap = 1024;
+constexpr size_t kMostArrays = 64;
+// An array's alignment may cost as much as its gap.
+constexpr size_t kRoom = (static_cast<size_t>(kMostSharedMemory) + 2 * kGap * kMostArrays) / kPage * kPage;
+
+std::byte* round_up(std::byte* address, int64_t alignment) {
+  const auto place = reinterpret_cast<uintptr_t>(address);
+  const auto unit = static_cast<uintptr_t>(alignment);
+  return address + ((place + unit - 1) / unit * unit - place);
+}
+
+}  // namespace
+
+SharedArena::SharedArena() {
+  void* memory = mmap(nullptr, kRoom + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  mapped_ = static_cast<std::byte*>(memory);
+  first_ = mapped_ + kPage;
+  if (mprotect(first_, kRoom, PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapped_, kRoom + 2 * kPage);
+    throw std::bad_alloc();
+  }
+}
+
+SharedArena::~SharedArena() {
+  allow(mapped_, kRoom + 2 * kPage);
+  munmap(mapped_, kRoom + 2 * kPage);
+}
+
+void SharedArena::restart(int64_t bytes) {
+  arrays_.clear();
+  granted_ = bytes;
+  forbid(first_, kRoom);
+}
+
+void* SharedArena::array(int number, int64_t offset, int64_t bytes, int64_t alignment, std::string& problem) {
+  const auto index = static_cast<size_t>(number);
+  if (index < arrays_.size()) {
+    const Array& known = arrays_[index];
+    if (known.offset == offset && known.bytes == bytes) return known.data;
+    problem = "lays out shared memory otherwise than another thread: array " + std::to_string(number) +
+              " at byte " + std::to_string(offset) + " of " + std::to_string(bytes) +
+              " bytes, there at byte " + std::to_string(known.offset) + " of " + std::to_string(known.bytes);
+    return nullptr;
+  }
+  if (offset + bytes > granted_) {
+    problem = "lays out " + std::to_string(offset + bytes) +
+              " bytes of shared memory, but was launched with " + std::to_string(granted_);
+    return nullptr;
+  }
+  if (arrays_.size() == kMostArrays || alignment > static_cast<int64_t>(kGap)) {
+    problem = "lays out more than " + std::to_string(kMostArrays) + " arrays, or asks for an alignment of " +
+              std::to_string(alignment);
+    return nullptr;
+  }
+  std::byte* const data = round_up(arrays_.empty() ? first_ : arrays_.back().gap_end, alignment);
+  std::byte* const past = data + bytes;
+  std::byte* const gap_end = round_up(past + kGap, 16);
+  allow(data, static_cast<size_t>(gap_end - data));
+  std::memset(data, 0xff, static_cast<size_t>(bytes));
+  write_canaries(past, static_cast<size_t>(gap_end - past));
+  forbid(past, static_cast<size_t>(gap_end - past));
+  arrays_.push_back({offset, bytes, data, gap_end});
+  return data;
+}
+
+bool SharedArena::holds(const void* memory, int64_t bytes) const {
+  const auto* const begin = static_cast<const std::byte*>(memory);
+  for (const Array& array : arrays_) {
+    if (array.data <= begin && begin + bytes <= array.data + array.bytes) return true;
+  }
+  return false;
+}
+
+std::string SharedArena::beyond(const Array& array, const std::byte* place) const {
+  const auto number = std::to_string(&array - arrays_.data());
+  return std::to_string(place - (array.data + array.bytes)) + " bytes past the end of shared array " +
+         number + " of " + std::to_string(array.bytes) + " bytes";
+}
+
+std::optional<std::string> SharedArena::overwritten() const {
+  for (const Array& array : arrays_) {
+    const std::byte* const past = array.data + array.bytes;
+    const int64_t offset = overwritten_byte(past, static_cast<size_t>(array.gap_end - past));
+    if (offset >= 0) return "something was written " + beyond(array, past + offset);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> SharedArena::place(const void* address) const {
+  const auto* const place = static_cast<const std::byte*>(address);
+  if (place < mapped_ || place >= mapped_ + kRoom + 2 * kPage) return std::nullopt;
+  if (place < first_ || arrays_.empty()) {
+    return std::to_string(first_ - place) + " bytes before the begin of shared memory";
+  }
+  const Array* nearest = &arrays_.front();
+  for (const Array& array : arrays_) {
+    if (array.data <= place) nearest = &array;
+  }
+  if (place < nearest->data + nearest->bytes) return "a byte of shared memory";
+  return beyond(*nearest, place);
+}
+
+}  // namespace kvbound::cuda::emulation

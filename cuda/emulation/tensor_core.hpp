@@ -1,0 +1,85 @@
+// What a warp's tensor core instructions do, lane by lane.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "block.hpp"
+
+namespace kvbound::cuda::emulation {
+
+/// Loads four 8 x 8 matrices of 16-bit numbers, or their transposes, as ldmatrix.x4 does.
+inline void load_matrices(uint32_t (&fragment)[4], const void* row, bool transposed, CallSite where) {
+  const char* const name = transposed ? "ldmatrix.trans" : "ldmatrix";
+  require_shared(row, 16, 16, name, where);
+  struct Mine {
+    uint32_t* fragment;
+    const void* row;
+  } mine{fragment, row};
+  together(name, ~0U, mine, where, [transposed](const auto& of) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t numbers[8][8];
+      for (int r = 0; r < 8; ++r) std::memcpy(numbers[r], of(8 * matrix + r).row, sizeof numbers[r]);
+      for (int l = 0; l < kWarpSize; ++l) {
+        const int r = l / 4;
+        const int pair = 2 * (l % 4);
+        const uint16_t low = transposed ? numbers[pair][r] : numbers[r][pair];
+        const uint16_t high = transposed ? numbers[pair + 1][r] : numbers[r][pair + 1];
+        of(l).fragment[matrix] = uint32_t{low} | uint32_t{high} << 16;
+      }
+    }
+  });
+}
+
+/// c += a b as mma.m16n8k16 does, the products exact and added in the order of k.
+/// `widen` makes a float of 16 bits.
+template <class Widen>
+void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Widen& widen,
+                  CallSite where) {
+  struct Mine {
+    float* c;
+    const uint32_t* a;
+    const uint32_t* b;
+  } mine{c, a, b};
+  together("mma", ~0U, mine, where, [&widen](const auto& of) {
+    const auto low = [&](uint32_t word) { return widen(static_cast<uint16_t>(word & 0xffff)); };
+    const auto high = [&](uint32_t word) { return widen(static_cast<uint16_t>(word >> 16)); };
+    float left[16][16];
+    float right[16][8];
+    float sum[16][8];
+    for (int l = 0; l < kWarpSize; ++l) {
+      const Mine& lane = of(l);
+      const int row = l / 4;
+      const int pair = 2 * (l % 4);
+      for (int i = 0; i < 4; ++i) {
+        float* const to = &left[row + 8 * (i % 2)][pair + 8 * (i / 2)];
+        to[0] = low(lane.a[i]);
+        to[1] = high(lane.a[i]);
+      }
+      for (int i = 0; i < 2; ++i) {
+        right[pair + 8 * i][row] = low(lane.b[i]);
+        right[pair + 8 * i + 1][row] = high(lane.b[i]);
+        sum[row + 8 * i][pair] = lane.c[2 * i];
+        sum[row + 8 * i][pair + 1] = lane.c[2 * i + 1];
+      }
+    }
+    using Row [[gnu::vector_size(32)]] = float;
+    for (int r = 0; r < 16; ++r) {
+      Row total;
+      std::memcpy(&total, sum[r], sizeof total);
+      for (int k = 0; k < 16; ++k) {
+        Row numbers;
+        std::memcpy(&numbers, right[k], sizeof numbers);
+        total += left[r][k] * numbers;
+      }
+      std::memcpy(sum[r], &total, sizeof total);
+    }
+    for (int l = 0; l < kWarpSize; ++l) {
+      const int row = l / 4;
+      const int pair = 2 * (l % 4);
+      for (int i = 0; i < 4; ++i) of(l).c[i] = sum[row + 8 * (i / 2)][pair + i % 2];
+    }
+  });
+}
+
+}  // namespace kvbound::cuda::emulation

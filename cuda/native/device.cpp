@@ -1,0 +1,126 @@
+#include "../device.hpp"
+
+#include <cuda_runtime.h>
+
+#include "../kernel.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+std::string words(cudaError_t error) {
+  return std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error);
+}
+
+void check(cudaError_t error, const std::string& call, CallSite where = CallSite::current()) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // an error that is not for good is not the next call's
+  throw DeviceError(call, words(error), where.file, where.line);
+}
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+DeviceInfo describe(int number) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, number), "cudaGetDeviceProperties");
+  return {.name = properties.name,
+          .compute_capability = 10 * properties.major + properties.minor,
+          .multiprocessors = properties.multiProcessorCount,
+          .memory = static_cast<int64_t>(properties.totalGlobalMem),
+          .l2_bytes = properties.l2CacheSize,
+          .shared_memory_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, number)};
+}
+
+constexpr int kLeastCapability = 80;
+
+}  // namespace
+
+std::optional<DeviceInfo> find_device(std::string* why) {
+  const auto none = [why](const std::string& reason) {
+    if (why != nullptr) *why = reason;
+    return std::nullopt;
+  };
+  int count = 0;
+  int number = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    return none(words(error));
+  }
+  if (count == 0) return none("no CUDA device");
+  try {
+    check(cudaGetDevice(&number), "cudaGetDevice");
+    DeviceInfo info = describe(number);
+    if (info.compute_capability < kLeastCapability) {
+      return none(info.name + " has compute capability " + std::to_string(info.compute_capability / 10) +
+                  "." + std::to_string(info.compute_capability % 10) + ", 8.0 is the least");
+    }
+    return info;
+  } catch (const DeviceError& error) {
+    return none(error.what());
+  }
+}
+
+const DeviceInfo& device() {
+  static const DeviceInfo info = [] {
+    std::string why;
+    std::optional<DeviceInfo> found = find_device(&why);
+    if (!found) throw DeviceError("find a CUDA device", why, __FILE__, __LINE__);
+    return *std::move(found);
+  }();
+  return info;
+}
+
+namespace detail {
+
+void* allocate(int64_t bytes) {
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, static_cast<size_t>(bytes)), "cudaMalloc of " + std::to_string(bytes) + " bytes");
+  return memory;
+}
+
+void release(void* memory) noexcept {
+  if (memory != nullptr) cudaFree(memory);  // what fails here is said by the next call
+}
+
+void to_device(void* to, const void* from, int64_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  const auto count = static_cast<size_t>(bytes);
+  check(cudaMemcpyAsync(to, from, count, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync to the device");
+  synchronise(stream);
+}
+
+void to_host(void* to, const void* from, int64_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  const auto count = static_cast<size_t>(bytes);
+  check(cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync to the host");
+  synchronise(stream);
+}
+
+void set_zero(void* to, int64_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream), "cudaMemsetAsync");
+}
+
+void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
+  constexpr int64_t kWithoutAsking = 48 * 1024;
+  const std::string call = std::string("launch in ") + shape.where.function;
+  if (shape.shared_bytes > kWithoutAsking) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shape.shared_bytes)),
+          call + " with " + std::to_string(shape.shared_bytes) + " bytes of shared memory", shape.where);
+  }
+  check(cudaLaunchKernel(kernel, shape.grid, shape.block, arguments, static_cast<size_t>(shape.shared_bytes),
+                         shape.stream),
+        call, shape.where);
+}
+
+}  // namespace detail
+
+void synchronise(Stream stream) { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,82 @@
+// Products of small matrices by a whole warp (sm_80), and how their operands get into its registers.
+//
+// Where the numbers of a fragment are, for lane l with row = l / 4 and pair = 2 (l % 4), low half of a register first:
+//
+//     A  16 x 16  register 0: A[row, pair..pair+1]       1: A[row + 8, pair..]   2: A[row, pair + 8..]   3: A[row + 8, pair + 8..]
+//     B  16 x 8   register 0: B[pair..pair+1, row]       1: B[pair + 8.., row]
+//     C  16 x 8   numbers 0, 1: C[row, pair..pair+1]     2, 3: C[row + 8, pair..]
+#pragma once
+
+#include <type_traits>
+
+#include "../kernel.hpp"
+#ifndef KVBOUND_CUDA_NATIVE
+#include "../emulation/tensor_core.hpp"
+#endif
+
+namespace kvbound::cuda {
+
+template <class T>
+concept Storage16 = std::is_same_v<T, Bfloat16> || std::is_same_v<T, Float16>;
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+#ifdef KVBOUND_CUDA_NATIVE
+
+/// Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address, in shared memory and 16-byte aligned, of row
+/// l % 8 of matrix l / 8; register i gets matrix i's numbers [row, pair..pair+1]. The whole warp takes part.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&fragment)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
+/// The same of the matrices' transposes: register i gets matrix i's numbers [pair, row] and [pair + 1, row].
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&fragment)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
+/// c += a b for fragments of T, sums in fp32. The whole warp takes part.
+template <Storage16 T>
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+#else
+
+inline void ldmatrix_x4(uint32_t (&fragment)[4], const void* row, CallSite where = CallSite::current()) {
+  emulation::load_matrices(fragment, row, false, where);
+}
+
+inline void ldmatrix_x4_trans(uint32_t (&fragment)[4], const void* row,
+                              CallSite where = CallSite::current()) {
+  emulation::load_matrices(fragment, row, true, where);
+}
+
+template <Storage16 T>
+void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                  CallSite where = CallSite::current()) {
+  emulation::multiply_add(
+      c, a, b, [](uint16_t bits) { return to_float(T{bits}); }, where);
+}
+
+#endif
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
