@@ -31,8 +31,15 @@ template <Storage T>
 void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection, Norm norm,
                            float* norms, Stream stream, NormsKernel kernel = NormsKernel::chosen);
 
+/// The kernel that `chosen` stands for on this device.
+template <Storage T>
+NormsKernel chosen_norms_kernel(int64_t head_dim);
+
 /// The longest chain of fp32 additions over the model_dim columns of one norm.
 int64_t norms_chain(int64_t model_dim);
+
+/// The longest chain of fp32 additions over the head_dim products of one projected value.
+int64_t norms_product_chain(int64_t head_dim, NormsKernel kernel);
 
 /// reference::stage_two_scores for every KV head, heads added in their order.
 ///

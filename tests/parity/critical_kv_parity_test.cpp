@@ -1,0 +1,410 @@
+// CriticalKV on the device: norms and scores within their bounds, selections exactly the reference's.
+#include <kvbound/cuda/critical_kv.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/critical_kv.hpp>
+#include <kvbound/reference/error_bounds.hpp>
+
+#include "parity/scores.hpp"
+#include "parity/support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+using cuda::NormsKernel;
+
+// A layer's values and W^O, exact in T, here and on the device.
+template <cuda::Storage T>
+struct NormsInput {
+  LayerShape shape;
+  Tensor values;      // [kv_heads, tokens, head_dim]
+  Tensor projection;  // [query_heads, head_dim, model_dim]
+  Uploaded<T> device_values;
+  Uploaded<T> device_projection;
+
+  NormsInput(const LayerShape& layer, Tensor some_values, Tensor some_projection)
+      : shape(layer),
+        values(rounded<T>(std::move(some_values))),
+        projection(rounded<T>(std::move(some_projection))),
+        device_values(values),
+        device_projection(projection) {}
+
+  int64_t tokens() const { return values.view().rows; }
+  MatrixView matrix() const {
+    return {projection.data(), shape.query_heads * shape.head_dim, shape.model_dim};
+  }
+  std::vector<float> norms(Norm norm, NormsKernel kernel) const {
+    Output output(shape.query_heads * tokens());
+    cuda::projected_value_norms<T>(device_values.view(), device_projection.view(), norm, output.data(), nullptr,
+                                   kernel);
+    return output.numbers();
+  }
+};
+
+// Tokens of very different sizes: the third is a sink, the fifth nearly nothing.
+Tensor values_of(const LayerShape& shape, int64_t tokens) {
+  Tensor values = random_tensor(11, shape.kv_heads, tokens, shape.head_dim);
+  for (int64_t g = 0; g < shape.kv_heads; ++g) {
+    const MutableMatrixView rows = values.slice(g);
+    for (int64_t c = 0; c < shape.head_dim; ++c) {
+      if (tokens > 2) rows(2, c) *= 1000;
+      if (tokens > 4) rows(4, c) *= 1e-3;
+    }
+  }
+  return values;
+}
+
+template <cuda::Storage T>
+NormsInput<T> norms_input(const LayerShape& shape, int64_t tokens) {
+  return {shape, values_of(shape, tokens),
+          random_tensor(12, shape.query_heads, shape.head_dim, shape.model_dim, 1 / std::sqrt(shape.head_dim))};
+}
+
+LayerShape layer_shape(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t model_dim) {
+  return {query_heads, kv_heads, head_dim, model_dim};
+}
+
+// Both kernels, or the only one that can.
+template <cuda::Storage T>
+std::vector<NormsKernel> kernels(int64_t head_dim) {
+  if (cuda::chosen_norms_kernel<T>(head_dim) == NormsKernel::portable) return {NormsKernel::portable};
+  return {NormsKernel::portable, NormsKernel::mma};
+}
+
+std::string name_of(NormsKernel kernel) { return kernel == NormsKernel::mma ? "mma" : "portable"; }
+std::string name_of(Norm norm) { return norm == Norm::l1 ? "L1" : "L2"; }
+
+reference::Arithmetic norms_arithmetic(const LayerShape& shape, NormsKernel kernel) {
+  reference::Arithmetic arithmetic =
+      kernel == NormsKernel::mma ? reference::tensor_core_precision() : reference::single_precision();
+  arithmetic.chain = cuda::norms_chain(shape.model_dim);
+  arithmetic.product_chain = cuda::norms_product_chain(shape.head_dim, kernel);
+  return arithmetic;
+}
+
+// Holds the norms to the reference's, and the comparators to their promise when they go.
+template <cuda::Storage T>
+class NormsCheck {
+ public:
+  ~NormsCheck() {
+    for (const Comparator* comparator : {&portable_, &mma_}) {
+      if (!std::isnan(comparator->median_slack())) EXPECT_TRUE(const_cast<Comparator*>(comparator)->is_tight());
+    }
+  }
+  void hold(const NormsInput<T>& input, Norm norm, NormsKernel kernel) {
+    SCOPED_TRACE(name_of(kernel) + ", " + name_of(norm));
+    const std::vector<float> norms = input.norms(norm, kernel);
+    const Matrix expected =
+        reference::projected_value_norms(input.shape, input.values, input.matrix(), norm);
+    const Matrix bounds = reference::projected_value_norm_errors(
+        input.shape, input.values, input.matrix(), norm, expected, norms_arithmetic(input.shape, kernel));
+    Comparator& comparator = kernel == NormsKernel::mma ? mma_ : portable_;
+    EXPECT_TRUE(comparator.hold(norms, expected.numbers(), bounds.numbers()));
+  }
+  void hold_all(const LayerShape& shape, int64_t tokens) {
+    SCOPED_TRACE("tokens " + std::to_string(tokens) + ", head_dim " + std::to_string(shape.head_dim) +
+                 ", model_dim " + std::to_string(shape.model_dim));
+    const NormsInput<T> input = norms_input<T>(shape, tokens);
+    for (const NormsKernel kernel : kernels<T>(shape.head_dim)) {
+      for (const Norm norm : {Norm::l1, Norm::l2}) hold(input, norm, kernel);
+    }
+  }
+
+ private:
+  Comparator portable_{"projected_value_norms, portable, " + std::string(name(cuda::dtype_of<T>))};
+  Comparator mma_{"projected_value_norms, mma, " + std::string(name(cuda::dtype_of<T>))};
+};
+
+template <class T>
+class ProjectedValueNormsParity : public DeviceTest {};
+TYPED_TEST_SUITE(ProjectedValueNormsParity, StorageTypes, StorageName);
+
+TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceAcrossShapes) {
+  NormsCheck<TypeParam> check;
+  for (const int64_t head_dim : {8, 10, 64, 80, 128, 256}) {
+    for (const int64_t tokens : {1, 31, 32, 33}) check.hold_all(layer_shape(2, 1, head_dim, 33), tokens);
+    for (const int64_t model_dim : {1, 8, 256}) check.hold_all(layer_shape(4, 2, head_dim, model_dim), 20);
+  }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceForManyTokensAndColumns) {
+  NormsCheck<TypeParam> check;
+  const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, 128, 1000), 300);
+  for (const NormsKernel kernel : kernels<TypeParam>(128)) check.hold(input, Norm::l1, kernel);
+}
+
+TYPED_TEST(ProjectedValueNormsParity, WritesNothingForNoTokens) {
+  for (const NormsKernel kernel : kernels<TypeParam>(64)) {
+    EXPECT_TRUE(norms_input<TypeParam>(layer_shape(4, 2, 64, 40), 0).norms(Norm::l1, kernel).empty());
+  }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, IsExactlyZeroForZeroValues) {
+  const LayerShape shape = layer_shape(4, 2, 64, 40);
+  const NormsInput<TypeParam> input(shape, Tensor(2, 35, 64), random_tensor(1, 4, 64, 40));
+  for (const NormsKernel kernel : kernels<TypeParam>(64)) {
+    for (const Norm norm : {Norm::l1, Norm::l2}) {
+      EXPECT_EQ(input.norms(norm, kernel), std::vector<float>(4 * 35, 0.0f));
+    }
+  }
+}
+
+// So that equal tokens tie in every selection.
+TYPED_TEST(ProjectedValueNormsParity, GivesEqualValuesEqualBitsWhereverTheyStand) {
+  const int64_t tokens = 333;
+  const LayerShape shape = layer_shape(2, 2, 80, 100);
+  const Tensor one = random_tensor(2, 1, 1, 80);
+  Tensor values(2, tokens, 80);
+  for (int64_t g = 0; g < 2; ++g) {
+    for (int64_t j = 0; j < tokens; ++j) std::ranges::copy(one.numbers(), values.slice(g).row(j).begin());
+  }
+  const Tensor block = random_tensor(3, 1, 80, 100);
+  Tensor projection(2, 80, 100);
+  for (int64_t h = 0; h < 2; ++h) {
+    std::ranges::copy(block.numbers(), projection.numbers().begin() + h * 80 * 100);
+  }
+  const NormsInput<TypeParam> input(shape, values, projection);
+  for (const NormsKernel kernel : kernels<TypeParam>(80)) {
+    for (const Norm norm : {Norm::l1, Norm::l2}) {
+      const std::vector<float> norms = input.norms(norm, kernel);
+      EXPECT_TRUE(same_bits(norms, std::vector<float>(norms.size(), norms.front())));
+    }
+  }
+}
+
+// Also whether a block takes one query head of a group or all of them, which the number of tokens decides.
+TYPED_TEST(ProjectedValueNormsParity, DoesNotDependOnHowManyTokensThereAre) {
+  const int64_t tokens = 9000;
+  const LayerShape shape = layer_shape(2, 1, 16, 3);
+  const NormsInput<TypeParam> input = norms_input<TypeParam>(shape, tokens);
+  Tensor first(1, 5, 16);
+  std::copy_n(input.values.numbers().begin(), 5 * 16, first.numbers().begin());
+  const NormsInput<TypeParam> few(shape, first, input.projection);
+  for (const NormsKernel kernel : kernels<TypeParam>(16)) {
+    const std::vector<float> norms = input.norms(Norm::l1, kernel);
+    const std::vector<float> first_norms = few.norms(Norm::l1, kernel);
+    for (const int64_t head : {0, 1}) {
+      const auto begin = norms.begin() + head * tokens;
+      EXPECT_TRUE(same_bits(std::vector<float>(begin, begin + 5),
+                            std::vector<float>(first_norms.begin() + head * 5, first_norms.begin() + head * 5 + 5)));
+    }
+  }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, GivesTheSameBitsUnderEverySchedule) {
+  for (const int64_t head_dim : {10, 80}) {
+    const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, head_dim, 200), 40);
+    for (const NormsKernel kernel : kernels<TypeParam>(head_dim)) {
+      in_every_schedule([&] { return input.norms(Norm::l1, kernel); });
+    }
+  }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, RefusesWhatDoesNotFit) {
+  using T = TypeParam;
+  const auto norms = [](const LayerShape& values, const LayerShape& projection, NormsKernel kernel) {
+    const Uploaded<T> v{Tensor(values.kv_heads, 3, values.head_dim)};
+    const Uploaded<T> w{Tensor(projection.query_heads, projection.head_dim, projection.model_dim)};
+    cuda::projected_value_norms<T>(v.view(), w.view(), Norm::l1, nullptr, nullptr, kernel);
+  };
+  const LayerShape shape = layer_shape(4, 2, 10, 5);
+  EXPECT_THROW(norms(shape, layer_shape(3, 0, 10, 5), NormsKernel::chosen), ShapeMismatch);
+  EXPECT_THROW(norms(shape, layer_shape(4, 0, 9, 5), NormsKernel::chosen), ShapeMismatch);
+  EXPECT_THROW(norms(shape, shape, NormsKernel::mma), ShapeMismatch);
+  const LayerShape wide = layer_shape(4, 2, 257, 5);
+  EXPECT_THROW(norms(wide, wide, NormsKernel::chosen), ShapeMismatch);
+  EXPECT_EQ(cuda::chosen_norms_kernel<T>(10), NormsKernel::portable);
+}
+
+class StageTwoScoresParity : public DeviceTest {};
+
+struct StageTwoInput {
+  std::vector<float> head_scores, norms;  // [query_heads, cols], [query_heads, norms_stride]
+  int64_t query_heads, kv_heads, cols, norms_stride;
+};
+
+StageTwoInput stage_two_input(int64_t query_heads, int64_t kv_heads, int64_t cols) {
+  StageTwoInput input{scores_of(ScoreKind::softmax, 3, query_heads * cols), {}, query_heads, kv_heads, cols, cols + 5};
+  for (int64_t h = 0; h < query_heads; ++h) {
+    for (const float norm : scores_of(ScoreKind::softmax, static_cast<uint64_t>(h), input.norms_stride)) {
+      input.norms.push_back(1000 * norm);
+    }
+  }
+  return input;
+}
+
+std::vector<float> device_scores(const StageTwoInput& input, double epsilon, GqaProduct gqa) {
+  const cuda::Buffer<float> head_scores{std::span<const float>(input.head_scores)};
+  const cuda::Buffer<float> norms{std::span<const float>(input.norms)};
+  Output scores(input.kv_heads * input.cols);
+  cuda::stage_two_scores(head_scores.data(), norms.data(), input.norms_stride, input.query_heads, input.kv_heads,
+                         input.cols, epsilon, gqa, scores.data(), nullptr);
+  return scores.numbers();
+}
+
+void hold(Comparator& comparator, const StageTwoInput& input, double epsilon, GqaProduct gqa) {
+  const std::vector<double> head_scores(input.head_scores.begin(), input.head_scores.end());
+  const std::vector<double> norms(input.norms.begin(), input.norms.end());
+  const int64_t group = input.query_heads / input.kv_heads;
+  const Matrix exact(group, input.cols);
+  std::vector<double> expected, bounds;
+  for (int64_t g = 0; g < input.kv_heads; ++g) {
+    const MatrixView a(head_scores.data() + g * group * input.cols, group, input.cols);
+    const MatrixView n(norms.data() + g * group * input.norms_stride, group, input.cols, input.norms_stride);
+    std::ranges::copy(reference::stage_two_scores(a, n, epsilon, gqa), std::back_inserter(expected));
+    std::ranges::copy(reference::stage_two_score_errors(a, exact, n, exact, epsilon, gqa,
+                                                        reference::single_precision()),
+                      std::back_inserter(bounds));
+  }
+  EXPECT_TRUE(comparator.hold(device_scores(input, epsilon, gqa), expected, bounds));
+}
+
+TEST_F(StageTwoScoresParity, MatchesReferenceAcrossShapes) {
+  Comparator comparator("stage_two_scores");
+  for (const GqaProduct gqa : {GqaProduct::mean_of_products, GqaProduct::product_of_means}) {
+    for (const double epsilon : {1e-4, 0.0, 0.5}) {
+      for (const int64_t cols : {1, 31, 32, 33, 700}) {
+        for (const int64_t kv_heads : {1, 2, 6}) hold(comparator, stage_two_input(6, kv_heads, cols), epsilon, gqa);
+      }
+    }
+  }
+  EXPECT_TRUE(comparator.is_tight());
+}
+
+TEST_F(StageTwoScoresParity, GivesTheSameBitsUnderEverySchedule) {
+  const StageTwoInput input = stage_two_input(4, 2, 300);
+  in_every_schedule([&] { return device_scores(input, 1e-4, GqaProduct::mean_of_products); });
+}
+
+TEST_F(StageTwoScoresParity, WritesNothingForNoEntries) {
+  EXPECT_TRUE(device_scores(stage_two_input(4, 2, 0), 1e-4, GqaProduct::mean_of_products).empty());
+}
+
+TEST_F(StageTwoScoresParity, RefusesWhatDoesNotFit) {
+  const auto call = [](int64_t norms_stride, int64_t query_heads, int64_t kv_heads) {
+    cuda::stage_two_scores(nullptr, nullptr, norms_stride, query_heads, kv_heads, 7, 0, GqaProduct::mean_of_products,
+                           nullptr, nullptr);
+  };
+  EXPECT_THROW(call(6, 4, 2), ShapeMismatch);
+  EXPECT_THROW(call(7, 4, 3), ShapeMismatch);
+}
+
+class SelectCriticalParity : public DeviceTest {};
+
+struct TwoStageRow {
+  std::vector<float> attention, stage_two;
+  int64_t k, stage_one_count;
+};
+
+struct TwoStages {
+  std::vector<std::vector<int64_t>> selected, stage_one;
+  int status;
+};
+
+TwoStages device_selection(const std::vector<TwoStageRow>& rows, bool want_stage_one = true) {
+  std::vector<float> attention, stage_two;
+  std::vector<int64_t> k, stage_one_count;
+  for (const TwoStageRow& row : rows) {
+    attention.insert(attention.end(), row.attention.begin(), row.attention.end());
+    stage_two.insert(stage_two.end(), row.stage_two.begin(), row.stage_two.end());
+    k.push_back(row.k);
+    stage_one_count.push_back(row.stage_one_count);
+  }
+  const cuda::Buffer<float> device_attention{std::span<const float>(attention)};
+  const cuda::Buffer<float> device_stage_two{std::span<const float>(stage_two)};
+  const cuda::Buffer<int64_t> device_k{std::span<const int64_t>(k)};
+  const cuda::Buffer<int64_t> device_count{std::span<const int64_t>(stage_one_count)};
+  const auto row_count = static_cast<int64_t>(rows.size());
+  const auto cols = static_cast<int64_t>(rows.front().attention.size());
+  Indices selected(k), stage_one(stage_one_count);
+  WorkingMemory memory(cuda::select_critical_workspace(row_count, cols));
+  cuda::select_critical(device_attention.data(), device_stage_two.data(), row_count, cols, device_k.data(),
+                        device_count.data(), selected.result(),
+                        want_stage_one ? stage_one.result() : cuda::SelectionResult{}, memory.view(), nullptr);
+  if (!want_stage_one) return {selected.rows(), {}, selected.status()};
+  return {selected.rows(), stage_one.rows(), selected.status()};
+}
+
+void expect_parity(const std::vector<TwoStageRow>& rows) {
+  const TwoStages actual = device_selection(rows);
+  EXPECT_EQ(actual.status, 0);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const TwoStageRow& row = rows[r];
+    SCOPED_TRACE("row " + std::to_string(r) + ": k = " + std::to_string(row.k) + ", stage one " +
+                 std::to_string(row.stage_one_count));
+    const std::vector<double> attention(row.attention.begin(), row.attention.end());
+    const std::vector<double> stage_two(row.stage_two.begin(), row.stage_two.end());
+    const auto expected = reference::select_critical(attention, stage_two, row.k, row.stage_one_count);
+    EXPECT_EQ(actual.selected[r], expected.selected);
+    EXPECT_EQ(actual.stage_one[r], expected.stage_one);
+  }
+}
+
+// Every k and stage one worth trying.
+std::vector<TwoStageRow> rows_of(ScoreKind attention, ScoreKind stage_two, int64_t cols) {
+  std::vector<TwoStageRow> rows;
+  for (const int64_t k : {int64_t{0}, cols / 5, cols / 2, cols}) {
+    for (const int64_t count : {int64_t{0}, k / 2, k}) {
+      const uint64_t seed = 2 * rows.size();
+      rows.push_back({scores_of(attention, seed, cols), scores_of(stage_two, seed + 1, cols), k, count});
+    }
+  }
+  return rows;
+}
+
+TEST_F(SelectCriticalParity, MatchesReferenceAcrossShapesAndScores) {
+  for (const int64_t cols : {1, 31, 32, 33, 1500}) {
+    for (const ScoreKind kind : kScoreKinds) {
+      SCOPED_TRACE(std::string(name_of(kind)) + ", " + std::to_string(cols) + " columns");
+      expect_parity(rows_of(kind, ScoreKind::softmax, cols));
+      expect_parity(rows_of(ScoreKind::softmax, kind, cols));
+    }
+    expect_parity(rows_of(ScoreKind::few_values, ScoreKind::few_values, cols));
+    expect_parity(rows_of(ScoreKind::equal, ScoreKind::equal, cols));
+  }
+}
+
+TEST_F(SelectCriticalParity, MatchesReferenceForTheLongestRows) {
+  const int64_t cols = cuda::kMostScores;
+  expect_parity({{scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols), cols / 5,
+                  cols / 10}});
+}
+
+TEST_F(SelectCriticalParity, PutsNobodyTwiceWhereBothStagesWantTheSame) {
+  const std::vector<float> infinities(40, std::numeric_limits<float>::infinity());
+  expect_parity({{infinities, infinities, 17, 9}});
+}
+
+TEST_F(SelectCriticalParity, DoesWithoutStageOnesIndices) {
+  const std::vector<TwoStageRow> rows = rows_of(ScoreKind::normal, ScoreKind::softmax, 100);
+  EXPECT_EQ(device_selection(rows, false).selected, device_selection(rows).selected);
+}
+
+TEST_F(SelectCriticalParity, TellsOfNanInEitherScore) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  TwoStageRow row{scores_of(ScoreKind::normal, 1, 50), scores_of(ScoreKind::normal, 2, 50), 20, 10};
+  TwoStageRow other = row;
+  row.attention[49] = nan;
+  other.stage_two[0] = nan;
+  EXPECT_EQ(device_selection({row}).status, 1);
+  EXPECT_EQ(device_selection({other}).status, 1);
+}
+
+TEST_F(SelectCriticalParity, GivesTheSameUnderEverySchedule) {
+  const std::vector<TwoStageRow> rows{
+      {scores_of(ScoreKind::few_values, 1, 1200), scores_of(ScoreKind::softmax, 2, 1200), 500, 200}};
+  in_every_schedule([&] { return device_selection(rows).selected; });
+}
+
+TEST_F(SelectCriticalParity, RefusesRowsThatAreTooLong) {
+  EXPECT_THROW(cuda::select_critical(nullptr, nullptr, 1, cuda::kMostScores + 1, nullptr, nullptr, {}, {}, {}, nullptr),
+               ShapeMismatch);
+  EXPECT_THROW(cuda::select_critical(nullptr, nullptr, 1, 10, nullptr, nullptr, {}, {}, {}, nullptr), ShapeMismatch);
+}
+
+}  // namespace
+}  // namespace kvbound::parity
