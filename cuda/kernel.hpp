@@ -123,7 +123,7 @@ class SharedMemory {
 
 /// The bytes that Layout(SharedMemory&, sizes...) takes.
 template <class Layout, class... Sizes>
-int64_t shared_bytes(const Sizes&... sizes) {
+int64_t shared_bytes(Sizes... sizes) {
   SharedMemory counter;
   static_cast<void>(Layout(counter, sizes...));
   return counter.bytes();

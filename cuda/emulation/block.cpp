@@ -23,8 +23,8 @@ constexpr int kMostWarps = kMostThreads / kWarpSize;
 constexpr const char* kBarrier = "__syncthreads";
 
 struct Thread {
-  Fiber* fiber = nullptr;  // where it waits
-  Step step{};             // what it waits for
+  Fiber* fiber = nullptr;      // where it waits
+  const Step* step = nullptr;  // what it waits for; on its stack as long as it does
   AsyncCopies copies;
 };
 
@@ -262,7 +262,7 @@ void Runner::refuse_to_return() {
   const unsigned bit = 1U << lane();
   for (unsigned others = mine.at_step; others != 0; others &= others - 1) {
     const int other = of_this_warp(std::countr_zero(others));
-    const Step& step = thread(other).step;
+    const Step& step = *thread(other).step;
     if (step.mask & bit) fail("returns, while " + name(other) + " waits for it in " + text(step), step.where);
   }
   mine.gone |= bit;
@@ -358,7 +358,8 @@ int Runner::wait_for_block(bool flag, CallSite where) {
          where);
   }
   barrier_ = where;
-  thread(current_).step = {kBarrier, ~0U, nullptr, where};
+  const Step step{kBarrier, ~0U, nullptr, where};
+  thread(current_).step = &step;
   warp_of(current_).at_barrier |= 1U << lane();
   flags_ += flag ? 1 : 0;
   if (++at_barrier_ == count_) {
@@ -383,7 +384,7 @@ void** Runner::gather(const Step& step, void* argument) {
     fail("waits in " + text(step) + " for lane " + lost + ", which has returned or never was", step.where);
   }
   if (mine.at_step != 0) refuse_step_of_others(step);
-  thread(current_).step = step;
+  thread(current_).step = &step;
   arguments_[static_cast<size_t>(current_)] = argument;
   mine.at_step |= bit;
   if ((mine.at_step & step.mask) == step.mask) return &arguments_[static_cast<size_t>(of_this_warp(0))];
@@ -395,17 +396,17 @@ void** Runner::gather(const Step& step, void* argument) {
 void Runner::refuse_step_of_others(const Step& step) {
   const Warp& mine = warp_of(current_);
   const auto refuse = [&](int other) {
-    fail("is in " + text(step) + ", but " + name(other) + " in " + text(thread(other).step), step.where);
+    fail("is in " + text(step) + ", but " + name(other) + " in " + text(*thread(other).step), step.where);
   };
   if (const unsigned partners = mine.at_step & step.mask; partners != 0) {
     const int other = of_this_warp(std::countr_zero(partners));  // it agrees with the others
-    const Step& theirs = thread(other).step;
+    const Step& theirs = *thread(other).step;
     if (theirs.mask != step.mask || theirs.kind != step.kind || !same_place(theirs.where, step.where))
       refuse(other);
   }
   for (unsigned strangers = mine.at_step & ~step.mask; strangers != 0; strangers &= strangers - 1) {
     const int other = of_this_warp(std::countr_zero(strangers));
-    if (thread(other).step.mask & step.mask) refuse(other);
+    if (thread(other).step->mask & step.mask) refuse(other);
   }
 }
 
@@ -439,7 +440,7 @@ std::string Runner::first_at_barrier() const {
 CallSite Runner::first_wait() const {
   for (int number = 0; number < count_; ++number) {
     const Warp& warp = warps_[static_cast<size_t>(number / kWarpSize)];
-    if ((warp.at_barrier | warp.at_step) >> number % kWarpSize & 1) return thread(number).step.where;
+    if ((warp.at_barrier | warp.at_step) >> number % kWarpSize & 1) return thread(number).step->where;
   }
   return {};
 }
@@ -453,7 +454,7 @@ std::string Runner::all_waits() const {
   for (int number = 0; number < count_; ++number) {
     const Warp& warp = warps_[static_cast<size_t>(number / kWarpSize)];
     if (((warp.at_barrier | warp.at_step) >> number % kWarpSize & 1) == 0) continue;
-    Crowd& crowd = crowds[text(thread(number).step)];
+    Crowd& crowd = crowds[text(*thread(number).step)];
     if (crowd.count++ == 0) crowd.first = number;
   }
   std::string all = std::to_string(gone_) + " have returned";

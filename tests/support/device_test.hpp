@@ -1,0 +1,60 @@
+// Tests of one source that run emulated and, where there is a device, natively.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kvbound/cuda/device.hpp>
+#ifndef KVBOUND_CUDA_NATIVE
+#include <kvbound/cuda/emulation/schedule.hpp>
+#endif
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Skips its tests where there is no device; with KVBOUND_REQUIRE_GPU=1 they fail there.
+class DeviceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (find_device(&why)) return;
+    const char* const required = std::getenv("KVBOUND_REQUIRE_GPU");
+    if (required != nullptr && std::string(required) == "1") FAIL() << "KVBOUND_REQUIRE_GPU=1, but: " << why;
+    GTEST_SKIP() << why;
+  }
+};
+
+/// Calls test() under every kind of schedule; natively once.
+template <class Test>
+void under_every_schedule(const Test& test) {
+#ifdef KVBOUND_CUDA_NATIVE
+  test();
+#else
+  for (const uint64_t seed : {0, 1, 2, 3}) {
+    for (const bool eager : {false, true}) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + (eager ? ", eager copies" : ", lazy copies"));
+      const emulation::ScopedSchedule schedule({seed, eager});
+      test();
+    }
+  }
+#endif
+}
+
+template <class T>
+std::vector<T> download(const Buffer<T>& buffer) {
+  std::vector<T> numbers(static_cast<size_t>(buffer.size()));
+  buffer.download(numbers);
+  return numbers;
+}
+
+template <class T>
+Buffer<T> upload(const std::vector<T>& numbers) {
+  return Buffer<T>(std::span<const T>(numbers));
+}
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
