@@ -5,10 +5,10 @@
 #include <limits>
 
 #include "attention.hpp"
+#include "core/shape_check.hpp"
 #include "critical_kv.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
-#include "core/shape_check.hpp"
 #include "snap_kv.hpp"
 
 namespace kvbound::reference {
@@ -55,6 +55,13 @@ double chain(const Arithmetic& arithmetic, int64_t terms) { return longest(arith
 
 double rescalings(const Arithmetic& arithmetic, int64_t tokens) {
   return static_cast<double>(arithmetic.rescalings < 0 ? (tokens + 15) / 16 : arithmetic.rescalings);
+}
+
+// sum_c |x_c|
+double absolute_sum(VectorView row) {
+  double sum = 0;
+  for (const double x : row) sum += std::abs(x);
+  return sum;
 }
 
 Matrix absolute(MatrixView matrix) {
@@ -144,6 +151,19 @@ void require_window(const LayerView& layer, int64_t window) {
                       std::to_string(layer.window_queries()) + " prompt queries");
 }
 
+// What absolute errors of stored queries and keys do to logits.
+void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic,
+                     Matrix& errors) {
+  const double floor = arithmetic.input_floor;
+  const double share = 2 * std::abs(scale) * floor;  // 2: whatever else is off, by less than as much again
+  std::vector<double> key_sums;
+  for (int64_t j = 0; j < keys.rows; ++j) key_sums.push_back(absolute_sum(keys.row(j)));
+  for (int64_t i = 0; i < queries.rows; ++i) {
+    const double both = absolute_sum(queries.row(i)) + static_cast<double>(queries.cols) * floor;
+    for (size_t j = 0; j < key_sums.size(); ++j) errors.row(i)[j] += share * (both + key_sums[j]);
+  }
+}
+
 // || row ||, in either norm.
 double row_norm(VectorView row, Norm norm) {
   double sum = 0;
@@ -171,6 +191,7 @@ Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Ari
   for (int64_t i = 0; i < errors.rows(); ++i) {
     for (double& error : errors.row(i)) error = error * share + lost;
   }
+  if (arithmetic.input_floor > 0) add_input_floor(queries, keys, scale, arithmetic, errors);
   return errors;
 }
 
@@ -204,7 +225,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
     result.log_sum_exp[static_cast<size_t>(i)] = log_sum_exp_error(softmax, tokens, arithmetic);
   }
   multiply(coefficients, absolute(values), result.output.view());
-  const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest;
+  const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
   for (int64_t i = 0; i < queries.rows; ++i) {
     for (double& error : result.output.row(i)) error += lost;
   }
@@ -275,16 +296,24 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   const double lost = norm == Norm::l1
                           ? columns * 2 * static_cast<double>(shape.head_dim + 1) * arithmetic.smallest
                           : std::sqrt(columns * arithmetic.smallest);  // a square too small to count
+  // What absolute errors of stored values and W^O do to || v W^O ||.
+  const double norm_of_ones = norm == Norm::l1 ? columns : std::sqrt(columns);
+  const auto floor_error = [&](VectorView value, double projection_size) {
+    const double floor = arithmetic.input_floor;
+    const double value_size = absolute_sum(value) + static_cast<double>(shape.head_dim) * floor;
+    return 2 * floor * (projection_size + norm_of_ones * value_size);
+  };
   parallel_for(shape.query_heads, [&](int64_t h) {
     std::vector<double> row_norms;
     for (int64_t c = 0; c < shape.head_dim; ++c) {
       row_norms.push_back(row_norm(output_projection.row(h * shape.head_dim + c), norm));
     }
     const MatrixView rows = values.slice(shape.kv_head_of(h));
+    const double projection_size = absolute_sum(row_norms);
     for (int64_t j = 0; j < rows.rows; ++j) {
       double size = 0;  // || |v| |W| ||, or in L2 a number no smaller
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
-      const double products = share * size;
+      const double products = share * size + floor_error(rows.row(j), projection_size);
       errors(h, j) = products + adding * (norms(h, j) + products) + lost;
     }
   });

@@ -21,8 +21,9 @@ struct Arithmetic {
   double unit = 0;  ///< u: one addition or multiplication is off by at most this share of its exact result
   double smallest = 0;     ///< the smallest normal number: anything below may be taken for 0
   double exponential = 0;  ///< relative error of an exponential or logarithm, and of a rescaling by one
-  double input = 0;    ///< relative rounding of every stored input; 0: the same numbers as the reference's
-  double weights = 0;  ///< further relative rounding of attention weights before they multiply values
+  double input = 0;  ///< relative rounding of every stored input; 0: the same numbers as the reference's
+  double input_floor = 0;  ///< and its absolute rounding, for numbers below the normal range of their storage
+  double weights = 0;      ///< further relative rounding of attention weights before they multiply values
 
   /// No sum over tokens has a longer chain of additions than this; -1: as long as there are tokens, any order.
   int64_t chain = -1;

@@ -16,6 +16,7 @@
 #include <kvbound/reference/session.hpp>
 #include <kvbound/reference/snap_kv.hpp>
 
+#include "input_rounding.hpp"
 #include "kept_agreement.hpp"
 
 namespace kvbound::sim {
@@ -57,13 +58,25 @@ struct ForcedCache {
   Matrix keys, values;  // [kept + steps, head_dim]
 };
 
+// The claimant's arithmetic with what storing this layer's numbers cost.
+Claimant with_input_rounding(Claimant claimant, const traces::Layer& layer) {
+  const InputRounding rounding = input_rounding(layer, claimant.storage);
+  OperationArithmetic& operations = claimant.arithmetic;
+  for (reference::Arithmetic* arithmetic :
+       {&operations.window_attention, &operations.projected_value_norms, &operations.attention}) {
+    arithmetic->input = std::max(arithmetic->input, rounding.relative);
+    arithmetic->input_floor = rounding.floor;
+  }
+  return claimant;
+}
+
 // Judges one layer's claims, tensor by tensor.
 class LayerJudge {
  public:
   LayerJudge(const traces::Layer& layer, const Claimant& claimant, const LayerClaims& claims)
       : layer_(layer),
         shape_(layer.shape),
-        claimant_(claimant),
+        claimant_(with_input_rounding(claimant, layer)),
         claims_(claims),
         prompt_(layer.prompt()),
         reference_(reference::make_session()->compress(
@@ -135,7 +148,8 @@ class LayerJudge {
       const MatrixView queries = step_queries(g, t), keys = cache.keys_at(t), values = cache.values_at(t);
       const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
       const Matrix errors =
-          reference::attention_errors(queries, keys, values, layer_.scale, {}, claimant_.arithmetic).output;
+          reference::attention_errors(queries, keys, values, layer_.scale, {}, claimant_.arithmetic.attention)
+              .output;
       const int64_t first = (t * shape_.query_heads + g * group_size()) * shape_.head_dim;
       std::ranges::copy(output.numbers(), expected.begin() + first);
       std::ranges::copy(errors.numbers(), bounds.begin() + first);
@@ -153,8 +167,9 @@ class LayerJudge {
   void judge_metrics() {
     const Matrix norms = all_norms();
     const LayerMetrics metrics = measured(norms);
-    const Matrix norm_errors = reference::projected_value_norm_errors(
-        shape_, layer_.values, layer_.output_projection, Norm::l1, norms, claimant_.arithmetic);
+    const Matrix norm_errors =
+        reference::projected_value_norm_errors(shape_, layer_.values, layer_.output_projection, Norm::l1,
+                                               norms, claimant_.arithmetic.projected_value_norms);
     const Matrix row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
     Matrix mass(claimant_.steps, shape_.query_heads), bound = mass, perturbation = mass, terms = mass;
     for_each_step([&](int64_t t, int64_t g) {
@@ -215,7 +230,7 @@ class LayerJudge {
     given.norm_errors = group(norm_errors).middle_cols(0, tokens);
     given.projection_norms = group(row_norms);
     given.model_dim = shape_.model_dim;
-    return reference::perturbation_errors(given, claimant_.arithmetic);
+    return reference::perturbation_errors(given, claimant_.arithmetic.attention);
   }
 
   // || sum_h (o_h - o^_h) ||: the heads' errors, and one sum over all heads' products.
@@ -226,7 +241,7 @@ class LayerJudge {
       const double all = std::accumulate(terms.row(t).begin(), terms.row(t).end(), 0.0);
       errors.push_back(own +
                        reference::sum_rounding(shape_.query_heads * shape_.head_dim + shape_.query_heads,
-                                               claimant_.arithmetic) *
+                                               claimant_.arithmetic.attention) *
                            all);
     }
     return errors;
@@ -234,7 +249,7 @@ class LayerJudge {
 
   const traces::Layer& layer_;
   const LayerShape shape_;
-  const Claimant& claimant_;
+  const Claimant claimant_;
   const LayerClaims& claims_;
   const LayerView prompt_;
   const PromptRecord reference_;

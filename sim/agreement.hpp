@@ -18,12 +18,24 @@
 
 namespace kvbound::sim {
 
+/// The arithmetic of a claimant's operations: the same for all where nothing is known of their chains.
+struct OperationArithmetic {
+  OperationArithmetic(const reference::Arithmetic& all)
+      : window_attention(all), projected_value_norms(all), attention(all) {}
+
+  reference::Arithmetic window_attention;
+  reference::Arithmetic projected_value_norms;
+  reference::Arithmetic attention;
+};
+
 /// Whose numbers are judged.
 struct Claimant {
   Policy policy;
   int64_t entries = 0;  ///< the budget, in entries per KV head
   int64_t steps = 0;    ///< decode steps recorded, the first ones; at most the trace's
-  reference::Arithmetic arithmetic;
+  OperationArithmetic arithmetic;
+  Dtype storage =
+      Dtype::f64;  ///< of the cache that it was computed from: what is not of that type was rounded
 };
 
 /// The tensors that a dump can have, in the order in which each follows from those before: the first that disagrees is

@@ -128,8 +128,9 @@ class Judge {
       kept.push_back(i);
     }
     const MatrixView weights = group(errors_.weights), norms = group(*reference_.projected_value_norms);
-    Uncertain total{0, reference::total_bound_error(weights, group(errors_.weight_errors), norms,
-                                                    group(errors_.norms), kept, claimant_.arithmetic)};
+    Uncertain total{
+        0, reference::total_bound_error(weights, group(errors_.weight_errors), norms, group(errors_.norms),
+                                        kept, claimant_.arithmetic.window_attention)};
     for (int64_t h = 0; h < weights.rows; ++h) {
       if (!(reference::attention_mass(weights.row(h), kept) > 0)) return {kInfinity, 0};
       total.value +=
@@ -149,11 +150,11 @@ class Judge {
       const Matrix queries = window_queries(row);
       const MatrixView keys = layer_.keys.slice(g_).middle_rows(0, tokens);
       const Matrix weights = reference::attention_weights(queries, keys, layer_.scale, tokens - 1);
-      const Matrix errors =
-          reference::attention_weight_errors(queries, keys, layer_.scale, claimant_.arithmetic);
+      const Matrix errors = reference::attention_weight_errors(queries, keys, layer_.scale,
+                                                               claimant_.arithmetic.window_attention);
       Positions always_kept;
       for (int64_t j = layer_.prompt_tokens() - window; j < tokens; ++j) always_kept.push_back(j);
-      const double adding = reference::sum_rounding(tokens, claimant_.arithmetic);
+      const double adding = reference::sum_rounding(tokens, claimant_.arithmetic.window_attention);
       for (int64_t h = 0; h < weights.rows(); ++h) {
         const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), always_kept,
                                                   reference_.score_positions, ranks, k, adding);
@@ -268,7 +269,7 @@ Matrix candidate_columns(const Matrix& matrix, int64_t candidates) {
 
 PromptErrors::PromptErrors(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference) {
   const SnapKv& host = std::get<SnapKv>(claimant.policy.host);
-  const reference::Arithmetic& arithmetic = claimant.arithmetic;
+  const reference::Arithmetic& arithmetic = claimant.arithmetic.window_attention;
   const int64_t candidates = layer.prompt_tokens() - host.window, group_size = layer.shape.group_size();
   weights = reference::window_attention(layer, host.window);
   weight_errors = reference::window_attention_errors(layer, host.window, arithmetic);
@@ -279,7 +280,8 @@ PromptErrors::PromptErrors(const LayerView& layer, const Claimant& claimant, con
   const TwoStage* options = two_stage(claimant.policy.selection);
   if (!options) return;
   norms = reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection,
-                                                 options->norm, *reference.projected_value_norms, arithmetic);
+                                                 options->norm, *reference.projected_value_norms,
+                                                 claimant.arithmetic.projected_value_norms);
   const Matrix candidate_norms = candidate_columns(*reference.projected_value_norms, candidates);
   const Matrix candidate_errors = candidate_columns(norms, candidates);
   stage_two_score = Matrix(layer.shape.kv_heads, candidates);

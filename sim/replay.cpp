@@ -14,6 +14,7 @@
 
 #include "agreement.hpp"
 #include "backend.hpp"
+#include "device_arithmetic.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -45,8 +46,10 @@ bool is_held_against_reference(const Run& run, const ReplayResult& result) {
 
 std::vector<TensorAgreement> agreement_of(const RunResult& run, const traces::Layer& layer,
                                           const ReplayResult& result, const LayerRecord& record) {
+  const Dtype storage = storage_of(run.run.backend, result.trace.storage);
   const Claimant claimant{run.run.policy.policy, run.entries, result.scope.steps,
-                          arithmetic_of(run.run.backend, result.trace, run.entries + result.scope.steps)};
+                          device_arithmetic(result.trace, storage, run.entries + result.scope.steps),
+                          storage};
   return agreement(layer, claimant, claims_of(record));
 }
 
