@@ -8,8 +8,9 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kBlocksPerMultiprocessor = 2;  // 16 warps: more than one product in flight for every tensor core
-constexpr int kOperands = 4;                 // of either kind
+constexpr int kBlocksPerMultiprocessor =
+    2;                        // 16 warps: more than one product in flight for every tensor core
+constexpr int kOperands = 4;  // of either kind
 constexpr int64_t kFlopOfAProduct = 2 * 16 * 8 * 16;
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
@@ -54,8 +55,8 @@ double tensor_product_flop(int64_t repeats) {
 }
 
 void tensor_products(const uint32_t* operands, int64_t repeats, float* sums, Stream stream) {
-  launch(LaunchShape{extent(blocks()), extent(kThreads), 0, stream}, tensor_products_kernel, operands, repeats,
-         sums);
+  launch(LaunchShape{extent(blocks()), extent(kThreads), 0, stream}, tensor_products_kernel, operands,
+         repeats, sums);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

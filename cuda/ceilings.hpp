@@ -46,7 +46,8 @@ class MatrixLibrary {
   virtual std::string name() const = 0;  ///< the file that was found
 
   /// product = a b for bf16 matrices [side, side] without gaps in device memory, sums in fp32. Throws DeviceError.
-  virtual void multiply(const Bfloat16* a, const Bfloat16* b, Bfloat16* product, int64_t side, Stream stream) = 0;
+  virtual void multiply(const Bfloat16* a, const Bfloat16* b, Bfloat16* product, int64_t side,
+                        Stream stream) = 0;
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -11,7 +11,8 @@ void copy(void* to, const void* from, int64_t bytes, Stream) {
   if (bytes == 0) return;
   for (const void* memory : {static_cast<const void*>(to), from}) {
     if (bytes < 0 || !emulation::is_device_memory(memory, static_cast<size_t>(bytes))) {
-      throw DeviceError("copy", std::to_string(bytes) + " bytes at " + emulation::place_in_device_memory(memory),
+      throw DeviceError("copy",
+                        std::to_string(bytes) + " bytes at " + emulation::place_in_device_memory(memory),
                         __FILE__, __LINE__);
     }
   }

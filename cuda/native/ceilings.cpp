@@ -24,8 +24,8 @@ using Create = Status (*)(Handle*);
 using Destroy = Status (*)(Handle);
 using SetStream = Status (*)(Handle, Stream);
 using GemmEx = Status (*)(Handle, int transpose_a, int transpose_b, int m, int n, int k, const void* alpha,
-                          const void* a, int a_type, int lda, const void* b, int b_type, int ldb, const void* beta,
-                          void* c, int c_type, int ldc, int compute_type, int algorithm);
+                          const void* a, int a_type, int lda, const void* b, int b_type, int ldb,
+                          const void* beta, void* c, int c_type, int ldc, int compute_type, int algorithm);
 }  // namespace cublas
 
 void check_library(cublas::Status status, const char* call, CallSite where = CallSite::current()) {
@@ -72,7 +72,8 @@ class Cublas final : public MatrixLibrary {
 
   std::string name() const override { return name_; }
 
-  void multiply(const Bfloat16* a, const Bfloat16* b, Bfloat16* product, int64_t side, Stream stream) override {
+  void multiply(const Bfloat16* a, const Bfloat16* b, Bfloat16* product, int64_t side,
+                Stream stream) override {
     const float one = 1, zero = 0;
     const int n = static_cast<int>(side);
     check_library(set_stream_(handle_, stream), "cublasSetStream");
