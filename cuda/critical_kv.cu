@@ -95,7 +95,12 @@ int64_t norms_chain(int64_t model_dim) {
 }
 
 int64_t norms_product_chain(int64_t head_dim, NormsKernel kernel) {
-  return kernel == NormsKernel::portable ? critical_kv_norms::portable_product_chain(head_dim) : head_dim;
+  return kernel == NormsKernel::mma ? critical_kv_norms::mma_product_chain(head_dim)
+                                    : critical_kv_norms::portable_product_chain(head_dim);
+}
+
+double norms_tensor_sums(NormsKernel kernel) {
+  return kernel == NormsKernel::mma ? critical_kv_norms::kTensorSums : 0;
 }
 
 void stage_two_scores(const float* head_scores, const float* norms, int64_t norms_stride, int64_t query_heads,

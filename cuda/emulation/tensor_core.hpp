@@ -48,7 +48,7 @@ inline float add_aligned(const float (&products)[kAligned], float total) {
     for (const float product : products) total += product;
     return total;
   }
-  const uint32_t exponent = std::max(largest & kInfinity, 25 * kOne);  // below, nothing is larger than 2^-102
+  const uint32_t exponent = std::max(largest & kInfinity, 24 * kOne);  // its last bit is then 2^-126
   const float last_place = std::bit_cast<float>(exponent - 23 * kOne);
   const float inverse = std::bit_cast<float>(277 * kOne - exponent);
   auto sum = static_cast<int32_t>(total * inverse);
