@@ -83,8 +83,8 @@ void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> o
   critical_kv_norms::launch_portable(arguments, norm, stream);
 }
 
-template void projected_value_norms(DeviceTensor<const float>, DeviceTensor<const float>, Norm, float*, Stream,
-                                    NormsKernel);
+template void projected_value_norms(DeviceTensor<const float>, DeviceTensor<const float>, Norm, float*,
+                                    Stream, NormsKernel);
 template void projected_value_norms(DeviceTensor<const Float16>, DeviceTensor<const Float16>, Norm, float*,
                                     Stream, NormsKernel);
 template void projected_value_norms(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>, Norm, float*,
@@ -110,10 +110,11 @@ void stage_two_scores(const float* head_scores, const float* norms, int64_t norm
   require_range("columns of the scores", cols, 0, INT64_MAX);
   require_range("norms_stride", norms_stride, cols, INT64_MAX);
   if (cols == 0) return;
-  const StageTwoArguments arguments{head_scores, norms, norms_stride, query_heads / kv_heads,
-                                    cols,        static_cast<float>(epsilon), gqa, scores};
-  launch({extent(critical_kv_norms::ceil_div(cols, kThreads), kv_heads), extent(kThreads), 0, stream}, stage_two_scores_kernel,
-         arguments);
+  const StageTwoArguments arguments{
+      head_scores, norms, norms_stride, query_heads / kv_heads, cols, static_cast<float>(epsilon),
+      gqa,         scores};
+  launch({extent(critical_kv_norms::ceil_div(cols, kThreads), kv_heads), extent(kThreads), 0, stream},
+         stage_two_scores_kernel, arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

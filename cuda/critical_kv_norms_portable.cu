@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kTokens = 64;
 constexpr int kDepth = 32;  // rows of W^O at a time
-constexpr int kPart = 16;   // products that are summed on their own, which keeps the chains of additions short
-constexpr int kEach = 4;    // tokens and columns of a thread
+constexpr int kPart = 16;  // products that are summed on their own, which keeps the chains of additions short
+constexpr int kEach = 4;   // tokens and columns of a thread
 constexpr int kSide = kTokens / kEach;
 constexpr int kThreads = kSide * kSide;
 constexpr int kPitch = kTokens + 4;  // keeps float4 aligned and spreads the transposing writes over banks
@@ -43,8 +43,8 @@ __device__ void load_values(const Arguments<T>& p, const T* values, int64_t firs
 
 // Rows first_row.. and columns first_column.. of one head's W^O; what lies outside is 0.
 template <Storage T>
-__device__ void load_projection(const Arguments<T>& p, const T* projection, int64_t first_row, int64_t first_column,
-                                float* shared) {
+__device__ void load_projection(const Arguments<T>& p, const T* projection, int64_t first_row,
+                                int64_t first_column, float* shared) {
   for (int n = static_cast<int>(threadIdx.x); n < kDepth * kColumns; n += kThreads) {
     const int64_t row = first_row + n / kColumns;
     const int64_t column = first_column + n % kColumns;

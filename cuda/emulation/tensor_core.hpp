@@ -43,7 +43,8 @@ inline constexpr int kAligned = 8;
 inline float add_aligned(const float (&products)[kAligned], float total) {
   constexpr uint32_t kMagnitude = 0x7fffffff, kOne = 1 << 23, kInfinity = 255 * kOne;
   uint32_t largest = std::bit_cast<uint32_t>(total) & kMagnitude;
-  for (const float product : products) largest = std::max(largest, std::bit_cast<uint32_t>(product) & kMagnitude);
+  for (const float product : products)
+    largest = std::max(largest, std::bit_cast<uint32_t>(product) & kMagnitude);
   if (largest >= kInfinity) {
     for (const float product : products) total += product;
     return total;
