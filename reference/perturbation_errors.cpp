@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention.hpp"
+#include "core/shape_check.hpp"
 #include "perturbation.hpp"
 #include "core/shape_check.hpp"
 
