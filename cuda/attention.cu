@@ -33,6 +33,12 @@ constexpr int64_t kBlocksWanted =
 constexpr int kLaneNumbers = 8;  // numbers of a row of values for which a lane sums
 constexpr int64_t kRowUnit = 8;  // rows of partial outputs are a multiple of this long
 
+// A product of a query and a key is summed in parts of 32 numbers, each in four chains: short chains, tight bounds.
+constexpr int kPartNumbers = 32;
+constexpr int kPartChains = 4;
+template <Storage T>
+inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
+
 constexpr int64_t ceil_division(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
 constexpr int64_t round_up(int64_t number, int64_t unit) { return ceil_division(number, unit) * unit; }
 
@@ -187,34 +193,34 @@ struct Split {
     if (slot >= tile_count(n)) return;
     float sums[kMine] = {};
     const uint4* key = tile + slot * tile_row_vectors(keys.vectors);
-    const int row = keys.vectors * static_cast<int>(kVector<T>);
-    const float* query = shared.queries + (team * kHeads + my_head()) * row;
-    for (int v = 0; v < keys.vectors; v += kChainVectors<T>) {
-      float part[kMine] = {};
+    for (int v = 0; v < keys.vectors; v += kPartVectors<T>) {
+      float parts[kMine][kPartChains] = {};
 #pragma unroll
-      for (int i = v; i < v + kChainVectors<T>; ++i) {
-        if (i < keys.vectors) add_products(key[i], query + i * kVector<T>, row, part);
+      for (int i = v; i < v + kPartVectors<T>; ++i) {
+        if (i < keys.vectors) add_products(key, i, parts);
       }
 #pragma unroll
-      for (int h = 0; h < kMine; ++h) sums[h] += part[h];
+      for (int h = 0; h < kMine; ++h) sums[h] += (parts[h][0] + parts[h][1]) + (parts[h][2] + parts[h][3]);
     }
     finish_logits(n * kTileTokens + slot, sums, largest);
   }
 
-  // sums[h] += key . (query of head h)
-  __device__ void add_products(const uint4& key, const float* query, int row, float (&sums)[kMine]) const {
+  // Adds the products of one vector of a key and of each query.
+  __device__ void add_products(const uint4* key, int vector, float (&parts)[kMine][kPartChains]) const {
+    const int row = keys.vectors * static_cast<int>(kVector<T>);
+    const float* query = shared.queries + (team * kHeads + my_head()) * row + vector * kVector<T>;
     float numbers[kVector<T>];
-    unpack<T>(key, numbers);
+    unpack<T>(key[vector], numbers);
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
       if (my_head() + h >= kHeads) break;
 #pragma unroll
-      for (int i = 0; i < kVector<T>; i += 4) {
+      for (int i = 0; i < kVector<T>; i += kPartChains) {
         const float4 four = *reinterpret_cast<const float4*>(query + h * row + i);
-        sums[h] += numbers[i] * four.x;
-        sums[h] += numbers[i + 1] * four.y;
-        sums[h] += numbers[i + 2] * four.z;
-        sums[h] += numbers[i + 3] * four.w;
+        parts[h][0] += numbers[i] * four.x;
+        parts[h][1] += numbers[i + 1] * four.y;
+        parts[h][2] += numbers[i + 2] * four.z;
+        parts[h][3] += numbers[i + 3] * four.w;
       }
     }
   }
@@ -408,6 +414,7 @@ constexpr int kJoinThreads = 256;
 constexpr int kJoinWarps = kJoinThreads / 32;
 constexpr int kJoinColumns = 16;
 constexpr int kJoinSlices = kJoinThreads / kJoinColumns;
+constexpr int kJoinPart = 4;  // splits that a thread adds up before it adds their sum to the others'
 
 struct JoinArguments {
   const int64_t* entries;
@@ -448,20 +455,26 @@ __device__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// sum_split rescaling * its output, of four numbers; thread 0..15 have the sums in the end.
+// sum_split rescaling * its output, of four numbers; threads 0..15 have the sums in the end.
 __device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, int64_t splits,
                                float largest) {
-  const int64_t head = blockIdx.x;
+  const int64_t first = blockIdx.x * p.splits.count;
   const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
   const int slice = static_cast<int>(threadIdx.x) / kJoinColumns;
   float4 sum = make_float4(0, 0, 0, 0);
   if (column < p.head_dim) {
-    for (int64_t s = slice; s < splits; s += kJoinSlices) {
-      const int64_t place = head * p.splits.count + s;
-      const float factor = rescaling(p.partials.largest[place], largest);
-      const float4 four =
-          *reinterpret_cast<const float4*>(p.partials.outputs + place * p.partials.row + column);
-      sum = add(sum, make_float4(factor * four.x, factor * four.y, factor * four.z, factor * four.w));
+    for (int64_t s = slice; s < splits; s += kJoinPart * kJoinSlices) {
+      float4 part = make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (int i = 0; i < kJoinPart; ++i) {
+        const int64_t place = first + s + i * kJoinSlices;
+        if (s + i * kJoinSlices >= splits) break;
+        const float factor = rescaling(p.partials.largest[place], largest);
+        const float4 four =
+            *reinterpret_cast<const float4*>(p.partials.outputs + place * p.partials.row + column);
+        part = add(part, make_float4(factor * four.x, factor * four.y, factor * four.z, factor * four.w));
+      }
+      sum = add(sum, part);
     }
   }
   shared.outputs[threadIdx.x] = sum;
@@ -567,16 +580,27 @@ template void attention(DeviceTensor<const Float16>, const CacheView<Float16>&, 
 template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                         const AttentionResult&, Workspace, Stream);
 
-int64_t attention_product_chain(int64_t head_dim) { return product_chain(head_dim); }
+int64_t attention_product_chain(int64_t head_dim) {
+  const int64_t in_part = ceil_division(std::min<int64_t>(head_dim, kPartNumbers), kPartChains);
+  return in_part + 2 + ceil_division(head_dim, kPartNumbers);
+}
+
+int64_t attention_rescalings(int64_t entries) { return entries <= kTileTokens ? 0 : 1; }
 
 int64_t attention_chain(int64_t entries) {
-  if (entries <= 0) return 0;
-  // In a split a lane has at least every fourth token; four lanes' or warps' sums are then joined by a tree. There are
-  // more splits than of the most tokens only where there are not more than are wanted, plus one for a KV head's last.
-  const int64_t in_split = ceil_division(std::min(entries, kMostSplitTokens), 4) + 2;
-  const int64_t splits = std::min(ceil_division(entries, kTileTokens),
-                                  std::max(kBlocksWanted + 1, ceil_division(entries, kMostSplitTokens)));
-  return in_split + ceil_division(splits, kJoinSlices) + 4;
+  int64_t longest = 0;
+  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
+    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
+    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
+    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
+    // a KV head's last tokens.
+    const int64_t splits =
+        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
+    const int64_t in_slice = ceil_division(splits, kJoinSlices);
+    const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
+    longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
+  }
+  return entries > 0 ? longest : 0;
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

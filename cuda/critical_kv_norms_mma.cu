@@ -12,7 +12,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace critical_kv_norms {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kStages = 3;
 constexpr int kTile = 16;                       // tokens, columns and depth of the tensor cores' tiles, taken two by two
@@ -92,6 +92,15 @@ struct Values {
   }
 };
 
+// The products of 16 numbers are summed by the tensor cores, whose sums are cut, and added up in fp32.
+template <Storage T>
+__device__ void add_product(float (&projected)[4], const uint32_t (&tokens)[4], const uint32_t (&columns)[2]) {
+  float part[4] = {};
+  mma_m16n8k16<T>(part, tokens, columns);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) projected[i] += part[i];
+}
+
 // One stage's terms of the lane's tokens, added to sums[tile][l / 4 or l / 4 + 8].
 template <Norm norm, Storage T, int kSteps>
 __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
@@ -109,8 +118,8 @@ __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
       const uint32_t right[2] = {columns[2], columns[3]};
 #pragma unroll
       for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
-        mma_m16n8k16<T>(projected[tile][0], values.fragments[tile][step], left);
-        mma_m16n8k16<T>(projected[tile][1], values.fragments[tile][step], right);
+        add_product<T>(projected[tile][0], values.fragments[tile][step], left);
+        add_product<T>(projected[tile][1], values.fragments[tile][step], right);
       }
     }
 #pragma unroll
@@ -148,7 +157,7 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
 }
 
 template <Norm norm, int kSteps, Storage T>
-__global__ void __launch_bounds__(kThreads, 2) norms_mma_kernel(Arguments<T> p) {
+__global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
   SharedMemory memory;
   const Shared<kSteps> shared(memory);
   const Heads heads(p);

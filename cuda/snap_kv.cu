@@ -25,6 +25,12 @@ constexpr int64_t kMostSplitTokens = 512;
 constexpr int64_t kSplitsWanted = 64;
 constexpr int kJoinWarps = 4;
 
+// A product of a query and a key is summed in parts of eight numbers: that keeps the chains of additions, and so the
+// bounds, short.
+constexpr int kPartNumbers = 8;
+template <Storage T>
+inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
+
 constexpr int64_t ceil_division(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
 
 // How the tokens of a prompt are split for window_log_sum_exp.
@@ -113,10 +119,10 @@ struct Logits {
 
   // Of a whole tile; what stands for tokens and queries that there are not means nothing.
   __device__ Logits(const uint4* tile, const Shared& shared, const Shape& shape, float scale) : numbers{} {
-    for (int v = 0; v < shape.vectors; v += kChainVectors<T>) {
+    for (int v = 0; v < shape.vectors; v += kPartVectors<T>) {
       float part[kRows][kTokens] = {};
 #pragma unroll
-      for (int i = v; i < v + kChainVectors<T>; ++i) {
+      for (int i = v; i < v + kPartVectors<T>; ++i) {
         if (i < shape.vectors) add_products(tile, i, shared, shape, part);
       }
 #pragma unroll
@@ -448,12 +454,20 @@ template void window_attention(const WindowView<float>&, const float*, float*, S
 template void window_attention(const WindowView<Float16>&, const float*, float*, Stream);
 template void window_attention(const WindowView<Bfloat16>&, const float*, float*, Stream);
 
-int64_t window_product_chain(int64_t head_dim) { return product_chain(head_dim); }
+int64_t window_product_chain(int64_t head_dim) {
+  return std::min<int64_t>(head_dim, kPartNumbers) + ceil_division(head_dim, kPartNumbers);
+}
+
+int64_t window_rescalings(int64_t tokens) {
+  // With every tile of a split but the first, when lanes are joined, and when splits are.
+  const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
+  return tiles + (Splits(tokens).count > 1 ? 1 : 0);
+}
 
 int64_t window_chain(int64_t tokens) {
   if (tokens <= 0) return 0;
   // A thread adds up four tokens of a tile and then tiles; sixteen lanes are joined by a tree; then come the splits.
-  const int64_t tiles = ceil_division(std::min(tokens, kMostSplitTokens), kTileTokens);
+  const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
   return (kTokens - 1) + tiles + 4 + ceil_division(Splits(tokens).count, 32) + 5;
 }
 

@@ -27,7 +27,7 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 ///
 /// log_sum_exp  [query_heads, window], natural log
 /// precision    products and sums in fp32; error: reference/error_bounds.hpp, with window_chain() as its chain,
-///              window_product_chain() as its product_chain; its -1 for rescalings is never exceeded
+///              window_product_chain() as its product_chain and window_rescalings() as its rescalings
 /// determinism  equal keys get equal logits, and bits do not depend on the device
 /// throws       ShapeMismatch, also for a window of no query or of more than there are tokens; DeviceError
 template <Storage T>
@@ -48,6 +48,9 @@ int64_t window_chain(int64_t tokens);
 
 /// The longest chain of fp32 additions in one of the window's logits.
 int64_t window_product_chain(int64_t head_dim);
+
+/// How often what was summed over `tokens` tokens in window_log_sum_exp is rescaled.
+int64_t window_rescalings(int64_t tokens);
 
 /// reference::max_pool. Exact; NaN among the neighbours gives NaN.
 ///

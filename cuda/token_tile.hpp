@@ -1,8 +1,6 @@
 // Tiles of tokens: rows of keys or values on their way through shared memory, 16 bytes at a time.
 #pragma once
 
-#include <algorithm>
-
 #include "kernel.hpp"
 #include "primitives/async_copy.hpp"
 #include "view.hpp"
@@ -40,15 +38,6 @@ __device__ inline void unpack(const uint4& vector, float (&numbers)[kVector<T>])
       numbers[2 * i + 1] = to_float(T{static_cast<uint16_t>(words[i] >> 16)});
     }
   }
-}
-
-/// A product of two rows is summed in parts of eight numbers, whose sums are then added one after the other: that keeps
-/// the chains of additions, and so the bounds, short.
-inline constexpr int kChainNumbers = 8;
-template <Storage T>
-inline constexpr int kChainVectors = kChainNumbers / static_cast<int>(kVector<T>);
-constexpr int64_t product_chain(int64_t head_dim) {
-  return std::min<int64_t>(head_dim, kChainNumbers) + (head_dim + kChainNumbers - 1) / kChainNumbers;
 }
 
 /// Rows of one slice of a tensor, as vectors of 16 bytes.

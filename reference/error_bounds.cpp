@@ -121,6 +121,43 @@ double weight_error(double weight, double share, const Arithmetic& arithmetic) {
   return weight * share + 2 * arithmetic.smallest + kLostWeight;
 }
 
+// What rounding does to an output beside what it does to logits and exponentials.
+struct OutputRounding {
+  double sum = 0;    // of the weights' common divisor
+  double terms = 0;  // of every weight times a value on its way into the output
+};
+
+// Bounds for the outputs of one query that see that errors of logits move an output only as far as its values differ from
+// it. Nothing is lost by underflow yet. Infinite where logits are off by too much.
+void centred_output_errors(VectorView logits, VectorView exponents, const SoftmaxErrors& softmax,
+                           MatrixView values, const OutputRounding& rounding, std::span<double> errors) {
+  const double total = softmax.growth;
+  if (!(total < 0.5)) {
+    std::ranges::fill(errors, kInfinity);
+    return;
+  }
+  std::vector<double> output(errors.size()), spread(errors.size()), size(errors.size());
+  for (size_t j = 0; j < logits.size(); ++j) {
+    const VectorView value = values.row(static_cast<int64_t>(j));
+    const double weight = weight_of(logits[j], softmax);
+    for (size_t c = 0; c < errors.size(); ++c) output[c] += weight * value[c];
+  }
+  for (size_t j = 0; j < logits.size(); ++j) {
+    const VectorView value = values.row(static_cast<int64_t>(j));
+    const double weight = weight_of(logits[j], softmax), off = weight * growth(exponents[j]);
+    for (size_t c = 0; c < errors.size(); ++c) {
+      spread[c] += off * std::abs(value[c] - output[c]);
+      size[c] += (weight + off) * std::abs(value[c]);
+    }
+  }
+  const double divisor = rounding.sum + (1 + rounding.sum) * 2 * total / (1 - total);
+  for (size_t c = 0; c < errors.size(); ++c) {
+    const double moved = spread[c] / (1 - total);
+    const double rounded = growth(rounding.terms) * size[c] / (1 - total);
+    errors[c] = moved + divisor * (std::abs(output[c]) + moved) + (1 + divisor) * rounded;
+  }
+}
+
 double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic) {
   const double log_tokens = std::log(static_cast<double>(tokens));
   return errors.growth + sum_error(tokens, chain(arithmetic, tokens), arithmetic) +
@@ -204,10 +241,11 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   if (tokens == 0) return result;
   Matrix logits = attention_logits(queries, keys, scale);
   Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
-  const double terms = chain(arithmetic, tokens);
-  const double rounding = sum_error(tokens, terms, arithmetic) +
-                          gamma(terms + rescalings(arithmetic, tokens) + 3, arithmetic) + arithmetic.weights +
-                          arithmetic.input;
+  const double terms = chain(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
+  const OutputRounding rounding{
+      sum_error(tokens, terms, arithmetic),
+      gamma(terms + changes + 3, arithmetic) + arithmetic.weights + arithmetic.input};
+  Matrix centred(queries.rows, values.cols);
   for (int64_t i = 0; i < queries.rows; ++i) {
     const std::span<double> row = logits.row(i), errors = coefficients.row(i);
     for (size_t j = 0; j < votes.size(); ++j) {
@@ -217,17 +255,25 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
       row[j] += log_votes;
     }
     const SoftmaxErrors softmax = softmax_errors(row, errors, arithmetic);
+    result.log_sum_exp[static_cast<size_t>(i)] = log_sum_exp_error(softmax, tokens, arithmetic);
+    centred_output_errors(row, errors, softmax, values,
+                          {rounding.sum + gamma(changes, arithmetic), rounding.terms}, centred.row(i));
     for (size_t j = 0; j < row.size(); ++j) {
       const double weight = weight_of(row[j], softmax);
       const double share = softmax_share(weight, errors[j], softmax);
-      errors[j] = weight_error(weight, share + (1 + share) * growth(rounding), arithmetic);
+      errors[j] =
+          weight_error(weight, share + (1 + share) * growth(rounding.sum + rounding.terms), arithmetic);
     }
-    result.log_sum_exp[static_cast<size_t>(i)] = log_sum_exp_error(softmax, tokens, arithmetic);
   }
   multiply(coefficients, absolute(values), result.output.view());
+  const Matrix sizes = absolute(values);
   const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
-  for (int64_t i = 0; i < queries.rows; ++i) {
-    for (double& error : result.output.row(i)) error += lost;
+  for (int64_t c = 0; c < values.cols; ++c) {
+    double lost_weights = 0;
+    for (int64_t j = 0; j < tokens; ++j) lost_weights += sizes(j, c) * weight_error(0, 0, arithmetic);
+    for (int64_t i = 0; i < queries.rows; ++i) {
+      result.output(i, c) = std::min(result.output(i, c), centred(i, c) + lost_weights) + lost;
+    }
   }
   return result;
 }

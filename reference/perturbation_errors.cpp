@@ -5,8 +5,9 @@
 #include <limits>
 
 #include "attention.hpp"
+#include "core/shape_check.hpp"
 #include "perturbation.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

@@ -20,13 +20,14 @@ OperationArithmetic device_arithmetic(const traces::TraceInfo& trace, Dtype stor
   OperationArithmetic arithmetic(reference::single_precision());
   arithmetic.window_attention.chain = cuda::window_chain(trace.prompt_tokens);
   arithmetic.window_attention.product_chain = cuda::window_product_chain(head_dim);
+  arithmetic.window_attention.rescalings = cuda::window_rescalings(trace.prompt_tokens);
   const cuda::NormsKernel kernel = norms_kernel(storage, head_dim);
   if (kernel == cuda::NormsKernel::mma) arithmetic.projected_value_norms = reference::tensor_core_precision();
   arithmetic.projected_value_norms.chain = cuda::norms_chain(trace.shape.model_dim);
   arithmetic.projected_value_norms.product_chain = cuda::norms_product_chain(head_dim, kernel);
   arithmetic.attention.chain = cuda::attention_chain(entries);
   arithmetic.attention.product_chain = cuda::attention_product_chain(head_dim);
-  arithmetic.attention.rescalings = 1;
+  arithmetic.attention.rescalings = cuda::attention_rescalings(entries);
   return arithmetic;
 }
 

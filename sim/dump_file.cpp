@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/session.hpp>
+#include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "agreement.hpp"
@@ -80,7 +80,7 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   info.budget = fields.parsed("budget", parse_budget);
   info.entries = info.budget.entries(trace.prompt_tokens);
   fields.parsed("budget", [&](const std::string&) {
-    reference::require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
+    require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
     return 0;
   });
   info.backend = fields.text("backend");

@@ -128,6 +128,33 @@ TEST(ErrorBounds, OfSumsInPairsAreCloseBecauseTheirChainsAreShort) {
   }
 }
 
+// Errors of logits that are as bad as can be for an output: weights of values above it too large, all others too small.
+TEST(ErrorBounds, HoldForLogitsThatConspireAndAreNotMuchLarger) {
+  Random random(13);
+  const Matrix queries = stored(random.matrix(2, 16)), keys = stored(random.matrix(300, 16));
+  const Matrix values = stored(random.matrix(300, 4));
+  Arithmetic arithmetic = single_precision();
+  arithmetic.rescalings = 0;
+  arithmetic.chain = 9;
+  const AttentionOutput exact = attention(queries, keys, values, 0.25);
+  const Matrix off = logit_errors(queries, keys, 0.25, arithmetic);
+  const AttentionErrors errors = attention_errors(queries, keys, values, 0.25, {}, arithmetic);
+  for (int64_t i = 0; i < 2; ++i) {
+    for (int64_t c = 0; c < 4; ++c) {
+      Matrix logits = attention_logits(queries, keys, 0.25);
+      for (int64_t j = 0; j < 300; ++j) {
+        logits(i, j) += values(j, c) > exact.output(i, c) ? off(i, j) : -off(i, j);
+      }
+      const double largest = log_sum_exp(logits.row(i));
+      double output = 0;
+      for (int64_t j = 0; j < 300; ++j) output += std::exp(logits(i, j) - largest) * values(j, c);
+      EXPECT_LE(output - exact.output(i, c), errors.output(i, c));
+      EXPECT_GE(output - exact.output(i, c), errors.output(i, c) / 4)
+          << "mostly that, the rest is other rounding";
+    }
+  }
+}
+
 TEST(ErrorBounds, AreFarBelowAWrongScale) {
   Random random(3);
   const Matrix queries = stored(random.matrix(2, 16, 3)), keys = stored(random.matrix(64, 16));

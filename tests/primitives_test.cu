@@ -129,7 +129,8 @@ TEST_F(Primitives, PartsOfAWarpTakeStepsOfTheirOwn) {
     launch(one_warp(), halves_kernel, sums.data());
     const std::vector<int> found = download(sums);
     for (int lane = 0; lane < kLanes; ++lane) {
-      const int pair = 4 * (16 + lane % 4) + (0 + 4 + 8 + 12);  // lanes 16 + lane % 4 and every fourth from there
+      const int pair =
+          4 * (16 + lane % 4) + (0 + 4 + 8 + 12);  // lanes 16 + lane % 4 and every fourth from there
       EXPECT_EQ(found[static_cast<size_t>(lane)], lane < 16 ? 120 : pair);
     }
   });
@@ -186,10 +187,11 @@ TEST_F(Primitives, ABarrierShowsEverybodyWhatWasWrittenBefore) {
   constexpr int kRounds = 5;
   under_every_schedule([] {
     Buffer<int> numbers(3 * kThreads);
-    launch(LaunchShape(extent(3), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr), rotation_kernel,
-           numbers.data(), kRounds);
+    launch(LaunchShape(extent(3), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr),
+           rotation_kernel, numbers.data(), kRounds);
     const std::vector<int> found = download(numbers);
-    for (int i = 0; i < 3 * kThreads; ++i) EXPECT_EQ(found[static_cast<size_t>(i)], (i % kThreads + kRounds) % kThreads);
+    for (int i = 0; i < 3 * kThreads; ++i)
+      EXPECT_EQ(found[static_cast<size_t>(i)], (i % kThreads + kRounds) % kThreads);
   });
 }
 
@@ -214,7 +216,8 @@ TEST_F(Primitives, BarriersCountFlagsOfTheWholeBlock) {
     launch(LaunchShape(extent(1), extent(64), 0, nullptr), counting_kernel, counts.data());
     const std::vector<int> found = download(counts);
     for (size_t thread = 0; thread < 64; ++thread) {
-      EXPECT_EQ(std::vector<int>(&found[thread * 5], &found[thread * 5] + 5), (std::vector<int>{22, 1, 0, 0, 1}));
+      EXPECT_EQ(std::vector<int>(&found[thread * 5], &found[thread * 5] + 5),
+                (std::vector<int>{22, 1, 0, 0, 1}));
     }
   });
 }
@@ -255,8 +258,8 @@ TEST_F(Primitives, ABlockMayHaveAllTheSharedMemoryThereIs) {
   sum.clear();
   launch(LaunchShape(extent(1), extent(128), bytes, nullptr), much_shared_memory_kernel, bytes, sum.data());
   EXPECT_EQ(download(sum)[0], expected);
-  EXPECT_THROW(launch(LaunchShape(extent(1), extent(128), bytes + 1, nullptr), much_shared_memory_kernel, bytes,
-                      sum.data()),
+  EXPECT_THROW(launch(LaunchShape(extent(1), extent(128), bytes + 1, nullptr), much_shared_memory_kernel,
+                      bytes, sum.data()),
                DeviceError);
 }
 
@@ -294,7 +297,8 @@ void check_atomics() {
     EXPECT_EQ(found[6], T{2 * kThreads});
     std::vector<T> tickets = download(seen);
     std::sort(tickets.begin(), tickets.end());
-    for (size_t i = 0; i < kThreads; ++i) EXPECT_EQ(tickets[i], static_cast<T>(i)) << "every ticket goes out once";
+    for (size_t i = 0; i < kThreads; ++i)
+      EXPECT_EQ(tickets[i], static_cast<T>(i)) << "every ticket goes out once";
   });
 }
 
@@ -309,7 +313,8 @@ __global__ void histogram_kernel(const int* values, int count, int* counts) {
   int* const shared = memory.array<int>(16);
   if (threadIdx.x < 16) shared[threadIdx.x] = 0;
   __syncthreads();
-  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(count); i += blockDim.x) atomicAdd(&shared[values[i]], 1);
+  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(count); i += blockDim.x)
+    atomicAdd(&shared[values[i]], 1);
   __syncthreads();
   if (threadIdx.x < 16) counts[threadIdx.x] = shared[threadIdx.x];
 }
@@ -317,11 +322,13 @@ __global__ void histogram_kernel(const int* values, int count, int* counts) {
 TEST_F(Primitives, AtomicsWorkInSharedMemory) {
   std::vector<int> values(1000);
   std::vector<int> expected(16);
-  for (size_t i = 0; i < values.size(); ++i) ++expected[static_cast<size_t>(values[i] = static_cast<int>(i * i % 16))];
+  for (size_t i = 0; i < values.size(); ++i)
+    ++expected[static_cast<size_t>(values[i] = static_cast<int>(i * i % 16))];
   const Buffer<int> input = upload(values);
   under_every_schedule([&] {
     Buffer<int> counts(16);
-    launch(LaunchShape(extent(1), extent(64), 64, nullptr), histogram_kernel, input.data(), 1000, counts.data());
+    launch(LaunchShape(extent(1), extent(64), 64, nullptr), histogram_kernel, input.data(), 1000,
+           counts.data());
     EXPECT_EQ(download(counts), expected);
   });
 }
@@ -351,8 +358,8 @@ TEST_F(Primitives, TheLastBlockSeesWhatTheOthersWrote) {
     Buffer<int> done(1);
     Buffer<float> total(1);
     done.clear();
-    launch(LaunchShape(extent(100), extent(kLanes), 16, nullptr), last_block_kernel, input.data(), partial.data(),
-           done.data(), total.data());
+    launch(LaunchShape(extent(100), extent(kLanes), 16, nullptr), last_block_kernel, input.data(),
+           partial.data(), done.data(), total.data());
     EXPECT_EQ(download(total)[0], 5050.0F);
   });
 }
@@ -381,8 +388,8 @@ TEST_F(Primitives, BitsAndNumbersAreAsInCuda) {
   Buffer<int> numbers(15);
   launch(LaunchShape(extent(1), extent(1), 0, nullptr), bits_kernel, numbers.data(),
          std::numeric_limits<float>::quiet_NaN());
-  EXPECT_EQ(download(numbers), (std::vector<int>{9, 11, 31, 32, 63, 5, 0, 41, static_cast<int>(0xbf800000), 1, -1, 9, 1,
-                                                 1, 1}));
+  EXPECT_EQ(download(numbers),
+            (std::vector<int>{9, 11, 31, 32, 63, 5, 0, 41, static_cast<int>(0xbf800000), 1, -1, 9, 1, 1, 1}));
 }
 
 template <Storage T>
@@ -432,8 +439,8 @@ TEST_F(Primitives, ALoadGivesTheNumbersInTheirOrder) {
     using T = typename std::decay_t<decltype(stored)>::value_type;
     const Buffer<T> input = upload(stored);
     Buffer<float> loaded(input.size());
-    launch(LaunchShape(extent(1), extent(input.size() / kVector<T>), 0, nullptr), load_kernel<T>, input.data(),
-           loaded.data());
+    launch(LaunchShape(extent(1), extent(input.size() / kVector<T>), 0, nullptr), load_kernel<T>,
+           input.data(), loaded.data());
     EXPECT_EQ(download(loaded), expected);
   };
   check(expected);
@@ -473,8 +480,8 @@ TEST_F(Primitives, AsyncCopiesLandBeforeTheirGroupHasBeenWaitedFor) {
   under_every_schedule([&] {
     for (const int last_bytes : {16, 8, 4, 0}) {
       Buffer<int> sums(kStages * kThreads);
-      launch(LaunchShape(extent(1), extent(kThreads), 2 * 16 * kThreads, nullptr), pipeline_kernel, input.data(),
-             kStages, last_bytes, sums.data());
+      launch(LaunchShape(extent(1), extent(kThreads), 2 * 16 * kThreads, nullptr), pipeline_kernel,
+             input.data(), kStages, last_bytes, sums.data());
       const std::vector<int> found = download(sums);
       for (int i = 0; i < kStages * kThreads; ++i) {
         const int stage = i / kThreads;
@@ -502,7 +509,8 @@ __global__ void ldmatrix_kernel(const uint16_t* numbers, uint32_t* fragments, ui
 
 TEST_F(Primitives, LdmatrixGivesEveryLaneItsPairs) {
   std::vector<uint16_t> numbers(kLanes * 8);
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint16_t>(i);  // matrix 64 + row 8 + column
+  for (size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = static_cast<uint16_t>(i);  // matrix 64 + row 8 + column
   const Buffer<uint16_t> input = upload(numbers);
   under_every_schedule([&] {
     Buffer<uint32_t> fragments(kLanes * 4);
@@ -533,7 +541,8 @@ __global__ void mma_kernel(const T* a_all, const T* b_all, float* c_all) {
   const auto packed = [](T low, T high) { return uint32_t{low.bits} | uint32_t{high.bits} << 16; };
   const auto of_a = [&](unsigned r, unsigned k) { return packed(a[r * 16 + k], a[r * 16 + k + 1]); };
   const auto of_b = [&](unsigned k, unsigned n) { return packed(b[k * 8 + n], b[(k + 1) * 8 + n]); };
-  const uint32_t left[4] = {of_a(row, pair), of_a(row + 8, pair), of_a(row, pair + 8), of_a(row + 8, pair + 8)};
+  const uint32_t left[4] = {of_a(row, pair), of_a(row + 8, pair), of_a(row, pair + 8),
+                            of_a(row + 8, pair + 8)};
   const uint32_t right[2] = {of_b(pair, row), of_b(pair + 8, row)};
   float sums[4];
   for (unsigned i = 0; i < 4; ++i) sums[i] = c[(row + 8 * (i / 2)) * 8 + pair + i % 2];
@@ -582,7 +591,8 @@ void check_impulses(const Kernel& kernel) {
   for (size_t product = 0; product < kProducts; ++product) {
     const bool impulse_in_a = product < kInA;
     for (size_t i = 0; i < 256; ++i) {
-      a[product * 256 + i] = stored<T>(impulse_in_a ? static_cast<double>(i == product) : static_cast<double>(i) - 128);
+      a[product * 256 + i] =
+          stored<T>(impulse_in_a ? static_cast<double>(i == product) : static_cast<double>(i) - 128);
     }
     for (size_t i = 0; i < 128; ++i) {
       b[product * 128 + i] =
@@ -596,7 +606,8 @@ void check_impulses(const Kernel& kernel) {
       const size_t row = i / 8;
       const size_t col = i % 8;
       const size_t place = product - kInA;  // of the impulse in B
-      if (product < kInA && product / 16 == row) expected[product * 128 + i] += static_cast<float>(product % 16 * 8 + col + 1);
+      if (product < kInA && product / 16 == row)
+        expected[product * 128 + i] += static_cast<float>(product % 16 * 8 + col + 1);
       if (product >= kInA && place % 8 == col) {
         expected[product * 128 + i] += static_cast<float>(row * 16 + place / 8) - 128;
       }
@@ -605,7 +616,8 @@ void check_impulses(const Kernel& kernel) {
   const Buffer<T> left = upload(a);
   const Buffer<T> right = upload(b);
   Buffer<float> sums = upload(c);
-  launch(LaunchShape(extent(kProducts), extent(kLanes), 768, nullptr), kernel, left.data(), right.data(), sums.data());
+  launch(LaunchShape(extent(kProducts), extent(kLanes), 768, nullptr), kernel, left.data(), right.data(),
+         sums.data());
   EXPECT_EQ(download(sums), expected);
 }
 

@@ -103,7 +103,8 @@ void run_grid(const Grid& grid, CallSite where) {
       }
     }
   }
-  const std::string call = std::string("kernel launched by ") + where.function;
+  const std::string call = std::string("kernel launched by ") + where.function + " at " + where.file + ":" +
+                           std::to_string(where.line);
   if (const std::optional<Fault>& fault = first.get()) {
     const CallSite place = fault->where.file == nullptr ? where : fault->where;
     static_cast<void>(overwritten_canaries());  // what else it did is forgotten

@@ -15,6 +15,7 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kGuard = size_t{64} << 20;  // on either side; it costs addresses, but no memory
 constexpr size_t kAlignment = 256;
 using Word [[gnu::may_alias]] = uint64_t;
 constexpr Word kCanaryWord = 0x7fff7fff7fff7fff;
@@ -31,9 +32,9 @@ struct Area {
   std::byte* data;
   size_t bytes;
 
-  std::byte* first() const { return mapped + kPage; }
+  std::byte* first() const { return mapped + kGuard; }
   std::byte* past_data() const { return data + bytes; }
-  std::byte* past_last() const { return mapped + mapped_bytes - kPage; }
+  std::byte* past_last() const { return mapped + mapped_bytes - kGuard; }
 };
 
 std::string offset_from(const Area& area, const std::byte* place) {
@@ -119,13 +120,13 @@ Areas& areas() {
 
 void* allocate_device_memory(size_t bytes) {
   const size_t room = round_up(bytes, kAlignment);
-  if (room < bytes || room > PTRDIFF_MAX - 4 * kPage) throw std::bad_alloc();
-  const size_t mapped_bytes = round_up(room, kPage) + 2 * kPage;
+  if (room < bytes || room > PTRDIFF_MAX - 4 * kGuard) throw std::bad_alloc();
+  const size_t mapped_bytes = round_up(room, kPage) + 2 * kGuard;
   void* memory = mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   auto* const mapped = static_cast<std::byte*>(memory);
-  const Area area{mapped, mapped_bytes, mapped + mapped_bytes - kPage - room, bytes};
-  if (mprotect(area.first(), mapped_bytes - 2 * kPage, PROT_READ | PROT_WRITE) != 0) {
+  const Area area{mapped, mapped_bytes, mapped + mapped_bytes - kGuard - room, bytes};
+  if (mprotect(area.first(), mapped_bytes - 2 * kGuard, PROT_READ | PROT_WRITE) != 0) {
     munmap(mapped, mapped_bytes);
     throw std::bad_alloc();
   }
@@ -140,7 +141,7 @@ void* allocate_device_memory(size_t bytes) {
 
 void release_device_memory(void* memory) noexcept {
   if (const std::optional<Area> area = areas().remove(memory)) {
-    allow(area->mapped, area->mapped_bytes);
+    allow(area->first(), static_cast<size_t>(area->past_last() - area->first()));
     munmap(area->mapped, area->mapped_bytes);
   }
 }

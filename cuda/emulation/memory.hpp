@@ -1,8 +1,8 @@
-// The emulated device's memory: every buffer between two pages that nobody may touch.
+// The emulated device's memory: every buffer between two stretches of pages that nobody may touch.
 //
 //     | no access | canaries | the buffer | canaries | no access |
 //
-// The buffer begins on 256 bytes as cudaMalloc's do and ends as near to the last page as that allows. An access beyond
+// The buffer begins on 256 bytes as cudaMalloc's do and ends as near to the pages behind it as that allows. An access beyond
 // the canaries raises SIGSEGV, which becomes a fault of the thread that did it; what is written to the canaries is found
 // after the kernel; what is read from them is NaN in every storage type. AddressSanitizer knows them to be forbidden.
 #pragma once

@@ -13,6 +13,7 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kGuard = size_t{64} << 20;  // on either side; it costs addresses, but no memory
 constexpr size_t kGap = 1024;
 constexpr size_t kMostArrays = 64;
 // An array's alignment may cost as much as its gap.
@@ -27,19 +28,20 @@ std::byte* round_up(std::byte* address, int64_t alignment) {
 }  // namespace
 
 SharedArena::SharedArena() {
-  void* memory = mmap(nullptr, kRoom + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      mmap(nullptr, kRoom + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mapped_ = static_cast<std::byte*>(memory);
-  first_ = mapped_ + kPage;
+  first_ = mapped_ + kGuard;
   if (mprotect(first_, kRoom, PROT_READ | PROT_WRITE) != 0) {
-    munmap(mapped_, kRoom + 2 * kPage);
+    munmap(mapped_, kRoom + 2 * kGuard);
     throw std::bad_alloc();
   }
 }
 
 SharedArena::~SharedArena() {
-  allow(mapped_, kRoom + 2 * kPage);
-  munmap(mapped_, kRoom + 2 * kPage);
+  allow(first_, kRoom);
+  munmap(mapped_, kRoom + 2 * kGuard);
 }
 
 void SharedArena::restart(int64_t bytes) {
@@ -104,7 +106,7 @@ std::optional<std::string> SharedArena::overwritten() const {
 
 std::optional<std::string> SharedArena::place(const void* address) const {
   const auto* const place = static_cast<const std::byte*>(address);
-  if (place < mapped_ || place >= mapped_ + kRoom + 2 * kPage) return std::nullopt;
+  if (place < mapped_ || place >= mapped_ + kRoom + 2 * kGuard) return std::nullopt;
   if (place < first_ || arrays_.empty()) {
     return std::to_string(first_ - place) + " bytes before the begin of shared memory";
   }

@@ -109,7 +109,7 @@ reference::Arithmetic arithmetic(int64_t entries, int64_t head_dim) {
   reference::Arithmetic result = reference::single_precision();
   result.chain = cuda::attention_chain(entries);
   result.product_chain = cuda::attention_product_chain(head_dim);
-  result.rescalings = 1;
+  result.rescalings = cuda::attention_rescalings(entries);
   return result;
 }
 
@@ -344,8 +344,8 @@ TEST(AttentionChain, CountsAdditionsThatATermMayPassThrough) {
     EXPECT_LE(cuda::attention_chain(entries), entries + 8);
     EXPECT_LE(cuda::attention_chain(entries), cuda::attention_chain(entries + 1)) << "does not fall";
   }
-  EXPECT_EQ(cuda::attention_product_chain(1), 2);
-  EXPECT_EQ(cuda::attention_product_chain(128), 8 + 16);
+  EXPECT_EQ(cuda::attention_product_chain(1), 1 + 2 + 1);
+  EXPECT_EQ(cuda::attention_product_chain(128), 8 + 2 + 4);
 }
 
 }  // namespace

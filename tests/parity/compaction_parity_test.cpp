@@ -38,7 +38,7 @@ std::vector<T> with_bits(const std::function<uint32_t(size_t)>& bits, int64_t si
   std::vector<T> numbers(static_cast<size_t>(size));
   for (size_t i = 0; i < numbers.size(); ++i) {
     const uint32_t word = bits(i);
-    std::memcpy(&numbers[i], &word, sizeof(T));
+    std::memcpy(static_cast<void*>(&numbers[i]), &word, sizeof(T));
   }
   return numbers;
 }

@@ -146,7 +146,7 @@ TEST_P(SelectionParity, RefusesWhatItCannotSelectFrom) {
 INSTANTIATE_TEST_SUITE_P(, SelectionParity,
                          testing::Values(Case{"select_top", cuda::select_top, reference::select_top},
                                          Case{"rank_top", cuda::rank_top, reference::rank_top}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace kvbound::parity
