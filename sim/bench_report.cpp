@@ -116,10 +116,9 @@ Json ceilings(const std::vector<BenchResult>& results) {
 
 std::string text(const BenchShares& shares) {
   const auto share = [](const std::vector<double>& numbers) {
-    const Spread of = spread(numbers);
-    return fmt::format("{:.3f} ({:.3f}-{:.3f})", of.median, of.least, of.most);
+    return fmt::format("{:.3g}", spread(numbers).median);
   };
-  std::string line = "     " + share(shares.copy_bandwidth) + " of the copy bandwidth";
+  std::string line = "     medians: " + share(shares.copy_bandwidth) + " of the copy bandwidth";
   if (!shares.matrix_rate.empty()) line += ", " + share(shares.matrix_rate) + " of the matrix rate";
   return line + "\n";
 }
@@ -158,7 +157,8 @@ std::string heading(const BenchReport& report) {
 std::string text(const BenchResult& result) {
   std::string lines;
   for (size_t i = 0; i < result.times.size(); ++i) lines += line(result, i);
-  if (result.ratios.empty()) return lines + fmt::format("  -> no ratio: {}\n", result.no_ratio);
+  const std::string shares = result.shares ? text(*result.shares) : "";
+  if (result.ratios.empty()) return lines + fmt::format("  -> no ratio: {}\n", result.no_ratio) + shares;
   const Spread ratio = spread(result.ratios);
   lines += fmt::format("  -> {:.2f} ({:.2f}-{:.2f}) {}", ratio.median, ratio.least, ratio.most,
                        result.ratio_meaning);
@@ -167,7 +167,7 @@ std::string text(const BenchResult& result) {
                          result.goal->value, result.verdict());
   }
   lines += fmt::format("; {} round{}\n", result.ratios.size(), result.ratios.size() == 1 ? "" : "s");
-  return result.shares ? lines + text(*result.shares) : lines;
+  return lines + shares;
 }
 
 Json to_json(const BenchReport& report) {

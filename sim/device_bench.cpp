@@ -97,11 +97,11 @@ class CallTimer {
 
 BenchPiece device_piece(const std::string& name, DeviceWork work, const std::function<void()>& call) {
   const auto timer = std::make_shared<CallTimer>();
-  BenchPiece piece{name, work.flop, "FLOP", call, [timer, call] { return (*timer)(call); }, work.bytes};
+  BenchPiece piece{name, work.flop, "FLOP", call, [timer, call] { return (*timer)(call); }};
+  if (work.flop > 0 && work.bytes > 0) piece.bytes = work.bytes;
   if (work.flop == 0) {
     piece.work = work.bytes;
     piece.unit = "bytes";
-    piece.bytes.reset();
   }
   return piece;
 }
@@ -154,7 +154,7 @@ BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const Benc
   const std::vector<Stored> numbers = random_stored(kSide * kSide, BenchLayer::random(options, 9));
   memory->a.upload(numbers, kStream);
   memory->b.upload(numbers, kStream);
-  return device_piece("cuBLAS, BF16, 8192-cube", {0, 2 * std::pow(as_real(kSide), 3)}, [memory] {
+  return device_piece("BF16 cuBLAS, 8192-cube", {0, 2 * std::pow(as_real(kSide), 3)}, [memory] {
     memory->library->multiply(memory->a.data(), memory->b.data(), memory->product.data(), kSide, kStream);
   });
 }
@@ -191,9 +191,10 @@ std::optional<BenchGoal> goal_of(const Measured& measured) {
   return measured.ceiling == Ceiling::time ? at_most(1) : at_least(*measured.goal);
 }
 
-std::string meaning_of(const Measured& measured, const BenchPiece& product) {
+std::string meaning_of(const Measured& measured, bool library) {
   if (measured.ceiling == Ceiling::copy_bandwidth) return "share of the copy bandwidth";
-  if (measured.ceiling == Ceiling::matrix_rate) return "share of the rate of " + product.name;
+  if (measured.ceiling == Ceiling::matrix_rate)
+    return library ? "share of the cuBLAS rate" : "share of the mma.sync rate";
   return "times " + duration_text(*measured.goal);
 }
 
@@ -201,9 +202,9 @@ BenchResult measure_on_device(const BenchOptions& options, const std::string& na
                               const std::function<void()>& call) {
   std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(),
                                  tensor_products_piece(options)};
-  if (auto library = cuda::MatrixLibrary::open(nullptr)) {
-    pieces.push_back(library_piece(std::move(library), options));
-  }
+  auto library = cuda::MatrixLibrary::open(nullptr);
+  const bool has_library = library != nullptr;
+  if (has_library) pieces.push_back(library_piece(std::move(library), options));
   Shares shares(measured.work, pieces);
   BenchResult result = measure(pieces, options.rounds, [&](std::span<const double> seconds) {
     shares.add(seconds);
@@ -212,8 +213,12 @@ BenchResult measure_on_device(const BenchOptions& options, const std::string& na
                                                     : shares.all().copy_bandwidth.back();
   });
   result.shares = shares.all();
-  result.ratio_meaning = meaning_of(measured, pieces.back());
+  result.ratio_meaning = meaning_of(measured, has_library);
   result.goal = goal_of(measured);
+  if (!kNative && measured.ceiling == Ceiling::time) {
+    result.ratios.clear();
+    result.no_ratio = "its goal is a GPU's time";
+  }
   return result;
 }
 
