@@ -57,7 +57,7 @@ class Fiber {
   const void* bottom_ = nullptr;
   size_t bytes_ = 0;
   void* fake_stack_ = nullptr;
-  void* shadow_ = nullptr;
+  [[maybe_unused]] void* shadow_ = nullptr;
 };
 
 inline void Fiber::change(Fiber& from, Fiber& to) { from.jump(to, &from.fake_stack_); }
