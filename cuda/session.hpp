@@ -2,27 +2,40 @@
 #pragma once
 
 #include <memory>
+#include <variant>
 
 #include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/session.hpp>
 
-#include "build.hpp"
+#include "device.hpp"
 
 namespace kvbound::cuda {
 
+/// Throws InvalidPolicy for what the device cannot do yet: theta-sweep.
+inline void require_supported(const Policy& policy) {
+  if (std::holds_alternative<ThetaSweep>(policy.selection)) {
+    throw InvalidPolicy("theta-sweep runs on the reference only");
+  }
+}
+
 namespace native {
-std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr);
+std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
+                                      Stream stream = nullptr);
 }
 
 namespace emulated {
 /// A session that stores keys, values, queries and W^O as F32, F16 or BF16, rounded once, and computes in fp32.
-/// Results are the same bits at every call.
 ///
 /// storage  throws InvalidPolicy for any other type
-/// times    where the time of every operation is added up; each is then waited for. Null: not measured
-/// compress and step throw what the reference throws; InvalidPolicy for what the device cannot do yet; DeviceError
-std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr);
+/// times    where the time of every operation is added up: upload, window_attention, projected_value_norms,
+///          stage_two_scores, selection, compaction, attention; each is then waited for. Null: not measured
+/// stream   on which everything is queued
+/// compress and step throw what the reference throws, NonFinite also for what overflows single precision; InvalidPolicy for
+/// what the device cannot do yet; DeviceError. Results are the same bits at every call
+std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
+                                      Stream stream = nullptr);
 }  // namespace emulated
 
 }  // namespace kvbound::cuda

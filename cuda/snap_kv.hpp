@@ -26,7 +26,10 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 ///     log_sum_exp[h, i] = ln sum_{j visible to i} exp(scale * queries[h,i,:] . keys[j,:])
 ///
 /// log_sum_exp  [query_heads, window], natural log
-/// precision, determinism, throws: as in attention.hpp, with window_chain()
+/// precision    products and sums in fp32; error: reference/error_bounds.hpp, with window_chain() as its chain,
+///              window_product_chain() as its product_chain and window_rescalings() as its rescalings
+/// determinism  equal keys get equal logits, and bits do not depend on the device
+/// throws       ShapeMismatch, also for a window of no query or of more than there are tokens; DeviceError
 template <Storage T>
 void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspace workspace, Stream stream);
 
@@ -35,7 +38,7 @@ void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspa
 ///     mean[h, j] = (1 / window) sum_i exp(scale * queries[h,i,:] . keys[j,:] - log_sum_exp[h, i])
 ///
 /// log_sum_exp  [query_heads, window], natural log
-/// mean         [query_heads, tokens]
+/// mean         [query_heads, tokens], 0 for a token in a query's future
 /// precision, determinism, throws: as above
 template <Storage T>
 void window_attention(const WindowView<T>& window, const float* log_sum_exp, float* mean, Stream stream);
@@ -43,14 +46,20 @@ void window_attention(const WindowView<T>& window, const float* log_sum_exp, flo
 /// The longest chain of fp32 additions over `tokens` tokens in window_log_sum_exp.
 int64_t window_chain(int64_t tokens);
 
-/// reference::max_pool. Exact.
+/// The longest chain of fp32 additions in one of the window's logits.
+int64_t window_product_chain(int64_t head_dim);
+
+/// How often what was summed over `tokens` tokens in window_log_sum_exp is rescaled.
+int64_t window_rescalings(int64_t tokens);
+
+/// reference::max_pool. Exact; NaN among the neighbours gives NaN.
 ///
 /// scores, pooled  [rows, cols], device memory, scores with row_stride numbers from row to row, pooled without gaps;
 ///                 not the same memory
 void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, int64_t width,
               float* pooled, Stream stream);
 
-/// reference::group_mean, heads added in their order.
+/// reference::group_mean, heads added in their order; error: reference/error_bounds.hpp.
 ///
 /// scores [query_heads, cols], mean [query_heads / group_size, cols], device memory, without gaps
 void group_mean(const float* scores, int64_t query_heads, int64_t cols, int64_t group_size, float* mean,

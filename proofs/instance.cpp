@@ -5,7 +5,7 @@
 #include <numeric>
 #include <sstream>
 
-#include <kvbound/reference/shape_check.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
 
 #include "exact.hpp"
 #include "simpler.hpp"
@@ -267,10 +267,10 @@ void require_valid(const Instance& instance) {
   if (instance.tokens() < 1 || instance.logits.rows() < 1) throw ShapeMismatch("logits are empty");
   if (instance.values.cols() < 1) throw ShapeMismatch("values are empty");
   if (instance.output_projection.cols() < 1) throw ShapeMismatch("output_projection is empty");
-  reference::require_equal("rows of logits", instance.logits.rows(), "query_heads times queries",
+  require_equal("rows of logits", instance.logits.rows(), "query_heads times queries",
                            instance.query_heads * instance.queries());
-  reference::require_equal("columns of logits", instance.tokens(), "rows of values", instance.values.rows());
-  reference::require_equal("rows of output_projection", instance.output_projection.rows(),
+  require_equal("columns of logits", instance.tokens(), "rows of values", instance.values.rows());
+  require_equal("rows of output_projection", instance.output_projection.rows(),
                            "query_heads * head_dim", instance.query_heads * instance.values.cols());
   require_ascending("stage_one", instance.stage_one, instance.tokens());
   require_ascending("kept", instance.kept, instance.tokens());

@@ -9,7 +9,7 @@
 #include "exponential.hpp"
 #include "instruction_set.hpp"
 #include "product.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 #include "token_blocks.hpp"
 
 namespace kvbound::reference {

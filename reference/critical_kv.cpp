@@ -7,7 +7,7 @@
 #include "parallel.hpp"
 #include "product.hpp"
 #include "selection.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 #include "token_blocks.hpp"
 
 namespace kvbound::reference {

@@ -21,11 +21,17 @@ struct Arithmetic {
   double unit = 0;  ///< u: one addition or multiplication is off by at most this share of its exact result
   double smallest = 0;     ///< the smallest normal number: anything below may be taken for 0
   double exponential = 0;  ///< relative error of an exponential or logarithm, and of a rescaling by one
-  double input = 0;    ///< relative rounding of every stored input; 0: the same numbers as the reference's
-  double weights = 0;  ///< further relative rounding of attention weights before they multiply values
+  double input = 0;  ///< relative rounding of every stored input; 0: the same numbers as the reference's
+  double input_floor = 0;  ///< and its absolute rounding, for numbers below the normal range of their storage
+  double weights = 0;      ///< further relative rounding of attention weights before they multiply values
 
   /// No sum over tokens has a longer chain of additions than this; -1: as long as there are tokens, any order.
   int64_t chain = -1;
+  /// And no product of a query and a key, or of a value and a column of W^O; -1: as long as head_dim, any order.
+  int64_t product_chain = -1;
+  /// Such a product may be summed by tensor cores a few terms at a time, from zero, before these sums are added: their
+  /// error as a share of the sum of their terms' absolute values. 0: it is not.
+  double tensor_sums = 0;
   /// How often a running maximum rescales what was summed; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;
 };

@@ -7,7 +7,7 @@
 #include "attention.hpp"
 #include "exponential.hpp"
 #include "product.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

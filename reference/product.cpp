@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "attention.hpp"
+#include "core/session_check.hpp"
 #include "critical_kv.hpp"
 #include "parallel.hpp"
 #include "selection.hpp"
-#include "shape_check.hpp"
 #include "snap_kv.hpp"
 #include "theta_sweep.hpp"
 
@@ -53,31 +53,6 @@ std::vector<int64_t> merged(std::span<const int64_t> a, std::span<const int64_t>
   return both;
 }
 
-void require_rows(const std::string& what, MatrixView rows, int64_t heads, int64_t head_dim) {
-  require_equal("rows of " + what, rows.rows, "heads of the layer", heads);
-  require_equal("columns of " + what, rows.cols, "head_dim", head_dim);
-}
-
-void require_heads(const std::string& what, TensorView heads, int64_t count, int64_t head_dim) {
-  require_equal("slices of " + what, heads.slices, "heads of the layer", count);
-  require_equal("columns of " + what, heads.cols, "head_dim", head_dim);
-}
-
-void require_consistent(const LayerView& layer) {
-  const LayerShape& shape = layer.shape;
-  if (shape.kv_heads < 1 || shape.query_heads % shape.kv_heads != 0) {
-    throw ShapeMismatch(std::to_string(shape.query_heads) + " query heads cannot share " +
-                        std::to_string(shape.kv_heads) + " KV heads");
-  }
-  require_heads("keys", layer.keys, shape.kv_heads, shape.head_dim);
-  require_heads("values", layer.values, shape.kv_heads, shape.head_dim);
-  require_heads("queries", layer.queries, shape.query_heads, shape.head_dim);
-  require_equal("rows of keys", layer.keys.rows, "rows of values", layer.values.rows);
-  require_equal("rows of output_projection", layer.output_projection.rows, "query_heads * head_dim",
-                shape.query_heads * shape.head_dim);
-  require_equal("columns of output_projection", layer.output_projection.cols, "model_dim", shape.model_dim);
-}
-
 // One KV head's cache: rows in the order of their positions.
 struct HeadCache {
   std::vector<int64_t> positions;
@@ -93,44 +68,47 @@ struct HeadCache {
 
 class ReferenceSession final : public Session {
  public:
+  explicit ReferenceSession(OperationTimes* times) : times_(times) {}
+
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
-    require_consistent(layer);
-    require_equal("budgets", static_cast<int64_t>(budgets.size()), "kv_heads", layer.shape.kv_heads);
-    for (const int64_t budget : budgets) {
-      require_valid(policy, budget, layer.prompt_tokens(), layer.window_queries());
-    }
+    require_valid(layer, policy, budgets);
     const Ranking ranking = std::visit([&](const auto& host) { return rank(layer, host); }, policy.host);
     PromptRecord record;
     record.score_positions = ranking.candidates;
     record.score = ranking.scores;
     std::visit([&](const auto& selection) { select(layer, ranking, selection, budgets, record); },
                policy.selection);
-    fill_caches(layer, record.kept);
+    timed(times_, "compaction", [&] { fill_caches(layer, record.kept); });
     return record;
   }
 
   StepRecord step(const StepView& view) override {
-    require_rows("keys", view.keys, shape_.kv_heads, shape_.head_dim);
-    require_rows("values", view.values, shape_.kv_heads, shape_.head_dim);
-    require_rows("queries", view.queries, shape_.query_heads, shape_.head_dim);
+    require_consistent(view, shape_);
     StepRecord record{Matrix(shape_.query_heads, shape_.head_dim), {}};
-    const int64_t group_size = shape_.group_size();
-    parallel_for(shape_.kv_heads, [&](int64_t g) {
-      HeadCache& cache = caches_[static_cast<size_t>(g)];
-      cache.append(next_position_, view.keys.row(g), view.values.row(g));
-      const Matrix output =
-          attention(view.queries.middle_rows(g * group_size, group_size), cache.keys, cache.values, scale_)
-              .output;
-      for (int64_t i = 0; i < group_size; ++i) {
-        std::ranges::copy(output.row(i), record.output.row(g * group_size + i).begin());
-      }
+    timed(times_, "attention", [&] {
+      parallel_for(shape_.kv_heads, [&](int64_t g) {
+        HeadCache& cache = caches_[static_cast<size_t>(g)];
+        cache.append(next_position_, view.keys.row(g), view.values.row(g));
+        attend(view, cache, g, record.output);
+      });
     });
     ++next_position_;
     return record;
   }
 
  private:
+  // The outputs of KV head g's query heads.
+  void attend(const StepView& view, const HeadCache& cache, int64_t g, Matrix& outputs) const {
+    const int64_t group_size = shape_.group_size();
+    const Matrix output =
+        attention(view.queries.middle_rows(g * group_size, group_size), cache.keys, cache.values, scale_)
+            .output;
+    for (int64_t i = 0; i < group_size; ++i) {
+      std::ranges::copy(output.row(i), outputs.row(g * group_size + i).begin());
+    }
+  }
+
   Ranking rank(const LayerView& layer, const SnapKv& host) {
     const int64_t tokens = layer.prompt_tokens();
     Ranking ranking;
@@ -146,11 +124,13 @@ class ReferenceSession final : public Session {
 
   void select(const LayerView& layer, const Ranking& ranking, const TopK&, std::span<const int64_t> budgets,
               PromptRecord& record) {
-    for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-      const std::vector<int64_t> top =
-          select_top(ranking.scores.row(g), candidates_kept(ranking, budgets, g));
-      record.kept.push_back(merged(positions_of(top, ranking.candidates), ranking.always_kept));
-    }
+    timed(times_, "selection", [&] {
+      for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+        const std::vector<int64_t> top =
+            select_top(ranking.scores.row(g), candidates_kept(ranking, budgets, g));
+        record.kept.push_back(merged(positions_of(top, ranking.candidates), ranking.always_kept));
+      }
+    });
   }
 
   void select(const LayerView& layer, const Ranking& ranking, const Critical& options,
@@ -159,7 +139,7 @@ class ReferenceSession final : public Session {
     record.stage_two_score = stage_two_scores_of(layer, ranking, options);
     record.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
     record.stage_one.resize(record.kept.size());
-    parallel_for(layer.shape.kv_heads, [&](int64_t g) {
+    select_per_head(layer.shape.kv_heads, [&](int64_t g) {
       const TwoStageSelection selection =
           critical(layer, ranking, options, *record.stage_two_score, candidates_kept(ranking, budgets, g), g);
       const auto index = static_cast<size_t>(g);
@@ -175,7 +155,7 @@ class ReferenceSession final : public Session {
     const Matrix stage_two = stage_two_scores_of(layer, ranking, options);
     const Matrix unpooled = columns(ranking.attention_weights, ranking.candidates);
     record.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
-    parallel_for(layer.shape.kv_heads, [&](int64_t g) {
+    select_per_head(layer.shape.kv_heads, [&](int64_t g) {
       const int64_t k = candidates_kept(ranking, budgets, g);
       const auto group = [&](MatrixView rows) {
         return rows.middle_rows(g * layer.shape.group_size(), layer.shape.group_size());
@@ -190,6 +170,11 @@ class ReferenceSession final : public Session {
       record.kept[static_cast<size_t>(g)] =
           merged(positions_of(select_theta_sweep(input, k), ranking.candidates), ranking.always_kept);
     });
+  }
+
+  template <class Select>
+  void select_per_head(int64_t kv_heads, const Select& select) {
+    timed(times_, "selection", [&] { parallel_for(kv_heads, select); });
   }
 
   // CriticalKV's two stages for KV head g.
@@ -216,12 +201,14 @@ class ReferenceSession final : public Session {
     const Matrix norms = columns(norms_of(layer, options.norm), ranking.candidates);
     const int64_t group_size = layer.shape.group_size();
     Matrix scores(layer.shape.kv_heads, norms.cols());
-    for (int64_t g = 0; g < scores.rows(); ++g) {
-      const std::vector<double> row = stage_two_scores(
-          ranking.head_scores.view().middle_rows(g * group_size, group_size),
-          norms.view().middle_rows(g * group_size, group_size), options.epsilon, options.gqa);
-      std::ranges::copy(row, scores.row(g).begin());
-    }
+    timed(times_, "stage_two_scores", [&] {
+      for (int64_t g = 0; g < scores.rows(); ++g) {
+        const std::vector<double> row = stage_two_scores(
+            ranking.head_scores.view().middle_rows(g * group_size, group_size),
+            norms.view().middle_rows(g * group_size, group_size), options.epsilon, options.gqa);
+        std::ranges::copy(row, scores.row(g).begin());
+      }
+    });
     return scores;
   }
 
@@ -245,16 +232,22 @@ class ReferenceSession final : public Session {
   // What depends on the layer alone is computed once, however many policies and budgets are tried.
   const Matrix& window_attention_of(const LayerView& layer, int64_t window) {
     const auto [entry, is_new] = window_attention_.try_emplace(window);
-    if (is_new) entry->second = window_attention(layer, window);
+    if (is_new) {
+      entry->second = timed(times_, "window_attention", [&] { return window_attention(layer, window); });
+    }
     return entry->second;
   }
   const Matrix& norms_of(const LayerView& layer, Norm norm) {
     const auto [entry, is_new] = norms_.try_emplace(norm);
-    if (is_new)
-      entry->second = projected_value_norms(layer.shape, layer.values, layer.output_projection, norm);
+    if (is_new) {
+      entry->second = timed(times_, "projected_value_norms", [&] {
+        return projected_value_norms(layer.shape, layer.values, layer.output_projection, norm);
+      });
+    }
     return entry->second;
   }
 
+  OperationTimes* times_;
   LayerShape shape_;
   double scale_ = 1;
   int64_t next_position_ = 0;
@@ -263,32 +256,10 @@ class ReferenceSession final : public Session {
   std::map<Norm, Matrix> norms_;
 };
 
-void require_valid_host(const SnapKv& host, int64_t budget, int64_t window_queries) {
-  const std::string window = std::to_string(host.window);
-  if (host.window < 1) throw InvalidPolicy("window=" + window + " but it must be at least 1");
-  if (host.pool < 1 || host.pool % 2 == 0) {
-    throw InvalidPolicy("pool=" + std::to_string(host.pool) + " but it must be odd");
-  }
-  if (host.window > window_queries) {
-    throw InvalidPolicy("window=" + window + " but the trace records only " + std::to_string(window_queries) +
-                        " prompt queries");
-  }
-  if (budget < host.window) {
-    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " + window +
-                        " of the observation window, which always stay");
-  }
-}
-
 }  // namespace
 
-void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens, int64_t window_queries) {
-  if (budget < 1 || budget > prompt_tokens) {
-    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is outside 1.." +
-                        std::to_string(prompt_tokens) + ", the prompt's tokens");
-  }
-  std::visit([&](const auto& host) { require_valid_host(host, budget, window_queries); }, policy.host);
+std::unique_ptr<Session> make_session(OperationTimes* times) {
+  return std::make_unique<ReferenceSession>(times);
 }
-
-std::unique_ptr<Session> make_session() { return std::make_unique<ReferenceSession>(); }
 
 }  // namespace kvbound::reference

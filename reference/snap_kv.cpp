@@ -8,7 +8,7 @@
 #include "instruction_set.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "perturbation.hpp"
 #include "selection.hpp"
-#include "shape_check.hpp"
+#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

@@ -15,6 +15,8 @@
 
 #include <kvbound/traces/messages.hpp>
 
+#include "backend.hpp"
+#include "layer_list.hpp"
 #include "policy.hpp"
 
 namespace kvbound::sim {
@@ -103,10 +105,11 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
                 {"policy", canonical(run.policy.policy)},
                 {"budget", to_string(run.budget)},
                 {"backend", run.backend},
-                {"storage", std::string(name(trace.storage))},
-                {"accumulate", std::string(name(Dtype::f64))},
+                {"storage", std::string(name(storage_of(run.backend, trace.storage)))},
+                {"accumulate", std::string(name(accumulation_of(run.backend)))},
                 {"trace_sha256", trace_sha256}},
       shape_(trace.shape),
+      trace_layers_(trace.layers),
       spool_(std::make_unique<Spool>(spool_folder)) {}
 
 Dump::~Dump() = default;
@@ -121,6 +124,7 @@ void Dump::append(int64_t layer, const char* tensor, std::vector<int64_t> shape,
 }
 
 void Dump::add(int64_t layer, const LayerRecord& record) {
+  layers_.push_back(layer);
   const auto add_integers = [&](const char* tensor, std::span<const int64_t> numbers) {
     append(layer, tensor, {static_cast<int64_t>(numbers.size())}, numbers);
   };
@@ -155,6 +159,8 @@ void Dump::add(int64_t layer, const LayerMetrics& metrics) {
 
 void Dump::prepare(const std::string& path) {
   constexpr int64_t kPiece = int64_t{1} << 17;  // numbers held in memory at a time
+  if (static_cast<int64_t>(layers_.size()) < trace_layers_)
+    metadata_.emplace_back("layers", layer_list(layers_));
   writer_ = std::make_unique<traces::SafetensorsWriter>(path, metadata_, tensors_);
   const auto copy = [&]<class Number>(const traces::TensorDeclaration& tensor, std::vector<Number> piece) {
     for (int64_t left = elements(tensor); left > 0; left -= static_cast<int64_t>(piece.size())) {

@@ -47,6 +47,8 @@ class Dump {
 
   traces::SafetensorsWriter::Strings metadata_;
   LayerShape shape_;
+  int64_t trace_layers_;
+  std::vector<int64_t> layers_;  // added; said in the metadata if they are not all
   std::vector<traces::TensorDeclaration> tensors_;
   std::unique_ptr<Spool> spool_;
   std::unique_ptr<traces::SafetensorsWriter> writer_;

@@ -25,6 +25,7 @@ constexpr const char* kHelp =
     "  kvbound inspect TRACE [--verify]       what a trace holds, and whether it means what it says\n"
     "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
     "                                         recorded decode steps through compression policies\n"
+    "  kvbound diff TRACE DUMP                somebody's results, such as a kernel's, against the reference\n"
     "  kvbound generate --kind KIND OUT       a synthetic trace\n"
     "  kvbound prove [ID...]                  the theorems as properties: looks for counterexamples\n"
     "  kvbound bench [OPERATION...]           how fast, against ceilings measured in the same run\n"
@@ -45,6 +46,7 @@ int dispatch(const Arguments& arguments) {
   const Arguments rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (command == "inspect") return inspect_command(rest);
   if (command == "replay") return replay_command(rest);
+  if (command == "diff") return diff_command(rest);
   if (command == "generate") return generate_command(rest);
   if (command == "prove") return prove_command(rest);
   if (command == "bench") return bench_command(rest);
@@ -58,9 +60,9 @@ int dispatch(const Arguments& arguments) {
     std::cout << "kvbound " << version() << " (" << revision() << ")\n";
     return kPass;
   }
-  throw UsageError(command.empty()
-                       ? "no subcommand; try 'kvbound --help'"
-                       : "no subcommand '" + command + "'; known: inspect, replay, generate, prove, bench");
+  throw UsageError(command.empty() ? "no subcommand; try 'kvbound --help'"
+                                   : "no subcommand '" + command +
+                                         "'; known: inspect, replay, diff, generate, prove, bench");
 }
 
 int run(const Arguments& arguments) try {
@@ -77,6 +79,10 @@ int run(const Arguments& arguments) try {
   return fail(kInvalidInput, error.what());
 } catch (const NonFinite& error) {
   return fail(kInvalidInput, error.what());
+} catch (const NoDevice& error) {
+  return fail(kInconclusive, error.what());
+} catch (const DeviceError& error) {
+  return fail(kWorld, error.what());
 } catch (const IoError& error) {
   return fail(kWorld, error.what());
 } catch (const std::filesystem::filesystem_error& error) {

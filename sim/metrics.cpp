@@ -9,11 +9,13 @@
 #include <kvbound/reference/parallel.hpp>
 #include <kvbound/reference/perturbation.hpp>
 #include <kvbound/reference/product.hpp>
+#include <kvbound/reference/token_blocks.hpp>
 
 namespace kvbound::sim {
 namespace {
 
-// Rows of attention weights worked on at a time: bounds the memory of a piece of work.
+// Decode steps worked on at a time: bounds the memory of a piece of work. Always so many, the last block's
+// rows beyond the steps being zero, so that a step's bits do not depend on how many are replayed.
 constexpr int64_t kRowBlock = 32;
 
 // The positions in one KV head's cache at a decode step, ascending.
@@ -61,9 +63,10 @@ class Measurement {
         records_(records),
         shape_(layer.shape),
         steps_(static_cast<int64_t>(records.front().steps.size())),
+        blocks_(reference::token_blocks(steps_, kRowBlock)),
         projected_value_norms_(all_value_norms(layer, prompt_norms)),
         rounding_scales_(static_cast<size_t>(shape_.query_heads)),
-        full_output_(steps_, shape_.query_heads * shape_.head_dim) {
+        full_output_(blocks_ * kRowBlock, shape_.query_heads * shape_.head_dim) {
     reference::parallel_for(shape_.query_heads, [&](int64_t h) {
       rounding_scales_[static_cast<size_t>(h)] =
           reference::rounding_scale(layer_.values.slice(shape_.kv_head_of(h)), head_projection(h));
@@ -79,7 +82,7 @@ class Measurement {
       }
       if (!record.prompt.stage_one.empty()) metrics.stage_one_mass = Matrix(steps_, shape_.query_heads);
       metrics_.push_back(std::move(metrics));
-      changes_.emplace_back(steps_, shape_.query_heads * shape_.head_dim);
+      changes_.emplace_back(full_output_.rows(), full_output_.cols());
     }
     measure_heads();
     const std::vector<double> layer_norms = measure_layer(full_output_);
@@ -96,48 +99,47 @@ class Measurement {
   MatrixView head_projection(int64_t h) const {
     return layer_.output_projection.view().middle_rows(h * shape_.head_dim, shape_.head_dim);
   }
-  MutableMatrixView head_columns(Matrix& matrix, int64_t h) const {
-    return matrix.view().middle_cols(h * shape_.head_dim, shape_.head_dim);
+  // One head's columns of a block of steps, [kRowBlock, head_dim].
+  MutableMatrixView head_block(Matrix& steps, int64_t h, int64_t first) const {
+    return steps.view().middle_rows(first, kRowBlock).middle_cols(h * shape_.head_dim, shape_.head_dim);
   }
 
   // Per query head and block of steps: attention over the full cache, and what each run's cache changes.
   void measure_heads() {
-    const int64_t blocks = (steps_ + kRowBlock - 1) / kRowBlock;
-    reference::parallel_for(shape_.query_heads * blocks, [&](int64_t piece) {
-      const int64_t first = piece % blocks * kRowBlock;
-      measure_block(piece / blocks, first, std::min(kRowBlock, steps_ - first));
-    });
+    reference::parallel_for(shape_.query_heads * blocks_,
+                            [&](int64_t piece) { measure_block(piece / blocks_, piece % blocks_); });
   }
 
-  void measure_block(int64_t h, int64_t first, int64_t count) {
+  void measure_block(int64_t h, int64_t block) {
     const int64_t g = shape_.kv_head_of(h);
-    const MatrixView queries = layer_.queries.slice(h).middle_rows(layer_.window_queries + first, count);
-    const Matrix logits = reference::attention_logits(queries, layer_.keys.slice(g), layer_.scale);
-    Matrix weights = logits;
-    reference::causal_softmax(weights.view(), layer_.prompt_tokens + first);
-    const MutableMatrixView output = head_columns(full_output_, h).middle_rows(first, count);
+    const MatrixView queries = layer_.queries.slice(h).middle_rows(layer_.window_queries, steps_);
+    const reference::TokenBlock steps(queries, block, kRowBlock);
+    const Matrix logits = reference::attention_logits(steps.rows, layer_.keys.slice(g), layer_.scale);
+    Matrix weights = logits;  // a row that is no step: zeros
+    reference::causal_softmax(weights.view().middle_rows(0, steps.count), layer_.prompt_tokens + steps.first);
+    const MutableMatrixView output = head_block(full_output_, h, steps.first);
     reference::multiply(weights, layer_.values.slice(g), output);
     const std::vector<double> norms = projected_l1(output, h);
     for (size_t r = 0; r < records_.size(); ++r) {
-      measure_run(r, h, first, logits, weights);
-      const std::vector<double> perturbations =
-          projected_l1(head_columns(changes_[r], h).middle_rows(first, count), h);
-      for (int64_t i = 0; i < count; ++i) {
+      measure_run(r, h, steps, logits, weights);
+      const std::vector<double> perturbations = projected_l1(head_block(changes_[r], h, steps.first), h);
+      for (int64_t i = 0; i < steps.count; ++i) {
         const auto index = static_cast<size_t>(i);
-        metrics_[r].perturbation(first + i, h) = perturbations[index];
-        metrics_[r].relative(first + i, h) = ratio(perturbations[index], norms[index]);
+        metrics_[r].perturbation(steps.first + i, h) = perturbations[index];
+        metrics_[r].relative(steps.first + i, h) = ratio(perturbations[index], norms[index]);
       }
     }
   }
 
   // One run's bound, masses and change of the attention output, for successive steps of one query head.
-  void measure_run(size_t r, int64_t h, int64_t first, const Matrix& logits, const Matrix& weights) {
+  void measure_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& logits,
+                   const Matrix& weights) {
     const LayerRecord& record = records_[r];
     LayerMetrics& metrics = metrics_[r];
     const int64_t g = shape_.kv_head_of(h);
     Matrix signed_weights(logits.rows(), logits.cols());
-    for (int64_t i = 0; i < logits.rows(); ++i) {
-      const int64_t t = first + i;
+    for (int64_t i = 0; i < steps.count; ++i) {
+      const int64_t t = steps.first + i;
       const auto visible = static_cast<size_t>(layer_.prompt_tokens + t + 1);
       const VectorView attention = weights.row(i).first(visible);
       const std::vector<int64_t> kept = residents(record, g, t, layer_.prompt_tokens);
@@ -154,8 +156,7 @@ class Measurement {
             reference::attention_mass(attention, stage_one_residents(record, g, layer_.prompt_tokens, kept));
       }
     }
-    reference::multiply(signed_weights, layer_.values.slice(g),
-                        head_columns(changes_[r], h).middle_rows(first, logits.rows()));
+    reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
   }
 
   // || rows * W^O_h ||_1 per row.
@@ -177,15 +178,14 @@ class Measurement {
 
   // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O.
   std::vector<double> measure_layer(const Matrix& heads) const {
-    const int64_t blocks = (steps_ + kRowBlock - 1) / kRowBlock;
-    std::vector<std::vector<double>> norms(static_cast<size_t>(blocks));
-    reference::parallel_for(blocks, [&](int64_t block) {
-      const int64_t first = block * kRowBlock;
-      norms[static_cast<size_t>(block)] = row_norms(
-          heads.view().middle_rows(first, std::min(kRowBlock, steps_ - first)), layer_.output_projection);
+    std::vector<std::vector<double>> norms(static_cast<size_t>(blocks_));
+    reference::parallel_for(blocks_, [&](int64_t block) {
+      norms[static_cast<size_t>(block)] =
+          row_norms(heads.view().middle_rows(block * kRowBlock, kRowBlock), layer_.output_projection);
     });
     std::vector<double> all;
     for (const std::vector<double>& part : norms) all.insert(all.end(), part.begin(), part.end());
+    all.resize(static_cast<size_t>(steps_));
     return all;
   }
 
@@ -193,10 +193,11 @@ class Measurement {
   const std::vector<LayerRecord>& records_;
   const LayerShape shape_;
   const int64_t steps_;
+  const int64_t blocks_;                                   // of kRowBlock steps
   Matrix projected_value_norms_;                           // [query_heads, n + T]
   std::vector<reference::RoundingScale> rounding_scales_;  // [query_heads]
-  Matrix full_output_;                                     // [steps, query_heads * head_dim]
-  std::vector<Matrix> changes_;  // [runs] of [steps, query_heads * head_dim]: aV - a^V^
+  Matrix full_output_;                                     // [blocks * kRowBlock, query_heads * head_dim]
+  std::vector<Matrix> changes_;                            // [runs] of the same shape: aV - a^V^
   std::vector<LayerMetrics> metrics_;
 };
 

@@ -36,7 +36,8 @@ struct LayerMetrics {
 double ratio(double numerator, double denominator);
 
 /// Measures several runs of one layer: what depends on the layer alone (attention over the full cache,
-/// projected value norms) is computed once for all of them.
+/// projected value norms) is computed once for all of them. A step's figures do not depend, to the bit, on how
+/// many steps follow.
 ///
 /// records       [runs], each with the same number of steps, at most T
 /// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if the reference has them

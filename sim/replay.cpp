@@ -1,16 +1,20 @@
 #include "replay.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/session.hpp>
+#include <kvbound/reference/core/session_check.hpp>
 
+#include "agreement.hpp"
 #include "backend.hpp"
+#include "device_arithmetic.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -34,6 +38,21 @@ LayerRecord run_layer(Session& session, const traces::Layer& layer, const Scope&
   return record;
 }
 
+// Whether the reference runs beside a run's backend.
+bool is_held_against_reference(const Run& run, const ReplayResult& result) {
+  return run.backend != kReference &&
+         std::ranges::count(result.times, kReference, &BackendTimes::backend) > 0;
+}
+
+std::vector<TensorAgreement> agreement_of(const RunResult& run, const traces::Layer& layer,
+                                          const ReplayResult& result, const LayerRecord& record) {
+  const Dtype storage = storage_of(run.run.backend, result.trace.storage);
+  const Claimant claimant{run.run.policy.policy, run.entries, result.scope.steps,
+                          device_arithmetic(result.trace, storage, run.entries + result.scope.steps),
+                          storage};
+  return agreement(layer, claimant, claims_of(record));
+}
+
 // Does a run's record hold L1 norms that the reference computed?
 bool has_reference_norms(const Run& run, const PromptRecord& prompt) {
   const auto norm_of = []<class Selection>(const Selection& selection) {
@@ -43,7 +62,7 @@ bool has_reference_norms(const Run& run, const PromptRecord& prompt) {
       return Norm::l1;
     }
   };
-  return run.backend == "reference" && prompt.projected_value_norms &&
+  return run.backend == kReference && prompt.projected_value_norms &&
          std::visit(norm_of, run.policy.policy.selection) == Norm::l1;
 }
 
@@ -58,22 +77,44 @@ void drop_scores(const Run& run, PromptRecord& prompt, Matrix& reference_norms) 
   prompt.projected_value_norms.reset();
 }
 
+// The sessions of one layer, a backend's all runs through the same one.
+class Sessions {
+ public:
+  Sessions(Dtype storage, std::vector<BackendTimes>& times) : storage_(storage), times_(times) {}
+
+  Session& of(const std::string& backend) {
+    std::unique_ptr<Session>& session = sessions_[backend];
+    if (!session) session = open_session(backend, storage_, &times_of(backend));
+    return *session;
+  }
+
+ private:
+  OperationTimes& times_of(const std::string& backend) {
+    return std::ranges::find(times_, backend, &BackendTimes::backend)->operations;
+  }
+
+  Dtype storage_;
+  std::vector<BackendTimes>& times_;
+  std::map<std::string, std::unique_ptr<Session>> sessions_;
+};
+
 // Replays and measures one layer.
 void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& result,
                   const ReplayObserver& observer, const std::function<void()>& advance) {
-  std::map<std::string, std::unique_ptr<Session>> sessions;
+  std::optional<Sessions> sessions(std::in_place, result.trace.storage, result.times);
   std::vector<LayerRecord> records;
   Matrix reference_norms;
   for (size_t r = 0; r < result.runs.size(); ++r) {
     RunResult& run = result.runs[r];
-    std::unique_ptr<Session>& session = sessions[run.run.backend];
-    if (!session) session = open_session(run.run.backend);
-    records.push_back(run_layer(*session, layer, result.scope, run));
+    records.push_back(run_layer(sessions->of(run.run.backend), layer, result.scope, run));
     if (observer.recorded) observer.recorded(r, index, records.back());
+    if (is_held_against_reference(run.run, result)) {
+      run.agreement.push_back(agreement_of(run, layer, result, records.back()));
+    }
     drop_scores(run.run, records.back().prompt, reference_norms);
     advance();
   }
-  sessions.clear();
+  sessions.reset();
   std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms);
   for (size_t r = 0; r < records.size(); ++r) {
     if (observer.measured) observer.measured(r, index, metrics[r]);
@@ -88,8 +129,9 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
   for (const Run& run : runs) {
     try {
       require_backend(run.backend);
-      reference::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens),
-                               trace.prompt_tokens, trace.window_queries);
+      require_supported(run.backend, run.policy.policy);
+      kvbound::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens), trace.prompt_tokens,
+                             trace.window_queries);
     } catch (const InvalidPolicy& error) {
       throw InvalidPolicy(trace.path + ": policy '" + run.policy.label + "' at budget " +
                           to_string(run.budget) + ": " + error.what());
@@ -100,9 +142,12 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
                     const ReplayObserver& observer, const ReplayProgress& progress) {
   require_valid(runs, trace.info());
-  ReplayResult result{trace.info(), scope, {}};
+  ReplayResult result{trace.info(), scope, {}, {}};
   for (const Run& run : runs) {
-    result.runs.push_back({run, run.budget.entries(trace.info().prompt_tokens), {}, 0, 0});
+    result.runs.push_back({run, run.budget.entries(trace.info().prompt_tokens), {}, 0, 0, {}});
+    if (std::ranges::count(result.times, run.backend, &BackendTimes::backend) == 0) {
+      result.times.push_back({run.backend, {}});
+    }
   }
   const auto pieces_per_layer = static_cast<int64_t>(runs.size()) + 1;  // measuring is the last piece
   int64_t done = 0;

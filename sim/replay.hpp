@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "budget.hpp"
+#include "comparison.hpp"
 #include "metrics.hpp"
 
 namespace kvbound::sim {
@@ -40,12 +42,21 @@ struct RunResult {
   std::vector<LayerMetrics> layers;  ///< in the order of the scope's layers
   double compress_seconds = 0;       ///< wall time of all layers' prompt compression
   double step_seconds = 0;           ///< and of all their decode steps
+  /// Another backend than the reference, beside which it ran: how its records agree, per layer as in `layers`.
+  std::vector<std::vector<TensorAgreement>> agreement;
+};
+
+/// What a backend's operations took, over all runs. What depends on the layer alone is done once for all of them.
+struct BackendTimes {
+  std::string backend;
+  OperationTimes operations;
 };
 
 struct ReplayResult {
   traces::TraceInfo trace;
   Scope scope;
   std::vector<RunResult> runs;
+  std::vector<BackendTimes> times;  ///< in the order in which backends were named
 };
 
 /// Is shown each run's layer twice: when it has been recorded, and when it has been measured. The scores and
@@ -58,11 +69,13 @@ struct ReplayObserver {
 /// Pieces of work done, pieces in all.
 using ReplayProgress = std::function<void(int64_t, int64_t)>;
 
-/// Throws InvalidPolicy, naming trace, policy and budget, if some run makes no sense for this trace.
+/// Throws InvalidPolicy, naming trace, policy and budget, if some run makes no sense for this trace; NoDevice.
 void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace);
 
 /// Replays every run over the scope's layers, one layer in memory at a time.
-/// Throws InvalidPolicy before any work; TraceError, also for numbers so large that attention over them overflows.
+///
+/// Where the reference is among the backends, every other one's records are held against it (agreement.hpp).
+/// Throws InvalidPolicy and NoDevice before any work; DeviceError; TraceError, also for numbers so large that attention over them overflows.
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
                     const ReplayObserver& observer = {}, const ReplayProgress& progress = {});
 

@@ -11,7 +11,7 @@
 #include "command_line.hpp"
 #include "dump.hpp"
 #include "dump_targets.hpp"
-#include "number.hpp"
+#include "layer_list.hpp"
 #include "policy.hpp"
 #include "progress.hpp"
 #include "replay.hpp"
@@ -101,14 +101,12 @@ Request parse_request(const CommandLine& line) {
 std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
   std::set<int64_t> chosen;
   for (const std::string& item : split_list("layers", text)) {
-    const size_t dash = item.find('-');
-    const auto first = parse_integer(item.substr(0, dash));
-    const auto last = dash == std::string::npos ? first : parse_integer(item.substr(dash + 1));
-    if (!first || !last || *first < 0 || *first > *last || *last >= layers) {
+    const auto range = parse_layer_range(item, layers);
+    if (!range) {
       throw UsageError(fmt::format("--layers '{}': expected layers or ranges such as 0,3-5 within 0..{}",
                                    item, layers - 1));
     }
-    for (int64_t l = *first; l <= *last; ++l) chosen.insert(l);
+    for (int64_t l = range->first; l <= range->second; ++l) chosen.insert(l);
   }
   return {chosen.begin(), chosen.end()};
 }

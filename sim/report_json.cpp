@@ -93,10 +93,24 @@ Json run(const RunResult& run, const ReplayResult& result, const std::optional<P
           {"layers", layers}};
 }
 
+Json times(const std::vector<BackendTimes>& backends) {
+  Json list = Json::array();
+  for (const BackendTimes& backend : backends) {
+    Json operations = Json::array();
+    for (const OperationTimes::Entry& entry : backend.operations.entries()) {
+      operations.push_back(
+          {{"operation", entry.operation}, {"calls", entry.calls}, {"seconds", entry.seconds}});
+    }
+    list.push_back({{"backend", backend.backend}, {"operations", operations}});
+  }
+  return list;
+}
+
 Json trace(const Report& report, const std::optional<Policy>& base) {
   Json document = trace_json(report.result.trace, report.sha256);
   document["replayed_layers"] = report.result.scope.layers;
   document["replayed_steps"] = report.result.scope.steps;
+  document["times"] = times(report.result.times);
   document["runs"] = Json::array();
   for (const RunResult& result : report.result.runs)
     document["runs"].push_back(run(result, report.result, base));

@@ -4,6 +4,7 @@
 
 #include <kvbound/traces/messages.hpp>
 
+#include "bench.hpp"
 #include "command_line.hpp"
 #include "policy.hpp"
 #include "report.hpp"
@@ -47,6 +48,34 @@ const TableRow& headings() {
   return row;
 }
 
+const OperationTimes::Entry* find(const OperationTimes& times, const std::string& operation) {
+  const auto found = std::ranges::find(times.entries(), operation, &OperationTimes::Entry::operation);
+  return found == times.entries().end() ? nullptr : &*found;
+}
+
+// An operation's time on every backend; a backend that has no such operation, such as an upload, shows a dash.
+std::string times_table(const std::vector<BackendTimes>& times, bool colour) {
+  std::vector<std::string> operations;
+  TableRow headings{"time, all layers and runs"};
+  for (const BackendTimes& backend : times) {
+    headings.push_back(backend.backend);
+    for (const OperationTimes::Entry& entry : backend.operations.entries()) {
+      if (std::ranges::find(operations, entry.operation) == operations.end())
+        operations.push_back(entry.operation);
+    }
+  }
+  std::vector<TableRow> rows{headings};
+  for (const std::string& operation : operations) {
+    TableRow row{operation};
+    for (const BackendTimes& backend : times) {
+      const OperationTimes::Entry* entry = find(backend.operations, operation);
+      row.push_back(entry ? duration_text(entry->seconds) : "-");
+    }
+    rows.push_back(row);
+  }
+  return table(rows, {.colour = colour, .alarming = {}});
+}
+
 }  // namespace
 
 std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour) {
@@ -65,6 +94,7 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
     return heading == "violations" && cell != "0";
   };
   text += table(rows, {.colour = colour, .alarming = alarming}) + "\n";
+  if (result.times.size() > 1) text += times_table(result.times, colour) + "\n";
   std::vector<std::string> told;
   for (const RunResult& run : result.runs) {
     const std::string& label = run.run.policy.label;

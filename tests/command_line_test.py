@@ -153,8 +153,8 @@ class Reports(CommandLineTest):
             part, rows, dumps, _ = self.replay("trace.safetensors", *policies, "--layers", layers, "--steps", steps)
             self.assertEqual(part["traces"][0]["replayed_layers"], list(chosen))
             self.assertEqual(part["traces"][0]["replayed_steps"], steps)
-            self.require_same_rows(rows, [row for row in whole_rows
-                                          if int(row["layer"]) in chosen and int(row["step"]) < steps])
+            self.assertEqual(rows, [row for row in whole_rows
+                                    if int(row["layer"]) in chosen and int(row["step"]) < steps])
             self.assertEqual(sorted(dumps), sorted(whole_dumps))
             for name, tensors in dumps.items():
                 expected = {tensor for tensor in whole_dumps[name] if int(tensor.split(".")[1]) in chosen}
@@ -163,20 +163,7 @@ class Reports(CommandLineTest):
                     per_step = tensor.split(".")[2] in ("output", "perturbation", "kept_mass", "bound",
                                                         "layer_perturbation")
                     whole_tensor = whole_dumps[name][tensor]
-                    if per_step:  # a product of fewer rows may be summed in another order
-                        np.testing.assert_allclose(tensors[tensor], whole_tensor[:steps], rtol=1e-9, atol=1e-12)
-                    else:
-                        np.testing.assert_array_equal(tensors[tensor], whole_tensor)
-
-    def require_same_rows(self, rows, expected):
-        """The same text but for the last digits of numbers."""
-        self.assertEqual(len(rows), len(expected))
-        for row, other in zip(rows, expected):
-            self.assertEqual(row.keys(), other.keys())
-            for column in row:
-                if row[column] != other[column]:
-                    self.assertTrue(math.isclose(float(row[column]), float(other[column]), rel_tol=1e-9, abs_tol=1e-12),
-                                    f"{column}: {row[column]} is not {other[column]}")
+                    np.testing.assert_array_equal(tensors[tensor], whole_tensor[:steps] if per_step else whole_tensor)
 
     def test_a_base_counts_the_heads_that_each_policy_improves(self):
         TraceFile().write(self.folder / "trace.safetensors")
@@ -410,6 +397,32 @@ class Bench(CommandLineTest):
             self.assertEqual((norms["ratio"], norms["met"]), (None, None))
             self.assertEqual(norms["no_ratio"], "OpenBLAS works on 1 thread")
         self.assertIn(f"DGEMM, 256-cube, {document['blas_threads']} thread", norms["times"][1]["name"])
+
+    def test_an_emulation_says_that_its_times_are_not_a_gpus(self):
+        document, result = self.document("select-top", "compact", "--backend", "emulated")
+        self.assertIn("Its times say nothing about any GPU.", result.stdout)
+        self.assertNotRegex(result.stdout, "goal (at|met|missed)")
+        self.assertEqual([item["met"] for item in document["operations"]], [None, None])
+        self.assertEqual((document["accelerator"]["name"], document["accelerator"]["driver"]), ("emulated", None))
+
+    def test_a_device_operation_is_given_as_shares_of_the_ceilings_of_its_rounds(self):
+        document, result = self.document("window-attention", "--backend", "emulated")
+        item, = document["operations"]
+        operation, copy, product = item["times"]
+        for share, work, ceiling in (("copy_bandwidth", operation["bytes"], copy), ("matrix_rate", operation["work"], product)):
+            best = work / operation["seconds"]["least"] / (ceiling["work"] / ceiling["seconds"]["most"])
+            worst = work / operation["seconds"]["most"] / (ceiling["work"] / ceiling["seconds"]["least"])
+            for end in item["shares"][share].values():
+                self.assertTrue(worst <= end * (1 + 1e-9) and end <= best * (1 + 1e-9), share)
+        self.assertEqual(item["ratio"], item["shares"]["copy_bandwidth"])
+        self.assertIn(f"medians: {item['shares']['copy_bandwidth']['median']:.3g} of the copy bandwidth", result.stdout)
+
+    def test_without_a_device_there_is_no_bench_on_one(self):
+        result = self.run_program("bench", "--backend", "cuda", "compact", "--repeats", "1", "--json", "out.json")
+        if result.returncode != PASS:
+            self.assertEqual(result.returncode, INCONCLUSIVE)
+            self.assertRegex(result.stderr, r"\Akvbound: no CUDA device: [^\n]+\n\Z")
+            self.assertFalse((self.folder / "out.json").exists())
 
     def test_an_output_that_cannot_be_written_is_noticed_before_anything_is_measured(self):
         self.refuses(WORLD, "missing", "bench", "--quiet", "--json", "missing/out.json", silent=True)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <ranges>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/critical_kv.hpp>
@@ -244,6 +245,26 @@ TEST(Metrics, OfALayerAreNormsOfTheSumOverHeads) {
     const double perturbation = metrics.layer_perturbation[static_cast<size_t>(t)];
     EXPECT_NEAR(perturbation, l1(change), tolerance);
     EXPECT_NEAR(perturbation / metrics.layer_relative[static_cast<size_t>(t)], l1(whole), tolerance);
+  }
+}
+
+TEST(Metrics, OfAStepDoNotDependOnHowManyFollow) {
+  const traces::Layer layer = random_layer(5);
+  const std::vector<Positions> kept{{0, 7, 8, 39}, {1, 2, 38, 39}};
+  const LayerMetrics all = measure(layer, {record(kept, 35, kept)}).front();
+  for (const int64_t steps : {1, 2, 31, 32, 33}) {
+    const LayerMetrics some = measure(layer, {record(kept, static_cast<size_t>(steps), kept)}).front();
+    const auto equals_part = [steps](const Matrix& matrix, const Matrix& whole) {
+      return std::ranges::equal(matrix.numbers(), whole.numbers().first(static_cast<size_t>(steps * 4)));
+    };
+    EXPECT_TRUE(equals_part(some.perturbation, all.perturbation)) << steps << " steps";
+    EXPECT_TRUE(equals_part(some.relative, all.relative));
+    EXPECT_TRUE(equals_part(some.bound, all.bound));
+    EXPECT_TRUE(equals_part(some.kept_mass, all.kept_mass));
+    EXPECT_TRUE(equals_part(some.stage_one_mass.value(), all.stage_one_mass.value()));
+    EXPECT_TRUE(
+        std::ranges::equal(some.layer_perturbation, all.layer_perturbation | std::views::take(steps)));
+    EXPECT_TRUE(std::ranges::equal(some.layer_relative, all.layer_relative | std::views::take(steps)));
   }
 }
 

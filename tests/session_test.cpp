@@ -5,6 +5,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/reference/perturbation.hpp>
 #include <kvbound/reference/session.hpp>
 

@@ -1,7 +1,10 @@
 // What a warp's tensor core instructions do, lane by lane.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "block.hpp"
@@ -31,8 +34,32 @@ inline void load_matrices(uint32_t (&fragment)[4], const void* row, bool transpo
   });
 }
 
-/// c += a b as mma.m16n8k16 does, the products exact and added in the order of k.
-/// `widen` makes a float of 16 bits.
+/// What a tensor core aligns at a time: so many products and the running sum.
+inline constexpr int kAligned = 8;
+
+/// total + the sum of products, as coarsely as may be: PTX promises no more than single precision, and tensor cores align
+/// addends to the largest and cut. Here every addend is cut to a multiple of the last of the largest's 24 bits, and so is
+/// the sum.
+inline float add_aligned(const float (&products)[kAligned], float total) {
+  constexpr uint32_t kMagnitude = 0x7fffffff, kOne = 1 << 23, kInfinity = 255 * kOne;
+  uint32_t largest = std::bit_cast<uint32_t>(total) & kMagnitude;
+  for (const float product : products)
+    largest = std::max(largest, std::bit_cast<uint32_t>(product) & kMagnitude);
+  if (largest >= kInfinity) {
+    for (const float product : products) total += product;
+    return total;
+  }
+  const uint32_t exponent = std::max(largest & kInfinity, 24 * kOne);  // its last bit is then 2^-126
+  const float last_place = std::bit_cast<float>(exponent - 23 * kOne);
+  const float inverse = std::bit_cast<float>(277 * kOne - exponent);
+  auto sum = static_cast<int32_t>(total * inverse);
+  for (const float product : products) sum += static_cast<int32_t>(product * inverse);
+  const auto magnitude = static_cast<uint32_t>(std::abs(sum));
+  const auto kept = static_cast<float>(magnitude & ~0U << std::max(0, 8 - std::countl_zero(magnitude)));
+  return (sum < 0 ? -kept : kept) * last_place;
+}
+
+/// c += a b as mma.m16n8k16 does, the products exact. `widen` makes a float of 16 bits.
 template <class Widen>
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Widen& widen,
                   CallSite where) {
@@ -63,16 +90,14 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
         sum[row + 8 * i][pair + 1] = lane.c[2 * i + 1];
       }
     }
-    using Row [[gnu::vector_size(32)]] = float;
     for (int r = 0; r < 16; ++r) {
-      Row total;
-      std::memcpy(&total, sum[r], sizeof total);
-      for (int k = 0; k < 16; ++k) {
-        Row numbers;
-        std::memcpy(&numbers, right[k], sizeof numbers);
-        total += left[r][k] * numbers;
+      for (int column = 0; column < 8; ++column) {
+        for (int first = 0; first < 16; first += kAligned) {
+          float products[kAligned];
+          for (int k = 0; k < kAligned; ++k) products[k] = left[r][first + k] * right[first + k][column];
+          sum[r][column] = add_aligned(products, sum[r][column]);
+        }
       }
-      std::memcpy(sum[r], &total, sizeof total);
     }
     for (int l = 0; l < kWarpSize; ++l) {
       const int row = l / 4;

@@ -59,6 +59,12 @@ class DeviceError : public Error {
       : Error(call + ": " + message + " (" + file + ":" + std::to_string(line) + ")") {}
 };
 
+/// What was asked for needs a device that this machine does not have.
+class NoDevice : public Error {
+ public:
+  using Error::Error;
+};
+
 /// The world refused: a file that cannot be opened, a full disk, no memory.
 class IoError : public Error {
  public:

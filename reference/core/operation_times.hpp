@@ -18,14 +18,17 @@ class OperationTimes {
     double seconds = 0;
   };
 
-  void add(std::string_view operation, double seconds) {
+  void add(std::string_view operation, double seconds, int64_t calls = 1) {
     for (Entry& entry : entries_) {
       if (entry.operation != operation) continue;
-      ++entry.calls;
+      entry.calls += calls;
       entry.seconds += seconds;
       return;
     }
-    entries_.push_back({std::string(operation), 1, seconds});
+    entries_.push_back({std::string(operation), calls, seconds});
+  }
+  void add(const OperationTimes& others) {
+    for (const Entry& other : others.entries_) add(other.operation, other.seconds, other.calls);
   }
   const std::vector<Entry>& entries() const { return entries_; }
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <string_view>
 
-#include "core/error.hpp"
-#include "core/view.hpp"
+#include "error.hpp"
+#include "view.hpp"
 
-namespace kvbound::reference {
+namespace kvbound {
 
 /// Throws ShapeMismatch, as in "columns of values is 64 but rows of output_projection is 128".
 inline void require_equal(std::string_view one, int64_t one_is, std::string_view other, int64_t other_is) {
@@ -27,4 +27,4 @@ inline void require_finite(std::string_view what, VectorView numbers) {
   }
 }
 
-}  // namespace kvbound::reference
+}  // namespace kvbound

@@ -1,0 +1,166 @@
+// Projected value norms by fp32 multiply-adds: any head_dim, any type, any device.
+//
+// A block has 64 tokens' values in shared memory, widened to fp32, and streams W^O through it, 64 columns by 32 rows at
+// a time. A thread forms 4 x 4 projected values in registers, adds their absolute values or squares to its 4 tokens'
+// sums and forgets them.
+#include <algorithm>
+
+#include "critical_kv_norms.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace critical_kv_norms {
+namespace {
+
+constexpr int kTokens = 64;
+constexpr int kDepth = 32;  // rows of W^O at a time
+constexpr int kPart = 16;  // products that are summed on their own, which keeps the chains of additions short
+constexpr int kEach = 4;   // tokens and columns of a thread
+constexpr int kSide = kTokens / kEach;
+constexpr int kThreads = kSide * kSide;
+constexpr int kPitch = kTokens + 4;  // keeps float4 aligned and spreads the transposing writes over banks
+static_assert(kColumns == kTokens && kSide == 16, "16 neighbouring lanes share their tokens");
+
+struct Shared {
+  float* values;      // [head_dim rounded up to kDepth, kPitch]: token behind dimension
+  float* projection;  // [kDepth, kPitch]
+
+  __host__ __device__ Shared(SharedMemory& memory, int64_t head_dim)
+      : values(memory.array<float>(ceil_div(head_dim, kDepth) * kDepth * kPitch)),
+        projection(memory.array<float>(kDepth * kPitch)) {}
+};
+
+template <Storage T>
+__device__ void load_values(const Arguments<T>& p, const T* values, int64_t first, float* shared) {
+  const int64_t head_dim = p.values.cols;
+  for (int64_t n = threadIdx.x; n < kTokens * head_dim; n += kThreads) {
+    const int64_t token = n / head_dim;
+    const int64_t dim = n % head_dim;
+    shared[dim * kPitch + token] =
+        first + token < p.tokens() ? to_float(values[(first + token) * p.values.row_stride + dim]) : 0.0f;
+  }
+}
+
+// Rows first_row.. and columns first_column.. of one head's W^O; what lies outside is 0.
+template <Storage T>
+__device__ void load_projection(const Arguments<T>& p, const T* projection, int64_t first_row,
+                                int64_t first_column, float* shared) {
+  for (int n = static_cast<int>(threadIdx.x); n < kDepth * kColumns; n += kThreads) {
+    const int64_t row = first_row + n / kColumns;
+    const int64_t column = first_column + n % kColumns;
+    const bool inside = row < p.output_projection.rows && column < p.output_projection.cols;
+    shared[n / kColumns * kPitch + n % kColumns] =
+        inside ? to_float(projection[row * p.output_projection.row_stride + column]) : 0.0f;
+  }
+}
+
+// projected[i][j] += sum_d values[d, token i] * projection[d, column j], for at most kPart d
+__device__ void multiply(const float* values, const float* projection, int depth,
+                         float (&projected)[kEach][kEach]) {
+  float part[kEach][kEach] = {};
+  for (int d = 0; d < depth; ++d) {
+    const float4 v = *reinterpret_cast<const float4*>(values + d * kPitch);
+    const float4 w = *reinterpret_cast<const float4*>(projection + d * kPitch);
+    const float tokens[kEach] = {v.x, v.y, v.z, v.w};
+    const float columns[kEach] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) part[i][j] += tokens[i] * columns[j];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) projected[i][j] += part[i][j];
+  }
+}
+
+template <Norm norm>
+__device__ float sum_of_terms(const float (&projected)[kEach]) {
+  return (term<norm>(projected[0]) + term<norm>(projected[1])) +
+         (term<norm>(projected[2]) + term<norm>(projected[3]));
+}
+
+// Adds this thread's share of one head's terms to sums.
+template <Norm norm, Storage T>
+__device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* projection, int my_tokens,
+                          int my_columns, float (&sums)[kEach]) {
+  const int64_t head_dim = p.values.cols;
+  for (int64_t column = 0; column < p.output_projection.cols; column += kColumns) {
+    float projected[kEach][kEach] = {};
+    for (int64_t dim = 0; dim < head_dim; dim += kDepth) {
+      __syncthreads();
+      load_projection(p, projection, dim, column, shared.projection);
+      __syncthreads();
+      const int depth = static_cast<int>(min(head_dim - dim, int64_t{kDepth}));
+      for (int d = 0; d < depth; d += kPart) {
+        multiply(shared.values + (dim + d) * kPitch + my_tokens, shared.projection + d * kPitch + my_columns,
+                 min(depth - d, kPart), projected);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sums[i] += sum_of_terms<norm>(projected[i]);
+  }
+}
+
+// The sum over the 16 lanes that share their tokens, by a fixed tree.
+__device__ float sum_of_columns(float number) {
+  for (int distance = kSide / 2; distance > 0; distance /= 2) {
+    number += __shfl_xor_sync(0xffffffffu, number, distance);
+  }
+  return number;
+}
+
+template <Norm norm, Storage T>
+__global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T> p) {
+  SharedMemory memory;
+  const Shared shared(memory, p.values.cols);
+  const int64_t first_token = static_cast<int64_t>(blockIdx.x) * kTokens;
+  const Heads heads(p);
+  const int my_tokens = static_cast<int>(threadIdx.x) / kSide * kEach;
+  const int my_columns = static_cast<int>(threadIdx.x) % kSide * kEach;
+  load_values(p, p.values.data + heads.kv_head * p.values.slice_stride, first_token, shared.values);
+  for (int64_t head = heads.first; head < heads.first + heads.count; ++head) {
+    float sums[kEach] = {};
+    head_sums<norm>(p, shared, p.output_projection.data + head * p.output_projection.slice_stride, my_tokens,
+                    my_columns, sums);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float sum = sum_of_columns(sums[i]);
+      const int64_t token = first_token + my_tokens + i;
+      if (my_columns == 0 && token < p.tokens()) p.norms[head * p.tokens() + token] = norm_of<norm>(sum);
+    }
+  }
+}
+
+template <Norm norm, Storage T>
+void launch_kernel(const Arguments<T>& arguments, Stream stream) {
+  launch_blocks(norms_portable_kernel<norm, T>, arguments, kTokens, kThreads,
+                shared_bytes<Shared>(arguments.values.cols), stream);
+}
+
+}  // namespace
+
+template <Storage T>
+void launch_portable(const Arguments<T>& arguments, Norm norm, Stream stream) {
+  if (norm == Norm::l1) {
+    launch_kernel<Norm::l1>(arguments, stream);
+  } else {
+    launch_kernel<Norm::l2>(arguments, stream);
+  }
+}
+template void launch_portable(const Arguments<float>&, Norm, Stream);
+template void launch_portable(const Arguments<Float16>&, Norm, Stream);
+template void launch_portable(const Arguments<Bfloat16>&, Norm, Stream);
+
+// 4 terms by a tree, the tiles of columns, 16 lanes by a tree.
+int64_t portable_chain(int64_t model_dim) { return 2 + ceil_div(model_dim, kColumns) + 4; }
+
+int64_t portable_product_chain(int64_t head_dim) {
+  return std::min<int64_t>(head_dim, kPart) + ceil_div(head_dim, kPart);
+}
+
+}  // namespace critical_kv_norms
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,73 @@
+// Checks of device arguments, with the values in the message.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "device.hpp"
+#include "view.hpp"
+
+namespace kvbound::cuda {
+
+/// Throws ShapeMismatch, as in "columns of values is 64 but rows of output_projection is 128".
+inline void require_equal(std::string_view one, int64_t one_is, std::string_view other, int64_t other_is) {
+  if (one_is == other_is) return;
+  throw ShapeMismatch(std::string(one) + " is " + std::to_string(one_is) + " but " + std::string(other) +
+                      " is " + std::to_string(other_is));
+}
+
+/// Throws ShapeMismatch unless first <= number <= last.
+inline void require_range(std::string_view what, int64_t number, int64_t first, int64_t last) {
+  if (first <= number && number <= last) return;
+  throw ShapeMismatch(std::string(what) + " is " + std::to_string(number) + ", outside " +
+                      std::to_string(first) + ".." + std::to_string(last));
+}
+
+/// Throws ShapeMismatch unless kv_heads divides query_heads.
+inline void require_groups(int64_t query_heads, int64_t kv_heads) {
+  if (kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0) return;
+  throw ShapeMismatch(std::to_string(query_heads) + " query heads cannot share " + std::to_string(kv_heads) +
+                      " KV heads");
+}
+
+/// Throws ShapeMismatch where a tensor is not laid out as view.hpp asks.
+template <class T>
+void require_layout(std::string_view what, const DeviceTensor<T>& tensor) {
+  using Number = std::remove_const_t<T>;
+  const std::string name(what);
+  const auto require_whole = [&](const std::string& which, int64_t stride) {
+    if (stride % kVector<Number> == 0) return;
+    throw ShapeMismatch(which + " of " + name + " is " + std::to_string(stride) +
+                        " numbers, not a multiple of 16 bytes");
+  };
+  if (tensor.slices < 0 || tensor.rows < 0 || tensor.cols < 0) {
+    throw ShapeMismatch(name + " has " + std::to_string(tensor.slices) + " x " + std::to_string(tensor.rows) +
+                        " x " + std::to_string(tensor.cols) + " numbers");
+  }
+  require_whole("row_stride", tensor.row_stride);
+  require_whole("slice_stride", tensor.slice_stride);
+  if (tensor.row_stride < padded<Number>(tensor.cols)) {
+    throw ShapeMismatch("row_stride of " + name + " is " + std::to_string(tensor.row_stride) + " but " +
+                        std::to_string(tensor.cols) + " columns take " +
+                        std::to_string(padded<Number>(tensor.cols)));
+  }
+  if (reinterpret_cast<uintptr_t>(tensor.data) % 16 != 0) {
+    throw ShapeMismatch(name + " does not begin on 16 bytes");
+  }
+}
+
+/// Throws ShapeMismatch if there is less workspace than an operation needs, or if it is not aligned.
+inline void require_workspace(const Workspace& workspace, int64_t bytes) {
+  if (workspace.bytes < bytes) {
+    throw ShapeMismatch("the workspace has " + std::to_string(workspace.bytes) + " bytes but " +
+                        std::to_string(bytes) + " are needed");
+  }
+  if (bytes > 0 && reinterpret_cast<uintptr_t>(workspace.data) % 256 != 0) {
+    throw ShapeMismatch("the workspace does not begin on 256 bytes");
+  }
+}
+
+}  // namespace kvbound::cuda

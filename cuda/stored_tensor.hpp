@@ -1,0 +1,129 @@
+// Numbers of the host's doubles in device memory: stored in a cache's type, or results in single precision.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/core/float16.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/core/view.hpp>
+
+#include "device.hpp"
+#include "view.hpp"
+
+namespace kvbound::cuda {
+
+/// A number in storage, rounded once.
+template <Storage T>
+T stored(double number) {
+  if constexpr (std::is_same_v<T, Float16>) {
+    return {to_float16(number)};
+  } else if constexpr (std::is_same_v<T, Bfloat16>) {
+    return {to_bfloat16(number)};
+  } else {
+    return static_cast<float>(number);
+  }
+}
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// A [slices, rows, cols] array in device memory, its rows padded with zeros.
+template <Storage T>
+class StoredTensor {
+ public:
+  StoredTensor() = default;
+  StoredTensor(int64_t slices, int64_t rows, int64_t cols)
+      : slices_(slices), rows_(rows), cols_(cols), numbers_(slices * slice_stride()) {}
+  StoredTensor(TensorView tensor, Stream stream) : StoredTensor(tensor.slices, tensor.rows, tensor.cols) {
+    assign(tensor, stream);
+  }
+
+  /// From a tensor of the same shape; one slice is converted at a time.
+  void assign(TensorView tensor, Stream stream) {
+    std::vector<T> slice(static_cast<size_t>(slice_stride()));
+    for (int64_t s = 0; s < slices_; ++s) {
+      for (int64_t r = 0; r < rows_; ++r) {
+        std::ranges::transform(tensor.slice(s).row(r), slice.begin() + r * padded<T>(cols_), stored<T>);
+      }
+      numbers_.upload(slice, stream, s * slice_stride());
+    }
+  }
+
+  int64_t rows() const { return rows_; }
+  bool empty() const { return numbers_.size() == 0; }
+  DeviceTensor<T> view() {
+    return {numbers_.data(), slices_, rows_, cols_, padded<T>(cols_), slice_stride()};
+  }
+  DeviceTensor<const T> view() const {
+    return {numbers_.data(), slices_, rows_, cols_, padded<T>(cols_), slice_stride()};
+  }
+
+ private:
+  int64_t slice_stride() const { return rows_ * padded<T>(cols_); }
+
+  int64_t slices_ = 0;
+  int64_t rows_ = 0;
+  int64_t cols_ = 0;
+  Buffer<T> numbers_;
+};
+
+/// [rows, cols] results in device memory, without gaps.
+class DeviceMatrix {
+ public:
+  DeviceMatrix() = default;
+  DeviceMatrix(int64_t rows, int64_t cols) : rows_(rows), cols_(cols), numbers_(rows * cols) {}
+
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  float* data() { return numbers_.data(); }
+  const float* data() const { return numbers_.data(); }
+
+  /// Throws NonFinite, naming `what`, if single precision could not hold a result.
+  Matrix download(const char* what, Stream stream) const {
+    std::vector<float> singles(static_cast<size_t>(numbers_.size()));
+    numbers_.download(singles, stream);
+    Matrix matrix(rows_, cols_);
+    std::ranges::copy(singles, matrix.data());
+    require_finite(std::string(what) + " in single precision", matrix.numbers());
+    return matrix;
+  }
+
+ private:
+  int64_t rows_ = 0;
+  int64_t cols_ = 0;
+  Buffer<float> numbers_;
+};
+
+/// Lists of indices in device memory, one per KV head.
+class IndexLists {
+ public:
+  IndexLists(int64_t heads, int64_t longest)
+      : stride_(std::max<int64_t>(longest, 1)), indices_(heads * stride_) {}
+
+  int64_t stride() const { return stride_; }
+  int64_t* data() { return indices_.data(); }
+
+  /// Writes `list` into head g's at `first`.
+  void upload(int64_t head, int64_t first, std::span<const int64_t> list, Stream stream) {
+    indices_.upload(list, stream, head * stride_ + first);
+  }
+  /// The first counts[g] indices of every head g.
+  std::vector<std::vector<int64_t>> download(std::span<const int64_t> counts, Stream stream) const {
+    std::vector<std::vector<int64_t>> lists;
+    for (size_t g = 0; g < counts.size(); ++g) {
+      lists.emplace_back(static_cast<size_t>(counts[g]));
+      indices_.download(lists.back(), stream, static_cast<int64_t>(g) * stride_);
+    }
+    return lists;
+  }
+
+ private:
+  int64_t stride_;
+  Buffer<int64_t> indices_;
+};
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,88 @@
+// What every backend's session asks of its arguments, so that all refuse the same with the same words.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+
+#include "error.hpp"
+#include "policy.hpp"
+#include "session.hpp"
+#include "shape_check.hpp"
+
+namespace kvbound {
+namespace detail {
+
+inline void require_heads(const std::string& what, TensorView heads, int64_t count, int64_t head_dim) {
+  require_equal("slices of " + what, heads.slices, "heads of the layer", count);
+  require_equal("columns of " + what, heads.cols, "head_dim", head_dim);
+}
+
+inline void require_rows(const std::string& what, MatrixView rows, int64_t heads, int64_t head_dim) {
+  require_equal("rows of " + what, rows.rows, "heads of the layer", heads);
+  require_equal("columns of " + what, rows.cols, "head_dim", head_dim);
+}
+
+inline void require_valid(const SnapKv& host, int64_t budget, int64_t window_queries) {
+  const std::string window = std::to_string(host.window);
+  if (host.window < 1) throw InvalidPolicy("window=" + window + " but it must be at least 1");
+  if (host.pool < 1 || host.pool % 2 == 0) {
+    throw InvalidPolicy("pool=" + std::to_string(host.pool) + " but it must be odd");
+  }
+  if (host.window > window_queries) {
+    throw InvalidPolicy("window=" + window + " but the trace records only " + std::to_string(window_queries) +
+                        " prompt queries");
+  }
+  if (budget < host.window) {
+    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " + window +
+                        " of the observation window, which always stay");
+  }
+}
+
+}  // namespace detail
+
+/// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head:
+/// 1 <= budget <= n, budget >= the entries that the host always keeps, window <= recorded queries.
+inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens,
+                          int64_t window_queries) {
+  if (budget < 1 || budget > prompt_tokens) {
+    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is outside 1.." +
+                        std::to_string(prompt_tokens) + ", the prompt's tokens");
+  }
+  std::visit([&](const auto& host) { detail::require_valid(host, budget, window_queries); }, policy.host);
+}
+
+/// Throws ShapeMismatch unless a layer's parts fit each other.
+inline void require_consistent(const LayerView& layer) {
+  const LayerShape& shape = layer.shape;
+  if (shape.kv_heads < 1 || shape.query_heads % shape.kv_heads != 0) {
+    throw ShapeMismatch(std::to_string(shape.query_heads) + " query heads cannot share " +
+                        std::to_string(shape.kv_heads) + " KV heads");
+  }
+  detail::require_heads("keys", layer.keys, shape.kv_heads, shape.head_dim);
+  detail::require_heads("values", layer.values, shape.kv_heads, shape.head_dim);
+  detail::require_heads("queries", layer.queries, shape.query_heads, shape.head_dim);
+  require_equal("rows of keys", layer.keys.rows, "rows of values", layer.values.rows);
+  require_equal("rows of output_projection", layer.output_projection.rows, "query_heads * head_dim",
+                shape.query_heads * shape.head_dim);
+  require_equal("columns of output_projection", layer.output_projection.cols, "model_dim", shape.model_dim);
+}
+
+/// What `compress` is given. Throws ShapeMismatch, InvalidPolicy.
+inline void require_valid(const LayerView& layer, const Policy& policy, std::span<const int64_t> budgets) {
+  require_consistent(layer);
+  require_equal("budgets", static_cast<int64_t>(budgets.size()), "kv_heads", layer.shape.kv_heads);
+  for (const int64_t budget : budgets) {
+    require_valid(policy, budget, layer.prompt_tokens(), layer.window_queries());
+  }
+}
+
+/// Throws ShapeMismatch unless a step fits the layer.
+inline void require_consistent(const StepView& step, const LayerShape& shape) {
+  detail::require_rows("keys", step.keys, shape.kv_heads, shape.head_dim);
+  detail::require_rows("values", step.values, shape.kv_heads, shape.head_dim);
+  detail::require_rows("queries", step.queries, shape.query_heads, shape.head_dim);
+}
+
+}  // namespace kvbound

@@ -1,0 +1,58 @@
+// Judges what somebody recorded of a layer against the double reference, per element, by derived bounds.
+//
+// Forced replay: the choice of who is kept is judged by the reference's scores; all later numbers are judged on the cache
+// that the claimant's own choice produced. So a choice that rounding explains costs nothing afterwards, and one that it
+// does not explain is told once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/error_bounds.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "claims.hpp"
+#include "comparison.hpp"
+
+namespace kvbound::sim {
+
+/// The arithmetic of a claimant's operations: the same for all where nothing is known of their chains.
+struct OperationArithmetic {
+  OperationArithmetic(const reference::Arithmetic& all)
+      : window_attention(all), projected_value_norms(all), attention(all) {}
+
+  reference::Arithmetic window_attention;
+  reference::Arithmetic projected_value_norms;
+  reference::Arithmetic attention;
+};
+
+/// Whose numbers are judged.
+struct Claimant {
+  Policy policy;
+  int64_t entries = 0;  ///< the budget, in entries per KV head
+  int64_t steps = 0;    ///< decode steps recorded, the first ones; at most the trace's
+  OperationArithmetic arithmetic;
+  Dtype storage =
+      Dtype::f64;  ///< of the cache that it was computed from: what is not of that type was rounded
+};
+
+/// The tensors that a dump can have, in the order in which each follows from those before: the first that disagrees is
+/// where a fault shows first.
+const std::vector<std::string>& tensor_names();
+
+/// Judges one layer.
+///
+/// A kept set is judged by the near-tie rule (near_tie.hpp): with `theta-sweep` by its bound, which may exceed the
+/// reference's by no more than both errors. Its positions must ascend, be of the prompt, include the always-kept ones and
+/// be as many as the budget; one that is no set of the prompt's positions is replaced by the reference's own from there
+/// on, as is one that is not claimed.
+///
+/// claims   shapes as in a dump of this trace, which dump_file.hpp sees to
+/// returns  what was claimed, in the order of tensor_names()
+/// throws   NonFinite if the trace's numbers are too large for double precision
+std::vector<TensorAgreement> agreement(const traces::Layer& layer, const Claimant& claimant,
+                                       const LayerClaims& claims);
+
+}  // namespace kvbound::sim

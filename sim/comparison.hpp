@@ -1,0 +1,69 @@
+// Claimed numbers against the reference's, element by element, each within a bound of its own.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/reference/core/view.hpp>
+
+#include "claims.hpp"
+
+namespace kvbound::sim {
+
+/// An element, what is claimed of it, and what may be claimed. Of a kept set: a position kept, and one that should have
+/// been.
+struct Offender {
+  std::vector<int64_t> index;  ///< as many as the tensor has dimensions
+  double claimed = 0;
+  double expected = 0;  ///< the reference's
+  double error =
+      0;  ///< |claimed - expected|, infinity where one of them is NaN; of selections: of their scores
+  double bound = 0;  ///< how large it may be, the rounding of storage included
+  Dtype storage = Dtype::f64;
+  std::string note;  ///< selections: what is wrong with the choice; else empty
+
+  double share() const;  ///< error / bound; 0/0 is 0, and where there is no bound (NaN) it is infinity
+  double ulps() const;   ///< the error in units of the expected number's last place in `storage`
+};
+
+/// How one tensor of one layer compares.
+struct TensorAgreement {
+  std::string tensor;  ///< its name without the layer
+  int64_t elements = 0;
+  int64_t judged = 0;   ///< elements that have a bound: one of 1e100 and more says nothing
+  int64_t outside = 0;  ///< elements beyond their bound
+  /// The reference is zero everywhere and so is what is claimed: right, but no evidence.
+  bool all_zero = false;
+  std::optional<Offender> worst;       ///< of largest share, the first such; none for no elements
+  std::optional<double> median_slack;  ///< of bound / error where there is an error; none where there is none
+  std::optional<int64_t> near_tie_swaps;  ///< selections: entries that only rounding may have preferred
+
+  bool agrees() const { return outside == 0; }
+};
+
+/// Half the distance of two neighbouring numbers of a real type about x: what one rounding to it costs at most.
+double half_spacing(Dtype storage, double x);
+
+/// The least magnitude that rounds to infinity in a real type.
+double overflow_threshold(Dtype storage);
+
+/// Holds every claimed number within its bound and half a spacing of its storage:
+///
+///     |claimed - expected| <= bound + half_spacing(storage, claimed)
+///
+/// NaN is outside whatever the bound; infinity is right where it is expected, or where a number within the bound rounds
+/// to it. An element that is outside counts as judged even if its bound is infinite.
+///
+/// expected, bounds  [elements of the claim]
+/// throws            ShapeMismatch
+TensorAgreement compare(const std::string& tensor, const RealClaim& claim, VectorView expected,
+                        VectorView bounds);
+
+/// The same for integers, which are right or wrong.
+TensorAgreement compare(const std::string& tensor, const std::vector<int64_t>& claim,
+                        const std::vector<int64_t>& expected);
+
+}  // namespace kvbound::sim

@@ -1,0 +1,23 @@
+// The GPU, if this program was built for one and finds one. Everything else in sim/ builds without a CUDA toolkit.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/reference/core/operation_times.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::sim {
+
+struct DeviceSearch {
+  bool found = false;
+  std::string name;  ///< "NVIDIA H200"
+  std::string why;   ///< why none was found
+};
+DeviceSearch find_device();
+
+/// A session on it. Throws NoDevice.
+std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times);
+
+}  // namespace kvbound::sim

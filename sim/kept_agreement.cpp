@@ -1,0 +1,321 @@
+#include "kept_agreement.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/decimal.hpp>
+#include <kvbound/reference/perturbation.hpp>
+#include <kvbound/reference/perturbation_errors.hpp>
+#include <kvbound/reference/snap_kv.hpp>
+
+#include "near_tie.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+
+Positions difference(const Positions& a, const Positions& b) {
+  Positions result;
+  std::ranges::set_difference(a, b, std::back_inserter(result));
+  return result;
+}
+
+// What disqualifies a list of positions before any score is looked at.
+struct Disorder {
+  size_t at = 0;  // index in the list
+  std::string note;
+  bool usable = true;  // it is a set of the prompt's positions all the same, if of the wrong size or members
+};
+
+std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, const Positions& always_kept,
+                                 int64_t budget) {
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (kept[i] < 0 || kept[i] >= layer.prompt_tokens()) {
+      return Disorder{i, fmt::format("is no position of a prompt of {} tokens", layer.prompt_tokens()),
+                      false};
+    }
+    if (i > 0 && kept[i] <= kept[i - 1]) {
+      return Disorder{i, fmt::format("follows {}: positions must ascend", kept[i - 1]), false};
+    }
+  }
+  if (kept.empty()) return Disorder{0, fmt::format("nothing is kept; the budget is {}", budget), false};
+  if (static_cast<int64_t>(kept.size()) != budget) {
+    return Disorder{kept.size() - 1,
+                    fmt::format("{} entries are kept; the budget is {}", kept.size(), budget), true};
+  }
+  const Positions missing = difference(always_kept, kept);
+  if (missing.empty()) return std::nullopt;
+  return Disorder{kept.size() - 1, fmt::format("position {} is missing, which always stays", missing.front()),
+                  true};
+}
+
+// One KV head's selection and what it is judged by.
+class Judge {
+ public:
+  Judge(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
+        const PromptErrors& errors, int64_t kv_head)
+      : layer_(layer), claimant_(claimant), reference_(reference), errors_(errors), g_(kv_head) {}
+
+  // Nothing if legal. claimed, own: candidates selected by the claimant and by the reference, ascending.
+  std::optional<Fault> fault(const Positions& claimed, const Positions& own) const {
+    if (claimed == own) return std::nullopt;
+    return std::visit([&](const auto& selection) { return by(selection, claimed, own); },
+                      claimant_.policy.selection);
+  }
+
+ private:
+  UncertainScores scores() const { return {reference_.score.row(g_), errors_.score.row(g_)}; }
+
+  std::optional<Fault> by(const TopK&, const Positions& claimed, const Positions&) const {
+    return top_k_fault(scores(), claimed);
+  }
+
+  std::optional<Fault> by(const Critical& options, const Positions& claimed, const Positions&) const {
+    const UncertainScores stage_two{reference_.stage_two_score->row(g_), errors_.stage_two_score.row(g_)};
+    const auto k = static_cast<int64_t>(claimed.size());
+    const CountRange counts =
+        options.alpha ? CountRange{floor_of_product(*options.alpha, k), floor_of_product(*options.alpha, k)}
+                      : adaptive_range(k);
+    std::optional<Fault> least;
+    for (int64_t count = counts.first; count <= counts.last; ++count) {
+      const std::optional<Fault> found = critical_fault(scores(), stage_two, claimed, count);
+      if (!found) return std::nullopt;
+      if (!least || found->faulty < least->faulty) least = found;
+    }
+    return least;
+  }
+
+  // By its bound: the sweep promises no more than that.
+  std::optional<Fault> by(const ThetaSweep&, const Positions& claimed, const Positions& own) const {
+    const Uncertain mine = total_bound(own), theirs = total_bound(claimed);
+    if (theirs.value - mine.value <= theirs.error + mine.error) return std::nullopt;
+    Fault fault{"bound of the whole selection",
+                difference(claimed, own).front(),
+                difference(own, claimed).front(),
+                theirs.value,
+                mine.value,
+                theirs.error + mine.error,
+                1};
+    fault.faulty = static_cast<int64_t>(difference(claimed, own).size());
+    return fault;
+  }
+
+  struct Uncertain {
+    double value = 0;
+    double error = 0;
+  };
+
+  MatrixView group(const Matrix& rows) const {
+    return rows.view().middle_rows(g_ * layer_.shape.group_size(), layer_.shape.group_size());
+  }
+
+  // sum_h theta_h, with the window's mean attention, of a selection and the always-kept entries.
+  Uncertain total_bound(const Positions& selected) const {
+    Positions kept = selected;  // candidates are the first positions
+    for (int64_t i = static_cast<int64_t>(reference_.score_positions.size()); i < layer_.prompt_tokens();
+         ++i) {
+      kept.push_back(i);
+    }
+    const MatrixView weights = group(errors_.weights), norms = group(*reference_.projected_value_norms);
+    Uncertain total{
+        0, reference::total_bound_error(weights, group(errors_.weight_errors), norms, group(errors_.norms),
+                                        kept, claimant_.arithmetic.window_attention)};
+    for (int64_t h = 0; h < weights.rows; ++h) {
+      if (!(reference::attention_mass(weights.row(h), kept) > 0)) return {kInfinity, 0};
+      total.value +=
+          reference::perturbation_bound(reference::eviction_weights(weights.row(h), kept), norms.row(h));
+    }
+    return total;
+  }
+
+  // Every size of stage one that the window queries' masses allow.
+  CountRange adaptive_range(int64_t k) const {
+    const int64_t window = std::get<SnapKv>(claimant_.policy.host).window;
+    const std::vector<RankRange> ranks = rank_ranges(scores());
+    CountRange all{0, 0};
+    for (int64_t i = 0; i < window; ++i) {
+      const int64_t row = layer_.window_queries() - window + i;
+      const int64_t tokens = layer_.prompt_tokens() - window + i + 1;
+      const Matrix queries = window_queries(row);
+      const MatrixView keys = layer_.keys.slice(g_).middle_rows(0, tokens);
+      const Matrix weights = reference::attention_weights(queries, keys, layer_.scale, tokens - 1);
+      const Matrix errors = reference::attention_weight_errors(queries, keys, layer_.scale,
+                                                               claimant_.arithmetic.window_attention);
+      Positions always_kept;
+      for (int64_t j = layer_.prompt_tokens() - window; j < tokens; ++j) always_kept.push_back(j);
+      const double adding = reference::sum_rounding(tokens, claimant_.arithmetic.window_attention);
+      for (int64_t h = 0; h < weights.rows(); ++h) {
+        const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), always_kept,
+                                                  reference_.score_positions, ranks, k, adding);
+        all.first = std::max(all.first, counts.first);
+        all.last = std::max(all.last, counts.last);
+      }
+    }
+    return all;
+  }
+
+  // One recorded query of every query head of the group.
+  Matrix window_queries(int64_t row) const {
+    Matrix queries(0, layer_.shape.head_dim);
+    for (int64_t i = 0; i < layer_.shape.group_size(); ++i) {
+      queries.append_row(layer_.queries.slice(g_ * layer_.shape.group_size() + i).row(row));
+    }
+    return queries;
+  }
+
+  const LayerView& layer_;
+  const Claimant& claimant_;
+  const PromptRecord& reference_;
+  const PromptErrors& errors_;
+  int64_t g_;
+};
+
+// Positions of a set that are candidates; those of SnapKV are the prompt's first.
+Positions candidates_of(const Positions& kept, int64_t candidates) {
+  return {kept.begin(), std::ranges::lower_bound(kept, candidates)};
+}
+
+std::string text_of(const Fault& fault, size_t kv_head) {
+  return fmt::format(
+      "KV head {} kept position {} rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; "
+      "both error "
+      "bounds together are {:.3g}",
+      kv_head, fault.chosen, fault.better, fault.by, fault.chosen_score, fault.better_score,
+      std::abs(fault.excess()), fault.band);
+}
+
+// The kept sets' agreement, one KV head after the other.
+class KeptJudgement {
+ public:
+  KeptJudgement() {
+    result_.tensor = "kept";
+    result_.near_tie_swaps = 0;
+  }
+
+  // A list that is no kept set.
+  void add(const Positions& kept, const Positions& own, const Disorder& disorder, size_t kv_head) {
+    const double expected = static_cast<double>(own[std::min(disorder.at, own.size() - 1)]);
+    const double claimed = kept.empty() ? kNothing : static_cast<double>(kept[disorder.at]);
+    blame({{elements() + static_cast<int64_t>(disorder.at)},
+           claimed,
+           expected,
+           kInfinity,
+           0,
+           Dtype::i64,
+           fmt::format("KV head {}: {}", kv_head, disorder.note)},
+          1);
+    count(kept);
+  }
+
+  // A kept set, legal or not.
+  void add(const Positions& kept, const Positions& own, const std::optional<Fault>& fault, size_t kv_head) {
+    if (fault) {
+      const int64_t at = std::ranges::lower_bound(kept, fault->chosen) - kept.begin();
+      blame({{elements() + at},
+             static_cast<double>(fault->chosen),
+             static_cast<double>(fault->better),
+             std::abs(fault->excess()),
+             fault->band,
+             Dtype::i64,
+             text_of(*fault, kv_head)},
+            fault->faulty);
+    } else {
+      *result_.near_tie_swaps += static_cast<int64_t>(difference(kept, own).size());
+    }
+    count(kept);
+  }
+
+  TensorAgreement result() const { return result_; }
+
+ private:
+  int64_t elements() const { return result_.elements; }
+  void count(const Positions& kept) {
+    result_.judged = result_.elements += static_cast<int64_t>(kept.size());
+  }
+
+  void blame(const Offender& found, int64_t faulty) {
+    result_.outside += faulty;
+    if (!result_.worst || result_.worst->share() < found.share()) result_.worst = found;
+  }
+
+  TensorAgreement result_;
+};
+
+const TwoStage* two_stage(const Selection& selection) {
+  if (const auto* critical = std::get_if<Critical>(&selection)) return critical;
+  return std::get_if<ThetaSweep>(&selection);
+}
+
+Matrix candidate_columns(const Matrix& matrix, int64_t candidates) {
+  Matrix result(matrix.rows(), candidates);
+  for (int64_t r = 0; r < matrix.rows(); ++r) {
+    std::ranges::copy(matrix.row(r).first(static_cast<size_t>(candidates)), result.row(r).begin());
+  }
+  return result;
+}
+
+}  // namespace
+
+PromptErrors::PromptErrors(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference) {
+  const SnapKv& host = std::get<SnapKv>(claimant.policy.host);
+  const reference::Arithmetic& arithmetic = claimant.arithmetic.window_attention;
+  const int64_t candidates = layer.prompt_tokens() - host.window, group_size = layer.shape.group_size();
+  weights = reference::window_attention(layer, host.window);
+  weight_errors = reference::window_attention_errors(layer, host.window, arithmetic);
+  const Matrix head_scores = reference::max_pool(candidate_columns(weights, candidates), host.pool);
+  const Matrix head_errors =
+      reference::max_pool_errors(candidate_columns(weight_errors, candidates), host.pool);
+  score = reference::group_mean_errors(head_scores, head_errors, group_size, arithmetic);
+  const TwoStage* options = two_stage(claimant.policy.selection);
+  if (!options) return;
+  norms = reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection,
+                                                 options->norm, *reference.projected_value_norms,
+                                                 claimant.arithmetic.projected_value_norms);
+  const Matrix candidate_norms = candidate_columns(*reference.projected_value_norms, candidates);
+  const Matrix candidate_errors = candidate_columns(norms, candidates);
+  stage_two_score = Matrix(layer.shape.kv_heads, candidates);
+  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+    const auto group = [&](const Matrix& rows) {
+      return rows.view().middle_rows(g * group_size, group_size);
+    };
+    const std::vector<double> errors = reference::stage_two_score_errors(
+        group(head_scores), group(head_errors), group(candidate_norms), group(candidate_errors),
+        options->epsilon, options->gqa, arithmetic);
+    std::ranges::copy(errors, stage_two_score.row(g).begin());
+  }
+}
+
+TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
+                           const PromptErrors& errors, const std::vector<Positions>& kept,
+                           std::vector<Positions>& forced) {
+  const auto candidates = static_cast<int64_t>(reference.score_positions.size());
+  Positions always_kept;
+  for (int64_t i = candidates; i < layer.prompt_tokens(); ++i) always_kept.push_back(i);
+  KeptJudgement judgement;
+  for (size_t g = 0; g < kept.size(); ++g) {
+    const Positions& own = reference.kept[g];
+    const auto found = disorder(kept[g], layer, always_kept, claimant.entries);
+    if (!found || found->usable) forced[g] = kept[g];
+    if (found) {
+      judgement.add(kept[g], own, *found, g);
+      continue;
+    }
+    const Judge judge(layer, claimant, reference, errors, static_cast<int64_t>(g));
+    judgement.add(kept[g], own,
+                  judge.fault(candidates_of(kept[g], candidates), candidates_of(own, candidates)), g);
+  }
+  return judgement.result();
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,147 @@
+#include "near_tie.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace kvbound::sim {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double at(VectorView numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
+
+// The least and the most that the claimant may have taken a score for.
+double lower(const UncertainScores& scores, int64_t i) {
+  return std::isfinite(at(scores.errors, i)) ? at(scores.scores, i) - at(scores.errors, i) : -kInfinity;
+}
+double upper(const UncertainScores& scores, int64_t i) {
+  return std::isfinite(at(scores.errors, i)) ? at(scores.scores, i) + at(scores.errors, i) : kInfinity;
+}
+
+std::vector<int64_t> complement(std::span<const int64_t> ascending, int64_t count) {
+  std::vector<int64_t> rest;
+  auto next = ascending.begin();
+  for (int64_t i = 0; i < count; ++i) {
+    if (next != ascending.end() && *next == i) {
+      ++next;
+    } else {
+      rest.push_back(i);
+    }
+  }
+  return rest;
+}
+
+// The rule between entries inside and outside: the worst pair is the outsider that is at least so good, and the insider
+// that is at most so good.
+std::optional<Fault> fault(const char* by, const UncertainScores& scores, std::span<const int64_t> inside,
+                           std::span<const int64_t> outside) {
+  if (inside.empty() || outside.empty()) return std::nullopt;
+  const int64_t better = *std::ranges::max_element(outside, {}, [&](int64_t i) { return lower(scores, i); });
+  const int64_t chosen = *std::ranges::min_element(inside, {}, [&](int64_t j) { return upper(scores, j); });
+  const double least = lower(scores, better);
+  if (!(least > upper(scores, chosen))) return std::nullopt;
+  const auto faulty = std::ranges::count_if(inside, [&](int64_t j) { return upper(scores, j) < least; });
+  return Fault{by,
+               chosen,
+               better,
+               at(scores.scores, chosen),
+               at(scores.scores, better),
+               at(scores.errors, chosen) + at(scores.errors, better),
+               faulty};
+}
+
+}  // namespace
+
+std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const int64_t> selected) {
+  const auto candidates = static_cast<int64_t>(scores.scores.size());
+  return fault("score", scores, selected, complement(selected, candidates));
+}
+
+// The rest R of the selection may fill up stage one. A stage one S1 is legal iff the largest `lower` outside is no more
+// than the smallest `upper` inside. Let Z be the largest `lower` of what was left out: members need upper >= Z. Among
+// those of R that have it, take the largest `lower`. That is best: let a legal S1 have y but not x, both of R with
+// upper >= Z, lower_x >= lower_y, x the first that is missing. Exchanged, y is outside with lower_y <= lower_x <= every
+// upper, and x is inside; some z outside with lower_z > upper_x would have lower_z > lower_x, so z would be of R (else
+// lower_z <= Z <= upper_x), with upper_z >= lower_z > upper_x >= Z, and missing before x.
+std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
+                                    std::span<const int64_t> selected, int64_t stage_one_count) {
+  const std::vector<int64_t> left_out = complement(selected, static_cast<int64_t>(attention.scores.size()));
+  double second_best = -kInfinity, best_left = -kInfinity;
+  for (const int64_t i : left_out) {
+    second_best = std::max(second_best, lower(stage_two, i));
+    best_left = std::max(best_left, lower(attention, i));
+  }
+  std::vector<int64_t> stage_one, others;
+  for (const int64_t j : selected) (upper(stage_two, j) < second_best ? stage_one : others).push_back(j);
+  const auto needed = static_cast<int64_t>(stage_one.size());
+  if (needed > stage_one_count) {
+    // The best of them, by attention, may be stage one's; the others have no excuse.
+    std::ranges::stable_sort(stage_one, std::greater<>(), [&](int64_t j) { return upper(attention, j); });
+    const auto surplus = std::span<const int64_t>(stage_one).subspan(static_cast<size_t>(stage_one_count));
+    return fault("stage-two score", stage_two, surplus, left_out);
+  }
+  const auto order = [&](int64_t a, int64_t b) {
+    const bool fit_a = upper(attention, a) >= best_left, fit_b = upper(attention, b) >= best_left;
+    return fit_a != fit_b ? fit_a : lower(attention, a) > lower(attention, b);
+  };
+  std::ranges::stable_sort(others, order);
+  const auto first_outside = others.begin() + (stage_one_count - needed);
+  stage_one.insert(stage_one.end(), others.begin(), first_outside);
+  std::vector<int64_t> outside(first_outside, others.end());
+  outside.insert(outside.end(), left_out.begin(), left_out.end());
+  return fault("attention score", attention, stage_one, outside);
+}
+
+std::vector<RankRange> rank_ranges(const UncertainScores& scores) {
+  const auto count = static_cast<int64_t>(scores.scores.size());
+  std::vector<double> lowers, uppers;
+  for (int64_t i = 0; i < count; ++i) {
+    lowers.push_back(lower(scores, i));
+    uppers.push_back(upper(scores, i));
+  }
+  std::ranges::sort(lowers);
+  std::ranges::sort(uppers);
+  std::vector<RankRange> ranks;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto ahead = lowers.end() - std::ranges::upper_bound(lowers, upper(scores, i));
+    const auto not_behind = uppers.end() - std::ranges::lower_bound(uppers, lower(scores, i));
+    ranks.push_back({ahead + 1, not_behind});  // `not_behind` counts the entry itself
+  }
+  return ranks;
+}
+
+CountRange adaptive_counts(VectorView weights, VectorView errors, std::span<const int64_t> always_kept,
+                           std::span<const int64_t> candidates, const std::vector<RankRange>& ranks,
+                           int64_t k, double adding) {
+  double least = 0, most = 0;
+  for (const int64_t position : always_kept) {
+    least += at(weights, position) - at(errors, position);
+    most += at(weights, position) + at(errors, position);
+  }
+  // The s best have at least the mass of who is surely among them, and at most that of who may be.
+  std::vector<double> sure(static_cast<size_t>(k) + 1), possible(sure.size());
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const double weight = at(weights, candidates[i]), error = at(errors, candidates[i]);
+    if (ranks[i].worst <= k) sure[static_cast<size_t>(ranks[i].worst)] += std::max(0.0, weight - error);
+    if (ranks[i].best <= k) possible[static_cast<size_t>(ranks[i].best)] += weight + error;
+  }
+  CountRange range{k, k};
+  bool may = false;
+  for (int64_t s = 0; s <= k; ++s) {
+    least += sure[static_cast<size_t>(s)];
+    most += possible[static_cast<size_t>(s)];
+    if (!may && most * (1 + adding) > 0.5) {
+      range.first = s;
+      may = true;
+    }
+    if (least * (1 - adding) > 0.5) {
+      range.last = s;
+      break;
+    }
+  }
+  return range;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,79 @@
+// Whether somebody else's selection is one that only rounding tells from the reference's.
+//
+// Scores come with bounds on how far the claimant's may be off. A claimant who is honest about its own scores may prefer
+// j to i only if score_i - score_j <= error_i + error_j: everything else is no near tie but a fault.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/core/view.hpp>
+
+namespace kvbound::sim {
+
+/// The reference's scores of all candidates, and how far the claimant's may be off.
+struct UncertainScores {
+  VectorView scores;  ///< [candidates]
+  VectorView errors;  ///< [candidates], >= 0; what is not finite says nothing of its score
+};
+
+/// An entry that should have stayed, and one that stayed in its place.
+struct Fault {
+  std::string by;      ///< which score says so
+  int64_t chosen = 0;  ///< candidate
+  int64_t better = 0;  ///< candidate that is better by more than both errors
+  double chosen_score = 0;
+  double better_score = 0;
+  double band = 0;     ///< both errors together
+  int64_t faulty = 0;  ///< chosen candidates that some other one clearly beats
+
+  double excess() const { return better_score - chosen_score; }
+};
+
+/// The near-tie rule for a top-k selection.
+///
+///     legal  <=>  score_i - score_j <= error_i + error_j   for every i left out and j selected
+///
+/// selected  ascending, each once
+/// returns   nothing if legal, else the worst pair
+std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const int64_t> selected);
+
+/// The near-tie rule for CriticalKV's two stages: is there a stage one that explains the selection?
+///
+/// Selected entries that stage two's rule does not allow beside what was left out must come from stage one. Stage one
+/// is filled up with the best of the others, by attention; legal if no entry outside it clearly beats one inside.
+/// The choice among the others is the best there can be: near_tie.cpp.
+///
+/// stage_one_count  0..selected
+std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
+                                    std::span<const int64_t> selected, int64_t stage_one_count);
+
+/// Places that an entry may have in somebody else's ranking, from 1.
+struct RankRange {
+  int64_t best = 1;
+  int64_t worst = 1;
+};
+/// best = 1 + how many clearly beat it; worst = 1 + how many it does not clearly beat.
+std::vector<RankRange> rank_ranges(const UncertainScores& scores);
+
+/// Sizes of an adaptive stage one that rounding may lead to, first..last.
+struct CountRange {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+/// For one query of one query head: the smallest s for which the mass of the always-kept entries and the s best exceeds
+/// 1/2, with every weight anywhere within its error and the ranking anywhere within its ranges; k if none does.
+///
+/// weights, errors  [tokens]
+/// always_kept      positions
+/// candidates       [candidates] positions
+/// ranks            [candidates]
+/// adding           what adding up all weights may cost, relatively
+CountRange adaptive_counts(VectorView weights, VectorView errors, std::span<const int64_t> always_kept,
+                           std::span<const int64_t> candidates, const std::vector<RankRange>& ranks,
+                           int64_t k, double adding);
+
+}  // namespace kvbound::sim

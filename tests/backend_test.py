@@ -1,0 +1,133 @@
+"""Whole decode replays on the reference and on the device's kernels, held against each other.
+
+usage: backend_test.py KVBOUND      KVBOUND: the program's path
+"""
+import json
+
+import numpy as np
+
+from support import kvbound_cli
+from support.kvbound_cli import INCONCLUSIVE, SAMPLES, USAGE, CommandLineTest, TraceFile
+
+POLICIES = "snapkv,snapkv+critical,snapkv:pool=1+critical:alpha=adaptive,snapkv+critical:norm=l2:gqa=product-of-means"
+OPERATIONS = {"window_attention", "projected_value_norms", "stage_two_scores", "selection", "compaction", "attention"}
+
+
+class Backends(CommandLineTest):
+    def replay(self, trace, *options, backends="reference,emulated"):
+        """The report's only trace, after a replay that passed."""
+        self.passes("replay", trace, "--backend", backends, "--json", "out.json", *options)
+        report = json.loads((self.folder / "out.json").read_text())
+        (self.folder / "out.json").unlink()
+        return report["traces"][0]
+
+    def require_agreement(self, trace, policies=POLICIES, budgets="20%", *options):
+        """Every emulated run agrees with the reference in every tensor it has, and something was judged."""
+        runs = self.replay(trace, "--policy", policies, "--budget", budgets, *options)["runs"]
+        emulated = [run for run in runs if run["backend"] == "emulated"]
+        self.assertEqual(len(emulated), len(runs) / 2)
+        for run in emulated:
+            tensors = {entry["tensor"]: entry for entry in run["agreement"]}
+            expected = {"score", "kept", "output"}
+            if "critical" in run["policy"]:
+                expected |= {"stage_two_score", "projected_value_norms"}
+            self.assertLessEqual(expected, set(tensors))
+            for name, entry in tensors.items():
+                self.assertEqual(entry["outside"], 0, (run["policy"], name, entry))
+            for name in expected:
+                self.assertGreater(tensors[name]["judged"], 0)
+
+    def test_a_recorded_model_agrees_on_every_layer_and_step(self):
+        self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv,snapkv+critical")
+
+    def test_another_recorded_model_agrees_without_groups(self):
+        self.require_agreement(SAMPLES / "pocket-mha.safetensors", POLICIES, "5%,60%", "--layers", "0", "--steps", "8")
+
+    def test_every_storage_and_kind_of_attention_agrees(self):
+        for dtype, kind in (("F32", "mixed"), ("F16", "mixed"), ("BF16", "mixed"), ("F64", "power-law"),
+                            ("BF16", "tied"), ("F32", "sink")):
+            with self.subTest(dtype=dtype, kind=kind):
+                trace = self.generate(f"{dtype}-{kind}.safetensors", "--kind", kind, "--dtype", dtype, "--tokens", 300,
+                                      "--decode", 5, "--layers", 1, "--query-heads", 6, "--kv-heads", 2,
+                                      "--head-dim", 40, "--model-dim", 96)
+                self.require_agreement(trace)
+
+    def test_heads_of_eight_and_of_odd_sizes_agree(self):
+        for head_dim in (8, 10, 17):
+            with self.subTest(head_dim=head_dim):
+                trace = self.generate(f"{head_dim}.safetensors", "--kind", "mixed", "--dtype", "BF16", "--tokens", 90,
+                                      "--decode", 3, "--layers", 1, "--query-heads", 4, "--kv-heads", 4,
+                                      "--head-dim", head_dim, "--model-dim", 33)
+                self.require_agreement(trace)
+
+    def test_tensors_of_several_types_agree_though_they_are_stored_as_one(self):
+        trace = TraceFile(dtype="BF16", prompt_tokens=60, window_queries=40)
+        for name, (_, numbers) in trace.tensors.items():
+            if name.endswith("output_projection"):
+                trace.tensors[name] = "F32", numbers
+        self.require_agreement(trace.write(self.folder / "several.safetensors"), POLICIES, "40")
+
+    def test_a_whole_prompt_kept_agrees(self):
+        trace = TraceFile(prompt_tokens=40, window_queries=32).write(self.folder / "small.safetensors")
+        self.require_agreement(trace, POLICIES, "40,32")
+
+    def test_a_cache_outgrows_the_room_it_began_with(self):
+        trace = self.generate("long.safetensors", "--kind", "power-law", "--tokens", 40, "--decode", 300, "--layers", 1,
+                              "--query-heads", 2, "--kv-heads", 1, "--head-dim", 8, "--model-dim", 8)
+        self.require_agreement(trace, "snapkv", "32")
+
+    def test_results_are_the_same_bits_at_every_run_and_for_any_number_of_threads(self):
+        trace = SAMPLES / "pocket-gqa.safetensors"
+        dumps = []
+        for threads in (1, 2):
+            self.passes("replay", trace, "--policy", "snapkv+critical", "--budget", "5%", "--backend", "emulated",
+                        "--layers", "1", "--steps", 4, "--dump", f"{threads}.safetensors", "--threads", threads)
+            dumps.append((self.folder / f"{threads}.safetensors").read_bytes())
+        self.assertEqual(dumps[0], dumps[1])
+
+    def test_a_device_dump_passes_diff(self):
+        trace = SAMPLES / "pocket-gqa.safetensors"
+        self.passes("replay", trace, "--policy", "snapkv+critical", "--budget", "10%", "--backend", "emulated",
+                    "--layers", "2", "--steps", 6, "--dump", "dump.safetensors")
+        self.passes("diff", trace, "dump.safetensors")
+
+    def test_times_name_the_operations_of_every_backend(self):
+        trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv+critical", "--budget", "5%",
+                            "--layers", "0", "--steps", 2)
+        times = {entry["backend"]: entry["operations"] for entry in trace["times"]}
+        self.assertEqual(list(times), ["reference", "emulated"])
+        for operations in times.values():
+            self.assertLessEqual(OPERATIONS, {entry["operation"] for entry in operations})
+            self.assertTrue(all(entry["seconds"] >= 0 and entry["calls"] > 0 for entry in operations))
+
+    def test_one_backend_alone_is_compared_with_nothing(self):
+        trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv", "--budget", "5%", "--layers", "0",
+                            "--steps", 1, backends="emulated")
+        self.assertIsNone(trace["runs"][0]["agreement"])
+
+    def test_what_the_device_cannot_do_is_refused_before_any_work(self):
+        trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
+        self.refuses(USAGE, "backend emulated: theta-sweep runs on the reference only", "replay", trace, "--policy",
+                     "snapkv:window=8+theta-sweep", "--budget", "12", "--backend", "reference,emulated")
+        self.refuses(USAGE, "known backends: reference, emulated, cuda", "replay", trace, "--policy", "snapkv:window=8",
+                     "--budget", "12", "--backend", "gpu")
+
+    def test_numbers_that_overflow_single_precision_are_named(self):
+        trace = TraceFile(dtype="F32", prompt_tokens=40, window_queries=32)
+        dtype, numbers = trace.tensors["layers.0.key"]
+        trace.tensors["layers.0.key"] = dtype, np.full_like(numbers, 3e38)
+        self.refuses(kvbound_cli.INVALID, r"layers\.0: .*single precision", "replay",
+                     trace.write(self.folder / "huge.safetensors"), "--policy", "snapkv", "--budget", "36", "--backend",
+                     "emulated")
+
+    def test_without_a_device_cuda_is_inconclusive(self):
+        trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
+        result = self.run_program("replay", trace, "--policy", "snapkv:window=8", "--budget", "12", "--backend", "cuda")
+        if result.returncode != INCONCLUSIVE:
+            self.assertEqual(result.returncode, kvbound_cli.PASS, result.stderr)  # there is a device
+        else:
+            self.assertRegex(result.stderr, r"\Akvbound: no CUDA device: [^\n]+\n\Z")
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()

@@ -1,0 +1,119 @@
+// compact moves bits: every kept row, its padding, and nothing else.
+#include <kvbound/cuda/compaction.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "parity/support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+template <class T>
+class CompactionParity : public DeviceTest {};
+TYPED_TEST_SUITE(CompactionParity, StorageTypes, StorageName);
+
+struct Shape {
+  int64_t tokens;
+  int64_t head_dim;
+  std::vector<int64_t> count;  // per KV head
+  int64_t capacity;
+};
+
+// So many different positions, in a random order.
+std::vector<int64_t> kept_positions(uint64_t seed, int64_t tokens, int64_t count) {
+  const Tensor order = random_tensor(seed, 1, 1, tokens);
+  std::vector<int64_t> positions(static_cast<size_t>(tokens));
+  std::iota(positions.begin(), positions.end(), 0);
+  std::ranges::sort(positions, {}, [&](int64_t i) { return order.numbers()[static_cast<size_t>(i)]; });
+  positions.resize(static_cast<size_t>(count));
+  return positions;
+}
+
+template <cuda::Storage T>
+std::vector<T> with_bits(const std::function<uint32_t(size_t)>& bits, int64_t size) {
+  std::vector<T> numbers(static_cast<size_t>(size));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const uint32_t word = bits(i);
+    std::memcpy(static_cast<void*>(&numbers[i]), &word, sizeof(T));
+  }
+  return numbers;
+}
+
+// Any bits at all, NaN included.
+uint32_t any_bits(size_t index) {
+  uint64_t x = (index + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;
+  return static_cast<uint32_t>(x >> 16);
+}
+
+template <cuda::Storage T>
+void expect_moved(const Shape& shape) {
+  const auto heads = static_cast<int64_t>(shape.count.size());
+  const int64_t length = cuda::padded<T>(shape.head_dim);
+  const int64_t stride = length + cuda::kVector<T>;
+  const int64_t kept_stride = shape.capacity + 3;
+  const std::vector<T> rows = with_bits<T>(any_bits, heads * shape.tokens * stride);
+  std::vector<T> expected = with_bits<T>([](size_t) { return 0xabcdabcdu; }, heads * shape.capacity * stride);
+  cuda::Buffer<T> compacted{std::span<const T>(expected)};
+  std::vector<int64_t> kept(static_cast<size_t>(heads * kept_stride), -1);
+  for (int64_t g = 0; g < heads; ++g) {
+    const int64_t count = shape.count[static_cast<size_t>(g)];
+    const auto positions = kept_positions(static_cast<uint64_t>(g + 1), shape.tokens, count);
+    std::ranges::copy(positions, kept.begin() + g * kept_stride);
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(rows.begin() + (g * shape.tokens + positions[static_cast<size_t>(i)]) * stride, length,
+                  expected.begin() + (g * shape.capacity + i) * stride);
+    }
+  }
+  const cuda::Buffer<T> from{std::span<const T>(rows)};
+  const cuda::Buffer<int64_t> device_kept{std::span<const int64_t>(kept)};
+  const cuda::Buffer<int64_t> count{std::span<const int64_t>(shape.count)};
+  cuda::compact<T>({from.data(), heads, shape.tokens, shape.head_dim, stride, shape.tokens * stride},
+                   device_kept.data(), kept_stride, count.data(),
+                   {compacted.data(), heads, shape.capacity, shape.head_dim, stride, shape.capacity * stride},
+                   nullptr);
+  std::vector<T> actual(expected.size());
+  cuda::synchronise(nullptr);
+  compacted.download(actual);
+  EXPECT_TRUE(same_bits(actual, expected));
+}
+
+TYPED_TEST(CompactionParity, MovesTheBitsOfKeptRowsAndNothingElse) {
+  for (const int64_t head_dim : {1, 8, 10, 64, 80, 128, 256}) {
+    for (const int64_t count : {0, 1, 31, 32, 33}) {
+      SCOPED_TRACE("head_dim " + std::to_string(head_dim) + ", count " + std::to_string(count));
+      expect_moved<TypeParam>({70, head_dim, {count, 33 - count, count}, 40});
+    }
+  }
+}
+
+TYPED_TEST(CompactionParity, MovesManyRows) { expect_moved<TypeParam>({3000, 128, {1200, 7, 999}, 1200}); }
+
+TYPED_TEST(CompactionParity, LeavesAnEmptyCacheAlone) { expect_moved<TypeParam>({5, 64, {0, 0}, 0}); }
+
+TYPED_TEST(CompactionParity, GivesTheSameUnderEverySchedule) {
+  for_each_schedule([](const std::string& schedule) {
+    SCOPED_TRACE(schedule);
+    expect_moved<TypeParam>({50, 80, {33, 12}, 37});
+  });
+}
+
+TYPED_TEST(CompactionParity, RefusesShapesThatDoNotFit) {
+  using T = TypeParam;
+  const int64_t stride = cuda::padded<T>(16);
+  const cuda::DeviceTensor<const T> rows{nullptr, 2, 4, 16, stride, 4 * stride};
+  const auto compact_into = [&](cuda::DeviceTensor<T> compacted) {
+    cuda::compact<T>(rows, nullptr, 0, nullptr, compacted, nullptr);
+  };
+  EXPECT_THROW(compact_into({nullptr, 3, 4, 16, stride, 4 * stride}), ShapeMismatch);
+  EXPECT_THROW(compact_into({nullptr, 2, 4, 15, stride, 4 * stride}), ShapeMismatch);
+  EXPECT_THROW(compact_into({nullptr, 2, 4, 16, stride + 1, 4 * stride}), ShapeMismatch);
+  EXPECT_THROW(compact_into({nullptr, 2, 4, 16, stride - cuda::kVector<T>, 4 * stride}), ShapeMismatch);
+}
+
+}  // namespace
+}  // namespace kvbound::parity

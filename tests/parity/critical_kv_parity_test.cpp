@@ -1,0 +1,633 @@
+// CriticalKV on the device: norms and scores within their bounds, selections exactly the reference's.
+#include <kvbound/cuda/critical_kv.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/critical_kv.hpp>
+#include <kvbound/reference/error_bounds.hpp>
+#include <kvbound/reference/selection.hpp>
+
+#include "parity/scores.hpp"
+#include "parity/support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+using cuda::NormsKernel;
+
+// A layer's values and W^O, exact in T, here and on the device.
+template <cuda::Storage T>
+struct NormsInput {
+  LayerShape shape;
+  Tensor values;      // [kv_heads, tokens, head_dim]
+  Tensor projection;  // [query_heads, head_dim, model_dim]
+  Uploaded<T> device_values;
+  Uploaded<T> device_projection;
+
+  NormsInput(const LayerShape& layer, Tensor some_values, Tensor some_projection)
+      : shape(layer),
+        values(rounded<T>(std::move(some_values))),
+        projection(rounded<T>(std::move(some_projection))),
+        device_values(values),
+        device_projection(projection) {}
+
+  int64_t tokens() const { return values.view().rows; }
+  MatrixView matrix() const {
+    return {projection.data(), shape.query_heads * shape.head_dim, shape.model_dim};
+  }
+  std::vector<float> norms(Norm norm, NormsKernel kernel) const {
+    Output output(shape.query_heads * tokens());
+    cuda::projected_value_norms<T>(device_values.view(), device_projection.view(), norm, output.data(),
+                                   nullptr, kernel);
+    return output.numbers();
+  }
+};
+
+// Tokens of very different sizes: the third is a sink, the fifth nearly nothing.
+Tensor values_of(const LayerShape& shape, int64_t tokens) {
+  Tensor values = random_tensor(11, shape.kv_heads, tokens, shape.head_dim);
+  for (int64_t g = 0; g < shape.kv_heads; ++g) {
+    const MutableMatrixView rows = values.slice(g);
+    for (int64_t c = 0; c < shape.head_dim; ++c) {
+      if (tokens > 2) rows(2, c) *= 1000;
+      if (tokens > 4) rows(4, c) *= 1e-3;
+    }
+  }
+  return values;
+}
+
+template <cuda::Storage T>
+NormsInput<T> norms_input(const LayerShape& shape, int64_t tokens) {
+  return {
+      shape, values_of(shape, tokens),
+      random_tensor(12, shape.query_heads, shape.head_dim, shape.model_dim, 1 / std::sqrt(shape.head_dim))};
+}
+
+LayerShape layer_shape(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t model_dim) {
+  return {query_heads, kv_heads, head_dim, model_dim};
+}
+
+// Both kernels, or the only one that can.
+template <cuda::Storage T>
+std::vector<NormsKernel> kernels(int64_t head_dim) {
+  if (cuda::chosen_norms_kernel<T>(head_dim) == NormsKernel::portable) return {NormsKernel::portable};
+  return {NormsKernel::portable, NormsKernel::mma};
+}
+
+std::string name_of(NormsKernel kernel) { return kernel == NormsKernel::mma ? "mma" : "portable"; }
+std::string name_of(Norm norm) { return norm == Norm::l1 ? "L1" : "L2"; }
+
+reference::Arithmetic norms_arithmetic(const LayerShape& shape, NormsKernel kernel) {
+  reference::Arithmetic arithmetic = reference::single_precision();
+  arithmetic.chain = cuda::norms_chain(shape.model_dim);
+  arithmetic.product_chain = cuda::norms_product_chain(shape.head_dim, kernel);
+  arithmetic.tensor_sums = cuda::norms_tensor_sums(kernel);
+  return arithmetic;
+}
+
+// Holds the norms of one test to the reference's.
+template <cuda::Storage T>
+class NormsCheck {
+ public:
+  void hold(const NormsInput<T>& input, Norm norm, NormsKernel kernel) {
+    SCOPED_TRACE(name_of(kernel) + ", " + name_of(norm));
+    const std::vector<float> norms = input.norms(norm, kernel);
+    const Matrix expected = reference::projected_value_norms(input.shape, input.values, input.matrix(), norm);
+    const Matrix bounds = reference::projected_value_norm_errors(
+        input.shape, input.values, input.matrix(), norm, expected, norms_arithmetic(input.shape, kernel));
+    Comparator& comparator = kernel == NormsKernel::mma ? mma_ : portable_;
+    EXPECT_TRUE(comparator.hold(norms, expected.numbers(), bounds.numbers()));
+  }
+  void expect_tight() {
+    EXPECT_TRUE(portable_.is_tight());
+    if (sizeof(T) == 2) {
+      EXPECT_TRUE(mma_.is_tight());
+    }
+  }
+  void hold_all(const LayerShape& shape, int64_t tokens) {
+    SCOPED_TRACE("tokens " + std::to_string(tokens) + ", head_dim " + std::to_string(shape.head_dim) +
+                 ", model_dim " + std::to_string(shape.model_dim));
+    const NormsInput<T> input = norms_input<T>(shape, tokens);
+    for (const NormsKernel kernel : kernels<T>(shape.head_dim)) {
+      for (const Norm norm : {Norm::l1, Norm::l2}) hold(input, norm, kernel);
+    }
+  }
+
+ private:
+  Comparator portable_{"projected_value_norms, portable, " + std::string(name(cuda::dtype_of<T>))};
+  Comparator mma_{"projected_value_norms, mma, " + std::string(name(cuda::dtype_of<T>))};
+};
+
+template <class T>
+class ProjectedValueNormsParity : public DeviceTest {};
+TYPED_TEST_SUITE(ProjectedValueNormsParity, StorageTypes, StorageName);
+
+TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceAcrossShapes) {
+  NormsCheck<TypeParam> check;
+  for (const int64_t head_dim : {8, 10, 64, 80, 128, 256}) {
+    for (const int64_t tokens : {1, 31, 32, 33}) check.hold_all(layer_shape(2, 1, head_dim, 33), tokens);
+    for (const int64_t model_dim : {1, 8, 256}) check.hold_all(layer_shape(4, 2, head_dim, model_dim), 20);
+  }
+  check.expect_tight();
+}
+
+TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceForManyTokensAndColumns) {
+  NormsCheck<TypeParam> check;
+  const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, 128, 1000), 300);
+  for (const NormsKernel kernel : kernels<TypeParam>(128)) check.hold(input, Norm::l1, kernel);
+  check.expect_tight();
+}
+
+TYPED_TEST(ProjectedValueNormsParity, WritesNothingForNoTokens) {
+  for (const NormsKernel kernel : kernels<TypeParam>(64)) {
+    EXPECT_TRUE(norms_input<TypeParam>(layer_shape(4, 2, 64, 40), 0).norms(Norm::l1, kernel).empty());
+  }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, IsExactlyZeroForZeroValues) {
+  const LayerShape shape = layer_shape(4, 2, 64, 40);
+  const NormsInput<TypeParam> input(shape, Tensor(2, 35, 64), random_tensor(1, 4, 64, 40));
+  for (const NormsKernel kernel : kernels<TypeParam>(64)) {
+    for (const Norm norm : {Norm::l1, Norm::l2}) {
+      EXPECT_EQ(input.norms(norm, kernel), std::vector<float>(4 * 35, 0.0f));
+    }
+  }
+}
+
+// So that equal tokens tie in every selection.
+TYPED_TEST(ProjectedValueNormsParity, GivesEqualValuesEqualBitsWhereverTheyStand) {
+  const int64_t tokens = 333;
+  const LayerShape shape = layer_shape(2, 2, 80, 100);
+  const Tensor one = random_tensor(2, 1, 1, 80);
+  Tensor values(2, tokens, 80);
+  for (int64_t g = 0; g < 2; ++g) {
+    for (int64_t j = 0; j < tokens; ++j) std::ranges::copy(one.numbers(), values.slice(g).row(j).begin());
+  }
+  const Tensor block = random_tensor(3, 1, 80, 100);
+  Tensor projection(2, 80, 100);
+  for (int64_t h = 0; h < 2; ++h) {
+    std::ranges::copy(block.numbers(), projection.numbers().begin() + h * 80 * 100);
+  }
+  const NormsInput<TypeParam> input(shape, values, projection);
+  for (const NormsKernel kernel : kernels<TypeParam>(80)) {
+    for (const Norm norm : {Norm::l1, Norm::l2}) {
+      const std::vector<float> norms = input.norms(norm, kernel);
+      EXPECT_TRUE(same_bits(norms, std::vector<float>(norms.size(), norms.front())));
+    }
+  }
+}
+
+// Also whether a block takes one query head of a group or all of them, which the number of tokens decides.
+TYPED_TEST(ProjectedValueNormsParity, DoesNotDependOnHowManyTokensThereAre) {
+  const int64_t tokens = 9000;
+  const LayerShape shape = layer_shape(2, 1, 16, 3);
+  const NormsInput<TypeParam> input = norms_input<TypeParam>(shape, tokens);
+  Tensor first(1, 5, 16);
+  std::copy_n(input.values.numbers().begin(), 5 * 16, first.numbers().begin());
+  const NormsInput<TypeParam> few(shape, first, input.projection);
+  for (const NormsKernel kernel : kernels<TypeParam>(16)) {
+    const std::vector<float> norms = input.norms(Norm::l1, kernel);
+    const std::vector<float> first_norms = few.norms(Norm::l1, kernel);
+    for (const int64_t head : {0, 1}) {
+      const auto begin = norms.begin() + head * tokens;
+      EXPECT_TRUE(
+          same_bits(std::vector<float>(begin, begin + 5),
+                    std::vector<float>(first_norms.begin() + head * 5, first_norms.begin() + head * 5 + 5)));
+    }
+  }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, GivesTheSameBitsUnderEverySchedule) {
+  for (const int64_t head_dim : {10, 80}) {
+    const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, head_dim, 200), 40);
+    for (const NormsKernel kernel : kernels<TypeParam>(head_dim)) {
+      in_every_schedule([&] { return input.norms(Norm::l1, kernel); });
+    }
+  }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, RefusesWhatDoesNotFit) {
+  using T = TypeParam;
+  const auto norms = [](const LayerShape& values, const LayerShape& projection, NormsKernel kernel) {
+    const Uploaded<T> v{Tensor(values.kv_heads, 3, values.head_dim)};
+    const Uploaded<T> w{Tensor(projection.query_heads, projection.head_dim, projection.model_dim)};
+    cuda::projected_value_norms<T>(v.view(), w.view(), Norm::l1, nullptr, nullptr, kernel);
+  };
+  const LayerShape shape = layer_shape(4, 2, 10, 5);
+  EXPECT_THROW(norms(shape, layer_shape(3, 0, 10, 5), NormsKernel::chosen), ShapeMismatch);
+  EXPECT_THROW(norms(shape, layer_shape(4, 0, 9, 5), NormsKernel::chosen), ShapeMismatch);
+  EXPECT_THROW(norms(shape, shape, NormsKernel::mma), ShapeMismatch);
+  const LayerShape wide = layer_shape(4, 2, 257, 5);
+  EXPECT_THROW(norms(wide, wide, NormsKernel::chosen), ShapeMismatch);
+  EXPECT_EQ(cuda::chosen_norms_kernel<T>(10), NormsKernel::portable);
+}
+
+class StageTwoScoresParity : public DeviceTest {};
+
+struct StageTwoInput {
+  std::vector<float> head_scores, norms;  // [query_heads, cols], [query_heads, norms_stride]
+  int64_t query_heads, kv_heads, cols, norms_stride;
+};
+
+StageTwoInput stage_two_input(int64_t query_heads, int64_t kv_heads, int64_t cols) {
+  StageTwoInput input{
+      scores_of(ScoreKind::softmax, 3, query_heads * cols), {}, query_heads, kv_heads, cols, cols + 5};
+  for (int64_t h = 0; h < query_heads; ++h) {
+    for (const float norm : scores_of(ScoreKind::softmax, static_cast<uint64_t>(h), input.norms_stride)) {
+      input.norms.push_back(1000 * norm);
+    }
+  }
+  return input;
+}
+
+std::vector<float> device_scores(const StageTwoInput& input, double epsilon, GqaProduct gqa) {
+  const cuda::Buffer<float> head_scores{std::span<const float>(input.head_scores)};
+  const cuda::Buffer<float> norms{std::span<const float>(input.norms)};
+  Output scores(input.kv_heads * input.cols);
+  cuda::stage_two_scores(head_scores.data(), norms.data(), input.norms_stride, input.query_heads,
+                         input.kv_heads, input.cols, epsilon, gqa, scores.data(), nullptr);
+  return scores.numbers();
+}
+
+void hold(Comparator& comparator, const StageTwoInput& input, double epsilon, GqaProduct gqa) {
+  const std::vector<double> head_scores(input.head_scores.begin(), input.head_scores.end());
+  const std::vector<double> norms(input.norms.begin(), input.norms.end());
+  const int64_t group = input.query_heads / input.kv_heads;
+  const Matrix exact(group, input.cols);
+  std::vector<double> expected, bounds;
+  for (int64_t g = 0; g < input.kv_heads; ++g) {
+    const MatrixView a(head_scores.data() + g * group * input.cols, group, input.cols);
+    const MatrixView n(norms.data() + g * group * input.norms_stride, group, input.cols, input.norms_stride);
+    std::ranges::copy(reference::stage_two_scores(a, n, epsilon, gqa), std::back_inserter(expected));
+    std::ranges::copy(
+        reference::stage_two_score_errors(a, exact, n, exact, epsilon, gqa, reference::single_precision()),
+        std::back_inserter(bounds));
+  }
+  EXPECT_TRUE(comparator.hold(device_scores(input, epsilon, gqa), expected, bounds));
+}
+
+TEST_F(StageTwoScoresParity, MatchesReferenceAcrossShapes) {
+  Comparator comparator("stage_two_scores");
+  for (const GqaProduct gqa : {GqaProduct::mean_of_products, GqaProduct::product_of_means}) {
+    for (const double epsilon : {1e-4, 0.0, 0.5}) {
+      for (const int64_t cols : {1, 31, 32, 33, 700}) {
+        for (const int64_t kv_heads : {1, 2, 6})
+          hold(comparator, stage_two_input(6, kv_heads, cols), epsilon, gqa);
+      }
+    }
+  }
+  EXPECT_TRUE(comparator.is_tight());
+}
+
+TEST_F(StageTwoScoresParity, GivesTheSameBitsUnderEverySchedule) {
+  const StageTwoInput input = stage_two_input(4, 2, 300);
+  in_every_schedule([&] { return device_scores(input, 1e-4, GqaProduct::mean_of_products); });
+}
+
+TEST_F(StageTwoScoresParity, WritesNothingForNoEntries) {
+  EXPECT_TRUE(device_scores(stage_two_input(4, 2, 0), 1e-4, GqaProduct::mean_of_products).empty());
+}
+
+TEST_F(StageTwoScoresParity, RefusesWhatDoesNotFit) {
+  const auto call = [](int64_t norms_stride, int64_t query_heads, int64_t kv_heads) {
+    cuda::stage_two_scores(nullptr, nullptr, norms_stride, query_heads, kv_heads, 7, 0,
+                           GqaProduct::mean_of_products, nullptr, nullptr);
+  };
+  EXPECT_THROW(call(6, 4, 2), ShapeMismatch);
+  EXPECT_THROW(call(7, 4, 3), ShapeMismatch);
+}
+
+class SelectCriticalParity : public DeviceTest {};
+
+struct TwoStageRow {
+  std::vector<float> attention, stage_two;
+  int64_t k, stage_one_count;
+};
+
+struct TwoStages {
+  std::vector<std::vector<int64_t>> selected, stage_one;
+  int status;
+};
+
+TwoStages device_selection(const std::vector<TwoStageRow>& rows, bool want_stage_one = true) {
+  std::vector<float> attention, stage_two;
+  std::vector<int64_t> k, stage_one_count;
+  for (const TwoStageRow& row : rows) {
+    attention.insert(attention.end(), row.attention.begin(), row.attention.end());
+    stage_two.insert(stage_two.end(), row.stage_two.begin(), row.stage_two.end());
+    k.push_back(row.k);
+    stage_one_count.push_back(row.stage_one_count);
+  }
+  const cuda::Buffer<float> device_attention{std::span<const float>(attention)};
+  const cuda::Buffer<float> device_stage_two{std::span<const float>(stage_two)};
+  const cuda::Buffer<int64_t> device_k{std::span<const int64_t>(k)};
+  const cuda::Buffer<int64_t> device_count{std::span<const int64_t>(stage_one_count)};
+  const auto row_count = static_cast<int64_t>(rows.size());
+  const auto cols = static_cast<int64_t>(rows.front().attention.size());
+  Indices selected(k), stage_one(stage_one_count);
+  WorkingMemory memory(cuda::select_critical_workspace(row_count, cols));
+  cuda::select_critical(device_attention.data(), device_stage_two.data(), row_count, cols, device_k.data(),
+                        device_count.data(), selected.result(),
+                        want_stage_one ? stage_one.result() : cuda::SelectionResult{}, memory.view(),
+                        nullptr);
+  if (!want_stage_one) return {selected.rows(), {}, selected.status()};
+  return {selected.rows(), stage_one.rows(), selected.status()};
+}
+
+void expect_parity(const std::vector<TwoStageRow>& rows) {
+  const TwoStages actual = device_selection(rows);
+  EXPECT_EQ(actual.status, 0);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const TwoStageRow& row = rows[r];
+    SCOPED_TRACE("row " + std::to_string(r) + ": k = " + std::to_string(row.k) + ", stage one " +
+                 std::to_string(row.stage_one_count));
+    const std::vector<double> attention(row.attention.begin(), row.attention.end());
+    const std::vector<double> stage_two(row.stage_two.begin(), row.stage_two.end());
+    const auto expected = reference::select_critical(attention, stage_two, row.k, row.stage_one_count);
+    EXPECT_EQ(actual.selected[r], expected.selected);
+    EXPECT_EQ(actual.stage_one[r], expected.stage_one);
+  }
+}
+
+// Every k and stage one worth trying.
+std::vector<TwoStageRow> rows_of(ScoreKind attention, ScoreKind stage_two, int64_t cols) {
+  std::vector<TwoStageRow> rows;
+  for (const int64_t k : {int64_t{0}, cols / 5, cols / 2, cols}) {
+    for (const int64_t count : {int64_t{0}, k / 2, k}) {
+      const uint64_t seed = 2 * rows.size();
+      rows.push_back({scores_of(attention, seed, cols), scores_of(stage_two, seed + 1, cols), k, count});
+    }
+  }
+  return rows;
+}
+
+TEST_F(SelectCriticalParity, MatchesReferenceAcrossShapesAndScores) {
+  for (const int64_t cols : {1, 31, 32, 33, 1500}) {
+    for (const ScoreKind kind : kScoreKinds) {
+      SCOPED_TRACE(std::string(name_of(kind)) + ", " + std::to_string(cols) + " columns");
+      expect_parity(rows_of(kind, ScoreKind::softmax, cols));
+      expect_parity(rows_of(ScoreKind::softmax, kind, cols));
+    }
+    expect_parity(rows_of(ScoreKind::few_values, ScoreKind::few_values, cols));
+    expect_parity(rows_of(ScoreKind::equal, ScoreKind::equal, cols));
+  }
+}
+
+TEST_F(SelectCriticalParity, MatchesReferenceForTheLongestRows) {
+  const int64_t cols = cuda::kMostScores;
+  expect_parity({{scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols), cols / 5,
+                  cols / 10}});
+}
+
+TEST_F(SelectCriticalParity, PutsNobodyTwiceWhereBothStagesWantTheSame) {
+  const std::vector<float> infinities(40, std::numeric_limits<float>::infinity());
+  expect_parity({{infinities, infinities, 17, 9}});
+}
+
+TEST_F(SelectCriticalParity, DoesWithoutStageOnesIndices) {
+  const std::vector<TwoStageRow> rows = rows_of(ScoreKind::normal, ScoreKind::softmax, 100);
+  EXPECT_EQ(device_selection(rows, false).selected, device_selection(rows).selected);
+}
+
+TEST_F(SelectCriticalParity, TellsOfNanWhereverTheReferenceDoes) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const TwoStageRow row{scores_of(ScoreKind::rising, 1, 50), scores_of(ScoreKind::normal, 2, 50), 20, 10};
+  TwoStageRow attention = row, stage_two = row, stage_one = row;
+  attention.attention[0] = nan;
+  stage_two.stage_two[0] = nan;
+  stage_one.stage_two[49] = nan;  // has been selected by then
+  EXPECT_EQ(device_selection({attention}).status, 1);
+  EXPECT_EQ(device_selection({stage_two}).status, 1);
+  EXPECT_EQ(device_selection({stage_one}).status, 0);
+}
+
+TEST_F(SelectCriticalParity, GivesTheSameUnderEverySchedule) {
+  const std::vector<TwoStageRow> rows{
+      {scores_of(ScoreKind::few_values, 1, 1200), scores_of(ScoreKind::softmax, 2, 1200), 500, 200}};
+  in_every_schedule([&] { return device_selection(rows).selected; });
+}
+
+TEST_F(SelectCriticalParity, RefusesRowsThatAreTooLong) {
+  EXPECT_THROW(cuda::select_critical(nullptr, nullptr, 1, cuda::kMostScores + 1, nullptr, nullptr, {}, {}, {},
+                                     nullptr),
+               ShapeMismatch);
+  EXPECT_THROW(cuda::select_critical(nullptr, nullptr, 1, 10, nullptr, nullptr, {}, {}, {}, nullptr),
+               ShapeMismatch);
+}
+
+template <class T>
+class AdaptiveStageOneParity : public DeviceTest {};
+TYPED_TEST_SUITE(AdaptiveStageOneParity, StorageTypes, StorageName);
+
+struct AdaptiveShape {
+  int64_t query_heads, kv_heads, head_dim, tokens, window, always_kept;
+};
+
+// A window over a prompt, exact in T. The candidates are all positions that are not always kept.
+template <cuda::Storage T>
+struct AdaptiveInput {
+  AdaptiveShape shape;
+  Tensor keys, queries;
+  double scale;
+  std::vector<int64_t> k;                    // per KV head
+  std::vector<float> log_sum_exp;            // [query_heads, window]
+  std::vector<Matrix> weights;               // per KV head: [group * window, tokens], with that log-sum-exp
+  std::vector<Matrix> logit_errors;          // likewise
+  std::vector<std::vector<int64_t>> ranked;  // per KV head
+
+  // share  of the candidates that are ranked
+  AdaptiveInput(const AdaptiveShape& s, double sharpness, double share)
+      : shape(s),
+        keys(rounded<T>(random_tensor(21, s.kv_heads, s.tokens, s.head_dim))),
+        queries(rounded<T>(random_tensor(22, s.query_heads, s.window, s.head_dim, sharpness))),
+        scale(1 / std::sqrt(static_cast<double>(s.head_dim))) {
+    for (int64_t g = 0; g < s.kv_heads; ++g) {
+      form_weights(g);
+      const int64_t candidates = s.tokens - s.always_kept;
+      k.push_back(static_cast<int64_t>(share * static_cast<double>(candidates)) / (g + 1));
+      ranked.push_back(reference::rank_top(mean_weights(g), k.back()));
+    }
+  }
+
+  std::vector<int64_t> always_kept() const {
+    std::vector<int64_t> positions;
+    for (int64_t j = shape.tokens - shape.always_kept; j < shape.tokens; ++j) positions.push_back(j);
+    return positions;
+  }
+
+  std::vector<int64_t> device_counts() const {
+    const Uploaded<T> device_keys{keys.view()}, device_queries{queries.view()};
+    const cuda::Buffer<float> lse{std::span<const float>(log_sum_exp)};
+    const cuda::Buffer<int64_t> device_k{std::span<const int64_t>(k)};
+    const int64_t stride = *std::ranges::max_element(k) + 2;
+    std::vector<int64_t> all_ranked(k.size() * static_cast<size_t>(stride), int64_t{1} << 40);
+    for (size_t g = 0; g < k.size(); ++g) {
+      std::ranges::copy(ranked[g], all_ranked.begin() + static_cast<std::ptrdiff_t>(g) * stride);
+    }
+    const cuda::Buffer<int64_t> device_ranked{std::span<const int64_t>(all_ranked)};
+    std::vector<int64_t> counts(k.size(), -1);
+    cuda::Buffer<int64_t> count{std::span<const int64_t>(counts)};
+    WorkingMemory memory(cuda::adaptive_stage_one_workspace(shape.query_heads, shape.window, shape.tokens));
+    cuda::adaptive_stage_one<T>({device_queries.view(), device_keys.view(), scale}, lse.data(),
+                                shape.always_kept, device_ranked.data(), stride, device_k.data(),
+                                count.data(), memory.view(), nullptr);
+    cuda::synchronise(nullptr);
+    count.download(counts);
+    return counts;
+  }
+
+ private:
+  void form_weights(int64_t g) {
+    const int64_t group = shape.query_heads / shape.kv_heads;
+    weights.emplace_back(group * shape.window, shape.tokens);
+    logit_errors.emplace_back(group * shape.window, shape.tokens);
+    for (int64_t h = 0; h < group; ++h) {
+      const MatrixView head = queries.slice(g * group + h);
+      const Matrix logits = reference::attention_logits(head, keys.slice(g), scale);
+      const Matrix errors =
+          reference::logit_errors(head, keys.slice(g), scale, reference::single_precision());
+      for (int64_t i = 0; i < shape.window; ++i) {
+        const int64_t row = h * shape.window + i;
+        const auto visible = static_cast<size_t>(shape.tokens - shape.window + i + 1);
+        log_sum_exp.push_back(static_cast<float>(log_sum(logits.row(i).first(visible))));
+        for (size_t j = 0; j < visible; ++j) {
+          weights.back().row(row)[j] = std::exp(logits.row(i)[j] - log_sum_exp.back());
+          // The difference is rounded too.
+          logit_errors.back().row(row)[j] =
+              errors.row(i)[j] +
+              0x1p-23 * (std::abs(logits.row(i)[j]) + errors.row(i)[j] + std::abs(log_sum_exp.back()));
+        }
+      }
+    }
+  }
+  static double log_sum(VectorView logits) {
+    const double largest = *std::ranges::max_element(logits);
+    double sum = 0;
+    for (const double z : logits) sum += std::exp(z - largest);
+    return largest + std::log(sum);
+  }
+  // Of the candidates.
+  std::vector<double> mean_weights(int64_t g) const {
+    std::vector<double> mean(static_cast<size_t>(shape.tokens - shape.always_kept));
+    const Matrix& rows = weights[static_cast<size_t>(g)];
+    for (int64_t row = 0; row < rows.rows(); ++row) {
+      for (size_t j = 0; j < mean.size(); ++j) mean[j] += rows.row(row)[j];
+    }
+    return mean;
+  }
+};
+
+// What a row's entries weigh, and by how much fp32 may be off.
+struct Mass {
+  double mass = 0, error = 0;
+};
+
+template <cuda::Storage T>
+Mass mass_of(const AdaptiveInput<T>& input, size_t g, int64_t row, int64_t count) {
+  constexpr double kUnit = 0x1p-24, kExponential = 0x1p-22, kSmallest = 0x1p-126;
+  std::vector<int64_t> entries = input.always_kept();
+  entries.insert(entries.end(), input.ranked[g].begin(), input.ranked[g].begin() + count);
+  double mass = 0, most = 0;
+  for (const int64_t j : entries) {
+    const double weight = input.weights[g](row, j);
+    mass += weight;
+    most += weight * std::exp(input.logit_errors[g](row, j)) * (1 + kExponential);
+  }
+  const double additions =
+      static_cast<double>(cuda::adaptive_stage_one_chain(static_cast<int64_t>(entries.size())));
+  const double adding = additions * kUnit / (1 - additions * kUnit);
+  const double lost = 2 * static_cast<double>(entries.size()) * kSmallest;
+  return {mass, (most - mass) + adding * most + lost + 0x1p-40 * mass};
+}
+
+// Beyond doubt, for every query, the count is enough and one less is not.
+template <cuda::Storage T>
+bool is_legal(const AdaptiveInput<T>& input, size_t g, int64_t count) {
+  bool enough = true;
+  bool one_less_may_fail = count == 0;
+  for (int64_t row = 0; row < input.weights[g].rows(); ++row) {
+    const Mass with = mass_of(input, g, row, count);
+    enough &= with.mass > 0.5 - with.error;
+    if (count == 0) continue;
+    const Mass without = mass_of(input, g, row, count - 1);
+    one_less_may_fail |= without.mass <= 0.5 + without.error;
+  }
+  return (enough || count == input.k[g]) && one_less_may_fail;
+}
+
+template <cuda::Storage T>
+struct AdaptiveCheck {
+  int inside = 0;  // counts that are neither 0 nor k
+
+  void hold(const AdaptiveInput<T>& input) {
+    const std::vector<int64_t> counts = input.device_counts();
+    for (size_t g = 0; g < counts.size(); ++g) {
+      const int64_t expected =
+          reference::adaptive_stage_one(input.weights[g], input.always_kept(), input.ranked[g]);
+      EXPECT_TRUE(0 <= counts[g] && counts[g] <= input.k[g] && is_legal(input, g, counts[g]))
+          << "KV head " << g << " needs " << expected << ", not " << counts[g] << " of " << input.k[g];
+      inside += 0 < counts[g] && counts[g] < input.k[g];
+    }
+  }
+};
+
+TYPED_TEST(AdaptiveStageOneParity, MatchesReferenceAcrossShapes) {
+  AdaptiveCheck<TypeParam> check;
+  for (const int64_t head_dim : {8, 10, 64, 80, 128, 256}) {
+    for (const int64_t tokens : {1, 31, 32, 33, 300}) {
+      for (const double sharpness : {0.5, 3.0}) {
+        SCOPED_TRACE("head_dim " + std::to_string(head_dim) + ", " + std::to_string(tokens) + " tokens");
+        const int64_t window = std::min<int64_t>(tokens, 9);
+        check.hold(AdaptiveInput<TypeParam>({4, 2, head_dim, tokens, window, window}, sharpness, 0.9));
+      }
+    }
+  }
+  EXPECT_GE(check.inside, 10) << "hardly anything was compared";
+}
+
+TYPED_TEST(AdaptiveStageOneParity, MatchesReferenceWhateverIsAlwaysKept) {
+  AdaptiveCheck<TypeParam> check;
+  for (const int64_t always_kept : {0, 1, 100, 290, 300}) {
+    for (const double share : {0.0, 0.3, 1.0}) {
+      check.hold(AdaptiveInput<TypeParam>({2, 1, 64, 300, 17, always_kept}, 1, share));
+    }
+  }
+  EXPECT_GE(check.inside, 2);
+}
+
+TYPED_TEST(AdaptiveStageOneParity, MatchesReferenceOverManyTiles) {
+  AdaptiveCheck<TypeParam> check;
+  check.hold(AdaptiveInput<TypeParam>({2, 1, 16, 3000, 4, 4}, 0.2, 0.8));
+  EXPECT_EQ(check.inside, 1);
+}
+
+TYPED_TEST(AdaptiveStageOneParity, NeedsNothingForNoQueries) {
+  EXPECT_EQ(AdaptiveInput<TypeParam>({2, 1, 16, 40, 0, 8}, 1, 0.5).device_counts(), std::vector<int64_t>{0});
+}
+
+TYPED_TEST(AdaptiveStageOneParity, GivesTheSameUnderEverySchedule) {
+  const AdaptiveInput<TypeParam> input({4, 2, 80, 400, 11, 11}, 1, 0.8);
+  in_every_schedule([&] { return input.device_counts(); });
+}
+
+TYPED_TEST(AdaptiveStageOneParity, RefusesWhatDoesNotFit) {
+  using T = TypeParam;
+  const auto call = [](const Tensor& queries, const Tensor& keys, int64_t always_kept) {
+    const Uploaded<T> q{queries.view()}, k{keys.view()};
+    cuda::adaptive_stage_one<T>({q.view(), k.view(), 1}, nullptr, always_kept, nullptr, 0, nullptr, nullptr,
+                                {}, nullptr);
+  };
+  EXPECT_THROW(call(Tensor(3, 4, 8), Tensor(2, 9, 8), 0), ShapeMismatch);
+  EXPECT_THROW(call(Tensor(2, 4, 8), Tensor(2, 9, 7), 0), ShapeMismatch);
+  EXPECT_THROW(call(Tensor(2, 10, 8), Tensor(2, 9, 8), 0), ShapeMismatch);
+  EXPECT_THROW(call(Tensor(2, 4, 8), Tensor(2, 9, 8), 10), ShapeMismatch);
+  EXPECT_THROW(call(Tensor(2, 4, 8), Tensor(2, 9, 8), 4), ShapeMismatch) << "without a workspace";
+}
+
+}  // namespace
+}  // namespace kvbound::parity
