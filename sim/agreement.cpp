@@ -85,7 +85,10 @@ class LayerJudge {
 
   std::vector<TensorAgreement> judge() {
     judge_prompt();
-    if (claimant_.steps == 0) return std::move(results_);
+    if (claimant_.steps == 0) {
+      judge_no_steps();
+      return std::move(results_);
+    }
     if (claims_.output || wants_metrics()) {
       for (int64_t g = 0; g < shape_.kv_heads; ++g) {
         caches_.emplace_back(layer_, g, forced_[static_cast<size_t>(g)], claimant_.steps);
@@ -134,6 +137,16 @@ class LayerJudge {
     forced_ = reference_.kept;
     if (claims_.kept)
       results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors, *claims_.kept, forced_));
+  }
+
+  // Tensors without elements, which are neither right nor wrong.
+  void judge_no_steps() {
+    const Matrix nothing;
+    add("output", claims_.output, nothing, nothing);
+    add("kept_mass", claims_.kept_mass, nothing, nothing);
+    add("bound", claims_.bound, nothing, nothing);
+    add("perturbation", claims_.perturbation, nothing, nothing);
+    add("layer_perturbation", claims_.layer_perturbation, nothing, nothing);
   }
 
   MatrixView step_queries(int64_t g, int64_t t) const {

@@ -7,9 +7,11 @@ import json
 import os
 
 import jsonschema
+import numpy as np
 
 from support import kvbound_cli
-from support.kvbound_cli import INCONCLUSIVE, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+from support.dumps import Dump
+from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
 
 GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
 
@@ -70,7 +72,7 @@ class Schemas(CommandLineTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "inspect", "prove", "bench"):
+        for name in ("replay", "inspect", "diff", "prove", "bench"):
             self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -114,6 +116,37 @@ class Schemas(CommandLineTest):
         schema = validator("sim/inspect.schema.json")
         self.require_tight(schema, self.document("inspect", MHA, "--verify"))
 
+    def test_the_diff_schema_describes_dumps_that_agree_that_differ_and_that_say_nothing(self):
+        schema = validator("sim/diff.schema.json")
+        trace = TraceFile(layers=1).write(self.folder / "trace.safetensors")
+        for policy in ("snapkv:window=4", "snapkv:window=4+critical", "snapkv:window=4+theta-sweep"):
+            self.passes("replay", trace, "--policy", policy, "--budget", "8", "--dump", "dump.safetensors")
+            self.require_valid(schema, self.document("diff", trace, "dump.safetensors"))
+        dump = Dump.read(self.folder / "dump.safetensors")
+        for kind, number in (("kept", -1), ("output", np.nan), ("perturbation", np.inf), ("kept_mass", -1),
+                             ("score_positions", 5), ("score", -np.inf), ("kept", 10**6)):
+            changed = dump.copy()
+            changed.array(0, kind).flat[1] = number
+            changed.write(self.folder / "changed.safetensors")
+            self.require_valid(schema, self.document("diff", trace, "changed.safetensors", code=MISMATCH))
+        dump.only(set()).write(self.folder / "empty.safetensors")
+        self.require_valid(schema, self.document("diff", trace, "empty.safetensors", code=INCONCLUSIVE))
+        TraceFile(decode_tokens=0).write(self.folder / "short.safetensors")
+        self.passes("replay", "short.safetensors", "--policy", "snapkv:window=4", "--budget", "8", "--dump", "dump.safetensors",
+                    code=INCONCLUSIVE)
+        self.require_valid(schema, self.document("diff", "short.safetensors", "dump.safetensors"))
+
+    def test_the_diff_schema_describes_nothing_else(self):
+        schema = validator("sim/diff.schema.json")
+        trace = TraceFile(layers=1).write(self.folder / "trace.safetensors")
+        self.passes("replay", trace, "--policy", "snapkv:window=4", "--budget", "8", "--dump", "dump.safetensors")
+        dump = Dump.read(self.folder / "dump.safetensors")
+        kept = dump.array(0, "kept")
+        kept[:8] = np.sort(np.append(kept[4:8], np.setdiff1d(np.arange(20), kept[:4])[:4]))
+        dump.metadata["weights"] = "BF16"
+        dump.write(self.folder / "dump.safetensors")
+        self.require_tight(schema, self.document("diff", trace, "dump.safetensors", code=MISMATCH))
+
     def test_the_prove_schema_describes_proofs_searches_and_replays(self):
         schema = validator("sim/prove.schema.json")
         self.require_valid(schema, self.document("prove", "--cases", "200", "--search", "0.1"))
@@ -126,12 +159,25 @@ class Schemas(CommandLineTest):
         schema = validator("sim/prove.schema.json")
         self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "200", "--search", "0.1"))
 
+    def test_the_bench_schema_describes_every_device_operation_and_nothing_else(self):
+        schema = validator("sim/bench.schema.json")
+        document = self.document("bench", "--backend", "emulated", "--shape", "pocket:256", "--repeats", "2")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+        known = schema.schema["definitions"]["device_operation"]["enum"]
+        self.assertEqual([item["operation"] for item in document["operations"]], known)
+        self.assertEqual(len(document["ceilings"]), 2)
+        for item in document["operations"][:-1]:
+            self.assertEqual([row["name"] for row in item["times"][1:]], [row["name"] for row in document["ceilings"]])
+            self.assertIsNotNone(item["shares"])
+            self.assertIsNone(item["goal"], "an emulation has no goals")
+
     def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
         schema = validator("sim/bench.schema.json")
         for threads in ("1", "2"):
             document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads)
             self.require_valid(schema, document)
-            known = schema.schema["properties"]["operations"]["items"]["properties"]["operation"]["enum"]
+            known = schema.schema["definitions"]["reference_operation"]["enum"]
             self.assertEqual([item["operation"] for item in document["operations"]], known)
             self.require_tight(schema, document)
             self.assertEqual(document["threads"], int(threads))

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Writes a dump that `kvbound diff` can judge: SnapKV and decode attention in single precision, by NumPy alone.
+
+    write_dump.py TRACE DUMP [BUDGET]        BUDGET: entries per KV head (default: a fifth of the prompt)
+    kvbound diff TRACE DUMP
+
+Put your kernel in the place of the two functions between the lines; the rest reads the trace and writes the file.
+"""
+import hashlib
+import json
+import struct
+import sys
+
+import numpy as np
+
+WINDOW, POOL = 32, 7
+
+
+def read_trace(path):
+    """Metadata, {tensor: float32 array} and the SHA-256 of a trace in one file."""
+    data = open(path, "rb").read()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    header, tensors = json.loads(data[8:start]), {}
+    for name, entry in header.items():
+        if not name.startswith("layers."):
+            continue
+        raw = data[start + entry["data_offsets"][0]:start + entry["data_offsets"][1]]
+        if entry["dtype"] == "BF16":  # the upper half of a float32
+            array = (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            array = np.frombuffer(raw, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[entry["dtype"]])
+        tensors[name] = array.astype("<f4").reshape(entry["shape"])
+    storage = header["layers.0.key"]["dtype"]
+    return header["__metadata__"], tensors, hashlib.sha256(data).hexdigest(), "F32" if storage == "F64" else storage
+
+
+def write_dump(path, metadata, tensors):
+    """A safetensors file: the header's length, the header, the numbers."""
+    header, data = {"__metadata__": metadata}, b""
+    for name, array in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        header[name] = {"dtype": {"i": "I64", "f": "F32"}[array.dtype.kind], "shape": list(array.shape),
+                        "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+
+
+# ---- your kernel ----------------------------------------------------------------------------------------------------
+
+
+def attention_weights(queries, keys, scale):
+    """Row i sees all keys but the last len(queries) - 1 - i."""
+    logits = scale * (queries @ keys.T)
+    logits[np.arange(len(keys)) > np.arange(len(keys) - len(queries), len(keys))[:, None]] = -np.inf
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def snapkv(window_queries, keys, budget, scale):
+    """Score of every entry before the window, and who stays, for one KV head and the query heads that read it."""
+    scores = np.stack([attention_weights(queries, keys, scale)[:, :-WINDOW].mean(axis=0) for queries in window_queries])
+    padded = np.pad(scores, ((0, 0), (POOL // 2, POOL // 2)))
+    pooled = np.lib.stride_tricks.sliding_window_view(padded, POOL, axis=1).max(axis=2)
+    score = pooled.mean(axis=0)
+    best = np.argsort(-score, kind="stable")[:budget - WINDOW]  # equal scores: the smaller position
+    return score, np.append(np.sort(best), np.arange(len(keys) - WINDOW, len(keys)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def main(trace, dump, budget=None):
+    metadata, tensors, sha256, storage = read_trace(trace)
+    layers, heads, kv_heads, dim, n, steps, recorded = (
+        int(metadata[size]) for size in ("layers", "query_heads", "kv_heads", "head_dim", "prompt_tokens",
+                                         "decode_tokens", "window_queries"))
+    budget, group = int(budget or max(n // 5, WINDOW)), heads // kv_heads
+    scale = np.float32(metadata.get("scale", dim**-0.5))
+    results = {}
+    for layer in range(layers):
+        keys, values, queries = (tensors[f"layers.{layer}.{name}"] for name in ("key", "value", "query"))
+        scores, kept, output = [], [], np.zeros((steps, heads, dim), "<f4")
+        for g in range(kv_heads):
+            own = slice(g * group, (g + 1) * group)  # the query heads that read this KV head
+            score, stays = snapkv(queries[own, recorded - WINDOW:recorded], keys[g, :n], budget, scale)
+            for step in range(steps):
+                cache = np.append(stays, np.arange(n, n + step + 1))
+                for h in range(g * group, (g + 1) * group):
+                    query = queries[h, recorded + step:recorded + step + 1]
+                    output[step, h] = attention_weights(query, keys[g, cache], scale) @ values[g, cache]
+            scores.append(score)
+            kept.append(stays)
+        results[f"layers.{layer}.score"] = np.stack(scores)
+        results[f"layers.{layer}.kept"] = np.concatenate(kept)
+        results[f"layers.{layer}.output"] = output
+    write_dump(dump, {"format": "kvbound-dump", "version": "1", "policy": f"snapkv:window={WINDOW}:pool={POOL}",
+                      "budget": str(budget), "backend": "numpy", "storage": storage, "accumulate": "F32",
+                      "trace_sha256": sha256}, results)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
