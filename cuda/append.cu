@@ -35,12 +35,12 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
   require_layout("new_values", new_values);
   require_layout("keys", keys);
   require_layout("values", values);
-  for (const int64_t slices : {new_keys.slices, new_values.slices, values.slices}) {
-    require_equal("slices", slices, "slices of keys", keys.slices);
-  }
-  for (const int64_t cols : {new_keys.cols, new_values.cols, values.cols}) {
-    require_equal("columns", cols, "columns of keys", keys.cols);
-  }
+  require_equal("slices of new_keys", new_keys.slices, "slices of keys", keys.slices);
+  require_equal("slices of new_values", new_values.slices, "slices of keys", keys.slices);
+  require_equal("slices of values", values.slices, "slices of keys", keys.slices);
+  require_equal("columns of new_keys", new_keys.cols, "columns of keys", keys.cols);
+  require_equal("columns of new_values", new_values.cols, "columns of keys", keys.cols);
+  require_equal("columns of values", values.cols, "columns of keys", keys.cols);
   require_equal("rows of new_keys", new_keys.rows, "new entries", 1);
   require_equal("rows of new_values", new_values.rows, "new entries", 1);
   require_equal("rows of values", values.rows, "rows of keys", keys.rows);

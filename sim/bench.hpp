@@ -27,7 +27,7 @@ struct BenchShape {
   friend bool operator==(const BenchShape&, const BenchShape&) = default;
 };
 
-/// "llama-3.1-8b:32768": a known layer and its tokens. Throws UsageError listing what is known.
+/// "llama-3.1-8b:8192": a known layer and its tokens, which may be left out. Throws UsageError listing what is known.
 BenchShape parse_bench_shape(std::string_view text);
 
 /// Numbers in a word: median, least and most. Of at least one.
@@ -42,15 +42,25 @@ Spread spread(std::vector<double> numbers);
 struct BenchPiece {
   std::string name;
   double work = 0;   ///< how much of `unit` it does
-  std::string unit;  ///< FLOP, exponentials, scores, layers
+  std::string unit;  ///< FLOP, bytes, exponentials, scores, layers
   std::function<void()> run;
+  /// Runs it and says how long that took, by a clock of its own; null: `run` is timed by the clock on the wall.
+  std::function<double()> seconds = nullptr;
+  std::optional<double> bytes = std::nullopt;  ///< that it moves through memory, if that is not its work
 };
 
 struct BenchTimes {
   std::string name;
   double work = 0;
   std::string unit;
+  std::optional<double> bytes;
   std::vector<double> seconds;  ///< one per round
+};
+
+/// What a device's memory and its matrix products can do, as shares of which an operation's rates are given.
+struct BenchShares {
+  std::vector<double> copy_bandwidth;  ///< one per round
+  std::vector<double> matrix_rate;     ///< likewise; empty for an operation without FLOP
 };
 
 /// What a ratio should be: at_least(0.8), at_most(1.25).
@@ -71,6 +81,7 @@ struct BenchResult {
   std::vector<double> ratios;  ///< one per round; empty if there is none
   std::string no_ratio;        ///< why not
   std::optional<BenchGoal> goal;
+  std::optional<BenchShares> shares;  ///< on a device; its ceilings are then all times but the first
 
   /// Whether the median ratio meets the goal; nullopt without ratio or goal.
   std::optional<bool> met() const;
@@ -102,7 +113,7 @@ BenchResult measure(const std::vector<BenchPiece>& pieces, const BenchRounds& ro
 
 /// Three significant digits and the unit that suits them: "43.9 ms", "1.29 s".
 std::string duration_text(double seconds);
-/// "26.7 GFLOP/s", "765 million exponentials/s", "0.0208 layers/s".
+/// "26.7 GFLOP/s", "618 TFLOP/s", "4.21 TB/s", "765 million exponentials/s", "0.0208 layers/s".
 std::string rate_text(double per_second, std::string_view unit);
 
 struct BenchOptions {
@@ -122,7 +133,9 @@ struct BenchOperation {
   BenchResult (*run)(const BenchOptions&);
 };
 
-/// All of them, in the order in which they are measured.
-std::span<const BenchOperation> bench_operations();
+/// All of a backend's, in the order in which they are measured: the reference's on this processor, or those of
+/// sim/device_bench.hpp.
+std::span<const BenchOperation> bench_operations(std::string_view backend);
+std::span<const BenchOperation> reference_bench_operations();
 
 }  // namespace kvbound::sim

@@ -12,7 +12,6 @@
 #include <iostream>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/instruction_set.hpp>
@@ -21,45 +20,62 @@
 
 #include "backend.hpp"
 #include "bench.hpp"
+#include "bench_report.hpp"
 #include "command_line.hpp"
-#include "environment.hpp"
+#include "device_bench.hpp"
 #include "progress.hpp"
 
 namespace kvbound::sim {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
 
-std::string details() {
-  std::string text = "Operations (default: all):\n";
-  for (const BenchOperation& operation : bench_operations()) {
-    text += fmt::format("  {:<22} {}\n", operation.name, operation.description);
+std::string described(std::string_view backend) {
+  std::string text;
+  for (const BenchOperation& operation : bench_operations(backend)) {
+    text += fmt::format("  {:<30} {}\n", operation.name, operation.description);
   }
-  return text +
-         "\nShapes: llama-3.1-8b:TOKENS and pocket:TOKENS. In every round an operation and what it is "
-         "measured\n"
-         "against are timed in turn; ratios are taken per round. The goals are this project's own: a missed\n"
-         "one is shown, and no failure.\n"
+  return text;
+}
+
+std::string details() {
+  return "Operations of the reference (default: all):\n" + described(kReference) +
+         "\nOperations of a device, with BF16 caches (default: all):\n" + described("emulated") +
+         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens unless they are named) and pocket "
+         "(1984).\n"
+         "In every round an operation and what it is measured against are timed in turn; ratios are taken "
+         "per\n"
+         "round. The goals are this project's own: a missed one is shown, and no failure.\n"
+         "\nOn a device a call's time is the device's own, over 10 ms of calls whose arguments the L2 cache "
+         "does not\n"
+         "hold. Its ceilings are a copy and a product of BF16 matrices: by mma.sync from registers to "
+         "registers, or,\n"
+         "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on "
+         "pocket:256, so\n"
+         "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
          "\nOPENBLAS_CORETYPE is not heeded: the program starts itself again without it.\n"
          "\nExamples:\n"
          "  kvbound bench\n"
          "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
-         "  kvbound bench projected-value-norms --blas-core Haswell --repeats 15\n";
+         "  kvbound bench projected-value-norms --blas-core Haswell --repeats 15\n"
+         "  kvbound bench --backend cuda --json bench.json\n"
+         "  kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31\n"
+         "  kvbound bench select-critical --backend emulated --repeats 1\n";
 }
 
-std::vector<const BenchOperation*> chosen_operations(const std::vector<std::string>& names) {
+std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
+                                                     const std::vector<std::string>& names) {
+  const std::span<const BenchOperation> all = bench_operations(backend);
   std::vector<const BenchOperation*> chosen;
   std::string known;
-  for (const BenchOperation& operation : bench_operations()) {
+  for (const BenchOperation& operation : all) {
     (known += known.empty() ? "" : ", ") += operation.name;
     const auto asked = std::ranges::count(names, operation.name);
     if (asked > 1) throw UsageError(fmt::format("operation '{}' is given twice", operation.name));
     if (asked == 1 || names.empty()) chosen.push_back(&operation);
   }
   for (const std::string& name : names) {
-    if (std::ranges::find(bench_operations(), name, &BenchOperation::name) == bench_operations().end()) {
+    if (std::ranges::find(all, name, &BenchOperation::name) == all.end()) {
       throw UsageError(fmt::format("no operation '{}'; known: {}", name, known));
     }
   }
@@ -138,103 +154,41 @@ void warn_of_old_kernels() {
       core, name(level), level == reference::InstructionSet::avx512 ? "SkylakeX" : "Haswell");
 }
 
-std::string row(std::string_view name, std::string_view median, std::string_view least, std::string_view most,
-                std::string_view rate) {
-  return fmt::format("{:<34} {:>9} {:>9} {:>9}   {}\n", name, median, least, most, rate);
-}
-
-std::string line(const BenchResult& result, size_t index) {
-  const BenchTimes& times = result.times[index];
-  const Spread seconds = spread(times.seconds);
-  return row((index == 0 ? "" : "  ") + times.name, duration_text(seconds.median),
-             duration_text(seconds.least), duration_text(seconds.most),
-             rate_text(times.work / seconds.median, times.unit));
-}
-
-std::string text(const BenchResult& result) {
-  std::string lines;
-  for (size_t i = 0; i < result.times.size(); ++i) lines += line(result, i);
-  if (result.ratios.empty()) return lines + fmt::format("  -> no ratio: {}\n", result.no_ratio);
-  const Spread ratio = spread(result.ratios);
-  lines += fmt::format("  -> {:.2f} ({:.2f}-{:.2f}) {}", ratio.median, ratio.least, ratio.most,
-                       result.ratio_meaning);
-  if (result.goal) {
-    lines += fmt::format("; goal {} {:g}: {}", result.goal->is_least ? "at least" : "at most",
-                         result.goal->value, result.verdict());
-  }
-  return lines + fmt::format("; {} round{}\n", result.ratios.size(), result.ratios.size() == 1 ? "" : "s");
-}
-
-Json to_json(const Spread& numbers) {
-  return {{"median", numbers.median}, {"least", numbers.least}, {"most", numbers.most}};
-}
-
-Json to_json(const BenchTimes& times) {
-  return {{"name", times.name},
-          {"work", times.work},
-          {"unit", times.unit},
-          {"seconds", to_json(spread(times.seconds))}};
-}
-
-Json to_json(const BenchResult& result) {
-  Json times = Json::array();
-  for (const BenchTimes& row : result.times) times.push_back(to_json(row));
-  Json ratio, goal;
-  if (!result.ratios.empty()) ratio = to_json(spread(result.ratios));
-  if (result.goal) goal = {{result.goal->is_least ? "at_least" : "at_most", result.goal->value}};
-  const auto met = result.met();
-  return {{"operation", result.operation},
-          {"rounds", result.times.front().seconds.size()},
-          {"warm_up", result.warm_up},
-          {"times", times},
-          {"ratio", ratio},
-          {"ratio_meaning", result.ratio_meaning},
-          {"no_ratio", result.ratios.empty() ? Json(result.no_ratio) : Json()},
-          {"goal", goal},
-          {"met", met ? Json(*met) : Json()}};
-}
-
-Json to_json(const BenchShape& shape) {
-  return {{"name", shape.name},
-          {"tokens", shape.tokens},
-          {"query_heads", shape.layer.query_heads},
-          {"kv_heads", shape.layer.kv_heads},
-          {"head_dim", shape.layer.head_dim},
-          {"model_dim", shape.layer.model_dim}};
-}
-
-std::string heading(const BenchOptions& options) {
-  const reference::BlasInfo blas = reference::blas_info();
-  return fmt::format("{}:{}, {} thread{}, seed {}; {} loops; OpenBLAS for {}, {}\n\n", options.shape.name,
-                     options.shape.tokens, options.threads, options.threads == 1 ? "" : "s", options.seed,
-                     name(reference::instruction_set()), blas.core, blas.flavour) +
-         row("", "median", "least", "most", "rate");
-}
-
 CommandLine command_line() {
   CommandLine line("bench [OPERATION...] [options]: how fast, against ceilings measured in the same run",
                    details());
-  line.add("backend", "B", "what runs the operations (default and only one: reference)");
-  line.add("shape", "NAME:TOKENS", "the layer (default: llama-3.1-8b:32768)");
+  line.add("backend", "B", "what runs the operations: reference (default), emulated or cuda");
+  line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
   line.add("repeats", "N",
            "rounds that count (default: as many of 7 as a minute allows, but 3, or 2 if one takes a minute)");
   line.add("blas-core", "CORE",
-           "have OpenBLAS use its kernels for this processor (default: what it thinks best)");
+           "have OpenBLAS use its kernels for this processor (default: what it thinks best); reference only");
   line.add("seed", "N", "of the random numbers worked on (default: 1)");
   line.add("json", "FILE", "write it as JSON, too (schema: sim/bench.schema.json)");
   add_work_options(line);
   return line;
 }
 
-BenchOptions parse_options(const CommandLine& line) {
-  if (const auto backend = line.text("backend")) require_backend(*backend);
+BenchOptions parse_options(const CommandLine& line, std::string_view backend) {
   BenchOptions options;
-  options.shape = parse_bench_shape(line.text("shape").value_or("llama-3.1-8b:32768"));
+  options.shape =
+      parse_bench_shape(line.text("shape").value_or(backend == "emulated" ? "pocket:256" : "llama-3.1-8b"));
   if (line.has("repeats")) options.rounds.asked = line.integer("repeats", 1, 1000, 1);
   options.seed = static_cast<uint64_t>(line.integer("seed", 0, INT64_MAX, 1));
   apply_threads(line);
   options.threads = omp_get_max_threads();
   return options;
+}
+
+void prepare_blas(const CommandLine& line, std::string_view backend, const Arguments& arguments) {
+  const auto core = line.text("blas-core");
+  if (core && core->empty()) throw UsageError("--blas-core: an empty name");
+  if (backend != kReference) {
+    if (core)
+      throw UsageError(fmt::format("--blas-core is for the reference, not for --backend {}", backend));
+    return;
+  }
+  require_blas_core(core, arguments, line.has("quiet"));
 }
 
 }  // namespace
@@ -243,28 +197,22 @@ int bench_command(const Arguments& arguments) {
   CommandLine line = command_line();
   if (!line.parse(arguments)) return kPass;
   const bool quiet = line.has("quiet");
-  const BenchOptions options = parse_options(line);
-  const auto operations = chosen_operations(line.positionals("OPERATION", 0, bench_operations().size()));
-  const auto core = line.text("blas-core");
-  if (core && core->empty()) throw UsageError("--blas-core: an empty name");
-  require_blas_core(core, arguments, quiet);
+  const std::string backend = line.text("backend").value_or(std::string(kReference));
+  require_backend(backend);
+  const BenchOptions options = parse_options(line, backend);
+  constexpr size_t kMostNames = 64;  // more than there are; each may be given once
+  const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
+  prepare_blas(line, backend, arguments);
 
   std::optional<traces::OutputFile> file;
   if (const auto json = line.text("json")) {
     OutputPaths().add("json", *json);
     file.emplace(*json);
   }
-  if (!quiet && !core) warn_of_old_kernels();
-  Json document{{"schema", "kvbound-bench-1"}};
-  document.update(environment());
-  document["processors"] = omp_get_num_procs();
-  document["blas_threads"] = blas_threads(options.threads);
-  document["instruction_set"] = name(reference::instruction_set());
-  document["backend"] = "reference";
-  document["seed"] = options.seed;
-  document["shape"] = to_json(options.shape);
-  document["operations"] = Json::array();
-  std::cout << heading(options) << std::flush;
+  if (!quiet && backend == kReference && !line.has("blas-core")) warn_of_old_kernels();
+  BenchReport report{backend, options, std::nullopt, {}};
+  if (backend != kReference) report.accelerator = accelerator(backend);
+  std::cout << heading(report) << std::flush;
   for (size_t i = 0; i < operations.size(); ++i) {
     BenchResult result;
     {
@@ -274,11 +222,11 @@ int bench_command(const Arguments& arguments) {
     }
     result.operation = operations[i]->name;
     std::cout << text(result) << std::flush;
-    document["operations"].push_back(to_json(result));
+    report.results.push_back(std::move(result));
   }
   flush_standard_output();
   if (file) {
-    file->write(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    file->write(to_json(report).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
     file->commit();
   }
   return kPass;

@@ -19,6 +19,7 @@
 #include <kvbound/traces/portable_random.hpp>
 
 #include "bench.hpp"
+#include "bench_layer.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -26,57 +27,8 @@ namespace {
 using reference::parallel_for;
 using Numbers = std::vector<double>;
 
-constexpr int64_t kWindow = 32;
+constexpr int64_t kWindow = BenchLayer::kWindow;
 constexpr int kSpeedUpThreads = 2;  // for which the goal of compress is stated
-
-// Nearly normal, one in about a thousand 16 times as large: caches have such outliers, and a kernel that loses
-// one is seen to.
-void fill(std::span<double> numbers, const traces::Stream& random, double size) {
-  constexpr int64_t kBlock = 65536;
-  const auto count = static_cast<int64_t>(numbers.size());
-  parallel_for((count + kBlock - 1) / kBlock, [&](int64_t block) {
-    for (int64_t i = block * kBlock; i < std::min(count, (block + 1) * kBlock); ++i) {
-      const auto index = static_cast<uint64_t>(i);
-      const double spike = random.bits(~index) % 1024 == 0 ? 16 : 1;
-      numbers[static_cast<size_t>(i)] = size * spike * random.normal(index);
-    }
-  });
-}
-
-Matrix random_matrix(int64_t rows, int64_t cols, const traces::Stream& random) {
-  Matrix matrix(rows, cols);
-  fill({matrix.data(), matrix.numbers().size()}, random, 1 / std::sqrt(static_cast<double>(cols)));
-  return matrix;
-}
-
-Tensor random_tensor(int64_t slices, int64_t rows, int64_t cols, const traces::Stream& random) {
-  Tensor tensor(slices, rows, cols);
-  fill(tensor.numbers(), random, 1);
-  return tensor;
-}
-
-// A layer after its prompt.
-struct Layer {
-  explicit Layer(const BenchOptions& options)
-      : shape(options.shape.layer),
-        keys(random_tensor(shape.kv_heads, options.shape.tokens, shape.head_dim, random(options, 1))),
-        values(random_tensor(shape.kv_heads, options.shape.tokens, shape.head_dim, random(options, 2))),
-        queries(random_tensor(shape.query_heads, kWindow, shape.head_dim, random(options, 3))),
-        output_projection(
-            random_matrix(shape.query_heads * shape.head_dim, shape.model_dim, random(options, 4))) {}
-
-  static traces::Stream random(const BenchOptions& options, uint64_t name) {
-    return traces::Stream(options.seed).child(name);
-  }
-  LayerView view() const {
-    return {
-        shape, 1 / std::sqrt(static_cast<double>(shape.head_dim)), keys, values, queries, output_projection};
-  }
-
-  LayerShape shape;
-  Tensor keys, values, queries;
-  Matrix output_projection;
-};
 
 std::string thread_count(int threads) { return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"); }
 
@@ -92,9 +44,9 @@ BenchPiece cube_piece(const BenchOptions& options, int threads, int times) {
     Matrix a, b, out;
   };
   const int64_t side = options.shape.cube;
-  const auto cube =
-      std::make_shared<Cube>(Cube{random_matrix(side, side, Layer::random(options, 5)),
-                                  random_matrix(side, side, Layer::random(options, 6)), Matrix(side, side)});
+  const auto cube = std::make_shared<Cube>(Cube{random_matrix(side, side, BenchLayer::random(options, 5)),
+                                                random_matrix(side, side, BenchLayer::random(options, 6)),
+                                                Matrix(side, side)});
   return {fmt::format("DGEMM, {}-cube, {}", side, thread_count(blas_threads(threads))),
           2 * std::pow(static_cast<double>(side), 3) * times, "FLOP", [cube, threads, times] {
             for (int i = 0; i < times; ++i) {
@@ -134,8 +86,8 @@ BenchResult bench_exponential(const BenchOptions& options) {
 BenchResult bench_norms(const BenchOptions& options) {
   const int64_t tokens = options.shape.tokens, head_dim = options.shape.layer.head_dim,
                 model_dim = options.shape.layer.model_dim;
-  const Tensor values = random_tensor(1, tokens, head_dim, Layer::random(options, 2));
-  const Matrix projection = random_matrix(head_dim, model_dim, Layer::random(options, 4));
+  const Tensor values = random_tensor(1, tokens, head_dim, BenchLayer::random(options, 2));
+  const Matrix projection = random_matrix(head_dim, model_dim, BenchLayer::random(options, 4));
   const double flops = 2 * static_cast<double>(tokens * head_dim * model_dim);
   const BenchPiece cube = cube_piece(options, options.threads, 2);
   const BenchPiece norms{
@@ -163,7 +115,7 @@ int64_t parts_of_tokens(const BenchOptions& options) {
 
 // The products of window_attention, each for all queries that share a KV head and as many tokens as leave work
 // for every thread. Into memory that is there already, in pages like those that the operation gets.
-BenchPiece window_products(const BenchOptions& options, const Layer& layer, double work) {
+BenchPiece window_products(const BenchOptions& options, const BenchLayer& layer, double work) {
   const int64_t rows = layer.shape.group_size() * kWindow, parts = parts_of_tokens(options);
   const int64_t most = (options.shape.tokens + parts - 1) / parts;  // tokens of a part
   const auto products = std::make_shared<std::vector<reference::Scratch>>();
@@ -183,7 +135,7 @@ BenchPiece window_products(const BenchOptions& options, const Layer& layer, doub
 }
 
 BenchResult bench_window(const BenchOptions& options) {
-  const Layer layer(options);
+  const BenchLayer layer(options);
   const int64_t rows = layer.shape.query_heads * kWindow;
   const double flops = 2 * static_cast<double>(rows * options.shape.tokens * layer.shape.head_dim);
   BenchResult result = measure(
@@ -198,7 +150,7 @@ BenchResult bench_window(const BenchOptions& options) {
 
 BenchResult bench_selection(const BenchOptions& options) {
   const int64_t count = 4 * options.shape.tokens, k = count / 5;
-  const traces::Stream random = Layer::random(options, 7);
+  const traces::Stream random = BenchLayer::random(options, 7);
   Numbers scores(static_cast<size_t>(count));
   for (size_t i = 0; i < scores.size(); ++i) scores[i] = random.exponential(i);
   Numbers copy = scores;
@@ -216,12 +168,11 @@ BenchResult bench_selection(const BenchOptions& options) {
   return result;
 }
 
-BenchPiece compress_piece(const BenchOptions& options, const Layer& layer, int threads) {
+BenchPiece compress_piece(const BenchOptions& options, const BenchLayer& layer, int threads) {
   return {"compress, " + thread_count(threads), 1, "layers",
-          [&layer, threads, all = options.threads, tokens = options.shape.tokens] {
+          [&layer, threads, all = options.threads, budgets = bench_budgets(options)] {
             Policy policy;
             policy.selection = Critical{};
-            const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), tokens / 5);
             omp_set_num_threads(threads);
             reference::make_session()->compress(layer.view(), policy, budgets);
             omp_set_num_threads(all);
@@ -235,7 +186,7 @@ std::string no_speed_up(const BenchOptions& options) {
   return no_ceiling(kSpeedUpThreads);
 }
 
-BenchResult measure_compress(const BenchOptions& options, const Layer& layer, bool speed_up) {
+BenchResult measure_compress(const BenchOptions& options, const BenchLayer& layer, bool speed_up) {
   if (!speed_up) return measure({compress_piece(options, layer, options.threads)}, options.rounds);
   constexpr int kTimes = 8;  // long enough to see the same ups and downs of the machine
   return measure({compress_piece(options, layer, kSpeedUpThreads), compress_piece(options, layer, 1),
@@ -247,7 +198,7 @@ BenchResult measure_compress(const BenchOptions& options, const Layer& layer, bo
 
 BenchResult bench_compress(const BenchOptions& options) {
   const std::string no_ratio = no_speed_up(options);
-  BenchResult result = measure_compress(options, Layer(options), no_ratio.empty());
+  BenchResult result = measure_compress(options, BenchLayer(options), no_ratio.empty());
   result.ratio_meaning = fmt::format("share of what {} threads speed DGEMM up", kSpeedUpThreads);
   result.no_ratio = no_ratio;
   result.goal = at_least(0.9);
@@ -272,6 +223,6 @@ int blas_threads(int asked) {
   return reference::multiply_with_blas_threads(one, one, product.view(), asked);
 }
 
-std::span<const BenchOperation> bench_operations() { return kOperations; }
+std::span<const BenchOperation> reference_bench_operations() { return kOperations; }
 
 }  // namespace kvbound::sim

@@ -73,7 +73,7 @@ std::string times_table(const std::vector<BackendTimes>& times, bool colour) {
     }
     rows.push_back(row);
   }
-  return table(rows, {.colour = colour});
+  return table(rows, {.colour = colour, .alarming = {}});
 }
 
 }  // namespace

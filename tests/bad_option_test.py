@@ -135,11 +135,16 @@ class BadOptions(CommandLineTest):
                              "selection, compress", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
-        for shape in ("", ":", "pocket", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",
+        for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",
                       "pocket: 512", "Pocket:512", "gpt-2:512", f"pocket:{HUGE}", "pocket:1e3"):
-            self.refuses_options("--shape '.*': known shapes: llama-3.1-8b:TOKENS, pocket:TOKENS, with 256 to 131072",
+            self.refuses_options("--shape '.*': known shapes: llama-3.1-8b:32768, mistral-7b:32768, "
+                                 "qwen2.5-32b:32768, pocket:1984; or with other tokens, 256 to 131072",
                                  "bench", "--shape", shape)
-        self.refuses_options("known backends: reference", "bench", *small, "--backend", "cuda")
+        self.refuses_options("known backends: reference, emulated, cuda", "bench", *small, "--backend", "rocm")
+        self.refuses_options("no operation 'selection'; known: attention, attention-compressed, window-attention",
+                             "bench", *small, "--backend", "emulated", "selection")
+        self.refuses_options("--blas-core is for the reference, not for --backend emulated", "bench", *small,
+                             "--backend", "emulated", "--blas-core", "Haswell")
         for option, values in (("repeats", ("0", "-1", "x", "", "1001")), ("seed", ("-1", HUGE)),
                                ("threads", ("0", "-1", "abc"))):
             for value in values:

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -7,6 +8,7 @@
 #include <kvbound/reference/product.hpp>
 #include <kvbound/sim/bench.hpp>
 #include <kvbound/sim/command_line.hpp>
+#include <kvbound/sim/device_work.hpp>
 
 #include "support/random_layer.hpp"
 
@@ -29,8 +31,69 @@ TEST(BenchShape, IsAKnownLayerWithAnyNumberOfTokens) {
   EXPECT_EQ(shape.tokens, 32768);
   EXPECT_EQ(shape.cube, 2048);
   EXPECT_EQ(parse_bench_shape("pocket:256").layer, (LayerShape{8, 2, 64, 256}));
-  EXPECT_EQ(test::message_of<UsageError>([] { parse_bench_shape("pocket"); }),
-            "--shape 'pocket': known shapes: llama-3.1-8b:TOKENS, pocket:TOKENS, with 256 to 131072 tokens");
+  EXPECT_EQ(parse_bench_shape("mistral-7b:1000").layer, (LayerShape{32, 8, 128, 4096}));
+  EXPECT_EQ(parse_bench_shape("qwen2.5-32b:1000").layer, (LayerShape{40, 8, 128, 5120}));
+  EXPECT_EQ(test::message_of<UsageError>([] { parse_bench_shape("pocket:255"); }),
+            "--shape 'pocket:255': known shapes: llama-3.1-8b:32768, mistral-7b:32768, qwen2.5-32b:32768, "
+            "pocket:1984; or with other tokens, 256 to 131072");
+}
+
+TEST(BenchShape, HasTokensOfItsOwnWhereNoneAreNamed) {
+  EXPECT_EQ(parse_bench_shape("pocket"), parse_bench_shape("pocket:1984"));
+  for (const std::string name : {"llama-3.1-8b", "mistral-7b", "qwen2.5-32b"}) {
+    EXPECT_EQ(parse_bench_shape(name), parse_bench_shape(name + ":32768"));
+  }
+  EXPECT_THROW(parse_bench_shape("pocket:"), UsageError);
+}
+
+// Two query heads on one KV head, head_dim 4, model_dim 3; 16-bit caches.
+constexpr LayerShape kTiny{2, 1, 4, 3};
+
+TEST(DeviceWork, OfAttentionIsTheCacheTheQueriesAndTheResults) {
+  // 5 entries: keys and values 2 x 20 numbers, queries 8; output 8, log-sum-exp 2, logits 10; one count.
+  const DeviceWork work = attention_work(kTiny, 5);
+  EXPECT_EQ(work.bytes, 2 * (40 + 8) + 4 * (8 + 2 + 10) + 8);
+  // Per head and entry 4 products and sums for the logit, 4 for the output.
+  EXPECT_EQ(work.flop, 2 * 5 * (2 * 4 + 2 * 4));
+}
+
+TEST(DeviceWork, OfTheWindowIsItsQueriesTheKeysAndTheResults) {
+  // 3 queries of 2 heads over 5 tokens: keys 20, queries 24 numbers; log-sum-exp 6, means 10.
+  const DeviceWork log_sum_exp = window_log_sum_exp_work(kTiny, 3, 5),
+                   attention = window_attention_work(kTiny, 3, 5);
+  EXPECT_EQ(log_sum_exp.bytes, 2 * (20 + 24) + 4 * 6);
+  EXPECT_EQ(attention.bytes, 2 * (20 + 24) + 4 * (6 + 10));
+  EXPECT_EQ(log_sum_exp.flop, 2 * 3 * 5 * 2 * 4);
+  EXPECT_EQ(attention.flop, 2 * 3 * 5 * 2 * 4);
+}
+
+TEST(DeviceWork, OfNormsIsTheValuesTheProjectionAndTheNorms) {
+  // 5 tokens: values 20 numbers, two heads' W^O 2 x 12; norms 10.
+  const DeviceWork work = projected_value_norms_work(kTiny, 5);
+  EXPECT_EQ(work.bytes, 2 * (20 + 24) + 4 * 10);
+  EXPECT_EQ(work.flop, 2 * 5 * 2 * 4 * 3);
+}
+
+TEST(DeviceWork, OfSelectionsIsTheScoresAndTheIndices) {
+  EXPECT_EQ(select_top_work(3, 10, 4).bytes, 4 * 30 + 8 * (3 * 4 + 3));
+  EXPECT_EQ(select_critical_work(3, 10, 4, 2).bytes, 4 * 60 + 8 * (3 * 4 + 3 * 2 + 2 * 3));
+  EXPECT_EQ(select_top_work(3, 10, 4).flop, 0);
+}
+
+TEST(DeviceWork, OfCompactionIsEveryKeptNumberTwiceAndItsPositionTwice) {
+  // 2 entries of one KV head stay: 8 numbers of keys, 8 of values, read and written; 2 positions and a count, twice.
+  EXPECT_EQ(compact_work(kTiny, 2).bytes, 2 * (2 * 8 + 2 * 8) + 8 * (2 * 2 + 2));
+}
+
+TEST(DeviceWork, OfALargeLayerIsWhatItsFloorsAreTakenFrom) {
+  const LayerShape llama = parse_bench_shape("llama-3.1-8b").layer;
+  const auto near = [](double number) { return testing::DoubleNear(number, 0.02 * number); };
+  EXPECT_THAT(attention_work(llama, 32768).bytes, near(139e6));
+  EXPECT_THAT(attention_work(llama, 32768).flop, near(0.537e9));
+  EXPECT_THAT(window_attention_work(llama, 32, 32768).flop, near(8.6e9));
+  EXPECT_THAT(projected_value_norms_work(llama, 32768).bytes, near(105e6));
+  EXPECT_THAT(projected_value_norms_work(llama, 32768).flop, near(1.1e12));
+  EXPECT_THAT(compact_work(llama, 32768 / 5).bytes, near(54e6));
 }
 
 // Two pieces that only write down that they ran.
@@ -71,6 +134,15 @@ TEST(Measure, TakesAsManyRoundsAsAskedForWhateverTheTime) {
   Recorder recorder;
   EXPECT_EQ(measure(recorder.pieces(), {4, 0}).times[0].seconds.size(), 4u);
   EXPECT_EQ(recorder.ran, "12121212");
+}
+
+TEST(Measure, BelievesAPieceThatHasAClockOfItsOwn) {
+  int calls = 0;
+  BenchPiece piece{
+      "one", 10, "FLOP", [] { FAIL() << "has its own way to run"; }, [&] { return double(++calls); }, 20};
+  const BenchResult result = measure({piece}, {3, 1e9});
+  EXPECT_EQ(result.times[0].seconds, (std::vector<double>{2, 3, 4})) << "the first is to warm up";
+  EXPECT_EQ(result.times[0].bytes, 20);
 }
 
 TEST(Measure, NeedsNoRatio) {
@@ -125,6 +197,10 @@ TEST(RateText, HasThreeDigits) {
   EXPECT_EQ(rate_text(26.66e9, "FLOP"), "26.7 GFLOP/s");
   EXPECT_EQ(rate_text(118.2e9, "FLOP"), "118 GFLOP/s");
   EXPECT_EQ(rate_text(0.5e9, "FLOP"), "0.500 GFLOP/s");
+  EXPECT_EQ(rate_text(618.2e12, "FLOP"), "618 TFLOP/s");
+  EXPECT_EQ(rate_text(999.7e9, "FLOP"), "1.00 TFLOP/s");
+  EXPECT_EQ(rate_text(4.214e12, "bytes"), "4.21 TB/s");
+  EXPECT_EQ(rate_text(21.4e9, "bytes"), "21.4 GB/s");
   EXPECT_EQ(rate_text(7.654e8, "exponentials"), "765 million exponentials/s");
   EXPECT_EQ(rate_text(999.7e3, "scores"), "1.00 million scores/s");
   EXPECT_EQ(rate_text(999.4e3, "scores"), "999000 scores/s");
@@ -170,11 +246,23 @@ TEST(BlasThreads, AreOneWhereBlasHasNoMore) {
   EXPECT_EQ(blas_threads(2), reference::blas_info().flavour == "serial" ? 1 : 2);
 }
 
-TEST(BenchOperations, AreKnownByName) {
+std::vector<std::string> names_of(std::string_view backend) {
   std::vector<std::string> names;
-  for (const BenchOperation& operation : bench_operations()) names.emplace_back(operation.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"exponential", "projected-value-norms", "window-attention",
-                                             "selection", "compress"}));
+  for (const BenchOperation& operation : bench_operations(backend)) names.emplace_back(operation.name);
+  return names;
+}
+
+TEST(BenchOperations, AreKnownByName) {
+  EXPECT_EQ(names_of("reference"), (std::vector<std::string>{"exponential", "projected-value-norms",
+                                                             "window-attention", "selection", "compress"}));
+  EXPECT_EQ(
+      names_of("emulated"),
+      (std::vector<std::string>{"attention", "attention-compressed", "window-attention", "window-log-sum-exp",
+                                "projected-value-norms", "projected-value-norms-portable", "select-top",
+                                "select-critical", "compact", "compress"}));
+#ifdef KVBOUND_HAS_NATIVE
+  EXPECT_EQ(names_of("cuda"), names_of("emulated"));
+#endif
 }
 
 }  // namespace

@@ -398,6 +398,32 @@ class Bench(CommandLineTest):
             self.assertEqual(norms["no_ratio"], "OpenBLAS works on 1 thread")
         self.assertIn(f"DGEMM, 256-cube, {document['blas_threads']} thread", norms["times"][1]["name"])
 
+    def test_an_emulation_says_that_its_times_are_not_a_gpus(self):
+        document, result = self.document("select-top", "compact", "--backend", "emulated")
+        self.assertIn("Its times say nothing about any GPU.", result.stdout)
+        self.assertNotRegex(result.stdout, "goal (at|met|missed)")
+        self.assertEqual([item["met"] for item in document["operations"]], [None, None])
+        self.assertEqual((document["accelerator"]["name"], document["accelerator"]["driver"]), ("emulated", None))
+
+    def test_a_device_operation_is_given_as_shares_of_the_ceilings_of_its_rounds(self):
+        document, result = self.document("window-attention", "--backend", "emulated")
+        item, = document["operations"]
+        operation, copy, product = item["times"]
+        for share, work, ceiling in (("copy_bandwidth", operation["bytes"], copy), ("matrix_rate", operation["work"], product)):
+            best = work / operation["seconds"]["least"] / (ceiling["work"] / ceiling["seconds"]["most"])
+            worst = work / operation["seconds"]["most"] / (ceiling["work"] / ceiling["seconds"]["least"])
+            for end in item["shares"][share].values():
+                self.assertTrue(worst <= end * (1 + 1e-9) and end <= best * (1 + 1e-9), share)
+        self.assertEqual(item["ratio"], item["shares"]["copy_bandwidth"])
+        self.assertIn(f"medians: {item['shares']['copy_bandwidth']['median']:.3g} of the copy bandwidth", result.stdout)
+
+    def test_without_a_device_there_is_no_bench_on_one(self):
+        result = self.run_program("bench", "--backend", "cuda", "compact", "--repeats", "1", "--json", "out.json")
+        if result.returncode != PASS:
+            self.assertEqual(result.returncode, INCONCLUSIVE)
+            self.assertRegex(result.stderr, r"\Akvbound: no CUDA device: [^\n]+\n\Z")
+            self.assertFalse((self.folder / "out.json").exists())
+
     def test_an_output_that_cannot_be_written_is_noticed_before_anything_is_measured(self):
         self.refuses(WORLD, "missing", "bench", "--quiet", "--json", "missing/out.json", silent=True)
 

@@ -106,7 +106,9 @@ class Documentation(CommandLineTest):
                         at = words.index("--blas-core")
                         words[at:at + 2] = []
                 with self.subTest(" ".join(words)):
-                    self.passes(*words)
+                    result = self.run_program(*words)
+                    no_device = "cuda" in words and result.returncode == INCONCLUSIVE
+                    self.assertTrue(result.returncode == PASS or no_device, result.stderr)
                     ran += 1
         self.assertGreaterEqual(ran, 3, "this test finds no commands any more")
 

@@ -159,12 +159,25 @@ class Schemas(CommandLineTest):
         schema = validator("sim/prove.schema.json")
         self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "200", "--search", "0.1"))
 
+    def test_the_bench_schema_describes_every_device_operation_and_nothing_else(self):
+        schema = validator("sim/bench.schema.json")
+        document = self.document("bench", "--backend", "emulated", "--shape", "pocket:256", "--repeats", "2")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+        known = schema.schema["definitions"]["device_operation"]["enum"]
+        self.assertEqual([item["operation"] for item in document["operations"]], known)
+        self.assertEqual(len(document["ceilings"]), 2)
+        for item in document["operations"][:-1]:
+            self.assertEqual([row["name"] for row in item["times"][1:]], [row["name"] for row in document["ceilings"]])
+            self.assertIsNotNone(item["shares"])
+            self.assertIsNone(item["goal"], "an emulation has no goals")
+
     def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
         schema = validator("sim/bench.schema.json")
         for threads in ("1", "2"):
             document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads)
             self.require_valid(schema, document)
-            known = schema.schema["properties"]["operations"]["items"]["properties"]["operation"]["enum"]
+            known = schema.schema["definitions"]["reference_operation"]["enum"]
             self.assertEqual([item["operation"] for item in document["operations"]], known)
             self.require_tight(schema, document)
             self.assertEqual(document["threads"], int(threads))

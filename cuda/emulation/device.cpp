@@ -23,7 +23,7 @@ DeviceInfo processor() {
           .compute_capability = 90,
           .multiprocessors = 16,
           .memory = system_limit(_SC_PHYS_PAGES, 1 << 20) * system_limit(_SC_PAGESIZE, 4096),
-          .l2_bytes = system_limit(_SC_LEVEL3_CACHE_SIZE, int64_t{32} << 20),
+          .l2_bytes = int64_t{1} << 20,
           .shared_memory_per_block = emulation::kMostSharedMemory};
 }
 

@@ -3,20 +3,11 @@
 #include <cuda_runtime.h>
 
 #include "../kernel.hpp"
+#include "check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
-
-std::string words(cudaError_t error) {
-  return std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error);
-}
-
-void check(cudaError_t error, const std::string& call, CallSite where = CallSite::current()) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // an error that is not for good is not the next call's
-  throw DeviceError(call, words(error), where.file, where.line);
-}
 
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;

@@ -1,0 +1,25 @@
+// What the CUDA runtime's errors become.
+#pragma once
+
+#include <string>
+
+#include <cuda_runtime.h>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "../call_site.hpp"
+
+namespace kvbound::cuda::native {
+
+inline std::string words(cudaError_t error) {
+  return std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error);
+}
+
+/// Throws DeviceError unless the call succeeded.
+inline void check(cudaError_t error, const std::string& call, CallSite where = CallSite::current()) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // an error that is not for good is not the next call's
+  throw DeviceError(call, words(error), where.file, where.line);
+}
+
+}  // namespace kvbound::cuda::native

@@ -1,0 +1,86 @@
+// What device operations have to do at least: every number of the inputs read once, every number of the results written
+// once, for caches stored in 16 bits; a product and a sum are two FLOP. What a kernel reads again is its own affair.
+#pragma once
+
+#include <cstdint>
+
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::sim {
+
+struct DeviceWork {
+  double bytes = 0;
+  double flop = 0;
+};
+
+namespace detail {
+// Stored numbers, results in single precision, and indices or counts.
+constexpr double work_bytes(int64_t stored, int64_t singles, int64_t indices) {
+  return 2 * static_cast<double>(stored) + 4 * static_cast<double>(singles) +
+         8 * static_cast<double>(indices);
+}
+}  // namespace detail
+
+/// cuda::attention over `entries` entries of every KV head, logits written.
+///
+///     bytes = 2 (2 G n d + H d) + 4 (H d + H + H n) + 8 G        FLOP = 4 H n d
+///
+/// H query heads, G KV heads, n entries, d head_dim
+constexpr DeviceWork attention_work(const LayerShape& shape, int64_t entries) {
+  const int64_t cache = shape.kv_heads * entries * shape.head_dim, query = shape.query_heads * shape.head_dim;
+  return {detail::work_bytes(2 * cache + query, query + shape.query_heads + shape.query_heads * entries,
+                             shape.kv_heads),
+          4 * static_cast<double>(query * entries)};
+}
+
+/// cuda::window_log_sum_exp for w window queries over n tokens.
+///
+///     bytes = 2 (G n d + H w d) + 4 H w                          FLOP = 2 H w n d
+constexpr DeviceWork window_log_sum_exp_work(const LayerShape& shape, int64_t window, int64_t tokens) {
+  const int64_t queries = shape.query_heads * window;
+  return {detail::work_bytes((shape.kv_heads * tokens + queries) * shape.head_dim, queries, 0),
+          2 * static_cast<double>(queries * tokens * shape.head_dim)};
+}
+
+/// cuda::window_attention: the same, and the mean per query head and token written.
+///
+///     bytes = 2 (G n d + H w d) + 4 (H w + H n)                  FLOP = 2 H w n d
+constexpr DeviceWork window_attention_work(const LayerShape& shape, int64_t window, int64_t tokens) {
+  DeviceWork work = window_log_sum_exp_work(shape, window, tokens);
+  work.bytes += detail::work_bytes(0, shape.query_heads * tokens, 0);
+  return work;
+}
+
+/// cuda::projected_value_norms of n tokens.
+///
+///     bytes = 2 (G n d + H d D) + 4 H n                          FLOP = 2 H n d D        D model_dim
+constexpr DeviceWork projected_value_norms_work(const LayerShape& shape, int64_t tokens) {
+  const int64_t projection = shape.query_heads * shape.head_dim * shape.model_dim;
+  return {detail::work_bytes(shape.kv_heads * tokens * shape.head_dim + projection,
+                             shape.query_heads * tokens, 0),
+          2 * static_cast<double>(projection * tokens)};
+}
+
+/// cuda::select_top: k of m scores in each of r rows.
+///
+///     bytes = 4 r m + 8 r (k + 1)
+constexpr DeviceWork select_top_work(int64_t rows, int64_t cols, int64_t k) {
+  return {detail::work_bytes(0, rows * cols, rows * (k + 1)), 0};
+}
+
+/// cuda::select_critical: k of m, s of them in stage one, which are told apart, too.
+///
+///     bytes = 8 r m + 8 r (k + s + 2)
+constexpr DeviceWork select_critical_work(int64_t rows, int64_t cols, int64_t k, int64_t stage_one) {
+  return {detail::work_bytes(0, 2 * rows * cols, rows * (k + stage_one + 2)), 0};
+}
+
+/// cuda::compact of keys and of values, b entries of every KV head staying.
+///
+///     bytes = 8 G b d + 16 G (b + 1)
+constexpr DeviceWork compact_work(const LayerShape& shape, int64_t kept) {
+  return {detail::work_bytes(4 * shape.kv_heads * kept * shape.head_dim, 0, 2 * shape.kv_heads * (kept + 1)),
+          0};
+}
+
+}  // namespace kvbound::sim
