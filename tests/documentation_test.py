@@ -97,7 +97,7 @@ class Documentation(CommandLineTest):
                     str(SAMPLES / "pocket-gqa.safetensors") if word.rstrip(".") == "TRACE" else word for word in words
                 ]
                 if words[0] == "bench":
-                    words += "--shape", "pocket:256"  # what is measured in documents takes minutes
+                    words += "--shape", "pocket:256", "--repeats", "1"  # what is measured in documents takes minutes
                     if "--blas-core" in words:  # which cores there are depends on the machine
                         at = words.index("--blas-core")
                         words[at:at + 2] = []
