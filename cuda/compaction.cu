@@ -16,8 +16,8 @@ struct CompactArguments {
   const int64_t* count;
   uint4* compacted;
   int64_t kept_stride;
-  int64_t vectors;  // of 16 bytes, in a row without what lies behind its padding
-  int64_t row_stride, slice_stride;                      // in vectors
+  int64_t vectors;                   // of 16 bytes, in a row without what lies behind its padding
+  int64_t row_stride, slice_stride;  // in vectors
   int64_t compacted_row_stride, compacted_slice_stride;  // in vectors
 };
 
@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactArguments p) {
   for (int n = 0; n < kVectorsPerThread; ++n) {
     const int64_t v = first + n * kThreads;
     if (v >= size) break;
-    p.compacted[g * p.compacted_slice_stride + v / p.vectors * p.compacted_row_stride + v % p.vectors] = moved[n];
+    p.compacted[g * p.compacted_slice_stride + v / p.vectors * p.compacted_row_stride + v % p.vectors] =
+        moved[n];
   }
 }
 

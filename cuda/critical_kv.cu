@@ -83,8 +83,8 @@ void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> o
   critical_kv_norms::launch_portable(arguments, norm, stream);
 }
 
-template void projected_value_norms(DeviceTensor<const float>, DeviceTensor<const float>, Norm, float*, Stream,
-                                    NormsKernel);
+template void projected_value_norms(DeviceTensor<const float>, DeviceTensor<const float>, Norm, float*,
+                                    Stream, NormsKernel);
 template void projected_value_norms(DeviceTensor<const Float16>, DeviceTensor<const Float16>, Norm, float*,
                                     Stream, NormsKernel);
 template void projected_value_norms(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>, Norm, float*,
@@ -95,7 +95,12 @@ int64_t norms_chain(int64_t model_dim) {
 }
 
 int64_t norms_product_chain(int64_t head_dim, NormsKernel kernel) {
-  return kernel == NormsKernel::portable ? critical_kv_norms::portable_product_chain(head_dim) : head_dim;
+  return kernel == NormsKernel::mma ? critical_kv_norms::mma_product_chain(head_dim)
+                                    : critical_kv_norms::portable_product_chain(head_dim);
+}
+
+double norms_tensor_sums(NormsKernel kernel) {
+  return kernel == NormsKernel::mma ? critical_kv_norms::kTensorSums : 0;
 }
 
 void stage_two_scores(const float* head_scores, const float* norms, int64_t norms_stride, int64_t query_heads,
@@ -105,10 +110,11 @@ void stage_two_scores(const float* head_scores, const float* norms, int64_t norm
   require_range("columns of the scores", cols, 0, INT64_MAX);
   require_range("norms_stride", norms_stride, cols, INT64_MAX);
   if (cols == 0) return;
-  const StageTwoArguments arguments{head_scores, norms, norms_stride, query_heads / kv_heads,
-                                    cols,        static_cast<float>(epsilon), gqa, scores};
-  launch({extent(critical_kv_norms::ceil_div(cols, kThreads), kv_heads), extent(kThreads), 0, stream}, stage_two_scores_kernel,
-         arguments);
+  const StageTwoArguments arguments{
+      head_scores, norms, norms_stride, query_heads / kv_heads, cols, static_cast<float>(epsilon),
+      gqa,         scores};
+  launch({extent(critical_kv_norms::ceil_div(cols, kThreads), kv_heads), extent(kThreads), 0, stream},
+         stage_two_scores_kernel, arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -27,7 +27,7 @@ struct Arguments {
   int64_t ranked_stride;
   const int64_t* k;
   int64_t* count;
-  int64_t pitch;    // numbers in a row of queries or keys, padding included
+  int64_t pitch;  // numbers in a row of queries or keys, padding included
   int64_t tiles;
   float* masses;    // [query_heads, window, tiles]: sums of weights
   int64_t* needed;  // [query_heads, window]
@@ -65,9 +65,10 @@ __device__ void load_queries(const Arguments<T>& p, int64_t head, int64_t first,
   const DeviceTensor<const T>& queries = p.window.queries;
   for (int64_t n = threadIdx.x; n < kCount * p.pitch; n += kTile) {
     const int64_t i = first + n / p.pitch;
-    shared[n] = i < queries.rows
-                    ? to_float(queries.data[head * queries.slice_stride + i * queries.row_stride + n % p.pitch])
-                    : 0.0f;
+    shared[n] =
+        i < queries.rows
+            ? to_float(queries.data[head * queries.slice_stride + i * queries.row_stride + n % p.pitch])
+            : 0.0f;
   }
 }
 
@@ -213,8 +214,8 @@ int64_t tiles_of(int64_t entries) { return (entries + kTile - 1) / kTile; }
 
 int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_t tokens) {
   // Every position may be always kept and ranked too.
-  return query_heads * window * (static_cast<int64_t>(sizeof(int64_t)) +
-                                 tiles_of(2 * tokens) * static_cast<int64_t>(sizeof(float)));
+  return query_heads * window *
+         (static_cast<int64_t>(sizeof(int64_t)) + tiles_of(2 * tokens) * static_cast<int64_t>(sizeof(float)));
 }
 
 template <Storage T>
@@ -234,14 +235,17 @@ void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, i
   const int64_t rows = queries.slices * queries.rows;
   auto* needed = static_cast<int64_t*>(workspace.data);
   const int64_t tiles = tiles_of(always_kept + std::min(ranked_stride, keys.rows));
-  const Arguments<T> arguments{window, log_sum_exp, always_kept, ranked, ranked_stride,
-                               k,      count,       padded<T>(keys.cols), tiles,      reinterpret_cast<float*>(needed + rows), needed};
+  const Arguments<T> arguments{
+      window, log_sum_exp, always_kept,          ranked, ranked_stride,
+      k,      count,       padded<T>(keys.cols), tiles,  reinterpret_cast<float*>(needed + rows),
+      needed};
   const int64_t shared = shared_bytes<Shared>(padded<T>(keys.cols));
   if (tiles > 0 && rows > 0) {
     launch({extent(tiles, queries.slices), extent(kTile), shared, stream}, tile_masses_kernel<T>, arguments);
   }
   if (rows > 0) {
-    launch({extent(queries.rows, queries.slices), extent(kTile), shared, stream}, needed_kernel<T>, arguments);
+    launch({extent(queries.rows, queries.slices), extent(kTile), shared, stream}, needed_kernel<T>,
+           arguments);
   }
   launch({extent(keys.slices), extent(32), 0, stream}, most_needed_kernel<T>, arguments);
 }

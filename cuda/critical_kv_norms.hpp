@@ -20,13 +20,11 @@ struct Arguments {
   DeviceTensor<const T> values;             ///< [kv_heads, tokens, head_dim]
   DeviceTensor<const T> output_projection;  ///< [query_heads, head_dim, model_dim]
   float* norms = nullptr;                   ///< [query_heads, tokens]
-  int64_t heads_per_block = 1;  ///< query heads of a group for which a block uses its values
+  int64_t heads_per_block = 1;              ///< query heads of a group for which a block uses its values
 
   __host__ __device__ int64_t tokens() const { return values.rows; }
   __host__ __device__ int64_t group_size() const { return output_projection.slices / values.slices; }
-  __host__ __device__ int64_t blocks_per_group() const {
-    return ceil_div(group_size(), heads_per_block);
-  }
+  __host__ __device__ int64_t blocks_per_group() const { return ceil_div(group_size(), heads_per_block); }
 };
 
 /// The query heads that a block is there for: some of a group.
@@ -67,16 +65,20 @@ void launch_blocks(void (*kernel)(Arguments<T>), Arguments<T> arguments, int64_t
   const int64_t tiles = ceil_div(arguments.tokens(), block_tokens);
   const bool enough = tiles * arguments.values.slices >= device().multiprocessors;
   arguments.heads_per_block = enough ? arguments.group_size() : 1;
-  launch({extent(tiles, arguments.values.slices * arguments.blocks_per_group()),
-          extent(threads), bytes, stream},
-         kernel, arguments);
+  launch(
+      {extent(tiles, arguments.values.slices * arguments.blocks_per_group()), extent(threads), bytes, stream},
+      kernel, arguments);
 }
 
 /// The longest chain of additions over the columns of one norm.
 int64_t portable_chain(int64_t model_dim);
 int64_t mma_chain(int64_t model_dim);
-/// And over the products of one projected value.
+/// And over the products of one projected value, or their sums by 16.
 int64_t portable_product_chain(int64_t head_dim);
+int64_t mma_product_chain(int64_t head_dim);
+
+/// A sum of 16 products by tensor cores: 17 cuts to 24 bits (reference/error_bounds.md, "The model").
+inline constexpr double kTensorSums = 17 * 0x1p-23;
 
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD

@@ -15,9 +15,9 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kStages = 3;
-constexpr int kTile = 16;                       // tokens, columns and depth of the tensor cores' tiles, taken two by two
-constexpr int kChunk = 8;                       // 16-bit numbers in 16 bytes
-constexpr int kChunks = kColumns / kChunk;      // of a row of a stage
+constexpr int kTile = 16;  // tokens, columns and depth of the tensor cores' tiles, taken two by two
+constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes
+constexpr int kChunks = kColumns / kChunk;       // of a row of a stage
 constexpr int kRowsAtOnce = kThreads / kChunks;  // that a block copies
 static_assert(kRowsAtOnce % 8 == 0, "a thread's chunk is permuted in the same way in all its rows");
 static_assert(kChunks == 8, "eight rows' chunks of the same column lie in different banks");
@@ -26,7 +26,7 @@ static_assert(kChunks == 8, "eight rows' chunks of the same column lie in differ
 template <int kSteps>
 inline constexpr int kTokenTiles = kSteps <= 8 ? 2 : 1;
 template <int kSteps>
-inline constexpr int kStageSize = kSteps * kTile * kColumns;
+inline constexpr int kStageSize = kSteps* kTile* kColumns;
 
 template <int kSteps>
 struct Shared {
@@ -92,9 +92,11 @@ struct Values {
   }
 };
 
-// The products of 16 numbers are summed by the tensor cores, whose sums are cut, and added up in fp32.
+// The tensor cores sum 16 products at a time, and cut. Added up here, where sums are rounded, these sums are several
+// times as accurate as if the tensor cores added them too, and provably so.
 template <Storage T>
-__device__ void add_product(float (&projected)[4], const uint32_t (&tokens)[4], const uint32_t (&columns)[2]) {
+__device__ void add_product(float (&projected)[4], const uint32_t (&tokens)[4],
+                            const uint32_t (&columns)[2]) {
   float part[4] = {};
   mma_m16n8k16<T>(part, tokens, columns);
 #pragma unroll
@@ -141,7 +143,8 @@ __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
 
 // Adds what the four lanes of a token have, and writes its norm.
 template <Norm norm, int kTiles>
-__device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token, int64_t tokens, float* norms) {
+__device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token, int64_t tokens,
+                            float* norms) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -215,6 +218,8 @@ template void launch_mma(const Arguments<Bfloat16>&, Norm, Stream);
 
 // 4 terms by a tree, 4 such sums to a stage, the stages, 4 lanes by a tree.
 int64_t mma_chain(int64_t model_dim) { return 2 + 4 + stages_of(model_dim) + 2; }
+
+int64_t mma_product_chain(int64_t head_dim) { return ceil_div(head_dim, kTile); }
 
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD

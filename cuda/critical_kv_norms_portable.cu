@@ -14,7 +14,8 @@ namespace {
 
 constexpr int kTokens = 64;
 constexpr int kDepth = 32;  // rows of W^O at a time
-constexpr int kEach = 4;    // tokens and columns of a thread
+constexpr int kPart = 16;  // products that are summed on their own, which keeps the chains of additions short
+constexpr int kEach = 4;   // tokens and columns of a thread
 constexpr int kSide = kTokens / kEach;
 constexpr int kThreads = kSide * kSide;
 constexpr int kPitch = kTokens + 4;  // keeps float4 aligned and spreads the transposing writes over banks
@@ -42,8 +43,8 @@ __device__ void load_values(const Arguments<T>& p, const T* values, int64_t firs
 
 // Rows first_row.. and columns first_column.. of one head's W^O; what lies outside is 0.
 template <Storage T>
-__device__ void load_projection(const Arguments<T>& p, const T* projection, int64_t first_row, int64_t first_column,
-                                float* shared) {
+__device__ void load_projection(const Arguments<T>& p, const T* projection, int64_t first_row,
+                                int64_t first_column, float* shared) {
   for (int n = static_cast<int>(threadIdx.x); n < kDepth * kColumns; n += kThreads) {
     const int64_t row = first_row + n / kColumns;
     const int64_t column = first_column + n % kColumns;
@@ -53,8 +54,7 @@ __device__ void load_projection(const Arguments<T>& p, const T* projection, int6
   }
 }
 
-// projected[i][j] += sum_d values[d, token i] * projection[d, column j], for at most kDepth d: summed on their own first,
-// which keeps the chains of additions short.
+// projected[i][j] += sum_d values[d, token i] * projection[d, column j], for at most kPart d
 __device__ void multiply(const float* values, const float* projection, int depth,
                          float (&projected)[kEach][kEach]) {
   float part[kEach][kEach] = {};
@@ -93,8 +93,11 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
       __syncthreads();
       load_projection(p, projection, dim, column, shared.projection);
       __syncthreads();
-      multiply(shared.values + dim * kPitch + my_tokens, shared.projection + my_columns,
-               static_cast<int>(min(head_dim - dim, int64_t{kDepth})), projected);
+      const int depth = static_cast<int>(min(head_dim - dim, int64_t{kDepth}));
+      for (int d = 0; d < depth; d += kPart) {
+        multiply(shared.values + (dim + d) * kPitch + my_tokens, shared.projection + d * kPitch + my_columns,
+                 min(depth - d, kPart), projected);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) sums[i] += sum_of_terms<norm>(projected[i]);
@@ -155,7 +158,7 @@ template void launch_portable(const Arguments<Bfloat16>&, Norm, Stream);
 int64_t portable_chain(int64_t model_dim) { return 2 + ceil_div(model_dim, kColumns) + 4; }
 
 int64_t portable_product_chain(int64_t head_dim) {
-  return std::min<int64_t>(head_dim, kDepth) + ceil_div(head_dim, kDepth);
+  return std::min<int64_t>(head_dim, kPart) + ceil_div(head_dim, kPart);
 }
 
 }  // namespace critical_kv_norms

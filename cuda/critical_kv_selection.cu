@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kThreads, 1) select_critical_kernel(SelectCrit
     write_ascending(p.cols, in_stage_one, p.stage_one.indices + row * p.stage_one.stride, shared.warp_totals);
   }
   write_keys(
-      p.cols, [&](int64_t j) { return in_stage_one(j) ? kFirstKey : ordered_key(stage_two[j]); }, keys, status);
+      p.cols, [&](int64_t j) { return in_stage_one(j) ? kFirstKey : ordered_key(stage_two[j]); }, keys,
+      status);
   __syncthreads();
   const uint64_t least = least_rank(keys, p.cols, p.k[row], shared);
   write_ascending(
@@ -59,9 +60,14 @@ void select_critical(const float* attention_scores, const float* stage_two_score
   require_workspace(workspace, select_critical_workspace(rows, cols));
   if (rows == 0) return;
   const bool in_shared = keys_fit(cols);
-  const SelectCriticalArguments arguments{
-      attention_scores, stage_two_scores, cols, k, stage_one_count, selection, stage_one,
-      in_shared ? nullptr : static_cast<uint32_t*>(workspace.data)};
+  const SelectCriticalArguments arguments{attention_scores,
+                                          stage_two_scores,
+                                          cols,
+                                          k,
+                                          stage_one_count,
+                                          selection,
+                                          stage_one,
+                                          in_shared ? nullptr : static_cast<uint32_t*>(workspace.data)};
   launch({extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream},
          select_critical_kernel, arguments);
 }

@@ -142,8 +142,7 @@ __device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_
       const int64_t j = first + lane();
       const uint64_t rank = j < cols ? rank_of(keys[j], j) : 0;
       const bool counts = j < cols && rank >> below == prefix;
-      count(shared.counters, counts,
-            static_cast<uint32_t>(rank >> (below - bits)) & ((1u << bits) - 1));
+      count(shared.counters, counts, static_cast<uint32_t>(rank >> (below - bits)) & ((1u << bits) - 1));
     }
     __syncthreads();
     find_digit(shared, wanted);

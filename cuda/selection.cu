@@ -144,7 +144,8 @@ struct Workspaces {
 
   Workspaces(const Workspace& workspace, int64_t rows, int64_t cols)
       : keys(static_cast<uint32_t*>(workspace.data)),
-        items(reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace.data) + keys_bytes(rows, cols))) {}
+        items(reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace.data) +
+                                          keys_bytes(rows, cols))) {}
 };
 
 void launch_selection(void (*kernel)(SelectArguments), const float* scores, int64_t rows, int64_t cols,
@@ -157,9 +158,10 @@ void launch_selection(void (*kernel)(SelectArguments), const float* scores, int6
   if (rows == 0) return;
   const Workspaces memory(workspace, rows, cols);
   const bool in_shared = keys_fit(cols);
-  const SelectArguments arguments{scores, cols,   row_stride, k,
-                                  result, in_shared ? nullptr : memory.keys, memory.items};
-  launch({extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream}, kernel, arguments);
+  const SelectArguments arguments{scores,      cols, row_stride, k, result, in_shared ? nullptr : memory.keys,
+                                  memory.items};
+  launch({extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream}, kernel,
+         arguments);
 }
 
 }  // namespace

@@ -314,7 +314,7 @@ __device__ void add_weights(const Window<T>& window, const Logits<T, kRows>& log
 
 // A block has one tile of tokens and takes the query heads of their KV head one by one, so that keys are read once.
 template <Storage T, int kRows>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     window_attention_kernel(Window<T> window, const float* log_sum_exp, float* mean, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);

@@ -47,7 +47,8 @@ double longest(int64_t chain, int64_t terms) {
 // additions are rounded, and what `further` says.
 double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
   const double roundings = longest(arithmetic.product_chain, terms) + 1 + static_cast<double>(further);
-  const double rounding = gamma(roundings, arithmetic);
+  const double adding = gamma(roundings, arithmetic);
+  const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
   return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
 }
 

@@ -29,6 +29,9 @@ struct Arithmetic {
   int64_t chain = -1;
   /// And no product of a query and a key, or of a value and a column of W^O; -1: as long as head_dim, any order.
   int64_t product_chain = -1;
+  /// Such a product may be summed by tensor cores a few terms at a time, from zero, before these sums are added: their
+  /// error as a share of the sum of their terms' absolute values. 0: it is not.
+  double tensor_sums = 0;
   /// How often a running maximum rescales what was summed; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;
 };

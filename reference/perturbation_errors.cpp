@@ -7,7 +7,6 @@
 #include "attention.hpp"
 #include "core/shape_check.hpp"
 #include "perturbation.hpp"
-#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {
@@ -201,7 +200,7 @@ class CaseErrors {
     result.kept_mass = masses.kept_mass.error;
     result.bound = bound_error(masses, roundings_) + underflow(h);
     const Uncertain two_outputs = separate_outputs(h), one_vector = signed_weights(h, masses);
-    result.perturbation = std::max(two_outputs.error, one_vector.error) + underflow(h);
+    result.perturbation = std::max(two_outputs.error, one_vector.error) + underflow(h) + input_floor(h);
     result.terms = std::max(two_outputs.value, one_vector.value);
     return result;
   }
@@ -281,6 +280,18 @@ class CaseErrors {
     for (const double row_norm : given_.projection_norms.row(h)) projection += row_norm;
     const auto cells = static_cast<double>(given_.keys.cols) * static_cast<double>(given_.model_dim);
     return arithmetic_.smallest * (static_cast<double>(tokens()) * (1 + projection) + 2 * cells);
+  }
+
+  // What absolute errors of stored values and of W^O do to L; twice that, for whatever else is off.
+  double input_floor(int64_t h) const {
+    double projection = 0, outputs = 0;
+    for (int64_t c = 0; c < given_.keys.cols; ++c) {
+      projection += given_.projection_norms(h, c);
+      outputs += std::abs(full_.outputs.output(h, c)) + std::abs(compressed_.outputs.output(h, c));
+    }
+    const double floor = arithmetic_.input_floor;
+    outputs += static_cast<double>(given_.keys.cols) * floor;
+    return 2 * floor * (2 * projection + static_cast<double>(given_.model_dim) * outputs);
   }
 
   const PerturbationCase& given_;

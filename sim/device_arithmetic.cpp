@@ -22,9 +22,9 @@ OperationArithmetic device_arithmetic(const traces::TraceInfo& trace, Dtype stor
   arithmetic.window_attention.product_chain = cuda::window_product_chain(head_dim);
   arithmetic.window_attention.rescalings = cuda::window_rescalings(trace.prompt_tokens);
   const cuda::NormsKernel kernel = norms_kernel(storage, head_dim);
-  if (kernel == cuda::NormsKernel::mma) arithmetic.projected_value_norms = reference::tensor_core_precision();
   arithmetic.projected_value_norms.chain = cuda::norms_chain(trace.shape.model_dim);
   arithmetic.projected_value_norms.product_chain = cuda::norms_product_chain(head_dim, kernel);
+  arithmetic.projected_value_norms.tensor_sums = cuda::norms_tensor_sums(kernel);
   arithmetic.attention.chain = cuda::attention_chain(entries);
   arithmetic.attention.product_chain = cuda::attention_product_chain(head_dim);
   arithmetic.attention.rescalings = cuda::attention_rescalings(entries);

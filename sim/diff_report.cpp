@@ -215,7 +215,6 @@ std::string json_report(const DiffReport& report) {
   document["dump"] = to_json(report.dump_path, report.dump);
   document["arithmetic"] = {{"unit", report.arithmetic.unit},
                             {"exponential", report.arithmetic.exponential},
-                            {"input", report.arithmetic.input},
                             {"weights", report.arithmetic.weights}};
   document["verdict"] = word(report.verdict());
   document["tensors"] = Json::array();

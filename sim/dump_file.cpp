@@ -80,7 +80,7 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   info.budget = fields.parsed("budget", parse_budget);
   info.entries = info.budget.entries(trace.prompt_tokens);
   fields.parsed("budget", [&](const std::string&) {
-    require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
+    kvbound::require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
     return 0;
   });
   info.backend = fields.text("backend");
@@ -333,10 +333,12 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
 reference::Arithmetic DumpFile::arithmetic() const {
   reference::Arithmetic arithmetic =
       info_.accumulate == Dtype::f64 ? reference::double_precision() : reference::tensor_core_precision();
-  const double input = std::max(unit_roundoff(info_.storage), unit_roundoff(info_.accumulate));
-  if (input > unit_roundoff(trace_.storage)) arithmetic.input = input;
   if (info_.weights) arithmetic.weights = unit_roundoff(*info_.weights);
   return arithmetic;
+}
+
+Dtype DumpFile::input_storage() const {
+  return unit_roundoff(info_.storage) > unit_roundoff(info_.accumulate) ? info_.storage : info_.accumulate;
 }
 
 }  // namespace kvbound::sim

@@ -52,9 +52,10 @@ class DumpFile {
 
   /// The arithmetic that the numbers are to be judged by.
   ///
-  ///     accumulate F64: double precision; F32: tensor cores, which bounds single precision, too
-  ///     either type coarser than the trace's own: every input was rounded to it
+  ///     accumulate F64: double precision; F32: tensor cores, whose bounds hold for single precision, too
   reference::Arithmetic arithmetic() const;
+  /// The type that inputs were rounded to: the coarser one of storage and accumulate.
+  Dtype input_storage() const;
 
  private:
   const traces::TensorEntry* find(int64_t layer, const std::string& tensor) const;

@@ -12,7 +12,7 @@ using TableRow = std::vector<std::string>;
 struct TableStyle {
   size_t left_columns = 1;  ///< aligned left; the others right
   bool colour = false;      ///< headings bold, alarming cells red, by ANSI escapes
-  std::function<bool(const std::string& heading, const std::string& cell)> alarming;
+  std::function<bool(const std::string& heading, const std::string& cell)> alarming = {};
 };
 
 /// Columns as wide as their widest field, two spaces apart. The first row has the headings; no row has more

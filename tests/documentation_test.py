@@ -4,6 +4,7 @@ usage: documentation_test.py KVBOUND ROOT      KVBOUND: the program's path; ROOT
 """
 import re
 import shlex
+import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -81,7 +82,7 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "generate", "prove", "bench"):
+        for command in ("inspect", "replay", "diff", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|tests/\w+\.py) --.*", "", document.read_text("utf-8"))
@@ -90,11 +91,14 @@ class Documentation(CommandLineTest):
 
     def test_commands_in_documents_run(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")
+        sample = SAMPLES / "pocket-gqa.safetensors"
+        subprocess.run([sys.executable, ROOT / "traces" / "write_dump.py", sample, self.folder / "dump.safetensors"],
+                       check=True)
         ran = 0
         for document in documents():
             for words in commands(document):
                 words = [
-                    str(SAMPLES / "pocket-gqa.safetensors") if word.rstrip(".") == "TRACE" else word for word in words
+                    str(sample) if word.rstrip(".") == "TRACE" else word for word in words
                 ]
                 if words[0] == "bench":
                     words += "--shape", "pocket:256", "--repeats", "1"  # what is measured in documents takes minutes

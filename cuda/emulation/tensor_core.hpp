@@ -43,12 +43,13 @@ inline constexpr int kAligned = 8;
 inline float add_aligned(const float (&products)[kAligned], float total) {
   constexpr uint32_t kMagnitude = 0x7fffffff, kOne = 1 << 23, kInfinity = 255 * kOne;
   uint32_t largest = std::bit_cast<uint32_t>(total) & kMagnitude;
-  for (const float product : products) largest = std::max(largest, std::bit_cast<uint32_t>(product) & kMagnitude);
+  for (const float product : products)
+    largest = std::max(largest, std::bit_cast<uint32_t>(product) & kMagnitude);
   if (largest >= kInfinity) {
     for (const float product : products) total += product;
     return total;
   }
-  const uint32_t exponent = std::max(largest & kInfinity, 25 * kOne);  // below, nothing is larger than 2^-102
+  const uint32_t exponent = std::max(largest & kInfinity, 24 * kOne);  // its last bit is then 2^-126
   const float last_place = std::bit_cast<float>(exponent - 23 * kOne);
   const float inverse = std::bit_cast<float>(277 * kOne - exponent);
   auto sum = static_cast<int32_t>(total * inverse);

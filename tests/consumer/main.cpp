@@ -2,6 +2,7 @@
 #include <iostream>
 #include <vector>
 
+#include <kvbound/cuda/device.hpp>
 #include <kvbound/reference/session.hpp>
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/trace.hpp>
@@ -17,5 +18,7 @@ int main() {
     for (const int64_t position : kept) std::cout << position << ' ';
     std::cout << '\n';
   }
+  const kvbound::cuda::Buffer<double> on_device{std::span<const double>(layer.step(0).queries.row(0))};
+  if (on_device.size() != layer.shape.head_dim) return 1;
   return session->step(layer.step(0)).output.rows() == layer.shape.query_heads ? 0 : 1;
 }

@@ -33,7 +33,10 @@ Tensor keys_of(Distribution distribution, uint64_t seed, MatrixView queries, int
         std::ranges::copy(rows.row(j % 3), rows.row(j).begin());
       if (distribution == Distribution::sink && j == 0) set_logit(rows.row(j), queries.row(g), 30, scale);
       if (distribution == Distribution::extreme) {
+        // A hundredth of what random keys are, as a share: so that there are no ties.
+        const std::vector<double> noise(rows.row(j).begin(), rows.row(j).end());
         set_logit(rows.row(j), queries.row(g), j % 2 == 0 ? -1e4 : 1e4, scale);
+        for (size_t i = 0; i < noise.size(); ++i) rows.row(j)[i] *= 1 + 0.01 * noise[i];
       }
     }
   }

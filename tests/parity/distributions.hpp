@@ -14,7 +14,7 @@ enum class Distribution {
   peaked,   ///< logits so far apart that few entries have nearly all weight
   tied,     ///< three different keys only
   sink,     ///< the first entry's logit is 30
-  extreme,  ///< logits of -1e4 and 1e4 in turns
+  extreme,  ///< logits near -1e4 and 1e4 in turns
 };
 inline constexpr Distribution kDistributions[] = {Distribution::random, Distribution::flat,
                                                   Distribution::peaked, Distribution::tied,

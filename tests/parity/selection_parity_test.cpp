@@ -115,7 +115,8 @@ TEST_P(SelectionParity, MatchesReferenceForTheLongestRows) {
 }
 
 TEST_P(SelectionParity, TakesInfinitiesAndZerosForTheScoresThatTheyAre) {
-  const Rows rows{{-0.0f, 0.0f, 1e-45f, -1e-45f, kInfinity, -kInfinity, kInfinity, 3e38f, -3e38f, 0.0f, -0.0f}};
+  const Rows rows{
+      {-0.0f, 0.0f, 1e-45f, -1e-45f, kInfinity, -kInfinity, kInfinity, 3e38f, -3e38f, 0.0f, -0.0f}};
   for (int64_t k = 0; k <= 11; ++k) expect_parity(rows, {k});
 }
 
