@@ -339,8 +339,8 @@ BenchResult bench_norms(const BenchOptions& options, const std::string& name, No
   };
   const LayerShape& shape = options.shape.layer;
   const BenchLayer layer(options);
-  const TensorView projection(layer.output_projection.data(), shape.query_heads, shape.head_dim,
-                              shape.model_dim, shape.head_dim * shape.model_dim);
+  const TensorView projection{layer.output_projection.data(), shape.query_heads, shape.head_dim,
+                              shape.model_dim, shape.head_dim * shape.model_dim};
   const DeviceWork work = projected_value_norms_work(shape, options.shape.tokens);
   Rotation<Set> sets(work.bytes, [&] {
     return Set{{layer.values, kStream}, {projection, kStream}, {shape.query_heads, options.shape.tokens}};
