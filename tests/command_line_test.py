@@ -52,6 +52,8 @@ class Help(CommandLineTest):
             self.assertTrue(examples)
             for example in examples:
                 words = example.replace("\\\n", " ").split()
+                if command == "prove" and "--cases" not in words and not {"--list", "--replay"} & set(words):
+                    words += "--cases", "1000"
                 for option in ("--cases", "--search"):  # no more of it than parsing takes
                     if option in words:
                         words[words.index(option) + 1] = "1"

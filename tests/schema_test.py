@@ -149,15 +149,15 @@ class Schemas(CommandLineTest):
 
     def test_the_prove_schema_describes_proofs_searches_and_replays(self):
         schema = validator("sim/prove.schema.json")
-        self.require_valid(schema, self.document("prove", "--cases", "200", "--search", "0.1"))
-        self.document("prove", "ckv-3.3", "ckv-3.2", "--cases", "200", "--search", "0.1")
+        self.require_valid(schema, self.document("prove", "--cases", "60", "--search", "0.1"))
+        self.document("prove", "ckv-3.3", "ckv-3.2", "--cases", "60", "--search", "0.1")
         (self.folder / "out.json").rename(self.folder / "found.json")
         self.require_valid(schema, self.document("prove", "--replay", "found.json"))
         self.require_valid(schema, self.document("prove", "ckv-3.2", "--cases", "1", code=INCONCLUSIVE))
 
     def test_the_prove_schema_describes_nothing_else(self):
         schema = validator("sim/prove.schema.json")
-        self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "200", "--search", "0.1"))
+        self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "60", "--search", "0.1"))
 
     def test_the_bench_schema_describes_every_device_operation_and_nothing_else(self):
         schema = validator("sim/bench.schema.json")
