@@ -1,6 +1,7 @@
 #include "session.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <map>
 #include <numeric>
@@ -27,6 +28,7 @@ namespace {
 constexpr int64_t kRoom = 256;
 
 TensorView as_slices(MatrixView matrix, int64_t rows) {
+  assert(rows == 1 || matrix.row_stride == matrix.cols);  // a slice's rows have no stride of their own
   return {matrix.data, matrix.rows / rows, rows, matrix.cols, rows * matrix.row_stride};
 }
 
@@ -84,7 +86,7 @@ class DeviceSession final : public Session {
     if (most_entries_ == cache_keys_.rows()) grow();
     new_keys_.assign(as_slices(view.keys, 1), stream_);
     new_values_.assign(as_slices(view.values, 1), stream_);
-    queries_.assign(as_slices(view.queries, shape_.query_heads), stream_);
+    queries_.assign(view.queries, stream_);
     run("attention", [&] {
       append<T>(new_keys_.view(), new_values_.view(), cache_keys_.view(), cache_values_.view(),
                 entries_.data(), stream_);

@@ -52,6 +52,15 @@ class StoredTensor {
     }
   }
 
+  /// A tensor of one slice from a matrix, whose rows may lie apart.
+  void assign(MatrixView matrix, Stream stream) {
+    std::vector<T> slice(static_cast<size_t>(slice_stride()));
+    for (int64_t r = 0; r < rows_; ++r) {
+      std::ranges::transform(matrix.row(r), slice.begin() + r * padded<T>(cols_), stored<T>);
+    }
+    numbers_.upload(slice, stream, 0);
+  }
+
   int64_t rows() const { return rows_; }
   bool empty() const { return numbers_.size() == 0; }
   DeviceTensor<T> view() {

@@ -199,7 +199,7 @@ class CaseErrors {
     PerturbationErrors result;
     result.kept_mass = masses.kept_mass.error;
     result.bound = bound_error(masses, roundings_) + underflow(h);
-    const Uncertain two_outputs = separate_outputs(h), one_vector = signed_weights(h, masses);
+    const Uncertain two_outputs = separate_outputs(h, masses), one_vector = signed_weights(h, masses);
     result.perturbation = std::max(two_outputs.error, one_vector.error) + underflow(h) + input_floor(h);
     result.terms = std::max(two_outputs.value, one_vector.value);
     return result;
@@ -223,46 +223,60 @@ class CaseErrors {
   }
 
   // L = || o W - o^ W ||: value is the sum of absolute terms.
-  Uncertain separate_outputs(int64_t h) const {
-    double propagated = 0, terms = 0, change = 0;
-    for (int64_t c = 0; c < given_.keys.cols; ++c) {
-      const double row_norm = given_.projection_norms(h, c);
-      const double full = full_.outputs.output(h, c), compressed = compressed_.outputs.output(h, c);
-      const double error = full_.errors.output(h, c) + compressed_.errors.output(h, c);
-      propagated += product(error, row_norm);
-      change += (std::abs(full - compressed) + error) * row_norm;
-      terms += (std::abs(full) + std::abs(compressed) + error) * row_norm;
+  Uncertain separate_outputs(int64_t h, const HeadMasses& head) const {
+    double propagated = 0, terms = 0;
+    for (int64_t i = 0; i < tokens(); ++i) {
+      const auto entry = static_cast<size_t>(i);
+      propagated += product(head.weight_errors[entry], norm(head, i));
+      terms += (head.weights[entry] + head.weight_errors[entry]) * absolute_projection(h, i);
     }
-    const double input = arithmetic_.input;
-    return {terms, (1 + input) * propagated + product(input, change) +
-                       product(roundings_.gamma(product_length()), (1 + input) * terms)};
+    const VectorView share_errors = compressed_.weight_errors.row(h);
+    for (size_t i = 0; i < head.kept.size(); ++i) {
+      propagated += product(share_errors[i], norm(head, head.kept[i]));
+      terms += (head.shares[i] + share_errors[i]) * absolute_projection(h, head.kept[i]);
+    }
+    const double common = signed_weights(h, head).value;  // both outputs take the same rounded numbers
+    // A rescaling multiplies what was summed; a sum of a chain's products is stored, projected, subtracted, added up.
+    const int64_t roundings = tokens() + (tokens() + 15) / 16 + product_length();
+    return {terms, propagated + arithmetic_.weights * terms + input() * common +
+                       product(roundings_.gamma(roundings), (1 + input()) * terms)};
   }
 
   // L = || sum_i w_i v_i W ||: value is the sum of absolute terms.
   Uncertain signed_weights(int64_t h, const HeadMasses& head) const {
-    const double input = 2 * arithmetic_.input + arithmetic_.input * arithmetic_.input;
     double terms = 0, propagated = 0;
     for (const int64_t i : evicted_) {
-      const double projection = absolute_projection(h, i);
       const double error = head.weight_errors[static_cast<size_t>(i)];
-      propagated += product(error, projection);
-      terms += (head.weights[static_cast<size_t>(i)] + error) * projection;
+      propagated += product(error, norm(head, i));
+      terms += (head.weights[static_cast<size_t>(i)] + error) * absolute_projection(h, i);
     }
-    double share_part = 0, kept_terms = 0, most = 0;
+    double share_part = 0, share_terms = 0, kept_norms = 0, kept_terms = 0, longest = 0, largest_terms = 0;
     for (size_t i = 0; i < head.kept.size(); ++i) {
-      const double projection = absolute_projection(h, head.kept[i]);
-      share_part += product(head.share_errors[i], projection);
+      const double projection = absolute_projection(h, head.kept[i]), length = norm(head, head.kept[i]);
+      share_part += product(head.share_errors[i], length);
+      share_terms += product(head.share_errors[i], projection);
+      kept_norms += head.shares[i] * length;
       kept_terms += head.shares[i] * projection;
-      most = std::max(most, projection);
+      longest = std::max(longest, length);
+      largest_terms = std::max(largest_terms, projection);
     }
     // Two convex combinations of the same vectors are at most twice the longest apart.
-    share_part = std::min(share_part, 2 * most);
+    share_part = std::min(share_part, 2 * longest);
+    share_terms = std::min(share_terms, 2 * largest_terms);
     propagated +=
-        product(head.evicted_mass.error, kept_terms) + product(head.evicted_mass.reach(), share_part);
-    terms += product(head.evicted_mass.reach(), kept_terms + share_part);
-    const double relative = arithmetic_.weights + 3 * roundings_.unit() + input;
+        product(head.evicted_mass.error, kept_norms) + product(head.evicted_mass.reach(), share_part);
+    terms += product(head.evicted_mass.reach(), kept_terms + share_terms);
+    const double relative = arithmetic_.weights + 3 * roundings_.unit() + input();
     return {terms, propagated + relative * terms +
-                       product(roundings_.gamma(tokens() + product_length()), (1 + input) * terms)};
+                       product(roundings_.gamma(tokens() + product_length()), (1 + input()) * terms)};
+  }
+
+  // Of a value's product with W^O, both rounded when they were stored.
+  double input() const { return 2 * arithmetic_.input + arithmetic_.input * arithmetic_.input; }
+
+  // ||v_i W||_1, as large as the claimant may have it.
+  static double norm(const HeadMasses& head, int64_t i) {
+    return head.norms[static_cast<size_t>(i)] + head.norm_errors[static_cast<size_t>(i)];
   }
 
   // sum_c |values[i,c]| ||W_h[c,:]||_1

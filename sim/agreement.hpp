@@ -42,6 +42,12 @@ struct Claimant {
 /// where a fault shows first.
 const std::vector<std::string>& tensor_names();
 
+/// One tensor of one layer.
+struct JudgedTensor {
+  int64_t layer = 0;
+  TensorAgreement agreement;
+};
+
 /// Judges one layer.
 ///
 /// A kept set is judged by the near-tie rule (near_tie.hpp): with `theta-sweep` by its bound, which may exceed the

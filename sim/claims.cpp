@@ -3,13 +3,13 @@
 namespace kvbound::sim {
 namespace {
 
-RealClaim claim(const Matrix& matrix) {
-  return {{matrix.rows(), matrix.cols()}, {matrix.numbers().begin(), matrix.numbers().end()}, Dtype::f64};
+RealClaim claim(const Matrix& matrix, Dtype storage) {
+  return {{matrix.rows(), matrix.cols()}, {matrix.numbers().begin(), matrix.numbers().end()}, storage};
 }
 
-RealClaim outputs(const std::vector<StepRecord>& steps) {
+RealClaim outputs(const std::vector<StepRecord>& steps, Dtype storage) {
   const Matrix& first = steps.front().output;
-  RealClaim claim{{static_cast<int64_t>(steps.size()), first.rows(), first.cols()}, {}, Dtype::f64};
+  RealClaim claim{{static_cast<int64_t>(steps.size()), first.rows(), first.cols()}, {}, storage};
   for (const StepRecord& step : steps) {
     claim.numbers.insert(claim.numbers.end(), step.output.numbers().begin(), step.output.numbers().end());
   }
@@ -18,16 +18,16 @@ RealClaim outputs(const std::vector<StepRecord>& steps) {
 
 }  // namespace
 
-LayerClaims claims_of(const LayerRecord& record) {
+LayerClaims claims_of(const LayerRecord& record, Dtype storage) {
   LayerClaims claims;
   claims.kept = record.prompt.kept;
   claims.score_positions = record.prompt.score_positions;
-  claims.score = claim(record.prompt.score);
+  claims.score = claim(record.prompt.score, storage);
   if (record.prompt.projected_value_norms) {
-    claims.projected_value_norms = claim(*record.prompt.projected_value_norms);
+    claims.projected_value_norms = claim(*record.prompt.projected_value_norms, storage);
   }
-  if (record.prompt.stage_two_score) claims.stage_two_score = claim(*record.prompt.stage_two_score);
-  if (!record.steps.empty()) claims.output = outputs(record.steps);
+  if (record.prompt.stage_two_score) claims.stage_two_score = claim(*record.prompt.stage_two_score, storage);
+  if (!record.steps.empty()) claims.output = outputs(record.steps, storage);
   return claims;
 }
 

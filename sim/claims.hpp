@@ -34,6 +34,8 @@ struct LayerClaims {
 };
 
 /// What a session recorded, as claims. What was measured of it is no claim: one piece of code measures them all.
-LayerClaims claims_of(const LayerRecord& record);
+///
+/// storage  the type in which it computed its numbers
+LayerClaims claims_of(const LayerRecord& record, Dtype storage = Dtype::f64);
 
 }  // namespace kvbound::sim

@@ -57,6 +57,7 @@ bool may_overflow(const Offender& element) {
 }
 
 bool is_inside(const Offender& element) {
+  if (std::isnan(element.claimed) || std::isnan(element.expected)) return false;  // whatever the bound
   if (std::isinf(element.claimed) && element.claimed == element.expected) return true;
   return element.error <= element.bound || may_overflow(element);
 }

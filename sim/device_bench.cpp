@@ -106,12 +106,18 @@ BenchPiece device_piece(const std::string& name, DeviceWork work, const std::fun
   return piece;
 }
 
-BenchPiece copy_piece() {
+BenchPiece copy_piece(const BenchOptions& options) {
+  constexpr int64_t kBlock = 1 << 16;
+  const int64_t blocks = (beyond_cache() / static_cast<int64_t>(sizeof(uint64_t)) + kBlock - 1) / kBlock;
   struct Memory {
-    Buffer<std::byte> from{beyond_cache()}, to{beyond_cache()};
+    explicit Memory(int64_t size) : from(size), to(size) {}
+    Buffer<uint64_t> from, to;
   };
-  const auto memory = std::make_shared<Memory>();
-  memory->from.clear(kStream);
+  const auto memory = std::make_shared<Memory>(blocks * kBlock);
+  const traces::Stream random = BenchLayer::random(options, 14);  // not zeros, which cost less power
+  std::vector<uint64_t> block(kBlock);
+  for (size_t i = 0; i < block.size(); ++i) block[i] = random.bits(i);
+  for (int64_t i = 0; i < blocks; ++i) memory->from.upload(block, kStream, i * kBlock);
   const int64_t bytes = memory->from.bytes();
   return device_piece("copy", {2 * as_real(bytes), 0}, [memory, bytes] {
     cuda::copy(memory->to.data(), memory->from.data(), bytes, kStream);
@@ -139,7 +145,7 @@ BenchPiece tensor_products_piece(const BenchOptions& options) {
   }
   memory->operands.upload(words, kStream);
   return device_piece(
-      "mma.sync, BF16, in registers", {0, cuda::tensor_product_flop(kProductRepeats)}, [memory] {
+      "BF16 mma.sync in registers", {0, cuda::tensor_product_flop(kProductRepeats)}, [memory] {
         cuda::tensor_products(memory->operands.data(), kProductRepeats, memory->sums.data(), kStream);
       });
 }
@@ -200,7 +206,7 @@ std::string meaning_of(const Measured& measured, bool library) {
 
 BenchResult measure_on_device(const BenchOptions& options, const std::string& name, const Measured& measured,
                               const std::function<void()>& call) {
-  std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(),
+  std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(options),
                                  tensor_products_piece(options)};
   auto library = cuda::MatrixLibrary::open(nullptr);
   const bool has_library = library != nullptr;
@@ -333,8 +339,8 @@ BenchResult bench_norms(const BenchOptions& options, const std::string& name, No
   };
   const LayerShape& shape = options.shape.layer;
   const BenchLayer layer(options);
-  const TensorView projection(layer.output_projection.data(), shape.query_heads, shape.head_dim,
-                              shape.model_dim, shape.head_dim * shape.model_dim);
+  const TensorView projection{layer.output_projection.data(), shape.query_heads, shape.head_dim,
+                              shape.model_dim, shape.head_dim * shape.model_dim};
   const DeviceWork work = projected_value_norms_work(shape, options.shape.tokens);
   Rotation<Set> sets(work.bytes, [&] {
     return Set{{layer.values, kStream}, {projection, kStream}, {shape.query_heads, options.shape.tokens}};

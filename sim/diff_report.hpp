@@ -10,22 +10,10 @@
 
 #include <kvbound/traces/trace.hpp>
 
-#include "comparison.hpp"
+#include "agreement_report.hpp"
 #include "dump_file.hpp"
 
 namespace kvbound::sim {
-
-/// One tensor of one layer.
-struct JudgedTensor {
-  int64_t layer = 0;
-  TensorAgreement agreement;
-};
-
-/// What may be said of a tensor, or of all.
-enum class Verdict { agrees, differs, no_evidence };
-
-/// differs: an element is outside; no_evidence: nothing was judged, or only zeros that are zero.
-Verdict verdict(const TensorAgreement& agreement);
 
 struct DiffReport {
   traces::TraceInfo trace;
@@ -43,9 +31,6 @@ struct DiffReport {
   /// Tensors, layers counted together, that differ.
   int64_t differing_tensors() const;
 };
-
-/// "layers.2.output[5, 3, 17] is 1.5, the reference says 1.25, bound 0.01 (25 times the bound)"
-std::string text_of(const JudgedTensor& tensor);
 
 /// A table for a terminal, a row per tensor, those that differ first.
 std::string text_report(const DiffReport& report, bool colour);

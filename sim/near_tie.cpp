@@ -33,6 +33,21 @@ std::vector<int64_t> complement(std::span<const int64_t> ascending, int64_t coun
   return rest;
 }
 
+// How many insiders have no place: so many others clearly beat them as there are places. At least one, for each of them
+// may have one if the others have none.
+int64_t surely_wrong(const UncertainScores& scores, std::span<const int64_t> inside,
+                     std::span<const int64_t> outside) {
+  std::vector<double> lowers;
+  for (const int64_t i : inside) lowers.push_back(lower(scores, i));
+  for (const int64_t i : outside) lowers.push_back(lower(scores, i));
+  std::ranges::sort(lowers);
+  const auto wrong = std::ranges::count_if(inside, [&](int64_t j) {
+    const auto better = lowers.end() - std::ranges::upper_bound(lowers, upper(scores, j));
+    return better >= static_cast<std::ptrdiff_t>(inside.size());
+  });
+  return std::max<int64_t>(1, wrong);
+}
+
 // The rule between entries inside and outside: the worst pair is the outsider that is at least so good, and the insider
 // that is at most so good.
 std::optional<Fault> fault(const char* by, const UncertainScores& scores, std::span<const int64_t> inside,
@@ -42,14 +57,13 @@ std::optional<Fault> fault(const char* by, const UncertainScores& scores, std::s
   const int64_t chosen = *std::ranges::min_element(inside, {}, [&](int64_t j) { return upper(scores, j); });
   const double least = lower(scores, better);
   if (!(least > upper(scores, chosen))) return std::nullopt;
-  const auto faulty = std::ranges::count_if(inside, [&](int64_t j) { return upper(scores, j) < least; });
   return Fault{by,
                chosen,
                better,
                at(scores.scores, chosen),
                at(scores.scores, better),
                at(scores.errors, chosen) + at(scores.errors, better),
-               faulty};
+               surely_wrong(scores, inside, outside)};
 }
 
 }  // namespace

@@ -27,8 +27,9 @@ struct Fault {
   int64_t better = 0;  ///< candidate that is better by more than both errors
   double chosen_score = 0;
   double better_score = 0;
-  double band = 0;     ///< both errors together
-  int64_t faulty = 0;  ///< chosen candidates that some other one clearly beats
+  double band = 0;  ///< both errors together
+  int64_t faulty =
+      1;  ///< how many chosen candidates have no place by any reading of their scores; at least 1
 
   double excess() const { return better_score - chosen_score; }
 };

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 or Ubuntu 24.04 to a first replay: installs what is missing, builds, and shows what SnapKV
-# does to the shipped sample with and without CriticalKV. The table goes to stdout, all else to stderr.
+# does to the shipped sample with and without CriticalKV; then that the CUDA kernels do the same, on a GPU or emulated.
+# The tables go to stdout, all else to stderr.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
@@ -12,6 +13,12 @@ run cmake --preset release -B build/quickstart -DKVBOUND_TESTS=OFF
 run cmake --build build/quickstart --parallel "$(nproc)"
 run build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors \
   --policy snapkv,snapkv+critical --base snapkv --budget 2.5%,5%,10%,20%,40% >&3
+
+device=emulated
+if nvidia-smi --list-gpus >/dev/null 2>&1 && command -v nvcc >/dev/null; then device=cuda; fi
+echo >&3
+run build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors \
+  --policy snapkv,snapkv+critical --budget 20% --backend reference,$device >&3
 
 printf '\nThe program is %s; next: its --help, traces/samples/README.md, and tests/run.sh for all the tests.\n' \
   "$PWD/build/quickstart/kvbound"

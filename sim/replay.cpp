@@ -44,13 +44,18 @@ bool is_held_against_reference(const Run& run, const ReplayResult& result) {
          std::ranges::count(result.times, kReference, &BackendTimes::backend) > 0;
 }
 
-std::vector<TensorAgreement> agreement_of(const RunResult& run, const traces::Layer& layer,
-                                          const ReplayResult& result, const LayerRecord& record) {
+// Holds what another backend recorded of a layer against the reference.
+void judge(RunResult& run, const traces::Layer& layer, int64_t index, const ReplayResult& result,
+           const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
   const Claimant claimant{run.run.policy.policy, run.entries, result.scope.steps,
                           device_arithmetic(result.trace, storage, run.entries + result.scope.steps),
                           storage};
-  return agreement(layer, claimant, claims_of(record));
+  const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
+  if (!run.agreement) run.agreement.emplace();
+  for (TensorAgreement& found : agreement(layer, claimant, claims)) {
+    run.agreement->push_back({index, std::move(found)});
+  }
 }
 
 // Does a run's record hold L1 norms that the reference computed?
@@ -108,9 +113,7 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
     RunResult& run = result.runs[r];
     records.push_back(run_layer(sessions->of(run.run.backend), layer, result.scope, run));
     if (observer.recorded) observer.recorded(r, index, records.back());
-    if (is_held_against_reference(run.run, result)) {
-      run.agreement.push_back(agreement_of(run, layer, result, records.back()));
-    }
+    if (is_held_against_reference(run.run, result)) judge(run, layer, index, result, records.back());
     drop_scores(run.run, records.back().prompt, reference_norms);
     advance();
   }
@@ -144,7 +147,7 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   require_valid(runs, trace.info());
   ReplayResult result{trace.info(), scope, {}, {}};
   for (const Run& run : runs) {
-    result.runs.push_back({run, run.budget.entries(trace.info().prompt_tokens), {}, 0, 0, {}});
+    result.runs.push_back({run, run.budget.entries(trace.info().prompt_tokens), {}, 0, 0, std::nullopt});
     if (std::ranges::count(result.times, run.backend, &BackendTimes::backend) == 0) {
       result.times.push_back({run.backend, {}});
     }

@@ -11,8 +11,8 @@
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "agreement.hpp"
 #include "budget.hpp"
-#include "comparison.hpp"
 #include "metrics.hpp"
 
 namespace kvbound::sim {
@@ -42,8 +42,8 @@ struct RunResult {
   std::vector<LayerMetrics> layers;  ///< in the order of the scope's layers
   double compress_seconds = 0;       ///< wall time of all layers' prompt compression
   double step_seconds = 0;           ///< and of all their decode steps
-  /// Another backend than the reference, beside which it ran: how its records agree, per layer as in `layers`.
-  std::vector<std::vector<TensorAgreement>> agreement;
+  /// Another backend than the reference, beside which it ran: how its records agree, by layer.
+  std::optional<std::vector<JudgedTensor>> agreement;
 };
 
 /// What a backend's operations took, over all runs. What depends on the layer alone is done once for all of them.

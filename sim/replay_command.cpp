@@ -7,6 +7,7 @@
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "agreement_report.hpp"
 #include "backend.hpp"
 #include "command_line.hpp"
 #include "dump.hpp"
@@ -31,7 +32,12 @@ std::string details() {
          "      --base snapkv --budget 5%,20%\n"
          "  kvbound replay a.safetensors b.safetensors --policy snapkv:window=16+theta-sweep:norm=l2 \\\n"
          "      --budget 256 --layers 0,3-5 --json out.json --dump dumps/\n"
-         "\nExit code 1 if a bound is violated, 5 if the trace has no decode step to measure.\n";
+         "  kvbound replay a.safetensors --policy snapkv+critical --budget 20% --backend reference,emulated\n"
+         "\nWhere the reference is among several backends, all that the others recorded is held against it,\n"
+         "element by element, within bounds derived for single precision.\n"
+         "\nExit code 1 if a bound is violated or a backend does not agree with the reference, 5 if the "
+         "trace has\n"
+         "no decode step to measure or there is no device.\n";
 }
 
 // What a command line asks for, independent of any trace.
@@ -145,6 +151,18 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
   return report;
 }
 
+// Says on standard error where a run does not agree with the reference, if anywhere.
+bool tell_disagreement(const std::string& trace, const RunResult& run) {
+  if (!run.agreement) return false;
+  for (const TensorSummary& summary : summaries(*run.agreement)) {
+    if (summary.total.agrees()) continue;
+    std::cerr << fmt::format("kvbound: {}: {} at {} on {}: {}\n", one_line(trace), run.run.policy.label,
+                             to_string(run.run.budget), run.run.backend, text_of(*summary.worst));
+    return true;
+  }
+  return false;
+}
+
 // The worst news of all runs.
 int exit_code(const std::vector<Report>& reports, bool quiet) {
   int code = kPass;
@@ -156,6 +174,7 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
       code = code == kPass ? kInconclusive : code;
     }
     for (const RunResult& run : report.result.runs) {
+      if (tell_disagreement(report.result.trace.path, run)) code = kMismatch;
       const Summary summary = summarise(run, report.result.scope);
       if (summary.violations == 0) continue;
       const Place& place = *summary.first_violation;
@@ -177,7 +196,9 @@ CommandLine command_line() {
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
   line.add("base", "P",
            "count the heads that each policy improves over this one; replayed too if not in --policy");
-  line.add("backend", "B[,B]", "what runs the cache (default and only one: reference)");
+  line.add("backend", "B[,B]",
+           "what runs the cache (default: reference): reference, emulated (the CUDA kernels on this "
+           "processor), cuda (on a GPU)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/replay.schema.json)");

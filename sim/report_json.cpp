@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "agreement_report.hpp"
 #include "environment.hpp"
 #include "policy.hpp"
 #include "report.hpp"
@@ -67,6 +68,13 @@ Json layer(int64_t index, const LayerMetrics& metrics) {
           {"layer_relative", step_numbers(metrics.layer_relative)}};
 }
 
+Json agreement(const RunResult& run) {
+  if (!run.agreement) return {};
+  Json tensors = Json::array();
+  for (const JudgedTensor& tensor : *run.agreement) tensors.push_back(to_json(tensor));
+  return tensors;
+}
+
 Json run(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base) {
   const Summary summary = summarise(run, result.scope);
   Json layers = Json::array();
@@ -88,6 +96,7 @@ Json run(const RunResult& run, const ReplayResult& result, const std::optional<P
           {"stage_one_mass", stage_one(summary)},
           {"layer_perturbation", mean(summary.layer_perturbation)},
           {"layer_relative", mean(summary.layer_relative)},
+          {"agreement", agreement(run)},
           {"improved_heads", improvement(run, base_of(run, result, base))},
           {"seconds", {{"compress", run.compress_seconds}, {"steps", run.step_seconds}}},
           {"layers", layers}};

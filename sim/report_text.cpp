@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <iterator>
 
 #include <fmt/format.h>
 
 #include <kvbound/traces/messages.hpp>
 
+#include "agreement_report.hpp"
 #include "bench.hpp"
 #include "command_line.hpp"
 #include "policy.hpp"
@@ -46,6 +48,25 @@ const TableRow& headings() {
                             "relative L", "layer rel. L", "bound",          "L/bound",       "max L/bound",
                             "violations", "kept mass",    "stage 1 <= 1/2", "improved heads"};
   return row;
+}
+
+// How every run on another backend agrees with the reference; empty if none was held against it.
+std::string agreement_table(const std::vector<RunResult>& runs, bool colour) {
+  TableRow headings{"agreement with the reference", "budget", "backend"};
+  std::ranges::copy(agreement_headings(), std::back_inserter(headings));
+  std::vector<TableRow> rows{headings};
+  for (const RunResult& run : runs) {
+    if (!run.agreement) continue;
+    for (const TensorSummary& summary : summaries(*run.agreement)) {
+      TableRow row{run.run.policy.label, to_string(run.run.budget), run.run.backend};
+      std::ranges::copy(agreement_row(summary), std::back_inserter(row));
+      rows.push_back(row);
+    }
+  }
+  const auto alarming = [](const std::string&, const std::string& cell) {
+    return cell == word(Verdict::differs);
+  };
+  return rows.size() > 1 ? table(rows, {.colour = colour, .alarming = alarming}) + "\n" : "";
 }
 
 const OperationTimes::Entry* find(const OperationTimes& times, const std::string& operation) {
@@ -94,6 +115,7 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
     return heading == "violations" && cell != "0";
   };
   text += table(rows, {.colour = colour, .alarming = alarming}) + "\n";
+  text += agreement_table(result.runs, colour);
   if (result.times.size() > 1) text += times_table(result.times, colour) + "\n";
   std::vector<std::string> told;
   for (const RunResult& run : result.runs) {

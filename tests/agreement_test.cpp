@@ -13,6 +13,8 @@
 namespace kvbound::sim {
 namespace {
 
+const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
+
 using test::Positions;
 
 // A random layer as a trace has it, small enough to look at.

@@ -27,15 +27,15 @@ class Backends(CommandLineTest):
         emulated = [run for run in runs if run["backend"] == "emulated"]
         self.assertEqual(len(emulated), len(runs) / 2)
         for run in emulated:
-            tensors = {entry["tensor"]: entry for entry in run["agreement"]}
+            entries = run["agreement"]
             expected = {"score", "kept", "output"}
             if "critical" in run["policy"]:
                 expected |= {"stage_two_score", "projected_value_norms"}
-            self.assertLessEqual(expected, set(tensors))
-            for name, entry in tensors.items():
-                self.assertEqual(entry["outside"], 0, (run["policy"], name, entry))
-            for name in expected:
-                self.assertGreater(tensors[name]["judged"], 0)
+            self.assertLessEqual(expected, {entry["tensor"] for entry in entries})
+            for entry in entries:
+                self.assertEqual(entry["outside"], 0, (run["policy"], entry))
+                if entry["tensor"] in expected:
+                    self.assertGreater(entry["judged"], 0)
 
     def test_a_recorded_model_agrees_on_every_layer_and_step(self):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv,snapkv+critical")

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from support import independent_replay, kvbound_cli
-from support.kvbound_cli import INCONCLUSIVE, MISMATCH, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
+from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
 OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "json", "csv", "dump", "threads",

@@ -89,6 +89,15 @@ class RightDumps(DiffTest):
                     with self.subTest(f"{trace_dtype} {policy} in {dtype}"):
                         self.agrees(trace, dump.stored(dtype))
 
+    def test_the_emulated_devices_dumps_agree(self):
+        for dtype in REAL:
+            trace = self.trace(dtype)
+            for policy in ("snapkv:window=8", CRITICAL, "snapkv:window=8+critical:alpha=adaptive:norm=l2"):
+                with self.subTest(f"{dtype} {policy}"):
+                    dump = self.reference(trace, policy, "40", "--backend", "emulated")
+                    self.assertEqual((dump.metadata["backend"], dump.metadata["accumulate"]), ("emulated", "F32"))
+                    self.agrees(trace, dump)
+
     def test_any_subset_of_the_tensors_may_be_there(self):
         trace = self.trace("BF16")
         dump = self.reference(trace)

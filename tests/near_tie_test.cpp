@@ -1,5 +1,6 @@
 #include <kvbound/sim/near_tie.hpp>
 
+#include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
@@ -58,6 +59,13 @@ TEST(TopKFault, NamesTheClearlyBetterEntry) {
   EXPECT_EQ(fault->excess(), 1);
   EXPECT_EQ(fault->band, 0.5);
   EXPECT_EQ(fault->faulty, 1) << "entry 3 is a near tie";
+}
+
+TEST(TopKFault, CountsWhoHasNoPlace) {
+  EXPECT_EQ(top_k_fault(with_error({9, 8, 7, 1, 2}, 0.1), Positions{1, 2, 3})->faulty, 1)
+      << "7 and 8 belong there";
+  EXPECT_EQ(top_k_fault(with_error({9, 8, 7, 1, 2}, 0.1), Positions{2, 3, 4})->faulty, 2);
+  EXPECT_EQ(top_k_fault(Scores{{5, 4.5, 4}, {0, 3, 0.1}}, Positions{1, 2})->faulty, 1);
 }
 
 TEST(TopKFault, AllowsADifferenceOfBothErrorsAndNoMore) {

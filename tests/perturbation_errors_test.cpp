@@ -18,6 +18,8 @@
 namespace kvbound::reference {
 namespace {
 
+const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
+
 using test::Positions;
 using test::Random;
 

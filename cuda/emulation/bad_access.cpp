@@ -15,7 +15,7 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-constexpr size_t kStackBytes = 64 * 1024;
+constexpr size_t kStackBytes = size_t{64} << 10;
 constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE};
 std::array<struct sigaction, kSignals.size()> before;
 

@@ -28,16 +28,17 @@ struct Thread {
   AsyncCopies copies;
 };
 
-// Every lane is in at most one of these sets; in none while it runs.
+// Sets of lanes.
 struct Warp {
-  unsigned not_begun = 0;
-  unsigned ready = 0;  // may go on
+  unsigned runnable = 0;  // may go on or begin
   unsigned at_barrier = 0;
   unsigned at_step = 0;
   unsigned gone = 0;  // has returned, or never was
-
-  unsigned runnable() const { return not_begun | ready; }
+  unsigned begun = 0;
 };
+
+unsigned bit_of(int number) { return 1U << static_cast<unsigned>(number) % kWarpSize; }
+size_t warp_number(int number) { return static_cast<size_t>(number) / kWarpSize; }
 
 // splitmix64
 class Random {
@@ -105,7 +106,7 @@ class Runner {
   void finish(const Step& step);
 
   bool in_kernel() const { return current_ >= 0; }
-  int lane() const { return current_ % kWarpSize; }
+  int lane() const { return static_cast<int>(static_cast<unsigned>(current_) % kWarpSize); }
   AsyncCopies& copies() { return thread(current_).copies; }
   bool eager_copies() const { return grid_->schedule.eager_copies; }
   SharedArena& shared() { return shared_; }
@@ -119,18 +120,22 @@ class Runner {
 
   Thread& thread(int number) { return threads_[static_cast<size_t>(number)]; }
   const Thread& thread(int number) const { return threads_[static_cast<size_t>(number)]; }
-  Warp& warp_of(int number) { return warps_[static_cast<size_t>(number / kWarpSize)]; }
+  Warp& warp_of(int number) { return warps_[warp_number(number)]; }
+  const Warp& warp_of(int number) const { return warps_[warp_number(number)]; }
   std::string name(int number) const { return "thread " + text(names_[static_cast<size_t>(number)]); }
-  int of_this_warp(int lane) const { return current_ / kWarpSize * kWarpSize + lane; }
+  int of_this_warp(int lane) const { return current_ - this->lane() + lane; }
 
   int next();
-  void set_current(int number);
+  bool set_current(int number);
   void update_runnable(int number);
   void go_on();
   bool begin_another();
   Fiber& idle_fiber();
   void refuse_step_of_others(const Step& step);
   void refuse_to_return();
+  bool waits(int number) const {
+    return ((warp_of(number).at_barrier | warp_of(number).at_step) & bit_of(number)) != 0;
+  }
   std::string first_gone() const;
   std::string first_at_barrier() const;
   std::string all_waits() const;
@@ -195,7 +200,7 @@ void Runner::prepare(uint64_t block) {
   const int warps = (count_ + kWarpSize - 1) / kWarpSize;
   for (int w = 0; w < warps; ++w) {
     const unsigned there = ~0U >> std::max(0, (w + 1) * kWarpSize - count_);
-    warps_[static_cast<size_t>(w)] = {.not_begun = there, .gone = ~there};
+    warps_[static_cast<size_t>(w)] = {.runnable = there, .gone = ~there};
   }
   runnable_ = ~0U >> (kMostWarps - warps);
   random_ = Random(Random(grid_->schedule.seed).next() + block);
@@ -259,7 +264,7 @@ void Runner::refuse_to_return() {
     fail("returns, while " + first_at_barrier() + " waits at __syncthreads at " + text(barrier_), barrier_);
   }
   Warp& mine = warp_of(current_);
-  const unsigned bit = 1U << lane();
+  const unsigned bit = bit_of(current_);
   for (unsigned others = mine.at_step; others != 0; others &= others - 1) {
     const int other = of_this_warp(std::countr_zero(others));
     const Step& step = *thread(other).step;
@@ -280,8 +285,7 @@ bool Runner::begin_another() {
     Fiber::change(mine, main_);
     return true;
   }
-  const bool begun = (warp_of(following).not_begun >> following % kWarpSize & 1) == 0;
-  set_current(following);
+  const bool begun = set_current(following);
   if (begun) {
     idle_.push_back(&mine);
     fiber_ = thread(following).fiber;
@@ -304,7 +308,7 @@ Fiber& Runner::idle_fiber() {
 // A thread that may go on or begin, by the schedule; -1 if there is none.
 int Runner::next() {
   if (runnable_ == 0) return -1;
-  const int here = current_ < 0 ? 0 : current_ / kWarpSize;
+  const int here = current_ < 0 ? 0 : static_cast<int>(warp_number(current_));
   const bool stay = current_ >= 0 && (runnable_ >> here & 1) != 0;
   const auto pick = [this](unsigned set) {
     switch (grid_->schedule.seed) {
@@ -319,22 +323,25 @@ int Runner::next() {
   // A warp's lanes go on together for a while, as on a GPU, but not always.
   const bool move = grid_->schedule.seed > 1 && random_.below(16) == 0;
   const int warp = stay && !move ? here : pick(runnable_);
-  return warp * kWarpSize + pick(warps_[static_cast<size_t>(warp)].runnable());
+  return warp * kWarpSize + pick(warps_[static_cast<size_t>(warp)].runnable);
 }
 
-void Runner::set_current(int number) {
-  const unsigned others = ~(1U << number % kWarpSize);
+// Whether the thread had begun before.
+bool Runner::set_current(int number) {
+  const unsigned bit = bit_of(number);
   Warp& warp = warp_of(number);
-  warp.not_begun &= others;
-  warp.ready &= others;
+  const bool begun = (warp.begun & bit) != 0;
+  warp.runnable &= ~bit;
+  warp.begun |= bit;
   update_runnable(number);
   current_ = number;
   threadIdx = names_[static_cast<size_t>(number)];
+  return begun;
 }
 
 void Runner::update_runnable(int number) {
-  const unsigned bit = 1U << number / kWarpSize;
-  runnable_ = warp_of(number).runnable() != 0 ? runnable_ | bit : runnable_ & ~bit;
+  const unsigned bit = 1U << warp_number(number);
+  runnable_ = warp_of(number).runnable != 0 ? runnable_ | bit : runnable_ & ~bit;
 }
 
 // Of a thread that has put itself where it waits. Returns when it has been chosen to go on.
@@ -343,8 +350,7 @@ void Runner::go_on() {
   if (following < 0) fail("waits, and nobody can go on: " + all_waits(), first_wait());
   const int me = current_;
   Fiber& mine = *fiber_;
-  const bool begun = (warp_of(following).not_begun >> following % kWarpSize & 1) == 0;
-  set_current(following);
+  const bool begun = set_current(following);
   if (following == me) return;
   thread(me).fiber = &mine;
   fiber_ = begun ? thread(following).fiber : &idle_fiber();
@@ -360,12 +366,12 @@ int Runner::wait_for_block(bool flag, CallSite where) {
   barrier_ = where;
   const Step step{kBarrier, ~0U, nullptr, where};
   thread(current_).step = &step;
-  warp_of(current_).at_barrier |= 1U << lane();
+  warp_of(current_).at_barrier |= bit_of(current_);
   flags_ += flag ? 1 : 0;
   if (++at_barrier_ == count_) {
     for (int first = 0; first < count_; first += kWarpSize) {
       Warp& warp = warp_of(first);
-      warp.ready |= std::exchange(warp.at_barrier, 0);
+      warp.runnable |= std::exchange(warp.at_barrier, 0);
       update_runnable(first);
     }
     at_barrier_ = 0;
@@ -377,7 +383,7 @@ int Runner::wait_for_block(bool flag, CallSite where) {
 
 void** Runner::gather(const Step& step, void* argument) {
   Warp& mine = warp_of(current_);
-  const unsigned bit = 1U << lane();
+  const unsigned bit = bit_of(current_);
   if ((step.mask & bit) == 0) fail("takes part in " + text(step) + ", in which it is not", step.where);
   if ((step.mask & mine.gone) != 0) {
     const std::string lost = std::to_string(std::countr_zero(step.mask & mine.gone));
@@ -413,7 +419,7 @@ void Runner::refuse_step_of_others(const Step& step) {
 void Runner::finish(const Step& step) {
   Warp& mine = warp_of(current_);
   mine.at_step &= ~step.mask;
-  mine.ready |= step.mask;
+  mine.runnable |= step.mask;
   update_runnable(current_);
   go_on();
 }
@@ -424,7 +430,7 @@ void Runner::record(const std::string& problem, CallSite where) {
 
 std::string Runner::first_gone() const {
   for (int number = 0; number < count_; ++number) {
-    if (warps_[static_cast<size_t>(number / kWarpSize)].gone >> number % kWarpSize & 1) return name(number);
+    if (warp_of(number).gone & bit_of(number)) return name(number);
   }
   return "none";
 }
@@ -439,8 +445,7 @@ std::string Runner::first_at_barrier() const {
 
 CallSite Runner::first_wait() const {
   for (int number = 0; number < count_; ++number) {
-    const Warp& warp = warps_[static_cast<size_t>(number / kWarpSize)];
-    if ((warp.at_barrier | warp.at_step) >> number % kWarpSize & 1) return thread(number).step->where;
+    if (waits(number)) return thread(number).step->where;
   }
   return {};
 }
@@ -452,8 +457,7 @@ std::string Runner::all_waits() const {
   };
   std::map<std::string, Crowd> crowds;  // by what they wait for
   for (int number = 0; number < count_; ++number) {
-    const Warp& warp = warps_[static_cast<size_t>(number / kWarpSize)];
-    if (((warp.at_barrier | warp.at_step) >> number % kWarpSize & 1) == 0) continue;
+    if (!waits(number)) continue;
     Crowd& crowd = crowds[text(*thread(number).step)];
     if (crowd.count++ == 0) crowd.first = number;
   }

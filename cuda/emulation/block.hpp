@@ -16,6 +16,7 @@ inline constexpr int kMostThreads = 1024;
 /// What compute capability 9.0 grants a block, bytes.
 inline constexpr int64_t kMostSharedMemory = 232448;
 
+// NOLINTBEGIN(readability-identifier-naming): CUDA's names
 struct uint3 {
   unsigned x;
   unsigned y;
@@ -38,6 +39,7 @@ inline constinit thread_local uint3 threadIdx{};
 inline constinit thread_local uint3 blockIdx{};
 inline constinit thread_local dim3 blockDim{};
 inline constinit thread_local dim3 gridDim{};
+// NOLINTEND(readability-identifier-naming)
 
 /// A kernel with its arguments.
 struct Kernel {
@@ -103,8 +105,8 @@ int lane();
 template <class Argument, class Operation>
 void together(const char* name, unsigned mask, Argument& argument, CallSite where,
               const Operation& operation) {
-  static constexpr char kind = 0;
-  const Step step{name, mask, &kind, where};
+  static constexpr char kKind = 0;
+  const Step step{name, mask, &kKind, where};
   if (void** const arguments = gather(step, &argument)) {
     operation([arguments](int l) -> Argument& { return *static_cast<Argument*>(arguments[l]); });
     finish(step);

@@ -10,9 +10,10 @@
 
 #ifndef KVBOUND_UCONTEXT
 // Pushes what the calling convention wants kept, and takes it from the other stack.
-extern "C" void kvbound_switch_stack(void** save, void* to);
 asm(R"(
 .pushsection .text
+.globl kvbound_switch_stack
+.hidden kvbound_switch_stack
 .p2align 4
 .type kvbound_switch_stack, @function
 kvbound_switch_stack:
@@ -42,9 +43,9 @@ namespace {
 constexpr size_t kGuardBytes = 4096;
 // A kernel's locals and what the runtime calls; the sanitizers' frames are larger.
 #if defined(KVBOUND_ASAN) || defined(KVBOUND_TSAN)
-constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kStackBytes = size_t{256} << 10;
 #else
-constexpr size_t kStackBytes = 64 * 1024;
+constexpr size_t kStackBytes = size_t{64} << 10;
 #endif
 constexpr size_t kMappedBytes = kGuardBytes + kStackBytes;
 constexpr int kColours = 61;
@@ -108,25 +109,6 @@ void Fiber::restart() {
   stack_pointer_ = slots;
 #endif
 }
-
-void Fiber::jump(Fiber& to, [[maybe_unused]] void** fake_stack) {
-#ifdef KVBOUND_ASAN
-  __sanitizer_start_switch_fiber(fake_stack, to.bottom_, to.bytes_);
-#endif
-#ifdef KVBOUND_TSAN
-  __tsan_switch_to_fiber(to.shadow_, 0);
-#endif
-#ifdef KVBOUND_UCONTEXT
-  swapcontext(&context_, &to.context_);
-#else
-  kvbound_switch_stack(&stack_pointer_, to.stack_pointer_);
-#endif
-#ifdef KVBOUND_ASAN
-  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
-#endif
-}
-
-void Fiber::change(Fiber& from, Fiber& to) { from.jump(to, &from.fake_stack_); }
 
 void Fiber::leave(Fiber& from, Fiber& to) {
   from.jump(to, nullptr);

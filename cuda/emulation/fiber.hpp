@@ -6,7 +6,12 @@
 #if !defined(__x86_64__) || defined(KVBOUND_PORTABLE_FIBERS)
 #define KVBOUND_UCONTEXT
 #include <ucontext.h>
+#else
+/// Saves the caller's place and goes on where the other stack was left.
+extern "C" void kvbound_switch_stack(void** save, void* to);
 #endif
+
+#include "sanitizer.hpp"
 
 namespace kvbound::cuda::emulation {
 
@@ -52,7 +57,26 @@ class Fiber {
   const void* bottom_ = nullptr;
   size_t bytes_ = 0;
   void* fake_stack_ = nullptr;
-  void* shadow_ = nullptr;
+  [[maybe_unused]] void* shadow_ = nullptr;
 };
+
+inline void Fiber::change(Fiber& from, Fiber& to) { from.jump(to, &from.fake_stack_); }
+
+inline void Fiber::jump(Fiber& to, [[maybe_unused]] void** fake_stack) {
+#ifdef KVBOUND_ASAN
+  __sanitizer_start_switch_fiber(fake_stack, to.bottom_, to.bytes_);
+#endif
+#ifdef KVBOUND_TSAN
+  __tsan_switch_to_fiber(to.shadow_, 0);
+#endif
+#ifdef KVBOUND_UCONTEXT
+  swapcontext(&context_, &to.context_);
+#else
+  kvbound_switch_stack(&stack_pointer_, to.stack_pointer_);
+#endif
+#ifdef KVBOUND_ASAN
+  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
+#endif
+}
 
 }  // namespace kvbound::cuda::emulation

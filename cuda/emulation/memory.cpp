@@ -168,7 +168,7 @@ void write_canaries(void* memory, size_t bytes) {
 }
 
 // Reads what AddressSanitizer forbids.
-[[gnu::no_sanitize("address")]] int64_t overwritten_byte(const void* memory, size_t bytes) {
+__attribute__((no_sanitize("address"))) int64_t overwritten_byte(const void* memory, size_t bytes) {
   const auto* const from = static_cast<const unsigned char*>(memory);
   size_t i = 0;
   const auto look = [&](size_t end) __attribute__((no_sanitize("address"))) {

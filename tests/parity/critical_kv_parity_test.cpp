@@ -184,7 +184,7 @@ TYPED_TEST(ProjectedValueNormsParity, GivesEqualValuesEqualBitsWhereverTheyStand
 
 // Also whether a block takes one query head of a group or all of them, which the number of tokens decides.
 TYPED_TEST(ProjectedValueNormsParity, DoesNotDependOnHowManyTokensThereAre) {
-  const int64_t tokens = 9000;
+  const int64_t tokens = 128 * cuda::device().multiprocessors;  // a block takes no more than 128
   const LayerShape shape = layer_shape(2, 1, 16, 3);
   const NormsInput<TypeParam> input = norms_input<TypeParam>(shape, tokens);
   Tensor first(1, 5, 16);
