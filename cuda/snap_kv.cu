@@ -376,10 +376,6 @@ __global__ void __launch_bounds__(kThreads)
   mean[g * cols + j] = sum / static_cast<float>(group_size);
 }
 
-dim3 grid_of(int64_t x, int64_t y = 1, int64_t z = 1) {
-  return {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
-}
-
 template <Storage T>
 void require_valid(const WindowView<T>& window) {
   require_layout("queries", window.queries);
@@ -395,7 +391,7 @@ void launch_log_sum_exp(const Window<T>& window, const Splits& splits, const Spl
                         Stream stream) {
   const Shape shape(window.keys, kStages, kRows * kRowLanes);
   const int64_t row_blocks = ceil_division(window.group_size() * window.size(), shape.query_rows);
-  launch({grid_of(row_blocks, splits.count, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape),
+  launch({extent(row_blocks, splits.count, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape),
           stream},
          window_log_sum_exp_split_kernel<T, kRows>, window, splits, partials, shape);
 }
@@ -404,7 +400,7 @@ template <int kRows, Storage T>
 void launch_attention(const Window<T>& window, const float* log_sum_exp, float* mean, Stream stream) {
   const Shape shape(window.keys, 1, kRows * kRowLanes);
   const int64_t tiles = ceil_division(window.tokens(), kTileTokens);
-  launch({grid_of(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape), stream},
+  launch({extent(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape), stream},
          window_attention_kernel<T, kRows>, window, log_sum_exp, mean, shape);
 }
 
@@ -431,7 +427,7 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
   } else {
     launch_log_sum_exp<kManyRows>(window, splits, partials, stream);
   }
-  launch({grid_of(ceil_division(queries, kJoinWarps)), dim3(kJoinWarps * 32), 0, stream},
+  launch({extent(ceil_division(queries, kJoinWarps)), dim3(kJoinWarps * 32), 0, stream},
          window_log_sum_exp_join_kernel, partials, queries, splits.count, log_sum_exp);
 }
 
@@ -481,7 +477,7 @@ void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_strid
                         std::to_string(cols) + " columns");
   }
   if (rows <= 0 || cols <= 0) return;
-  launch({grid_of(ceil_division(cols, kThreads), rows), dim3(kThreads), 0, stream}, max_pool_kernel, scores,
+  launch({extent(ceil_division(cols, kThreads), rows), dim3(kThreads), 0, stream}, max_pool_kernel, scores,
          cols, row_stride, (width - 1) / 2, pooled);
 }
 
@@ -492,7 +488,7 @@ void group_mean(const float* scores, int64_t query_heads, int64_t cols, int64_t 
                         std::to_string(group_size));
   }
   if (query_heads <= 0 || cols <= 0) return;
-  launch({grid_of(ceil_division(cols, kThreads), query_heads / group_size), dim3(kThreads), 0, stream},
+  launch({extent(ceil_division(cols, kThreads), query_heads / group_size), dim3(kThreads), 0, stream},
          group_mean_kernel, scores, cols, group_size, mean);
 }
 

@@ -41,7 +41,7 @@ class Backends(CommandLineTest):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv,snapkv+critical")
 
     def test_another_recorded_model_agrees_without_groups(self):
-        self.require_agreement(SAMPLES / "pocket-mha.safetensors", POLICIES, "5%,60%", "--layers", "0", "--steps", "8")
+        self.require_agreement(SAMPLES / "pocket-mha.safetensors", POLICIES, "10%,60%", "--layers", "0", "--steps", "8")
 
     def test_every_storage_and_kind_of_attention_agrees(self):
         for dtype, kind in (("F32", "mixed"), ("F16", "mixed"), ("BF16", "mixed"), ("F64", "power-law"),
@@ -58,7 +58,7 @@ class Backends(CommandLineTest):
                 trace = self.generate(f"{head_dim}.safetensors", "--kind", "mixed", "--dtype", "BF16", "--tokens", 90,
                                       "--decode", 3, "--layers", 1, "--query-heads", 4, "--kv-heads", 4,
                                       "--head-dim", head_dim, "--model-dim", 33)
-                self.require_agreement(trace)
+                self.require_agreement(trace, POLICIES, "60%")
 
     def test_tensors_of_several_types_agree_though_they_are_stored_as_one(self):
         trace = TraceFile(dtype="BF16", prompt_tokens=60, window_queries=40)

@@ -90,7 +90,7 @@ class BadOptions(CommandLineTest):
                 ("--threads", ("0", "-1", "abc", "", "1.5", "1e1", "4294967297", "1000000", HUGE, " 2"),
                  "--threads '.*': expected an integer from 1 to"),
                 ("--header-limit", ("0", "-1", "abc", "1M", HUGE), "--header-limit '.*': expected an integer"),
-                ("--backend", ("cuda", "Reference", "reference,none"), "known backends: reference"),
+                ("--backend", ("rocm", "Reference", "reference,none"), "known backends: reference, emulated, cuda"),
                 ("--backend", ("", "reference,"), "empty"), ("--backend", ("reference,reference",), "twice"),
                 ("--base", ("none",), "known hosts"), ("--base", ("snapkv:window=9",), "window=9")):
             self.refuses_values(option, values, pattern)

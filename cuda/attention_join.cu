@@ -1,0 +1,135 @@
+// Attention's second kernel: joins, in a fixed order, what the blocks of the first have left.
+#include "attention_splits.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace attention_splits {
+namespace {
+
+// A block has one query head and 64 numbers of its output, four for each of 16 threads, and 16 splits at a time.
+constexpr int kJoinThreads = 256;
+constexpr int kJoinWarps = kJoinThreads / 32;
+constexpr int kJoinColumns = 16;
+constexpr int kJoinSlices = kJoinThreads / kJoinColumns;
+constexpr int kJoinPart = 4;  // splits that a thread adds up before it adds their sum to the others'
+
+struct JoinShared {
+  float* by_warp;   // [kJoinWarps]
+  float4* outputs;  // [kJoinSlices, kJoinColumns]
+
+  __host__ __device__ explicit JoinShared(SharedMemory& memory)
+      : by_warp(memory.array<float>(kJoinWarps)), outputs(memory.array<float4>(kJoinThreads)) {}
+};
+
+// One number for the block out of one for each thread; two barriers.
+template <class Join>
+__device__ float join_block(float number, float* by_warp, const Join& join) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    number = join(number, __shfl_xor_sync(kAllLanes, number, offset));
+  }
+  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = number;
+  __syncthreads();
+  number = by_warp[0];
+  for (int warp = 1; warp < kJoinWarps; ++warp) number = join(number, by_warp[warp]);
+  __syncthreads();
+  return number;
+}
+
+// What the sums of a split are multiplied with where the largest of all is this.
+__device__ float rescaling(float largest_of_split, float largest) {
+  return largest_of_split == kNothing ? 0 : expf(largest_of_split - largest);
+}
+
+__device__ float4 add(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// sum_split rescaling * its output, of four numbers; threads 0..15 have the sums in the end.
+__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, int64_t splits,
+                               float largest) {
+  const int64_t first = blockIdx.x * p.splits.count;
+  const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
+  const int slice = static_cast<int>(threadIdx.x) / kJoinColumns;
+  float4 sum = make_float4(0, 0, 0, 0);
+  if (column < p.head_dim) {
+    for (int64_t s = slice; s < splits; s += kJoinPart * kJoinSlices) {
+      float4 part = make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (int i = 0; i < kJoinPart; ++i) {
+        const int64_t place = first + s + i * kJoinSlices;
+        if (s + i * kJoinSlices >= splits) break;
+        const float factor = rescaling(p.partials.largest[place], largest);
+        const float4 four =
+            *reinterpret_cast<const float4*>(p.partials.outputs + place * p.partials.row + column);
+        part = add(part, make_float4(factor * four.x, factor * four.y, factor * four.z, factor * four.w));
+      }
+      sum = add(sum, part);
+    }
+  }
+  shared.outputs[threadIdx.x] = sum;
+  for (int half = kJoinSlices / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (slice < half) {
+      shared.outputs[threadIdx.x] =
+          add(shared.outputs[threadIdx.x], shared.outputs[threadIdx.x + half * kJoinColumns]);
+    }
+  }
+  return shared.outputs[threadIdx.x];
+}
+
+__global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
+  SharedMemory memory;
+  const JoinShared shared(memory);
+  const int64_t head = blockIdx.x;
+  const int64_t splits = (p.entries[head / p.group_size] + p.splits.tokens - 1) / p.splits.tokens;
+  const float* largest_of = p.partials.largest + head * p.splits.count;
+  float largest = kNothing;
+  for (int64_t s = threadIdx.x; s < splits; s += kJoinThreads) largest = fmaxf(largest, largest_of[s]);
+  largest = join_block(largest, shared.by_warp, [](float a, float b) { return fmaxf(a, b); });
+  float sum = 0;
+  for (int64_t s = threadIdx.x; s < splits; s += kJoinThreads) {
+    sum += rescaling(largest_of[s], largest) * p.partials.sums[head * p.splits.count + s];
+  }
+  sum = join_block(sum, shared.by_warp, [](float a, float b) { return a + b; });
+  if (blockIdx.y == 0 && threadIdx.x == 0) {
+    p.result.log_sum_exp[head] = sum == 0 ? kNothing : largest + logf(sum);
+  }
+  const float4 outputs = join_outputs(p, shared, splits, largest);
+  if (threadIdx.x >= kJoinColumns) return;
+  const float four[4] = {outputs.x, outputs.y, outputs.z, outputs.w};
+  const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x) * 4;
+  for (int i = 0; i < 4 && column + i < p.head_dim; ++i) {
+    p.result.output[head * p.head_dim + column + i] = sum == 0 ? 0 : four[i] / sum;
+  }
+}
+
+}  // namespace
+
+void join_splits(const JoinArguments& arguments, Stream stream) {
+  const int64_t query_heads = arguments.query_heads;
+  launch({extent(query_heads, ceil_division(arguments.head_dim, 4 * kJoinColumns)), dim3(kJoinThreads),
+          shared_bytes<JoinShared>(), stream},
+         attention_join_kernel, arguments);
+}
+
+}  // namespace attention_splits
+
+int64_t attention_chain(int64_t entries) {
+  using namespace attention_splits;
+  int64_t longest = 0;
+  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
+    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
+    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
+    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
+    // a KV head's last tokens.
+    const int64_t splits =
+        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
+    const int64_t in_slice = ceil_division(splits, kJoinSlices);
+    const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
+    longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
+  }
+  return entries > 0 ? longest : 0;
+}
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
