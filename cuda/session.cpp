@@ -68,6 +68,9 @@ class DeviceSession final : public Session {
     require_valid(layer, policy, budgets);
     require_supported(policy);
     if (keys_.empty()) upload(layer);
+    require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
+                  keys_.rows());
+    status_.clear(stream_);
     const Ranking<T> ranking = std::visit([&](const auto& host) { return rank(layer, host); }, policy.host);
     PromptRecord record;
     record.score_positions.resize(static_cast<size_t>(ranking.scores.cols()));
@@ -107,7 +110,10 @@ class DeviceSession final : public Session {
   }
 
   Workspace workspace(int64_t bytes) {
-    if (workspace_.size() < bytes) workspace_ = Buffer<std::byte>(bytes);
+    if (workspace_.size() < bytes) {
+      synchronise(stream_);  // who works in the old one
+      workspace_ = Buffer<std::byte>(bytes);
+    }
     return {workspace_.data(), workspace_.size()};
   }
 
@@ -196,7 +202,7 @@ class DeviceSession final : public Session {
   }
 
   void select(const LayerView&, const Ranking<T>&, const ThetaSweep&, Kept&, PromptRecord&) {
-    assert(!"require_supported has refused");
+    throw InvalidPolicy("theta-sweep runs on the reference only");  // as require_supported has said
   }
 
   Buffer<int64_t> stage_one_counts_of(const Ranking<T>& ranking, const Critical& options, const Kept& kept) {

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <limits>
 
+#include "core/shape_check.hpp"
 #include "exponential.hpp"
 #include "instruction_set.hpp"
 #include "product.hpp"
-#include "core/shape_check.hpp"
 #include "token_blocks.hpp"
 
 namespace kvbound::reference {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/shape_check.hpp"
 #include "instruction_set.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
 #include "selection.hpp"
-#include "core/shape_check.hpp"
 #include "token_blocks.hpp"
 
 namespace kvbound::reference {

@@ -33,6 +33,9 @@ double gamma(double count, const Arithmetic& arithmetic) {
   return product < 1 ? product / (1 - product) : kInfinity;
 }
 
+// What the double reference adds where the claimant's chain is short: its own may be as long as there are terms.
+double reference_error(int64_t terms) { return 1.01 * static_cast<double>(terms) * kDoubleUnit; }
+
 // e^x - 1 <= x + x^2 for 0 <= x <= 1
 double growth(double x) {
   if (x <= 1) return x + x * x;
@@ -47,7 +50,7 @@ double longest(int64_t chain, int64_t terms) {
 // additions are rounded, and what `further` says.
 double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
   const double roundings = longest(arithmetic.product_chain, terms) + 1 + static_cast<double>(further);
-  const double adding = gamma(roundings, arithmetic);
+  const double adding = gamma(roundings, arithmetic) + reference_error(terms);
   const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
   return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
 }
@@ -89,7 +92,9 @@ SoftmaxErrors softmax_errors(VectorView logits, std::span<double> exponents, con
   const auto tokens = static_cast<int64_t>(logits.size());
   const double changes = rescalings(arithmetic, tokens);
   const double u = unit(arithmetic), e = exponential(arithmetic);
-  const double shared = e + u + changes * (e + 2 * u) + (changes > 0 ? 4 * u * result.largest : 0) +
+  const double most = exponents.empty() ? 0 : *std::ranges::max_element(exponents);
+  const double shared = 4 * u * most + e + u + changes * (e + 2 * u) +
+                        (changes > 0 ? 4 * u * result.largest : 0) +
                         2 * u * (result.largest + std::log(static_cast<double>(tokens)));
   for (size_t j = 0; j < logits.size(); ++j) {
     exponents[j] += shared + 2 * u * std::abs(logits[j]);
@@ -113,7 +118,8 @@ double softmax_share(double weight, double exponent, const SoftmaxErrors& softma
 // What the sum of a softmax's exponentials adds to the relative error of every weight: its own rounding, a
 // division, and exponentials too small to count, which are less than `smallest` beside a sum of at least 1.
 double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic) {
-  return gamma(terms + 3, arithmetic) + 2 * static_cast<double>(tokens) * arithmetic.smallest;
+  return gamma(terms + 3, arithmetic) + reference_error(tokens) +
+         2 * static_cast<double>(tokens) * arithmetic.smallest;
 }
 
 // Of one weight: it may be off by this share of itself, and by what underflows.
@@ -243,9 +249,9 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   Matrix logits = attention_logits(queries, keys, scale);
   Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
   const double terms = chain(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
-  const OutputRounding rounding{
-      sum_error(tokens, terms, arithmetic),
-      gamma(terms + changes + 3, arithmetic) + arithmetic.weights + arithmetic.input};
+  const OutputRounding rounding{sum_error(tokens, terms, arithmetic),
+                                gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
+                                    2 * arithmetic.weights + arithmetic.input};
   Matrix centred(queries.rows, values.cols);
   for (int64_t i = 0; i < queries.rows; ++i) {
     const std::span<double> row = logits.row(i), errors = coefficients.row(i);
@@ -268,12 +274,20 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   }
   multiply(coefficients, absolute(values), result.output.view());
   const Matrix sizes = absolute(values);
+  const double widest = growth(rounding.sum + rounding.terms + gamma(changes, arithmetic));
   const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
   for (int64_t c = 0; c < values.cols; ++c) {
-    double lost_weights = 0;
-    for (int64_t j = 0; j < tokens; ++j) lost_weights += sizes(j, c) * weight_error(0, 0, arithmetic);
+    double lost_weights = 0, least = kInfinity, most = -kInfinity;
+    for (int64_t j = 0; j < tokens; ++j) {
+      lost_weights += sizes(j, c) * weight_error(0, 0, arithmetic);
+      least = std::min(least, values(j, c));
+      most = std::max(most, values(j, c));
+    }
+    // Both outputs are means of the values, whatever the weights, but for the rounding of sums.
+    const double range = most - least + widest * std::max(std::abs(most), std::abs(least));
     for (int64_t i = 0; i < queries.rows; ++i) {
-      result.output(i, c) = std::min(result.output(i, c), centred(i, c) + lost_weights) + lost;
+      result.output(i, c) =
+          std::min({result.output(i, c), centred(i, c) + lost_weights, range + lost_weights}) + lost;
     }
   }
   return result;
@@ -338,7 +352,8 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   require_equal("columns of norms", norms.cols, "rows of values", values.rows);
   Matrix errors(norms.rows, norms.cols);
   const double share = product_error(shape.head_dim, 0, arithmetic);
-  const double adding = gamma(chain(arithmetic, shape.model_dim) + 3, arithmetic);
+  const double adding =
+      gamma(chain(arithmetic, shape.model_dim) + 3, arithmetic) + reference_error(shape.model_dim);
   const auto columns = static_cast<double>(shape.model_dim);
   const double lost = norm == Norm::l1
                           ? columns * 2 * static_cast<double>(shape.head_dim + 1) * arithmetic.smallest

@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "attention.hpp"
+#include "core/shape_check.hpp"
 #include "exponential.hpp"
 #include "product.hpp"
-#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

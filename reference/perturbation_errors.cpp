@@ -12,6 +12,8 @@ namespace kvbound::reference {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// No bound at all, yet a number.
+constexpr double kUnbounded = 1e200;
 constexpr double kDoubleUnit = std::numeric_limits<double>::epsilon() / 2;
 
 // Roundings of somebody else's arithmetic and of the reference's.
@@ -135,10 +137,10 @@ double stable_bound_error(const HeadMasses& head, const Roundings& roundings) {
   return evicted.error + products + 3 * roundings.unit() * reach;
 }
 
-// theta = C - (2 - 1/Sigma) S; infinity where Sigma may be 0.
+// theta = C - (2 - 1/Sigma) S; no bound where Sigma may be 0.
 double printed_bound_error(const HeadMasses& head, const Roundings& roundings) {
   const double least = head.kept_mass.value - head.kept_mass.error;
-  if (!(least > 0)) return kInfinity;
+  if (!(least > 0)) return kUnbounded;
   const Uncertain all = weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors,
                                      others(static_cast<int64_t>(head.weights.size()), {}), roundings);
   const Uncertain kept =
@@ -151,9 +153,8 @@ double printed_bound_error(const HeadMasses& head, const Roundings& roundings) {
 }
 
 double bound_error(const HeadMasses& head, const Roundings& roundings) {
-  const double stable = stable_bound_error(head, roundings);
-  const double printed = printed_bound_error(head, roundings);
-  return std::isfinite(printed) ? std::max(stable, printed) : stable;
+  const double either = std::max(stable_bound_error(head, roundings), printed_bound_error(head, roundings));
+  return either < kUnbounded ? either : kUnbounded;
 }
 
 // Attention of all query heads over some keys, and its errors.
@@ -230,10 +231,9 @@ class CaseErrors {
       propagated += product(head.weight_errors[entry], norm(head, i));
       terms += (head.weights[entry] + head.weight_errors[entry]) * absolute_projection(h, i);
     }
-    const VectorView share_errors = compressed_.weight_errors.row(h);
-    for (size_t i = 0; i < head.kept.size(); ++i) {
-      propagated += product(share_errors[i], norm(head, head.kept[i]));
-      terms += (head.shares[i] + share_errors[i]) * absolute_projection(h, head.kept[i]);
+    for (size_t i = 0; i < head.kept.size(); ++i) {  // as a softmax over the kept entries, or as a quotient
+      propagated += product(head.share_errors[i], norm(head, head.kept[i]));
+      terms += (head.shares[i] + head.share_errors[i]) * absolute_projection(h, head.kept[i]);
     }
     const double common = signed_weights(h, head).value;  // both outputs take the same rounded numbers
     // A rescaling multiplies what was summed; a sum of a chain's products is stored, projected, subtracted, added up.

@@ -4,11 +4,11 @@
 #include <string>
 
 #include "attention.hpp"
+#include "core/shape_check.hpp"
 #include "exponential.hpp"
 #include "instruction_set.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
-#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

@@ -5,9 +5,9 @@
 #include <limits>
 #include <optional>
 
+#include "core/shape_check.hpp"
 #include "perturbation.hpp"
 #include "selection.hpp"
-#include "core/shape_check.hpp"
 
 namespace kvbound::reference {
 namespace {

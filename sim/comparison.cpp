@@ -42,7 +42,16 @@ std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape
 }
 
 // The error bounds are 1e200 where there is none.
-bool says_something(double bound) { return bound < 1e100; }
+constexpr double kUnbounded = 1e100;
+
+// The largest of the finite |numbers|, 0 if there are none.
+double largest_of(VectorView numbers) {
+  double largest = 0;
+  for (const double number : numbers) {
+    if (std::isfinite(number)) largest = std::max(largest, std::abs(number));
+  }
+  return largest;
+}
 
 // |a - b|, infinity where that is NaN.
 double distance(double a, double b) {
@@ -103,7 +112,8 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
   TensorAgreement result;
   result.tensor = tensor;
   result.elements = static_cast<int64_t>(claim.numbers.size());
-  bool zero = true;
+  const double largest = largest_of(expected);
+  bool zero = true, tells_from_zero = false;
   double largest_share = -1;
   std::vector<double> slacks;
   for (size_t i = 0; i < claim.numbers.size(); ++i) {
@@ -112,11 +122,13 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
     element.bound = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
     const bool inside = is_inside(element);
     result.outside += !inside;
-    result.judged += !inside || says_something(element.bound);
+    // Where all are 0, nothing can be told from 0, and the verdict says so.
+    const bool says_something = largest > 0 ? element.bound < largest : element.bound < kUnbounded;
+    result.judged += !inside || says_something;
+    tells_from_zero = tells_from_zero || element.bound < std::abs(element.expected);
     zero = zero && expected[i] == 0;
     const double error = element.error;
-    if (error > 0 && std::isfinite(error) && says_something(element.bound))
-      slacks.push_back(element.bound / error);
+    if (error > 0 && std::isfinite(error) && says_something) slacks.push_back(element.bound / error);
     // What is right by overflow has no error that could be told.
     const double share = inside && !std::isfinite(error) ? 0 : element.share();
     if (!(share > largest_share)) continue;
@@ -124,6 +136,7 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
     element.index = index_of(static_cast<int64_t>(i), claim.shape);
     result.worst = element;
   }
+  if (largest > 0 && !tells_from_zero && result.outside == 0) result.judged = 0;
   result.all_zero = zero && result.outside == 0 && result.elements > 0;
   if (!slacks.empty()) result.median_slack = median(slacks);
   return result;

@@ -33,7 +33,7 @@ struct Offender {
 struct TensorAgreement {
   std::string tensor;  ///< its name without the layer
   int64_t elements = 0;
-  int64_t judged = 0;   ///< elements that have a bound: one of 1e100 and more says nothing
+  int64_t judged = 0;   ///< elements of which the bound says something: see compare
   int64_t outside = 0;  ///< elements beyond their bound
   /// The reference is zero everywhere and so is what is claimed: right, but no evidence.
   bool all_zero = false;
@@ -55,7 +55,8 @@ double overflow_threshold(Dtype storage);
 ///     |claimed - expected| <= bound + half_spacing(storage, claimed)
 ///
 /// NaN is outside whatever the bound; infinity is right where it is expected, or where a number within the bound rounds
-/// to it. An element that is outside counts as judged even if its bound is infinite.
+/// to it. An element that is outside counts as judged whatever its bound; one that is inside, only if the bound is below the
+/// largest of the expected numbers; and if no bound is below its own number, so that zeros everywhere would pass, none is.
 ///
 /// expected, bounds  [elements of the claim]
 /// throws            ShapeMismatch

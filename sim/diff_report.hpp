@@ -23,7 +23,8 @@ struct DiffReport {
   reference::Arithmetic arithmetic;
   std::vector<JudgedTensor> tensors;  ///< by layer, then in the order of tensor_names()
 
-  /// differs if any tensor does; no_evidence if none agrees, or one has elements of which none was judged.
+  /// differs if any tensor does; no_evidence if none agrees, or one has elements of which none was
+  /// judged; those that follow from the kept set, such as the perturbation, may.
   Verdict verdict() const;
   /// The first tensor, in the order of tensor_names(), that differs, in the layer where it is farthest out; null if all
   /// agree.

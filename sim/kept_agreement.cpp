@@ -67,6 +67,17 @@ class Judge {
         const PromptErrors& errors, int64_t kv_head)
       : layer_(layer), claimant_(claimant), reference_(reference), errors_(errors), g_(kv_head) {}
 
+  // Whether the bounds tell the best candidate from the worst: if not, every choice is as good as any other.
+  bool can_tell(int64_t selected) const {
+    const UncertainScores attention = scores();
+    double best = -kInfinity, worst = kInfinity;
+    for (size_t j = 0; j < attention.scores.size(); ++j) {
+      best = std::max(best, attention.scores[j] - attention.errors[j]);
+      worst = std::min(worst, attention.scores[j] + attention.errors[j]);
+    }
+    return best > worst || selected == 0 || selected == static_cast<int64_t>(attention.scores.size());
+  }
+
   // Nothing if legal. claimed, own: candidates selected by the claimant and by the reference, ascending.
   std::optional<Fault> fault(const Positions& claimed, const Positions& own) const {
     if (claimed == own) return std::nullopt;
@@ -99,6 +110,8 @@ class Judge {
   // By its bound: the sweep promises no more than that.
   std::optional<Fault> by(const ThetaSweep&, const Positions& claimed, const Positions& own) const {
     const Uncertain mine = total_bound(own), theirs = total_bound(claimed);
+    if (mine.value == kInfinity && theirs.value == kInfinity)
+      return std::nullopt;  // no choice keeps any mass
     if (theirs.value - mine.value <= theirs.error + mine.error) return std::nullopt;
     Fault fault{"bound of the whole selection",
                 difference(claimed, own).front(),
@@ -144,6 +157,9 @@ class Judge {
     const int64_t window = std::get<SnapKv>(claimant_.policy.host).window;
     const std::vector<RankRange> ranks = rank_ranges(scores());
     CountRange all{0, 0};
+    // Who forms these masses need not have formed the scores: sums in any order.
+    reference::Arithmetic arithmetic = claimant_.arithmetic.window_attention;
+    arithmetic.chain = arithmetic.product_chain = -1;
     for (int64_t i = 0; i < window; ++i) {
       const int64_t row = layer_.window_queries() - window + i;
       const int64_t tokens = layer_.prompt_tokens() - window + i + 1;
@@ -154,7 +170,7 @@ class Judge {
                                                                claimant_.arithmetic.window_attention);
       Positions always_kept;
       for (int64_t j = layer_.prompt_tokens() - window; j < tokens; ++j) always_kept.push_back(j);
-      const double adding = reference::sum_rounding(tokens, claimant_.arithmetic.window_attention);
+      const double adding = reference::sum_rounding(tokens, arithmetic);
       for (int64_t h = 0; h < weights.rows(); ++h) {
         const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), always_kept,
                                                   reference_.score_positions, ranks, k, adding);
@@ -215,11 +231,14 @@ class KeptJudgement {
            Dtype::i64,
            fmt::format("KV head {}: {}", kv_head, disorder.note)},
           1);
-    count(kept);
+    count(kept, true);
   }
 
   // A kept set, legal or not.
-  void add(const Positions& kept, const Positions& own, const std::optional<Fault>& fault, size_t kv_head) {
+  //
+  // can_tell  whether some other choice would have been a fault
+  void add(const Positions& kept, const Positions& own, const std::optional<Fault>& fault, bool can_tell,
+           size_t kv_head) {
     if (fault) {
       const int64_t at = std::ranges::lower_bound(kept, fault->chosen) - kept.begin();
       blame({{elements() + at},
@@ -233,15 +252,16 @@ class KeptJudgement {
     } else {
       *result_.near_tie_swaps += static_cast<int64_t>(difference(kept, own).size());
     }
-    count(kept);
+    count(kept, fault || can_tell);
   }
 
   TensorAgreement result() const { return result_; }
 
  private:
   int64_t elements() const { return result_.elements; }
-  void count(const Positions& kept) {
-    result_.judged = result_.elements += static_cast<int64_t>(kept.size());
+  void count(const Positions& kept, bool judged) {
+    result_.elements += static_cast<int64_t>(kept.size());
+    if (judged) result_.judged += static_cast<int64_t>(kept.size());
   }
 
   void blame(const Offender& found, int64_t faulty) {
@@ -312,8 +332,9 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
       continue;
     }
     const Judge judge(layer, claimant, reference, errors, static_cast<int64_t>(g));
-    judgement.add(kept[g], own,
-                  judge.fault(candidates_of(kept[g], candidates), candidates_of(own, candidates)), g);
+    const Positions selected = candidates_of(kept[g], candidates);
+    judgement.add(kept[g], own, judge.fault(selected, candidates_of(own, candidates)),
+                  judge.can_tell(static_cast<int64_t>(selected.size())), g);
   }
   return judgement.result();
 }

@@ -164,7 +164,7 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
       replay_layer(layer, l, result, observer, advance);
     } catch (const NonFinite& error) {
       throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
-                       fmt::format("its numbers are too large for double precision: {}", error.what()));
+                       fmt::format("its numbers are too large to compute with: {}", error.what()));
     }
   }
   return result;

@@ -151,16 +151,30 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
   return report;
 }
 
-// Says on standard error where a run does not agree with the reference, if anywhere.
-bool tell_disagreement(const std::string& trace, const RunResult& run) {
-  if (!run.agreement) return false;
-  for (const TensorSummary& summary : summaries(*run.agreement)) {
-    if (summary.total.agrees()) continue;
+// Says on standard error where a run does not agree with the reference, or that nothing tells whether it does.
+ExitCode agreement_code(const std::string& trace, const RunResult& run) {
+  if (!run.agreement) return kPass;
+  const auto tell = [&](const std::string& what) {
     std::cerr << fmt::format("kvbound: {}: {} at {} on {}: {}\n", one_line(trace), run.run.policy.label,
-                             to_string(run.run.budget), run.run.backend, text_of(*summary.worst));
-    return true;
+                             to_string(run.run.budget), run.run.backend, what);
+  };
+  bool evidence = false;
+  for (const TensorSummary& summary : summaries(*run.agreement)) {
+    if (!summary.total.agrees()) {
+      tell(text_of(*summary.worst));
+      return kMismatch;
+    }
+    const bool real = summary.worst && is_real(summary.worst->agreement.worst->storage);
+    evidence = evidence || (real && verdict(summary.total) == Verdict::agrees);
   }
-  return false;
+  if (!evidence) tell("nothing that could tell whether it agrees with the reference");
+  return evidence ? kPass : kInconclusive;
+}
+
+// A mismatch is worse than nothing to tell, and that than a pass.
+int worse(int one, int other) {
+  if (one == kMismatch || other == kMismatch) return kMismatch;
+  return one == kPass ? other : one;
 }
 
 // The worst news of all runs.
@@ -174,7 +188,7 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
       code = code == kPass ? kInconclusive : code;
     }
     for (const RunResult& run : report.result.runs) {
-      if (tell_disagreement(report.result.trace.path, run)) code = kMismatch;
+      code = worse(code, agreement_code(report.result.trace.path, run));
       const Summary summary = summarise(run, report.result.scope);
       if (summary.violations == 0) continue;
       const Place& place = *summary.first_violation;

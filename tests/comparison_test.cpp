@@ -68,11 +68,18 @@ TEST(Comparison, AcceptsInfinityOnlyWhereItIsExpectedOrRoundedTo) {
 }
 
 TEST(Comparison, SaysOfAnElementWithoutABoundThatItWasNotJudged) {
-  const TensorAgreement result = compared({5, 1}, {1, 1}, {1e200, 1});
+  const TensorAgreement result = compared({5, 1}, {1, 1}, {1e200, 0.5});
   EXPECT_TRUE(result.agrees());
   EXPECT_EQ(result.elements, 2);
   EXPECT_EQ(result.judged, 1);
   EXPECT_EQ(compared({5}, {1}, {kInfinity}).judged, 0);
+}
+
+TEST(Comparison, JudgesNothingWhereZerosEverywhereWouldPass) {
+  EXPECT_EQ(compared({0, 0}, {0.5, 0.01}, {0.6, 0.3}).judged, 0);
+  EXPECT_EQ(compared({0.5, 0}, {0.5, 0.01}, {0.1, 0.3}).judged, 2);
+  EXPECT_EQ(compared({0.5, 0}, {0.5, 0.01}, {0.1, 0.7}).judged, 1);
+  EXPECT_EQ(compared({9, 0}, {0.5, 0.01}, {0.6, 0.6}).judged, 1) << "what is outside is judged in any case";
 }
 
 TEST(Comparison, TellsZerosThatProveNothing) {

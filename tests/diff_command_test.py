@@ -237,6 +237,20 @@ class RightDumps(DiffTest):
         dump.array(1, "output")[0, 0, 0] = 1e-3
         self.differs(path, dump, "output")
 
+    def test_bounds_wider_than_the_numbers_let_nothing_pass(self):
+        trace = TraceFile(prompt_tokens=60)
+        for layer in range(2):
+            trace.tensors[f"layers.{layer}.key"][1][...] *= 1000
+        path = trace.write(self.folder / "wide.safetensors")
+        dump = self.reference(path, "snapkv:window=4", "9").only({"score", "score_positions", "kept", "kept_offsets"})
+        dump.metadata["storage"] = "BF16"  # which moves such logits so far that any score may come out
+        for layer in range(2):
+            dump.array(layer, "score")[...] = 0
+            dump.array(layer, "kept")[...] = [*range(5), *range(56, 60)] * 2
+        report, _ = self.diff(path, dump, INCONCLUSIVE)
+        verdicts = {entry["tensor"]: entry["verdict"] for entry in report["tensors"]}
+        self.assertEqual((verdicts["score"], verdicts["kept"]), ("no evidence", "no evidence"))
+
 
 class WrongDumps(DiffTest):
     """Dumps of a deliberately wrong copy of the reference."""
