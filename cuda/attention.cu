@@ -439,6 +439,22 @@ template void attention(DeviceTensor<const Float16>, const CacheView<Float16>&, 
 template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                         const AttentionResult&, Workspace, Stream);
 
+int64_t attention_chain(int64_t entries) {
+  int64_t longest = 0;
+  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
+    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
+    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
+    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
+    // a KV head's last tokens.
+    const int64_t splits =
+        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
+    const int64_t in_slice = ceil_division(splits, kJoinSlices);
+    const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
+    longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
+  }
+  return entries > 0 ? longest : 0;
+}
+
 int64_t attention_product_chain(int64_t head_dim) {
   const int64_t in_part = ceil_division(std::min<int64_t>(head_dim, kPartNumbers), kPartChains);
   return in_part + 2 + ceil_division(head_dim, kPartNumbers);
