@@ -6,7 +6,9 @@
 // that take part; no float atomics.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <tuple>
@@ -132,6 +134,22 @@ int64_t shared_bytes(Sizes... sizes) {
   SharedMemory counter;
   static_cast<void>(Layout(counter, sizes...));
   return counter.bytes();
+}
+
+/// The first of these shapes of a block for which Layout(SharedMemory&, shape) takes no more than a block of this device
+/// may have. Throws ShapeMismatch if there is none.
+template <class Layout, class Shape>
+Shape first_that_fits(std::initializer_list<Shape> shapes) {
+  const int64_t most = device().shared_memory_per_block;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Shape& shape : shapes) {
+    const int64_t bytes = shared_bytes<Layout>(shape);
+    if (bytes <= most) return shape;
+    least = std::min(least, bytes);
+  }
+  throw ShapeMismatch("at least " + std::to_string(least) +
+                      " bytes of shared memory are needed but a block of this device has at most " +
+                      std::to_string(most));
 }
 
 #if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // what follows is for kernels
