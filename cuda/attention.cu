@@ -27,7 +27,7 @@ constexpr int kTeamWarps = kTeam / 32;
 constexpr int kMostTeams = 2;
 constexpr int kMostTeamHeads = 8;
 
-constexpr int kStages = 2;
+constexpr int kMostStages = 2;
 constexpr int kLaneNumbers = 8;  // numbers of a row of values for which a lane sums
 
 // A product of a query and a key is summed in parts of 32 numbers, each in four chains: short chains, tight bounds.
@@ -58,22 +58,29 @@ inline constexpr int kThreadHeads = (kHeads + 1) / 2;
 
 struct Shape {
   int teams;
+  int stages;      // tiles at a time
   int heads;       // of a team
   int weight_row;  // kWeightRow
   int vectors;     // of a row of keys or values
   int row;         // numbers in them
   int64_t split_tokens;
+
+  // Vectors in all tiles, and no fewer than there are in the sums that half of each team's warps leave in their place.
+  __host__ __device__ int64_t stage_vectors() const {
+    const int64_t sums = teams * (kTeamWarps / 2) * heads * kLaneNumbers * power_of_two_above(vectors, 32);
+    return max(int64_t{stages} * tile_vectors(vectors), (sums + 3) / 4);
+  }
 };
 
 struct Shared {
-  uint4* tiles;    // [kStages, tile]; later for the teams' sums
+  uint4* tiles;    // [stages, tile]; later for the teams' sums
   float* queries;  // [teams * heads, row]
   float* weights;  // [teams, split_tokens, weight_row]: first z = logit + ln votes, then exp(z - largest)
   float* largest;  // [teams * kTeamWarps, thread heads], of the tokens of one warp
   float* sums;     // likewise
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
-      : tiles(memory.array<uint4>(kStages * tile_vectors(shape.vectors))),
+      : tiles(memory.array<uint4>(shape.stage_vectors())),
         queries(memory.array<float>(shape.teams * shape.heads * shape.row)),
         weights(memory.array<float>(shape.teams * shape.split_tokens * shape.weight_row)),
         largest(memory.array<float>(shape.teams * kTeamWarps * kMostTeamHeads)),
@@ -88,6 +95,7 @@ struct Split {
   const Arguments<T>& p;
   const Shared& shared;
   TokenRows keys, values;
+  int stages;
   int64_t g;           // KV head
   int64_t first;       // token
   int count;           // tokens; <= 0: none
@@ -96,11 +104,12 @@ struct Split {
   int heads;           // that the team really has
   int team, thread;    // the thread's number within its team
 
-  __device__ Split(const Arguments<T>& arguments, const Shared& memory)
+  __device__ Split(const Arguments<T>& arguments, const Shared& memory, int tiles_at_a_time)
       : p(arguments),
         shared(memory),
         keys(arguments.cache.keys, blockIdx.y),
         values(arguments.cache.values, blockIdx.y),
+        stages(tiles_at_a_time),
         g(blockIdx.y),
         first(blockIdx.x * arguments.splits.tokens),
         team(static_cast<int>(threadIdx.x) / kTeam),
@@ -114,7 +123,7 @@ struct Split {
   }
 
   __device__ int tile_count(int tile) const { return min(kTileTokens, count - tile * kTileTokens); }
-  __device__ uint4* stage(int n) const { return shared.tiles + n % kStages * tile_vectors(keys.vectors); }
+  __device__ uint4* stage(int n) const { return shared.tiles + n % stages * tile_vectors(keys.vectors); }
   __device__ float* weights(int token) const {
     return shared.weights + (team * p.splits.tokens + token) * kWeightRow<kHeads>;
   }
@@ -130,11 +139,16 @@ struct Split {
     async_commit();
   }
 
-  // Waits for the n-th tile and starts to copy the next, whose place nobody reads any more.
+  // Waits for the n-th tile. Where there is room for it the next is on its way meanwhile: it takes a place that nobody
+  // reads any more.
   __device__ const uint4* next_tile(int n) const {
+    if (stages == 1 && n > 0) {
+      __syncthreads();  // all are through with the tile before
+      load(n);
+    }
     async_wait<0>();
     __syncthreads();
-    load(n + 1);
+    if (stages > 1) load(n + 1);
     return stage(n);
   }
 
@@ -362,16 +376,16 @@ __device__ void attend(const Split<T, kHeads>& split) {
 }
 
 template <Storage T, int kHeads>
-Shape shape_of(const DeviceTensor<const T>& keys, int teams, int64_t split_tokens) {
+Shape shape_of(const DeviceTensor<const T>& keys, int teams, int stages, int64_t split_tokens) {
   const auto row = static_cast<int>(padded<T>(keys.cols));
-  return {teams, kHeads, kWeightRow<kHeads>, row / static_cast<int>(kVector<T>), row, split_tokens};
+  return {teams, stages, kHeads, kWeightRow<kHeads>, row / static_cast<int>(kVector<T>), row, split_tokens};
 }
 
 template <Storage T, int kHeads>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_split_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
-  const Split<T, kHeads> split(p, shared);
+  const Split<T, kHeads> split(p, shared, shape.stages);
   if (split.count > 0) attend(split);
 }
 
@@ -389,13 +403,18 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_range("head_dim", queries.cols, 1, 256);
 }
 
+// Where shared memory is short a block has one tile at a time, or one team. Neither changes which heads a team has or in
+// which order it sums, so bits do not depend on it.
 template <int kHeads, Storage T>
 void launch_split(const Arguments<T>& arguments, int teams, Stream stream) {
   const DeviceTensor<const T>& keys = arguments.cache.keys;
-  const int64_t heads_per_block = teams * kHeads;
-  const Shape shape = shape_of<T, kHeads>(keys, teams, arguments.splits.tokens);
-  const int64_t head_blocks = ceil_division(arguments.group_size(), heads_per_block);
-  launch({extent(arguments.splits.count, keys.slices, head_blocks), extent(teams * kTeam),
+  const auto with = [&](int of_teams, int stages) {
+    return shape_of<T, kHeads>(keys, of_teams, stages, arguments.splits.tokens);
+  };
+  const auto shape =
+      first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
+  const int64_t head_blocks = ceil_division(arguments.group_size(), int64_t{shape.teams} * kHeads);
+  launch({extent(arguments.splits.count, keys.slices, head_blocks), extent(shape.teams * kTeam),
           shared_bytes<Shared>(shape), stream},
          attention_split_kernel<T, kHeads>, arguments, shape);
 }
@@ -438,6 +457,22 @@ template void attention(DeviceTensor<const Float16>, const CacheView<Float16>&, 
                         const AttentionResult&, Workspace, Stream);
 template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                         const AttentionResult&, Workspace, Stream);
+
+int64_t attention_chain(int64_t entries) {
+  int64_t longest = 0;
+  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
+    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
+    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
+    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
+    // a KV head's last tokens.
+    const int64_t splits =
+        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
+    const int64_t in_slice = ceil_division(splits, kJoinSlices);
+    const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
+    longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
+  }
+  return entries > 0 ? longest : 0;
+}
 
 int64_t attention_product_chain(int64_t head_dim) {
   const int64_t in_part = ceil_division(std::min<int64_t>(head_dim, kPartNumbers), kPartChains);

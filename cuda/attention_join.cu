@@ -10,8 +10,7 @@ namespace {
 constexpr int kJoinThreads = 256;
 constexpr int kJoinWarps = kJoinThreads / 32;
 constexpr int kJoinColumns = 16;
-constexpr int kJoinSlices = kJoinThreads / kJoinColumns;
-constexpr int kJoinPart = 4;  // splits that a thread adds up before it adds their sum to the others'
+static_assert(kJoinThreads == kJoinColumns * kJoinSlices);
 
 struct JoinShared {
   float* by_warp;   // [kJoinWarps]
@@ -113,23 +112,6 @@ void join_splits(const JoinArguments& arguments, Stream stream) {
 }
 
 }  // namespace attention_splits
-
-int64_t attention_chain(int64_t entries) {
-  using namespace attention_splits;
-  int64_t longest = 0;
-  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
-    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
-    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
-    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
-    // a KV head's last tokens.
-    const int64_t splits =
-        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
-    const int64_t in_slice = ceil_division(splits, kJoinSlices);
-    const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
-    longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
-  }
-  return entries > 0 ? longest : 0;
-}
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

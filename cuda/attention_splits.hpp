@@ -20,6 +20,11 @@ inline constexpr int64_t kBlocksWanted = 528;
 /// Rows of partial outputs are a multiple of this long.
 inline constexpr int64_t kRowUnit = 8;
 
+/// Splits are joined in so many slices at a time, one thread for each, by a tree in the end ...
+inline constexpr int kJoinSlices = 16;
+/// ... and a thread adds up so many splits before it adds their sum to the others'.
+inline constexpr int kJoinPart = 4;
+
 constexpr int64_t ceil_division(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
 constexpr int64_t round_up(int64_t number, int64_t unit) { return ceil_division(number, unit) * unit; }
 

@@ -53,12 +53,13 @@ double norms_tensor_sums(NormsKernel kernel);
 /// head_scores  [query_heads, cols], without gaps
 /// norms        [query_heads, cols], norms_stride numbers from row to row
 /// scores       [kv_heads, cols], without gaps
-/// precision    fp32; error: reference/error_bounds.hpp
+/// precision    fp32; error: stage_two_score_errors in reference/error_bounds.hpp
 /// throws       ShapeMismatch; DeviceError
 void stage_two_scores(const float* head_scores, const float* norms, int64_t norms_stride, int64_t query_heads,
                       int64_t kv_heads, int64_t cols, double epsilon, GqaProduct gqa, float* scores,
                       Stream stream);
 
+/// Bytes that `select_critical` needs for matrices of this shape.
 int64_t select_critical_workspace(int64_t rows, int64_t cols);
 
 /// reference::select_critical for every row: first the stage_one_count best by attention, then the best by stage-two
@@ -74,6 +75,7 @@ void select_critical(const float* attention_scores, const float* stage_two_score
                      const int64_t* k, const int64_t* stage_one_count, const SelectionResult& selection,
                      const SelectionResult& stage_one, Workspace workspace, Stream stream);
 
+/// Bytes that `adaptive_stage_one` needs, however many entries are ranked.
 int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_t tokens);
 
 /// reference::adaptive_stage_one for every KV head, with the weights of the window's queries.

@@ -6,7 +6,9 @@
 // that take part; no float atomics.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <tuple>
@@ -30,13 +32,18 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// A grid's or block's extent. Throws ShapeMismatch for what is negative or does not fit.
+/// A grid's or block's extent. Throws ShapeMismatch for what is negative or more than a grid can have: 2^31 - 1 blocks
+/// along x, 65,535 along y and z.
 inline dim3 extent(int64_t x, int64_t y = 1, int64_t z = 1) {
-  for (const int64_t length : {x, y, z}) {
-    if (length < 0 || length > std::numeric_limits<int>::max()) {
-      throw ShapeMismatch("no launch has " + std::to_string(length) + " blocks or threads in a row");
-    }
-  }
+  constexpr int64_t kMostX = std::numeric_limits<int>::max(), kMostYZ = 65535;
+  const auto require_within = [](char axis, int64_t length, int64_t most) {
+    if (0 <= length && length <= most) return;
+    throw ShapeMismatch("a launch has 0.." + std::to_string(most) + " blocks or threads along " + axis +
+                        ", not " + std::to_string(length));
+  };
+  require_within('x', x, kMostX);
+  require_within('y', y, kMostYZ);
+  require_within('z', z, kMostYZ);
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
@@ -127,6 +134,22 @@ int64_t shared_bytes(Sizes... sizes) {
   SharedMemory counter;
   static_cast<void>(Layout(counter, sizes...));
   return counter.bytes();
+}
+
+/// The first of these shapes of a block for which Layout(SharedMemory&, shape) takes no more than a block of this device
+/// may have. Throws ShapeMismatch if there is none.
+template <class Layout, class Shape>
+Shape first_that_fits(std::initializer_list<Shape> shapes) {
+  const int64_t most = device().shared_memory_per_block;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Shape& shape : shapes) {
+    const int64_t bytes = shared_bytes<Layout>(shape);
+    if (bytes <= most) return shape;
+    least = std::min(least, bytes);
+  }
+  throw ShapeMismatch("at least " + std::to_string(least) +
+                      " bytes of shared memory are needed but a block of this device has at most " +
+                      std::to_string(most));
 }
 
 #if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // what follows is for kernels

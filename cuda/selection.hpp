@@ -19,6 +19,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// The most scores in a row.
 inline constexpr int64_t kMostScores = 131072;
 
+/// Bytes that `select_top` and `rank_top` need for a matrix of this shape.
 int64_t select_top_workspace(int64_t rows, int64_t cols);
 
 /// The k largest scores of every row, as ascending indices: reference::select_top. Ties: the smaller index wins; -0 and

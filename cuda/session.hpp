@@ -20,6 +20,8 @@ inline void require_supported(const Policy& policy) {
   }
 }
 
+// Both builds' are declared whichever of them the translation unit speaks to (build.hpp), for a program chooses between them
+// while it runs. native's is there only where a CUDA compiler was (KVBOUND_HAS_NATIVE).
 namespace native {
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);

@@ -1,4 +1,4 @@
-// Checks of device arguments, with the values in the message.
+// Checks of device arguments, with the values in the message; require_equal is the reference's.
 #pragma once
 
 #include <cstdint>
@@ -6,18 +6,12 @@
 #include <string_view>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
 
 #include "device.hpp"
 #include "view.hpp"
 
 namespace kvbound::cuda {
-
-/// Throws ShapeMismatch, as in "columns of values is 64 but rows of output_projection is 128".
-inline void require_equal(std::string_view one, int64_t one_is, std::string_view other, int64_t other_is) {
-  if (one_is == other_is) return;
-  throw ShapeMismatch(std::string(one) + " is " + std::to_string(one_is) + " but " + std::string(other) +
-                      " is " + std::to_string(other_is));
-}
 
 /// Throws ShapeMismatch unless first <= number <= last.
 inline void require_range(std::string_view what, int64_t number, int64_t first, int64_t last) {

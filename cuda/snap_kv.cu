@@ -20,7 +20,7 @@ constexpr int kThreads = 128;
 constexpr int kTokenLanes = 16;                     // a thread has every sixteenth token of a tile
 constexpr int kTokens = kTileTokens / kTokenLanes;  // so many
 constexpr int kRowLanes = kThreads / kTokenLanes;   // and every eighth query of a block's
-constexpr int kStages = 2;
+constexpr int kMostStages = 2;
 constexpr int64_t kMostSplitTokens = 512;
 constexpr int64_t kSplitsWanted = 64;
 constexpr int kJoinWarps = 4;
@@ -79,12 +79,12 @@ struct Shape {
 struct Shared {
   uint4* tiles;     // [stages, tile] of keys
   float* queries;   // [query_rows, query_row]
-  float* partials;  // [kRowLanes, kTileTokens]
+  float* partials;  // [kRowLanes, kTileTokens], in the queries' place
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stages * tile_vectors(shape.vectors))),
-        queries(memory.array<float>(shape.query_rows * shape.query_row)),
-        partials(memory.array<float>(kRowLanes * kTileTokens)) {}
+        queries(memory.array<float>(max(shape.query_rows * shape.query_row, kRowLanes * kTileTokens))),
+        partials(queries) {}
 };
 
 // Puts queries first, first + 1, ... of the group of KV head g into shared memory, its query heads one after the other.
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto load = [&](int tile) {
     if (tile * kTileTokens < count) {
       keys.copy_to_tile(first + tile * kTileTokens, min(kTileTokens, count - tile * kTileTokens),
-                        shared.tiles + tile % kStages * tile_vectors(shape.vectors));
+                        shared.tiles + tile % shape.stages * tile_vectors(shape.vectors));
     }
     async_commit();
   };
@@ -255,11 +255,15 @@ __global__ void __launch_bounds__(kThreads)
   visible_of_split(window, first_row, first, count, visible);
   RunningSums<T, kRows> running;
   for (int tile = 0; tile * kTileTokens < count; ++tile) {
+    if (shape.stages == 1 && tile > 0) {
+      __syncthreads();  // all are through with the tile before
+      load(tile);
+    }
     async_wait<0>();
-    __syncthreads();  // the tile is there for all, and all are through with the one whose place the next takes
-    load(tile + 1);
-    const Logits<T, kRows> logits(shared.tiles + tile % kStages * tile_vectors(shape.vectors), shared, shape,
-                                  window.scale);
+    __syncthreads();  // the tile is there for all, and of two stages all are through with the other
+    if (shape.stages > 1) load(tile + 1);
+    const Logits<T, kRows> logits(shared.tiles + tile % shape.stages * tile_vectors(shape.vectors), shared,
+                                  shape, window.scale);
     running.add(logits, tile * kTileTokens, visible);
   }
   running.join_lanes();
@@ -338,6 +342,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       add_weights(window, logits, first, first_token, log_sum_exp + head * window.size(), sums);
     }
     const int row_lane = thread / kTokenLanes;
+    __syncthreads();  // nobody reads the queries any more
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       shared.partials[row_lane * kTileTokens + Logits<T, kRows>::token(t)] = sums[t];
@@ -386,25 +391,39 @@ void require_valid(const WindowView<T>& window) {
   require_range("window", window.queries.rows, 1, window.keys.rows);
 }
 
-template <int kRows, Storage T>
+constexpr int kFewRows = 4, kManyRows = 8;  // queries of a thread
+
+// What a block has at a time: many rows or few, and so many tiles. Where shared memory is short it is fewer tiles, then
+// fewer rows. Neither changes in which order anything is summed, so bits do not depend on it.
+template <Storage T>
+Shape shape_that_fits(const Window<T>& window, bool many, int stages) {
+  const auto with = [&](int rows, int tiles) { return Shape(window.keys, tiles, rows * kRowLanes); };
+  const int rows = many ? kManyRows : kFewRows;
+  return first_that_fits<Shared>(
+      {with(rows, stages), with(rows, 1), with(kFewRows, stages), with(kFewRows, 1)});
+}
+
+template <Storage T>
 void launch_log_sum_exp(const Window<T>& window, const Splits& splits, const SplitPartials& partials,
                         Stream stream) {
-  const Shape shape(window.keys, kStages, kRows * kRowLanes);
-  const int64_t row_blocks = ceil_division(window.group_size() * window.size(), shape.query_rows);
-  launch({extent(row_blocks, splits.count, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape),
-          stream},
-         window_log_sum_exp_split_kernel<T, kRows>, window, splits, partials, shape);
+  const int64_t rows = window.group_size() * window.size();
+  const Shape shape = shape_that_fits(window, rows > kFewRows * kRowLanes, kMostStages);
+  launch({extent(ceil_division(rows, shape.query_rows), splits.count, window.keys.slices), dim3(kThreads),
+          shared_bytes<Shared>(shape), stream},
+         shape.query_rows == kManyRows * kRowLanes ? window_log_sum_exp_split_kernel<T, kManyRows>
+                                                   : window_log_sum_exp_split_kernel<T, kFewRows>,
+         window, splits, partials, shape);
 }
 
-template <int kRows, Storage T>
+template <Storage T>
 void launch_attention(const Window<T>& window, const float* log_sum_exp, float* mean, Stream stream) {
-  const Shape shape(window.keys, 1, kRows * kRowLanes);
+  const Shape shape = shape_that_fits(window, window.size() > kFewRows * kRowLanes, 1);
   const int64_t tiles = ceil_division(window.tokens(), kTileTokens);
   launch({extent(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape), stream},
-         window_attention_kernel<T, kRows>, window, log_sum_exp, mean, shape);
+         shape.query_rows == kManyRows * kRowLanes ? window_attention_kernel<T, kManyRows>
+                                                   : window_attention_kernel<T, kFewRows>,
+         window, log_sum_exp, mean, shape);
 }
-
-constexpr int kFewRows = 4, kManyRows = 8;  // queries of a thread
 
 }  // namespace
 
@@ -422,11 +441,7 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
   const Splits splits(window.tokens());
   auto* const memory = static_cast<float*>(workspace.data);
   const SplitPartials partials{memory, memory + queries * splits.count};
-  if (window.group_size() * window.size() <= kFewRows * kRowLanes) {
-    launch_log_sum_exp<kFewRows>(window, splits, partials, stream);
-  } else {
-    launch_log_sum_exp<kManyRows>(window, splits, partials, stream);
-  }
+  launch_log_sum_exp(window, splits, partials, stream);
   launch({extent(ceil_division(queries, kJoinWarps)), dim3(kJoinWarps * 32), 0, stream},
          window_log_sum_exp_join_kernel, partials, queries, splits.count, log_sum_exp);
 }
@@ -434,12 +449,7 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
 template <Storage T>
 void window_attention(const WindowView<T>& view, const float* log_sum_exp, float* mean, Stream stream) {
   require_valid(view);
-  const Window<T> window(view);
-  if (window.size() <= kFewRows * kRowLanes) {
-    launch_attention<kFewRows>(window, log_sum_exp, mean, stream);
-  } else {
-    launch_attention<kManyRows>(window, log_sum_exp, mean, stream);
-  }
+  launch_attention(Window<T>(view), log_sum_exp, mean, stream);
 }
 
 template void window_log_sum_exp(const WindowView<float>&, float*, Workspace, Stream);

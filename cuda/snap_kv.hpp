@@ -19,6 +19,7 @@ struct WindowView {
 
 inline namespace KVBOUND_CUDA_BUILD {
 
+/// Bytes that `window_log_sum_exp` needs.
 int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_t tokens);
 
 /// The log-sum-exp of every window query, for those who do not have it from the prefill.
@@ -56,12 +57,17 @@ int64_t window_rescalings(int64_t tokens);
 ///
 /// scores, pooled  [rows, cols], device memory, scores with row_stride numbers from row to row, pooled without gaps;
 ///                 not the same memory
+/// width           of the pool
+/// throws          ShapeMismatch for a width that is even or below 1, and where row_stride < cols; DeviceError
 void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, int64_t width,
               float* pooled, Stream stream);
 
-/// reference::group_mean, heads added in their order; error: reference/error_bounds.hpp.
+/// reference::group_mean, heads added in their order.
 ///
-/// scores [query_heads, cols], mean [query_heads / group_size, cols], device memory, without gaps
+/// scores     [query_heads, cols], device memory, without gaps
+/// mean       [query_heads / group_size, cols], likewise
+/// precision  fp32; error: group_mean_errors in reference/error_bounds.hpp
+/// throws     ShapeMismatch unless group_size divides query_heads; DeviceError
 void group_mean(const float* scores, int64_t query_heads, int64_t cols, int64_t group_size, float* mean,
                 Stream stream);
 

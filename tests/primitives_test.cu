@@ -263,6 +263,14 @@ TEST_F(Primitives, ABlockMayHaveAllTheSharedMemoryThereIs) {
                DeviceError);
 }
 
+TEST_F(Primitives, NoGridIsLongerThanADeviceTakes) {
+  EXPECT_EQ(extent(2147483647, 65535, 65535).z, 65535U);
+  EXPECT_THROW(extent(int64_t{1} << 31), ShapeMismatch);
+  EXPECT_THROW(extent(1, 65536), ShapeMismatch);
+  EXPECT_THROW(extent(1, 1, 65536), ShapeMismatch);
+  EXPECT_THROW(extent(1, -1), ShapeMismatch);
+}
+
 // Atomics.
 
 template <class T>
@@ -642,7 +650,7 @@ __global__ void nothing_kernel() {}
 TEST_F(Primitives, WhatNoDeviceAcceptsIsRefused) {
   EXPECT_THROW(launch(LaunchShape(extent(0), extent(32), 0, nullptr), nothing_kernel), DeviceError);
   EXPECT_THROW(launch(LaunchShape(extent(1), extent(1025), 0, nullptr), nothing_kernel), DeviceError);
-  EXPECT_THROW(launch(LaunchShape(extent(1, 70000), extent(32), 0, nullptr), nothing_kernel), DeviceError);
+  EXPECT_THROW(launch(LaunchShape(dim3(1, 70000), extent(32), 0, nullptr), nothing_kernel), DeviceError);
   EXPECT_THROW(extent(-1), ShapeMismatch);
   EXPECT_THROW(extent(int64_t{1} << 32), ShapeMismatch);
   EXPECT_NO_THROW(launch(one_warp(), nothing_kernel)) << "an error is not the next launch's";

@@ -8,13 +8,12 @@
 
 #include "../call_site.hpp"
 #include "schedule.hpp"
+#include "shared_memory_limit.hpp"
 
 namespace kvbound::cuda::emulation {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kMostThreads = 1024;
-/// What compute capability 9.0 grants a block, bytes.
-inline constexpr int64_t kMostSharedMemory = 232448;
 
 // NOLINTBEGIN(readability-identifier-naming): CUDA's names
 struct uint3 {

@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
+#include <utility>
 
 #include "block.hpp"
 #include "memory.hpp"
@@ -24,7 +27,7 @@ DeviceInfo processor() {
           .multiprocessors = 16,
           .memory = system_limit(_SC_PHYS_PAGES, 1 << 20) * system_limit(_SC_PAGESIZE, 4096),
           .l2_bytes = int64_t{1} << 20,
-          .shared_memory_per_block = emulation::kMostSharedMemory};
+          .shared_memory_per_block = emulation::shared_memory_limit()};
 }
 
 void require_device_memory(const char* call, const void* memory, int64_t bytes,
@@ -38,9 +41,13 @@ void require_device_memory(const char* call, const void* memory, int64_t bytes,
 
 std::optional<DeviceInfo> find_device(std::string*) { return processor(); }
 
+// One for each limit of shared memory that was ever set: what one call returned stays as it is.
 const DeviceInfo& device() {
-  static const DeviceInfo info = processor();
-  return info;
+  static std::mutex mutex;
+  static std::map<int64_t, const DeviceInfo> by_limit;
+  const std::lock_guard lock(mutex);
+  DeviceInfo info = processor();
+  return by_limit.try_emplace(info.shared_memory_per_block, std::move(info)).first->second;
 }
 
 namespace detail {

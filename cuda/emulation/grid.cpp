@@ -36,9 +36,9 @@ void require_launchable(const Grid& grid, CallSite where) {
     refuse("invalid block " + std::to_string(grid.block.x) + " x " + std::to_string(grid.block.y) + " x " +
            std::to_string(grid.block.z));
   }
-  if (grid.shared_bytes < 0 || grid.shared_bytes > kMostSharedMemory) {
+  if (const int64_t most = shared_memory_limit(); grid.shared_bytes < 0 || grid.shared_bytes > most) {
     refuse(std::to_string(grid.shared_bytes) + " bytes of shared memory, the most are " +
-           std::to_string(kMostSharedMemory));
+           std::to_string(most));
   }
 }
 

@@ -2,6 +2,11 @@
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
 #include "../kernel.hpp"
 #include "check.hpp"
 
@@ -56,13 +61,16 @@ std::optional<DeviceInfo> find_device(std::string* why) {
 }
 
 const DeviceInfo& device() {
-  static const DeviceInfo info = [] {
-    std::string why;
-    std::optional<DeviceInfo> found = find_device(&why);
-    if (!found) throw DeviceError("find a CUDA device", why, __FILE__, __LINE__);
-    return *std::move(found);
-  }();
-  return info;
+  static std::mutex mutex;
+  static std::map<int, const DeviceInfo> by_number;
+  const std::lock_guard lock(mutex);
+  int number = 0;
+  const bool named = cudaGetDevice(&number) == cudaSuccess;
+  if (const auto known = by_number.find(number); named && known != by_number.end()) return known->second;
+  std::string why;
+  std::optional<DeviceInfo> found = find_device(&why);
+  if (!found) throw DeviceError("find a CUDA device", why, __FILE__, __LINE__);
+  return by_number.emplace(number, *std::move(found)).first->second;
 }
 
 namespace detail {
@@ -96,14 +104,29 @@ void set_zero(void* to, int64_t bytes, Stream stream) {
   check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream), "cudaMemsetAsync");
 }
 
+namespace {
+
+// Grants the kernel all the shared memory that a block of the current device may have, once: what one launch asked for
+// could else be less than what another, by another thread, needs.
+void grant_shared_memory(const void* kernel, const std::string& call, CallSite where) {
+  static std::mutex mutex;
+  static std::set<std::pair<int, const void*>> granted;
+  int number = 0;
+  check(cudaGetDevice(&number), "cudaGetDevice");
+  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, number);
+  const std::lock_guard lock(mutex);
+  if (granted.contains({number, kernel})) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+        call + " with " + std::to_string(most) + " bytes of shared memory", where);
+  granted.emplace(number, kernel);
+}
+
+}  // namespace
+
 void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
   constexpr int64_t kWithoutAsking = 48 * 1024;
   const std::string call = std::string("launch in ") + shape.where.function;
-  if (shape.shared_bytes > kWithoutAsking) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shape.shared_bytes)),
-          call + " with " + std::to_string(shape.shared_bytes) + " bytes of shared memory", shape.where);
-  }
+  if (shape.shared_bytes > kWithoutAsking) grant_shared_memory(kernel, call, shape.where);
   check(cudaLaunchKernel(kernel, shape.grid, shape.block, arguments, static_cast<size_t>(shape.shared_bytes),
                          shape.stream),
         call, shape.where);

@@ -265,6 +265,47 @@ TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
   this->comparators_.expect_tight();
 }
 
+// Where shared memory is short a block has one tile at a time, then one team: nobody can tell from the results.
+TYPED_TEST(AttentionParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
+  for (const int64_t head_dim : {128, 256}) {
+    for (const int64_t group_size : {7, 16}) {
+      const Case c{
+          .kv_heads = 1, .group_size = group_size, .head_dim = head_dim, .entries = {150}, .votes = true};
+      const Subject<TypeParam> subject(c);
+      const auto results = subject.run();
+      for_each_device([&](const std::string& device) {
+        SCOPED_TRACE(device);
+        EXPECT_TRUE(same_bits(in_every_schedule([&] { return subject.run(); }), results)) << c;
+      });
+      expect_parity(c, subject, results, this->comparators_);
+    }
+  }
+}
+
+// The most shared memory that a block asks for: 16 heads of 256 numbers, and so much capacity, all KV heads together, that a
+// split has the most tokens. The KV heads share one memory.
+TYPED_TEST(AttentionParity, FitsItsLargestBlocksOnEveryDevice) {
+  constexpr int64_t kKvHeads = 30, kGroup = 16, kHeadDim = 256, kCapacity = 8000;
+  const Uploaded<TypeParam> queries(rounded<TypeParam>(random_tensor(1, 1, kKvHeads * kGroup, kHeadDim)));
+  const Uploaded<TypeParam> stored(rounded<TypeParam>(random_tensor(2, 1, 600, kHeadDim)), kCapacity);
+  cuda::DeviceTensor<const TypeParam> shared = stored.view();
+  shared.slices = kKvHeads;
+  shared.slice_stride = 0;
+  std::vector<int64_t> counts(kKvHeads, 0);
+  counts[1] = 600;
+  const cuda::Buffer<int64_t> entries(counts);
+  const auto run = [&] {
+    Output output(kKvHeads * kGroup * kHeadDim), log_sum_exp(kKvHeads * kGroup);
+    WorkingMemory memory(cuda::attention_workspace(kKvHeads * kGroup, kKvHeads, kHeadDim, kCapacity));
+    cuda::attention<TypeParam>(queries.view(), {shared, shared, entries.data(), nullptr}, 1.0 / 16,
+                               {output.data(), log_sum_exp.data(), nullptr}, memory.view(), nullptr);
+    return std::vector{output.numbers(), log_sum_exp.numbers()};
+  };
+  const auto results = run();
+  EXPECT_TRUE(std::isfinite(results[1][kGroup]));
+  for_each_device([&](const std::string& device) { EXPECT_TRUE(same_bits(run(), results)) << device; });
+}
+
 TYPED_TEST(AttentionParity, OfAnEmptyCacheIsNothing) {
   for (const int64_t capacity : {0, 1, 100}) {
     this->expect_parity_in_every_schedule({.entries = {0, 0}, .capacity = capacity});

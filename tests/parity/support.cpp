@@ -7,10 +7,12 @@
 #include <cstdlib>
 #include <limits>
 
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/traces/portable_random.hpp>
 
 #ifndef KVBOUND_CUDA_NATIVE
 #include <kvbound/cuda/emulation/schedule.hpp>
+#include <kvbound/cuda/emulation/shared_memory_limit.hpp>
 #endif
 
 namespace kvbound::parity {
@@ -78,6 +80,22 @@ void for_each_schedule(const std::function<void(const std::string& name)>& work)
       work("schedule " + std::to_string(seed) + (eager ? ", eager copies" : ", lazy copies"));
     }
   }
+#endif
+}
+
+void for_each_device(const std::function<void(const std::string& name)>& work) {
+#ifdef KVBOUND_CUDA_NATIVE
+  work(cuda::device().name);
+#else
+  using namespace cuda::emulation;
+  const auto run = [&work](int64_t bytes) {
+    const ScopedSharedMemoryLimit limit(bytes);
+    work(std::to_string(bytes) + " bytes of shared memory");
+  };
+  for (const int64_t bytes : {kMostSharedMemory, kSharedMemoryOf80, kSharedMemoryOf86}) run(bytes);
+  constexpr int64_t kStep = 8192;
+  EXPECT_THROW(for (int64_t bytes = kSharedMemoryOf86 - kStep; bytes > 0; bytes -= kStep) run(bytes),
+               ShapeMismatch);
 #endif
 }
 

@@ -141,6 +141,11 @@ bool same_bits(const std::vector<std::vector<T>>& one, const std::vector<std::ve
 /// Emulated: calls work(name) under each of three schedules with async copies landing early and late. Native: twice.
 void for_each_schedule(const std::function<void(const std::string& name)>& work);
 
+/// Emulated: calls work(name) on devices that grant a block as much shared memory as those of compute capability 9.0, 8.0
+/// and 8.6 do, then ever less until `work` throws ShapeMismatch; it fails the test if that never comes. Native: once, on the
+/// device that there is.
+void for_each_device(const std::function<void(const std::string& name)>& work);
+
 /// What `results()` gives, a vector or a vector of vectors. The test fails if it is not the same bits under every
 /// schedule, and for a second call under the same one.
 template <class Results>
