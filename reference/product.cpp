@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/shape_check.hpp"
+#include "product_shapes.hpp"
 
 namespace kvbound::reference {
 namespace {
@@ -61,12 +61,6 @@ void multiply_any(double scale, MatrixView a, MatrixView b, MutableMatrixView ou
               leading(b), 0.0, out.data, leading(out));
 }
 
-void require_product(MatrixView a, MatrixView b, MutableMatrixView out) {
-  require_equal("columns of a", a.cols, "rows of b", b.rows);
-  require_equal("rows of a", a.rows, "rows of the product", out.rows);
-  require_equal("columns of b", b.cols, "columns of the product", out.cols);
-}
-
 }  // namespace
 
 void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
@@ -75,9 +69,7 @@ void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
 }
 
 void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale) {
-  require_equal("columns of a", a.cols, "columns of b", b.cols);
-  require_equal("rows of a", a.rows, "rows of the product", out.rows);
-  require_equal("rows of b", b.rows, "columns of the product", out.cols);
+  require_transposed_product(a, b, out);
   multiply_any(scale, a, b, out, CblasTrans);
 }
 

@@ -1,4 +1,5 @@
-// Matrix products, by BLAS on one thread: the caller parallelises over independent products.
+// Matrix products, by BLAS on one thread: the caller parallelises over independent products. A portable build has
+// Eigen's instead, of which whatever is said of BLAS here holds.
 #pragma once
 
 #include <string>
@@ -25,9 +26,11 @@ int blas_threads();
 
 /// Which BLAS was really loaded: with several installed, or OPENBLAS_CORETYPE set, it is not the obvious one.
 struct BlasInfo {
-  std::string name;     ///< library, version and build options
+  std::string name;     ///< library, version and build options, as "OpenBLAS 0.3.21 ..." or "Eigen 3.4.0"
   std::string core;     ///< the processor type whose kernels run
   std::string flavour;  ///< serial, pthread or openmp
+
+  std::string library() const { return name.substr(0, name.find(' ')); }
 };
 BlasInfo blas_info();
 

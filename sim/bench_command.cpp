@@ -188,6 +188,10 @@ void prepare_blas(const CommandLine& line, std::string_view backend, const Argum
       throw UsageError(fmt::format("--blas-core is for the reference, not for --backend {}", backend));
     return;
   }
+  if (const std::string library = reference::blas_info().library(); library != "OpenBLAS") {
+    if (core) throw UsageError(fmt::format("--blas-core is for OpenBLAS; this program has {}", library));
+    return;
+  }
   require_blas_core(core, arguments, line.has("quiet"));
 }
 

@@ -35,10 +35,10 @@ std::string thread_count(int threads) { return fmt::format("{} thread{}", thread
 // Why DGEMM on so many threads is no ceiling; empty if it is one.
 std::string no_ceiling(int threads) {
   const int real = blas_threads(threads);
-  return real == threads ? "" : "OpenBLAS works on " + thread_count(real);
+  return real == threads ? "" : reference::blas_info().library() + " works on " + thread_count(real);
 }
 
-// The product of two square matrices by OpenBLAS with threads of its own, several times over.
+// The product of two square matrices by BLAS with threads of its own, several times over.
 BenchPiece cube_piece(const BenchOptions& options, int threads, int times) {
   struct Cube {
     Matrix a, b, out;

@@ -125,9 +125,9 @@ std::string text(const BenchShares& shares) {
 
 std::string where(const BenchOptions& options) {
   const reference::BlasInfo blas = reference::blas_info();
-  return fmt::format("{} thread{}, seed {}; {} loops; OpenBLAS for {}, {}", options.threads,
+  return fmt::format("{} thread{}, seed {}; {} loops; {} for {}, {}", options.threads,
                      options.threads == 1 ? "" : "s", options.seed, name(reference::instruction_set()),
-                     blas.core, blas.flavour);
+                     blas.library(), blas.core, blas.flavour);
 }
 
 std::string where(const BenchOptions& options, const Accelerator& device) {

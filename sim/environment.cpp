@@ -29,7 +29,7 @@ std::string revision() { return KVBOUND_REVISION; }
 
 nlohmann::ordered_json environment() {
   const reference::BlasInfo blas = reference::blas_info();
-  const char* core_type = std::getenv("OPENBLAS_CORETYPE");
+  const char* core_type = blas.library() == "OpenBLAS" ? std::getenv("OPENBLAS_CORETYPE") : nullptr;
   return {
       {"version", version()},
       {"revision", revision()},
