@@ -268,10 +268,10 @@ void require_valid(const Instance& instance) {
   if (instance.values.cols() < 1) throw ShapeMismatch("values are empty");
   if (instance.output_projection.cols() < 1) throw ShapeMismatch("output_projection is empty");
   require_equal("rows of logits", instance.logits.rows(), "query_heads times queries",
-                           instance.query_heads * instance.queries());
+                instance.query_heads * instance.queries());
   require_equal("columns of logits", instance.tokens(), "rows of values", instance.values.rows());
-  require_equal("rows of output_projection", instance.output_projection.rows(),
-                           "query_heads * head_dim", instance.query_heads * instance.values.cols());
+  require_equal("rows of output_projection", instance.output_projection.rows(), "query_heads * head_dim",
+                instance.query_heads * instance.values.cols());
   require_ascending("stage_one", instance.stage_one, instance.tokens());
   require_ascending("kept", instance.kept, instance.tokens());
   if (!std::ranges::includes(instance.kept, instance.stage_one))

@@ -13,7 +13,8 @@ namespace {
 constexpr float kUnit = 0x1p-23F;  // the last of 1's 24 bits
 
 TEST(TensorCore, CutsAddendsToTheLastBitOfTheLargest) {
-  const float small[kAligned] = {kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2, 0};
+  const float small[kAligned] = {kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2,
+                                 kUnit / 2, kUnit / 2, kUnit / 2, 0};
   EXPECT_EQ(add_aligned(small, 1), 1);
   EXPECT_EQ(add_aligned(small, -1), -1);
   EXPECT_EQ(add_aligned(small, 0.25F), 0.25F + 3.5F * kUnit);
