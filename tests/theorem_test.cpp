@@ -131,9 +131,14 @@ TEST_P(WeakenedClaim, HasASimplestCounterexample) {
 
 // ---- ids
 
-std::string written_proofs() {
-  std::ifstream file("proofs/critical_kv.md");
-  return {std::istreambuf_iterator<char>(file), {}};
+// The pages that the catalogue names.
+std::map<std::string, std::string> written_proofs() {
+  std::map<std::string, std::string> pages;
+  for (const Theorem& theorem : catalogue()) {
+    std::ifstream file("proofs/" + theorem.page);
+    pages[theorem.page] = {std::istreambuf_iterator<char>(file), {}};
+  }
+  return pages;
 }
 
 // What the pattern's first group matches, wherever it does.
@@ -179,17 +184,26 @@ TEST(Catalogue, SaysWhatItClaims) {
 }
 
 TEST(Catalogue, HasThePropertiesOfTheWrittenProofsAndNoOthers) {
-  const std::string text = written_proofs();
-  ASSERT_FALSE(text.empty()) << "proofs/critical_kv.md is missing";
+  std::string text;
+  for (const auto& [page, written] : written_proofs()) {
+    ASSERT_FALSE(written.empty()) << "proofs/" << page << " is missing";
+    for (const Theorem& theorem : catalogue()) {
+      EXPECT_EQ(written.find("<a id=\"" + theorem.id + "\"></a>") != std::string::npos, theorem.page == page)
+          << theorem.proof();
+    }
+    text += written;
+  }
   const auto sections = matches(text, R"re(<a id="([^"]+)"></a>)re");
   EXPECT_EQ(sections.size(), as_set(sections).size()) << "two sections with one id";
   EXPECT_EQ(as_set(sections), as_set(ids(theorems())));
-  EXPECT_EQ(as_set(matches(text, R"re(\n## (ckv-[^\s:]+): )re")), as_set(sections)) << "headings";
-  EXPECT_EQ(as_set(matches(text, R"re(\n\| \[(ckv-[^\]]+)\]\(#)re")), as_set(sections)) << "the overview";
+  EXPECT_EQ(as_set(matches(text, R"re(\n## ((?:ckv|obc)-[^\s:]+): )re")), as_set(sections)) << "headings";
+  EXPECT_EQ(as_set(matches(text, R"re(\n\| \[((?:ckv|obc)-[^\]]+)\]\(#)re")), as_set(sections))
+      << "the overview";
   const auto counterexamples = matches(text, R"re(\n\*\*Counterexample `([^`]+)`\.\*\*)re");
   EXPECT_EQ(counterexamples.size(), as_set(counterexamples).size()) << "two counterexamples with one id";
   EXPECT_EQ(as_set(counterexamples), as_set(ids(weakened_claims())));
-  EXPECT_EQ(as_set(matches(text, R"re(`(ckv-[^`\s:]+:[^`\s]+)`)re")), as_set(counterexamples)) << "mentions";
+  EXPECT_EQ(as_set(matches(text, R"re(`((?:ckv|obc)-[^`\s:]+:[^`\s]+)`)re")), as_set(counterexamples))
+      << "mentions";
 }
 
 // ---- what an instance says of a property
