@@ -15,21 +15,6 @@ using reference::Change;
 // h = t |z|, how far a logit is moved: the largest that the remainders are claimed for, and smaller ones.
 const Real kSteps[] = {Real(0.5), ldexp(Real(1), -6), ldexp(Real(1), -20)};
 
-// Calls look(query, entry) for every query and entry, in both spaces.
-template <class Look>
-void for_each_entry(const Instance& instance, const Look& look) {
-  for (const Space space : kSpaces) {
-    for (const Query& query : queries_of(instance, space)) {
-      for (size_t p = 0; p < query.entries(); ++p) look(query, p);
-    }
-  }
-}
-
-void equal_vectors(Outcome& outcome, const std::string& claim, const Reals& left, const Reals& right,
-                   const Real& terms) {
-  for (size_t c = 0; c < left.size(); ++c) outcome.equal(claim, left[c], right[c], terms);
-}
-
 // ---- OBC-value
 
 Outcome value_is_exact(const Instance& instance) {
@@ -42,8 +27,7 @@ Outcome value_is_exact(const Instance& instance) {
                   exact::combination(-query.attention[p], query.values[p], 0, query.output), 2 * query.size);
     const Real moved = exact::squared(exact::difference(output, query.output));
     const Real score = exact::score(Change::value, query, p);
-    outcome.equal("|| o' - o ||^2 = A^2 || v ||^2", moved, score,
-                  static_cast<Real>(query.output.size()) * query.size * query.size);
+    outcome.equal("|| o' - o ||^2 = A^2 || v ||^2", moved, score, query.squared_terms());
   });
   hold_scores(Change::value, instance, outcome);
   return outcome;
@@ -55,7 +39,7 @@ Outcome value_is_removal(const Instance& instance) {
   for_each_entry(instance, [&](const Query& query, size_t p) {
     const Real removal = exact::score(Change::exact, query, p);
     outcome.equal("the value score is the change that removal makes", exact::score(Change::value, query, p),
-                  removal, 4 * static_cast<Real>(query.output.size()) * query.size * query.size);
+                  removal, query.squared_terms());
   });
   return outcome;
 }
@@ -132,8 +116,7 @@ void at_one(Change change, const Instance& instance, Outcome& outcome) {
     const Query after = exact::shrunk(query, p, 1, change == Change::joint ? 1 : 0);
     const Real moved = exact::squared(exact::difference(after.output, query.output));
     const Real score = exact::score(change, query, p);
-    outcome.equal("E(1) is the score", moved, score,
-                  score + 4 * static_cast<Real>(query.output.size()) * query.size * query.size);
+    outcome.equal("E(1) is the score", moved, score, score + query.squared_terms());
   });
 }
 

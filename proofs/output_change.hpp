@@ -16,6 +16,8 @@ Vectors vectors(MatrixView rows);
 Reals difference(const Reals& a, const Reals& b);
 /// x a + y b
 Reals combination(const Real& x, const Reals& a, const Real& y, const Reals& b);
+/// x a
+Reals scaled(const Real& x, const Reals& a);
 Real squared(const Reals& vector);
 Real inner_product(const Reals& a, const Reals& b);
 
@@ -28,6 +30,8 @@ struct Query {
   Real rest(size_t entry) const;
   /// v_p - o
   Reals pull(size_t entry) const { return difference(values[entry], output); }
+  /// No squared length of a difference of values or outputs is larger.
+  Real squared_terms() const { return 4 * static_cast<Real>(output.size()) * size * size; }
 
   Reals logits;
   Vectors values;

@@ -1,4 +1,4 @@
-// What removing entries from a cache does to an output, and what only zeroing them does.
+// What removing entries from a cache does to an output.
 #include <kvbound/reference/removal.hpp>
 
 #include <cmath>
@@ -17,30 +17,6 @@ using exact::Reals;
 using reference::Change;
 using Positions = std::vector<int64_t>;
 
-// Calls look(query, entry) in both spaces, where something is left without the entry.
-template <class Look>
-void for_each_removable(const Instance& instance, const Look& look) {
-  for (const Space space : kSpaces) {
-    for (const Query& query : queries_of(instance, space)) {
-      for (size_t p = 0; p < query.entries() && query.entries() > 1; ++p) look(query, p);
-    }
-  }
-}
-
-void equal_vectors(Outcome& outcome, const std::string& claim, const Reals& left, const Reals& right,
-                   const Real& terms) {
-  for (size_t c = 0; c < left.size(); ++c) outcome.equal(claim, left[c], right[c], terms);
-}
-
-Reals scaled(const Real& factor, const Reals& vector) {
-  return exact::combination(factor, vector, 0, vector);
-}
-
-// What a squared length of a difference of values rounds.
-Real squared_terms(const Query& query) {
-  return 4 * static_cast<Real>(query.output.size()) * query.size * query.size;
-}
-
 // ---- OBC-exact
 
 Outcome exact_removal(const Instance& instance) {
@@ -50,17 +26,17 @@ Outcome exact_removal(const Instance& instance) {
     const Reals moved = exact::difference(others, query.output);
     const Real &weight = query.attention[p], rest = query.rest(p), terms = 4 * query.size;
     equal_vectors(outcome, "o_(-p) - o = A (o_(-p) - v)", moved,
-                  scaled(weight, exact::difference(others, query.values[p])), terms);
-    equal_vectors(outcome, "(1 - A) (o_(-p) - o) = A (o - v)", scaled(rest, moved),
-                  scaled(-weight, query.pull(p)), terms);
+                  exact::scaled(weight, exact::difference(others, query.values[p])), terms);
+    equal_vectors(outcome, "(1 - A) (o_(-p) - o) = A (o - v)", exact::scaled(rest, moved),
+                  exact::scaled(-weight, query.pull(p)), terms);
     const Real score = exact::score(Change::exact, query, p);
     outcome.equal("|| o_(-p) - o ||^2 = A^2 || v - o_(-p) ||^2", exact::squared(moved), score,
-                  squared_terms(query));
+                  query.squared_terms());
     if (rest < Real("1e-9")) return;  // too little is left of 50 digits
     const Real ratio = weight / rest;
     outcome.equal("|| o_(-p) - o ||^2 = (A / (1 - A))^2 || v - o ||^2",
                   ratio * ratio * exact::squared(query.pull(p)), score,
-                  (1 + ratio * ratio) * squared_terms(query));
+                  (1 + ratio * ratio) * query.squared_terms());
   });
   hold_scores(Change::exact, instance, outcome);
   return outcome;
@@ -90,7 +66,7 @@ Outcome rest_is_not_rescaled(const Instance& instance) {
   for_each_removable(instance, [&](const Query& query, size_t p) {
     outcome.equal("|| o_(-p) - o ||^2 = A^2 || v - o ||^2",
                   query.attention[p] * query.attention[p] * exact::squared(query.pull(p)),
-                  exact::score(Change::exact, query, p), squared_terms(query));
+                  exact::score(Change::exact, query, p), query.squared_terms());
   });
   return outcome;
 }
@@ -163,7 +139,7 @@ Outcome set_removal(const Instance& instance) {
     const Reals moved = exact::difference(after, query.output);
     const Real mass = exact::total(query.attention, removed),
                rest = exact::total(query.attention, instance.kept);
-    const Reals stable = scaled(mass, exact::difference(after, before));
+    const Reals stable = exact::scaled(mass, exact::difference(after, before));
     equal_vectors(outcome, "o' - o = A_E (o_rest - o_E)", moved, stable, 4 * query.size);
     Reals sum(moved.size());
     Real sizes = 0, singles = 0;
@@ -173,7 +149,7 @@ Outcome set_removal(const Instance& instance) {
       sizes += 2 * query.attention[j] * query.size;
       singles += query.rest(j) * sqrt(exact::score(Change::exact, query, j));
     }
-    equal_vectors(outcome, "(1 - A_E) (o' - o) = sum_E A_j (o - v_j)", scaled(rest, moved), sum,
+    equal_vectors(outcome, "(1 - A_E) (o' - o) = sum_E A_j (o - v_j)", exact::scaled(rest, moved), sum,
                   sizes + 2 * rest * query.size);
     if (rest > Real("1e-9")) {
       const Real length = sqrt(exact::squared(stable));
@@ -204,7 +180,7 @@ Outcome sum_of_single_errors(const Instance& instance) {
   Outcome outcome;
   for_each_set(instance, [&](const Query& query, const Real& set, const Reals& singles) {
     outcome.equal("|| o' - o ||^2 is the sum of those of single removals", set, exact::total(singles),
-                  exact::total(singles) + squared_terms(query));
+                  exact::total(singles) + query.squared_terms());
   });
   return outcome;
 }
@@ -219,93 +195,6 @@ Outcome at_most_the_singles(const Instance& instance) {
   });
   return outcome;
 }
-
-// ---- OBC-shift
-
-// What is added to all logits: on the grid of what is drawn, so that sums are exact.
-constexpr double kShifts[] = {1, -37.5, 1024};
-
-Instance shifted(const Instance& instance, double shift) {
-  Instance result = instance;
-  for (int64_t row = 0; row < result.logits.rows(); ++row) {
-    for (double& logit : result.logits.row(row)) logit += shift;
-  }
-  return result;
-}
-
-// Scores of the same attention, with every logit larger by so much.
-void unchanged_by_shifts(Change change, const Instance& instance, Outcome& outcome) {
-  for_each_removable(instance, [&](const Query& query, size_t p) {
-    const Real score = exact::score(change, query, p);
-    for (const double shift : kShifts) {
-      Reals logits = query.logits;
-      for (Real& logit : logits) logit += shift;
-      const Query moved(logits, query.values);
-      const Real other = exact::score(change, moved, p);
-      const Real factor = change == Change::key || change == Change::joint
-                              ? Real(1 + query.logits[p] * query.logits[p] + logits[p] * logits[p])
-                              : Real(1);
-      outcome.equal("the score of shifted logits is the same", other, score, factor * squared_terms(query));
-    }
-  });
-}
-
-Outcome shift_invariant(const Instance& instance) {
-  Outcome outcome;
-  unchanged_by_shifts(Change::exact, instance, outcome);
-  unchanged_by_shifts(Change::value, instance, outcome);
-  const Instance moved = shifted(instance, kShifts[2]);
-  hold_scores(Change::exact, moved, outcome);
-  hold_scores(Change::value, moved, outcome);
-  return outcome;
-}
-
-template <Change change>
-Outcome shift_invariant_too(const Instance& instance) {
-  Outcome outcome;
-  unchanged_by_shifts(change, instance, outcome);
-  return outcome;
-}
-
-// ---- OBC-zeroing
-
-Outcome zeroing(const Instance& instance) {
-  Outcome outcome;
-  for (const Space space : kSpaces) {
-    for (const Query& query : queries_of(instance, space)) {
-      for (size_t p = 0; p < query.entries(); ++p) {
-        const Reals after = exact::shrunk(query, p, 1, 1).output;
-        const Reals moved = exact::difference(after, query.output);
-        const Real &weight = query.attention[p], rest = query.rest(p), slot = exact::slot_weight(query, p);
-        const Real whole = rest + slot;
-        equal_vectors(outcome, "q (o' - o) = (A - r) o - A v", scaled(whole, moved),
-                      exact::combination(weight - slot, query.output, -weight, query.values[p]),
-                      (4 * whole + 4 * weight + 2 * slot) * query.size);
-        const Reals others = exact::output_of_others(query, p);
-        equal_vectors(outcome, "o' = ((1 - A) / q) o_(-p)", after, scaled(rest / whole, others),
-                      2 * query.size);
-        equal_vectors(outcome, "o - o' = (A (1 - A) / q) (v - o_(-p)) + (r / q) o", scaled(-1, moved),
-                      exact::combination(weight * rest / whole, exact::difference(query.values[p], others),
-                                         slot / whole, query.output),
-                      6 * query.size);
-      }
-    }
-  }
-  hold_scores(Change::slot, instance, outcome);
-  return outcome;
-}
-
-Outcome zeroing_is_removal(const Instance& instance) {
-  Outcome outcome;
-  for_each_removable(instance, [&](const Query& query, size_t p) {
-    outcome.equal("zeroing an entry moves the output as removing it does",
-                  exact::score(Change::slot, query, p), exact::score(Change::exact, query, p),
-                  squared_terms(query));
-  });
-  return outcome;
-}
-
-const std::string kSource = "OBCache (arXiv:2510.07651)", kOurs = "ours";
 
 }  // namespace
 
@@ -332,7 +221,7 @@ std::vector<Theorem> removal_theorems() {
                     "<= sum_E (1 - "
                     "A_j) / (1 - A_E) || o_(-j) - o ||",
        .hypotheses = "an entry is left",
-       .source = kOurs,
+       .source = "ours",
        .ratio = "|| o' - o || / bound",
        .sizes = window,
        .property = {"obc-set", "the closed forms are what deletion does", set_removal},
@@ -340,30 +229,6 @@ std::vector<Theorem> removal_theorems() {
                      sum_of_single_errors},
                     {"obc-set:at-most-the-singles", "the set moves the output by at most its members' moves",
                      at_most_the_singles}}},
-      {.id = "obc-shift",
-       .title = "a constant added to all logits",
-       .statement =
-           "the exact score and the value score do not change when a constant is added to all logits",
-       .hypotheses = "none",
-       .source = kOurs,
-       .ratio = "",
-       .sizes = window,
-       .property = {"obc-shift", "exact and value scores are invariant to shifts", shift_invariant},
-       .weakened = {{"obc-shift:key", "the same of the key score", shift_invariant_too<Change::key>},
-                    {"obc-shift:joint", "the same of the joint score", shift_invariant_too<Change::joint>},
-                    {"obc-shift:zeroing", "the same of zeroing key and value",
-                     shift_invariant_too<Change::slot>}}},
-      {.id = "obc-zeroing",
-       .title = "zeroing key and value, the slot kept",
-       .statement = "with k_p = v_p = 0 and the entry still there, o' - o = ((A_p - r) o - A_p v_p) / q, r = "
-                    "exp(-LSE), "
-                    "q = 1 - A_p + r; o' = ((1 - A_p) / q) o_(-p)",
-       .hypotheses = "none",
-       .source = kSource + ", eq. 1; the closed form: ours",
-       .ratio = "",
-       .sizes = window,
-       .property = {"obc-zeroing", "the closed form is what zeroing does", zeroing},
-       .weakened = {{"obc-zeroing:removal", "zeroing does what removal does", zeroing_is_removal}}},
   };
 }
 

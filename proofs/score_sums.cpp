@@ -56,8 +56,7 @@ Real sum_of_scores(Change change, const std::vector<Query>& queries, size_t entr
 
 Real squared_terms(const std::vector<Query>& queries) {
   Real sum = 0;
-  for (const Query& query : queries)
-    sum += 4 * static_cast<Real>(query.output.size()) * query.size * query.size;
+  for (const Query& query : queries) sum += query.squared_terms();
   return sum;
 }
 

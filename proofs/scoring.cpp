@@ -64,6 +64,11 @@ reference::ScoredAttention computed_scores(Change change, const Instance& instan
   return reference::scored_attention(change, queries, {keys, instance.values, norms, spaces}, 1);
 }
 
+void equal_vectors(Outcome& outcome, const std::string& claim, const exact::Reals& left,
+                   const exact::Reals& right, const oracle::Real& terms) {
+  for (size_t c = 0; c < left.size(); ++c) outcome.equal(claim, left[c], right[c], terms);
+}
+
 oracle::Row bounded_scores(Change change, const Instance& instance, int64_t row, Space space) {
   return scored(change, instance, row, space).scores;
 }

@@ -14,6 +14,25 @@ exact::Query query_of(const Instance& instance, int64_t row, Space space);
 /// All rows, head by head.
 std::vector<exact::Query> queries_of(const Instance& instance, Space space);
 
+/// Calls look(query, entry) for every query and entry, in both spaces.
+template <class Look>
+void for_each_entry(const Instance& instance, const Look& look) {
+  for (const Space space : kSpaces) {
+    for (const exact::Query& query : queries_of(instance, space)) {
+      for (size_t p = 0; p < query.entries(); ++p) look(query, p);
+    }
+  }
+}
+/// The same where something is left without the entry.
+template <class Look>
+void for_each_removable(const Instance& instance, const Look& look) {
+  if (instance.tokens() > 1) for_each_entry(instance, look);
+}
+
+/// Outcome::equal of every number of two vectors.
+void equal_vectors(Outcome& outcome, const std::string& claim, const exact::Reals& left,
+                   const exact::Reals& right, const oracle::Real& terms);
+
 /// reference::scored_attention's weights, outputs and scores are within their bounds: in both spaces, for every query.
 void hold_scores(reference::Change change, const Instance& instance, Outcome& outcome);
 

@@ -75,7 +75,7 @@ const std::vector<Theorem>& catalogue() {
     };
     add("critical_kv.md",
         {perturbation_theorems(), critical_kv_theorems(), window_theorems(), theta_sweep_theorems()});
-    add("obcache.md", {obcache_theorems(), removal_theorems(), score_sum_theorems()});
+    add("obcache.md", {obcache_theorems(), removal_theorems(), zeroing_theorems(), score_sum_theorems()});
     return result;
   }();
   return all;

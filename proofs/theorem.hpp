@@ -90,6 +90,7 @@ std::vector<Theorem> window_theorems();
 std::vector<Theorem> theta_sweep_theorems();
 std::vector<Theorem> obcache_theorems();
 std::vector<Theorem> removal_theorems();
+std::vector<Theorem> zeroing_theorems();
 std::vector<Theorem> score_sum_theorems();
 
 }  // namespace kvbound::proofs

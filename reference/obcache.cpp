@@ -27,9 +27,9 @@ constexpr double kCancelled = 0x1p-13;
 // One query's attention. Where an entry holds more than half of it and that matters, it is set aside.
 struct QueryAttention {
   double log_sum_exp = 0;
-  int64_t aside = -1;  // the entry
-  double lead = 0;     // its weight
-  double rest = 1;     // what all others hold: weights are shares of it
+  int64_t aside = -1;        // the entry
+  double lead = 0;           // its weight
+  double rest = 1;           // what all others hold: weights are shares of it
   double others = kNothing;  // the others' log-sum-exp, where one is set aside; none: it is alone
 };
 
