@@ -71,7 +71,7 @@ class DeviceSession final : public Session {
     require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                   keys_.rows());
     status_.clear(stream_);
-    const Ranking<T> ranking = std::visit([&](const auto& host) { return rank(layer, host); }, policy.host);
+    const Ranking<T> ranking = rank(layer, std::get<SnapKv>(policy.host));
     PromptRecord record;
     record.score_positions.resize(static_cast<size_t>(ranking.scores.cols()));
     std::iota(record.score_positions.begin(), record.score_positions.end(), 0);
@@ -201,8 +201,9 @@ class DeviceSession final : public Session {
     }
   }
 
-  void select(const LayerView&, const Ranking<T>&, const ThetaSweep&, Kept&, PromptRecord&) {
-    throw InvalidPolicy("theta-sweep runs on the reference only");  // as require_supported has said
+  template <class Unsupported>
+  void select(const LayerView&, const Ranking<T>&, const Unsupported&, Kept&, PromptRecord&) {
+    throw InvalidPolicy("this selection runs on the reference only");  // as require_supported has said
   }
 
   Buffer<int64_t> stage_one_counts_of(const Ranking<T>& ranking, const Critical& options, const Kept& kept) {

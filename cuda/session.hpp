@@ -13,10 +13,20 @@
 
 namespace kvbound::cuda {
 
-/// Throws InvalidPolicy for what the device cannot do yet: theta-sweep.
+/// Throws InvalidPolicy for what the device cannot do yet: other hosts than snapkv, other scores than attention, and
+/// theta-sweep and greedy.
 inline void require_supported(const Policy& policy) {
+  if (!std::holds_alternative<SnapKv>(policy.host)) {
+    throw InvalidPolicy("h2o, tova and streaming-llm run on the reference only");
+  }
+  if (!std::holds_alternative<AttentionScore>(policy.score)) {
+    throw InvalidPolicy("scores other than attention run on the reference only");
+  }
   if (std::holds_alternative<ThetaSweep>(policy.selection)) {
     throw InvalidPolicy("theta-sweep runs on the reference only");
+  }
+  if (std::holds_alternative<Greedy>(policy.selection)) {
+    throw InvalidPolicy("greedy runs on the reference only");
   }
 }
 

@@ -1,7 +1,6 @@
 #include "attention.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
 #include <cmath>
 #include <limits>
@@ -71,14 +70,6 @@ void divide(std::span<double> numbers, double divisor) {
       });
 }
 
-// Tokens whose logits are formed by one product. A sixteenth of them, so that padding the last block costs
-// little, but at most so many that the product can't gain from more.
-int64_t logit_block(int64_t tokens) {
-  constexpr int64_t kMost = 1024;
-  return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))) / 16, kTokenBlock,
-                    kMost);
-}
-
 // Fills in the logits; visit(first, count) is called when those of tokens first..first + count - 1 are there.
 template <class Visit>
 void visit_logit_blocks(MatrixView queries, MatrixView keys, double scale, MutableMatrixView logits,
@@ -86,7 +77,7 @@ void visit_logit_blocks(MatrixView queries, MatrixView keys, double scale, Mutab
   require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
   require_equal("rows of logits", logits.rows, "rows of queries", queries.rows);
   require_equal("columns of logits", logits.cols, "rows of keys", keys.rows);
-  const int64_t size = logit_block(keys.rows);
+  const int64_t size = query_product_block(keys.rows);
   for (int64_t b = 0; b < token_blocks(keys.rows, size); ++b) {
     const TokenBlock block(keys, b, size);
     const MutableMatrixView there = logits.middle_cols(block.first, block.count);
@@ -146,6 +137,12 @@ double log_sum_exp(VectorView logits) {
   return most + std::log(exponential_sum(logits, most));
 }
 
+double softmax(VectorView logits, double largest, std::span<double> weights) {
+  const double sum = exponentiate(logits, largest, weights);
+  divide(weights, sum);
+  return sum;
+}
+
 void causal_softmax(MutableMatrixView logits, int64_t first_position) {
   for (int64_t i = 0; i < logits.rows; ++i) {
     const auto visible = static_cast<size_t>(std::min(first_position + i + 1, logits.cols));
@@ -168,13 +165,14 @@ AttentionOutput attention(MatrixView queries, MatrixView keys, MatrixView values
     require_equal("votes", static_cast<int64_t>(votes.size()), "rows of keys", keys.rows);
   }
   Matrix weights = attention_logits(queries, keys, scale);
-  AttentionOutput result{Matrix(queries.rows, values.cols), {}};
+  AttentionOutput result{Matrix(queries.rows, values.cols), {}, {}};
   for (int64_t i = 0; i < queries.rows; ++i) {
     const std::span<double> row = weights.row(i);
     for (size_t j = 0; j < votes.size(); ++j) row[j] += std::log(votes[j]);
     result.log_sum_exp.push_back(softmax(row));
   }
   multiply(weights, values, result.output.view());
+  result.weights = std::move(weights);
   return result;
 }
 

@@ -40,6 +40,15 @@ std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double
 /// returns  natural log; -infinity for no tokens
 double log_sum_exp(VectorView logits);
 
+/// The softmax of logits whose largest is known.
+///
+///     weights[j] = exp(z_j - largest) / sum_j exp(z_j - largest)
+///
+/// logits   [tokens], natural log; -infinity where a token is not there
+/// weights  [tokens], written; may be the logits' own memory
+/// returns  the sum by which the exponentials were divided
+double softmax(VectorView logits, double largest, std::span<double> weights);
+
 /// Softmax of each row over what its query may see, in place.
 ///
 ///     logits[i, j] <- exp(z_ij) / sum_{j' <= first_position + i} exp(z_ij')  for j <= first_position + i
@@ -63,6 +72,7 @@ Matrix attention_weights(MatrixView queries, MatrixView keys, double scale, int6
 struct AttentionOutput {
   Matrix output;                    ///< [queries, head_dim]
   std::vector<double> log_sum_exp;  ///< [queries], natural log, votes included
+  Matrix weights;                   ///< [queries, entries], each row >= 0 with sum 1
 };
 
 /// Attention over a compressed cache, all of which every query sees.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <limits>
 
 namespace kvbound::reference {
@@ -81,6 +82,11 @@ double exponentials(VectorView numbers, double shift, double* results, Instructi
 
 double exponentiate(std::span<double> numbers, double shift, InstructionSet level) {
   return exponentials(numbers, shift, numbers.data(), level);
+}
+
+double exponentiate(VectorView numbers, double shift, std::span<double> results, InstructionSet level) {
+  assert(numbers.size() == results.size());
+  return exponentials(numbers, shift, results.data(), level);
 }
 
 double exponential_sum(VectorView numbers, double shift, InstructionSet level) {

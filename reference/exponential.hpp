@@ -38,6 +38,12 @@ namespace kvbound::reference {
 /// source   the reduction: Cody and Waite, Software Manual for the Elementary Functions (1980), chapter 6
 double exponentiate(std::span<double> numbers, double shift, InstructionSet level = instruction_set());
 
+/// The same, bit by bit, into other memory.
+///
+/// results  [n]; may be the numbers' own
+double exponentiate(VectorView numbers, double shift, std::span<double> results,
+                    InstructionSet level = instruction_set());
+
 /// The same sum, bit by bit, of numbers that stay as they are.
 ///
 ///     sum_i exp(numbers[i] - shift)

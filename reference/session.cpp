@@ -1,51 +1,23 @@
 #include "session.hpp"
 
 #include <algorithm>
-#include <array>
-#include <map>
+#include <iterator>
 #include <numeric>
-#include <string>
+#include <utility>
 
 #include "attention.hpp"
 #include "core/session_check.hpp"
 #include "critical_kv.hpp"
+#include "head_cache.hpp"
 #include "parallel.hpp"
+#include "ranking.hpp"
 #include "selection.hpp"
 #include "snap_kv.hpp"
+#include "streaming_llm.hpp"
 #include "theta_sweep.hpp"
 
 namespace kvbound::reference {
 namespace {
-
-// What a host says at the prompt's end: who stays in any case, and how good the others are.
-struct Ranking {
-  int64_t window = 0;                // the queries that judged
-  std::vector<int64_t> always_kept;  // ascending positions
-  std::vector<int64_t> candidates;   // ascending positions, m of them
-  Matrix attention_weights;          // [query_heads, n]: window mean, not pooled
-  Matrix head_scores;                // [query_heads, m]: per query head, as the host scores (pooled)
-  Matrix scores;                     // [kv_heads, m]
-};
-
-std::vector<int64_t> range(int64_t first, int64_t last) {
-  std::vector<int64_t> positions(static_cast<size_t>(last - first));
-  std::iota(positions.begin(), positions.end(), first);
-  return positions;
-}
-
-Matrix columns(MatrixView matrix, std::span<const int64_t> positions) {
-  Matrix result(matrix.rows, static_cast<int64_t>(positions.size()));
-  for (int64_t r = 0; r < result.rows(); ++r) {
-    for (int64_t j = 0; j < result.cols(); ++j) result(r, j) = matrix(r, positions[static_cast<size_t>(j)]);
-  }
-  return result;
-}
-
-std::vector<int64_t> positions_of(std::span<const int64_t> indices, std::span<const int64_t> candidates) {
-  std::vector<int64_t> positions;
-  for (const int64_t i : indices) positions.push_back(candidates[static_cast<size_t>(i)]);
-  return positions;
-}
 
 std::vector<int64_t> merged(std::span<const int64_t> a, std::span<const int64_t> b) {
   std::vector<int64_t> both;
@@ -53,33 +25,29 @@ std::vector<int64_t> merged(std::span<const int64_t> a, std::span<const int64_t>
   return both;
 }
 
-// One KV head's cache: rows in the order of their positions.
-struct HeadCache {
-  std::vector<int64_t> positions;
-  Matrix keys;    // [entries, head_dim]
-  Matrix values;  // [entries, head_dim]
-
-  void append(int64_t position, VectorView key, VectorView value) {
-    positions.push_back(position);
-    keys.append_row(key);
-    values.append_row(value);
-  }
-};
-
 class ReferenceSession final : public Session {
  public:
-  explicit ReferenceSession(OperationTimes* times) : times_(times) {}
+  explicit ReferenceSession(OperationTimes* times) : times_(times), known_(times) {}
 
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
     require_valid(layer, policy, budgets);
-    const Ranking ranking = std::visit([&](const auto& host) { return rank(layer, host); }, policy.host);
     PromptRecord record;
-    record.score_positions = ranking.candidates;
-    record.score = ranking.scores;
-    std::visit([&](const auto& selection) { select(layer, ranking, selection, budgets, record); },
-               policy.selection);
+    Ranking ranking;
+    if (const auto* host = std::get_if<StreamingLlm>(&policy.host)) {
+      for (const int64_t budget : budgets) {
+        record.kept.push_back(sinks_and_newest(layer.prompt_tokens(), host->sinks, budget));
+      }
+    } else {
+      ranking = rank(layer, policy, known_);
+      record.score_positions = range(ranking.rules.scored);
+      record.score = ranking.scores;
+      std::visit([&](const auto& selection) { select(layer, ranking, selection, budgets, record); },
+                 policy.selection);
+    }
     timed(times_, "compaction", [&] { fill_caches(layer, record.kept); });
+    if (rules_of(policy.host, next_position_, 0).evicts)
+      begin_evicting(layer, policy, budgets, ranking, record);
     return record;
   }
 
@@ -90,36 +58,68 @@ class ReferenceSession final : public Session {
       parallel_for(shape_.kv_heads, [&](int64_t g) {
         HeadCache& cache = caches_[static_cast<size_t>(g)];
         cache.append(next_position_, view.keys.row(g), view.values.row(g));
-        attend(view, cache, g, record.output);
+        attend(view, g, record.output);
       });
     });
+    if (!evictions_.empty()) record.left = timed(times_, "eviction", [&] { return evict(); });
     ++next_position_;
     return record;
   }
 
  private:
-  // The outputs of KV head g's query heads.
-  void attend(const StepView& view, const HeadCache& cache, int64_t g, Matrix& outputs) const {
+  static std::vector<int64_t> range(int64_t count) {
+    std::vector<int64_t> positions(static_cast<size_t>(count));
+    std::iota(positions.begin(), positions.end(), 0);
+    return positions;
+  }
+
+  // The outputs of KV head g's query heads; scores take in what they paid.
+  void attend(const StepView& view, int64_t g, Matrix& outputs) {
     const int64_t group_size = shape_.group_size();
-    const Matrix output =
-        attention(view.queries.middle_rows(g * group_size, group_size), cache.keys, cache.values, scale_)
-            .output;
+    const auto index = static_cast<size_t>(g);
+    const MatrixView queries = view.queries.middle_rows(g * group_size, group_size);
+    const HeadCache& cache = caches_[index];
+    Matrix output;
+    if (evictions_.empty()) {
+      output = attention(queries, cache.keys, cache.values, scale_).output;
+    } else {
+      evictions_[index].enter(cache);
+      output = evictions_[index].attend(queries, cache);
+    }
     for (int64_t i = 0; i < group_size; ++i) {
       std::ranges::copy(output.row(i), outputs.row(g * group_size + i).begin());
     }
   }
 
-  Ranking rank(const LayerView& layer, const SnapKv& host) {
-    const int64_t tokens = layer.prompt_tokens();
-    Ranking ranking;
-    ranking.window = host.window;
-    ranking.always_kept = range(tokens - host.window, tokens);
-    ranking.candidates = range(0, tokens - host.window);
-    ranking.attention_weights = window_attention_of(layer, host.window);
-    const MatrixView unpooled = ranking.attention_weights.view().middle_cols(0, tokens - host.window);
-    ranking.head_scores = max_pool(unpooled, host.pool);
-    ranking.scores = group_mean(ranking.head_scores, layer.shape.group_size());
-    return ranking;
+  // Whoever has to leaves; the position that left, per KV head.
+  std::vector<int64_t> evict() {
+    std::vector<int64_t> left(evictions_.size(), -1);
+    parallel_for(shape_.kv_heads, [&](int64_t g) {
+      const auto index = static_cast<size_t>(g);
+      HeadCache& cache = caches_[index];
+      const std::optional<int64_t> leaving = evictions_[index].who_leaves(cache, next_position_);
+      if (!leaving) return;
+      left[index] = cache.positions[static_cast<size_t>(*leaving)];
+      evictions_[index].leave(*leaving);
+      cache.remove(*leaving);
+    });
+    return left;
+  }
+
+  void begin_evicting(const LayerView& layer, const Policy& policy, std::span<const int64_t> budgets,
+                      const Ranking& ranking, const PromptRecord& record) {
+    const auto group = [&](const Matrix& rows, int64_t g) {
+      return rows.rows() > 0 ? rows.view().middle_rows(g * shape_.group_size(), shape_.group_size())
+                             : MatrixView();
+    };
+    const bool needs_norms = std::holds_alternative<Critical>(policy.selection);
+    const Matrix none;
+    const Matrix& norms = needs_norms ? *record.projected_value_norms : none;
+    for (int64_t g = 0; g < shape_.kv_heads; ++g) {
+      const auto index = static_cast<size_t>(g);
+      evictions_.emplace_back(layer, policy, g, budgets[index], group(ranking.head_scores, g),
+                              group(norms, g), caches_[index]);
+    }
   }
 
   void select(const LayerView& layer, const Ranking& ranking, const TopK&, std::span<const int64_t> budgets,
@@ -127,15 +127,31 @@ class ReferenceSession final : public Session {
     timed(times_, "selection", [&] {
       for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
         const std::vector<int64_t> top =
-            select_top(ranking.scores.row(g), candidates_kept(ranking, budgets, g));
-        record.kept.push_back(merged(positions_of(top, ranking.candidates), ranking.always_kept));
+            select_top(ranking.candidate_scores(ranking.scores, g), candidates_kept(ranking, budgets, g));
+        record.kept.push_back(merged(ranking.positions_of(top), ranking.always_kept));
       }
     });
   }
 
+  // Who is not removed stays.
+  void select(const LayerView& layer, const Ranking& ranking, const Greedy&, std::span<const int64_t> budgets,
+              PromptRecord& record) {
+    const int64_t smallest = *std::ranges::min_element(budgets);
+    const int64_t most = ranking.candidates - (smallest - static_cast<int64_t>(ranking.always_kept.size()));
+    const auto& removals = known_.removals(layer, ranking.rules.window, ranking.candidates, most);
+    for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+      const int64_t leaving = ranking.candidates - candidates_kept(ranking, budgets, g);
+      const std::vector<int64_t>& order = removals[static_cast<size_t>(g)];
+      std::vector<int64_t> kept = range(layer.prompt_tokens());
+      for (int64_t i = 0; i < leaving; ++i) kept[static_cast<size_t>(order[static_cast<size_t>(i)])] = -1;
+      std::erase(kept, -1);
+      record.kept.push_back(std::move(kept));
+    }
+  }
+
   void select(const LayerView& layer, const Ranking& ranking, const Critical& options,
               std::span<const int64_t> budgets, PromptRecord& record) {
-    record.projected_value_norms = norms_of(layer, options.norm);
+    record.projected_value_norms = known_.norms(layer, options.norm);
     record.stage_two_score = stage_two_scores_of(layer, ranking, options);
     record.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
     record.stage_one.resize(record.kept.size());
@@ -143,32 +159,33 @@ class ReferenceSession final : public Session {
       const TwoStageSelection selection =
           critical(layer, ranking, options, *record.stage_two_score, candidates_kept(ranking, budgets, g), g);
       const auto index = static_cast<size_t>(g);
-      record.stage_one[index] =
-          merged(positions_of(selection.stage_one, ranking.candidates), ranking.always_kept);
-      record.kept[index] = merged(positions_of(selection.selected, ranking.candidates), ranking.always_kept);
+      record.stage_one[index] = merged(ranking.positions_of(selection.stage_one), ranking.always_kept);
+      record.kept[index] = merged(ranking.positions_of(selection.selected), ranking.always_kept);
     });
   }
 
   void select(const LayerView& layer, const Ranking& ranking, const ThetaSweep& options,
               std::span<const int64_t> budgets, PromptRecord& record) {
-    record.projected_value_norms = norms_of(layer, options.norm);
+    record.projected_value_norms = known_.norms(layer, options.norm);
     const Matrix stage_two = stage_two_scores_of(layer, ranking, options);
-    const Matrix unpooled = columns(ranking.attention_weights, ranking.candidates);
+    std::vector<int64_t> candidates(static_cast<size_t>(ranking.candidates));
+    std::iota(candidates.begin(), candidates.end(), ranking.first_candidate);
     record.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
     select_per_head(layer.shape.kv_heads, [&](int64_t g) {
       const int64_t k = candidates_kept(ranking, budgets, g);
       const auto group = [&](MatrixView rows) {
         return rows.middle_rows(g * layer.shape.group_size(), layer.shape.group_size());
       };
-      const ThetaSweepInput input{group(ranking.attention_weights),
+      const MatrixView attention = group(ranking.attention_weights);
+      const ThetaSweepInput input{attention,
                                   group(*record.projected_value_norms),
-                                  group(unpooled),
-                                  ranking.candidates,
+                                  attention.middle_cols(ranking.first_candidate, ranking.candidates),
+                                  candidates,
                                   ranking.always_kept,
-                                  {select_top(ranking.scores.row(g), k),
+                                  {select_top(ranking.candidate_scores(ranking.scores, g), k),
                                    critical(layer, ranking, options, stage_two, k, g).selected}};
       record.kept[static_cast<size_t>(g)] =
-          merged(positions_of(select_theta_sweep(input, k), ranking.candidates), ranking.always_kept);
+          merged(ranking.positions_of(select_theta_sweep(input, k)), ranking.always_kept);
     });
   }
 
@@ -180,17 +197,17 @@ class ReferenceSession final : public Session {
   // CriticalKV's two stages for KV head g.
   static TwoStageSelection critical(const LayerView& layer, const Ranking& ranking, const TwoStage& options,
                                     const Matrix& stage_two_score, int64_t k, int64_t g) {
-    const VectorView score = ranking.scores.row(g);
+    const VectorView score = ranking.candidate_scores(ranking.scores, g);
     const int64_t stage_one_count =
         options.alpha ? floor_of_product(*options.alpha, k) : adaptive_count(layer, ranking, score, k, g);
-    return select_critical(score, stage_two_score.row(g), k, stage_one_count);
+    return select_critical(score, ranking.candidate_scores(stage_two_score, g), k, stage_one_count);
   }
 
   static int64_t adaptive_count(const LayerView& layer, const Ranking& ranking, VectorView score, int64_t k,
                                 int64_t g) {
-    const std::vector<int64_t> ranked = positions_of(rank_top(score, k), ranking.candidates);
+    const std::vector<int64_t> ranked = ranking.positions_of(rank_top(score, k));
     int64_t count = 0;
-    visit_window_attention(layer, g, ranking.window, [&](int64_t, VectorView weights) {
+    visit_window_attention(layer, g, ranking.rules.window, [&](int64_t, VectorView weights) {
       const MatrixView row(weights.data(), 1, static_cast<int64_t>(weights.size()));
       count = std::max(count, adaptive_stage_one(row, ranking.always_kept, ranked));
     });
@@ -198,14 +215,14 @@ class ReferenceSession final : public Session {
   }
 
   Matrix stage_two_scores_of(const LayerView& layer, const Ranking& ranking, const TwoStage& options) {
-    const Matrix norms = columns(norms_of(layer, options.norm), ranking.candidates);
+    const MatrixView norms = known_.norms(layer, options.norm).view().middle_cols(0, ranking.rules.scored);
     const int64_t group_size = layer.shape.group_size();
-    Matrix scores(layer.shape.kv_heads, norms.cols());
+    Matrix scores(layer.shape.kv_heads, norms.cols);
     timed(times_, "stage_two_scores", [&] {
       for (int64_t g = 0; g < scores.rows(); ++g) {
-        const std::vector<double> row = stage_two_scores(
-            ranking.head_scores.view().middle_rows(g * group_size, group_size),
-            norms.view().middle_rows(g * group_size, group_size), options.epsilon, options.gqa);
+        const std::vector<double> row =
+            stage_two_scores(ranking.head_scores.view().middle_rows(g * group_size, group_size),
+                             norms.middle_rows(g * group_size, group_size), options.epsilon, options.gqa);
         std::ranges::copy(row, scores.row(g).begin());
       }
     });
@@ -220,6 +237,7 @@ class ReferenceSession final : public Session {
     shape_ = layer.shape;
     scale_ = layer.scale;
     next_position_ = layer.prompt_tokens();
+    evictions_.clear();
     caches_.assign(kept.size(), {});
     parallel_for(shape_.kv_heads, [&](int64_t g) {
       for (const int64_t position : kept[static_cast<size_t>(g)]) {
@@ -229,31 +247,13 @@ class ReferenceSession final : public Session {
     });
   }
 
-  // What depends on the layer alone is computed once, however many policies and budgets are tried.
-  const Matrix& window_attention_of(const LayerView& layer, int64_t window) {
-    const auto [entry, is_new] = window_attention_.try_emplace(window);
-    if (is_new) {
-      entry->second = timed(times_, "window_attention", [&] { return window_attention(layer, window); });
-    }
-    return entry->second;
-  }
-  const Matrix& norms_of(const LayerView& layer, Norm norm) {
-    const auto [entry, is_new] = norms_.try_emplace(norm);
-    if (is_new) {
-      entry->second = timed(times_, "projected_value_norms", [&] {
-        return projected_value_norms(layer.shape, layer.values, layer.output_projection, norm);
-      });
-    }
-    return entry->second;
-  }
-
   OperationTimes* times_;
+  LayerScores known_;
   LayerShape shape_;
   double scale_ = 1;
   int64_t next_position_ = 0;
-  std::vector<HeadCache> caches_;               // one per KV head
-  std::map<int64_t, Matrix> window_attention_;  // by window
-  std::map<Norm, Matrix> norms_;
+  std::vector<HeadCache> caches_;    // one per KV head
+  std::vector<Eviction> evictions_;  // likewise; none for hosts that only grow
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "core/view.hpp"
@@ -17,6 +18,14 @@ inline constexpr int64_t kTokenBlock = 256;
 /// Blocks of `size` tokens that hold all tokens.
 constexpr int64_t token_blocks(int64_t tokens, int64_t size = kTokenBlock) {
   return (tokens + size - 1) / size;
+}
+
+/// Tokens that one product with a few queries takes. A sixteenth of them, so that padding the last block costs little, but
+/// at most so many that the product can't gain from more.
+constexpr int64_t query_product_block(int64_t tokens) {
+  constexpr int64_t kMost = 1024;
+  return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))) / 16, kTokenBlock,
+                    kMost);
 }
 
 /// Block `index` of some tokens' rows, always `size` rows; the last `size - count` are zero.

@@ -79,6 +79,24 @@ Option epsilon(double& field) {
           }};
 }
 
+// Unlike other fields, it follows another one until it is set.
+Option recent(H2o& host) {
+  return {"recent", "newest entries that always stay; by default as many as the window", "an integer >= 0",
+          [&host] { return std::to_string(host.recent_entries()); },
+          [&host](std::string_view text) {
+            const auto number = parse_integer(text);
+            if (!number || *number < 0) return false;
+            host.recent = number;
+            return true;
+          }};
+}
+
+std::vector<Option> space_option(ChangeScore& score) {
+  return {choice("space", "where the change is measured: as it is, or after W^O", score.space,
+                 std::array{std::pair{std::string_view("head"), Space::head},
+                            std::pair{std::string_view("projected"), Space::projected}})};
+}
+
 std::vector<Option> two_stage_options(TwoStage& selection) {
   return {alpha(selection.alpha), epsilon(selection.epsilon),
           choice("gqa", "how query heads of one KV head are joined in stage two", selection.gqa,
@@ -97,7 +115,44 @@ Component describe(SnapKv& host) {
           {integer("window", "observation window, in tokens", host.window, 1), pool(host.pool)}};
 }
 
+Component describe(H2o& host) {
+  return {
+      "h2o",
+      "the newest entries stay; the others are ranked by all the attention they ever got, in decoding too",
+      {integer("window", "prompt queries that count", host.window, 1),
+       integer("sinks", "first positions that always stay", host.sinks, 0), recent(host)}};
+}
+
+Component describe(Tova& host) {
+  return {"tova",
+          "entries are ranked by the attention of the last query, in decoding too",
+          {integer("sinks", "first positions that always stay", host.sinks, 0)}};
+}
+
+Component describe(StreamingLlm& host) {
+  return {"streaming-llm",
+          "the first and the newest entries stay, in decoding too; takes no score, no selection",
+          {integer("sinks", "first positions that always stay", host.sinks, 0)}};
+}
+
 Component describe(AttentionScore&) { return {"", "attention weights", {}}; }
+
+Component describe(ObcacheValue& score) {
+  return {"obcache-value", "OBCache: the output's change if the value were zeroed", space_option(score)};
+}
+
+Component describe(ObcacheKey& score) {
+  return {"obcache-key", "OBCache: the output's change if the key shrinks, to second order",
+          space_option(score)};
+}
+
+Component describe(ObcacheJoint& score) {
+  return {"obcache-joint", "OBCache: likewise, if key and value shrink together", space_option(score)};
+}
+
+Component describe(ExactRemoval& score) {
+  return {"exact", "the output's change if the entry is removed, without approximation", space_option(score)};
+}
 
 Component describe(TopK&) { return {"", "the entries of largest score", {}}; }
 
@@ -109,6 +164,11 @@ Component describe(Critical& selection) {
 Component describe(ThetaSweep& selection) {
   return {"theta-sweep", "the smallest bound among 27 mixtures of attention and norm, top-k and critical",
           two_stage_options(selection)};
+}
+
+Component describe(Greedy&) {
+  return {
+      "greedy", "one after the other leaves, each time the entry that the window's outputs miss least", {}};
 }
 
 Component describe(Uniform&) { return {"", "every KV head gets the same budget", {}}; }

@@ -29,10 +29,18 @@ struct Component {
 
 // The options hold references to the component's fields.
 Component describe(SnapKv& host);
+Component describe(H2o& host);
+Component describe(Tova& host);
+Component describe(StreamingLlm& host);
 Component describe(AttentionScore& score);
+Component describe(ObcacheValue& score);
+Component describe(ObcacheKey& score);
+Component describe(ObcacheJoint& score);
+Component describe(ExactRemoval& score);
 Component describe(TopK& selection);
 Component describe(Critical& selection);
 Component describe(ThetaSweep& selection);
+Component describe(Greedy& selection);
 Component describe(Uniform& allocation);
 Component describe(NoMerge& merge);
 

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "backend.hpp"
@@ -110,6 +111,7 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
                 {"trace_sha256", trace_sha256}},
       shape_(trace.shape),
       trace_layers_(trace.layers),
+      evicts_(rules_of(run.policy.policy.host, trace.prompt_tokens, 0).evicts),
       spool_(std::make_unique<Spool>(spool_folder)) {}
 
 Dump::~Dump() = default;
@@ -134,8 +136,10 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   const PromptRecord& prompt = record.prompt;
   add_integers("kept", concatenated(prompt.kept));
   add_integers("kept_offsets", offsets(prompt.kept));
-  add_integers("score_positions", prompt.score_positions);
-  add_matrix("score", prompt.score);
+  if (prompt.score.rows() > 0) {
+    add_integers("score_positions", prompt.score_positions);
+    add_matrix("score", prompt.score);
+  }
   if (prompt.stage_two_score) add_matrix("stage_two_score", *prompt.stage_two_score);
   if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
 
@@ -145,6 +149,11 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   }
   append(layer, "output", {static_cast<int64_t>(record.steps.size()), shape_.query_heads, shape_.head_dim},
          VectorView(output));
+  if (!evicts_) return;
+  std::vector<int64_t> left;
+  for (const StepRecord& step : record.steps) left.insert(left.end(), step.left.begin(), step.left.end());
+  append(layer, "left", {static_cast<int64_t>(record.steps.size()), shape_.kv_heads},
+         std::span<const int64_t>(left));
 }
 
 void Dump::add(int64_t layer, const LayerMetrics& metrics) {

@@ -48,6 +48,7 @@ class Dump {
   traces::SafetensorsWriter::Strings metadata_;
   LayerShape shape_;
   int64_t trace_layers_;
+  bool evicts_;                  // the policy's host chooses in decoding, too
   std::vector<int64_t> layers_;  // added; said in the metadata if they are not all
   std::vector<traces::TensorDeclaration> tensors_;
   std::unique_ptr<Spool> spool_;

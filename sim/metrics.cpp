@@ -18,18 +18,33 @@ namespace {
 // rows beyond the steps being zero, so that a step's bits do not depend on how many are replayed.
 constexpr int64_t kRowBlock = 32;
 
-// The positions in one KV head's cache at a decode step, ascending.
-std::vector<int64_t> residents(const LayerRecord& record, int64_t kv_head, int64_t step,
-                               int64_t prompt_tokens) {
-  const auto head = static_cast<size_t>(kv_head);
-  std::vector<int64_t> positions = record.prompt.kept[head];
-  for (int64_t t = 0; t <= step; ++t) {
-    positions.push_back(prompt_tokens + t);
-    const std::vector<int64_t>& left = record.steps[static_cast<size_t>(t)].left;
-    if (t < step && !left.empty()) std::erase(positions, left[head]);
+// The positions in one KV head's cache at successive decode steps, ascending; first after the prompt.
+class Residents {
+ public:
+  Residents(const LayerRecord& record, int64_t kv_head, int64_t prompt_tokens)
+      : record_(record),
+        head_(static_cast<size_t>(kv_head)),
+        next_(prompt_tokens),
+        positions_(record.prompt.kept[head_]) {}
+
+  // As step `step`'s queries find them: after the new entry came, before one leaves. Steps must not go back.
+  const std::vector<int64_t>& at(int64_t step) {
+    for (; steps_ <= step; ++steps_) {
+      const std::vector<int64_t>* left =
+          steps_ > 0 ? &record_.steps[static_cast<size_t>(steps_ - 1)].left : nullptr;
+      if (left && !left->empty()) std::erase(positions_, (*left)[head_]);
+      positions_.push_back(next_++);
+    }
+    return positions_;
   }
-  return positions;
-}
+
+ private:
+  const LayerRecord& record_;
+  size_t head_;
+  int64_t next_;
+  int64_t steps_ = 0;
+  std::vector<int64_t> positions_;
+};
 
 // The residents that stage two did not choose: stage one, always kept, new.
 std::vector<int64_t> stage_one_residents(const LayerRecord& record, int64_t kv_head, int64_t prompt_tokens,
@@ -137,12 +152,13 @@ class Measurement {
     const LayerRecord& record = records_[r];
     LayerMetrics& metrics = metrics_[r];
     const int64_t g = shape_.kv_head_of(h);
+    Residents residents(record, g, layer_.prompt_tokens);
     Matrix signed_weights(logits.rows(), logits.cols());
     for (int64_t i = 0; i < steps.count; ++i) {
       const int64_t t = steps.first + i;
       const auto visible = static_cast<size_t>(layer_.prompt_tokens + t + 1);
       const VectorView attention = weights.row(i).first(visible);
-      const std::vector<int64_t> kept = residents(record, g, t, layer_.prompt_tokens);
+      const std::vector<int64_t>& kept = residents.at(t);
       const reference::EvictionWeights eviction =
           reference::eviction_weights(logits.row(i).first(visible), attention, kept);
       std::ranges::copy(eviction.weights, signed_weights.row(i).begin());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/session_check.hpp>
 
 #include "component.hpp"
 
@@ -144,6 +145,11 @@ Policy parse_policy(std::string_view text) {
     }
     throw InvalidPolicy("policy " + quoted(text) + ": no component " + quoted(words[0]) +
                         "; known components: " + known_components());
+  }
+  try {
+    require_composable(policy);
+  } catch (const InvalidPolicy& error) {
+    throw InvalidPolicy("policy " + quoted(text) + ": " + error.what());
   }
   return policy;
 }

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "error.hpp"
+#include "host_rules.hpp"
 #include "policy.hpp"
 #include "session.hpp"
 #include "shape_check.hpp"
@@ -24,33 +25,77 @@ inline void require_rows(const std::string& what, MatrixView rows, int64_t heads
   require_equal("columns of " + what, rows.cols, "head_dim", head_dim);
 }
 
-inline void require_valid(const SnapKv& host, int64_t budget, int64_t window_queries) {
-  const std::string window = std::to_string(host.window);
-  if (host.window < 1) throw InvalidPolicy("window=" + window + " but it must be at least 1");
+inline void require_option(const char* name, int64_t value, int64_t least) {
+  if (value >= least) return;
+  throw InvalidPolicy(std::string(name) + "=" + std::to_string(value) + " but it must be at least " +
+                      std::to_string(least));
+}
+
+inline void require_valid(const SnapKv& host, int64_t budget) {
+  require_option("window", host.window, 1);
   if (host.pool < 1 || host.pool % 2 == 0) {
     throw InvalidPolicy("pool=" + std::to_string(host.pool) + " but it must be odd");
   }
-  if (host.window > window_queries) {
-    throw InvalidPolicy("window=" + window + " but the trace records only " + std::to_string(window_queries) +
-                        " prompt queries");
-  }
   if (budget < host.window) {
-    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " + window +
-                        " of the observation window, which always stay");
+    throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " +
+                        std::to_string(host.window) + " of the observation window, which always stay");
   }
 }
 
+// Also where the sum of both would overflow.
+inline void require_room(int64_t sinks, int64_t recent, int64_t budget) {
+  require_option("sinks", sinks, 0);
+  require_option("recent", recent, 0);
+  if (sinks <= budget && recent <= budget - sinks) return;
+  throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " +
+                      std::to_string(sinks) + " sinks and " + std::to_string(recent) +
+                      " recent entries, which always stay");
+}
+
+inline void require_valid(const H2o& host, int64_t budget) {
+  require_option("window", host.window, 1);
+  require_room(host.sinks, host.recent_entries(), budget);
+}
+inline void require_valid(const Tova& host, int64_t budget) { require_room(host.sinks, 0, budget); }
+inline void require_valid(const StreamingLlm& host, int64_t budget) { require_room(host.sinks, 0, budget); }
+
 }  // namespace detail
 
+/// Throws InvalidPolicy unless the policy's components have a meaning together.
+inline void require_composable(const Policy& policy) {
+  const bool by_attention = std::holds_alternative<AttentionScore>(policy.score);
+  const bool top_k = std::holds_alternative<TopK>(policy.selection);
+  if (std::holds_alternative<StreamingLlm>(policy.host) && !(by_attention && top_k)) {
+    throw InvalidPolicy(
+        "streaming-llm ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, "
+        "tova");
+  }
+  if (!top_k && !by_attention) {
+    throw InvalidPolicy(
+        "critical, theta-sweep and greedy choose by attention and take no other score; with another score "
+        "the entries of largest score stay");
+  }
+  if (std::holds_alternative<Greedy>(policy.selection) && !std::holds_alternative<SnapKv>(policy.host)) {
+    throw InvalidPolicy("greedy has a meaning with the host snapkv alone");
+  }
+}
+
 /// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head:
-/// 1 <= budget <= n, budget >= the entries that the host always keeps, window <= recorded queries.
+/// components that go together, 1 <= budget <= n, budget >= the entries that the host always keeps, window <=
+/// recorded queries.
 inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens,
                           int64_t window_queries) {
   if (budget < 1 || budget > prompt_tokens) {
     throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is outside 1.." +
                         std::to_string(prompt_tokens) + ", the prompt's tokens");
   }
-  std::visit([&](const auto& host) { detail::require_valid(host, budget, window_queries); }, policy.host);
+  require_composable(policy);
+  std::visit([&](const auto& host) { detail::require_valid(host, budget); }, policy.host);
+  const int64_t window = rules_of(policy.host, prompt_tokens, budget).window;
+  if (window > window_queries) {
+    throw InvalidPolicy("window=" + std::to_string(window) + " but the trace records only " +
+                        std::to_string(window_queries) + " prompt queries");
+  }
 }
 
 /// Throws ShapeMismatch unless a layer's parts fit each other.

@@ -103,6 +103,11 @@ class Matrix {
     numbers_.insert(numbers_.end(), row.begin(), row.end());
     ++rows_;
   }
+  void drop_last_row() {
+    assert(rows_ > 0);
+    numbers_.resize(numbers_.size() - static_cast<size_t>(cols_));
+    --rows_;
+  }
 
  private:
   int64_t rows_ = 0;

@@ -1,0 +1,28 @@
+// The selection that removes one entry after the other, each time the one that is missed least.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/session.hpp"
+
+namespace kvbound::reference {
+
+/// The order in which one KV head's candidates leave.
+///
+///     next out = argmin_j sum_{h in group, i in window} || o'_hi - o_hi ||^2,  o' without j and all who left before
+///
+/// Ties: the larger index leaves. With N = sum over those who left of A_j (o - v_j) and R the mass of those who stay, o' - o is N / R,
+/// and one more costs || N + A_j (o - v_j) ||^2 / (R - A_j)^2: N . v_j is kept up to date for all j, so a removal costs
+/// O(candidates (window group_size + head_dim)), and nothing is scored twice.
+///
+/// layer       its last `window` recorded queries judge
+/// candidates  the first so many positions; each query sees some other position, too
+/// count       0..candidates: how many leave
+/// returns     [count] positions, first out first. The first k of a longer order are the shorter one
+/// throws      ShapeMismatch; NonFinite
+/// source      ours; the change of a set is proofs/obcache.md#obc-set
+std::vector<int64_t> removal_order(const LayerView& layer, int64_t kv_head, int64_t window,
+                                   int64_t candidates, int64_t count);
+
+}  // namespace kvbound::reference

@@ -1,0 +1,71 @@
+#include "value_space.hpp"
+
+#include <algorithm>
+
+#include "core/shape_check.hpp"
+#include "product.hpp"
+#include "token_blocks.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+// Rows whose lengths are taken together: few, since in decoding they come one by one.
+constexpr int64_t kRows = 64;
+
+double inner_product(VectorView a, VectorView b) {
+  double sum = 0;
+  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+}  // namespace
+
+ValueSpace::ValueSpace(Space space, MatrixView output_projection) {
+  if (space == Space::head) return;
+  gram_.emplace(output_projection.rows, output_projection.rows);
+  multiply_transposed(output_projection, output_projection, gram_->view());
+}
+
+Matrix ValueSpace::dual(MatrixView rows) const {
+  Matrix result(rows.rows, rows.cols);
+  if (gram_) {
+    require_equal("columns of the rows", rows.cols, "head_dim", gram_->rows());
+    multiply(rows, *gram_, result.view());
+  } else {
+    for (int64_t i = 0; i < rows.rows; ++i) std::ranges::copy(rows.row(i), result.row(i).begin());
+  }
+  return result;
+}
+
+std::vector<double> ValueSpace::squared_norms(MatrixView rows) const {
+  std::vector<double> norms;
+  for (int64_t b = 0; b < token_blocks(rows.rows, kRows); ++b) {
+    const TokenBlock block(rows, b, kRows);
+    const Matrix duals = dual(block.rows);
+    for (int64_t i = 0; i < block.count; ++i) {
+      // G is positive semidefinite; rounding need not know that.
+      const double norm = inner_product(block.rows.row(i), duals.row(i));
+      norms.push_back(norm < 0 ? 0 : norm);
+    }
+  }
+  require_finite("squared norms", norms);
+  return norms;
+}
+
+double ValueSpace::squared_norm(VectorView x) const {
+  if (!gram_) return inner_product(x, x);
+  double norm = 0;
+  for (size_t c = 0; c < x.size(); ++c) norm += x[c] * inner_product(gram_->row(static_cast<int64_t>(c)), x);
+  return norm < 0 ? 0 : norm;
+}
+
+std::vector<ValueSpace> value_spaces(Space space, MatrixView output_projection, int64_t query_heads) {
+  const int64_t head_dim = output_projection.rows / query_heads;
+  std::vector<ValueSpace> spaces;
+  for (int64_t h = 0; h < query_heads; ++h) {
+    spaces.emplace_back(space, output_projection.middle_rows(h * head_dim, head_dim));
+  }
+  return spaces;
+}
+
+}  // namespace kvbound::reference
