@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <iostream>
-#include <set>
 
 #include <fmt/format.h>
 
@@ -12,7 +11,6 @@
 #include "command_line.hpp"
 #include "dump.hpp"
 #include "dump_targets.hpp"
-#include "layer_list.hpp"
 #include "policy.hpp"
 #include "progress.hpp"
 #include "replay.hpp"
@@ -103,26 +101,11 @@ Request parse_request(const CommandLine& line) {
   return request;
 }
 
-// "0,3-5" as ascending layers, each once.
-std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
-  std::set<int64_t> chosen;
-  for (const std::string& item : split_list("layers", text)) {
-    const auto range = parse_layer_range(item, layers);
-    if (!range) {
-      throw UsageError(fmt::format("--layers '{}': expected layers or ranges such as 0,3-5 within 0..{}",
-                                   item, layers - 1));
-    }
-    for (int64_t l = range->first; l <= range->second; ++l) chosen.insert(l);
-  }
-  return {chosen.begin(), chosen.end()};
-}
-
 Scope scope_of(const CommandLine& line, const traces::TraceInfo& info) {
-  const auto layers = line.text("layers");
   if (line.has("steps") && info.decode_tokens == 0) {
     throw UsageError(fmt::format("--steps: {} has no decode steps", info.path));
   }
-  return {parse_layers(layers.value_or(fmt::format("0-{}", info.layers - 1)), info.layers),
+  return {chosen_layers(line, info.layers),
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens};
 }
 

@@ -23,6 +23,9 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
 /// What a JSON document says of a trace.
 nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::string& sha256);
 
+/// A CSV field in quotes, which are doubled inside it.
+std::string quoted_field(const std::string& text);
+
 std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base);
 
 /// A row per trace, run, layer, decode step and query head; the row with head "all" is the layer's sum.
