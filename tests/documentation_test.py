@@ -82,7 +82,7 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "diff", "generate", "prove", "bench"):
+        for command in ("inspect", "replay", "recall", "diff", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|tests/\w+\.py) --.*", "", document.read_text("utf-8"))
