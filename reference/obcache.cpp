@@ -30,7 +30,7 @@ struct QueryAttention {
   int64_t aside = -1;  // the entry
   double lead = 0;     // its weight
   double rest = 1;     // what all others hold: weights are shares of it
-  bool alone = false;  // there are no others
+  double others = kNothing;  // the others' log-sum-exp, where one is set aside; none: it is alone
 };
 
 double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
@@ -42,12 +42,12 @@ QueryAttention set_aside(VectorView logits, int64_t aside, std::span<double> wei
   weights[at] = kNothing;
   if (logits.size() == 1) {
     weights[at] = 0;
-    return {logits[at], aside, 1, 0, true};
+    return {logits[at], aside, 1, 0, kNothing};
   }
   const double largest = *std::ranges::max_element(weights);
   const double others = largest + std::log(softmax(weights, largest, weights));
   const double lead = sigmoid(logits[at] - others);
-  return {logits[at] - std::log(lead), aside, lead, sigmoid(others - logits[at]), false};
+  return {logits[at] - std::log(lead), aside, lead, sigmoid(others - logits[at]), others};
 }
 
 QueryAttention attend(VectorView logits, double largest, bool sets_aside, std::span<double> weights) {
@@ -55,7 +55,7 @@ QueryAttention attend(VectorView logits, double largest, bool sets_aside, std::s
   if (sets_aside && sum < 2) {  // the largest weight is 1 / sum
     return set_aside(logits, std::ranges::max_element(logits) - logits.begin(), weights);
   }
-  return {largest + std::log(sum), -1, 0, 1, false};
+  return {largest + std::log(sum), -1, 0, 1, kNothing};
 }
 
 // What is taken of entry and output, a v_j - b o, and how much that counts.
@@ -194,14 +194,13 @@ void measure_changes(Change change, const BlockRow& row, const Measure& measure)
 double aside_change(Change change, const QueryAttention& attention, VectorView value, VectorView others,
                     VectorView output, const ValueSpace& space) {
   if (change == Change::exact) {
-    if (attention.alone) return std::numeric_limits<double>::infinity();
+    if (attention.others == kNothing) return std::numeric_limits<double>::infinity();
     return attention.lead * attention.lead * squared_length(space, 1, value, 1, others);
   }
-  const SlotShares shares(attention.log_sum_exp);
-  const double whole = attention.rest * shares.entries + shares.slot;
-  const double moved = attention.lead * shares.entries / whole * attention.rest;
+  // What the others and the slot share, of which neither underflows unless it counts for nothing: 1 - A and r may, both.
+  const double moved = attention.lead * sigmoid(attention.others), slot = sigmoid(-attention.others);
   std::vector<double> pull(value.size());  // -(o' - o) + moved * value
-  for (size_t c = 0; c < pull.size(); ++c) pull[c] = moved * others[c] - shares.slot / whole * output[c];
+  for (size_t c = 0; c < pull.size(); ++c) pull[c] = moved * others[c] - slot * output[c];
   return squared_length(space, moved, value, 1, pull);
 }
 
