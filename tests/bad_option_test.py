@@ -44,11 +44,14 @@ class BadOptions(CommandLineTest):
             self.refuses_values("--budget", (budgets,), r"good\.safetensors: policy 'snapkv:window=4' at budget .*: "
                                 rf"budget of {entries} entries is outside 1\.\.24")
         self.refuses_values("--budget", ("3", "12.5%", "8,3"), "budget of 3 entries is below the 4 of the observation")
+        for policy, kept in (("h2o:window=4:sinks=5", "5 sinks and 4 recent"), ("tova:sinks=9", "9 sinks and 0 recent"),
+                             ("streaming-llm:sinks=9", "9 sinks and 0 recent"), ("h2o", "0 sinks and 32 recent")):
+            self.refuses_values("--policy", (policy,), f"budget of 8 entries is below the {kept}")
 
     def test_policies_that_are_no_policies_are_refused_and_what_is_known_is_listed(self):
-        known = r"known components: critical, theta-sweep"
+        known = "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy"
         for policy, pattern in (
-                ("", "empty"), ("snapkv,", "empty"), ("SnapKV", "known hosts: snapkv"), (" snapkv", "known hosts"),
+                ("", "empty"), ("snapkv,", "empty"), ("SnapKV", "known hosts: snapkv, h2o, tova, streaming-llm"), (" snapkv", "known hosts"),
                 ("none", "no host 'none'; known hosts: snapkv"), ("critical", "no host 'critical'"),
                 ("+critical", "no host ''"), ("snapkv+", known), ("snapkv+snapkv", known),
                 ("snapkv+none", "no component 'none'; " + known),
@@ -61,12 +64,23 @@ class BadOptions(CommandLineTest):
                 ("snapkv+critical+theta-sweep", "more than one selection"),
                 ("snapkv,snapkv:window=32", "'snapkv:window=32' is given twice"),
                 ("snapkv+critical:alpha=0.50,snapkv+critical", "twice"),
-                ("snapkv+critical:epsilon=1e-4,snapkv+critical", "twice")):
+                ("snapkv+critical:epsilon=1e-4,snapkv+critical", "twice"),
+                ("snapkv+exact+obcache-key", "more than one score"), ("snapkv+greedy+critical", "more than one selection"),
+                ("streaming-llm+exact", "streaming-llm ranks nothing"), ("streaming-llm+critical", "ranks nothing"),
+                ("tova+exact+critical", "choose by attention and take no other score"),
+                ("snapkv+obcache-joint+theta-sweep", "choose by attention"), ("snapkv+exact+greedy", "choose by attention"),
+                ("h2o+greedy", "greedy has a meaning with the host snapkv alone"),
+                ("tova:window=4", "tova has no option 'window'"), ("snapkv+greedy:k=1", "greedy has no option 'k'"),
+                ("h2o:recent=32,h2o", "twice"), ("h2o:window=4,h2o:recent=4:window=4", "twice")):
             self.refuses_values("--policy", (policy,), pattern)
 
     def test_option_values_of_policies_out_of_range_are_refused(self):
         for option, expected, values in (
                 ("snapkv:window", "an integer >= 1", ("0", "-1", "1.5", "nan", "4x", " 4", "+4", HUGE)),
+                ("h2o:sinks", "an integer >= 0", ("-1", "1.5", "", HUGE)), ("h2o:window", "an integer >= 1", ("0", "x")),
+                ("h2o:window=4:recent", "an integer >= 0", ("-1", "x")), ("tova:sinks", "an integer >= 0", ("-1", "")),
+                ("streaming-llm:sinks", "an integer >= 0", ("-1", "4.0")),
+                ("snapkv:window=4+exact:space", "head or projected", ("", "Head", "hidden")),
                 ("snapkv:window=4:pool", "an odd integer >= 1", ("0", "2", "-7", "7.0", "", HUGE)),
                 ("snapkv:window=4+critical:alpha", "a decimal from 0 to 1.*, or adaptive",
                  ("1.5", "1.0000000001", "-0.5", "nan", "inf", "1e-1", "", "Adaptive", "50%")),
@@ -77,9 +91,11 @@ class BadOptions(CommandLineTest):
             self.refuses_values("--policy", (f"{option}={value}" for value in values), f"expected .*={expected}")
 
     def test_a_window_longer_than_recorded_is_refused(self):
-        for window in (9, 2**63 - 1):
-            self.refuses_values("--policy", (f"snapkv:window={window}", f"snapkv:window=4,snapkv:window={window}"),
-                                f"good.safetensors: .*window={window} but the trace records only 8 prompt queries")
+        for policy in ("snapkv:window=9", "snapkv:window=4,snapkv:window=9", "h2o:window=9:recent=4",
+                       "tova,h2o:window=9223372036854775807:recent=0"):
+            self.refuses_options(r"good.safetensors: .*window=\d+ but the trace records only 8 prompt queries", "replay",
+                                 TRACE, "--policy", policy, "--budget", "12", "--json", "out.json", "--dump", "dumps/")
+        self.refuses_values("--policy", (f"snapkv:window={2**63 - 1}",), f"budget of 8 entries is below the {2**63 - 1} of")
 
     def test_layers_steps_threads_and_limits_out_of_range_are_refused(self):
         self.refuses_values("--layers", ("2", "0-2", "1-0", "-1", "0-", "-", "x", "0-1-2", "0x1", "1.0", HUGE,
@@ -131,8 +147,8 @@ class BadOptions(CommandLineTest):
 
     def test_bench_refuses_what_it_does_not_know_and_lists_what_it_does(self):
         small = "--shape", "pocket:256"
-        self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
-                             "selection, compress", "bench", *small, "none")
+        self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, window-scores-joint, "
+                             "window-scores-exact, selection, compress, step-attention, step-value, ", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",
