@@ -26,10 +26,10 @@ constexpr double kCancelled = 0x1p-13;
 // One query's attention. Where an entry holds more than half of it and that matters, it is set aside.
 struct QueryAttention {
   double log_sum_exp = 0;
-  int64_t aside = -1;  // the entry
-  double lead = 0;     // its weight
-  double rest = 1;     // what all others hold: weights are shares of it
-  bool alone = false;  // there are no others
+  int64_t aside = -1;        // the entry
+  double lead = 0;           // its weight
+  double rest = 1;           // what all others hold: weights are shares of it
+  double others = kNothing;  // the others' log-sum-exp; minus infinity: there are none
 };
 
 double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
@@ -41,12 +41,12 @@ QueryAttention set_aside(VectorView logits, int64_t aside, std::span<double> wei
   weights[at] = kNothing;
   if (logits.size() == 1) {
     weights[at] = 0;
-    return {logits[at], aside, 1, 0, true};
+    return {logits[at], aside, 1, 0, kNothing};
   }
   const double largest = *std::ranges::max_element(weights);
   const double others = largest + std::log(softmax(weights, largest, weights));
   const double lead = sigmoid(logits[at] - others);
-  return {logits[at] - std::log(lead), aside, lead, sigmoid(others - logits[at]), false};
+  return {logits[at] - std::log(lead), aside, lead, sigmoid(others - logits[at]), others};
 }
 
 QueryAttention attend(VectorView logits, double largest, bool sets_aside, std::span<double> weights) {
@@ -54,7 +54,7 @@ QueryAttention attend(VectorView logits, double largest, bool sets_aside, std::s
   if (sets_aside && sum < 2) {  // the largest weight is 1 / sum
     return set_aside(logits, std::ranges::max_element(logits) - logits.begin(), weights);
   }
-  return {largest + std::log(sum), -1, 0, 1, false};
+  return {largest + std::log(sum), -1, 0, 1, kNothing};
 }
 
 // What is taken of entry and output, a v_j - b o, and how much that counts.
@@ -184,17 +184,16 @@ void measure_changes(Change change, const BlockRow& row, MatrixView values, Vect
 
 // The change that the entry makes which was set aside, from the others' own output.
 double aside_change(Change change, const QueryAttention& attention, VectorView value, VectorView others,
-                    VectorView output, const ValueSpace& space) {
+                    const ValueSpace& space) {
   if (change == Change::exact) {
-    if (attention.alone) return std::numeric_limits<double>::infinity();
+    if (attention.others == kNothing) return std::numeric_limits<double>::infinity();
     return attention.lead * attention.lead * squared_distance(space, 1, value, 1, others);
   }
-  const SlotShares shares(attention.log_sum_exp);
-  const double whole = attention.rest * shares.entries + shares.slot;
-  const double moved = attention.lead * shares.entries / whole * attention.rest;
-  std::vector<double> pull(value.size());  // -(o' - o) + moved * value
-  for (size_t c = 0; c < pull.size(); ++c) pull[c] = moved * others[c] - shares.slot / whole * output[c];
-  return squared_distance(space, moved, value, 1, pull);
+  // With a logit of 0 against theirs it leaves the others what the logistic function says.
+  const double gained = sigmoid(attention.others) - attention.rest;
+  std::vector<double> pull(value.size());
+  for (size_t c = 0; c < pull.size(); ++c) pull[c] = gained * others[c];
+  return squared_distance(space, attention.lead, value, 1, pull);
 }
 
 // Some queries over one KV head's entries: of each head's the same number, one head after the other.
@@ -304,9 +303,8 @@ class ScoredQueries {
     const VectorView output = change_ == Change::value ? VectorView() : outputs_.row(row);
     measure_changes(change_, mine, block.rows, output, entries_.spaces[head]);
     if (0 <= attention.aside - block.first && attention.aside - block.first < seen) {
-      changes[static_cast<size_t>(attention.aside - block.first)] =
-          aside_change(change_, attention, entries_.values.row(attention.aside), means_.row(row), output,
-                       entries_.spaces[head]);
+      changes[static_cast<size_t>(attention.aside - block.first)] = aside_change(
+          change_, attention, entries_.values.row(attention.aside), means_.row(row), entries_.spaces[head]);
     }
     add(mine.changes, part(scores.row(static_cast<int64_t>(head))));
   }
