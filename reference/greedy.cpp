@@ -8,23 +8,12 @@
 
 #include "attention.hpp"
 #include "core/error.hpp"
+#include "inner_product.hpp"
 #include "product.hpp"
 #include "snap_kv.hpp"
 
 namespace kvbound::reference {
 namespace {
-
-double inner_product(VectorView a, VectorView b) {
-  double sum = 0;
-  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
-  return sum;
-}
-
-double squared_distance(VectorView a, VectorView b) {
-  double sum = 0;
-  for (size_t c = 0; c < a.size(); ++c) sum += (a[c] - b[c]) * (a[c] - b[c]);
-  return sum;
-}
 
 // || N + A (o - v) ||^2
 double squared_norm_with(double squared_change, double along, double weight, double distance) {

@@ -19,7 +19,9 @@
 #include <kvbound/traces/portable_random.hpp>
 
 #include "bench.hpp"
+#include "bench_ceilings.hpp"
 #include "bench_layer.hpp"
+#include "bench_scores.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -30,43 +32,6 @@ using Numbers = std::vector<double>;
 constexpr int64_t kWindow = BenchLayer::kWindow;
 constexpr int kSpeedUpThreads = 2;  // for which the goal of compress is stated
 
-std::string thread_count(int threads) { return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"); }
-
-// Why DGEMM on so many threads is no ceiling; empty if it is one.
-std::string no_ceiling(int threads) {
-  const int real = blas_threads(threads);
-  return real == threads ? "" : reference::blas_info().library() + " works on " + thread_count(real);
-}
-
-// The product of two square matrices by BLAS with threads of its own, several times over.
-BenchPiece cube_piece(const BenchOptions& options, int threads, int times) {
-  struct Cube {
-    Matrix a, b, out;
-  };
-  const int64_t side = options.shape.cube;
-  const auto cube = std::make_shared<Cube>(Cube{random_matrix(side, side, BenchLayer::random(options, 5)),
-                                                random_matrix(side, side, BenchLayer::random(options, 6)),
-                                                Matrix(side, side)});
-  return {fmt::format("DGEMM, {}-cube, {}", side, thread_count(blas_threads(threads))),
-          2 * std::pow(static_cast<double>(side), 3) * times, "FLOP", [cube, threads, times] {
-            for (int i = 0; i < times; ++i) {
-              reference::multiply_with_blas_threads(cube->a, cube->b, cube->out.view(), threads);
-            }
-          }};
-}
-
-// `rows` rows of `length` exponentials, by as many threads as there are; each row in its thread's cache.
-BenchPiece exponential_piece(int64_t rows, int64_t length, const std::string& name,
-                             const std::function<double(std::span<double>)>& exponentials) {
-  return {name, static_cast<double>(rows * length), "exponentials", [=] {
-            parallel_for(
-                rows, [&] { return Numbers(static_cast<size_t>(length), 0.0); },
-                [&](Numbers& numbers, int64_t) { exponentials(numbers); });
-          }};
-}
-
-// exp(x - 1) again and again stays between exp(-1) and 1.
-double vector_exponentials(std::span<double> numbers) { return reference::exponentiate(numbers, 1); }
 double scalar_exponentials(std::span<double> numbers) {
   double sum = 0;
   for (double& number : numbers) sum += number = std::exp(number - 1);
@@ -209,19 +174,22 @@ constexpr BenchOperation kOperations[] = {
     {"exponential", "exp of query_heads x 32 x tokens numbers, against std::exp", bench_exponential},
     {"projected-value-norms", "of one head's tokens, in L1, against DGEMM's rate", bench_norms},
     {"window-attention", "32 queries of each head, against its DGEMMs and exponentials alone", bench_window},
+    {"window-scores-joint", "OBCache's joint score, likewise, against DGEMM's rate and its exponentials",
+     bench_joint_scores},
+    {"window-scores-exact", "the exact removal error, likewise", bench_exact_scores},
     {"selection", "the largest 20 % of 4 x tokens scores, against std::nth_element and a copy",
      bench_selection},
     {"compress", "a layer by snapkv+critical at 20 %: speed-up by 2 threads, against DGEMM's",
      bench_compress},
+    {"step-attention", "a decode step of h2o at 20 %, against attention over the same cache",
+     bench_step_attention},
+    {"step-value", "the same of h2o+obcache-value", bench_step_value},
+    {"step-key", "of h2o+obcache-key", bench_step_key},
+    {"step-joint", "of h2o+obcache-joint", bench_step_joint},
+    {"step-exact", "of h2o+exact", bench_step_exact},
 };
 
 }  // namespace
-
-int blas_threads(int asked) {
-  const Matrix one(1, 1);
-  Matrix product(1, 1);
-  return reference::multiply_with_blas_threads(one, one, product.view(), asked);
-}
 
 std::span<const BenchOperation> reference_bench_operations() { return kOperations; }
 
