@@ -12,9 +12,10 @@ namespace kvbound::reference {
 ///
 ///     next out = argmin_j sum_{h in group, i in window} || o'_hi - o_hi ||^2,  o' without j and all who left before
 ///
-/// Ties: the larger index leaves. With N = sum over those who left of A_j (o - v_j) and R the mass of those who stay, o' - o is N / R,
-/// and one more costs || N + A_j (o - v_j) ||^2 / (R - A_j)^2: N . v_j is kept up to date for all j, so a removal costs
-/// O(candidates (window group_size + head_dim)), and nothing is scored twice.
+/// Ties: the larger index leaves. With D = o' - o for those who left, R the mass of those who stay and s = A_j / (R - A_j), one more
+/// costs || (1 + s) D + s (o - v_j) ||^2: D . v_j is kept up to date for all j, so a removal costs
+/// O(candidates (window group_size + head_dim)), and nothing is scored twice. An entry that holds more than half of R would cancel
+/// there; the output without it is kept instead. Where not even that has mass in double precision, it is missed most.
 ///
 /// layer       its last `window` recorded queries judge
 /// candidates  the first so many positions; each query sees some other position, too
