@@ -2,61 +2,116 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "attention.hpp"
-#include "core/shape_check.hpp"
+#include "core/error.hpp"
 #include "inner_product.hpp"
 #include "product.hpp"
-#include "snap_kv.hpp"
+#include "window_logits.hpp"
 
 namespace kvbound::reference {
 namespace {
 
-// || (1 + s) D + s (o - v) ||^2; along: D . (o - v)
-double squared_norm_with(double squared_change, double along, double s, double distance) {
-  const double norm = (1 + s) * ((1 + s) * squared_change + 2 * s * along) + s * s * distance;
+using Positions = std::vector<int64_t>;
+
+// The logits of the window's queries of one KV head's query heads, [rows, n]; minus infinity in a query's future.
+Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
+  Matrix all;
+  WindowLogits logits(layer, window);
+  for (const HeadBlock& heads : head_blocks(layer.shape, kv_head)) {
+    logits.visit(heads, [&](const WindowLogitsBlock& block) {
+      for (int64_t row = 0; row < block.logits.rows; ++row) {
+        const std::span<double> own = block.logits.row(row);
+        std::fill(own.begin() + block.visible[static_cast<size_t>(row)], own.end(),
+                  -std::numeric_limits<double>::infinity());
+        all.append_row(own);
+      }
+    });
+  }
+  return all;
+}
+
+// What one query's output is made of by some of the entries, the members:
+//
+//     change = sum_members B_j (v_j - o),   mass = sum_members B_j,   their output - o = change / mass
+//
+// B is the softmax of those who were members when the sums were formed.
+struct Members {
+  double log_sum_exp = 0;
+  double mass = 1;
+  std::vector<double> change;  // [head_dim]
+
+  double squared_error() const { return inner_product(change, change) / (mass * mass); }
+};
+
+// One query, whose output shall change little.
+struct Query {
+  VectorView logits;  // [n]
+  VectorView output;  // o [head_dim], of all entries
+  MatrixView values;  // [n, head_dim]
+
+  double weight(const Members& members, int64_t position) const {
+    return std::exp(logits[static_cast<size_t>(position)] - members.log_sum_exp);
+  }
+  // sign: 1 puts an entry in, -1 takes it out.
+  void count(Members& members, int64_t position, double sign) const {
+    const double weight = sign * this->weight(members, position);
+    const VectorView value = values.row(position);
+    for (size_t c = 0; c < value.size(); ++c) members.change[c] += weight * (value[c] - output[c]);
+    members.mass += weight;
+  }
+  Members gather(const Positions& positions) const {
+    std::vector<double> own;
+    for (const int64_t j : positions) own.push_back(logits[static_cast<size_t>(j)]);
+    Members members{reference::log_sum_exp(own), 0, std::vector<double>(output.size())};
+    for (const int64_t j : positions) count(members, j, 1);
+    return members;
+  }
+};
+
+// A query's sums over all that are left; and over the others, if one entry holds more than half of it, because what is left
+// without that one could not be told from these.
+struct QuerySums {
+  Members all;
+  std::optional<int64_t> dominant;  // position
+  Members others;                   // without it
+};
+
+// || change - B (v - o) ||^2 for one member, along = change . (v - o), distance = || v - o ||^2.
+double squared_norm_without(double squared_change, double along, double weight, double distance) {
+  const double norm = squared_change - weight * (2 * along - weight * distance);
   return norm < 0 ? 0 : norm;  // NaN stays
 }
 
-// An entry that holds more than half of what is left of a row. The changes that it makes cancel, so what the row's output is
-// without it is known by itself.
-struct Lead {
-  int64_t position = -1;  // -1: there is none
-  double rest = 0;        // the mass of all others
-  std::vector<double> output_without;
-};
-
-// The candidates that are still there, in any order, and what the judging queries know of them. Rows are the queries of
-// the group's heads; D is how far a row's output is from that of the full cache.
+// The candidates that are still there, in any order, and what the queries, one a row, say of them. No sum is used after
+// half of its mass is gone: it is formed again, so that nothing cancels.
 class Remaining {
  public:
   Remaining(const LayerView& layer, int64_t kv_head, int64_t window, int64_t candidates)
-      : values_(layer.values.slice(kv_head)), positions_(static_cast<size_t>(candidates)) {
+      : values_(layer.values.slice(kv_head)),
+        candidates_(candidates),
+        positions_(static_cast<size_t>(candidates)),
+        logits_(window_logits(layer, kv_head, window)),
+        outputs_(logits_.rows(), values_.cols) {
     std::iota(positions_.begin(), positions_.end(), 0);
-    Matrix all_weights;
-    visit_window_attention(layer, kv_head, window,
-                           [&](int64_t, VectorView weights) { all_weights.append_row(weights); });
-    const int64_t rows = all_weights.rows(), others = values_.rows - candidates;
-    for (Matrix* matrix : {&outputs_, &others_sums_, &changes_}) *matrix = Matrix(rows, values_.cols);
-    multiply(all_weights, values_, outputs_.view());
-    multiply(all_weights.view().middle_cols(candidates, others), values_.middle_rows(candidates, others),
-             others_sums_.view());
-    products_ = attention_logits(outputs_, values_.middle_rows(0, candidates), 1);
-    for (Matrix* matrix : {&weights_, &distances_, &change_products_}) *matrix = Matrix(rows, candidates);
-    leads_.resize(static_cast<size_t>(rows));
-    for (int64_t i = 0; i < rows; ++i) {
-      const VectorView weights = all_weights.row(i);
-      std::copy_n(weights.begin(), candidates, weights_.row(i).begin());
-      others_.push_back(std::accumulate(weights.begin() + candidates, weights.end(), 0.0));
-      left_.push_back(1);
-      for (int64_t j = 0; j < candidates; ++j) {
-        distances_(i, j) = squared_distance(outputs_.row(i), values_.row(j));
-      }
+    attend();
+    output_products_ = attention_logits(outputs_, values_.middle_rows(0, candidates), 1);
+    for (Matrix* matrix : {&weights_, &distances_, &change_products_}) {
+      *matrix = Matrix(logits_.rows(), candidates);
     }
-    require_finite("squared distances of values from outputs", distances_.numbers());
+    for (int64_t i = 0; i < logits_.rows(); ++i) {
+      queries_.push_back({logits_.row(i), outputs_.row(i), values_});
+      sums_.push_back(
+          {{log_sum_exp(logits_.row(i)), 1, std::vector<double>(outputs_.row(i).size())}, {}, {}});
+      note_weights(i);  // of all entries, of which the change is 0
+      for (int64_t j = 0; j < candidates; ++j)
+        distances_(i, j) = squared_distance(outputs_.row(i), values_.row(j));
+    }
   }
 
   // Takes out the one that is missed least; returns its position.
@@ -75,11 +130,43 @@ class Remaining {
  private:
   size_t count() const { return positions_.size(); }
   VectorView there(const Matrix& matrix, int64_t row) const { return matrix.row(row).first(count()); }
+  QuerySums& sums(int64_t row) { return sums_[static_cast<size_t>(row)]; }
+  const Query& query(int64_t row) const { return queries_[static_cast<size_t>(row)]; }
 
-  // Per candidate: the sum over rows of || o' - o ||^2 if it leaves, too.
+  void attend() {
+    Matrix weights = logits_;
+    for (int64_t i = 0; i < weights.rows(); ++i) {
+      const std::span<double> row = weights.row(i);
+      softmax(row, *std::ranges::max_element(row), row);
+    }
+    multiply(weights, values_, outputs_.view());
+  }
+
+  // Who is left, candidate or not, but for one.
+  Positions left_without(std::optional<int64_t> position) const {
+    Positions left;
+    std::ranges::copy_if(positions_, std::back_inserter(left), [&](int64_t j) { return j != position; });
+    for (int64_t j = candidates_; j < values_.rows; ++j) left.push_back(j);
+    return left;
+  }
+
+  // The columns that depend on the sums over all.
+  void note_weights(int64_t i) {
+    for (size_t j = 0; j < count(); ++j) {
+      weights_(i, static_cast<int64_t>(j)) = query(i).weight(sums(i).all, positions_[j]);
+    }
+  }
+  void note_products(int64_t i) {
+    for (size_t j = 0; j < count(); ++j) {
+      change_products_(i, static_cast<int64_t>(j)) =
+          inner_product(sums(i).all.change, values_.row(positions_[j]));
+    }
+  }
+
+  // Per candidate: the sum over queries of || o' - o ||^2 if it leaves, too.
   std::vector<double> errors_without_each() {
     std::vector<double> errors(count()), row(count());
-    for (int64_t i = 0; i < weights_.rows(); ++i) {
+    for (int64_t i = 0; i < logits_.rows(); ++i) {
       errors_without_each(i, row);
       for (size_t j = 0; j < row.size(); ++j) errors[j] += row[j];
     }
@@ -89,139 +176,90 @@ class Remaining {
     return errors;
   }
 
-  // What a row's weights add up to without those of one entry; -1: with all.
-  double mass_without(int64_t i, int64_t entry) const {
-    const VectorView weights = there(weights_, i);
-    const auto middle = weights.begin() + (entry < 0 ? 0 : entry);
-    const double mass = std::accumulate(weights.begin(), middle, others_[static_cast<size_t>(i)]);
-    return std::accumulate(middle + (entry < 0 ? 0 : 1), weights.end(), mass);
-  }
-
-  // Of one row: || (1 + s) D + s (o - v_j) ||^2, s = A_j / (R - A_j), R what is left.
+  // Of one query.
   void errors_without_each(int64_t i, std::span<double> errors) {
+    const QuerySums& own = find_dominant(i);
     const VectorView weights = there(weights_, i), distances = there(distances_, i),
-                     change_products = there(change_products_, i), change = changes_.row(i);
-    const double left = left_[static_cast<size_t>(i)] = mass_without(i, -1);
-    if (!(left > 0)) {
-      std::ranges::fill(errors, std::numeric_limits<double>::infinity());
-      return;
-    }
-    const double squared_change = inner_product(change, change);
-    const double along = inner_product(change, outputs_.row(i));
+                     change_products = there(change_products_, i);
+    const double squared_change = inner_product(own.all.change, own.all.change);
+    const double along_output = inner_product(own.all.change, outputs_.row(i));
     for (size_t j = 0; j < errors.size(); ++j) {
-      const double s = weights[j] / (left - weights[j]);
-      errors[j] = squared_norm_with(squared_change, along - change_products[j], s, distances[j]);
+      const double rest = own.all.mass - weights[j];
+      const double norm =
+          squared_norm_without(squared_change, change_products[j] - along_output, weights[j], distances[j]);
+      errors[j] = norm / (rest * rest);
     }
-    const int64_t lead = find_lead(i, left);
-    if (lead < 0) return;
-    // What no double can tell from nothing left: missed more than anything.
-    const Lead& known = leads_[static_cast<size_t>(i)];
-    errors[static_cast<size_t>(lead)] = known.rest > 0
-                                            ? squared_distance(known.output_without, outputs_.row(i))
-                                            : std::numeric_limits<double>::infinity();
+    if (own.dominant) errors[index_of(*own.dominant)] = own.others.squared_error();
   }
 
-  // The row's lead, of which the output without it is then known; -1 for none.
-  int64_t find_lead(int64_t i, double left) {
-    Lead& lead = leads_[static_cast<size_t>(i)];
+  size_t index_of(int64_t position) const {
+    return static_cast<size_t>(std::ranges::find(positions_, position) - positions_.begin());
+  }
+
+  const QuerySums& find_dominant(int64_t i) {
+    QuerySums& own = sums(i);
     const VectorView weights = there(weights_, i);
-    const auto largest = std::ranges::max_element(weights) - weights.begin();
-    if (weights[static_cast<size_t>(largest)] <= left / 2) {
-      lead.position = -1;
-      return -1;
-    }
-    const int64_t position = positions_[static_cast<size_t>(largest)];
-    const double rest = mass_without(i, largest);
-    if (lead.position != position) lead = {position, rest, output_without(i, largest, rest)};
-    lead.rest = rest;
-    return largest;
-  }
-
-  std::vector<double> output_without(int64_t i, int64_t entry, double mass) const {
-    std::vector<double> output(others_sums_.row(i).begin(), others_sums_.row(i).end());
-    for (size_t j = 0; j < count(); ++j) {
-      if (static_cast<int64_t>(j) == entry) continue;
-      const VectorView value = values_.row(positions_[j]);
-      for (size_t c = 0; c < output.size(); ++c) output[c] += there(weights_, i)[j] * value[c];
-    }
-    for (double& entry_of_output : output) entry_of_output /= mass;
-    return output;
+    const auto most = std::ranges::max_element(weights);
+    std::optional<int64_t> dominant;
+    if (*most > own.all.mass / 2) dominant = positions_[static_cast<size_t>(most - weights.begin())];
+    if (dominant && dominant != own.dominant) own.others = query(i).gather(left_without(dominant));
+    own.dominant = dominant;
+    return own;
   }
 
   void remove(size_t leaving) {
-    const VectorView value = values_.row(positions_[leaving]);
+    const int64_t position = positions_[leaving];
     std::vector<double> value_products;
-    for (const int64_t position : positions_)
-      value_products.push_back(inner_product(value, values_.row(position)));
-    for (int64_t i = 0; i < weights_.rows(); ++i) {
-      if (leads_[static_cast<size_t>(i)].position == positions_[leaving]) {
-        remove_lead(i);
-      } else {
-        remove(i, leaving, value, value_products);
-      }
+    for (const int64_t other : positions_) {
+      value_products.push_back(inner_product(values_.row(position), values_.row(other)));
+    }
+    for (int64_t i = 0; i < logits_.rows(); ++i) {
+      const double weight = weights_(i, static_cast<int64_t>(leaving));
+      const std::span<double> products = change_products_.row(i);
+      const VectorView output_products = there(output_products_, i);
+      for (size_t j = 0; j < count(); ++j) products[j] -= weight * (value_products[j] - output_products[j]);
     }
     forget(leaving);
+    for (int64_t i = 0; i < logits_.rows(); ++i) take_out(i, position);
   }
 
-  // Of one row, an entry that holds at most half of it.
-  void remove(int64_t i, size_t leaving, VectorView value, VectorView value_products) {
-    const double weight = there(weights_, i)[leaving], left = left_[static_cast<size_t>(i)];
-    if (!(left > 0)) return;
-    const double s = weight / (left - weight);
-    const std::span<double> change = changes_.row(i), change_products = change_products_.row(i);
-    const VectorView output = outputs_.row(i), products = there(products_, i);
-    for (size_t c = 0; c < change.size(); ++c) change[c] = (1 + s) * change[c] + s * (output[c] - value[c]);
-    for (size_t j = 0; j < count(); ++j) {
-      change_products[j] = (1 + s) * change_products[j] + s * (products[j] - value_products[j]);
-    }
-    remove_beside_lead(i, weight, value);
-  }
-
-  // The output without the lead, when another entry leaves.
-  void remove_beside_lead(int64_t i, double weight, VectorView value) {
-    Lead& lead = leads_[static_cast<size_t>(i)];
-    if (lead.position < 0) return;
-    if (!(weight <= lead.rest / 2)) {
-      lead.position = -1;  // it cancels: to be computed anew
-      return;
-    }
-    const double s = weight / (lead.rest - weight);
-    for (size_t c = 0; c < value.size(); ++c) {
-      lead.output_without[c] += s * (lead.output_without[c] - value[c]);
-    }
-  }
-
-  void remove_lead(int64_t i) {
-    const std::span<double> change = changes_.row(i), change_products = change_products_.row(i);
-    const std::vector<double>& output = leads_[static_cast<size_t>(i)].output_without;
-    for (size_t c = 0; c < change.size(); ++c) change[c] = output[c] - outputs_.row(i)[c];
-    for (size_t j = 0; j < count(); ++j)
-      change_products[j] = inner_product(change, values_.row(positions_[j]));
-    leads_[static_cast<size_t>(i)].position = -1;
-  }
-
-  // The last one takes its place.
+  // The last candidate takes its place.
   void forget(size_t leaving) {
     const auto last = static_cast<int64_t>(count()) - 1, place = static_cast<int64_t>(leaving);
-    for (Matrix* matrix : {&weights_, &distances_, &products_, &change_products_}) {
+    for (Matrix* matrix : {&weights_, &distances_, &output_products_, &change_products_}) {
       for (int64_t i = 0; i < matrix->rows(); ++i) (*matrix)(i, place) = (*matrix)(i, last);
     }
     positions_[leaving] = positions_.back();
     positions_.pop_back();
   }
 
-  MatrixView values_;               // [n, head_dim]
-  std::vector<int64_t> positions_;  // of the candidates that are there: the first columns of the matrices
-  Matrix weights_;                  // A [rows, candidates]
-  Matrix distances_;                // || o - v_j ||^2 [rows, candidates]
-  Matrix products_;                 // o . v_j [rows, candidates]
-  Matrix change_products_;          // D . v_j [rows, candidates]
-  Matrix outputs_;                  // o, of the full cache [rows, head_dim]
-  Matrix changes_;                  // D [rows, head_dim]
-  Matrix others_sums_;              // [rows, head_dim]: sum of A_j v_j over those who are no candidates
-  std::vector<double> others_;      // [rows]: their mass
-  std::vector<double> left_;        // [rows]: the mass of all who are there, when errors were last looked at
-  std::vector<Lead> leads_;         // [rows]
+  void take_out(int64_t i, int64_t position) {
+    constexpr double kWornOut = 0.5;
+    QuerySums& own = sums(i);
+    query(i).count(own.all, position, -1);
+    if (own.dominant == position) {
+      own.dominant.reset();
+    } else if (own.dominant) {
+      query(i).count(own.others, position, -1);
+      if (own.others.mass < kWornOut) own.others = query(i).gather(left_without(own.dominant));
+    }
+    if (own.all.mass >= kWornOut) return;
+    own.all = query(i).gather(left_without(std::nullopt));
+    note_weights(i);
+    note_products(i);
+  }
+
+  MatrixView values_;  // [n, head_dim]
+  int64_t candidates_;
+  Positions positions_;          // of the candidates that are there: the first columns of the matrices
+  Matrix logits_;                // [rows, n]
+  Matrix outputs_;               // o [rows, head_dim]
+  Matrix weights_;               // B [rows, candidates], of the sums over all
+  Matrix distances_;             // || v_j - o ||^2 [rows, candidates]
+  Matrix output_products_;       // o . v_j [rows, candidates]
+  Matrix change_products_;       // change . v_j [rows, candidates], of the sums over all
+  std::vector<Query> queries_;   // [rows]
+  std::vector<QuerySums> sums_;  // [rows]
 };
 
 }  // namespace

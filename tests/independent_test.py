@@ -2,6 +2,7 @@
 
 usage: independent_test.py KVBOUND      KVBOUND: the program's path
 """
+import itertools
 import json
 
 import numpy as np
@@ -22,7 +23,7 @@ HOST_POLICIES = (
     "h2o:window={w}:recent=0+obcache-key:space=projected", "h2o:window={w}:recent={r}+obcache-joint:space=projected",
     "h2o:window={w}:sinks={s}:recent={r}+exact", "h2o:window={w}+critical",
     "h2o:window={w}:recent={r}+critical:alpha=adaptive:epsilon=0", "h2o:window={w}:recent={r}+theta-sweep:gqa=product-of-means",
-    "streaming-llm:sinks={s}", "streaming-llm:sinks=0",
+    "streaming-llm:sinks={s}", "streaming-llm:sinks={w}",
     "snapkv:window={w}+obcache-value", "snapkv:window={w}:pool=1+obcache-key", "snapkv:window={w}:pool=3+obcache-joint",
     "snapkv:window={w}+obcache-joint:space=projected", "snapkv:window={w}+exact", "snapkv:window={w}:pool=1+exact:space=projected",
     "snapkv:window={w}+greedy")
@@ -100,6 +101,17 @@ class IndependentReplay(CommandLineTest):
                 self.assertTrue(np.isinf(score[:, 0]).all() and np.isfinite(score[:, 1:]).all())
             for path in paths:
                 path.unlink()
+
+    def test_greedy_agrees_where_one_entry_has_nearly_all_the_weight(self):
+        for gap, second in itertools.product((10, 20, 38, 100, 800), (0, 0.5, 0.9)):
+            trace = TraceFile(layers=1, dtype="F64", prompt_tokens=12, window_queries=2, decode_tokens=1, query_heads=1,
+                              kv_heads=1, head_dim=1, seed=gap)
+            for name, numbers in (("key", [gap, 0, -gap, second * gap, *[0] * 9]), ("query", 1)):
+                trace.tensors[f"layers.0.{name}"][1].reshape(-1)[...] = numbers
+            path = trace.write(self.folder / f"{gap}-{second}.safetensors")
+            for dump in self.dump(path, "snapkv:window=1+greedy", "2,6,11"):
+                self.require_agreement(path, [dump])
+                dump.unlink()
 
     def test_samples_agree(self):
         for sample, budgets, policies in (
