@@ -51,7 +51,8 @@ class BadOptions(CommandLineTest):
     def test_policies_that_are_no_policies_are_refused_and_what_is_known_is_listed(self):
         known = "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy"
         for policy, pattern in (
-                ("", "empty"), ("snapkv,", "empty"), ("SnapKV", "known hosts: snapkv, h2o, tova, streaming-llm"), (" snapkv", "known hosts"),
+                ("", "empty"), ("snapkv,", "empty"),
+                ("SnapKV", "known hosts: snapkv, h2o, tova, streaming-llm"), (" snapkv", "known hosts"),
                 ("none", "no host 'none'; known hosts: snapkv"), ("critical", "no host 'critical'"),
                 ("+critical", "no host ''"), ("snapkv+", known), ("snapkv+snapkv", known),
                 ("snapkv+none", "no component 'none'; " + known),
@@ -147,8 +148,9 @@ class BadOptions(CommandLineTest):
 
     def test_bench_refuses_what_it_does_not_know_and_lists_what_it_does(self):
         small = "--shape", "pocket:256"
-        self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, window-scores-joint, "
-                             "window-scores-exact, selection, compress, step-attention, step-value, ", "bench", *small, "none")
+        self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
+                             "window-scores-joint, window-scores-exact, selection, compress, step-attention, step-value, ",
+                             "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",
