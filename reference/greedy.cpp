@@ -36,6 +36,20 @@ Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
   return all;
 }
 
+// Everything depends on differences of values alone: without what they have in common nothing is lost in it.
+Matrix centred(MatrixView values) {
+  std::vector<double> mean(static_cast<size_t>(values.cols));
+  for (int64_t j = 0; j < values.rows; ++j) {
+    const VectorView value = values.row(j);
+    for (size_t c = 0; c < mean.size(); ++c) mean[c] += value[c] / static_cast<double>(values.rows);
+  }
+  Matrix result(values.rows, values.cols);
+  for (int64_t j = 0; j < values.rows; ++j) {
+    for (int64_t c = 0; c < values.cols; ++c) result(j, c) = values(j, c) - mean[static_cast<size_t>(c)];
+  }
+  return result;
+}
+
 // What one query's output is made of by some of the entries, the members:
 //
 //     change = sum_members B_j (v_j - o),   mass = sum_members B_j,   their output - o = change / mass
@@ -93,7 +107,8 @@ double squared_norm_without(double squared_change, double along, double weight, 
 class Remaining {
  public:
   Remaining(const LayerView& layer, int64_t kv_head, int64_t window, int64_t candidates)
-      : values_(layer.values.slice(kv_head)),
+      : centred_(centred(layer.values.slice(kv_head))),
+        values_(centred_),
         candidates_(candidates),
         positions_(static_cast<size_t>(candidates)),
         logits_(window_logits(layer, kv_head, window)),
@@ -250,7 +265,8 @@ class Remaining {
     note_products(i);
   }
 
-  MatrixView values_;  // [n, head_dim]
+  Matrix centred_;     // the values, less their mean [n, head_dim]
+  MatrixView values_;  // of it
   int64_t candidates_;
   Positions positions_;          // of the candidates that are there: the first columns of the matrices
   Matrix logits_;                // [rows, n]
@@ -267,9 +283,10 @@ class Remaining {
 
 std::vector<int64_t> removal_order(const LayerView& layer, int64_t kv_head, int64_t window,
                                    int64_t candidates, int64_t count) {
-  if (count < 0 || count > candidates || candidates > layer.prompt_tokens()) {
+  if (count < 0 || count > candidates || candidates > layer.prompt_tokens() - window) {
     throw ShapeMismatch("cannot remove " + std::to_string(count) + " of " + std::to_string(candidates) +
-                        " candidates among " + std::to_string(layer.prompt_tokens()) + " tokens");
+                        " candidates among " + std::to_string(layer.prompt_tokens()) + " tokens, the last " +
+                        std::to_string(window) + " of which are none");
   }
   std::vector<int64_t> order;
   if (count == 0) return order;

@@ -14,11 +14,12 @@ namespace kvbound::reference {
 ///
 /// Ties: the larger index leaves. With A the attention of those who are left, C = sum over them of A_j (v_j - o) and R their mass,
 /// o' - o is C / R, and without one more || C - A_j (v_j - o) ||^2 / (R - A_j)^2. C . v_j is kept up to date for all j, so a removal
-/// costs O(candidates (window group_size + head_dim)), and nothing is scored twice. Sums are formed anew before half of their
-/// mass is gone, and without the entry that holds more than half of what is left, if one does: nothing cancels.
+/// costs O(candidates (window group_size + head_dim)). As soon as half of a query's mass is gone its sums are formed anew, at
+/// O(candidates head_dim), and without the entry that holds more than half of what is left, if one does: so nothing cancels.
+/// Memory: some six numbers per candidate, window query and query head of the group.
 ///
 /// layer       its last `window` recorded queries judge
-/// candidates  the first so many positions; each query sees some other position, too
+/// candidates  the first so many positions, at most n - window
 /// count       0..candidates: how many leave
 /// returns     [count] positions, first out first. The first k of a longer order are the shorter one
 /// throws      ShapeMismatch; NonFinite

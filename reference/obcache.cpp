@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <string>
 #include <type_traits>
 
 #include "attention.hpp"
 #include "core/shape_check.hpp"
-#include "inner_product.hpp"
 #include "instruction_set.hpp"
+#include "output_change.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
 #include "scratch.hpp"
@@ -18,191 +16,6 @@
 
 namespace kvbound::reference {
 namespace {
-
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
-
-// A length's share of its terms below which they cancel: what is left of 53 bits is 40, less what head_dim additions cost.
-constexpr double kCancelled = 0x1p-13;
-
-// One query's attention. Where an entry holds more than half of it and that matters, it is set aside.
-struct QueryAttention {
-  double log_sum_exp = 0;
-  int64_t aside = -1;        // the entry
-  double lead = 0;           // its weight
-  double rest = 1;           // what all others hold: weights are shares of it
-  double others = kNothing;  // the others' log-sum-exp; minus infinity: there are none
-};
-
-double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
-
-// Attention by the softmax of the others: nothing cancels however little they hold.
-QueryAttention set_aside(VectorView logits, int64_t aside, std::span<double> weights) {
-  const auto at = static_cast<size_t>(aside);
-  std::ranges::copy(logits, weights.begin());
-  weights[at] = kNothing;
-  if (logits.size() == 1) {
-    weights[at] = 0;
-    return {logits[at], aside, 1, 0, kNothing};
-  }
-  const double largest = *std::ranges::max_element(weights);
-  const double others = largest + std::log(softmax(weights, largest, weights));
-  const double lead = sigmoid(logits[at] - others);
-  return {logits[at] - std::log(lead), aside, lead, sigmoid(others - logits[at]), others};
-}
-
-QueryAttention attend(VectorView logits, double largest, bool sets_aside, std::span<double> weights) {
-  const double sum = softmax(logits, largest, weights);
-  if (sets_aside && sum < 2) {  // the largest weight is 1 / sum
-    return set_aside(logits, std::ranges::max_element(logits) - logits.begin(), weights);
-  }
-  return {largest + std::log(sum), -1, 0, 1, kNothing};
-}
-
-// What is taken of entry and output, a v_j - b o, and how much that counts.
-template <class Reals>
-struct Terms {
-  Reals w, a, b;
-};
-
-// What is left of e^z_j / sum e^z once j's key is 0, as shares of two numbers of which neither is large:
-// (1 - A) entries + slot, where slot / entries = e^-LSE is what an entry of logit 0 weighs.
-struct SlotShares {
-  SlotShares() = default;
-  explicit SlotShares(double log_sum_exp)
-      : entries(log_sum_exp < 0 ? std::exp(log_sum_exp) : 1),
-        slot(log_sum_exp < 0 ? 1 : std::exp(-log_sum_exp)) {}
-
-  double entries = 1;
-  double slot = 0;
-};
-
-// A query's row of everything, over the entries of a block that the query sees.
-struct BlockRow {
-  VectorView logits, weights, squared_norms;  // weights are shares of `rest`
-  std::span<double> changes;                  // in: v_j . o; out: w^2 || a v_j - b o ||^2
-  double rest = 1;
-  double output_norm = 0;  // || o ||^2
-  SlotShares shares;
-};
-
-template <Change change, class Reals>
-[[gnu::always_inline]] inline void terms_of(const Reals& weight, const Reals& logit, const SlotShares& shares,
-                                            Terms<Reals>& terms) {
-  const Reals one = Reals{} + 1.0;
-  terms = {weight, one, one};
-  if constexpr (change == Change::value) terms.b = Reals{};
-  if constexpr (change == Change::key) terms.w = weight * logit;
-  if constexpr (change == Change::joint) {
-    terms.a = one + logit;
-    terms.b = logit;
-  }
-  if constexpr (change == Change::exact) terms.w = weight / (one - weight);
-  if constexpr (change == Change::slot) {  // (A / q)(v - o) + (r / q) o, q = 1 - A + r
-    const Reals whole = (one - weight) * shares.entries + shares.slot;
-    terms = {one, weight * shares.entries / whole, (weight * shares.entries - shares.slot) / whole};
-  }
-}
-
-// The changes of kWidth entries from j on, by inner products. least: < 0 where one of them cancels.
-template <Change change, class L>
-[[gnu::always_inline]] inline void expand(const BlockRow& row, size_t j, typename L::Reals& least) {
-  using Reals = typename L::Reals;
-  Reals weight, logit, norm, product;
-  L::load(&row.weights[j], weight);
-  L::load(&row.logits[j], logit);
-  L::load(&row.squared_norms[j], norm);
-  L::load(&row.changes[j], product);
-  weight *= row.rest;
-  Terms<Reals> terms;
-  terms_of<change>(weight, logit, row.shares, terms);
-  const Reals own = terms.a * terms.a * norm + terms.b * terms.b * row.output_norm;
-  const Reals distance = own - 2.0 * (terms.a * terms.b) * product;
-  const Reals spare = distance - kCancelled * own;
-  least = spare < least ? spare : least;
-  L::store(terms.w * terms.w * distance, &row.changes[j]);
-}
-
-// All of the row's changes; returns whether one of them cancels.
-template <Change change>
-bool expand(const BlockRow& row) {
-  bool cancels = false;
-  run_at(
-      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
-        using L = decltype(lanes);
-        typename L::Reals least = {};
-        size_t j = 0;
-        for (; j + L::kWidth <= row.changes.size(); j += L::kWidth) expand<change, L>(row, j, least);
-        for (size_t l = 0; l < L::kWidth; ++l) cancels |= least[l] < 0;
-        Lanes<1>::Reals last = {};
-        for (; j < row.changes.size(); ++j) expand<change, Lanes<1>>(row, j, last);
-        cancels |= last[0] < 0;
-      });
-  return cancels;
-}
-
-// || a x - b y ||^2, element by element.
-double squared_length(const ValueSpace& space, double a, VectorView x, double b, VectorView y) {
-  std::vector<double> difference(x.size());
-  for (size_t c = 0; c < x.size(); ++c) difference[c] = a * x[c] - b * y[c];
-  return space.squared_norm(difference);
-}
-
-// What a block's row is measured by.
-struct Measure {
-  MatrixView values;  // [entries of the block, head_dim]
-  VectorView output;  // o [head_dim]
-  VectorView dual;    // what o . x is the plain inner product of x with
-  const ValueSpace& space;
-};
-
-// The changes that cancel, from the differences themselves.
-template <Change change>
-void mend(const BlockRow& row, const Measure& measure) {
-  for (size_t j = 0; j < row.changes.size(); ++j) {
-    const VectorView value = measure.values.row(static_cast<int64_t>(j));
-    Terms<double> terms;
-    terms_of<change>(row.weights[j] * row.rest, row.logits[j], row.shares, terms);
-    const double own = terms.a * terms.a * row.squared_norms[j] + terms.b * terms.b * row.output_norm;
-    const double distance = own - 2 * (terms.a * terms.b) * inner_product(value, measure.dual);
-    if (distance >= kCancelled * own) continue;
-    row.changes[j] =
-        terms.w * terms.w * squared_length(measure.space, terms.a, value, terms.b, measure.output);
-  }
-}
-
-template <Change change>
-void measure_changes(const BlockRow& row, const Measure& measure) {
-  if (expand<change>(row)) mend<change>(row, measure);
-}
-
-void measure_changes(Change change, const BlockRow& row, const Measure& measure) {
-  switch (change) {
-    case Change::value:
-      return measure_changes<Change::value>(row, measure);
-    case Change::key:
-      return measure_changes<Change::key>(row, measure);
-    case Change::joint:
-      return measure_changes<Change::joint>(row, measure);
-    case Change::exact:
-      return measure_changes<Change::exact>(row, measure);
-    case Change::slot:
-      return measure_changes<Change::slot>(row, measure);
-  }
-}
-
-// The change that the entry makes which was set aside, from the others' own output.
-double aside_change(Change change, const QueryAttention& attention, VectorView value, VectorView others,
-                    VectorView output, const ValueSpace& space) {
-  if (change == Change::exact) {
-    if (attention.others == kNothing) return std::numeric_limits<double>::infinity();
-    return attention.lead * attention.lead * squared_length(space, 1, value, 1, others);
-  }
-  // With a logit of 0 against theirs it leaves the others what the logistic function says.
-  const double gained = sigmoid(attention.others) - attention.rest;
-  std::vector<double> pull(value.size());
-  for (size_t c = 0; c < pull.size(); ++c) pull[c] = gained * others[c];
-  return squared_length(space, attention.lead, value, 1, pull);
-}
 
 // Some queries over one KV head's entries: of each head's the same number, one head after the other.
 struct Queries {
@@ -226,12 +39,11 @@ class ScoredQueries {
   // weights  [rows, entries], overwritten
   ScoredQueries(Change change, const Queries& queries, const Entries& entries, MutableMatrixView weights)
       : change_(change), queries_(queries), entries_(entries), weights_(weights) {
-    const bool sets_aside = change == Change::exact || change == Change::slot;
     for (int64_t row = 0; row < weights.rows; ++row) {
       const auto index = static_cast<size_t>(row), seen = static_cast<size_t>(queries.visible[index]);
       const std::span<double> own = weights.row(row);
-      attention_.push_back(
-          attend(queries.logits.row(row).first(seen), queries.largest[index], sets_aside, own.first(seen)));
+      attention_.push_back(query_attention(queries.logits.row(row).first(seen), queries.largest[index],
+                                           change != Change::value, own.first(seen)));
       std::ranges::fill(own.subspan(seen), 0.0);
     }
   }
@@ -243,8 +55,8 @@ class ScoredQueries {
     outputs_ = means_;
     for (int64_t row = 0; row < outputs_.rows(); ++row) {
       const QueryAttention& attention = attention_[static_cast<size_t>(row)];
-      if (attention.aside < 0) continue;
-      const VectorView value = entries_.values.row(attention.aside);
+      if (attention.dominant < 0) continue;
+      const VectorView value = entries_.values.row(attention.dominant);
       const std::span<double> output = outputs_.row(row);
       for (size_t c = 0; c < output.size(); ++c) {
         output[c] = attention.lead * value[c] + attention.rest * output[c];
@@ -257,9 +69,9 @@ class ScoredQueries {
   void restore_weights() {
     for (int64_t row = 0; row < weights_.rows; ++row) {
       const QueryAttention& attention = attention_[static_cast<size_t>(row)];
-      if (attention.aside < 0) continue;
+      if (attention.dominant < 0) continue;
       for (double& weight : weights_.row(row)) weight *= attention.rest;
-      weights_(row, attention.aside) = attention.lead;
+      weights_(row, attention.dominant) = attention.lead;
     }
   }
 
@@ -299,24 +111,23 @@ class ScoredQueries {
     const int64_t seen = std::min(block.count, queries_.visible[index] - block.first);
     if (seen <= 0) return;
     const auto part = [&](auto numbers) { return numbers.subspan(first, static_cast<size_t>(seen)); };
-    if (change_ == Change::value) std::ranges::fill(changes, 0.0);
-    const size_t head = queries_.head_of(row);
-    const BlockRow mine{part(queries_.logits.row(row)),
-                        part(VectorView(weights_.row(row))),
-                        part(entries_.squared_norms.row(static_cast<int64_t>(head))),
-                        changes.first(static_cast<size_t>(seen)),
-                        attention.rest,
-                        output_norms_[index],
-                        SlotShares(attention.log_sum_exp)};
-    const VectorView output = change_ == Change::value ? VectorView() : outputs_.row(row);
-    const VectorView dual = change_ == Change::value ? VectorView() : duals_.row(row);
-    measure_changes(change_, mine, {block.rows, output, dual, entries_.spaces[head]});
-    if (0 <= attention.aside - block.first && attention.aside - block.first < seen) {
-      changes[static_cast<size_t>(attention.aside - block.first)] =
-          aside_change(change_, attention, entries_.values.row(attention.aside), means_.row(row), output,
-                       entries_.spaces[head]);
+    const auto head = static_cast<int64_t>(queries_.head_of(row));
+    const ValueSpace& space = entries_.spaces[queries_.head_of(row)];
+    const ChangeTerms terms{part(queries_.logits.row(row)),
+                            part(VectorView(weights_.row(row))),
+                            part(entries_.squared_norms.row(head)),
+                            block.rows,
+                            change_ == Change::value ? VectorView() : outputs_.row(row),
+                            output_norms_[index],
+                            attention,
+                            space};
+    changes = changes.first(static_cast<size_t>(seen));
+    measure_changes(change_, terms, changes);
+    if (const int64_t at = attention.dominant - block.first; 0 <= at && at < seen) {
+      changes[static_cast<size_t>(at)] = dominant_change(
+          change_, attention, entries_.values.row(attention.dominant), means_.row(row), space);
     }
-    add(mine.changes, part(scores.row(static_cast<int64_t>(head))));
+    add(changes, part(scores.row(head)));
   }
 
   static void add(VectorView changes, std::span<double> scores) {
@@ -343,20 +154,6 @@ class ScoredQueries {
   Matrix outputs_, duals_;                 // [rows, head_dim]
   std::vector<double> output_norms_;       // [rows]
 };
-
-// The squared norms of one KV head's values for each of some query heads' spaces, [heads, entries].
-Matrix squared_norms(MatrixView values, std::span<const ValueSpace> spaces) {
-  Matrix norms(static_cast<int64_t>(spaces.size()), values.rows);
-  for (size_t h = 0; h < spaces.size(); ++h) {
-    const std::span<double> row = norms.row(static_cast<int64_t>(h));
-    if (h > 0 && spaces[h].is_head()) {
-      std::ranges::copy(norms.row(0), row.begin());
-    } else {
-      std::ranges::copy(spaces[h].squared_norms(values), row.begin());
-    }
-  }
-  return norms;
-}
 
 // Infinity is a score, what is no number is none.
 void require_scores(MatrixView scores) {
@@ -444,8 +241,9 @@ Matrix group_sum(MatrixView scores, int64_t group_size) {
   }
   Matrix sum(scores.rows / group_size, scores.cols);
   for (int64_t h = 0; h < scores.rows; ++h) {
-    const std::span<double> row = sum.row(h / group_size);
-    for (int64_t j = 0; j < scores.cols; ++j) row[static_cast<size_t>(j)] += scores(h, j);
+    const VectorView row = scores.row(h);
+    const std::span<double> group = sum.row(h / group_size);
+    for (size_t j = 0; j < row.size(); ++j) group[j] += row[j];
   }
   return sum;
 }

@@ -25,9 +25,9 @@ class LayerScores {
   const Matrix& changes(const LayerView& layer, int64_t window, Change change, Space space);
   /// projected_value_norms: [query_heads, n]
   const Matrix& norms(const LayerView& layer, Norm norm);
-  /// The first `count` of removal_order, of every KV head.
+  /// removal_order of every KV head, until no candidate is left: the last ones cost little, and every budget is served.
   const std::vector<std::vector<int64_t>>& removals(const LayerView& layer, int64_t window,
-                                                    int64_t candidates, int64_t count);
+                                                    int64_t candidates);
 
  private:
   OperationTimes* times_;
@@ -43,7 +43,6 @@ struct Ranking {
   int64_t first_candidate = 0;  ///< candidates are successive positions
   int64_t candidates = 0;
   std::vector<int64_t> always_kept;  ///< ascending positions
-  Matrix attention_weights;          ///< [query_heads, n]: the judging queries' mean, not pooled
   Matrix head_scores;  ///< [query_heads, m]: per query head, as the host scores; m = rules.scored
   Matrix scores;       ///< [kv_heads, m]: reduced over the group
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "attention.hpp"
 #include "core/error.hpp"
@@ -36,14 +37,20 @@ struct Part {
 std::vector<double> removal_change(VectorView logits, MatrixView values, std::span<const int64_t> removed) {
   require_equal("logits", static_cast<int64_t>(logits.size()), "rows of values", values.rows);
   require_finite("logits", logits);
+  for (size_t i = 0; i < removed.size(); ++i) {
+    if (removed[i] < 0 || removed[i] >= values.rows || (i > 0 && removed[i] <= removed[i - 1])) {
+      throw ShapeMismatch("removed[" + std::to_string(i) + "] is " + std::to_string(removed[i]) +
+                          "; expected ascending indices of " + std::to_string(values.rows) + " entries");
+    }
+  }
+  std::vector<double> change(static_cast<size_t>(values.cols));
+  if (removed.empty()) return change;
   Part leaving, staying;
   for (int64_t i = 0; i < values.rows; ++i) {
     Part& part = std::ranges::binary_search(removed, i) ? leaving : staying;
     part.add(logits[static_cast<size_t>(i)], values.row(i));
   }
   if (staying.logits.empty()) throw NonFinite("all entries are removed: there is no output without them");
-  std::vector<double> change(static_cast<size_t>(values.cols));
-  if (leaving.logits.empty()) return change;
   const double mass = 1 / (1 + std::exp(log_sum_exp(staying.logits) - log_sum_exp(leaving.logits)));
   const std::vector<double> before = leaving.output(), after = staying.output();
   for (size_t c = 0; c < change.size(); ++c) change[c] = mass * (after[c] - before[c]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "attention.hpp"
@@ -40,14 +41,13 @@ class ReferenceSession final : public Session {
       }
     } else {
       ranking = rank(layer, policy, known_);
-      record.score_positions = range(ranking.rules.scored);
+      record.score_positions = range(0, ranking.rules.scored);
       record.score = ranking.scores;
       std::visit([&](const auto& selection) { select(layer, ranking, selection, budgets, record); },
                  policy.selection);
     }
     timed(times_, "compaction", [&] { fill_caches(layer, record.kept); });
-    if (rules_of(policy.host, next_position_, 0).evicts)
-      begin_evicting(layer, policy, budgets, ranking, record);
+    if (evicts(policy.host)) begin_evicting(layer, policy, budgets, ranking, record);
     return record;
   }
 
@@ -67,9 +67,9 @@ class ReferenceSession final : public Session {
   }
 
  private:
-  static std::vector<int64_t> range(int64_t count) {
+  static std::vector<int64_t> range(int64_t first, int64_t count) {
     std::vector<int64_t> positions(static_cast<size_t>(count));
-    std::iota(positions.begin(), positions.end(), 0);
+    std::iota(positions.begin(), positions.end(), first);
     return positions;
   }
 
@@ -115,11 +115,15 @@ class ReferenceSession final : public Session {
     const bool needs_norms = std::holds_alternative<Critical>(policy.selection);
     const Matrix none;
     const Matrix& norms = needs_norms ? *record.projected_value_norms : none;
-    for (int64_t g = 0; g < shape_.kv_heads; ++g) {
-      const auto index = static_cast<size_t>(g);
-      evictions_.emplace_back(layer, policy, g, budgets[index], group(ranking.head_scores, g),
-                              group(norms, g), caches_[index]);
-    }
+    std::vector<std::optional<Eviction>> evictions(caches_.size());
+    timed(times_, "compaction", [&] {
+      parallel_for(shape_.kv_heads, [&](int64_t g) {
+        const auto index = static_cast<size_t>(g);
+        evictions[index].emplace(layer, policy, g, budgets[index], group(ranking.head_scores, g),
+                                 group(norms, g), caches_[index]);
+      });
+    });
+    for (std::optional<Eviction>& eviction : evictions) evictions_.push_back(*std::move(eviction));
   }
 
   void select(const LayerView& layer, const Ranking& ranking, const TopK&, std::span<const int64_t> budgets,
@@ -136,13 +140,11 @@ class ReferenceSession final : public Session {
   // Who is not removed stays.
   void select(const LayerView& layer, const Ranking& ranking, const Greedy&, std::span<const int64_t> budgets,
               PromptRecord& record) {
-    const int64_t smallest = *std::ranges::min_element(budgets);
-    const int64_t most = ranking.candidates - (smallest - static_cast<int64_t>(ranking.always_kept.size()));
-    const auto& removals = known_.removals(layer, ranking.rules.window, ranking.candidates, most);
+    const auto& removals = known_.removals(layer, ranking.rules.window, ranking.candidates);
     for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
       const int64_t leaving = ranking.candidates - candidates_kept(ranking, budgets, g);
       const std::vector<int64_t>& order = removals[static_cast<size_t>(g)];
-      std::vector<int64_t> kept = range(layer.prompt_tokens());
+      std::vector<int64_t> kept = range(0, layer.prompt_tokens());
       for (int64_t i = 0; i < leaving; ++i) kept[static_cast<size_t>(order[static_cast<size_t>(i)])] = -1;
       std::erase(kept, -1);
       record.kept.push_back(std::move(kept));
@@ -168,15 +170,15 @@ class ReferenceSession final : public Session {
               std::span<const int64_t> budgets, PromptRecord& record) {
     record.projected_value_norms = known_.norms(layer, options.norm);
     const Matrix stage_two = stage_two_scores_of(layer, ranking, options);
-    std::vector<int64_t> candidates(static_cast<size_t>(ranking.candidates));
-    std::iota(candidates.begin(), candidates.end(), ranking.first_candidate);
+    const Matrix weights = window_mean(known_.attention(layer, ranking.rules.window), ranking.rules.window);
+    const std::vector<int64_t> candidates = range(ranking.first_candidate, ranking.candidates);
     record.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
     select_per_head(layer.shape.kv_heads, [&](int64_t g) {
       const int64_t k = candidates_kept(ranking, budgets, g);
       const auto group = [&](MatrixView rows) {
         return rows.middle_rows(g * layer.shape.group_size(), layer.shape.group_size());
       };
-      const MatrixView attention = group(ranking.attention_weights);
+      const MatrixView attention = group(weights);
       const ThetaSweepInput input{attention,
                                   group(*record.projected_value_norms),
                                   attention.middle_cols(ranking.first_candidate, ranking.candidates),

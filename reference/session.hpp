@@ -10,7 +10,8 @@ namespace kvbound::reference {
 
 /// A session in double precision on the CPU. Bit-identical for any number of threads.
 ///
-/// times    where the time of every operation is added up, by the names of cuda/session.hpp; null: not measured
+/// times    where the time of every operation is added up, by the names of cuda/session.hpp and window_scores, removal_order,
+///          eviction (who leaves; what decides that is part of attention); null: not measured
 std::unique_ptr<Session> make_session(OperationTimes* times = nullptr);
 
 }  // namespace kvbound::reference

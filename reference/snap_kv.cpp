@@ -5,6 +5,7 @@
 
 #include "core/shape_check.hpp"
 #include "h2o.hpp"
+#include "obcache.hpp"
 #include "window_logits.hpp"
 
 namespace kvbound::reference {
@@ -20,12 +21,15 @@ void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t win
   }
 }
 
-Matrix window_attention(const LayerView& layer, int64_t window) {
-  Matrix mean = accumulated_attention(layer, window);
-  for (int64_t h = 0; h < mean.rows(); ++h) {
-    for (double& entry : mean.row(h)) entry /= static_cast<double>(window);
+Matrix window_mean(Matrix sums, int64_t window) {
+  for (int64_t h = 0; h < sums.rows(); ++h) {
+    for (double& entry : sums.row(h)) entry /= static_cast<double>(window);
   }
-  return mean;
+  return sums;
+}
+
+Matrix window_attention(const LayerView& layer, int64_t window) {
+  return window_mean(accumulated_attention(layer, window), window);
 }
 
 Matrix max_pool(MatrixView scores, int64_t width) {
@@ -46,16 +50,7 @@ Matrix max_pool(MatrixView scores, int64_t width) {
 }
 
 Matrix group_mean(MatrixView scores, int64_t group_size) {
-  if (group_size < 1 || scores.rows % group_size != 0) {
-    throw ShapeMismatch(std::to_string(scores.rows) + " query heads cannot be shared out in groups of " +
-                        std::to_string(group_size));
-  }
-  Matrix mean(scores.rows / group_size, scores.cols);
-  for (int64_t h = 0; h < scores.rows; ++h) {
-    const VectorView row = scores.row(h);
-    const std::span<double> sum = mean.row(h / group_size);
-    for (size_t j = 0; j < row.size(); ++j) sum[j] += row[j];
-  }
+  Matrix mean = group_sum(scores, group_size);
   for (int64_t g = 0; g < mean.rows(); ++g) {
     for (double& entry : mean.row(g)) entry /= static_cast<double>(group_size);
   }

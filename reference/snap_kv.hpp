@@ -19,6 +19,12 @@ namespace kvbound::reference {
 void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
                             const std::function<void(int64_t query_head, VectorView weights)>& visit);
 
+/// Sums over a window as means.
+///
+/// sums     [rows, entries], added up over `window` queries
+/// returns  sums / window
+Matrix window_mean(Matrix sums, int64_t window);
+
 /// The mean attention that the window's queries pay each entry.
 ///
 ///     mean[h, j] = (1 / window) sum_{i in window} A^h_ij,   A = causal softmax over the whole prompt

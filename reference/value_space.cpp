@@ -4,6 +4,7 @@
 
 #include "core/shape_check.hpp"
 #include "inner_product.hpp"
+#include "parallel.hpp"
 #include "product.hpp"
 #include "token_blocks.hpp"
 
@@ -11,7 +12,7 @@ namespace kvbound::reference {
 namespace {
 
 // Rows whose lengths are taken together: few, since in decoding they come one by one.
-constexpr int64_t kRows = 64;
+constexpr int64_t kRows = 16;
 
 // G is positive semidefinite; rounding need not know that. NaN stays.
 double not_negative(double norm) { return norm < 0 ? 0 : norm; }
@@ -39,16 +40,19 @@ std::vector<double> ValueSpace::squared_norms(MatrixView rows) const {
   std::vector<double> norms;
   if (is_head()) {
     for (int64_t i = 0; i < rows.rows; ++i) norms.push_back(squared_norm(rows.row(i)));
-  }
-  for (int64_t b = 0; !is_head() && b < token_blocks(rows.rows, kRows); ++b) {
-    const TokenBlock block(rows, b, kRows);
-    const Matrix duals = dual(block.rows);
-    for (int64_t i = 0; i < block.count; ++i) {
-      norms.push_back(not_negative(inner_product(block.rows.row(i), duals.row(i))));
-    }
+  } else {
+    for (int64_t b = 0; b < token_blocks(rows.rows, kRows); ++b)
+      append_squared_norms(TokenBlock(rows, b, kRows), norms);
   }
   require_finite("squared norms", norms);
   return norms;
+}
+
+void ValueSpace::append_squared_norms(const TokenBlock& block, std::vector<double>& norms) const {
+  const Matrix duals = dual(block.rows);
+  for (int64_t i = 0; i < block.count; ++i) {
+    norms.push_back(not_negative(inner_product(block.rows.row(i), duals.row(i))));
+  }
 }
 
 double ValueSpace::squared_norm(VectorView x) const {
@@ -60,11 +64,24 @@ double ValueSpace::squared_norm(VectorView x) const {
 
 std::vector<ValueSpace> value_spaces(Space space, MatrixView output_projection, int64_t query_heads) {
   const int64_t head_dim = output_projection.rows / query_heads;
-  std::vector<ValueSpace> spaces;
-  for (int64_t h = 0; h < query_heads; ++h) {
-    spaces.emplace_back(space, output_projection.middle_rows(h * head_dim, head_dim));
-  }
+  std::vector<ValueSpace> spaces(static_cast<size_t>(query_heads));
+  parallel_for(query_heads, [&](int64_t h) {
+    spaces[static_cast<size_t>(h)] = ValueSpace(space, output_projection.middle_rows(h * head_dim, head_dim));
+  });
   return spaces;
+}
+
+Matrix squared_norms(MatrixView values, std::span<const ValueSpace> spaces) {
+  Matrix norms(static_cast<int64_t>(spaces.size()), values.rows);
+  for (size_t h = 0; h < spaces.size(); ++h) {
+    const std::span<double> row = norms.row(static_cast<int64_t>(h));
+    if (h > 0 && spaces[h].is_head()) {
+      std::ranges::copy(norms.row(0), row.begin());
+    } else {
+      std::ranges::copy(spaces[h].squared_norms(values), row.begin());
+    }
+  }
+  return norms;
 }
 
 }  // namespace kvbound::reference

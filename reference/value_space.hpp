@@ -2,12 +2,15 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/policy.hpp"
 #include "core/view.hpp"
 
 namespace kvbound::reference {
+
+struct TokenBlock;
 
 /// Lengths and inner products of a query head's outputs, as they are or after the output projection.
 ///
@@ -43,10 +46,15 @@ class ValueSpace {
   bool is_head() const { return !gram_; }
 
  private:
+  void append_squared_norms(const TokenBlock& block, std::vector<double>& norms) const;
+
   std::optional<Matrix> gram_;  // G; none: the identity
 };
 
 /// The spaces of a layer's query heads.   returns [query_heads]
 std::vector<ValueSpace> value_spaces(Space space, MatrixView output_projection, int64_t query_heads);
+
+/// The squared norms of one KV head's values in the spaces of some query heads.   returns [heads, entries]
+Matrix squared_norms(MatrixView values, std::span<const ValueSpace> spaces);
 
 }  // namespace kvbound::reference

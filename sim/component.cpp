@@ -111,21 +111,21 @@ std::vector<Option> two_stage_options(TwoStage& selection) {
 
 Component describe(SnapKv& host) {
   return {"snapkv",
-          "the last `window` positions stay; the others are ranked by the attention they get from there",
+          "the last `window` positions stay; the others are ranked by the score that those give them",
           {integer("window", "observation window, in tokens", host.window, 1), pool(host.pool)}};
 }
 
 Component describe(H2o& host) {
-  return {
-      "h2o",
-      "the newest entries stay; the others are ranked by all the attention they ever got, in decoding too",
-      {integer("window", "prompt queries that count", host.window, 1),
-       integer("sinks", "first positions that always stay", host.sinks, 0), recent(host)}};
+  return {"h2o",
+          "the first and newest entries stay; the others are ranked by all that the score ever gave them, in "
+          "decoding too",
+          {integer("window", "prompt queries that count", host.window, 1),
+           integer("sinks", "first positions that always stay", host.sinks, 0), recent(host)}};
 }
 
 Component describe(Tova& host) {
   return {"tova",
-          "entries are ranked by the attention of the last query, in decoding too",
+          "the first entries stay; the others are ranked by the last query's score, in decoding too",
           {integer("sinks", "first positions that always stay", host.sinks, 0)}};
 }
 

@@ -111,7 +111,7 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
                 {"trace_sha256", trace_sha256}},
       shape_(trace.shape),
       trace_layers_(trace.layers),
-      evicts_(rules_of(run.policy.policy.host, trace.prompt_tokens, 0).evicts),
+      evicts_(evicts(run.policy.policy.host)),
       spool_(std::make_unique<Spool>(spool_folder)) {}
 
 Dump::~Dump() = default;
@@ -176,7 +176,8 @@ void Dump::prepare(const std::string& path) {
       piece.resize(static_cast<size_t>(std::min(left, kPiece)));
       spool_->read(std::span<Number>(piece));
       if constexpr (std::is_same_v<Number, double>) {
-        // A stage-two score may be infinite: epsilon can be any number.
+        // A stage-two score may be infinite, since epsilon can be any number, and the exact removal error of the only entry
+        // that a query sees is.
         writer_->append(tensor.name, VectorView(piece), traces::NonFiniteNumbers::allowed);
       } else {
         writer_->append(tensor.name, std::span<const Number>(piece));

@@ -72,9 +72,10 @@ TEST(RemovalOrder, NamesWhatItRefuses) {
   const auto refused = [&](int64_t candidates, int64_t count) {
     return message_of<ShapeMismatch>([&] { removal_order(layer.view(), 0, 2, candidates, count); });
   };
-  EXPECT_EQ(refused(4, 5), "cannot remove 5 of 4 candidates among 6 tokens");
-  EXPECT_EQ(refused(4, -1), "cannot remove -1 of 4 candidates among 6 tokens");
-  EXPECT_EQ(refused(7, 2), "cannot remove 2 of 7 candidates among 6 tokens");
+  const std::string why = " candidates among 6 tokens, the last 2 of which are none";
+  EXPECT_EQ(refused(4, 5), "cannot remove 5 of 4" + why);
+  EXPECT_EQ(refused(4, -1), "cannot remove -1 of 4" + why);
+  EXPECT_EQ(refused(5, 2), "cannot remove 2 of 5" + why) << "a query of which nobody need be left";
   EXPECT_EQ(message_of<ShapeMismatch>([&] { removal_order(layer.view(), 0, 3, 3, 1); }),
             "window is 3 but 2 prompt queries are recorded");
   layer.all_values.slice(0)(1, 1) = 1e200;

@@ -44,13 +44,13 @@ TEST(RemovalChange, IsTheOutputWithoutThemLessTheOutput) {
 TEST(RemovalChange, OfNothingIsZero) {
   EXPECT_EQ(removal_change(kLogits, kValues, {}), (Numbers{0, 0}));
   EXPECT_EQ(removal_change(Numbers{3}, matrix({{5}}), {}), Numbers{0});
+  EXPECT_EQ(removal_change({}, Matrix(0, 2), {}), (Numbers{0, 0})) << "no entries";
 }
 
 TEST(RemovalChange, OfAllHasNoOutputToCompare) {
   const std::string refusal = "all entries are removed: there is no output without them";
   EXPECT_EQ(message_of<NonFinite>([] { removal_change(kLogits, kValues, Positions{0, 1, 2}); }), refusal);
   EXPECT_EQ(message_of<NonFinite>([] { removal_change(Numbers{1}, matrix({{1}}), Positions{0}); }), refusal);
-  EXPECT_EQ(message_of<NonFinite>([] { removal_change({}, Matrix(0, 2), {}); }), refusal) << "no entries";
 }
 
 TEST(RemovalChange, NamesWhatItRefuses) {
@@ -58,6 +58,14 @@ TEST(RemovalChange, NamesWhatItRefuses) {
               removal_change(Numbers{1, 2}, kValues, Positions{0});
             }),
             "logits is 2 but rows of values is 3");
+  const auto refused = [](const Positions& removed) {
+    return message_of<ShapeMismatch>([&] { removal_change(kLogits, kValues, removed); });
+  };
+  const std::string expected = "; expected ascending indices of 3 entries";
+  EXPECT_EQ(refused({3}), "removed[0] is 3" + expected);
+  EXPECT_EQ(refused({-1, 0}), "removed[0] is -1" + expected);
+  EXPECT_EQ(refused({1, 0}), "removed[1] is 0" + expected);
+  EXPECT_EQ(refused({1, 1}), "removed[1] is 1" + expected);
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double bad : {infinity, -infinity, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_THROW(removal_change(Numbers{0, bad, 1}, kValues, Positions{0}), NonFinite) << bad;
