@@ -1,0 +1,110 @@
+"""Decode steps of hosts that evict while decoding, for support/independent_replay.py."""
+import numpy as np
+
+from support.independent_policy import always_kept
+from support.independent_scores import (entry_scores, group_score, projected_value_norms, seen_logits, softmax,
+                                        stage_two_score)
+from support.independent_selection import stage_one_sizes, within_tie
+
+
+def leaving(policy, budget, always, score, score_terms, stage_two, stage_two_terms, weights):
+    """Which entry goes, and which may go by rounding: an index, and booleans [entries].
+
+    always [entries]; score, score_terms [entries] of the KV head; stage_two, its terms: CriticalKV's;
+    weights [heads, entries] of the step's query. Smallest score of those not always kept, ties: the larger index; with
+    critical the smallest stage two of those outside stage one, the best by score.
+    """
+    candidates = np.flatnonzero(~always)
+
+    def smallest(deciding, among):
+        return among[::-1][np.argmin(deciding[among[::-1]])]
+
+    def may_go(deciding, terms, surely):  # beside these, others may be candidates too
+        least = smallest(deciding, surely)
+        return within_tie(deciding, deciding[least], terms + terms[least])
+
+    if policy.selection != "critical":
+        return smallest(score, candidates), may_go(score, score_terms, candidates) & ~always
+    ranked = candidates[np.argsort(-score[candidates], kind="stable")]
+    ours, sizes = stage_one_sizes(policy.alpha, budget - always.sum(), ranked, always, weights)
+    legal = np.zeros(len(always), bool)
+    for size in sizes:
+        last, first = ranked[size - 1] if size else None, ranked[size]
+        inside, outside = np.zeros(len(always), bool), ~always  # for sure, whatever rounding does
+        if size:
+            inside = ~within_tie(score, score[first], score_terms + score_terms[first])
+            outside = outside & ~within_tie(score[last], score, score_terms + score_terms[last])
+        surely, perhaps = np.flatnonzero(outside), ~always & ~inside
+        legal |= perhaps & may_go(stage_two, stage_two_terms, surely) if surely.size else perhaps
+    return smallest(stage_two, ranked[ours:][np.argsort(ranked[ours:])]), legal
+
+
+class DecodingHead:
+    """One KV head's cache while it decodes: positions, ascending, and h2o's running scores of its query heads."""
+
+    def __init__(self, trace, layer, policy, budget, group, scores, kept):
+        self.trace, self.layer, self.policy, self.budget, self.group = trace, layer, policy, budget, group
+        self.heads = range(group * trace.group, (group + 1) * trace.group)
+        self.positions = np.asarray(kept)
+        tokens = trace.prompt_tokens + trace.decode_tokens
+        self.per_head, self.terms = np.zeros((2, trace.group, tokens), layer.value.dtype)
+        if policy.host == "h2o":
+            self.per_head[:, :trace.prompt_tokens] = scores.per_head
+            self.terms[:, :trace.prompt_tokens] = scores.per_head_terms
+        self.norms = [
+            np.stack([projected_value_norms(change(layer.value[group]), change(layer.output_projection[head]), policy.norm)
+                      for head in self.heads]) for change in (np.asarray, np.abs)]  # and the sums of absolute terms
+
+    def take_in(self, step):
+        """The step's query adds to the scores of the cache as it is (h2o), or makes them (tova): its weights [heads, entries]
+        """
+        layer, now = self.layer, self.positions
+        key, value, weights = layer.key[self.group, now], layer.value[self.group, now], []
+        for index, head in enumerate(self.heads):
+            query = layer.query[head, self.trace.window_queries + step:][:1]
+            logits = seen_logits(query, key, len(key), self.trace.scale)
+            score, terms = entry_scores(self.policy, query, key, value, layer.output_projection[head], logits,
+                                        self.trace.scale)
+            if self.policy.host == "h2o":
+                score, terms = score + self.per_head[index, now], terms + self.terms[index, now]
+            self.per_head[index, now], self.terms[index, now] = score[0], terms[0]
+            weights.append(softmax(logits)[0])
+        return np.stack(weights)
+
+    def step(self, step, recorded=None):
+        """A new entry, its query, and a departure if there is one too many: who left (-1: nobody), who should have, and
+        whether it may have been the former. recorded: who left by the dump, believed if it can have left.
+        """
+        self.positions = np.append(self.positions, self.trace.prompt_tokens + step)
+        now, policy = self.positions, self.policy
+        always = always_kept(policy, self.budget, now)
+        if policy.host == "streaming-llm":
+            ours, legal = np.flatnonzero(~always)[0], ~always
+        else:
+            weights, per_head = self.take_in(step), self.per_head[:, now]
+            stage_two = [stage_two_score(policy, per_head, norms[:, now]) for norms in self.norms]
+            ours, legal = leaving(policy, self.budget, always, group_score(policy, per_head),
+                                  group_score(policy, self.terms[:, now]), *stage_two, weights)
+        index = ours
+        if recorded is not None and recorded in now[~always]:
+            index = np.searchsorted(now, recorded)
+        left, should = now[index], now[ours]
+        self.positions = np.delete(now, index)
+        return left, should, recorded is None or (left == recorded and bool(legal[index]))
+
+
+def decode(trace, layer, policy, budget, scores, kept, recorded=None):
+    """Who leaves at each step, by the policy or as recorded: left I64 [steps, kv_heads], -1 for nobody; the number of near
+    ties that went the other way; texts of what cannot be. scores, kept: per KV head.
+    """
+    left, swaps, failures = np.full((trace.decode_tokens, trace.kv_heads), -1), 0, []
+    for group in range(trace.kv_heads):
+        head = DecodingHead(trace, layer, policy, budget, group, scores[group], kept[group])
+        for step in range(trace.decode_tokens):
+            theirs = None if recorded is None else recorded[step, group]
+            left[step, group], should, legal = head.step(step, theirs)
+            if not legal:
+                failures.append(f"left of step {step}, KV head {group} is {theirs} where {should} is expected")
+            else:
+                swaps += left[step, group] != should
+    return left, swaps, failures

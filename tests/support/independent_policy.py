@@ -1,0 +1,83 @@
+"""Policies and budgets of support/independent_replay.py: their text, what is refused, who always stays."""
+import re
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+
+COUNT, REAL = r"\d+", r"[\d.]+(?:e[+-]?\d+)?"
+HOSTS = {"snapkv": {"window": ("32", COUNT), "pool": ("7", COUNT)},
+         "h2o": {"window": ("32", COUNT), "sinks": ("0", COUNT), "recent": (None, COUNT)},  # recent: as the window
+         "tova": {"sinks": ("0", COUNT)},
+         "streaming-llm": {"sinks": ("4", COUNT)}}
+SCORES = {name: {"space": ("head", "head|projected")}
+          for name in ("obcache-value", "obcache-key", "obcache-joint", "exact")}
+WEIGHED = {"alpha": ("0.5", "adaptive|" + REAL), "epsilon": ("1e-4", REAL),
+           "gqa": ("mean-of-products", "mean-of-products|product-of-means"), "norm": ("l1", "l1|l2")}
+SELECTIONS = {"critical": WEIGHED, "theta-sweep": WEIGHED, "greedy": {}}
+
+
+def named_options(text, known):
+    """NAME[:key=value]... -> the name and its options as text, the default where none is given."""
+    name, *given = text.split(":")
+    if name not in known:
+        raise ValueError(f"{name!r} is none of {', '.join(known)}")
+    options, pairs = {option: default for option, (default, _) in known[name].items()}, [item.split("=") for item in given]
+    for option, *value in pairs:
+        if option not in options or len(value) != 1 or not re.fullmatch(known[name][option][1], value[0]):
+            raise ValueError(f"{text!r} has an option that {name} has not")
+        options[option] = value[0]
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError(f"{text!r} says something twice")
+    return name, options
+
+
+def parse_policy(text):
+    """HOST[:option]...[+SCORE[:option]...][+SELECTION[:option]...] -> all options by name.
+
+    alpha is a Fraction, or None for adaptive; an option that the policy has not: the default, which says nothing.
+    window: how many queries judge (tova: the last one).
+    """
+    host, *components = text.split("+")
+    policy = SimpleNamespace(window=1, pool=1, sinks=0, recent=0, space="head", score="attention", selection="top-k",
+                             **{option: default for option, (default, _) in WEIGHED.items()})
+    policy.host, options = named_options(host, HOSTS)
+    vars(policy).update(options)
+    kinds = []
+    for component in components:
+        name, options = named_options(component, {**SCORES, **SELECTIONS})
+        kinds.append("score" if name in SCORES else "selection")
+        vars(policy).update({kinds[-1]: name}, **options)
+    if len(set(kinds)) != len(kinds):
+        raise ValueError(f"policy {text!r} has two components of one kind")
+    if policy.host == "h2o" and policy.recent is None:
+        policy.recent = policy.window
+    for option in ("window", "pool", "sinks", "recent"):
+        setattr(policy, option, int(getattr(policy, option)))
+    policy.alpha = None if policy.alpha == "adaptive" else Fraction(policy.alpha)
+    policy.epsilon = float(policy.epsilon)
+    if policy.window < 1 or policy.pool % 2 == 0 or not 0 <= (policy.alpha or 0) <= 1 or not np.isfinite(policy.epsilon):
+        raise ValueError(f"policy {text!r} has an option out of range")
+    if policy.host == "streaming-llm" and components:
+        raise ValueError("streaming-llm takes no score and no selection")
+    if policy.selection != "top-k" and policy.score != "attention":
+        raise ValueError(f"{policy.selection} needs the attention score")
+    if policy.selection == "greedy" and policy.host != "snapkv":
+        raise ValueError("greedy needs the host snapkv")
+    policy.dynamic = policy.host != "snapkv"
+    return policy
+
+
+def resolve_budget(text, trace, policy):
+    """Entries kept per KV head, all included: a count, or floor(percent * prompt_tokens / 100) exactly."""
+    budget = int(Fraction(text[:-1]) * trace.prompt_tokens // 100 if text.endswith("%") else int(text))
+    always = {"snapkv": policy.window, "h2o": policy.sinks + policy.recent}.get(policy.host, policy.sinks)
+    if not max(1, always) <= budget <= trace.prompt_tokens or policy.window > trace.window_queries:
+        raise ValueError(f"budget {text}, {budget} entries, or window {policy.window} does not fit the trace")
+    return budget
+
+
+def always_kept(policy, budget, positions):
+    """Which of the cache's entries may not leave: positions [entries], ascending -> booleans."""
+    newest = {"snapkv": policy.window, "h2o": policy.recent, "tova": 0, "streaming-llm": budget - policy.sinks}[policy.host]
+    return (positions < policy.sinks) | (np.arange(len(positions)) >= len(positions) - newest)
