@@ -89,7 +89,8 @@ class UncertainOutput {
     }
     for (size_t c = 0; c < columns; ++c) {
       lost[c] += 2 * static_cast<double>(weights.size()) * arithmetic.smallest + 2 * arithmetic.input_floor;
-      most[c] = most[c] - least[c] + growth(divisor_ + terms_) * std::max(std::abs(most[c]), std::abs(least[c]));
+      most[c] =
+          most[c] - least[c] + growth(divisor_ + terms_) * std::max(std::abs(most[c]), std::abs(least[c]));
     }
     output_size_ = space_.size(output);
     spread_ = space_.size(spread);
@@ -146,12 +147,12 @@ class ScoreErrors {
   void visit(VectorView logits, std::span<double> logit_errors, const Visit& visit) const {
     const std::vector<double> own_errors(logit_errors.begin(), logit_errors.end());
     const UncertainOutput output(logits, logit_errors,
-                                 values_.middle_rows(0, static_cast<int64_t>(logits.size())), space_, arithmetic_);
+                                 values_.middle_rows(0, static_cast<int64_t>(logits.size())), space_,
+                                 arithmetic_);
     std::vector<double> dual(output.output.size());
     std::ranges::copy(space_.lengths().dual({output.output.data(), 1, values_.cols}).row(0), dual.begin());
     Query query{logits, own_errors, output, dual, inner_product(dual, output.output), output.error(), 0};
-    query.all_weight_errors =
-        std::accumulate(output.weight_errors.begin(), output.weight_errors.end(), 0.0);
+    query.all_weight_errors = std::accumulate(output.weight_errors.begin(), output.weight_errors.end(), 0.0);
     for (size_t j = 0; j < logits.size(); ++j) {
       const Judged judged = judge(query, j);
       visit(j, judged.score, std::isinf(judged.score) ? 0 : bounded(judged.error));
@@ -181,11 +182,11 @@ class ScoreErrors {
       case Change::value:
         return judged({weight, off, std::sqrt(squared_norms_[j]), stored, size});
       case Change::key:
-        return judged({weight * logit, off * (logit + logit_error) + weight * logit_error, length(query, j, 1, 1),
-                       query.output_error + stored, both});
+        return judged({weight * logit, off * (logit + logit_error) + weight * logit_error,
+                       length(query, j, 1, 1), query.output_error + stored, both});
       case Change::joint: {
-        const double moved = logit_error * length(query, j, 1, 1) + (logit + logit_error) * query.output_error +
-                             (1 + logit + logit_error) * stored;
+        const double moved = logit_error * length(query, j, 1, 1) +
+                             (logit + logit_error) * query.output_error + (1 + logit + logit_error) * stored;
         return judged({weight, off, length(query, j, 1 + query.logits[j], query.logits[j]), moved,
                        size + (logit + logit_error) * both});
       }
@@ -255,8 +256,8 @@ class ScoreErrors {
     const double length = rest.mass * rest.distance, size = sizes_[j];
     if (!(least > 0)) return {weight * weight * rest.distance * rest.distance, kUnbounded};
     const Judged quotient =
-        judged({weight / rest.mass, (off * rest.mass + weight * rest.mass_error) / (rest.mass * least), length,
-                query.output_error + stored, size + query.output.terms_size()});
+        judged({weight / rest.mass, (off * rest.mass + weight * rest.mass_error) / (rest.mass * least),
+                length, query.output_error + stored, size + query.output.terms_size()});
     const double moved = (query.output_error + off * size + rest.mass_error * rest.terms) / least + stored;
     const Judged undone = judged({weight, off, rest.distance, moved, size + rest.terms});
     return {quotient.score, std::max(quotient.error, undone.error)};
@@ -270,8 +271,8 @@ class ScoreErrors {
   // No less than || a v - b o ||.
   double length(const Query& query, size_t j, double a, double b) const {
     const VectorView value = values_.row(static_cast<int64_t>(j));
-    const double squared = a * a * squared_norms_[j] - 2 * a * b * inner_product(value, query.dual) +
-                           b * b * query.output_norm;
+    const double squared =
+        a * a * squared_norms_[j] - 2 * a * b * inner_product(value, query.dual) + b * b * query.output_norm;
     const double size = std::abs(a) * sizes_[j] + std::abs(b) * query.output.terms_size();
     return std::sqrt(std::max(0.0, squared) + own_rounding_ * size * size);
   }
@@ -291,8 +292,8 @@ class ScoreErrors {
     const double factor = form.factor + form.factor_error, reach = form.size + form.moved;
     const double moved = form.moved * (2 * form.length + form.moved) + evaluation_ * reach * reach;
     const double lost = 4 * arithmetic_.smallest * static_cast<double>(values_.cols + 1) *
-                        static_cast<double>(space_.model_dim() + 1) * (1 + reach) * (1 + reach) * (1 + factor) *
-                        (1 + factor);
+                        static_cast<double>(space_.model_dim() + 1) * (1 + reach) * (1 + reach) *
+                        (1 + factor) * (1 + factor);
     const double factors = form.factor_error * (2 * form.factor + form.factor_error);
     return {score, bounded(factors * form.length * form.length + factor * factor * moved + lost)};
   }
