@@ -55,9 +55,9 @@ class UncertainOutput {
   // size(o^ - o)
   double error() const { return std::min(error(1, 0, output_size_), range_) + lost_; }
   // size(o^_(-j) - o_(-j)), the softmax of the others formed anew, from what is known of o; rest = 1 - A_j.
-  double error_without(double weight, double rest, double value_size, double others_size) const {
+  double error_without(double weight, double rest, double value_size) const {
     const double shifted = softmax_.growth * weight / (rest * rest) * (value_size + output_size_);
-    return std::min(error(rest, shifted, others_size), range_) + lost_ / rest;
+    return std::min(error(rest, shifted, (output_size_ + weight * value_size) / rest), range_) + lost_ / rest;
   }
   // The sum of absolute terms of o, as long as its claimant may have had them: one who projects values first adds up these.
   double terms_size() const { return space_.is_projected() ? absolute_size_ : output_size_; }
@@ -134,7 +134,8 @@ class ScoreErrors {
         squared_norms_(squared_norms),
         space_(space),
         arithmetic_(arithmetic) {
-    const double terms = static_cast<double>(2 * values.cols + space.model_dim());
+    const double terms =
+        static_cast<double>(space.is_projected() ? 2 * values.cols + space.model_dim() : values.cols);
     const double projection = space.is_projected() ? arithmetic.input * (2 + arithmetic.input) : 0;
     const double products = gamma(terms + 20, arithmetic);
     evaluation_ = products + (1 + products) * projection;
@@ -200,14 +201,13 @@ class ScoreErrors {
   Judged light(const Query& query, size_t j, double stored) const {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j], rest = 1 - weight;
     const double terms = query.output.terms_size(), others_terms = (terms + weight * sizes_[j]) / rest;
-    const double rest_error = std::max(sum_of_others_error(query, j, rest), off + unit(arithmetic_));
-    Judged result =
-        from_output(query, j, {rest, rest_error, others_terms, length(query, j, 1, 1) / rest}, stored);
-    const double direct = query.output.error_without(weight, rest, sizes_[j], others_terms);
-    result.error = std::max(result.error, judged({weight, off, length(query, j, 1, 1) / rest, direct + stored,
-                                                  sizes_[j] + others_terms})
-                                              .error);
-    return result;
+    const double distance = length(query, j, 1, 1) / rest;
+    const Judged result = from_output(
+        query, j,
+        {rest, off + unit(arithmetic_), sum_of_others_error(query, j, rest), others_terms, distance}, stored);
+    const double direct = query.output.error_without(weight, rest, sizes_[j]) + stored;
+    const Judged anew = judged({weight, off, distance, direct, sizes_[j] + others_terms});
+    return {result.score, std::max(result.error, anew.error)};
   }
 
   // The one entry that holds more: from the others' own softmax; and from o, where that leaves anything.
@@ -232,33 +232,35 @@ class ScoreErrors {
     const double rest = std::exp(others.log_sum_exp() - query.output.log_sum_exp());
     Judged result = judged({weight, off, distance, others.error() + stored, sizes_[j] + others.terms_size()});
     // Who forms 1 - A_j, or adds up the others, keeps at least half of it, or is on his own.
-    const double by_difference = off + unit(arithmetic_), by_sum = sum_of_others_error(query, j, rest);
-    double rest_error = -1;
-    for (const double error : {by_difference, by_sum}) {
-      if (error <= rest / 2) rest_error = std::max(rest_error, error);
-    }
-    if (rest_error < 0) return result;
-    const Judged either = from_output(query, j, {rest, rest_error, others.terms_size(), distance}, stored);
+    double by_difference = off + unit(arithmetic_), by_sum = sum_of_others_error(query, j, rest);
+    if (by_difference > rest / 2) by_difference = 0;
+    if (by_sum > rest / 2) by_sum = 0;
+    if (by_difference == 0 && by_sum == 0) return result;
+    const Judged either =
+        from_output(query, j, {rest, by_difference, by_sum, others.terms_size(), distance}, stored);
     return {result.score, std::max(result.error, either.error)};
   }
 
   // What is left without an entry: 1 - A_j, and o_(-j).
   struct Rest {
-    double mass = 0, mass_error = 0;
-    double terms = 0;     // of o_(-j)
-    double distance = 0;  // || v_j - o_(-j) ||
+    double mass = 0;
+    double by_difference = 0, by_sum = 0;  // errors of the mass; 0: it cannot be had so
+    double terms = 0;                      // of o_(-j)
+    double distance = 0;                   // || v_j - o_(-j) ||
   };
 
-  // (A / (1 - A))^2 || v - o ||^2, and A^2 || v - (o - A v) / (1 - A) ||^2.
+  // (A / (1 - A))^2 || v - o ||^2; and, 1 - A being a difference, A^2 || v - (o - A v) / (1 - A) ||^2.
   Judged from_output(const Query& query, size_t j, const Rest& rest, double stored) const {
-    const double weight = query.output.weights[j], off = query.output.weight_errors[j];
-    const double least = rest.mass - rest.mass_error;
-    const double length = rest.mass * rest.distance, size = sizes_[j];
+    const double weight = query.output.weights[j], off = query.output.weight_errors[j], size = sizes_[j];
+    const double rest_error = std::max(rest.by_difference, rest.by_sum), least = rest.mass - rest_error;
     if (!(least > 0)) return {weight * weight * rest.distance * rest.distance, kUnbounded};
     const Judged quotient =
-        judged({weight / rest.mass, (off * rest.mass + weight * rest.mass_error) / (rest.mass * least),
-                length, query.output_error + stored, size + query.output.terms_size()});
-    const double moved = (query.output_error + off * size + rest.mass_error * rest.terms) / least + stored;
+        judged({weight / rest.mass, (off * rest.mass + weight * rest_error) / (rest.mass * least),
+                rest.mass * rest.distance, query.output_error + stored, size + query.output.terms_size()});
+    if (rest.by_difference == 0) return quotient;
+    const double moved = (query.output_error + off * size + rest.by_difference * rest.terms) /
+                             (rest.mass - rest.by_difference) +
+                         stored;
     const Judged undone = judged({weight, off, rest.distance, moved, size + rest.terms});
     return {quotient.score, std::max(quotient.error, undone.error)};
   }
