@@ -253,16 +253,31 @@ class ScoreErrors {
   Judged from_output(const Query& query, size_t j, const Rest& rest, double stored) const {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j], size = sizes_[j];
     const double rest_error = std::max(rest.by_difference, rest.by_sum), least = rest.mass - rest_error;
-    if (!(least > 0)) return {weight * weight * rest.distance * rest.distance, kUnbounded};
-    const Judged quotient =
-        judged({weight / rest.mass, (off * rest.mass + weight * rest_error) / (rest.mass * least),
-                rest.mass * rest.distance, query.output_error + stored, size + query.output.terms_size()});
-    if (rest.by_difference == 0) return quotient;
-    const double moved = (query.output_error + off * size + rest.by_difference * rest.terms) /
-                             (rest.mass - rest.by_difference) +
-                         stored;
-    const Judged undone = judged({weight, off, rest.distance, moved, size + rest.terms});
-    return {quotient.score, std::max(quotient.error, undone.error)};
+    Judged result{weight * weight * rest.distance * rest.distance, 0};
+    if (!(least > 0)) return {result.score, kUnbounded};
+    const bool may_cancel = weight > 0.5;
+    const double whole = size + rest.terms, reach = size + query.output.terms_size();
+    const Form quotient{weight / rest.mass, (off * rest.mass + weight * rest_error) / (rest.mass * least),
+                        rest.mass * rest.distance, query.output_error + stored, reach};
+    result.error = error_where_left(quotient, may_cancel ? rest.mass * whole : kInfinity);
+    if (rest.by_difference == 0) return result;
+    const double moved =
+        (query.output_error + off * size + rest.by_difference * rest.terms + 4 * unit(arithmetic_) * reach) /
+            (rest.mass - rest.by_difference) +
+        stored;
+    const Form undone{weight, off, rest.distance, moved, whole};
+    return {result.score, std::max(result.error, error_where_left(undone, may_cancel ? whole : kInfinity))};
+  }
+
+  // Of a form whose x cancels to a vector of terms no larger than `left`, as long as rounding leaves half of that: by inner
+  // products, else element by element; 0 where nobody can take it so.
+  double error_where_left(Form form, double left) const {
+    const bool by_products = evaluation_ * form.size * form.size <= left * left / 2;
+    if (!by_products) {
+      form.moved += evaluation_ * form.size;
+      form.size = form.length;
+    }
+    return form.moved <= left / 2 ? judged(form).error : 0;
   }
 
   double sum_of_others_error(const Query& query, size_t j, double rest) const {
