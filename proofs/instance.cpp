@@ -234,6 +234,17 @@ bool any_mass(const Instance& instance, const Positions& entries, const Predicat
   return false;
 }
 
+// Whether all but the largest weight of some query hold next to nothing.
+bool is_dominated(const Instance& instance) {
+  for (int64_t r = 0; r < instance.logits.rows(); ++r) {
+    const exact::Reals weights = exact::softmax(instance.logits.row(r));
+    const Positions largest{std::ranges::max_element(weights) - weights.begin()};
+    const exact::Real others = exact::total_outside(weights, largest);
+    if (0 < others && others < exact::Real("1e-12")) return true;
+  }
+  return false;
+}
+
 bool has_twins(const Instance& instance) {
   const Positions candidates = all_but(instance, instance.stage_one);
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -284,7 +295,8 @@ void require_valid(const Instance& instance) {
 }
 
 const char* name(Regime regime) {
-  constexpr const char* kNames[] = {"sigma < 1/2", "evicted < 1e-12", "ties", "stage 2 empty", "one kept"};
+  constexpr const char* kNames[] = {"sigma < 1/2", "evicted < 1e-12", "A > 1 - 1e-12",
+                                    "ties",        "stage 2 empty",   "one kept"};
   return kNames[static_cast<size_t>(regime)];
 }
 
@@ -295,6 +307,8 @@ bool shows(const Instance& instance, Regime regime) {
     case Regime::almost_nothing_evicted:
       return any_mass(instance, all_but(instance, instance.kept),
                       [](const exact::Real& mass) { return 0 < mass && mass < exact::Real("1e-12"); });
+    case Regime::dominated:
+      return is_dominated(instance);
     case Regime::tied:
       return has_twins(instance);
     case Regime::empty_stage_two:

@@ -37,11 +37,13 @@ void require_valid(const Instance& instance);
 enum class Regime {
   small_stage_one,         ///< sigma < 1/2 for a query
   almost_nothing_evicted,  ///< 0 < evicted mass < 1e-12 for a query
+  dominated,               ///< one entry holds more than 1 - 1e-12 of a query's attention, but not all
   tied,                    ///< two tokens outside stage one that nothing tells apart: no query, no value
   empty_stage_two,         ///< stage one is all that is kept
   single_kept,             ///< one entry is kept
 };
-inline constexpr Regime kRegimes[] = {Regime::small_stage_one, Regime::almost_nothing_evicted, Regime::tied,
+inline constexpr Regime kRegimes[] = {Regime::small_stage_one, Regime::almost_nothing_evicted,
+                                      Regime::dominated,       Regime::tied,
                                       Regime::empty_stage_two, Regime::single_kept};
 const char* name(Regime regime);
 bool shows(const Instance& instance, Regime regime);

@@ -68,9 +68,14 @@ void Outcome::ratio(const Real& left, const Real& right, const Real& terms) {
 const std::vector<Theorem>& catalogue() {
   static const std::vector<Theorem> all = [] {
     std::vector<Theorem> result;
-    for (auto part :
-         {perturbation_theorems(), critical_kv_theorems(), window_theorems(), theta_sweep_theorems()})
-      std::ranges::move(part, std::back_inserter(result));
+    const auto add = [&](const char* page, std::initializer_list<std::vector<Theorem>> parts) {
+      for (const std::vector<Theorem>& part : parts) {
+        for (const Theorem& theorem : part) result.emplace_back(theorem).page = page;
+      }
+    };
+    add("critical_kv.md",
+        {perturbation_theorems(), critical_kv_theorems(), window_theorems(), theta_sweep_theorems()});
+    add("obcache.md", {obcache_theorems(), removal_theorems(), zeroing_theorems(), score_sum_theorems()});
     return result;
   }();
   return all;

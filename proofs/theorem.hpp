@@ -65,11 +65,15 @@ struct Property {
 };
 
 struct Theorem {
+  /// Where the proof is written down: "proofs/critical_kv.md#ckv-3.3"
+  std::string proof() const { return "proofs/" + page + "#" + id; }
+
   std::string id;
   std::string title;
   std::string statement;
   std::string hypotheses;
   std::string source;
+  std::string page = {};           ///< of the written proof, in proofs/; the catalogue fills it in
   std::string ratio;               ///< what Outcome::ratio is; empty: nothing
   Sizes sizes;                     ///< of the instances
   Property property;               ///< the theorem itself; its id is the theorem's
@@ -84,5 +88,9 @@ std::vector<Theorem> perturbation_theorems();
 std::vector<Theorem> critical_kv_theorems();
 std::vector<Theorem> window_theorems();
 std::vector<Theorem> theta_sweep_theorems();
+std::vector<Theorem> obcache_theorems();
+std::vector<Theorem> removal_theorems();
+std::vector<Theorem> zeroing_theorems();
+std::vector<Theorem> score_sum_theorems();
 
 }  // namespace kvbound::proofs

@@ -12,9 +12,10 @@ namespace kvbound::reference {
 ///
 ///     next out = argmin_j sum_{h in group, i in window} || o'_hi - o_hi ||^2,  o' without j and all who left before
 ///
-/// Ties: the larger index leaves. With N = sum over those who left of A_j (o - v_j) and R the mass of those who stay, o' - o is N / R,
-/// and one more costs || N + A_j (o - v_j) ||^2 / (R - A_j)^2: N . v_j is kept up to date for all j, so a removal costs
-/// O(candidates (window group_size + head_dim)), and nothing is scored twice.
+/// Ties: the larger index leaves. With A the attention of those who are left, C = sum over them of A_j (v_j - o) and R their mass,
+/// o' - o is C / R, and without one more || C - A_j (v_j - o) ||^2 / (R - A_j)^2. C . v_j is kept up to date for all j, so a removal
+/// costs O(candidates (window group_size + head_dim)), and nothing is scored twice. Sums are formed anew before half of their
+/// mass is gone, and without the entry that holds more than half of what is left, if one does: nothing cancels.
 ///
 /// layer       its last `window` recorded queries judge
 /// candidates  the first so many positions; each query sees some other position, too

@@ -8,6 +8,7 @@
 
 #include "attention.hpp"
 #include "core/shape_check.hpp"
+#include "inner_product.hpp"
 #include "instruction_set.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
@@ -26,10 +27,10 @@ constexpr double kCancelled = 0x1p-13;
 // One query's attention. Where an entry holds more than half of it and that matters, it is set aside.
 struct QueryAttention {
   double log_sum_exp = 0;
-  int64_t aside = -1;  // the entry
-  double lead = 0;     // its weight
-  double rest = 1;     // what all others hold: weights are shares of it
-  bool alone = false;  // there are no others
+  int64_t aside = -1;        // the entry
+  double lead = 0;           // its weight
+  double rest = 1;           // what all others hold: weights are shares of it
+  double others = kNothing;  // the others' log-sum-exp, where one is set aside; none: it is alone
 };
 
 double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
@@ -41,12 +42,12 @@ QueryAttention set_aside(VectorView logits, int64_t aside, std::span<double> wei
   weights[at] = kNothing;
   if (logits.size() == 1) {
     weights[at] = 0;
-    return {logits[at], aside, 1, 0, true};
+    return {logits[at], aside, 1, 0, kNothing};
   }
   const double largest = *std::ranges::max_element(weights);
   const double others = largest + std::log(softmax(weights, largest, weights));
   const double lead = sigmoid(logits[at] - others);
-  return {logits[at] - std::log(lead), aside, lead, sigmoid(others - logits[at]), false};
+  return {logits[at] - std::log(lead), aside, lead, sigmoid(others - logits[at]), others};
 }
 
 QueryAttention attend(VectorView logits, double largest, bool sets_aside, std::span<double> weights) {
@@ -54,7 +55,7 @@ QueryAttention attend(VectorView logits, double largest, bool sets_aside, std::s
   if (sets_aside && sum < 2) {  // the largest weight is 1 / sum
     return set_aside(logits, std::ranges::max_element(logits) - logits.begin(), weights);
   }
-  return {largest + std::log(sum), -1, 0, 1, false};
+  return {largest + std::log(sum), -1, 0, 1, kNothing};
 }
 
 // What is taken of entry and output, a v_j - b o, and how much that counts.
@@ -140,45 +141,52 @@ bool expand(const BlockRow& row) {
 }
 
 // || a x - b y ||^2, element by element.
-double squared_distance(const ValueSpace& space, double a, VectorView x, double b, VectorView y) {
+double squared_length(const ValueSpace& space, double a, VectorView x, double b, VectorView y) {
   std::vector<double> difference(x.size());
   for (size_t c = 0; c < x.size(); ++c) difference[c] = a * x[c] - b * y[c];
   return space.squared_norm(difference);
 }
 
-// The changes that cancel, from the differences themselves. products: v_j . o.
+// What a block's row is measured by.
+struct Measure {
+  MatrixView values;  // [entries of the block, head_dim]
+  VectorView output;  // o [head_dim]
+  VectorView dual;    // what o . x is the plain inner product of x with
+  const ValueSpace& space;
+};
+
+// The changes that cancel, from the differences themselves.
 template <Change change>
-void mend(const BlockRow& row, VectorView products, MatrixView values, VectorView output,
-          const ValueSpace& space) {
-  for (size_t j = 0; j < products.size(); ++j) {
+void mend(const BlockRow& row, const Measure& measure) {
+  for (size_t j = 0; j < row.changes.size(); ++j) {
+    const VectorView value = measure.values.row(static_cast<int64_t>(j));
     Terms<double> terms;
     terms_of<change>(row.weights[j] * row.rest, row.logits[j], row.shares, terms);
     const double own = terms.a * terms.a * row.squared_norms[j] + terms.b * terms.b * row.output_norm;
-    if (own - 2 * (terms.a * terms.b) * products[j] >= kCancelled * own) continue;
-    row.changes[j] = terms.w * terms.w *
-                     squared_distance(space, terms.a, values.row(static_cast<int64_t>(j)), terms.b, output);
+    const double distance = own - 2 * (terms.a * terms.b) * inner_product(value, measure.dual);
+    if (distance >= kCancelled * own) continue;
+    row.changes[j] =
+        terms.w * terms.w * squared_length(measure.space, terms.a, value, terms.b, measure.output);
   }
 }
 
 template <Change change>
-void measure_changes(const BlockRow& row, MatrixView values, VectorView output, const ValueSpace& space) {
-  std::vector<double> products(row.changes.begin(), row.changes.end());
-  if (expand<change>(row)) mend<change>(row, products, values, output, space);
+void measure_changes(const BlockRow& row, const Measure& measure) {
+  if (expand<change>(row)) mend<change>(row, measure);
 }
 
-void measure_changes(Change change, const BlockRow& row, MatrixView values, VectorView output,
-                     const ValueSpace& space) {
+void measure_changes(Change change, const BlockRow& row, const Measure& measure) {
   switch (change) {
     case Change::value:
-      return measure_changes<Change::value>(row, values, output, space);
+      return measure_changes<Change::value>(row, measure);
     case Change::key:
-      return measure_changes<Change::key>(row, values, output, space);
+      return measure_changes<Change::key>(row, measure);
     case Change::joint:
-      return measure_changes<Change::joint>(row, values, output, space);
+      return measure_changes<Change::joint>(row, measure);
     case Change::exact:
-      return measure_changes<Change::exact>(row, values, output, space);
+      return measure_changes<Change::exact>(row, measure);
     case Change::slot:
-      return measure_changes<Change::slot>(row, values, output, space);
+      return measure_changes<Change::slot>(row, measure);
   }
 }
 
@@ -186,15 +194,14 @@ void measure_changes(Change change, const BlockRow& row, MatrixView values, Vect
 double aside_change(Change change, const QueryAttention& attention, VectorView value, VectorView others,
                     VectorView output, const ValueSpace& space) {
   if (change == Change::exact) {
-    if (attention.alone) return std::numeric_limits<double>::infinity();
-    return attention.lead * attention.lead * squared_distance(space, 1, value, 1, others);
+    if (attention.others == kNothing) return std::numeric_limits<double>::infinity();
+    return attention.lead * attention.lead * squared_length(space, 1, value, 1, others);
   }
-  const SlotShares shares(attention.log_sum_exp);
-  const double whole = attention.rest * shares.entries + shares.slot;
-  const double moved = attention.lead * shares.entries / whole * attention.rest;
+  // What the others and the slot share, of which neither underflows unless it counts for nothing: 1 - A and r may, both.
+  const double moved = attention.lead * sigmoid(attention.others), slot = sigmoid(-attention.others);
   std::vector<double> pull(value.size());  // -(o' - o) + moved * value
-  for (size_t c = 0; c < pull.size(); ++c) pull[c] = moved * others[c] - shares.slot / whole * output[c];
-  return squared_distance(space, moved, value, 1, pull);
+  for (size_t c = 0; c < pull.size(); ++c) pull[c] = moved * others[c] - slot * output[c];
+  return squared_length(space, moved, value, 1, pull);
 }
 
 // Some queries over one KV head's entries: of each head's the same number, one head after the other.
@@ -302,7 +309,8 @@ class ScoredQueries {
                         output_norms_[index],
                         SlotShares(attention.log_sum_exp)};
     const VectorView output = change_ == Change::value ? VectorView() : outputs_.row(row);
-    measure_changes(change_, mine, block.rows, output, entries_.spaces[head]);
+    const VectorView dual = change_ == Change::value ? VectorView() : duals_.row(row);
+    measure_changes(change_, mine, {block.rows, output, dual, entries_.spaces[head]});
     if (0 <= attention.aside - block.first && attention.aside - block.first < seen) {
       changes[static_cast<size_t>(attention.aside - block.first)] =
           aside_change(change_, attention, entries_.values.row(attention.aside), means_.row(row), output,

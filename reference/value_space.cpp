@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/shape_check.hpp"
+#include "inner_product.hpp"
 #include "product.hpp"
 #include "token_blocks.hpp"
 
@@ -12,11 +13,8 @@ namespace {
 // Rows whose lengths are taken together: few, since in decoding they come one by one.
 constexpr int64_t kRows = 64;
 
-double inner_product(VectorView a, VectorView b) {
-  double sum = 0;
-  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
-  return sum;
-}
+// G is positive semidefinite; rounding need not know that. NaN stays.
+double not_negative(double norm) { return norm < 0 ? 0 : norm; }
 
 }  // namespace
 
@@ -39,13 +37,14 @@ Matrix ValueSpace::dual(MatrixView rows) const {
 
 std::vector<double> ValueSpace::squared_norms(MatrixView rows) const {
   std::vector<double> norms;
-  for (int64_t b = 0; b < token_blocks(rows.rows, kRows); ++b) {
+  if (is_head()) {
+    for (int64_t i = 0; i < rows.rows; ++i) norms.push_back(squared_norm(rows.row(i)));
+  }
+  for (int64_t b = 0; !is_head() && b < token_blocks(rows.rows, kRows); ++b) {
     const TokenBlock block(rows, b, kRows);
     const Matrix duals = dual(block.rows);
     for (int64_t i = 0; i < block.count; ++i) {
-      // G is positive semidefinite; rounding need not know that.
-      const double norm = inner_product(block.rows.row(i), duals.row(i));
-      norms.push_back(norm < 0 ? 0 : norm);
+      norms.push_back(not_negative(inner_product(block.rows.row(i), duals.row(i))));
     }
   }
   require_finite("squared norms", norms);
@@ -53,10 +52,10 @@ std::vector<double> ValueSpace::squared_norms(MatrixView rows) const {
 }
 
 double ValueSpace::squared_norm(VectorView x) const {
-  if (!gram_) return inner_product(x, x);
+  if (is_head()) return inner_product(x, x);
   double norm = 0;
   for (size_t c = 0; c < x.size(); ++c) norm += x[c] * inner_product(gram_->row(static_cast<int64_t>(c)), x);
-  return norm < 0 ? 0 : norm;
+  return not_negative(norm);
 }
 
 std::vector<ValueSpace> value_spaces(Space space, MatrixView output_projection, int64_t query_heads) {

@@ -125,7 +125,7 @@ Json theorem_json(const proofs::Theorem& theorem) {
           {"statement", theorem.statement},
           {"hypotheses", theorem.hypotheses},
           {"source", theorem.source},
-          {"proof", "proofs/critical_kv.md#" + theorem.id},
+          {"proof", theorem.proof()},
           {"ratio", theorem.ratio.empty() ? Json() : Json(theorem.ratio)},
           {"properties", Json::array()}};
 }
@@ -163,9 +163,9 @@ std::string describe(const PropertyResult& result) {
 
 std::string describe(const proofs::Theorem& theorem) {
   std::string text = fmt::format(
-      "{}: {}\n  statement   {}\n  hypotheses  {}\n  source      {}\n  proof       proofs/critical_kv.md#{}\n"
+      "{}: {}\n  statement   {}\n  hypotheses  {}\n  source      {}\n  proof       {}\n"
       "  property    {}\n",
-      theorem.id, theorem.title, theorem.statement, theorem.hypotheses, theorem.source, theorem.id,
+      theorem.id, theorem.title, theorem.statement, theorem.hypotheses, theorem.source, theorem.proof(),
       theorem.property.claim);
   for (const proofs::Property& property : theorem.weakened)
     text += fmt::format("  must fail   {}: {}\n", property.id, property.claim);

@@ -2,6 +2,7 @@
 
 usage: independent_test.py KVBOUND      KVBOUND: the program's path
 """
+import itertools
 import json
 
 import numpy as np
@@ -13,6 +14,23 @@ POLICIES = ("snapkv:window={w}", "snapkv:window={w}:pool=1", "snapkv:window={w}+
             "snapkv:window={w}:pool=3+critical:alpha=adaptive:gqa=product-of-means",
             "snapkv:window={w}+critical:alpha=0.25:epsilon=0:norm=l2", "snapkv:window={w}:pool=1+theta-sweep",
             "snapkv:window={w}+theta-sweep:alpha=adaptive:gqa=product-of-means:norm=l2")
+# Every host, score and space; {s} sinks and {r} recent entries fit into the window {w}.
+HOST_POLICIES = (
+    "tova", "tova:sinks={s}+obcache-value:space=projected", "tova+obcache-key", "tova:sinks={s}+obcache-joint",
+    "tova+exact", "tova+exact:space=projected", "tova:sinks={s}+critical:alpha=0.25",
+    "tova+critical:alpha=adaptive:gqa=product-of-means:norm=l2", "tova:sinks={s}+theta-sweep",
+    "h2o:window={w}", "h2o:window={w}:sinks={s}:recent={r}", "h2o:window={w}+obcache-value",
+    "h2o:window={w}:recent=0+obcache-key:space=projected", "h2o:window={w}:recent={r}+obcache-joint:space=projected",
+    "h2o:window={w}:sinks={s}:recent={r}+exact", "h2o:window={w}+critical",
+    "h2o:window={w}:recent={r}+critical:alpha=adaptive:epsilon=0", "h2o:window={w}:recent={r}+theta-sweep:gqa=product-of-means",
+    "streaming-llm:sinks={s}", "streaming-llm:sinks={w}",
+    "snapkv:window={w}+obcache-value", "snapkv:window={w}:pool=1+obcache-key", "snapkv:window={w}:pool=3+obcache-joint",
+    "snapkv:window={w}+obcache-joint:space=projected", "snapkv:window={w}+exact", "snapkv:window={w}:pool=1+exact:space=projected",
+    "snapkv:window={w}+greedy")
+UNUSUAL = ("snapkv:window=4,snapkv:window=4+critical,snapkv:window=4+theta-sweep,snapkv:window=4+exact,"
+           "snapkv:window=4:pool=1+obcache-key,snapkv:window=4+greedy,h2o:window=4+exact:space=projected,"
+           "h2o:window=8:recent=2+obcache-joint,h2o:window=8:recent=1+critical:alpha=adaptive,tova,tova+obcache-value,"
+           "tova:sinks=1+exact,tova+critical:alpha=adaptive,tova+theta-sweep,streaming-llm")
 GENERATED = [  # kind, dtype, query heads, KV heads, head_dim, model_dim, prompt tokens, recorded queries, window
     ("power-law", "F32", 8, 2, 64, 48, 300, 32, 32), ("flat", "F64", 4, 4, 33, 20, 257, 16, 16),
     ("sink", "BF16", 8, 1, 8, 64, 256, 32, 8), ("needle", "F16", 4, 2, 64, 32, 200, 33, 33),
@@ -37,6 +55,9 @@ class IndependentReplay(CommandLineTest):
                 self.assertEqual([text for _, text in judged.failures], [])
                 self.assertLessEqual({"kept_offsets", "output", "perturbation", "bound", "kept_mass"},
                                      set(judged.worst))
+                policy = judged.metadata["policy"]
+                self.assertEqual("layers.0.left" in judged.tensors, not policy.startswith("snapkv"))
+                self.assertEqual("layers.0.score" in judged.tensors, not policy.startswith("streaming-llm"))
 
     def test_generated_traces_of_every_kind_type_and_shape_agree(self):
         for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,
@@ -53,10 +74,56 @@ class IndependentReplay(CommandLineTest):
                     self.require_agreement(trace, [path])
                     path.unlink()
 
+    def test_every_host_and_score_agrees_on_generated_traces(self):
+        for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,
+                     window) in enumerate(GENERATED):
+            name = f"{number}-{kind}-{dtype}-{query_heads}-{kv_heads}-{head_dim}.safetensors"
+            trace = self.generate(name, "--kind", kind, "--dtype", dtype, "--query-heads", query_heads, "--kv-heads", kv_heads,
+                                  "--head-dim", head_dim, "--model-dim", model_dim, "--tokens", tokens, "--window-queries",
+                                  recorded, "--decode", 12, "--layers", 1, "--seed", number + 101)
+            policies = ",".join(HOST_POLICIES).format(w=window, s=min(4, window // 4), r=window // 2)
+            budget = (window, (window + tokens) // 2, tokens)[number % 3]
+            with self.subTest(name):
+                for path in self.dump(trace, policies, str(budget)):
+                    self.require_agreement(trace, [path])
+                    path.unlink()
+
+    def test_h2o_over_all_queries_agrees(self):
+        trace = self.generate("all.safetensors", "--kind", "mixed", "--query-heads", 4, "--kv-heads", 2, "--head-dim", 16,
+                              "--model-dim", 24, "--tokens", 120, "--window-queries", 120, "--decode", 20, "--layers", 2)
+        for score in ("", "+obcache-value", "+obcache-key", "+obcache-joint", "+exact", "+critical:alpha=adaptive",
+                      "+theta-sweep"):
+            paths = self.dump(trace, f"h2o:window=120:sinks=1:recent=4{score}", "5,40,120")
+            self.require_agreement(trace, paths)
+            if score == "+exact":  # the first query sees nothing but the first entry
+                _, tensors = independent_replay.open_tensors(paths[0])
+                score = independent_replay.read_tensor(tensors["layers.0.score"])
+                self.assertTrue(np.isinf(score[:, 0]).all() and np.isfinite(score[:, 1:]).all())
+            for path in paths:
+                path.unlink()
+
+    def test_greedy_agrees_where_one_entry_has_nearly_all_the_weight(self):
+        for gap, second in itertools.product((10, 20, 38, 100, 800), (0, 0.5, 0.9)):
+            trace = TraceFile(layers=1, dtype="F64", prompt_tokens=12, window_queries=2, decode_tokens=1, query_heads=1,
+                              kv_heads=1, head_dim=1, seed=gap)
+            for name, numbers in (("key", [gap, 0, -gap, second * gap, *[0] * 9]), ("query", 1)):
+                trace.tensors[f"layers.0.{name}"][1].reshape(-1)[...] = numbers
+            path = trace.write(self.folder / f"{gap}-{second}.safetensors")
+            for dump in self.dump(path, "snapkv:window=1+greedy", "2,6,11"):
+                self.require_agreement(path, [dump])
+                dump.unlink()
+
     def test_samples_agree(self):
-        for sample, budgets in (("pocket-gqa", "5%,20%"), ("pocket-mha", "12.5%")):
+        for sample, budgets, policies in (
+                ("pocket-gqa", "5%,20%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep"),
+                ("pocket-gqa", "10%", "snapkv+obcache-joint,snapkv+exact:space=projected,h2o,h2o:sinks=4+exact,tova+obcache-key,"
+                                      "tova+exact,tova+critical,streaming-llm"),
+                ("pocket-mha", "12.5%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep,"
+                                        "h2o:window=512:recent=16+obcache-joint,"
+                                        + ",".join(HOST_POLICIES).format(w=32, s=4, r=16))):
             trace = SAMPLES / f"{sample}.safetensors"
-            paths = self.dump(trace, "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep", budgets)
+            policies = ",".join(dict.fromkeys(policies.split(",")))
+            paths = self.dump(trace, policies, budgets)
             self.require_agreement(trace, paths)
             for path in paths:
                 path.unlink()
@@ -84,8 +151,7 @@ class IndependentReplay(CommandLineTest):
         for number, trace in enumerate(oddities()):
             with self.subTest(number):
                 path = trace.write(self.folder / f"{number}.safetensors")
-                for dump in self.dump(path, "snapkv:window=4,snapkv:window=4+critical,snapkv:window=4+theta-sweep",
-                                      "9"):
+                for dump in self.dump(path, UNUSUAL, "9"):
                     self.require_agreement(path, [dump])
                     dump.unlink()
         index, _ = write_sharded(TraceFile(), self.folder, metadata_in="shard")
@@ -93,7 +159,11 @@ class IndependentReplay(CommandLineTest):
 
     def test_a_dump_with_one_wrong_number_disagrees(self):
         trace = TraceFile().write(self.folder / "trace.safetensors")
-        path = self.dump(trace, "snapkv:window=4+critical", "9")[0]
+        for policy in ("snapkv:window=4+critical", "h2o:window=4+exact", "tova+critical"):
+            self.require_wrong_numbers_to_be_found(trace, policy)
+
+    def require_wrong_numbers_to_be_found(self, trace, policy):
+        path = self.dump(trace, policy, "9")[0]
         good = path.read_bytes()
         length = 8 + int.from_bytes(good[:8], "little")
         header = json.loads(good[8:length])
@@ -111,6 +181,7 @@ class IndependentReplay(CommandLineTest):
                 path.write_bytes(good[:begin] + raw + good[begin + 8:])
                 failures = independent_replay.Judgement(recording, path).failures
                 self.assertTrue(failures, f"{name}: {changed} instead of {number} went unnoticed")
+        path.unlink()
 
 
 if __name__ == "__main__":

@@ -230,6 +230,17 @@ TEST(Regimes, AlmostNothingEvictedIsSomething) {
   EXPECT_TRUE(almost_nothing(matrix({{0, -1000}}), {0})) << "less than a double could hold";
 }
 
+TEST(Regimes, ADominatedQueryHeedsTheOthersALittle) {
+  const auto dominated = [](const Matrix& logits) {
+    return shows(with_logits(logits, {0}, {0}), Regime::dominated);
+  };
+  EXPECT_TRUE(dominated(matrix({{0, 28}}))) << "7e-13";
+  EXPECT_FALSE(dominated(matrix({{0, 27}}))) << "2e-12";
+  EXPECT_FALSE(dominated(matrix({{0, 28, 28}}))) << "two share it";
+  EXPECT_TRUE(dominated(matrix({{0, 0}, {1000, 0}}))) << "one query is enough";
+  EXPECT_FALSE(dominated(matrix({{0}}))) << "there are no others";
+}
+
 TEST(Regimes, TiedTokensAreTheSameInEverything) {
   const auto tied = [](const Matrix& logits) { return shows(with_logits(logits, {0}, {0}), Regime::tied); };
   EXPECT_TRUE(tied(matrix({{5, 1, 2, 1}})));

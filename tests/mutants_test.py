@@ -24,7 +24,8 @@ FIELDS = {"name", "file", "original", "mutated", "wrong", "killed_by"}
 
 def theorems():
     """The ids of the catalogue, which tests/theorem_test.cpp holds to the anchors of the written proofs."""
-    return re.findall(r'<a id="([^"]+)"', (ROOT / "proofs" / "critical_kv.md").read_text("utf-8"))
+    return [theorem for page in sorted((ROOT / "proofs").glob("*.md"))
+            for theorem in re.findall(r'<a id="([^"]+)"', page.read_text("utf-8"))]
 
 
 def test_of(killer):

@@ -9,9 +9,12 @@ import re
 from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, WORLD, CommandLineTest
 
-PROOFS = (REPOSITORY / "proofs" / "critical_kv.md").read_text("utf-8")
-THEOREMS = re.findall(r'^<a id="([^"]+)"></a>$', PROOFS, re.MULTILINE)
-WEAKENED = {claim for claim in re.findall(r"`([a-z0-9.-]+:[a-z-]+)`", PROOFS) if claim.split(":")[0] in THEOREMS}
+PROOFS = {page.name: page.read_text("utf-8") for page in sorted((REPOSITORY / "proofs").glob("*.md"))}
+# Of every theorem the page that proves it.
+THEOREMS = {theorem: page for page, text in PROOFS.items()
+            for theorem in re.findall(r'^<a id="([^"]+)"></a>$', text, re.MULTILINE)}
+WEAKENED = {claim for text in PROOFS.values() for claim in re.findall(r"`([a-z0-9.-]+:[a-z-]+)`", text)
+            if claim.split(":")[0] in THEOREMS}
 # Two equal tokens, one kept: o = 1/2, o^ = 0, L = theta = 1/2.
 INSTANCE = {"schema": "kvbound-instance-1", "property": "ckv-3.3", "query_heads": 1, "logits": [[0.0, 0.0]],
             "values": [[0.0], [1.0]], "output_projection": [[1.0]], "stage_one": [0], "kept": [0], "epsilon": 0.0}
@@ -71,8 +74,8 @@ class Proving(CommandLineTest):
         listed = self.passes("prove", "--list")
         self.assertEqual(sorted(re.findall(r"(?m)^(\S+): ", listed)), sorted(THEOREMS))
         self.assertEqual(set(re.findall(r"must fail +(\S+): ", listed)), WEAKENED)
-        for theorem in THEOREMS:
-            self.assertIn(f"proofs/critical_kv.md#{theorem}\n", listed)
+        for theorem, page in THEOREMS.items():
+            self.assertIn(f"proofs/{page}#{theorem}\n", listed)
         self.assertEqual(re.findall(r"(?m)^(\S+): ", self.passes("prove", "--list", "ckv-3.2")), ["ckv-3.2"])
 
     def test_results_depend_on_the_seed_but_not_on_threads_or_company(self):

@@ -12,6 +12,7 @@
 #include <set>
 
 #include <kvbound/proofs/prove.hpp>
+#include <kvbound/proofs/scoring.hpp>
 #include <kvbound/proofs/simpler.hpp>
 #include <kvbound/proofs/theorem.hpp>
 
@@ -85,6 +86,11 @@ TEST_P(TheoremProperty, IsTight) {
       {"ckv-e.1", 1},          // reached if stage two is empty
       {"ckv-window", 0.99},    // reached by opposed values if stage one is all that is kept
       {"ckv-theta-sweep", 1},  // reached where a rival is chosen
+      {"obc-key", 0.99},       // as A -> 0 or 1, for h = 1/2, but for 11/8 against 1.3667
+      {"obc-joint", 0.9},      // key's and value's remainders at once, in one direction
+      {"obc-set", 1},          // reached by one entry
+      {"obc-gqa", 0.99},       // reached by heads that are alike
+      {"obc-special", 1},      // reached by queries that are alike
   };
   const Theorem& theorem = *GetParam().theorem;
   constexpr int64_t kManyCases = 2000;  // the tightest are rare
@@ -111,6 +117,46 @@ TEST(StableForm, HoldsWhereTheInverseMassExceedsADouble) {
   EXPECT_TRUE(outcome.holds()) << outcome.failure();
 }
 
+// Nearly all attention on one entry, and more than a double can tell from all of it: without it the output is the other's.
+TEST(ExactRemoval, KeepsItsDigitsHoweverMuchTheEntryHolds) {
+  for (const double gap : {38, 800}) {
+    Instance instance;
+    instance.logits = Matrix(1, 2);
+    instance.logits(0, 0) = gap;
+    instance.values = Matrix(2, 2);
+    instance.values(0, 0) = 3;
+    instance.values(0, 1) = 1.5;
+    instance.output_projection = Matrix(2, 1);
+    instance.stage_one = instance.kept = {1};
+    for (const char* id : {"obc-exact", "obc-set", "obc-shift", "obc-zeroing"}) {
+      const Outcome outcome = check(std::ranges::find(catalogue(), id, &Theorem::id)->property, instance);
+      EXPECT_TRUE(outcome.holds()) << id << ", gap " << gap << ": " << outcome.failure();
+    }
+    const auto scored = computed_scores(reference::Change::exact, instance, 0, Space::head);
+    EXPECT_NEAR(scored.scores(0, 0), 11.25, 1e-13) << gap;
+    EXPECT_EQ(scored.weights(0, 0), 1) << "whose rest is 0 in double precision";
+  }
+}
+
+// Both 1 - A and exp(-LSE) are below the smallest double.
+TEST(Zeroing, IsDefinedWhereOneEntryHoldsAllAttention) {
+  for (const int64_t entries : {1, 2}) {
+    Instance instance;
+    instance.logits = Matrix(1, entries);
+    instance.logits(0, 0) = 1600;
+    instance.values = Matrix(entries, 1);
+    instance.values(0, 0) = 2;
+    if (entries > 1) instance.values(1, 0) = 1;
+    instance.output_projection = Matrix(1, 1);
+    instance.stage_one = instance.kept = {0};
+    const Outcome outcome =
+        check(std::ranges::find(catalogue(), "obc-zeroing", &Theorem::id)->property, instance);
+    EXPECT_TRUE(outcome.holds()) << outcome.failure();
+    const auto scored = computed_scores(reference::Change::slot, instance, 0, Space::head);
+    EXPECT_EQ(scored.scores(0, 0), entries == 1 ? 4 : 2.25) << "o' is 0, or half the other's value";
+  }
+}
+
 // ---- the weakened claims
 
 class WeakenedClaim : public testing::TestWithParam<Claim> {};
@@ -131,9 +177,14 @@ TEST_P(WeakenedClaim, HasASimplestCounterexample) {
 
 // ---- ids
 
-std::string written_proofs() {
-  std::ifstream file("proofs/critical_kv.md");
-  return {std::istreambuf_iterator<char>(file), {}};
+// The pages that the catalogue names.
+std::map<std::string, std::string> written_proofs() {
+  std::map<std::string, std::string> pages;
+  for (const Theorem& theorem : catalogue()) {
+    std::ifstream file("proofs/" + theorem.page);
+    pages[theorem.page] = {std::istreambuf_iterator<char>(file), {}};
+  }
+  return pages;
 }
 
 // What the pattern's first group matches, wherever it does.
@@ -179,17 +230,26 @@ TEST(Catalogue, SaysWhatItClaims) {
 }
 
 TEST(Catalogue, HasThePropertiesOfTheWrittenProofsAndNoOthers) {
-  const std::string text = written_proofs();
-  ASSERT_FALSE(text.empty()) << "proofs/critical_kv.md is missing";
+  std::string text;
+  for (const auto& [page, written] : written_proofs()) {
+    ASSERT_FALSE(written.empty()) << "proofs/" << page << " is missing";
+    for (const Theorem& theorem : catalogue()) {
+      EXPECT_EQ(written.find("<a id=\"" + theorem.id + "\"></a>") != std::string::npos, theorem.page == page)
+          << theorem.proof();
+    }
+    text += written;
+  }
   const auto sections = matches(text, R"re(<a id="([^"]+)"></a>)re");
   EXPECT_EQ(sections.size(), as_set(sections).size()) << "two sections with one id";
   EXPECT_EQ(as_set(sections), as_set(ids(theorems())));
-  EXPECT_EQ(as_set(matches(text, R"re(\n## (ckv-[^\s:]+): )re")), as_set(sections)) << "headings";
-  EXPECT_EQ(as_set(matches(text, R"re(\n\| \[(ckv-[^\]]+)\]\(#)re")), as_set(sections)) << "the overview";
+  EXPECT_EQ(as_set(matches(text, R"re(\n## ((?:ckv|obc)-[^\s:]+): )re")), as_set(sections)) << "headings";
+  EXPECT_EQ(as_set(matches(text, R"re(\n\| \[((?:ckv|obc)-[^\]]+)\]\(#)re")), as_set(sections))
+      << "the overview";
   const auto counterexamples = matches(text, R"re(\n\*\*Counterexample `([^`]+)`\.\*\*)re");
   EXPECT_EQ(counterexamples.size(), as_set(counterexamples).size()) << "two counterexamples with one id";
   EXPECT_EQ(as_set(counterexamples), as_set(ids(weakened_claims())));
-  EXPECT_EQ(as_set(matches(text, R"re(`(ckv-[^`\s:]+:[^`\s]+)`)re")), as_set(counterexamples)) << "mentions";
+  EXPECT_EQ(as_set(matches(text, R"re(`((?:ckv|obc)-[^`\s:]+:[^`\s]+)`)re")), as_set(counterexamples))
+      << "mentions";
 }
 
 // ---- what an instance says of a property

@@ -12,7 +12,7 @@ HOSTS = {"snapkv": {"window": ("32", COUNT), "pool": ("7", COUNT)},
          "streaming-llm": {"sinks": ("4", COUNT)}}
 SCORES = {name: {"space": ("head", "head|projected")}
           for name in ("obcache-value", "obcache-key", "obcache-joint", "exact")}
-WEIGHED = {"alpha": ("0.5", "adaptive|" + REAL), "epsilon": ("1e-4", REAL),
+WEIGHED = {"alpha": ("0.5", r"adaptive|[\d.]+"), "epsilon": ("1e-4", REAL),
            "gqa": ("mean-of-products", "mean-of-products|product-of-means"), "norm": ("l1", "l1|l2")}
 SELECTIONS = {"critical": WEIGHED, "theta-sweep": WEIGHED, "greedy": {}}
 

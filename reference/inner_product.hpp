@@ -1,0 +1,36 @@
+// Inner products and distances of two vectors, where a BLAS call would cost more than it saves.
+#pragma once
+
+#include <cstddef>
+
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+namespace detail {
+
+/// sum_c term(c) in eight partial sums, so that additions need not wait for each other; the order depends on the size only.
+template <class Term>
+double partial_sums(size_t size, const Term& term) {
+  constexpr size_t kParts = 8;
+  double parts[kParts] = {};
+  size_t c = 0;
+  for (; c + kParts <= size; c += kParts) {
+    for (size_t p = 0; p < kParts; ++p) parts[p] += term(c + p);
+  }
+  for (size_t p = 0; c < size; ++c, ++p) parts[p] += term(c);
+  return ((parts[0] + parts[4]) + (parts[2] + parts[6])) + ((parts[1] + parts[5]) + (parts[3] + parts[7]));
+}
+
+}  // namespace detail
+
+/// sum_c x_c y_c.   x, y: of the same size; 0 for no numbers
+inline double inner_product(VectorView x, VectorView y) {
+  return detail::partial_sums(x.size(), [&](size_t c) { return x[c] * y[c]; });
+}
+
+/// sum_c (x_c - y_c)^2, likewise.
+inline double squared_distance(VectorView x, VectorView y) {
+  return detail::partial_sums(x.size(), [&](size_t c) { return (x[c] - y[c]) * (x[c] - y[c]); });
+}
+
+}  // namespace kvbound::reference
