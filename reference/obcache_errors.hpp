@@ -9,41 +9,11 @@
 #include <span>
 #include <vector>
 
+#include "change_space.hpp"
 #include "error_bounds.hpp"
 #include "obcache.hpp"
 
 namespace kvbound::reference {
-
-/// The space in which one query head's changes are measured, and the sums of absolute terms in it.
-///
-///     size(x) = || |x| |W| ||_2  in the hidden state's, ||x||_2 in the head's own:  never below the length of x
-class ChangeSpace {
- public:
-  /// output_projection  [head_dim, model_dim], needed for `projected` alone
-  ChangeSpace(Space space, MatrixView output_projection);
-
-  double size(VectorView x) const;
-  const ValueSpace& lengths() const { return lengths_; }
-  bool is_projected() const { return !lengths_.is_head(); }
-  int64_t model_dim() const { return model_dim_; }  ///< 0 for the head's own
-
- private:
-  ValueSpace lengths_;
-  Matrix absolute_gram_;  // |W| |W|^T
-  int64_t model_dim_ = 0;
-};
-
-/// returns [query_heads]
-std::vector<ChangeSpace> change_spaces(Space space, MatrixView output_projection, int64_t query_heads);
-
-/// Some values as every query head's space sees them: computed once, however many queries judge.
-struct MeasuredValues {
-  MeasuredValues() = default;
-  MeasuredValues(MatrixView values, std::span<const ChangeSpace> spaces);
-
-  Matrix sizes;          ///< [heads, entries]
-  Matrix squared_norms;  ///< [heads, entries]
-};
 
 /// Of scored_attention's scores: one query per query head, each of which sees all entries.
 ///

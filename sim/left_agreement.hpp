@@ -8,7 +8,7 @@
 #include <kvbound/reference/core/session.hpp>
 
 #include "agreement.hpp"
-#include "kept_agreement.hpp"
+#include "prompt_errors.hpp"
 
 namespace kvbound::sim {
 
