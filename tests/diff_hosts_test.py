@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from support import independent_decoding, independent_replay, kvbound_cli
+from support import independent_decoding, independent_replay, independent_scores, kvbound_cli
 from support.diffs import DiffTest
 from support.dumps import recompute
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, SAMPLES, TraceFile
@@ -132,6 +132,26 @@ class WrongDumps(DiffTest):
                 self.finds("kept", policy, policy_changes=[("score", "obcache-value")], kinds={"kept", "left", "output"})
         self.finds("score", "tova+obcache-joint", policy_changes=[("space", "projected")])
         self.finds("score", "h2o:window=8+obcache-key", policy_changes=[("score", "obcache-joint")])
+
+    def test_an_exact_removal_error_that_cancels_is_found(self):
+        def printed(right):
+            def wrong(kind, logits, values):
+                weights = independent_scores.softmax(logits)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    return (weights / (1 - weights))**2 * independent_scores.squares(values - weights @ values)
+            return wrong
+
+        trace = TraceFile(dtype="F64", prompt_tokens=60)
+        for layer in range(2):
+            for kind in ("key", "query"):
+                trace.tensors[f"layers.{layer}.{kind}"][1][...] *= 12  # one entry often holds all but e^-40
+        path = trace.write(self.folder / "peaked.safetensors")
+        for policy in ("h2o:window=4+exact", "tova+exact:space=projected"):
+            self.agrees(path, recompute(path, policy, "12"))
+            removal_scores = independent_scores.removal_scores
+            with mock.patch.object(independent_scores, "removal_scores", printed(removal_scores)):
+                dump = recompute(path, policy, "12")
+            self.differs(path, dump, "score")
 
     def test_a_wrong_departure_is_found_and_what_follows_it_is_judged_on_the_cache_as_it_was(self):
         for policy, deciding in DECIDING.items():
