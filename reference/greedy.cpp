@@ -9,7 +9,7 @@
 #include <string>
 
 #include "attention.hpp"
-#include "core/error.hpp"
+#include "core/shape_check.hpp"
 #include "inner_product.hpp"
 #include "product.hpp"
 #include "window_logits.hpp"
@@ -112,6 +112,7 @@ class Remaining {
       for (int64_t j = 0; j < candidates; ++j)
         distances_(i, j) = squared_distance(outputs_.row(i), values_.row(j));
     }
+    require_finite("squared distances of values from outputs", distances_.numbers());  // else all would tie
   }
 
   // Takes out the one that is missed least; returns its position.

@@ -30,7 +30,7 @@ struct QueryAttention {
   int64_t aside = -1;        // the entry
   double lead = 0;           // its weight
   double rest = 1;           // what all others hold: weights are shares of it
-  double others = kNothing;  // the others' log-sum-exp, where one is set aside; none: it is alone
+  double others = kNothing;  // the others' log-sum-exp; minus infinity: there are none
 };
 
 double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
@@ -197,11 +197,11 @@ double aside_change(Change change, const QueryAttention& attention, VectorView v
     if (attention.others == kNothing) return std::numeric_limits<double>::infinity();
     return attention.lead * attention.lead * squared_length(space, 1, value, 1, others);
   }
-  // What the others and the slot share, of which neither underflows unless it counts for nothing: 1 - A and r may, both.
-  const double moved = attention.lead * sigmoid(attention.others), slot = sigmoid(-attention.others);
-  std::vector<double> pull(value.size());  // -(o' - o) + moved * value
-  for (size_t c = 0; c < pull.size(); ++c) pull[c] = moved * others[c] - slot * output[c];
-  return squared_length(space, moved, value, 1, pull);
+  // With a logit of 0 against theirs it leaves the others what the logistic function says.
+  const double gained = sigmoid(attention.others) - attention.rest;
+  std::vector<double> pull(value.size());
+  for (size_t c = 0; c < pull.size(); ++c) pull[c] = gained * others[c];
+  return squared_length(space, attention.lead, value, 1, pull);
 }
 
 // Some queries over one KV head's entries: of each head's the same number, one head after the other.

@@ -4,11 +4,13 @@
 
 #include <filesystem>
 #include <iostream>
+#include <set>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
 
+#include "layer_list.hpp"
 #include "number.hpp"
 
 namespace kvbound::sim {
@@ -111,6 +113,20 @@ traces::Trace::Options header_options(const CommandLine& line) {
   traces::Trace::Options options;
   options.header_limit = line.integer("header-limit", 1, INT64_MAX, options.header_limit);
   return options;
+}
+
+std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers) {
+  std::set<int64_t> chosen;
+  const std::string list = line.text("layers").value_or(fmt::format("0-{}", layers - 1));
+  for (const std::string& item : split_list("layers", list)) {
+    const auto range = parse_layer_range(item, layers);
+    if (!range) {
+      throw UsageError(fmt::format("--layers '{}': expected layers or ranges such as 0,3-5 within 0..{}",
+                                   item, layers - 1));
+    }
+    for (int64_t l = range->first; l <= range->second; ++l) chosen.insert(l);
+  }
+  return {chosen.begin(), chosen.end()};
 }
 
 namespace {

@@ -74,6 +74,9 @@ void add_work_options(CommandLine& line);
 void add_common_options(CommandLine& line);
 traces::Trace::Options header_options(const CommandLine& line);
 
+/// "--layers 0,3-5" as ascending layers, each once; without the option all of a trace's. Throws UsageError.
+std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers);
+
 /// The files that a command reads and writes, none of which may be another one.
 class OutputPaths {
  public:
@@ -97,6 +100,7 @@ void apply_threads(const CommandLine& line);
 // One per subcommand: returns the exit code, throws what main turns into one.
 int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
+int recall_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);

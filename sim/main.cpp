@@ -25,6 +25,7 @@ constexpr const char* kHelp =
     "  kvbound inspect TRACE [--verify]       what a trace holds, and whether it means what it says\n"
     "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
     "                                         recorded decode steps through compression policies\n"
+    "  kvbound recall TRACE                   how many of the entries that matter most a score finds\n"
     "  kvbound diff TRACE DUMP                somebody's results, such as a kernel's, against the reference\n"
     "  kvbound generate --kind KIND OUT       a synthetic trace\n"
     "  kvbound prove [ID...]                  the theorems as properties: looks for counterexamples\n"
@@ -46,6 +47,7 @@ int dispatch(const Arguments& arguments) {
   const Arguments rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (command == "inspect") return inspect_command(rest);
   if (command == "replay") return replay_command(rest);
+  if (command == "recall") return recall_command(rest);
   if (command == "diff") return diff_command(rest);
   if (command == "generate") return generate_command(rest);
   if (command == "prove") return prove_command(rest);
@@ -62,7 +64,7 @@ int dispatch(const Arguments& arguments) {
   }
   throw UsageError(command.empty() ? "no subcommand; try 'kvbound --help'"
                                    : "no subcommand '" + command +
-                                         "'; known: inspect, replay, diff, generate, prove, bench");
+                                         "'; known: inspect, replay, recall, diff, generate, prove, bench");
 }
 
 int run(const Arguments& arguments) try {

@@ -5,10 +5,14 @@
 #include <limits>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/critical_kv.hpp>
+#include <kvbound/reference/obcache.hpp>
 #include <kvbound/reference/parallel.hpp>
 #include <kvbound/reference/perturbation.hpp>
 #include <kvbound/reference/product.hpp>
+#include <kvbound/reference/recall.hpp>
+#include <kvbound/reference/selection.hpp>
 #include <kvbound/reference/token_blocks.hpp>
 
 namespace kvbound::sim {
@@ -71,6 +75,26 @@ Matrix all_value_norms(const traces::Layer& layer, MatrixView prompt_norms) {
   return norms;
 }
 
+// The prompt entries whose eviction would move the first step's outputs most, per KV head, ascending. None if that is
+// more than double precision can tell.
+std::vector<std::vector<int64_t>> most_missed(const traces::Layer& layer, int64_t count) {
+  const int64_t entries = layer.prompt_tokens + 1;
+  std::vector<std::vector<int64_t>> missed(static_cast<size_t>(layer.shape.kv_heads));
+  try {
+    const Matrix errors = reference::group_sum(
+        reference::eviction_errors(layer.shape, layer.scale, layer.keys.view().middle_rows(0, entries),
+                                   layer.values.view().middle_rows(0, entries), layer.step(0).queries,
+                                   layer.prompt_tokens),
+        layer.shape.group_size());
+    for (int64_t g = 0; g < errors.rows(); ++g) {
+      missed[static_cast<size_t>(g)] =
+          reference::select_top(errors.row(g), std::min(count, layer.prompt_tokens));
+    }
+  } catch (const NonFinite&) {
+  }
+  return missed;
+}
+
 class Measurement {
  public:
   Measurement(const traces::Layer& layer, const std::vector<LayerRecord>& records, MatrixView prompt_norms)
@@ -88,7 +112,7 @@ class Measurement {
     });
   }
 
-  std::vector<LayerMetrics> run() {
+  std::vector<LayerMetrics> run(int64_t recall_of) {
     for (const LayerRecord& record : records_) {
       LayerMetrics metrics;
       for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.bound, &metrics.rounding,
@@ -107,6 +131,7 @@ class Measurement {
         metrics_[r].layer_relative.push_back(ratio(metrics_[r].layer_perturbation[t], layer_norms[t]));
       }
     }
+    if (recall_of > 0 && steps_ > 0) measure_recall(recall_of);
     return std::move(metrics_);
   }
 
@@ -117,6 +142,18 @@ class Measurement {
   // One head's columns of a block of steps, [kRowBlock, head_dim].
   MutableMatrixView head_block(Matrix& steps, int64_t h, int64_t first) const {
     return steps.view().middle_rows(first, kRowBlock).middle_cols(h * shape_.head_dim, shape_.head_dim);
+  }
+
+  // What each run kept of the entries that are missed most.
+  void measure_recall(int64_t recall_of) {
+    const std::vector<std::vector<int64_t>> missed = most_missed(layer_, recall_of);
+    for (size_t r = 0; r < records_.size(); ++r) {
+      for (size_t g = 0; g < missed.size(); ++g) {
+        metrics_[r].recall.push_back(missed[g].empty()
+                                         ? std::numeric_limits<double>::quiet_NaN()
+                                         : reference::share_found(missed[g], records_[r].prompt.kept[g]));
+      }
+    }
   }
 
   // Per query head and block of steps: attention over the full cache, and what each run's cache changes.
@@ -229,9 +266,9 @@ double ratio(double numerator, double denominator) {
 }
 
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
-                                  MatrixView prompt_norms) {
+                                  MatrixView prompt_norms, int64_t recall_of) {
   if (records.empty()) return {};
-  return Measurement(layer, records, prompt_norms).run();
+  return Measurement(layer, records, prompt_norms).run(recall_of);
 }
 
 }  // namespace kvbound::sim

@@ -27,6 +27,9 @@ struct LayerMetrics {
   std::optional<Matrix> stage_one_mass;  ///< on stage one, always-kept and new entries; two-stage selections
   std::vector<double> layer_perturbation;  ///< [steps]: ||sum_h (o_h - o^_h)||
   std::vector<double> layer_relative;      ///< [steps]: layer_perturbation / ||sum_h o_h||
+  /// [kv_heads]: of the prompt entries whose eviction would move the first step's outputs most, the share that was kept.
+  /// NaN if their errors are too large for a double; empty if it was not asked for, or there is no step.
+  std::vector<double> recall;
 
   /// Whether L exceeds theta by more than rounding can explain; true for NaN.
   bool violates(int64_t step, int64_t head) const;
@@ -36,14 +39,18 @@ struct LayerMetrics {
 double ratio(double numerator, double denominator);
 
 /// Measures several runs of one layer: what depends on the layer alone (attention over the full cache,
-/// projected value norms) is computed once for all of them. A step's figures do not depend, to the bit, on how
-/// many steps follow.
+/// projected value norms, eviction errors) is computed once for all of them. A step's figures do not depend, to the bit,
+/// on how many steps follow.
+///
+/// Recall is of the entries j of largest sum_h || o_h - o_h(-j) ||_2^2 on the first step, over the query heads h that share
+/// the KV head, o_h(-j) the output without j (reference::eviction_errors; ties: smaller position).
 ///
 /// records       [runs], each with the same number of steps, at most T
 /// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if the reference has them
 ///               already (by far the most costly part); empty: computed here. Same result, to the bit
+/// recall_of     how many entries recall is of; all of the prompt's, if those are fewer; 0: recall is not measured
 /// returns       [runs]
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
-                                  MatrixView prompt_norms = {});
+                                  MatrixView prompt_norms = {}, int64_t recall_of = 0);
 
 }  // namespace kvbound::sim

@@ -118,7 +118,7 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
     advance();
   }
   sessions.reset();
-  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms);
+  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of);
   for (size_t r = 0; r < records.size(); ++r) {
     if (observer.measured) observer.measured(r, index, metrics[r]);
     result.runs[r].layers.push_back(std::move(metrics[r]));

@@ -30,10 +30,11 @@ struct Run {
   std::string backend;
 };
 
-/// Which part of a trace is replayed.
+/// Which part of a trace is replayed, and of how many entries recall is measured.
 struct Scope {
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< the first so many decode steps
+  int64_t recall_of = 40;       ///< at most the prompt's
 };
 
 struct RunResult {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <iostream>
-#include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
@@ -12,7 +12,6 @@
 #include "command_line.hpp"
 #include "dump.hpp"
 #include "dump_targets.hpp"
-#include "layer_list.hpp"
 #include "policy.hpp"
 #include "progress.hpp"
 #include "replay.hpp"
@@ -33,6 +32,8 @@ std::string details() {
          "  kvbound replay a.safetensors b.safetensors --policy snapkv:window=16+theta-sweep:norm=l2 \\\n"
          "      --budget 256 --layers 0,3-5 --json out.json --dump dumps/\n"
          "  kvbound replay a.safetensors --policy snapkv+critical --budget 20% --backend reference,emulated\n"
+         "  kvbound replay a.safetensors --policy h2o+exact,tova+obcache-joint --budget 20% \\\n"
+         "      --recall 100 --columns perturbation,recall\n"
          "\nWhere the reference is among several backends, all that the others recorded is held against it,\n"
          "element by element, within bounds derived for single precision.\n"
          "\nExit code 1 if a bound is violated or a backend does not agree with the reference, 5 if the "
@@ -45,6 +46,8 @@ struct Request {
   std::vector<Run> runs;
   std::optional<Policy> base;
   std::optional<std::string> json, csv, dump;
+  std::vector<std::string> columns = column_names();
+  int64_t recall_of = 40;
   bool quiet = false;
 };
 
@@ -80,6 +83,17 @@ std::vector<NamedPolicy> parse_policies(const CommandLine& line, std::optional<P
   return policies;
 }
 
+std::vector<std::string> parse_columns(const CommandLine& line) {
+  const std::vector<std::string> known = column_names();
+  return parse_list<std::string>(line, "columns", [&](const std::string& name) {
+    if (std::ranges::find(known, name) == known.end()) {
+      throw UsageError(
+          fmt::format("--columns: no column '{}'; known columns: {}", name, fmt::join(known, ", ")));
+    }
+    return name;
+  });
+}
+
 Request parse_request(const CommandLine& line) {
   Request request;
   const std::vector<NamedPolicy> policies = parse_policies(line, request.base);
@@ -96,6 +110,8 @@ Request parse_request(const CommandLine& line) {
       for (const std::string& backend : backends) request.runs.push_back({policy, budget, backend});
     }
   }
+  if (line.has("columns")) request.columns = parse_columns(line);
+  request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.json = line.text("json");
   request.csv = line.text("csv");
   request.dump = line.text("dump");
@@ -103,27 +119,13 @@ Request parse_request(const CommandLine& line) {
   return request;
 }
 
-// "0,3-5" as ascending layers, each once.
-std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
-  std::set<int64_t> chosen;
-  for (const std::string& item : split_list("layers", text)) {
-    const auto range = parse_layer_range(item, layers);
-    if (!range) {
-      throw UsageError(fmt::format("--layers '{}': expected layers or ranges such as 0,3-5 within 0..{}",
-                                   item, layers - 1));
-    }
-    for (int64_t l = range->first; l <= range->second; ++l) chosen.insert(l);
-  }
-  return {chosen.begin(), chosen.end()};
-}
-
-Scope scope_of(const CommandLine& line, const traces::TraceInfo& info) {
-  const auto layers = line.text("layers");
+Scope scope_of(const CommandLine& line, const Request& request, const traces::TraceInfo& info) {
   if (line.has("steps") && info.decode_tokens == 0) {
     throw UsageError(fmt::format("--steps: {} has no decode steps", info.path));
   }
-  return {parse_layers(layers.value_or(fmt::format("0-{}", info.layers - 1)), info.layers),
-          line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens};
+  return {chosen_layers(line, info.layers),
+          line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens,
+          std::min(request.recall_of, info.prompt_tokens)};
 }
 
 Report replay_trace(const traces::Trace& trace, const Request& request, const Scope& scope,
@@ -206,6 +208,8 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
 CommandLine command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
                    details());
+  const std::string columns = fmt::format("columns of the table beside policy and budget (default: all): {}",
+                                          fmt::join(column_names(), ", "));
   line.add("policy", "P[,P]", "policies (grammar below)");
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
   line.add("base", "P",
@@ -215,6 +219,10 @@ CommandLine command_line() {
            "processor), cuda (on a GPU)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps");
+  line.add("recall", "K",
+           "of the K prompt entries whose eviction would move the first step's outputs most, the share kept "
+           "(default: 40, at most the prompt's)");
+  line.add("columns", "C[,C]", columns.c_str());
   line.add("json", "FILE", "write all figures as JSON (schema: sim/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");
   line.add("dump", "FILE|DIR", "write what was recorded: one run to a file, several to a folder");
@@ -261,7 +269,7 @@ int replay_command(const Arguments& arguments) {
   }
   for (const traces::Trace& trace : traces) {
     require_valid(request.runs, trace.info());
-    scopes.push_back(scope_of(line, trace.info()));
+    scopes.push_back(scope_of(line, request, trace.info()));
   }
   if (request.json) outputs.add("json", *request.json);
   if (request.csv) outputs.add("csv", *request.csv);
@@ -278,8 +286,8 @@ int replay_command(const Arguments& arguments) {
     reports.push_back(replay_trace(traces[i], request, scopes[i], spool_folder, dumps[i]));
     if (targets) targets->make_folders();
     for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
-    std::cout << (i > 0 ? "\n" : "") << text_report(reports.back(), request.base, colour_wanted())
-              << std::flush;
+    std::cout << (i > 0 ? "\n" : "")
+              << text_report(reports.back(), request.base, colour_wanted(), request.columns) << std::flush;
   }
   write_outputs(request, reports, targets, dumps, json, csv);
   return exit_code(reports, request.quiet);

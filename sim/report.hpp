@@ -17,11 +17,21 @@ struct Report {
   std::string sha256;  ///< of the trace; empty if no output asked for it
 };
 
-/// A table for a terminal. colour: mark headings and violations by ANSI escapes.
-std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour);
+/// The names of the columns that a table can have beside policy and budget, in their order.
+std::vector<std::string> column_names();
+
+/// A table for a terminal.
+///
+/// colour   mark headings and violations by ANSI escapes
+/// columns  names of columns, in any order
+std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour,
+                        const std::vector<std::string>& columns = column_names());
 
 /// What a JSON document says of a trace.
 nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::string& sha256);
+
+/// A CSV field in quotes, which are doubled inside it.
+std::string quoted_field(const std::string& text);
 
 std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base);
 

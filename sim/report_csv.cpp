@@ -7,16 +7,6 @@
 namespace kvbound::sim {
 namespace {
 
-// A field in quotes, which are doubled inside it.
-std::string quoted_field(const std::string& text) {
-  std::string field = "\"";
-  for (const char c : text) {
-    field += c;
-    if (c == '"') field += c;
-  }
-  return field + "\"";
-}
-
 // An undefined ratio is an empty field.
 std::string number_field(double number) { return std::isnan(number) ? "" : shortest(number); }
 
@@ -38,6 +28,15 @@ void append_layer(std::string& csv, const std::string& run, int64_t layer, const
 }
 
 }  // namespace
+
+std::string quoted_field(const std::string& text) {
+  std::string field = "\"";
+  for (const char c : text) {
+    field += c;
+    if (c == '"') field += c;
+  }
+  return field + "\"";
+}
 
 std::string csv_report(const std::vector<Report>& reports) {
   std::string csv =

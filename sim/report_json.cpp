@@ -50,9 +50,9 @@ Json head_means(const Matrix& matrix) {
   return means;
 }
 
-Json step_numbers(const std::vector<double>& numbers) {
+Json numbers(const std::vector<double>& values) {
   Json list = Json::array();
-  for (const double value : numbers) list.push_back(number(value));
+  for (const double value : values) list.push_back(number(value));
   return list;
 }
 
@@ -64,8 +64,9 @@ Json layer(int64_t index, const LayerMetrics& metrics) {
           {"bound", head_means(metrics.bound)},
           {"kept_mass", head_means(metrics.kept_mass)},
           {"stage_one_mass", metrics.stage_one_mass ? head_means(*metrics.stage_one_mass) : Json()},
-          {"layer_perturbation", step_numbers(metrics.layer_perturbation)},
-          {"layer_relative", step_numbers(metrics.layer_relative)}};
+          {"layer_perturbation", numbers(metrics.layer_perturbation)},
+          {"layer_relative", numbers(metrics.layer_relative)},
+          {"recall", numbers(metrics.recall)}};
 }
 
 Json agreement(const RunResult& run) {
@@ -96,6 +97,7 @@ Json run(const RunResult& run, const ReplayResult& result, const std::optional<P
           {"stage_one_mass", stage_one(summary)},
           {"layer_perturbation", mean(summary.layer_perturbation)},
           {"layer_relative", mean(summary.layer_relative)},
+          {"recall", mean(summary.recall)},
           {"agreement", agreement(run)},
           {"improved_heads", improvement(run, base_of(run, result, base))},
           {"seconds", {{"compress", run.compress_seconds}, {"steps", run.step_seconds}}},
@@ -119,6 +121,7 @@ Json trace(const Report& report, const std::optional<Policy>& base) {
   Json document = trace_json(report.result.trace, report.sha256);
   document["replayed_layers"] = report.result.scope.layers;
   document["replayed_steps"] = report.result.scope.steps;
+  document["recall_of"] = report.result.scope.recall_of;
   document["times"] = times(report.result.times);
   document["runs"] = Json::array();
   for (const RunResult& result : report.result.runs)

@@ -23,31 +23,81 @@ std::string percent(int64_t part, int64_t whole) {
                    : "-";
 }
 
-TableRow table_row(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base) {
-  const Summary summary = summarise(run, result.scope);
-  const RunResult* base_run = base_of(run, result, base);
-  const ImprovedHeads heads = base_run ? improved_heads(run, *base_run) : ImprovedHeads{};
-  return {run.run.policy.label,
-          to_string(run.run.budget),
-          std::to_string(run.entries),
-          run.run.backend,
-          figure(summary.perturbation.value()),
-          figure(summary.relative.value()),
-          figure(summary.layer_relative.value()),
-          figure(summary.bound.value()),
-          figure(summary.tightness.value()),
-          figure(summary.tightest ? std::optional(summary.max_tightness) : std::nullopt),
-          std::to_string(summary.violations),
-          figure(summary.kept_mass.value()),
-          percent(summary.stage_one_low, summary.stage_one_mass.count),
-          base_run ? percent(heads.improved, heads.heads) : "-"};
+// What a cell of the table is about.
+struct Subject {
+  const RunResult& run;
+  const Summary& summary;
+  const ReplayResult& result;
+  const std::optional<Policy>& base;
+};
+
+std::string improved(const Subject& subject) {
+  const RunResult* base = base_of(subject.run, subject.result, subject.base);
+  if (!base) return "-";
+  const ImprovedHeads heads = improved_heads(subject.run, *base);
+  return percent(heads.improved, heads.heads);
 }
 
-const TableRow& headings() {
-  static const TableRow row{"policy",     "budget",       "entries",        "backend",       "L",
-                            "relative L", "layer rel. L", "bound",          "L/bound",       "max L/bound",
-                            "violations", "kept mass",    "stage 1 <= 1/2", "improved heads"};
-  return row;
+struct Column {
+  std::string name;  // empty: always there
+  std::string heading;
+  std::string (*cell)(const Subject&);
+};
+
+template <Mean Summary::*mean>
+std::string mean_cell(const Subject& subject) {
+  return figure((subject.summary.*mean).value());
+}
+
+std::vector<Column> all_columns(int64_t recall_of) {
+  using S = const Subject&;
+  return {
+      {"", "policy", [](S s) { return s.run.run.policy.label; }},
+      {"", "budget", [](S s) { return to_string(s.run.run.budget); }},
+      {"entries", "entries", [](S s) { return std::to_string(s.run.entries); }},
+      {"backend", "backend", [](S s) { return s.run.run.backend; }},
+      {"perturbation", "L", mean_cell<&Summary::perturbation>},
+      {"relative", "relative L", mean_cell<&Summary::relative>},
+      {"layer-relative", "layer rel. L", mean_cell<&Summary::layer_relative>},
+      {"bound", "bound", mean_cell<&Summary::bound>},
+      {"tightness", "L/bound", mean_cell<&Summary::tightness>},
+      {"max-tightness", "max L/bound",
+       [](S s) {
+         return figure(s.summary.tightest ? std::optional(s.summary.max_tightness) : std::nullopt);
+       }},
+      {"violations", "violations", [](S s) { return std::to_string(s.summary.violations); }},
+      {"kept-mass", "kept mass", mean_cell<&Summary::kept_mass>},
+      {"recall", fmt::format("recall@{}", recall_of), mean_cell<&Summary::recall>},
+      {"stage-one", "stage 1 <= 1/2",
+       [](S s) { return percent(s.summary.stage_one_low, s.summary.stage_one_mass.count); }},
+      {"improved-heads", "improved heads", improved},
+  };
+}
+
+// Those that are always there, and those named.
+std::vector<Column> chosen_columns(const std::vector<std::string>& names, int64_t recall_of) {
+  std::vector<Column> columns = all_columns(recall_of);
+  std::erase_if(columns, [&](const Column& column) {
+    return !column.name.empty() && std::ranges::find(names, column.name) == names.end();
+  });
+  return columns;
+}
+
+std::string runs_table(const Report& report, const std::optional<Policy>& base, bool colour,
+                       const std::vector<std::string>& names) {
+  const ReplayResult& result = report.result;
+  const std::vector<Column> columns = chosen_columns(names, result.scope.recall_of);
+  std::vector<TableRow> rows(1);
+  for (const Column& column : columns) rows.front().push_back(column.heading);
+  for (const RunResult& run : result.runs) {
+    const Summary summary = summarise(run, result.scope);
+    TableRow& row = rows.emplace_back();
+    for (const Column& column : columns) row.push_back(column.cell({run, summary, result, base}));
+  }
+  const auto alarming = [](const std::string& heading, const std::string& cell) {
+    return heading == "violations" && cell != "0";
+  };
+  return table(rows, {.colour = colour, .alarming = alarming});
 }
 
 // How every run on another backend agrees with the reference; empty if none was held against it.
@@ -99,7 +149,16 @@ std::string times_table(const std::vector<BackendTimes>& times, bool colour) {
 
 }  // namespace
 
-std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour) {
+std::vector<std::string> column_names() {
+  std::vector<std::string> names;
+  for (const Column& column : all_columns(0)) {
+    if (!column.name.empty()) names.push_back(column.name);
+  }
+  return names;
+}
+
+std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour,
+                        const std::vector<std::string>& columns) {
   const ReplayResult& result = report.result;
   const traces::TraceInfo& info = result.trace;
   std::string text = fmt::format(
@@ -109,12 +168,7 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
       one_line(info.path), traces::printable(info.model, 200), result.scope.layers.size(), info.layers,
       info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
       info.prompt_tokens, result.scope.steps, info.decode_tokens, name(info.storage));
-  std::vector<TableRow> rows{headings()};
-  for (const RunResult& run : result.runs) rows.push_back(table_row(run, result, base));
-  const auto alarming = [](const std::string& heading, const std::string& cell) {
-    return heading == "violations" && cell != "0";
-  };
-  text += table(rows, {.colour = colour, .alarming = alarming}) + "\n";
+  text += runs_table(report, base, colour, columns) + "\n";
   text += agreement_table(result.runs, colour);
   if (result.times.size() > 1) text += times_table(result.times, colour) + "\n";
   std::vector<std::string> told;

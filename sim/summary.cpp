@@ -21,6 +21,7 @@ Summary summarise(const RunResult& run, const Scope& scope) {
   Summary summary;
   for (size_t l = 0; l < run.layers.size(); ++l) {
     const LayerMetrics& metrics = run.layers[l];
+    for (const double share : metrics.recall) summary.recall.add(share);
     for (int64_t t = 0; t < metrics.perturbation.rows(); ++t) {
       for (int64_t h = 0; h < metrics.perturbation.cols(); ++h) {
         const Place place{scope.layers[l], t, h};

@@ -33,6 +33,7 @@ struct Summary {
   Mean kept_mass;
   Mean layer_perturbation;
   Mean layer_relative;
+  Mean recall;                ///< over layers and KV heads
   Mean stage_one_mass;        ///< two-stage selections only
   int64_t stage_one_low = 0;  ///< of those, how many (layer, head, step) have stage-one mass <= 1/2
   int64_t violations = 0;     ///< L > theta beyond rounding

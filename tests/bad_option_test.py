@@ -46,10 +46,11 @@ class BadOptions(CommandLineTest):
         self.refuses_values("--budget", ("3", "12.5%", "8,3"), "budget of 3 entries is below the 4 of the observation")
 
     def test_policies_that_are_no_policies_are_refused_and_what_is_known_is_listed(self):
-        known = r"known components: critical, theta-sweep"
+        known = "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy$"
+        hosts = "known hosts: snapkv, h2o, tova, streaming-llm$"
         for policy, pattern in (
-                ("", "empty"), ("snapkv,", "empty"), ("SnapKV", "known hosts: snapkv"), (" snapkv", "known hosts"),
-                ("none", "no host 'none'; known hosts: snapkv"), ("critical", "no host 'critical'"),
+                ("", "empty"), ("snapkv,", "empty"), ("SnapKV", hosts), (" snapkv", hosts),
+                ("none", "no host 'none'; " + hosts), ("critical", "no host 'critical'; " + hosts),
                 ("+critical", "no host ''"), ("snapkv+", known), ("snapkv+snapkv", known),
                 ("snapkv+none", "no component 'none'; " + known),
                 ("snapkv:windw=3", "no option 'windw'; it has window, pool"), ("snapkv:", "no option ''"),
@@ -61,25 +62,62 @@ class BadOptions(CommandLineTest):
                 ("snapkv+critical+theta-sweep", "more than one selection"),
                 ("snapkv,snapkv:window=32", "'snapkv:window=32' is given twice"),
                 ("snapkv+critical:alpha=0.50,snapkv+critical", "twice"),
-                ("snapkv+critical:epsilon=1e-4,snapkv+critical", "twice")):
+                ("snapkv+critical:epsilon=1e-4,snapkv+critical", "twice"),
+                ("snapkv+exact+obcache-value", "more than one score"), ("h2o,h2o:recent=32", "twice"),
+                ("h2o:pool=1", "h2o has no option 'pool'; it has window, sinks, recent$"),
+                ("tova:recent=1", "tova has no option 'recent'; it has sinks$"),
+                ("snapkv+exact:alpha=1", "exact has no option 'alpha'; it has space$"), ("tova+", known),
+                ("snapkv+greedy:k=1", "greedy has no option 'k'"), ("h2o:window=4,h2o:recent=4:window=4", "twice")):
             self.refuses_values("--policy", (policy,), pattern)
+
+    def test_components_without_a_meaning_together_are_refused(self):
+        selections, scores = ("critical", "theta-sweep", "greedy"), ("obcache-value", "obcache-key", "obcache-joint", "exact")
+        self.refuses_values("--policy", (f"snapkv:window=4+{score}+{selection}" for score in scores
+                                         for selection in selections),
+                            r"policy 'snapkv:.*: critical, theta-sweep and greedy choose by attention")
+        self.refuses_values("--policy", (f"streaming-llm+{component}" for component in scores + selections),
+                            r"policy 'streaming-llm.*: streaming-llm ranks nothing: .*hosts that do are snapkv, h2o, tova$")
+        self.refuses_values("--policy", ("h2o:window=4+greedy", "tova+greedy", "snapkv:window=4,tova+greedy"),
+                            "greedy has a meaning with the host snapkv alone$")
+
+    def test_budgets_below_those_that_always_stay_are_refused(self):
+        for policy, sinks, recent in (("h2o:window=4:sinks=5", 5, 4), ("h2o:window=4:recent=9", 0, 9), ("h2o:window=8:sinks=1", 1, 8),
+                                      ("tova:sinks=9", 9, 0), ("streaming-llm:sinks=9", 9, 0),
+                                      ("snapkv:window=4,tova:sinks=9+exact", 9, 0)):
+            self.refuses_values("--policy", (policy,), f"budget of 8 entries is below the {sinks} sinks and {recent} recent "
+                                                       "entries, which always stay$")
+        self.refuses_values("--policy", ("h2o:window=9:recent=1", "h2o:window=9:recent=1+exact"),
+                            "window=9 but the trace records only 8 prompt queries$")
 
     def test_option_values_of_policies_out_of_range_are_refused(self):
         for option, expected, values in (
                 ("snapkv:window", "an integer >= 1", ("0", "-1", "1.5", "nan", "4x", " 4", "+4", HUGE)),
+                ("h2o:sinks", "an integer >= 0", ("-1", "1.5", "", HUGE)), ("h2o:window", "an integer >= 1", ("0", "x")),
+                ("h2o:window=4:recent", "an integer >= 0", ("-1", "x")), ("tova:sinks", "an integer >= 0", ("-1", "")),
+                ("streaming-llm:sinks", "an integer >= 0", ("-1", "4.0")),
+                ("snapkv:window=4+exact:space", "head or projected", ("", "Head", "hidden")),
                 ("snapkv:window=4:pool", "an odd integer >= 1", ("0", "2", "-7", "7.0", "", HUGE)),
                 ("snapkv:window=4+critical:alpha", "a decimal from 0 to 1.*, or adaptive",
                  ("1.5", "1.0000000001", "-0.5", "nan", "inf", "1e-1", "", "Adaptive", "50%")),
                 ("snapkv:window=4+critical:epsilon", "a finite number >= 0",
                  ("nan", "inf", "-1", "-1e-4", "1e999", "", "x")),
                 ("snapkv:window=4+theta-sweep:gqa", "mean-of-products or product-of-means", ("mean", "", "joint")),
-                ("snapkv:window=4+theta-sweep:norm", "l1 or l2", ("l3", "L1", "2", ""))):
+                ("snapkv:window=4+theta-sweep:norm", "l1 or l2", ("l3", "L1", "2", "")),
+                ("h2o:window=4:sinks", "an integer >= 0", ("-1", "1.5", "nan", "4x", "", HUGE)),
+                ("h2o:window=4:recent", "an integer >= 0", ("-1", "window", "", HUGE)),
+                ("h2o:recent=4:window", "an integer >= 1", ("0", "-1", "all", HUGE)),
+                ("tova:sinks", "an integer >= 0", ("-1", "nan", "")),
+                ("streaming-llm:sinks", "an integer >= 0", ("-1", "nan", "")),
+                ("tova+exact:space", "head or projected", ("model", "Head", "")),
+                ("snapkv:window=4+obcache-joint:space", "head or projected", ("both", "1", ""))):
             self.refuses_values("--policy", (f"{option}={value}" for value in values), f"expected .*={expected}")
 
     def test_a_window_longer_than_recorded_is_refused(self):
-        for window in (9, 2**63 - 1):
-            self.refuses_values("--policy", (f"snapkv:window={window}", f"snapkv:window=4,snapkv:window={window}"),
-                                f"good.safetensors: .*window={window} but the trace records only 8 prompt queries")
+        for policy in ("snapkv:window=9", "snapkv:window=4,snapkv:window=9", "h2o:window=9:recent=4",
+                       "tova,h2o:window=9223372036854775807:recent=0"):
+            self.refuses_options(r"good.safetensors: .*window=\d+ but the trace records only 8 prompt queries", "replay",
+                                 TRACE, "--policy", policy, "--budget", "12", "--json", "out.json", "--dump", "dumps/")
+        self.refuses_values("--policy", (f"snapkv:window={2**63 - 1}",), f"budget of 8 entries is below the {2**63 - 1} of")
 
     def test_layers_steps_threads_and_limits_out_of_range_are_refused(self):
         self.refuses_values("--layers", ("2", "0-2", "1-0", "-1", "0-", "-", "x", "0-1-2", "0x1", "1.0", HUGE,
@@ -132,7 +170,8 @@ class BadOptions(CommandLineTest):
     def test_bench_refuses_what_it_does_not_know_and_lists_what_it_does(self):
         small = "--shape", "pocket:256"
         self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
-                             "selection, compress", "bench", *small, "none")
+                             "window-scores-joint, window-scores-exact, selection, compress, step-attention, step-value, "
+                             "step-key, step-joint, step-exact", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",

@@ -19,8 +19,9 @@ from support import independent_replay, kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
-OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "json", "csv", "dump", "threads",
-                      "header-limit", "quiet", "help"),
+OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "columns", "json", "csv",
+                      "dump", "threads", "header-limit", "quiet", "help"),
+           "recall": ("k", "windows", "recent", "layers", "json", "csv", "threads", "header-limit", "quiet", "help"),
            "inspect": ("verify", "json", "threads", "header-limit", "quiet", "help"),
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),

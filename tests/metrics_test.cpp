@@ -191,6 +191,51 @@ TEST(Metrics, AreWhatTheReferenceSaysOfEachQueryAlone) {
   }
 }
 
+TEST(RunRecall, IsTheShareKeptOfThoseWhoseEvictionMovesTheFirstStepMost) {
+  // Without token 0 the output moves from 9/4 to 5/3, without token 1 to 5/2: token 0 is missed most.
+  const traces::Layer layer = hand_made_layer({4, 2, 1});
+  const std::vector<LayerRecord> records{record({{0}}, 1), record({{1}}, 1), record({{0, 1}}, 1)};
+  const auto shares = [&](int64_t recall_of) {
+    std::vector<double> all;
+    for (const LayerMetrics& metrics : measure(layer, records, {}, recall_of)) {
+      EXPECT_EQ(metrics.recall.size(), 1u);
+      all.push_back(metrics.recall.front());
+    }
+    return all;
+  };
+  EXPECT_EQ(shares(1), (std::vector<double>{1, 0, 1}));
+  EXPECT_EQ(shares(2), (std::vector<double>{0.5, 0.5, 1}));
+  EXPECT_EQ(shares(40), shares(2)) << "there are no more entries than 2";
+}
+
+TEST(RunRecall, IsEmptyUnlessAskedForAndWithoutAStep) {
+  const traces::Layer layer = hand_made_layer({4, 2, 1});
+  EXPECT_TRUE(measure(layer, {record({{0}}, 1)}).front().recall.empty());
+  EXPECT_TRUE(measure(layer, {record({{0}}, 0)}, {}, 1).front().recall.empty());
+}
+
+TEST(RunRecall, IsUndefinedWhereErrorsAreTooLargeForADouble) {
+  const LayerMetrics metrics = measure(hand_made_layer({1e200, 2, 1}), {record({{1}}, 1)}, {}, 1).front();
+  ASSERT_EQ(metrics.recall.size(), 1u);
+  EXPECT_TRUE(std::isnan(metrics.recall.front()));
+  EXPECT_GT(metrics.perturbation(0, 0), 1e199) << "what can be measured is";
+}
+
+TEST(RunRecall, AddsErrorsUpOverTheQueryHeadsOfAKvHead) {
+  // Head 0 attends to all alike and moves most without token 0; head 1 sees nearly nothing but token 1, and moves by more.
+  traces::Layer layer = hand_made_layer({4, 2, 1}, 10);
+  layer.shape = {2, 1, 1, 2};
+  layer.queries = Tensor(2, 2, 1);
+  layer.queries.slice(1)(1, 0) = 1;
+  layer.output_projection = matrix({{1, -2}, {1, -2}});
+  // head 0: o = 7/3, without 0: 3/2, without 1: 5/2; head 1: o = 2, nearly; without 0: 2, without 1: 5/2
+  // sums, nearly: token 0 25/36, token 1 1/36 + 1/4
+  EXPECT_EQ(measure(layer, {record({{0}}, 1)}, {}, 1).front().recall.front(), 1);
+  layer.values.numbers()[1] =
+      -2;  // head 0: o = 1, without 0: -1/2, without 1: 5/2; head 1: o = -2; without 1: 5/2
+  EXPECT_EQ(measure(layer, {record({{0}}, 1)}, {}, 1).front().recall.front(), 0) << "9/4 + 81/4 beat 9/4";
+}
+
 TEST(Metrics, NoLongerCountWhoLeftAfterThatStep) {
   const traces::Layer layer = random_layer(2);
   LayerRecord leaving = record({{0, 7, 39}, {1, 38, 39}}, 3);

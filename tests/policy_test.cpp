@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include <kvbound/reference/core/error.hpp>
 
@@ -38,6 +39,8 @@ rc::Gen<double> any_epsilon() {
   });
 }
 
+rc::Gen<int64_t> any_positive() { return integer(1, INT64_MAX - 1); }
+
 TwoStage any_two_stage() {
   TwoStage options;
   options.alpha.reset();
@@ -52,15 +55,50 @@ TwoStage any_two_stage() {
   return options;
 }
 
+Host any_host() {
+  switch (*integer(0, 3)) {
+    case 1:
+      return *integer(0, 1) == 0 ? H2o{*any_positive(), *any_positive() - 1, {}}
+                                 : H2o{*any_positive(), *any_positive() - 1, *any_positive() - 1};
+    case 2:
+      return Tova{*any_positive() - 1};
+    case 3:
+      return StreamingLlm{*any_positive() - 1};
+    default:
+      return SnapKv{*any_positive(), 2 * *integer(0, INT64_MAX / 2) + 1};
+  }
+}
+
+Score any_score() {
+  const ChangeScore options{*integer(0, 1) == 0 ? Space::head : Space::projected};
+  switch (*integer(0, 3)) {
+    case 0:
+      return ObcacheValue{options};
+    case 1:
+      return ObcacheKey{options};
+    case 2:
+      return ObcacheJoint{options};
+    default:
+      return ExactRemoval{options};
+  }
+}
+
 Policy any_policy() {
   Policy policy;
-  policy.host = SnapKv{*integer(1, INT64_MAX - 1), 2 * *integer(0, INT64_MAX / 2) + 1};
-  switch (*integer(0, 2)) {
+  policy.host = any_host();
+  if (std::holds_alternative<StreamingLlm>(policy.host)) return policy;  // ranks nothing
+  switch (*integer(0, 4)) {
     case 1:
       policy.selection = Critical{any_two_stage()};
       break;
     case 2:
       policy.selection = ThetaSweep{any_two_stage()};
+      break;
+    case 3:
+      policy.score = any_score();
+      break;
+    case 4:
+      if (std::holds_alternative<SnapKv>(policy.host)) policy.selection = Greedy();
       break;
     default:
       break;
@@ -71,6 +109,8 @@ Policy any_policy() {
 RC_GTEST_PROP(PolicyText, OfAnyPolicyReadsBackAsThatPolicy, ()) {
   const Policy policy = any_policy();
   RC_CLASSIFY(std::holds_alternative<TopK>(policy.selection), "top-k");
+  RC_CLASSIFY(std::holds_alternative<H2o>(policy.host), "h2o");
+  RC_CLASSIFY(!std::holds_alternative<AttentionScore>(policy.score), "another score than attention");
   const std::string text = canonical(policy);
   RC_LOG() << text;
   RC_ASSERT(parse_policy(text) == policy);
@@ -83,6 +123,33 @@ TEST(PolicyText, OfDefaultsNamesEveryOption) {
   EXPECT_EQ(canonical(Policy{}), "snapkv:window=32:pool=7");
   EXPECT_EQ(canonical(parse_policy("snapkv+theta-sweep")),
             "snapkv:window=32:pool=7+theta-sweep:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1");
+}
+
+TEST(PolicyText, OfEveryHostAndScoreNamesEveryOption) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"h2o", "h2o:window=32:sinks=0:recent=32"},
+      {"tova", "tova:sinks=0"},
+      {"streaming-llm", "streaming-llm:sinks=4"},
+      {"tova:sinks=4+exact", "tova:sinks=4+exact:space=head"},
+      {"snapkv+obcache-value", "snapkv:window=32:pool=7+obcache-value:space=head"},
+      {"snapkv+obcache-key:space=projected", "snapkv:window=32:pool=7+obcache-key:space=projected"},
+      {"h2o+obcache-joint", "h2o:window=32:sinks=0:recent=32+obcache-joint:space=head"},
+      {"snapkv+greedy", "snapkv:window=32:pool=7+greedy"},
+      {"tova+critical", "tova:sinks=0+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"},
+      {"h2o+theta-sweep",
+       "h2o:window=32:sinks=0:recent=32+theta-sweep:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"}};
+  for (const auto& [text, expected] : texts) {
+    EXPECT_EQ(canonical(parse_policy(text)), expected);
+    EXPECT_EQ(canonical(parse_policy(expected)), expected);
+  }
+}
+
+TEST(PolicyText, OfH2oHasRecentFollowTheWindowUntilItIsSet) {
+  EXPECT_EQ(canonical(parse_policy("h2o:window=8")), "h2o:window=8:sinks=0:recent=8");
+  EXPECT_EQ(canonical(parse_policy("h2o:recent=8")), "h2o:window=32:sinks=0:recent=8");
+  EXPECT_EQ(canonical(parse_policy("h2o:recent=0:window=5:sinks=2")), "h2o:window=5:sinks=2:recent=0");
+  EXPECT_EQ(parse_policy("h2o:window=8"), parse_policy("h2o:recent=8:window=8"));
+  EXPECT_FALSE(parse_policy("h2o:window=8") == parse_policy("h2o:window=8:recent=7"));
 }
 
 TEST(PolicyText, IsCanonicalWhateverTheOrderAndFormOfWhatWasSaid) {
@@ -114,12 +181,16 @@ TEST(PolicyText, SetsEveryOption) {
 }
 
 TEST(PolicyText, WithUnknownNamesIsRefusedAndTheKnownOnesAreListed) {
-  EXPECT_EQ(refusal("h3o"), "policy 'h3o': no host 'h3o'; known hosts: snapkv");
-  EXPECT_EQ(refusal(""), "policy '': no host ''; known hosts: snapkv");
-  EXPECT_EQ(refusal("critical"), "policy 'critical': no host 'critical'; known hosts: snapkv");
-  EXPECT_EQ(refusal("snapkv+crit"),
-            "policy 'snapkv+crit': no component 'crit'; known components: critical, theta-sweep");
-  EXPECT_EQ(refusal("snapkv+"), "policy 'snapkv+': no component ''; known components: critical, theta-sweep");
+  const std::string hosts = "known hosts: snapkv, h2o, tova, streaming-llm";
+  EXPECT_EQ(refusal("h3o"), "policy 'h3o': no host 'h3o'; " + hosts);
+  EXPECT_EQ(refusal(""), "policy '': no host ''; " + hosts);
+  EXPECT_EQ(refusal("critical"), "policy 'critical': no host 'critical'; " + hosts);
+  const std::string components =
+      "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy";
+  EXPECT_EQ(refusal("snapkv+crit"), "policy 'snapkv+crit': no component 'crit'; " + components);
+  EXPECT_EQ(refusal("snapkv+"), "policy 'snapkv+': no component ''; " + components);
+  EXPECT_EQ(refusal("snapkv+attention"),
+            "policy 'snapkv+attention': no component 'attention'; " + components);
   EXPECT_EQ(refusal("snapkv:alpha=1"),
             "policy 'snapkv:alpha=1': snapkv has no option 'alpha'; it has window, pool");
   EXPECT_EQ(
@@ -133,6 +204,52 @@ TEST(PolicyText, WithAnythingSaidTwiceIsRefused) {
             "policy 'snapkv+critical+theta-sweep': more than one selection");
   EXPECT_EQ(refusal("snapkv+critical+critical"),
             "policy 'snapkv+critical+critical': more than one selection");
+}
+
+TEST(PolicyText, WithOptionsOfAnotherComponentIsRefused) {
+  const std::pair<const char*, const char*> refusals[] = {
+      {"h2o:pool=7", "h2o has no option 'pool'; it has window, sinks, recent"},
+      {"tova:window=4", "tova has no option 'window'; it has sinks"},
+      {"streaming-llm:recent=4", "streaming-llm has no option 'recent'; it has sinks"},
+      {"snapkv:sinks=4", "snapkv has no option 'sinks'; it has window, pool"},
+      {"snapkv+exact:norm=l1", "exact has no option 'norm'; it has space"},
+      {"snapkv+obcache-key:alpha=1", "obcache-key has no option 'alpha'; it has space"}};
+  for (const auto& [text, says] : refusals) {
+    EXPECT_EQ(refusal(text), "policy '" + std::string(text) + "': " + says);
+  }
+}
+
+TEST(PolicyText, OfWhatHasNoMeaningTogetherIsRefused) {
+  const std::string no_score =
+      "critical, theta-sweep and greedy choose by attention and take no other score; with another score the "
+      "entries of largest score stay";
+  const std::string ranks_nothing =
+      "streaming-llm ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova";
+  const std::string greedy_host = "greedy has a meaning with the host snapkv alone";
+  for (const std::string selection : {"critical", "theta-sweep", "greedy"}) {
+    for (const std::string score : {"obcache-value", "obcache-key", "obcache-joint", "exact"}) {
+      for (const std::string& text :
+           {"snapkv+" + score + "+" + selection, "snapkv+" + selection + "+" + score}) {
+        EXPECT_EQ(refusal(text), "policy '" + text + "': " + no_score);
+      }
+    }
+    EXPECT_EQ(refusal("streaming-llm+" + selection),
+              "policy 'streaming-llm+" + selection + "': " + ranks_nothing);
+  }
+  for (const std::string score : {"obcache-value", "obcache-key", "obcache-joint", "exact"}) {
+    EXPECT_EQ(refusal("streaming-llm+" + score), "policy 'streaming-llm+" + score + "': " + ranks_nothing);
+    for (const std::string host : {"snapkv", "h2o", "tova"}) {
+      EXPECT_EQ(refusal(host + "+" + score), "no error");
+    }
+  }
+  for (const std::string host : {"h2o", "tova"}) {
+    EXPECT_EQ(refusal(host + "+greedy"), "policy '" + host + "+greedy': " + greedy_host);
+    EXPECT_EQ(refusal(host + "+critical"), "no error");
+    EXPECT_EQ(refusal(host + "+theta-sweep"), "no error");
+  }
+  EXPECT_EQ(refusal("snapkv+exact+obcache-value"),
+            "policy 'snapkv+exact+obcache-value': more than one score");
+  EXPECT_EQ(refusal("snapkv+greedy+critical"), "policy 'snapkv+greedy+critical': more than one selection");
 }
 
 TEST(PolicyText, WithBadValuesIsRefusedAndSaysWhatIsExpected) {
@@ -158,13 +275,31 @@ TEST(PolicyText, WithBadValuesIsRefusedAndSaysWhatIsExpected) {
   }
   expect_refusal("snapkv+critical", "gqa=mean", "gqa=mean-of-products or product-of-means");
   expect_refusal("snapkv+critical", "norm=linf", "norm=l1 or l2");
+  for (const char* host : {"h2o", "tova", "streaming-llm"}) {
+    for (const char* bad :
+         {"sinks", "sinks=", "sinks=-1", "sinks=1.5", "sinks=nan", "sinks=9223372036854775808"}) {
+      expect_refusal(host, bad, "sinks=an integer >= 0");
+    }
+  }
+  for (const char* bad : {"recent=", "recent=-1", "recent=x", "recent=window"}) {
+    expect_refusal("h2o", bad, "recent=an integer >= 0");
+  }
+  expect_refusal("h2o", "window=0", "window=an integer >= 1");
+  for (const char* score : {"obcache-value", "obcache-key", "obcache-joint", "exact"}) {
+    for (const char* bad : {"space=", "space=Head", "space=model"}) {
+      expect_refusal("tova+" + std::string(score), bad, "space=head or projected");
+    }
+  }
 }
 
 TEST(PolicyHelp, NamesEveryComponentAndOptionWithItsDefault) {
   const std::string help = policy_help();
-  for (const char* words :
-       {"snapkv", ":window=32", ":pool=7", "critical", "theta-sweep", ":alpha=0.5", ":epsilon=1e-4",
-        ":gqa=mean-of-products", ":norm=l1", "adaptive", "product-of-means"}) {
+  for (const char* words : {"snapkv",      ":window=32",    ":pool=7",          "critical",
+                            "theta-sweep", ":alpha=0.5",    ":epsilon=1e-4",    ":gqa=mean-of-products",
+                            ":norm=l1",    "adaptive",      "product-of-means", "h2o",
+                            "tova",        "streaming-llm", ":sinks=0",         ":sinks=4",
+                            ":recent=32",  "obcache-value", "obcache-key",      "obcache-joint",
+                            "exact",       ":space=head",   "projected",        "greedy"}) {
     EXPECT_NE(help.find(words), std::string::npos) << words;
   }
 }

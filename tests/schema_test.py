@@ -72,7 +72,7 @@ class Schemas(CommandLineTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "inspect", "diff", "prove", "bench"):
+        for name in ("replay", "recall", "inspect", "diff", "prove", "bench"):
             self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -100,6 +100,15 @@ class Schemas(CommandLineTest):
         document = self.document("replay", "trace.safetensors", "--policy", "snapkv:window=4+critical", "--base",
                                  "snapkv:window=4", "--budget", "8")
         schema = validator("sim/replay.schema.json")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
+        schema = validator("sim/recall.schema.json")
+        for sample in (GQA, MHA):
+            self.require_valid(schema, self.document("recall", sample, "--layers", "0,2", "--windows", "1,32"))
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        document = self.document("recall", "trace.safetensors", "--k", "5", "--recent", "0", "--windows", "1")
         self.require_valid(schema, document)
         self.require_tight(schema, document)
 

@@ -26,6 +26,7 @@ LayerMetrics metrics(const Matrix& perturbation) {
   metrics.kept_mass = matrix({{1, 0.5}, {0.5, 0.25}});
   metrics.layer_perturbation = {3, 5};
   metrics.layer_relative = {kNan, 0.5};
+  metrics.recall = {0.25, 0.75, kNan};
   return metrics;
 }
 
@@ -59,6 +60,8 @@ TEST(Summary, MeansAreOverLayersStepsAndHeads) {
   EXPECT_EQ(summary.layer_perturbation.value(), 4);
   EXPECT_EQ(summary.layer_relative.value(), 0.5);
   EXPECT_EQ(summary.layer_relative.undefined, 2);
+  EXPECT_EQ(summary.recall.value(), 0.5) << "over layers and KV heads";
+  EXPECT_EQ(summary.recall.undefined, 2);
   EXPECT_EQ(summary.stage_one_mass.count, 0);
   EXPECT_EQ(summary.violations, 0);
   EXPECT_FALSE(summary.first_violation);

@@ -8,8 +8,12 @@ import os
 from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, SAMPLES, CommandLineTest, contents
 
-THREADS = (1, 2, 4, 7)
-POLICIES = "snapkv,snapkv:pool=1+critical:alpha=adaptive,snapkv+critical:norm=l2,snapkv+theta-sweep"
+THREADS = (1, 2, 3, 7)
+POLICIES = ",".join((
+    "snapkv", "snapkv:pool=1+critical:alpha=adaptive", "snapkv+critical:norm=l2", "snapkv+theta-sweep",
+    "snapkv+exact", "snapkv+obcache-joint:space=projected", "snapkv+greedy", "h2o:recent=8", "h2o:recent=8+obcache-key",
+    "h2o:sinks=4:recent=8+critical:alpha=adaptive", "tova+exact:space=projected", "tova+obcache-value", "tova+theta-sweep",
+    "streaming-llm"))
 
 
 def without_what_may_differ(document):

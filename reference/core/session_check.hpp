@@ -90,12 +90,12 @@ inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_t
                         std::to_string(prompt_tokens) + ", the prompt's tokens");
   }
   require_composable(policy);
-  std::visit([&](const auto& host) { detail::require_valid(host, budget); }, policy.host);
   const int64_t window = rules_of(policy.host, prompt_tokens, budget).window;
   if (window > window_queries) {
     throw InvalidPolicy("window=" + std::to_string(window) + " but the trace records only " +
                         std::to_string(window_queries) + " prompt queries");
   }
+  std::visit([&](const auto& host) { detail::require_valid(host, budget); }, policy.host);
 }
 
 /// Throws ShapeMismatch unless a layer's parts fit each other.

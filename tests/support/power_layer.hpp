@@ -1,0 +1,62 @@
+// One KV head whose attention can be worked out by hand.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::test {
+
+/// Keys ln b_j of dimension 1: a query e pays entry j  b_j^e / sum b^e. Query 1 weighs as the bases do, 0 all the same, -1
+/// the other way round.
+class PowerLayer {
+ public:
+  /// bases    [tokens + steps], > 0
+  /// values   [tokens + steps]
+  /// queries  per query head, [window_queries + steps]
+  /// tokens   of the prompt
+  PowerLayer(const std::vector<double>& bases, const std::vector<double>& values,
+             const std::vector<std::vector<double>>& queries, int64_t tokens)
+      : tokens_(tokens),
+        steps_(static_cast<int64_t>(bases.size()) - tokens),
+        keys_(1, tokens + steps_, 1),
+        values_(1, tokens + steps_, 1),
+        queries_(static_cast<int64_t>(queries.size()), static_cast<int64_t>(queries[0].size()), 1),
+        output_projection_(static_cast<int64_t>(queries.size()), 1) {
+    for (int64_t j = 0; j < tokens + steps_; ++j) {
+      keys_.slice(0)(j, 0) = std::log(bases[static_cast<size_t>(j)]);
+      values_.slice(0)(j, 0) = values[static_cast<size_t>(j)];
+    }
+    for (size_t h = 0; h < queries.size(); ++h) {
+      const auto head = static_cast<int64_t>(h);
+      for (size_t i = 0; i < queries[h].size(); ++i) {
+        queries_.slice(head)(static_cast<int64_t>(i), 0) = queries[h][i];
+      }
+      output_projection_(head, 0) = 1;
+    }
+  }
+
+  LayerView view() const {
+    const auto heads = queries_.view().slices;
+    return {{heads, 1, 1, 1},
+            1,
+            keys_.view().middle_rows(0, tokens_),
+            values_.view().middle_rows(0, tokens_),
+            queries_.view().middle_rows(0, queries_.view().rows - steps_),
+            output_projection_};
+  }
+  StepView step(int64_t index) const {
+    return {keys_.view().row_of_slices(tokens_ + index), values_.view().row_of_slices(tokens_ + index),
+            queries_.view().row_of_slices(queries_.view().rows - steps_ + index)};
+  }
+  int64_t steps() const { return steps_; }
+
+ private:
+  int64_t tokens_, steps_;
+  Tensor keys_, values_, queries_;
+  Matrix output_projection_;
+};
+
+}  // namespace kvbound::test
