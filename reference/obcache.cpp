@@ -192,7 +192,7 @@ void measure_changes(Change change, const BlockRow& row, const Measure& measure)
 
 // The change that the entry makes which was set aside, from the others' own output.
 double aside_change(Change change, const QueryAttention& attention, VectorView value, VectorView others,
-                    VectorView output, const ValueSpace& space) {
+                    const ValueSpace& space) {
   if (change == Change::exact) {
     if (attention.others == kNothing) return std::numeric_limits<double>::infinity();
     return attention.lead * attention.lead * squared_length(space, 1, value, 1, others);
@@ -312,9 +312,8 @@ class ScoredQueries {
     const VectorView dual = change_ == Change::value ? VectorView() : duals_.row(row);
     measure_changes(change_, mine, {block.rows, output, dual, entries_.spaces[head]});
     if (0 <= attention.aside - block.first && attention.aside - block.first < seen) {
-      changes[static_cast<size_t>(attention.aside - block.first)] =
-          aside_change(change_, attention, entries_.values.row(attention.aside), means_.row(row), output,
-                       entries_.spaces[head]);
+      changes[static_cast<size_t>(attention.aside - block.first)] = aside_change(
+          change_, attention, entries_.values.row(attention.aside), means_.row(row), entries_.spaces[head]);
     }
     add(mine.changes, part(scores.row(static_cast<int64_t>(head))));
   }
