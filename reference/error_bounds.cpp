@@ -10,63 +10,15 @@
 #include "parallel.hpp"
 #include "product.hpp"
 #include "snap_kv.hpp"
+#include "softmax_errors.hpp"
 
 namespace kvbound::reference {
+
+using namespace rounding;
+
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kDoubleUnit = 0x1p-53;
-// Above this exponent e^x is taken for infinity. A weight that double precision takes for 0, being below e^-745, then
-// stays below e^-145 however its logit errs.
-constexpr double kMostExponent = 600;
-constexpr double kLostWeight = 1e-62;
-// No bound at all, yet a number, so that 0 times it is 0.
-constexpr double kUnbounded = 1e200;
-
-// Both sides round: the claimant and the double reference.
-double unit(const Arithmetic& arithmetic) { return arithmetic.unit + kDoubleUnit; }
-double exponential(const Arithmetic& arithmetic) { return arithmetic.exponential + 4 * kDoubleUnit; }
-
-// gamma_k = k u / (1 - k u)
-double gamma(double count, const Arithmetic& arithmetic) {
-  const double product = count * unit(arithmetic);
-  return product < 1 ? product / (1 - product) : kInfinity;
-}
-
-// What the double reference adds where the claimant's chain is short: its own may be as long as there are terms.
-double reference_error(int64_t terms) { return 1.01 * static_cast<double>(terms) * kDoubleUnit; }
-
-// e^x - 1 <= x + x^2 for 0 <= x <= 1
-double growth(double x) {
-  if (x <= 1) return x + x * x;
-  return x <= kMostExponent ? std::expm1(x) : kInfinity;
-}
-
-double longest(int64_t chain, int64_t terms) {
-  return static_cast<double>(chain < 0 ? terms : std::min(chain, terms));
-}
-
-// A sum of `terms` products of two stored numbers each, relative to the sum of their absolute values: a product and the
-// additions are rounded, and what `further` says.
-double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
-  const double roundings = longest(arithmetic.product_chain, terms) + 1 + static_cast<double>(further);
-  const double adding = gamma(roundings, arithmetic) + reference_error(terms);
-  const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
-  return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
-}
-
-double chain(const Arithmetic& arithmetic, int64_t terms) { return longest(arithmetic.chain, terms); }
-
-double rescalings(const Arithmetic& arithmetic, int64_t tokens) {
-  return static_cast<double>(arithmetic.rescalings < 0 ? (tokens + 15) / 16 : arithmetic.rescalings);
-}
-
-// sum_c |x_c|
-double absolute_sum(VectorView row) {
-  double sum = 0;
-  for (const double x : row) sum += std::abs(x);
-  return sum;
-}
 
 Matrix absolute(MatrixView matrix) {
   Matrix result(matrix.rows, matrix.cols);
@@ -74,58 +26,6 @@ Matrix absolute(MatrixView matrix) {
     std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
   }
   return result;
-}
-
-// What a softmax over one row of logits may be off by.
-struct SoftmaxErrors {
-  double log_sum_exp = 0;  // the value
-  double growth = 0;       // sum_l A_l (e^T_l - 1)
-  double largest = 0;      // of the |logits|
-};
-
-double weight_of(double logit, const SoftmaxErrors& softmax) { return std::exp(logit - softmax.log_sum_exp); }
-
-// exponents: on entry the errors of the logits themselves, then T: how far each exponential may be off, as a logarithm.
-SoftmaxErrors softmax_errors(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic) {
-  SoftmaxErrors result{log_sum_exp(logits), 0, 0};
-  for (const double z : logits) result.largest = std::max(result.largest, std::abs(z));
-  const auto tokens = static_cast<int64_t>(logits.size());
-  const double changes = rescalings(arithmetic, tokens);
-  const double u = unit(arithmetic), e = exponential(arithmetic);
-  const double most = exponents.empty() ? 0 : *std::ranges::max_element(exponents);
-  const double shared = 4 * u * most + e + u + changes * (e + 2 * u) +
-                        (changes > 0 ? 4 * u * result.largest : 0) +
-                        2 * u * (result.largest + std::log(static_cast<double>(tokens)));
-  for (size_t j = 0; j < logits.size(); ++j) {
-    exponents[j] += shared + 2 * u * std::abs(logits[j]);
-    const double weight = weight_of(logits[j], result);
-    if (exponents[j] > kMostExponent) result.growth = kInfinity;
-    result.growth += weight > 0 ? weight * growth(exponents[j]) : 0;
-  }
-  result.growth += static_cast<double>(tokens) * kLostWeight;
-  return result;
-}
-
-// How far the errors of all logits may take weight j, as a share of it: nowhere if it is the only one.
-double softmax_share(double weight, double exponent, const SoftmaxErrors& softmax) {
-  const double own = growth(exponent);
-  if (!(softmax.growth < kInfinity) || own == kInfinity) return kInfinity;
-  const double others = std::max(0.0, softmax.growth - weight * own) + 4 * kDoubleUnit * softmax.growth;
-  const double spread = others * (1 + own) + std::max(0.0, 1 - weight) * own;
-  return spread < 0.5 ? spread / (1 - spread) : std::expm1(exponent + softmax.growth);
-}
-
-// What the sum of a softmax's exponentials adds to the relative error of every weight: its own rounding, a
-// division, and exponentials too small to count, which are less than `smallest` beside a sum of at least 1.
-double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic) {
-  return gamma(terms + 3, arithmetic) + reference_error(tokens) +
-         2 * static_cast<double>(tokens) * arithmetic.smallest;
-}
-
-// Of one weight: it may be off by this share of itself, and by what underflows.
-double weight_error(double weight, double share, const Arithmetic& arithmetic) {
-  if (!(share < kUnbounded)) return kUnbounded;
-  return weight * share + 2 * arithmetic.smallest + kLostWeight;
 }
 
 // What rounding does to an output beside what it does to logits and exponentials.
@@ -163,12 +63,6 @@ void centred_output_errors(VectorView logits, VectorView exponents, const Softma
     const double rounded = growth(rounding.terms) * size[c] / (1 - total);
     errors[c] = moved + divisor * (std::abs(output[c]) + moved) + (1 + divisor) * rounded;
   }
-}
-
-double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic) {
-  const double log_tokens = std::log(static_cast<double>(tokens));
-  return errors.growth + sum_error(tokens, chain(arithmetic, tokens), arithmetic) +
-         exponential(arithmetic) * log_tokens + 3 * unit(arithmetic) * (errors.largest + log_tokens);
 }
 
 // Shows logits and softmax errors of every window query of one query head: visit(query, logits of the visible tokens,

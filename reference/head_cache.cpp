@@ -14,9 +14,9 @@ namespace {
 
 void copy_row(VectorView from, std::span<double> to) { std::ranges::copy(from, to.begin()); }
 
-// The columns of the entries, and room for one more.
-Matrix entry_columns(MatrixView prompt, const std::vector<int64_t>& positions) {
-  Matrix columns(prompt.rows, static_cast<int64_t>(positions.size()) + 1);
+// The columns of the entries, and room for more.
+Matrix entry_columns(MatrixView prompt, const std::vector<int64_t>& positions, int64_t room) {
+  Matrix columns(prompt.rows, room);
   for (int64_t h = 0; h < prompt.rows; ++h) {
     for (size_t j = 0; j < positions.size(); ++j)
       columns(h, static_cast<int64_t>(j)) = prompt(h, positions[j]);
@@ -53,15 +53,14 @@ Eviction::Eviction(const LayerView& layer, const Policy& policy, int64_t kv_head
       output_projection_(layer.output_projection.middle_rows(kv_head * group_size_ * layer.shape.head_dim,
                                                              group_size_ * layer.shape.head_dim)) {
   if (!is_scored()) return;
-  scores_ = entry_columns(head_scores, cache.positions);
-  if (norms.rows > 0) norms_ = entry_columns(norms, cache.positions);
+  const int64_t room = std::max(entries_, budget_) + 1;  // of what a claimant kept there may be too few
+  scores_ = entry_columns(head_scores, cache.positions, room);
+  if (norms.rows > 0) norms_ = entry_columns(norms, cache.positions, room);
   if (!change_of(policy.score)) return;
   spaces_ = value_spaces(space_of(policy.score), output_projection_, group_size_);
-  squared_norms_ = Matrix(group_size_, entries_ + 1);
-  for (int64_t h = 0; h < group_size_; ++h) {
-    std::ranges::copy(spaces_[static_cast<size_t>(h)].squared_norms(cache.values),
-                      squared_norms_.row(h).begin());
-  }
+  const Matrix norms_there = squared_norms(cache.values, spaces_);
+  squared_norms_ = Matrix(group_size_, room);
+  for (int64_t h = 0; h < group_size_; ++h) copy_row(norms_there.row(h), squared_norms_.row(h));
 }
 
 void Eviction::enter(const HeadCache& cache) {

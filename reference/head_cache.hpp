@@ -53,8 +53,14 @@ class Eviction {
   /// Forgets the entry; before it is removed from the cache.
   void leave(int64_t entry);
 
- private:
+  /// Whether entries have scores; with streaming-llm they have none.
   bool is_scored() const { return rules_.window > 0; }
+  /// The running scores per query head, as the cache is now, [group_size, entries]; not reduced over the group.
+  MatrixView head_scores() const { return there(scores_); }
+  /// Projected value norms, with `critical`; likewise.
+  MatrixView norms() const { return there(norms_); }
+
+ private:
   MatrixView there(const Matrix& matrix) const { return matrix.view().middle_cols(0, entries_); }
   void take_in(MatrixView contributions);
   std::vector<double> reduced_scores() const;
@@ -70,7 +76,7 @@ class Eviction {
   int64_t entries_;
   MatrixView output_projection_;    // [group_size * head_dim, model_dim]
   std::vector<ValueSpace> spaces_;  // [group_size], where changes are scored
-  // Columns are entries, with room for one more than the budget.
+  // Columns are entries, with room for one more than there are, and than the budget.
   Matrix scores_;         // [group_size, ...]
   Matrix squared_norms_;  // likewise, where changes are scored
   Matrix norms_;          // likewise, projected value norms, with `critical`

@@ -65,6 +65,7 @@ double ValueSpace::squared_norm(VectorView x) const {
 std::vector<ValueSpace> value_spaces(Space space, MatrixView output_projection, int64_t query_heads) {
   const int64_t head_dim = output_projection.rows / query_heads;
   std::vector<ValueSpace> spaces(static_cast<size_t>(query_heads));
+  if (space == Space::head) return spaces;
   parallel_for(query_heads, [&](int64_t h) {
     spaces[static_cast<size_t>(h)] = ValueSpace(space, output_projection.middle_rows(h * head_dim, head_dim));
   });

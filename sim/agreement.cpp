@@ -10,14 +10,17 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/critical_kv.hpp>
 #include <kvbound/reference/parallel.hpp>
 #include <kvbound/reference/perturbation_errors.hpp>
 #include <kvbound/reference/session.hpp>
 #include <kvbound/reference/snap_kv.hpp>
 
+#include "forced_cache.hpp"
 #include "input_rounding.hpp"
 #include "kept_agreement.hpp"
+#include "left_agreement.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -29,34 +32,6 @@ Positions even_offsets(int64_t heads, int64_t entries) {
   for (int64_t g = 0; g <= heads; ++g) offsets.push_back(g * entries);
   return offsets;
 }
-
-void copy_rows(MatrixView source, std::span<const int64_t> rows, Matrix& target) {
-  for (const int64_t row : rows) target.append_row(source.row(row));
-}
-
-// One KV head's compressed cache: what was kept, then every new entry.
-struct ForcedCache {
-  ForcedCache(const traces::Layer& layer, int64_t kv_head, const Positions& kept_, int64_t steps)
-      : kept(kept_) {
-    const MatrixView all_keys = layer.keys.slice(kv_head), all_values = layer.values.slice(kv_head);
-    Positions residents = kept;
-    for (int64_t t = 0; t < steps; ++t) residents.push_back(layer.prompt_tokens + t);
-    copy_rows(all_keys, residents, keys);
-    copy_rows(all_values, residents, values);
-  }
-
-  int64_t entries(int64_t step) const { return static_cast<int64_t>(kept.size()) + step + 1; }
-  MatrixView keys_at(int64_t step) const { return keys.view().middle_rows(0, entries(step)); }
-  MatrixView values_at(int64_t step) const { return values.view().middle_rows(0, entries(step)); }
-  Positions residents(int64_t step, int64_t prompt_tokens) const {
-    Positions positions = kept;
-    for (int64_t t = 0; t <= step; ++t) positions.push_back(prompt_tokens + t);
-    return positions;
-  }
-
-  Positions kept;
-  Matrix keys, values;  // [kept + steps, head_dim]
-};
 
 // The claimant's arithmetic with what storing this layer's numbers cost.
 Claimant with_input_rounding(Claimant claimant, const traces::Layer& layer) {
@@ -81,7 +56,8 @@ class LayerJudge {
         prompt_(layer.prompt()),
         reference_(reference::make_session()->compress(
             prompt_, claimant.policy,
-            Positions(static_cast<size_t>(layer.shape.kv_heads), claimant.entries))) {}
+            Positions(static_cast<size_t>(layer.shape.kv_heads), claimant.entries))),
+        evicts_(evicts(claimant.policy.host)) {}
 
   std::vector<TensorAgreement> judge() {
     judge_prompt();
@@ -89,9 +65,12 @@ class LayerJudge {
       judge_no_steps();
       return std::move(results_);
     }
-    if (claims_.output || wants_metrics()) {
-      for (int64_t g = 0; g < shape_.kv_heads; ++g) {
-        caches_.emplace_back(layer_, g, forced_[static_cast<size_t>(g)], claimant_.steps);
+    const bool follows = claims_.output || wants_metrics();
+    if (evicts_ && (claims_.left || follows)) judge_departures();
+    if (follows) {
+      for (size_t g = 0; g < forced_.size(); ++g) {
+        caches_.emplace_back(layer_, static_cast<int64_t>(g), forced_[g],
+                             evicts_ ? left_[g] : std::vector<int64_t>());
       }
     }
     if (claims_.output) judge_output();
@@ -118,17 +97,16 @@ class LayerJudge {
     if (claims_.score_positions) {
       results_.push_back(compare("score_positions", *claims_.score_positions, reference_.score_positions));
     }
-    const bool scores_wanted =
-        claims_.score || claims_.stage_two_score || claims_.projected_value_norms || claims_.kept;
-    std::optional<PromptErrors> errors;
-    if (scores_wanted) errors.emplace(prompt_, claimant_, reference_);
-    if (errors) add("score", claims_.score, reference_.score, errors->score);
+    const bool scores_wanted = claims_.score || claims_.stage_two_score || claims_.projected_value_norms ||
+                               claims_.kept || (evicts_ && claimant_.steps > 0);
+    if (scores_wanted) errors_.emplace(prompt_, claimant_, reference_);
+    if (claims_.score) add("score", claims_.score, reference_.score, errors_->score);
     if (claims_.projected_value_norms) {
       add("projected_value_norms", claims_.projected_value_norms, *reference_.projected_value_norms,
-          errors->norms);
+          errors_->norms);
     }
     if (claims_.stage_two_score) {
-      add("stage_two_score", claims_.stage_two_score, *reference_.stage_two_score, errors->stage_two_score);
+      add("stage_two_score", claims_.stage_two_score, *reference_.stage_two_score, errors_->stage_two_score);
     }
     if (claims_.kept_offsets) {
       results_.push_back(
@@ -136,12 +114,20 @@ class LayerJudge {
     }
     forced_ = reference_.kept;
     if (claims_.kept)
-      results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors, *claims_.kept, forced_));
+      results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors_, *claims_.kept, forced_));
+  }
+
+  // Who left at which step.
+  void judge_departures() {
+    LeftJudgement judgement = judge_left(layer_, claimant_, reference_, *errors_, forced_, claims_.left);
+    left_ = std::move(judgement.forced);
+    if (claims_.left) results_.push_back(std::move(judgement.agreement));
   }
 
   // Tensors without elements, which are neither right nor wrong.
   void judge_no_steps() {
     const Matrix nothing;
+    if (claims_.left) results_.push_back(compare("left", *claims_.left, {}));
     add("output", claims_.output, nothing, nothing);
     add("kept_mass", claims_.kept_mass, nothing, nothing);
     add("bound", claims_.bound, nothing, nothing);
@@ -158,7 +144,9 @@ class LayerJudge {
     std::vector<double> expected(claim.numbers.size()), bounds(claim.numbers.size());
     for_each_step([&](int64_t t, int64_t g) {
       const ForcedCache& cache = caches_[static_cast<size_t>(g)];
-      const MatrixView queries = step_queries(g, t), keys = cache.keys_at(t), values = cache.values_at(t);
+      const Positions residents = cache.residents(t);
+      const MatrixView queries = step_queries(g, t);
+      const Matrix keys = cache.keys(residents), values = cache.values(residents);
       const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
       const Matrix errors =
           reference::attention_errors(queries, keys, values, layer_.scale, {}, claimant_.arithmetic.attention)
@@ -211,6 +199,9 @@ class LayerJudge {
     LayerRecord record;
     record.prompt.kept = forced_;
     record.steps.resize(static_cast<size_t>(claimant_.steps));
+    for (size_t t = 0; evicts_ && t < record.steps.size(); ++t) {
+      for (const std::vector<int64_t>& head : left_) record.steps[t].left.push_back(head[t]);
+    }
     Matrix prompt_norms(shape_.query_heads, layer_.prompt_tokens);
     for (int64_t h = 0; h < norms.rows(); ++h) {
       std::ranges::copy(norms.row(h).first(static_cast<size_t>(layer_.prompt_tokens)),
@@ -229,7 +220,8 @@ class LayerJudge {
                                                          const Matrix& row_norms) const {
     const ForcedCache& cache = caches_[static_cast<size_t>(g)];
     const int64_t tokens = layer_.prompt_tokens + t + 1;
-    const Positions residents = cache.residents(t, layer_.prompt_tokens);
+    const Positions residents = cache.residents(t);
+    const Matrix keys = cache.keys(residents), values = cache.values(residents);
     const auto group = [&](MatrixView rows) { return rows.middle_rows(g * group_size(), group_size()); };
     reference::PerturbationCase given;
     given.queries = step_queries(g, t);
@@ -237,8 +229,8 @@ class LayerJudge {
     given.values = layer_.values.slice(g).middle_rows(0, tokens);
     given.scale = layer_.scale;
     given.kept = residents;
-    given.kept_keys = cache.keys_at(t);
-    given.kept_values = cache.values_at(t);
+    given.kept_keys = keys;
+    given.kept_values = values;
     given.norms = group(norms).middle_cols(0, tokens);
     given.norm_errors = group(norm_errors).middle_cols(0, tokens);
     given.projection_norms = group(row_norms);
@@ -266,7 +258,10 @@ class LayerJudge {
   const LayerClaims& claims_;
   const LayerView prompt_;
   const PromptRecord reference_;
+  const bool evicts_;
+  std::optional<PromptErrors> errors_;
   std::vector<Positions> forced_;  // per KV head: who was kept, by the claimant's own account
+  std::vector<Positions> left_;    // per KV head: who left at each step, likewise
   std::vector<ForcedCache> caches_;
   std::vector<TensorAgreement> results_;
 };
@@ -280,6 +275,7 @@ const std::vector<std::string>& tensor_names() {
                                               "stage_two_score",
                                               "kept_offsets",
                                               "kept",
+                                              "left",
                                               "output",
                                               "kept_mass",
                                               "bound",

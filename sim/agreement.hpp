@@ -1,8 +1,8 @@
 // Judges what somebody recorded of a layer against the double reference, per element, by derived bounds.
 //
-// Forced replay: the choice of who is kept is judged by the reference's scores; all later numbers are judged on the cache
-// that the claimant's own choice produced. So a choice that rounding explains costs nothing afterwards, and one that it
-// does not explain is told once.
+// Forced replay: the choice of who is kept is judged by the reference's scores, and so is who leaves at every step, on the
+// cache that the claimant's own earlier choices produced; all later numbers are judged on that cache. So a choice that
+// rounding explains costs nothing afterwards, and one that it does not explain is told once.
 #pragma once
 
 #include <cstdint>
@@ -51,9 +51,11 @@ struct JudgedTensor {
 /// Judges one layer.
 ///
 /// A kept set is judged by the near-tie rule (near_tie.hpp): with `theta-sweep` by its bound, which may exceed the
-/// reference's by no more than both errors. Its positions must ascend, be of the prompt, include the always-kept ones and
+/// reference's by no more than both errors; with `greedy` a set that is not the reference's is undecided (kept_agreement.hpp).
+/// Its positions must ascend, be of the prompt, include the always-kept ones and
 /// be as many as the budget; one that is no set of the prompt's positions is replaced by the reference's own from there
-/// on, as is one that is not claimed.
+/// on, as is one that is not claimed. Who left: left_agreement.hpp; where a host evicts and nothing of that is claimed, the
+/// reference's own choice on the claimant's cache leaves.
 ///
 /// claims   shapes as in a dump of this trace, which dump_file.hpp sees to
 /// returns  what was claimed, in the order of tensor_names()

@@ -58,6 +58,7 @@ TensorSummary summary_of(const std::vector<JudgedTensor>& tensors, const std::st
     total.elements += part.elements;
     total.judged += part.judged;
     total.outside += part.outside;
+    total.undecided += part.undecided;
     total.all_zero = total.all_zero && (part.all_zero || part.elements == 0);
     total.median_slack = std::max(total.median_slack, part.median_slack);
     if (part.near_tie_swaps) total.near_tie_swaps = total.near_tie_swaps.value_or(0) + *part.near_tie_swaps;
@@ -70,7 +71,8 @@ TensorSummary summary_of(const std::vector<JudgedTensor>& tensors, const std::st
 
 Verdict verdict(const TensorAgreement& agreement) {
   if (!agreement.agrees()) return Verdict::differs;
-  return agreement.judged == 0 || agreement.all_zero ? Verdict::no_evidence : Verdict::agrees;
+  const bool says_nothing = agreement.judged == 0 || agreement.all_zero || agreement.undecided > 0;
+  return says_nothing ? Verdict::no_evidence : Verdict::agrees;
 }
 
 const char* word(Verdict verdict) {
@@ -143,6 +145,7 @@ Json to_json(const JudgedTensor& tensor) {
           {"elements", agreement.elements},
           {"judged", agreement.judged},
           {"outside", agreement.outside},
+          {"undecided", agreement.undecided},
           {"worst", agreement.worst ? to_json(*agreement.worst) : Json()},
           {"median_slack", agreement.median_slack ? Json(*agreement.median_slack) : Json()},
           {"near_tie_swaps", agreement.near_tie_swaps ? Json(*agreement.near_tie_swaps) : Json()}};

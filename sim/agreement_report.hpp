@@ -14,7 +14,8 @@ namespace kvbound::sim {
 /// What may be said of a tensor, or of all.
 enum class Verdict { agrees, differs, no_evidence };
 
-/// differs: an element is outside; no_evidence: nothing was judged, or only zeros that are zero.
+/// differs: an element is outside; no_evidence: nothing was judged, or only zeros that are zero, or a choice that nothing
+/// tells right from wrong.
 Verdict verdict(const TensorAgreement& agreement);
 
 const char* word(Verdict verdict);

@@ -22,6 +22,7 @@ struct RealClaim {
 struct LayerClaims {
   std::optional<std::vector<std::vector<int64_t>>> kept;  ///< per KV head
   std::optional<std::vector<int64_t>> kept_offsets;       ///< [kv_heads + 1]
+  std::optional<std::vector<int64_t>> left;               ///< [steps, kv_heads]; -1 for nobody; any number
   std::optional<std::vector<int64_t>> score_positions;    ///< [m]
   std::optional<RealClaim> score;                         ///< [kv_heads, m]
   std::optional<RealClaim> projected_value_norms;         ///< [query_heads, n]

@@ -35,6 +35,8 @@ struct TensorAgreement {
   int64_t elements = 0;
   int64_t judged = 0;   ///< elements of which the bound says something: see compare
   int64_t outside = 0;  ///< elements beyond their bound
+  /// Choices that nothing tells right from wrong: with any of them, the tensor is no evidence.
+  int64_t undecided = 0;
   /// The reference is zero everywhere and so is what is claimed: right, but no evidence.
   bool all_zero = false;
   std::optional<Offender> worst;       ///< of largest share, the first such; none for no elements

@@ -18,21 +18,23 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kDetails =
-    "DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata says "
-    "by which\n"
-    "policy and budget they came about and in what arithmetic, and that decides how far each number may be "
-    "off: nothing\n"
-    "is tuned, and there are no tolerances to set. Who was kept is judged by the reference's scores, all "
-    "later numbers\n"
-    "on the cache that the dump's own choices produced; swaps that rounding explains are legal and counted.\n"
-    "\nColumns: error and bound where error/bound is largest, ulp of the type that the tensor is stored in;\n"
-    "bound/error is the median over elements, in the layer where the bounds are loosest.\n"
-    "\nExamples:\n"
-    "  kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors\n"
-    "  kvbound diff TRACE dump.safetensors --json diff.json\n"
-    "\nExit code 0 if every number is within its bound, 1 if one is not (the first wrong tensor, and its "
-    "worst element, is\n"
-    "named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge.\n";
+    R"(DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata says by which
+policy and budget they came about and in what arithmetic, and that decides how far each number may be off: nothing
+is tuned, and there are no tolerances to set. Who was kept, and who left at every step, is judged by the reference's
+scores, all later numbers too on the cache that the dump's own choices produced; swaps that rounding explains are
+legal and counted.
+
+Columns: error and bound where error/bound is largest, ulp of the type that the tensor is stored in;
+bound/error is the median over elements, in the layer where the bounds are loosest.
+
+Examples:
+  kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors
+  kvbound diff TRACE dump.safetensors --json diff.json
+
+Exit code 0 if every number is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
+named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or a choice that
+nothing tells right from wrong: a set of `greedy` that is not the reference's.
+)";
 
 CommandLine command_line() {
   CommandLine line("diff TRACE DUMP [options]: somebody's results, such as a kernel's, against the reference",

@@ -52,7 +52,7 @@ Verdict DiffReport::verdict() const {
   for (const TensorSummary& summary : summaries(tensors, dump.tensors)) {
     if (!summary.total.agrees()) return Verdict::differs;
     evidence = evidence || sim::verdict(summary.total) == Verdict::agrees;
-    unjudged = unjudged ||
+    unjudged = unjudged || summary.total.undecided > 0 ||
                (summary.total.elements > 0 && summary.total.judged == 0 && !is_derived(summary.total.tensor));
   }
   return evidence && !unjudged ? Verdict::agrees : Verdict::no_evidence;

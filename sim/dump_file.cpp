@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/traces/messages.hpp>
 
@@ -100,25 +101,32 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   return info;
 }
 
-// Tensors of policies that are not among today's.
-constexpr std::array<std::string_view, 5> kOtherTensors{"left", "votes", "merged_key", "merged_value",
-                                                        "merged_into"};
+// Tensors of policies that merge, which are not among today's.
+constexpr std::array<std::string_view, 4> kOtherTensors{"votes", "merged_key", "merged_value", "merged_into"};
 
-bool has_norms(const Policy& policy) { return !std::holds_alternative<TopK>(policy.selection); }
-bool has_stage_two(const Policy& policy) { return std::holds_alternative<Critical>(policy.selection); }
+// Whether dumps of this policy have the tensor.
+bool has(const Policy& policy, const std::string& tensor) {
+  if (tensor == "left") return evicts(policy.host);
+  if (tensor == "score" || tensor == "score_positions")
+    return !std::holds_alternative<StreamingLlm>(policy.host);
+  if (tensor == "stage_two_score") return std::holds_alternative<Critical>(policy.selection);
+  if (tensor == "projected_value_norms") {
+    return std::holds_alternative<Critical>(policy.selection) ||
+           std::holds_alternative<ThetaSweep>(policy.selection);
+  }
+  return std::ranges::find(tensor_names(), tensor) != tensor_names().end();
+}
 
 std::string known_tensors(const Policy& policy) {
   std::string list;
   for (const std::string& tensor : tensor_names()) {
-    if (tensor == "projected_value_norms" && !has_norms(policy)) continue;
-    if (tensor == "stage_two_score" && !has_stage_two(policy)) continue;
-    (list += list.empty() ? "" : ", ") += tensor;
+    if (has(policy, tensor)) (list += list.empty() ? "" : ", ") += tensor;
   }
   return list;
 }
 
 bool is_integral(const std::string& tensor) {
-  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions";
+  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions" || tensor == "left";
 }
 
 // A tensor's name taken apart: layers.{layer}.{tensor}.
@@ -167,12 +175,13 @@ class TensorCheck {
     const auto parts = taken_apart(entry.name);
     if (!parts) refuse(entry, "", "no tensor of a dump; expected layers.{l}. and one of " + known());
     const std::string& tensor = parts->tensor;
-    if (std::ranges::find(kOtherTensors, tensor) != kOtherTensors.end()) {
-      refuse(entry, "", "only policies that evict or merge while decoding have this; this is " + policy());
+    if (tensor == "left" && !has(info_.policy, tensor)) {
+      refuse(entry, "", "only policies that evict while decoding have this; this is " + policy());
     }
-    const bool fits = (tensor != "projected_value_norms" || has_norms(info_.policy)) &&
-                      (tensor != "stage_two_score" || has_stage_two(info_.policy));
-    if (!fits || std::ranges::find(tensor_names(), tensor) == tensor_names().end()) {
+    if (std::ranges::find(kOtherTensors, tensor) != kOtherTensors.end()) {
+      refuse(entry, "", "only policies that merge have this; this is " + policy());
+    }
+    if (!has(info_.policy, tensor)) {
       refuse(entry, "", "no tensor of a dump of " + policy() + "; known: " + known());
     }
     if (parts->layer >= trace_.layers) {
@@ -202,7 +211,8 @@ class TensorCheck {
 
   void check_shape(const TensorEntry& entry, const std::string& tensor, int64_t layer) {
     const LayerShape& shape = trace_.shape;
-    const int64_t candidates = trace_.prompt_tokens - std::get<SnapKv>(info_.policy.host).window;
+    const int64_t scored = rules_of(info_.policy.host, trace_.prompt_tokens, info_.entries).scored;
+    const std::string m = scored == trace_.prompt_tokens ? "prompt_tokens" : "prompt_tokens - window";
     if (tensor == "kept") {
       const bool has_offsets = file_.find(fmt::format("layers.{}.kept_offsets", layer));
       if (has_offsets && entry.shape.size() == 1) return;  // read_kept holds them against each other
@@ -210,13 +220,15 @@ class TensorCheck {
     } else if (tensor == "kept_offsets") {
       require(entry, {shape.kv_heads + 1}, "[kv_heads + 1]");
     } else if (tensor == "score_positions") {
-      require(entry, {candidates}, "[prompt_tokens - window]");
+      require(entry, {scored}, "[" + m + "]");
     } else if (tensor == "score" || tensor == "stage_two_score") {
-      require(entry, {shape.kv_heads, candidates}, "[kv_heads, prompt_tokens - window]");
+      require(entry, {shape.kv_heads, scored}, "[kv_heads, " + m + "]");
     } else if (tensor == "projected_value_norms") {
       require(entry, {shape.query_heads, trace_.prompt_tokens}, "[query_heads, prompt_tokens]");
     } else if (tensor == "output") {
       require_steps(entry, {shape.query_heads, shape.head_dim}, "[steps, query_heads, head_dim]");
+    } else if (tensor == "left") {
+      require_steps(entry, {shape.kv_heads}, "[steps, kv_heads]");
     } else if (tensor == "layer_perturbation") {
       require_steps(entry, {}, "[steps]");
     } else {
@@ -319,6 +331,7 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
   if (find(layer, "kept")) claims.kept = read_kept(layer, offsets);
   if (const TensorEntry* entry = find(layer, "score_positions"))
     claims.score_positions = read_integers(*entry);
+  if (const TensorEntry* entry = find(layer, "left")) claims.left = read_integers(*entry);
   claims.score = read_claim(layer, "score");
   claims.projected_value_norms = read_claim(layer, "projected_value_norms");
   claims.stage_two_score = read_claim(layer, "stage_two_score");

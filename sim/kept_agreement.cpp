@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <variant>
 
@@ -11,9 +12,9 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/decimal.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/perturbation.hpp>
 #include <kvbound/reference/perturbation_errors.hpp>
-#include <kvbound/reference/snap_kv.hpp>
 
 #include "near_tie.hpp"
 
@@ -86,14 +87,20 @@ class Judge {
   }
 
  private:
-  UncertainScores scores() const { return {reference_.score.row(g_), errors_.score.row(g_)}; }
+  const reference::Ranking& ranking() const { return errors_.ranking; }
+  UncertainScores scores() const { return candidates(ranking().scores, errors_.score); }
+  // Of the candidates alone; nothing for hosts that rank nobody.
+  UncertainScores candidates(const Matrix& scores, const Matrix& errors) const {
+    if (scores.rows() == 0) return {};
+    return {ranking().candidate_scores(scores, g_), ranking().candidate_scores(errors, g_)};
+  }
 
   std::optional<Fault> by(const TopK&, const Positions& claimed, const Positions&) const {
     return top_k_fault(scores(), claimed);
   }
 
   std::optional<Fault> by(const Critical& options, const Positions& claimed, const Positions&) const {
-    const UncertainScores stage_two{reference_.stage_two_score->row(g_), errors_.stage_two_score.row(g_)};
+    const UncertainScores stage_two = candidates(*reference_.stage_two_score, errors_.stage_two_score);
     const auto k = static_cast<int64_t>(claimed.size());
     const CountRange counts =
         options.alpha ? CountRange{floor_of_product(*options.alpha, k), floor_of_product(*options.alpha, k)}
@@ -124,8 +131,7 @@ class Judge {
     return fault;
   }
 
-  // Each removal follows from those before, so rounding at one of them may change all that come after: a set that is not
-  // the reference's cannot be told right from wrong.
+  // Nothing here tells: judge_kept.
   std::optional<Fault> by(const Greedy&, const Positions&, const Positions&) const { return std::nullopt; }
 
   struct Uncertain {
@@ -139,11 +145,8 @@ class Judge {
 
   // sum_h theta_h, with the window's mean attention, of a selection and the always-kept entries.
   Uncertain total_bound(const Positions& selected) const {
-    Positions kept = selected;  // candidates are the first positions
-    for (int64_t i = static_cast<int64_t>(reference_.score_positions.size()); i < layer_.prompt_tokens();
-         ++i) {
-      kept.push_back(i);
-    }
+    Positions kept;
+    std::ranges::merge(ranking().positions_of(selected), ranking().always_kept, std::back_inserter(kept));
     const MatrixView weights = group(errors_.weights), norms = group(*reference_.projected_value_norms);
     Uncertain total{
         0, reference::total_bound_error(weights, group(errors_.weight_errors), norms, group(errors_.norms),
@@ -158,31 +161,38 @@ class Judge {
 
   // Every size of stage one that the window queries' masses allow.
   CountRange adaptive_range(int64_t k) const {
-    const int64_t window = std::get<SnapKv>(claimant_.policy.host).window;
+    const int64_t window = ranking().rules.window, n = layer_.prompt_tokens();
     const std::vector<RankRange> ranks = rank_ranges(scores());
+    Positions all_candidates(static_cast<size_t>(ranking().candidates));
+    std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
     CountRange all{0, 0};
     // Who forms these masses need not have formed the scores: sums in any order.
     reference::Arithmetic arithmetic = claimant_.arithmetic.window_attention;
     arithmetic.chain = arithmetic.product_chain = -1;
     for (int64_t i = 0; i < window; ++i) {
-      const int64_t row = layer_.window_queries() - window + i;
-      const int64_t tokens = layer_.prompt_tokens() - window + i + 1;
-      const Matrix queries = window_queries(row);
-      const MatrixView keys = layer_.keys.slice(g_).middle_rows(0, tokens);
-      const Matrix weights = reference::attention_weights(queries, keys, layer_.scale, tokens - 1);
-      const Matrix errors = reference::attention_weight_errors(queries, keys, layer_.scale,
-                                                               claimant_.arithmetic.window_attention);
-      Positions always_kept;
-      for (int64_t j = layer_.prompt_tokens() - window; j < tokens; ++j) always_kept.push_back(j);
-      const double adding = reference::sum_rounding(tokens, arithmetic);
+      const int64_t visible = n - window + i + 1;
+      const Matrix queries = window_queries(layer_.window_queries() - window + i);
+      const MatrixView keys = layer_.keys.slice(g_).middle_rows(0, visible);
+      const Matrix weights = wider(reference::attention_weights(queries, keys, layer_.scale, visible - 1), n);
+      const Matrix errors = wider(reference::attention_weight_errors(queries, keys, layer_.scale,
+                                                                     claimant_.arithmetic.window_attention),
+                                  n);
+      const double adding = reference::sum_rounding(visible, arithmetic);
       for (int64_t h = 0; h < weights.rows(); ++h) {
-        const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), always_kept,
-                                                  reference_.score_positions, ranks, k, adding);
+        const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), ranking().always_kept,
+                                                  all_candidates, ranks, k, adding);
         all.first = std::max(all.first, counts.first);
         all.last = std::max(all.last, counts.last);
       }
     }
     return all;
+  }
+
+  // With zeros for what a query does not see.
+  static Matrix wider(const Matrix& rows, int64_t columns) {
+    Matrix result(rows.rows(), columns);
+    for (int64_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), result.row(i).begin());
+    return result;
   }
 
   // One recorded query of every query head of the group.
@@ -201,9 +211,11 @@ class Judge {
   int64_t g_;
 };
 
-// Positions of a set that are candidates; those of SnapKV are the prompt's first.
-Positions candidates_of(const Positions& kept, int64_t candidates) {
-  return {kept.begin(), std::ranges::lower_bound(kept, candidates)};
+// Candidates of a set, as indices of candidates.
+Positions candidates_of(const Positions& kept, const Positions& always_kept, int64_t first_candidate) {
+  Positions candidates = difference(kept, always_kept);
+  for (int64_t& position : candidates) position -= first_candidate;
+  return candidates;
 }
 
 std::string text_of(const Fault& fault, size_t kv_head) {
@@ -240,6 +252,7 @@ class KeptJudgement {
 
   // A kept set, legal or not.
   //
+  // fault     of positions
   // can_tell  whether some other choice would have been a fault
   void add(const Positions& kept, const Positions& own, const std::optional<Fault>& fault, bool can_tell,
            size_t kv_head) {
@@ -259,6 +272,12 @@ class KeptJudgement {
     count(kept, fault || can_tell);
   }
 
+  // A kept set that nothing tells right from wrong.
+  void add_undecided(const Positions& kept, const Positions& own) {
+    result_.undecided += static_cast<int64_t>(difference(kept, own).size());
+    count(kept, false);
+  }
+
   TensorAgreement result() const { return result_; }
 
  private:
@@ -276,56 +295,18 @@ class KeptJudgement {
   TensorAgreement result_;
 };
 
-const TwoStage* two_stage(const Selection& selection) {
-  if (const auto* critical = std::get_if<Critical>(&selection)) return critical;
-  return std::get_if<ThetaSweep>(&selection);
-}
-
-Matrix candidate_columns(const Matrix& matrix, int64_t candidates) {
-  Matrix result(matrix.rows(), candidates);
-  for (int64_t r = 0; r < matrix.rows(); ++r) {
-    std::ranges::copy(matrix.row(r).first(static_cast<size_t>(candidates)), result.row(r).begin());
-  }
-  return result;
-}
-
 }  // namespace
-
-PromptErrors::PromptErrors(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference) {
-  const SnapKv& host = std::get<SnapKv>(claimant.policy.host);
-  const reference::Arithmetic& arithmetic = claimant.arithmetic.window_attention;
-  const int64_t candidates = layer.prompt_tokens() - host.window, group_size = layer.shape.group_size();
-  weights = reference::window_attention(layer, host.window);
-  weight_errors = reference::window_attention_errors(layer, host.window, arithmetic);
-  const Matrix head_scores = reference::max_pool(candidate_columns(weights, candidates), host.pool);
-  const Matrix head_errors =
-      reference::max_pool_errors(candidate_columns(weight_errors, candidates), host.pool);
-  score = reference::group_mean_errors(head_scores, head_errors, group_size, arithmetic);
-  const TwoStage* options = two_stage(claimant.policy.selection);
-  if (!options) return;
-  norms = reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection,
-                                                 options->norm, *reference.projected_value_norms,
-                                                 claimant.arithmetic.projected_value_norms);
-  const Matrix candidate_norms = candidate_columns(*reference.projected_value_norms, candidates);
-  const Matrix candidate_errors = candidate_columns(norms, candidates);
-  stage_two_score = Matrix(layer.shape.kv_heads, candidates);
-  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-    const auto group = [&](const Matrix& rows) {
-      return rows.view().middle_rows(g * group_size, group_size);
-    };
-    const std::vector<double> errors = reference::stage_two_score_errors(
-        group(head_scores), group(head_errors), group(candidate_norms), group(candidate_errors),
-        options->epsilon, options->gqa, arithmetic);
-    std::ranges::copy(errors, stage_two_score.row(g).begin());
-  }
-}
 
 TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
                            const PromptErrors& errors, const std::vector<Positions>& kept,
                            std::vector<Positions>& forced) {
-  const auto candidates = static_cast<int64_t>(reference.score_positions.size());
+  const int64_t n = layer.prompt_tokens();
+  const HostRules rules = rules_of(claimant.policy.host, n, claimant.entries);
   Positions always_kept;
-  for (int64_t i = candidates; i < layer.prompt_tokens(); ++i) always_kept.push_back(i);
+  for (int64_t i = 0; i < n; ++i) {
+    if (rules.always_keeps(i, n - 1)) always_kept.push_back(i);
+  }
+  const bool greedy = std::holds_alternative<Greedy>(claimant.policy.selection);
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
     const Positions& own = reference.kept[g];
@@ -335,10 +316,18 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
       judgement.add(kept[g], own, *found, g);
       continue;
     }
+    if (greedy && kept[g] != own) {
+      judgement.add_undecided(kept[g], own);
+      continue;
+    }
     const Judge judge(layer, claimant, reference, errors, static_cast<int64_t>(g));
-    const Positions selected = candidates_of(kept[g], candidates);
-    judgement.add(kept[g], own, judge.fault(selected, candidates_of(own, candidates)),
-                  judge.can_tell(static_cast<int64_t>(selected.size())), g);
+    const Positions selected = candidates_of(kept[g], always_kept, rules.sinks);
+    std::optional<Fault> fault = judge.fault(selected, candidates_of(own, always_kept, rules.sinks));
+    if (fault) {
+      fault->chosen += rules.sinks;
+      fault->better += rules.sinks;
+    }
+    judgement.add(kept[g], own, fault, greedy || judge.can_tell(static_cast<int64_t>(selected.size())), g);
   }
   return judgement.result();
 }

@@ -6,21 +6,14 @@
 #include <kvbound/reference/core/session.hpp>
 
 #include "agreement.hpp"
+#include "prompt_errors.hpp"
 
 namespace kvbound::sim {
 
-/// How far a claimant's scores after the prompt may be off.
-struct PromptErrors {
-  PromptErrors(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference);
-
-  Matrix weights;          ///< [query_heads, n]: the window's mean attention
-  Matrix weight_errors;    ///< [query_heads, n]
-  Matrix score;            ///< [kv_heads, m]
-  Matrix norms;            ///< [query_heads, n]; empty for policies without norms
-  Matrix stage_two_score;  ///< [kv_heads, m]; likewise
-};
-
 /// Judges the kept sets of all KV heads.
+///
+/// With `greedy` the reference's own set agrees, and any other is undecided: every removal follows from those before, so
+/// rounding at one of them may lead anywhere, and no score of the prompt's end says where.
 ///
 /// kept     [kv_heads] of positions; anything
 /// forced   [kv_heads], the reference's own: replaced by what is claimed where that is a set of the prompt's positions

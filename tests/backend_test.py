@@ -122,8 +122,15 @@ class Backends(CommandLineTest):
 
     def test_what_the_device_cannot_do_is_refused_before_any_work(self):
         trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
-        self.refuses(USAGE, "backend emulated: theta-sweep runs on the reference only", "replay", trace, "--policy",
-                     "snapkv:window=8+theta-sweep", "--budget", "12", "--backend", "reference,emulated")
+        for policy, what in (("snapkv:window=8+theta-sweep", "theta-sweep runs"), ("snapkv:window=8+greedy", "greedy runs"),
+                             ("h2o:window=8", "h2o, tova and streaming-llm run"), ("tova", "h2o, tova and streaming-llm run"),
+                             ("streaming-llm", "h2o, tova and streaming-llm run"),
+                             *((f"snapkv:window=8+{score}", "scores other than attention run")
+                               for score in ("obcache-value", "obcache-key", "obcache-joint", "exact"))):
+            with self.subTest(policy):
+                self.refuses(USAGE, f"backend emulated: {what} on the reference only", "replay", trace, "--policy", policy,
+                             "--budget", "12", "--backend", "reference,emulated", "--dump", "none.safetensors")
+                self.assertFalse((self.folder / "none.safetensors").exists())
         self.refuses(USAGE, "known backends: reference, emulated, cuda", "replay", trace, "--policy", "snapkv:window=8",
                      "--budget", "12", "--backend", "gpu")
 

@@ -11,58 +11,15 @@ from unittest import mock
 import numpy as np
 
 from support import independent_replay, kvbound_cli
+from support.diffs import CRITICAL, REAL, DiffTest
 from support.dumps import Dump, recompute
-from support.kvbound_cli import (INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, SAMPLES, USAGE, WORLD,
-                                 CommandLineTest, TraceFile, encode)
+from support.kvbound_cli import (INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, SAMPLES, USAGE, WORLD, TraceFile,
+                                 encode)
 
-CRITICAL = "snapkv:window=8:pool=7+critical"
 POLICIES = ("snapkv:window=8", "snapkv:window=8:pool=1", CRITICAL,
             "snapkv:window=8:pool=3+critical:alpha=adaptive:gqa=product-of-means",
             "snapkv:window=8+critical:alpha=0.25:epsilon=0:norm=l2", "snapkv:window=8:pool=1+theta-sweep",
             "snapkv:window=8+theta-sweep:alpha=adaptive:gqa=product-of-means:norm=l2")
-REAL = ("F64", "F32", "F16", "BF16")
-
-
-class DiffTest(CommandLineTest):
-    def trace(self, dtype="F32", kind="mixed", tokens=120, seed=3, **sizes):
-        """A generated trace of two layers."""
-        sizes = {"layers": 2, "query-heads": 4, "kv-heads": 2, "head-dim": 16, "model-dim": 24, "window-queries": 12,
-                 "decode": 4, **sizes}
-        name = f"{kind}-{dtype}-{tokens}-{seed}.safetensors"
-        return self.generate(name, "--kind", kind, "--dtype", dtype, "--tokens", tokens, "--seed", seed,
-                             *(word for size, count in sizes.items() for word in (f"--{size}", count)))
-
-    def diff(self, trace, dump, code=PASS):
-        """Runs `diff` on a Dump, which must end so; returns (JSON report, standard error)."""
-        dump.write(self.folder / "dump.safetensors")
-        result = self.run_program("diff", trace, "dump.safetensors", "--json", "out.json")
-        self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
-        return json.loads((self.folder / "out.json").read_text()), result.stderr
-
-    def agrees(self, trace, dump):
-        report, stderr = self.diff(trace, dump)
-        self.assertEqual(report["verdict"], "agrees")
-        self.assertEqual(stderr, "")
-        self.assertEqual({item["tensor"] for item in report["tensors"]}, dump.kinds())
-        return report
-
-    def differs(self, trace, dump, tensor):
-        """The dump is found wrong, and this tensor named first, by the line on standard error."""
-        report, stderr = self.diff(trace, dump, MISMATCH)
-        self.assertRegex(stderr, rf"\Akvbound: dump\.safetensors: layers\.\d+\.{tensor}\[\d+(, \d+)*\]:? [^\n]+\n\Z")
-        self.assertEqual(report["verdict"], "differs")
-        return report, stderr
-
-    def refused(self, trace, dump, pattern, code=INVALID):
-        dump.write(self.folder / "dump.safetensors")
-        self.refuses(code, r"dump\.safetensors: " + pattern, "diff", trace, "dump.safetensors", "--json", "none.json",
-                     silent=True)
-
-    def reference(self, trace, policy=CRITICAL, budget="40", *options):
-        """What the program itself dumps."""
-        self.passes("replay", trace, "--policy", policy, "--budget", budget, "--dump", "reference.safetensors",
-                    *options)
-        return Dump.read(self.folder / "reference.safetensors")
 
 
 class RightDumps(DiffTest):
@@ -254,33 +211,6 @@ class RightDumps(DiffTest):
 
 class WrongDumps(DiffTest):
     """Dumps of a deliberately wrong copy of the reference."""
-
-    def traces(self):
-        yield self.trace("BF16", "mixed", tokens=160)
-        yield self.trace("F32", "power-law", tokens=161)
-        yield self.trace("F16", "sink", tokens=162)
-
-    def finds(self, tensor, policy=CRITICAL, change=None, patch=None, precisions=(np.float64, np.float32),
-              kinds=None, **options):
-        """What a fault does to a dump is found, whatever the arithmetic, and this tensor named.
-
-        change(dump)         what the fault does to its numbers
-        patch                (name, function(right one) -> wrong one) of independent_replay
-        """
-        for trace in self.traces():
-            for precision in precisions:
-                with self.subTest(f"{trace.name} {precision.__name__}"):
-                    right = recompute(trace, policy, "50", precision)
-                    self.agrees(trace, right)
-                    if patch:
-                        name, wrong = patch
-                        with mock.patch.object(independent_replay, name, wrong(getattr(independent_replay, name))):
-                            dump = recompute(trace, policy, "50", precision, **options)
-                    else:
-                        dump = recompute(trace, policy, "50", precision, **options)
-                    if change:
-                        change(dump)
-                    self.differs(trace, dump if kinds is None else dump.only(kinds), tensor)
 
     def test_an_output_scaled_by_1_01_is_found(self):
         def scale(dump):
@@ -525,8 +455,9 @@ class UnfitDumps(DiffTest):
                               ("layers.2.score", "the trace has 2 layers"), ("scores", "no tensor of a dump"),
                               ("layers.00.score", "no tensor of a dump"), ("layers.-1.score", "no tensor of a dump"),
                               ("layers.0", "no tensor"), ("layers.99999999999999999999.score", "no tensor"),
-                              ("layers.0.left", "only policies that evict or merge while decoding have this"),
-                              ("layers.1.votes", "only policies"), ("layers.1.merged_key", "only policies")):
+                              ("layers.0.left", "only policies that evict while decoding have this"),
+                              ("layers.1.votes", "only policies that merge"),
+                              ("layers.1.merged_key", "only policies that merge")):
             dump = self.good.copy()
             dump.tensors[name] = "F64", np.zeros(3)
             self.refused(self.path, dump, rf"at byte \d+: {re.escape(name)}: .*{pattern}")

@@ -128,9 +128,15 @@ class Schemas(CommandLineTest):
     def test_the_diff_schema_describes_dumps_that_agree_that_differ_and_that_say_nothing(self):
         schema = validator("sim/diff.schema.json")
         trace = TraceFile(layers=1).write(self.folder / "trace.safetensors")
-        for policy in ("snapkv:window=4", "snapkv:window=4+critical", "snapkv:window=4+theta-sweep"):
+        for policy in ("h2o:window=4:recent=2", "streaming-llm", "snapkv:window=4+greedy", "snapkv:window=4",
+                       "snapkv:window=4+critical", "snapkv:window=4+theta-sweep"):
             self.passes("replay", trace, "--policy", policy, "--budget", "8", "--dump", "dump.safetensors")
             self.require_valid(schema, self.document("diff", trace, "dump.safetensors"))
+            dump = Dump.read(self.folder / "dump.safetensors")
+            if "left" in dump.kinds():
+                dump.array(0, "left")[0] = 10**6
+                dump.write(self.folder / "changed.safetensors")
+                self.require_valid(schema, self.document("diff", trace, "changed.safetensors", code=MISMATCH))
         dump = Dump.read(self.folder / "dump.safetensors")
         for kind, number in (("kept", -1), ("output", np.nan), ("perturbation", np.inf), ("kept_mass", -1),
                              ("score_positions", 5), ("score", -np.inf), ("kept", 10**6)):

@@ -1,0 +1,311 @@
+"""`kvbound diff` of hosts that evict while decoding, of scores of an entry's removal, and of greedy selection.
+
+usage: diff_hosts_test.py KVBOUND      KVBOUND: the program's path
+"""
+import re
+from fractions import Fraction
+from unittest import mock
+
+import numpy as np
+
+from support import independent_decoding, independent_replay, independent_scores, kvbound_cli
+from support.diffs import DiffTest
+from support.dumps import recompute
+from support.kvbound_cli import INCONCLUSIVE, MISMATCH, SAMPLES, TraceFile
+
+DYNAMIC = ("h2o:window=8", "h2o:window=12:sinks=2:recent=3", "tova", "tova:sinks=3", "streaming-llm:sinks=4",
+           "h2o:window=8+critical", "h2o:window=8:recent=2+critical:alpha=adaptive:gqa=product-of-means:norm=l2",
+           "tova+critical:alpha=0.25:epsilon=0", "tova:sinks=1+critical:alpha=adaptive", "h2o:window=8+theta-sweep",
+           "tova+theta-sweep:norm=l2", "h2o:window=8+obcache-value:space=projected", "h2o:window=8+obcache-key",
+           "tova+obcache-joint", "h2o:window=8:recent=0+obcache-joint:space=projected", "tova+exact",
+           "h2o:window=8+exact", "tova:sinks=2+exact:space=projected")
+STATIC = ("snapkv:window=8+obcache-value", "snapkv:window=8:pool=1+obcache-key:space=projected",
+          "snapkv:window=8+obcache-joint", "snapkv:window=8+exact", "snapkv:window=8:pool=1+exact:space=projected",
+          "snapkv:window=8+greedy")
+SCORED = tuple(policy for policy in DYNAMIC + STATIC if not policy.startswith("streaming-llm"))
+DECIDING = {"h2o:window=8": "score", "tova": "score", "h2o:window=8+exact": "score",
+            "tova+obcache-joint:space=projected": "score", "h2o:window=8+critical": "stage_two_score"}
+BY_POLICY = -2  # no position: who leaves is up to the policy
+
+
+class RightDumps(DiffTest):
+    def test_the_references_dumps_agree_for_every_policy_in_double_and_rounded_to_single_precision(self):
+        for dtype in ("F64", "BF16"):
+            trace = self.trace(dtype)
+            for policy in DYNAMIC + STATIC:
+                for budget in ("12", "40", "100%"):
+                    with self.subTest(f"{dtype} {policy} {budget}"):
+                        dump = self.reference(trace, policy, budget)
+                        self.agrees(trace, dump)
+                        self.agrees(trace, dump.stored("F32"))
+
+    def test_recomputations_agree_by_the_bounds_of_their_precision(self):
+        for number, (dtype, kind) in enumerate((("F64", "power-law"), ("F32", "sink"), ("F16", "needle"),
+                                                ("BF16", "mixed"), ("F32", "flat"), ("BF16", "tied"))):
+            trace = self.trace(dtype, kind, tokens=90 + number, seed=number)
+            for policy in DYNAMIC + STATIC[:-1]:  # the removals of `greedy` may differ by rounding
+                for precision in (np.float64, np.float32):
+                    with self.subTest(f"{dtype} {kind} {policy} {precision.__name__}"):
+                        self.agrees(trace, recompute(trace, policy, "40", precision))
+
+    def test_a_recorded_models_dumps_agree(self):
+        trace = SAMPLES / "pocket-gqa.safetensors"
+        for policy in ("h2o+obcache-joint", "tova+exact:space=projected", "h2o+critical:alpha=adaptive"):
+            self.agrees(trace, self.reference(trace, policy, "12.5%", "--layers", "1,3", "--steps", "5"))
+
+    def test_single_precision_is_told_from_double(self):
+        trace = self.trace("F32")
+        for policy in SCORED[:-1]:
+            dump = recompute(trace, policy, "40", np.float32)
+            dump.metadata["accumulate"] = dump.metadata["storage"] = "F64"
+            with self.subTest(policy):
+                self.diff(trace, dump, MISMATCH)
+
+    def test_any_subset_of_the_tensors_may_be_there(self):
+        trace = self.trace("BF16")
+        for policy in ("h2o:window=8+critical", "tova+exact", "streaming-llm"):
+            dump = self.reference(trace, policy)
+            for kind in dump.kinds():
+                with self.subTest(f"{policy} {kind}"):
+                    self.agrees(trace, dump.only({kind}))
+                    self.agrees(trace, dump.only(dump.kinds() - {kind}))
+            self.agrees(trace, dump.only({"left", "output"}))
+
+    def test_the_first_steps_and_none_may_be_there(self):
+        trace = self.trace(decode=6)
+        for steps in ("1", "5"):
+            report = self.agrees(trace, self.reference(trace, "h2o:window=8", "40", "--steps", steps))
+            self.assertEqual(report["dump"]["steps"], int(steps))
+        short = TraceFile(decode_tokens=0).write(self.folder / "short.safetensors")
+        self.passes("replay", short, "--policy", "tova", "--budget", "9", "--dump", "d.safetensors", code=INCONCLUSIVE)
+        self.passes("diff", short, "d.safetensors")
+
+    def test_exactly_tied_entries_may_leave_in_any_order_and_are_counted(self):
+        def smaller_first(right):
+            def wrong(policy, budget, always, score, *rest):
+                index, legal = right(policy, budget, always, score, *rest)
+                ties = np.flatnonzero(~always & (score == score[index]))
+                return ties[0], legal
+            return wrong
+
+        trace = self.trace("F32", "tied", tokens=200)
+        with mock.patch.object(independent_decoding, "leaving", smaller_first(independent_decoding.leaving)):
+            dump = recompute(trace, "tova", "60")
+        right = recompute(trace, "tova", "60")
+        report = self.agrees(trace, dump)
+        swaps = sum(item["near_tie_swaps"] for item in report["tensors"] if item["tensor"] == "left")
+        self.assertGreater(swaps, 0, "the trace has no ties")
+        self.assertTrue(any((dump.array(layer, "left") != right.array(layer, "left")).any() for layer in range(2)))
+
+    def test_a_greedy_set_that_is_not_the_references_is_never_a_pass(self):
+        trace = self.trace("F32")
+        right = self.reference(trace, "snapkv:window=8+greedy")
+        kept = {layer: list(right.array(layer, "kept").reshape(2, 40)) for layer in range(2)}
+        out = np.setdiff1d(np.arange(112), kept[1][1])
+        kept[1][1] = np.sort(np.append(kept[1][1][1:], out[0]))
+        report, stderr = self.diff(trace, recompute(trace, "snapkv:window=8+greedy", "40", kept=kept), INCONCLUSIVE)
+        self.assertEqual(report["verdict"], "no evidence")
+        self.assertIn("nothing that could tell right from wrong", stderr)
+        entries = {(item["layer"], item["tensor"]): item for item in report["tensors"]}
+        self.assertEqual([entries[layer, "kept"]["undecided"] for layer in range(2)], [0, 1])
+        self.assertEqual(entries[1, "kept"]["verdict"], "no evidence")
+        kept[1][1] = np.sort(np.append(kept[1][1][:-1], out[1]))  # without one of the window
+        self.differs(trace, recompute(trace, "snapkv:window=8+greedy", "40", kept=kept), "kept")
+
+
+class WrongDumps(DiffTest):
+    def kept_of(self, dump, budget=50):
+        return {layer: list(dump.array(layer, "kept").reshape(2, budget)) for layer in range(2)}
+
+    def test_a_score_off_by_a_millionth_is_found(self):
+        def scale(dump):
+            dump.array(1, "score")[...] *= 1 + 1e-6
+
+        for policy in ("h2o:window=8", "tova", "h2o:window=8+obcache-value", "tova+obcache-key",
+                       "snapkv:window=8+obcache-joint:space=projected", "h2o:window=8+exact"):
+            self.finds("score", policy, change=scale, precisions=(np.float64,))
+
+    def test_another_score_is_found(self):
+        for policy in ("h2o:window=8+exact", "tova+exact", "snapkv:window=8+exact:space=projected"):
+            self.finds("score", policy, policy_changes=[("score", "obcache-value")])
+            if not policy.startswith("snapkv"):  # whose window's choice may be the same by either score
+                self.finds("kept", policy, policy_changes=[("score", "obcache-value")], kinds={"kept", "left", "output"})
+        self.finds("score", "tova+obcache-joint", policy_changes=[("space", "projected")])
+        self.finds("score", "h2o:window=8+obcache-key", policy_changes=[("score", "obcache-joint")])
+
+    def test_an_exact_removal_error_that_cancels_is_found(self):
+        def printed(right):
+            def wrong(kind, logits, values):
+                weights = independent_scores.softmax(logits)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    return (weights / (1 - weights))**2 * independent_scores.squares(values - weights @ values)
+            return wrong
+
+        trace = TraceFile(dtype="F64", prompt_tokens=60)
+        for layer in range(2):
+            for kind in ("key", "query"):
+                trace.tensors[f"layers.{layer}.{kind}"][1][...] *= 12  # one entry often holds all but e^-40
+        path = trace.write(self.folder / "peaked.safetensors")
+        for policy in ("h2o:window=4+exact", "tova+exact:space=projected"):
+            self.agrees(path, recompute(path, policy, "12"))
+            removal_scores = independent_scores.removal_scores
+            with mock.patch.object(independent_scores, "removal_scores", printed(removal_scores)):
+                dump = recompute(path, policy, "12")
+            self.differs(path, dump, "score")
+
+    def test_a_wrong_departure_is_found_and_what_follows_it_is_judged_on_the_cache_as_it_was(self):
+        for policy, deciding in DECIDING.items():
+            for trace in self.traces():
+                right = recompute(trace, policy, "50")
+                score, kept = right.array(1, deciding)[1], self.kept_of(right)[1][1]
+                stay = kept[kept < len(score) - 12]
+                best = stay[np.argmax(score[stay])]
+                self.assertNotIn(best, right.array(1, "left")[:, 1])
+                left = {layer: np.full((4, 2), BY_POLICY) for layer in range(2)}
+                left[1][1, 1] = best
+                for precision in (np.float64, np.float32):
+                    with self.subTest(f"{policy} {trace.name} {precision.__name__}"):
+                        consistent = recompute(trace, policy, "50", precision, kept=self.kept_of(right), left=left)
+                        _, stderr = self.differs(trace, consistent, "left")
+                        self.assertRegex(stderr, rf"layers\.1\.left\[1, 1\]: step 1, KV head 1: position \d+ stayed rather "
+                                                 rf"than {best}, by [a-z -]*score: ")
+                        self.assertNotIn("more tensor", stderr, "later numbers are judged on the cache as it was")
+                        stale = right.copy()
+                        stale.array(1, "left")[1, 1] = best
+                        self.differs(trace, stale, "left")
+
+    def test_departures_that_cannot_be_are_found(self):
+        trace = self.trace("F32", tokens=160)
+        for policy in ("h2o:window=8:sinks=1", "tova:sinks=1", "streaming-llm:sinks=1"):
+            right = recompute(trace, policy, "50")
+            gone = right.array(0, "left")[1, 1]
+            for step, position, pattern in (
+                    (2, gone, f"position {gone} left, which is not in the cache"),
+                    (2, -1, "nobody left, but the cache has 51 entries and the budget is 50"),
+                    (2, 999, "position 999 left, which is not in the cache"),
+                    (2, 164, "position 164 left, which is not in the cache"),
+                    (2, -7, "position -7 left, which is not in the cache"), (0, 0, "position 0 left, which always stays")):
+                dump = right.only({"left", "kept"}).copy()
+                dump.array(0, "left")[step, 1] = position
+                with self.subTest(f"{policy} {pattern}"):
+                    _, stderr = self.differs(trace, dump, "left")
+                    self.assertIn(f"layers.0.left[{step}, 1]: step {step}, KV head 1: {pattern}", stderr)
+            dump = right.copy()
+            dump.array(0, "left")[2, 1] = -1
+            _, stderr = self.differs(trace, dump, "left")
+            self.assertNotIn("more tensor", stderr, "the reference's own choice leaves instead")
+
+    def test_a_recent_window_off_by_one_is_found(self):
+        self.finds("kept", "h2o:window=8:recent=8", policy_changes=[("recent", 7)])
+        # After the prompt it is right, while decoding the oldest of the recent ones may leave, and soon does.
+        policy = "h2o:window=8:recent=30"
+        for trace in self.traces():
+            right = recompute(trace, policy, "50")
+            dump = recompute(trace, policy, "50", kept=self.kept_of(right), policy_changes=[("recent", 0)])
+            self.differs(trace, dump, "left")
+
+    def test_h2o_that_forgets_its_running_sum_is_found(self):
+        def forgetting(right):
+            def wrong(head, step):
+                head.per_head[...] = 0
+                return right(head, step)
+            return wrong
+
+        for policy in ("h2o:window=8", "h2o:window=8+exact"):
+            for trace in self.traces():
+                head = independent_decoding.DecodingHead
+                with mock.patch.object(head, "take_in", forgetting(head.take_in)):
+                    dump = recompute(trace, policy, "50")
+                with self.subTest(f"{policy} {trace.name}"):
+                    self.differs(trace, dump, "left")
+
+    def test_critical_without_its_first_stage_while_decoding_is_found(self):
+        # With such an epsilon stage two looks at norms alone, and lets those go whom attention protects.
+        for policy in ("h2o:window=8+critical:alpha=0.9:epsilon=1", "tova+critical:alpha=adaptive:epsilon=1"):
+            trace = self.trace("F32", "flat", tokens=161, decode=12)
+            right = recompute(trace, policy, "50")
+            dump = recompute(trace, policy, "50", kept=self.kept_of(right), policy_changes=[("alpha", Fraction(0))])
+            with self.subTest(policy):
+                self.assertFalse(all((dump.array(layer, "left") == right.array(layer, "left")).all()
+                                     for layer in range(2)), "the first stage protects nobody here")
+                self.differs(trace, dump, "left")
+
+    def test_a_wrong_kept_set_is_found(self):
+        for policy, deciding in DECIDING.items():
+            for trace in self.traces():
+                right = recompute(trace, policy, "50")
+                score, kept = right.array(1, deciding)[1], self.kept_of(right)
+                out = np.setdiff1d(np.arange(len(score) - 8), kept[1][1])
+                worst = out[np.argmin(score[out])]
+                stay = kept[1][1][kept[1][1] < len(score) - 8]
+                best = stay[np.argmax(score[stay])]
+                kept[1][1] = np.sort(np.append(kept[1][1][kept[1][1] != best], worst))
+                with self.subTest(f"{policy} {trace.name}"):
+                    _, stderr = self.differs(trace, recompute(trace, policy, "50", kept=kept), "kept")
+                    self.assertIn(f"KV head 1 kept position {worst} rather than", stderr)
+                    self.assertNotIn("more tensor", stderr, "later numbers are judged on the cache as it was")
+
+    def test_streaming_llm_that_keeps_one_newest_less_is_found(self):
+        for trace in self.traces():
+            tokens = independent_replay.Trace(trace).prompt_tokens
+            wrong = np.r_[np.arange(5), np.arange(tokens - 45, tokens)]  # five sinks for four
+            dump = recompute(trace, "streaming-llm:sinks=4", "50", kept={layer: [wrong] * 2 for layer in range(2)})
+            _, stderr = self.differs(trace, dump, "kept")
+            self.assertIn(f"position {tokens - 46} is missing, which always stays", stderr)
+            right = recompute(trace, "streaming-llm:sinks=4", "50")
+            right.array(0, "left")[1, 0] += 1  # nothing but the oldest of the others may leave
+            _, stderr = self.differs(trace, right, "left")
+            self.assertIn(f"layers.0.left[1, 0]: step 1, KV head 0: position {tokens - 44} left, which always stays", stderr)
+
+    def test_departures_are_counted_where_the_kept_set_has_not_the_budgets_size(self):
+        trace = self.trace("F32", tokens=160)
+        right = recompute(trace, "h2o:window=8", "50")
+        for entries in (48, 52):
+            kept = [np.resize(right.array(0, "kept"), 50), right.array(0, "kept")[50:]]
+            kept[0] = kept[0][2:] if entries == 48 else np.union1d(kept[0], np.setdiff1d(np.arange(150), kept[0])[:2])
+            dump = right.only({"kept", "kept_offsets", "left", "output", "score"})
+            dump.put(0, "kept", np.concatenate(kept))
+            dump.put(0, "kept_offsets", np.array([0, entries, entries + 50]))
+            _, stderr = self.differs(trace, dump, "kept_offsets")
+            self.assertIn("more tensor", stderr)
+
+
+class UnfitDumps(DiffTest):
+    def test_tensors_that_the_policy_has_not_and_those_that_are_misshapen_are_refused(self):
+        trace = self.trace("F32")
+        good = self.reference(trace, "tova")
+        missing = good.copy()
+        del missing.tensors["layers.1.left"]
+        self.refused(trace, missing, r"layers\.1\.left: this tensor is missing, but other layers have it")
+        for array in (np.zeros((4, 3)), np.zeros(8), np.zeros((5, 2)), np.zeros((4, 2, 1))):
+            dump = good.copy()
+            dump.put(0, "left", array)
+            self.refused(trace, dump, r"at byte \d+: layers\.\d\.(left|output)\.shape: is \[[\d, ]+\]; expected "
+                                      r"\[steps, \w+(, head_dim)?\]")
+        dump = good.copy()
+        dump.tensors["layers.0.left"] = "F32", dump.array(0, "left")
+        self.refused(trace, dump, r"at byte \d+: layers\.0\.left\.dtype: is F32; expected I64 or I32")
+        for kind, shape in (("score", "[kv_heads, prompt_tokens]"), ("score_positions", "[prompt_tokens]")):
+            dump = good.copy()
+            dump.put(0, kind, dump.array(0, kind)[..., :-8])
+            self.refused(trace, dump, rf"at byte \d+: layers\.0\.{kind}\.shape: is \[.*\]; expected {re.escape(shape)} = ")
+        for kind in ("score", "score_positions", "stage_two_score", "projected_value_norms"):
+            dump = self.reference(trace, "streaming-llm")
+            dump.tensors[f"layers.0.{kind}"] = "F64", np.zeros(3)
+            self.refused(trace, dump, rf"at byte \d+: layers\.0\.{kind}: no tensor of a dump of streaming-llm:sinks=4; "
+                                      "known: kept_offsets, kept, left, output, ")
+        dump = self.reference(trace, "snapkv:window=8+greedy")
+        dump.tensors["layers.0.projected_value_norms"] = "F64", np.zeros(3)
+        self.refused(trace, dump, r"at byte \d+: layers\.0\.projected_value_norms: no tensor of a dump of snapkv")
+
+    def test_budgets_that_do_not_fit_the_host_are_refused(self):
+        trace = self.trace("F32")
+        for policy, budget, wrong in (("h2o:window=8:sinks=2", "40", "9"), ("streaming-llm", "40", "3"),
+                                      ("tova:sinks=5", "40", "4")):
+            dump = self.reference(trace, policy, budget)
+            dump.metadata["budget"] = wrong
+            self.refused(trace, dump, r"at byte \d+: __metadata__\.budget: ")
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()

@@ -1,0 +1,81 @@
+"""Tests of `kvbound diff`: traces to compare with, and what must become of a dump."""
+import json
+from unittest import mock
+
+import numpy as np
+
+from support import independent_replay
+from support.dumps import Dump, recompute
+from support.kvbound_cli import INVALID, MISMATCH, PASS, CommandLineTest
+
+CRITICAL = "snapkv:window=8:pool=7+critical"
+REAL = ("F64", "F32", "F16", "BF16")
+
+
+class DiffTest(CommandLineTest):
+    def trace(self, dtype="F32", kind="mixed", tokens=120, seed=3, **sizes):
+        """A generated trace of two layers."""
+        sizes = {"layers": 2, "query-heads": 4, "kv-heads": 2, "head-dim": 16, "model-dim": 24, "window-queries": 12,
+                 "decode": 4, **sizes}
+        name = f"{kind}-{dtype}-{tokens}-{seed}.safetensors"
+        return self.generate(name, "--kind", kind, "--dtype", dtype, "--tokens", tokens, "--seed", seed,
+                             *(word for size, count in sizes.items() for word in (f"--{size}", count)))
+
+    def diff(self, trace, dump, code=PASS):
+        """Runs `diff` on a Dump, which must end so; returns (JSON report, standard error)."""
+        dump.write(self.folder / "dump.safetensors")
+        result = self.run_program("diff", trace, "dump.safetensors", "--json", "out.json")
+        self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
+        return json.loads((self.folder / "out.json").read_text()), result.stderr
+
+    def agrees(self, trace, dump):
+        report, stderr = self.diff(trace, dump)
+        self.assertEqual(report["verdict"], "agrees")
+        self.assertEqual(stderr, "")
+        self.assertEqual({item["tensor"] for item in report["tensors"]}, dump.kinds())
+        return report
+
+    def differs(self, trace, dump, tensor):
+        """The dump is found wrong, and this tensor named first, by the line on standard error."""
+        report, stderr = self.diff(trace, dump, MISMATCH)
+        self.assertRegex(stderr, rf"\Akvbound: dump\.safetensors: layers\.\d+\.{tensor}\[\d+(, \d+)*\]:? [^\n]+\n\Z")
+        self.assertEqual(report["verdict"], "differs")
+        return report, stderr
+
+    def refused(self, trace, dump, pattern, code=INVALID):
+        dump.write(self.folder / "dump.safetensors")
+        self.refuses(code, r"dump\.safetensors: " + pattern, "diff", trace, "dump.safetensors", "--json", "none.json",
+                     silent=True)
+
+    def reference(self, trace, policy=CRITICAL, budget="40", *options):
+        """What the program itself dumps."""
+        self.passes("replay", trace, "--policy", policy, "--budget", budget, "--dump", "reference.safetensors",
+                    *options)
+        return Dump.read(self.folder / "reference.safetensors")
+
+    def traces(self):
+        yield self.trace("BF16", "mixed", tokens=160)
+        yield self.trace("F32", "power-law", tokens=161)
+        yield self.trace("F16", "sink", tokens=162)
+
+    def finds(self, tensor, policy=CRITICAL, change=None, patch=None, precisions=(np.float64, np.float32),
+              kinds=None, **options):
+        """What a fault does to a dump is found, whatever the arithmetic, and this tensor named.
+
+        change(dump)         what the fault does to its numbers
+        patch                (name, function(right one) -> wrong one) of independent_replay
+        """
+        for trace in self.traces():
+            for precision in precisions:
+                with self.subTest(f"{trace.name} {precision.__name__}"):
+                    right = recompute(trace, policy, "50", precision)
+                    self.agrees(trace, right)
+                    if patch:
+                        name, wrong = patch
+                        with mock.patch.object(independent_replay, name, wrong(getattr(independent_replay, name))):
+                            dump = recompute(trace, policy, "50", precision, **options)
+                    else:
+                        dump = recompute(trace, policy, "50", precision, **options)
+                    if change:
+                        change(dump)
+                    self.differs(trace, dump if kinds is None else dump.only(kinds), tensor)
