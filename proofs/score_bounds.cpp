@@ -96,7 +96,7 @@ std::vector<Attended> ways(Change change, const Row& logits, const Rows& values)
   const auto largest =
       static_cast<size_t>(std::ranges::max_element(logits, {}, &Bounded::value) - logits.begin());
   std::vector<Attended> result{all_together(logits, values)};
-  if (change != Change::exact && change != Change::slot) return result;
+  if (change == Change::value || change == Change::key) return result;
   const Bounded lead = result.front().shares[largest];
   if (lead.value + lead.bound < Real(0.5)) return result;
   if (lead.value - lead.bound > Real(0.5)) result.clear();
@@ -154,24 +154,24 @@ Bounded change_of_entry(const Terms& terms, const Row& value, const Row& output,
   return terms.w * terms.w * by_sign(expanded - kCancelled * own, apart, expanded);
 }
 
-Bounded change_of_aside(Change change, const Attended& attended, const Row& value,
+// w^2 || a v - b o' ||^2, o' the others' output.
+Bounded change_of_aside(Change change, const Attended& attended, const Bounded& logit, const Row& value,
                         const BoundedSpace& space) {
-  if (change == Change::exact)
-    return attended.lead * attended.lead * squared_distance(space, 1, value, 1, attended.mean);
-  const Bounded entries = attended.log_others ? sigmoid(*attended.log_others) : Bounded(0);
-  const Bounded slot = attended.log_others ? sigmoid(-*attended.log_others) : Bounded(1);
-  const Bounded moved = attended.lead * entries;
-  Row pull;
-  for (size_t c = 0; c < value.size(); ++c)
-    pull.push_back(moved * attended.mean[c] - slot * attended.output[c]);
-  return squared_distance(space, moved, value, 1, pull);
+  const Bounded turned = logit * attended.rest;
+  Terms terms{attended.lead, 1, 1};
+  if (change == Change::joint) terms = {attended.lead, Bounded(1) + turned, turned};
+  if (change == Change::slot) {
+    const Bounded others = attended.log_others ? sigmoid(*attended.log_others) : Bounded(0);
+    terms = {1, attended.lead, others - attended.rest};
+  }
+  return terms.w * terms.w * squared_distance(space, terms.a, value, terms.b, attended.mean);
 }
 
 Bounded score(Change change, const Attended& attended, const Row& logits, size_t entry, const Row& value,
               const BoundedSpace& space) {
   const Bounded weight = attended.weight(entry);
   if (change == Change::value) return weight * weight * space.squared_norm(value);
-  if (entry == attended.aside) return change_of_aside(change, attended, value, space);
+  if (entry == attended.aside) return change_of_aside(change, attended, logits[entry], value, space);
   std::optional<Bounded> result;
   for (const SlotShares& shares : slot_shares(attended.log_sum_exp)) {
     const Terms terms = terms_of(change, weight, logits[entry], shares);

@@ -39,11 +39,13 @@ class ScoredQueries {
   // weights  [rows, entries], overwritten
   ScoredQueries(Change change, const Queries& queries, const Entries& entries, MutableMatrixView weights)
       : change_(change), queries_(queries), entries_(entries), weights_(weights) {
+    const bool leaves_out_dominant =
+        change == Change::joint || change == Change::exact || change == Change::slot;
     for (int64_t row = 0; row < weights.rows; ++row) {
       const auto index = static_cast<size_t>(row), seen = static_cast<size_t>(queries.visible[index]);
       const std::span<double> own = weights.row(row);
       attention_.push_back(query_attention(queries.logits.row(row).first(seen), queries.largest[index],
-                                           change != Change::value, own.first(seen)));
+                                           leaves_out_dominant, own.first(seen)));
       std::ranges::fill(own.subspan(seen), 0.0);
     }
   }

@@ -28,9 +28,9 @@ QueryAttention leave_out(VectorView logits, int64_t dominant, std::span<double> 
     return {logit, dominant, logit, 1, 0, -kInfinity};
   }
   const double largest = *std::ranges::max_element(weights);
-  const double others = largest + std::log(softmax(weights, largest, weights));
-  const double lead = sigmoid(logit - others);
-  return {logit - std::log(lead), dominant, logit, lead, sigmoid(others - logit), others};
+  const double log_sum = std::log(softmax(weights, largest, weights));
+  const double gap = logit - largest - log_sum;  // not of log-sum-exps, whose size would be lost from it
+  return {logit - std::log(sigmoid(gap)), dominant, logit, sigmoid(gap), sigmoid(-gap), largest + log_sum};
 }
 
 // What is taken of entry and output, a v_j - b o, and how much that counts.
@@ -117,6 +117,7 @@ void combine(double a, VectorView value, double b, VectorView output, std::span<
 template <Change change>
 void measure_cancelled(const ChangeTerms& terms, const SlotShares& shares, std::span<double> changes) {
   std::vector<size_t> cancelled;
+  std::vector<double> scales;
   for (size_t j = 0; j < changes.size(); ++j) {
     if (changes[j] < 0) cancelled.push_back(j);
   }
@@ -125,11 +126,12 @@ void measure_cancelled(const ChangeTerms& terms, const SlotShares& shares, std::
     const size_t j = cancelled[i];
     Coefficients<double> by;
     coefficients<change>(terms.weights[j] * terms.attention.rest, terms.logits[j], shares, by);
-    combine(by.w * by.a, terms.values.row(static_cast<int64_t>(j)), by.w * by.b, terms.output,
+    scales.push_back(by.w * by.w);
+    combine(by.a, terms.values.row(static_cast<int64_t>(j)), by.b, terms.output,
             differences.row(static_cast<int64_t>(i)));
   }
   const std::vector<double> norms = terms.space.squared_norms(differences);
-  for (size_t i = 0; i < cancelled.size(); ++i) changes[cancelled[i]] = norms[i];
+  for (size_t i = 0; i < cancelled.size(); ++i) changes[cancelled[i]] = scales[i] * norms[i];
 }
 
 template <Change change>
@@ -170,20 +172,16 @@ void measure_changes(Change change, const ChangeTerms& terms, std::span<double> 
 double dominant_change(Change change, const QueryAttention& attention, VectorView value, VectorView others,
                        const ValueSpace& space) {
   if (change == Change::exact && attention.others == -kInfinity) return kInfinity;
-  // o = lead v + rest o', o' the others' output, so v - o = rest (v - o'): all changes are || a v - b o' ||^2.
-  const double turned = attention.lead * attention.logit * attention.rest;
-  double a = attention.lead, b = attention.lead;
-  if (change == Change::value) b = 0;
-  if (change == Change::key) a = b = turned;
-  if (change == Change::joint) {
-    a = attention.lead * (1 + attention.logit * attention.rest);
-    b = turned;
-  }
+  // o = lead v + rest o', o' the others' output, so v - o = rest (v - o'): all changes are w^2 || a v - b o' ||^2.
+  const double turned = attention.logit * attention.rest;
+  Coefficients<double> by{attention.lead, 1, 1};
+  if (change == Change::value) by.b = 0;
+  if (change == Change::joint) by = {attention.lead, 1 + turned, turned};
   // With a logit of 0 against theirs it leaves the others what the logistic function says.
-  if (change == Change::slot) b = sigmoid(attention.others) - attention.rest;
+  if (change == Change::slot) by = {1, attention.lead, sigmoid(attention.others) - attention.rest};
   std::vector<double> difference(value.size());
-  combine(a, value, b, others, difference);
-  return space.squared_norm(difference);
+  combine(by.a, value, by.b, others, difference);
+  return by.w * by.w * space.squared_norm(difference);
 }
 
 }  // namespace kvbound::reference
