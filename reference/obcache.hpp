@@ -9,7 +9,8 @@
 //     slot    || o' - o ||^2, k_j and v_j 0, j still there   OBCache's eq. 1 without approximation; recall only
 //
 // exact equals (A_j / (1 - A_j))^2 || v_j - o ||^2, which cancels as A_j -> 1. It is taken in that form only where A_j <= 1/2;
-// an entry that holds more is alone in that, and o_(-j), 1 - A_j and the others' weights come from the softmax of the others.
+// an entry that holds more is alone in that, and o_(-j), 1 - A_j and the others' weights come from the softmax of the others,
+// for joint and slot likewise. key is taken as it stands: v_j - o of an entry that holds nearly all is off by rounding of o.
 //
 // All but `value` have the form w^2 || a v_j - b o ||^2, so one product V o^T serves all entries:
 // a^2 |v_j|^2 - 2 a b v_j . o + b^2 |o|^2. Where that cancels to less than a 2^-13th of its terms, the difference is formed

@@ -117,7 +117,7 @@ class BadOptions(CommandLineTest):
                        "tova,h2o:window=9223372036854775807:recent=0"):
             self.refuses_options(r"good.safetensors: .*window=\d+ but the trace records only 8 prompt queries", "replay",
                                  TRACE, "--policy", policy, "--budget", "12", "--json", "out.json", "--dump", "dumps/")
-        self.refuses_values("--policy", (f"snapkv:window={2**63 - 1}",), f"budget of 8 entries is below the {2**63 - 1} of")
+        self.refuses_values("--policy", (f"snapkv:window={2**63 - 1}",), f"window={2**63 - 1} but the trace records only 8")
 
     def test_layers_steps_threads_and_limits_out_of_range_are_refused(self):
         self.refuses_values("--layers", ("2", "0-2", "1-0", "-1", "0-", "-", "x", "0-1-2", "0x1", "1.0", HUGE,
