@@ -286,9 +286,14 @@ TEST(Verdict, HasANameForEach) {
 // ---- search
 
 TEST(SearchTightest, ReachesTheEqualityOfTheorem33) {
-  const Tightest found = search_tightest(ckv_3_3(), 1, kSeed);
+  constexpr double kReached = 0.99, kLongest = 32;
+  Tightest found;
+  // How much is tried in a second is up to the machine and what else it does.
+  for (double seconds = 1; seconds <= kLongest && !(found.ratio >= kReached); seconds *= 2) {
+    found = search_tightest(ckv_3_3(), seconds, kSeed);
+  }
   EXPECT_FALSE(found.failure) << *found.failure;
-  EXPECT_GE(found.ratio, 0.99);
+  EXPECT_GE(found.ratio, kReached);
   EXPECT_GT(found.evaluations, 1);
   EXPECT_NO_THROW(require_valid(found.instance));
   EXPECT_EQ(check(ckv_3_3().property, found.instance).ratio(), found.ratio);
