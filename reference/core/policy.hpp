@@ -108,13 +108,115 @@ using Selection = std::variant<TopK, Critical, ThetaSweep, Greedy>;
 struct Uniform {
   friend bool operator==(const Uniform&, const Uniform&) = default;
 };
-using Allocation = std::variant<Uniform>;
+
+/// AdaKV (arXiv:2407.11550): a layer's heads share out their candidates' budget by how many of the layer's largest
+/// scores are theirs.
+struct AdaKv {
+  Decimal safeguard{2, 1};  ///< share that every head has for certain, 0..1
+  friend bool operator==(const AdaKv&, const AdaKv&) = default;
+};
+
+/// How budgets fall from the first layer to the last.
+enum class Decay { linear, cosine };
+
+/// PyramidKV (arXiv:2406.02069): early layers keep more than late ones.
+struct Pyramid {
+  int64_t beta = 20;            ///< the last layer's budget is a beta-th of the mean
+  Decay shape = Decay::linear;  ///< cosine: KeepKV's
+  friend bool operator==(const Pyramid&, const Pyramid&) = default;
+};
+using Allocation = std::variant<Uniform, AdaKv, Pyramid>;
 
 /// Who leaves is gone.
 struct NoMerge {
   friend bool operator==(const NoMerge&, const NoMerge&) = default;
 };
-using Merge = std::variant<NoMerge>;
+
+/// Who leaves merges with the staying entry whose key is most like its own, if it is alike enough.
+struct SimilarTarget {
+  std::optional<Decimal> threshold = Decimal{8, 1};  ///< merge if the cosine is larger; nullopt: always
+  friend bool operator==(const SimilarTarget&, const SimilarTarget&) = default;
+};
+
+enum class Prediction {
+  ema,      ///< a moving average over all queries so far
+  current,  ///< the last query's own raw scores
+};
+enum class ScoreKind {
+  attention,  ///< ln s = z - LSE_j(z_j + ln p_j)
+  raw,        ///< ln s = z
+};
+enum class Normalisation {
+  exact,  ///< by the weights that were really added up
+  paper,  ///< by 1 - ema^tokens, as KeepKV prints it
+};
+
+/// How the scores of queries to come are foretold.
+struct PredictedScores {
+  Prediction predict = Prediction::ema;
+  double ema = 0.9;  ///< weight of the past, 0 <= ema < 1
+  ScoreKind scores = ScoreKind::attention;
+  Normalisation normalisation = Normalisation::exact;
+  friend bool operator==(const PredictedScores&, const PredictedScores&) = default;
+};
+
+/// Which key speaks for a group.
+enum class MergedKey {
+  min_norm,  ///< the nearest to the weighted mean that keeps the group's weight
+  zip,       ///< the multiple of the weighted mean that does, where there is one
+  convex,    ///< the weighted mean
+};
+
+/// How the query heads that share a KV head come to one key and value.
+enum class MergeGqa {
+  joint,  ///< each by its own scores; the key meets all their targets as far as it can
+  mean,   ///< as one head, with the mean of log scores and of queries
+};
+
+enum class MergeOrder {
+  evict_first,  ///< those who were not selected merge with those who were
+  merge_first,  ///< candidates merge with their betters, then the selection runs
+};
+
+/// KeepKV (arXiv:2504.09936): merged entries vote for all that they replace.
+struct KeepKv : SimilarTarget {
+  PredictedScores prediction;
+  MergedKey key = MergedKey::min_norm;
+  MergeGqa gqa = MergeGqa::joint;
+  double rank = 0.3;  ///< singular values of the stacked queries below this share of the largest are dropped
+  MergeOrder order = MergeOrder::evict_first;
+  std::optional<int64_t> period;  ///< decode steps after which the cache is rebuilt from the full one
+  friend bool operator==(const KeepKv&, const KeepKv&) = default;
+
+  /// With the options of the paper, as printed.
+  static KeepKv as_printed() {
+    KeepKv options;
+    options.prediction.scores = ScoreKind::raw;
+    options.prediction.normalisation = Normalisation::paper;
+    options.key = MergedKey::zip;
+    options.gqa = MergeGqa::mean;
+    return options;
+  }
+};
+
+/// Means weighted by predicted scores, without votes.
+struct ConvexMerge : SimilarTarget {
+  PredictedScores prediction;
+  MergeGqa gqa = MergeGqa::joint;
+  friend bool operator==(const ConvexMerge&, const ConvexMerge&) = default;
+};
+/// D2O (arXiv:2406.13035): means weighted by the softmax of cosines with the target.
+struct D2o : SimilarTarget {};
+/// KVMerger (arXiv:2407.08454): means weighted by a Gaussian of the distance to the target.
+struct KvMerger : SimilarTarget {};
+
+/// CaM (ICML 2024, "Cache Merging for Memory-efficient LLMs Inference"): the value, or nothing, is spread over those that follow.
+struct Cam {
+  int64_t neighbours = 32;  ///< following kept values that share it
+  int64_t seed = 0;         ///< of the draws that decide whether it is
+  friend bool operator==(const Cam&, const Cam&) = default;
+};
+using Merge = std::variant<NoMerge, KeepKv, ConvexMerge, D2o, Cam, KvMerger>;
 
 struct Policy {
   Host host;

@@ -46,6 +46,45 @@ struct StepView {
   MatrixView queries;  ///< [query_heads, head_dim]
 };
 
+/// Entries of one KV head that became one.
+struct MergeGroup {
+  int64_t into = 0;           ///< the position that the merged entry has
+  std::vector<int64_t> from;  ///< ascending positions of those who left
+  /// [group_size, 1 + from]: the predicted scores by which they merged, natural log, `into` first; empty: methods without.
+  Matrix log_scores;
+};
+
+/// How merging went.
+struct MergeCounts {
+  int64_t leaving = 0;   ///< entries that left
+  int64_t merged = 0;    ///< of those, how many found a target
+  int64_t groups = 0;    ///< groups that became one entry each
+  int64_t singular = 0;  ///< of those, where ZIP has no scale
+  int64_t negative = 0;  ///< where its scale is negative
+  int64_t far = 0;       ///< where its scale is farther than 1/2 from 1
+
+  MergeCounts& operator+=(const MergeCounts& other) {
+    leaving += other.leaving;
+    merged += other.merged;
+    groups += other.groups;
+    singular += other.singular;
+    negative += other.negative;
+    far += other.far;
+    return *this;
+  }
+};
+
+/// What merging did to one KV head's cache at one time.
+struct HeadMerge {
+  std::vector<MergeGroup> groups;
+  MergeCounts counts;
+  /// Ascending: all entries after the prompt or a rebuild, else those that changed.
+  std::vector<int64_t> positions;
+  std::vector<double> votes;  ///< [positions]
+  Matrix keys;                ///< [positions, head_dim]
+  Matrix values;              ///< [positions, head_dim]
+};
+
 /// What compressing the prompt decided, and on what grounds.
 struct PromptRecord {
   std::vector<std::vector<int64_t>> kept;  ///< per KV head, ascending positions
@@ -55,6 +94,7 @@ struct PromptRecord {
   Matrix score;                                 ///< [kv_heads, m]: after the group reduction
   std::optional<Matrix> stage_two_score;        ///< [kv_heads, m]
   std::optional<Matrix> projected_value_norms;  ///< [query_heads, n], in the selection's norm
+  std::vector<HeadMerge> merges;                ///< [kv_heads], of policies that merge; else empty
 };
 
 /// What one decode step gave.
@@ -62,6 +102,10 @@ struct StepRecord {
   Matrix output;  ///< [query_heads, head_dim]: compressed attention output before W^O
   std::vector<int64_t>
       left;  ///< [kv_heads]: the position that left, -1 for none; empty: hosts that only grow
+  /// [kv_heads]: the position that the leaving entry merged into, -1 dropped, -2 nobody left; empty without merging or left.
+  std::vector<int64_t> merged_into;
+  std::vector<HeadMerge> merges;  ///< [kv_heads], of policies that merge where anything may have merged; else empty
+  bool rebuilt = false;  ///< the cache was rebuilt before the queries attended: `merges` has all of it
 };
 
 /// One layer's compressed cache.

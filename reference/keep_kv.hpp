@@ -1,0 +1,93 @@
+// KeepKV's merge: several entries of one KV head become one that votes for all of them.
+//
+// For one query head, with p the members' votes and s^ their predicted scores (unnormalised, in the log domain):
+//
+//     w_j = p_j s^_j,  W = sum w,  P = sum p,  k- = sum w k / W,  v- = sum w v / W
+//     z*  = ln(W / P)                            the logit that the merged entry must have to keep the group's weight
+//     KL  = sum (w/W) ln s^ - z*  =  KL(w/W || p/P)  >= 0
+//
+// A merged entry with votes P, logit z* and value v- leaves the output as it was for any query that gives the members the
+// logits ln s^ (up to one constant). The query q has the logit scale q . k- on average, which is KL too much.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/policy.hpp"
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+
+/// The members of a group, the one that stays first.
+struct GroupMembers {
+  Matrix keys;                ///< [members, head_dim]
+  Matrix values;              ///< [members, head_dim]
+  std::vector<double> votes;  ///< [members], > 0
+  Matrix log_scores;          ///< [heads, members]: ln s^, natural log, by query head of the KV head
+};
+
+/// For whom they merge.
+struct MergeQueries {
+  MatrixView queries;  ///< [heads, head_dim]: each query head's last query
+  double scale = 1;    ///< logits are scale * query . key
+  VectorView
+      log_denominators;  ///< [heads]: ln D_h, D_h = sum p s^ over the cache before the merge; of `joint` alone
+};
+
+/// Where ZIP's scale z*/m, m = sum (w/W) ln s^, is not what one would wish for.
+struct ZipScale {
+  double scale = 1;  ///< 1 also where it is singular, or another key was asked for
+  bool singular =
+      false;  ///< |m| <= 1e-12 max |ln s^| though KL != 0: no scale, and the minimum-norm key instead
+  bool negative() const { return scale < 0; }
+  bool far() const { return !(scale >= 0.5 && scale <= 1.5); }
+};
+
+/// What a group became.
+struct MergedEntry {
+  std::vector<double> key;         ///< [head_dim]
+  std::vector<double> value;       ///< [head_dim]
+  double votes = 0;                ///< P
+  std::vector<double> log_scores;  ///< [heads]: ln(W_h / P), what each query head predicts of it
+  ZipScale zip;
+};
+
+/// How a group merges.
+struct KeyRule {
+  MergedKey key = MergedKey::min_norm;
+  MergeGqa gqa = MergeGqa::joint;
+  double rank = 0.3;  ///< of `joint`: singular values below this share of the largest are dropped
+};
+
+/// The weighted means of a group, as one query head sees it.
+struct GroupMean {
+  std::vector<double> weights;  ///< [members]: w/W, sum 1
+  double log_weight = 0;        ///< ln W, natural log
+  double log_mean_score = 0;    ///< z* = ln(W / P)
+  double divergence = 0;        ///< KL, in nats, >= 0; 0 if all scores are equal
+  std::vector<double> key;      ///< k- [head_dim]
+  std::vector<double> value;    ///< v- [head_dim]
+};
+
+/// log_scores  [members], natural log, finite; only their differences matter to anything but log_weight and log_mean_score
+/// throws      ShapeMismatch; NonFinite if a score is NaN or infinite
+GroupMean group_mean(const GroupMembers& members, VectorView log_scores);
+
+/// The merged entry of a group.
+///
+///     value     joint: sum_h c_h v-_h / sum_h c_h, c_h = (W_h / D_h)^2;  mean: v- of the one score
+///     convex    joint: k_r = mean_h k-_h;  mean: k-
+///     min-norm  joint: k_r = mean_h k-_h + the smallest correction that gives every head its logit
+///                            scale q_h . k-_h - KL_h, as far as the queries that were not dropped can
+///               mean:  k_r = k- - KL q / (scale ||q||^2), q = mean_h q_h; no correction for q = 0
+///     zip       mean:  k_r = k- z*/m;  scale 1 if all scores are equal
+///
+/// mean: one score ln s^_j = mean_h ln s^^h_j. With one query head joint and mean are the same.
+///
+/// rule     not zip with joint
+/// throws   ShapeMismatch; NonFinite if a number is NaN or infinite; InvalidPolicy for zip with joint
+/// source   zip: KeepKV (arXiv:2504.09936), eq. 25; the others are ours
+/// proof    proofs/keep_kv.md#kkv-3-prime, #kkv-3, #kkv-gqa
+MergedEntry merge_group(const KeyRule& rule, const GroupMembers& members, const MergeQueries& queries);
+
+}  // namespace kvbound::reference

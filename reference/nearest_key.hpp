@@ -1,0 +1,41 @@
+// Who among those that stay has the key most like that of one who leaves.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+
+/// Index of the nearest key, and how near it is.
+struct NearestKey {
+  int64_t index = -1;  ///< -1: there is none
+  double cosine = 0;   ///< -1..1
+};
+
+/// For each key that leaves the staying key of largest cosine.
+///
+///     cosine(a, b) = a . b / (||a|| ||b||),  0 if either is zero
+///
+/// leaving  [m, head_dim]
+/// staying  [entries, head_dim]
+/// returns  [m]; ties: the smaller index. Equal keys have equal cosines to the last bit
+/// throws   ShapeMismatch; NonFinite if a key is NaN or infinite
+/// source   KeepKV (arXiv:2504.09936), section 4; D2O (arXiv:2406.13035)
+std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying);
+
+/// ||keys[i,:]||, safe for numbers whose squares are not.
+std::vector<double> key_norms(MatrixView keys);
+
+/// The same for one key in a cache that is in no order.
+///
+/// entry      who leaves, and is not its own neighbour
+/// keys       [entries, head_dim]
+/// norms      [entries]: key_norms(keys)
+/// positions  [entries]; ties: the smaller position
+/// returns    an entry
+NearestKey nearest_key(int64_t entry, MatrixView keys, VectorView norms, std::span<const int64_t> positions);
+
+}  // namespace kvbound::reference

@@ -1,0 +1,75 @@
+// What scores the queries to come will give, foretold by a moving average of those that were.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/policy.hpp"
+#include "core/session.hpp"
+
+namespace kvbound::reference {
+
+/// Moving averages of the scores of one KV head's entries, per query head of the group.
+///
+///     S' = a S + (1 - a) s,   c' = a c + (1 - a),   from S = c = 0
+///     exact: s^ = S / c;   paper: s^ = S / (1 - a^tokens)
+///
+/// with s a query's score of the entry. S is kept as a multiple of a power of e, so that logits of any size neither overflow
+/// nor vanish: an update is one exponential.
+///
+/// source  KeepKV (arXiv:2504.09936), eq. 19-20; `exact` is ours
+/// proof   proofs/keep_kv.md#kkv-8
+class ScoreEma {
+ public:
+  ScoreEma() = default;
+  /// heads  query heads of the KV head; no entries yet
+  ScoreEma(const PredictedScores& options, int64_t heads);
+
+  int64_t entries() const { return static_cast<int64_t>(weights_.size()); }
+  /// One more entry, which no query has seen.
+  void append();
+  /// The last entry takes its place.
+  void remove(int64_t entry);
+  /// The first so many entries take in a query's scores.
+  ///
+  /// log_scores  [heads, seen <= entries], ln s, natural log
+  void observe(MatrixView log_scores);
+  /// What a merged entry takes over: the weight c stays the entry's own.
+  ///
+  /// log_scores  [heads], ln s^_r
+  void replace(int64_t entry, VectorView log_scores, int64_t tokens);
+
+  /// ln s^, natural log; -infinity for an entry that no query has seen.
+  ///
+  /// tokens  n at the prompt's end, n + t + 1 at decode step t
+  double log_predicted(int64_t head, int64_t entry, int64_t tokens) const;
+  /// [heads, entries]
+  Matrix log_predicted(int64_t tokens) const;
+
+ private:
+  struct Sum {
+    double exponent = 0;  // S = mantissa exp(exponent)
+    double mantissa = 0;
+  };
+  double log_divisor(int64_t entry, int64_t tokens) const;
+
+  PredictedScores options_;
+  std::vector<std::vector<Sum>> sums_;  // [heads][entries]
+  std::vector<double> weights_;         // [entries]: c
+};
+
+/// A query's scores in the log domain.
+///
+///     attention: ln s_j = z_j - LSE_i(z_i + ln p_i);   raw: ln s_j = z_j
+///
+/// logits  [entries], natural log; all that the query sees
+/// votes   [entries], p > 0; empty: 1 for all
+std::vector<double> log_scores(ScoreKind kind, VectorView logits, VectorView votes = {});
+
+/// The moving averages after the prompt: over all recorded queries that can see an entry, in their order.
+///
+/// kv_head  whose n entries and query heads
+/// throws   ShapeMismatch if no query is recorded; NonFinite
+ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScores& options);
+
+}  // namespace kvbound::reference
