@@ -19,7 +19,7 @@ namespace kvbound::reference {
 /// candidates  [kv_heads]: k_h, how many candidates each head would keep without
 /// returns     [kv_heads]: k'_h, of the same sum, each at most the candidates. Exact arithmetic; ties: smaller head
 /// throws      ShapeMismatch; NonFinite if a score is NaN
-/// source      AdaKV (arXiv:2407.11550), Algorithm 1
+/// source      AdaKV (arXiv:2407.11550)
 std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
                                    std::span<const int64_t> candidates);
 
@@ -36,7 +36,7 @@ std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
 /// least    1..b: the entries that the host always keeps, at least one
 /// tokens   n >= b
 /// returns  [layers], of sum L b, each in least..n, never rising
-/// source   PyramidKV (arXiv:2406.02069), section 3; cosine: KeepKV (arXiv:2504.09936), section 5
+/// source   PyramidKV (arXiv:2406.02069); cosine: KeepKV (arXiv:2504.09936)
 std::vector<int64_t> pyramid_budgets(const Pyramid& options, int64_t layers, int64_t budget, int64_t least,
                                      int64_t tokens);
 

@@ -15,7 +15,7 @@ namespace kvbound::reference {
 ///
 /// keys     [members, head_dim], the target first; the cosine with a zero key is 0
 /// returns  [members], sum 1
-/// source   D2O (arXiv:2406.13035), eq. 8
+/// source   D2O (arXiv:2406.13035)
 std::vector<double> similarity_weights(MatrixView keys);
 
 /// KVMerger's weights of a group.
@@ -24,7 +24,7 @@ std::vector<double> similarity_weights(MatrixView keys);
 ///
 /// keys     [members, head_dim], the target first
 /// returns  [members], sum 1; all equal for sigma = 0
-/// source   KVMerger (arXiv:2407.08454), eq. 6-8
+/// source   KVMerger (arXiv:2407.08454)
 std::vector<double> gaussian_weights(MatrixView keys);
 
 /// sum_j weights_j rows[j,:].

@@ -23,7 +23,7 @@ struct NearestKey {
 /// staying  [entries, head_dim]
 /// returns  [m]; ties: the smaller index. Equal keys have equal cosines to the last bit
 /// throws   ShapeMismatch; NonFinite if a key is NaN or infinite
-/// source   KeepKV (arXiv:2504.09936), section 4; D2O (arXiv:2406.13035)
+/// source   KeepKV (arXiv:2504.09936); D2O (arXiv:2406.13035)
 std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying);
 
 /// ||keys[i,:]||, safe for numbers whose squares are not.

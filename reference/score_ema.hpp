@@ -17,7 +17,7 @@ namespace kvbound::reference {
 /// with s a query's score of the entry. S is kept as a multiple of a power of e, so that logits of any size neither overflow
 /// nor vanish: an update is one exponential.
 ///
-/// source  KeepKV (arXiv:2504.09936), eq. 19-20; `exact` is ours
+/// source  KeepKV (arXiv:2504.09936); `exact` is ours
 /// proof   proofs/keep_kv.md#kkv-8
 class ScoreEma {
  public:
