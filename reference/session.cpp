@@ -53,7 +53,8 @@ class ReferenceSession final : public Session {
 
   StepRecord step(const StepView& view) override {
     require_consistent(view, shape_);
-    StepRecord record{Matrix(shape_.query_heads, shape_.head_dim), {}};
+    StepRecord record;
+    record.output = Matrix(shape_.query_heads, shape_.head_dim);
     timed(times_, "attention", [&] {
       parallel_for(shape_.kv_heads, [&](int64_t g) {
         HeadCache& cache = caches_[static_cast<size_t>(g)];

@@ -1,0 +1,11 @@
+#include "merge_baselines.hpp"
+namespace kvbound::reference {
+std::vector<double> weighted_mean(VectorView weights, MatrixView rows) {
+  std::vector<double> mean(static_cast<size_t>(rows.cols));
+  for (int64_t j = 0; j < rows.rows; ++j) {
+    const VectorView row = rows.row(j);
+    for (size_t c = 0; c < mean.size(); ++c) mean[c] += weights[static_cast<size_t>(j)] * row[c];
+  }
+  return mean;
+}
+}  // namespace kvbound::reference
