@@ -17,6 +17,7 @@
 #include <kvbound/reference/session.hpp>
 #include <kvbound/reference/snap_kv.hpp>
 
+#include "allocation_agreement.hpp"
 #include "forced_cache.hpp"
 #include "input_rounding.hpp"
 #include "kept_agreement.hpp"
@@ -27,10 +28,16 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-Positions even_offsets(int64_t heads, int64_t entries) {
-  Positions offsets;
-  for (int64_t g = 0; g <= heads; ++g) offsets.push_back(g * entries);
+Positions offsets_of(const Positions& budgets) {
+  Positions offsets{0};
+  for (const int64_t budget : budgets) offsets.push_back(offsets.back() + budget);
   return offsets;
+}
+
+// What the reference keeps if every head has a budget of its own, however it came by it.
+PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions& budgets) {
+  policy.allocation = Uniform{};
+  return reference::make_session()->compress(prompt, policy, budgets);
 }
 
 // The claimant's arithmetic with what storing this layer's numbers cost.
@@ -54,10 +61,11 @@ class LayerJudge {
         claimant_(with_input_rounding(claimant, layer)),
         claims_(claims),
         prompt_(layer.prompt()),
-        reference_(reference::make_session()->compress(
-            prompt_, claimant.policy,
-            Positions(static_cast<size_t>(layer.shape.kv_heads), claimant.entries))),
-        evicts_(evicts(claimant.policy.host)) {}
+        allocation_(judge_allocation(prompt_, claimant_, claims.kept ? &*claims.kept : nullptr)),
+        reference_(compressed(prompt_, claimant.policy, allocation_.budgets)),
+        evicts_(evicts(claimant.policy.host)) {
+    claimant_.budgets = allocation_.budgets;
+  }
 
   std::vector<TensorAgreement> judge() {
     judge_prompt();
@@ -109,12 +117,13 @@ class LayerJudge {
       add("stage_two_score", claims_.stage_two_score, *reference_.stage_two_score, errors_->stage_two_score);
     }
     if (claims_.kept_offsets) {
-      results_.push_back(
-          compare("kept_offsets", *claims_.kept_offsets, even_offsets(shape_.kv_heads, claimant_.entries)));
+      results_.push_back(compare("kept_offsets", *claims_.kept_offsets, offsets_of(claimant_.budgets)));
     }
     forced_ = reference_.kept;
-    if (claims_.kept)
-      results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors_, *claims_.kept, forced_));
+    if (!claims_.kept) return;
+    results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors_, *claims_.kept, forced_));
+    *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
+    results_.back().undecided += allocation_.undecided;
   }
 
   // Who left at which step.
@@ -254,9 +263,10 @@ class LayerJudge {
 
   const traces::Layer& layer_;
   const LayerShape shape_;
-  const Claimant claimant_;
+  Claimant claimant_;
   const LayerClaims& claims_;
   const LayerView prompt_;
+  const AllocationJudgement allocation_;
   const PromptRecord reference_;
   const bool evicts_;
   std::optional<PromptErrors> errors_;

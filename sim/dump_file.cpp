@@ -15,6 +15,7 @@
 #include <kvbound/traces/messages.hpp>
 
 #include "agreement.hpp"
+#include "layer_budgets.hpp"
 #include "layer_list.hpp"
 #include "policy.hpp"
 
@@ -84,6 +85,7 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
     kvbound::require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
     return 0;
   });
+  info.layer_entries = layer_budgets(info.policy, info.entries, trace.layers, trace.prompt_tokens);
   info.backend = fields.text("backend");
   info.storage = fields.dtype("storage", {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16});
   info.accumulate = fields.dtype("accumulate", {Dtype::f64, Dtype::f32});
@@ -216,7 +218,13 @@ class TensorCheck {
     if (tensor == "kept") {
       const bool has_offsets = file_.find(fmt::format("layers.{}.kept_offsets", layer));
       if (has_offsets && entry.shape.size() == 1) return;  // read_kept holds them against each other
-      require(entry, {shape.kv_heads * info_.entries}, "[kv_heads * budget]");
+      if (std::holds_alternative<AdaKv>(info_.policy.allocation)) {
+        refuse(
+            entry, "",
+            fmt::format("needs layers.{}.kept_offsets: with adakv KV heads keep different numbers", layer));
+      }
+      require(entry, {shape.kv_heads * info_.layer_entries[static_cast<size_t>(layer)]},
+              "[kv_heads * budget]");
     } else if (tensor == "kept_offsets") {
       require(entry, {shape.kv_heads + 1}, "[kv_heads + 1]");
     } else if (tensor == "score_positions") {
@@ -325,7 +333,8 @@ std::vector<std::vector<int64_t>> DumpFile::read_kept(int64_t layer,
 LayerClaims DumpFile::read_layer(int64_t layer) const {
   LayerClaims claims;
   std::vector<int64_t> offsets;
-  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g) offsets.push_back(g * info_.entries);
+  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g)
+    offsets.push_back(g * info_.layer_entries[static_cast<size_t>(layer)]);
   if (const TensorEntry* entry = find(layer, "kept_offsets"))
     claims.kept_offsets = offsets = read_integers(*entry);
   if (find(layer, "kept")) claims.kept = read_kept(layer, offsets);

@@ -218,6 +218,14 @@ Positions candidates_of(const Positions& kept, const Positions& always_kept, int
   return candidates;
 }
 
+Positions always_kept_of(const HostRules& rules, int64_t prompt_tokens) {
+  Positions always_kept;
+  for (int64_t i = 0; i < prompt_tokens; ++i) {
+    if (rules.always_keeps(i, prompt_tokens - 1)) always_kept.push_back(i);
+  }
+  return always_kept;
+}
+
 std::string text_of(const Fault& fault, size_t kv_head) {
   return fmt::format(
       "KV head {} kept position {} rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; "
@@ -301,16 +309,14 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
                            const PromptErrors& errors, const std::vector<Positions>& kept,
                            std::vector<Positions>& forced) {
   const int64_t n = layer.prompt_tokens();
-  const HostRules rules = rules_of(claimant.policy.host, n, claimant.entries);
-  Positions always_kept;
-  for (int64_t i = 0; i < n; ++i) {
-    if (rules.always_keeps(i, n - 1)) always_kept.push_back(i);
-  }
   const bool greedy = std::holds_alternative<Greedy>(claimant.policy.selection);
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
     const Positions& own = reference.kept[g];
-    const auto found = disorder(kept[g], layer, always_kept, claimant.entries);
+    const int64_t budget = claimant.budget(static_cast<int64_t>(g));
+    const HostRules rules = rules_of(claimant.policy.host, n, budget);
+    const Positions always_kept = always_kept_of(rules, n);
+    const auto found = disorder(kept[g], layer, always_kept, budget);
     if (!found || found->usable) forced[g] = kept[g];
     if (found) {
       judgement.add(kept[g], own, *found, g);
