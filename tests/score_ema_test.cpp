@@ -137,7 +137,7 @@ TEST(ScoreEma, NamesWhatDoesNotFit) {
               ema.observe(matrix({{0, 0}, {0, -INFINITY}}));
             }),
             "log_scores[1] is -inf");
-  EXPECT_THROW(ema.replace(0, std::vector{0.0, NAN}, 1), NonFinite);
+  EXPECT_THROW(ema.replace(0, std::vector<double>{0, NAN}, 1), NonFinite);
 }
 
 // ln of sum_k (1 - a) a^(L-1-k) s_k, over sum_k (1 - a) a^(L-1-k) or 1 - a^tokens, with the bound on how ScoreEma evaluates
@@ -245,7 +245,7 @@ TEST(LogScores, NameWhatDoesNotFit) {
               log_scores(ScoreKind::attention, std::vector{1.0, 2.0}, std::vector{1.0});
             }),
             "votes is 1 but logits is 2");
-  EXPECT_THROW(log_scores(ScoreKind::attention, std::vector{1.0, NAN}), NonFinite);
+  EXPECT_THROW(log_scores(ScoreKind::attention, std::vector<double>{1, NAN}), NonFinite);
 }
 
 TEST(ObserveLogits, IsObservingTheirScores) {
