@@ -34,7 +34,8 @@ void FullCache::append(const StepView& view) {
     values_[g].append_row(view.values.row(static_cast<int64_t>(g)));
   }
   queries_ = Matrix(view.queries.rows, view.queries.cols);
-  for (int64_t h = 0; h < queries_.rows(); ++h) std::ranges::copy(view.queries.row(h), queries_.row(h).begin());
+  for (int64_t h = 0; h < queries_.rows(); ++h)
+    std::ranges::copy(view.queries.row(h), queries_.row(h).begin());
 }
 
 LayerView FullCache::layer() {

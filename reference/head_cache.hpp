@@ -15,8 +15,8 @@ namespace kvbound::reference {
 /// The entries of one KV head, in any order: who leaves gives its place to the last one, so that leaving costs nothing.
 struct HeadCache {
   std::vector<int64_t> positions;
-  Matrix keys;    ///< [entries, head_dim]
-  Matrix values;  ///< [entries, head_dim]
+  Matrix keys;                ///< [entries, head_dim]
+  Matrix values;              ///< [entries, head_dim]
   std::vector<double> votes;  ///< [entries]: for how many each one speaks; empty: 1 for all
 
   int64_t entries() const { return static_cast<int64_t>(positions.size()); }

@@ -17,7 +17,8 @@ namespace {
 MatrixView last_queries(const LayerView& layer, int64_t kv_head) {
   if (layer.window_queries() == 0) throw ShapeMismatch("no prompt query is recorded to merge for");
   const int64_t group_size = layer.shape.group_size();
-  return layer.queries.row_of_slices(layer.window_queries() - 1).middle_rows(kv_head * group_size, group_size);
+  return layer.queries.row_of_slices(layer.window_queries() - 1)
+      .middle_rows(kv_head * group_size, group_size);
 }
 
 // One query attention over the group: the mean of its query heads' softmaxes.
@@ -282,8 +283,8 @@ MergeCounts HeadMerging::spread_prompt(const Cam& cam, const LayerView& layer, H
     for (size_t j = next; j < next + shared; ++j) {
       following.push_back(attention[static_cast<size_t>(cache.positions[j])]);
     }
-    if (shared == 0 ||
-        !spreads(spread_probability(attention[static_cast<size_t>(position)], following), cam.seed, kv_head_, position)) {
+    if (shared == 0 || !spreads(spread_probability(attention[static_cast<size_t>(position)], following),
+                                cam.seed, kv_head_, position)) {
       continue;
     }
     ++counts.merged;
@@ -304,8 +305,8 @@ HeadMerging::Departure HeadMerging::spread(const Cam& cam, int64_t leaving, Head
   const std::vector<double> attention = mean_attention(logits_);
   std::vector<double> following;
   for (const int64_t entry : entries) following.push_back(attention[static_cast<size_t>(entry)]);
-  if (entries.empty() ||
-      !spreads(spread_probability(attention[static_cast<size_t>(leaving)], following), cam.seed, kv_head_, position)) {
+  if (entries.empty() || !spreads(spread_probability(attention[static_cast<size_t>(leaving)], following),
+                                  cam.seed, kv_head_, position)) {
     return departure;
   }
   const std::vector<double> value(cache.values.row(leaving).begin(), cache.values.row(leaving).end());

@@ -50,7 +50,7 @@ class HeadMerging {
 
   /// What became of an entry that leaves.
   struct Departure {
-    int64_t into = -1;             ///< the position that it merged with, of several the next one; -1: it is dropped
+    int64_t into = -1;  ///< the position that it merged with, of several the next one; -1: it is dropped
     std::vector<int64_t> changed;  ///< entries that are not what they were
     HeadMerge record;
   };

@@ -98,6 +98,7 @@ double largest_of(VectorView numbers) {
 void take_nearer(VectorView cosines, int64_t first, NearestKey& nearest) {
   // Rounded beyond 1 all are equally near, and the first of them is taken.
   const double cosine = std::min(largest_of(cosines), 1.0);
+  if (cosine == kNothing) return;
   if (nearest.index >= 0 && cosine <= nearest.cosine) return;
   const auto at = std::ranges::find_if(cosines, [cosine](double x) { return x >= cosine; });
   nearest = {first + (at - cosines.begin()), cosine};
@@ -117,17 +118,19 @@ class LeavingBlock {
  public:
   explicit LeavingBlock(int64_t head_dim) : directions_(kBlock, head_dim), cosines_(kBlock, kBlock) {}
 
-  // The nearest of the keys first, first + 1, ..., one block's.
+  // The nearest of the keys first, first + 1, ..., one block's, among those that hide(key, first other, cosines) leaves.
   //
   // staying  direction_blocks of `count` keys
+  template <class Hide>
   void find(MatrixView leaving, int64_t first, MatrixView staying, int64_t count,
-            std::span<NearestKey> nearest) {
+            std::span<NearestKey> nearest, const Hide& hide) {
     fill_directions(leaving, first, directions_.view());
     const int64_t here = std::min(kBlock, leaving.rows - first);
     for (int64_t other = 0; other < count; other += kBlock) {
       multiply_transposed(directions_, staying.middle_rows(other, kBlock), cosines_.view());
       const auto there = static_cast<size_t>(std::min(kBlock, count - other));
       for (int64_t i = 0; i < here; ++i) {
+        hide(first + i, other, cosines_.row(i).first(there));
         take_nearer(cosines_.row(i).first(there), other, nearest[static_cast<size_t>(first + i)]);
       }
     }
@@ -152,9 +155,9 @@ double cosine(VectorView key, double norm, VectorView other, double other_norm) 
                                            : inner_product(direction(key), direction(other)));
 }
 
-}  // namespace
-
-std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying) {
+// Among those that hide leaves.
+template <class Hide>
+std::vector<NearestKey> find_nearest(MatrixView leaving, MatrixView staying, const Hide& hide) {
   require_equal("columns of leaving", leaving.cols, "columns of staying", staying.cols);
   require_finite_keys("leaving", leaving);
   require_finite_keys("staying", staying);
@@ -164,10 +167,25 @@ std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying) {
   parallel_for(
       token_blocks(leaving.rows, kBlock), [&] { return LeavingBlock(leaving.cols); },
       [&](LeavingBlock& work, int64_t b) {
-        work.find(leaving, b * kBlock, directions, staying.rows, nearest);
+        work.find(leaving, b * kBlock, directions, staying.rows, nearest, hide);
       });
   for (NearestKey& key : nearest) key.cosine = clamped(key.cosine);
   return nearest;
+}
+
+}  // namespace
+
+std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying) {
+  return find_nearest(leaving, staying, [](int64_t, int64_t, std::span<double>) {});
+}
+
+std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores) {
+  require_equal("scores", static_cast<int64_t>(scores.size()), "rows of keys", keys.rows);
+  return find_nearest(keys, keys, [&](int64_t key, int64_t first, std::span<double> cosines) {
+    const double own = scores[static_cast<size_t>(key)];
+    const double* const others = scores.data() + first;
+    for (size_t j = 0; j < cosines.size(); ++j) cosines[j] = others[j] > own ? cosines[j] : kNothing;
+  });
 }
 
 std::vector<double> key_norms(MatrixView keys) {

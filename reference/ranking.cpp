@@ -101,7 +101,8 @@ Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rule
   }
   ranking.first_candidate = ranking.rules.sinks;
   ranking.candidates = tokens - static_cast<int64_t>(ranking.always_kept.size());
-  ranking.head_scores = head_scores(unpooled_scores(layer, policy, rules.window, known), ranking, policy.host);
+  ranking.head_scores =
+      head_scores(unpooled_scores(layer, policy, rules.window, known), ranking, policy.host);
   const int64_t group_size = layer.shape.group_size();
   ranking.scores = change_of(policy.score) ? group_sum(ranking.head_scores, group_size)
                                            : group_mean(ranking.head_scores, group_size);

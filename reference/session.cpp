@@ -106,7 +106,8 @@ class ReferenceSession final : public Session {
     if (!adakv) return;
     Policy by_attention = policy_;
     by_attention.score = AttentionScore{};
-    const Matrix scores = change_of(policy_.score) ? rank(layer_, by_attention, known_).scores : ranking.scores;
+    const Matrix scores =
+        change_of(policy_.score) ? rank(layer_, by_attention, known_).scores : ranking.scores;
     budgets_ = adakv_budgets(*adakv, scores.view().middle_cols(ranking.first_candidate, ranking.candidates),
                              candidates_kept(ranking, budgets_));
     for (int64_t& budget : budgets_) budget += static_cast<int64_t>(ranking.always_kept.size());
@@ -129,8 +130,8 @@ class ReferenceSession final : public Session {
         }
         const int64_t candidates = candidates_kept(ranking, budgets_)[static_cast<size_t>(g)];
         all.push_back(merge_first(layer.keys.slice(g), ranking.first_candidate,
-                                  ranking.candidate_scores(ranking.scores, g), ranking.always_kept, candidates,
-                                  *plan_.target));
+                                  ranking.candidate_scores(ranking.scores, g), ranking.always_kept,
+                                  candidates, *plan_.target));
         kept = all.back().kept;
       }
     });
@@ -185,9 +186,8 @@ class ReferenceSession final : public Session {
     for (int64_t i = 0; i < norms.rows(); ++i) {
       const int64_t h = g * shape_.group_size() + i;
       if (merges()) {
-        std::ranges::copy(
-            projected_value_norms(cache.values, layer_.head_projection(h), critical->norm),
-            norms.row(i).begin());
+        std::ranges::copy(projected_value_norms(cache.values, layer_.head_projection(h), critical->norm),
+                          norms.row(i).begin());
         continue;
       }
       for (int64_t j = 0; j < norms.cols(); ++j) {
