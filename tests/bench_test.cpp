@@ -257,7 +257,7 @@ TEST(BenchOperations, AreKnownByName) {
             (std::vector<std::string>{"exponential", "projected-value-norms", "window-attention",
                                       "window-scores-joint", "window-scores-exact", "selection",
                                       "nearest-key", "compress", "step-attention", "step-value", "step-key",
-                                      "step-joint", "step-exact"}));
+                                      "step-joint", "step-exact", "step-keepkv"}));
   EXPECT_EQ(
       names_of("emulated"),
       (std::vector<std::string>{"attention", "attention-compressed", "window-attention", "window-log-sum-exp",
