@@ -101,7 +101,8 @@ Replaced replace(const OpenMerge& merge, const CacheEntries& present) {
   }
   for (const OpenGroup& group : merge.groups) {
     for (int64_t j = 0; j < group.members.keys.rows(); ++j) {
-      append(group.members.votes[static_cast<size_t>(j)], group.members.keys.row(j), group.members.values.row(j));
+      append(group.members.votes[static_cast<size_t>(j)], group.members.keys.row(j),
+             group.members.values.row(j));
       result.member_keys.append_row(group.members.keys.row(j));
     }
   }
@@ -121,8 +122,8 @@ class HeadMerges {
         later_(later) {}
 
   std::vector<MergeChange> run() {
-    reference::MergedCache cache(layer_.keys.slice(kv_head_), layer_.values.slice(kv_head_), layer_.prompt_tokens,
-                                 kv_head_, record_.prompt);
+    reference::MergedCache cache(layer_.keys.slice(kv_head_), layer_.values.slice(kv_head_),
+                                 layer_.prompt_tokens, kv_head_, record_.prompt);
     if (cache.prompt_merge()) take_in(*cache.prompt_merge(), cache.entries(), -1, false);
     for (size_t i = 0; i < record_.steps.size(); ++i) {
       const StepRecord& step = record_.steps[i];
@@ -169,7 +170,8 @@ class HeadMerges {
       change.query_head = kv_head_ * group_size_ + i;
       change.perturbation = distance(with_members.row(i), with_merged.row(i));
       if (!key) continue;
-      change.rounding = reference::lossless_merge_error(queries.row(i), layer_.scale, *key, merge.before, after, rows);
+      change.rounding =
+          reference::lossless_merge_error(queries.row(i), layer_.scale, *key, merge.before, after, rows);
     }
   }
 
@@ -252,7 +254,8 @@ class HeadMerges {
       later_->share(t, h) = share;
       later_->sag(t, h) = std::accumulate(weights.begin(), weights.end(), 0.0) - share;
       if (merge.groups.front().log_merged.empty()) continue;
-      const double shift = merge.unit == ScoreKind::attention ? before.log_sum_exp[static_cast<size_t>(i)] : 0;
+      const double shift =
+          merge.unit == ScoreKind::attention ? before.log_sum_exp[static_cast<size_t>(i)] : 0;
       later_->prediction_error(t, h) =
           prediction_error(merge, i, member_logits.row(i), merged_logits.row(i), shift);
       if (!votes()) continue;
@@ -296,7 +299,8 @@ class HeadMerges {
     return sum;
   }
 
-  void fill_bounds(const OpenMerge& merge, const Replaced& replaced, VectorView weights, int64_t i, int64_t t) {
+  void fill_bounds(const OpenMerge& merge, const Replaced& replaced, VectorView weights, int64_t i,
+                   int64_t t) {
     const int64_t h = kv_head_ * group_size_ + i;
     const double error = later_->prediction_error(t, h), share = later_->share(t, h);
     later_->value_distance(t, h) = merge.distance;
@@ -308,22 +312,26 @@ class HeadMerges {
   }
 
   // Notes a violation. What rounding may have done is only looked at where there seems to be one.
-  void judge(const OpenMerge& merge, const Replaced& replaced, const CacheEntries& present, VectorView weights,
-             VectorView query, int64_t i, int64_t t) {
+  void judge(const OpenMerge& merge, const Replaced& replaced, const CacheEntries& present,
+             VectorView weights, VectorView query, int64_t i, int64_t t) {
     const int64_t h = kv_head_ * group_size_ + i;
     const double perturbation = later_->perturbation(t, h);
     if (perturbation <= later_->joint_bound(t, h)) return;
-    // Logits and log-sum-exps, hence log scores; twice that for weights.
+    // Of log scores, predicted ones within 40 of them included (else epsilon is 1); twice that for weights.
     const MatrixView row(query.data(), 1, layer_.shape.head_dim);
     const reference::Arithmetic exact{.unit = 0, .smallest = 0x1p-1022, .exponential = 0, .rescalings = 0};
+    constexpr double kOfDifferences = 0x1p-43;  // 8 roundings of numbers up to 40, at least
     double logit_error = 0;
     for (const CacheEntries* cache : {&replaced.cache, &present}) {
       const Matrix errors = reference::logit_errors(row, cache->keys, layer_.scale, exact);
       const double log_sum_error =
-          reference::attention_errors(row, cache->keys, cache->values, layer_.scale, cache->votes, exact).log_sum_exp[0];
-      logit_error = std::max(logit_error, *std::ranges::max_element(errors.row(0)) + log_sum_error);
+          reference::attention_errors(row, cache->keys, cache->values, layer_.scale, cache->votes, exact)
+              .log_sum_exp[0];
+      logit_error = std::max(logit_error,
+                             2 * *std::ranges::max_element(errors.row(0)) + log_sum_error + kOfDifferences);
     }
-    constexpr double kOwnRounding = 0x1p-30;  // relative, more than rounding does to sums of nonnegative terms
+    constexpr double kOwnRounding =
+        0x1p-30;  // relative, more than rounding does to sums of nonnegative terms
     const double off = std::expm1(2 * logit_error) * (1 + kOwnRounding) + kOwnRounding * logit_error;
     const double error = later_->prediction_error(t, h);
     const double worst_error = error + (1 + error) * off + kOwnRounding * error;
@@ -360,7 +368,8 @@ Matrix undefined(int64_t steps, int64_t heads) {
 
 }  // namespace
 
-MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy, bool later) {
+MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
+                            bool later) {
   MergeMetrics metrics;
   metrics.counts = counts_of(record);
   if (later && !std::holds_alternative<Cam>(policy.merge)) {
@@ -382,7 +391,8 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
     all.insert(all.end(), violations[g].begin(), violations[g].end());
   }
   if (metrics.later) {
-    std::ranges::sort(metrics.later->violations, {}, [](const StepHead& at) { return std::pair(at.step, at.query_head); });
+    std::ranges::sort(metrics.later->violations, {},
+                      [](const StepHead& at) { return std::pair(at.step, at.query_head); });
   }
   return metrics;
 }

@@ -16,9 +16,10 @@ struct LayerRecord;
 /// What one merge, of all groups of a KV head at one time, did to the query that built it: the last prompt query at the
 /// prompt's end, else the step's own. Norms are in the attention output's space, before W^O.
 struct MergeChange {
-  int64_t step = -1;       ///< decode step, -1: the prompt's end
+  int64_t step = -1;  ///< decode step, -1: the prompt's end
   int64_t query_head = 0;
-  double perturbation = 0;  ///< || o(q, cache before) - o(q, cache after) ||_2; those who were dropped are in neither
+  double perturbation =
+      0;  ///< || o(q, cache before) - o(q, cache after) ||_2; those who were dropped are in neither
   /// Of a merge that is lossless in exact arithmetic: how far rounding may lift the perturbation over 0.
   std::optional<double> rounding;
 
@@ -48,13 +49,15 @@ struct LaterQueries {
   Matrix shared_bound;  ///< KKV-5', likewise: that times the share
   /// KKV-5-joint, for any number of query heads and groups: KKV-5' + sum_r A'_r ||v_r - v-_h||, v-_h the mean by the head's own scores
   Matrix joint_bound;
-  std::vector<StepHead> violations;  ///< ascending: where the last is exceeded by more than rounding can explain
+  std::vector<StepHead>
+      violations;  ///< ascending: where the last is exceeded by more than rounding can explain
 };
 
 struct MergeMetrics {
-  MergeCounts counts;                 ///< over KV heads and times
-  std::vector<MergeChange> changes;   ///< by KV head, time and query head
-  std::optional<LaterQueries> later;  ///< if asked for, and merged entries stand for their members (not with CaM)
+  MergeCounts counts;                ///< over KV heads and times
+  std::vector<MergeChange> changes;  ///< by KV head, time and query head
+  std::optional<LaterQueries>
+      later;  ///< if asked for, and merged entries stand for their members (not with CaM)
 };
 
 /// Measures what a run that merges recorded of a layer.
