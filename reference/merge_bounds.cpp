@@ -29,7 +29,8 @@ double prediction_error(VectorView log_predicted, VectorView log_actual) {
   double largest = 0;
   for (size_t i = 0; i < log_actual.size(); ++i) {
     const double error = std::abs(std::expm1(log_predicted[i] - log_actual[i]));
-    if (!(error <= largest)) largest = error;
+    if (std::isnan(error)) return error;
+    largest = std::max(largest, error);
   }
   return largest;
 }

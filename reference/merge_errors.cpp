@@ -38,17 +38,6 @@ double absolute_logit(VectorView query, VectorView key, double scale) {
   return std::abs(scale) * sum;
 }
 
-CacheEntries rows(const CacheEntries& cache, const std::vector<int64_t>& wanted) {
-  CacheEntries chosen;
-  for (const int64_t row : wanted) {
-    chosen.positions.push_back(cache.positions[static_cast<size_t>(row)]);
-    chosen.votes.push_back(cache.votes[static_cast<size_t>(row)]);
-    chosen.keys.append_row(cache.keys.row(row));
-    chosen.values.append_row(cache.values.row(row));
-  }
-  return chosen;
-}
-
 double sum(VectorView numbers) {
   double total = 0;
   for (const double number : numbers) total += number;
@@ -58,14 +47,14 @@ double sum(VectorView numbers) {
 // A group's exact quantities, as far as double precision gives them, and the sums that its errors are made of.
 class GroupErrors {
  public:
-  GroupErrors(VectorView query, double scale, const CacheEntries& members)
-      : members_(members),
-        count_(static_cast<double>(members.entries())),
+  GroupErrors(VectorView query, double scale, const GroupMembers& members)
+      : count_(static_cast<double>(members.keys.rows())),
         dimensions_(static_cast<double>(query.size())),
         logits_(attention_logits(as_row(query), members.keys, scale)),
-        exponents_(logit_errors(as_row(query), members.keys, scale, exact())) {
+        logit_errors_(logit_errors(as_row(query), members.keys, scale, exact())),
+        exponents_(logit_errors_) {
     logit_error_ = *std::ranges::max_element(exponents_.row(0));
-    for (int64_t j = 0; j < members.entries(); ++j) {
+    for (int64_t j = 0; j < members.keys.rows(); ++j) {
       largest_ = std::max(largest_, absolute_logit(query, members.keys.row(j), scale));
     }
     std::vector<double> weighted;
@@ -94,9 +83,12 @@ class GroupErrors {
 
   /// ln W
   double log_weight() const { return softmax_.log_sum_exp; }
+  /// Of a member.
+  double logit(int64_t member) const { return logits_(0, member); }
+  double logit_error(int64_t member) const { return logit_errors_(0, member); }
 
   /// T of the merged entry. absolute_logit: of its key.
-  double logit_error(MergedKey key, double absolute_logit) const {
+  double merged_logit_error(MergedKey key, double absolute_logit) const {
     const double mean_error = logit_error_ + 3 * sum_gamma() * largest_;
     const double conditioned = mean_error * (key == MergedKey::zip ? largest_scale() : 1);
     const double correction = gamma(8 * dimensions_ + 40, exact()) * (divergence_ + divergence_error_);
@@ -130,11 +122,11 @@ class GroupErrors {
     return spread / (1 - softmax_.growth) + logit_error_ + 3 * sum_gamma() * largest_;
   }
 
-  const CacheEntries& members_;
   double count_;
   double dimensions_;
   Matrix logits_;                // [1, members]
-  Matrix exponents_;             // T_j of the members' weights
+  Matrix logit_errors_;          // [1, members]
+  Matrix exponents_;             // T_j of the members' weights within the group
   double logit_error_ = 0;       // delta
   double largest_ = 0;           // a
   SoftmaxErrors softmax_;        // of ln p + z
@@ -146,49 +138,61 @@ class GroupErrors {
 
 }  // namespace
 
-MergedRows rows_of(const MergeGroup& group, const CacheEntries& before, const CacheEntries& after) {
-  MergedRows result{{before.find(group.into)}, after.find(group.into)};
-  for (const int64_t position : group.from) result.members.push_back(before.find(position));
-  assert(result.merged >= 0 && *std::ranges::min_element(result.members) >= 0);
-  return result;
-}
-
-std::vector<double> output_error(VectorView query, double scale, const CacheEntries& cache) {
-  const AttentionErrors errors =
-      attention_errors(as_row(query), cache.keys, cache.values, scale, cache.votes, exact());
-  return {errors.output.numbers().begin(), errors.output.numbers().end()};
-}
-
-double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& before,
-                            const CacheEntries& after, std::span<const MergedRows> groups) {
+double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
+                            std::span<const MergedGroup> groups) {
   assert(key != MergedKey::convex);
-  const AttentionOutput whole = attention(as_row(query), before.keys, before.values, scale, before.votes);
-  const VectorView output = whole.output.row(0);
-  const double before_error = norm(output_error(query, scale, before));
-  const double after_error = norm(output_error(query, scale, after));
-  double moved = 0, values_error = 0, lost = 0, farthest = 0;
-  for (const MergedRows& group : groups) {
-    const CacheEntries members = rows(before, group.members);
-    const GroupErrors errors(query, scale, members);
-    const double share = std::exp(errors.log_weight() - whole.log_sum_exp.front());
+  if (groups.empty()) return 0;
+  const MatrixView row = as_row(query);
+  const Matrix now = attention(row, cache.keys, cache.values, scale, cache.votes).output;
+  const VectorView output = now.row(0);
+  const double log_before = merge_effect(row, scale, cache, groups).log_sum_exp.front();
+  const Matrix logits = attention_logits(row, cache.keys, scale);
+  const Matrix errors = logit_errors(row, cache.keys, scale, exact());
+  double terms = static_cast<double>(groups.size());
+  for (const MergedGroup& group : groups) terms += static_cast<double>(group.members.keys.rows());
+  const double adding = gamma(terms + 6, exact());
+  // t of one entry: of its logit, with votes, as an exponent.
+  const auto weight_error = [&](double logit, double votes, double logit_error) {
+    const double log_votes = std::abs(std::log(votes));
+    return growth(logit_error + exponential(exact()) * (1 + log_votes) +
+                  4 * kUnit * (std::abs(logit) + log_votes + std::abs(log_before))) +
+           2 * adding;
+  };
+  double bound = 0, lost = 0;
+  for (const MergedGroup& group : groups) {
+    const GroupMembers& members = group.members;
+    const GroupErrors own(query, scale, members);
+    for (int64_t j = 0; j < members.keys.rows(); ++j) {
+      const double votes = members.votes[static_cast<size_t>(j)];
+      bound += std::exp(own.logit(j) + std::log(votes) - log_before) *
+               weight_error(own.logit(j), votes, own.logit_error(j)) *
+               distance(members.values.row(j), output);
+    }
+    const double share = std::exp(own.log_weight() - log_before);
+    const double absolute = absolute_logit(query, cache.keys.row(group.row), scale);
     const double off =
-        growth(errors.logit_error(key, absolute_logit(query, after.keys.row(group.merged), scale)));
-    const double value_error = norm(output_error(query, scale, members));
-    const Matrix mean = attention(as_row(query), members.keys, members.values, scale, members.votes).output;
-    const double far = distance(mean.row(0), output) + value_error + before_error;
-    farthest = std::max(farthest, far + value_error);
+        growth(own.merged_logit_error(key, absolute)) +
+        weight_error(logits(0, group.row), cache.votes[static_cast<size_t>(group.row)], errors(0, group.row));
+    const double far = distance(cache.values.row(group.row), output);
+    const double value_error = norm(
+        attention_errors(row, members.keys, members.values, scale, members.votes, exact()).output.numbers());
     lost += share > 0 ? share * off : 0;
-    moved += share > 0 ? share * off * far : 0;
-    values_error += share > 0 ? share * (1 + off) * value_error : 0;
+    bound += share > 0 ? share * (off * far + (1 + off) * value_error) : 0;
   }
-  double difference = kInfinity;
-  if (lost < 0.5) {
-    difference = (moved + values_error) / (1 - lost);
+  // Means of the same values, however the weights err.
+  double farthest = 0, largest = 0;
+  const auto look_at = [&](VectorView value) {
+    farthest = std::max(farthest, distance(value, output));
+    largest = std::max(largest, norm(value));
+  };
+  for (int64_t j = 0; j < cache.entries(); ++j) look_at(cache.values.row(j));
+  for (const MergedGroup& group : groups) {
+    for (int64_t j = 0; j < group.members.values.rows(); ++j) look_at(group.members.values.row(j));
   }
-  for (int64_t j = 0; j < before.entries(); ++j) {
-    farthest = std::max(farthest, distance(before.values.row(j), output) + before_error);
-  }
-  return (std::min(difference, farthest) + before_error + after_error) * (1 + kOwnRounding);
+  const double count = static_cast<double>(cache.entries()) + terms;
+  const double range =
+      2 * farthest + 10 * growth(gamma(count + 6, exact()) + 4 * kUnit * std::abs(log_before)) * largest;
+  return (lost < 0.5 ? std::min(bound, range) : range) * (1 + kOwnRounding);
 }
 
 }  // namespace kvbound::reference

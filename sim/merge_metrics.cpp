@@ -11,6 +11,7 @@
 #include <kvbound/reference/inner_product.hpp>
 #include <kvbound/reference/keep_kv.hpp>
 #include <kvbound/reference/merge_bounds.hpp>
+#include <kvbound/reference/merge_effect.hpp>
 #include <kvbound/reference/merge_errors.hpp>
 #include <kvbound/reference/merged_cache.hpp>
 #include <kvbound/reference/parallel.hpp>
@@ -20,19 +21,16 @@
 namespace kvbound::sim {
 namespace {
 
-using reference::AttentionOutput;
 using reference::CacheEntries;
 using reference::CacheMerge;
+using reference::MergedGroup;
+using reference::MergeEffect;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 double distance(VectorView x, VectorView y) { return std::sqrt(reference::squared_distance(x, y)); }
 
 double norm(VectorView x) { return std::sqrt(reference::inner_product(x, x)); }
-
-AttentionOutput attend(MatrixView queries, const CacheEntries& cache, double scale) {
-  return reference::attention(queries, cache.keys, cache.values, scale, cache.votes);
-}
 
 MergeCounts counts_of(const LayerRecord& record) {
   MergeCounts counts;
@@ -75,39 +73,6 @@ struct OpenMerge {
   double distance = 0;   // gamma, with those who came later
   int64_t next = 0;      // the first position that is not in it
 };
-
-// A cache with members in the place of merged entries: first the entries that are as they were, then the members, group by group.
-struct Replaced {
-  CacheEntries cache;  // positions left out
-  Matrix member_keys;
-  Matrix merged_keys;
-  std::vector<int64_t> merged_rows;  // of the present cache
-};
-
-Replaced replace(const OpenMerge& merge, const CacheEntries& present) {
-  Replaced result;
-  for (const OpenGroup& group : merge.groups) {
-    result.merged_rows.push_back(present.find(group.into));
-    result.merged_keys.append_row(present.keys.row(result.merged_rows.back()));
-  }
-  const auto append = [&](double votes, VectorView key, VectorView value) {
-    result.cache.votes.push_back(votes);
-    result.cache.keys.append_row(key);
-    result.cache.values.append_row(value);
-  };
-  for (int64_t j = 0; j < present.entries(); ++j) {
-    if (std::ranges::find(result.merged_rows, j) != result.merged_rows.end()) continue;
-    append(present.votes[static_cast<size_t>(j)], present.keys.row(j), present.values.row(j));
-  }
-  for (const OpenGroup& group : merge.groups) {
-    for (int64_t j = 0; j < group.members.keys.rows(); ++j) {
-      append(group.members.votes[static_cast<size_t>(j)], group.members.keys.row(j),
-             group.members.values.row(j));
-      result.member_keys.append_row(group.members.keys.row(j));
-    }
-  }
-  return result;
-}
 
 // One KV head's caches from the prompt's end on.
 class HeadMerges {
@@ -157,22 +122,33 @@ class HeadMerges {
 
   void measure_change(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
     const Matrix queries = queries_at(step);
-    const Matrix with_members = attend(queries, merge.before, layer_.scale).output;
-    const Matrix with_merged = attend(queries, after, layer_.scale).output;
+    std::vector<MergedGroup> groups;
+    for (const MergeGroup& group : *merge.groups) groups.push_back(merged_group(group, merge.before, after));
+    const Matrix changed = std::holds_alternative<Cam>(policy_.merge)
+                               ? output_difference(queries, merge.before, after)
+                               : merge_effect(queries, layer_.scale, after, groups).change;
     const std::optional<MergedKey> key = lossless_key(policy_, layer_.shape, rebuilt);
-    std::vector<reference::MergedRows> rows;
-    if (key) {
-      for (const MergeGroup& group : *merge.groups) rows.push_back(rows_of(group, merge.before, after));
-    }
     for (int64_t i = 0; i < group_size_; ++i) {
       MergeChange& change = changes_.emplace_back();
       change.step = step;
       change.query_head = kv_head_ * group_size_ + i;
-      change.perturbation = distance(with_members.row(i), with_merged.row(i));
+      change.perturbation = norm(changed.row(i));
       if (!key) continue;
-      change.rounding =
-          reference::lossless_merge_error(queries.row(i), layer_.scale, *key, merge.before, after, rows);
+      change.rounding = reference::lossless_merge_error(queries.row(i), layer_.scale, *key, after, groups);
     }
+  }
+
+  // Where entries change that are in no group.
+  Matrix output_difference(MatrixView queries, const CacheEntries& before, const CacheEntries& after) const {
+    const auto output = [&](const CacheEntries& cache) {
+      return reference::attention(queries, cache.keys, cache.values, layer_.scale, cache.votes).output;
+    };
+    Matrix difference = output(before);
+    const Matrix now = output(after);
+    for (int64_t i = 0; i < difference.rows(); ++i) {
+      for (int64_t c = 0; c < difference.cols(); ++c) difference(i, c) -= now(i, c);
+    }
+    return difference;
   }
 
   // The entry at a position no longer stands for its members.
@@ -199,21 +175,17 @@ class HeadMerges {
     open_.push_back(std::move(opened));
   }
 
-  OpenGroup open_group(const MergeGroup& group, const CacheEntries& before, const CacheEntries& after) const {
+  static OpenGroup open_group(const MergeGroup& group, const CacheEntries& before,
+                              const CacheEntries& after) {
     OpenGroup opened;
     opened.into = group.into;
-    const reference::MergedRows rows = rows_of(group, before, after);
-    for (const int64_t row : rows.members) {
-      opened.members.keys.append_row(before.keys.row(row));
-      opened.members.values.append_row(before.values.row(row));
-      opened.members.votes.push_back(before.votes[static_cast<size_t>(row)]);
-    }
-    opened.members.log_scores = group.log_scores;
+    MergedGroup merged = merged_group(group, before, after);
+    opened.members = std::move(merged.members);
     for (int64_t i = 0; i < group.log_scores.rows(); ++i) {
       const VectorView log_scores = group.log_scores.row(i);
       opened.log_merged.push_back(reference::log_mean_score(opened.members.votes, log_scores));
       const reference::GroupMean mean = reference::group_mean(opened.members, log_scores);
-      opened.value_apart.push_back(distance(mean.value, after.values.row(rows.merged)));
+      opened.value_apart.push_back(distance(mean.value, after.values.row(merged.row)));
       opened.value_apart_error.push_back(mean_error(opened.members, mean, log_scores));
     }
     return opened;
@@ -238,29 +210,21 @@ class HeadMerges {
     if (open_.empty()) return;
     OpenMerge& merge = open_.back();
     if (votes()) take_in_new_values(merge, t);
+    std::vector<MergedGroup> groups;
+    for (const OpenGroup& group : merge.groups) groups.push_back({group.members, present.find(group.into)});
     const Matrix queries = queries_at(t);
-    const Replaced replaced = replace(merge, present);
-    const AttentionOutput before = attend(queries, replaced.cache, layer_.scale);
-    const AttentionOutput now = attend(queries, present, layer_.scale);
-    const Matrix member_logits = reference::attention_logits(queries, replaced.member_keys, layer_.scale);
-    const Matrix merged_logits = reference::attention_logits(queries, replaced.merged_keys, layer_.scale);
-    const auto members = static_cast<size_t>(replaced.member_keys.rows());
+    const MergeEffect effect = merge_effect(queries, layer_.scale, present, groups);
     for (int64_t i = 0; i < group_size_; ++i) {
       const int64_t h = kv_head_ * group_size_ + i;
-      const VectorView weights = before.weights.row(i).last(members);
-      double share = 0;
-      for (const int64_t row : replaced.merged_rows) share += now.weights(i, row);
-      later_->perturbation(t, h) = distance(before.output.row(i), now.output.row(i));
-      later_->share(t, h) = share;
-      later_->sag(t, h) = std::accumulate(weights.begin(), weights.end(), 0.0) - share;
+      const VectorView weights = effect.merged_weights.row(i);
+      later_->perturbation(t, h) = norm(effect.change.row(i));
+      later_->share(t, h) = std::accumulate(weights.begin(), weights.end(), 0.0);
+      later_->sag(t, h) = effect.members_weight[static_cast<size_t>(i)] - later_->share(t, h);
       if (merge.groups.front().log_merged.empty()) continue;
-      const double shift =
-          merge.unit == ScoreKind::attention ? before.log_sum_exp[static_cast<size_t>(i)] : 0;
-      later_->prediction_error(t, h) =
-          prediction_error(merge, i, member_logits.row(i), merged_logits.row(i), shift);
+      later_->prediction_error(t, h) = prediction_error(merge, effect, i);
       if (!votes()) continue;
-      fill_bounds(merge, replaced, now.weights.row(i), i, t);
-      judge(merge, replaced, present, now.weights.row(i), queries.row(i), i, t);
+      fill_bounds(merge, weights, i, t);
+      judge(merge, weights, present, queries.row(i), i, t);
     }
   }
 
@@ -273,75 +237,83 @@ class HeadMerges {
     merge.next = end;
   }
 
-  // epsilon of one query head. shift: what its log scores are less than its logits.
-  static double prediction_error(const OpenMerge& merge, int64_t head, VectorView member_logits,
-                                 VectorView merged_logits, double shift) {
+  static double prediction_error(const OpenMerge& merge, const MergeEffect& effect, int64_t head) {
+    const double shift =
+        merge.unit == ScoreKind::attention ? effect.log_sum_exp[static_cast<size_t>(head)] : 0;
     std::vector<double> predicted, actual;
-    size_t member = 0;
+    int64_t member = 0;
     for (size_t r = 0; r < merge.groups.size(); ++r) {
       const VectorView scores = merge.groups[r].members.log_scores.row(head);
       predicted.insert(predicted.end(), scores.begin(), scores.end());
-      for (size_t j = 0; j < scores.size(); ++j) actual.push_back(member_logits[member++] - shift);
+      for (size_t j = 0; j < scores.size(); ++j)
+        actual.push_back(effect.member_logits(head, member++) - shift);
       predicted.push_back(merge.groups[r].log_merged[static_cast<size_t>(head)]);
-      actual.push_back(merged_logits[r] - shift);
+      actual.push_back(effect.merged_logits(head, static_cast<int64_t>(r)) - shift);
     }
     return reference::prediction_error(predicted, actual);
   }
 
   // sum_r A'_r ||v_r - v-_h||, or of the errors of these.
-  static double weighted_sum(const OpenMerge& merge, const Replaced& replaced, VectorView weights,
+  static double weighted_sum(const OpenMerge& merge, VectorView weights,
                              const std::vector<double> OpenGroup::*figures, int64_t head) {
     double sum = 0;
     for (size_t r = 0; r < merge.groups.size(); ++r) {
-      sum += weights[static_cast<size_t>(replaced.merged_rows[r])] *
-             (merge.groups[r].*figures)[static_cast<size_t>(head)];
+      sum += weights[r] * (merge.groups[r].*figures)[static_cast<size_t>(head)];
     }
     return sum;
   }
 
-  void fill_bounds(const OpenMerge& merge, const Replaced& replaced, VectorView weights, int64_t i,
-                   int64_t t) {
+  void fill_bounds(const OpenMerge& merge, VectorView weights, int64_t i, int64_t t) {
     const int64_t h = kv_head_ * group_size_ + i;
     const double error = later_->prediction_error(t, h), share = later_->share(t, h);
     later_->value_distance(t, h) = merge.distance;
     const double shared = reference::later_bound(error, merge.distance, share);
-    later_->joint_bound(t, h) = shared + weighted_sum(merge, replaced, weights, &OpenGroup::value_apart, i);
+    later_->joint_bound(t, h) = shared + weighted_sum(merge, weights, &OpenGroup::value_apart, i);
     if (group_size_ > 1) return;
     later_->bound(t, h) = reference::later_bound(error, merge.distance);
     later_->shared_bound(t, h) = shared;
   }
 
   // Notes a violation. What rounding may have done is only looked at where there seems to be one.
-  void judge(const OpenMerge& merge, const Replaced& replaced, const CacheEntries& present,
-             VectorView weights, VectorView query, int64_t i, int64_t t) {
+  //
+  // Log scores, predicted ones within 40 of them included (else epsilon is 1), are off by no more than l: those of logits and of
+  // log-sum-exps. Weights are off by e^{2l} - 1 and their products and sums by gamma_k, k the terms of all sums; in merge_effect they
+  // multiply values' distances from o', of which there are at most three times 2 max ||v||, and o' is off by that of max ||v||.
+  void judge(const OpenMerge& merge, VectorView weights, const CacheEntries& present, VectorView query,
+             int64_t i, int64_t t) {
     const int64_t h = kv_head_ * group_size_ + i;
     const double perturbation = later_->perturbation(t, h);
     if (perturbation <= later_->joint_bound(t, h)) return;
-    // Of log scores, predicted ones within 40 of them included (else epsilon is 1); twice that for weights.
-    const MatrixView row(query.data(), 1, layer_.shape.head_dim);
-    const reference::Arithmetic exact{.unit = 0, .smallest = 0x1p-1022, .exponential = 0, .rescalings = 0};
-    constexpr double kOfDifferences = 0x1p-43;  // 8 roundings of numbers up to 40, at least
-    double logit_error = 0;
-    for (const CacheEntries* cache : {&replaced.cache, &present}) {
-      const Matrix errors = reference::logit_errors(row, cache->keys, layer_.scale, exact);
-      const double log_sum_error =
-          reference::attention_errors(row, cache->keys, cache->values, layer_.scale, cache->votes, exact)
-              .log_sum_exp[0];
-      logit_error = std::max(logit_error,
-                             2 * *std::ranges::max_element(errors.row(0)) + log_sum_error + kOfDifferences);
-    }
+    constexpr double kUnit = 0x1p-53;
+    constexpr double kOfDifferences = 0x1p-43;  // eight roundings of numbers up to 40, at least
     constexpr double kOwnRounding =
         0x1p-30;  // relative, more than rounding does to sums of nonnegative terms
-    const double off = std::expm1(2 * logit_error) * (1 + kOwnRounding) + kOwnRounding * logit_error;
+    const MatrixView row(query.data(), 1, layer_.shape.head_dim);
+    const reference::Arithmetic exact{.unit = 0, .smallest = 0x1p-1022, .exponential = 0, .rescalings = 0};
+    double logit_error = 0, largest_value = 0;
+    auto terms = static_cast<double>(present.entries() + layer_.shape.head_dim + 16);
+    const auto look_at = [&](MatrixView keys, MatrixView values, VectorView votes) {
+      const Matrix errors = reference::logit_errors(row, keys, layer_.scale, exact);
+      const double log_sum_error =
+          reference::attention_errors(row, keys, values, layer_.scale, votes, exact).log_sum_exp[0];
+      logit_error = std::max(logit_error, 2 * *std::ranges::max_element(errors.row(0)) + log_sum_error);
+      for (int64_t j = 0; j < values.rows; ++j) largest_value = std::max(largest_value, norm(values.row(j)));
+      terms += static_cast<double>(values.rows);
+    };
+    look_at(present.keys, present.values, present.votes);
+    for (const OpenGroup& group : merge.groups) {
+      look_at(group.members.keys, group.members.values, group.members.votes);
+    }
+    const double off =
+        std::expm1(2 * (logit_error + kOfDifferences) + 2 * terms * kUnit) * (1 + kOwnRounding);
     const double error = later_->prediction_error(t, h);
     const double worst_error = error + (1 + error) * off + kOwnRounding * error;
     if (!(worst_error < 1)) return;  // nothing is claimed
-    const double apart = weighted_sum(merge, replaced, weights, &OpenGroup::value_apart, i) +
-                         weighted_sum(merge, replaced, weights, &OpenGroup::value_apart_error, i);
+    const double apart = weighted_sum(merge, weights, &OpenGroup::value_apart, i) +
+                         weighted_sum(merge, weights, &OpenGroup::value_apart_error, i);
     const double bound =
         (reference::later_bound(worst_error, merge.distance, later_->share(t, h)) + apart) * (1 + off) +
-        norm(reference::output_error(query, layer_.scale, replaced.cache)) +
-        norm(reference::output_error(query, layer_.scale, present));
+        8 * off * largest_value;
     if (!(perturbation <= bound * (1 + kOwnRounding))) violations_.push_back({t, h});
   }
 

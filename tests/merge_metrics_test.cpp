@@ -361,7 +361,7 @@ TEST(MergeMetrics, OfSpoiltMergesAreNot) {
   for (const MergeChange& change : metrics.changes) {
     if (change.violates()) found.push_back({change.step, change.query_head});
   }
-  EXPECT_EQ(found, (std::vector<StepHead>{{1, 2}}));
+  EXPECT_EQ(found, (std::vector<StepHead>{{1, 2}, {2, 2}})) << "and the merge that its entry goes into next";
 }
 
 TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
@@ -429,7 +429,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
         joint += weight * distance(mean, values.row(row.at(group.into)));
       }
       EXPECT_NEAR(later.share(0, h), share, 1e-14);
-      EXPECT_NEAR(later.prediction_error(0, h), epsilon, 1e-13);
+      EXPECT_NEAR(later.prediction_error(0, h), epsilon, 1e-13 * (1 + epsilon));
       const double gamma = reference::largest_distance(all_values, members);
       EXPECT_GE(later.value_distance(0, h), gamma * (1 - 1e-15));
       EXPECT_NEAR(later.value_distance(0, h), gamma, 1e-14 * gamma);
@@ -505,7 +505,7 @@ TEST(MergeMetrics, NoteWhereABoundIsExceeded) {
   EXPECT_TRUE(violations().empty());
   for (double& number : record.steps[1].merges[1].keys.row(0)) number *= 1 + 1e-6;
   EXPECT_TRUE(violations().empty()) << "the key's own error is in epsilon";
-  record.steps[1].merges[1].votes[0] += 1e-6;
+  record.steps[1].merges[1].votes[0] += 1e-3;
   EXPECT_EQ(violations(), (std::vector<StepHead>{{2, 1}})) << "no theorem speaks of votes that do not add up";
 }
 
