@@ -135,6 +135,20 @@ void ScoreEma::remove(int64_t entry) {
   }
 }
 
+ScoreEma ScoreEma::of(std::span<const int64_t> chosen) const {
+  ScoreEma result(options_, heads());
+  const auto take = [chosen](const std::vector<double>& from, std::vector<double>& to) {
+    for (const int64_t entry : chosen) to.push_back(from[static_cast<size_t>(entry)]);
+  };
+  take(weights_, result.weights_);
+  result.exponentials_.resize(chosen.size());
+  for (size_t h = 0; h < sums_.size(); ++h) {
+    take(sums_[h].exponents, result.sums_[h].exponents);
+    take(sums_[h].mantissas, result.sums_[h].mantissas);
+  }
+  return result;
+}
+
 void ScoreEma::observe(MatrixView log_scores) {
   require_equal("rows of log_scores", log_scores.rows, "query heads", heads());
   if (log_scores.cols > entries()) {

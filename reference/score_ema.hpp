@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/policy.hpp"
@@ -35,6 +36,8 @@ class ScoreEma {
   void append();
   /// The last entry takes its place.
   void remove(int64_t entry);
+  /// The averages of these entries alone, in this order.
+  ScoreEma of(std::span<const int64_t> chosen) const;
   /// The first so many entries take in a query's scores.
   ///
   /// log_scores  [heads, seen <= entries], ln s, natural log

@@ -187,6 +187,7 @@ constexpr BenchOperation kOperations[] = {
     {"step-key", "of h2o+obcache-key", bench_step_key},
     {"step-joint", "of h2o+obcache-joint", bench_step_joint},
     {"step-exact", "of h2o+exact", bench_step_exact},
+    {"step-keepkv", "of h2o+keepkv, everyone who leaves merging", bench_step_keepkv},
 };
 
 }  // namespace
