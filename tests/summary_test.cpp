@@ -85,7 +85,7 @@ TEST(Summary, CountsViolationsBeyondRoundingAndSaysWhereTheFirstIs) {
   EXPECT_EQ(summary.first_violation->step, 1);
   EXPECT_EQ(summary.first_violation->query_head, 0);
   LayerMetrics nan_bound = metrics(matrix({{1, 1}, {1, 1}}));
-  nan_bound.bound(0, 0) = kNan;
+  (*nan_bound.bound)(0, 0) = kNan;
   EXPECT_TRUE(nan_bound.violates(0, 0));
 }
 
