@@ -309,20 +309,24 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
                            const PromptErrors& errors, const std::vector<Positions>& kept,
                            std::vector<Positions>& forced) {
   const int64_t n = layer.prompt_tokens();
-  const bool greedy = std::holds_alternative<Greedy>(claimant.policy.selection);
+  const auto* keep_kv = std::get_if<KeepKv>(&claimant.policy.merge);
+  const bool merges_first = keep_kv && keep_kv->order == MergeOrder::merge_first;
+  const bool untold = merges_first || std::holds_alternative<Greedy>(claimant.policy.selection);
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
     const Positions& own = reference.kept[g];
     const int64_t budget = claimant.budget(static_cast<int64_t>(g));
     const HostRules rules = rules_of(claimant.policy.host, n, budget);
     const Positions always_kept = always_kept_of(rules, n);
-    const auto found = disorder(kept[g], layer, always_kept, budget);
+    // Where merging comes first there may be fewer to stay than the budget has room for.
+    const auto size = static_cast<int64_t>(kept[g].size());
+    const auto found = disorder(kept[g], layer, always_kept, merges_first ? std::min(size, budget) : budget);
     if (!found || found->usable) forced[g] = kept[g];
     if (found) {
       judgement.add(kept[g], own, *found, g);
       continue;
     }
-    if (greedy && kept[g] != own) {
+    if (untold && kept[g] != own) {
       judgement.add_undecided(kept[g], own);
       continue;
     }
@@ -333,7 +337,7 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
       fault->chosen += rules.sinks;
       fault->better += rules.sinks;
     }
-    judgement.add(kept[g], own, fault, greedy || judge.can_tell(static_cast<int64_t>(selected.size())), g);
+    judgement.add(kept[g], own, fault, untold || judge.can_tell(static_cast<int64_t>(selected.size())), g);
   }
   return judgement.result();
 }

@@ -6,6 +6,7 @@ import numpy as np
 
 from support import kvbound_cli
 from support.diffs import DiffTest
+from support.kvbound_cli import INCONCLUSIVE, SAMPLES, TraceFile
 
 ALLOCATIONS = ("snapkv:window=8+pyramid", "snapkv:window=8+adakv", "h2o:window=8+adakv:safeguard=0",
                "tova:sinks=2+adakv:safeguard=0.5", "streaming-llm+pyramid:beta=3:shape=cosine",
@@ -13,6 +14,226 @@ ALLOCATIONS = ("snapkv:window=8+pyramid", "snapkv:window=8+adakv", "h2o:window=8
                "snapkv:window=8+theta-sweep+adakv:safeguard=0", "tova+theta-sweep+pyramid", "h2o:window=8+exact+adakv",
                "snapkv:window=8+obcache-joint:space=projected+adakv:safeguard=0", "snapkv:window=8+greedy+adakv",
                "tova+critical+pyramid:beta=2")
+
+
+STATIC = "snapkv:window=8"
+DYNAMIC = ("h2o:window=8", "tova", "streaming-llm", "h2o:window=8:recent=2:sinks=1")
+MERGES = ("keepkv:threshold=0.3", "keepkv:threshold=none:key=zip:gqa=mean", "keepkv-paper:threshold=0.3",
+          "keepkv:threshold=none:gqa=mean", "keepkv:threshold=none:predict=current:rank=0", "keepkv:threshold=0.3:key=convex",
+          "convex:threshold=0.3", "convex:threshold=none:gqa=mean:scores=raw:normalisation=paper", "d2o:threshold=0.3",
+          "kvmerger:threshold=none", "cam:neighbours=4", "keepkv:threshold=1")
+SELECTIONS = ("snapkv:window=8+critical+keepkv:threshold=0.3", "h2o:window=8+critical+keepkv:threshold=0.3",
+              "tova+exact+d2o:threshold=none", "h2o:window=8+obcache-joint+keepkv:threshold=0.3",
+              "snapkv:window=8+theta-sweep+adakv+keepkv:threshold=0.3", "tova+pyramid+kvmerger:threshold=0.3",
+              "h2o:window=8+adakv:safeguard=0+keepkv:threshold=none", "snapkv:window=8+greedy+convex:threshold=none")
+ORDERS = ("snapkv:window=8+keepkv:threshold=0.3:order=merge-first", "h2o:window=8+keepkv:threshold=none:order=merge-first",
+          "snapkv:window=8+keepkv:threshold=0.3:period=2", "tova+keepkv:threshold=none:period=3",
+          "h2o:window=8+critical+keepkv:threshold=0.3:period=2")
+
+
+class MergingDumps(DiffTest):
+    def test_the_references_dumps_agree_for_every_method_and_host(self):
+        for number, kind in enumerate(("mixed", "power-law")):
+            trace = self.trace("F64", kind, tokens=90 + number, decode=5)
+            for host in (STATIC, *DYNAMIC):
+                for merge in MERGES:
+                    with self.subTest(f"{kind} {host} {merge}"):
+                        self.agrees(trace, self.reference(trace, f"{host}+{merge}", "30"))
+
+    def test_they_agree_with_other_selections_scores_and_allocations(self):
+        trace = self.trace("BF16", decode=5)
+        for policy in SELECTIONS:
+            with self.subTest(policy):
+                self.agrees(trace, self.reference(trace, policy, "30"))
+
+    def test_they_agree_where_merging_comes_first_and_where_caches_are_rebuilt(self):
+        trace = self.trace("F64", decode=7)
+        for policy in ORDERS:
+            with self.subTest(policy):
+                self.agrees(trace, self.reference(trace, policy, "30"))
+
+    def test_a_recorded_models_dumps_agree(self):
+        for sample in ("pocket-gqa", "pocket-mha"):
+            trace = SAMPLES / f"{sample}.safetensors"
+            for policy in ("snapkv+keepkv", "h2o+keepkv-paper:threshold=0.5", "tova+cam"):
+                with self.subTest(f"{sample} {policy}"):
+                    self.agrees(trace, self.reference(trace, policy, "12.5%", "--layers", "1", "--steps", "6"))
+
+    def test_any_subset_of_the_tensors_may_be_there(self):
+        trace = self.trace("F64", decode=5)
+        for policy in ("h2o:window=8+keepkv:threshold=0.3", "snapkv:window=8+d2o:threshold=0.3", "tova+cam:neighbours=4"):
+            dump = self.reference(trace, policy, "30")
+            for kind in sorted(dump.kinds()):
+                with self.subTest(f"{policy} {kind}"):
+                    self.agrees(trace, dump.only({kind}))
+                    self.agrees(trace, dump.only(dump.kinds() - {kind}))
+
+    def test_the_first_steps_and_none_may_be_there(self):
+        trace = self.trace("F64", decode=5)
+        self.agrees(trace, self.reference(trace, "h2o:window=8+keepkv:threshold=0.3", "30", "--steps", "2"))
+        short = TraceFile(decode_tokens=0, dtype="F64").write(self.folder / "short.safetensors")
+        self.passes("replay", short, "--policy", "tova+keepkv:threshold=none", "--budget", "9", "--dump", "d.safetensors",
+                    code=INCONCLUSIVE)
+        self.passes("diff", short, "d.safetensors", code=INCONCLUSIVE)
+
+    def test_dumps_rounded_to_single_precision_never_differ(self):
+        trace = self.trace("F32", decode=5)
+        for host in (STATIC, *DYNAMIC):
+            for merge in MERGES:
+                with self.subTest(f"{host} {merge}"):
+                    self.agrees(trace, self.reference(trace, f"{host}+{merge}", "30").stored("F32"))
+
+    def test_tensors_that_a_policy_has_not_are_refused(self):
+        trace = self.trace("F64")
+        merged = self.reference(trace, "snapkv:window=8+keepkv:threshold=0.3", "30")
+        merged.metadata["policy"] = "snapkv:window=8"
+        self.refused(trace, merged, r"at byte \d+: layers\.0\.\w+: only policies that merge have this; this is snapkv")
+        plain = self.reference(trace, "snapkv:window=8", "30")
+        plain.metadata["policy"] = "snapkv:window=8+keepkv"
+        self.refused(trace, plain, r"at byte \d+: layers\.0\.bound: only policies that do not merge have this; this is snapkv")
+        dynamic = self.reference(trace, "tova+keepkv:threshold=0.3", "30").only({"kept", "merged_into"})
+        dynamic.metadata["policy"] = "snapkv:window=8+keepkv"
+        self.refused(trace, dynamic, r"at byte \d+: layers\.0\.merged_into: only policies that merge while decoding")
+
+
+class WrongMerges(DiffTest):
+    """Faults in dumps of the reference are found and named."""
+
+    def found(self, tensor, policy, change, trace=None):
+        trace = trace or self.trace("F64", decode=6)
+        dump = self.reference(trace, policy, "30")
+        self.agrees(trace, dump)
+        change(dump)
+        with self.subTest(f"{tensor} {policy}"):
+            return self.differs(trace, dump, tensor)
+
+    def test_a_wrong_vote(self):
+        def more(dump):
+            dump.array(1, "votes")[7] += 1
+
+        def less(dump):
+            votes = dump.array(0, "votes")
+            votes[np.argmax(votes)] -= 1
+
+        for host in (STATIC, "h2o:window=8"):
+            self.found("votes", host + "+keepkv:threshold=0.3", more)
+            self.found("votes", host + "+keepkv:threshold=0.3", less)
+        self.found("votes", STATIC + "+d2o:threshold=0.3", more)
+        self.found("votes", "tova+cam", more)
+
+    def test_a_merged_key_or_value_off_by_a_billionth(self):
+        for tensor in ("merged_key", "merged_value"):
+            def perturb(dump):
+                dump.array(1, tensor)[11, 3] *= 1 + 1e-9
+
+            for merge in MERGES:
+                for host in (STATIC, "tova"):
+                    self.found(tensor, f"{host}+{merge}", perturb)
+
+    def test_an_output_off_by_a_billionth(self):
+        def perturb(dump):
+            dump.array(1, "output")[4, 1, 3] *= 1 + 1e-9
+
+        for merge in MERGES:
+            for host in (STATIC, "h2o:window=8"):
+                self.found("output", f"{host}+{merge}", perturb)
+
+    def test_a_perturbation_off_by_a_millionth(self):
+        def perturb(dump):
+            dump.array(0, "perturbation")[2, 1] *= 1 + 1e-6
+
+        self.found("perturbation", "h2o:window=8+keepkv:threshold=0.3", perturb)
+
+    def test_another_target(self):
+        def swap(dump):
+            into = dump.array(1, "merged_into")
+            kept = dump.array(1, "kept")
+            step, head = np.argwhere(into >= 0)[0]
+            others = kept[head * 30:(head + 1) * 30]
+            into[step, head] = next(other for other in others
+                                    if other not in (into[step, head], *dump.array(1, "left")[:step + 1, head]))
+
+        for merge in ("keepkv:threshold=none", "d2o:threshold=none", "convex:threshold=none", "kvmerger:threshold=none"):
+            _, stderr = self.found("merged_into", "h2o:window=8+" + merge, swap)
+            self.assertRegex(stderr, r"step \d+, KV head \d: position \d+ merged with \d+ rather than merging with \d+: ")
+
+    def test_one_dropped_that_was_to_merge_and_one_merged_that_was_to_be_dropped(self):
+        def drop(dump):
+            into = dump.array(1, "merged_into")
+            into[tuple(np.argwhere(into >= 0)[0])] = -1
+
+        def merge(dump):
+            into = dump.array(1, "merged_into")
+            kept = dump.array(1, "kept")
+            step, head = np.argwhere(into == -1)[0]
+            into[step, head] = next(other for other in kept[head * 30:(head + 1) * 30]
+                                    if other not in dump.array(1, "left")[:step + 1, head])
+
+        for host in ("h2o:window=8", "streaming-llm"):
+            self.found("merged_into", host + "+keepkv:threshold=none", drop)
+            self.found("merged_into", host + "+keepkv:threshold=1", merge)
+
+    def test_a_target_that_is_not_there_and_one_where_nobody_left(self):
+        def nowhere(dump):
+            dump.array(0, "merged_into")[3, 1] = 1000
+
+        def though_nobody_left(dump):
+            dump.array(0, "merged_into")[0, 1] = 5
+
+        self.found("merged_into", "tova+keepkv:threshold=none", nowhere)
+        trace = self.trace("F64", decode=6)
+        dump = self.reference(trace, "tova+keepkv:threshold=none", "30")
+        dump.array(0, "merged_into")[2, 0] = -2
+        self.differs(trace, dump, "merged_into")
+
+    def test_another_draw(self):
+        def other(dump):
+            into = dump.array(1, "merged_into")
+            into[2, 0] = -1 if into[2, 0] >= 0 else dump.array(1, "kept")[29]
+
+        self.found("merged_into", "h2o:window=8+cam:neighbours=4", other)
+
+    def test_another_who_left(self):
+        def other(dump):
+            left = dump.array(1, "left")
+            kept = dump.array(1, "kept")
+            step, head = 3, 1
+            scores = dump.array(1, "score")[head]
+            best = max(kept[head * 30:head * 30 + 22], key=lambda position: scores[position])
+            left[step, head] = best
+
+        self.found("left", "h2o:window=8+keepkv:threshold=0.3", other)
+
+    def test_other_options_of_the_policy(self):
+        trace = self.trace("F64", decode=6)
+        for right, wrong, tensor in (
+                ("keepkv:threshold=none", "keepkv:threshold=none:key=convex", "merged_key"),
+                ("keepkv:threshold=none", "keepkv:threshold=none:gqa=mean", "merged_key"),
+                ("keepkv:threshold=none", "keepkv:threshold=none:ema=0.8", "merged_key"),
+                ("keepkv:threshold=none", "keepkv:threshold=none:scores=raw", "merged_key"),
+                ("keepkv:threshold=none:gqa=mean", "keepkv:threshold=none:gqa=mean:key=zip", "merged_key"),
+                ("keepkv:threshold=none", "keepkv:threshold=0.3", "votes"),
+                ("d2o:threshold=none", "kvmerger:threshold=none", "merged_key"),
+                ("cam:seed=1", "cam:seed=2", "merged_value")):
+            with self.subTest(f"{right} {wrong}"):
+                dump = self.reference(trace, f"snapkv:window=8+{wrong}", "30")
+                other = self.reference(trace, f"snapkv:window=8+{right}", "30")
+                dump.metadata["policy"] = other.metadata["policy"]
+                self.differs(trace, dump, tensor)
+
+    def test_what_is_not_recorded_of_is_never_a_pass_where_it_is_wrong(self):
+        """After a rebuild, and where merging comes first, a number that is not the reference's is undecided."""
+        def perturb(dump):
+            dump.array(1, "output")[4, 1, 3] *= 1 + 1e-6
+
+        trace = self.trace("F64", decode=6)
+        for policy in ("tova+keepkv:threshold=none:period=3", "snapkv:window=8+keepkv:threshold=0.3:order=merge-first"):
+            dump = self.reference(trace, policy, "30")
+            self.agrees(trace, dump)
+            perturb(dump)
+            report, _ = self.diff(trace, dump, INCONCLUSIVE)
+            output = [item for item in report["tensors"] if item["tensor"] == "output"]
+            self.assertEqual([item["undecided"] for item in output], [0, 1])
 
 
 class Allocations(DiffTest):
@@ -44,7 +265,7 @@ class Allocations(DiffTest):
                 self.agrees(trace, dump.only({kind}))
         self.agrees(trace, dump.only({"kept", "kept_offsets", "left"}))
         self.refused(trace, dump.only(dump.kinds() - {"kept_offsets"}),
-                     r"at byte \d+: layers\.0\.kept: needs layers\.0\.kept_offsets: with adakv KV heads keep different numbers")
+                     r"at byte \d+: layers\.0\.kept: needs layers\.0\.kept_offsets: KV heads of this policy may keep different numbers")
         pyramid = self.reference(trace, "snapkv:window=8+pyramid", "40")
         self.agrees(trace, pyramid.only(pyramid.kinds() - {"kept_offsets"}))
 
