@@ -32,8 +32,8 @@ Examples:
   kvbound diff TRACE dump.safetensors --json diff.json
 
 Exit code 0 if every number is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
-named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or a choice that
-nothing tells right from wrong: a set of `greedy` that is not the reference's.
+named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
+undecided: a choice or number that is not the reference's, and nothing recorded tells whether rounding explains it.
 )";
 
 CommandLine command_line() {
