@@ -181,6 +181,7 @@ class HeadMerges {
     opened.into = group.into;
     MergedGroup merged = merged_group(group, before, after);
     opened.members = std::move(merged.members);
+    if (group.log_scores.cols() == 0) return opened;  // nothing was predicted
     for (int64_t i = 0; i < group.log_scores.rows(); ++i) {
       const VectorView log_scores = group.log_scores.row(i);
       opened.log_merged.push_back(reference::log_mean_score(opened.members.votes, log_scores));

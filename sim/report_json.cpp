@@ -36,7 +36,7 @@ Json share(int64_t part, int64_t whole) {
 
 Json later(const std::optional<LaterSummary>& summary) {
   if (!summary) return {};
-  const bool bounded = summary->joint_bound.count > 0;
+  const bool bounded = !summary->joint_bound.values.empty();
   return {{"perturbation", number(summary->perturbation.value())},
           {"sag", number(summary->sag.value())},
           {"predicted", summary->predicted},

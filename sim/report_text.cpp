@@ -58,9 +58,9 @@ std::string mean_cell(const Subject& subject) {
   return figure((subject.summary.*mean).value());
 }
 
-template <Mean LaterSummary::*mean>
+template <auto LaterSummary::*figures>
 std::string later_cell(const Subject& subject) {
-  return subject.summary.later ? figure(((*subject.summary.later).*mean).value()) : "-";
+  return subject.summary.later ? figure(((*subject.summary.later).*figures).value()) : "-";
 }
 
 // How many leaving entries found whom to merge with.
@@ -90,7 +90,7 @@ std::string predictable(const Subject& subject) {
 }
 
 std::string later_violations(const Subject& subject) {
-  if (!subject.summary.later || subject.summary.later->joint_bound.count == 0) return "-";
+  if (!subject.summary.later || subject.summary.later->joint_bound.values.empty()) return "-";
   return std::to_string(subject.summary.later->violations);
 }
 

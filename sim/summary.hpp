@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "replay.hpp"
 
@@ -15,6 +16,14 @@ struct Mean {
   int64_t undefined = 0;
 
   void add(double value);
+  std::optional<double> value() const;
+};
+
+/// The median, of an even number the larger of the two in the middle: for figures of which some are past all bounds.
+struct Median {
+  std::vector<double> values;
+
+  void add(double value) { values.push_back(value); }
   std::optional<double> value() const;
 };
 
@@ -43,9 +52,9 @@ struct LaterSummary {
   int64_t predictable = 0;  ///< of those, how many have epsilon < 1
   Mean prediction_error;    ///< of these
   Mean value_distance;      ///< gamma, where there is a bound
-  Mean bound;               ///< KKV-5 where epsilon < 1; one query head per KV head
-  Mean shared_bound;        ///< KKV-5', likewise
-  Mean joint_bound;         ///< KKV-5-joint where epsilon < 1
+  Median bound;             ///< KKV-5 where epsilon < 1; one query head per KV head
+  Median shared_bound;      ///< KKV-5', likewise
+  Median joint_bound;       ///< KKV-5-joint where epsilon < 1
   int64_t violations = 0;   ///< of the last, beyond rounding
   std::optional<Place> first_violation;
 };
