@@ -1,23 +1,21 @@
-// What one budget means for each of a trace's layers.
+// Which budget each layer of a trace has.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include <kvbound/reference/core/policy.hpp>
-#include <kvbound/traces/trace.hpp>
-
-#include "budget.hpp"
 
 namespace kvbound::sim {
 
-/// Entries per KV head for every layer of the trace, which is what they add up over, whichever of them are looked at.
+/// Entries per KV head that a policy keeps in each layer: all the same, or, with `pyramid`, so many in the mean.
 ///
-///     uniform, adakv  the budget; adakv shares it out within the layer
-///     pyramid         reference::pyramid_budgets, not below the always-kept entries
-///
-/// returns  [layers]
-/// throws   InvalidPolicy, naming the trace, if the policy makes no sense at the budget, or at a layer's
-std::vector<int64_t> layer_budgets(const Policy& policy, const Budget& budget, const traces::TraceInfo& info);
+/// entries        the user's budget
+/// layers         of the whole trace, whichever of them are replayed
+/// prompt_tokens  at least entries
+/// returns        [layers]; their sum is layers * entries
+/// throws         ShapeMismatch, InvalidPolicy: reference::pyramid_budgets
+std::vector<int64_t> layer_budgets(const Policy& policy, int64_t entries, int64_t layers,
+                                   int64_t prompt_tokens);
 
 }  // namespace kvbound::sim

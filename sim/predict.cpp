@@ -16,7 +16,10 @@
 #include <kvbound/reference/selection.hpp>
 #include <kvbound/reference/session.hpp>
 
+#include "backend.hpp"
 #include "layer_budgets.hpp"
+#include "policy.hpp"
+#include "replay.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -224,7 +227,10 @@ std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const P
 PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& layers,
                       const PredictOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   const traces::TraceInfo& info = trace.info();
-  const std::vector<int64_t> budgets = layer_budgets(options.policy, options.budget, info);
+  require_valid({{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)}},
+                info);
+  const std::vector<int64_t> budgets = layer_budgets(
+      options.policy, options.budget.entries(info.prompt_tokens), info.layers, info.prompt_tokens);
   PredictResult result{info, options, {}};
   int64_t pieces = 0;
   const auto done = [&] {

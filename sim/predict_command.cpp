@@ -8,11 +8,12 @@
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "backend.hpp"
 #include "command_line.hpp"
-#include "layer_budgets.hpp"
 #include "policy.hpp"
 #include "predict_report.hpp"
 #include "progress.hpp"
+#include "replay.hpp"
 #include "table.hpp"
 
 namespace kvbound::sim {
@@ -114,7 +115,8 @@ PredictOptions parse_options(const CommandLine& line, const traces::TraceInfo& i
     throw UsageError(fmt::format("--steps: {} has no decode steps", info.path));
   }
   options.steps = line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens;
-  layer_budgets(options.policy, options.budget, info);
+  require_valid({{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)}},
+                info);
   return options;
 }
 

@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/layer_budgets.hpp>
 #include <kvbound/sim/policy.hpp>
 #include <kvbound/sim/score_history.hpp>
 
@@ -233,35 +232,6 @@ TEST(LayerPrediction, TellsOfEveryHeadAndRefusesWhatCannotBeMeasured) {
   wrong = options(1, "tova", "1");
   wrong.window = 0;
   EXPECT_NE(message_of<ShapeMismatch>([&] { layer_prediction(layer, wrong, 1); }), "no error");
-}
-
-traces::TraceInfo trace_info(int64_t layers, int64_t prompt_tokens) {
-  traces::TraceInfo info;
-  info.path = "some.safetensors";
-  info.layers = layers;
-  info.prompt_tokens = prompt_tokens;
-  info.window_queries = prompt_tokens;
-  return info;
-}
-
-TEST(LayerBudgets, AreTheBudgetUnlessLayersDiffer) {
-  const auto budgets = [](const std::string& policy, const std::string& budget) {
-    return layer_budgets(parse_policy(policy), parse_budget(budget), trace_info(3, 100));
-  };
-  EXPECT_EQ(budgets("snapkv:window=4", "20%"), (std::vector<int64_t>{20, 20, 20}));
-  EXPECT_EQ(budgets("h2o:window=4+adakv", "20"), (std::vector<int64_t>{20, 20, 20}));
-  // 20 + d, 20, 20 - d with d = min(20 - 20/2, 20 - always kept).
-  EXPECT_EQ(budgets("tova+pyramid:beta=2", "20"), (std::vector<int64_t>{30, 20, 10}));
-  EXPECT_EQ(budgets("snapkv:window=16+pyramid:beta=2", "20"), (std::vector<int64_t>{24, 20, 16}));
-  EXPECT_EQ(budgets("streaming-llm:sinks=15+pyramid:beta=2", "20"), (std::vector<int64_t>{25, 20, 15}))
-      << "its newest entries take what there is";
-}
-
-TEST(LayerBudgets, NameTheTraceWhereAPolicyMakesNoSense) {
-  EXPECT_EQ(message_of<InvalidPolicy>(
-                [] { layer_budgets(parse_policy("tova"), parse_budget("0"), trace_info(1, 100)); }),
-            "some.safetensors: policy 'tova:sinks=0' at budget 0: budget of 0 entries is outside 1..100, the "
-            "prompt's tokens");
 }
 
 }  // namespace
