@@ -15,8 +15,20 @@ using exact::Reals;
 
 MergedEntry convex(const GroupMean& mean, const Reals&) { return exact::convex_merge(mean); }
 
-// The key is of no matter to the bounds.
-constexpr MergeRule kRules[] = {exact::min_norm_merge, convex};
+// The key is of no matter to the bounds: with one that errs against this query as far as the members' scores do, they are
+// nearest to being reached. Bit g says which way group g's errs.
+Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, size_t query, const Real& epsilon,
+               unsigned signs) {
+  Merges result = merges;
+  const Reals& q = merging.heads[head].queries[query];
+  for (size_t g = 0; g < result.entries.size(); ++g) {
+    const Real ratio = 1 + ((signs >> (g % 2) & 1) != 0 ? epsilon : Real(-epsilon));
+    Reals& key = result.entries[g].key;
+    const Real missing = result.predicted[g] - log(ratio) - exact::inner_product(q, key);
+    key = exact::combination(1, key, missing / exact::squared(q), q);
+  }
+  return result;
+}
 
 // 2 epsilon (1 + epsilon) / (1 - epsilon)^2
 Real printed_factor(const Real& epsilon) {
@@ -26,9 +38,17 @@ Real printed_factor(const Real& epsilon) {
 // Calls look(what a query sees), for every query of the head.
 template <class Look>
 void for_each_sight(const MergingCase& merging, size_t head, const std::vector<Group>& groups, const Look& look) {
-  for (const MergeRule rule : kRules) {
-    const Merges merges(merging, head, groups, rule);
-    for (size_t i = 0; i < merging.heads[head].queries.size(); ++i) look(Sight(merging, head, merges, i));
+  const Merges by_norm(merging, head, groups, exact::min_norm_merge), by_mean(merging, head, groups, convex);
+  for (size_t i = 0; i < merging.heads[head].queries.size(); ++i) {
+    look(Sight(merging, head, by_norm, i));
+    const Sight sight(merging, head, by_mean, i);
+    look(sight);
+    const Real& epsilon = sight.members_epsilon();
+    if (epsilon == 0 || epsilon >= 1) continue;
+    for (const unsigned signs : {0U, 1U, 2U, 3U}) {
+      const Merges merges = adverse(merging, head, by_mean, i, epsilon, signs);
+      look(Sight(merging, head, merges, i));
+    }
   }
 }
 

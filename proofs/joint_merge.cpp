@@ -89,7 +89,7 @@ Real squared_terms(const MergingCase& merging, Space space) {
     size = std::max<Real>(size, merging.value_terms(h, space));
     logit = std::max<Real>(logit, merging.logit_terms(h));
   }
-  return 16 * size * size * logit;
+  return 16 * (1 + size * size) * logit;
 }
 
 Real condition(const JointMean& joint) { return joint.singular.sigmas.front() / joint.singular.sigmas.back(); }
