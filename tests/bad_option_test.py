@@ -139,7 +139,7 @@ class BadOptions(CommandLineTest):
                 ("tova+pyramid:shape", "linear or cosine", ("flat", "")),
                 ("tova+keepkv:threshold", "a decimal from 0 to 1 of at most 18 digits, or none", ("1.5", "-1", "all", "")),
                 ("tova+keepkv:predict", "ema or current", ("last", "")),
-                ("tova+keepkv:ema", "a number from 0 to below 1", ("1", "-0.5", "nan", "")),
+                ("tova+keepkv:ema", "0, or a number from 1e-270 to below 1", ("1", "-0.5", "nan", "")),
                 ("tova+keepkv:scores", "attention or raw", ("exp", "")),
                 ("tova+keepkv:normalisation", "exact or paper", ("none", "")),
                 ("tova+keepkv:key", "min-norm or zip or convex", ("mean", "")),
