@@ -17,8 +17,8 @@ MergedEntry convex(const GroupMean& mean, const Reals&) { return exact::convex_m
 
 // The key is of no matter to the bounds: with one that errs against this query as far as the members' scores do, they are
 // nearest to being reached. Bit g says which way group g's errs.
-Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, size_t query, const Real& epsilon,
-               unsigned signs) {
+Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, size_t query,
+               const Real& epsilon, unsigned signs) {
   Merges result = merges;
   const Reals& q = merging.heads[head].queries[query];
   for (size_t g = 0; g < result.entries.size(); ++g) {
@@ -37,7 +37,8 @@ Real printed_factor(const Real& epsilon) {
 
 // Calls look(what a query sees), for every query of the head.
 template <class Look>
-void for_each_sight(const MergingCase& merging, size_t head, const std::vector<Group>& groups, const Look& look) {
+void for_each_sight(const MergingCase& merging, size_t head, const std::vector<Group>& groups,
+                    const Look& look) {
   const Merges by_norm(merging, head, groups, exact::min_norm_merge), by_mean(merging, head, groups, convex);
   for (size_t i = 0; i < merging.heads[head].queries.size(); ++i) {
     look(Sight(merging, head, by_norm, i));
@@ -171,8 +172,8 @@ Outcome half_for_many(const Instance& instance) {
   Outcome outcome;
   for_all_at_once(MergingCase(instance), [&](const Sight& sight) {
     if (sight.epsilon() < 1)
-      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2)) for several groups", sight, half_angle(sight.epsilon()),
-                 outcome);
+      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2)) for several groups", sight,
+                 half_angle(sight.epsilon()), outcome);
   });
   return outcome;
 }
@@ -193,8 +194,10 @@ std::vector<Theorem> foretold_theorems() {
   return {
       {.id = "kkv-5",
        .title = "the bound for queries to come",
-       .statement = "Theta = || o' - o || <= 2 e (1 + e) gamma / (1 - e)^2, e = max |1 - s^/s| over the merged entries and "
-                    "the one that they became, gamma = max || v_i - v_j || over all i and merged j, in every norm",
+       .statement =
+           "Theta = || o' - o || <= 2 e (1 + e) gamma / (1 - e)^2, e = max |1 - s^/s| over the merged "
+           "entries and "
+           "the one that they became, gamma = max || v_i - v_j || over all i and merged j, in every norm",
        .hypotheses = "e < 1; one query head, one group, v_r its own mean; any key",
        .source = kSource + ", Theorem 5; that e must count the merged entry: ours",
        .ratio = "Theta / bound",
@@ -204,7 +207,8 @@ std::vector<Theorem> foretold_theorems() {
                      one_group_without_merged}}},
       {.id = "kkv-5-prime",
        .title = "the bound for many groups, with what they weigh",
-       .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged entries get together",
+       .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged entries "
+                    "get together",
        .hypotheses = "e < 1; one query head, disjoint groups merged at one time, nobody dropped; any key",
        .source = "ours",
        .ratio = "Theta / bound",

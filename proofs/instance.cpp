@@ -257,10 +257,10 @@ void require_valid(const Instance& instance) {
 }
 
 const char* name(Regime regime) {
-  constexpr const char* kNames[] = {"sigma < 1/2", "evicted < 1e-12", "A > 1 - 1e-12",
-                                    "ties",        "stage 2 empty",   "one kept",
-                                    "|m| < KL/1e6", "0 < KL < 1e-12", "KL = 0", "|z| > 5000", "votes >= 1e5",
-                                    "parallel queries", "epsilon < 1"};
+  constexpr const char* kNames[] = {"sigma < 1/2",   "evicted < 1e-12", "A > 1 - 1e-12", "ties",
+                                    "stage 2 empty", "one kept",        "|m| < KL/1e6",  "0 < KL < 1e-12",
+                                    "KL = 0",        "|z| > 5000",      "votes >= 1e5",  "parallel queries",
+                                    "epsilon < 1"};
   return kNames[static_cast<size_t>(regime)];
 }
 

@@ -24,8 +24,8 @@ struct Instance {
 
   // What merging needs besides: empty, and of no matter, where nothing merges.
   std::vector<double> votes;  ///< [tokens], 1..1e9
-  Matrix query_vectors;       ///< [rows of logits, as many], lower triangular: what the logits' rows are logits of
-  double ema = 0;             ///< a moving average's weight of the past, 0 <= ema < 1
+  Matrix query_vectors;  ///< [rows of logits, as many], lower triangular: what the logits' rows are logits of
+  double ema = 0;        ///< a moving average's weight of the past, 0 <= ema < 1
 
   int64_t tokens() const { return logits.cols(); }
   int64_t queries() const { return logits.rows() / query_heads; }
@@ -61,16 +61,15 @@ enum class Regime {
   huge_logits,       ///< a logit beyond +-5000
   many_votes,        ///< an entry of 10^5 votes or more
   parallel_queries,  ///< two queries of cosine > 0.9999
-  foretold,          ///< a group whose scores by a later query are all foretold within 100 %, its merged one, too
+  foretold,  ///< a group whose scores by a later query are all foretold within 100 %, its merged one, too
 };
 /// Those that theorems of eviction are to be tried in, and those of merging.
 inline constexpr Regime kEvictionRegimes[] = {Regime::small_stage_one, Regime::almost_nothing_evicted,
                                               Regime::dominated,       Regime::tied,
                                               Regime::empty_stage_two, Regime::single_kept};
-inline constexpr Regime kMergingRegimes[] = {Regime::single_kept,   Regime::nearly_singular,
-                                             Regime::nearly_agreed, Regime::agreed,
-                                             Regime::huge_logits,   Regime::many_votes,
-                                             Regime::parallel_queries, Regime::foretold};
+inline constexpr Regime kMergingRegimes[] = {
+    Regime::single_kept, Regime::nearly_singular, Regime::nearly_agreed,    Regime::agreed,
+    Regime::huge_logits, Regime::many_votes,      Regime::parallel_queries, Regime::foretold};
 const char* name(Regime regime);
 bool shows(const Instance& instance, Regime regime);
 

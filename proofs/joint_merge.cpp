@@ -32,7 +32,8 @@ struct Affine {
 };
 
 // Each head's, in the space, for these logits of the merged entry.
-std::vector<Affine> outputs(const MergingCase& merging, const Group& group, const Reals& merged_logits, Space space) {
+std::vector<Affine> outputs(const MergingCase& merging, const Group& group, const Reals& merged_logits,
+                            Space space) {
   std::vector<Affine> result;
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     const MergingHead& head = merging.heads[h];
@@ -79,7 +80,8 @@ Reals targets(const MergingCase& merging, const Group& group) {
 
 Reals logits_of(const MergingCase& merging, const Reals& key) {
   Reals result;
-  for (const MergingHead& head : merging.heads) result.push_back(exact::inner_product(head.queries.front(), key));
+  for (const MergingHead& head : merging.heads)
+    result.push_back(exact::inner_product(head.queries.front(), key));
   return result;
 }
 
@@ -92,7 +94,9 @@ Real squared_terms(const MergingCase& merging, Space space) {
   return 16 * (1 + size * size) * logit;
 }
 
-Real condition(const JointMean& joint) { return joint.singular.sigmas.front() / joint.singular.sigmas.back(); }
+Real condition(const JointMean& joint) {
+  return joint.singular.sigmas.front() / joint.singular.sigmas.back();
+}
 
 // The value with one number of it moved up and down.
 std::vector<Reals> neighbours(const Reals& value) {
@@ -105,7 +109,8 @@ std::vector<Reals> neighbours(const Reals& value) {
 
 // ---- KKV-GQA
 
-void hold_best_value(const MergingCase& merging, const Group& group, const JointMean& joint, Outcome& outcome) {
+void hold_best_value(const MergingCase& merging, const Group& group, const JointMean& joint,
+                     Outcome& outcome) {
   const std::vector<Affine> heads = outputs(merging, group, targets(merging, group), Space::head);
   const Real found = objective(heads, joint.value), terms = squared_terms(merging, Space::head);
   Real floor = 0, squares = 0;
@@ -259,34 +264,37 @@ Real printed_factor(const Real& epsilon) {
 Outcome joint_bound(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_joint_sight(merging, [&](const Sight& sight, const MergingHead& head, const Reals& apart, const Real& kappa) {
-    const Real epsilon = sight.epsilon();
-    if (!(epsilon < 1)) return;
-    for (const Space space : kSpaces) {
-      for (const Norm norm : exact::kNorms) {
-        const Real own = printed_factor(epsilon) * sight.spread(space, norm);
-        const Real left = exact::norm(sight.change(space), norm);
-        const Real right = sight.share(0) * (own + exact::norm(head.in(space, apart), norm));
-        const Real terms = (1 + printed_factor(epsilon)) * kappa * kappa * kappa * sight.terms(space);
-        outcome.at_most("Theta_h <= A'_r (2 e (1 + e) gamma / (1 - e)^2 + || v_r - v-_h ||)", left, right, terms);
-        outcome.ratio(left, right, terms);
-      }
-    }
-  });
+  for_each_joint_sight(
+      merging, [&](const Sight& sight, const MergingHead& head, const Reals& apart, const Real& kappa) {
+        const Real epsilon = sight.epsilon();
+        if (!(epsilon < 1)) return;
+        for (const Space space : kSpaces) {
+          for (const Norm norm : exact::kNorms) {
+            const Real own = printed_factor(epsilon) * sight.spread(space, norm);
+            const Real left = exact::norm(sight.change(space), norm);
+            const Real right = sight.share(0) * (own + exact::norm(head.in(space, apart), norm));
+            const Real terms = (1 + printed_factor(epsilon)) * kappa * kappa * kappa * sight.terms(space);
+            outcome.at_most("Theta_h <= A'_r (2 e (1 + e) gamma / (1 - e)^2 + || v_r - v-_h ||)", left, right,
+                            terms);
+            outcome.ratio(left, right, terms);
+          }
+        }
+      });
   hold_merges({MergedKey::min_norm, MergeGqa::joint, 0}, instance, merging, outcome);
   return outcome;
 }
 
 Outcome own_bound_of_joint(const Instance& instance) {
   Outcome outcome;
-  for_each_joint_sight(MergingCase(instance), [&](const Sight& sight, const MergingHead&, const Reals&,
-                                                  const Real& kappa) {
-    const Real epsilon = sight.epsilon();
-    if (!(epsilon < 1)) return;
-    outcome.at_most("Theta_h <= 2 e (1 + e) gamma / (1 - e)^2", exact::norm(sight.change(Space::head), Norm::l2),
-                    printed_factor(epsilon) * sight.spread(Space::head, Norm::l2),
-                    (1 + printed_factor(epsilon)) * kappa * kappa * kappa * sight.terms(Space::head));
-  });
+  for_each_joint_sight(
+      MergingCase(instance), [&](const Sight& sight, const MergingHead&, const Reals&, const Real& kappa) {
+        const Real epsilon = sight.epsilon();
+        if (!(epsilon < 1)) return;
+        outcome.at_most("Theta_h <= 2 e (1 + e) gamma / (1 - e)^2",
+                        exact::norm(sight.change(Space::head), Norm::l2),
+                        printed_factor(epsilon) * sight.spread(Space::head, Norm::l2),
+                        (1 + printed_factor(epsilon)) * kappa * kappa * kappa * sight.terms(Space::head));
+      });
   return outcome;
 }
 
@@ -296,9 +304,12 @@ std::vector<Theorem> joint_merge_theorems() {
   return {
       {.id = "kkv-gqa",
        .title = "one key and one value for several query heads",
-       .statement = "if the heads' queries are independent, k_r = mean_h k-_h + the smallest correction gives each its logit "
-                    "scale q_h . k-_h - KL_h; given these logits sum_h || o'_h - o_h ||^2 = sum_h c_h || v_r - v-_h ||^2, c_h "
-                    "= (W_h / D_h)^2, and v_r = sum_h c_h v-_h / sum_h c_h makes it smallest: another v costs sum_h c_h || v - "
+       .statement = "if the heads' queries are independent, k_r = mean_h k-_h + the smallest correction "
+                    "gives each its logit "
+                    "scale q_h . k-_h - KL_h; given these logits sum_h || o'_h - o_h ||^2 = sum_h c_h || v_r "
+                    "- v-_h ||^2, c_h "
+                    "= (W_h / D_h)^2, and v_r = sum_h c_h v-_h / sum_h c_h makes it smallest: another v "
+                    "costs sum_h c_h || v - "
                     "v_r ||^2 more",
        .hypotheses = "every head has its logit (no direction is dropped); one group; outputs before W^O",
        .source = "ours",
@@ -307,13 +318,15 @@ std::vector<Theorem> joint_merge_theorems() {
        .property = {"kkv-gqa", "every logit is met, and no value is better", joint_value_is_best},
        .weakened = {{"kkv-gqa:lossless", "no head loses anything", joint_is_lossless},
                     {"kkv-gqa:dropped", "no value is better if a direction was dropped", best_with_dropped},
-                    {"kkv-gqa:projected", "no value is better for the hidden states", best_in_projected_space},
+                    {"kkv-gqa:projected", "no value is better for the hidden states",
+                     best_in_projected_space},
                     {"kkv-gqa:free-logits", "nor with other logits", best_of_free_logits},
                     {"kkv-gqa:many-groups", "no value of a group is better where others merge, too",
                      best_of_many_groups}}},
       {.id = "kkv-5-joint",
        .title = "the bound for a joint merge",
-       .statement = "Theta_h <= A'_r (2 e (1 + e) gamma / (1 - e)^2 + || v_r - v-_h ||) for each query head, e its own",
+       .statement = "Theta_h <= A'_r (2 e (1 + e) gamma / (1 - e)^2 + || v_r - v-_h ||) for each query head, "
+                    "e its own",
        .hypotheses = "e < 1; one group; any key, any v_r",
        .source = "ours",
        .ratio = "Theta_h / bound",

@@ -68,7 +68,8 @@ Outcome attention_sags(const Instance& instance) {
     if (weighed.rest == 0) return;
     const Real weight = exp(logit - weighed.heaviest), terms = score_terms(weighed.logits) * 16;
     outcome.at_most("the merged entry weighs no more than the heaviest member did", weight, 1, terms);
-    outcome.at_most("A_r <= max A / (max A + A_rest)", weighed.attention(weight), weighed.attention(1), terms);
+    outcome.at_most("A_r <= max A / (max A + A_rest)", weighed.attention(weight), weighed.attention(1),
+                    terms);
     outcome.at_most("A_r <= sum of A", weighed.attention(weight), weighed.attention(weighed.whole), terms);
     outcome.require("the heaviest member is not all of its group", weighed.whole > 0 && weighed.whole >= 1);
     outcome.ratio(weighed.attention(weight), weighed.attention(1), terms);
@@ -183,8 +184,10 @@ std::vector<Theorem> keep_kv_theorems() {
   return {
       {.id = "kkv-2",
        .title = "attention sag",
-       .statement = "if a group merges into one entry with one vote and a convex combination of the keys, A_r <= max A / "
-                    "(max A + A_rest) < sum of A, the maximum over the group; with all votes and the weights p s / W it is "
+       .statement = "if a group merges into one entry with one vote and a convex combination of the keys, "
+                    "A_r <= max A / "
+                    "(max A + A_rest) < sum of A, the maximum over the group; with all votes and the weights "
+                    "p s / W it is "
                     "A_r >= sum of A",
        .hypotheses = "votes >= 1, two members at least, another entry is there",
        .source = kSource + ", Theorem 2; the bound by the heaviest member: ours",
@@ -196,7 +199,8 @@ std::vector<Theorem> keep_kv_theorems() {
                     {"kkv-2:whole-cache", "A_r < sum of A if the whole cache merges", sags_if_all_merge}}},
       {.id = "kkv-kl",
        .title = "the mean key's logit is KL too large",
-       .statement = "m - z* = KL(w/W || p/P) >= 0, and KL <= ln(P / min p), KL <= (max ln s - min ln s)^2 / 8",
+       .statement =
+           "m - z* = KL(w/W || p/P) >= 0, and KL <= ln(P / min p), KL <= (max ln s - min ln s)^2 / 8",
        .hypotheses = "none",
        .source = "ours",
        .ratio = "KL / the smaller bound",

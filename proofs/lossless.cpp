@@ -85,7 +85,8 @@ Outcome zip_is_lossless(const Instance& instance) {
       largest = std::max(largest, factor);
       const Merges merges(merging, h, {group}, zip);
       const Sight sight(merging, h, merges, 0);
-      outcome.equal("q . k_r = z*", exact::inner_product(merging.heads[h].queries.front(), merges.entries[0].key),
+      outcome.equal("q . k_r = z*",
+                    exact::inner_product(merging.heads[h].queries.front(), merges.entries[0].key),
                     mean.target, factor * (sight.logit_terms() + score_terms(merging.heads[h].predicted)));
       hold_unchanged(sight, factor, outcome);
     }
@@ -154,7 +155,8 @@ void hold_correction(const MergingCase& merging, size_t head, const Group& group
   const Real length = exact::norm(exact::difference(key, mean.key), exact::Norm::l2);
   const Real size = exact::norm(query, exact::Norm::l2), apart = diameter(members);
   const Real by_votes = log(mean.votes / *std::ranges::min_element(members.votes));
-  const Real terms = score_terms(merging.predicted(head, group)) / size + exact::norm(mean.key, exact::Norm::l2);
+  const Real terms =
+      score_terms(merging.predicted(head, group)) / size + exact::norm(mean.key, exact::Norm::l2);
   const Real bound = std::min<Real>(by_votes / size, size * apart * apart / 8);
   outcome.equal("|| k_r - k- || = KL / || q ||", length, mean.divergence / size, terms);
   outcome.at_most("|| k_r - k- || <= ln(P / min p) / || q ||", length, by_votes / size, terms);
@@ -174,8 +176,9 @@ void hold_shift(const MergingCase& merging, size_t head, const Group& group, Out
   const Reals key = exact::min_norm_merge({members, scores}, query).key;
   for (const Real& shift : {Real(-1000), Real("0.7")}) {
     const MergedEntry other = exact::min_norm_merge({members, shifted(scores, shift)}, query);
-    equal_vectors(outcome, "a constant added to ln s changes no key", other.key, key,
-                  (score_terms(scores) + 1000) * (1 + merging.key_size() + 1 / exact::norm(query, exact::Norm::l2)));
+    equal_vectors(
+        outcome, "a constant added to ln s changes no key", other.key, key,
+        (score_terms(scores) + 1000) * (1 + merging.key_size() + 1 / exact::norm(query, exact::Norm::l2)));
   }
 }
 
@@ -291,7 +294,8 @@ std::vector<Theorem> lossless_theorems() {
   return {
       {.id = "kkv-3",
        .title = "ZIP-merging, and where there is none",
-       .statement = "k_r = k- z*/m, v_r = v-, p_r = P leaves o as it was for a query whose raw scores are the s that it was "
+       .statement = "k_r = k- z*/m, v_r = v-, p_r = P leaves o as it was for a query whose raw scores are "
+                    "the s that it was "
                     "built from; if m = 0, every multiple of k- moves o by A'_r (1 - e^-KL) (v- - o)",
        .hypotheses = "m != 0 or KL = 0 (then z*/m stands for 1)",
        .source = kSource + ", Theorem 3; the condition and what is lost without it: ours",
@@ -303,28 +307,35 @@ std::vector<Theorem> lossless_theorems() {
                     {"kkv-3:positive-scale", "the key keeps its direction: z*/m >= 0", zip_is_positive}}},
       {.id = "kkv-3-prime",
        .title = "merging by minimum norm",
-       .statement = "k_r = k- - KL q / (scale ||q||^2), v_r = v-, p_r = P leaves o as it was for q, whatever constant is "
-                    "added to ln s; || k_r - k- || = KL / (scale ||q||) <= ln(P / min p) / (scale ||q||), <= scale ||q|| "
-                    "diam(K)^2 / 8 and so <= diam(K) sqrt(ln(P / min p) / 8), and no key nearer to k- will do",
+       .statement =
+           "k_r = k- - KL q / (scale ||q||^2), v_r = v-, p_r = P leaves o as it was for q, whatever constant "
+           "is "
+           "added to ln s; || k_r - k- || = KL / (scale ||q||) <= ln(P / min p) / (scale ||q||), <= scale "
+           "||q|| "
+           "diam(K)^2 / 8 and so <= diam(K) sqrt(ln(P / min p) / 8), and no key nearer to k- will do",
        .hypotheses = "q != 0; scores of q up to one factor",
        .source = "ours",
        .ratio = "|| k_r - k- || / the smaller bound",
        .sizes = kMergingSizes,
        .property = {"kkv-3-prime", "merging by minimum norm loses nothing", min_norm_is_lossless},
        .weakened = {{"kkv-3-prime:mean-key", "k- itself loses nothing", mean_key_is_lossless},
-                    {"kkv-3-prime:later-query", "later queries lose nothing either", lossless_for_later_queries}}},
+                    {"kkv-3-prime:later-query", "later queries lose nothing either",
+                     lossless_for_later_queries}}},
       {.id = "kkv-6",
        .title = "when later queries lose nothing",
-       .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the members of each group "
+       .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the members of "
+                    "each group "
                     "have the same key and the same predicted score",
        .hypotheses = "those; values may differ",
        .source = kSource + ", Theorem 6; that values may differ: ours",
        .ratio = "",
        .sizes = kMergingSizes,
-       .property = {"kkv-6", "nothing is lost of what is foretold, nor of equal keys", nothing_foretold_wrong},
+       .property = {"kkv-6", "nothing is lost of what is foretold, nor of equal keys",
+                    nothing_foretold_wrong},
        .weakened = {{"kkv-6:equal-values", "the same of members that share their value instead",
                      equal_values_are_enough},
-                    {"kkv-6:foretold-apart", "the same of members alike in key and value that are predicted differently",
+                    {"kkv-6:foretold-apart",
+                     "the same of members alike in key and value that are predicted differently",
                      equal_keys_foretold_apart}}},
   };
 }

@@ -99,7 +99,8 @@ Bounded divergence(const Row& shares, const Row& centred) {
   return result;
 }
 
-BoundedMean::BoundedMean(const reference::GroupMembers& members, const Row& log_scores, const GroupMean& exact) {
+BoundedMean::BoundedMean(const reference::GroupMembers& members, const Row& log_scores,
+                         const GroupMean& exact) {
   const Row logits = voted(members.votes, log_scores), votes = oracle::exactly(VectorView(members.votes));
   weights = with_values(oracle::softmax(logits), exact.weights);
   log_weight = {exact.log_weight, oracle::log_sum_exp(logits).bound};
@@ -166,7 +167,8 @@ class BoundedInverse {
     const bool all = rank == singular_.sigmas.size();
     const Real moved = off_ * (1 + (all ? Real(0) : Real(most / (gap(rank) - off_))));
     const auto n = static_cast<int64_t>(targets.size());
-    error = (error + 2 * moved / least * size + (4 * backward_ / most + oracle::gamma(2 * n + 6)) * size) / least;
+    error =
+        (error + 2 * moved / least * size + (4 * backward_ / most + oracle::gamma(2 * n + 6)) * size) / least;
     Row result;
     for (const Real& number : singular_.solution(exact_targets, rank)) result.emplace_back(number, error);
     return result;
@@ -214,7 +216,8 @@ class BoundedMerge {
       add_head(members, exact_members, with_values(column_means(rows), one), one);
       log_denominators_ = {0};
     }
-    for (const Reals& query : queries_) off_ += oracle::gamma(static_cast<int64_t>(queries.size()) + 3) * length(query);
+    for (const Reals& query : queries_)
+      off_ += oracle::gamma(static_cast<int64_t>(queries.size()) + 3) * length(query);
     // Cancellation in the mean of queries.
     for (const Reals& query : queries)
       off_ += oracle::gamma(static_cast<int64_t>(queries.size()) + 3) * length(query);
@@ -234,8 +237,8 @@ class BoundedMerge {
     return exact::scaled(Real(1) / static_cast<int64_t>(rows.size()), sum);
   }
 
-  void add_head(const reference::GroupMembers& members, const exact::Entries& exact_members, const Row& scores,
-                const Reals& exact_scores) {
+  void add_head(const reference::GroupMembers& members, const exact::Entries& exact_members,
+                const Row& scores, const Reals& exact_scores) {
     exact_.emplace_back(exact_members, exact_scores);
     scores_ = scores;
     means_.emplace_back(members, scores, exact_.back());
@@ -301,13 +304,15 @@ class BoundedMerge {
   void hold_zip(const reference::MergedEntry& computed, Outcome& outcome) const {
     const BoundedMean& mean = means_.front();
     if (mean.divergence.value == 0) {
-      outcome.reference_holds("equal scores have the scale 1", computed.zip.scale == 1 && !computed.zip.singular);
+      outcome.reference_holds("equal scores have the scale 1",
+                              computed.zip.scale == 1 && !computed.zip.singular);
       return proofs::hold("a merged key", computed.key, mean.key, outcome);
     }
     if (mean.divergence.value <= mean.divergence.bound) return;  // whether it is 0 is up to rounding
     Real largest = 0;
     for (const Bounded& score : scores_) largest = std::max<Real>(largest, abs(score.value) + score.bound);
-    const Real size = abs(mean.mean_score.value), bound = mean.mean_score.bound, least = Real("1e-12") * largest;
+    const Real size = abs(mean.mean_score.value), bound = mean.mean_score.bound,
+               least = Real("1e-12") * largest;
     if (size + bound < least * (1 - Real("1e-9"))) {
       outcome.reference_holds("m next to 0 is singular", computed.zip.singular && computed.zip.scale == 1);
       return hold_min_norm(computed, outcome);
@@ -349,7 +354,9 @@ Row similarity_weights(const exact::Vectors& keys) {
   Row cosines;  // |error of x . y / (||x|| ||y||)|: a dot product, two norms, their product, a quotient
   for (size_t j = 0; j < keys.size(); ++j) {
     const Real size = sqrt(exact::squared(keys[j]) * exact::squared(keys.front()));
-    const Real cosine = j == 0 ? Real(1) : size > 0 ? Real(exact::inner_product(keys[j], keys.front()) / size) : Real(0);
+    const Real cosine = j == 0     ? Real(1)
+                        : size > 0 ? Real(exact::inner_product(keys[j], keys.front()) / size)
+                                   : Real(0);
     cosines.emplace_back(cosine, oracle::gamma(2 * d + 8));
   }
   return with_values(oracle::softmax(cosines), exact::similarity_weights(keys));
@@ -375,7 +382,8 @@ void hold_convex_weights(const MergingCase& merging, Outcome& outcome) {
     Matrix keys;
     for (const int64_t member : group) keys.append_row(merging.keys.row(member));
     const exact::Vectors exact_keys = exact::vectors(keys);
-    const Row similar = proofs::similarity_weights(exact_keys), gaussian = proofs::gaussian_weights(exact_keys);
+    const Row similar = proofs::similarity_weights(exact_keys),
+              gaussian = proofs::gaussian_weights(exact_keys);
     const std::vector<double> weights = reference::similarity_weights(keys);
     hold("D2O's weight", weights, similar, outcome);
     hold("KVMerger's weight", reference::gaussian_weights(keys), gaussian, outcome);
@@ -422,14 +430,15 @@ void hold_merges(const reference::KeyRule& rule, const Instance& instance, const
 
 namespace {
 
-void hold_attention(const Matrix& queries, const Matrix& keys, const Matrix& values, const std::vector<double>& votes,
-                    Outcome& outcome) {
+void hold_attention(const Matrix& queries, const Matrix& keys, const Matrix& values,
+                    const std::vector<double>& votes, Outcome& outcome) {
   const reference::AttentionOutput computed = reference::attention(queries, keys, values, kScale, votes);
   const oracle::Attention expected = oracle::attention(queries, keys, values, kScale, votes);
   for (int64_t i = 0; i < queries.rows(); ++i) {
     const auto index = static_cast<size_t>(i);
     hold("an output with votes", computed.output.row(i), expected.output[index], outcome);
-    outcome.reference_within("a log-sum-exp with votes", computed.log_sum_exp[index], expected.log_sum_exp[index]);
+    outcome.reference_within("a log-sum-exp with votes", computed.log_sum_exp[index],
+                             expected.log_sum_exp[index]);
   }
 }
 

@@ -78,18 +78,22 @@ Course one_by_one(const MergingCase& merging, size_t head, const Group& group, M
   return course;
 }
 
-void hold_same_key(const MergingCase& merging, size_t head, const Group& group, MergeRule rule, const Real& factor,
-                   Outcome& outcome) {
+void hold_same_key(const MergingCase& merging, size_t head, const Group& group, MergeRule rule,
+                   const Real& factor, Outcome& outcome) {
   const GroupMean mean = merging.mean(head, group);
   const MergedEntry at_once = rule(mean, merging.heads[head].queries.front());
   const Course course = one_by_one(merging, head, group, rule);
   const Real& size = exact::squared(merging.heads[head].queries.front());
-  const Real terms = factor * score_terms(merging.predicted(head, group)) * (1 + merging.key_size() + 1 / size);
-  equal_vectors(outcome, "one by one, the key is that of all at once", course.cache.keys.back(), at_once.key, terms);
-  equal_vectors(outcome, "one by one, the value is that of all at once", course.cache.values.back(), at_once.value,
-                terms * (1 + merging.value_terms(head, Space::head)));
-  outcome.equal("one by one, the votes are those of all at once", course.cache.votes.back(), at_once.votes, terms);
-  outcome.equal("one by one, the prediction is that of all at once", course.predicted.back(), mean.target, terms);
+  const Real terms =
+      factor * score_terms(merging.predicted(head, group)) * (1 + merging.key_size() + 1 / size);
+  equal_vectors(outcome, "one by one, the key is that of all at once", course.cache.keys.back(), at_once.key,
+                terms);
+  equal_vectors(outcome, "one by one, the value is that of all at once", course.cache.values.back(),
+                at_once.value, terms * (1 + merging.value_terms(head, Space::head)));
+  outcome.equal("one by one, the votes are those of all at once", course.cache.votes.back(), at_once.votes,
+                terms);
+  outcome.equal("one by one, the prediction is that of all at once", course.predicted.back(), mean.target,
+                terms);
 }
 
 // ---- KKV-sequence
@@ -117,7 +121,8 @@ Outcome changes_add_up(const Instance& instance) {
         });
       }
     }
-    for (const Group& group : merging.groups) hold_same_key(merging, h, group, exact::min_norm_merge, 1, outcome);
+    for (const Group& group : merging.groups)
+      hold_same_key(merging, h, group, exact::min_norm_merge, 1, outcome);
   }
   hold_chains(instance, merging, outcome);
   return outcome;
@@ -160,15 +165,17 @@ std::vector<Theorem> merge_sequence_theorems() {
   return {
       {.id = "kkv-sequence",
        .title = "merges one after the other",
-       .statement = "|| o_T - o_0 || <= sum_t || o_t - o_(t-1) ||, each bounded by kkv-5 against the cache before that merge; "
-                    "merged by minimum norm for one query, a group becomes the same entry one by one as all at once",
+       .statement =
+           "|| o_T - o_0 || <= sum_t || o_t - o_(t-1) ||, each bounded by kkv-5 against the cache before "
+           "that merge; "
+           "merged by minimum norm for one query, a group becomes the same entry one by one as all at once",
        .hypotheses = "the merged entry is predicted by ln(W / P)",
        .source = "ours",
        .ratio = "|| o_T - o_0 || / sum",
        .sizes = kMergingSizes,
        .property = {"kkv-sequence", "changes add up, and the order is of no matter", changes_add_up},
-       .weakened = {{"kkv-sequence:against-the-first", "the same with each merge taken against the first cache",
-                     changes_against_the_first},
+       .weakened = {{"kkv-sequence:against-the-first",
+                     "the same with each merge taken against the first cache", changes_against_the_first},
                     {"kkv-sequence:zip", "ZIP, too, gives the same entry one by one", zip_one_by_one}}},
   };
 }

@@ -21,7 +21,8 @@ Reals with_votes(const Reals& logits, const Reals& votes) {
 // Two rows and columns of a symmetric matrix turned until what they share is 0, and the vectors with them.
 void rotate(Vectors& symmetric, Vectors& vectors, size_t p, size_t q) {
   const Real tangent_of_twice = 2 * symmetric[p][q] / (symmetric[q][q] - symmetric[p][p]);
-  const Real angle = symmetric[q][q] == symmetric[p][p] ? Real(atan(Real(1))) : Real(atan(tangent_of_twice) / 2);
+  const Real angle =
+      symmetric[q][q] == symmetric[p][p] ? Real(atan(Real(1))) : Real(atan(tangent_of_twice) / 2);
   const Real cosine = cos(angle), sine = sin(angle);
   const auto turn = [&](Reals& first, Reals& second) {
     const Reals before = first;
@@ -140,7 +141,8 @@ Reals gaussian_weights(const Vectors& keys) {
     exponents.push_back(-squared(difference(key, keys.front())) / 2);
     sum += squared(difference(key, keys.front()));
   }
-  for (Real& exponent : exponents) exponent *= sum > 0 ? Real(static_cast<int64_t>(keys.size() - 1) / sum) : Real(0);
+  for (Real& exponent : exponents)
+    exponent *= sum > 0 ? Real(static_cast<int64_t>(keys.size() - 1) / sum) : Real(0);
   return softmax(exponents);
 }
 
@@ -188,7 +190,8 @@ size_t SingularValues::rank(const Real& share) const {
   return count;
 }
 
-JointMean::JointMean(const std::vector<GroupMean>& heads, const Vectors& queries, const Reals& log_denominators)
+JointMean::JointMean(const std::vector<GroupMean>& heads, const Vectors& queries,
+                     const Reals& log_denominators)
     : votes(heads.front().votes), singular(queries) {
   Vectors keys, values;
   Reals log_shares;

@@ -85,11 +85,11 @@ struct JointMean {
   MergedEntry merged(size_t rank) const { return {combination(1, key, 1, correction(rank)), value, votes}; }
   Reals correction(size_t rank) const { return singular.solution(missing, rank); }
 
-  Reals shares;   ///< c_h / sum c, c_h = (W_h / D_h)^2
-  Reals value;    ///< v_r = sum_h c_h v-_h / sum c
-  Real votes;     ///< P
-  Reals key;      ///< mean_h k-_h
-  Reals missing;  ///< by how much its logits miss their targets q_h . k-_h - KL_h
+  Reals shares;             ///< c_h / sum c, c_h = (W_h / D_h)^2
+  Reals value;              ///< v_r = sum_h c_h v-_h / sum c
+  Real votes;               ///< P
+  Reals key;                ///< mean_h k-_h
+  Reals missing;            ///< by how much its logits miss their targets q_h . k-_h - KL_h
   SingularValues singular;  ///< of the queries
 };
 

@@ -41,7 +41,8 @@ MergingCase::MergingCase(const Instance& instance) : keys(keys_of(instance)), gr
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < rows; ++c) queries(r, c) = instance.query_vectors(r, c);
   }
-  cache = {exact::vectors(keys), exact::vectors(instance.values), {instance.votes.begin(), instance.votes.end()}};
+  cache = {
+      exact::vectors(keys), exact::vectors(instance.values), {instance.votes.begin(), instance.votes.end()}};
   for (int64_t h = 0; h < instance.query_heads; ++h) {
     MergingHead& head = heads.emplace_back();
     for (int64_t i = 0; i < instance.queries(); ++i) {

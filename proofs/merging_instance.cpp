@@ -22,7 +22,10 @@ enum class Scores { as_they_are, centred, agreed, nearly_agreed, count };
 void draw_votes(Draw& draw, Instance& instance) {
   const auto votes = draw.kind<Votes>();
   for (int64_t j = 0; j < instance.tokens(); ++j) {
-    const int64_t most = votes == Votes::ones ? 1 : votes == Votes::few ? 4 : draw.index(2) == 0 ? 4 : 1000000;
+    const int64_t most = votes == Votes::ones  ? 1
+                         : votes == Votes::few ? 4
+                         : draw.index(2) == 0  ? 4
+                                               : 1000000;
     instance.votes.push_back(static_cast<double>(draw.integer(1, most)));
   }
 }
@@ -92,7 +95,8 @@ bool any_group(const Instance& instance, const Predicate& predicate) {
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     for (const Group& group : merging.groups) {
       const exact::Reals scores = merging.predicted(h, group);
-      const bool equal = std::ranges::all_of(scores, [&](const Real& score) { return score == scores.front(); });
+      const bool equal =
+          std::ranges::all_of(scores, [&](const Real& score) { return score == scores.front(); });
       if (predicate(merging.mean(h, group), equal)) return true;
     }
   }
@@ -105,7 +109,8 @@ bool has_parallel_queries(const Matrix& vectors) {
     for (size_t j = 0; j < i; ++j) {
       const Real product = exact::inner_product(rows[i], rows[j]);
       const Real cosine = Real("0.9999");
-      if (product * product > cosine * cosine * exact::squared(rows[i]) * exact::squared(rows[j])) return true;
+      if (product * product > cosine * cosine * exact::squared(rows[i]) * exact::squared(rows[j]))
+        return true;
     }
   }
   return false;
@@ -150,7 +155,8 @@ void require_valid_merging(const Instance& instance) {
     if (!(std::abs(instance.query_vectors(r, r)) >= 1e-6))
       throw NonFinite("query_vectors has next to nothing on its diagonal");
     for (int64_t c = r + 1; c < rows; ++c) {
-      if (instance.query_vectors(r, c) != 0) throw ShapeMismatch("query_vectors has numbers above its diagonal");
+      if (instance.query_vectors(r, c) != 0)
+        throw ShapeMismatch("query_vectors has numbers above its diagonal");
     }
   }
   if (!(instance.ema >= 0 && instance.ema < 1)) throw NonFinite("ema is not within 0 and 1");

@@ -33,7 +33,8 @@ class MovingAverage {
     inputs_ = std::max<Real>(inputs_, log_score.bound);
     ++count_;
     const Real farthest = most_ - least_ + 2 * inputs_ + count_ * kMantissa;
-    relative_ += u * (6 + farthest + 3 * kMantissa + abs(most_) + abs(least_) + count_ * kMantissa) * (1 + relative_);
+    relative_ +=
+        u * (6 + farthest + 3 * kMantissa + abs(most_) + abs(least_) + count_ * kMantissa) * (1 + relative_);
   }
 
   int64_t count() const { return count_; }
@@ -49,8 +50,10 @@ class MovingAverage {
     const Real u = oracle::unit_roundoff(), divisor = divided_by(normalisation, tokens);
     const Real value = log(sum_) - log(divisor);
     const Real of_divisor = normalisation == Normalisation::exact ? (3 * count_ + 2) * u : 8 * u;
-    const Real logarithms = 3 * u * (kMantissa + abs(log(divisor))) + u * (abs(value) + abs(most_) + abs(least_));
-    return {value, relative_ * (1 + relative_) + inputs_ + of_divisor * (1 + of_divisor) + logarithms + 4 * u};
+    const Real logarithms =
+        3 * u * (kMantissa + abs(log(divisor))) + u * (abs(value) + abs(most_) + abs(least_));
+    return {value,
+            relative_ * (1 + relative_) + inputs_ + of_divisor * (1 + of_divisor) + logarithms + 4 * u};
   }
   Real divided_by(Normalisation normalisation, int64_t tokens) const {
     return normalisation == Normalisation::exact ? weight_ : Real(1 - pow(ema_, static_cast<int>(tokens)));
@@ -140,7 +143,8 @@ void hold_prompt(const Instance& instance, ScoreKind kind, Outcome& outcome) {
         for (size_t j = 0; j < scores.size(); ++j) averages[j].observe(scores[j]);
       }
       for (int64_t j = 0; j < tokens; ++j) {
-        outcome.reference_within("ln of a score predicted after the prompt", computed.log_predicted(h, j, tokens),
+        outcome.reference_within("ln of a score predicted after the prompt",
+                                 computed.log_predicted(h, j, tokens),
                                  averages[static_cast<size_t>(j)].log_predicted(normalisation, tokens));
       }
     }
@@ -152,14 +156,15 @@ Outcome average_of_scores(const Instance& instance) {
   for_each_average(instance, [&](const MovingAverage& average, int64_t tokens) {
     const Real exact = average.sum() / average.weight(), most = exp(average.most());
     const Real whole = average.divided_by(Normalisation::paper, tokens), paper = average.sum() / whole;
-    outcome.equal("c = 1 - a^k", average.weight(), 1 - pow(Real(instance.ema), static_cast<int>(average.count())), 16);
+    outcome.equal("c = 1 - a^k", average.weight(),
+                  1 - pow(Real(instance.ema), static_cast<int>(average.count())), 16);
     outcome.at_most("s^ is at least the smallest score", exp(average.least() - average.most()), exact / most,
                     16 / average.weight());
     outcome.at_most("s^ is at most the largest score", exact / most, 1, 16 / average.weight());
     if (average.least() == average.most())
       outcome.equal("constant scores are foretold exactly", exact / most, 1, 16 / average.weight());
-    outcome.equal("the paper's is (1 - a^k) / (1 - a^L) of it", paper / most, exact / most * average.weight() / whole,
-                  16 / average.weight());
+    outcome.equal("the paper's is (1 - a^k) / (1 - a^L) of it", paper / most,
+                  exact / most * average.weight() / whole, 16 / average.weight());
   });
   hold_averages(instance, outcome);
   for (const ScoreKind kind : {ScoreKind::attention, ScoreKind::raw}) hold_prompt(instance, kind, outcome);
@@ -171,7 +176,8 @@ Outcome paper_of_constant_scores(const Instance& instance) {
   for_each_average(instance, [&](const MovingAverage& average, int64_t tokens) {
     const Real paper = average.sum() / average.divided_by(Normalisation::paper, tokens);
     if (average.least() == average.most())
-      outcome.equal("constant scores are foretold exactly", paper / exp(average.most()), 1, 16 / average.weight());
+      outcome.equal("constant scores are foretold exactly", paper / exp(average.most()), 1,
+                    16 / average.weight());
   });
   return outcome;
 }
@@ -186,7 +192,8 @@ Outcome average_of_logarithms(const Instance& instance) {
       average.observe(score);
       logarithms = instance.ema * logarithms + (1 - Real(instance.ema)) * score;
       outcome.equal("ln s^ is the moving average of ln s", log(average.sum() / average.weight()),
-                    logarithms / average.weight(), (1 + abs(average.most()) + abs(average.least())) * 64 / average.weight());
+                    logarithms / average.weight(),
+                    (1 + abs(average.most()) + abs(average.least())) * 64 / average.weight());
     }
   }
   return outcome;
@@ -198,15 +205,18 @@ std::vector<Theorem> moving_average_theorems() {
   return {
       {.id = "kkv-8",
        .title = "a moving average foretells constant scores only if it is divided by its weights",
-       .statement = "S' = a S + (1 - a) s, c' = a c + (1 - a) from 0 has c = 1 - a^k after k queries, and S / c is a mean of "
-                    "the scores: between the smallest and the largest, so exact if they are constant; the paper's S / (1 - "
+       .statement = "S' = a S + (1 - a) s, c' = a c + (1 - a) from 0 has c = 1 - a^k after k queries, and S "
+                    "/ c is a mean of "
+                    "the scores: between the smallest and the largest, so exact if they are constant; the "
+                    "paper's S / (1 - "
                     "a^L), L tokens, is (1 - a^k) / (1 - a^L) of that",
        .hypotheses = "0 <= a < 1",
        .source = "KeepKV (arXiv:2504.09936), eq. 8; the normalisation by c: ours",
        .ratio = "",
        .sizes = kMergingSizes,
        .property = {"kkv-8", "divided by its weights, it is a mean", average_of_scores},
-       .weakened = {{"kkv-8:paper", "the paper's foretells constant scores exactly, too", paper_of_constant_scores},
+       .weakened = {{"kkv-8:paper", "the paper's foretells constant scores exactly, too",
+                     paper_of_constant_scores},
                     {"kkv-8:logarithms", "the same of the mean of logarithms", average_of_logarithms}}},
   };
 }

@@ -37,8 +37,8 @@ struct PropertyResult {
   const Property* property = nullptr;
   int64_t cases = 0;
   std::vector<int64_t> regime_cases;  ///< in the order of regimes()
-  int64_t reference_cases = 0;     ///< with the double reference held to the exact values
-  std::optional<double> tightest;  ///< largest ratio
+  int64_t reference_cases = 0;        ///< with the double reference held to the exact values
+  std::optional<double> tightest;     ///< largest ratio
   Verdict verdict = Verdict::no_counterexample;
   std::optional<Counterexample> counterexample;
 

@@ -189,14 +189,14 @@ StoredInstance find_property(const std::string& id) {
 
 nlohmann::ordered_json to_json(const proofs::Property& property, const Instance& instance) {
   Json document{{"schema", kSchema},
-          {"property", property.id},
-          {"query_heads", instance.query_heads},
-          {"logits", to_json(instance.logits)},
-          {"values", to_json(instance.values)},
-          {"output_projection", to_json(instance.output_projection)},
-          {"stage_one", instance.stage_one},
-          {"kept", instance.kept},
-          {"epsilon", instance.epsilon}};
+                {"property", property.id},
+                {"query_heads", instance.query_heads},
+                {"logits", to_json(instance.logits)},
+                {"values", to_json(instance.values)},
+                {"output_projection", to_json(instance.output_projection)},
+                {"stage_one", instance.stage_one},
+                {"kept", instance.kept},
+                {"epsilon", instance.epsilon}};
   if (instance.merges()) {
     document["votes"] = instance.votes;
     document["query_vectors"] = to_json(instance.query_vectors);
