@@ -88,6 +88,7 @@ Outcome one_group(const Instance& instance) {
       hold_bound("Theta <= 2 e (1 + e) gamma / (1 - e)^2", sight, printed_factor(sight.epsilon()), outcome);
   });
   hold_attention(instance, merging, outcome);
+  hold_merges({MergedKey::convex, MergeGqa::mean, 0}, instance, merging, outcome);
   return outcome;
 }
 
@@ -116,6 +117,7 @@ Outcome many_groups(const Instance& instance) {
   for_each_single_merge(merging, hold);
   for_all_at_once(merging, hold);
   hold_attention(instance, merging, outcome);
+  hold_merges({MergedKey::min_norm, MergeGqa::mean, 0}, instance, merging, outcome);
   return outcome;
 }
 
@@ -165,6 +167,7 @@ Outcome sharpest(const Instance& instance) {
     if (sight.epsilon() < 1) hold_bound("Theta <= e gamma", sight, sight.epsilon(), outcome);
   });
   hold_attention(instance, merging, outcome);
+  hold_merges({MergedKey::convex, MergeGqa::joint, 0}, instance, merging, outcome);
   return outcome;
 }
 
