@@ -332,7 +332,7 @@ std::vector<Theorem> joint_merge_theorems() {
        .ratio = "Theta_h / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-5-joint", "Theta_h is within the bound", joint_bound},
-       .weakened = {{"kkv-5-joint:kkv-5", "kkv-5 holds of joint merges, too", own_bound_of_joint}}},
+       .weakened = {{"kkv-5-joint:own-bound", "kkv-5 holds of joint merges, too", own_bound_of_joint}}},
   };
 }
 
