@@ -13,8 +13,8 @@
 
 namespace kvbound::cuda {
 
-/// Throws InvalidPolicy for what the device cannot do yet: other hosts than snapkv, other scores than attention, and
-/// theta-sweep and greedy.
+/// Throws InvalidPolicy for what the device cannot do yet: other hosts than snapkv, other scores than attention,
+/// theta-sweep and greedy, allocations and merging.
 inline void require_supported(const Policy& policy) {
   if (!std::holds_alternative<SnapKv>(policy.host)) {
     throw InvalidPolicy("h2o, tova and streaming-llm run on the reference only");
@@ -27,6 +27,12 @@ inline void require_supported(const Policy& policy) {
   }
   if (std::holds_alternative<Greedy>(policy.selection)) {
     throw InvalidPolicy("greedy runs on the reference only");
+  }
+  if (!std::holds_alternative<Uniform>(policy.allocation)) {
+    throw InvalidPolicy("allocations other than uniform run on the reference only");
+  }
+  if (!std::holds_alternative<NoMerge>(policy.merge)) {
+    throw InvalidPolicy("merging runs on the reference only");
   }
 }
 

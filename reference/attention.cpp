@@ -130,6 +130,17 @@ std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double
   return result;
 }
 
+Matrix voted_logits(MatrixView logits, VectorView votes) {
+  require_equal("votes", static_cast<int64_t>(votes.size()), "columns of logits", logits.cols);
+  Matrix voted(logits.rows, logits.cols);
+  std::vector<double> log_votes;
+  for (const double vote : votes) log_votes.push_back(std::log(vote));
+  for (int64_t i = 0; i < logits.rows; ++i) {
+    for (size_t j = 0; j < votes.size(); ++j) voted.row(i)[j] = logits.row(i)[j] + log_votes[j];
+  }
+  return voted;
+}
+
 double log_sum_exp(VectorView logits) {
   if (logits.empty()) return kNothing;
   const double most = largest(logits).value;
@@ -165,10 +176,10 @@ AttentionOutput attention(MatrixView queries, MatrixView keys, MatrixView values
     require_equal("votes", static_cast<int64_t>(votes.size()), "rows of keys", keys.rows);
   }
   Matrix weights = attention_logits(queries, keys, scale);
+  if (!votes.empty()) weights = voted_logits(weights, votes);
   AttentionOutput result{Matrix(queries.rows, values.cols), {}, {}};
   for (int64_t i = 0; i < queries.rows; ++i) {
     const std::span<double> row = weights.row(i);
-    for (size_t j = 0; j < votes.size(); ++j) row[j] += std::log(votes[j]);
     result.log_sum_exp.push_back(softmax(row));
   }
   multiply(weights, values, result.output.view());

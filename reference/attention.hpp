@@ -32,6 +32,15 @@ Matrix attention_logits(MatrixView queries, MatrixView keys, double scale);
 std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double scale,
                                      std::span<const int64_t> visible, MutableMatrixView logits);
 
+/// The logits by which entries attend that speak for several.
+///
+///     voted[i, j] = logits[i, j] + ln votes[j]
+///
+/// votes    [entries], p > 0
+/// throws   ShapeMismatch
+/// source   KeepKV (arXiv:2504.09936), section 3
+Matrix voted_logits(MatrixView logits, VectorView votes);
+
 /// The logarithm of the softmax's denominator, safe for any finite logits.
 ///
 ///     log_sum_exp(z) = ln sum_j exp(z_j)

@@ -30,12 +30,17 @@ void HeadCache::append(int64_t position, VectorView key, VectorView value) {
   positions.push_back(position);
   keys.append_row(key);
   values.append_row(value);
+  if (!votes.empty()) votes.push_back(1);
 }
 
 void HeadCache::remove(int64_t entry) {
   const int64_t last = entries() - 1;
   positions[static_cast<size_t>(entry)] = positions.back();
   positions.pop_back();
+  if (!votes.empty()) {
+    votes[static_cast<size_t>(entry)] = votes.back();
+    votes.pop_back();
+  }
   for (Matrix* rows : {&keys, &values}) {
     copy_row(rows->row(last), rows->row(entry));
     rows->drop_last_row();
@@ -55,7 +60,10 @@ Eviction::Eviction(const LayerView& layer, const Policy& policy, int64_t kv_head
   if (!is_scored()) return;
   const int64_t room = std::max(entries_, budget_) + 1;  // of what a claimant kept there may be too few
   scores_ = entry_columns(head_scores, cache.positions, room);
-  if (norms.rows > 0) norms_ = entry_columns(norms, cache.positions, room);
+  if (norms.rows > 0) {
+    norms_ = Matrix(group_size_, room);
+    for (int64_t h = 0; h < group_size_; ++h) copy_row(norms.row(h), norms_.row(h));
+  }
   if (!change_of(policy.score)) return;
   spaces_ = value_spaces(space_of(policy.score), output_projection_, group_size_);
   const Matrix norms_there = squared_norms(cache.values, spaces_);
@@ -66,9 +74,14 @@ Eviction::Eviction(const LayerView& layer, const Policy& policy, int64_t kv_head
 void Eviction::enter(const HeadCache& cache) {
   const int64_t entry = entries_++;
   if (!is_scored()) return;
+  for (int64_t h = 0; h < group_size_; ++h) scores_(h, entry) = 0;
+  revalue(entry, cache);
+}
+
+void Eviction::revalue(int64_t entry, const HeadCache& cache) {
+  if (!is_scored()) return;
   const MatrixView value = cache.values.view().middle_rows(entry, 1);
   for (int64_t h = 0; h < group_size_; ++h) {
-    scores_(h, entry) = 0;
     if (!spaces_.empty()) {
       squared_norms_(h, entry) = spaces_[static_cast<size_t>(h)].squared_norms(value).front();
     }
@@ -82,12 +95,12 @@ void Eviction::enter(const HeadCache& cache) {
 
 Matrix Eviction::attend(MatrixView queries, const HeadCache& cache) {
   if (const std::optional<Change> change = change_of(policy_.score); change && is_scored()) {
-    const ScoredCache scored{cache.keys, cache.values, there(squared_norms_), spaces_};
+    const ScoredCache scored{cache.keys, cache.values, there(squared_norms_), spaces_, cache.votes};
     ScoredAttention attention = scored_attention(*change, queries, scored, scale_);
     take_in(attention.scores);
     return std::move(attention.output);
   }
-  AttentionOutput attention = reference::attention(queries, cache.keys, cache.values, scale_);
+  AttentionOutput attention = reference::attention(queries, cache.keys, cache.values, scale_, cache.votes);
   if (is_scored()) take_in(attention.weights);
   weights_ = std::move(attention.weights);
   return std::move(attention.output);

@@ -15,8 +15,9 @@ namespace kvbound::reference {
 /// The entries of one KV head, in any order: who leaves gives its place to the last one, so that leaving costs nothing.
 struct HeadCache {
   std::vector<int64_t> positions;
-  Matrix keys;    ///< [entries, head_dim]
-  Matrix values;  ///< [entries, head_dim]
+  Matrix keys;                ///< [entries, head_dim]
+  Matrix values;              ///< [entries, head_dim]
+  std::vector<double> votes;  ///< [entries]: for how many each one speaks; empty: 1 for all
 
   int64_t entries() const { return static_cast<int64_t>(positions.size()); }
   void append(int64_t position, VectorView key, VectorView value);
@@ -38,7 +39,7 @@ class Eviction {
   /// layer        what it views outlives the eviction
   /// budget       entries that stay after a step
   /// head_scores  [group_size, n] at the prompt's end, not reduced over the group; empty for streaming-llm
-  /// norms        [group_size, n] projected value norms of the prompt, with `critical`; else empty
+  /// norms        [group_size, entries] projected value norms of the cache, with `critical`; else empty
   /// cache        after the prompt
   Eviction(const LayerView& layer, const Policy& policy, int64_t kv_head, int64_t budget,
            MatrixView head_scores, MatrixView norms, const HeadCache& cache);
@@ -52,6 +53,8 @@ class Eviction {
   std::optional<int64_t> who_leaves(const HeadCache& cache, int64_t newest) const;
   /// Forgets the entry; before it is removed from the cache.
   void leave(int64_t entry);
+  /// Notes that an entry's value is another now; its score stays.
+  void revalue(int64_t entry, const HeadCache& cache);
 
   /// Whether entries have scores; with streaming-llm they have none.
   bool is_scored() const { return rules_.window > 0; }

@@ -15,6 +15,7 @@
 
 #include "core/policy.hpp"
 #include "core/view.hpp"
+#include "pseudo_inverse.hpp"
 
 namespace kvbound::reference {
 
@@ -24,14 +25,6 @@ struct GroupMembers {
   Matrix values;              ///< [members, head_dim]
   std::vector<double> votes;  ///< [members], > 0
   Matrix log_scores;          ///< [heads, members]: ln s^, natural log, by query head of the KV head
-};
-
-/// For whom they merge.
-struct MergeQueries {
-  MatrixView queries;  ///< [heads, head_dim]: each query head's last query
-  double scale = 1;    ///< logits are scale * query . key
-  VectorView
-      log_denominators;  ///< [heads]: ln D_h, D_h = sum p s^ over the cache before the merge; of `joint` alone
 };
 
 /// Where ZIP's scale z*/m, m = sum (w/W) ln s^, is not what one would wish for.
@@ -52,26 +45,61 @@ struct MergedEntry {
   ZipScale zip;
 };
 
-/// How a group merges.
+/// How groups merge.
 struct KeyRule {
   MergedKey key = MergedKey::min_norm;
   MergeGqa gqa = MergeGqa::joint;
   double rank = 0.3;  ///< of `joint`: singular values below this share of the largest are dropped
 };
 
+/// For whom the groups of one KV head merge at one time.
+class MergeQueries {
+ public:
+  /// rule              not zip with joint
+  /// queries           [heads, head_dim]: each query head's last query
+  /// scale             logits are scale * query . key
+  /// log_denominators  [heads]: ln D_h, D_h = sum p s^ over the cache before the merge; needed by `joint` of several heads
+  /// throws            ShapeMismatch; NonFinite; InvalidPolicy for zip with joint
+  MergeQueries(const KeyRule& rule, MatrixView queries, double scale,
+               std::vector<double> log_denominators = {});
+
+  const KeyRule& rule() const { return rule_; }
+  int64_t heads() const { return heads_; }
+  /// The scores that the merge goes by: joint: each head's; mean: one, the mean of the logarithms.
+  Matrix merging_scores(MatrixView log_scores) const;
+  /// scale q_h . vector for the queries that the merge goes by.
+  double logit(int64_t head, VectorView vector) const;
+  /// The shortest vector that moves their logits by so much, as far as can be.
+  std::vector<double> correction(VectorView logits) const;
+  /// ln D_h; 0 where it is of no matter.
+  double log_denominator(int64_t head) const;
+
+ private:
+  KeyRule rule_;
+  int64_t heads_;
+  Matrix queries_;  // times the scale; mean: their mean, one row
+  std::vector<double> log_denominators_;
+  PseudoInverse inverse_;
+};
+
 /// The weighted means of a group, as one query head sees it.
 struct GroupMean {
   std::vector<double> weights;  ///< [members]: w/W, sum 1
   double log_weight = 0;        ///< ln W, natural log
-  double log_mean_score = 0;    ///< z* = ln(W / P)
+  double mean_log_score = 0;    ///< m = sum (w/W) ln s^; less the divergence it is z* = ln(W / P)
   double divergence = 0;        ///< KL, in nats, >= 0; 0 if all scores are equal
   std::vector<double> key;      ///< k- [head_dim]
   std::vector<double> value;    ///< v- [head_dim]
 };
 
-/// log_scores  [members], natural log, finite; only their differences matter to anything but log_weight and log_mean_score
+/// log_scores  [members], natural log, finite; only their differences matter to weights, divergence, key and value
 /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite
 GroupMean group_mean(const GroupMembers& members, VectorView log_scores);
+
+/// ln(W / P): what is predicted of the entry that members become.
+///
+///     ln(sum_j p_j s^_j / sum_j p_j)
+double log_mean_score(VectorView votes, VectorView log_scores);
 
 /// The merged entry of a group.
 ///
@@ -84,10 +112,11 @@ GroupMean group_mean(const GroupMembers& members, VectorView log_scores);
 ///
 /// mean: one score ln s^_j = mean_h ln s^^h_j. With one query head joint and mean are the same.
 ///
-/// rule     not zip with joint
-/// throws   ShapeMismatch; NonFinite if a number is NaN or infinite; InvalidPolicy for zip with joint
+/// Corrections that are no finite numbers, because q is next to 0, are left out.
+///
+/// throws   ShapeMismatch; NonFinite if a number is NaN or infinite
 /// source   zip: KeepKV (arXiv:2504.09936), eq. 25; the others are ours
 /// proof    proofs/keep_kv.md#kkv-3-prime, #kkv-3, #kkv-gqa
-MergedEntry merge_group(const KeyRule& rule, const GroupMembers& members, const MergeQueries& queries);
+MergedEntry merge_group(const MergeQueries& queries, const GroupMembers& members);
 
 }  // namespace kvbound::reference

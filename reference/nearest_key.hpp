@@ -26,6 +26,14 @@ struct NearestKey {
 /// source   KeepKV (arXiv:2504.09936); D2O (arXiv:2406.13035)
 std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying);
 
+/// For each key the nearest of those that have a strictly higher score, index -1 for those of highest score.
+///
+/// keys     [entries, head_dim]
+/// scores   [entries]
+/// returns  [entries]; ties: the smaller index
+/// throws   ShapeMismatch; NonFinite if a key is NaN or infinite
+std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores);
+
 /// ||keys[i,:]||, safe for numbers whose squares are not.
 std::vector<double> key_norms(MatrixView keys);
 

@@ -20,8 +20,9 @@ namespace {
 // Some queries over one KV head's entries: of each head's the same number, one head after the other.
 struct Queries {
   MatrixView logits;                 // [rows, entries]
+  MatrixView voted;                  // likewise: logits + ln votes, by which they attend
   std::span<const int64_t> visible;  // [rows]
-  std::span<const double> largest;   // [rows]
+  std::span<const double> largest;   // [rows], of the voted ones
   int64_t per_head = 1;
 
   size_t head_of(int64_t row) const { return static_cast<size_t>(row / per_head); }
@@ -44,8 +45,10 @@ class ScoredQueries {
     for (int64_t row = 0; row < weights.rows; ++row) {
       const auto index = static_cast<size_t>(row), seen = static_cast<size_t>(queries.visible[index]);
       const std::span<double> own = weights.row(row);
-      attention_.push_back(query_attention(queries.logits.row(row).first(seen), queries.largest[index],
+      attention_.push_back(query_attention(queries.voted.row(row).first(seen), queries.largest[index],
                                            leaves_out_dominant, own.first(seen)));
+      QueryAttention& attention = attention_.back();
+      if (attention.dominant >= 0) attention.logit = queries.logits(row, attention.dominant);
       std::ranges::fill(own.subspan(seen), 0.0);
     }
   }
@@ -191,10 +194,17 @@ ScoredAttention scored_attention(Change change, MatrixView queries, const Scored
   const int64_t entries = cache.keys.rows;
   Matrix logits(queries.rows, entries);
   const std::vector<int64_t> visible(static_cast<size_t>(queries.rows), entries);
-  const std::vector<double> largest = attention_logits(queries, cache.keys, scale, visible, logits.view());
+  std::vector<double> largest = attention_logits(queries, cache.keys, scale, visible, logits.view());
+  Matrix voted;
+  if (!cache.votes.empty()) {
+    voted = voted_logits(logits, cache.votes);
+    for (int64_t h = 0; h < voted.rows(); ++h) {
+      largest[static_cast<size_t>(h)] = *std::ranges::max_element(voted.row(h));
+    }
+  }
   ScoredAttention result{{}, Matrix(queries.rows, entries), Matrix(queries.rows, entries)};
   if (entries == 0) return {Matrix(queries.rows, cache.values.cols), result.weights, result.scores};
-  const Queries rows{logits, visible, largest, 1};
+  const Queries rows{logits, cache.votes.empty() ? logits.view() : voted.view(), visible, largest, 1};
   const Entries seen{cache.values, cache.squared_norms, cache.spaces};
   ScoredQueries scored(change, rows, seen, result.weights.view());
   result.output = scored.attend_values();
@@ -224,7 +234,7 @@ Matrix window_scores(const LayerView& layer, int64_t window, Change change, Spac
         const MatrixView values = layer.values.slice(layer.shape.kv_head_of(heads.first));
         const Matrix norms = squared_norms(values, own);
         memory.logits.visit(heads, [&](const WindowLogitsBlock& block) {
-          const Queries queries{block.logits, block.visible, block.largest, block.queries};
+          const Queries queries{block.logits, block.logits, block.visible, block.largest, block.queries};
           const Entries entries{values, norms, own};
           ScoredQueries scored(change, queries, entries,
                                {memory.weights.data(), block.logits.rows, values.rows});

@@ -42,6 +42,8 @@ struct ScoredCache {
   MatrixView values;         ///< [entries, head_dim]
   MatrixView squared_norms;  ///< [heads, entries]: ValueSpace::squared_norms of the values, per query head
   std::span<const ValueSpace> spaces;  ///< [heads]
+  VectorView votes =
+      {};  ///< [entries], p > 0; empty: 1 for all. Weights and outputs are with them, z is without
 };
 
 /// Output and scores of one query per query head, each of which sees all the cache.

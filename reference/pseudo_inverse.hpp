@@ -7,15 +7,31 @@
 
 namespace kvbound::reference {
 
-/// The minimum-norm least-squares solution by a truncated pseudo-inverse.
+/// A truncated pseudo-inverse.
 ///
-///     x = sum_{i: sigma_i >= rank sigma_max, sigma_i > 0} (u_i . targets / sigma_i) v_i,   rows = sum_i sigma_i u_i v_i^T
-///
-/// rows     [conditions, unknowns]
-/// targets  [conditions]
-/// rank     0..1: smaller singular values than this share of the largest are dropped
-/// returns  [unknowns]; 0 for no conditions or zero rows
-/// throws   ShapeMismatch
-std::vector<double> minimum_norm_solution(MatrixView rows, VectorView targets, double rank);
+///     rows = sum_i sigma_i u_i v_i^T;   x = sum_{i: sigma_i >= rank sigma_max, sigma_i > 0} (u_i . targets / sigma_i) v_i
+class PseudoInverse {
+ public:
+  PseudoInverse() = default;
+  /// rows    [conditions, unknowns]
+  /// rank    0..1: smaller singular values than this share of the largest are dropped
+  /// throws  NonFinite if a number is NaN or infinite
+  PseudoInverse(MatrixView rows, double rank);
+
+  /// The minimum-norm least-squares solution of rows x = targets, without the dropped directions.
+  ///
+  /// targets  [conditions]
+  /// returns  [unknowns]; 0 for no conditions or zero rows
+  /// throws   ShapeMismatch
+  std::vector<double> solve(VectorView targets) const;
+
+  /// How many directions were not dropped.
+  int64_t rank() const { return directions_.rows(); }
+
+ private:
+  int64_t unknowns_ = 0;
+  Matrix combinations_;  // [rank, conditions]: u_i / sigma_i
+  Matrix directions_;    // [rank, unknowns]: v_i
+};
 
 }  // namespace kvbound::reference

@@ -21,8 +21,7 @@ const typename Map::mapped_type& known(Map& map, const typename Map::key_type& k
 }
 
 // The score per query head over all n positions, as the host adds it up over its window; not pooled.
-Matrix unpooled_scores(const LayerView& layer, const Policy& policy, LayerScores& known) {
-  const int64_t window = rules_of(policy.host, layer.prompt_tokens(), 0).window;
+Matrix unpooled_scores(const LayerView& layer, const Policy& policy, int64_t window, LayerScores& known) {
   if (const std::optional<Change> change = change_of(policy.score)) {
     return known.changes(layer, window, *change, space_of(policy.score));
   }
@@ -78,16 +77,32 @@ std::vector<int64_t> Ranking::positions_of(std::span<const int64_t> indices) con
   return positions;
 }
 
+const std::vector<ScoreEma>& LayerScores::predicted(const LayerView& layer, const PredictedScores& options) {
+  return known(predicted_, {options.ema, options.scores, options.normalisation}, [&] {
+    std::vector<ScoreEma> averages(static_cast<size_t>(layer.shape.kv_heads));
+    timed(times_, "score_ema", [&] {
+      parallel_for(layer.shape.kv_heads,
+                   [&](int64_t g) { averages[static_cast<size_t>(g)] = prompt_ema(layer, g, options); });
+    });
+    return averages;
+  });
+}
+
 Ranking rank(const LayerView& layer, const Policy& policy, LayerScores& known) {
+  return rank(layer, policy, rules_of(policy.host, layer.prompt_tokens(), 0), known);
+}
+
+Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rules, LayerScores& known) {
   const int64_t tokens = layer.prompt_tokens();
   Ranking ranking;
-  ranking.rules = rules_of(policy.host, tokens, 0);
+  ranking.rules = rules;
   for (int64_t i = 0; i < tokens; ++i) {
     if (ranking.rules.always_keeps(i, tokens - 1)) ranking.always_kept.push_back(i);
   }
   ranking.first_candidate = ranking.rules.sinks;
   ranking.candidates = tokens - static_cast<int64_t>(ranking.always_kept.size());
-  ranking.head_scores = head_scores(unpooled_scores(layer, policy, known), ranking, policy.host);
+  ranking.head_scores =
+      head_scores(unpooled_scores(layer, policy, rules.window, known), ranking, policy.host);
   const int64_t group_size = layer.shape.group_size();
   ranking.scores = change_of(policy.score) ? group_sum(ranking.head_scores, group_size)
                                            : group_mean(ranking.head_scores, group_size);

@@ -10,6 +10,7 @@
 #include "core/operation_times.hpp"
 #include "core/session.hpp"
 #include "obcache.hpp"
+#include "score_ema.hpp"
 
 namespace kvbound::reference {
 
@@ -28,6 +29,8 @@ class LayerScores {
   /// removal_order of every KV head, until no candidate is left: the last ones cost little, and every budget is served.
   const std::vector<std::vector<int64_t>>& removals(const LayerView& layer, int64_t window,
                                                     int64_t candidates);
+  /// prompt_ema of every KV head.
+  const std::vector<ScoreEma>& predicted(const LayerView& layer, const PredictedScores& options);
 
  private:
   OperationTimes* times_;
@@ -35,6 +38,7 @@ class LayerScores {
   std::map<std::tuple<int64_t, Change, Space>, Matrix> changes_;  // by window
   std::map<Norm, Matrix> norms_;
   std::map<int64_t, std::vector<std::vector<int64_t>>> removals_;  // by window
+  std::map<std::tuple<double, ScoreKind, Normalisation>, std::vector<ScoreEma>> predicted_;
 };
 
 /// Who is ranked, and how.
@@ -64,5 +68,10 @@ struct Ranking {
 /// policy  its host is not streaming-llm
 /// source  SnapKV (arXiv:2404.14469), H2O (arXiv:2306.14048), TOVA (arXiv:2401.06104), OBCache (arXiv:2510.07651)
 Ranking rank(const LayerView& layer, const Policy& policy, LayerScores& known);
+
+/// The same by other rules than the host's own, such as fewer queries that judge.
+///
+/// rules  window >= 1
+Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rules, LayerScores& known);
 
 }  // namespace kvbound::reference

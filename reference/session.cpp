@@ -1,30 +1,39 @@
 #include "session.hpp"
 
 #include <algorithm>
-#include <iterator>
-#include <numeric>
 #include <optional>
 #include <utility>
 
+#include "allocation.hpp"
 #include "attention.hpp"
 #include "core/session_check.hpp"
 #include "critical_kv.hpp"
+#include "full_cache.hpp"
 #include "head_cache.hpp"
+#include "head_merging.hpp"
+#include "merge_targets.hpp"
 #include "parallel.hpp"
+#include "prompt_selection.hpp"
 #include "ranking.hpp"
-#include "selection.hpp"
-#include "snap_kv.hpp"
 #include "streaming_llm.hpp"
-#include "theta_sweep.hpp"
 
 namespace kvbound::reference {
 namespace {
 
-std::vector<int64_t> merged(std::span<const int64_t> a, std::span<const int64_t> b) {
-  std::vector<int64_t> both;
-  std::ranges::merge(a, b, std::back_inserter(both));
-  return both;
-}
+// How a policy's merging comes into the session.
+struct MergePlan {
+  std::optional<SimilarTarget> target;        // none: nobody merges, or with no one in particular
+  std::optional<PredictedScores> prediction;  // of methods that predict
+  std::optional<int64_t> period;              // steps after which the cache is rebuilt
+  MergeOrder order = MergeOrder::evict_first;
+
+  explicit MergePlan(const Merge& merge) : target(target_of(merge)), prediction(prediction_of(merge)) {
+    if (const auto* keep_kv = std::get_if<KeepKv>(&merge)) {
+      period = keep_kv->period;
+      order = keep_kv->order;
+    }
+  }
+};
 
 class ReferenceSession final : public Session {
  public:
@@ -33,6 +42,7 @@ class ReferenceSession final : public Session {
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
     require_valid(layer, policy, budgets);
+    begin(layer, policy, budgets);
     PromptRecord record;
     Ranking ranking;
     if (const auto* host = std::get_if<StreamingLlm>(&policy.host)) {
@@ -41,221 +51,240 @@ class ReferenceSession final : public Session {
       }
     } else {
       ranking = rank(layer, policy, known_);
-      record.score_positions = range(0, ranking.rules.scored);
-      record.score = ranking.scores;
-      std::visit([&](const auto& selection) { select(layer, ranking, selection, budgets, record); },
-                 policy.selection);
+      allocate(ranking);
+      record = select_prompt(layer, policy, ranking, budgets_, known_, times_);
     }
-    timed(times_, "compaction", [&] { fill_caches(layer, record.kept); });
-    if (evicts(policy.host)) begin_evicting(layer, policy, budgets, ranking, record);
+    std::vector<MergeTargets> targets = merge_targets(layer, ranking, plan_.order, record);
+    const bool averaged = plan_.prediction && plan_.prediction->predict == Prediction::ema;
+    fill_caches(layer, std::move(targets), averaged ? &known_.predicted(layer, *plan_.prediction) : nullptr,
+                record);
+    if (evicts(policy.host)) begin_evicting(layer, ranking.head_scores, record);
     return record;
   }
 
   StepRecord step(const StepView& view) override {
     require_consistent(view, shape_);
-    StepRecord record{Matrix(shape_.query_heads, shape_.head_dim), {}};
+    StepRecord record;
+    record.output = Matrix(shape_.query_heads, shape_.head_dim);
+    if (full_cache_) full_cache_->append(view);
+    record.rebuilt = plan_.period && (newcomers() + 1) % *plan_.period == 0;
+    if (record.rebuilt) rebuild(record);
     timed(times_, "attention", [&] {
       parallel_for(shape_.kv_heads, [&](int64_t g) {
-        HeadCache& cache = caches_[static_cast<size_t>(g)];
-        cache.append(next_position_, view.keys.row(g), view.values.row(g));
+        if (!record.rebuilt) enter(view, g);
         attend(view, g, record.output);
       });
     });
-    if (!evictions_.empty()) record.left = timed(times_, "eviction", [&] { return evict(); });
+    if (evicts(policy_.host)) timed(times_, "eviction", [&] { evict(view, record); });
     ++next_position_;
     return record;
   }
 
  private:
-  static std::vector<int64_t> range(int64_t first, int64_t count) {
-    std::vector<int64_t> positions(static_cast<size_t>(count));
-    std::iota(positions.begin(), positions.end(), first);
-    return positions;
+  void begin(const LayerView& layer, const Policy& policy, std::span<const int64_t> budgets) {
+    layer_ = layer;
+    policy_ = policy;
+    plan_ = MergePlan(policy.merge);
+    shape_ = layer.shape;
+    budgets_.assign(budgets.begin(), budgets.end());
+    next_position_ = layer.prompt_tokens();
+    full_cache_.reset();
+    if (plan_.period) full_cache_.emplace(layer);
   }
 
-  // The outputs of KV head g's query heads; scores take in what they paid.
-  void attend(const StepView& view, int64_t g, Matrix& outputs) {
-    const int64_t group_size = shape_.group_size();
-    const auto index = static_cast<size_t>(g);
-    const MatrixView queries = view.queries.middle_rows(g * group_size, group_size);
-    const HeadCache& cache = caches_[index];
-    Matrix output;
-    if (evictions_.empty()) {
-      output = attention(queries, cache.keys, cache.values, scale_).output;
-    } else {
-      evictions_[index].enter(cache);
-      output = evictions_[index].attend(queries, cache);
-    }
-    for (int64_t i = 0; i < group_size; ++i) {
-      std::ranges::copy(output.row(i), outputs.row(g * group_size + i).begin());
-    }
+  // Decode steps that were taken.
+  int64_t newcomers() const { return next_position_ - layer_.prompt_tokens(); }
+  bool merges() const { return !std::holds_alternative<NoMerge>(policy_.merge); }
+
+  MatrixView group(MatrixView rows, int64_t g) const {
+    return rows.rows > 0 ? rows.middle_rows(g * shape_.group_size(), shape_.group_size()) : MatrixView();
   }
 
-  // Whoever has to leaves; the position that left, per KV head.
-  std::vector<int64_t> evict() {
-    std::vector<int64_t> left(evictions_.size(), -1);
-    parallel_for(shape_.kv_heads, [&](int64_t g) {
-      const auto index = static_cast<size_t>(g);
-      HeadCache& cache = caches_[index];
-      const std::optional<int64_t> leaving = evictions_[index].who_leaves(cache, next_position_);
-      if (!leaving) return;
-      left[index] = cache.positions[static_cast<size_t>(*leaving)];
-      evictions_[index].leave(*leaving);
-      cache.remove(*leaving);
+  // Shares the budgets out among the heads, if the policy says so: by attention, whatever it scores by.
+  void allocate(const Ranking& ranking) {
+    const auto* adakv = std::get_if<AdaKv>(&policy_.allocation);
+    if (!adakv) return;
+    Policy by_attention = policy_;
+    by_attention.score = AttentionScore{};
+    const Matrix scores =
+        change_of(policy_.score) ? rank(layer_, by_attention, known_).scores : ranking.scores;
+    budgets_ = adakv_budgets(*adakv, scores.view().middle_cols(ranking.first_candidate, ranking.candidates),
+                             candidates_kept(ranking, budgets_));
+    for (int64_t& budget : budgets_) budget += static_cast<int64_t>(ranking.always_kept.size());
+  }
+
+  // Who merges with whom, per KV head; where that comes before the selection, it says who is kept.
+  std::vector<MergeTargets> merge_targets(const LayerView& layer, const Ranking& ranking, MergeOrder order,
+                                          PromptRecord& record) {
+    std::vector<MergeTargets> all;
+    if (!plan_.target) {
+      for (const std::vector<int64_t>& kept : record.kept) all.push_back({kept, {}});
+      return all;
+    }
+    timed(times_, "merge_targets", [&] {
+      for (int64_t g = 0; g < shape_.kv_heads; ++g) {
+        std::vector<int64_t>& kept = record.kept[static_cast<size_t>(g)];
+        if (order == MergeOrder::evict_first) {
+          all.push_back(evict_first(layer.keys.slice(g), kept, *plan_.target));
+          continue;
+        }
+        const int64_t candidates = candidates_kept(ranking, budgets_)[static_cast<size_t>(g)];
+        all.push_back(merge_first(layer.keys.slice(g), ranking.first_candidate,
+                                  ranking.candidate_scores(ranking.scores, g), ranking.always_kept,
+                                  candidates, *plan_.target));
+        kept = all.back().kept;
+      }
     });
-    return left;
+    return all;
   }
 
-  void begin_evicting(const LayerView& layer, const Policy& policy, std::span<const int64_t> budgets,
-                      const Ranking& ranking, const PromptRecord& record) {
-    const auto group = [&](const Matrix& rows, int64_t g) {
-      return rows.rows() > 0 ? rows.view().middle_rows(g * shape_.group_size(), shape_.group_size())
-                             : MatrixView();
-    };
-    const bool needs_norms = std::holds_alternative<Critical>(policy.selection);
-    const Matrix none;
-    const Matrix& norms = needs_norms ? *record.projected_value_norms : none;
+  // averages  after the prompt, [kv_heads]; null: the last query's own scores
+  void fill_caches(const LayerView& layer, std::vector<MergeTargets> targets,
+                   const std::vector<ScoreEma>* averages, PromptRecord& record) {
+    evictions_.clear();
+    mergings_.clear();
+    caches_.assign(record.kept.size(), {});
+    timed(times_, "compaction", [&] {
+      parallel_for(shape_.kv_heads, [&](int64_t g) {
+        for (const int64_t position : record.kept[static_cast<size_t>(g)]) {
+          caches_[static_cast<size_t>(g)].append(position, layer.keys.slice(g).row(position),
+                                                 layer.values.slice(g).row(position));
+        }
+      });
+    });
+    if (!merges()) return;
+    for (int64_t g = 0; g < shape_.kv_heads; ++g) mergings_.emplace_back(policy_.merge, layer, g);
+    record.merges.resize(targets.size());
+    timed(times_, "merging", [&] {
+      parallel_for(shape_.kv_heads, [&](int64_t g) {
+        const auto index = static_cast<size_t>(g);
+        record.merges[index] = mergings_[index].compress(
+            layer, std::move(targets[index]), averages ? &(*averages)[index] : nullptr, caches_[index]);
+      });
+    });
+  }
+
+  // head_scores  [query_heads, m], as the host's scores are when decoding begins
+  void begin_evicting(const LayerView& layer, const Matrix& head_scores, const PromptRecord& record) {
     std::vector<std::optional<Eviction>> evictions(caches_.size());
     timed(times_, "compaction", [&] {
       parallel_for(shape_.kv_heads, [&](int64_t g) {
         const auto index = static_cast<size_t>(g);
-        evictions[index].emplace(layer, policy, g, budgets[index], group(ranking.head_scores, g),
-                                 group(norms, g), caches_[index]);
+        evictions[index].emplace(layer, policy_, g, budgets_[index], group(head_scores, g),
+                                 cache_norms(g, record), caches_[index]);
       });
     });
     for (std::optional<Eviction>& eviction : evictions) evictions_.push_back(*std::move(eviction));
   }
 
-  void select(const LayerView& layer, const Ranking& ranking, const TopK&, std::span<const int64_t> budgets,
-              PromptRecord& record) {
-    timed(times_, "selection", [&] {
-      for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-        const std::vector<int64_t> top =
-            select_top(ranking.candidate_scores(ranking.scores, g), candidates_kept(ranking, budgets, g));
-        record.kept.push_back(merged(ranking.positions_of(top), ranking.always_kept));
+  // Projected value norms of a KV head's entries, [group_size, entries]; none unless stage two asks for them.
+  Matrix cache_norms(int64_t g, const PromptRecord& record) const {
+    const auto* critical = std::get_if<Critical>(&policy_.selection);
+    if (!critical) return {};
+    const HeadCache& cache = caches_[static_cast<size_t>(g)];
+    Matrix norms(shape_.group_size(), cache.entries());
+    for (int64_t i = 0; i < norms.rows(); ++i) {
+      const int64_t h = g * shape_.group_size() + i;
+      if (merges()) {
+        std::ranges::copy(projected_value_norms(cache.values, layer_.head_projection(h), critical->norm),
+                          norms.row(i).begin());
+        continue;
       }
-    });
-  }
-
-  // Who is not removed stays.
-  void select(const LayerView& layer, const Ranking& ranking, const Greedy&, std::span<const int64_t> budgets,
-              PromptRecord& record) {
-    const auto& removals = known_.removals(layer, ranking.rules.window, ranking.candidates);
-    for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-      const int64_t leaving = ranking.candidates - candidates_kept(ranking, budgets, g);
-      const std::vector<int64_t>& order = removals[static_cast<size_t>(g)];
-      std::vector<int64_t> kept = range(0, layer.prompt_tokens());
-      for (int64_t i = 0; i < leaving; ++i) kept[static_cast<size_t>(order[static_cast<size_t>(i)])] = -1;
-      std::erase(kept, -1);
-      record.kept.push_back(std::move(kept));
+      for (int64_t j = 0; j < norms.cols(); ++j) {
+        norms(i, j) = (*record.projected_value_norms)(h, cache.positions[static_cast<size_t>(j)]);
+      }
     }
+    return norms;
   }
 
-  void select(const LayerView& layer, const Ranking& ranking, const Critical& options,
-              std::span<const int64_t> budgets, PromptRecord& record) {
-    record.projected_value_norms = known_.norms(layer, options.norm);
-    record.stage_two_score = stage_two_scores_of(layer, ranking, options);
-    record.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
-    record.stage_one.resize(record.kept.size());
-    select_per_head(layer.shape.kv_heads, [&](int64_t g) {
-      const TwoStageSelection selection =
-          critical(layer, ranking, options, *record.stage_two_score, candidates_kept(ranking, budgets, g), g);
-      const auto index = static_cast<size_t>(g);
-      record.stage_one[index] = merged(ranking.positions_of(selection.stage_one), ranking.always_kept);
-      record.kept[index] = merged(ranking.positions_of(selection.selected), ranking.always_kept);
-    });
+  // A cache of who would be selected now of all that ever were, by the step's queries alone. Running scores start anew.
+  void rebuild(StepRecord& record) {
+    const LayerView layer = full_cache_->layer();
+    const bool grows = !evicts(policy_.host);
+    HostRules rules = rules_of(policy_.host, layer.prompt_tokens(), 0);
+    rules.window = 1;
+    std::vector<int64_t> budgets = budgets_;
+    if (grows) {
+      const int64_t came = newcomers() + 1;
+      rules.recent += came;
+      rules.scored -= came;
+      for (int64_t& budget : budgets) budget += came;
+    }
+    LayerScores known(times_);
+    const Ranking ranking = rank(layer, policy_, rules, known);
+    PromptRecord chosen = select_prompt(layer, policy_, ranking, budgets, known, times_);
+    std::vector<MergeTargets> targets = merge_targets(layer, ranking, MergeOrder::evict_first, chosen);
+    fill_caches(layer, std::move(targets), nullptr, chosen);
+    if (!grows) begin_evicting(layer, Matrix(shape_.query_heads, layer.prompt_tokens()), chosen);
+    record.merges = std::move(chosen.merges);
   }
 
-  void select(const LayerView& layer, const Ranking& ranking, const ThetaSweep& options,
-              std::span<const int64_t> budgets, PromptRecord& record) {
-    record.projected_value_norms = known_.norms(layer, options.norm);
-    const Matrix stage_two = stage_two_scores_of(layer, ranking, options);
-    const Matrix weights = window_mean(known_.attention(layer, ranking.rules.window), ranking.rules.window);
-    const std::vector<int64_t> candidates = range(ranking.first_candidate, ranking.candidates);
-    record.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
-    select_per_head(layer.shape.kv_heads, [&](int64_t g) {
-      const int64_t k = candidates_kept(ranking, budgets, g);
-      const auto group = [&](MatrixView rows) {
-        return rows.middle_rows(g * layer.shape.group_size(), layer.shape.group_size());
-      };
-      const MatrixView attention = group(weights);
-      const ThetaSweepInput input{attention,
-                                  group(*record.projected_value_norms),
-                                  attention.middle_cols(ranking.first_candidate, ranking.candidates),
-                                  candidates,
-                                  ranking.always_kept,
-                                  {select_top(ranking.candidate_scores(ranking.scores, g), k),
-                                   critical(layer, ranking, options, stage_two, k, g).selected}};
-      record.kept[static_cast<size_t>(g)] =
-          merged(ranking.positions_of(select_theta_sweep(input, k)), ranking.always_kept);
-    });
+  // The step's entry comes into KV head g's cache.
+  void enter(const StepView& view, int64_t g) {
+    const auto index = static_cast<size_t>(g);
+    HeadCache& cache = caches_[index];
+    cache.append(next_position_, view.keys.row(g), view.values.row(g));
+    if (evictions_.empty()) return;
+    evictions_[index].enter(cache);
+    if (merges()) mergings_[index].enter(cache);
   }
 
-  template <class Select>
-  void select_per_head(int64_t kv_heads, const Select& select) {
-    timed(times_, "selection", [&] { parallel_for(kv_heads, select); });
+  // The outputs of KV head g's query heads; scores and predictions take in what they paid.
+  void attend(const StepView& view, int64_t g, Matrix& outputs) {
+    const auto index = static_cast<size_t>(g);
+    const MatrixView queries = group(view.queries, g);
+    const HeadCache& cache = caches_[index];
+    const Matrix output = evictions_.empty()
+                              ? attention(queries, cache.keys, cache.values, scale(), cache.votes).output
+                              : evictions_[index].attend(queries, cache);
+    for (int64_t i = 0; i < output.rows(); ++i) {
+      std::ranges::copy(output.row(i), outputs.row(g * shape_.group_size() + i).begin());
+    }
+    if (merges() && !evictions_.empty()) mergings_[index].observe(queries, cache, next_position_ + 1);
   }
 
-  // CriticalKV's two stages for KV head g.
-  static TwoStageSelection critical(const LayerView& layer, const Ranking& ranking, const TwoStage& options,
-                                    const Matrix& stage_two_score, int64_t k, int64_t g) {
-    const VectorView score = ranking.candidate_scores(ranking.scores, g);
-    const int64_t stage_one_count =
-        options.alpha ? floor_of_product(*options.alpha, k) : adaptive_count(layer, ranking, score, k, g);
-    return select_critical(score, ranking.candidate_scores(stage_two_score, g), k, stage_one_count);
-  }
-
-  static int64_t adaptive_count(const LayerView& layer, const Ranking& ranking, VectorView score, int64_t k,
-                                int64_t g) {
-    const std::vector<int64_t> ranked = ranking.positions_of(rank_top(score, k));
-    int64_t count = 0;
-    visit_window_attention(layer, g, ranking.rules.window, [&](int64_t, VectorView weights) {
-      const MatrixView row(weights.data(), 1, static_cast<int64_t>(weights.size()));
-      count = std::max(count, adaptive_stage_one(row, ranking.always_kept, ranked));
-    });
-    return count;
-  }
-
-  Matrix stage_two_scores_of(const LayerView& layer, const Ranking& ranking, const TwoStage& options) {
-    const MatrixView norms = known_.norms(layer, options.norm).view().middle_cols(0, ranking.rules.scored);
-    const int64_t group_size = layer.shape.group_size();
-    Matrix scores(layer.shape.kv_heads, norms.cols);
-    timed(times_, "stage_two_scores", [&] {
-      for (int64_t g = 0; g < scores.rows(); ++g) {
-        const std::vector<double> row =
-            stage_two_scores(ranking.head_scores.view().middle_rows(g * group_size, group_size),
-                             norms.middle_rows(g * group_size, group_size), options.epsilon, options.gqa);
-        std::ranges::copy(row, scores.row(g).begin());
-      }
-    });
-    return scores;
-  }
-
-  static int64_t candidates_kept(const Ranking& ranking, std::span<const int64_t> budgets, int64_t g) {
-    return budgets[static_cast<size_t>(g)] - static_cast<int64_t>(ranking.always_kept.size());
-  }
-
-  void fill_caches(const LayerView& layer, const std::vector<std::vector<int64_t>>& kept) {
-    shape_ = layer.shape;
-    scale_ = layer.scale;
-    next_position_ = layer.prompt_tokens();
-    evictions_.clear();
-    caches_.assign(kept.size(), {});
+  // Whoever has to leaves, and merges if the policy does.
+  void evict(const StepView& view, StepRecord& record) {
+    record.left.assign(evictions_.size(), -1);
+    if (merges()) record.merged_into.assign(evictions_.size(), -2);
+    if (merges() && !record.rebuilt) record.merges.resize(evictions_.size());
     parallel_for(shape_.kv_heads, [&](int64_t g) {
-      for (const int64_t position : kept[static_cast<size_t>(g)]) {
-        caches_[static_cast<size_t>(g)].append(position, layer.keys.slice(g).row(position),
-                                               layer.values.slice(g).row(position));
-      }
+      const auto index = static_cast<size_t>(g);
+      HeadCache& cache = caches_[index];
+      Eviction& eviction = evictions_[index];
+      const std::optional<int64_t> leaving = eviction.who_leaves(cache, next_position_);
+      if (!leaving) return;
+      record.left[index] = cache.positions[static_cast<size_t>(*leaving)];
+      if (merges()) merge(view, g, *leaving, record);
+      eviction.leave(*leaving);
+      cache.remove(*leaving);
     });
   }
+
+  void merge(const StepView& view, int64_t g, int64_t leaving, StepRecord& record) {
+    const auto index = static_cast<size_t>(g);
+    HeadMerging::Departure departure =
+        mergings_[index].merge(leaving, group(view.queries, g), caches_[index]);
+    for (const int64_t entry : departure.changed) evictions_[index].revalue(entry, caches_[index]);
+    mergings_[index].leave(leaving);
+    record.merged_into[index] = departure.into;
+    record.merges[index] = std::move(departure.record);
+  }
+
+  double scale() const { return layer_.scale; }
 
   OperationTimes* times_;
-  LayerScores known_;
+  LayerScores known_;  // of one layer's prompt
+  LayerView layer_;
   LayerShape shape_;
-  double scale_ = 1;
+  Policy policy_;
+  MergePlan plan_{NoMerge{}};
+  std::vector<int64_t> budgets_;  // [kv_heads], after allocation
   int64_t next_position_ = 0;
-  std::vector<HeadCache> caches_;    // one per KV head
-  std::vector<Eviction> evictions_;  // likewise; none for hosts that only grow
+  std::optional<FullCache> full_cache_;  // of policies that rebuild
+  std::vector<HeadCache> caches_;        // [kv_heads]
+  std::vector<Eviction> evictions_;      // likewise; none for hosts that only grow
+  std::vector<HeadMerging> mergings_;    // likewise, of policies that merge
 };
 
 }  // namespace

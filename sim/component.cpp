@@ -52,29 +52,42 @@ Option pool(int64_t& field) {
   return option;
 }
 
-Option alpha(std::optional<Decimal>& field) {
-  return {"alpha", "share of the candidates' budget for stage one",
-          "a decimal from 0 to 1 of at most 18 digits, or adaptive",
-          [&field] { return field ? to_string(*field) : "adaptive"; },
-          [&field](std::string_view text) {
-            if (text == "adaptive") {
-              field.reset();
-              return true;
-            }
-            const auto number = parse_decimal(text);
-            if (!number || exceeds(*number, 1)) return false;
-            field = number;
+bool assign_share(Decimal& field, std::string_view text) {
+  const auto number = parse_decimal(text);
+  if (!number || exceeds(*number, 1)) return false;
+  field = *number;
+  return true;
+}
+
+constexpr const char* kShare = "a decimal from 0 to 1 of at most 18 digits";
+
+Option share(std::string_view name, std::string_view meaning, Decimal& field) {
+  return {name, meaning, kShare, [&field] { return to_string(field); },
+          [&field](std::string_view text) { return assign_share(field, text); }};
+}
+
+// `otherwise` is what nullopt is called.
+Option share(std::string_view name, std::string_view meaning, std::optional<Decimal>& field,
+             std::string_view otherwise) {
+  return {name, meaning, std::string(kShare) + ", or " + std::string(otherwise),
+          [&field, otherwise] { return field ? to_string(*field) : std::string(otherwise); },
+          [&field, otherwise](std::string_view text) {
+            Decimal number;
+            if (text != otherwise && !assign_share(number, text)) return false;
+            field = text == otherwise ? std::nullopt : std::optional(number);
             return true;
           }};
 }
 
-Option epsilon(double& field) {
-  return {"epsilon", "added to the attention score in stage two", "a finite number >= 0",
-          [&field] { return shortest(field); },
-          [&field](std::string_view text) {
+// Takes a finite number that `valid` accepts; zero has no sign.
+template <class Valid>
+Option real(std::string_view name, std::string_view meaning, double& field, std::string expected,
+            Valid valid) {
+  return {name, meaning, std::move(expected), [&field] { return shortest(field); },
+          [&field, valid](std::string_view text) {
             const auto number = parse_real(text);
-            if (!number || *number < 0) return false;
-            field = *number == 0 ? 0 : *number;  // no negative zero
+            if (!number || !valid(*number)) return false;
+            field = *number == 0 ? 0 : *number;
             return true;
           }};
 }
@@ -98,13 +111,66 @@ std::vector<Option> space_option(ChangeScore& score) {
 }
 
 std::vector<Option> two_stage_options(TwoStage& selection) {
-  return {alpha(selection.alpha), epsilon(selection.epsilon),
+  return {share("alpha", "share of the candidates' budget for stage one", selection.alpha, "adaptive"),
+          real("epsilon", "added to the attention score in stage two", selection.epsilon,
+               "a finite number >= 0", [](double number) { return number >= 0; }),
           choice("gqa", "how query heads of one KV head are joined in stage two", selection.gqa,
                  std::array{std::pair{std::string_view("mean-of-products"), GqaProduct::mean_of_products},
                             std::pair{std::string_view("product-of-means"), GqaProduct::product_of_means}}),
           choice("norm", "norm of the projected values", selection.norm,
                  std::array{std::pair{std::string_view("l1"), Norm::l1},
                             std::pair{std::string_view("l2"), Norm::l2}})};
+}
+
+Option threshold(SimilarTarget& merge) {
+  return share("threshold", "merge with the key of largest cosine if it is larger", merge.threshold, "none");
+}
+
+std::vector<Option> prediction_options(PredictedScores& prediction) {
+  return {choice("predict", "scores to come: a moving average over all queries, or the last query's own",
+                 prediction.predict,
+                 std::array{std::pair{std::string_view("ema"), Prediction::ema},
+                            std::pair{std::string_view("current"), Prediction::current}}),
+          real("ema", "weight of the past in the average", prediction.ema, "a number from 0 to below 1",
+               [](double number) { return number >= 0 && number < 1; }),
+          choice("scores", "what is averaged: attention weights, or their numerators", prediction.scores,
+                 std::array{std::pair{std::string_view("attention"), ScoreKind::attention},
+                            std::pair{std::string_view("raw"), ScoreKind::raw}}),
+          choice("normalisation", "of the average: by its weights, or by all tokens as printed",
+                 prediction.normalisation,
+                 std::array{std::pair{std::string_view("exact"), Normalisation::exact},
+                            std::pair{std::string_view("paper"), Normalisation::paper}})};
+}
+
+Option merge_gqa(MergeGqa& field) {
+  return choice("gqa", "query heads of one KV head: each by its own scores, or by their mean", field,
+                std::array{std::pair{std::string_view("joint"), MergeGqa::joint},
+                           std::pair{std::string_view("mean"), MergeGqa::mean}});
+}
+
+Option merged_key(MergedKey& field) {
+  return choice("key", "the group's mean: moved least to keep its weight, scaled to keep it, or as it is",
+                field,
+                std::array{std::pair{std::string_view("min-norm"), MergedKey::min_norm},
+                           std::pair{std::string_view("zip"), MergedKey::zip},
+                           std::pair{std::string_view("convex"), MergedKey::convex}});
+}
+
+Option merge_order(MergeOrder& field) {
+  return choice("order", "merge whom the selection left, or before it selects", field,
+                std::array{std::pair{std::string_view("evict-first"), MergeOrder::evict_first},
+                           std::pair{std::string_view("merge-first"), MergeOrder::merge_first}});
+}
+
+Option period(std::optional<int64_t>& field) {
+  return {"period", "decode steps after which the cache is rebuilt from the full one",
+          "an integer >= 1, or none", [&field] { return field ? std::to_string(*field) : "none"; },
+          [&field](std::string_view text) {
+            const auto number = parse_integer(text);
+            if (text != "none" && (!number || *number < 1)) return false;
+            field = number;
+            return true;
+          }};
 }
 
 }  // namespace
@@ -173,6 +239,63 @@ Component describe(Greedy&) {
 
 Component describe(Uniform&) { return {"", "every KV head gets the same budget", {}}; }
 
+Component describe(AdaKv& allocation) {
+  return {"adakv",
+          "a layer's KV heads share out the candidates' budget by whose scores are largest",
+          {share("safeguard", "share that every head has for certain", allocation.safeguard)}};
+}
+
+Component describe(Pyramid& allocation) {
+  return {"pyramid",
+          "early layers keep more than late ones",
+          {integer("beta", "the last layer's budget is a beta-th of the mean", allocation.beta, 1),
+           choice("shape", "how budgets fall from layer to layer", allocation.shape,
+                  std::array{std::pair{std::string_view("linear"), Decay::linear},
+                             std::pair{std::string_view("cosine"), Decay::cosine}})}};
+}
+
 Component describe(NoMerge&) { return {"", "who leaves is gone", {}}; }
+
+Component describe(KeepKv& merge) {
+  std::vector<Option> options = prediction_options(merge.prediction);
+  options.insert(options.begin(), threshold(merge));
+  for (Option& option : std::vector<Option>{
+           merged_key(merge.key), merge_gqa(merge.gqa),
+           real("rank", "singular values of the queries below this share of the largest are dropped",
+                merge.rank, "a number from 0 to 1", [](double number) { return number >= 0 && number <= 1; }),
+           merge_order(merge.order), period(merge.period)}) {
+    options.push_back(std::move(option));
+  }
+  return {"keepkv",
+          "KeepKV: who leaves merges with who stays, which votes for all that it replaces",
+          std::move(options),
+          {{"keepkv-paper", "keepkv with the options of the paper, as printed",
+            [&merge] { merge = KeepKv::as_printed(); }}}};
+}
+
+Component describe(ConvexMerge& merge) {
+  std::vector<Option> options = prediction_options(merge.prediction);
+  options.insert(options.begin(), threshold(merge));
+  options.push_back(merge_gqa(merge.gqa));
+  return {"convex", "who leaves merges into a mean weighted by predicted scores, without votes",
+          std::move(options)};
+}
+
+Component describe(D2o& merge) {
+  return {"d2o", "D2O: who leaves merges into a mean weighted by the softmax of cosines", {threshold(merge)}};
+}
+
+Component describe(Cam& merge) {
+  return {"cam",
+          "CaM: by chance, the value of who leaves is spread over those that follow",
+          {integer("neighbours", "following kept values that share it", merge.neighbours, 1),
+           integer("seed", "of the draws that decide whether it is", merge.seed, 0)}};
+}
+
+Component describe(KvMerger& merge) {
+  return {"kvmerger",
+          "KVMerger: who leaves merges into a mean weighted by a Gaussian of distances",
+          {threshold(merge)}};
+}
 
 }  // namespace kvbound::sim

@@ -20,14 +20,22 @@ struct Option {
   std::function<bool(std::string_view)> assign;  ///< false: not such a value; the field is then unchanged
 };
 
+/// Another name for a component, with other defaults. Its text is the component's own.
+struct Preset {
+  std::string_view name;
+  std::string_view meaning;
+  std::function<void()> apply;  ///< sets the component's fields
+};
+
 /// A component's name and options. An empty name: what is implied where no component of its kind is named.
 struct Component {
   std::string_view name;
   std::string_view meaning;
   std::vector<Option> options;
+  std::vector<Preset> presets = {};
 };
 
-// The options hold references to the component's fields.
+// Options and presets hold references to the component's fields.
 Component describe(SnapKv& host);
 Component describe(H2o& host);
 Component describe(Tova& host);
@@ -42,6 +50,13 @@ Component describe(Critical& selection);
 Component describe(ThetaSweep& selection);
 Component describe(Greedy& selection);
 Component describe(Uniform& allocation);
+Component describe(AdaKv& allocation);
+Component describe(Pyramid& allocation);
 Component describe(NoMerge& merge);
+Component describe(KeepKv& merge);
+Component describe(ConvexMerge& merge);
+Component describe(D2o& merge);
+Component describe(Cam& merge);
+Component describe(KvMerger& merge);
 
 }  // namespace kvbound::sim

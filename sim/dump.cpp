@@ -112,6 +112,7 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
       shape_(trace.shape),
       trace_layers_(trace.layers),
       evicts_(evicts(run.policy.policy.host)),
+      merges_(!std::holds_alternative<NoMerge>(run.policy.policy.merge)),
       spool_(std::make_unique<Spool>(spool_folder)) {}
 
 Dump::~Dump() = default;
@@ -143,6 +144,7 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   if (prompt.stage_two_score) add_matrix("stage_two_score", *prompt.stage_two_score);
   if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
 
+  if (!prompt.merges.empty()) add_merges(layer, prompt.merges);
   std::vector<double> output;
   for (const StepRecord& step : record.steps) {
     output.insert(output.end(), step.output.numbers().begin(), step.output.numbers().end());
@@ -150,10 +152,30 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   append(layer, "output", {static_cast<int64_t>(record.steps.size()), shape_.query_heads, shape_.head_dim},
          VectorView(output));
   if (!evicts_) return;
-  std::vector<int64_t> left;
-  for (const StepRecord& step : record.steps) left.insert(left.end(), step.left.begin(), step.left.end());
-  append(layer, "left", {static_cast<int64_t>(record.steps.size()), shape_.kv_heads},
-         std::span<const int64_t>(left));
+  add_choices(layer, "left", record.steps, &StepRecord::left);
+  if (merges_) add_choices(layer, "merged_into", record.steps, &StepRecord::merged_into);
+}
+
+// One position per step and KV head.
+void Dump::add_choices(int64_t layer, const char* tensor, const std::vector<StepRecord>& steps,
+                       std::vector<int64_t> StepRecord::*choices) {
+  std::vector<int64_t> all;
+  for (const StepRecord& step : steps) all.insert(all.end(), (step.*choices).begin(), (step.*choices).end());
+  append(layer, tensor, {static_cast<int64_t>(steps.size()), shape_.kv_heads}, std::span<const int64_t>(all));
+}
+
+// The caches after the prompt, one below the other.
+void Dump::add_merges(int64_t layer, const std::vector<HeadMerge>& merges) {
+  std::vector<double> votes, keys, values;
+  for (const HeadMerge& merge : merges) {
+    votes.insert(votes.end(), merge.votes.begin(), merge.votes.end());
+    keys.insert(keys.end(), merge.keys.numbers().begin(), merge.keys.numbers().end());
+    values.insert(values.end(), merge.values.numbers().begin(), merge.values.numbers().end());
+  }
+  const auto entries = static_cast<int64_t>(votes.size());
+  append(layer, "votes", {entries}, VectorView(votes));
+  append(layer, "merged_key", {entries, shape_.head_dim}, VectorView(keys));
+  append(layer, "merged_value", {entries, shape_.head_dim}, VectorView(values));
 }
 
 void Dump::add(int64_t layer, const LayerMetrics& metrics) {

@@ -44,11 +44,15 @@ class Dump {
 
   template <class Number>
   void append(int64_t layer, const char* tensor, std::vector<int64_t> shape, std::span<const Number> numbers);
+  void add_choices(int64_t layer, const char* tensor, const std::vector<StepRecord>& steps,
+                   std::vector<int64_t> StepRecord::*choices);
+  void add_merges(int64_t layer, const std::vector<HeadMerge>& merges);
 
   traces::SafetensorsWriter::Strings metadata_;
   LayerShape shape_;
   int64_t trace_layers_;
   bool evicts_;                  // the policy's host chooses in decoding, too
+  bool merges_;                  // those who leave merge
   std::vector<int64_t> layers_;  // added; said in the metadata if they are not all
   std::vector<traces::TensorDeclaration> tensors_;
   std::unique_ptr<Spool> spool_;

@@ -42,9 +42,21 @@ template <class Variant>
 std::string known_names() {
   std::string names;
   for_each_alternative<Variant>([&](auto& alternative) {
-    if (const auto name = describe(alternative).name; !name.empty()) append(names, name);
+    const Component component = describe(alternative);
+    if (!component.name.empty()) append(names, component.name);
+    for (const Preset& preset : component.presets) append(names, preset.name);
   });
   return names;
+}
+
+// Whether the name is the component's own or one of its presets', which is then applied.
+bool answers_to(const Component& component, std::string_view name) {
+  if (name.empty()) return false;
+  if (component.name == name) return true;
+  const auto preset = std::ranges::find(component.presets, name, &Preset::name);
+  if (preset == component.presets.end()) return false;
+  preset->apply();
+  return true;
 }
 
 // Puts the named alternative into the slot; false if the variant has none of that name.
@@ -52,7 +64,7 @@ template <class Variant>
 bool choose(Variant& slot, std::string_view name) {
   bool found = false;
   for_each_alternative<Variant>([&](auto& alternative) {
-    if (name.empty() || describe(alternative).name != name) return;
+    if (!answers_to(describe(alternative), name)) return;
     slot = alternative;
     found = true;
   });
@@ -112,17 +124,35 @@ void print(std::string& text, Variant slot) {
   }
 }
 
+void print_help(std::string& text, std::string_view kind, std::string_view name, std::string_view meaning) {
+  const std::string shown = name.empty() ? "(none named)" : std::string(name);
+  text += "  " + std::string(kind) + std::string(12 - kind.size(), ' ') + shown +
+          std::string(shown.size() < 16 ? 16 - shown.size() : 1, ' ') + std::string(meaning) + "\n";
+}
+
+void print_help(std::string& text, const Option& option) {
+  text += std::string(16, ' ') + ":" + std::string(option.name) + "=" + option.text() + "  " +
+          std::string(option.meaning) + " (" + option.expected + ")\n";
+}
+
+// The options that a preset sets to something else.
+void print_help(std::string& text, std::string_view kind, const Component& component, const Preset& preset) {
+  print_help(text, kind, preset.name, preset.meaning);
+  std::vector<std::string> before;
+  for (const Option& option : component.options) before.push_back(option.text());
+  preset.apply();
+  for (size_t i = 0; i < before.size(); ++i) {
+    if (component.options[i].text() != before[i]) print_help(text, component.options[i]);
+  }
+}
+
 template <class Variant>
 void print_help(std::string& text, std::string_view kind) {
   for_each_alternative<Variant>([&](auto& alternative) {
     const Component component = describe(alternative);
-    const std::string name = component.name.empty() ? "(none named)" : std::string(component.name);
-    text += "  " + std::string(kind) + std::string(12 - kind.size(), ' ') + name +
-            std::string(name.size() < 16 ? 16 - name.size() : 1, ' ') + std::string(component.meaning) + "\n";
-    for (const Option& option : component.options) {
-      text += std::string(16, ' ') + ":" + std::string(option.name) + "=" + option.text() + "  " +
-              std::string(option.meaning) + " (" + option.expected + ")\n";
-    }
+    print_help(text, kind, component.name, component.meaning);
+    for (const Option& option : component.options) print_help(text, option);
+    for (const Preset& preset : component.presets) print_help(text, kind, component, preset);
   });
 }
 

@@ -46,7 +46,8 @@ class BadOptions(CommandLineTest):
         self.refuses_values("--budget", ("3", "12.5%", "8,3"), "budget of 3 entries is below the 4 of the observation")
 
     def test_policies_that_are_no_policies_are_refused_and_what_is_known_is_listed(self):
-        known = "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy$"
+        known = "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy, adakv, " \
+                "pyramid, keepkv, keepkv-paper, convex, d2o, cam, kvmerger$"
         hosts = "known hosts: snapkv, h2o, tova, streaming-llm$"
         for policy, pattern in (
                 ("", "empty"), ("snapkv,", "empty"), ("SnapKV", hosts), (" snapkv", hosts),
@@ -67,6 +68,11 @@ class BadOptions(CommandLineTest):
                 ("h2o:pool=1", "h2o has no option 'pool'; it has window, sinks, recent$"),
                 ("tova:recent=1", "tova has no option 'recent'; it has sinks$"),
                 ("snapkv+exact:alpha=1", "exact has no option 'alpha'; it has space$"), ("tova+", known),
+                ("snapkv+keepkv+d2o", "more than one merge"), ("snapkv+adakv+pyramid", "more than one allocation"),
+                ("snapkv+keepkv-paper,snapkv+keepkv:key=zip:gqa=mean:scores=raw:normalisation=paper", "twice"),
+                ("snapkv+keepkv:alpha=1", "keepkv has no option 'alpha'; it has threshold, predict, ema, scores, "
+                                          "normalisation, key, gqa, rank, order, period$"),
+                ("snapkv+cam:threshold=none", "cam has no option 'threshold'; it has neighbours, seed$"),
                 ("snapkv+greedy:k=1", "greedy has no option 'k'"), ("h2o:window=4,h2o:recent=4:window=4", "twice")):
             self.refuses_values("--policy", (policy,), pattern)
 
@@ -79,6 +85,24 @@ class BadOptions(CommandLineTest):
                             r"policy 'streaming-llm.*: streaming-llm ranks nothing: .*hosts that do are snapkv, h2o, tova$")
         self.refuses_values("--policy", ("h2o:window=4+greedy", "tova+greedy", "snapkv:window=4,tova+greedy"),
                             "greedy has a meaning with the host snapkv alone$")
+        self.refuses_values("--policy", ("snapkv:window=4+keepkv:key=zip", "tova+keepkv-paper:gqa=joint"),
+                            "keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint$")
+        self.refuses_values("--policy", (f"{before}+keepkv:order=merge-first" for before in
+                                         ("streaming-llm", "tova+exact", "tova+critical", "h2o:window=4+theta-sweep",
+                                          "snapkv:window=4+greedy")),
+                            "order=merge-first merges by attention .*hosts snapkv, h2o, tova, and no score and no selection$")
+        self.refuses_values("--policy", ("streaming-llm+keepkv:period=8", "tova,streaming-llm+keepkv-paper:period=1"),
+                            "keepkv:period selects anew .*, but streaming-llm ranks nothing")
+        self.refuses_values("--policy", ("snapkv:window=4+greedy+keepkv:period=8",), "period selects anew .* greedy cannot$")
+        self.refuses_values("--policy", ("streaming-llm+adakv",), "adakv shares out by scores, but streaming-llm ranks nothing")
+
+    def test_devices_refuse_allocation_and_merging(self):
+        for component in ("keepkv", "keepkv-paper", "convex", "d2o", "cam", "kvmerger"):
+            self.refuses_options("backend emulated: merging runs on the reference only$", "replay", TRACE, "--policy",
+                                 f"snapkv:window=4+{component}", *BUDGET, "--backend", "reference,emulated")
+        for component in ("adakv", "pyramid"):
+            self.refuses_options("backend emulated: allocations other than uniform run on the reference only$", "replay",
+                                 TRACE, "--policy", f"snapkv:window=4+{component}", *BUDGET, "--backend", "emulated")
 
     def test_budgets_below_those_that_always_stay_are_refused(self):
         for policy, sinks, recent in (("h2o:window=4:sinks=5", 5, 4), ("h2o:window=4:recent=9", 0, 9), ("h2o:window=8:sinks=1", 1, 8),
@@ -109,7 +133,22 @@ class BadOptions(CommandLineTest):
                 ("tova:sinks", "an integer >= 0", ("-1", "nan", "")),
                 ("streaming-llm:sinks", "an integer >= 0", ("-1", "nan", "")),
                 ("tova+exact:space", "head or projected", ("model", "Head", "")),
-                ("snapkv:window=4+obcache-joint:space", "head or projected", ("both", "1", ""))):
+                ("snapkv:window=4+obcache-joint:space", "head or projected", ("both", "1", "")),
+                ("tova+adakv:safeguard", "a decimal from 0 to 1 of at most 18 digits", ("1.5", "-0.2", "nan", "")),
+                ("tova+pyramid:beta", "an integer >= 1", ("0", "-1", "2.5", "", HUGE)),
+                ("tova+pyramid:shape", "linear or cosine", ("flat", "")),
+                ("tova+keepkv:threshold", "a decimal from 0 to 1 of at most 18 digits, or none", ("1.5", "-1", "all", "")),
+                ("tova+keepkv:predict", "ema or current", ("last", "")),
+                ("tova+keepkv:ema", "a number from 0 to below 1", ("1", "-0.5", "nan", "")),
+                ("tova+keepkv:scores", "attention or raw", ("exp", "")),
+                ("tova+keepkv:normalisation", "exact or paper", ("none", "")),
+                ("tova+keepkv:key", "min-norm or zip or convex", ("mean", "")),
+                ("tova+keepkv-paper:gqa", "joint or mean", ("mean-of-products", "")),
+                ("tova+keepkv:rank", "a number from 0 to 1", ("2", "-1", "inf", "")),
+                ("tova+keepkv:order", "evict-first or merge-first", ("merge", "")),
+                ("tova+keepkv:period", "an integer >= 1, or none", ("0", "-8", "x", "", HUGE)),
+                ("tova+cam:neighbours", "an integer >= 1", ("0", "-1", "")),
+                ("tova+cam:seed", "an integer >= 0", ("-1", "x", HUGE))):
             self.refuses_values("--policy", (f"{option}={value}" for value in values), f"expected .*={expected}")
 
     def test_a_window_longer_than_recorded_is_refused(self):

@@ -83,25 +83,93 @@ Score any_score() {
   }
 }
 
+Decimal any_share() { return *parse_decimal("0." + std::to_string(*integer(0, 999999999999999))); }
+
+double any_below_one() { return static_cast<double>(*integer(0, (int64_t{1} << 53) - 1)) * 0x1p-53; }
+
+Allocation any_allocation() {
+  switch (*integer(0, 2)) {
+    case 1:
+      return AdaKv{any_share()};
+    case 2:
+      return Pyramid{*any_positive(), *integer(0, 1) == 0 ? Decay::linear : Decay::cosine};
+    default:
+      return Uniform{};
+  }
+}
+
+PredictedScores any_prediction() {
+  return {*integer(0, 1) == 0 ? Prediction::ema : Prediction::current, any_below_one(),
+          *integer(0, 1) == 0 ? ScoreKind::attention : ScoreKind::raw,
+          *integer(0, 1) == 0 ? Normalisation::exact : Normalisation::paper};
+}
+
+KeepKv any_keep_kv() {
+  KeepKv options;
+  options.prediction = any_prediction();
+  options.key = static_cast<MergedKey>(*integer(0, 2));
+  options.gqa = *integer(0, 1) == 0 ? MergeGqa::joint : MergeGqa::mean;
+  if (options.key == MergedKey::zip) options.gqa = MergeGqa::mean;
+  options.rank = *integer(0, 9) == 0 ? 1 : any_below_one();
+  options.order = *integer(0, 1) == 0 ? MergeOrder::evict_first : MergeOrder::merge_first;
+  if (*integer(0, 1) == 0) options.period = *any_positive();
+  return options;
+}
+
+Merge any_merge() {
+  const SimilarTarget target{*integer(0, 3) == 0 ? std::nullopt : std::optional(any_share())};
+  switch (*integer(0, 5)) {
+    case 1: {
+      KeepKv options = any_keep_kv();
+      options.threshold = target.threshold;
+      return options;
+    }
+    case 2:
+      return ConvexMerge{target, any_prediction(), *integer(0, 1) == 0 ? MergeGqa::joint : MergeGqa::mean};
+    case 3:
+      return D2o{target};
+    case 4:
+      return Cam{*any_positive(), *any_positive() - 1};
+    case 5:
+      return KvMerger{target};
+    default:
+      return NoMerge{};
+  }
+}
+
+Selection any_selection(const Host& host) {
+  switch (*integer(0, 3)) {
+    case 1:
+      return Critical{any_two_stage()};
+    case 2:
+      return ThetaSweep{any_two_stage()};
+    case 3:
+      if (std::holds_alternative<SnapKv>(host)) return Greedy();
+      return TopK();
+    default:
+      return TopK();
+  }
+}
+
+// What has no meaning together is left out.
 Policy any_policy() {
   Policy policy;
   policy.host = any_host();
-  if (std::holds_alternative<StreamingLlm>(policy.host)) return policy;  // ranks nothing
-  switch (*integer(0, 4)) {
-    case 1:
-      policy.selection = Critical{any_two_stage()};
-      break;
-    case 2:
-      policy.selection = ThetaSweep{any_two_stage()};
-      break;
-    case 3:
-      policy.score = any_score();
-      break;
-    case 4:
-      if (std::holds_alternative<SnapKv>(policy.host)) policy.selection = Greedy();
-      break;
-    default:
-      break;
+  policy.allocation = any_allocation();
+  policy.merge = any_merge();
+  const bool ranks = !std::holds_alternative<StreamingLlm>(policy.host);
+  if (ranks) {
+    policy.selection = any_selection(policy.host);
+    if (std::holds_alternative<TopK>(policy.selection) && *integer(0, 1) == 0) policy.score = any_score();
+  } else if (std::holds_alternative<AdaKv>(policy.allocation)) {
+    policy.allocation = Uniform();
+  }
+  auto* keep_kv = std::get_if<KeepKv>(&policy.merge);
+  if (keep_kv == nullptr) return policy;
+  if (!ranks || std::holds_alternative<Greedy>(policy.selection)) keep_kv->period.reset();
+  if (!ranks || !std::holds_alternative<TopK>(policy.selection) ||
+      !std::holds_alternative<AttentionScore>(policy.score)) {
+    keep_kv->order = MergeOrder::evict_first;
   }
   return policy;
 }
@@ -111,6 +179,9 @@ RC_GTEST_PROP(PolicyText, OfAnyPolicyReadsBackAsThatPolicy, ()) {
   RC_CLASSIFY(std::holds_alternative<TopK>(policy.selection), "top-k");
   RC_CLASSIFY(std::holds_alternative<H2o>(policy.host), "h2o");
   RC_CLASSIFY(!std::holds_alternative<AttentionScore>(policy.score), "another score than attention");
+  RC_CLASSIFY(!std::holds_alternative<Uniform>(policy.allocation), "an allocation");
+  RC_CLASSIFY(std::holds_alternative<KeepKv>(policy.merge), "keepkv");
+  RC_CLASSIFY(policy.merge.index() > 1, "another merging method");
   const std::string text = canonical(policy);
   RC_LOG() << text;
   RC_ASSERT(parse_policy(text) == policy);
@@ -142,6 +213,69 @@ TEST(PolicyText, OfEveryHostAndScoreNamesEveryOption) {
     EXPECT_EQ(canonical(parse_policy(text)), expected);
     EXPECT_EQ(canonical(parse_policy(expected)), expected);
   }
+}
+
+constexpr const char* kKeepKvText =
+    "snapkv:window=32:pool=7+keepkv:threshold=0.8:predict=ema:ema=0.9:scores=attention:normalisation=exact:"
+    "key=min-norm:gqa=joint:rank=0.3:order=evict-first:period=none";
+constexpr const char* kKeepKvPaperText =
+    "snapkv:window=32:pool=7+keepkv:threshold=0.8:predict=ema:ema=0.9:scores=raw:normalisation=paper:"
+    "key=zip:gqa=mean:rank=0.3:order=evict-first:period=none";
+
+TEST(PolicyText, OfEveryAllocationAndMergingMethodNamesEveryOption) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"snapkv+adakv", "snapkv:window=32:pool=7+adakv:safeguard=0.2"},
+      {"tova+pyramid", "tova:sinks=0+pyramid:beta=20:shape=linear"},
+      {"streaming-llm+pyramid:shape=cosine:beta=4", "streaming-llm:sinks=4+pyramid:beta=4:shape=cosine"},
+      {"snapkv+keepkv", kKeepKvText},
+      {"tova+convex",
+       "tova:sinks=0+convex:threshold=0.8:predict=ema:ema=0.9:scores=attention:normalisation=exact:gqa="
+       "joint"},
+      {"tova+d2o", "tova:sinks=0+d2o:threshold=0.8"},
+      {"tova+kvmerger:threshold=none", "tova:sinks=0+kvmerger:threshold=none"},
+      {"streaming-llm+cam", "streaming-llm:sinks=4+cam:neighbours=32:seed=0"},
+      {"tova+d2o:threshold=1.0+pyramid+exact",
+       "tova:sinks=0+exact:space=head+pyramid:beta=20:shape=linear+d2o:threshold=1"}};
+  for (const auto& [text, expected] : texts) {
+    EXPECT_EQ(canonical(parse_policy(text)), expected);
+    EXPECT_EQ(canonical(parse_policy(expected)), expected);
+  }
+}
+
+TEST(PolicyText, OfKeepKvAsPrintedIsThatOfKeepKvWithThoseOptions) {
+  EXPECT_EQ(canonical(parse_policy("snapkv+keepkv-paper")), kKeepKvPaperText);
+  EXPECT_EQ(parse_policy("snapkv+keepkv-paper"),
+            parse_policy("snapkv+keepkv:key=zip:gqa=mean:scores=raw:normalisation=paper"));
+  EXPECT_EQ(canonical(parse_policy(
+                "snapkv+keepkv-paper:key=min-norm:gqa=joint:scores=attention:normalisation=exact")),
+            kKeepKvText);
+  const auto options = std::get<KeepKv>(parse_policy("snapkv+keepkv-paper:threshold=none:period=8").merge);
+  EXPECT_EQ(options.key, MergedKey::zip);
+  EXPECT_EQ(options.threshold, std::nullopt);
+  EXPECT_EQ(options.period, 8);
+}
+
+TEST(PolicyText, SetsEveryOptionOfMergingAndAllocation) {
+  const auto options = std::get<KeepKv>(
+      parse_policy(
+          "snapkv+keepkv:threshold=0.25:predict=current:ema=0:scores=raw:normalisation=paper:key=convex:"
+          "gqa=mean:rank=1:order=merge-first:period=3")
+          .merge);
+  EXPECT_EQ(options.threshold, (Decimal{25, 2}));
+  EXPECT_EQ(options.prediction,
+            (PredictedScores{Prediction::current, 0, ScoreKind::raw, Normalisation::paper}));
+  EXPECT_EQ(options.key, MergedKey::convex);
+  EXPECT_EQ(options.gqa, MergeGqa::mean);
+  EXPECT_EQ(options.rank, 1);
+  EXPECT_EQ(options.order, MergeOrder::merge_first);
+  EXPECT_EQ(options.period, 3);
+  EXPECT_EQ(std::get<ConvexMerge>(parse_policy("h2o+convex:gqa=mean").merge).gqa, MergeGqa::mean);
+  EXPECT_EQ(std::get<D2o>(parse_policy("h2o+d2o:threshold=none").merge).threshold, std::nullopt);
+  EXPECT_EQ(std::get<KvMerger>(parse_policy("h2o+kvmerger:threshold=0.5").merge).threshold, (Decimal{5, 1}));
+  EXPECT_EQ(std::get<Cam>(parse_policy("h2o+cam:neighbours=4:seed=7").merge), (Cam{4, 7}));
+  EXPECT_EQ(std::get<AdaKv>(parse_policy("h2o+adakv:safeguard=0").allocation).safeguard, (Decimal{0, 0}));
+  EXPECT_EQ(std::get<Pyramid>(parse_policy("h2o+pyramid:beta=1:shape=cosine").allocation),
+            (Pyramid{1, Decay::cosine}));
 }
 
 TEST(PolicyText, OfH2oHasRecentFollowTheWindowUntilItIsSet) {
@@ -186,7 +320,8 @@ TEST(PolicyText, WithUnknownNamesIsRefusedAndTheKnownOnesAreListed) {
   EXPECT_EQ(refusal(""), "policy '': no host ''; " + hosts);
   EXPECT_EQ(refusal("critical"), "policy 'critical': no host 'critical'; " + hosts);
   const std::string components =
-      "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy";
+      "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy, "
+      "adakv, pyramid, keepkv, keepkv-paper, convex, d2o, cam, kvmerger";
   EXPECT_EQ(refusal("snapkv+crit"), "policy 'snapkv+crit': no component 'crit'; " + components);
   EXPECT_EQ(refusal("snapkv+"), "policy 'snapkv+': no component ''; " + components);
   EXPECT_EQ(refusal("snapkv+attention"),
@@ -252,6 +387,66 @@ TEST(PolicyText, OfWhatHasNoMeaningTogetherIsRefused) {
   EXPECT_EQ(refusal("snapkv+greedy+critical"), "policy 'snapkv+greedy+critical': more than one selection");
 }
 
+TEST(PolicyText, WithAnotherMethodsOptionsIsRefused) {
+  const std::string keep_kv = "threshold, predict, ema, scores, normalisation, key, gqa, rank, order, period";
+  const std::pair<std::string, std::string> refusals[] = {
+      {"h2o+keepkv:alpha=1", "keepkv has no option 'alpha'; it has " + keep_kv},
+      {"h2o+keepkv-paper:beta=1", "keepkv has no option 'beta'; it has " + keep_kv},
+      {"h2o+convex:key=zip",
+       "convex has no option 'key'; it has threshold, predict, ema, scores, normalisation, gqa"},
+      {"h2o+d2o:ema=0.5", "d2o has no option 'ema'; it has threshold"},
+      {"h2o+kvmerger:sigma=1", "kvmerger has no option 'sigma'; it has threshold"},
+      {"h2o+cam:threshold=0.8", "cam has no option 'threshold'; it has neighbours, seed"},
+      {"h2o+adakv:beta=1", "adakv has no option 'beta'; it has safeguard"},
+      {"h2o+pyramid:safeguard=1", "pyramid has no option 'safeguard'; it has beta, shape"},
+      {"h2o+keepkv+keepkv-paper", "more than one merge"},
+      {"h2o+d2o+keepkv", "more than one merge"},
+      {"h2o+adakv+pyramid", "more than one allocation"}};
+  for (const auto& [text, says] : refusals) EXPECT_EQ(refusal(text), "policy '" + text + "': " + says);
+}
+
+TEST(PolicyText, OfMergingAndAllocationThatHaveNoMeaningTogetherIsRefused) {
+  const std::string zip = "keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint";
+  const std::string merge_first =
+      "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
+      "the "
+      "hosts snapkv, h2o, tova, and no score and no selection";
+  const std::string streaming_period =
+      "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are "
+      "snapkv, h2o, tova";
+  const std::string greedy_period =
+      "keepkv:period selects anew by the current query alone, which greedy cannot";
+  const std::string adakv =
+      "adakv shares out by scores, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova";
+  const std::pair<std::string, std::string> refusals[] = {
+      {"snapkv+keepkv:key=zip", zip},
+      {"snapkv+keepkv-paper:gqa=joint", zip},
+      {"streaming-llm+keepkv:order=merge-first", merge_first},
+      {"h2o+critical+keepkv:order=merge-first", merge_first},
+      {"tova+theta-sweep+keepkv-paper:order=merge-first", merge_first},
+      {"snapkv+greedy+keepkv:order=merge-first", merge_first},
+      {"snapkv+exact+keepkv:order=merge-first", merge_first},
+      {"streaming-llm+keepkv:period=8", streaming_period},
+      {"snapkv+greedy+keepkv:period=8", greedy_period},
+      {"streaming-llm+adakv", adakv},
+      {"streaming-llm+adakv+d2o", adakv}};
+  for (const auto& [text, says] : refusals) EXPECT_EQ(refusal(text), "policy '" + text + "': " + says);
+}
+
+TEST(PolicyText, OfMergingAndAllocationThatGoTogetherIsNotRefused) {
+  for (const std::string merge : {"keepkv", "keepkv-paper", "convex", "d2o", "cam", "kvmerger"}) {
+    for (const std::string before :
+         {"snapkv+critical+adakv", "snapkv+theta-sweep", "snapkv+greedy", "h2o+exact+pyramid", "tova+adakv",
+          "streaming-llm+pyramid", "streaming-llm"}) {
+      EXPECT_EQ(refusal(before + "+" + merge), "no error");
+    }
+  }
+  for (const std::string host : {"snapkv", "h2o", "tova"}) {
+    EXPECT_EQ(refusal(host + "+adakv+keepkv:order=merge-first:period=8"), "no error");
+    EXPECT_EQ(refusal(host + "+critical+keepkv:period=8"), "no error");
+  }
+}
+
 TEST(PolicyText, WithBadValuesIsRefusedAndSaysWhatIsExpected) {
   const auto expect_refusal = [](const std::string& before, const std::string& pair,
                                  const std::string& expected) {
@@ -292,14 +487,96 @@ TEST(PolicyText, WithBadValuesIsRefusedAndSaysWhatIsExpected) {
   }
 }
 
+TEST(PolicyText, WithBadValuesOfMergingAndAllocationIsRefusedAndSaysWhatIsExpected) {
+  const auto expect_refusals = [](const std::string& component, const std::string& option,
+                                  std::initializer_list<const char*> values, const std::string& expected) {
+    for (const std::string value : values) {
+      const std::string pair = option + "=" + value;
+      const std::string text = "snapkv+" + component + ":" + pair;
+      EXPECT_EQ(refusal(text), "policy '" + text + "': '" + pair + "': expected " + option + "=" + expected);
+    }
+  };
+  for (const std::string component : {"keepkv", "keepkv-paper", "convex", "d2o", "kvmerger"}) {
+    expect_refusals(component, "threshold",
+                    {"", "-0.5", "1.01", "nan", "1e-1", "None", "0.1234567890123456789"},
+                    "a decimal from 0 to 1 of at most 18 digits, or none");
+  }
+  for (const std::string component : {"keepkv", "keepkv-paper", "convex"}) {
+    expect_refusals(component, "predict", {"", "mean", "Ema"}, "ema or current");
+    expect_refusals(component, "ema", {"", "1", "-0.1", "1.5", "nan", "inf", "0.9x"},
+                    "a number from 0 to below 1");
+    expect_refusals(component, "scores", {"", "softmax"}, "attention or raw");
+    expect_refusals(component, "normalisation", {"", "none"}, "exact or paper");
+    expect_refusals(component, "gqa", {"", "mean-of-products"}, "joint or mean");
+  }
+  for (const std::string component : {"keepkv", "keepkv-paper"}) {
+    expect_refusals(component, "key", {"", "minnorm"}, "min-norm or zip or convex");
+    expect_refusals(component, "rank", {"", "-0.1", "1.1", "nan"}, "a number from 0 to 1");
+    expect_refusals(component, "order", {"", "evict"}, "evict-first or merge-first");
+    expect_refusals(component, "period", {"", "0", "-8", "1.5", "never", "9223372036854775808"},
+                    "an integer >= 1, or none");
+  }
+  expect_refusals("cam", "neighbours", {"", "0", "-1", "none"}, "an integer >= 1");
+  expect_refusals("cam", "seed", {"", "-1", "0.5", "9223372036854775808"}, "an integer >= 0");
+  expect_refusals("adakv", "safeguard", {"", "-0.2", "1.01", "nan", "none"},
+                  "a decimal from 0 to 1 of at most 18 digits");
+  expect_refusals("pyramid", "beta", {"", "0", "-20", "1.5"}, "an integer >= 1");
+  expect_refusals("pyramid", "shape", {"", "Linear", "cos"}, "linear or cosine");
+}
+
 TEST(PolicyHelp, NamesEveryComponentAndOptionWithItsDefault) {
   const std::string help = policy_help();
-  for (const char* words : {"snapkv",      ":window=32",    ":pool=7",          "critical",
-                            "theta-sweep", ":alpha=0.5",    ":epsilon=1e-4",    ":gqa=mean-of-products",
-                            ":norm=l1",    "adaptive",      "product-of-means", "h2o",
-                            "tova",        "streaming-llm", ":sinks=0",         ":sinks=4",
-                            ":recent=32",  "obcache-value", "obcache-key",      "obcache-joint",
-                            "exact",       ":space=head",   "projected",        "greedy"}) {
+  for (const char* words : {"snapkv",
+                            ":window=32",
+                            ":pool=7",
+                            "critical",
+                            "theta-sweep",
+                            ":alpha=0.5",
+                            ":epsilon=1e-4",
+                            ":gqa=mean-of-products",
+                            ":norm=l1",
+                            "adaptive",
+                            "product-of-means",
+                            "h2o",
+                            "tova",
+                            "streaming-llm",
+                            ":sinks=0",
+                            ":sinks=4",
+                            ":recent=32",
+                            "obcache-value",
+                            "obcache-key",
+                            "obcache-joint",
+                            "exact",
+                            ":space=head",
+                            "projected",
+                            "greedy",
+                            "adakv",
+                            ":safeguard=0.2",
+                            "pyramid",
+                            ":beta=20",
+                            ":shape=linear",
+                            "keepkv",
+                            ":threshold=0.8",
+                            ":predict=ema",
+                            ":ema=0.9",
+                            ":scores=attention",
+                            ":normalisation=exact",
+                            ":key=min-norm",
+                            ":gqa=joint",
+                            ":rank=0.3",
+                            ":order=evict-first",
+                            ":period=none",
+                            "keepkv-paper",
+                            ":scores=raw",
+                            ":normalisation=paper",
+                            ":key=zip",
+                            ":gqa=mean ",
+                            "convex",
+                            "d2o",
+                            "cam",
+                            ":neighbours=32",
+                            ":seed=0",
+                            "kvmerger"}) {
     EXPECT_NE(help.find(words), std::string::npos) << words;
   }
 }

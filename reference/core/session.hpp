@@ -103,8 +103,9 @@ struct StepRecord {
   std::vector<int64_t>
       left;  ///< [kv_heads]: the position that left, -1 for none; empty: hosts that only grow
   /// [kv_heads]: the position that the leaving entry merged into, -1 dropped, -2 nobody left; empty without merging or left.
-  std::vector<int64_t> merged_into;
-  std::vector<HeadMerge> merges;  ///< [kv_heads], of policies that merge where anything may have merged; else empty
+  std::vector<int64_t> merged_into = {};
+  std::vector<HeadMerge> merges =
+      {};                ///< [kv_heads], of policies that merge where anything may have merged; else empty
   bool rebuilt = false;  ///< the cache was rebuilt before the queries attended: `merges` has all of it
 };
 

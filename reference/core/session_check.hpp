@@ -59,6 +59,31 @@ inline void require_valid(const H2o& host, int64_t budget) {
 inline void require_valid(const Tova& host, int64_t budget) { require_room(host.sinks, 0, budget); }
 inline void require_valid(const StreamingLlm& host, int64_t budget) { require_room(host.sinks, 0, budget); }
 
+inline void require_composable(const KeepKv& merge, const Policy& policy) {
+  if (merge.key == MergedKey::zip && merge.gqa == MergeGqa::joint) {
+    throw InvalidPolicy("keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint");
+  }
+  const bool ranks = !std::holds_alternative<StreamingLlm>(policy.host);
+  if (merge.order == MergeOrder::merge_first &&
+      !(ranks && std::holds_alternative<AttentionScore>(policy.score) &&
+        std::holds_alternative<TopK>(policy.selection))) {
+    throw InvalidPolicy(
+        "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
+        "the hosts "
+        "snapkv, h2o, tova, and no score and no selection");
+  }
+  if (!merge.period) return;
+  if (!ranks) {
+    throw InvalidPolicy(
+        "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are "
+        "snapkv, "
+        "h2o, tova");
+  }
+  if (std::holds_alternative<Greedy>(policy.selection)) {
+    throw InvalidPolicy("keepkv:period selects anew by the current query alone, which greedy cannot");
+  }
+}
+
 }  // namespace detail
 
 /// Throws InvalidPolicy unless the policy's components have a meaning together.
@@ -78,6 +103,11 @@ inline void require_composable(const Policy& policy) {
   if (std::holds_alternative<Greedy>(policy.selection) && !std::holds_alternative<SnapKv>(policy.host)) {
     throw InvalidPolicy("greedy has a meaning with the host snapkv alone");
   }
+  if (std::holds_alternative<StreamingLlm>(policy.host) && std::holds_alternative<AdaKv>(policy.allocation)) {
+    throw InvalidPolicy(
+        "adakv shares out by scores, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
+  }
+  if (const auto* keep_kv = std::get_if<KeepKv>(&policy.merge)) detail::require_composable(*keep_kv, policy);
 }
 
 /// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head:
