@@ -117,8 +117,16 @@ class MergingHead(DecodingHead):
         return (cosines(self.key[leaving], self.key[staying]),
                 cosine_terms(self.key[leaving], self.key_terms[leaving], self.key[staying], self.key_terms[staying]))
 
-    def results(self, target, members, everyone):
-        """What the staying entry may be after these have merged with it. everyone: the cache before."""
+    def totals(self, everyone):
+        """ln D_h and terms, each [heads], before anything merges; None where scores are not predicted."""
+        if not self.merge.predicts:
+            return None
+        logs, terms = self.scores_for_merging(everyone)
+        logs = logs + np.log(self.votes[everyone])
+        return log_sum(logs), (softmax(logs) * terms).sum(axis=1)
+
+    def results(self, target, members, totals):
+        """What the staying entry may be after these have merged with it."""
         now = np.array([target, *members])
         group = SimpleNamespace(keys=self.key[now], key_terms=self.key_terms[now], values=self.value[now],
                                 value_terms=self.value_terms[now], votes=self.votes[now], queries=self.queries,
@@ -128,9 +136,7 @@ class MergingHead(DecodingHead):
                                     value_terms=group.value_terms[0], votes=group.votes[0], log_scores=None)]
         if self.merge.predicts:
             group.log_scores, group.score_terms = self.scores_for_merging(now)
-            logs, terms = self.scores_for_merging(everyone)
-            logs = logs + np.log(self.votes[everyone])
-            group.log_totals, group.log_total_terms = log_sum(logs), (softmax(logs) * terms).sum(axis=1)
+            group.log_totals, group.log_total_terms = totals
         return merge_group(self.merge, group)
 
     def become(self, target, result):
@@ -155,12 +161,12 @@ class MergingHead(DecodingHead):
         """All these leave at one time. everyone: the cache before; self.positions: who stays."""
         if self.merge.name == "cam":
             return self.spread(leaving)
-        found = {}
+        found, totals = {}, self.totals(everyone)
 
         def results(target, leaving):
             key = target, *leaving
             if key not in found:
-                found[key] = self.results(target, leaving, everyone)
+                found[key] = self.results(target, leaving, totals)
             return found[key]
 
         def agrees(target, leaving):
@@ -221,5 +227,5 @@ class MergingHead(DecodingHead):
         if self.merged_into >= 0 and self.merge.name == "cam":
             self.give(position, receivers)
         elif self.merged_into >= 0:
-            self.become(self.merged_into, self.choices.pick(self.results(self.merged_into, [int(position)], now)))
+            self.become(self.merged_into, self.choices.pick(self.results(self.merged_into, [int(position)], self.totals(now))))
         super().depart(step, position)

@@ -86,7 +86,7 @@ def entry_scores(policy, queries, keys, values, projection, logits, scale, merge
     merged: votes [tokens] and the terms of keys and values, where these have merged.
     """
     if merged is not None:
-        return merged_entry_scores(policy, queries, values, projection, logits, scale, *merged)
+        return merged_entry_scores(policy, queries, keys, values, projection, logits, scale, *merged)
     if policy.score == "attention":
         weights = softmax(logits)
         return weights, weights
@@ -98,16 +98,23 @@ def entry_scores(policy, queries, keys, values, projection, logits, scale, merge
             np.stack([removal_score_terms(policy.score, *rows, absolute) for rows in zip(logits, absolute_logits)]))
 
 
-def merged_entry_scores(policy, queries, values, projection, logits, scale, votes, key_terms, value_terms):
-    """The same of a cache that has merged: attention with votes, errors of the merged keys and values as they spread."""
-    weights, absolute_logits = softmax(logits + np.log(votes)), scale * abs(queries) @ key_terms.T
-    spread = absolute_logits + (weights * absolute_logits).sum(axis=1, keepdims=True)
+def merged_entry_scores(policy, queries, keys, values, projection, logits, scale, votes, key_terms, value_terms):
+    """The same of a cache that has merged: attention with votes; errors of merged keys and values as they spread, first order.
+    """
+    def growth(terms, sizes):  # of errors, over those of entries that never merged
+        return np.maximum(1, np.divide(terms, sizes, out=np.ones_like(terms), where=sizes > 0))
+
+    weights, logit_terms = softmax(logits + np.log(votes)), scale * abs(queries) @ key_terms.T
+    spread = logit_terms + (weights * logit_terms).sum(axis=1, keepdims=True)
     if policy.score == "attention":
         return weights, weights * (1 + spread)
-    space = values @ projection if policy.space == "projected" else values
-    absolute = value_terms @ abs(projection) if policy.space == "projected" else value_terms
+    space, absolute, space_terms = values, abs(values), value_terms
+    if policy.space == "projected":
+        space, absolute, space_terms = values @ projection, absolute @ abs(projection), value_terms @ abs(projection)
+    absolute_logits = scale * abs(queries) @ abs(keys).T
     terms = np.stack([removal_score_terms(policy.score, *rows, absolute, votes) for rows in zip(logits, absolute_logits)])
-    return np.stack([removal_scores(policy.score, row, space, votes) for row in logits]), terms * (1 + 2 * spread)
+    grown = growth(np.sqrt(squares(space_terms)), np.sqrt(squares(absolute))).max() + growth(logit_terms, absolute_logits)
+    return np.stack([removal_scores(policy.score, row, space, votes) for row in logits]), terms * 2 * (spread + grown)
 
 
 def group_score(policy, per_head):
