@@ -20,6 +20,7 @@ from support.dumps import recompute
 from support.independent_allocation import (adakv_wins, floors_and_largest_fractions, head_budgets, layer_budgets,
                                             legal_head_budgets)
 from support.independent_merged_cache import MergingHead
+from support.independent_merged_replay import keep_and_merge
 from support.independent_merging import cosines, merge_group, one_score, similarity_weights
 from support.independent_policy import parse_policy
 from support.independent_prediction import Prediction, log_sum
@@ -51,7 +52,8 @@ class Groups(unittest.TestCase):
     def require_lossless(self, group, result, tolerance=1e-12):
         """The merged entry gives its query the logit ln W and the group's mean value."""
         for query, logs in zip(group.queries, group.log_scores + np.log(group.votes)):
-            np.testing.assert_allclose(group.scale * query @ result.key + np.log(result.votes), log_sum(logs), tolerance, 1e-12)
+            logit = group.scale * query @ result.key + np.log(result.votes)
+            np.testing.assert_allclose(logit, log_sum(logs), tolerance, 1e-12)
         self.assertEqual(result.votes, group.votes.sum())
 
     def test_minimum_norm_and_zip_are_lossless_for_one_head_and_a_convex_key_is_not(self):
@@ -144,7 +146,8 @@ class Groups(unittest.TestCase):
             self.assertEqual(result.votes, 1)
             np.testing.assert_allclose(result.key, softmax(group.log_scores[0]) @ group.keys, 1e-12)
         self.assertEqual(mixed(GOLDEN), 0xE220A8397B1DCDAF)  # SplitMix64's first number from 0
-        self.assertEqual(cam_draw(0, 0, 0), (mixed((mixed((mixed(GOLDEN) + GOLDEN) % 2**64) + GOLDEN) % 2**64) >> 11) / 2**53)
+        twice = mixed((mixed(GOLDEN) + GOLDEN) % 2**64)
+        self.assertEqual(cam_draw(0, 0, 0), (mixed((twice + GOLDEN) % 2**64) >> 11) / 2**53)
         draws = [cam_draw(7, head, position) for head in range(4) for position in range(500)]
         self.assertLess(abs(np.mean(draws) - 0.5), 0.05)
         merge = options("cam:seed=7")
@@ -164,7 +167,8 @@ class Predictions(unittest.TestCase):
             for query in range(7):
                 logits = random.standard_normal((2, 6))
                 logits[:, query + 1:] = -np.inf
-                plain = np.exp(logits) / ((votes * np.exp(logits)).sum(axis=1, keepdims=True) if scores == "attention" else 1)
+                plain = np.exp(logits)
+                plain = plain / ((votes * plain).sum(axis=1, keepdims=True) if scores == "attention" else 1)
                 prediction.take_in(now, logits, np.zeros((2, 6)), votes)
                 seen = now <= query
                 sums[:, seen] = decay * sums[:, seen] + (1 - decay) * plain[:, seen]
@@ -211,7 +215,8 @@ class Targets(unittest.TestCase):
                          dict.fromkeys(range(5), 0))
         self.assertEqual(merged_first(merge, score, score, candidates, keys, 2), ({0: [1, 4], 2: []}, True))
         self.assertEqual(merged_first(merge, score, score, candidates, keys, 9), ({0: [1, 4], 2: [], 3: []}, True))
-        self.assertEqual(merged_first(merge, score, score, candidates, keys, 2, np.array([0, 3])), ({0: [1, 4], 3: []}, True))
+        self.assertEqual(merged_first(merge, score, score, candidates, keys, 2, np.array([0, 3])),
+                         ({0: [1, 4], 3: []}, True))
         self.assertFalse(merged_first(merge, score, score, candidates, keys, 2, np.array([2, 3]))[1])
 
     def test_what_was_seen_settles_near_ties_and_nothing_else(self):
@@ -229,7 +234,8 @@ class Allocation(unittest.TestCase):
                 (3, "tova+pyramid:beta=2", 10, [15, 10, 5]), (4, "tova+pyramid:beta=2", 10, [15, 12, 8, 5]),
                 (4, "snapkv:window=8+pyramid:beta=20", 10, [12, 11, 9, 8]), (2, "tova+pyramid:beta=1", 10, [10, 10]),
                 (4, "tova+pyramid:beta=2:shape=cosine", 10, [15, 13, 7, 5]), (1, "tova+pyramid", 7, [7]),
-                (2, "h2o:window=4:sinks=2+pyramid:beta=20", 99, [100, 98]), (3, "streaming-llm:sinks=9+pyramid", 10, [11, 10, 9])):
+                (2, "h2o:window=4:sinks=2+pyramid:beta=20", 99, [100, 98]),
+                (3, "streaming-llm:sinks=9+pyramid", 10, [11, 10, 9])):
             trace = SimpleNamespace(layers=layers, prompt_tokens=100)
             self.assertEqual(layer_budgets(trace, parse_policy(text), budget), expected, text)
         for layers, budget, beta, shape in itertools.product((2, 3, 7, 32), (20, 33, 64), (1, 3, 20), ("linear", "cosine")):
@@ -286,7 +292,7 @@ class Replays(unittest.TestCase):
             layer = trace.layer(index)
             for group in range(trace.kv_heads):
                 scores = independent_replay.prompt_scores(trace, layer, policy, group, budget)
-                kept, members = independent_replay.independent_merged_replay.keep_and_merge(policy, budget, layer, group, scores)
+                kept, members = keep_and_merge(policy, budget, layer, group, scores)
                 yield layer, MergingHead(trace, layer, policy, budget, group, scores, kept, members)
 
     def test_the_last_query_loses_nothing_with_its_own_scores_and_one_head(self):
@@ -328,7 +334,8 @@ class Replays(unittest.TestCase):
 
     def test_a_threshold_of_one_is_plain_eviction(self):
         path, _ = self.trace()
-        for text in ("snapkv:window=4", "tova:sinks=1+exact", "h2o:window=8:recent=2+critical", "streaming-llm", "tova+adakv"):
+        for text in ("snapkv:window=4", "tova:sinks=1+exact", "h2o:window=8:recent=2+critical", "streaming-llm",
+                     "tova+adakv"):
             plain = recompute(path, text, "12")
             for merge in ("keepkv:threshold=1", "convex:threshold=1", "d2o:threshold=1", "kvmerger:threshold=1"):
                 dump = recompute(path, f"{text}+{merge}", "12")
@@ -338,7 +345,8 @@ class Replays(unittest.TestCase):
                 self.assertEqual(dump.array(1, "votes").max(), 1)
 
     def policies(self):
-        return ("snapkv:window=4+keepkv:threshold=0.3", "snapkv:window=4:pool=1+adakv+keepkv:threshold=0.2:order=merge-first",
+        return ("snapkv:window=4+keepkv:threshold=0.3",
+                "snapkv:window=4:pool=1+adakv+keepkv:threshold=0.2:order=merge-first",
                 "tova:sinks=1+exact+keepkv-paper:threshold=none", "h2o:window=8:recent=2+obcache-key+convex:threshold=0",
                 "h2o:window=4+critical+keepkv:threshold=0.1:period=3:gqa=mean:key=convex", "tova+adakv+d2o:threshold=0.2",
                 "h2o:window=4+pyramid:shape=cosine+kvmerger:threshold=0", "tova+cam:neighbours=3:seed=9",
@@ -394,10 +402,11 @@ class Replays(unittest.TestCase):
 
     def test_compositions_without_meaning_are_refused(self):
         for text in ("tova+keepkv:key=zip", "tova+keepkv:key=zip:gqa=joint", "tova+exact+keepkv:order=merge-first",
-                     "tova+critical+keepkv:order=merge-first", "streaming-llm+keepkv:order=merge-first", "streaming-llm+adakv",
-                     "streaming-llm+keepkv:period=2", "tova+keepkv:period=0", "tova+keepkv:threshold=1.1", "tova+keepkv:ema=1",
-                     "tova+keepkv+cam", "tova+adakv+pyramid", "tova+d2o:ema=0.5", "tova+cam:threshold=0.5",
-                     "snapkv+greedy+keepkv:period=8", "tova+adakv:safeguard=2", "tova+pyramid:beta=0", "tova+convex:key=zip"):
+                     "tova+critical+keepkv:order=merge-first", "streaming-llm+keepkv:order=merge-first",
+                     "streaming-llm+keepkv:period=2", "streaming-llm+adakv", "tova+keepkv:period=0", "tova+keepkv:ema=1",
+                     "tova+keepkv:threshold=1.1", "tova+keepkv+cam", "tova+adakv+pyramid", "tova+d2o:ema=0.5",
+                     "tova+cam:threshold=0.5", "snapkv+greedy+keepkv:period=8", "tova+adakv:safeguard=2",
+                     "tova+pyramid:beta=0", "tova+convex:key=zip"):
             with self.subTest(text), self.assertRaises(ValueError):
                 parse_policy(text)
         paper = parse_policy("tova+keepkv-paper").merge

@@ -79,5 +79,6 @@ def legal_head_budgets(policy, budget, heads, theirs):
     possible = [[won for won in range(low, high + 1)
                  if abs((1 - safeguard) * won + safeguard * count - (their - always)) < 1]
                 for low, high, their in zip(map(int, least), map(int, most), theirs)]
-    return any(sum(wins) == len(heads) * count and [always + share for share in adakv_shares(policy, wins, count)] == list(theirs)
+    return any(sum(wins) == len(heads) * count
+               and [always + share for share in adakv_shares(policy, wins, count)] == list(theirs)
                for wins in itertools.product(*possible))

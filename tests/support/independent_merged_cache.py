@@ -8,7 +8,7 @@ from support.independent_merging import cosines, merge_group
 from support.independent_prediction import Prediction, log_sum
 from support.independent_prompt import rebuild_scores
 from support.independent_scores import softmax
-from support.independent_selection import OF_TERMS, keep
+from support.independent_selection import OF_TERMS, near_swaps
 from support.independent_targets import (cam_receivers, cam_takes, cosine_terms, groups_of, legal_targets, settle)
 
 RELATIVE = 1e-8
@@ -98,7 +98,7 @@ class MergingHead(DecodingHead):
         self.restore()
         scores = rebuild_scores(self.trace, self.layer, self.policy, self.group, self.budget, step)
         window = self.policy.window if self.policy.host == "snapkv" else scores.always.sum()
-        self.positions = keep(self.policy, int(self.budget - window), scores)
+        self.positions = self.choices.pick(near_swaps(self.policy, int(self.budget - window), scores))
         everyone = np.arange(self.trace.prompt_tokens + step + 1)
         self.attend(self.trace.window_queries + step, everyone, remember=False)
         averages, self.prediction = self.prediction, None

@@ -66,8 +66,9 @@ def replay_group(make_head, steps, recorded=None):
     script, replays = {}, 1
     best, made = replay(script)
     while recorded is not None and best.first_wrong < steps and replays < MOST_REPLAYS:
-        trials = [(which, option) for which, (step, count) in enumerate(made) if step <= best.first_wrong and which not in script
-                  for option in range(1, count)][::-1][:MOST_REPLAYS - replays]
+        trials = [(which, option) for which, (step, count) in enumerate(made)
+                  if step <= best.first_wrong and which not in script for option in range(1, count)]
+        trials = trials[::-1][:MOST_REPLAYS - replays]  # the latest first
         tried = [({**script, which: option}, *replay({**script, which: option})) for which, option in trials]
         replays += len(tried) + 1
         further = max(tried, key=lambda trial: trial[1].first_wrong, default=None)
@@ -115,7 +116,8 @@ def replay_layer(trace, layer, policy, budgets, scores, kept, members, shown=Non
     results, terms = ({kind: np.stack(heads, axis=1) for kind, heads in side.items()} for side in (results, terms))
     results["layer_perturbation"] = abs(difference).sum(axis=1)
     terms["layer_perturbation"] = terms["perturbation"].sum(axis=1)
-    found = SimpleNamespace(swaps=sum(replay.swaps for replay in replays), texts=[text for replay in replays for text in replay.texts],
+    found = SimpleNamespace(swaps=sum(replay.swaps for replay in replays),
+                            texts=[text for replay in replays for text in replay.texts],
                             caches=[dict(caches)[group] for group in range(trace.kv_heads)])
     found.left, found.merged_into = (np.array([getattr(replay, kind) for replay in replays], np.int64).reshape(-1, steps).T
                                      for kind in ("left", "merged_into"))

@@ -134,7 +134,7 @@ def cosines(keys, others):
 
 
 def similarity_weights(merge, keys):
-    """d2o: softmax of cos(k_j, k_c); kvmerger: exp(-|k_j - k_c|^2 / 2 sigma^2), sigma^2 the leaving ones' mean; adding to 1."""
+    """d2o: softmax of cos(k_j, k_c); kvmerger: exp(-|k_j - k_c|^2 / 2 sigma^2), sigma^2 the leaving ones' mean: sum 1."""
     if merge.name == "d2o":
         likeness = cosines(keys, keys[:1])[:, 0]
         likeness[0] = 1

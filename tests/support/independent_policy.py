@@ -15,14 +15,16 @@ SCORES = {name: {"space": ("head", "head|projected")}
 WEIGHED = {"alpha": ("0.5", r"adaptive|[\d.]+"), "epsilon": ("1e-4", REAL),
            "gqa": ("mean-of-products", "mean-of-products|product-of-means"), "norm": ("l1", "l1|l2")}
 SELECTIONS = {"critical": WEIGHED, "theta-sweep": WEIGHED, "greedy": {}}
-ALLOCATIONS = {"adakv": {"safeguard": ("0.2", REAL)}, "pyramid": {"beta": ("20", COUNT), "shape": ("linear", "linear|cosine")}}
+ALLOCATIONS = {"adakv": {"safeguard": ("0.2", REAL)},
+               "pyramid": {"beta": ("20", COUNT), "shape": ("linear", "linear|cosine")}}
 THRESHOLD = {"threshold": ("0.8", rf"none|{REAL}")}
 PREDICTED = {**THRESHOLD, "predict": ("ema", "ema|current"), "ema": ("0.9", REAL), "scores": ("attention", "attention|raw"),
              "normalisation": ("exact", "exact|paper"), "gqa": ("joint", "joint|mean")}
 KEEPKV = {**PREDICTED, "key": ("min-norm", "min-norm|zip|convex"), "rank": ("0.3", REAL),
           "order": ("evict-first", "evict-first|merge-first"), "period": ("none", rf"none|{COUNT}")}
 PAPER = {"key": "zip", "gqa": "mean", "scores": "raw", "normalisation": "paper"}
-MERGES = {"keepkv": KEEPKV, "keepkv-paper": {name: (PAPER.get(name, default), form) for name, (default, form) in KEEPKV.items()},
+MERGES = {"keepkv": KEEPKV,
+          "keepkv-paper": {name: (PAPER.get(name, default), form) for name, (default, form) in KEEPKV.items()},
           "convex": PREDICTED, "d2o": THRESHOLD, "kvmerger": THRESHOLD,
           "cam": {"neighbours": ("32", COUNT), "seed": ("0", COUNT)}}
 KINDS = {"score": SCORES, "selection": SELECTIONS, "allocation": ALLOCATIONS, "merge": MERGES}
@@ -84,8 +86,8 @@ def parse_policy(text):
     window: how many queries judge (tova: the last one).
     """
     host, *components = text.split("+")
-    policy = SimpleNamespace(window=1, pool=1, sinks=0, recent=0, space="head", score="attention", selection="top-k", allocation=None, merge=None,
-                             **{option: default for option, (default, _) in WEIGHED.items()})
+    policy = SimpleNamespace(window=1, pool=1, sinks=0, recent=0, space="head", score="attention", selection="top-k",
+                             allocation=None, merge=None, **{option: default for option, (default, _) in WEIGHED.items()})
     policy.host, options = named_options(host, HOSTS)
     vars(policy).update(options)
     kinds = []

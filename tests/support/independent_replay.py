@@ -129,9 +129,12 @@ def replay_layer(trace, layer, kept, left=None):
     return results, terms
 
 class Judgement:
-    """One dump against the trace: near-tie swaps, the worst share of the tolerance per tensor, and the failures."""
+    """One dump against the trace: near-tie swaps, the worst share of the tolerance per tensor, and the failures.
 
-    def __init__(self, trace, path):
+    layers: those that were replayed, None: all
+    """
+
+    def __init__(self, trace, path, layers=None):
         self.metadata, self.tensors = open_tensors(path)
         if (self.metadata.get("format"), self.metadata.get("version")) != ("kvbound-dump", "1"):
             raise ValueError("not a kvbound-dump of version 1")
@@ -141,9 +144,9 @@ class Judgement:
         policy = parse_policy(self.metadata["policy"])
         budget = resolve_budget(self.metadata["budget"], trace, policy)
         self.tolerance = independent_merged_replay.RELATIVE if policy.merge else RELATIVE
-        layers = [index for index in range(trace.layers) if f"layers.{index}.output" in self.tensors] or range(trace.layers)
         self.relative = np.nanmean([self.judge_layer(trace, policy, budget, index)
-                                    for index, budget in enumerate(layer_budgets(trace, policy, budget)) if index in layers])
+                                    for index, budget in enumerate(layer_budgets(trace, policy, budget))
+                                    if layers is None or index in layers])
         self.failures += [(np.inf, f"{name} is not a tensor of this policy and trace")
                           for name in sorted(set(self.tensors) - self.asked)]
 
@@ -245,7 +248,7 @@ class Judgement:
         kept, members = [], []
         for group, (scores, theirs) in enumerate(zip(heads, their_kept)):
             always, count = np.flatnonzero(scores.always), budgets[group] - scores.always.sum()
-            valid = bool(np.all(np.diff(theirs) > 0) and (not len(theirs) or 0 <= theirs[0] and theirs[-1] < trace.prompt_tokens)
+            valid = bool(np.all(np.diff(theirs) > 0) and np.isin(theirs, np.arange(trace.prompt_tokens)).all()
                          and np.isin(always, theirs).all() and (merge_first or len(theirs) == budgets[group]))
             if policy.merge:
                 ours, merged = independent_merged_replay.keep_and_merge(
@@ -266,7 +269,7 @@ class Judgement:
         return budgets, kept, members
 
 def replayed_layer(trace, layer, policy, budget, kept=None, left=None):
-    """All tensors of a dump's layer, {kind: array}, by the policy alone, and the means' ingredients: what is measured, tensors.
+    """By the policy alone: what is measured, and all tensors of a dump's layer, both {kind: array}.
 
     kept: per KV head, left [steps, kv_heads]: who stays and who leaves instead (without merging).
     """
