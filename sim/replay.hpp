@@ -39,10 +39,11 @@ struct Scope {
 
 struct RunResult {
   Run run;
-  int64_t entries = 0;               ///< the budget, in entries per KV head
-  std::vector<LayerMetrics> layers;  ///< in the order of the scope's layers
-  double compress_seconds = 0;       ///< wall time of all layers' prompt compression
-  double step_seconds = 0;           ///< and of all their decode steps
+  int64_t entries = 0;  ///< the budget, in entries per KV head: the mean over all layers and heads
+  std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's mean over its heads
+  std::vector<LayerMetrics> layers;    ///< in the order of the scope's layers
+  double compress_seconds = 0;         ///< wall time of all layers' prompt compression
+  double step_seconds = 0;             ///< and of all their decode steps
   /// Another backend than the reference, beside which it ran: how its records agree, by layer.
   std::optional<std::vector<JudgedTensor>> agreement;
 };

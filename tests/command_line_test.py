@@ -351,7 +351,7 @@ class Bench(CommandLineTest):
 
     def test_a_table_row_says_what_the_document_says(self):
         document, result = self.document("--threads", "2")
-        self.assertEqual(len(document["operations"]), 12)
+        self.assertEqual(len(document["operations"]), 14)
         for item in document["operations"]:
             for row in item["times"]:
                 self.assertRegex(result.stdout, rf"(?m)^ *{re.escape(row['name'])} +[\d.]+ [mun]?s ")
