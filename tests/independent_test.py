@@ -133,7 +133,7 @@ class IndependentReplay(CommandLineTest):
             for path in self.dump(trace, policies, str((3 * window + tokens) // 4)):
                 merged += self.require_agreement(trace, [path])
                 path.unlink()
-            self.assertEqual(merged > 0, window < tokens, name)
+            self.assertGreater(merged, 0, name)
 
     def test_allocations_agree_with_and_without_merging(self):
         trace = self.generate("layers.safetensors", "--kind", "mixed", "--query-heads", 6, "--kv-heads", 3, "--head-dim", 8,
