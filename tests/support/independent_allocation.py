@@ -17,9 +17,8 @@ def floors_and_largest_fractions(shares, total):
 
 
 def least_kept(policy):
-    """The smallest budget that holds what the host always keeps; streaming-llm's is its budget: its sinks, or one."""
-    return {"snapkv": policy.window, "h2o": policy.sinks + policy.recent, "tova": policy.sinks,
-            "streaming-llm": max(1, policy.sinks)}[policy.host]
+    """The smallest budget that holds what the host always keeps, and an entry; of streaming-llm's window nothing has to be."""
+    return max(1, {"snapkv": policy.window, "h2o": policy.sinks + policy.recent}.get(policy.host, policy.sinks))
 
 
 def layer_budgets(trace, policy, budget):
