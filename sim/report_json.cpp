@@ -36,7 +36,7 @@ Json share(int64_t part, int64_t whole) {
 
 Json later(const std::optional<LaterSummary>& summary) {
   if (!summary) return {};
-  const bool bounded = summary->joint_bound.count > 0;
+  const bool bounded = !summary->joint_bound.values.empty();
   return {{"perturbation", number(summary->perturbation.value())},
           {"sag", number(summary->sag.value())},
           {"predicted", summary->predicted},
@@ -64,6 +64,9 @@ Json merges(const Summary& summary) {
           {"zip_far", counts.far},
           {"perturbation", number(merges.perturbation.value())},
           {"max_perturbation", number(merges.max_perturbation)},
+          {"group_merged", number(merges.group_merged.value())},
+          {"group_evicted", number(merges.group_evicted.value())},
+          {"group_floor", number(merges.group_floor.value())},
           {"lossless", merges.lossless},
           {"violations", merges.lossless > 0 ? Json(merges.violations) : Json()},
           {"first_violation", merge_place(merges.first_violation)},

@@ -18,6 +18,14 @@ std::optional<double> Mean::value() const {
   return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
 }
 
+std::optional<double> Median::value() const {
+  if (values.empty()) return std::nullopt;
+  std::vector<double> ordered = values;
+  const auto middle = ordered.begin() + static_cast<std::ptrdiff_t>(ordered.size() / 2);
+  std::ranges::nth_element(ordered, middle);
+  return *middle;
+}
+
 namespace {
 
 void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t layer) {
@@ -30,12 +38,17 @@ void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t laye
     ++summary.violations;
     if (!summary.first_violation) summary.first_violation = Place{layer, change.step, change.query_head};
   }
+  for (const reference::GroupChange& group : metrics.groups) {
+    summary.group_merged.add(group.merged);
+    summary.group_evicted.add(group.evicted);
+    summary.group_floor.add(group.floor);
+  }
 }
 
 // A step of one query head; what is undefined was not to be measured.
 void add_later(LaterSummary& summary, const LaterQueries& later, int64_t t, int64_t h) {
-  const auto add = [&](Mean& mean, const Matrix& figures) {
-    if (!std::isnan(figures(t, h))) mean.add(figures(t, h));
+  const auto add = [&](auto& to, const Matrix& figures) {
+    if (!std::isnan(figures(t, h))) to.add(figures(t, h));
   };
   add(summary.perturbation, later.perturbation);
   add(summary.sag, later.sag);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "replay.hpp"
 
@@ -18,6 +19,14 @@ struct Mean {
   std::optional<double> value() const;
 };
 
+/// The median, of an even number the larger of the two in the middle: for figures of which some are past all bounds.
+struct Median {
+  std::vector<double> values;
+
+  void add(double value) { values.push_back(value); }
+  std::optional<double> value() const;
+};
+
 /// Where a figure was seen.
 struct Place {
   int64_t layer = 0;
@@ -30,8 +39,11 @@ struct MergeSummary {
   MergeCounts counts;
   Mean perturbation;  ///< of the queries that built the merges: ||o - o'||_2, attention output units
   double max_perturbation = 0;
-  int64_t lossless = 0;                  ///< (merge, query head) that changes nothing in exact arithmetic
-  int64_t violations = 0;                ///< of those, how many do by more than rounding can explain
+  Mean group_merged;       ///< of each group alone, if that was measured: reference::GroupChange
+  Mean group_evicted;      ///< likewise
+  Mean group_floor;        ///< likewise
+  int64_t lossless = 0;    ///< (merge, query head) that changes nothing in exact arithmetic
+  int64_t violations = 0;  ///< of those, how many do by more than rounding can explain
   std::optional<Place> first_violation;  ///< step -1: the prompt's end
 };
 
@@ -43,9 +55,9 @@ struct LaterSummary {
   int64_t predictable = 0;  ///< of those, how many have epsilon < 1
   Mean prediction_error;    ///< of these
   Mean value_distance;      ///< gamma, where there is a bound
-  Mean bound;               ///< KKV-5 where epsilon < 1; one query head per KV head
-  Mean shared_bound;        ///< KKV-5', likewise
-  Mean joint_bound;         ///< KKV-5-joint where epsilon < 1
+  Median bound;             ///< KKV-5 where epsilon < 1; one query head per KV head
+  Median shared_bound;      ///< KKV-5', likewise
+  Median joint_bound;       ///< KKV-5-joint where epsilon < 1
   int64_t violations = 0;   ///< of the last, beyond rounding
   std::optional<Place> first_violation;
 };

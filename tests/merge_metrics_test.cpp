@@ -138,7 +138,7 @@ TEST(MergeMetrics, OfRebuildsAreLosslessWhateverElseIsPredicted) {
 TEST(MergeMetrics, SayOfMethodsWithoutVotesHowTheirEntriesSag) {
   // Equal logits: members had 2/3 of the attention, one entry without votes has 1/2.
   const traces::Layer layer = hand_made_layer({0, 0, 0}, {4, 1, 8});
-  const LayerRecord record = hand_made_record(1, 0, 2.5, {}, 1);
+  const LayerRecord record = hand_made_record(1, 0, 2.5, Matrix(1, 0), 1);
   const MergeMetrics metrics = measure_merges(layer, record, policy("snapkv:window=1+d2o"), true);
   EXPECT_NEAR(metrics.later->sag(0, 0), 2.0 / 3 - 0.5, 8 * kUnit);
   EXPECT_NEAR(metrics.later->perturbation(0, 0), 21.0 / 4 - 13.0 / 3, 32 * kUnit);

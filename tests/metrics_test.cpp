@@ -254,6 +254,46 @@ TEST(Metrics, NoLongerCountWhoLeftAfterThatStep) {
   }
 }
 
+// Two prompt tokens, both with weight 1/4 or 1/2 of the step's; token 0 went to token 1. What the cache gave is recorded.
+TEST(Metrics, OfARunThatMergesAreTakenFromItsOutputs) {
+  LayerRecord merging = record({{1}}, 1, {{1}});
+  merging.prompt.merges.resize(1);
+  merging.steps[0].output = matrix({{2}});
+  const LayerMetrics metrics = measure(hand_made_layer({4, 2, 1}), {merging}).front();
+  EXPECT_NEAR(metrics.perturbation(0, 0), 3 * (9.0 / 4 - 2), 16 * kUnit);
+  EXPECT_NEAR(metrics.relative(0, 0), 1.0 / 9, 16 * kUnit);
+  EXPECT_NEAR(metrics.kept_mass(0, 0), 0.75, 4 * kUnit)
+      << "of the original entries at the positions that stayed";
+  EXPECT_NEAR(metrics.stage_one_mass.value()(0, 0), 0.75, 4 * kUnit);
+  EXPECT_NEAR(metrics.layer_perturbation[0], 0.75, 16 * kUnit);
+  EXPECT_FALSE(metrics.bound) << "theta is of eviction";
+  EXPECT_FALSE(metrics.rounding);
+  EXPECT_FALSE(metrics.violates(0, 0));
+}
+
+TEST(Metrics, OfARunThatMergesFollowWhoIsThereAfterARebuild) {
+  const traces::Layer layer = random_layer(6);
+  LayerRecord merging = record({{0, 7, 39}, {1, 38, 39}}, 3);
+  merging.prompt.merges.resize(2);
+  for (StepRecord& step : merging.steps) step.output = Matrix(4, 5);
+  merging.steps[0].left = {7, -1};
+  merging.steps[1].left = {-1, -1};
+  merging.steps[1].rebuilt = true;
+  merging.steps[1].merges.resize(2);
+  merging.steps[1].merges[0].positions = {3, 5, 40, 41};
+  merging.steps[1].merges[1].positions = {1, 41};
+  const LayerMetrics metrics = measure(layer, {merging}).front();
+  const std::vector<std::vector<Positions>> residents{
+      {{0, 7, 39, 40}, {1, 38, 39, 40}}, {{3, 5, 40, 41}, {1, 41}}, {{3, 5, 40, 41, 42}, {1, 41, 42}}};
+  for (int64_t t = 0; t < 3; ++t) {
+    for (int64_t h = 0; h < 4; ++h) {
+      const Direct direct(layer, t, h, residents[static_cast<size_t>(t)][static_cast<size_t>(h / 2)]);
+      EXPECT_NEAR(metrics.kept_mass(t, h), direct.kept_mass, 2 * direct.weight_error);
+      EXPECT_NEAR(metrics.relative(t, h), 1, 16 * kUnit) << "outputs of zero";
+    }
+  }
+}
+
 TEST(Metrics, OfALayerAreNormsOfTheSumOverHeads) {
   const traces::Layer layer = random_layer(3);
   const std::vector<Positions> kept{{0, 7, 8, 39}, {1, 2, 38, 39}};
