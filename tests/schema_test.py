@@ -47,7 +47,7 @@ class Schemas(CommandLineTest):
         self.assertEqual(errors, [])
 
     def require_tight(self, schema, document):
-        """Whatever is taken from any object, added to it, or replaced by -1 or [-1], the document is invalid."""
+        """Whatever is taken from any object, added to it, or replaced by -2 or [-2], the document is invalid."""
         survivors = []
         for path in objects(document):
             changed = copy.deepcopy(document)
@@ -57,7 +57,7 @@ class Schemas(CommandLineTest):
                 changed = copy.deepcopy(document)
                 del at(changed, path)[key]
                 survivors += [(*path, key, "missing")] if schema.is_valid(changed) else []
-                for wrong in (-1, [-1]):
+                for wrong in (-2, [-2]):
                     at(changed, path)[key] = wrong
                     survivors += [(*path, key, wrong)] if schema.is_valid(changed) else []
         self.assertEqual(survivors, [])
@@ -100,6 +100,23 @@ class Schemas(CommandLineTest):
         document = self.document("replay", "trace.safetensors", "--policy", "snapkv:window=4+critical", "--base",
                                  "snapkv:window=4", "--budget", "8")
         schema = validator("sim/replay.schema.json")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_replay_schema_describes_merges_and_nothing_else(self):
+        TraceFile(layers=1, query_heads=2).write(self.folder / "mha.safetensors")
+        TraceFile(layers=1, decode_tokens=0).write(self.folder / "short.safetensors")
+        schema = validator("sim/replay.schema.json")
+        policies = [f"{host}+{merge}:threshold=none" for host in ("snapkv:window=4", "h2o:window=4:recent=2")
+                    for merge in ("keepkv", "keepkv-paper", "keepkv:period=2", "convex", "d2o", "kvmerger")]
+        policies += ["h2o:window=4:recent=2+cam", "h2o:window=4:recent=2+keepkv:threshold=1", "h2o:window=4:recent=2"]
+        for bounds in ((), ("--merge-bounds",)):
+            for trace, code in (("mha", PASS), ("short", INCONCLUSIVE)):
+                self.require_valid(schema, self.document("replay", f"{trace}.safetensors", "--policy",
+                                                         ",".join(policies), "--budget", "8", *bounds, code=code))
+        document = self.document("replay", "mha.safetensors", "--policy",
+                                 "h2o:window=4:recent=2+keepkv:threshold=none:predict=current", "--budget", "8",
+                                 "--merge-bounds")
         self.require_valid(schema, document)
         self.require_tight(schema, document)
 
