@@ -76,10 +76,10 @@ void expect_difference_of_outputs(const Case& given) {
     for (size_t c = 0; c < 6; ++c) {
       const oracle::Bounded& o = before.output[i][c];
       const oracle::Bounded& o_now = now.output[i][c];
-      EXPECT_TRUE(within(effect.change(row, static_cast<int64_t>(c)),
-                         {o.value - o_now.value, o.bound + o_now.bound}));
+      EXPECT_TRUE(oracle::within(effect.change(row, static_cast<int64_t>(c)),
+                                 {o.value - o_now.value, o.bound + o_now.bound}));
     }
-    EXPECT_TRUE(within(effect.log_sum_exp[i], before.log_sum_exp[i]));
+    EXPECT_TRUE(oracle::within(effect.log_sum_exp[i], before.log_sum_exp[i]));
     // Weights follow from logits and log-sum-exps: a hundred roundings of a double cover both.
     const double off = 1e-14 * (1 + std::abs(effect.log_sum_exp[i]) + std::abs(effect.merged_logits(row, 0)) +
                                 std::abs(effect.merged_logits(row, 1)));
