@@ -50,30 +50,6 @@ MergeKind kind_of(const Policy& policy, bool rebuilt) {
   return {std::holds_alternative<KeepKv>(policy.merge), by_average ? prediction->scores : ScoreKind::raw};
 }
 
-// min over v_r of sum_h || change_h + A'_h (v_r as it is - v_r) ||^2: a least-squares problem in one unknown vector, solved by
-// moving v_r by sum_h A'_h change_h / sum_h A'_h^2.
-JointChange joint_change(MatrixView changes, MatrixView merged_weights) {
-  std::vector<double> shift(static_cast<size_t>(changes.cols));
-  double squares = 0;
-  for (int64_t h = 0; h < changes.rows; ++h) {
-    const double weight = merged_weights(h, 0);
-    squares += weight * weight;
-    for (size_t c = 0; c < shift.size(); ++c) shift[c] += weight * changes.row(h)[c];
-  }
-  JointChange joint;
-  for (int64_t h = 0; h < changes.rows; ++h) {
-    for (size_t c = 0; c < shift.size(); ++c) {
-      const double change = changes.row(h)[c];
-      const double rest = squares > 0 ? change - merged_weights(h, 0) * shift[c] / squares : change;
-      joint.perturbation += change * change;
-      joint.floor += rest * rest;
-    }
-  }
-  joint.perturbation = std::sqrt(joint.perturbation);
-  joint.floor = std::sqrt(joint.floor);
-  return joint;
-}
-
 // One KV head's caches from the prompt's end on.
 class HeadMerges {
  public:
@@ -104,7 +80,6 @@ class HeadMerges {
   }
 
   std::vector<MergeChange> changes;
-  std::vector<JointChange> joint;
   std::vector<StepHead> violations;
 
  private:
@@ -132,16 +107,9 @@ class HeadMerges {
     const Matrix queries = queries_at(step);
     std::vector<MergedGroup> groups;
     for (const MergeGroup& group : *merge.groups) groups.push_back(merged_group(group, merge.before, after));
-    const bool spread = std::holds_alternative<Cam>(policy_.merge);  // entries change that are in no group
-    reference::MergeEffect effect;
-    if (!spread) effect = merge_effect(queries, layer_.scale, after, groups);
-    const Matrix changed =
-        spread ? output_difference(queries, merge.before, after) : std::move(effect.change);
-    if (!spread && group_size_ > 1 && groups.size() == 1) {
-      JointChange& both = joint.emplace_back(joint_change(changed, effect.merged_weights));
-      both.step = step;
-      both.kv_head = kv_head_;
-    }
+    const Matrix changed = std::holds_alternative<Cam>(policy_.merge)
+                               ? output_difference(queries, merge.before, after)
+                               : merge_effect(queries, layer_.scale, after, groups).change;
     const std::optional<MergedKey> key = lossless_key(policy_, layer_.shape, rebuilt);
     for (int64_t i = 0; i < group_size_; ++i) {
       MergeChange& change = changes.emplace_back();
@@ -153,6 +121,7 @@ class HeadMerges {
     }
   }
 
+  // Where entries change that are in no group.
   Matrix output_difference(MatrixView queries, const CacheEntries& before, const CacheEntries& after) const {
     const auto output = [&](const CacheEntries& cache) {
       return reference::attention(queries, cache.keys, cache.values, layer_.scale, cache.votes).output;
@@ -197,7 +166,6 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
   reference::parallel_for(layer.shape.kv_heads, [&](int64_t g) { heads[static_cast<size_t>(g)].run(); });
   for (const HeadMerges& head : heads) {
     metrics.changes.insert(metrics.changes.end(), head.changes.begin(), head.changes.end());
-    metrics.joint.insert(metrics.joint.end(), head.joint.begin(), head.joint.end());
     if (!metrics.later) continue;
     std::vector<StepHead>& all = metrics.later->violations;
     all.insert(all.end(), head.violations.begin(), head.violations.end());

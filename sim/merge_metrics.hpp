@@ -29,20 +29,9 @@ struct MergeChange {
   bool violates() const { return rounding && !(perturbation <= *rounding); }
 };
 
-/// What a merge of one group did to all query heads of a KV head together, and the least that another value of the merged entry,
-/// its key being what it is, could have done to them.
-struct JointChange {
-  int64_t step = -1;  ///< as in MergeChange
-  int64_t kv_head = 0;
-  double perturbation = 0;  ///< (sum_h || o_h - o_h' ||_2^2)^(1/2)
-  double floor = 0;         ///< its minimum over v_r: no joint value beats that
-};
-
 struct MergeMetrics {
   MergeCounts counts;                ///< over KV heads and times
   std::vector<MergeChange> changes;  ///< by KV head, time and query head
-  std::vector<JointChange>
-      joint;  ///< by KV head and time, where several query heads share a KV head; not with CaM
   std::optional<LaterQueries>
       later;  ///< if asked for, and merged entries stand for their members (not with CaM)
 };

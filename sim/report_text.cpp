@@ -58,11 +58,6 @@ std::string mean_cell(const Subject& subject) {
   return figure((subject.summary.*mean).value());
 }
 
-template <Mean MergeSummary::*mean>
-std::string merge_cell(const Subject& subject) {
-  return subject.summary.merges ? figure(((*subject.summary.merges).*mean).value()) : "-";
-}
-
 template <auto LaterSummary::*figures>
 std::string later_cell(const Subject& subject) {
   return subject.summary.later ? figure(((*subject.summary.later).*figures).value()) : "-";
@@ -122,9 +117,9 @@ std::vector<Column> all_columns(int64_t recall_of) {
       {"stage-one", "stage 1 <= 1/2",
        [](S s) { return percent(s.summary.stage_one_low, s.summary.stage_one_mass.count); }},
       {"improved-heads", "improved heads", improved},
-      {"merge-perturbation", "merge change", merge_cell<&MergeSummary::perturbation>, About::merges},
-      {"joint-perturbation", "joint change", merge_cell<&MergeSummary::joint_perturbation>, About::merges},
-      {"joint-floor", "joint floor", merge_cell<&MergeSummary::joint_floor>, About::merges},
+      {"merge-perturbation", "merge change",
+       [](S s) { return s.summary.merges ? figure(s.summary.merges->perturbation.value()) : "-"; },
+       About::merges},
       {"lossy", "lossy", lossy, About::merges},
       {"found-target", "found target", found_target, About::merges},
       {"zip-singular", "ZIP singular", zip_share<&MergeCounts::singular>, About::merges},

@@ -30,10 +30,6 @@ namespace {
 
 void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t layer) {
   summary.counts += metrics.counts;
-  for (const JointChange& change : metrics.joint) {
-    summary.joint_perturbation.add(change.perturbation);
-    summary.joint_floor.add(change.floor);
-  }
   for (const MergeChange& change : metrics.changes) {
     summary.perturbation.add(change.perturbation);
     summary.max_perturbation = std::max(summary.max_perturbation, change.perturbation);

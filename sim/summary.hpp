@@ -39,10 +39,8 @@ struct MergeSummary {
   MergeCounts counts;
   Mean perturbation;  ///< of the queries that built the merges: ||o - o'||_2, attention output units
   double max_perturbation = 0;
-  Mean joint_perturbation;  ///< of one group and several query heads: (sum_h ||o_h - o_h'||_2^2)^(1/2)
-  Mean joint_floor;         ///< and the least that any value of the merged entry could do
-  int64_t lossless = 0;     ///< (merge, query head) that changes nothing in exact arithmetic
-  int64_t violations = 0;   ///< of those, how many do by more than rounding can explain
+  int64_t lossless = 0;                  ///< (merge, query head) that changes nothing in exact arithmetic
+  int64_t violations = 0;                ///< of those, how many do by more than rounding can explain
   std::optional<Place> first_violation;  ///< step -1: the prompt's end
 };
 

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <map>
 #include <numeric>
-#include <tuple>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/inner_product.hpp>
@@ -363,46 +362,6 @@ TEST(MergeMetrics, OfSpoiltMergesAreNot) {
     if (change.violates()) found.push_back({change.step, change.query_head});
   }
   EXPECT_EQ(found, (std::vector<StepHead>{{1, 2}, {2, 2}})) << "and the merge that its entry goes into next";
-}
-
-TEST(MergeMetrics, KnowTheLeastThatAnyJointValueCouldDo) {
-  const traces::Layer layer = random_layer({{4, 2, 8, 8}}, 7);
-  const KeepKv options = current(MergedKey::min_norm, MergeGqa::joint);
-  const LayerRecord record = decoded(Session(layer, options, 0, 7));
-  const MergeMetrics metrics = measure_merges(layer, record, keepkv(options));
-  ASSERT_EQ(metrics.joint.size(), 2u * 3) << "in decoding; several groups merged at the prompt's end";
-  for (const JointChange& joint : metrics.joint) {
-    double squares = 0;
-    for (const MergeChange& change : metrics.changes) {
-      if (change.step == joint.step && change.query_head / 2 == joint.kv_head) {
-        squares += change.perturbation * change.perturbation;
-      }
-    }
-    EXPECT_NEAR(joint.perturbation, std::sqrt(squares), 1e-14);
-    EXPECT_GT(joint.floor, 1e-4);
-    EXPECT_LE(joint.floor, joint.perturbation * (1 + 1e-14));
-  }
-  // Other values in the merged entry's place: none is below the floor, and the best is at it.
-  Random random(8);
-  const double floor = metrics.joint.front().floor;
-  const auto perturbation = [&](const std::vector<double>& value) {
-    LayerRecord other = record;
-    std::ranges::copy(value, other.steps[1].merges[0].values.row(0).begin());
-    const JointChange joint = measure_merges(layer, other, keepkv(options)).joint.front();
-    EXPECT_NEAR(joint.floor, floor, 1e-13);
-    return joint.perturbation;
-  };
-  const VectorView merged = record.steps[1].merges[0].values.row(0);
-  std::vector<double> best(merged.begin(), merged.end());
-  double least = perturbation(best);
-  for (double size = 1; size > 1e-6; size *= 0.98) {
-    std::vector<double> value = best;
-    for (double& number : value) number += size * random.normal();
-    const double found = perturbation(value);
-    EXPECT_GE(found, floor - 1e-13);
-    if (found < least) std::tie(least, best) = std::pair(found, value);
-  }
-  EXPECT_LT(least, floor * 1.01);
 }
 
 TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
