@@ -22,6 +22,8 @@ CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-p
 OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "columns", "json",
                       "csv", "dump", "threads", "header-limit", "quiet", "help"),
            "recall": ("k", "windows", "recent", "layers", "json", "csv", "threads", "header-limit", "quiet", "help"),
+           "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "json", "threads",
+                       "header-limit", "quiet", "help"),
            "inspect": ("verify", "json", "threads", "header-limit", "quiet", "help"),
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
