@@ -39,6 +39,8 @@ double divergence(VectorView shares, VectorView centred) {
 }
 
 void require_consistent(const MergeQueries& queries, const GroupMembers& members) {
+  if (members.keys.rows() == 0) throw ShapeMismatch("a group of no members");
+  require_equal("columns of keys", members.keys.cols(), "columns of queries", queries.head_dim());
   require_equal("rows of values", members.values.rows(), "rows of keys", members.keys.rows());
   require_equal("votes", static_cast<int64_t>(members.votes.size()), "rows of keys", members.keys.rows());
   require_equal("columns of log_scores", members.log_scores.cols(), "rows of keys", members.keys.rows());

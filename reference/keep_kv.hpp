@@ -65,6 +65,7 @@ class MergeQueries {
 
   const KeyRule& rule() const { return rule_; }
   int64_t heads() const { return heads_; }
+  int64_t head_dim() const { return queries_.cols(); }
   /// The scores that the merge goes by: joint: each head's; mean: one, the mean of the logarithms.
   Matrix merging_scores(MatrixView log_scores) const;
   /// scale q_h . vector for the queries that the merge goes by.

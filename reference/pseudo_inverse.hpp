@@ -10,6 +10,9 @@ namespace kvbound::reference {
 /// A truncated pseudo-inverse.
 ///
 ///     rows = sum_i sigma_i u_i v_i^T;   x = sum_{i: sigma_i >= rank sigma_max, sigma_i > 0} (u_i . targets / sigma_i) v_i
+///
+/// A singular value of 0 is computed as some units in the last place of the largest: what is below 2^-52 max(conditions,
+/// unknowns) sigma_max counts as 0.
 class PseudoInverse {
  public:
   PseudoInverse() = default;
@@ -29,6 +32,7 @@ class PseudoInverse {
   int64_t rank() const { return directions_.rows(); }
 
  private:
+  int64_t conditions_ = 0;
   int64_t unknowns_ = 0;
   Matrix combinations_;  // [rank, conditions]: u_i / sigma_i
   Matrix directions_;    // [rank, unknowns]: v_i

@@ -177,12 +177,12 @@ std::string text_report(const PredictReport& report, bool colour) {
       "window {}\n\n{}",
       options.steps, options.ema, options.window, error_table(result, colour));
   const Reentering back = reentering(result);
-  text += fmt::format(
-      "\nOf the prompt entries that {} evicts at {}, in the top {} of the prompt at some step: {:.4f}; at a "
-      "step: "
-      "{:.4f}\n",
-      canonical(options.policy), to_string(options.budget), to_string(options.top), back.ever,
-      back.at_a_step);
+  text +=
+      fmt::format("\nShare of the prompt entries that {} evicts at {} which are in the prompt's top {}\n\n{}",
+                  canonical(options.policy), to_string(options.budget), to_string(options.top),
+                  table({{"at some step", "at a step"},
+                         {fmt::format("{:.4f}", back.ever), fmt::format("{:.4f}", back.at_a_step)}},
+                        {.left_columns = 0, .colour = colour, .alarming = {}}));
   text += "\nAttention on the entries that a step's query pays most, over layers, query heads and steps\n\n";
   return text + mass_table(result, colour);
 }

@@ -125,6 +125,10 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   sessions.reset();
   std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of);
   for (size_t r = 0; r < records.size(); ++r) {
+    if (!records[r].prompt.merges.empty()) {
+      metrics[r].merges =
+          measure_merges(layer, records[r], result.runs[r].run.policy.policy, result.scope.merge_bounds);
+    }
     if (observer.measured) observer.measured(r, index, metrics[r]);
     result.runs[r].layers.push_back(std::move(metrics[r]));
   }

@@ -30,11 +30,12 @@ struct Run {
   std::string backend;
 };
 
-/// Which part of a trace is replayed, and of how many entries recall is measured.
+/// Which part of a trace is replayed, and what is measured beside the perturbation.
 struct Scope {
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< the first so many decode steps
-  int64_t recall_of = 40;       ///< at most the prompt's
+  int64_t recall_of = 40;       ///< of how many entries recall is measured, at most the prompt's
+  bool merge_bounds = false;    ///< what merges did to later queries, and the bounds on it: costly
 };
 
 struct RunResult {

@@ -1,0 +1,57 @@
+// Merging in 50 digits, straight from the definitions of reference/keep_kv.hpp, every number with the bound on its evaluation
+// in double precision.
+#pragma once
+
+#include <kvbound/proofs/bounded.hpp>
+#include <kvbound/reference/keep_kv.hpp>
+
+namespace kvbound::oracle {
+
+/// What a group is to one query head. Letters as in reference/keep_kv.hpp.
+struct GroupMean {
+  Row weights;             ///< w/W
+  Bounded log_weight;      ///< ln W
+  Bounded mean_log_score;  ///< m
+  Bounded divergence;      ///< KL = sum (w/W) ln((w/W) / (p/P))
+  Row key, value;          ///< k-, v-
+};
+
+/// log_scores  [members], with the errors that they came with
+GroupMean group_mean(const Row& votes, const Row& log_scores, MatrixView keys, MatrixView values);
+
+/// ln(W / P)
+Bounded log_mean_score(const Row& votes, const Row& log_scores);
+
+/// sum_i (u_i . targets / sigma_i) v_i over the singular values that are not dropped.
+struct Solution {
+  Row x;
+  int64_t rank = 0;
+  bool decided = true;  ///< false: double precision may drop others, so that nothing can be said
+};
+/// The bounds are one for all elements: Wedin's on the pseudo-inverse of a matrix that is off by what a singular value
+/// decomposition of reflections and rotations costs.
+///
+/// rows   [conditions][unknowns]
+/// share  singular values below this share of the largest are dropped, and those that are 0
+Solution solution(const Rows& rows, double share, const Row& targets);
+
+/// What a group becomes.
+struct MergedGroup {
+  Row key, value;
+  Bounded votes;
+  Row log_scores;         ///< [heads]: ln(W_h / P)
+  Bounded zip_scale = 1;  ///< z*/m
+  bool singular = false;
+  bool decided = true;  ///< false: a choice is so near that double precision may make another
+};
+
+/// log_scores        [heads][members]
+/// log_denominators  [heads], of joint
+MergedGroup merge_group(const reference::KeyRule& rule, MatrixView queries, double scale,
+                        const reference::GroupMembers& members, const Rows& log_scores,
+                        const Row& log_denominators);
+
+/// Attention over entries that vote, whose keys and values are known within bounds: sum p exp(z) v / sum p exp(z).
+Row attention(VectorView query, const Rows& keys, const Rows& values, const Row& votes, double scale);
+
+}  // namespace kvbound::oracle
