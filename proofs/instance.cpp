@@ -7,7 +7,9 @@
 
 #include <kvbound/reference/core/shape_check.hpp>
 
+#include "draw.hpp"
 #include "exact.hpp"
+#include "merging_instance.hpp"
 #include "simpler.hpp"
 
 namespace kvbound::proofs {
@@ -34,51 +36,9 @@ Positions all_but(const Instance& instance, const Positions& entries) {
 
 // ---- drawing
 
-// Where numbers come from. All of them lie on a grid: a multiple of `step`.
-class Draw {
- public:
-  explicit Draw(const rc::Random& random) : random_(random) {}
-
-  int64_t index(int64_t count) { return static_cast<int64_t>(random_.next() % static_cast<uint64_t>(count)); }
-  int64_t integer(int64_t low, int64_t high) { return low + index(high - low + 1); }
-  double on_grid(double limit, double step) {
-    const auto steps = static_cast<int64_t>(limit / step);
-    return static_cast<double>(integer(-steps, steps)) * step;
-  }
-  // `count` of 0..of-1, ascending, all such sets equally likely.
-  Positions subset(int64_t of, int64_t count) {
-    Positions result;
-    for (int64_t i = 0; i < of; ++i) {
-      if (index(of - i) < count - static_cast<int64_t>(result.size())) result.push_back(i);
-    }
-    return result;
-  }
-  Positions permutation(int64_t count) {
-    Positions order(static_cast<size_t>(count));
-    std::iota(order.begin(), order.end(), int64_t{0});
-    for (size_t i = order.size(); i > 1; --i) {
-      std::swap(order[i - 1], order[static_cast<size_t>(index(static_cast<int64_t>(i)))]);
-    }
-    return order;
-  }
-  void fill(MutableMatrixView matrix, double limit, double step) {
-    for (int64_t i = 0; i < matrix.rows; ++i) {
-      for (double& entry : matrix.row(i)) entry = on_grid(limit, step);
-    }
-  }
-
- private:
-  rc::Random random_;
-};
-
 enum class Attention { level, flat, peaked, power_law, tied, sink, huge, plain, count };
 enum class Values { plain, tied, sink, opposed, count };
 enum class StageOne { best, worst, part, count };
-
-template <class Kind>
-Kind kind(Draw& draw) {
-  return static_cast<Kind>(draw.index(static_cast<int64_t>(Kind::count)));
-}
 
 void draw_logits(Draw& draw, Attention attention, std::span<double> logits) {
   const Positions ranks = draw.permutation(static_cast<int64_t>(logits.size()));
@@ -113,7 +73,7 @@ void draw_logits(Draw& draw, Attention attention, std::span<double> logits) {
 
 // Queries of one kind; those of a window often attend alike.
 void draw_attention(Draw& draw, Matrix& logits) {
-  const auto attention = kind<Attention>(draw);
+  const auto attention = draw.kind<Attention>();
   const bool alike = draw.index(2) == 0;
   for (int64_t r = 0; r < logits.rows(); ++r) {
     draw_logits(draw, attention, logits.row(r));
@@ -153,7 +113,7 @@ void draw_stage_one(Draw& draw, Instance& instance) {
   instance.stage_one = instance.kept;
   if (kept == 1 || draw.index(8) == 0) return;
   const int64_t count = draw.integer(1, kept - 1);
-  switch (kind<StageOne>(draw)) {
+  switch (draw.kind<StageOne>()) {
     case StageOne::best:
       instance.stage_one = best(instance, instance.kept, count);
       break;
@@ -168,7 +128,7 @@ void draw_stage_one(Draw& draw, Instance& instance) {
 }
 
 void draw_values(Draw& draw, Instance& instance) {
-  const auto values = kind<Values>(draw);
+  const auto values = draw.kind<Values>();
   const bool coarse = values == Values::tied;
   draw.fill(instance.values.view(), coarse ? 1 : 4, coarse ? 1 : 0.25);
   draw.fill(instance.output_projection.view(), 2, coarse ? 1 : 0.25);
@@ -220,6 +180,7 @@ Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
   draw_values(draw, instance);
   draw_twins(draw, instance);
   instance.epsilon = draw.index(3) == 0 ? 0 : std::ldexp(1.0, -static_cast<int>(draw.integer(1, 13)));
+  if (largest.merging) draw_merging(draw, instance);
   return instance;
 }
 
@@ -255,6 +216,8 @@ bool has_twins(const Instance& instance) {
   return false;
 }
 
+}  // namespace
+
 void require_within(const std::string& what, VectorView numbers, double limit) {
   for (const double number : numbers) {
     if (std::abs(number) <= limit) continue;
@@ -263,8 +226,6 @@ void require_within(const std::string& what, VectorView numbers, double limit) {
     throw NonFinite(message.str());
   }
 }
-
-}  // namespace
 
 bool twins(const Instance& instance, int64_t a, int64_t b) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
@@ -292,11 +253,14 @@ void require_valid(const Instance& instance) {
   require_within("output_projection", instance.output_projection.numbers(), 1e50);
   require_within("epsilon", {&instance.epsilon, 1}, 1e50);
   if (instance.epsilon < 0) throw NonFinite("epsilon is negative");
+  if (instance.merges()) require_valid_merging(instance);
 }
 
 const char* name(Regime regime) {
-  constexpr const char* kNames[] = {"sigma < 1/2", "evicted < 1e-12", "A > 1 - 1e-12",
-                                    "ties",        "stage 2 empty",   "one kept"};
+  constexpr const char* kNames[] = {"sigma < 1/2",   "evicted < 1e-12", "A > 1 - 1e-12", "ties",
+                                    "stage 2 empty", "one kept",        "|m| < KL/1e6",  "0 < KL < 1e-12",
+                                    "KL = 0",        "|z| > 5000",      "votes >= 1e5",  "parallel queries",
+                                    "epsilon < 1"};
   return kNames[static_cast<size_t>(regime)];
 }
 
@@ -315,8 +279,9 @@ bool shows(const Instance& instance, Regime regime) {
       return instance.stage_one == instance.kept;
     case Regime::single_kept:
       return instance.kept.size() == 1;
+    default:
+      return shows_merging(instance, regime);
   }
-  return false;
 }
 
 rc::Gen<Instance> instances(Sizes largest) {

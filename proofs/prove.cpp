@@ -45,19 +45,20 @@ Counterexample shrunk(const Property& property, rc::Shrinkable<Instance> failing
 // What is found of one case, by itself.
 struct Case {
   Case() = default;
-  Case(const Property& property, const Instance& instance) : outcome(check(property, instance)) {
-    for (size_t i = 0; i < std::size(kRegimes); ++i) regimes[i] = shows(instance, kRegimes[i]);
+  Case(const Property& property, std::span<const Regime> tried, const Instance& instance)
+      : outcome(check(property, instance)) {
+    for (const Regime regime : tried) regimes.push_back(shows(instance, regime));
   }
 
   Outcome outcome;
-  std::array<bool, std::size(kRegimes)> regimes{};
+  std::vector<bool> regimes;
 };
 
 void count(const Case& found, PropertyResult& result) {
   const Outcome& outcome = found.outcome;
   ++result.cases;
   result.reference_cases += outcome.reference_held();
-  for (size_t i = 0; i < std::size(kRegimes); ++i) result.regime_cases[i] += found.regimes[i];
+  for (size_t i = 0; i < found.regimes.size(); ++i) result.regime_cases[i] += found.regimes[i];
   if (const auto ratio = outcome.ratio())
     result.tightest = std::max(result.tightest.value_or(*ratio), *ratio);
 }
@@ -93,6 +94,7 @@ PropertyResult examine(const Theorem& theorem, const Property& property, int64_t
   PropertyResult result;
   result.theorem = &theorem;
   result.property = &property;
+  result.regime_cases.resize(result.regimes().size());
   if (result.weakened()) cases = weakened_cases(cases);
   const rc::Gen<Instance> generator = instances(theorem.sizes);
   for (int64_t first = 0; first < cases && !result.counterexample; first += kBatch) {
@@ -103,7 +105,7 @@ PropertyResult examine(const Theorem& theorem, const Property& property, int64_t
       batch.push_back(drawn.emplace_back(draw(generator, property, i, seed)).value());
     std::vector<Case> found(batch.size());
     reference::parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) {
-      found[static_cast<size_t>(i)] = Case(property, batch[static_cast<size_t>(i)]);
+      found[static_cast<size_t>(i)] = Case(property, result.regimes(), batch[static_cast<size_t>(i)]);
     });
     for (size_t i = 0; i < batch.size() && !result.counterexample; ++i) {
       count(found[i], result);

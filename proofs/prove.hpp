@@ -2,11 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <functional>
-#include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,12 +36,13 @@ struct PropertyResult {
   const Theorem* theorem = nullptr;
   const Property* property = nullptr;
   int64_t cases = 0;
-  std::array<int64_t, std::size(kRegimes)> regime_cases{};  ///< in the order of kRegimes
-  int64_t reference_cases = 0;     ///< with the double reference held to the exact values
-  std::optional<double> tightest;  ///< largest ratio
+  std::vector<int64_t> regime_cases;  ///< in the order of regimes()
+  int64_t reference_cases = 0;        ///< with the double reference held to the exact values
+  std::optional<double> tightest;     ///< largest ratio
   Verdict verdict = Verdict::no_counterexample;
   std::optional<Counterexample> counterexample;
 
+  std::span<const Regime> regimes() const { return theorem->sizes.regimes(); }
   bool weakened() const { return property != &theorem->property; }
   double share(int64_t some) const { return static_cast<double>(some) / static_cast<double>(cases); }
 };

@@ -35,13 +35,29 @@ void toggle(std::vector<int64_t>& positions, int64_t token) {
   if (std::erase(positions, token) == 0) positions.insert(std::ranges::lower_bound(positions, token), token);
 }
 
+// Of votes, or of a query vector, which stays what it has to be.
+void change_merging(Instance& instance, int64_t token, rc::Random& random) {
+  const auto index = [&](int64_t of) {
+    return static_cast<int64_t>(random.split().next() % static_cast<uint64_t>(of));
+  };
+  if (index(2) == 0) {
+    double& votes = instance.votes[static_cast<size_t>(token)];
+    votes = std::max(1.0, std::round(std::abs(changed(votes, random))));
+    return;
+  }
+  const int64_t row = index(instance.query_vectors.rows());
+  double& number = instance.query_vectors(row, index(row + 1));
+  const double next = changed(number, random);
+  if (std::abs(next) >= 0x1p-16) number = next;
+}
+
 // One random change: of a number, of who is kept, or of who is in stage one.
 Instance neighbour(Instance instance, rc::Random& random) {
   const auto index = [&](int64_t of) {
     return static_cast<int64_t>(random.split().next() % static_cast<uint64_t>(of));
   };
   Matrix* const matrices[] = {&instance.logits, &instance.values, &instance.output_projection};
-  const int64_t what = index(6), token = index(instance.tokens());
+  const int64_t what = index(instance.merges() ? 8 : 6), token = index(instance.tokens());
   const bool in_stage_one = std::ranges::binary_search(instance.stage_one, token);
   if (what < 3) {
     Matrix& matrix = *matrices[what];
@@ -52,8 +68,10 @@ Instance neighbour(Instance instance, rc::Random& random) {
   } else if (what == 4) {
     const bool is_last = in_stage_one && instance.stage_one.size() == 1;
     if (!is_last && std::ranges::binary_search(instance.kept, token)) toggle(instance.stage_one, token);
-  } else {
+  } else if (what == 5) {
     instance.epsilon = std::abs(changed(instance.epsilon, random));
+  } else {
+    change_merging(instance, token, random);
   }
   return instance;
 }

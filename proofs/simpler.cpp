@@ -32,6 +32,15 @@ Positions without_token(const Positions& positions, int64_t token) {
   return result;
 }
 
+// A query's row of the logits, and where they merge of the query vectors, which stay a triangle.
+void drop_query(Instance& instance, int64_t row) {
+  instance.logits = without_row(instance.logits, row, instance.logits.rows());
+  if (instance.merges()) {
+    instance.query_vectors =
+        without_column(without_row(instance.query_vectors, row, instance.query_vectors.rows()), row);
+  }
+}
+
 void drop_tokens(const Instance& instance, std::vector<Instance>& result) {
   for (int64_t j = instance.tokens() - 1; j >= 0 && instance.tokens() > 1; --j) {
     Instance next = instance;
@@ -40,6 +49,7 @@ void drop_tokens(const Instance& instance, std::vector<Instance>& result) {
     next.kept = without_token(instance.kept, j);
     next.logits = without_column(instance.logits, j);
     next.values = without_row(instance.values, j, instance.tokens());
+    if (instance.merges()) next.votes.erase(next.votes.begin() + j);
     result.push_back(std::move(next));
   }
 }
@@ -49,8 +59,7 @@ void drop_queries_and_dimensions(const Instance& instance, std::vector<Instance>
   for (int64_t h = 0; h < instance.query_heads && instance.query_heads > 1; ++h) {
     Instance next = instance;
     --next.query_heads;
-    for (int64_t i = queries - 1; i >= 0; --i)
-      next.logits = without_row(next.logits, h * queries + i, next.logits.rows());
+    for (int64_t i = queries - 1; i >= 0; --i) drop_query(next, h * queries + i);
     for (int64_t c = head_dim - 1; c >= 0; --c) {
       next.output_projection =
           without_row(next.output_projection, h * head_dim + c, next.output_projection.rows());
@@ -59,7 +68,7 @@ void drop_queries_and_dimensions(const Instance& instance, std::vector<Instance>
   }
   for (int64_t i = 0; i < queries && queries > 1; ++i) {
     Instance next = instance;
-    next.logits = without_row(instance.logits, i, queries);
+    for (int64_t h = instance.query_heads - 1; h >= 0; --h) drop_query(next, h * queries + i);
     result.push_back(std::move(next));
   }
   for (int64_t c = 0; c < head_dim && head_dim > 1; ++c) {
@@ -88,6 +97,11 @@ void drop_choices(const Instance& instance, std::vector<Instance>& result) {
   if (instance.epsilon > 0) {
     result.push_back(instance);
     result.back().epsilon = 0;
+  }
+  for (const double ema : {0.0, 0.5}) {
+    if (ema >= instance.ema) break;
+    result.push_back(instance);
+    result.back().ema = ema;
   }
 }
 
@@ -119,6 +133,28 @@ void round_numbers(const Instance& instance, Matrix Instance::*matrix, std::vect
   }
 }
 
+// Fewer votes, and query vectors that are nearer to one unit vector each.
+void simplify_merging(const Instance& instance, std::vector<Instance>& result) {
+  for (size_t j = 0; j < instance.votes.size(); ++j) {
+    for (const double votes : {1.0, 2.0, std::trunc(instance.votes[j] / 2)}) {
+      if (votes < 1 || votes >= instance.votes[j]) continue;
+      result.push_back(instance);
+      result.back().votes[j] = votes;
+    }
+  }
+  for (int64_t r = 0; r < instance.query_vectors.rows(); ++r) {
+    for (int64_t c = 0; c < r; ++c) {
+      for (const double number : rounder(instance.query_vectors(r, c))) {
+        result.push_back(instance);
+        result.back().query_vectors(r, c) = number;
+      }
+    }
+    if (instance.query_vectors(r, r) == 1) continue;
+    result.push_back(instance);
+    result.back().query_vectors(r, r) = 1;
+  }
+}
+
 }  // namespace
 
 std::vector<Instance> simpler(const Instance& instance) {
@@ -128,6 +164,7 @@ std::vector<Instance> simpler(const Instance& instance) {
   drop_choices(instance, result);
   for (const auto matrix : {&Instance::logits, &Instance::values, &Instance::output_projection})
     round_numbers(instance, matrix, result);
+  simplify_merging(instance, result);
   return result;
 }
 

@@ -92,5 +92,11 @@ std::vector<Theorem> obcache_theorems();
 std::vector<Theorem> removal_theorems();
 std::vector<Theorem> zeroing_theorems();
 std::vector<Theorem> score_sum_theorems();
+std::vector<Theorem> keep_kv_theorems();
+std::vector<Theorem> lossless_theorems();
+std::vector<Theorem> joint_merge_theorems();
+std::vector<Theorem> moving_average_theorems();
+std::vector<Theorem> foretold_theorems();
+std::vector<Theorem> merge_sequence_theorems();
 
 }  // namespace kvbound::proofs

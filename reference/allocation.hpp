@@ -18,7 +18,7 @@ namespace kvbound::reference {
 /// scores      [kv_heads, candidates]; ties: smaller head, then index
 /// candidates  [kv_heads]: k_h, how many candidates each head would keep without
 /// returns     [kv_heads]: k'_h, of the same sum, each at most the candidates. Exact arithmetic; ties: smaller head
-/// throws      ShapeMismatch; NonFinite if a score is NaN
+/// throws      ShapeMismatch, also for a k_h that is not among 0..candidates; NonFinite if a score is NaN
 /// source      AdaKV (arXiv:2407.11550)
 std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
                                    std::span<const int64_t> candidates);
@@ -29,13 +29,15 @@ std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
 ///     linear: b_l = b + d (1 - 2 l / (L - 1));   cosine: b_l = b + d cos(pi l / (L - 1))
 ///
 /// floors, the rest of the total L b one by one to the largest fractional parts (ties: smaller layer). Where neither the
-/// always-kept entries nor the prompt's length cuts it, that is from 2 b - b / beta down to b / beta.
+/// always-kept entries nor the prompt's length cuts it, that is from 2 b - b / beta down to b / beta. Linear in exact
+/// arithmetic; cosine's fractional parts count as equal where they agree to 2^-30.
 ///
-/// layers   L >= 1; one layer has b
+/// layers   L, 1..2^20; one layer has b
 /// budget   b, the mean, entries per KV head
 /// least    1..b: the entries that the host always keeps, at least one
-/// tokens   n >= b
+/// tokens   n, b..2^42
 /// returns  [layers], of sum L b, each in least..n, never rising
+/// throws   ShapeMismatch; InvalidPolicy for beta < 1
 /// source   PyramidKV (arXiv:2406.02069); cosine: KeepKV (arXiv:2504.09936)
 std::vector<int64_t> pyramid_budgets(const Pyramid& options, int64_t layers, int64_t budget, int64_t least,
                                      int64_t tokens);

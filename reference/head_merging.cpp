@@ -121,7 +121,7 @@ HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, co
     ema_ = known ? known->of(record.positions) : ScoreEma(*prediction_, group_size_);
     while (ema_.entries() < static_cast<int64_t>(record.positions.size())) ema_.append();
   }
-  if (const auto* cam = std::get_if<Cam>(&merge_)) record.counts += spread_prompt(*cam, layer, cache);
+  if (const auto* cam = std::get_if<Cam>(&merge_)) spread_prompt(*cam, layer, cache, record);
   if (!targets.groups.empty()) {
     const Matrix scores = prompt_scores(layer, known);
     const std::optional<MergeQueries> queries =
@@ -267,11 +267,11 @@ void HeadMerging::put(int64_t entry, const MergedEntry& merged, HeadCache& cache
   if (ema_.entries() > 0) ema_.replace(entry, merged.log_scores, tokens_);
 }
 
-MergeCounts HeadMerging::spread_prompt(const Cam& cam, const LayerView& layer, HeadCache& cache) const {
+void HeadMerging::spread_prompt(const Cam& cam, const LayerView& layer, HeadCache& cache,
+                                HeadMerge& record) const {
   const MatrixView values = layer.values.slice(kv_head_);
   const std::vector<double> attention =
       mean_attention(attention_logits(last_queries(layer, kv_head_), layer.keys.slice(kv_head_), scale_));
-  MergeCounts counts;
   size_t next = 0;  // the first entry of the cache behind the position
   for (int64_t position = 0; position < layer.prompt_tokens(); ++position) {
     if (next < cache.positions.size() && cache.positions[next] == position) {
@@ -287,13 +287,16 @@ MergeCounts HeadMerging::spread_prompt(const Cam& cam, const LayerView& layer, H
                                 cam.seed, kv_head_, position)) {
       continue;
     }
-    ++counts.merged;
+    ++record.counts.merged;
+    if (record.groups.empty() || record.groups.back().into != cache.positions[next]) {
+      record.groups.push_back({cache.positions[next], {}, {}});
+    }
+    record.groups.back().from.push_back(position);
     for (size_t j = next; j < next + shared; ++j) {
       add_value(values.row(position), 1 / static_cast<double>(shared),
                 cache.values.row(static_cast<int64_t>(j)));
     }
   }
-  return counts;
 }
 
 HeadMerging::Departure HeadMerging::spread(const Cam& cam, int64_t leaving, HeadCache& cache) const {
@@ -318,6 +321,7 @@ HeadMerging::Departure HeadMerging::spread(const Cam& cam, int64_t leaving, Head
     record.values.append_row(cache.values.row(entry));
   }
   record.counts.merged = 1;
+  record.groups.push_back({record.positions.front(), {position}, {}});
   departure.into = record.positions.front();
   departure.changed = entries;
   return departure;

@@ -68,7 +68,7 @@ class HeadMerging {
   bool needs_denominators() const;
   MergedEntry merged(const std::optional<MergeQueries>& queries, GroupMembers members) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
-  MergeCounts spread_prompt(const Cam& cam, const LayerView& layer, HeadCache& cache) const;
+  void spread_prompt(const Cam& cam, const LayerView& layer, HeadCache& cache, HeadMerge& record) const;
   Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache) const;
 
   Merge merge_;

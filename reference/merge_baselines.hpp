@@ -15,6 +15,7 @@ namespace kvbound::reference {
 ///
 /// keys     [members, head_dim], the target first; the cosine with a zero key is 0
 /// returns  [members], sum 1
+/// throws   ShapeMismatch for no members; NonFinite if a key is NaN or infinite
 /// source   D2O (arXiv:2406.13035)
 std::vector<double> similarity_weights(MatrixView keys);
 
@@ -23,7 +24,8 @@ std::vector<double> similarity_weights(MatrixView keys);
 ///     w_j = exp(-||k_j - k_c||^2 / (2 sigma^2)) / sum,   sigma^2 = mean over the others of ||k_j - k_c||^2
 ///
 /// keys     [members, head_dim], the target first
-/// returns  [members], sum 1; all equal for sigma = 0
+/// returns  [members], sum 1; all equal for sigma = 0. Whatever the keys' size: neither squares nor sigma^2 overflow or vanish
+/// throws   ShapeMismatch for no members; NonFinite if a key is NaN or infinite
 /// source   KVMerger (arXiv:2407.08454)
 std::vector<double> gaussian_weights(MatrixView keys);
 
@@ -35,6 +37,7 @@ std::vector<double> weighted_mean(VectorView weights, MatrixView rows);
 ///     min(1, A_e / mean of A over those that share it);   0/0 is 0, x/0 is 1
 ///
 /// following  [count >= 1]: their attention weights
+/// throws     ShapeMismatch for none; NonFinite
 double spread_probability(double attention_weight, VectorView following);
 
 /// Whether it does: a draw that depends on these three alone.

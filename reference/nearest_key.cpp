@@ -26,40 +26,46 @@ double largest_size(VectorView key) {
   return largest;
 }
 
-// Numbers whose squares neither overflow nor lose bits, times 2^-exponent.
-struct Scaled {
-  std::vector<double> numbers;
+// A key's length is norm 2^exponent.
+struct Length {
+  double norm = 0;
   int exponent = 0;
-  double norm = 0;  // of `numbers`
 };
 
 // A power of two scales without rounding: keys that need none come out as if there were none.
-Scaled scaled(VectorView key) {
-  constexpr int kSafe = 400;
-  Scaled result{{key.begin(), key.end()}, 0, 0};
+Length length(VectorView key) {
+  constexpr double kLeast = 0x1p-800, kMost = 0x1p800;  // beyond them squares overflow, or lose what matters
+  const double square = inner_product(key, key);
+  if (kLeast <= square && square <= kMost) return {std::sqrt(square), 0};
+  require_finite("key", key);
   const double largest = largest_size(key);
-  if (largest == 0) return result;
-  if (const int exponent = std::ilogb(largest); std::abs(exponent) > kSafe) {
-    result.exponent = exponent;
-    for (double& x : result.numbers) x = std::scalbn(x, -exponent);
-  }
-  result.norm = std::sqrt(inner_product(result.numbers, result.numbers));
-  return result;
+  if (largest == 0) return {};
+  const int exponent = std::ilogb(largest);
+  std::vector<double> scaled(key.begin(), key.end());
+  for (double& x : scaled) x = std::scalbn(x, -exponent);
+  return {std::sqrt(inner_product(scaled, scaled)), exponent};
 }
 
-// Of length 1, or zero.
+// The key at length 1, or zero.
+void fill_direction(VectorView key, std::span<double> direction) {
+  const Length size = length(key);
+  for (size_t c = 0; c < key.size(); ++c) {
+    const double x = size.exponent == 0 ? key[c] : std::scalbn(key[c], -size.exponent);
+    direction[c] = size.norm == 0 ? 0 : x / size.norm;
+  }
+}
+
 std::vector<double> direction(VectorView key) {
-  Scaled result = scaled(key);
-  if (result.norm == 0) return result.numbers;
-  for (double& x : result.numbers) x /= result.norm;
-  return std::move(result.numbers);
+  std::vector<double> result(key.size());
+  fill_direction(key, result);
+  return result;
 }
 
 // Directions of keys first, first + 1, ..., as many as there are; the rest of the rows are zero.
 void fill_directions(MatrixView keys, int64_t first, MutableMatrixView rows) {
   for (int64_t i = 0; i < rows.rows; ++i) {
     if (first + i < keys.rows) {
-      std::ranges::copy(direction(keys.row(first + i)), rows.row(i).begin());
+      fill_direction(keys.row(first + i), rows.row(i));
     } else {
       std::ranges::fill(rows.row(i), 0.0);
     }
@@ -191,8 +197,8 @@ std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores) 
 std::vector<double> key_norms(MatrixView keys) {
   std::vector<double> norms;
   for (int64_t i = 0; i < keys.rows; ++i) {
-    const Scaled key = scaled(keys.row(i));
-    norms.push_back(std::scalbn(key.norm, key.exponent));
+    const Length size = length(keys.row(i));
+    norms.push_back(std::scalbn(size.norm, size.exponent));
   }
   return norms;
 }

@@ -35,6 +35,10 @@ std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying);
 std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores);
 
 /// ||keys[i,:]||, safe for numbers whose squares are not.
+///
+/// keys     [entries, head_dim]
+/// returns  [entries], >= 0; +infinity if no double holds a norm
+/// throws   NonFinite if a key is NaN or infinite
 std::vector<double> key_norms(MatrixView keys);
 
 /// The same for one key in a cache that is in no order.
@@ -42,8 +46,10 @@ std::vector<double> key_norms(MatrixView keys);
 /// entry      who leaves, and is not its own neighbour
 /// keys       [entries, head_dim]
 /// norms      [entries]: key_norms(keys)
-/// positions  [entries]; ties: the smaller position
-/// returns    an entry
+/// positions  [entries]; ties: the smaller position. Equal keys have equal cosines to the last bit here, too, but not always
+///            those of nearest_keys, whose sums are formed in another order
+/// returns    an entry; index -1 if there is no other
+/// throws     ShapeMismatch
 NearestKey nearest_key(int64_t entry, MatrixView keys, VectorView norms, std::span<const int64_t> positions);
 
 }  // namespace kvbound::reference

@@ -207,17 +207,23 @@ double ScoreEma::log_divisor(int64_t entry, int64_t tokens) const {
   return std::log(-std::expm1(static_cast<double>(tokens) * std::log(options_.ema)));
 }
 
+double ScoreEma::log_predicted(const Sums& sums, size_t entry, double log_divisor) {
+  if (sums.mantissas[entry] == 0) return kNothing;
+  return sums.exponents[entry] + (std::log(sums.mantissas[entry]) - log_divisor);
+}
+
 double ScoreEma::log_predicted(int64_t head, int64_t entry, int64_t tokens) const {
-  const Sums& sums = sums_[static_cast<size_t>(head)];
-  const auto j = static_cast<size_t>(entry);
-  if (sums.mantissas[j] == 0) return kNothing;
-  return sums.exponents[j] + (std::log(sums.mantissas[j]) - log_divisor(entry, tokens));
+  return log_predicted(sums_[static_cast<size_t>(head)], static_cast<size_t>(entry),
+                       log_divisor(entry, tokens));
 }
 
 Matrix ScoreEma::log_predicted(int64_t tokens) const {
   Matrix result(heads(), entries());
-  for (int64_t h = 0; h < heads(); ++h) {
-    for (int64_t j = 0; j < entries(); ++j) result(h, j) = log_predicted(h, j, tokens);
+  for (int64_t j = 0; j < entries(); ++j) {
+    const double divisor = log_divisor(j, tokens);
+    for (int64_t h = 0; h < heads(); ++h) {
+      result(h, j) = log_predicted(sums_[static_cast<size_t>(h)], static_cast<size_t>(j), divisor);
+    }
   }
   return result;
 }

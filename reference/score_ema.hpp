@@ -72,6 +72,7 @@ class ScoreEma {
   };
   void take_in(Sums& sums, VectorView log_scores);
   double log_divisor(int64_t entry, int64_t tokens) const;
+  static double log_predicted(const Sums& sums, size_t entry, double log_divisor);
 
   PredictedScores options_;
   std::vector<Sums> sums_;            // [heads]

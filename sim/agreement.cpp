@@ -186,7 +186,7 @@ class LayerJudge {
       }
     });
     add("kept_mass", claims_.kept_mass, metrics.kept_mass, mass);
-    add("bound", claims_.bound, metrics.bound, bound);
+    if (metrics.bound) add("bound", claims_.bound, *metrics.bound, bound);
     add("perturbation", claims_.perturbation, metrics.perturbation, perturbation);
     if (claims_.layer_perturbation) {
       add("layer_perturbation", *claims_.layer_perturbation, metrics.layer_perturbation,

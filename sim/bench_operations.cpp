@@ -21,6 +21,7 @@
 #include "bench.hpp"
 #include "bench_ceilings.hpp"
 #include "bench_layer.hpp"
+#include "bench_merge.hpp"
 #include "bench_scores.hpp"
 
 namespace kvbound::sim {
@@ -179,6 +180,9 @@ constexpr BenchOperation kOperations[] = {
     {"window-scores-exact", "the exact removal error, likewise", bench_exact_scores},
     {"selection", "the largest 20 % of 4 x tokens scores, against std::nth_element and a copy",
      bench_selection},
+    {"nearest-key",
+     "for each of a head's 80 % that leave the most similar key of the 20 % that stay, against DGEMM's rate",
+     bench_nearest_key},
     {"compress", "a layer by snapkv+critical at 20 %: speed-up by 2 threads, against DGEMM's",
      bench_compress},
     {"step-attention", "a decode step of h2o at 20 %, against attention over the same cache",
@@ -187,6 +191,7 @@ constexpr BenchOperation kOperations[] = {
     {"step-key", "of h2o+obcache-key", bench_step_key},
     {"step-joint", "of h2o+obcache-joint", bench_step_joint},
     {"step-exact", "of h2o+exact", bench_step_exact},
+    {"step-keepkv", "of h2o+keepkv, everyone who leaves merging", bench_step_keepkv},
 };
 
 }  // namespace

@@ -47,11 +47,12 @@ StepView step_of(const BenchLayer& layer) {
           layer.queries.view().row_of_slices(0)};
 }
 
-Policy evicting_policy(const Score& score) {
+Policy evicting_policy(const Score& score, const Merge& merge = {}) {
   constexpr int64_t kSinks = 4;
   Policy policy;
   policy.host = H2o{kWindow, kSinks, kWindow};
   policy.score = score;
+  policy.merge = merge;
   return policy;
 }
 
@@ -66,13 +67,13 @@ void attend(const BenchLayer& layer, int64_t entries) {
   });
 }
 
-BenchResult bench_step(const BenchOptions& options, const std::string& name, const Score& score,
+BenchResult bench_step(const BenchOptions& options, const std::string& name, const Policy& policy,
                        double goal) {
   const BenchLayer layer(options);
   const std::vector<int64_t> budgets = bench_budgets(options);
   const int64_t entries = budgets.front() + 1;  // the new one included
   const auto session = reference::make_session();
-  session->compress(layer.view(), evicting_policy(score), budgets);
+  session->compress(layer.view(), policy, budgets);
   BenchResult result =
       measure({{name, static_cast<double>(kSteps), "steps",
                 [&] {
@@ -101,19 +102,24 @@ BenchResult bench_exact_scores(const BenchOptions& options) {
 }
 
 BenchResult bench_step_attention(const BenchOptions& options) {
-  return bench_step(options, "step-attention", AttentionScore{}, kWithoutProduct);
+  return bench_step(options, "step-attention", evicting_policy(AttentionScore{}), kWithoutProduct);
 }
 BenchResult bench_step_value(const BenchOptions& options) {
-  return bench_step(options, "step-value", ObcacheValue{}, kWithoutProduct);
+  return bench_step(options, "step-value", evicting_policy(ObcacheValue{}), kWithoutProduct);
 }
 BenchResult bench_step_key(const BenchOptions& options) {
-  return bench_step(options, "step-key", ObcacheKey{}, kWithProduct);
+  return bench_step(options, "step-key", evicting_policy(ObcacheKey{}), kWithProduct);
 }
 BenchResult bench_step_joint(const BenchOptions& options) {
-  return bench_step(options, "step-joint", ObcacheJoint{}, kWithProduct);
+  return bench_step(options, "step-joint", evicting_policy(ObcacheJoint{}), kWithProduct);
 }
 BenchResult bench_step_exact(const BenchOptions& options) {
-  return bench_step(options, "step-exact", ExactRemoval{}, kWithProduct);
+  return bench_step(options, "step-exact", evicting_policy(ExactRemoval{}), kWithProduct);
+}
+BenchResult bench_step_keepkv(const BenchOptions& options) {
+  KeepKv every_entry;  // that leaves
+  every_entry.threshold.reset();
+  return bench_step(options, "step-keepkv", evicting_policy(AttentionScore{}, every_entry), kWithProduct);
 }
 
 }  // namespace kvbound::sim

@@ -101,6 +101,7 @@ void apply_threads(const CommandLine& line);
 int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int recall_command(const Arguments& arguments);
+int predict_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);

@@ -103,6 +103,12 @@ class Reader {
     for (const Json& item : field(name)) result.push_back(integer(item, name));
     return result;
   }
+  std::vector<double> numbers(const std::string& name) const {
+    if (!field(name).is_array()) refuse(name, "expected a list of numbers");
+    std::vector<double> result;
+    for (const Json& item : field(name)) result.push_back(number(item, name));
+    return result;
+  }
   Matrix matrix(const std::string& name) const {
     if (!field(name).is_array()) refuse(name, "expected a list of rows");
     Matrix result;
@@ -143,6 +149,11 @@ StoredInstance read_instance(const std::string& path, const Json& document) {
   instance.stage_one = reader.positions("stage_one");
   instance.kept = reader.positions("kept");
   instance.epsilon = reader.number(reader.field("epsilon"), "epsilon");
+  if (stored.theorem->sizes.merging) {
+    instance.votes = reader.numbers("votes");
+    instance.query_vectors = reader.matrix("query_vectors");
+    instance.ema = reader.number(reader.field("ema"), "ema");
+  }
   try {
     proofs::require_valid(instance);
   } catch (const Error& error) {
@@ -177,15 +188,21 @@ StoredInstance find_property(const std::string& id) {
 }
 
 nlohmann::ordered_json to_json(const proofs::Property& property, const Instance& instance) {
-  return {{"schema", kSchema},
-          {"property", property.id},
-          {"query_heads", instance.query_heads},
-          {"logits", to_json(instance.logits)},
-          {"values", to_json(instance.values)},
-          {"output_projection", to_json(instance.output_projection)},
-          {"stage_one", instance.stage_one},
-          {"kept", instance.kept},
-          {"epsilon", instance.epsilon}};
+  Json document{{"schema", kSchema},
+                {"property", property.id},
+                {"query_heads", instance.query_heads},
+                {"logits", to_json(instance.logits)},
+                {"values", to_json(instance.values)},
+                {"output_projection", to_json(instance.output_projection)},
+                {"stage_one", instance.stage_one},
+                {"kept", instance.kept},
+                {"epsilon", instance.epsilon}};
+  if (instance.merges()) {
+    document["votes"] = instance.votes;
+    document["query_vectors"] = to_json(instance.query_vectors);
+    document["ema"] = instance.ema;
+  }
+  return document;
 }
 
 std::vector<StoredInstance> read_instances(const std::string& path) {

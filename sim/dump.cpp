@@ -184,7 +184,7 @@ void Dump::add(int64_t layer, const LayerMetrics& metrics) {
   };
   add_matrix("perturbation", metrics.perturbation);
   add_matrix("kept_mass", metrics.kept_mass);
-  add_matrix("bound", metrics.bound);
+  if (metrics.bound) add_matrix("bound", *metrics.bound);
   append(layer, "layer_perturbation", {metrics.perturbation.rows()}, VectorView(metrics.layer_perturbation));
 }
 

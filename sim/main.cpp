@@ -26,6 +26,7 @@ constexpr const char* kHelp =
     "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
     "                                         recorded decode steps through compression policies\n"
     "  kvbound recall TRACE                   how many of the entries that matter most a score finds\n"
+    "  kvbound predict TRACE                  how well past scores foretell the next ones\n"
     "  kvbound diff TRACE DUMP                somebody's results, such as a kernel's, against the reference\n"
     "  kvbound generate --kind KIND OUT       a synthetic trace\n"
     "  kvbound prove [ID...]                  the theorems as properties: looks for counterexamples\n"
@@ -48,6 +49,7 @@ int dispatch(const Arguments& arguments) {
   if (command == "inspect") return inspect_command(rest);
   if (command == "replay") return replay_command(rest);
   if (command == "recall") return recall_command(rest);
+  if (command == "predict") return predict_command(rest);
   if (command == "diff") return diff_command(rest);
   if (command == "generate") return generate_command(rest);
   if (command == "prove") return prove_command(rest);
@@ -62,9 +64,10 @@ int dispatch(const Arguments& arguments) {
     std::cout << "kvbound " << version() << " (" << revision() << ")\n";
     return kPass;
   }
-  throw UsageError(command.empty() ? "no subcommand; try 'kvbound --help'"
-                                   : "no subcommand '" + command +
-                                         "'; known: inspect, replay, recall, diff, generate, prove, bench");
+  throw UsageError(command.empty()
+                       ? "no subcommand; try 'kvbound --help'"
+                       : "no subcommand '" + command +
+                             "'; known: inspect, replay, recall, predict, diff, generate, prove, bench");
 }
 
 int run(const Arguments& arguments) try {

@@ -38,6 +38,8 @@ class Residents {
           steps_ > 0 ? &record_.steps[static_cast<size_t>(steps_ - 1)].left : nullptr;
       if (left && !left->empty()) std::erase(positions_, (*left)[head_]);
       positions_.push_back(next_++);
+      const StepRecord& now = record_.steps[static_cast<size_t>(steps_)];
+      if (now.rebuilt) positions_ = now.merges[head_].positions;
     }
     return positions_;
   }
@@ -49,6 +51,8 @@ class Residents {
   int64_t steps_ = 0;
   std::vector<int64_t> positions_;
 };
+
+bool merges(const LayerRecord& record) { return !record.prompt.merges.empty(); }
 
 // The residents that stage two did not choose: stage one, always kept, new.
 std::vector<int64_t> stage_one_residents(const LayerRecord& record, int64_t kv_head, int64_t prompt_tokens,
@@ -114,11 +118,10 @@ class Measurement {
 
   std::vector<LayerMetrics> run(int64_t recall_of) {
     for (const LayerRecord& record : records_) {
+      const Matrix zeros(steps_, shape_.query_heads);
       LayerMetrics metrics;
-      for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.bound, &metrics.rounding,
-                             &metrics.kept_mass}) {
-        *matrix = Matrix(steps_, shape_.query_heads);
-      }
+      for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.kept_mass}) *matrix = zeros;
+      if (!merges(record)) metrics.bound = metrics.rounding = zeros;
       if (!record.prompt.stage_one.empty()) metrics.stage_one_mass = Matrix(steps_, shape_.query_heads);
       metrics_.push_back(std::move(metrics));
       changes_.emplace_back(full_output_.rows(), full_output_.cols());
@@ -173,7 +176,11 @@ class Measurement {
     reference::multiply(weights, layer_.values.slice(g), output);
     const std::vector<double> norms = projected_l1(output, h);
     for (size_t r = 0; r < records_.size(); ++r) {
-      measure_run(r, h, steps, logits, weights);
+      if (merges(records_[r])) {
+        measure_merging_run(r, h, steps, weights);
+      } else {
+        measure_run(r, h, steps, logits, weights);
+      }
       const std::vector<double> perturbations = projected_l1(head_block(changes_[r], h, steps.first), h);
       for (int64_t i = 0; i < steps.count; ++i) {
         const auto index = static_cast<size_t>(i);
@@ -200,16 +207,38 @@ class Measurement {
           reference::eviction_weights(logits.row(i).first(visible), attention, kept);
       std::ranges::copy(eviction.weights, signed_weights.row(i).begin());
       metrics.kept_mass(t, h) = eviction.kept_mass;
-      metrics.bound(t, h) =
+      (*metrics.bound)(t, h) =
           reference::perturbation_bound(eviction, projected_value_norms_.row(h).first(visible));
-      metrics.rounding(t, h) =
+      (*metrics.rounding)(t, h) =
           reference::perturbation_rounding(eviction, rounding_scales_[static_cast<size_t>(h)]);
-      if (metrics.stage_one_mass) {
-        (*metrics.stage_one_mass)(t, h) =
-            reference::attention_mass(attention, stage_one_residents(record, g, layer_.prompt_tokens, kept));
-      }
+      measure_stage_one(r, t, h, attention, kept);
     }
     reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
+  }
+
+  // The same of a run that merges: its outputs are what it recorded.
+  void measure_merging_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& weights) {
+    const LayerRecord& record = records_[r];
+    Residents residents(record, shape_.kv_head_of(h), layer_.prompt_tokens);
+    const MutableMatrixView full = head_block(full_output_, h, steps.first);
+    const MutableMatrixView changes = head_block(changes_[r], h, steps.first);
+    for (int64_t i = 0; i < steps.count; ++i) {
+      const int64_t t = steps.first + i;
+      const VectorView attention = weights.row(i).first(static_cast<size_t>(layer_.prompt_tokens + t + 1));
+      const std::vector<int64_t>& kept = residents.at(t);
+      metrics_[r].kept_mass(t, h) = reference::attention_mass(attention, kept);
+      measure_stage_one(r, t, h, attention, kept);
+      const VectorView output = record.steps[static_cast<size_t>(t)].output.row(h);
+      for (int64_t c = 0; c < full.cols; ++c) changes(i, c) = full(i, c) - output[static_cast<size_t>(c)];
+    }
+  }
+
+  void measure_stage_one(size_t r, int64_t t, int64_t h, VectorView attention,
+                         const std::vector<int64_t>& residents) {
+    std::optional<Matrix>& mass = metrics_[r].stage_one_mass;
+    if (!mass) return;
+    (*mass)(t, h) = reference::attention_mass(
+        attention, stage_one_residents(records_[r], shape_.kv_head_of(h), layer_.prompt_tokens, residents));
   }
 
   // || rows * W^O_h ||_1 per row.
@@ -257,7 +286,7 @@ class Measurement {
 }  // namespace
 
 bool LayerMetrics::violates(int64_t step, int64_t head) const {
-  return !(perturbation(step, head) <= bound(step, head) + rounding(step, head));
+  return bound && !(perturbation(step, head) <= (*bound)(step, head) + (*rounding)(step, head));
 }
 
 double ratio(double numerator, double denominator) {

@@ -8,6 +8,8 @@
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "merge_metrics.hpp"
+
 namespace kvbound::sim {
 
 /// All that one run (a policy, a budget, a backend) recorded of one layer.
@@ -19,19 +21,22 @@ struct LayerRecord {
 /// One layer's figures of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0
 /// is NaN ("undefined"), 0/0 is 0.
 struct LayerMetrics {
-  Matrix perturbation;                   ///< L = ||(aV - a^V^) W^O_h||, hidden-state units
-  Matrix relative;                       ///< L / ||aV W^O_h||
-  Matrix bound;                          ///< theta, with the true attention over the whole cache
-  Matrix rounding;                       ///< how far rounding may lift L over theta: perturbation_rounding
-  Matrix kept_mass;                      ///< true attention on kept positions and new ones
+  Matrix perturbation;  ///< L = ||(aV - a^V^) W^O_h||, hidden-state units
+  Matrix relative;      ///< L / ||aV W^O_h||
+  std::optional<Matrix>
+      bound;  ///< theta, with the true attention over the whole cache; not of runs that merge
+  std::optional<Matrix>
+      rounding;      ///< how far rounding may lift L over theta: perturbation_rounding; likewise
+  Matrix kept_mass;  ///< true attention on kept positions and new ones
   std::optional<Matrix> stage_one_mass;  ///< on stage one, always-kept and new entries; two-stage selections
   std::vector<double> layer_perturbation;  ///< [steps]: ||sum_h (o_h - o^_h)||
   std::vector<double> layer_relative;      ///< [steps]: layer_perturbation / ||sum_h o_h||
   /// [kv_heads]: of the prompt entries whose eviction would move the first step's outputs most, the share that was kept.
   /// NaN if their errors are too large for a double; empty if it was not asked for, or there is no step.
   std::vector<double> recall;
+  std::optional<MergeMetrics> merges;  ///< of runs that merge, if they were measured: measure_merges
 
-  /// Whether L exceeds theta by more than rounding can explain; true for NaN.
+  /// Whether L exceeds theta by more than rounding can explain; true for NaN. Never without theta.
   bool violates(int64_t step, int64_t head) const;
 };
 
@@ -41,6 +46,9 @@ double ratio(double numerator, double denominator);
 /// Measures several runs of one layer: what depends on the layer alone (attention over the full cache,
 /// projected value norms, eviction errors) is computed once for all of them. A step's figures do not depend, to the bit,
 /// on how many steps follow.
+///
+/// Where a run only evicts, L is measured in the form that does not cancel, from who is in the cache. Where it merges (its
+/// prompt's record has merges), L is measured from the outputs that it recorded, and there is no theta.
 ///
 /// Recall is of the entries j of largest sum_h || o_h - o_h(-j) ||_2^2 on the first step, over the query heads h that share
 /// the KV head, o_h(-j) the output without j (reference::eviction_errors; ties: smaller position).

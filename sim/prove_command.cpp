@@ -20,7 +20,7 @@ constexpr const char* kDetails =
     "double-precision reference is held to the same values within derived error bounds. Each theorem also "
     "has\n"
     "claims with a hypothesis dropped: there a counterexample must be found. Written proofs:\n"
-    "proofs/critical_kv.md, proofs/obcache.md.\n"
+    "proofs/critical_kv.md, proofs/obcache.md, proofs/keep_kv.md.\n"
     "\nExamples:\n"
     "  kvbound prove --list\n"
     "  kvbound prove --cases 20000 --seed 7 --json proved.json\n"

@@ -1,6 +1,7 @@
 #include "prove_report.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -20,9 +21,9 @@ std::string ratio_text(std::optional<double> ratio) { return ratio ? fmt::format
 
 // ---- for people
 
-TableRow headings() {
+TableRow headings(std::span<const proofs::Regime> regimes) {
   TableRow row{"property", "verdict", "cases"};
-  for (const proofs::Regime regime : proofs::kRegimes) row.push_back(proofs::name(regime));
+  for (const proofs::Regime regime : regimes) row.push_back(proofs::name(regime));
   for (const char* heading : {"reference held", "tightest"}) row.push_back(heading);
   return row;
 }
@@ -45,8 +46,9 @@ bool good(Verdict verdict) {
   return verdict == Verdict::no_counterexample || verdict == Verdict::counterexample;
 }
 
-std::string property_table(const std::vector<PropertyResult>& results, bool colour) {
-  std::vector<TableRow> rows{headings()};
+// Of consecutive results that are tried in the same regimes.
+std::string property_table(std::span<const PropertyResult> results, bool colour) {
+  std::vector<TableRow> rows{headings(results.front().regimes())};
   std::vector<std::string> bad;
   const proofs::Theorem* above = nullptr;
   for (const PropertyResult& result : results) {
@@ -58,6 +60,19 @@ std::string property_table(const std::vector<PropertyResult>& results, bool colo
     return std::ranges::find(bad, cell) != bad.end();
   };
   return table(rows, {.left_columns = 2, .colour = colour, .alarming = alarming});
+}
+
+// One table for statements of eviction, one for those of merging.
+std::string property_tables(const std::vector<PropertyResult>& results, bool colour) {
+  std::string text;
+  for (auto first = results.begin(); first != results.end();) {
+    const auto last = std::find_if(first, results.end(), [&](const PropertyResult& result) {
+      return result.theorem->sizes.merging != first->theorem->sizes.merging;
+    });
+    text += (text.empty() ? "" : "\n") + property_table({first, last}, colour);
+    first = last;
+  }
+  return text;
 }
 
 std::string counterexample_text(const PropertyResult& result) {
@@ -104,9 +119,9 @@ Json counterexample_json(const PropertyResult& result) {
 
 Json property_json(const PropertyResult& result) {
   Json regimes = Json::array();
-  for (size_t i = 0; i < std::size(proofs::kRegimes); ++i) {
+  for (size_t i = 0; i < result.regime_cases.size(); ++i) {
     regimes.push_back(
-        {{"regime", proofs::name(proofs::kRegimes[i])}, {"share", result.share(result.regime_cases[i])}});
+        {{"regime", proofs::name(result.regimes()[i])}, {"share", result.share(result.regime_cases[i])}});
   }
   return {{"id", result.property->id},
           {"claim", result.property->claim},
@@ -176,7 +191,7 @@ std::string text_report(const ProveReport& report, bool colour) {
   std::string text;
   if (!report.properties.empty()) {
     text += fmt::format("{} cases per theorem, seed {}\n\n", report.cases, report.seed) +
-            property_table(report.properties, colour);
+            property_tables(report.properties, colour);
   }
   std::string found;
   for (const PropertyResult& result : report.properties) {

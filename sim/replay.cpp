@@ -15,6 +15,7 @@
 #include "agreement.hpp"
 #include "backend.hpp"
 #include "device_arithmetic.hpp"
+#include "layer_budgets.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -26,8 +27,11 @@ double seconds_since(Clock::time_point start) {
 }
 
 // Compresses one layer's prompt and takes its decode steps.
-LayerRecord run_layer(Session& session, const traces::Layer& layer, const Scope& scope, RunResult& result) {
-  const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), result.entries);
+//
+// entries  the layer's budget per KV head
+LayerRecord run_layer(Session& session, const traces::Layer& layer, int64_t entries, const Scope& scope,
+                      RunResult& result) {
+  const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), entries);
   LayerRecord record;
   const Clock::time_point start = Clock::now();
   record.prompt = session.compress(layer.prompt(), result.run.policy.policy, budgets);
@@ -111,7 +115,8 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   Matrix reference_norms;
   for (size_t r = 0; r < result.runs.size(); ++r) {
     RunResult& run = result.runs[r];
-    records.push_back(run_layer(sessions->of(run.run.backend), layer, result.scope, run));
+    const int64_t entries = run.layer_entries[static_cast<size_t>(index)];
+    records.push_back(run_layer(sessions->of(run.run.backend), layer, entries, result.scope, run));
     if (observer.recorded) observer.recorded(r, index, records.back());
     if (is_held_against_reference(run.run, result)) judge(run, layer, index, result, records.back());
     drop_scores(run.run, records.back().prompt, reference_norms);
@@ -120,6 +125,10 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   sessions.reset();
   std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of);
   for (size_t r = 0; r < records.size(); ++r) {
+    if (!records[r].prompt.merges.empty()) {
+      metrics[r].merges =
+          measure_merges(layer, records[r], result.runs[r].run.policy.policy, result.scope.merge_bounds);
+    }
     if (observer.measured) observer.measured(r, index, metrics[r]);
     result.runs[r].layers.push_back(std::move(metrics[r]));
   }
@@ -147,7 +156,15 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   require_valid(runs, trace.info());
   ReplayResult result{trace.info(), scope, {}, {}};
   for (const Run& run : runs) {
-    result.runs.push_back({run, run.budget.entries(trace.info().prompt_tokens), {}, 0, 0, std::nullopt});
+    const int64_t entries = run.budget.entries(trace.info().prompt_tokens);
+    result.runs.push_back(
+        {run,
+         entries,
+         layer_budgets(run.policy.policy, entries, trace.info().layers, trace.info().prompt_tokens),
+         {},
+         0,
+         0,
+         std::nullopt});
     if (std::ranges::count(result.times, run.backend, &BackendTimes::backend) == 0) {
       result.times.push_back({run.backend, {}});
     }

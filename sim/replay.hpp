@@ -30,19 +30,21 @@ struct Run {
   std::string backend;
 };
 
-/// Which part of a trace is replayed, and of how many entries recall is measured.
+/// Which part of a trace is replayed, and what is measured beside the perturbation.
 struct Scope {
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< the first so many decode steps
-  int64_t recall_of = 40;       ///< at most the prompt's
+  int64_t recall_of = 40;       ///< of how many entries recall is measured, at most the prompt's
+  bool merge_bounds = false;    ///< what merges did to later queries, and the bounds on it: costly
 };
 
 struct RunResult {
   Run run;
-  int64_t entries = 0;               ///< the budget, in entries per KV head
-  std::vector<LayerMetrics> layers;  ///< in the order of the scope's layers
-  double compress_seconds = 0;       ///< wall time of all layers' prompt compression
-  double step_seconds = 0;           ///< and of all their decode steps
+  int64_t entries = 0;  ///< the budget, in entries per KV head: the mean over all layers and heads
+  std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's mean over its heads
+  std::vector<LayerMetrics> layers;    ///< in the order of the scope's layers
+  double compress_seconds = 0;         ///< wall time of all layers' prompt compression
+  double step_seconds = 0;             ///< and of all their decode steps
   /// Another backend than the reference, beside which it ran: how its records agree, by layer.
   std::optional<std::vector<JudgedTensor>> agreement;
 };

@@ -34,11 +34,14 @@ std::string details() {
          "  kvbound replay a.safetensors --policy snapkv+critical --budget 20% --backend reference,emulated\n"
          "  kvbound replay a.safetensors --policy h2o+exact,tova+obcache-joint --budget 20% \\\n"
          "      --recall 100 --columns perturbation,recall\n"
+         "  kvbound replay a.safetensors --policy snapkv,snapkv+keepkv,snapkv+convex --budget 20% \\\n"
+         "      --merge-bounds --csv merges.csv\n"
          "\nWhere the reference is among several backends, all that the others recorded is held against it,\n"
          "element by element, within bounds derived for single precision.\n"
-         "\nExit code 1 if a bound is violated or a backend does not agree with the reference, 5 if the "
-         "trace has\n"
-         "no decode step to measure or there is no device.\n";
+         "\nColumns that have nothing to say of any run, such as those about merges, are left out.\n"
+         "\nExit code 1 if a bound is violated, a merge that should be lossless is not, or a backend does "
+         "not\n"
+         "agree with the reference; 5 if the trace has no decode step to measure or there is no device.\n";
 }
 
 // What a command line asks for, independent of any trace.
@@ -48,6 +51,7 @@ struct Request {
   std::optional<std::string> json, csv, dump;
   std::vector<std::string> columns = column_names();
   int64_t recall_of = 40;
+  bool merge_bounds = false;
   bool quiet = false;
 };
 
@@ -112,6 +116,7 @@ Request parse_request(const CommandLine& line) {
   }
   if (line.has("columns")) request.columns = parse_columns(line);
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
+  request.merge_bounds = line.has("merge-bounds");
   request.json = line.text("json");
   request.csv = line.text("csv");
   request.dump = line.text("dump");
@@ -125,7 +130,7 @@ Scope scope_of(const CommandLine& line, const Request& request, const traces::Tr
   }
   return {chosen_layers(line, info.layers),
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens,
-          std::min(request.recall_of, info.prompt_tokens)};
+          std::min(request.recall_of, info.prompt_tokens), request.merge_bounds};
 }
 
 Report replay_trace(const traces::Trace& trace, const Request& request, const Scope& scope,
@@ -192,14 +197,23 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
     for (const RunResult& run : report.result.runs) {
       code = worse(code, agreement_code(report.result.trace.path, run));
       const Summary summary = summarise(run, report.result.scope);
-      if (summary.violations == 0) continue;
-      const Place& place = *summary.first_violation;
-      std::cerr << fmt::format(
-          "kvbound: {}: {} at {}: the perturbation exceeds its bound {} times, first at layer {}, step {}, "
-          "query head {}\n",
-          report.result.trace.path, run.run.policy.label, to_string(run.run.budget), summary.violations,
-          place.layer, place.step, place.query_head);
-      code = kMismatch;
+      const auto tell = [&](const char* what, int64_t violations, const std::optional<Place>& place) {
+        if (violations == 0) return;
+        const std::string step = place->step < 0 ? "the prompt's end" : fmt::format("step {}", place->step);
+        std::cerr << fmt::format("kvbound: {}: {} at {}: {} {} times, first at layer {}, {}, query head {}\n",
+                                 report.result.trace.path, run.run.policy.label, to_string(run.run.budget),
+                                 what, violations, place->layer, step, place->query_head);
+        code = kMismatch;
+      };
+      tell("the perturbation exceeds its bound", summary.violations, summary.first_violation);
+      if (summary.merges) {
+        tell("a lossless merge changes the output by more than rounding can explain",
+             summary.merges->violations, summary.merges->first_violation);
+      }
+      if (summary.later) {
+        tell("what a merge did to later queries exceeds its bound", summary.later->violations,
+             summary.later->first_violation);
+      }
     }
   }
   return code;
@@ -222,6 +236,10 @@ CommandLine command_line() {
   line.add("recall", "K",
            "of the K prompt entries whose eviction would move the first step's outputs most, the share kept "
            "(default: 40, at most the prompt's)");
+  line.add_flag(
+      "merge-bounds",
+      "of policies that merge: also measure what merges do to later queries, and KeepKV's bounds on it "
+      "(costly)");
   line.add("columns", "C[,C]", columns.c_str());
   line.add("json", "FILE", "write all figures as JSON (schema: sim/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");

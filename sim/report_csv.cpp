@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "number.hpp"
 #include "policy.hpp"
@@ -10,20 +12,51 @@ namespace {
 // An undefined ratio is an empty field.
 std::string number_field(double number) { return std::isnan(number) ? "" : shortest(number); }
 
+std::string optional_field(const std::optional<Matrix>& figures, int64_t step, int64_t head) {
+  return figures ? number_field((*figures)(step, head)) : "";
+}
+
+// The largest change that a merge at this step made to its own query; empty if nothing merged.
+std::string merge_field(const std::optional<MergeMetrics>& merges, int64_t step, int64_t head) {
+  std::optional<double> largest;
+  for (const MergeChange& change : merges ? merges->changes : std::vector<MergeChange>()) {
+    if (change.step != step || change.query_head != head) continue;
+    largest = std::max(largest.value_or(0), change.perturbation);
+  }
+  return largest ? number_field(*largest) : "";
+}
+
+// Theta, epsilon, gamma, the three bounds and the sag. A bound that bounds nothing is an empty field, too.
+std::string later_fields(const std::optional<MergeMetrics>& merges, int64_t step, int64_t head) {
+  if (!merges || !merges->later) return ",,,,,,";
+  const LaterQueries& later = *merges->later;
+  std::string fields;
+  for (const Matrix* figures : {&later.perturbation, &later.prediction_error, &later.value_distance,
+                                &later.bound, &later.shared_bound, &later.joint_bound, &later.sag}) {
+    const double figure = (*figures)(step, head);
+    if (figures != &later.perturbation) fields += ",";
+    fields += std::isfinite(figure) ? shortest(figure) : "";
+  }
+  return fields;
+}
+
 void append_layer(std::string& csv, const std::string& run, int64_t layer, const LayerMetrics& metrics) {
   for (int64_t t = 0; t < metrics.perturbation.rows(); ++t) {
     const std::string start = run + std::to_string(layer) + "," + std::to_string(t) + ",";
     for (int64_t h = 0; h < metrics.perturbation.cols(); ++h) {
       csv += start + std::to_string(h) + "," + number_field(metrics.perturbation(t, h)) + "," +
-             number_field(metrics.relative(t, h)) + "," + number_field(metrics.bound(t, h)) + "," +
-             number_field(ratio(metrics.perturbation(t, h), metrics.bound(t, h))) + "," +
-             number_field(metrics.kept_mass(t, h)) + "," +
-             (metrics.stage_one_mass ? number_field((*metrics.stage_one_mass)(t, h)) : "") + "," +
-             (metrics.violates(t, h) ? "1" : "0") + "\n";
+             number_field(metrics.relative(t, h)) + "," + optional_field(metrics.bound, t, h) + "," +
+             (metrics.bound ? number_field(ratio(metrics.perturbation(t, h), (*metrics.bound)(t, h))) : "") +
+             "," + number_field(metrics.kept_mass(t, h)) + "," +
+             optional_field(metrics.stage_one_mass, t, h) + "," +
+             (!metrics.bound           ? ""
+              : metrics.violates(t, h) ? "1"
+                                       : "0") +
+             "," + merge_field(metrics.merges, t, h) + "," + later_fields(metrics.merges, t, h) + "\n";
     }
     const auto step = static_cast<size_t>(t);
     csv += start + "all," + number_field(metrics.layer_perturbation[step]) + "," +
-           number_field(metrics.layer_relative[step]) + ",,,,,\n";
+           number_field(metrics.layer_relative[step]) + ",,,,,,,,,,,,,\n";
   }
 }
 
@@ -41,7 +74,9 @@ std::string quoted_field(const std::string& text) {
 std::string csv_report(const std::vector<Report>& reports) {
   std::string csv =
       "trace,policy,budget,entries,backend,layer,step,head,perturbation,relative,bound,tightness,kept_mass,"
-      "stage_one_mass,violation\n";
+      "stage_one_mass,violation,merge_perturbation,later_perturbation,prediction_error,value_distance,later_"
+      "bound,"
+      "later_shared_bound,later_joint_bound,sag\n";
   for (const auto& [result, sha256] : reports) {
     for (const RunResult& run : result.runs) {
       const std::string start = quoted_field(result.trace.path) + "," + canonical(run.run.policy.policy) +

@@ -22,6 +22,54 @@ Json place(const std::optional<Place>& place) {
   return {{"layer", place->layer}, {"step", place->step}, {"query_head", place->query_head}};
 }
 
+// A merge at the prompt's end has no step.
+Json merge_place(const std::optional<Place>& place) {
+  if (!place) return {};
+  const Json step = place->step < 0 ? Json() : Json(place->step);
+  return {{"layer", place->layer}, {"step", step}, {"query_head", place->query_head}};
+}
+
+// part / whole
+Json share(int64_t part, int64_t whole) {
+  return number(ratio(static_cast<double>(part), static_cast<double>(whole)));
+}
+
+Json later(const std::optional<LaterSummary>& summary) {
+  if (!summary) return {};
+  const bool bounded = !summary->joint_bound.values.empty();
+  return {{"perturbation", number(summary->perturbation.value())},
+          {"sag", number(summary->sag.value())},
+          {"predicted", summary->predicted},
+          {"predictable", summary->predictable},
+          {"share_predictable", share(summary->predictable, summary->predicted)},
+          {"prediction_error", number(summary->prediction_error.value())},
+          {"value_distance", number(summary->value_distance.value())},
+          {"bound", number(summary->bound.value())},
+          {"shared_bound", number(summary->shared_bound.value())},
+          {"joint_bound", number(summary->joint_bound.value())},
+          {"violations", bounded ? Json(summary->violations) : Json()},
+          {"first_violation", place(summary->first_violation)}};
+}
+
+Json merges(const Summary& summary) {
+  if (!summary.merges) return {};
+  const MergeSummary& merges = *summary.merges;
+  const MergeCounts& counts = merges.counts;
+  return {{"leaving", counts.leaving},
+          {"merged", counts.merged},
+          {"share_merged", share(counts.merged, counts.leaving)},
+          {"groups", counts.groups},
+          {"zip_singular", counts.singular},
+          {"zip_negative", counts.negative},
+          {"zip_far", counts.far},
+          {"perturbation", number(merges.perturbation.value())},
+          {"max_perturbation", number(merges.max_perturbation)},
+          {"lossless", merges.lossless},
+          {"violations", merges.lossless > 0 ? Json(merges.violations) : Json()},
+          {"first_violation", merge_place(merges.first_violation)},
+          {"later", later(summary.later)}};
+}
+
 Json stage_one(const Summary& summary) {
   const Mean& mass = summary.stage_one_mass;
   if (mass.count == 0) return {};
@@ -56,17 +104,35 @@ Json numbers(const std::vector<double>& values) {
   return list;
 }
 
+// A layer's merges: what each query head saw at each time. Of later queries the mean over the steps.
+Json layer_merges(const LayerMetrics& metrics) {
+  if (!metrics.merges) return {};
+  Json changes = Json::array();
+  for (const MergeChange& change : metrics.merges->changes) {
+    changes.push_back({{"step", change.step < 0 ? Json() : Json(change.step)},
+                       {"query_head", change.query_head},
+                       {"perturbation", number(change.perturbation)},
+                       {"rounding", number(change.rounding)}});
+  }
+  Json per_head;
+  if (const std::optional<LaterQueries>& later = metrics.merges->later) {
+    per_head = {{"perturbation", head_means(later->perturbation)}, {"sag", head_means(later->sag)}};
+  }
+  return {{"changes", changes}, {"later", per_head}};
+}
+
 // Means over steps, one per query head; the layer's own figures step by step.
 Json layer(int64_t index, const LayerMetrics& metrics) {
   return {{"layer", index},
           {"perturbation", head_means(metrics.perturbation)},
           {"relative", head_means(metrics.relative)},
-          {"bound", head_means(metrics.bound)},
+          {"bound", metrics.bound ? head_means(*metrics.bound) : Json()},
           {"kept_mass", head_means(metrics.kept_mass)},
           {"stage_one_mass", metrics.stage_one_mass ? head_means(*metrics.stage_one_mass) : Json()},
           {"layer_perturbation", numbers(metrics.layer_perturbation)},
           {"layer_relative", numbers(metrics.layer_relative)},
-          {"recall", numbers(metrics.recall)}};
+          {"recall", numbers(metrics.recall)},
+          {"merges", layer_merges(metrics)}};
 }
 
 Json agreement(const RunResult& run) {
@@ -89,15 +155,16 @@ Json run(const RunResult& run, const ReplayResult& result, const std::optional<P
           {"relative", mean(summary.relative)},
           {"bound", mean(summary.bound)},
           {"tightness", mean(summary.tightness)},
-          {"max_tightness", number(summary.max_tightness)},
+          {"max_tightness", summary.merges ? Json() : number(summary.max_tightness)},
           {"tightest", place(summary.tightest)},
-          {"violations", summary.violations},
+          {"violations", summary.merges ? Json() : Json(summary.violations)},
           {"first_violation", place(summary.first_violation)},
           {"kept_mass", mean(summary.kept_mass)},
           {"stage_one_mass", stage_one(summary)},
           {"layer_perturbation", mean(summary.layer_perturbation)},
           {"layer_relative", mean(summary.layer_relative)},
           {"recall", mean(summary.recall)},
+          {"merges", merges(summary)},
           {"agreement", agreement(run)},
           {"improved_heads", improvement(run, base_of(run, result, base))},
           {"seconds", {{"compress", run.compress_seconds}, {"steps", run.step_seconds}}},
@@ -122,6 +189,7 @@ Json trace(const Report& report, const std::optional<Policy>& base) {
   document["replayed_layers"] = report.result.scope.layers;
   document["replayed_steps"] = report.result.scope.steps;
   document["recall_of"] = report.result.scope.recall_of;
+  document["merge_bounds"] = report.result.scope.merge_bounds;
   document["times"] = times(report.result.times);
   document["runs"] = Json::array();
   for (const RunResult& result : report.result.runs)

@@ -38,15 +38,60 @@ std::string improved(const Subject& subject) {
   return percent(heads.improved, heads.heads);
 }
 
+// Which runs a column has something to say of.
+enum class About { all, merges, later_queries };
+
 struct Column {
   std::string name;  // empty: always there
   std::string heading;
   std::string (*cell)(const Subject&);
+  About about = About::all;
 };
+
+bool says_something(About about, const Summary& summary) {
+  return about == About::all ||
+         (about == About::merges ? summary.merges.has_value() : summary.later.has_value());
+}
 
 template <Mean Summary::*mean>
 std::string mean_cell(const Subject& subject) {
   return figure((subject.summary.*mean).value());
+}
+
+template <auto LaterSummary::*figures>
+std::string later_cell(const Subject& subject) {
+  return subject.summary.later ? figure(((*subject.summary.later).*figures).value()) : "-";
+}
+
+// How many leaving entries found whom to merge with.
+std::string found_target(const Subject& subject) {
+  if (!subject.summary.merges) return "-";
+  const MergeCounts& counts = subject.summary.merges->counts;
+  return percent(counts.merged, counts.leaving);
+}
+
+// Of all groups, those in which ZIP's scale is not as one would wish.
+template <int64_t MergeCounts::*count>
+std::string zip_share(const Subject& subject) {
+  const auto* options = std::get_if<KeepKv>(&subject.run.run.policy.policy.merge);
+  if (!subject.summary.merges || !options || options->key != MergedKey::zip) return "-";
+  const MergeCounts& counts = subject.summary.merges->counts;
+  return percent(counts.*count, counts.groups);
+}
+
+std::string lossy(const Subject& subject) {
+  if (!subject.summary.merges || subject.summary.merges->lossless == 0) return "-";
+  return std::to_string(subject.summary.merges->violations);
+}
+
+std::string predictable(const Subject& subject) {
+  if (!subject.summary.later) return "-";
+  return percent(subject.summary.later->predictable, subject.summary.later->predicted);
+}
+
+std::string later_violations(const Subject& subject) {
+  if (!subject.summary.later || subject.summary.later->joint_bound.values.empty()) return "-";
+  return std::to_string(subject.summary.later->violations);
 }
 
 std::vector<Column> all_columns(int64_t recall_of) {
@@ -65,20 +110,40 @@ std::vector<Column> all_columns(int64_t recall_of) {
        [](S s) {
          return figure(s.summary.tightest ? std::optional(s.summary.max_tightness) : std::nullopt);
        }},
-      {"violations", "violations", [](S s) { return std::to_string(s.summary.violations); }},
+      {"violations", "violations",
+       [](S s) { return s.summary.merges ? "-" : std::to_string(s.summary.violations); }},
       {"kept-mass", "kept mass", mean_cell<&Summary::kept_mass>},
       {"recall", fmt::format("recall@{}", recall_of), mean_cell<&Summary::recall>},
       {"stage-one", "stage 1 <= 1/2",
        [](S s) { return percent(s.summary.stage_one_low, s.summary.stage_one_mass.count); }},
       {"improved-heads", "improved heads", improved},
+      {"merge-perturbation", "merge change",
+       [](S s) { return s.summary.merges ? figure(s.summary.merges->perturbation.value()) : "-"; },
+       About::merges},
+      {"lossy", "lossy", lossy, About::merges},
+      {"found-target", "found target", found_target, About::merges},
+      {"zip-singular", "ZIP singular", zip_share<&MergeCounts::singular>, About::merges},
+      {"zip-negative", "negative", zip_share<&MergeCounts::negative>, About::merges},
+      {"zip-far", "far", zip_share<&MergeCounts::far>, About::merges},
+      {"later-perturbation", "later change", later_cell<&LaterSummary::perturbation>, About::later_queries},
+      {"predictable", "epsilon < 1", predictable, About::later_queries},
+      {"later-bound", "KKV-5", later_cell<&LaterSummary::bound>, About::later_queries},
+      {"later-shared-bound", "KKV-5'", later_cell<&LaterSummary::shared_bound>, About::later_queries},
+      {"later-joint-bound", "KKV-5-joint", later_cell<&LaterSummary::joint_bound>, About::later_queries},
+      {"later-violations", "later violations", later_violations, About::later_queries},
+      {"sag", "sag", later_cell<&LaterSummary::sag>, About::later_queries},
   };
 }
 
-// Those that are always there, and those named.
-std::vector<Column> chosen_columns(const std::vector<std::string>& names, int64_t recall_of) {
+// Those that are always there, and those named that have something to say of some run.
+std::vector<Column> chosen_columns(const std::vector<std::string>& names,
+                                   const std::vector<Summary>& summaries, int64_t recall_of) {
   std::vector<Column> columns = all_columns(recall_of);
   std::erase_if(columns, [&](const Column& column) {
-    return !column.name.empty() && std::ranges::find(names, column.name) == names.end();
+    const bool named = column.name.empty() || std::ranges::find(names, column.name) != names.end();
+    return !named || std::ranges::none_of(summaries, [&](const Summary& summary) {
+      return says_something(column.about, summary);
+    });
   });
   return columns;
 }
@@ -86,16 +151,20 @@ std::vector<Column> chosen_columns(const std::vector<std::string>& names, int64_
 std::string runs_table(const Report& report, const std::optional<Policy>& base, bool colour,
                        const std::vector<std::string>& names) {
   const ReplayResult& result = report.result;
-  const std::vector<Column> columns = chosen_columns(names, result.scope.recall_of);
+  std::vector<Summary> summaries;
+  for (const RunResult& run : result.runs) summaries.push_back(summarise(run, result.scope));
+  const std::vector<Column> columns = chosen_columns(names, summaries, result.scope.recall_of);
   std::vector<TableRow> rows(1);
   for (const Column& column : columns) rows.front().push_back(column.heading);
-  for (const RunResult& run : result.runs) {
-    const Summary summary = summarise(run, result.scope);
+  for (size_t r = 0; r < summaries.size(); ++r) {
     TableRow& row = rows.emplace_back();
-    for (const Column& column : columns) row.push_back(column.cell({run, summary, result, base}));
+    for (const Column& column : columns)
+      row.push_back(column.cell({result.runs[r], summaries[r], result, base}));
   }
   const auto alarming = [](const std::string& heading, const std::string& cell) {
-    return heading == "violations" && cell != "0";
+    const bool counts_violations =
+        heading == "violations" || heading == "lossy" || heading == "later violations";
+    return counts_violations && cell != "0" && cell != "-";
   };
   return table(rows, {.colour = colour, .alarming = alarming});
 }

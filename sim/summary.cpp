@@ -1,5 +1,6 @@
 #include "summary.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace kvbound::sim {
@@ -17,24 +18,89 @@ std::optional<double> Mean::value() const {
   return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
 }
 
+std::optional<double> Median::value() const {
+  if (values.empty()) return std::nullopt;
+  std::vector<double> ordered = values;
+  const auto middle = ordered.begin() + static_cast<std::ptrdiff_t>(ordered.size() / 2);
+  std::ranges::nth_element(ordered, middle);
+  return *middle;
+}
+
+namespace {
+
+void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t layer) {
+  summary.counts += metrics.counts;
+  for (const MergeChange& change : metrics.changes) {
+    summary.perturbation.add(change.perturbation);
+    summary.max_perturbation = std::max(summary.max_perturbation, change.perturbation);
+    if (change.rounding) ++summary.lossless;
+    if (!change.violates()) continue;
+    ++summary.violations;
+    if (!summary.first_violation) summary.first_violation = Place{layer, change.step, change.query_head};
+  }
+}
+
+// A step of one query head; what is undefined was not to be measured.
+void add_later(LaterSummary& summary, const LaterQueries& later, int64_t t, int64_t h) {
+  const auto add = [&](auto& to, const Matrix& figures) {
+    if (!std::isnan(figures(t, h))) to.add(figures(t, h));
+  };
+  add(summary.perturbation, later.perturbation);
+  add(summary.sag, later.sag);
+  add(summary.value_distance, later.value_distance);
+  if (std::isnan(later.prediction_error(t, h))) return;
+  ++summary.predicted;
+  if (!(later.prediction_error(t, h) < 1)) return;
+  ++summary.predictable;
+  add(summary.prediction_error, later.prediction_error);
+  add(summary.bound, later.bound);
+  add(summary.shared_bound, later.shared_bound);
+  add(summary.joint_bound, later.joint_bound);
+}
+
+void add_later(LaterSummary& summary, const LaterQueries& later, int64_t layer) {
+  for (int64_t t = 0; t < later.perturbation.rows(); ++t) {
+    for (int64_t h = 0; h < later.perturbation.cols(); ++h) add_later(summary, later, t, h);
+  }
+  summary.violations += static_cast<int64_t>(later.violations.size());
+  if (!summary.first_violation && !later.violations.empty()) {
+    summary.first_violation =
+        Place{layer, later.violations.front().step, later.violations.front().query_head};
+  }
+}
+
+void add_bound(Summary& summary, double perturbation, double bound, const Place& place) {
+  const double tightness = ratio(perturbation, bound);
+  summary.bound.add(bound);
+  summary.tightness.add(tightness);
+  if (tightness > summary.max_tightness) {
+    summary.max_tightness = tightness;
+    summary.tightest = place;
+  }
+}
+
+}  // namespace
+
 Summary summarise(const RunResult& run, const Scope& scope) {
   Summary summary;
   for (size_t l = 0; l < run.layers.size(); ++l) {
     const LayerMetrics& metrics = run.layers[l];
     for (const double share : metrics.recall) summary.recall.add(share);
+    if (metrics.merges) {
+      if (!summary.merges) summary.merges.emplace();
+      add_merges(*summary.merges, *metrics.merges, scope.layers[l]);
+      if (metrics.merges->later) {
+        if (!summary.later) summary.later.emplace();
+        add_later(*summary.later, *metrics.merges->later, scope.layers[l]);
+      }
+    }
     for (int64_t t = 0; t < metrics.perturbation.rows(); ++t) {
       for (int64_t h = 0; h < metrics.perturbation.cols(); ++h) {
         const Place place{scope.layers[l], t, h};
-        const double tightness = ratio(metrics.perturbation(t, h), metrics.bound(t, h));
         summary.perturbation.add(metrics.perturbation(t, h));
         summary.relative.add(metrics.relative(t, h));
-        summary.bound.add(metrics.bound(t, h));
-        summary.tightness.add(tightness);
         summary.kept_mass.add(metrics.kept_mass(t, h));
-        if (tightness > summary.max_tightness) {
-          summary.max_tightness = tightness;
-          summary.tightest = place;
-        }
+        if (metrics.bound) add_bound(summary, metrics.perturbation(t, h), (*metrics.bound)(t, h), place);
         if (metrics.stage_one_mass) {
           const double mass = (*metrics.stage_one_mass)(t, h);
           summary.stage_one_mass.add(mass);

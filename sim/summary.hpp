@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "replay.hpp"
 
@@ -18,6 +19,14 @@ struct Mean {
   std::optional<double> value() const;
 };
 
+/// The median, of an even number the larger of the two in the middle: for figures of which some are past all bounds.
+struct Median {
+  std::vector<double> values;
+
+  void add(double value) { values.push_back(value); }
+  std::optional<double> value() const;
+};
+
 /// Where a figure was seen.
 struct Place {
   int64_t layer = 0;
@@ -25,11 +34,36 @@ struct Place {
   int64_t query_head = 0;
 };
 
+/// What merging did, over layers, times and query heads.
+struct MergeSummary {
+  MergeCounts counts;
+  Mean perturbation;  ///< of the queries that built the merges: ||o - o'||_2, attention output units
+  double max_perturbation = 0;
+  int64_t lossless = 0;                  ///< (merge, query head) that changes nothing in exact arithmetic
+  int64_t violations = 0;                ///< of those, how many do by more than rounding can explain
+  std::optional<Place> first_violation;  ///< step -1: the prompt's end
+};
+
+/// What the latest merges did to later queries, over layers, decode steps and query heads.
+struct LaterSummary {
+  Mean perturbation;        ///< Theta
+  Mean sag;                 ///< attention that the merged entries get less than their members did
+  int64_t predicted = 0;    ///< (layer, step, head) with an epsilon
+  int64_t predictable = 0;  ///< of those, how many have epsilon < 1
+  Mean prediction_error;    ///< of these
+  Mean value_distance;      ///< gamma, where there is a bound
+  Median bound;             ///< KKV-5 where epsilon < 1; one query head per KV head
+  Median shared_bound;      ///< KKV-5', likewise
+  Median joint_bound;       ///< KKV-5-joint where epsilon < 1
+  int64_t violations = 0;   ///< of the last, beyond rounding
+  std::optional<Place> first_violation;
+};
+
 struct Summary {
   Mean perturbation;
   Mean relative;
-  Mean bound;
-  Mean tightness;  ///< L / theta
+  Mean bound;      ///< theta; of runs that only evict
+  Mean tightness;  ///< L / theta, likewise
   Mean kept_mass;
   Mean layer_perturbation;
   Mean layer_relative;
@@ -40,6 +74,8 @@ struct Summary {
   std::optional<Place> first_violation;
   double max_tightness = 0;
   std::optional<Place> tightest;
+  std::optional<MergeSummary> merges;  ///< of runs that merge, if their merges were measured
+  std::optional<LaterSummary> later;   ///< and if what they did to later queries was
 };
 
 Summary summarise(const RunResult& run, const Scope& scope);

@@ -139,7 +139,7 @@ class BadOptions(CommandLineTest):
                 ("tova+pyramid:shape", "linear or cosine", ("flat", "")),
                 ("tova+keepkv:threshold", "a decimal from 0 to 1 of at most 18 digits, or none", ("1.5", "-1", "all", "")),
                 ("tova+keepkv:predict", "ema or current", ("last", "")),
-                ("tova+keepkv:ema", "a number from 0 to below 1", ("1", "-0.5", "nan", "")),
+                ("tova+keepkv:ema", "0, or a number from 1e-270 to below 1", ("1", "-0.5", "nan", "")),
                 ("tova+keepkv:scores", "attention or raw", ("exp", "")),
                 ("tova+keepkv:normalisation", "exact or paper", ("none", "")),
                 ("tova+keepkv:key", "min-norm or zip or convex", ("mean", "")),
@@ -209,8 +209,8 @@ class BadOptions(CommandLineTest):
     def test_bench_refuses_what_it_does_not_know_and_lists_what_it_does(self):
         small = "--shape", "pocket:256"
         self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
-                             "window-scores-joint, window-scores-exact, selection, compress, step-attention, step-value, "
-                             "step-key, step-joint, step-exact", "bench", *small, "none")
+                             "window-scores-joint, window-scores-exact, selection, nearest-key, compress, step-attention, "
+                             "step-value, step-key, step-joint, step-exact, step-keepkv", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",

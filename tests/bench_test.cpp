@@ -253,11 +253,11 @@ std::vector<std::string> names_of(std::string_view backend) {
 }
 
 TEST(BenchOperations, AreKnownByName) {
-  EXPECT_EQ(
-      names_of("reference"),
-      (std::vector<std::string>{"exponential", "projected-value-norms", "window-attention",
-                                "window-scores-joint", "window-scores-exact", "selection", "compress",
-                                "step-attention", "step-value", "step-key", "step-joint", "step-exact"}));
+  EXPECT_EQ(names_of("reference"),
+            (std::vector<std::string>{"exponential", "projected-value-norms", "window-attention",
+                                      "window-scores-joint", "window-scores-exact", "selection",
+                                      "nearest-key", "compress", "step-attention", "step-value", "step-key",
+                                      "step-joint", "step-exact", "step-keepkv"}));
   EXPECT_EQ(
       names_of("emulated"),
       (std::vector<std::string>{"attention", "attention-compressed", "window-attention", "window-log-sum-exp",

@@ -19,9 +19,11 @@ from support import independent_replay, kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
-OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "columns", "json", "csv",
-                      "dump", "threads", "header-limit", "quiet", "help"),
+OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "columns", "json",
+                      "csv", "dump", "threads", "header-limit", "quiet", "help"),
            "recall": ("k", "windows", "recent", "layers", "json", "csv", "threads", "header-limit", "quiet", "help"),
+           "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "json", "threads",
+                       "header-limit", "quiet", "help"),
            "inspect": ("verify", "json", "threads", "header-limit", "quiet", "help"),
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
@@ -130,6 +132,71 @@ class Reports(CommandLineTest):
             {"layer": int(tightest["layer"]), "step": int(tightest["step"]), "query_head": int(tightest["head"])})
         low = sum(float(row["stage_one_mass"]) <= 0.5 for row in heads)
         self.assertEqual(run["stage_one_mass"]["share_at_most_half"], low / len(heads))
+
+    def test_csv_and_json_and_the_dump_agree_on_merges(self):
+        trace = TraceFile(decode_tokens=5)
+        trace.write(self.folder / "trace.safetensors")
+        document, rows, dumps, _ = self.replay("trace.safetensors", "--policy",
+                                               "h2o:window=4:recent=2+keepkv:threshold=none", "--budget", "8",
+                                               "--merge-bounds")
+        (tensors,), (run,) = dumps.values(), document["traces"][0]["runs"]
+        merges, later = run["merges"], run["merges"]["later"]
+        heads = [row for row in rows if row["head"] != "all"]
+        self.assertEqual([merges["leaving"], merges["merged"], merges["share_merged"]], [4 * (16 + 5)] * 2 + [1])
+        self.assertNotIn("layers.0.bound", tensors)
+        for name in ("bound", "tightness", "violation", "later_bound", "later_shared_bound"):
+            self.assertEqual({row[name] for row in heads}, {""}, name)
+        self.assertEqual([run[name] for name in ("max_tightness", "violations")], [None, None])
+        changes = [change for layer in run["layers"] for change in layer["merges"]["changes"]]
+        self.assertEqual(len(changes), 2 * 4 * (1 + 5), "at the prompt's end and at every step, for every query head")
+        self.assertEqual({change["rounding"] for change in changes}, {None}, "a moving average is not lossless")
+        self.assertTrue(math.isclose(merges["perturbation"], np.mean([change["perturbation"] for change in changes])))
+        self.assertEqual(merges["max_perturbation"], max(change["perturbation"] for change in changes))
+        self.assertEqual(sorted(change["perturbation"] for change in changes if change["step"] is not None),
+                         sorted(float(row["merge_perturbation"]) for row in heads))
+        for name, column in (("perturbation", "later_perturbation"), ("sag", "sag"),
+                             ("value_distance", "value_distance")):
+            self.assertTrue(math.isclose(later[name], np.mean([float(row[column]) for row in heads]), rel_tol=1e-12))
+        errors = [float(row["prediction_error"]) for row in heads]
+        self.assertEqual([later["predicted"], later["predictable"]], [len(heads), sum(error < 1 for error in errors)])
+        self.assertEqual([row["later_joint_bound"] != "" for row in heads], [error < 1 for error in errors])
+        for row in heads:
+            if row["later_joint_bound"]:
+                self.assertLessEqual(float(row["later_perturbation"]), float(row["later_joint_bound"]))
+        for row in heads:
+            layer, step, head = (int(row[name]) for name in ("layer", "step", "head"))
+            query, key, value, projection = (trace.tensors[f"layers.{layer}.{name}"][1]
+                                             for name in ("query", "key", "value", "output_projection"))
+            weights = np.exp(key[head // 2, :25 + step] @ query[head, 8 + step] / 2)
+            output = weights @ value[head // 2, :25 + step] / weights.sum()
+            change = (output - tensors[f"layers.{layer}.output"][step, head]) @ projection[4 * head:4 * head + 4]
+            self.assertTrue(math.isclose(float(row["perturbation"]), np.abs(change).sum(), rel_tol=1e-5))
+
+    def test_tables_have_columns_about_merges_where_something_merges(self):
+        TraceFile().write(self.folder / "trace.safetensors")
+        arguments = "replay", "trace.safetensors", "--budget", "8", "--policy"
+        plain = self.passes(*arguments, "snapkv:window=4", "--merge-bounds")
+        merging = self.passes(*arguments, "snapkv:window=4,snapkv:window=4+convex:threshold=none")
+        bounds = self.passes(*arguments, "snapkv:window=4+keepkv:threshold=none", "--merge-bounds")
+        for heading, where in (("merge change", (merging, bounds)), ("found target", (merging, bounds)),
+                               ("epsilon < 1", (bounds,)), ("KKV-5-joint", (bounds,)), ("sag", (bounds,))):
+            for table in (plain, merging, bounds):
+                self.assertEqual(heading in table, table in where, heading)
+        named = self.passes(*arguments, "snapkv:window=4+d2o:threshold=none", "--columns", "found-target,lossy")
+        heading, row = (line.split() for line in named.splitlines()[4:6])
+        self.assertEqual(heading, ["policy", "budget", "lossy", "found", "target"])
+        self.assertEqual(row, ["snapkv:window=4+d2o:threshold=none", "8", "-", "100.0", "%"])
+
+    def test_lossless_merges_are_counted_where_they_are_claimed(self):
+        TraceFile(query_heads=2).write(self.folder / "one.safetensors")
+        TraceFile(query_heads=4).write(self.folder / "two.safetensors")
+        for name, lossless in (("one", 4 * (1 + 3)), ("two", 0)):
+            document, _, _, _ = self.replay(f"{name}.safetensors", "--policy",
+                                            "h2o:window=4:recent=2+keepkv:threshold=none:predict=current", "--budget",
+                                            "8")
+            merges = document["traces"][0]["runs"][0]["merges"]
+            self.assertEqual([merges["lossless"], merges["violations"]], [lossless, 0 if lossless else None])
+            self.assertIsNone(merges["later"])
 
     def test_the_report_says_what_was_replayed(self):
         path = TraceFile(dtype="BF16").write(self.folder / "trace.safetensors")
@@ -351,7 +418,7 @@ class Bench(CommandLineTest):
 
     def test_a_table_row_says_what_the_document_says(self):
         document, result = self.document("--threads", "2")
-        self.assertEqual(len(document["operations"]), 12)
+        self.assertEqual(len(document["operations"]), 14)
         for item in document["operations"]:
             for row in item["times"]:
                 self.assertRegex(result.stdout, rf"(?m)^ *{re.escape(row['name'])} +[\d.]+ [mun]?s ")

@@ -8,6 +8,7 @@ import json
 import numpy as np
 
 from support import independent_replay, kvbound_cli
+from support.independent_policy import parse_policy
 from support.kvbound_cli import SAMPLES, CommandLineTest, TraceFile, write_sharded
 
 POLICIES = ("snapkv:window={w}", "snapkv:window={w}:pool=1", "snapkv:window={w}+critical",
@@ -27,6 +28,32 @@ HOST_POLICIES = (
     "snapkv:window={w}+obcache-value", "snapkv:window={w}:pool=1+obcache-key", "snapkv:window={w}:pool=3+obcache-joint",
     "snapkv:window={w}+obcache-joint:space=projected", "snapkv:window={w}+exact", "snapkv:window={w}:pool=1+exact:space=projected",
     "snapkv:window={w}+greedy")
+# Every way to merge, host with merging, allocation. The first of a pair is replayed on traces of even number, the other on odd.
+MERGING = (
+    "snapkv:window={w}+keepkv", "snapkv:window={w}+keepkv:threshold=0.3:order=merge-first",
+    "snapkv:window={w}:pool=1+keepkv-paper:threshold=none", "h2o:window={w}:sinks={s}:recent={r}+keepkv:threshold=none",
+    "h2o:window={w}:recent={r}+obcache-joint+keepkv:threshold=0.5:gqa=mean:normalisation=paper",
+    "h2o:window={w}:recent=0+keepkv:threshold=0.2:order=merge-first:key=convex",
+    "h2o:window={w}+critical+keepkv:threshold=0.3:period=4", "tova+keepkv:threshold=none:predict=current",
+    "tova:sinks={s}+exact+keepkv:threshold=none:scores=raw:ema=0.5", "tova+exact:space=projected+convex:threshold=0.2",
+    "tova+obcache-key+adakv+keepkv:threshold=0.4", "tova+adakv:safeguard=0.5+keepkv:threshold=none:period=5:rank=0.01",
+    "tova+critical:alpha=adaptive+keepkv-paper:threshold=0.5", "streaming-llm:sinks={s}+keepkv:threshold=0.5",
+    "streaming-llm+cam", "h2o:window={w}:recent={r}+cam:neighbours=5:seed=3", "tova+d2o",
+    "h2o:window={w}:recent=1+obcache-value+kvmerger:threshold=0.1", "snapkv:window={w}+adakv+d2o:threshold=none",
+    "snapkv:window={w}+theta-sweep+keepkv:period=3:threshold=0.2", "snapkv:window={w}+critical+kvmerger:threshold=none",
+    "snapkv:window={w}+greedy+convex:gqa=mean:threshold=none:scores=raw", "snapkv:window={w}+cam",
+    "tova+theta-sweep+keepkv:threshold=none:ema=0:key=convex:gqa=mean")
+ON_SAMPLES = (
+    "snapkv+keepkv", "snapkv+keepkv-paper", "h2o+keepkv", "snapkv+keepkv:order=merge-first:threshold=0.7", "tova+cam",
+    "tova+adakv+keepkv:threshold=none:scores=raw", "snapkv+keepkv:period=8", "snapkv+d2o", "h2o+kvmerger", "snapkv+convex",
+    "h2o:window=64+exact+keepkv-paper:predict=current:threshold=none", "streaming-llm+keepkv:threshold=0.6")
+UNUSUAL_MERGING = (
+    "snapkv:window=4+keepkv:threshold=none", "snapkv:window=4+keepkv-paper:threshold=none:predict=current",
+    "snapkv:window=4+keepkv:threshold=0.1:order=merge-first", "tova+keepkv-paper:threshold=none:period=2",
+    "tova+keepkv:threshold=none:rank=0.001:predict=current", "tova+exact+keepkv:threshold=none", "tova+d2o:threshold=none",
+    "h2o:window=4:recent=1:sinks=2+keepkv:threshold=0", "h2o:window=4+obcache-key+keepkv-paper:threshold=none",
+    "h2o:window=4+keepkv:threshold=none:period=3", "tova+adakv+convex:threshold=none", "tova+kvmerger:threshold=none",
+    "h2o:window=4:recent=0+cam:neighbours=1", "snapkv:window=4+adakv:safeguard=0+keepkv", "streaming-llm:sinks=0+keepkv-paper")
 UNUSUAL = ("snapkv:window=4,snapkv:window=4+critical,snapkv:window=4+theta-sweep,snapkv:window=4+exact,"
            "snapkv:window=4:pool=1+obcache-key,snapkv:window=4+greedy,h2o:window=4+exact:space=projected,"
            "h2o:window=8:recent=2+obcache-joint,h2o:window=8:recent=1+critical:alpha=adaptive,tova,tova+obcache-value,"
@@ -47,17 +74,23 @@ class IndependentReplay(CommandLineTest):
         self.assertEqual(len(paths), len(policies.split(",")) * len(budgets.split(",")))
         return paths
 
-    def require_agreement(self, trace, paths):
-        recording = independent_replay.Trace(trace)
+    def require_agreement(self, trace, paths, layers=None):
+        """Every dump agrees; how many entries have merged, by what the dumps show of it."""
+        recording, merged = independent_replay.Trace(trace), 0
         for path in paths:
             with self.subTest(path.name):
-                judged = independent_replay.Judgement(recording, path)
+                judged = independent_replay.Judgement(recording, path, layers)
                 self.assertEqual([text for _, text in judged.failures], [])
-                self.assertLessEqual({"kept_offsets", "output", "perturbation", "bound", "kept_mass"},
-                                     set(judged.worst))
                 policy = judged.metadata["policy"]
-                self.assertEqual("layers.0.left" in judged.tensors, not policy.startswith("snapkv"))
-                self.assertEqual("layers.0.score" in judged.tensors, not policy.startswith("streaming-llm"))
+                merging = {"votes", "merged_key", "merged_value"} if parse_policy(policy).merge else {"bound"}
+                self.assertLessEqual({"kept_offsets", "output", "perturbation", "kept_mass"} | merging, set(judged.worst))
+                for name, entry in judged.tensors.items():
+                    if name.endswith((".votes", ".merged_into")):
+                        merged += (independent_replay.read_tensor(entry) > (1 if name.endswith("votes") else -1)).sum()
+                kinds = {name.split(".")[-1] for name in judged.tensors}
+                self.assertEqual("left" in kinds, not policy.startswith("snapkv"))
+                self.assertEqual("score" in kinds, not policy.startswith("streaming-llm"))
+        return merged
 
     def test_generated_traces_of_every_kind_type_and_shape_agree(self):
         for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,
@@ -87,6 +120,39 @@ class IndependentReplay(CommandLineTest):
                 for path in self.dump(trace, policies, str(budget)):
                     self.require_agreement(trace, [path])
                     path.unlink()
+
+    def test_every_way_to_merge_agrees_on_generated_traces(self):
+        for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,
+                     window) in enumerate(GENERATED):
+            name = f"{number}-{kind}-{dtype}-{query_heads}-{kv_heads}-{head_dim}.safetensors"
+            trace = self.generate(name, "--kind", kind, "--dtype", dtype, "--query-heads", query_heads, "--kv-heads", kv_heads,
+                                  "--head-dim", head_dim, "--model-dim", model_dim, "--tokens", tokens, "--window-queries",
+                                  recorded, "--decode", 12, "--layers", 1, "--seed", number + 301)
+            policies = ",".join(MERGING[number % 2::2]).format(w=window, s=min(4, window // 4), r=window // 2)
+            merged = 0
+            for path in self.dump(trace, policies, str((3 * window + tokens) // 4)):
+                merged += self.require_agreement(trace, [path])
+                path.unlink()
+            self.assertGreater(merged, 0, name)
+
+    def test_allocations_agree_with_and_without_merging(self):
+        trace = self.generate("layers.safetensors", "--kind", "mixed", "--query-heads", 6, "--kv-heads", 3, "--head-dim", 8,
+                              "--model-dim", 12, "--tokens", 90, "--window-queries", 16, "--decode", 6, "--layers", 4)
+        policies = [f"{host}+{allocation}{merge}" for (host, merge), allocation in itertools.product(
+            (("snapkv:window=4+critical", ""), ("tova+exact", "+keepkv:threshold=0.3"), ("h2o:window=8:recent=2", "+d2o"),
+             ("h2o:window=4:sinks=1", "+keepkv:order=merge-first:threshold=0.3")),
+            ("pyramid", "pyramid:beta=3:shape=cosine", "adakv", "adakv:safeguard=0.45"))]
+        policies += ["streaming-llm:sinks=2+pyramid:shape=cosine+keepkv", "streaming-llm+pyramid:beta=1"]
+        for path in self.dump(trace, ",".join(policies), "17,30"):
+            self.require_agreement(trace, [path])
+            path.unlink()
+
+    def test_merging_agrees_on_the_samples(self):
+        for sample, budget, layers in (("pocket-gqa", "10%", [1]), ("pocket-mha", "12.5%", [0, 2])):
+            trace = SAMPLES / f"{sample}.safetensors"
+            for path in self.dump(trace, ",".join(ON_SAMPLES), budget, "--layers", ",".join(map(str, layers))):
+                self.require_agreement(trace, [path], layers)
+                path.unlink()
 
     def test_h2o_over_all_queries_agrees(self):
         trace = self.generate("all.safetensors", "--kind", "mixed", "--query-heads", 4, "--kv-heads", 2, "--head-dim", 16,
@@ -151,7 +217,7 @@ class IndependentReplay(CommandLineTest):
         for number, trace in enumerate(oddities()):
             with self.subTest(number):
                 path = trace.write(self.folder / f"{number}.safetensors")
-                for dump in self.dump(path, UNUSUAL, "9"):
+                for dump in self.dump(path, ",".join((UNUSUAL, *UNUSUAL_MERGING)), "9"):
                     self.require_agreement(path, [dump])
                     dump.unlink()
         index, _ = write_sharded(TraceFile(), self.folder, metadata_in="shard")
@@ -159,7 +225,8 @@ class IndependentReplay(CommandLineTest):
 
     def test_a_dump_with_one_wrong_number_disagrees(self):
         trace = TraceFile().write(self.folder / "trace.safetensors")
-        for policy in ("snapkv:window=4+critical", "h2o:window=4+exact", "tova+critical"):
+        for policy in ("snapkv:window=4+critical", "h2o:window=4+exact", "tova+critical", "snapkv:window=4+keepkv:threshold=0",
+                       "h2o:window=4+obcache-value+adakv+keepkv:gqa=mean:threshold=none", "tova+d2o:threshold=none"):
             self.require_wrong_numbers_to_be_found(trace, policy)
 
     def require_wrong_numbers_to_be_found(self, trace, policy):

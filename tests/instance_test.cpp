@@ -19,6 +19,8 @@ using test::message_of;
 using Positions = std::vector<int64_t>;
 
 constexpr Sizes kLayer{.tokens = 9, .head_dim = 3, .model_dim = 4, .query_heads = 3, .queries = 2};
+constexpr Sizes kMerging{
+    .tokens = 7, .head_dim = 3, .model_dim = 2, .query_heads = 2, .queries = 2, .merging = true};
 
 Instance draw(const Sizes& largest, uint64_t seed, int size = rc::kNominalSize) {
   return instances(largest)(rc::Random(seed), size).value();
@@ -31,7 +33,8 @@ bool equal(const Matrix& a, const Matrix& b) {
 bool equal(const Instance& a, const Instance& b) {
   return a.query_heads == b.query_heads && equal(a.logits, b.logits) && equal(a.values, b.values) &&
          equal(a.output_projection, b.output_projection) && a.stage_one == b.stage_one && a.kept == b.kept &&
-         a.epsilon == b.epsilon;
+         a.epsilon == b.epsilon && a.votes == b.votes && equal(a.query_vectors, b.query_vectors) &&
+         a.ema == b.ema;
 }
 
 // One KV head with these logits, whose values and projection are 1.
@@ -50,7 +53,7 @@ Instance with_logits(const Matrix& logits, Positions stage_one, Positions kept) 
 // ---- drawing
 
 TEST(DrawnInstances, AreValidAndNoLargerThanAskedFor) {
-  for (const Sizes& largest : {Sizes{}, kLayer, Sizes{1, 1, 1, 1, 1}}) {
+  for (const Sizes& largest : {Sizes{}, kLayer, kMerging, Sizes{1, 1, 1, 1, 1}, Sizes{1, 1, 1, 1, 1, true}}) {
     for (int size = 0; size <= rc::kNominalSize; ++size) {
       for (uint64_t seed = 0; seed < 10; ++seed) {
         const Instance instance = draw(largest, seed, size);
@@ -60,6 +63,7 @@ TEST(DrawnInstances, AreValidAndNoLargerThanAskedFor) {
         ASSERT_LE(instance.output_projection.cols(), largest.model_dim);
         ASSERT_LE(instance.query_heads, largest.query_heads);
         ASSERT_LE(instance.queries(), largest.queries);
+        ASSERT_EQ(instance.merges(), largest.merging);
         ASSERT_TRUE(std::ranges::includes(instance.kept, instance.stage_one));
         ASSERT_EQ(instance.stage_two_count(),
                   static_cast<int64_t>(instance.kept.size() - instance.stage_one.size()));
@@ -85,18 +89,26 @@ TEST(DrawnInstances, ReachTheLargestSizes) {
 }
 
 TEST(DrawnInstances, HaveNumbersOfFewBits) {
-  const auto on_grid = [](double x) { return std::ldexp(x, 20) == std::trunc(std::ldexp(x, 20)); };
+  const auto have_bits = [](VectorView numbers, int bits) {
+    return std::ranges::all_of(
+        numbers, [bits](double x) { return std::ldexp(x, bits) == std::trunc(std::ldexp(x, bits)); });
+  };
   for (uint64_t seed = 0; seed < 500; ++seed) {
-    const Instance instance = draw(kLayer, seed);
-    for (const VectorView numbers : {instance.logits.numbers(), instance.values.numbers(),
-                                     instance.output_projection.numbers(), VectorView(&instance.epsilon, 1)})
-      ASSERT_TRUE(std::ranges::all_of(numbers, on_grid)) << "seed " << seed;
+    for (const Sizes& largest : {kLayer, kMerging}) {
+      const Instance instance = draw(largest, seed);
+      ASSERT_TRUE(have_bits(instance.logits.numbers(), largest.merging ? 40 : 20)) << "seed " << seed;
+      for (const VectorView numbers :
+           {instance.values.numbers(), instance.output_projection.numbers(), VectorView(&instance.epsilon, 1),
+            instance.query_vectors.numbers(), VectorView(&instance.ema, 1)})
+        ASSERT_TRUE(have_bits(numbers, 20)) << "seed " << seed;
+      ASSERT_TRUE(have_bits(instance.votes, 0)) << "seed " << seed;
+    }
   }
 }
 
 TEST(DrawnInstances, ShowEveryRegimeAndItsOpposite) {
-  for (const Sizes& largest : {Sizes{}, kLayer}) {
-    for (const Regime regime : kRegimes) {
+  for (const Sizes& largest : {Sizes{}, kLayer, kMerging}) {
+    for (const Regime regime : largest.regimes()) {
       int64_t cases = 0;
       for (uint64_t seed = 0; seed < 400; ++seed) cases += shows(draw(largest, seed), regime);
       EXPECT_GE(cases, 20) << name(regime);
@@ -118,7 +130,8 @@ TEST(DrawnInstances, AreTheSameForTheSameSeed) {
 auto size_of(const Instance& instance) {
   double magnitude = 0;
   int64_t negative = 0;
-  for (const Matrix* numbers : {&instance.logits, &instance.values, &instance.output_projection}) {
+  for (const Matrix* numbers :
+       {&instance.logits, &instance.values, &instance.output_projection, &instance.query_vectors}) {
     for (const double number : numbers->numbers()) {
       magnitude += std::abs(number);  // exact: few bits
       negative += std::signbit(number);
@@ -127,16 +140,24 @@ auto size_of(const Instance& instance) {
   const int64_t numbers =
       static_cast<int64_t>(instance.logits.numbers().size() + instance.values.numbers().size() +
                            instance.output_projection.numbers().size());
-  return std::tuple(numbers, instance.kept.size() + instance.stage_one.size(), instance.epsilon, magnitude,
-                    negative);
+  double votes = 0, not_one = 0;
+  for (const double number : instance.votes) votes += number;
+  for (int64_t r = 0; r < instance.query_vectors.rows(); ++r) {
+    not_one += instance.query_vectors(r, r) != 1;
+    magnitude -= std::abs(instance.query_vectors(r, r));  // becomes 1, be that more or less
+  }
+  return std::tuple(numbers, instance.kept.size() + instance.stage_one.size(),
+                    instance.epsilon + instance.ema + votes + not_one, magnitude, negative);
 }
 
 TEST(Simpler, IsValidAndSmaller) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
-    const Instance instance = draw(kLayer, seed);
-    for (const Instance& next : simpler(instance)) {
-      ASSERT_NO_THROW(require_valid(next)) << "seed " << seed;
-      ASSERT_LT(size_of(next), size_of(instance)) << "seed " << seed;
+    for (const Sizes& largest : {kLayer, kMerging}) {
+      const Instance instance = draw(largest, seed);
+      for (const Instance& next : simpler(instance)) {
+        ASSERT_NO_THROW(require_valid(next)) << "seed " << seed;
+        ASSERT_LT(size_of(next), size_of(instance)) << "seed " << seed;
+      }
     }
   }
 }
@@ -145,13 +166,14 @@ TEST(Simpler, IsValidAndSmaller) {
 TEST(Simpler, EndsAtTheSimplestInstanceWhicheverStepIsTaken) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     rc::Random random(seed);
-    Instance instance = draw(kLayer, seed);
+    const bool merging = seed % 2 == 1;
+    Instance instance = draw(merging ? kMerging : kLayer, seed);
     for (auto next = simpler(instance); !next.empty(); next = simpler(instance)) {
       instance = next[random.split().next() % next.size()];
       ASSERT_NO_THROW(require_valid(instance)) << "seed " << seed;
     }
     EXPECT_EQ(instance.tokens(), 1);
-    EXPECT_EQ(size_of(instance), std::tuple(3, size_t{2}, 0.0, 0.0, 0));
+    EXPECT_EQ(size_of(instance), std::tuple(3, size_t{2}, merging ? 1.0 : 0.0, 0.0, 0)) << "one vote";
   }
 }
 
@@ -195,6 +217,35 @@ TEST(Simpler, DropsEachTokenQueryHeadQueryAndDimension) {
   EXPECT_TRUE(contains([](const Instance& some) {
     return some.tokens() == 3 && some.stage_one == Positions{1} && some.kept == Positions{1};
   })) << "stage two's entry evicted";
+}
+
+TEST(Simpler, LeavesOtherLogitsAsTheyAreWhereAQueryIsDropped) {
+  Instance instance;
+  instance.query_heads = 2;
+  instance.logits = matrix({{1, 2}, {3, 4}});
+  instance.values = matrix({{1}, {2}});
+  instance.output_projection = matrix({{1}, {1}});
+  instance.stage_one = instance.kept = {0};
+  instance.votes = {3, 5};
+  instance.query_vectors = matrix({{2, 0}, {4, 8}});
+  require_valid(instance);
+  const std::vector<Instance> next = simpler(instance);
+  const auto contains = [&](const auto& predicate) { return std::ranges::any_of(next, predicate); };
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return equal(some.logits, matrix({{3, 4}})) && equal(some.query_vectors, matrix({{8}}));
+  })) << "head 0";
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return equal(some.logits, matrix({{1, 2}})) && equal(some.query_vectors, matrix({{2}}));
+  })) << "head 1";
+  EXPECT_TRUE(contains([](const Instance& some) { return some.votes == std::vector<double>{3}; }))
+      << "token 1";
+  EXPECT_TRUE(contains([](const Instance& some) { return some.votes == std::vector<double>{3, 1}; }));
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return equal(some.query_vectors, matrix({{2, 0}, {0, 8}}));
+  }));
+  EXPECT_TRUE(contains([](const Instance& some) {
+    return equal(some.query_vectors, matrix({{2, 0}, {4, 1}}));
+  }));
 }
 
 TEST(Simpler, IsWhatDrawnInstancesShrinkTo) {
@@ -272,6 +323,75 @@ TEST(Regimes, EmptyStageTwoAndOneKeptAreAboutTheSets) {
   EXPECT_FALSE(shown({2}, {0, 2}, Regime::single_kept));
 }
 
+// One KV head whose entries merge: q = 1, so that keys are twice the logits.
+Instance merging_with(const Matrix& logits, Positions kept, std::vector<double> votes) {
+  Instance instance = with_logits(logits, {kept.front()}, kept);
+  instance.votes = std::move(votes);
+  instance.query_vectors = Matrix(logits.rows(), logits.rows());
+  for (int64_t r = 0; r < logits.rows(); ++r) instance.query_vectors(r, r) = 1;
+  require_valid(instance);
+  return instance;
+}
+
+TEST(Regimes, WithoutVotesThereAreNoneOfMerging) {
+  const Instance instance = with_logits(matrix({{6000, 6000}}), {0}, {0});
+  for (const Regime regime : kMergingRegimes)
+    EXPECT_EQ(shows(instance, regime), regime == Regime::single_kept);
+}
+
+TEST(Regimes, AGroupAgreesIfItsScoresAreEqual) {
+  const auto shown = [](const Matrix& logits, Positions kept, Regime regime) {
+    return shows(
+        merging_with(logits, std::move(kept), std::vector<double>(static_cast<size_t>(logits.cols()), 1)),
+        regime);
+  };
+  EXPECT_TRUE(shown(matrix({{2, 2, 5}}), {0, 2}, Regime::agreed));
+  EXPECT_FALSE(shown(matrix({{2, 2, 5}}), {0, 1, 2}, Regime::agreed)) << "nobody merges";
+  EXPECT_FALSE(shown(matrix({{2, 3, 3}}), {0, 2}, Regime::agreed)) << "0 and 1 merge";
+  EXPECT_FALSE(shown(matrix({{2, 3}, {2, 2}}), {0}, Regime::agreed))
+      << "the second is a later query's";
+  EXPECT_TRUE(shown(matrix({{2, 2 + 0x1p-20}}), {0}, Regime::nearly_agreed)) << "KL = 2^-43";
+  EXPECT_FALSE(shown(matrix({{2, 2 + 0x1p-18}}), {0}, Regime::nearly_agreed)) << "KL = 2^-39";
+  EXPECT_FALSE(shown(matrix({{2, 2}}), {0}, Regime::nearly_agreed));
+}
+
+TEST(Regimes, AGroupIsNearlySingularIfItsMeanScoreHasNoLogarithm) {
+  const auto nearly_singular = [](double first, double second) {
+    return shows(merging_with(matrix({{first, second}}), {0}, {1, 1}), Regime::nearly_singular);
+  };
+  const double x = 0.5;
+  EXPECT_FALSE(nearly_singular(x, 0)) << "m = 0.31";
+  EXPECT_FALSE(nearly_singular(0, 0)) << "KL = 0";
+  const double centre = x / (1 + std::exp(-x));  // m of x and 0
+  EXPECT_TRUE(nearly_singular(x - centre, -centre));
+  EXPECT_FALSE(nearly_singular(x - centre + 1e-6, -centre + 1e-6)) << "KL = 0.03";
+}
+
+TEST(Regimes, LogitsVotesAndQueriesAreJudgedByTheirSize) {
+  EXPECT_TRUE(shows(merging_with(matrix({{0, -5001}}), {0}, {1, 1}), Regime::huge_logits));
+  EXPECT_FALSE(shows(merging_with(matrix({{0, -5000}}), {0}, {1, 1}), Regime::huge_logits));
+  EXPECT_TRUE(shows(merging_with(matrix({{0, 0}}), {0}, {1, 1e5}), Regime::many_votes));
+  EXPECT_FALSE(shows(merging_with(matrix({{0, 0}}), {0}, {1, 99999}), Regime::many_votes));
+  Instance instance = merging_with(matrix({{0, 0}, {0, 0}}), {0}, {1, 1});
+  EXPECT_FALSE(shows(instance, Regime::parallel_queries));
+  instance.query_vectors(1, 0) = -100;
+  EXPECT_TRUE(shows(instance, Regime::parallel_queries)) << "cosine -0.99995: the other way";
+  instance.query_vectors(1, 0) = 50;
+  EXPECT_FALSE(shows(instance, Regime::parallel_queries)) << "cosine 0.9998";
+}
+
+TEST(Regimes, AGroupIsForetoldIfItsMergedEntryIsToo) {
+  const auto foretold = [](const Matrix& logits) {
+    return shows(merging_with(logits, {0}, {1, 1}), Regime::foretold);
+  };
+  EXPECT_FALSE(foretold(matrix({{0, 0}}))) << "no later query";
+  EXPECT_FALSE(foretold(matrix({{0, 0}, {0, 0}}))) << "epsilon = 0";
+  EXPECT_TRUE(foretold(matrix({{0, 0}, {0, -0.5}}))) << "e^0.5 - 1 = 0.65";
+  EXPECT_FALSE(foretold(matrix({{0, 0}, {0, -0.7}}))) << "e^0.7 - 1 = 1.01";
+  // Each member exactly, but the later query is at right angles to the first, and sees the mean key: m = 5.99, z* = 5.31.
+  EXPECT_TRUE(foretold(matrix({{0, 6}, {0, 6}}))) << "1 - e^-0.68 = 0.49";
+}
+
 // ---- validity
 
 // What the Expected says that a valid instance of 3 tokens is refused with once it is spoilt.
@@ -318,6 +438,27 @@ TEST(RequireValid, NamesWhatIsWrong) {
             "values has -inf, which is not within +-1e+50");
   EXPECT_EQ(number([&](Instance& i) { i.output_projection(0, 0) = infinity; }),
             "output_projection has inf, which is not within +-1e+50");
+  const auto spoilt_votes = [](Instance& i) { i.votes = {1, 0.5, 1}, i.query_vectors = matrix({{1}}); };
+  EXPECT_EQ(shape([](Instance& i) { i.votes = {1}; }), "votes is 1 but columns of logits is 3");
+  EXPECT_EQ(shape([](Instance& i) {
+              i.votes = {1, 1, 1};
+            }),
+            "rows of query_vectors is 0 but rows of logits is 1");
+  EXPECT_EQ(number(spoilt_votes), "votes are below 1");
+  EXPECT_EQ(number([](Instance& i) {
+              i.votes = {1, 1, 1}, i.query_vectors = matrix({{0}});
+            }),
+            "query_vectors has next to nothing on its diagonal");
+  EXPECT_EQ(number([](Instance& i) {
+              i.votes = {1, 1, 1}, i.query_vectors = matrix({{1}}), i.ema = 1;
+            }),
+            "ema is not within 0 and 1");
+  EXPECT_EQ(shape([](Instance& i) {
+              i.logits = matrix({{0, 1, 2}, {0, 1, 2}});
+              i.votes = {1, 1, 1};
+              i.query_vectors = matrix({{1, 1}, {0, 1}});
+            }),
+            "query_vectors has numbers above its diagonal");
   EXPECT_EQ(number([&](Instance& i) { i.epsilon = nan; }), "epsilon has nan, which is not within +-1e+50");
   EXPECT_EQ(number([&](Instance& i) { i.epsilon = -0x1p-10; }), "epsilon is negative");
 }

@@ -503,8 +503,8 @@ TEST(PolicyText, WithBadValuesOfMergingAndAllocationIsRefusedAndSaysWhatIsExpect
   }
   for (const std::string component : {"keepkv", "keepkv-paper", "convex"}) {
     expect_refusals(component, "predict", {"", "mean", "Ema"}, "ema or current");
-    expect_refusals(component, "ema", {"", "1", "-0.1", "1.5", "nan", "inf", "0.9x"},
-                    "a number from 0 to below 1");
+    expect_refusals(component, "ema", {"", "1", "-0.1", "1.5", "nan", "inf", "0.9x", "1e-271"},
+                    "0, or a number from 1e-270 to below 1");
     expect_refusals(component, "scores", {"", "softmax"}, "attention or raw");
     expect_refusals(component, "normalisation", {"", "none"}, "exact or paper");
     expect_refusals(component, "gqa", {"", "mean-of-products"}, "joint or mean");

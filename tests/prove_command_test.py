@@ -18,6 +18,8 @@ WEAKENED = {claim for text in PROOFS.values() for claim in re.findall(r"`([a-z0-
 # Two equal tokens, one kept: o = 1/2, o^ = 0, L = theta = 1/2.
 INSTANCE = {"schema": "kvbound-instance-1", "property": "ckv-3.3", "query_heads": 1, "logits": [[0.0, 0.0]],
             "values": [[0.0], [1.0]], "output_projection": [[1.0]], "stage_one": [0], "kept": [0], "epsilon": 0.0}
+# Two entries of scores 1 and e that merge: m = e/(1 + e), z* = ln((1 + e)/2), KL = 0.110944; the range allows 1/8.
+MERGING = INSTANCE | {"property": "kkv-kl", "logits": [[0.0, 1.0]], "votes": [1, 1], "query_vectors": [[1.0]], "ema": 0.5}
 
 
 class Proving(CommandLineTest):
@@ -56,6 +58,16 @@ class Proving(CommandLineTest):
         text, document = self.prove("ckv-3.3", "--cases", "1", code=INCONCLUSIVE)
         self.assertEqual(document["theorems"][0]["properties"][0]["verdict"], "regimes-too-rare")
         self.assertIn("inconclusive", text)
+
+    def test_statements_of_eviction_and_of_merging_are_tried_in_regimes_of_their_own(self):
+        text, document = self.prove("obc-special", "kkv-2", "--cases", "200")
+        tables = [line for line in text.splitlines() if line.startswith("property ")]
+        self.assertEqual(len(tables), 2)
+        for theorem, table, own, other in zip(document["theorems"], tables, ("stage 2 empty", "parallel queries"),
+                                              ("parallel queries", "stage 2 empty")):
+            shown = [regime["regime"] for regime in theorem["properties"][0]["regimes"]]
+            self.assertTrue(own in shown and other not in shown and "one kept" in shown, shown)
+            self.assertTrue(all(regime in table for regime in shown) and other not in table, table)
 
     def test_ids_choose_a_theorem_with_its_weakened_claims_or_one_of_these(self):
         for ids, expected in ((("CKV-3.5",), ["ckv-3.5", "ckv-3.5:small-stage-one", "ckv-3.5:strict"]),
@@ -119,6 +131,16 @@ class Replaying(CommandLineTest):
     def test_an_instance_by_hand_gives_the_ratio_by_hand(self):
         self.assertIn("holds; L / theta = 1\n", self.passes("prove", "--replay", self.write(INSTANCE)))
 
+    def test_an_instance_that_merges_runs_again(self):
+        self.assertRegex(self.passes("prove", "--replay", self.write(MERGING)),
+                         r"holds; KL / the smaller bound = 0\.88755")
+        text = self.passes("prove", "--cases", "200", "kkv-2", "--json", "out.json")
+        replayed = self.passes("prove", "--replay", "out.json")
+        for claim in ("output-moves", "all-votes", "whole-cache"):
+            (line,) = (line for line in text.splitlines() if f'"kkv-2:{claim}"' in line)
+            self.assertEqual(set(json.loads(line)["votes"]), {1})
+            self.assertRegex(replayed, rf"kkv-2:{claim}: .*\n  fails: ")
+
     def test_a_weakened_claim_that_holds_is_a_mismatch(self):
         harmless = INSTANCE | {"property": "ckv-3.3:mixed-norms"}
         self.assertIn("NO COUNTEREXAMPLE", self.passes("prove", "--replay", self.write(harmless), code=MISMATCH))
@@ -149,6 +171,11 @@ class Replaying(CommandLineTest):
         for field in INSTANCE:
             if field != "schema":
                 self.refuses_file(f"{field}: is missing", {k: v for k, v in INSTANCE.items() if k != field})
+        for field in ("votes", "query_vectors", "ema"):
+            self.refuses_file(f"{field}: is missing", {k: v for k, v in MERGING.items() if k != field})
+        for field, value, problem in (("votes", 1, "expected a list of numbers"), ("votes", ["1"], "expected numbers"),
+                                      ("query_vectors", [1], "expected a list of rows"), ("ema", None, "expected numbers")):
+            self.refuses_file(f"{field}: {problem}", MERGING | {field: value})
         for field, value, problem in (
                 ("property", 3, "expected a text"), ("property", "ckv-9", "no theorem 'ckv-9'; known: ckv-3.2, "),
                 ("query_heads", 1.5, "expected integers, found 1.5"), ("logits", 1, "expected a list of rows"),
@@ -172,6 +199,11 @@ class Replaying(CommandLineTest):
                 ("logits", [[0.0, 1e300]], "logits has 1e.300, which is not within"),
                 ("values", [[0.0], [1e300]], "values has 1e.300")):
             self.refuses_file(f"instance: .*{problem}", INSTANCE | {field: value})
+        for field, value, problem in (
+                ("votes", [1], "votes is 1 but columns of logits is 2"), ("votes", [1, 0.5], "votes are below 1"),
+                ("votes", [1, 1e10], "votes has 1e.10, which is not within"), ("query_vectors", [[0.0]], "next to nothing on its diagonal"),
+                ("query_vectors", [[1.0, 0.0]], "columns of query_vectors is 2"), ("ema", 1, "ema is not within 0 and 1")):
+            self.refuses_file(f"instance: .*{problem}", MERGING | {field: value})
         self.refuses_file("a number that no double holds", json.dumps(INSTANCE).replace("[[0.0, 0.0]]", "[[0.0, 1e999]]"))
 
     def test_files_that_cannot_be_read_are_refused(self):

@@ -47,7 +47,7 @@ class Schemas(CommandLineTest):
         self.assertEqual(errors, [])
 
     def require_tight(self, schema, document):
-        """Whatever is taken from any object, added to it, or replaced by -1 or [-1], the document is invalid."""
+        """Whatever is taken from any object, added to it, or replaced by -2 or [-2], the document is invalid."""
         survivors = []
         for path in objects(document):
             changed = copy.deepcopy(document)
@@ -57,7 +57,7 @@ class Schemas(CommandLineTest):
                 changed = copy.deepcopy(document)
                 del at(changed, path)[key]
                 survivors += [(*path, key, "missing")] if schema.is_valid(changed) else []
-                for wrong in (-1, [-1]):
+                for wrong in (-2, [-2]):
                     at(changed, path)[key] = wrong
                     survivors += [(*path, key, wrong)] if schema.is_valid(changed) else []
         self.assertEqual(survivors, [])
@@ -72,7 +72,7 @@ class Schemas(CommandLineTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "recall", "inspect", "diff", "prove", "bench"):
+        for name in ("replay", "recall", "predict", "inspect", "diff", "prove", "bench"):
             self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -103,6 +103,23 @@ class Schemas(CommandLineTest):
         self.require_valid(schema, document)
         self.require_tight(schema, document)
 
+    def test_the_replay_schema_describes_merges_and_nothing_else(self):
+        TraceFile(layers=1, query_heads=2).write(self.folder / "mha.safetensors")
+        TraceFile(layers=1, decode_tokens=0).write(self.folder / "short.safetensors")
+        schema = validator("sim/replay.schema.json")
+        policies = [f"{host}+{merge}:threshold=none" for host in ("snapkv:window=4", "h2o:window=4:recent=2")
+                    for merge in ("keepkv", "keepkv-paper", "keepkv:period=2", "convex", "d2o", "kvmerger")]
+        policies += ["h2o:window=4:recent=2+cam", "h2o:window=4:recent=2+keepkv:threshold=1", "h2o:window=4:recent=2"]
+        for bounds in ((), ("--merge-bounds",)):
+            for trace, code in (("mha", PASS), ("short", INCONCLUSIVE)):
+                self.require_valid(schema, self.document("replay", f"{trace}.safetensors", "--policy",
+                                                         ",".join(policies), "--budget", "8", *bounds, code=code))
+        document = self.document("replay", "mha.safetensors", "--policy",
+                                 "h2o:window=4:recent=2+keepkv:threshold=none:predict=current", "--budget", "8",
+                                 "--merge-bounds")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
     def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
         schema = validator("sim/recall.schema.json")
         for sample in (GQA, MHA):
@@ -111,6 +128,23 @@ class Schemas(CommandLineTest):
         document = self.document("recall", "trace.safetensors", "--k", "5", "--recent", "0", "--windows", "1")
         self.require_valid(schema, document)
         self.require_tight(schema, document)
+
+    def test_the_predict_schema_describes_both_samples_and_nothing_else(self):
+        schema = validator("sim/predict.schema.json")
+        for sample in (GQA, MHA):
+            self.require_valid(schema, self.document("predict", sample, "--layers", "0,2", "--steps", "3"))
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        document = self.document("predict", "trace.safetensors", "--policy", "tova", "--shares", "2")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_predict_schema_describes_ratios_that_no_double_holds(self):
+        trace = TraceFile(layers=1, dtype="F64")
+        trace.tensors["layers.0.query"][1][...] *= 1e4
+        trace.write(self.folder / "trace.safetensors")
+        document = self.document("predict", "trace.safetensors", "--policy", "tova")
+        self.require_valid(validator("sim/predict.schema.json"), document)
+        self.assertGreater(document["predictions"][5]["relative_error"]["undefined"], 0)
 
     def test_the_inspect_schema_describes_both_samples_and_traces_without_attention_output(self):
         schema = validator("sim/inspect.schema.json")

@@ -2,6 +2,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
@@ -179,6 +180,32 @@ TEST(RequireValid, AcceptsTheWholeRangeAndNothingBeside) {
   EXPECT_THROW(require_valid(kTopK, kHost.window - 1, kTokens, kRecorded), InvalidPolicy);
   EXPECT_THROW(require_valid(kTopK, kTokens + 1, kTokens, kRecorded), InvalidPolicy);
   EXPECT_THROW(require_valid(kTopK, kTokens, kTokens, kHost.window - 1), InvalidPolicy);
+}
+
+std::string refusal(const Allocation& allocation, const Merge& merge) {
+  const Policy policy{kHost, AttentionScore{}, TopK{}, allocation, merge};
+  return message_of<InvalidPolicy>([&] { require_valid(policy, kHost.window, kTokens, kRecorded); });
+}
+
+TEST(RequireValid, RefusesOptionsOfMergingAndAllocationThatHaveNoMeaning) {
+  EXPECT_EQ(refusal(AdaKv{{11, 1}}, NoMerge{}), "safeguard=1.1 but it must be at most 1");
+  EXPECT_EQ(refusal(Pyramid{0, Decay::linear}, NoMerge{}), "beta=0 but it must be at least 1");
+  EXPECT_EQ(refusal(Uniform{}, D2o{{Decimal{2, 0}}}), "threshold=2 but it must be at most 1");
+  EXPECT_EQ(refusal(Uniform{}, KvMerger{{Decimal{101, 2}}}), "threshold=1.01 but it must be at most 1");
+  EXPECT_EQ(refusal(Uniform{}, Cam{0, 0}), "neighbours=0 but it must be at least 1");
+  EXPECT_EQ(refusal(Uniform{}, Cam{1, -1}), "seed=-1 but it must be at least 0");
+  KeepKv merge;
+  merge.rank = 1.5;
+  EXPECT_EQ(refusal(Uniform{}, merge), "rank=1.500000 but it must be from 0 to 1");
+  merge.rank = std::nan("");
+  EXPECT_EQ(refusal(Uniform{}, merge), "rank=nan but it must be from 0 to 1");
+  merge.rank = 1;
+  merge.period = 0;
+  EXPECT_EQ(refusal(Uniform{}, merge), "period=0 but it must be at least 1");
+  ConvexMerge convex;
+  convex.prediction.ema = 1;
+  EXPECT_EQ(refusal(Uniform{}, convex), "ema=1.000000 but it must be 0, or from 1e-270 to below 1");
+  EXPECT_EQ(refusal(AdaKv{{1, 0}}, KeepKv::as_printed()), "no error");
 }
 
 }  // namespace

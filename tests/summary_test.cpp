@@ -85,7 +85,7 @@ TEST(Summary, CountsViolationsBeyondRoundingAndSaysWhereTheFirstIs) {
   EXPECT_EQ(summary.first_violation->step, 1);
   EXPECT_EQ(summary.first_violation->query_head, 0);
   LayerMetrics nan_bound = metrics(matrix({{1, 1}, {1, 1}}));
-  nan_bound.bound(0, 0) = kNan;
+  (*nan_bound.bound)(0, 0) = kNan;
   EXPECT_TRUE(nan_bound.violates(0, 0));
 }
 
@@ -104,6 +104,77 @@ TEST(Summary, CountsStageOneMassesOfAtMostOneHalf) {
   const Summary summary = summarise(run_of("snapkv+critical", {two_stages}), {{0}, 2});
   EXPECT_EQ(summary.stage_one_low, 2) << "exactly one half is not more than one half";
   EXPECT_EQ(summary.stage_one_mass.count, 4);
+}
+
+TEST(Median, IsTheMiddleOneAndNothingOfNothing) {
+  Median median;
+  EXPECT_EQ(median.value(), std::nullopt);
+  for (const double value : {5.0, std::numeric_limits<double>::infinity(), 1.0}) median.add(value);
+  EXPECT_EQ(median.value(), 5);
+  median.add(7);
+  EXPECT_EQ(median.value(), 7) << "of an even number the larger of the two in the middle";
+}
+
+LayerMetrics merging_metrics() {
+  LayerMetrics merging = metrics(Matrix(2, 2));
+  merging.bound.reset();
+  merging.rounding.reset();
+  MergeMetrics& merges = merging.merges.emplace();
+  merges.counts = {.leaving = 10, .merged = 5, .groups = 4, .singular = 1, .negative = 2, .far = 3};
+  merges.changes = {{-1, 0, 3, std::nullopt}, {-1, 1, 1e-12, 1e-11}, {1, 1, 2, 1e-11}};
+  return merging;
+}
+
+TEST(Summary, OfRunsThatMergeHasNoBoundAndNoViolationsOfIt) {
+  const Summary summary = summarise(run_of("snapkv+keepkv", {merging_metrics()}), {{0}, 2});
+  EXPECT_EQ(summary.bound.count, 0);
+  EXPECT_EQ(summary.tightness.count, 0);
+  EXPECT_EQ(summary.violations, 0);
+  EXPECT_EQ(summary.kept_mass.count, 4);
+  EXPECT_FALSE(summarise(run_of("snapkv", {metrics(Matrix(2, 2))}), {{0}, 2}).merges);
+}
+
+TEST(Summary, AddsUpWhatMergedAndWhereAMergeWasNotLossless) {
+  const Summary summary =
+      summarise(run_of("snapkv+keepkv", {merging_metrics(), merging_metrics()}), {{2, 5}, 2});
+  ASSERT_TRUE(summary.merges);
+  EXPECT_EQ(summary.merges->counts.leaving, 20);
+  EXPECT_EQ(summary.merges->counts.far, 6);
+  EXPECT_EQ(summary.merges->perturbation.count, 6);
+  EXPECT_NEAR(summary.merges->perturbation.sum, 10, 1e-11);
+  EXPECT_EQ(summary.merges->max_perturbation, 3);
+  EXPECT_EQ(summary.merges->lossless, 4);
+  EXPECT_EQ(summary.merges->violations, 2);
+  ASSERT_TRUE(summary.merges->first_violation);
+  EXPECT_EQ(summary.merges->first_violation->layer, 2);
+  EXPECT_EQ(summary.merges->first_violation->step, 1);
+  EXPECT_EQ(summary.merges->first_violation->query_head, 1);
+  EXPECT_FALSE(summary.later) << "it was not asked for";
+}
+
+TEST(Summary, CountsHowOftenPredictionsAreGoodEnoughForABound) {
+  LayerMetrics merging = merging_metrics();
+  LaterQueries& later = merging.merges->later.emplace();
+  const Matrix nothing = matrix({{kNan, kNan}, {kNan, kNan}});
+  later = {nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, {{1, 0}}};
+  later.perturbation = matrix({{1, 2}, {6, kNan}});
+  later.prediction_error = matrix({{0.5, 1}, {0.25, kNan}});
+  later.joint_bound = matrix({{4, std::numeric_limits<double>::infinity()}, {5, kNan}});
+  later.sag = matrix({{0.5, 0.25}, {-0.75, kNan}});
+  const Summary summary = summarise(run_of("snapkv+keepkv", {merging}), {{3}, 2});
+  ASSERT_TRUE(summary.later);
+  EXPECT_EQ(summary.later->perturbation.value(), 3) << "of the three where a merged entry is in the cache";
+  EXPECT_EQ(summary.later->perturbation.undefined, 0);
+  EXPECT_EQ(summary.later->sag.value(), 0);
+  EXPECT_EQ(summary.later->predicted, 3);
+  EXPECT_EQ(summary.later->predictable, 2) << "1 is not below 1";
+  EXPECT_EQ(summary.later->prediction_error.value(), 0.375);
+  EXPECT_EQ(summary.later->joint_bound.value(), 5);
+  EXPECT_EQ(summary.later->bound.value(), std::nullopt);
+  EXPECT_EQ(summary.later->violations, 1);
+  ASSERT_TRUE(summary.later->first_violation);
+  EXPECT_EQ(summary.later->first_violation->layer, 3);
+  EXPECT_EQ(summary.later->first_violation->step, 1);
 }
 
 TEST(ImprovedHeads, HaveAMeanPerturbationStrictlyBelowTheBase) {

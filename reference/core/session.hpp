@@ -46,7 +46,7 @@ struct StepView {
   MatrixView queries;  ///< [query_heads, head_dim]
 };
 
-/// Entries of one KV head that became one.
+/// Entries of one KV head that became one; with CaM, whose values were spread over entries of which `into` is the first.
 struct MergeGroup {
   int64_t into = 0;           ///< the position that the merged entry has
   std::vector<int64_t> from;  ///< ascending positions of those who left

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -58,6 +59,43 @@ inline void require_valid(const H2o& host, int64_t budget) {
 }
 inline void require_valid(const Tova& host, int64_t budget) { require_room(host.sinks, 0, budget); }
 inline void require_valid(const StreamingLlm& host, int64_t budget) { require_room(host.sinks, 0, budget); }
+
+inline void require_share(const char* name, const std::optional<Decimal>& value) {
+  if (!value || !exceeds(*value, 1)) return;
+  throw InvalidPolicy(std::string(name) + "=" + to_string(*value) + " but it must be at most 1");
+}
+
+inline void require_number(const char* name, double value, bool valid, const char* expected) {
+  if (valid) return;
+  throw InvalidPolicy(std::string(name) + "=" + std::to_string(value) + " but it must be " + expected);
+}
+
+// Below 1e-270 nothing of the past is left that a double could hold beside the present.
+inline void require_valid(const PredictedScores& prediction) {
+  const double ema = prediction.ema;
+  require_number("ema", ema, ema == 0 || (ema >= 1e-270 && ema < 1), "0, or from 1e-270 to below 1");
+}
+
+inline void require_valid(const NoMerge&) {}
+inline void require_valid(const SimilarTarget& merge) { require_share("threshold", merge.threshold); }
+inline void require_valid(const KeepKv& merge) {
+  require_share("threshold", merge.threshold);
+  require_valid(merge.prediction);
+  require_number("rank", merge.rank, merge.rank >= 0 && merge.rank <= 1, "from 0 to 1");
+  require_option("period", merge.period.value_or(1), 1);
+}
+inline void require_valid(const ConvexMerge& merge) {
+  require_share("threshold", merge.threshold);
+  require_valid(merge.prediction);
+}
+inline void require_valid(const Cam& merge) {
+  require_option("neighbours", merge.neighbours, 1);
+  require_option("seed", merge.seed, 0);
+}
+
+inline void require_valid(const Uniform&) {}
+inline void require_valid(const AdaKv& allocation) { require_share("safeguard", allocation.safeguard); }
+inline void require_valid(const Pyramid& allocation) { require_option("beta", allocation.beta, 1); }
 
 inline void require_composable(const KeepKv& merge, const Policy& policy) {
   if (merge.key == MergedKey::zip && merge.gqa == MergeGqa::joint) {
@@ -126,6 +164,8 @@ inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_t
                         std::to_string(window_queries) + " prompt queries");
   }
   std::visit([&](const auto& host) { detail::require_valid(host, budget); }, policy.host);
+  std::visit([](const auto& allocation) { detail::require_valid(allocation); }, policy.allocation);
+  std::visit([](const auto& merge) { detail::require_valid(merge); }, policy.merge);
 }
 
 /// Throws ShapeMismatch unless a layer's parts fit each other.

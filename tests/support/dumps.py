@@ -4,9 +4,10 @@ import copy
 import numpy as np
 
 from support import independent_replay
+from support.independent_allocation import layer_budgets
 from support.kvbound_cli import TraceFile
 
-INTEGRAL = ("kept", "kept_offsets", "score_positions", "left")
+INTEGRAL = ("kept", "kept_offsets", "score_positions", "left", "merged_into")
 
 
 class Dump(TraceFile):
@@ -52,31 +53,6 @@ def with_precision(layer, precision):
     return layer
 
 
-def layer_tensors(trace, layer, policy, budget, kept=None, left=None):
-    """All tensors of one layer, {kind: array}; kept: per KV head, or None for what the policy keeps; left [steps,
-    kv_heads]: who leaves while decoding, or None for who leaves by the policy (the nearest to it, where left says what
-    cannot be).
-    """
-    heads = [independent_replay.prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
-    if kept is None:
-        kept = [independent_replay.keep(policy, budget - scores.always.sum(), scores) for scores in heads]
-    tensors = {"kept": np.concatenate(kept).astype(np.int64),
-               "kept_offsets": np.cumsum([0] + [len(positions) for positions in kept])}
-    if policy.host != "streaming-llm":
-        tensors["score"] = np.stack([scores.score for scores in heads])
-        tensors["score_positions"] = np.arange(tensors["score"].shape[1])
-    if policy.selection == "critical":
-        tensors["stage_two_score"] = np.stack([scores.stage_two for scores in heads])
-    if policy.selection in ("critical", "theta-sweep"):
-        tensors["projected_value_norms"] = np.concatenate([scores.norms for scores in heads])
-    if policy.dynamic:
-        left = tensors["left"] = independent_replay.decode(trace, layer, policy, budget, heads, kept, left)[0]
-        results, _ = independent_replay.replay_layer(trace, layer, kept, left)
-    else:
-        results, _ = independent_replay.replay_layer(trace, layer, kept)
-    return {**tensors, **{kind: array for kind, array in results.items() if kind != "relative"}}
-
-
 def recompute(path, policy_text, budget, precision=np.float64, change_layer=None, kept=None, left=None,
               policy_changes=(), **metadata):
     """A dump of this trace that shares no code with the program.
@@ -95,11 +71,12 @@ def recompute(path, policy_text, budget, precision=np.float64, change_layer=None
     dump = Dump({"format": "kvbound-dump", "version": "1", "policy": policy_text, "budget": budget, "backend": "numpy",
                  "storage": accumulate if (storage, accumulate) == ("F64", "F32") else storage,
                  "accumulate": accumulate, "trace_sha256": trace.sha256, **metadata}, {})
-    for index in range(trace.layers):
+    for index, entries in enumerate(layer_budgets(trace, policy, entries)):
         layer = with_precision(trace.layer(index), precision)
         if change_layer:
             change_layer(layer)
-        tensors = layer_tensors(trace, layer, policy, entries, kept and kept[index], left and left[index])
+        _, tensors = independent_replay.replayed_layer(trace, layer, policy, entries, kept and kept[index],
+                                                       left and left[index])
         for kind, array in tensors.items():
             dump.tensors[f"layers.{index}.{kind}"] = "I64" if kind in INTEGRAL else real, array
     return dump

@@ -40,48 +40,69 @@ def leaving(policy, budget, always, score, score_terms, stage_two, stage_two_ter
 
 
 class DecodingHead:
-    """One KV head's cache while it decodes: positions, ascending, and h2o's running scores of its query heads."""
+    """One KV head's cache while it decodes: positions, ascending, and h2o's running scores of its query heads.
+
+    key, value, votes: indexed by position; only those of MergingHead ever change.
+    """
 
     def __init__(self, trace, layer, policy, budget, group, scores, kept):
         self.trace, self.layer, self.policy, self.budget, self.group = trace, layer, policy, budget, group
         self.heads = range(group * trace.group, (group + 1) * trace.group)
-        self.positions = np.asarray(kept)
+        self.positions, self.key, self.value = np.asarray(kept), layer.key[group], layer.value[group]
         tokens = trace.prompt_tokens + trace.decode_tokens
         self.per_head, self.terms = np.zeros((2, trace.group, tokens), layer.value.dtype)
+        self.votes = np.ones(tokens, layer.value.dtype)
         if policy.host == "h2o":
             self.per_head[:, :trace.prompt_tokens] = scores.per_head
             self.terms[:, :trace.prompt_tokens] = scores.per_head_terms
-        self.norms = [
-            np.stack([projected_value_norms(change(layer.value[group]), change(layer.output_projection[head]), policy.norm)
-                      for head in self.heads]) for change in (np.asarray, np.abs)]  # and the sums of absolute terms
+        self.norms = [self.value_norms(self.value), self.value_norms(abs(self.value), np.abs)]  # and their absolute terms
+
+    def value_norms(self, values, change=np.asarray):
+        return np.stack([projected_value_norms(values, change(self.layer.output_projection[head]), self.policy.norm)
+                         for head in self.heads])
+
+    def merged(self, now):
+        """What entry_scores needs of a cache that has merged."""
+        return None
+
+    def enter(self, step):
+        """The new entry is there, and what happens before its query judges anything has happened."""
+        self.positions = np.append(self.positions, self.trace.prompt_tokens + step)
+
+    def depart(self, step, position):
+        """The entry leaves."""
+        self.positions = np.delete(self.positions, np.searchsorted(self.positions, position))
 
     def take_in(self, step):
         """The step's query adds to the scores of the cache as it is (h2o), or makes them (tova): its weights [heads, entries]
         """
         layer, now = self.layer, self.positions
-        key, value, weights = layer.key[self.group, now], layer.value[self.group, now], []
+        key, value, weights = self.key[now], self.value[now], []
         for index, head in enumerate(self.heads):
             query = layer.query[head, self.trace.window_queries + step:][:1]
             logits = seen_logits(query, key, len(key), self.trace.scale)
             score, terms = entry_scores(self.policy, query, key, value, layer.output_projection[head], logits,
-                                        self.trace.scale)
+                                        self.trace.scale, self.merged(now))
             if self.policy.host == "h2o":
                 score, terms = score + self.per_head[index, now], terms + self.terms[index, now]
             self.per_head[index, now], self.terms[index, now] = score[0], terms[0]
-            weights.append(softmax(logits)[0])
+            weights.append(softmax(logits + np.log(self.votes[now]))[0])
         return np.stack(weights)
 
     def step(self, step, recorded=None):
         """A new entry, its query, and a departure if there is one too many: who left (-1: nobody), who should have, and
         whether it may have been the former. recorded: who left by the dump, believed if it can have left.
         """
-        self.positions = np.append(self.positions, self.trace.prompt_tokens + step)
+        self.enter(step)
         now, policy = self.positions, self.policy
         always = always_kept(policy, self.budget, now)
+        weights = self.take_in(step) if policy.dynamic and policy.host != "streaming-llm" else None
+        if not policy.dynamic or len(now) <= self.budget:
+            return -1, -1, recorded in (None, -1)
         if policy.host == "streaming-llm":
             ours, legal = np.flatnonzero(~always)[0], ~always
         else:
-            weights, per_head = self.take_in(step), self.per_head[:, now]
+            per_head = self.per_head[:, now]
             stage_two = [stage_two_score(policy, per_head, norms[:, now]) for norms in self.norms]
             ours, legal = leaving(policy, self.budget, always, group_score(policy, per_head),
                                   group_score(policy, self.terms[:, now]), *stage_two, weights)
@@ -89,7 +110,7 @@ class DecodingHead:
         if recorded is not None and recorded in now[~always]:
             index = np.searchsorted(now, recorded)
         left, should = now[index], now[ours]
-        self.positions = np.delete(now, index)
+        self.depart(step, left)
         return left, should, recorded is None or (left == recorded and bool(legal[index]))
 
 
@@ -98,8 +119,8 @@ def decode(trace, layer, policy, budget, scores, kept, recorded=None):
     ties that went the other way; texts of what cannot be. scores, kept: per KV head.
     """
     left, swaps, failures = np.full((trace.decode_tokens, trace.kv_heads), -1), 0, []
-    for group in range(trace.kv_heads):
-        head = DecodingHead(trace, layer, policy, budget, group, scores[group], kept[group])
+    for group, entries in enumerate(np.broadcast_to(budget, trace.kv_heads)):
+        head = DecodingHead(trace, layer, policy, int(entries), group, scores[group], kept[group])
         for step in range(trace.decode_tokens):
             theirs = None if recorded is None else recorded[step, group]
             left[step, group], should, legal = head.step(step, theirs)

@@ -15,6 +15,19 @@ SCORES = {name: {"space": ("head", "head|projected")}
 WEIGHED = {"alpha": ("0.5", r"adaptive|[\d.]+"), "epsilon": ("1e-4", REAL),
            "gqa": ("mean-of-products", "mean-of-products|product-of-means"), "norm": ("l1", "l1|l2")}
 SELECTIONS = {"critical": WEIGHED, "theta-sweep": WEIGHED, "greedy": {}}
+ALLOCATIONS = {"adakv": {"safeguard": ("0.2", REAL)},
+               "pyramid": {"beta": ("20", COUNT), "shape": ("linear", "linear|cosine")}}
+THRESHOLD = {"threshold": ("0.8", rf"none|{REAL}")}
+PREDICTED = {**THRESHOLD, "predict": ("ema", "ema|current"), "ema": ("0.9", REAL), "scores": ("attention", "attention|raw"),
+             "normalisation": ("exact", "exact|paper"), "gqa": ("joint", "joint|mean")}
+KEEPKV = {**PREDICTED, "key": ("min-norm", "min-norm|zip|convex"), "rank": ("0.3", REAL),
+          "order": ("evict-first", "evict-first|merge-first"), "period": ("none", rf"none|{COUNT}")}
+PAPER = {"key": "zip", "gqa": "mean", "scores": "raw", "normalisation": "paper"}
+MERGES = {"keepkv": KEEPKV,
+          "keepkv-paper": {name: (PAPER.get(name, default), form) for name, (default, form) in KEEPKV.items()},
+          "convex": PREDICTED, "d2o": THRESHOLD, "kvmerger": THRESHOLD,
+          "cam": {"neighbours": ("32", COUNT), "seed": ("0", COUNT)}}
+KINDS = {"score": SCORES, "selection": SELECTIONS, "allocation": ALLOCATIONS, "merge": MERGES}
 
 
 def named_options(text, known):
@@ -32,22 +45,61 @@ def named_options(text, known):
     return name, options
 
 
+def merge_options(name, options):
+    """What merging needs, numbers as numbers; threshold None: whatever the cosine. keepkv-paper is a keepkv.
+
+    convex, like keepkv, has weights by predicted scores; its key is the mean's.
+    """
+    merge = SimpleNamespace(**{"name": "keepkv" if name == "keepkv-paper" else name, "key": "convex", "period": None,
+                               "order": "evict-first", "threshold": None, **options})
+    for option in ("threshold", "ema", "rank", "period", "neighbours", "seed"):
+        number = getattr(merge, option, None)
+        if number is not None:
+            setattr(merge, option, None if number == "none" else float(number) if option in ("threshold", "ema", "rank")
+                    else int(number))
+    merge.predicts = name in ("keepkv", "keepkv-paper", "convex")
+    merge.votes = name in ("keepkv", "keepkv-paper")
+    if not (0 <= (merge.threshold or 0) <= 1 and 0 <= getattr(merge, "ema", 0) < 1 and 0 <= getattr(merge, "rank", 0) <= 1
+            and merge.period != 0 and getattr(merge, "neighbours", 1) > 0):
+        raise ValueError(f"{name} has an option out of range")
+    if merge.key == "zip" and merge.gqa == "joint":
+        raise ValueError("zip is one key for one score: it cannot be joint")
+    return merge
+
+
+def refuse_compositions(policy):
+    """Raises ValueError where merging or allocation has no meaning with the host, score or selection."""
+    merge, allocation = policy.merge, policy.allocation
+    if merge and merge.order == "merge-first" and (policy.host == "streaming-llm" or policy.score != "attention"
+                                                   or policy.selection != "top-k"):
+        raise ValueError("merge-first needs top-k by attention")
+    if merge and merge.period and (policy.host == "streaming-llm" or policy.selection == "greedy"):
+        raise ValueError("a rebuild needs the score of one query")
+    if allocation and allocation.name == "adakv" and policy.host == "streaming-llm":
+        raise ValueError("adakv needs scores")
+
+
 def parse_policy(text):
-    """HOST[:option]...[+SCORE[:option]...][+SELECTION[:option]...] -> all options by name.
+    """HOST[:option]...[+COMPONENT[:option]...]... -> all options by name; allocation and merge apart, or None.
 
     alpha is a Fraction, or None for adaptive; an option that the policy has not: the default, which says nothing.
     window: how many queries judge (tova: the last one).
     """
     host, *components = text.split("+")
     policy = SimpleNamespace(window=1, pool=1, sinks=0, recent=0, space="head", score="attention", selection="top-k",
-                             **{option: default for option, (default, _) in WEIGHED.items()})
+                             allocation=None, merge=None, **{option: default for option, (default, _) in WEIGHED.items()})
     policy.host, options = named_options(host, HOSTS)
     vars(policy).update(options)
     kinds = []
     for component in components:
-        name, options = named_options(component, {**SCORES, **SELECTIONS})
-        kinds.append("score" if name in SCORES else "selection")
-        vars(policy).update({kinds[-1]: name}, **options)
+        name, options = named_options(component, {name: known for names in KINDS.values() for name, known in names.items()})
+        kinds.append(next(kind for kind, names in KINDS.items() if name in names))
+        if kinds[-1] == "merge":
+            policy.merge = merge_options(name, options)
+        elif kinds[-1] == "allocation":
+            policy.allocation = SimpleNamespace(name=name, **options)
+        else:
+            vars(policy).update({kinds[-1]: name}, **options)
     if len(set(kinds)) != len(kinds):
         raise ValueError(f"policy {text!r} has two components of one kind")
     if policy.host == "h2o" and policy.recent is None:
@@ -58,12 +110,19 @@ def parse_policy(text):
     policy.epsilon = float(policy.epsilon)
     if policy.window < 1 or policy.pool % 2 == 0 or not 0 <= (policy.alpha or 0) <= 1 or not np.isfinite(policy.epsilon):
         raise ValueError(f"policy {text!r} has an option out of range")
-    if policy.host == "streaming-llm" and components:
+    if policy.allocation and policy.allocation.name == "adakv":
+        policy.allocation.safeguard = Fraction(policy.allocation.safeguard)
+    elif policy.allocation:
+        policy.allocation.beta = int(policy.allocation.beta)
+    if policy.allocation and not (getattr(policy.allocation, "safeguard", 0) <= 1 and getattr(policy.allocation, "beta", 1)):
+        raise ValueError(f"policy {text!r} has an allocation out of range")
+    if policy.host == "streaming-llm" and {"score", "selection"} & set(kinds):
         raise ValueError("streaming-llm takes no score and no selection")
     if policy.selection != "top-k" and policy.score != "attention":
         raise ValueError(f"{policy.selection} needs the attention score")
     if policy.selection == "greedy" and policy.host != "snapkv":
         raise ValueError("greedy needs the host snapkv")
+    refuse_compositions(policy)
     policy.dynamic = policy.host != "snapkv"
     return policy
 

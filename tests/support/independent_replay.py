@@ -4,8 +4,10 @@
     independent_replay.py TRACE DUMP_DIR_OR_FILE...                 compare dumps with what the trace says
     independent_replay.py --replay TRACE --policy P --budget B      replay without a dump, print the means
 
-Shares no code with the program. All hosts, scores and selections; uniform allocation; no merging. Beside it:
-independent_policy.py (text), independent_scores.py, independent_selection.py (the prompt's end), independent_decoding.py.
+Shares no code with the program. Beside it: independent_policy.py (text), independent_allocation.py, independent_scores.py,
+independent_prompt.py and independent_selection.py (the prompt's end), independent_decoding.py; for merging
+independent_prediction.py, independent_targets.py, independent_merging.py, independent_merged_cache.py and
+independent_merged_replay.py.
 Exit codes: 0 agree, 1 mismatch, 2 usage, 3 unreadable input.
 """
 import argparse
@@ -17,10 +19,12 @@ from types import SimpleNamespace
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where `support` is, when this file is the program
+from support import independent_merged_replay
+from support.independent_allocation import head_budgets, layer_budgets, legal_head_budgets
 from support.independent_decoding import decode
-from support.independent_policy import always_kept, parse_policy, resolve_budget
-from support.independent_scores import (attention_weights, entry_scores, group_score, max_pool, projected_value_norms,
-                                        seen_logits, stage_two_score)
+from support.independent_policy import parse_policy, resolve_budget
+from support.independent_prompt import prompt_scores
+from support.independent_scores import attention_weights, projected_value_norms
 from support.independent_selection import NEAR_TIE, OF_TERMS, explained_by_near_ties, keep
 
 RELATIVE = 1e-9
@@ -77,46 +81,6 @@ class Trace:
         layer.output_projection = layer.output_projection.reshape(self.query_heads, self.head_dim, self.model_dim)
         return layer
 
-def prompt_scores(trace, layer, policy, group, budget=None):
-    """What decides in one KV head at the prompt's end; h are its query heads. budget: only streaming-llm needs it.
-
-    always [prompt]                  who stays anyway;  candidates: the positions of the others, score's indices
-    weights [heads, window, prompt]  A of each window query;  mean [heads, prompt]   their mean over the window
-    window                           logits [heads*window, prompt] and values [prompt, head_dim], for greedy
-    per_head [heads, positions]      the score over the window: attention's mean (snapkv), sum (h2o), last query (tova);
-                                     the other scores' sum (tova: last query); for snapkv of the candidates, max-pooled
-    score [positions]                of the group: the mean of attention, the sum of every other score
-    norms [heads, prompt]            N^h_j = ||v_j W^O_h||
-    stage_two [positions]            mean_h (per_head^h + epsilon) N^h, or (score + epsilon) mean_h N^h
-    *_terms: sums of absolute terms; norms with |v| and |W^O|
-    """
-    n, window = trace.prompt_tokens, policy.window
-    scores = SimpleNamespace(always=always_kept(policy, budget or n, np.arange(n)))
-    scores.candidates = np.flatnonzero(~scores.always)
-    if policy.host == "streaming-llm":
-        return scores
-    key, value, heads = layer.key[group, :n], layer.value[group, :n], range(group * trace.group, (group + 1) * trace.group)
-    queries = layer.query[heads, trace.window_queries - window:trace.window_queries]
-    sight = n - window, trace.scale
-    scores.weights = np.stack([attention_weights(query, key, *sight) for query in queries])
-    scores.mean = scores.weights.mean(axis=1)
-    logits = [seen_logits(query, key, *sight) for query in queries]
-    scores.window = np.concatenate(logits), value
-    scored = n - window if policy.host == "snapkv" else n
-    over_window = np.mean if policy.host == "snapkv" and policy.score == "attention" else np.sum
-    per_query = [(weights, weights) if policy.score == "attention" else
-                 entry_scores(policy, query, key, value, layer.output_projection[head], row, trace.scale)
-                 for head, query, weights, row in zip(heads, queries, scores.weights, logits)]
-    scores.per_head, scores.per_head_terms = (
-        max_pool(over_window(np.stack(part)[..., :scored], axis=1), policy.pool) for part in zip(*per_query))
-    scores.score, scores.score_terms = (group_score(policy, part) for part in (scores.per_head, scores.per_head_terms))
-    for suffix, change in (("", np.asarray), ("_terms", np.abs)):
-        norms = np.stack([projected_value_norms(change(value), change(layer.output_projection[head]), policy.norm)
-                          for head in heads])
-        setattr(scores, "norms" + suffix, norms)
-        setattr(scores, "stage_two" + suffix, stage_two_score(policy, scores.per_head, norms[:, :scored]))
-    return scores
-
 def cached_entries(trace, kept, left=None):
     """Which tokens one KV head's queries see while decoding: booleans [tokens], or [steps, tokens] where entries leave.
 
@@ -165,9 +129,12 @@ def replay_layer(trace, layer, kept, left=None):
     return results, terms
 
 class Judgement:
-    """One dump against the trace: near-tie swaps, the worst share of the tolerance per tensor, and the failures."""
+    """One dump against the trace: near-tie swaps, the worst share of the tolerance per tensor, and the failures.
 
-    def __init__(self, trace, path):
+    layers: those that were replayed, None: all
+    """
+
+    def __init__(self, trace, path, layers=None):
         self.metadata, self.tensors = open_tensors(path)
         if (self.metadata.get("format"), self.metadata.get("version")) != ("kvbound-dump", "1"):
             raise ValueError("not a kvbound-dump of version 1")
@@ -176,7 +143,10 @@ class Judgement:
             self.failures.append((np.inf, f"trace_sha256 is not {trace.sha256}"))
         policy = parse_policy(self.metadata["policy"])
         budget = resolve_budget(self.metadata["budget"], trace, policy)
-        self.relative = np.nanmean([self.judge_layer(trace, policy, budget, index) for index in range(trace.layers)])
+        self.tolerance = independent_merged_replay.RELATIVE if policy.merge else RELATIVE
+        self.relative = np.nanmean([self.judge_layer(trace, policy, budget, index)
+                                    for index, budget in enumerate(layer_budgets(trace, policy, budget))
+                                    if layers is None or index in layers])
         self.failures += [(np.inf, f"{name} is not a tensor of this policy and trace")
                           for name in sorted(set(self.tensors) - self.asked)]
 
@@ -192,7 +162,7 @@ class Judgement:
     def judge(self, name, ours, terms=0):
         """Hold one tensor against ours within the tolerance (below 1 for integers); returns the dump's tensor."""
         theirs = self.fetch(name, "I64" if ours.dtype == np.int64 else "F64", ours.shape)
-        tolerance = RELATIVE * abs(ours) + OF_TERMS * terms + SMALLEST_NORMAL
+        tolerance = self.tolerance * abs(ours) + OF_TERMS * terms + SMALLEST_NORMAL
         with np.errstate(invalid="ignore", over="ignore"):
             share = np.nan_to_num(abs(theirs - ours) / tolerance, nan=np.inf, posinf=np.inf)
         share[theirs == ours] = 0  # infinities too
@@ -209,14 +179,43 @@ class Judgement:
         layer, prefix = trace.layer(index), f"layers.{index}."
         heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
         their_scores = self.judge_scores(policy, heads, prefix)
-        kept, left = self.judge_kept(trace, policy, budget, heads, their_scores, prefix), None
+        budgets, kept, members = self.judge_kept(trace, policy, budget, layer, heads, their_scores, prefix)
+        if policy.merge:
+            return self.judge_merging(trace, layer, policy, budgets, heads, kept, members, prefix)
+        left = None
         if policy.dynamic:
             theirs = self.fetch(prefix + "left", "I64", (trace.decode_tokens, trace.kv_heads))
-            left, swaps, failures = decode(trace, layer, policy, budget, heads, kept, theirs)
+            left, swaps, failures = decode(trace, layer, policy, budgets, heads, kept, theirs)
             self.swaps += swaps
             self.failures += [(np.inf, prefix + failure) for failure in failures]
         results, terms = replay_layer(trace, layer, kept, left)
         for kind in ("output", "perturbation", "kept_mass", "bound", "layer_perturbation"):
+            self.judge(prefix + kind, results[kind], terms[kind])
+        return results["relative"]
+
+    def judge_merging(self, trace, layer, policy, budgets, heads, kept, members, prefix):
+        """The cache after the prompt and the decode steps, near ties as the dump's own numbers have them."""
+        steps, ends = (trace.decode_tokens, trace.kv_heads), np.cumsum([len(positions) for positions in kept])
+        votes, key, value = (self.fetch(prefix + kind, "F64", (ends[-1], *width)) for kind, width in (
+            ("votes", ()), ("merged_key", (trace.head_dim,)), ("merged_value", (trace.head_dim,))))
+        shown = [SimpleNamespace(votes=part[0], key=part[1], value=part[2])
+                 for part in zip(*(np.split(whole, ends[:-1]) for whole in (votes, key, value)))]
+        left, merged_into = (self.fetch(prefix + kind, "I64", steps) if policy.dynamic else None
+                             for kind in ("left", "merged_into"))
+        output = self.fetch(prefix + "output", "F64", (trace.decode_tokens, trace.query_heads, trace.head_dim))
+        recorded = [SimpleNamespace(output=output[:, group * trace.group:(group + 1) * trace.group],
+                                    left=left if left is None else left[:, group],
+                                    merged_into=left if left is None else merged_into[:, group])
+                    for group in range(trace.kv_heads)]
+        results, terms, found = independent_merged_replay.replay_layer(trace, layer, policy, budgets, heads, kept, members,
+                                                                       shown, recorded)
+        self.swaps += found.swaps
+        self.failures += [(np.inf, prefix + text) for text in found.texts]
+        self.judge(prefix + "votes", np.concatenate([cache.votes for cache in found.caches]))
+        for kind in ("key", "value"):
+            self.judge(f"{prefix}merged_{kind}", *(np.concatenate([getattr(cache, part) for cache in found.caches])
+                                                   for part in (kind, kind + "_terms")))
+        for kind in ("output", "perturbation", "kept_mass", "layer_perturbation"):
             self.judge(prefix + kind, results[kind], terms[kind])
         return results["relative"]
 
@@ -235,35 +234,82 @@ class Judgement:
             self.judge(prefix + "projected_value_norms", np.concatenate(norms), np.concatenate(norms_terms))
         return list(zip(their_score, their_stage_two))
 
-    def judge_kept(self, trace, policy, budget, heads, their_scores, prefix):
-        """Who stays after the prompt, per KV head: as the dump has it, unless that cannot be a choice of the policy."""
-        self.judge(prefix + "kept_offsets", np.arange(trace.kv_heads + 1) * budget)
-        their_kept = self.fetch(prefix + "kept", "I64", [trace.kv_heads * budget]).reshape(trace.kv_heads, budget)
-        kept = []
+    def judge_kept(self, trace, policy, budget, layer, heads, their_scores, prefix):
+        """Every KV head's budget, who stays after the prompt, merge-first's members or None: as the dump has it, unless that
+        cannot be a choice of the policy.
+        """
+        offsets = self.fetch(prefix + "kept_offsets", "I64", [trace.kv_heads + 1])
+        counts, merge_first = np.diff(offsets), policy.merge is not None and policy.merge.order == "merge-first"
+        legal = not merge_first and legal_head_budgets(policy, budget, heads, counts.tolist())
+        budgets = counts.tolist() if legal else head_budgets(policy, budget, heads)
+        if offsets[0] or (counts < 0).any() or offsets[-1] > trace.kv_heads * trace.prompt_tokens:
+            counts = budgets
+        their_kept = np.split(self.fetch(prefix + "kept", "I64", [sum(counts)]), np.cumsum(counts)[:-1])
+        kept, members = [], []
         for group, (scores, theirs) in enumerate(zip(heads, their_kept)):
-            always, count = np.flatnonzero(scores.always), budget - scores.always.sum()
-            valid = (np.all(np.diff(theirs) > 0) and 0 <= theirs[0] and theirs[-1] < trace.prompt_tokens
-                     and np.isin(always, theirs).all())
-            ours = keep(policy, count, scores)
+            always, count = np.flatnonzero(scores.always), budgets[group] - scores.always.sum()
+            valid = bool(np.all(np.diff(theirs) > 0) and np.isin(theirs, np.arange(trace.prompt_tokens)).all()
+                         and np.isin(always, theirs).all() and (merge_first or len(theirs) == budgets[group]))
+            if policy.merge:
+                ours, merged = independent_merged_replay.keep_and_merge(
+                    policy, budgets[group], layer, group, scores, np.setdiff1d(theirs, always) if valid else None,
+                    their_scores[group][0] if valid else None)
+            else:
+                ours, merged = keep(policy, count, scores), None
             missing, extra = (np.setdiff1d(*pair) for pair in ((ours, theirs), (theirs, ours)))
-            if valid and (not missing.size or explained_by_near_ties(policy, count, scores, np.setdiff1d(theirs, always),
-                                                                     *their_scores[group])):
+            if valid and (not (missing.size or extra.size) or not merge_first and explained_by_near_ties(
+                    policy, count, scores, np.setdiff1d(theirs, always), *their_scores[group])):
                 self.swaps += len(missing)
             else:
                 self.failures.append((np.inf, f"{prefix}kept of KV head {group} has {extra[:4]} where {missing[:4]} is "
                                       f"expected ({len(missing)} differ), not by near ties ({NEAR_TIE} relative)"))
-            kept.append(theirs if valid else ours)
-        return kept
+            kept.append(theirs if valid and not merge_first else ours)
+            members.append(merged)
+        self.judge(prefix + "kept_offsets", np.cumsum([0, *(map(len, kept) if merge_first else budgets)]))
+        return budgets, kept, members
+
+def replayed_layer(trace, layer, policy, budget, kept=None, left=None):
+    """By the policy alone: what is measured, and all tensors of a dump's layer, both {kind: array}.
+
+    kept: per KV head, left [steps, kv_heads]: who stays and who leaves instead (without merging).
+    """
+    heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
+    budgets = head_budgets(policy, budget, heads)
+    members = [None] * trace.kv_heads
+    if kept is None:
+        chosen = [independent_merged_replay.keep_and_merge(policy, entries, layer, group, scores) if policy.merge
+                  else (keep(policy, entries - scores.always.sum(), scores), None)
+                  for group, (entries, scores) in enumerate(zip(budgets, heads))]
+        kept, members = (list(part) for part in zip(*chosen))
+    tensors = {"kept": np.concatenate(kept).astype(np.int64),
+               "kept_offsets": np.cumsum([0] + [len(positions) for positions in kept])}
+    if policy.host != "streaming-llm":
+        tensors["score"] = np.stack([scores.score for scores in heads])
+        tensors["score_positions"] = np.arange(tensors["score"].shape[1])
+    if policy.selection == "critical":
+        tensors["stage_two_score"] = np.stack([scores.stage_two for scores in heads])
+    if policy.selection in ("critical", "theta-sweep"):
+        tensors["projected_value_norms"] = np.concatenate([scores.norms for scores in heads])
+    if policy.merge:
+        results, _, found = independent_merged_replay.replay_layer(trace, layer, policy, budgets, heads, kept, members)
+        for kind in ("votes", "key", "value"):
+            tensors[kind if kind == "votes" else "merged_" + kind] = np.concatenate(
+                [getattr(cache, kind) for cache in found.caches])
+        if policy.dynamic:
+            tensors.update(left=found.left, merged_into=found.merged_into)
+    else:
+        if policy.dynamic:
+            left = tensors["left"] = decode(trace, layer, policy, budgets, heads, kept, left)[0]
+        results, _ = replay_layer(trace, layer, kept, left) if policy.dynamic else replay_layer(trace, layer, kept)
+    tensors.update({kind: array for kind, array in results.items() if kind != "relative"})
+    return results, tensors
 
 def replay(trace, policy, budget):
     """The means over layers, steps and query heads, as a line; violations are L > bound * (1 + 1e-9)."""
     parts = []
-    for layer in map(trace.layer, range(trace.layers)):
-        heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
-        kept = [keep(policy, budget - scores.always.sum(), scores) for scores in heads]
-        left = decode(trace, layer, policy, budget, heads, kept)[0] if policy.dynamic else None
-        parts.append(replay_layer(trace, layer, kept, left)[0])
-    loss, bound, mass, relative = (np.stack([part[kind] for part in parts])
+    for index, entries in enumerate(layer_budgets(trace, policy, budget)):
+        parts.append(replayed_layer(trace, trace.layer(index), policy, entries)[0])
+    loss, bound, mass, relative = (np.stack([part[kind] for part in parts if kind in part] or [np.array(np.nan)])
                                    for kind in ("perturbation", "bound", "kept_mass", "relative"))
     return (f"mean relative L {np.nanmean(relative):.6f}, mean L {loss.mean():.6f}, mean bound {bound.mean():.6f}, "
             f"violations {int((loss > bound * (1 + 1e-9)).sum())} of {loss.size}, mean kept mass {mass.mean():.6f}")

@@ -30,8 +30,9 @@ def squares(vectors):
     return (vectors * vectors).sum(axis=-1)
 
 
-def removal_scores(kind, logits, values):
-    """What losing entry j costs one query: logits [tokens], -infinity where it does not see; values [tokens, width].
+def removal_scores(kind, logits, values, votes=None):
+    """What losing entry j costs one query: logits [tokens], -infinity where it does not see; values [tokens, width];
+    votes [tokens]: A is of z + ln votes, z without. None: one each.
 
     obcache-value  A_j^2 ||v_j||^2
     obcache-key    A_j^2 z_j^2 ||v_j - o||^2
@@ -40,7 +41,8 @@ def removal_scores(kind, logits, values):
                    For A_j > 1/2, at most one entry, o_-j is made anew from the others' logits; else nothing cancels in
                    v_j - o_-j = (v_j - o) / (1 - A_j).
     """
-    weights, seen = softmax(logits), np.isfinite(logits)
+    weighed = logits if votes is None else logits + np.log(votes)
+    weights, seen = softmax(weighed), np.isfinite(logits)
     if kind == "obcache-value":
         return weights**2 * squares(values)
     differences = values - weights @ values
@@ -52,14 +54,15 @@ def removal_scores(kind, logits, values):
     light = weights <= 0.5
     scores = np.divide(weights, 1 - weights, out=np.zeros_like(weights), where=light)**2 * squares(differences)
     for j in np.flatnonzero(~light):
-        others = np.where(np.arange(len(logits)) == j, -np.inf, logits)
+        others = np.where(np.arange(len(logits)) == j, -np.inf, weighed)
         alone = not np.isfinite(others).any()
         scores[j] = np.inf if alone else weights[j]**2 * squares(values[j] - softmax(others) @ values)
     return scores
 
 
-def removal_score_terms(kind, logits, absolute_logits, absolute_values):
+def removal_score_terms(kind, logits, absolute_logits, absolute_values, votes=None):
     """The same with every product and difference a sum of absolute terms; absolute_logits = scale |q|.|k_j|."""
+    logits = logits if votes is None else logits + np.log(votes)
     weights = softmax(logits)
     if kind == "obcache-value":
         return weights**2 * squares(absolute_values)
@@ -76,11 +79,14 @@ def removal_score_terms(kind, logits, absolute_logits, absolute_values):
     return terms
 
 
-def entry_scores(policy, queries, keys, values, projection, logits, scale):
+def entry_scores(policy, queries, keys, values, projection, logits, scale, merged=None):
     """One query head's score of every entry for every query, and its sums of absolute terms: both [queries, tokens].
 
     logits [queries, tokens] as seen; the rest as in a layer, one head's. Space projected: v and o after W^O.
+    merged: votes [tokens] and the terms of keys and values, where these have merged.
     """
+    if merged is not None:
+        return merged_entry_scores(policy, queries, keys, values, projection, logits, scale, *merged)
     if policy.score == "attention":
         weights = softmax(logits)
         return weights, weights
@@ -90,6 +96,25 @@ def entry_scores(policy, queries, keys, values, projection, logits, scale):
     absolute_logits = scale * abs(queries) @ abs(keys).T
     return (np.stack([removal_scores(policy.score, row, space) for row in logits]),
             np.stack([removal_score_terms(policy.score, *rows, absolute) for rows in zip(logits, absolute_logits)]))
+
+
+def merged_entry_scores(policy, queries, keys, values, projection, logits, scale, votes, key_terms, value_terms):
+    """The same of a cache that has merged: attention with votes; errors of merged keys and values as they spread, first order.
+    """
+    def growth(terms, sizes):  # of errors, over those of entries that never merged
+        return np.maximum(1, np.divide(terms, sizes, out=np.ones_like(terms), where=sizes > 0))
+
+    weights, logit_terms = softmax(logits + np.log(votes)), scale * abs(queries) @ key_terms.T
+    spread = logit_terms + (weights * logit_terms).sum(axis=1, keepdims=True)
+    if policy.score == "attention":
+        return weights, weights * (1 + spread)
+    space, absolute, space_terms = values, abs(values), value_terms
+    if policy.space == "projected":
+        space, absolute, space_terms = values @ projection, absolute @ abs(projection), value_terms @ abs(projection)
+    absolute_logits = scale * abs(queries) @ abs(keys).T
+    terms = np.stack([removal_score_terms(policy.score, *rows, absolute, votes) for rows in zip(logits, absolute_logits)])
+    grown = growth(np.sqrt(squares(space_terms)), np.sqrt(squares(absolute))).max() + growth(logit_terms, absolute_logits)
+    return np.stack([removal_scores(policy.score, row, space, votes) for row in logits]), terms * 2 * (spread + grown)
 
 
 def group_score(policy, per_head):

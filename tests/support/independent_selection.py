@@ -162,6 +162,30 @@ def keep(policy, count, scores):
     return np.union1d(chosen, np.flatnonzero(scores.always))
 
 
+def near_swaps(policy, count, scores, most=16):
+    """The positions kept, as `keep` has them, and the same with one entry for another that rounding could have preferred.
+
+    For top-k and critical, whose second stage alone is looked at; the nearest `most` swaps.
+    """
+    ours, swaps = keep(policy, count, scores), []
+    if policy.selection == "top-k":
+        stage_one, deciding, terms = [], scores.score, scores.score_terms
+    elif policy.selection == "critical":
+        stage_one, deciding, _ = choices(policy, count, scores, scores.score, scores.stage_two)[0]
+        terms = scores.stage_two_terms
+    else:
+        return [ours]
+    movable, others = np.setdiff1d(scores.candidates, stage_one), np.setdiff1d(scores.candidates, ours)
+    inside = np.intersect1d(movable, ours)
+    if inside.size and others.size:
+        best, worst = others[np.argmax(deciding[others])], inside[np.argmin(deciding[inside])]
+        inside = inside[within_tie(deciding[inside], deciding[best], terms[inside] + terms[best])]
+        others = others[within_tie(deciding[worst], deciding[others], terms[worst] + terms[others])]
+        swaps = [(deciding[i] - deciding[j], i, j) for i in inside for j in others
+                 if within_tie(deciding[i], deciding[j], terms[i] + terms[j])]
+    return [ours, *(np.union1d(np.setdiff1d(ours, [i]), [j]) for _, i, j in sorted(swaps)[:most])]
+
+
 def near_tie(deciding, terms, ours, theirs):
     """Are the sets equal, but for swaps of entries that rounding could have swapped?"""
     missing, extra = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)

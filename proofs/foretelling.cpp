@@ -1,0 +1,90 @@
+#include "foretelling.hpp"
+
+#include <algorithm>
+
+namespace kvbound::proofs {
+
+using exact::Query;
+using exact::Real;
+using exact::Reals;
+
+namespace {
+
+Query seen(const MergingHead& head, size_t query, const exact::Entries& entries) {
+  return exact::attention(exact::logits(head.queries[query], entries.keys), entries.votes, entries.values);
+}
+
+// |1 - s^/s| from logarithms.
+Real relative_error(const Real& predicted, const Real& logit) { return abs(1 - exp(predicted - logit)); }
+
+}  // namespace
+
+Merges::Merges(const MergingCase& merging, size_t head, const std::vector<Group>& groups_, MergeRule rule)
+    : groups(groups_) {
+  for (const Group& group : groups) {
+    const exact::GroupMean mean = merging.mean(head, group);
+    entries.push_back(rule(mean, merging.heads[head].queries.front()));
+    predicted.push_back(mean.target);
+  }
+}
+
+Sight::Sight(const MergingCase& merging, size_t head, const Merges& merges, size_t query)
+    : merging_(merging),
+      head_(merging.heads[head]),
+      index_(head),
+      merges_(merges),
+      before_(seen(head_, query, merging.cache)),
+      after_(seen(head_, query, exact::with_merged(merging.cache, merges.groups, merges.entries))) {
+  for (size_t g = 0; g < merges.groups.size(); ++g) {
+    for (const int64_t member : merges.groups[g]) {
+      const auto j = static_cast<size_t>(member);
+      const Real logit = exact::inner_product(head_.queries[query], merging.cache.keys[j]);
+      members_epsilon_ = std::max<Real>(members_epsilon_, relative_error(head_.predicted[j], logit));
+    }
+    const Reals &q = head_.queries[query], &key = merges.entries[g].key;
+    merged_terms_ = std::max<Real>(merged_terms_, absolute_terms(q, key) + absolute_terms(q, q));
+    merged_epsilon_ =
+        std::max<Real>(merged_epsilon_, relative_error(merges.predicted[g], exact::inner_product(q, key)));
+  }
+}
+
+Real Sight::group_weight(size_t g) const { return exact::total(before_.attention, merges_.groups[g]); }
+
+Real Sight::merged_share() const {
+  Real sum = 0;
+  for (size_t g = 0; g < merges_.entries.size(); ++g) sum += share(g);
+  return sum;
+}
+
+Reals Sight::change(Space space) const {
+  return head_.in(space, exact::difference(after_.output, before_.output));
+}
+
+Real Sight::spread(Space space, exact::Norm norm) const {
+  const exact::Vectors& values = head_.values[static_cast<size_t>(space)];
+  Real result = 0;
+  for (const Group& group : merges_.groups) {
+    for (const int64_t member : group) {
+      for (const Reals& value : values) {
+        const Reals apart = exact::difference(value, values[static_cast<size_t>(member)]);
+        result = std::max<Real>(result, exact::norm(apart, norm));
+      }
+    }
+  }
+  return result;
+}
+
+bool any_foretold(const MergingCase& merging) {
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    for (const Group& group : merging.groups) {
+      const Merges merges(merging, h, {group}, exact::min_norm_merge);
+      for (size_t i = 1; i < merging.heads[h].queries.size(); ++i) {
+        const Real epsilon = Sight(merging, h, merges, i).epsilon();
+        if (0 < epsilon && epsilon < 1) return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace kvbound::proofs

@@ -1,0 +1,59 @@
+// What a query sees of a cache in which groups have merged, and how well its scores were foretold.
+#pragma once
+
+#include "merging_case.hpp"
+#include "scoring.hpp"
+
+namespace kvbound::proofs {
+
+/// How one head's group merges: with the query that it merges for, the scale in it.
+using MergeRule = exact::MergedEntry (*)(const exact::GroupMean& mean, const exact::Reals& query);
+
+/// A head's cache after groups merged at one time.
+struct Merges {
+  Merges() = default;
+  /// Each by the head's own scores and first query.
+  Merges(const MergingCase& merging, size_t head, const std::vector<Group>& groups, MergeRule rule);
+
+  std::vector<Group> groups;
+  std::vector<exact::MergedEntry> entries;
+  exact::Reals predicted;  ///< ln s^_r = ln(W / P)
+};
+
+/// One query's outputs before and after.
+class Sight {
+ public:
+  Sight(const MergingCase& merging, size_t head, const Merges& merges, size_t query);
+
+  /// max |1 - s^/s| over the members
+  const exact::Real& members_epsilon() const { return members_epsilon_; }
+  /// max |1 - s^/s| over the members and the merged entries
+  exact::Real epsilon() const { return std::max<exact::Real>(members_epsilon_, merged_epsilon_); }
+  /// What merged entry g weighs: A'_r, and what its group weighed.
+  exact::Real share(size_t g) const {
+    return after_.attention[after_.entries() - merges_.entries.size() + g];
+  }
+  exact::Real group_weight(size_t g) const;
+  /// The sum of share(g).
+  exact::Real merged_share() const;
+  /// o' - o
+  exact::Reals change(Space space) const;
+  /// max ||v_i - v_j|| over all i and members j
+  exact::Real spread(Space space, exact::Norm norm) const;
+  /// More than the absolute terms that 50 digits round in a logit, and in an output, that of merged entries included.
+  exact::Real logit_terms() const { return merging_.logit_terms(index_) + merged_terms_; }
+  exact::Real terms(Space space) const { return merging_.value_terms(index_, space) * logit_terms(); }
+
+ private:
+  const MergingCase& merging_;
+  const MergingHead& head_;
+  size_t index_;
+  const Merges& merges_;
+  exact::Query before_, after_;
+  exact::Real members_epsilon_, merged_epsilon_, merged_terms_;
+};
+
+/// Whether some group of a head, merged by minimum norm, is foretold for a later query with 0 < epsilon < 1.
+bool any_foretold(const MergingCase& merging);
+
+}  // namespace kvbound::proofs

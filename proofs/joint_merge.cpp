@@ -1,0 +1,339 @@
+// One key and one value for several query heads: which value is best, and what it costs.
+#include <algorithm>
+
+#include "foretelling.hpp"
+#include "merge_bounds.hpp"
+
+namespace kvbound::proofs {
+namespace {
+
+using exact::GroupMean;
+using exact::JointMean;
+using exact::MergedEntry;
+using exact::Norm;
+using exact::Query;
+using exact::Real;
+using exact::Reals;
+
+JointMean joint_mean(const MergingCase& merging, const Group& group) {
+  std::vector<GroupMean> means;
+  Reals log_denominators;
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    means.push_back(merging.mean(h, group));
+    log_denominators.push_back(merging.log_denominator(h));
+  }
+  return {means, merging.first_queries(), log_denominators};
+}
+
+// How a head's output depends on the merged value: o' - o = share * v_r - miss.
+struct Affine {
+  Real share;
+  Reals miss;
+};
+
+// Each head's, in the space, for these logits of the merged entry.
+std::vector<Affine> outputs(const MergingCase& merging, const Group& group, const Reals& merged_logits,
+                            Space space) {
+  std::vector<Affine> result;
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    const MergingHead& head = merging.heads[h];
+    const auto& values = head.values[static_cast<size_t>(space)];
+    const Query before = exact::attention(head.predicted, merging.cache.votes, values);
+    const MergedEntry nothing{{}, Reals(values.front().size()), exact::total(merging.cache.at(group).votes)};
+    exact::Entries cache = merging.cache;
+    cache.values = values;
+    const Query after = exact::merged_attention(head.predicted, cache, group, merged_logits[h], nothing);
+    result.push_back({after.attention.back(), exact::difference(before.output, after.output)});
+  }
+  return result;
+}
+
+// sum_h || o'_h - o_h ||^2
+Real objective(const std::vector<Affine>& heads, const exact::Vectors& values) {
+  Real sum = 0;
+  for (size_t h = 0; h < heads.size(); ++h)
+    sum += exact::squared(exact::combination(heads[h].share, values[h], -1, heads[h].miss));
+  return sum;
+}
+
+Real objective(const std::vector<Affine>& heads, const Reals& value) {
+  return objective(heads, exact::Vectors(heads.size(), value));
+}
+
+// The value of the smallest objective: sum_h a_h b_h / sum_h a_h^2.
+Reals best_value(const std::vector<Affine>& heads) {
+  Reals sum(heads.front().miss.size());
+  Real squares = 0;
+  for (const Affine& head : heads) {
+    sum = exact::combination(1, sum, head.share, head.miss);
+    squares += head.share * head.share;
+  }
+  return squares > 0 ? exact::scaled(1 / squares, sum) : sum;
+}
+
+// Of every head the logit that keeps the group's weight.
+Reals targets(const MergingCase& merging, const Group& group) {
+  Reals result;
+  for (size_t h = 0; h < merging.heads.size(); ++h) result.push_back(merging.mean(h, group).target);
+  return result;
+}
+
+Reals logits_of(const MergingCase& merging, const Reals& key) {
+  Reals result;
+  for (const MergingHead& head : merging.heads)
+    result.push_back(exact::inner_product(head.queries.front(), key));
+  return result;
+}
+
+Real squared_terms(const MergingCase& merging, Space space) {
+  Real size = 0, logit = 1;
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    size = std::max<Real>(size, merging.value_terms(h, space));
+    logit = std::max<Real>(logit, merging.logit_terms(h));
+  }
+  return 16 * (1 + size * size) * logit;
+}
+
+Real condition(const JointMean& joint) {
+  return joint.singular.sigmas.front() / joint.singular.sigmas.back();
+}
+
+// The value with one number of it moved up and down.
+std::vector<Reals> neighbours(const Reals& value) {
+  std::vector<Reals> result;
+  for (size_t c = 0; c < value.size(); ++c) {
+    for (const Real& step : {ldexp(Real(1), -6), ldexp(Real(-1), -6)}) result.emplace_back(value)[c] += step;
+  }
+  return result;
+}
+
+// ---- KKV-GQA
+
+void hold_best_value(const MergingCase& merging, const Group& group, const JointMean& joint,
+                     Outcome& outcome) {
+  const std::vector<Affine> heads = outputs(merging, group, targets(merging, group), Space::head);
+  const Real found = objective(heads, joint.value), terms = squared_terms(merging, Space::head);
+  Real floor = 0, squares = 0;
+  for (size_t h = 0; h < heads.size(); ++h) {
+    const GroupMean mean = merging.mean(h, group);
+    const Real weight = exp(mean.log_weight - merging.log_denominator(h));
+    squares += weight * weight;
+    floor += weight * weight * exact::squared(exact::difference(joint.value, mean.value));
+    outcome.at_most("no head's own mean is better", found, objective(heads, mean.value), terms);
+  }
+  outcome.equal("sum || o'_h - o_h ||^2 = sum c_h || v_r - v-_h ||^2", found, floor, terms);
+  for (const Reals& other : neighbours(joint.value)) {
+    outcome.equal("another value costs sum c || v - v_r ||^2 more", objective(heads, other),
+                  found + squares * exact::squared(exact::difference(other, joint.value)), terms);
+  }
+}
+
+Outcome joint_value_is_best(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (const Group& group : merging.groups) {
+    const JointMean joint = joint_mean(merging, group);
+    const MergedEntry merged = joint.merged(merging.heads.size());
+    const Reals reached = logits_of(merging, merged.key), wanted = targets(merging, group);
+    const Real key = 1 + merging.key_size();
+    for (size_t h = 0; h < wanted.size(); ++h) {
+      const Real kappa = condition(joint), size = joint.singular.sigmas.front();
+      outcome.equal("independent queries: every head gets its logit", reached[h], wanted[h],
+                    64 * kappa * kappa * kappa * (score_terms(wanted) + (1 + size) * key));
+    }
+    hold_best_value(merging, group, joint, outcome);
+  }
+  for (const double rank : {0.0, 0.3, 1.0})
+    hold_merges({MergedKey::min_norm, MergeGqa::joint, rank}, instance, merging, outcome);
+  hold_merges({MergedKey::convex, MergeGqa::joint, 0}, instance, merging, outcome);
+  return outcome;
+}
+
+Outcome joint_is_lossless(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (const Group& group : merging.groups) {
+    const JointMean joint = joint_mean(merging, group);
+    const auto heads = outputs(merging, group, targets(merging, group), Space::head);
+    outcome.equal("sum || o'_h - o_h ||^2 = 0", objective(heads, joint.value), 0,
+                  squared_terms(merging, Space::head));
+  }
+  return outcome;
+}
+
+// With a direction dropped the logits are not the targets.
+Outcome best_with_dropped(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (const Group& group : merging.groups) {
+    const JointMean joint = joint_mean(merging, group);
+    const auto heads = outputs(merging, group, logits_of(merging, joint.merged(1).key), Space::head);
+    outcome.at_most("with one direction alone, no value is better", objective(heads, joint.value),
+                    objective(heads, best_value(heads)), squared_terms(merging, Space::head));
+  }
+  return outcome;
+}
+
+Outcome best_in_projected_space(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (const Group& group : merging.groups) {
+    const JointMean joint = joint_mean(merging, group);
+    const auto heads = outputs(merging, group, targets(merging, group), Space::projected);
+    const auto projected = [&](const Reals& value) {
+      exact::Vectors values;
+      for (const MergingHead& head : merging.heads) values.push_back(head.in(Space::projected, value));
+      return objective(heads, values);
+    };
+    for (const Reals& other : neighbours(joint.value)) {
+      outcome.at_most("after W^O no value is better", projected(joint.value), projected(other),
+                      squared_terms(merging, Space::projected));
+    }
+  }
+  return outcome;
+}
+
+Outcome best_of_free_logits(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (const Group& group : merging.groups) {
+    const Reals wanted = targets(merging, group);
+    const auto heads = outputs(merging, group, wanted, Space::head);
+    for (const Reals& other : neighbours(wanted)) {
+      const auto moved = outputs(merging, group, other, Space::head);
+      outcome.at_most("no other logits are better", objective(heads, best_value(heads)),
+                      objective(moved, best_value(moved)), squared_terms(merging, Space::head));
+    }
+  }
+  return outcome;
+}
+
+// All groups merge at one time, each with its own best value and every head with its logits: o'_h - o_h = sum_g (W_g / D)
+// (v_g - v-_g).
+Outcome best_of_many_groups(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  if (merging.groups.size() < 2) return outcome;
+  const auto cost = [&](const Reals& moved_by) {
+    Real sum = 0;
+    for (size_t h = 0; h < merging.heads.size(); ++h) {
+      Reals change(moved_by.size());
+      for (size_t g = 0; g < merging.groups.size(); ++g) {
+        const GroupMean mean = merging.mean(h, merging.groups[g]);
+        Reals apart = exact::difference(joint_mean(merging, merging.groups[g]).value, mean.value);
+        if (g == 0) apart = exact::combination(1, apart, 1, moved_by);
+        change = exact::combination(1, change, exp(mean.log_weight - merging.log_denominator(h)), apart);
+      }
+      sum += exact::squared(change);
+    }
+    return sum;
+  };
+  const Reals still(merging.cache.values.front().size());
+  for (const Reals& moved : neighbours(still)) {
+    outcome.at_most("no other value of the first group is better", cost(still), cost(moved),
+                    squared_terms(merging, Space::head));
+  }
+  return outcome;
+}
+
+// ---- KKV-5-joint
+
+// Every head's sight of one group's joint merge, whose directions are kept down to `rank` of them.
+template <class Look>
+void for_each_joint_sight(const MergingCase& merging, const Look& look) {
+  for (const Group& group : merging.groups) {
+    const JointMean joint = joint_mean(merging, group);
+    for (size_t rank = 0; rank <= merging.heads.size(); ++rank) {
+      for (size_t h = 0; h < merging.heads.size(); ++h) {
+        Merges merges;
+        merges.groups = {group};
+        merges.entries = {joint.merged(rank)};
+        merges.predicted = {merging.mean(h, group).target};
+        const Reals apart = exact::difference(joint.value, merging.mean(h, group).value);
+        for (size_t i = 0; i < merging.heads[h].queries.size(); ++i)
+          look(Sight(merging, h, merges, i), merging.heads[h], apart, 1 + condition(joint));
+      }
+    }
+  }
+}
+
+Real printed_factor(const Real& epsilon) {
+  return 2 * epsilon * (1 + epsilon) / ((1 - epsilon) * (1 - epsilon));
+}
+
+Outcome joint_bound(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_joint_sight(
+      merging, [&](const Sight& sight, const MergingHead& head, const Reals& apart, const Real& kappa) {
+        const Real epsilon = sight.epsilon();
+        if (!(epsilon < 1)) return;
+        for (const Space space : kSpaces) {
+          for (const Norm norm : exact::kNorms) {
+            const Real own = printed_factor(epsilon) * sight.spread(space, norm);
+            const Real left = exact::norm(sight.change(space), norm);
+            const Real right = sight.share(0) * (own + exact::norm(head.in(space, apart), norm));
+            const Real terms = (1 + printed_factor(epsilon)) * kappa * kappa * kappa * sight.terms(space);
+            outcome.at_most("Theta_h <= A'_r (2 e (1 + e) gamma / (1 - e)^2 + || v_r - v-_h ||)", left, right,
+                            terms);
+            outcome.ratio(left, right, terms);
+          }
+        }
+      });
+  hold_merges({MergedKey::min_norm, MergeGqa::joint, 0}, instance, merging, outcome);
+  return outcome;
+}
+
+Outcome own_bound_of_joint(const Instance& instance) {
+  Outcome outcome;
+  for_each_joint_sight(
+      MergingCase(instance), [&](const Sight& sight, const MergingHead&, const Reals&, const Real& kappa) {
+        const Real epsilon = sight.epsilon();
+        if (!(epsilon < 1)) return;
+        outcome.at_most("Theta_h <= 2 e (1 + e) gamma / (1 - e)^2",
+                        exact::norm(sight.change(Space::head), Norm::l2),
+                        printed_factor(epsilon) * sight.spread(Space::head, Norm::l2),
+                        (1 + printed_factor(epsilon)) * kappa * kappa * kappa * sight.terms(Space::head));
+      });
+  return outcome;
+}
+
+}  // namespace
+
+std::vector<Theorem> joint_merge_theorems() {
+  return {
+      {.id = "kkv-gqa",
+       .title = "one key and one value for several query heads",
+       .statement = "if the heads' queries are independent, k_r = mean_h k-_h + the smallest correction "
+                    "gives each its logit "
+                    "scale q_h . k-_h - KL_h; given these logits sum_h || o'_h - o_h ||^2 = sum_h c_h || v_r "
+                    "- v-_h ||^2, c_h "
+                    "= (W_h / D_h)^2, and v_r = sum_h c_h v-_h / sum_h c_h makes it smallest: another v "
+                    "costs sum_h c_h || v - "
+                    "v_r ||^2 more",
+       .hypotheses = "every head has its logit (no direction is dropped); one group; outputs before W^O",
+       .source = "ours",
+       .ratio = "",
+       .sizes = kMergingSizes,
+       .property = {"kkv-gqa", "every logit is met, and no value is better", joint_value_is_best},
+       .weakened = {{"kkv-gqa:lossless", "no head loses anything", joint_is_lossless},
+                    {"kkv-gqa:dropped", "no value is better if a direction was dropped", best_with_dropped},
+                    {"kkv-gqa:projected", "no value is better for the hidden states",
+                     best_in_projected_space},
+                    {"kkv-gqa:free-logits", "nor with other logits", best_of_free_logits},
+                    {"kkv-gqa:many-groups", "no value of a group is better where others merge, too",
+                     best_of_many_groups}}},
+      {.id = "kkv-5-joint",
+       .title = "the bound for a joint merge",
+       .statement = "Theta_h <= A'_r (2 e (1 + e) gamma / (1 - e)^2 + || v_r - v-_h ||) for each query head, "
+                    "e its own",
+       .hypotheses = "e < 1; one group; any key, any v_r",
+       .source = "ours",
+       .ratio = "Theta_h / bound",
+       .sizes = kMergingSizes,
+       .property = {"kkv-5-joint", "Theta_h is within the bound", joint_bound},
+       .weakened = {{"kkv-5-joint:own-bound", "kkv-5 holds of joint merges, too", own_bound_of_joint}}},
+  };
+}
+
+}  // namespace kvbound::proofs

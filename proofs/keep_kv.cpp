@@ -1,0 +1,215 @@
+// What a merged entry weighs: with one vote less than its group did, with all votes and the mean key more.
+#include <algorithm>
+
+#include "foretelling.hpp"
+#include "merge_bounds.hpp"
+
+namespace kvbound::proofs {
+namespace {
+
+using exact::GroupMean;
+using exact::MergedEntry;
+using exact::Query;
+using exact::Real;
+using exact::Reals;
+
+// ---- KKV-2
+
+// Some query's logits of a group's members and what they weigh, and of the others all they weigh: as shares of the
+// group's heaviest member's weight.
+struct Weighed {
+  Weighed(const MergingCase& merging, size_t head, size_t query, const Group& group) {
+    const Reals all = merging.logits(head, query);
+    Reals voted;
+    for (size_t j = 0; j < all.size(); ++j) voted.push_back(all[j] + log(merging.cache.votes[j]));
+    heaviest = voted[static_cast<size_t>(group.front())];
+    for (const int64_t member : group) {
+      logits.push_back(all[static_cast<size_t>(member)]);
+      heaviest = std::max<Real>(heaviest, voted[static_cast<size_t>(member)]);
+    }
+    Reals weights;
+    for (const Real& logit : voted) weights.push_back(exp(logit - heaviest));
+    whole = exact::total(weights, group);
+    rest = exact::total_outside(weights, group);
+  }
+
+  // The attention of what weighs so much in the group's place.
+  Real attention(const Real& weight) const { return weight / (rest + weight); }
+
+  Reals logits;
+  Real heaviest;  // ln of the heaviest member's weight
+  Real whole, rest;
+};
+
+// Weights of sum 1 that merging methods give the members.
+std::vector<Reals> convex_weights(const MergingCase& merging, size_t head, const Group& group) {
+  const exact::Entries members = merging.cache.at(group);
+  return {Reals(group.size(), Real(1) / static_cast<int64_t>(group.size())),
+          exact::similarity_weights(members.keys), exact::gaussian_weights(members.keys),
+          exact::softmax(merging.predicted(head, group)), merging.mean(head, group).weights};
+}
+
+// Calls look(what the group weighs to some query, the logit of a convex combination of its keys).
+template <class Look>
+void for_each_convex_merge(const MergingCase& merging, const Look& look) {
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    for (size_t i = 0; i < merging.heads[h].queries.size(); ++i) {
+      const Weighed weighed(merging, h, i, group);
+      for (const Reals& weights : convex_weights(merging, h, group))
+        look(weighed, exact::inner_product(weights, weighed.logits));
+    }
+  });
+}
+
+Outcome attention_sags(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_convex_merge(merging, [&](const Weighed& weighed, const Real& logit) {
+    if (weighed.rest == 0) return;
+    const Real weight = exp(logit - weighed.heaviest), terms = score_terms(weighed.logits) * 16;
+    outcome.at_most("the merged entry weighs no more than the heaviest member did", weight, 1, terms);
+    outcome.at_most("A_r <= max A / (max A + A_rest)", weighed.attention(weight), weighed.attention(1),
+                    terms);
+    outcome.at_most("A_r <= sum of A", weighed.attention(weight), weighed.attention(weighed.whole), terms);
+    outcome.require("the heaviest member is not all of its group", weighed.whole > 0 && weighed.whole >= 1);
+    outcome.ratio(weighed.attention(weight), weighed.attention(1), terms);
+  });
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const GroupMean mean = merging.mean(h, group);
+    const Weighed weighed(merging, h, 0, group);
+    const Real weight = mean.votes * exp(mean.mean_score - weighed.heaviest);
+    outcome.at_most("with all votes and weights p s, A_r >= sum of A", weighed.attention(weighed.whole),
+                    weighed.attention(weight), score_terms(weighed.logits) * 16);
+  });
+  hold_convex_weights(merging, outcome);
+  return outcome;
+}
+
+Outcome output_moves(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    for (const Group& group : merging.groups) {
+      if (group.size() == merging.cache.count()) continue;
+      Merges merges(merging, h, {group}, [](const GroupMean& mean, const Reals&) {
+        return MergedEntry{mean.key, mean.value, 1};
+      });
+      const Sight sight(merging, h, merges, 0);
+      outcome.below("0 < || o' - o ||", 0, exact::norm(sight.change(Space::head), exact::Norm::l2),
+                    sight.terms(Space::head));
+    }
+  }
+  return outcome;
+}
+
+Outcome sags_with_votes(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const GroupMean mean = merging.mean(h, group);
+    const Weighed weighed(merging, h, 0, group);
+    const Real weight = mean.votes * exp(mean.mean_score - weighed.heaviest);
+    if (weighed.rest > 0)
+      outcome.at_most("A_r <= sum of A", weighed.attention(weight), weighed.attention(weighed.whole),
+                      score_terms(weighed.logits) * 16);
+  });
+  return outcome;
+}
+
+Outcome sags_if_all_merge(const Instance& instance) {
+  Outcome outcome;
+  for_each_convex_merge(MergingCase(instance), [&](const Weighed& weighed, const Real& logit) {
+    if (weighed.rest > 0) return;
+    outcome.below("A_r < sum of A", weighed.attention(exp(logit - weighed.heaviest)),
+                  weighed.attention(weighed.whole), 1);
+  });
+  return outcome;
+}
+
+// ---- KKV-KL
+
+Real range(const Reals& numbers) {
+  return *std::ranges::max_element(numbers) - *std::ranges::min_element(numbers);
+}
+
+// ln(P / min p)
+Real largest_divergence(const exact::Entries& members) {
+  return log(exact::total(members.votes) / *std::ranges::min_element(members.votes));
+}
+
+Outcome divergence_is_the_excess(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const Reals scores = merging.predicted(h, group);
+    const GroupMean mean = merging.mean(h, group);
+    const Real terms = score_terms(scores), spread = range(scores);
+    const Real by_votes = largest_divergence(merging.cache.at(group)), by_range = spread * spread / 8;
+    outcome.equal("m - z* = KL(w/W || p/P)", mean.mean_score - mean.target, mean.divergence, terms);
+    outcome.at_most("0 <= KL", 0, mean.divergence, terms);
+    outcome.at_most("KL <= ln(P / min p)", mean.divergence, by_votes, terms);
+    outcome.at_most("KL <= (max ln s - min ln s)^2 / 8", mean.divergence, by_range, terms);
+    outcome.ratio(mean.divergence, std::min<Real>(by_votes, by_range), terms);
+  });
+  hold_group_means(instance, merging, outcome);
+  return outcome;
+}
+
+Outcome divergence_is_positive(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    outcome.below("0 < KL", 0, merging.mean(h, group).divergence, score_terms(merging.predicted(h, group)));
+  });
+  return outcome;
+}
+
+Outcome mean_by_votes_is_enough(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const Reals scores = merging.predicted(h, group);
+    const GroupMean mean = merging.mean(h, group);
+    const Real by_votes = exact::inner_product(merging.cache.at(group).votes, scores) / mean.votes;
+    outcome.at_most("z* <= sum (p/P) ln s", mean.target, by_votes, score_terms(scores));
+  });
+  return outcome;
+}
+
+const std::string kSource = "KeepKV (arXiv:2504.09936)";
+
+}  // namespace
+
+std::vector<Theorem> keep_kv_theorems() {
+  return {
+      {.id = "kkv-2",
+       .title = "attention sag",
+       .statement = "if a group merges into one entry with one vote and a convex combination of the keys, "
+                    "A_r <= max A / "
+                    "(max A + A_rest) < sum of A, the maximum over the group; with all votes and the weights "
+                    "p s / W it is "
+                    "A_r >= sum of A",
+       .hypotheses = "votes >= 1, two members at least, another entry is there",
+       .source = kSource + ", Theorem 2; the bound by the heaviest member: ours",
+       .ratio = "A_r / bound",
+       .sizes = kMergingSizes,
+       .property = {"kkv-2", "a convex merge weighs at most what its heaviest member did", attention_sags},
+       .weakened = {{"kkv-2:output-moves", "|| o' - o || > 0", output_moves},
+                    {"kkv-2:all-votes", "the same with all votes and the weights p s / W", sags_with_votes},
+                    {"kkv-2:whole-cache", "A_r < sum of A if the whole cache merges", sags_if_all_merge}}},
+      {.id = "kkv-kl",
+       .title = "the mean key's logit is KL too large",
+       .statement =
+           "m - z* = KL(w/W || p/P) >= 0, and KL <= ln(P / min p), KL <= (max ln s - min ln s)^2 / 8",
+       .hypotheses = "none",
+       .source = "ours",
+       .ratio = "KL / the smaller bound",
+       .sizes = kMergingSizes,
+       .property = {"kkv-kl", "m - z* is the divergence, within its bounds", divergence_is_the_excess},
+       .weakened = {{"kkv-kl:strict", "KL > 0", divergence_is_positive},
+                    {"kkv-kl:mean-by-votes", "the mean of ln s by votes alone is at least z*, too",
+                     mean_by_votes_is_enough}}},
+  };
+}
+
+}  // namespace kvbound::proofs

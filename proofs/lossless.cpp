@@ -1,0 +1,343 @@
+// When nothing is lost by merging, and with which key.
+#include <algorithm>
+
+#include "foretelling.hpp"
+#include "merge_bounds.hpp"
+
+namespace kvbound::proofs {
+namespace {
+
+using exact::GroupMean;
+using exact::MergedEntry;
+using exact::Query;
+using exact::Real;
+using exact::Reals;
+
+MergedEntry zip(const GroupMean& mean, const Reals&) { return exact::zip_merge(mean); }
+MergedEntry convex(const GroupMean& mean, const Reals&) { return exact::convex_merge(mean); }
+
+void hold_unchanged(const Sight& sight, const Real& factor, Outcome& outcome) {
+  for (const Space space : kSpaces) {
+    const Reals change = sight.change(space);
+    equal_vectors(outcome, std::string("o' = o, ") + name(space) + " space", change, Reals(change.size()),
+                  factor * sight.terms(space));
+  }
+}
+
+// ---- KKV-3
+
+bool has_zip(const GroupMean& mean) { return mean.mean_score != 0 || mean.divergence == 0; }
+
+// z*/m
+Real zip_scale(const GroupMean& mean) {
+  return mean.divergence == 0 ? Real(1) : Real(1 - mean.divergence / mean.mean_score);
+}
+
+Reals shifted(Reals logits, const Real& shift) {
+  for (Real& logit : logits) logit += shift;
+  return logits;
+}
+
+// One head's group and its first query, with a constant added to all logits.
+struct Shifted {
+  Shifted(const MergingCase& merging, size_t head, const Group& group_, const Real& shift)
+      : logits(shifted(merging.heads[head].predicted, shift)),
+        cache(merging.cache),
+        group(group_),
+        mean(cache.at(group), shifted(merging.predicted(head, group), shift)),
+        before(exact::attention(logits, cache.votes, cache.values)) {}
+
+  // After the group became one entry of this logit.
+  Query after(const Real& logit) const {
+    return exact::merged_attention(logits, cache, group, logit, exact::convex_merge(mean));
+  }
+  Real terms() const { return 16 * before.size * score_terms(logits); }
+
+  Reals logits;
+  const exact::Entries& cache;
+  const Group& group;
+  GroupMean mean;
+  Query before;
+};
+
+// With m = 0 every multiple of k- has the logit 0.
+void hold_singular(const Shifted& singular, Outcome& outcome) {
+  const Query after = singular.after(0);
+  const Real missing = after.attention.back() * (1 - exp(-singular.mean.divergence));
+  equal_vectors(outcome, "m = 0: o' - o = A'_r (1 - e^-KL) (v- - o)",
+                exact::difference(after.output, singular.before.output),
+                exact::scaled(missing, exact::difference(singular.mean.value, singular.before.output)),
+                singular.terms());
+}
+
+Outcome zip_is_lossless(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    std::vector<Group> all;
+    Real largest = 1;
+    for (const Group& group : merging.groups) {
+      const GroupMean mean = merging.mean(h, group);
+      hold_singular(Shifted(merging, h, group, -mean.mean_score), outcome);
+      if (!has_zip(mean)) continue;
+      all.push_back(group);
+      const Real factor = 1 + abs(zip_scale(mean));
+      largest = std::max(largest, factor);
+      const Merges merges(merging, h, {group}, zip);
+      const Sight sight(merging, h, merges, 0);
+      outcome.equal("q . k_r = z*",
+                    exact::inner_product(merging.heads[h].queries.front(), merges.entries[0].key),
+                    mean.target, factor * (sight.logit_terms() + score_terms(merging.heads[h].predicted)));
+      hold_unchanged(sight, factor, outcome);
+    }
+    const Merges merges(merging, h, all, zip);
+    if (all.size() > 1) hold_unchanged(Sight(merging, h, merges, 0), largest, outcome);
+  }
+  hold_merges({MergedKey::zip, MergeGqa::mean, 0}, instance, merging, outcome);
+  return outcome;
+}
+
+Outcome zip_of_singular(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const Shifted singular(merging, h, group, -merging.mean(h, group).mean_score);
+    const Query after = singular.after(0);
+    equal_vectors(outcome, "m = 0: a multiple of k- is lossless", after.output, singular.before.output,
+                  singular.terms());
+  });
+  return outcome;
+}
+
+Outcome zip_of_normalised(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const Shifted raw(merging, h, group, 0), normalised(merging, h, group, -merging.log_denominator(h));
+    if (!has_zip(normalised.mean)) return;
+    // The key is scaled as normalised scores say, the query sees it as it is.
+    const Real scale = zip_scale(normalised.mean);
+    const Query after = raw.after(scale * raw.mean.mean_score);
+    equal_vectors(outcome, "built from ln s - LSE, it is lossless", after.output, raw.before.output,
+                  (1 + abs(scale)) * raw.terms());
+  });
+  return outcome;
+}
+
+Outcome zip_is_positive(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const GroupMean mean = merging.mean(h, group);
+    if (has_zip(mean))
+      outcome.at_most("0 <= z*/m", 0, zip_scale(mean), score_terms(merging.predicted(h, group)));
+  });
+  return outcome;
+}
+
+// ---- KKV-3'
+
+// The largest distance of two members' keys.
+Real diameter(const exact::Entries& members) {
+  Real result = 0;
+  for (const Reals& key : members.keys) {
+    for (const Reals& other : members.keys)
+      result = std::max<Real>(result, exact::norm(exact::difference(key, other), exact::Norm::l2));
+  }
+  return result;
+}
+
+void hold_correction(const MergingCase& merging, size_t head, const Group& group, Outcome& outcome) {
+  const exact::Entries members = merging.cache.at(group);
+  const GroupMean mean = merging.mean(head, group);
+  const Reals& query = merging.heads[head].queries.front();
+  const Reals key = exact::min_norm_merge(mean, query).key;
+  const Real length = exact::norm(exact::difference(key, mean.key), exact::Norm::l2);
+  const Real size = exact::norm(query, exact::Norm::l2), apart = diameter(members);
+  const Real by_votes = log(mean.votes / *std::ranges::min_element(members.votes));
+  const Real terms =
+      score_terms(merging.predicted(head, group)) / size + exact::norm(mean.key, exact::Norm::l2);
+  const Real bound = std::min<Real>(by_votes / size, size * apart * apart / 8);
+  outcome.equal("|| k_r - k- || = KL / || q ||", length, mean.divergence / size, terms);
+  outcome.at_most("|| k_r - k- || <= ln(P / min p) / || q ||", length, by_votes / size, terms);
+  outcome.at_most("|| k_r - k- || <= || q || diam(K)^2 / 8", length, size * apart * apart / 8, terms);
+  outcome.at_most("|| k_r - k- || <= diam(K) sqrt(ln(P / min p) / 8)", length, apart * sqrt(by_votes / 8),
+                  terms + apart);
+  outcome.ratio(length, bound, terms);
+  if (!has_zip(mean)) return;
+  const Real by_zip = exact::norm(exact::difference(exact::zip_merge(mean).key, mean.key), exact::Norm::l2);
+  outcome.at_most("ZIP moves the key at least as far", length, by_zip, terms + by_zip);
+}
+
+// With any constant added to the logarithms of the scores.
+void hold_shift(const MergingCase& merging, size_t head, const Group& group, Outcome& outcome) {
+  const exact::Entries members = merging.cache.at(group);
+  const Reals scores = merging.predicted(head, group), &query = merging.heads[head].queries.front();
+  const Reals key = exact::min_norm_merge({members, scores}, query).key;
+  for (const Real& shift : {Real(-1000), Real("0.7")}) {
+    const MergedEntry other = exact::min_norm_merge({members, shifted(scores, shift)}, query);
+    equal_vectors(
+        outcome, "a constant added to ln s changes no key", other.key, key,
+        (score_terms(scores) + 1000) * (1 + merging.key_size() + 1 / exact::norm(query, exact::Norm::l2)));
+  }
+}
+
+Outcome min_norm_is_lossless(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const Merges merges(merging, h, {group}, exact::min_norm_merge);
+    hold_unchanged(Sight(merging, h, merges, 0), 1, outcome);
+    hold_correction(merging, h, group, outcome);
+    hold_shift(merging, h, group, outcome);
+  });
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
+    hold_unchanged(Sight(merging, h, merges, 0), 1, outcome);
+  }
+  hold_merges({MergedKey::min_norm, MergeGqa::mean, 0}, instance, merging, outcome);
+  return outcome;
+}
+
+// Of every query of the head from this one on.
+Outcome unchanged_by(const Instance& instance, MergeRule rule, size_t first_query) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_group(merging, [&](size_t h, const Group& group) {
+    const Merges merges(merging, h, {group}, rule);
+    for (size_t i = first_query; i < merging.heads[h].queries.size(); ++i)
+      hold_unchanged(Sight(merging, h, merges, i), 1, outcome);
+  });
+  return outcome;
+}
+
+Outcome mean_key_is_lossless(const Instance& instance) { return unchanged_by(instance, convex, 0); }
+Outcome lossless_for_later_queries(const Instance& instance) {
+  return unchanged_by(instance, exact::min_norm_merge, 1);
+}
+
+// ---- KKV-6
+
+// Every member with the logits of the one that stays; values as they are.
+Instance with_equal_keys(Instance instance) {
+  for (const Group& group : groups_of(instance)) {
+    for (const int64_t member : group) {
+      for (int64_t r = 0; r < instance.logits.rows(); ++r)
+        instance.logits(r, member) = instance.logits(r, group.front());
+    }
+  }
+  return instance;
+}
+
+Instance with_equal_values(Instance instance) {
+  for (const Group& group : groups_of(instance)) {
+    for (const int64_t member : group) {
+      const VectorView value = instance.values.view().row(group.front());
+      std::ranges::copy(value, instance.values.row(member).begin());
+    }
+  }
+  return instance;
+}
+
+// All groups merge, of each head for itself; every query looks.
+void hold_for_all_queries(const Instance& instance, MergeRule rule, Outcome& outcome) {
+  const MergingCase merging(instance);
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    const Merges merges(merging, h, merging.groups, rule);
+    for (size_t i = 0; i < merging.heads[h].queries.size(); ++i)
+      hold_unchanged(Sight(merging, h, merges, i), 1, outcome);
+  }
+}
+
+Outcome nothing_foretold_wrong(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
+    const Sight sight(merging, h, merges, 0);
+    outcome.equal("the first query is foretold: epsilon = 0", sight.epsilon(), 0, sight.logit_terms());
+    hold_unchanged(sight, 1, outcome);
+  }
+  const Instance agreed = with_equal_keys(instance);
+  for (const MergeRule rule : {MergeRule(exact::min_norm_merge), MergeRule(zip), MergeRule(convex)})
+    hold_for_all_queries(agreed, rule, outcome);
+  hold_merges({MergedKey::min_norm, MergeGqa::mean, 0}, agreed, MergingCase(agreed), outcome);
+  hold_merges({MergedKey::zip, MergeGqa::mean, 0}, agreed, MergingCase(agreed), outcome);
+  return outcome;
+}
+
+Outcome equal_values_are_enough(const Instance& instance) {
+  Outcome outcome;
+  hold_for_all_queries(with_equal_values(instance), exact::min_norm_merge, outcome);
+  return outcome;
+}
+
+// As a moving average would: the one that stays has been seen more often.
+Outcome equal_keys_foretold_apart(const Instance& instance) {
+  Outcome outcome;
+  MergingCase merging(with_equal_values(with_equal_keys(instance)));
+  for (const Group& group : merging.groups) {
+    for (MergingHead& head : merging.heads) head.predicted[static_cast<size_t>(group.front())] += 1;
+  }
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
+    hold_unchanged(Sight(merging, h, merges, 0), 1, outcome);
+  }
+  return outcome;
+}
+
+const std::string kSource = "KeepKV (arXiv:2504.09936)";
+
+}  // namespace
+
+std::vector<Theorem> lossless_theorems() {
+  return {
+      {.id = "kkv-3",
+       .title = "ZIP-merging, and where there is none",
+       .statement = "k_r = k- z*/m, v_r = v-, p_r = P leaves o as it was for a query whose raw scores are "
+                    "the s that it was "
+                    "built from; if m = 0, every multiple of k- moves o by A'_r (1 - e^-KL) (v- - o)",
+       .hypotheses = "m != 0 or KL = 0 (then z*/m stands for 1)",
+       .source = kSource + ", Theorem 3; the condition and what is lost without it: ours",
+       .ratio = "",
+       .sizes = kMergingSizes,
+       .property = {"kkv-3", "ZIP loses nothing if it is defined", zip_is_lossless},
+       .weakened = {{"kkv-3:singular", "m = 0 < KL: a multiple of k- loses nothing", zip_of_singular},
+                    {"kkv-3:shifted", "the same if it is built from normalised scores", zip_of_normalised},
+                    {"kkv-3:positive-scale", "the key keeps its direction: z*/m >= 0", zip_is_positive}}},
+      {.id = "kkv-3-prime",
+       .title = "merging by minimum norm",
+       .statement =
+           "k_r = k- - KL q / (scale ||q||^2), v_r = v-, p_r = P leaves o as it was for q, whatever constant "
+           "is "
+           "added to ln s; || k_r - k- || = KL / (scale ||q||) <= ln(P / min p) / (scale ||q||), <= scale "
+           "||q|| "
+           "diam(K)^2 / 8 and so <= diam(K) sqrt(ln(P / min p) / 8), and no key nearer to k- will do",
+       .hypotheses = "q != 0; scores of q up to one factor",
+       .source = "ours",
+       .ratio = "|| k_r - k- || / the smaller bound",
+       .sizes = kMergingSizes,
+       .property = {"kkv-3-prime", "merging by minimum norm loses nothing", min_norm_is_lossless},
+       .weakened = {{"kkv-3-prime:mean-key", "k- itself loses nothing", mean_key_is_lossless},
+                    {"kkv-3-prime:later-query", "later queries lose nothing either",
+                     lossless_for_later_queries}}},
+      {.id = "kkv-6",
+       .title = "when later queries lose nothing",
+       .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the members of "
+                    "each group "
+                    "have the same key and the same predicted score",
+       .hypotheses = "those; values may differ",
+       .source = kSource + ", Theorem 6; that values may differ: ours",
+       .ratio = "",
+       .sizes = kMergingSizes,
+       .property = {"kkv-6", "nothing is lost of what is foretold, nor of equal keys",
+                    nothing_foretold_wrong},
+       .weakened = {{"kkv-6:equal-values", "the same of members that share their value instead",
+                     equal_values_are_enough},
+                    {"kkv-6:foretold-apart",
+                     "the same of members alike in key and value that are predicted differently",
+                     equal_keys_foretold_apart}}},
+  };
+}
+
+}  // namespace kvbound::proofs

@@ -1,0 +1,132 @@
+#include "merging_case.hpp"
+
+#include <algorithm>
+
+#include "scoring.hpp"
+
+namespace kvbound::proofs {
+
+using exact::Real;
+using exact::Reals;
+
+std::vector<Group> groups_of(const Instance& instance) {
+  std::vector<Group> groups;
+  for (const int64_t position : instance.kept) groups.push_back({position});
+  for (int64_t j = 0; j < instance.tokens(); ++j) {
+    const auto after = std::ranges::upper_bound(instance.kept, j);
+    const auto target = static_cast<size_t>(std::max<std::ptrdiff_t>(after - instance.kept.begin() - 1, 0));
+    if (groups[target].front() != j) groups[target].push_back(j);
+  }
+  std::erase_if(groups, [](const Group& group) { return group.size() < 2; });
+  return groups;
+}
+
+Matrix keys_of(const Instance& instance) {
+  const int64_t rows = instance.logits.rows(), columns = instance.values.cols();
+  Matrix keys(instance.tokens(), rows + columns);
+  for (int64_t j = 0; j < instance.tokens(); ++j) {
+    for (int64_t r = 0; r < rows; ++r) {
+      Real rest = instance.logits(r, j) / Real(kScale);
+      for (int64_t c = 0; c < r; ++c) rest -= Real(instance.query_vectors(r, c)) * keys(j, c);
+      keys(j, r) = static_cast<double>(Real(rest / instance.query_vectors(r, r)));
+    }
+    for (int64_t c = 0; c < columns; ++c) keys(j, rows + c) = instance.values(j, c);
+  }
+  return keys;
+}
+
+MergingCase::MergingCase(const Instance& instance) : keys(keys_of(instance)), groups(groups_of(instance)) {
+  const int64_t rows = instance.logits.rows();
+  queries = Matrix(rows, keys.cols());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < rows; ++c) queries(r, c) = instance.query_vectors(r, c);
+  }
+  cache = {
+      exact::vectors(keys), exact::vectors(instance.values), {instance.votes.begin(), instance.votes.end()}};
+  for (int64_t h = 0; h < instance.query_heads; ++h) {
+    MergingHead& head = heads.emplace_back();
+    for (int64_t i = 0; i < instance.queries(); ++i) {
+      const VectorView query = queries.row(h * instance.queries() + i);
+      head.queries.push_back(exact::scaled(kScale, Reals(query.begin(), query.end())));
+    }
+    head.predicted = exact::logits(head.queries.front(), cache.keys);
+    head.projection = exact::vectors(instance.projection_of(h));
+    head.values = {cache.values, exact::projected_values(instance.values, instance.projection_of(h))};
+  }
+}
+
+Reals MergingHead::in(Space space, const Reals& value) const {
+  if (space == Space::head) return value;
+  Reals result(projection.front().size());
+  for (size_t c = 0; c < value.size(); ++c) result = exact::combination(1, result, value[c], projection[c]);
+  return result;
+}
+
+Reals MergingCase::predicted(size_t head, const Group& group) const {
+  Reals result;
+  for (const int64_t member : group) result.push_back(heads[head].predicted[static_cast<size_t>(member)]);
+  return result;
+}
+
+Real MergingCase::log_denominator(size_t head) const {
+  Real sum = 0;
+  for (size_t j = 0; j < cache.count(); ++j) sum += cache.votes[j] * exp(heads[head].predicted[j]);
+  return log(sum);
+}
+
+exact::Vectors MergingCase::first_queries() const {
+  exact::Vectors result;
+  for (const MergingHead& head : heads) result.push_back(head.queries.front());
+  return result;
+}
+
+Real MergingCase::logit_terms(size_t head) const {
+  Real largest = 1;
+  for (const Reals& query : heads[head].queries) {
+    for (const Reals& key : cache.keys) largest = std::max<Real>(largest, absolute_terms(query, key));
+  }
+  return largest;
+}
+
+Real MergingCase::value_terms(size_t head, Space space) const {
+  Real largest = 0;
+  for (const Reals& value : heads[head].values[static_cast<size_t>(space)])
+    largest = std::max<Real>(largest, exact::norm(value, exact::Norm::l1));
+  return 16 * static_cast<int64_t>(cache.count()) * largest;
+}
+
+Real MergingCase::key_size() const {
+  Real largest = 0;
+  for (const Reals& key : cache.keys) largest = std::max<Real>(largest, exact::norm(key, exact::Norm::l2));
+  return largest;
+}
+
+Real absolute_terms(const Reals& a, const Reals& b) {
+  Real sum = 0;
+  for (size_t c = 0; c < a.size(); ++c) sum += abs(a[c] * b[c]);
+  return sum;
+}
+
+Real score_terms(const Reals& log_scores) {
+  Real largest = 1;
+  for (const Real& score : log_scores) largest = std::max<Real>(largest, abs(score));
+  return 64 * static_cast<int64_t>(log_scores.size()) * largest;
+}
+
+reference::GroupMembers members_of(const Instance& instance, const MergingCase& merging, const Group& group,
+                                   size_t first_head, size_t count) {
+  reference::GroupMembers members;
+  members.log_scores = Matrix(static_cast<int64_t>(count), static_cast<int64_t>(group.size()));
+  for (size_t j = 0; j < group.size(); ++j) {
+    members.keys.append_row(merging.keys.row(group[j]));
+    members.values.append_row(instance.values.row(group[j]));
+    members.votes.push_back(instance.votes[static_cast<size_t>(group[j])]);
+    for (size_t h = 0; h < count; ++h) {
+      members.log_scores(static_cast<int64_t>(h), static_cast<int64_t>(j)) =
+          static_cast<double>(merging.heads[first_head + h].predicted[static_cast<size_t>(group[j])]);
+    }
+  }
+  return members;
+}
+
+}  // namespace kvbound::proofs

@@ -1,0 +1,21 @@
+// Which budget each layer of a trace has.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+
+namespace kvbound::sim {
+
+/// Entries per KV head that a policy keeps in each layer: all the same, or, with `pyramid`, so many in the mean.
+///
+/// entries        the user's budget
+/// layers         of the whole trace, whichever of them are replayed
+/// prompt_tokens  at least entries
+/// returns        [layers]; their sum is layers * entries
+/// throws         ShapeMismatch, InvalidPolicy: reference::pyramid_budgets
+std::vector<int64_t> layer_budgets(const Policy& policy, int64_t entries, int64_t layers,
+                                   int64_t prompt_tokens);
+
+}  // namespace kvbound::sim

@@ -1,0 +1,83 @@
+"""Budgets that differ by layer or KV head, for support/independent_replay.py: pyramid and adakv, in exact arithmetic."""
+import itertools
+from fractions import Fraction
+
+import numpy as np
+
+from support.independent_selection import select_top, within_tie
+
+COSINES = {Fraction(0): 1, Fraction(1, 3): Fraction(1, 2), Fraction(1, 2): 0, Fraction(2, 3): Fraction(-1, 2), Fraction(1): -1}
+
+
+def floors_and_largest_fractions(shares, total):
+    """Whole numbers of this total: the floors, and one more for the largest fractional parts, ties to the smaller index."""
+    whole = [int(share // 1) for share in shares]
+    rest = sorted(range(len(shares)), key=lambda i: (whole[i] - shares[i], i))[:total - sum(whole)]
+    return [number + (i in rest) for i, number in enumerate(whole)]
+
+
+def least_kept(policy):
+    """The smallest budget that holds what the host always keeps, and an entry; of streaming-llm's window nothing has to be."""
+    return max(1, {"snapkv": policy.window, "h2o": policy.sinks + policy.recent}.get(policy.host, policy.sinks))
+
+
+def layer_budgets(trace, policy, budget):
+    """Entries per KV head of each layer. pyramid: b + d (1 - 2 l / (L - 1)) or b + d cos(pi l / (L - 1)),
+    d = min(b - b / beta, b - always kept, prompt - b); cosines that are rational are exactly so.
+    """
+    given = policy.allocation
+    if given is None or given.name != "pyramid" or trace.layers == 1:
+        return [budget] * trace.layers
+    reach = min(budget - Fraction(budget, given.beta), budget - least_kept(policy), trace.prompt_tokens - budget)
+    places = [Fraction(layer, trace.layers - 1) for layer in range(trace.layers)]
+    heights = [1 - 2 * x if given.shape == "linear" else COSINES.get(x, Fraction(float(np.cos(np.pi * float(x)))))
+               for x in places]
+    return floors_and_largest_fractions([budget + reach * height for height in heights], budget * trace.layers)
+
+
+def adakv_shares(policy, wins, count):
+    """Candidates' budgets from the numbers f_h of wins: (1 - s) f_h + s k, k = count."""
+    safeguard = policy.allocation.safeguard
+    return floors_and_largest_fractions([(1 - safeguard) * won + safeguard * count for won in wins], len(wins) * count)
+
+
+def adakv_wins(heads, count):
+    """f_h, how many of the KV_heads * count largest attention scores are head h's, ties to the smaller head, then index;
+    and how many at least and at most, whatever rounding does. heads: the prompt's scores per KV head.
+    """
+    scores = [scores.attention[scores.candidates] for scores in heads]
+    everyone, owners = np.concatenate(scores), np.repeat(np.arange(len(heads)), [len(part) for part in scores])
+    ranked = select_top(everyone, len(everyone))
+    taken, total = ranked[:len(heads) * count], len(heads) * count
+    wins = np.bincount(owners[taken], minlength=len(heads))
+    if not 0 < total < len(everyone):
+        return wins, wins, wins
+    first_out, last_in = everyone[ranked[total]], everyone[ranked[total - 1]]
+    surely = ~within_tie(everyone, first_out, everyone)
+    perhaps = within_tie(last_in, everyone, everyone)
+    return (wins, *(np.bincount(owners[group], minlength=len(heads)) for group in (surely, perhaps)))
+
+
+def head_budgets(policy, budget, heads):
+    """Entries per KV head of one layer, all included."""
+    if policy.allocation is None or policy.allocation.name != "adakv":
+        return [budget] * len(heads)
+    always = int(heads[0].always.sum())
+    return [always + share for share in adakv_shares(policy, adakv_wins(heads, budget - always)[0].tolist(), budget - always)]
+
+
+def legal_head_budgets(policy, budget, heads, theirs):
+    """May these be the budgets, by rounding of attention scores?"""
+    if list(theirs) == head_budgets(policy, budget, heads):
+        return True
+    if policy.allocation is None or policy.allocation.name != "adakv":
+        return False
+    always = int(heads[0].always.sum())
+    count, safeguard = budget - always, policy.allocation.safeguard
+    _, least, most = adakv_wins(heads, count)
+    possible = [[won for won in range(low, high + 1)
+                 if abs((1 - safeguard) * won + safeguard * count - (their - always)) < 1]
+                for low, high, their in zip(map(int, least), map(int, most), theirs)]
+    return any(sum(wins) == len(heads) * count
+               and [always + share for share in adakv_shares(policy, wins, count)] == list(theirs)
+               for wins in itertools.product(*possible))
