@@ -13,7 +13,7 @@ POLICIES = ",".join((
     "snapkv", "snapkv:pool=1+critical:alpha=adaptive", "snapkv+critical:norm=l2", "snapkv+theta-sweep",
     "snapkv+exact", "snapkv+obcache-joint:space=projected", "snapkv+greedy", "h2o:recent=8", "h2o:recent=8+obcache-key",
     "h2o:sinks=4:recent=8+critical:alpha=adaptive", "tova+exact:space=projected", "tova+obcache-value", "tova+theta-sweep",
-    "streaming-llm"))
+    "streaming-llm", "snapkv+keepkv:threshold=none:period=4", "h2o:recent=8+keepkv-paper", "tova+convex:threshold=none"))
 
 
 def without_what_may_differ(document):
@@ -35,7 +35,7 @@ class ThreadIdentity(CommandLineTest):
         folder.mkdir()
         count = () if environment else ("--threads", threads)
         stdout = self.passes("replay", trace, "--policy", POLICIES, "--budget", budgets, "--json", folder / "out.json",
-                             "--csv", folder / "out.csv", "--dump", folder / "dumps/", *count, *options,
+                             "--csv", folder / "out.csv", "--dump", folder / "dumps/", "--merge-bounds", *count, *options,
                              env=environment)
         files = contents(folder)
         said, report = without_what_may_differ(json.loads(files.pop("out.json")))
