@@ -48,8 +48,6 @@ Sight::Sight(const MergingCase& merging, size_t head, const Merges& merges, size
   }
 }
 
-Real Sight::group_weight(size_t g) const { return exact::total(before_.attention, merges_.groups[g]); }
-
 Real Sight::merged_share() const {
   Real sum = 0;
   for (size_t g = 0; g < merges_.entries.size(); ++g) sum += share(g);

@@ -29,11 +29,10 @@ class Sight {
   const exact::Real& members_epsilon() const { return members_epsilon_; }
   /// max |1 - s^/s| over the members and the merged entries
   exact::Real epsilon() const { return std::max<exact::Real>(members_epsilon_, merged_epsilon_); }
-  /// What merged entry g weighs: A'_r, and what its group weighed.
+  /// What merged entry g weighs: A'_r.
   exact::Real share(size_t g) const {
     return after_.attention[after_.entries() - merges_.entries.size() + g];
   }
-  exact::Real group_weight(size_t g) const;
   /// The sum of share(g).
   exact::Real merged_share() const;
   /// o' - o

@@ -138,7 +138,15 @@ std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
                                    std::span<const int64_t> candidates) {
   require_candidates(scores, candidates);
   const int64_t total = std::accumulate(candidates.begin(), candidates.end(), int64_t{0});
-  const std::vector<int64_t> found = largest_by_head(scores, total);
+  return adakv_shares(options, largest_by_head(scores, total), candidates);
+}
+
+std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t> found,
+                                  std::span<const int64_t> candidates) {
+  require_equal("counts of large scores", static_cast<int64_t>(found.size()), "budgets of candidates",
+                static_cast<int64_t>(candidates.size()));
+  const int64_t total = std::accumulate(candidates.begin(), candidates.end(), int64_t{0});
+  require_equal("large scores", std::accumulate(found.begin(), found.end(), int64_t{0}), "the budget", total);
   const Wide unit = detail::power_of_ten(options.safeguard.places);
   Shares shares;
   for (size_t h = 0; h < found.size(); ++h) {

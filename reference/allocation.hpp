@@ -23,6 +23,14 @@ namespace kvbound::reference {
 std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
                                    std::span<const int64_t> candidates);
 
+/// The second step alone: how they share out, given whose scores are largest.
+///
+/// found       [kv_heads]: f_h, of the same sum as k_h
+/// candidates  [kv_heads]: k_h
+/// throws      ShapeMismatch
+std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t> found,
+                                  std::span<const int64_t> candidates);
+
 /// PyramidKV's budgets of all layers.
 ///
 ///     d = min(b - b / beta, b - least, n - b)

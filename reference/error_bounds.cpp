@@ -102,6 +102,33 @@ void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Ar
   }
 }
 
+// What errors of keys do to logits, the queries' own being less than as much again.
+void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, Matrix& errors) {
+  if (key_errors.rows == 0) return;
+  const Matrix moved = attention_logits(absolute(queries), key_errors, 2 * std::abs(scale));
+  for (int64_t i = 0; i < errors.rows(); ++i) {
+    for (int64_t j = 0; j < errors.cols(); ++j) errors(i, j) += moved(i, j);
+  }
+}
+
+// What errors of values do to outputs, whose weights may be off themselves.
+//
+// logits  with votes
+void add_value_errors(const Matrix& logits, const Matrix& weight_errors, MatrixView value_errors,
+                      Matrix& output) {
+  if (value_errors.rows == 0) return;
+  std::vector<double> log_sums;
+  for (int64_t i = 0; i < logits.rows(); ++i) log_sums.push_back(log_sum_exp(logits.row(i)));
+  for (int64_t j = 0; j < value_errors.rows; ++j) {
+    if (absolute_sum(value_errors.row(j)) == 0) continue;
+    for (int64_t i = 0; i < output.rows(); ++i) {
+      const double weight = std::exp(logits(i, j) - log_sums[static_cast<size_t>(i)]);
+      const double most = std::min(1.0, weight + weight_errors(i, j));
+      for (int64_t c = 0; c < output.cols(); ++c) output(i, c) += 2 * most * value_errors(j, c);
+    }
+  }
+}
+
 // || row ||, in either norm.
 double row_norm(VectorView row, Norm norm) {
   double sum = 0;
@@ -134,14 +161,16 @@ Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Ari
 }
 
 AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView values, double scale,
-                                 VectorView votes, const Arithmetic& arithmetic) {
+                                 VectorView votes, const Arithmetic& arithmetic, const CacheErrors& cache) {
   require_equal("rows of keys", keys.rows, "rows of values", values.rows);
   const int64_t tokens = keys.rows;
-  AttentionErrors result{Matrix(queries.rows, values.cols),
-                         std::vector<double>(static_cast<size_t>(queries.rows))};
+  AttentionErrors result{
+      Matrix(queries.rows, values.cols), std::vector<double>(static_cast<size_t>(queries.rows)), {}, {}};
   if (tokens == 0) return result;
   Matrix logits = attention_logits(queries, keys, scale);
   Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
+  add_key_errors(queries, cache.keys, scale, coefficients);
+  result.logits = coefficients;
   const double terms = chain(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
   const OutputRounding rounding{sum_error(tokens, terms, arithmetic),
                                 gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
@@ -184,6 +213,8 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
           std::min({result.output(i, c), centred(i, c) + lost_weights, range + lost_weights}) + lost;
     }
   }
+  add_value_errors(logits, coefficients, cache.values, result.output);
+  result.weights = std::move(coefficients);
   return result;
 }
 

@@ -46,13 +46,22 @@ Arithmetic double_precision();
 /// logits[i, j] = scale * queries[i,:] . keys[j,:].   returns [queries, tokens]
 Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic);
 
+/// How far a cache's keys and values may be off beside what storing them costs, because they were computed, too.
+struct CacheErrors {
+  MatrixView keys;    ///< [tokens, head_dim]; no rows: not at all
+  MatrixView values;  ///< [tokens, head_dim]; likewise
+};
+
 struct AttentionErrors {
   Matrix output;                    ///< [queries, head_dim]
   std::vector<double> log_sum_exp;  ///< [queries]
+  Matrix weights;                   ///< [queries, tokens]
+  Matrix logits;                    ///< [queries, tokens], without votes
 };
 /// Of reference::attention with the same arguments; rescaling and splitting the tokens allowed.
 AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView values, double scale,
-                                 VectorView votes, const Arithmetic& arithmetic);
+                                 VectorView votes, const Arithmetic& arithmetic,
+                                 const CacheErrors& cache = {});
 
 /// Of reference::window_attention.   returns [query_heads, n]
 Matrix window_attention_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);

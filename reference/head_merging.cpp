@@ -158,12 +158,13 @@ void HeadMerging::observe(MatrixView queries, const HeadCache& cache, int64_t to
   if (prediction_ && prediction_->predict == Prediction::ema) ema_.observe_logits(logits_, cache.votes);
 }
 
-HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, HeadCache& cache) {
-  if (const auto* cam = std::get_if<Cam>(&merge_)) return spread(*cam, leaving, cache);
+HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, HeadCache& cache,
+                                          std::optional<int64_t> into) {
+  if (const auto* cam = std::get_if<Cam>(&merge_)) return spread(*cam, leaving, cache, into);
   Departure departure;
   departure.record.counts.leaving = 1;
-  const NearestKey nearest = nearest_key(leaving, cache.keys, key_norms_, cache.positions);
-  if (nearest.index < 0 || !is_similar(nearest.cosine, *target_of(merge_))) return departure;
+  const NearestKey nearest = target(leaving, cache, into);
+  if (nearest.index < 0) return departure;
   const std::vector<int64_t> entries{nearest.index, leaving};
   GroupMembers members = members_of(cache.keys, cache.values, cache.votes, entries);
   members.log_scores = step_scores(entries);
@@ -183,6 +184,16 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
   departure.into = position_of(nearest.index);
   departure.changed = {nearest.index};
   return departure;
+}
+
+// With whom a leaving entry merges; index -1: with nobody.
+NearestKey HeadMerging::target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const {
+  if (into) {
+    const auto found = std::ranges::find(cache.positions, *into);
+    return {found == cache.positions.end() ? -1 : found - cache.positions.begin(), 0};
+  }
+  const NearestKey nearest = nearest_key(leaving, cache.keys, key_norms_, cache.positions);
+  return is_similar(nearest.cosine, *target_of(merge_)) ? nearest : NearestKey{};
 }
 
 void HeadMerging::leave(int64_t entry) {
@@ -299,19 +310,25 @@ void HeadMerging::spread_prompt(const Cam& cam, const LayerView& layer, HeadCach
   }
 }
 
-HeadMerging::Departure HeadMerging::spread(const Cam& cam, int64_t leaving, HeadCache& cache) const {
+// Whether CaM's draw says that an entry of the cache is spread over those that follow.
+bool HeadMerging::draws(const Cam& cam, int64_t leaving, std::span<const int64_t> following,
+                        int64_t position) const {
+  const std::vector<double> attention = mean_attention(logits_);
+  std::vector<double> weights;
+  for (const int64_t entry : following) weights.push_back(attention[static_cast<size_t>(entry)]);
+  return !weights.empty() && spreads(spread_probability(attention[static_cast<size_t>(leaving)], weights),
+                                     cam.seed, kv_head_, position);
+}
+
+HeadMerging::Departure HeadMerging::spread(const Cam& cam, int64_t leaving, HeadCache& cache,
+                                           std::optional<int64_t> into) const {
   Departure departure;
   HeadMerge& record = departure.record;
   record.counts.leaving = 1;
   const int64_t position = cache.positions[static_cast<size_t>(leaving)];
   const std::vector<int64_t> entries = following_entries(cache.positions, position, cam.neighbours);
-  const std::vector<double> attention = mean_attention(logits_);
-  std::vector<double> following;
-  for (const int64_t entry : entries) following.push_back(attention[static_cast<size_t>(entry)]);
-  if (entries.empty() || !spreads(spread_probability(attention[static_cast<size_t>(leaving)], following),
-                                  cam.seed, kv_head_, position)) {
-    return departure;
-  }
+  const bool drawn = into ? *into >= 0 : draws(cam, leaving, entries, position);
+  if (entries.empty() || !drawn) return departure;
   const std::vector<double> value(cache.values.row(leaving).begin(), cache.values.row(leaving).end());
   for (const int64_t entry : entries) {
     add_value(value, 1 / static_cast<double>(entries.size()), cache.values.row(entry));

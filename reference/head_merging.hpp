@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/policy.hpp"
@@ -10,6 +11,7 @@
 #include "head_cache.hpp"
 #include "keep_kv.hpp"
 #include "merge_targets.hpp"
+#include "nearest_key.hpp"
 #include "score_ema.hpp"
 
 namespace kvbound::reference {
@@ -55,9 +57,15 @@ class HeadMerging {
     HeadMerge record;
   };
   /// Merges an entry that is to leave, and is still there, with others. After observe, with the same queries.
-  Departure merge(int64_t leaving, MatrixView queries, HeadCache& cache);
+  ///
+  /// into  the position that it merges with, -1 for none, where somebody else has decided that; cam's first one
+  Departure merge(int64_t leaving, MatrixView queries, HeadCache& cache,
+                  std::optional<int64_t> into = std::nullopt);
   /// Forgets the entry, before it is removed from the cache.
   void leave(int64_t entry);
+  /// ln s^ of the cache's entries as it is now, natural log [group_size, entries]; no columns for methods that predict
+  /// nothing.
+  Matrix predicted() const { return step_scores({}); }
 
  private:
   struct Source;  // entries that members are taken from
@@ -69,7 +77,9 @@ class HeadMerging {
   MergedEntry merged(const std::optional<MergeQueries>& queries, GroupMembers members) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
   void spread_prompt(const Cam& cam, const LayerView& layer, HeadCache& cache, HeadMerge& record) const;
-  Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache) const;
+  Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
+  bool draws(const Cam& cam, int64_t leaving, std::span<const int64_t> following, int64_t position) const;
+  NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;
 
   Merge merge_;
   std::optional<PredictedScores> prediction_;

@@ -100,13 +100,18 @@ double largest_of(VectorView numbers) {
   return result;
 }
 
-// The cosines of keys first, first + 1, ... that stay, all later than those that were looked at before.
+double clamped(double cosine) { return std::clamp(cosine, -1.0, 1.0); }
+
+// The cosines of keys first, first + 1, ... that stay, all later than those that were looked at before; -infinity for those
+// that are not meant.
 void take_nearer(VectorView cosines, int64_t first, NearestKey& nearest) {
-  // Rounded beyond 1 all are equally near, and the first of them is taken.
-  const double cosine = std::min(largest_of(cosines), 1.0);
-  if (cosine == kNothing) return;
+  const double largest = largest_of(cosines);
+  if (largest == kNothing) return;
+  // Those that rounding took beyond 1, or -1, are equally near, and the first of them is taken.
+  const double cosine = clamped(largest);
   if (nearest.index >= 0 && cosine <= nearest.cosine) return;
-  const auto at = std::ranges::find_if(cosines, [cosine](double x) { return x >= cosine; });
+  const auto at =
+      std::ranges::find_if(cosines, [cosine](double x) { return x > kNothing && clamped(x) >= cosine; });
   nearest = {first + (at - cosines.begin()), cosine};
 }
 
@@ -147,8 +152,6 @@ class LeavingBlock {
   Matrix cosines_;
 };
 
-double clamped(double cosine) { return std::clamp(cosine, -1.0, 1.0); }
-
 // Whether an inner product of keys with these norms is as good as one of their directions.
 bool is_safe(double norm, double other) {
   constexpr double kLeast = 0x1p-400, kMost = 0x1p400;
@@ -175,7 +178,6 @@ std::vector<NearestKey> find_nearest(MatrixView leaving, MatrixView staying, con
       [&](LeavingBlock& work, int64_t b) {
         work.find(leaving, b * kBlock, directions, staying.rows, nearest, hide);
       });
-  for (NearestKey& key : nearest) key.cosine = clamped(key.cosine);
   return nearest;
 }
 

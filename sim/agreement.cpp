@@ -1,7 +1,9 @@
 #include "agreement.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <variant>
@@ -17,20 +19,28 @@
 #include <kvbound/reference/session.hpp>
 #include <kvbound/reference/snap_kv.hpp>
 
+#include "allocation_agreement.hpp"
 #include "forced_cache.hpp"
 #include "input_rounding.hpp"
 #include "kept_agreement.hpp"
 #include "left_agreement.hpp"
+#include "merge_agreement.hpp"
 
 namespace kvbound::sim {
 namespace {
 
 using Positions = std::vector<int64_t>;
 
-Positions even_offsets(int64_t heads, int64_t entries) {
-  Positions offsets;
-  for (int64_t g = 0; g <= heads; ++g) offsets.push_back(g * entries);
+Positions offsets_of(const Positions& budgets) {
+  Positions offsets{0};
+  for (const int64_t budget : budgets) offsets.push_back(offsets.back() + budget);
   return offsets;
+}
+
+// What the reference keeps if every head has a budget of its own, however it came by it.
+PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions& budgets) {
+  policy.allocation = Uniform{};
+  return reference::make_session()->compress(prompt, policy, budgets);
 }
 
 // The claimant's arithmetic with what storing this layer's numbers cost.
@@ -45,6 +55,41 @@ Claimant with_input_rounding(Claimant claimant, const traces::Layer& layer) {
   return claimant;
 }
 
+// What errors of outputs over the full and the compressed cache do to || (o - o^) W ||_1.
+class OutputFigures {
+ public:
+  OutputFigures(const traces::Layer& layer, const MergeJudgement& judgement,
+                const reference::Arithmetic& arithmetic, const Matrix& row_norms)
+      : errors_(judgement.output_errors.view().slices, layer.shape.query_heads), terms_(errors_) {
+    const LayerShape& shape = layer.shape;
+    const double products = reference::sum_rounding(2 * shape.head_dim + shape.model_dim + 8, arithmetic) +
+                            4 * arithmetic.input + arithmetic.tensor_sums;
+    const double floor = arithmetic.input_floor * static_cast<double>(shape.model_dim);
+    reference::parallel_for(errors_.rows() * shape.query_heads, [&](int64_t i) {
+      const int64_t t = i / shape.query_heads, h = i % shape.query_heads, g = shape.kv_head_of(h);
+      const int64_t tokens = layer.prompt_tokens + t + 1;
+      const MatrixView keys = layer.keys.slice(g).middle_rows(0, tokens),
+                       values = layer.values.slice(g).middle_rows(0, tokens),
+                       query = layer.step(t).queries.middle_rows(h, 1);
+      const Matrix full = reference::attention(query, keys, values, layer.scale).output;
+      const Matrix off = reference::attention_errors(query, keys, values, layer.scale, {}, arithmetic).output;
+      const VectorView output = judgement.record.steps[static_cast<size_t>(t)].output.row(h);
+      for (int64_t c = 0; c < shape.head_dim; ++c) {
+        const double error = off(0, c) + judgement.output_errors.slice(t)(h, c);
+        const double size = std::abs(full(0, c)) + std::abs(output[static_cast<size_t>(c)]) + error;
+        terms_(t, h) += size * (row_norms(h, c) + floor);
+        errors_(t, h) += error * row_norms(h, c) + products * size * row_norms(h, c) + 2 * floor * size;
+      }
+    });
+  }
+
+  double error(int64_t step, int64_t head) const { return errors_(step, head); }
+  double terms(int64_t step, int64_t head) const { return terms_(step, head); }
+
+ private:
+  Matrix errors_, terms_;  // [steps, query_heads]
+};
+
 // Judges one layer's claims, tensor by tensor.
 class LayerJudge {
  public:
@@ -54,13 +99,19 @@ class LayerJudge {
         claimant_(with_input_rounding(claimant, layer)),
         claims_(claims),
         prompt_(layer.prompt()),
-        reference_(reference::make_session()->compress(
-            prompt_, claimant.policy,
-            Positions(static_cast<size_t>(layer.shape.kv_heads), claimant.entries))),
-        evicts_(evicts(claimant.policy.host)) {}
+        allocation_(judge_allocation(prompt_, claimant_, claims.kept ? &*claims.kept : nullptr)),
+        reference_(compressed(prompt_, claimant.policy, allocation_.budgets)),
+        evicts_(evicts(claimant.policy.host)),
+        merges_(!std::holds_alternative<NoMerge>(claimant.policy.merge)) {
+    claimant_.budgets = allocation_.budgets;
+  }
 
   std::vector<TensorAgreement> judge() {
     judge_prompt();
+    if (merges_) {
+      judge_merges();
+      return std::move(results_);
+    }
     if (claimant_.steps == 0) {
       judge_no_steps();
       return std::move(results_);
@@ -98,7 +149,7 @@ class LayerJudge {
       results_.push_back(compare("score_positions", *claims_.score_positions, reference_.score_positions));
     }
     const bool scores_wanted = claims_.score || claims_.stage_two_score || claims_.projected_value_norms ||
-                               claims_.kept || (evicts_ && claimant_.steps > 0);
+                               claims_.kept || (evicts_ && claimant_.steps > 0) || merges_;
     if (scores_wanted) errors_.emplace(prompt_, claimant_, reference_);
     if (claims_.score) add("score", claims_.score, reference_.score, errors_->score);
     if (claims_.projected_value_norms) {
@@ -109,12 +160,24 @@ class LayerJudge {
       add("stage_two_score", claims_.stage_two_score, *reference_.stage_two_score, errors_->stage_two_score);
     }
     if (claims_.kept_offsets) {
-      results_.push_back(
-          compare("kept_offsets", *claims_.kept_offsets, even_offsets(shape_.kv_heads, claimant_.entries)));
+      results_.push_back(compare("kept_offsets", *claims_.kept_offsets, offsets_of(kept_sizes())));
     }
     forced_ = reference_.kept;
-    if (claims_.kept)
-      results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors_, *claims_.kept, forced_));
+    if (!claims_.kept) return;
+    results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors_, *claims_.kept, forced_));
+    *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
+    results_.back().undecided += allocation_.undecided;
+  }
+
+  // How many entries each KV head keeps. Where merging comes first that may be fewer than its budget: judge_kept.
+  Positions kept_sizes() const {
+    const auto* keep_kv = std::get_if<KeepKv>(&claimant_.policy.merge);
+    if (!keep_kv || keep_kv->order == MergeOrder::evict_first) return claimant_.budgets;
+    Positions sizes;
+    for (const Positions& kept : claims_.kept ? *claims_.kept : reference_.kept) {
+      sizes.push_back(static_cast<int64_t>(kept.size()));
+    }
+    return sizes;
   }
 
   // Who left at which step.
@@ -124,11 +187,87 @@ class LayerJudge {
     if (claims_.left) results_.push_back(std::move(judgement.agreement));
   }
 
+  // What merged, and all that follows from it.
+  void judge_merges() {
+    const MergeJudgement judgement = judge_merging(layer_, claimant_, reference_, *errors_, forced_, claims_);
+    std::ranges::copy(judgement.agreements, std::back_inserter(results_));
+    if (claimant_.steps > 0 && wants_metrics()) judge_metrics_of(judgement);
+    if (claimant_.steps == 0) judge_no_metrics();
+  }
+
+  // Figures from outputs as they are recorded: by how much outputs are off, they are.
+  void judge_metrics_of(const MergeJudgement& judgement) {
+    const Matrix norms = all_norms(),
+                 row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
+    const LayerMetrics metrics = measured(judgement.record, norms);
+    const Matrix norm_errors = norm_errors_of(norms);
+    const OutputFigures figures(layer_, judgement, claimant_.arithmetic.attention, row_norms);
+    Matrix mass(claimant_.steps, shape_.query_heads), perturbation = mass, terms = mass;
+    const std::vector<std::vector<Positions>> residents = residents_of(judgement.record);
+    for_each_step([&](int64_t t, int64_t g) {
+      const auto errors = step_errors(t, g, residents[static_cast<size_t>(g)][static_cast<size_t>(t)], norms,
+                                      norm_errors, row_norms);
+      for (int64_t i = 0; i < group_size(); ++i) {
+        const int64_t h = g * group_size() + i;
+        mass(t, h) = errors[static_cast<size_t>(i)].kept_mass;
+        terms(t, h) = figures.terms(t, h);
+        perturbation(t, h) = figures.error(t, h);
+      }
+    });
+    const auto certain = [&](bool whole_layer) {
+      std::vector<bool> all;
+      for (int64_t t = 0; t < claimant_.steps; ++t) {
+        bool layer_certain = true;
+        for (int64_t h = 0; h < shape_.query_heads; ++h) {
+          const bool head =
+              judgement.certain[static_cast<size_t>(t * shape_.kv_heads + shape_.kv_head_of(h))];
+          layer_certain = layer_certain && head;
+          if (!whole_layer) all.push_back(head);
+        }
+        if (whole_layer) all.push_back(layer_certain);
+      }
+      return all;
+    };
+    const auto add_uncertain = [&](const char* tensor, const std::optional<RealClaim>& claim,
+                                   VectorView expected, VectorView bounds, bool whole_layer) {
+      if (claim)
+        results_.push_back(compare_uncertain(tensor, *claim, expected, bounds, certain(whole_layer)));
+    };
+    add_uncertain("kept_mass", claims_.kept_mass, metrics.kept_mass.numbers(), mass.numbers(), false);
+    add_uncertain("perturbation", claims_.perturbation, metrics.perturbation.numbers(),
+                  perturbation.numbers(), false);
+    if (claims_.layer_perturbation) {
+      add_uncertain("layer_perturbation", claims_.layer_perturbation, metrics.layer_perturbation,
+                    layer_errors(perturbation, terms), true);
+    }
+  }
+
+  // Per KV head and step, who was there: the record's own choices.
+  std::vector<std::vector<Positions>> residents_of(const LayerRecord& record) const {
+    std::vector<std::vector<Positions>> residents;
+    for (size_t g = 0; g < forced_.size(); ++g) {
+      Positions there = record.prompt.kept[g];
+      std::vector<Positions>& steps = residents.emplace_back();
+      for (size_t t = 0; t < record.steps.size(); ++t) {
+        const StepRecord& step = record.steps[t];
+        there.push_back(layer_.prompt_tokens + static_cast<int64_t>(t));
+        if (step.rebuilt) there = step.merges[g].positions;
+        steps.push_back(there);
+        if (!step.left.empty()) std::erase(there, step.left[g]);
+      }
+    }
+    return residents;
+  }
+
   // Tensors without elements, which are neither right nor wrong.
   void judge_no_steps() {
     const Matrix nothing;
     if (claims_.left) results_.push_back(compare("left", *claims_.left, {}));
     add("output", claims_.output, nothing, nothing);
+    judge_no_metrics();
+  }
+  void judge_no_metrics() {
+    const Matrix nothing;
     add("kept_mass", claims_.kept_mass, nothing, nothing);
     add("bound", claims_.bound, nothing, nothing);
     add("perturbation", claims_.perturbation, nothing, nothing);
@@ -168,14 +307,12 @@ class LayerJudge {
   void judge_metrics() {
     const Matrix norms = all_norms();
     const LayerMetrics metrics = measured(norms);
-    const Matrix norm_errors =
-        reference::projected_value_norm_errors(shape_, layer_.values, layer_.output_projection, Norm::l1,
-                                               norms, claimant_.arithmetic.projected_value_norms);
+    const Matrix norm_errors = norm_errors_of(norms);
     const Matrix row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
     Matrix mass(claimant_.steps, shape_.query_heads), bound = mass, perturbation = mass, terms = mass;
     for_each_step([&](int64_t t, int64_t g) {
       const std::vector<reference::PerturbationErrors> errors =
-          step_errors(t, g, norms, norm_errors, row_norms);
+          step_errors(t, g, caches_[static_cast<size_t>(g)].residents(t), norms, norm_errors, row_norms);
       for (int64_t i = 0; i < group_size(); ++i) {
         const int64_t h = g * group_size() + i;
         const reference::PerturbationErrors& error = errors[static_cast<size_t>(i)];
@@ -202,6 +339,9 @@ class LayerJudge {
     for (size_t t = 0; evicts_ && t < record.steps.size(); ++t) {
       for (const std::vector<int64_t>& head : left_) record.steps[t].left.push_back(head[t]);
     }
+    return measured(record, norms);
+  }
+  LayerMetrics measured(const LayerRecord& record, const Matrix& norms) const {
     Matrix prompt_norms(shape_.query_heads, layer_.prompt_tokens);
     for (int64_t h = 0; h < norms.rows(); ++h) {
       std::ranges::copy(norms.row(h).first(static_cast<size_t>(layer_.prompt_tokens)),
@@ -215,12 +355,17 @@ class LayerJudge {
     return reference::projected_value_norms(shape_, layer_.values, layer_.output_projection, Norm::l1);
   }
 
-  std::vector<reference::PerturbationErrors> step_errors(int64_t t, int64_t g, const Matrix& norms,
-                                                         const Matrix& norm_errors,
+  Matrix norm_errors_of(const Matrix& norms) const {
+    return reference::projected_value_norm_errors(shape_, layer_.values, layer_.output_projection, Norm::l1,
+                                                  norms, claimant_.arithmetic.projected_value_norms);
+  }
+
+  // residents  who was in the cache, as entered
+  std::vector<reference::PerturbationErrors> step_errors(int64_t t, int64_t g, const Positions& residents,
+                                                         const Matrix& norms, const Matrix& norm_errors,
                                                          const Matrix& row_norms) const {
-    const ForcedCache& cache = caches_[static_cast<size_t>(g)];
+    const ForcedCache cache(layer_, g, {}, {});
     const int64_t tokens = layer_.prompt_tokens + t + 1;
-    const Positions residents = cache.residents(t);
     const Matrix keys = cache.keys(residents), values = cache.values(residents);
     const auto group = [&](MatrixView rows) { return rows.middle_rows(g * group_size(), group_size()); };
     reference::PerturbationCase given;
@@ -254,11 +399,12 @@ class LayerJudge {
 
   const traces::Layer& layer_;
   const LayerShape shape_;
-  const Claimant claimant_;
+  Claimant claimant_;
   const LayerClaims& claims_;
   const LayerView prompt_;
+  const AllocationJudgement allocation_;
   const PromptRecord reference_;
-  const bool evicts_;
+  const bool evicts_, merges_;
   std::optional<PromptErrors> errors_;
   std::vector<Positions> forced_;  // per KV head: who was kept, by the claimant's own account
   std::vector<Positions> left_;    // per KV head: who left at each step, likewise
@@ -275,7 +421,11 @@ const std::vector<std::string>& tensor_names() {
                                               "stage_two_score",
                                               "kept_offsets",
                                               "kept",
+                                              "votes",
+                                              "merged_key",
+                                              "merged_value",
                                               "left",
+                                              "merged_into",
                                               "output",
                                               "kept_mass",
                                               "bound",

@@ -31,11 +31,17 @@ struct OperationArithmetic {
 /// Whose numbers are judged.
 struct Claimant {
   Policy policy;
-  int64_t entries = 0;  ///< the budget, in entries per KV head
+  int64_t entries = 0;  ///< the layer's budget, in entries per KV head
   int64_t steps = 0;    ///< decode steps recorded, the first ones; at most the trace's
   OperationArithmetic arithmetic;
   Dtype storage =
       Dtype::f64;  ///< of the cache that it was computed from: what is not of that type was rounded
+  /// [kv_heads]: the budgets of heads that have each its own; empty: `entries` for all.
+  std::vector<int64_t> budgets = {};
+
+  int64_t budget(int64_t kv_head) const {
+    return budgets.empty() ? entries : budgets[static_cast<size_t>(kv_head)];
+  }
 };
 
 /// The tensors that a dump can have, in the order in which each follows from those before: the first that disagrees is
@@ -53,7 +59,7 @@ struct JudgedTensor {
 /// A kept set is judged by the near-tie rule (near_tie.hpp): with `theta-sweep` by its bound, which may exceed the
 /// reference's by no more than both errors; with `greedy` a set that is not the reference's is undecided (kept_agreement.hpp).
 /// Its positions must ascend, be of the prompt, include the always-kept ones and
-/// be as many as the budget; one that is no set of the prompt's positions is replaced by the reference's own from there
+/// be as many as the budget, with `adakv` as the head's own (allocation_agreement.hpp); one that is no set of the prompt's positions is replaced by the reference's own from there
 /// on, as is one that is not claimed. Who left: left_agreement.hpp; where a host evicts and nothing of that is claimed, the
 /// reference's own choice on the claimant's cache leaves.
 ///

@@ -16,6 +16,29 @@ RealClaim outputs(const std::vector<StepRecord>& steps, Dtype storage) {
   return claim;
 }
 
+// Nothing if a policy has no such choices.
+std::optional<std::vector<int64_t>> choices(const std::vector<StepRecord>& steps,
+                                            std::vector<int64_t> StepRecord::*chosen) {
+  if ((steps.front().*chosen).empty()) return std::nullopt;
+  std::vector<int64_t> all;
+  for (const StepRecord& step : steps) all.insert(all.end(), (step.*chosen).begin(), (step.*chosen).end());
+  return all;
+}
+
+void add_merges(const std::vector<HeadMerge>& merges, Dtype storage, LayerClaims& claims) {
+  if (merges.empty()) return;
+  RealClaim votes{{0}, {}, storage}, keys{{0, merges.front().keys.cols()}, {}, storage}, values = keys;
+  for (const HeadMerge& merge : merges) {
+    votes.numbers.insert(votes.numbers.end(), merge.votes.begin(), merge.votes.end());
+    keys.numbers.insert(keys.numbers.end(), merge.keys.numbers().begin(), merge.keys.numbers().end());
+    values.numbers.insert(values.numbers.end(), merge.values.numbers().begin(), merge.values.numbers().end());
+  }
+  votes.shape[0] = keys.shape[0] = values.shape[0] = static_cast<int64_t>(votes.numbers.size());
+  claims.votes = std::move(votes);
+  claims.merged_key = std::move(keys);
+  claims.merged_value = std::move(values);
+}
+
 }  // namespace
 
 LayerClaims claims_of(const LayerRecord& record, Dtype storage) {
@@ -29,13 +52,11 @@ LayerClaims claims_of(const LayerRecord& record, Dtype storage) {
     claims.projected_value_norms = claim(*record.prompt.projected_value_norms, storage);
   }
   if (record.prompt.stage_two_score) claims.stage_two_score = claim(*record.prompt.stage_two_score, storage);
+  add_merges(record.prompt.merges, storage, claims);
   if (record.steps.empty()) return claims;
   claims.output = outputs(record.steps, storage);
-  if (record.steps.front().left.empty()) return claims;
-  claims.left.emplace();
-  for (const StepRecord& step : record.steps) {
-    claims.left->insert(claims.left->end(), step.left.begin(), step.left.end());
-  }
+  claims.left = choices(record.steps, &StepRecord::left);
+  claims.merged_into = choices(record.steps, &StepRecord::merged_into);
   return claims;
 }
 

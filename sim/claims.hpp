@@ -23,15 +23,20 @@ struct LayerClaims {
   std::optional<std::vector<std::vector<int64_t>>> kept;  ///< per KV head
   std::optional<std::vector<int64_t>> kept_offsets;       ///< [kv_heads + 1]
   std::optional<std::vector<int64_t>> left;               ///< [steps, kv_heads]; -1 for nobody; any number
-  std::optional<std::vector<int64_t>> score_positions;    ///< [m]
-  std::optional<RealClaim> score;                         ///< [kv_heads, m]
-  std::optional<RealClaim> projected_value_norms;         ///< [query_heads, n]
-  std::optional<RealClaim> stage_two_score;               ///< [kv_heads, m]
-  std::optional<RealClaim> output;                        ///< [steps, query_heads, head_dim]
-  std::optional<RealClaim> kept_mass;                     ///< [steps, query_heads]
-  std::optional<RealClaim> bound;                         ///< [steps, query_heads]
-  std::optional<RealClaim> perturbation;                  ///< [steps, query_heads]
-  std::optional<RealClaim> layer_perturbation;            ///< [steps]
+  std::optional<std::vector<int64_t>>
+      merged_into;                        ///< [steps, kv_heads]; -1 dropped, -2 nobody left; any number
+  std::optional<RealClaim> votes;         ///< [sum of kept]: the cache after the prompt
+  std::optional<RealClaim> merged_key;    ///< [sum of kept, head_dim]
+  std::optional<RealClaim> merged_value;  ///< [sum of kept, head_dim]
+  std::optional<std::vector<int64_t>> score_positions;  ///< [m]
+  std::optional<RealClaim> score;                       ///< [kv_heads, m]
+  std::optional<RealClaim> projected_value_norms;       ///< [query_heads, n]
+  std::optional<RealClaim> stage_two_score;             ///< [kv_heads, m]
+  std::optional<RealClaim> output;                      ///< [steps, query_heads, head_dim]
+  std::optional<RealClaim> kept_mass;                   ///< [steps, query_heads]
+  std::optional<RealClaim> bound;                       ///< [steps, query_heads]
+  std::optional<RealClaim> perturbation;                ///< [steps, query_heads]
+  std::optional<RealClaim> layer_perturbation;          ///< [steps]
 };
 
 /// What a session recorded, as claims. What was measured of it is no claim: one piece of code measures them all.

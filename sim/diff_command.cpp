@@ -32,8 +32,8 @@ Examples:
   kvbound diff TRACE dump.safetensors --json diff.json
 
 Exit code 0 if every number is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
-named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or a choice that
-nothing tells right from wrong: a set of `greedy` that is not the reference's.
+named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
+undecided: a choice or number that is not the reference's, and nothing recorded tells whether rounding explains it.
 )";
 
 CommandLine command_line() {
@@ -51,11 +51,12 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
 
 // Judges the dump's layers, one in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
-  const Claimant claimant{report.dump.policy, report.dump.entries, report.dump.steps, report.arithmetic,
-                          dump.input_storage()};
+  Claimant claimant{report.dump.policy, report.dump.entries, report.dump.steps, report.arithmetic,
+                    dump.input_storage()};
   Progress progress("judging " + dump.path(), !quiet);
   int64_t done = 0;
   for (const int64_t l : report.dump.layers) {
+    claimant.entries = report.dump.layer_entries[static_cast<size_t>(l)];
     const LayerClaims claims = dump.read_layer(l);
     const traces::Layer layer = trace.read_layer(l);
     try {

@@ -15,6 +15,7 @@
 #include <kvbound/traces/messages.hpp>
 
 #include "agreement.hpp"
+#include "layer_budgets.hpp"
 #include "layer_list.hpp"
 #include "policy.hpp"
 
@@ -84,6 +85,7 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
     kvbound::require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
     return 0;
   });
+  info.layer_entries = layer_budgets(info.policy, info.entries, trace.layers, trace.prompt_tokens);
   info.backend = fields.text("backend");
   info.storage = fields.dtype("storage", {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16});
   info.accumulate = fields.dtype("accumulate", {Dtype::f64, Dtype::f32});
@@ -101,12 +103,27 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   return info;
 }
 
-// Tensors of policies that merge, which are not among today's.
-constexpr std::array<std::string_view, 4> kOtherTensors{"votes", "merged_key", "merged_value", "merged_into"};
+// Tensors of policies that merge.
+constexpr std::array<std::string_view, 4> kMergeTensors{"votes", "merged_key", "merged_value", "merged_into"};
+
+bool is_of_merging(const std::string& tensor) {
+  return std::ranges::find(kMergeTensors, tensor) != kMergeTensors.end();
+}
+
+// Whether KV heads may keep different numbers, so that nothing but offsets tells where one's entries end.
+bool has_ragged_heads(const Policy& policy) {
+  const auto* keep_kv = std::get_if<KeepKv>(&policy.merge);
+  return std::holds_alternative<AdaKv>(policy.allocation) ||
+         (keep_kv && keep_kv->order == MergeOrder::merge_first);
+}
 
 // Whether dumps of this policy have the tensor.
 bool has(const Policy& policy, const std::string& tensor) {
+  const bool merges = !std::holds_alternative<NoMerge>(policy.merge);
   if (tensor == "left") return evicts(policy.host);
+  if (tensor == "merged_into") return merges && evicts(policy.host);
+  if (is_of_merging(tensor)) return merges;
+  if (tensor == "bound") return !merges;
   if (tensor == "score" || tensor == "score_positions")
     return !std::holds_alternative<StreamingLlm>(policy.host);
   if (tensor == "stage_two_score") return std::holds_alternative<Critical>(policy.selection);
@@ -126,7 +143,8 @@ std::string known_tensors(const Policy& policy) {
 }
 
 bool is_integral(const std::string& tensor) {
-  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions" || tensor == "left";
+  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions" || tensor == "left" ||
+         tensor == "merged_into";
 }
 
 // A tensor's name taken apart: layers.{layer}.{tensor}.
@@ -178,8 +196,14 @@ class TensorCheck {
     if (tensor == "left" && !has(info_.policy, tensor)) {
       refuse(entry, "", "only policies that evict while decoding have this; this is " + policy());
     }
-    if (std::ranges::find(kOtherTensors, tensor) != kOtherTensors.end()) {
-      refuse(entry, "", "only policies that merge have this; this is " + policy());
+    if (is_of_merging(tensor) && !has(info_.policy, tensor)) {
+      const char* which = tensor == "merged_into"
+                              ? "only policies that merge while decoding have this; this is "
+                              : "only policies that merge have this; this is ";
+      refuse(entry, "", which + policy());
+    }
+    if (tensor == "bound" && !has(info_.policy, tensor)) {
+      refuse(entry, "", "only policies that do not merge have this; this is " + policy());
     }
     if (!has(info_.policy, tensor)) {
       refuse(entry, "", "no tensor of a dump of " + policy() + "; known: " + known());
@@ -216,7 +240,13 @@ class TensorCheck {
     if (tensor == "kept") {
       const bool has_offsets = file_.find(fmt::format("layers.{}.kept_offsets", layer));
       if (has_offsets && entry.shape.size() == 1) return;  // read_kept holds them against each other
-      require(entry, {shape.kv_heads * info_.entries}, "[kv_heads * budget]");
+      if (has_ragged_heads(info_.policy)) {
+        refuse(entry, "",
+               fmt::format("needs layers.{}.kept_offsets: KV heads of this policy may keep different numbers",
+                           layer));
+      }
+      require(entry, {shape.kv_heads * info_.layer_entries[static_cast<size_t>(layer)]},
+              "[kv_heads * budget]");
     } else if (tensor == "kept_offsets") {
       require(entry, {shape.kv_heads + 1}, "[kv_heads + 1]");
     } else if (tensor == "score_positions") {
@@ -227,13 +257,27 @@ class TensorCheck {
       require(entry, {shape.query_heads, trace_.prompt_tokens}, "[query_heads, prompt_tokens]");
     } else if (tensor == "output") {
       require_steps(entry, {shape.query_heads, shape.head_dim}, "[steps, query_heads, head_dim]");
-    } else if (tensor == "left") {
+    } else if (tensor == "votes") {
+      require(entry, {kept_entries(entry, layer)}, "[all that is kept]");
+    } else if (tensor == "merged_key" || tensor == "merged_value") {
+      require(entry, {kept_entries(entry, layer), shape.head_dim}, "[all that is kept, head_dim]");
+    } else if (tensor == "left" || tensor == "merged_into") {
       require_steps(entry, {shape.kv_heads}, "[steps, kv_heads]");
     } else if (tensor == "layer_perturbation") {
       require_steps(entry, {}, "[steps]");
     } else {
       require_steps(entry, {shape.query_heads}, "[steps, query_heads]");
     }
+  }
+
+  // How many entries all KV heads of a layer keep together.
+  int64_t kept_entries(const TensorEntry& entry, int64_t layer) const {
+    if (const TensorEntry* kept = file_.find(fmt::format("layers.{}.kept", layer))) return kept->elements;
+    if (has_ragged_heads(info_.policy)) {
+      refuse(entry, "",
+             fmt::format("needs layers.{}.kept: KV heads of this policy may keep different numbers", layer));
+    }
+    return trace_.shape.kv_heads * info_.layer_entries[static_cast<size_t>(layer)];
   }
 
   void require(const TensorEntry& entry, const std::vector<int64_t>& shape,
@@ -325,13 +369,18 @@ std::vector<std::vector<int64_t>> DumpFile::read_kept(int64_t layer,
 LayerClaims DumpFile::read_layer(int64_t layer) const {
   LayerClaims claims;
   std::vector<int64_t> offsets;
-  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g) offsets.push_back(g * info_.entries);
+  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g)
+    offsets.push_back(g * info_.layer_entries[static_cast<size_t>(layer)]);
   if (const TensorEntry* entry = find(layer, "kept_offsets"))
     claims.kept_offsets = offsets = read_integers(*entry);
   if (find(layer, "kept")) claims.kept = read_kept(layer, offsets);
   if (const TensorEntry* entry = find(layer, "score_positions"))
     claims.score_positions = read_integers(*entry);
   if (const TensorEntry* entry = find(layer, "left")) claims.left = read_integers(*entry);
+  if (const TensorEntry* entry = find(layer, "merged_into")) claims.merged_into = read_integers(*entry);
+  claims.votes = read_claim(layer, "votes");
+  claims.merged_key = read_claim(layer, "merged_key");
+  claims.merged_value = read_claim(layer, "merged_value");
   claims.score = read_claim(layer, "score");
   claims.projected_value_norms = read_claim(layer, "projected_value_norms");
   claims.stage_two_score = read_claim(layer, "stage_two_score");

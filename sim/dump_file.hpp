@@ -19,7 +19,8 @@ namespace kvbound::sim {
 struct DumpInfo {
   Policy policy;
   Budget budget;
-  int64_t entries = 0;  ///< the budget for the trace's prompt
+  int64_t entries = 0;                 ///< the budget for the trace's prompt: the mean over layers and heads
+  std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's, the mean over its heads
   std::string backend;
   Dtype storage = Dtype::f64;     ///< of the cache that it was computed from
   Dtype accumulate = Dtype::f64;  ///< F64 or F32: what products and sums were formed in

@@ -218,6 +218,14 @@ Positions candidates_of(const Positions& kept, const Positions& always_kept, int
   return candidates;
 }
 
+Positions always_kept_of(const HostRules& rules, int64_t prompt_tokens) {
+  Positions always_kept;
+  for (int64_t i = 0; i < prompt_tokens; ++i) {
+    if (rules.always_keeps(i, prompt_tokens - 1)) always_kept.push_back(i);
+  }
+  return always_kept;
+}
+
 std::string text_of(const Fault& fault, size_t kv_head) {
   return fmt::format(
       "KV head {} kept position {} rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; "
@@ -301,22 +309,24 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
                            const PromptErrors& errors, const std::vector<Positions>& kept,
                            std::vector<Positions>& forced) {
   const int64_t n = layer.prompt_tokens();
-  const HostRules rules = rules_of(claimant.policy.host, n, claimant.entries);
-  Positions always_kept;
-  for (int64_t i = 0; i < n; ++i) {
-    if (rules.always_keeps(i, n - 1)) always_kept.push_back(i);
-  }
-  const bool greedy = std::holds_alternative<Greedy>(claimant.policy.selection);
+  const auto* keep_kv = std::get_if<KeepKv>(&claimant.policy.merge);
+  const bool merges_first = keep_kv && keep_kv->order == MergeOrder::merge_first;
+  const bool untold = merges_first || std::holds_alternative<Greedy>(claimant.policy.selection);
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
     const Positions& own = reference.kept[g];
-    const auto found = disorder(kept[g], layer, always_kept, claimant.entries);
+    const int64_t budget = claimant.budget(static_cast<int64_t>(g));
+    const HostRules rules = rules_of(claimant.policy.host, n, budget);
+    const Positions always_kept = always_kept_of(rules, n);
+    // Where merging comes first there may be fewer to stay than the budget has room for.
+    const auto size = static_cast<int64_t>(kept[g].size());
+    const auto found = disorder(kept[g], layer, always_kept, merges_first ? std::min(size, budget) : budget);
     if (!found || found->usable) forced[g] = kept[g];
     if (found) {
       judgement.add(kept[g], own, *found, g);
       continue;
     }
-    if (greedy && kept[g] != own) {
+    if (untold && kept[g] != own) {
       judgement.add_undecided(kept[g], own);
       continue;
     }
@@ -327,7 +337,7 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
       fault->chosen += rules.sinks;
       fault->better += rules.sinks;
     }
-    judgement.add(kept[g], own, fault, greedy || judge.can_tell(static_cast<int64_t>(selected.size())), g);
+    judgement.add(kept[g], own, fault, untold || judge.can_tell(static_cast<int64_t>(selected.size())), g);
   }
   return judgement.result();
 }

@@ -13,7 +13,8 @@ namespace kvbound::sim {
 /// Judges the kept sets of all KV heads.
 ///
 /// With `greedy` the reference's own set agrees, and any other is undecided: every removal follows from those before, so
-/// rounding at one of them may lead anywhere, and no score of the prompt's end says where.
+/// rounding at one of them may lead anywhere, and no score of the prompt's end says where. So it is where merging comes before the
+/// selection, whose scores then follow from who merged with whom; there fewer may be kept than the budget has room for.
 ///
 /// kept     [kv_heads] of positions; anything
 /// forced   [kv_heads], the reference's own: replaced by what is claimed where that is a set of the prompt's positions

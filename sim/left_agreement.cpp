@@ -76,15 +76,15 @@ class HeadReplay {
         claimant_(claimant),
         arithmetic_(claimant.arithmetic.attention),
         prompt_(layer.prompt()),
-        rules_(rules_of(claimant.policy.host, layer.prompt_tokens, claimant.entries)),
+        budget_(claimant.budget(kv_head)),
+        rules_(rules_of(claimant.policy.host, layer.prompt_tokens, budget_)),
         change_(reference::change_of(claimant.policy.score)),
         sizes_(sizes),
         g_(kv_head),
         group_size_(layer.shape.group_size()),
         cache_(filled(layer, kv_head, kept)),
-        eviction_(prompt_, claimant.policy, kv_head, claimant.entries, group(errors.ranking.head_scores),
-                  reference.projected_value_norms ? group(*reference.projected_value_norms) : MatrixView(),
-                  cache_) {
+        eviction_(prompt_, claimant.policy, kv_head, budget_, group(errors.ranking.head_scores),
+                  cache_norms(reference, kept), cache_) {
     if (!eviction_.is_scored()) return;
     running_errors_ = Matrix(group_size_, layer.values.view().rows);
     for (int64_t h = 0; h < group_size_; ++h) {
@@ -115,6 +115,12 @@ class HeadReplay {
                    layer.values.slice(kv_head).row(position));
     }
     return cache;
+  }
+
+  // Projected value norms of the cache's entries, where stage two of a departure asks for them.
+  Matrix cache_norms(const PromptRecord& reference, const Positions& kept) const {
+    if (!std::holds_alternative<Critical>(claimant_.policy.selection)) return {};
+    return columns_of(group(*reference.projected_value_norms), kept);
   }
 
   MatrixView group(const Matrix& rows) const {
@@ -172,7 +178,7 @@ class HeadReplay {
       return Departure{forced, true, false, offence(t, *claimed, own, kInfinity, 0, note)};
     };
     const std::string sizes =
-        fmt::format("the cache has {} entries and the budget is {}", cache_.entries(), claimant_.entries);
+        fmt::format("the cache has {} entries and the budget is {}", cache_.entries(), budget_);
     if (*claimed == kNobody) return wrong(own, fmt::format("nobody left, but {}", sizes));
     if (!entry_of(*claimed)) {
       return wrong(own, fmt::format("position {} left, which is not in the cache", *claimed));
@@ -280,7 +286,7 @@ class HeadReplay {
                                 const std::vector<int64_t>& staying) const {
     const Critical& options = std::get<Critical>(claimant_.policy.selection);
     const OwnedScores attention = scores(entries), second = stage_two(entries, options);
-    const int64_t k = static_cast<int64_t>(entries.size()) - (cache_.entries() - claimant_.entries);
+    const int64_t k = static_cast<int64_t>(entries.size()) - (cache_.entries() - budget_);
     const CountRange counts =
         options.alpha ? CountRange{floor_of_product(*options.alpha, k), floor_of_product(*options.alpha, k)}
                       : adaptive_range(entries, attention.view(), k);
@@ -321,6 +327,7 @@ class HeadReplay {
   const Claimant& claimant_;
   const reference::Arithmetic& arithmetic_;
   const LayerView prompt_;
+  const int64_t budget_;
   const HostRules rules_;
   const std::optional<reference::Change> change_;
   const LayerSizes& sizes_;

@@ -80,6 +80,7 @@ class HeadMerges {
   }
 
   std::vector<MergeChange> changes;
+  std::vector<reference::GroupChange> group_changes;
   std::vector<StepHead> violations;
 
  private:
@@ -94,7 +95,10 @@ class HeadMerges {
 
   void take_in(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
     measure_change(merge, after, step, rebuilt);
-    if (later_) open_.open(merge, after, kind_of(policy_, rebuilt), layer_.prompt_tokens + step + 1);
+    if (!later_) return;
+    open_.open(merge, after, kind_of(policy_, rebuilt), layer_.prompt_tokens + step + 1);
+    const reference::GroupChanges measured(queries_at(step), layer_.scale, merge.before);
+    for (const MergeGroup& group : *merge.groups) group_changes.push_back(measured.of(group, after));
   }
 
   void measure_later(const CacheEntries& present, int64_t t) {
@@ -166,6 +170,7 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
   reference::parallel_for(layer.shape.kv_heads, [&](int64_t g) { heads[static_cast<size_t>(g)].run(); });
   for (const HeadMerges& head : heads) {
     metrics.changes.insert(metrics.changes.end(), head.changes.begin(), head.changes.end());
+    metrics.groups.insert(metrics.groups.end(), head.group_changes.begin(), head.group_changes.end());
     if (!metrics.later) continue;
     std::vector<StepHead>& all = metrics.later->violations;
     all.insert(all.end(), head.violations.begin(), head.violations.end());

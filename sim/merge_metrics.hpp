@@ -7,6 +7,7 @@
 
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/session.hpp>
+#include <kvbound/reference/group_change.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "later_queries.hpp"
@@ -32,6 +33,8 @@ struct MergeChange {
 struct MergeMetrics {
   MergeCounts counts;                ///< over KV heads and times
   std::vector<MergeChange> changes;  ///< by KV head, time and query head
+  /// What each group's merge alone did, by KV head, time and position; if asked for, and there are groups (not with CaM).
+  std::vector<reference::GroupChange> groups;
   std::optional<LaterQueries>
       later;  ///< if asked for, and merged entries stand for their members (not with CaM)
 };
@@ -41,7 +44,7 @@ struct MergeMetrics {
 /// A merge is lossless in exact arithmetic if it goes by the query's own raw scores (predict=current, or a rebuild), for one
 /// query head per KV head, with votes and a key that keeps the group's weight (min-norm, zip): reference/merge_errors.hpp.
 ///
-/// later  measure LaterQueries: O(n b head_dim) a KV head
+/// later  measure LaterQueries, O(n b head_dim) a KV head, and groups
 MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
                             bool later = false);
 

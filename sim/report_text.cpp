@@ -63,6 +63,11 @@ std::string later_cell(const Subject& subject) {
   return subject.summary.later ? figure(((*subject.summary.later).*figures).value()) : "-";
 }
 
+template <auto MergeSummary::*figures>
+std::string merge_cell(const Subject& subject) {
+  return subject.summary.merges ? figure(((*subject.summary.merges).*figures).value()) : "-";
+}
+
 // How many leaving entries found whom to merge with.
 std::string found_target(const Subject& subject) {
   if (!subject.summary.merges) return "-";
@@ -117,14 +122,15 @@ std::vector<Column> all_columns(int64_t recall_of) {
       {"stage-one", "stage 1 <= 1/2",
        [](S s) { return percent(s.summary.stage_one_low, s.summary.stage_one_mass.count); }},
       {"improved-heads", "improved heads", improved},
-      {"merge-perturbation", "merge change",
-       [](S s) { return s.summary.merges ? figure(s.summary.merges->perturbation.value()) : "-"; },
-       About::merges},
+      {"merge-perturbation", "merge change", merge_cell<&MergeSummary::perturbation>, About::merges},
       {"lossy", "lossy", lossy, About::merges},
       {"found-target", "found target", found_target, About::merges},
       {"zip-singular", "ZIP singular", zip_share<&MergeCounts::singular>, About::merges},
       {"zip-negative", "negative", zip_share<&MergeCounts::negative>, About::merges},
       {"zip-far", "far", zip_share<&MergeCounts::far>, About::merges},
+      {"group-merged", "group merged", merge_cell<&MergeSummary::group_merged>, About::later_queries},
+      {"group-evicted", "evicted", merge_cell<&MergeSummary::group_evicted>, About::later_queries},
+      {"group-floor", "floor", merge_cell<&MergeSummary::group_floor>, About::later_queries},
       {"later-perturbation", "later change", later_cell<&LaterSummary::perturbation>, About::later_queries},
       {"predictable", "epsilon < 1", predictable, About::later_queries},
       {"later-bound", "KKV-5", later_cell<&LaterSummary::bound>, About::later_queries},

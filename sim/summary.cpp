@@ -38,6 +38,11 @@ void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t laye
     ++summary.violations;
     if (!summary.first_violation) summary.first_violation = Place{layer, change.step, change.query_head};
   }
+  for (const reference::GroupChange& group : metrics.groups) {
+    summary.group_merged.add(group.merged);
+    summary.group_evicted.add(group.evicted);
+    summary.group_floor.add(group.floor);
+  }
 }
 
 // A step of one query head; what is undefined was not to be measured.

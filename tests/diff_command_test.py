@@ -230,7 +230,7 @@ class WrongDumps(DiffTest):
                 return right(queries, keys, first - (cached is not True), scale, cached)
             return wrong
 
-        self.finds("score", patch=("attention_weights", later))
+        self.finds("score", patch=("independent_prompt.seen_logits", later))
         self.finds("output", patch=("attention_weights", no_self))
 
     def test_a_dropped_part_of_split_k_is_found(self):

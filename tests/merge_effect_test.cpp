@@ -8,6 +8,7 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
 
+#include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
 namespace kvbound::test {
@@ -58,25 +59,37 @@ struct Case {
   std::vector<MergedGroup> groups;
 };
 
-AttentionOutput attend(const Case& given, const CacheEntries& cache) {
+AttentionOutput attention_of(const Case& given, const CacheEntries& cache) {
   return attention(given.queries, cache.keys, cache.values, given.scale, cache.votes);
+}
+
+// In 50 digits.
+oracle::Attention attend(const Case& given, const CacheEntries& cache) {
+  return oracle::attention(given.queries, cache.keys, cache.values, given.scale, cache.votes);
 }
 
 void expect_difference_of_outputs(const Case& given) {
   const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.groups);
-  const AttentionOutput before = attend(given, given.before()), now = attend(given, given.cache);
-  for (int64_t i = 0; i < 3; ++i) {
-    for (int64_t c = 0; c < 6; ++c) {
-      // Logits below 100 of few terms, values below 10, 16 entries.
-      EXPECT_NEAR(effect.change(i, c), before.output(i, c) - now.output(i, c), 1e-11);
+  const oracle::Attention before = attend(given, given.before()), now = attend(given, given.cache);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto row = static_cast<int64_t>(i);
+    for (size_t c = 0; c < 6; ++c) {
+      const oracle::Bounded& o = before.output[i][c];
+      const oracle::Bounded& o_now = now.output[i][c];
+      EXPECT_TRUE(oracle::within(effect.change(row, static_cast<int64_t>(c)),
+                                 {o.value - o_now.value, o.bound + o_now.bound}));
     }
-    const auto query = static_cast<size_t>(i);
-    EXPECT_NEAR(effect.log_sum_exp[query], before.log_sum_exp[query], 1e-12);
-    EXPECT_NEAR(effect.merged_weights(i, 0), now.weights(i, 1), 1e-12);
-    EXPECT_NEAR(effect.merged_weights(i, 1), now.weights(i, 4), 1e-12);
+    EXPECT_TRUE(oracle::within(effect.log_sum_exp[i], before.log_sum_exp[i]));
+    // Weights follow from logits and log-sum-exps: a hundred roundings of a double cover both.
+    const double off = 1e-14 * (1 + std::abs(effect.log_sum_exp[i]) + std::abs(effect.merged_logits(row, 0)) +
+                                std::abs(effect.merged_logits(row, 1)));
+    const AttentionOutput plain_before = attention_of(given, given.before());
+    const AttentionOutput plain_now = attention_of(given, given.cache);
+    EXPECT_NEAR(effect.merged_weights(row, 0), plain_now.weights(row, 1), off);
+    EXPECT_NEAR(effect.merged_weights(row, 1), plain_now.weights(row, 4), off);
     double members = 0;
-    for (int64_t j = 7; j < 12; ++j) members += before.weights(i, j);
-    EXPECT_NEAR(effect.members_weight[query], members, 1e-12);
+    for (int64_t j = 7; j < 12; ++j) members += plain_before.weights(row, j);
+    EXPECT_NEAR(effect.members_weight[i], members, off);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <kvbound/reference/inner_product.hpp>
 #include <kvbound/reference/keep_kv.hpp>
 
+#include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
 namespace kvbound::test {
@@ -110,6 +111,33 @@ Case random_case(uint64_t seed, const Shape& shape, double size = 1) {
 const std::vector<Shape> kShapes{{2, 4, 1, 2},          {20, 16, 3, 2},        {40, 64, 1, 30},
                                  {300, 64, 40, 3, 7},   {300, 128, 3, 90, 40}, {30, 8, 2, 4, 1e6},
                                  {1200, 64, 100, 10, 3}};
+
+// What the merged numbers, as they are, change in exact arithmetic.
+double exact_change(const Case& given, const Merged& merged) {
+  const auto output = [&](const CacheEntries& cache) {
+    return oracle::attention(given.query, cache.keys, cache.values, given.scale, cache.votes).output.front();
+  };
+  const oracle::Row before = output(given.before), after = output(merged.after);
+  oracle::Real sum = 0;
+  for (size_t c = 0; c < before.size(); ++c) {
+    sum += (before[c].value - after[c].value) * (before[c].value - after[c].value);
+  }
+  return static_cast<double>(sqrt(sum));
+}
+
+TEST(LosslessMergeError, BoundsWhatTheMergedNumbersChangeInExactArithmetic) {
+  for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
+    for (const Shape& shape : {kShapes[0], kShapes[1], kShapes[2], kShapes[5]}) {
+      for (uint64_t seed = 100; seed < 110; ++seed) {
+        const Case given = random_case(seed, shape, seed % 2 == 0 ? 1 : 2);
+        const Merged merged = merge(given, key);
+        const double changed = exact_change(given, merged);
+        ASSERT_GT(changed, 0) << "rounding is never without effect in 50 digits";
+        EXPECT_LE(changed, bound(given, key, merged));
+      }
+    }
+  }
+}
 
 struct Ratios {
   std::vector<double> ratios;

@@ -197,6 +197,45 @@ TEST(NearestKeys, AreTheSameForAnyNumberOfThreads) {
   omp_set_num_threads(before);
 }
 
+TEST(NearestBetterKeys, AreTheNearestOfStrictlyHigherScore) {
+  // 0 and 2 have the highest score. Of those that are better than 1 the one at 45 degrees is nearer; 3 has all others.
+  const Matrix keys = matrix({{1, 0}, {0, 1}, {1, 1}, {0, 2}});
+  const std::vector<NearestKey> nearest = nearest_better_keys(keys, std::vector<double>{5, 1, 5, 0});
+  EXPECT_EQ(indices(nearest), (std::vector<int64_t>{-1, 2, -1, 1}));
+  EXPECT_NEAR(nearest[1].cosine, std::sqrt(0.5), 1e-15);
+  EXPECT_EQ(nearest[3].cosine, 1);
+  EXPECT_EQ(indices(nearest_better_keys(matrix({{1, 0}, {-1, 0}, {-2, 0}}), std::vector<double>{0, 1, 1})),
+            (std::vector<int64_t>{1, -1, -1}))
+      << "both at 180 degrees: the smaller index";
+  EXPECT_TRUE(nearest_better_keys(Matrix(0, 2), {}).empty());
+  EXPECT_EQ(message_of<ShapeMismatch>([&] { nearest_better_keys(keys, std::vector<double>{1}); }),
+            "scores is 1 but rows of keys is 4");
+}
+
+TEST(NearestBetterKeys, AreTheNearestOfThoseKeysAlone) {
+  // More than a block, some of equal scores, one in three keys there twice.
+  Random random(41);
+  Matrix keys = random.matrix(400, 6);
+  for (int64_t i = 0; i < 400; i += 3) std::ranges::copy(keys.row(i / 3), keys.row(399 - i).begin());
+  std::vector<double> scores;
+  for (int64_t i = 0; i < 400; ++i) scores.push_back(static_cast<double>(random.index(60)));
+  const std::vector<NearestKey> nearest = nearest_better_keys(keys, scores);
+  for (int64_t i = 0; i < 400; ++i) {
+    Matrix better(0, 6);
+    std::vector<int64_t> positions;
+    for (int64_t j = 0; j < 400; ++j) {
+      if (scores[static_cast<size_t>(j)] <= scores[static_cast<size_t>(i)]) continue;
+      better.append_row(keys.row(j));
+      positions.push_back(j);
+    }
+    const NearestKey expected =
+        better.rows() == 0 ? NearestKey{} : nearest_keys(keys.view().middle_rows(i, 1), better)[0];
+    const NearestKey& found = nearest[static_cast<size_t>(i)];
+    EXPECT_EQ(found.index, expected.index < 0 ? -1 : positions[static_cast<size_t>(expected.index)]) << i;
+    EXPECT_EQ(found.cosine, expected.cosine) << i;
+  }
+}
+
 TEST(NearestKey, IsNeverItself) {
   const Matrix keys = matrix({{1, 0}, {0, 1}, {1, 1}});
   const NearestKey nearest = nearest_key(2, keys, key_norms(keys), std::vector<int64_t>{9, 4, 6});

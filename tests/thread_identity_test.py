@@ -40,7 +40,7 @@ class ThreadIdentity(CommandLineTest):
         folder.mkdir()
         count = () if environment else ("--threads", threads)
         stdout = self.passes("replay", trace, "--policy", policies, "--budget", budgets, "--json", folder / "out.json",
-                             "--csv", folder / "out.csv", "--dump", folder / "dumps/", *count, *options,
+                             "--csv", folder / "out.csv", "--dump", folder / "dumps/", "--merge-bounds", *count, *options,
                              env=environment)
         files = contents(folder)
         said, report = without_what_may_differ(json.loads(files.pop("out.json")))

@@ -1,4 +1,5 @@
 """Tests of `kvbound diff`: traces to compare with, and what must become of a dump."""
+import importlib
 import json
 from unittest import mock
 
@@ -63,7 +64,7 @@ class DiffTest(CommandLineTest):
         """What a fault does to a dump is found, whatever the arithmetic, and this tensor named.
 
         change(dump)         what the fault does to its numbers
-        patch                (name, function(right one) -> wrong one) of independent_replay
+        patch                (name, function(right one) -> wrong one) of independent_replay, or of MODULE where it is MODULE.name
         """
         for trace in self.traces():
             for precision in precisions:
@@ -71,8 +72,9 @@ class DiffTest(CommandLineTest):
                     right = recompute(trace, policy, "50", precision)
                     self.agrees(trace, right)
                     if patch:
-                        name, wrong = patch
-                        with mock.patch.object(independent_replay, name, wrong(getattr(independent_replay, name))):
+                        (module, _, name), wrong = patch[0].rpartition("."), patch[1]
+                        module = importlib.import_module("support." + module) if module else independent_replay
+                        with mock.patch.object(module, name, wrong(getattr(module, name))):
                             dump = recompute(trace, policy, "50", precision, **options)
                     else:
                         dump = recompute(trace, policy, "50", precision, **options)
