@@ -62,7 +62,7 @@ class MergeQueries {
   /// queries           [heads, head_dim]: each query head's last query
   /// scale             logits are scale * query . key
   /// log_denominators  [heads]: ln D_h, D_h = sum p s^ over the cache before the merge; needed by `joint` of several heads
-  /// throws            ShapeMismatch; NonFinite; InvalidPolicy for zip with joint
+  /// throws            ShapeMismatch; NonFinite; InvalidPolicy for zip with joint of several heads
   MergeQueries(const KeyRule& rule, MatrixView queries, double scale,
                std::vector<double> log_denominators = {});
 
