@@ -7,6 +7,8 @@
 
 #include <kvbound/reference/core/error.hpp>
 
+#include "median.hpp"
+
 namespace kvbound::sim {
 namespace {
 
@@ -71,12 +73,6 @@ bool is_inside(const Offender& element) {
   return element.error <= element.bound || may_overflow(element);
 }
 
-double median(std::vector<double>& numbers) {
-  const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2);
-  std::nth_element(numbers.begin(), middle, numbers.end());
-  return *middle;
-}
-
 void require_length(const std::string& what, size_t length, size_t expected) {
   if (length == expected) return;
   throw ShapeMismatch(what + " has " + std::to_string(length) + " elements, but " + std::to_string(expected) +
@@ -138,7 +134,7 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
   }
   if (largest > 0 && !tells_from_zero && result.outside == 0) result.judged = 0;
   result.all_zero = zero && result.outside == 0 && result.elements > 0;
-  if (!slacks.empty()) result.median_slack = median(slacks);
+  if (!slacks.empty()) result.median_slack = median(std::move(slacks));
   return result;
 }
 
