@@ -61,7 +61,7 @@ enum class Regime {
   huge_logits,       ///< a logit beyond +-5000
   many_votes,        ///< an entry of 10^5 votes or more
   parallel_queries,  ///< two queries of cosine > 0.9999
-  foretold,  ///< a group whose scores by a later query are all foretold within 100 %, its merged one, too
+  predicted,  ///< a group whose scores by a later query are all predicted within 100 %, its merged one, too
 };
 /// Those that theorems of eviction are to be tried in, and those of merging.
 inline constexpr Regime kEvictionRegimes[] = {Regime::small_stage_one, Regime::almost_nothing_evicted,
@@ -69,7 +69,7 @@ inline constexpr Regime kEvictionRegimes[] = {Regime::small_stage_one, Regime::a
                                               Regime::empty_stage_two, Regime::single_kept};
 inline constexpr Regime kMergingRegimes[] = {
     Regime::single_kept, Regime::nearly_singular, Regime::nearly_agreed,    Regime::agreed,
-    Regime::huge_logits, Regime::many_votes,      Regime::parallel_queries, Regime::foretold};
+    Regime::huge_logits, Regime::many_votes,      Regime::parallel_queries, Regime::predicted};
 const char* name(Regime regime);
 bool shows(const Instance& instance, Regime regime);
 

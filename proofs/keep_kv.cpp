@@ -1,8 +1,8 @@
 // What a merged entry weighs: with one vote less than its group did, with all votes and the mean key more.
 #include <algorithm>
 
-#include "foretelling.hpp"
-#include "merge_bounds.hpp"
+#include "merge_prediction.hpp"
+#include "merge_rounding.hpp"
 
 namespace kvbound::proofs {
 namespace {
@@ -30,15 +30,22 @@ struct Weighed {
     Reals weights;
     for (const Real& logit : voted) weights.push_back(exp(logit - heaviest));
     whole = exact::total(weights, group);
+    Group others(group);
+    others.erase(std::ranges::find(others, heaviest,
+                                   [&](int64_t member) { return voted[static_cast<size_t>(member)]; }));
+    lighter = exact::total(weights, others);
     rest = exact::total_outside(weights, group);
   }
 
   // The attention of what weighs so much in the group's place.
   Real attention(const Real& weight) const { return weight / (rest + weight); }
+  // attention(whole) - attention(1), without cancellation.
+  Real gap() const { return rest * lighter / ((rest + whole) * (rest + 1)); }
 
   Reals logits;
   Real heaviest;  // ln of the heaviest member's weight
   Real whole, rest;
+  Real lighter;  // whole - 1, however small
 };
 
 // Weights of sum 1 that merging methods give the members.
@@ -67,12 +74,12 @@ Outcome attention_sags(const Instance& instance) {
   for_each_convex_merge(merging, [&](const Weighed& weighed, const Real& logit) {
     if (weighed.rest == 0) return;
     const Real weight = exp(logit - weighed.heaviest), terms = score_terms(weighed.logits) * 16;
+    const Real group = weighed.attention(weighed.whole), bound = weighed.attention(1);
     outcome.at_most("the merged entry weighs no more than the heaviest member did", weight, 1, terms);
-    outcome.at_most("A_r <= max A / (max A + A_rest)", weighed.attention(weight), weighed.attention(1),
-                    terms);
-    outcome.at_most("A_r <= sum of A", weighed.attention(weight), weighed.attention(weighed.whole), terms);
-    outcome.require("the heaviest member is not all of its group", weighed.whole > 0 && weighed.whole >= 1);
-    outcome.ratio(weighed.attention(weight), weighed.attention(1), terms);
+    outcome.at_most("A_r <= max A / (max A + A_rest)", weighed.attention(weight), bound, terms);
+    outcome.equal("sum of A - max A / (max A + A_rest)", group - bound, weighed.gap(), terms);
+    outcome.require("max A / (max A + A_rest) < sum of A", weighed.gap() > 0);
+    outcome.ratio(weighed.attention(weight), bound, terms);
   });
   for_each_group(merging, [&](size_t h, const Group& group) {
     const GroupMean mean = merging.mean(h, group);
@@ -94,9 +101,9 @@ Outcome output_moves(const Instance& instance) {
       Merges merges(merging, h, {group}, [](const GroupMean& mean, const Reals&) {
         return MergedEntry{mean.key, mean.value, 1};
       });
-      const Sight sight(merging, h, merges, 0);
-      outcome.below("0 < || o' - o ||", 0, exact::norm(sight.change(Space::head), exact::Norm::l2),
-                    sight.terms(Space::head));
+      const QueryEffect effect(merging, h, merges, 0);
+      outcome.below("0 < || o' - o ||", 0, exact::norm(effect.change(Space::head), exact::Norm::l2),
+                    effect.terms(Space::head));
     }
   }
   return outcome;
@@ -184,13 +191,11 @@ std::vector<Theorem> keep_kv_theorems() {
   return {
       {.id = "kkv-2",
        .title = "attention sag",
-       .statement = "if a group merges into one entry with one vote and a convex combination of the keys, "
-                    "A_r <= max A / "
-                    "(max A + A_rest) < sum of A, the maximum over the group; with all votes and the weights "
-                    "p s / W it is "
-                    "A_r >= sum of A",
+       .statement = "if a group merges into one entry with one vote and a convex combination of the "
+                    "keys, A_r <= max A / (max A + A_rest) < sum of A, the maximum over the group; with "
+                    "all votes and the weights p s / W it is A_r >= sum of A",
        .hypotheses = "votes >= 1, two members at least, another entry is there",
-       .source = kSource + ", Theorem 2; the bound by the heaviest member: ours",
+       .source = kSource + "; the bound by the heaviest member: ours",
        .ratio = "A_r / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-2", "a convex merge weighs at most what its heaviest member did", attention_sags},

@@ -1,8 +1,8 @@
 // When nothing is lost by merging, and with which key.
 #include <algorithm>
 
-#include "foretelling.hpp"
-#include "merge_bounds.hpp"
+#include "merge_prediction.hpp"
+#include "merge_rounding.hpp"
 
 namespace kvbound::proofs {
 namespace {
@@ -13,14 +13,11 @@ using exact::Query;
 using exact::Real;
 using exact::Reals;
 
-MergedEntry zip(const GroupMean& mean, const Reals&) { return exact::zip_merge(mean); }
-MergedEntry convex(const GroupMean& mean, const Reals&) { return exact::convex_merge(mean); }
-
-void hold_unchanged(const Sight& sight, const Real& factor, Outcome& outcome) {
+void hold_unchanged(const QueryEffect& effect, const Real& factor, Outcome& outcome) {
   for (const Space space : kSpaces) {
-    const Reals change = sight.change(space);
+    const Reals change = effect.change(space);
     equal_vectors(outcome, std::string("o' = o, ") + name(space) + " space", change, Reals(change.size()),
-                  factor * sight.terms(space));
+                  factor * effect.terms(space));
   }
 }
 
@@ -83,15 +80,15 @@ Outcome zip_is_lossless(const Instance& instance) {
       all.push_back(group);
       const Real factor = 1 + abs(zip_scale(mean));
       largest = std::max(largest, factor);
-      const Merges merges(merging, h, {group}, zip);
-      const Sight sight(merging, h, merges, 0);
+      const Merges merges(merging, h, {group}, zip_merge);
+      const QueryEffect effect(merging, h, merges, 0);
       outcome.equal("q . k_r = z*",
                     exact::inner_product(merging.heads[h].queries.front(), merges.entries[0].key),
-                    mean.target, factor * (sight.logit_terms() + score_terms(merging.heads[h].predicted)));
-      hold_unchanged(sight, factor, outcome);
+                    mean.target, factor * (effect.logit_terms() + score_terms(merging.heads[h].predicted)));
+      hold_unchanged(effect, factor, outcome);
     }
-    const Merges merges(merging, h, all, zip);
-    if (all.size() > 1) hold_unchanged(Sight(merging, h, merges, 0), largest, outcome);
+    const Merges merges(merging, h, all, zip_merge);
+    if (all.size() > 1) hold_unchanged(QueryEffect(merging, h, merges, 0), largest, outcome);
   }
   hold_merges({MergedKey::zip, MergeGqa::mean, 0}, instance, merging, outcome);
   return outcome;
@@ -187,13 +184,13 @@ Outcome min_norm_is_lossless(const Instance& instance) {
   const MergingCase merging(instance);
   for_each_group(merging, [&](size_t h, const Group& group) {
     const Merges merges(merging, h, {group}, exact::min_norm_merge);
-    hold_unchanged(Sight(merging, h, merges, 0), 1, outcome);
+    hold_unchanged(QueryEffect(merging, h, merges, 0), 1, outcome);
     hold_correction(merging, h, group, outcome);
     hold_shift(merging, h, group, outcome);
   });
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
-    hold_unchanged(Sight(merging, h, merges, 0), 1, outcome);
+    hold_unchanged(QueryEffect(merging, h, merges, 0), 1, outcome);
   }
   hold_merges({MergedKey::min_norm, MergeGqa::mean, 0}, instance, merging, outcome);
   return outcome;
@@ -206,12 +203,12 @@ Outcome unchanged_by(const Instance& instance, MergeRule rule, size_t first_quer
   for_each_group(merging, [&](size_t h, const Group& group) {
     const Merges merges(merging, h, {group}, rule);
     for (size_t i = first_query; i < merging.heads[h].queries.size(); ++i)
-      hold_unchanged(Sight(merging, h, merges, i), 1, outcome);
+      hold_unchanged(QueryEffect(merging, h, merges, i), 1, outcome);
   });
   return outcome;
 }
 
-Outcome mean_key_is_lossless(const Instance& instance) { return unchanged_by(instance, convex, 0); }
+Outcome mean_key_is_lossless(const Instance& instance) { return unchanged_by(instance, convex_merge, 0); }
 Outcome lossless_for_later_queries(const Instance& instance) {
   return unchanged_by(instance, exact::min_norm_merge, 1);
 }
@@ -245,21 +242,23 @@ void hold_for_all_queries(const Instance& instance, MergeRule rule, Outcome& out
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     const Merges merges(merging, h, merging.groups, rule);
     for (size_t i = 0; i < merging.heads[h].queries.size(); ++i)
-      hold_unchanged(Sight(merging, h, merges, i), 1, outcome);
+      hold_unchanged(QueryEffect(merging, h, merges, i), 1, outcome);
   }
 }
 
-Outcome nothing_foretold_wrong(const Instance& instance) {
+Outcome predicted_exactly(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
-    const Sight sight(merging, h, merges, 0);
-    outcome.equal("the first query is foretold: epsilon = 0", sight.epsilon(), 0, sight.logit_terms());
-    hold_unchanged(sight, 1, outcome);
+    const QueryEffect effect(merging, h, merges, 0);
+    outcome.equal("the first query's scores are predicted exactly: epsilon = 0", effect.epsilon(), 0,
+                  effect.logit_terms());
+    hold_unchanged(effect, 1, outcome);
   }
   const Instance agreed = with_equal_keys(instance);
-  for (const MergeRule rule : {MergeRule(exact::min_norm_merge), MergeRule(zip), MergeRule(convex)})
+  for (const MergeRule rule :
+       {MergeRule(exact::min_norm_merge), MergeRule(zip_merge), MergeRule(convex_merge)})
     hold_for_all_queries(agreed, rule, outcome);
   hold_merges({MergedKey::min_norm, MergeGqa::mean, 0}, agreed, MergingCase(agreed), outcome);
   hold_merges({MergedKey::zip, MergeGqa::mean, 0}, agreed, MergingCase(agreed), outcome);
@@ -273,7 +272,7 @@ Outcome equal_values_are_enough(const Instance& instance) {
 }
 
 // As a moving average would: the one that stays has been seen more often.
-Outcome equal_keys_foretold_apart(const Instance& instance) {
+Outcome equal_keys_predicted_apart(const Instance& instance) {
   Outcome outcome;
   MergingCase merging(with_equal_values(with_equal_keys(instance)));
   for (const Group& group : merging.groups) {
@@ -281,7 +280,7 @@ Outcome equal_keys_foretold_apart(const Instance& instance) {
   }
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
-    hold_unchanged(Sight(merging, h, merges, 0), 1, outcome);
+    hold_unchanged(QueryEffect(merging, h, merges, 0), 1, outcome);
   }
   return outcome;
 }
@@ -294,11 +293,11 @@ std::vector<Theorem> lossless_theorems() {
   return {
       {.id = "kkv-3",
        .title = "ZIP-merging, and where there is none",
-       .statement = "k_r = k- z*/m, v_r = v-, p_r = P leaves o as it was for a query whose raw scores are "
-                    "the s that it was "
-                    "built from; if m = 0, every multiple of k- moves o by A'_r (1 - e^-KL) (v- - o)",
+       .statement = "k_r = k- z*/m, v_r = v-, p_r = P leaves o as it was for a query whose raw scores "
+                    "are the s that it was built from; if m = 0, every multiple of k- moves o by A'_r (1 "
+                    "- e^-KL) (v- - o)",
        .hypotheses = "m != 0 or KL = 0 (then z*/m stands for 1)",
-       .source = kSource + ", Theorem 3; the condition and what is lost without it: ours",
+       .source = kSource + "; the condition and what is lost without it: ours",
        .ratio = "",
        .sizes = kMergingSizes,
        .property = {"kkv-3", "ZIP loses nothing if it is defined", zip_is_lossless},
@@ -308,11 +307,10 @@ std::vector<Theorem> lossless_theorems() {
       {.id = "kkv-3-prime",
        .title = "merging by minimum norm",
        .statement =
-           "k_r = k- - KL q / (scale ||q||^2), v_r = v-, p_r = P leaves o as it was for q, whatever constant "
-           "is "
-           "added to ln s; || k_r - k- || = KL / (scale ||q||) <= ln(P / min p) / (scale ||q||), <= scale "
-           "||q|| "
-           "diam(K)^2 / 8 and so <= diam(K) sqrt(ln(P / min p) / 8), and no key nearer to k- will do",
+           "k_r = k- - KL q / (scale ||q||^2), v_r = v-, p_r = P leaves o as it was for q, whatever "
+           "constant is added to ln s; || k_r - k- || = KL / (scale ||q||) <= ln(P / min p) / (scale "
+           "||q||), <= scale ||q|| diam(K)^2 / 8 and so <= diam(K) sqrt(ln(P / min p) / 8), and no key "
+           "nearer to k- will do",
        .hypotheses = "q != 0; scores of q up to one factor",
        .source = "ours",
        .ratio = "|| k_r - k- || / the smaller bound",
@@ -323,20 +321,19 @@ std::vector<Theorem> lossless_theorems() {
                      lossless_for_later_queries}}},
       {.id = "kkv-6",
        .title = "when later queries lose nothing",
-       .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the members of "
-                    "each group "
-                    "have the same key and the same predicted score",
+       .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the "
+                    "members of each group have the same key and the same predicted score",
        .hypotheses = "those; values may differ",
-       .source = kSource + ", Theorem 6; that values may differ: ours",
+       .source = kSource + "; that values may differ: ours",
        .ratio = "",
        .sizes = kMergingSizes,
-       .property = {"kkv-6", "nothing is lost of what is foretold, nor of equal keys",
-                    nothing_foretold_wrong},
+       .property = {"kkv-6", "nothing is lost of what is predicted exactly, nor of equal keys",
+                    predicted_exactly},
        .weakened = {{"kkv-6:equal-values", "the same of members that share their value instead",
                      equal_values_are_enough},
-                    {"kkv-6:foretold-apart",
+                    {"kkv-6:predicted-apart",
                      "the same of members alike in key and value that are predicted differently",
-                     equal_keys_foretold_apart}}},
+                     equal_keys_predicted_apart}}},
   };
 }
 

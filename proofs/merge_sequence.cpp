@@ -1,8 +1,8 @@
 // Merges one after the other.
 #include <algorithm>
 
-#include "foretelling.hpp"
-#include "merge_bounds.hpp"
+#include "merge_prediction.hpp"
+#include "merge_rounding.hpp"
 
 namespace kvbound::proofs {
 namespace {
@@ -15,11 +15,9 @@ using exact::Query;
 using exact::Real;
 using exact::Reals;
 
-MergedEntry zip(const GroupMean& mean, const Reals&) { return exact::zip_merge(mean); }
-
-// A head's cache in the course of merging, each entry with its predicted score.
-struct Course {
-  Course(const MergingCase& merging, size_t head_)
+// A head's cache as its entries merge one after the other, each with its predicted score.
+struct SequentialMerge {
+  SequentialMerge(const MergingCase& merging, size_t head_)
       : head(merging.heads[head_]), cache(merging.cache), predicted(head.predicted) {}
 
   // Two entries become one, which comes last.
@@ -42,10 +40,10 @@ struct Course {
   Reals predicted;
 };
 
-Real terms_of(const MergingCase& merging, size_t head, Space space, const Course& course) {
+Real terms_of(const MergingCase& merging, size_t head, Space space, const SequentialMerge& sequence) {
   Real logit = merging.logit_terms(head);
-  for (const Reals& query : course.head.queries) {
-    for (const Reals& key : course.cache.keys)
+  for (const Reals& query : sequence.head.queries) {
+    for (const Reals& key : sequence.cache.keys)
       logit = std::max<Real>(logit, absolute_terms(query, key) + absolute_terms(query, query));
   }
   return 16 * merging.value_terms(head, space) * logit;
@@ -53,46 +51,46 @@ Real terms_of(const MergingCase& merging, size_t head, Space space, const Course
 
 // Merges the two last entries of the cache until one is left, and calls look(the cache before, the cache after).
 template <class Look>
-void fold(Course course, const Look& look) {
-  while (course.cache.count() > 1) {
-    const Course before = course;
-    const auto count = static_cast<int64_t>(course.cache.count());
-    course.merge({count - 2, count - 1}, exact::min_norm_merge);
-    look(before, course);
+void fold(SequentialMerge sequence, const Look& look) {
+  while (sequence.cache.count() > 1) {
+    const SequentialMerge before = sequence;
+    const auto count = static_cast<int64_t>(sequence.cache.count());
+    sequence.merge({count - 2, count - 1}, exact::min_norm_merge);
+    look(before, sequence);
   }
 }
 
 // A group one by one: its first two, then that with the third, ...
-Course one_by_one(const MergingCase& merging, size_t head, const Group& group, MergeRule rule) {
-  Course course(merging, head);
+SequentialMerge one_by_one(const MergingCase& merging, size_t head, const Group& group, MergeRule rule) {
+  SequentialMerge sequence(merging, head);
   Group left(group);
   while (left.size() > 1) {
     // Those behind a member move up as it goes; the merged entry is the last.
     std::vector<int64_t> pair{left[0], left[1]};
-    course.merge(pair, rule);
+    sequence.merge(pair, rule);
     left.erase(left.begin(), left.begin() + 2);
     for (int64_t& member : left)
       member -= std::ranges::count_if(pair, [&](int64_t gone) { return gone < member; });
-    left.insert(left.begin(), static_cast<int64_t>(course.cache.count()) - 1);
+    left.insert(left.begin(), static_cast<int64_t>(sequence.cache.count()) - 1);
   }
-  return course;
+  return sequence;
 }
 
 void hold_same_key(const MergingCase& merging, size_t head, const Group& group, MergeRule rule,
                    const Real& factor, Outcome& outcome) {
   const GroupMean mean = merging.mean(head, group);
   const MergedEntry at_once = rule(mean, merging.heads[head].queries.front());
-  const Course course = one_by_one(merging, head, group, rule);
+  const SequentialMerge sequence = one_by_one(merging, head, group, rule);
   const Real& size = exact::squared(merging.heads[head].queries.front());
   const Real terms =
       factor * score_terms(merging.predicted(head, group)) * (1 + merging.key_size() + 1 / size);
-  equal_vectors(outcome, "one by one, the key is that of all at once", course.cache.keys.back(), at_once.key,
-                terms);
-  equal_vectors(outcome, "one by one, the value is that of all at once", course.cache.values.back(),
+  equal_vectors(outcome, "one by one, the key is that of all at once", sequence.cache.keys.back(),
+                at_once.key, terms);
+  equal_vectors(outcome, "one by one, the value is that of all at once", sequence.cache.values.back(),
                 at_once.value, terms * (1 + merging.value_terms(head, Space::head)));
-  outcome.equal("one by one, the votes are those of all at once", course.cache.votes.back(), at_once.votes,
+  outcome.equal("one by one, the votes are those of all at once", sequence.cache.votes.back(), at_once.votes,
                 terms);
-  outcome.equal("one by one, the prediction is that of all at once", course.predicted.back(), mean.target,
+  outcome.equal("one by one, the prediction is that of all at once", sequence.predicted.back(), mean.target,
                 terms);
 }
 
@@ -104,10 +102,10 @@ Outcome changes_add_up(const Instance& instance) {
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     for (size_t i = 0; i < merging.heads[h].queries.size(); ++i) {
       for (const Space space : kSpaces) {
-        const Course whole(merging, h);
+        const SequentialMerge whole(merging, h);
         const Reals first = whole.output(i, space);
         Real sums[std::size(exact::kNorms)];
-        fold(whole, [&](const Course& before, const Course& after) {
+        fold(whole, [&](const SequentialMerge& before, const SequentialMerge& after) {
           const Reals step = exact::difference(after.output(i, space), before.output(i, space));
           const Reals moved = exact::difference(after.output(i, space), first);
           const Real terms = terms_of(merging, h, space, after);
@@ -137,12 +135,12 @@ Outcome changes_against_the_first(const Instance& instance) {
       Real sum = 0, terms = 0;
       for (const Group& group : merging.groups) {
         const Merges merges(merging, h, {group}, exact::min_norm_merge);
-        const Sight sight(merging, h, merges, i);
-        sum += exact::norm(sight.change(Space::head), Norm::l2);
-        terms += sight.terms(Space::head);
+        const QueryEffect effect(merging, h, merges, i);
+        sum += exact::norm(effect.change(Space::head), Norm::l2);
+        terms += effect.terms(Space::head);
       }
       const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
-      const Sight all(merging, h, merges, i);
+      const QueryEffect all(merging, h, merges, i);
       outcome.at_most("|| o_T - o_0 || <= sum of what each merge would do to the first cache",
                       exact::norm(all.change(Space::head), Norm::l2), sum, terms + all.terms(Space::head));
     }
@@ -154,7 +152,7 @@ Outcome zip_one_by_one(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
   for_each_group(merging, [&](size_t h, const Group& group) {
-    hold_same_key(merging, h, group, zip, Real("1e9"), outcome);
+    hold_same_key(merging, h, group, zip_merge, Real("1e9"), outcome);
   });
   return outcome;
 }
@@ -167,8 +165,8 @@ std::vector<Theorem> merge_sequence_theorems() {
        .title = "merges one after the other",
        .statement =
            "|| o_T - o_0 || <= sum_t || o_t - o_(t-1) ||, each bounded by kkv-5 against the cache before "
-           "that merge; "
-           "merged by minimum norm for one query, a group becomes the same entry one by one as all at once",
+           "that merge; merged by minimum norm for one query, a group becomes the same entry one by one "
+           "as all at once",
        .hypotheses = "the merged entry is predicted by ln(W / P)",
        .source = "ours",
        .ratio = "|| o_T - o_0 || / sum",

@@ -5,7 +5,7 @@
 
 #include <kvbound/reference/core/shape_check.hpp>
 
-#include "foretelling.hpp"
+#include "merge_prediction.hpp"
 #include "merging_case.hpp"
 
 namespace kvbound::proofs {
@@ -77,7 +77,7 @@ void agree(Draw& draw, Instance& instance, const Group& group, double range) {
 }
 
 // Later queries that give nearly the scores of the head's first.
-void foretell(Draw& draw, Instance& instance) {
+void agree_later(Draw& draw, Instance& instance) {
   const double range = std::ldexp(1.0, -static_cast<int>(draw.integer(1, 8)));
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
     const int64_t first = r / instance.queries() * instance.queries();
@@ -122,7 +122,7 @@ void draw_merging(Draw& draw, Instance& instance) {
   draw_votes(draw, instance);
   draw_query_vectors(draw, instance);
   instance.ema = 1 - std::ldexp(1.0, -static_cast<int>(draw.integer(0, 10)));
-  if (draw.index(2) == 0) foretell(draw, instance);
+  if (draw.index(2) == 0) agree_later(draw, instance);
   const std::vector<Group> groups = groups_of(instance);
   if (groups.empty()) return;
   const Group& group = groups[static_cast<size_t>(draw.index(static_cast<int64_t>(groups.size())))];
@@ -181,8 +181,8 @@ bool shows_merging(const Instance& instance, Regime regime) {
       return std::ranges::any_of(instance.votes, [](double votes) { return votes >= 1e5; });
     case Regime::parallel_queries:
       return has_parallel_queries(instance.query_vectors);
-    case Regime::foretold:
-      return any_foretold(MergingCase(instance));
+    case Regime::predicted:
+      return any_predicted(MergingCase(instance));
     default:
       return false;
   }

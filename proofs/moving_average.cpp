@@ -1,4 +1,4 @@
-// Scores foretold by a moving average: what it makes of constant ones.
+// Scores predicted by a moving average: what it makes of constant ones.
 #include <kvbound/reference/score_ema.hpp>
 
 #include <algorithm>
@@ -162,7 +162,7 @@ Outcome average_of_scores(const Instance& instance) {
                     16 / average.weight());
     outcome.at_most("s^ is at most the largest score", exact / most, 1, 16 / average.weight());
     if (average.least() == average.most())
-      outcome.equal("constant scores are foretold exactly", exact / most, 1, 16 / average.weight());
+      outcome.equal("constant scores are predicted exactly", exact / most, 1, 16 / average.weight());
     outcome.equal("the paper's is (1 - a^k) / (1 - a^L) of it", paper / most,
                   exact / most * average.weight() / whole, 16 / average.weight());
   });
@@ -176,7 +176,7 @@ Outcome paper_of_constant_scores(const Instance& instance) {
   for_each_average(instance, [&](const MovingAverage& average, int64_t tokens) {
     const Real paper = average.sum() / average.divided_by(Normalisation::paper, tokens);
     if (average.least() == average.most())
-      outcome.equal("constant scores are foretold exactly", paper / exp(average.most()), 1,
+      outcome.equal("constant scores are predicted exactly", paper / exp(average.most()), 1,
                     16 / average.weight());
   });
   return outcome;
@@ -204,18 +204,17 @@ Outcome average_of_logarithms(const Instance& instance) {
 std::vector<Theorem> moving_average_theorems() {
   return {
       {.id = "kkv-8",
-       .title = "a moving average foretells constant scores only if it is divided by its weights",
-       .statement = "S' = a S + (1 - a) s, c' = a c + (1 - a) from 0 has c = 1 - a^k after k queries, and S "
-                    "/ c is a mean of "
-                    "the scores: between the smallest and the largest, so exact if they are constant; the "
-                    "paper's S / (1 - "
-                    "a^L), L tokens, is (1 - a^k) / (1 - a^L) of that",
+       .title = "a moving average predicts constant scores only if it is divided by its weights",
+       .statement = "S' = a S + (1 - a) s, c' = a c + (1 - a) from 0 has c = 1 - a^k after k queries, "
+                    "and S / c is a mean of the scores: between the smallest and the largest, so exact "
+                    "if they are constant; the paper's S / (1 - a^L), L tokens, is (1 - a^k) / (1 - a^L) "
+                    "of that",
        .hypotheses = "0 <= a < 1",
-       .source = "KeepKV (arXiv:2504.09936), eq. 8; the normalisation by c: ours",
+       .source = "KeepKV (arXiv:2504.09936); the normalisation by c: ours",
        .ratio = "",
        .sizes = kMergingSizes,
        .property = {"kkv-8", "divided by its weights, it is a mean", average_of_scores},
-       .weakened = {{"kkv-8:paper", "the paper's foretells constant scores exactly, too",
+       .weakened = {{"kkv-8:paper", "the paper's predicts constant scores exactly, too",
                      paper_of_constant_scores},
                     {"kkv-8:logarithms", "the same of the mean of logarithms", average_of_logarithms}}},
   };

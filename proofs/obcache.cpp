@@ -228,9 +228,8 @@ std::vector<Theorem> obcache_theorems() {
        .title = "the key score is a limit, with a remainder",
        .statement =
            "E(t) = || O((1 - t) k_p) - O ||^2 has |E(t)/t^2 - score| <= (11/8) t |z_p| score, score = "
-           "A_p^2 z_p^2 || v_p - o ||^2; for every t it is within ((1 - e^-h)/h)^2 and ((e^h - 1)/h)^2 of "
-           "it, "
-           "h = t |z_p|",
+           "A_p^2 z_p^2 || v_p - o ||^2; for every t it is within ((1 - e^-h)/h)^2 and ((e^h - 1)/h)^2 "
+           "of it, h = t |z_p|",
        .hypotheses = "t |z_p| <= 1/2 for the linear bound",
        .source = kSource + ", Table 2; the remainder: ours",
        .ratio = "|E(t)/t^2 - score| / allowed",
@@ -241,11 +240,10 @@ std::vector<Theorem> obcache_theorems() {
                      key_of_softmax_slope}}},
       {.id = "obc-joint",
        .title = "the joint score is a limit, a sum of squares",
-       .statement = "E(t) = || O((1 - t) k_p, (1 - t) v_p) - O ||^2 has |E(t)/t^2 - score| <= t |z_p| Q (2 "
-                    "sqrt(score) + "
-                    "Q/2), Q = A_p ((3/5) |z_p| || v_p - o || + (13/10) || v_p ||), score = A_p^2 || v_p + "
-                    "z_p (v_p - o) "
-                    "||^2 = value + key + 2 A_p^2 z_p v_p . (v_p - o)",
+       .statement = "E(t) = || O((1 - t) k_p, (1 - t) v_p) - O ||^2 has |E(t)/t^2 - score| <= t |z_p| Q "
+                    "(2 sqrt(score) + Q/2), Q = A_p ((3/5) |z_p| || v_p - o || + (13/10) || v_p ||), "
+                    "score = A_p^2 || v_p + z_p (v_p - o) ||^2 = value + key + 2 A_p^2 z_p v_p . (v_p - "
+                    "o)",
        .hypotheses = "t |z_p| <= 1/2",
        .source = kSource + ", Table 2; the remainder and the sum of squares: ours",
        .ratio = "|E(t)/t^2 - score| / allowed",

@@ -204,8 +204,8 @@ std::vector<Theorem> removal_theorems() {
       {.id = "obc-exact",
        .title = "what removing an entry does, exactly",
        .statement =
-           "removing entry p moves the output by o_(-p) - o = A_p (o_(-p) - v_p), so || o_(-p) - o ||^2 = "
-           "(A_p / (1 - A_p))^2 || v_p - o ||^2 = A_p^2 || v_p - o_(-p) ||^2",
+           "removing entry p moves the output by o_(-p) - o = A_p (o_(-p) - v_p), so || o_(-p) - o ||^2 "
+           "= (A_p / (1 - A_p))^2 || v_p - o ||^2 = A_p^2 || v_p - o_(-p) ||^2",
        .hypotheses = "another entry is there; any space of values",
        .source = "ours; KeepKV (arXiv:2504.09936), eq. 4, implies it",
        .ratio = "",
@@ -217,9 +217,8 @@ std::vector<Theorem> removal_theorems() {
                      rest_is_not_rescaled}}},
       {.id = "obc-set",
        .title = "what removing a set of entries does",
-       .statement = "o' - o = (1 / (1 - A_E)) sum_E A_j (o - v_j) = A_E (o_rest - o_E); hence || o' - o || "
-                    "<= sum_E (1 - "
-                    "A_j) / (1 - A_E) || o_(-j) - o ||",
+       .statement = "o' - o = (1 / (1 - A_E)) sum_E A_j (o - v_j) = A_E (o_rest - o_E); hence || o' - o "
+                    "|| <= sum_E (1 - A_j) / (1 - A_E) || o_(-j) - o ||",
        .hypotheses = "an entry is left",
        .source = "ours",
        .ratio = "|| o' - o || / bound",

@@ -315,10 +315,9 @@ std::vector<Theorem> score_sum_theorems() {
       {.id = "obc-gqa",
        .title = "sums over a window's queries and a group's heads",
        .statement = "the squared change of all heads' outputs of all queries is the sum of their value, "
-                    "exact or zeroing "
-                    "scores; E(t)/t^2 tends to the sum of key scores; the hidden state's squared change is "
-                    "at most the "
-                    "number of heads times the sum in projected space",
+                    "exact or zeroing scores; E(t)/t^2 tends to the sum of key scores; the hidden "
+                    "state's squared change is at most the number of heads times the sum in projected "
+                    "space",
        .hypotheses = "the heads share the entry; their outputs are looked at side by side",
        .source = kSource + ", eq. 33-35; the hidden state's bound: ours",
        .ratio = "|| sum_h (o'_h - o_h) W_h ||^2 / bound",
@@ -331,9 +330,8 @@ std::vector<Theorem> score_sum_theorems() {
        .title = "attention-only scores as special cases",
        .statement =
            "with equal value norms and one query the value score ranks as attention; over w queries (sum "
-           "A)^2 / w "
-           "<= sum A^2 <= (sum A)^2, so it ranks as sum A what every query ranks alike or what differs by a "
-           "factor of sqrt(w)",
+           "A)^2 / w <= sum A^2 <= (sum A)^2, so it ranks as sum A what every query ranks alike or what "
+           "differs by a factor of sqrt(w)",
        .hypotheses = "equal value norms; one query for the same ranking",
        .source = kSource + ", eq. 8; what really holds of it: ours",
        .ratio = "(sum A)^2 / (w sum A^2)",

@@ -77,7 +77,7 @@ const std::vector<Theorem>& catalogue() {
         {perturbation_theorems(), critical_kv_theorems(), window_theorems(), theta_sweep_theorems()});
     add("obcache.md", {obcache_theorems(), removal_theorems(), zeroing_theorems(), score_sum_theorems()});
     add("keep_kv.md", {keep_kv_theorems(), lossless_theorems(), joint_merge_theorems(),
-                       moving_average_theorems(), foretold_theorems(), merge_sequence_theorems()});
+                       moving_average_theorems(), prediction_bound_theorems(), merge_sequence_theorems()});
     return result;
   }();
   return all;

@@ -96,7 +96,7 @@ std::vector<Theorem> keep_kv_theorems();
 std::vector<Theorem> lossless_theorems();
 std::vector<Theorem> joint_merge_theorems();
 std::vector<Theorem> moving_average_theorems();
-std::vector<Theorem> foretold_theorems();
+std::vector<Theorem> prediction_bound_theorems();
 std::vector<Theorem> merge_sequence_theorems();
 
 }  // namespace kvbound::proofs

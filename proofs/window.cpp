@@ -302,9 +302,8 @@ std::vector<Theorem> window_theorems() {
   return {
       {.id = "ckv-window",
        .title = "a window of queries, a group of query heads",
-       .statement =
-           "sum_{i,h} L <= sum_j T_j - (2 - 1/sigma_min) sum_{kept} T_j, T_j = sum_{i,h} A_j ||V_j W_h||, "
-           "which top-k by T minimises if sigma_min >= 1/2",
+       .statement = "sum_{i,h} L <= sum_j T_j - (2 - 1/sigma_min) sum_{kept} T_j, T_j = sum_{i,h} A_j ||V_j "
+                    "W_h||, which top-k by T minimises if sigma_min >= 1/2",
        .hypotheses =
            "sigma_min > 0, the smallest over queries and heads; A are attention weights, not pooled",
        .source = "ours; it licenses " + kSource + ", Algorithm 2",
@@ -319,9 +318,9 @@ std::vector<Theorem> window_theorems() {
       {.id = "ckv-adaptive-alpha",
        .title = "the smallest stage one that meets Assumption 3.4",
        .statement =
-           "the adaptive stage one is the shortest prefix of the ranking with sigma > 1/2 for every query "
-           "and head, k if there is none; with it top-k by T minimises the window's bound whenever a prefix "
-           "can",
+           "the adaptive stage one is the shortest prefix of the ranking with sigma > 1/2 for every "
+           "query and head, k if there is none; with it top-k by T minimises the window's bound whenever "
+           "a prefix can",
        .hypotheses = "candidates are ranked beforehand; what is always kept counts",
        .source = "ours; " + kSource + " leaves the choice of alpha open",
        .ratio = "",

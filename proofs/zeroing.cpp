@@ -115,9 +115,8 @@ std::vector<Theorem> zeroing_theorems() {
                      shift_invariant_too<Change::slot>}}},
       {.id = "obc-zeroing",
        .title = "zeroing key and value, the slot kept",
-       .statement = "with k_p = v_p = 0 and the entry still there, o' - o = ((A_p - r) o - A_p v_p) / q, r = "
-                    "exp(-LSE), "
-                    "q = 1 - A_p + r; o' = ((1 - A_p) / q) o_(-p)",
+       .statement = "with k_p = v_p = 0 and the entry still there, o' - o = ((A_p - r) o - A_p v_p) / q, "
+                    "r = exp(-LSE), q = 1 - A_p + r; o' = ((1 - A_p) / q) o_(-p)",
        .hypotheses = "none",
        .source = "OBCache (arXiv:2510.07651), eq. 1; the closed form: ours",
        .ratio = "",

@@ -45,8 +45,7 @@ struct MergeKind {
 
 /// The merges of one KV head of which merged entries are still in its cache.
 ///
-/// The bounds hold for any epsilon < 1. With groups r, w_j = p_j s^_j, o~ the output over the merged cache with v-_h,r in the place
-/// of v_r, KKV-5' bounds ||o - o~||, and o~ - o' = sum_r A'_r (v-_h,r - v_r): so the joint form holds for several groups, too.
+/// proof  proofs/keep_kv.md#kkv-5, #kkv-5-prime; of several groups and query heads #kkv-5-joint
 class OpenMerges {
  public:
   /// values      [n + T, head_dim], the KV head's own

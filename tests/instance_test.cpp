@@ -379,16 +379,16 @@ TEST(Regimes, LogitsVotesAndQueriesAreJudgedByTheirSize) {
   EXPECT_FALSE(shows(instance, Regime::parallel_queries)) << "cosine 0.9998";
 }
 
-TEST(Regimes, AGroupIsForetoldIfItsMergedEntryIsToo) {
-  const auto foretold = [](const Matrix& logits) {
-    return shows(merging_with(logits, {0}, {1, 1}), Regime::foretold);
+TEST(Regimes, AGroupIsPredictedIfItsMergedEntryIsToo) {
+  const auto predicted = [](const Matrix& logits) {
+    return shows(merging_with(logits, {0}, {1, 1}), Regime::predicted);
   };
-  EXPECT_FALSE(foretold(matrix({{0, 0}}))) << "no later query";
-  EXPECT_FALSE(foretold(matrix({{0, 0}, {0, 0}}))) << "epsilon = 0";
-  EXPECT_TRUE(foretold(matrix({{0, 0}, {0, -0.5}}))) << "e^0.5 - 1 = 0.65";
-  EXPECT_FALSE(foretold(matrix({{0, 0}, {0, -0.7}}))) << "e^0.7 - 1 = 1.01";
+  EXPECT_FALSE(predicted(matrix({{0, 0}}))) << "no later query";
+  EXPECT_FALSE(predicted(matrix({{0, 0}, {0, 0}}))) << "epsilon = 0";
+  EXPECT_TRUE(predicted(matrix({{0, 0}, {0, -0.5}}))) << "e^0.5 - 1 = 0.65";
+  EXPECT_FALSE(predicted(matrix({{0, 0}, {0, -0.7}}))) << "e^0.7 - 1 = 1.01";
   // Each member exactly, but the later query is at right angles to the first, and sees the mean key: m = 5.99, z* = 5.31.
-  EXPECT_TRUE(foretold(matrix({{0, 6}, {0, 6}}))) << "1 - e^-0.68 = 0.49";
+  EXPECT_TRUE(predicted(matrix({{0, 6}, {0, 6}}))) << "1 - e^-0.68 = 0.49";
 }
 
 // ---- validity

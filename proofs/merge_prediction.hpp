@@ -1,4 +1,4 @@
-// What a query sees of a cache in which groups have merged, and how well its scores were foretold.
+// What merges do to a query, and how well its scores were predicted.
 #pragma once
 
 #include "merging_case.hpp"
@@ -8,6 +8,10 @@ namespace kvbound::proofs {
 
 /// How one head's group merges: with the query that it merges for, the scale in it.
 using MergeRule = exact::MergedEntry (*)(const exact::GroupMean& mean, const exact::Reals& query);
+
+/// exact::zip_merge and exact::convex_merge, which ask for no query.
+exact::MergedEntry zip_merge(const exact::GroupMean& mean, const exact::Reals& query);
+exact::MergedEntry convex_merge(const exact::GroupMean& mean, const exact::Reals& query);
 
 /// A head's cache after groups merged at one time.
 struct Merges {
@@ -20,10 +24,10 @@ struct Merges {
   exact::Reals predicted;  ///< ln s^_r = ln(W / P)
 };
 
-/// One query's outputs before and after.
-class Sight {
+/// One query's outputs before and after merges.
+class QueryEffect {
  public:
-  Sight(const MergingCase& merging, size_t head, const Merges& merges, size_t query);
+  QueryEffect(const MergingCase& merging, size_t head, const Merges& merges, size_t query);
 
   /// max |1 - s^/s| over the members
   const exact::Real& members_epsilon() const { return members_epsilon_; }
@@ -52,7 +56,10 @@ class Sight {
   exact::Real members_epsilon_, merged_epsilon_, merged_terms_;
 };
 
-/// Whether some group of a head, merged by minimum norm, is foretold for a later query with 0 < epsilon < 1.
-bool any_foretold(const MergingCase& merging);
+/// 2 epsilon (1 + epsilon) / (1 - epsilon)^2, the factor of KKV-5
+exact::Real printed_factor(const exact::Real& epsilon);
+
+/// Whether some group of a head, merged by minimum norm, is predicted for a later query with 0 < epsilon < 1.
+bool any_predicted(const MergingCase& merging);
 
 }  // namespace kvbound::proofs

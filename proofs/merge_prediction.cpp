@@ -1,4 +1,4 @@
-#include "foretelling.hpp"
+#include "merge_prediction.hpp"
 
 #include <algorithm>
 
@@ -19,6 +19,11 @@ Real relative_error(const Real& predicted, const Real& logit) { return abs(1 - e
 
 }  // namespace
 
+exact::MergedEntry zip_merge(const exact::GroupMean& mean, const Reals&) { return exact::zip_merge(mean); }
+exact::MergedEntry convex_merge(const exact::GroupMean& mean, const Reals&) {
+  return exact::convex_merge(mean);
+}
+
 Merges::Merges(const MergingCase& merging, size_t head, const std::vector<Group>& groups_, MergeRule rule)
     : groups(groups_) {
   for (const Group& group : groups) {
@@ -28,7 +33,7 @@ Merges::Merges(const MergingCase& merging, size_t head, const std::vector<Group>
   }
 }
 
-Sight::Sight(const MergingCase& merging, size_t head, const Merges& merges, size_t query)
+QueryEffect::QueryEffect(const MergingCase& merging, size_t head, const Merges& merges, size_t query)
     : merging_(merging),
       head_(merging.heads[head]),
       index_(head),
@@ -48,17 +53,17 @@ Sight::Sight(const MergingCase& merging, size_t head, const Merges& merges, size
   }
 }
 
-Real Sight::merged_share() const {
+Real QueryEffect::merged_share() const {
   Real sum = 0;
   for (size_t g = 0; g < merges_.entries.size(); ++g) sum += share(g);
   return sum;
 }
 
-Reals Sight::change(Space space) const {
+Reals QueryEffect::change(Space space) const {
   return head_.in(space, exact::difference(after_.output, before_.output));
 }
 
-Real Sight::spread(Space space, exact::Norm norm) const {
+Real QueryEffect::spread(Space space, exact::Norm norm) const {
   const exact::Vectors& values = head_.values[static_cast<size_t>(space)];
   Real result = 0;
   for (const Group& group : merges_.groups) {
@@ -72,12 +77,16 @@ Real Sight::spread(Space space, exact::Norm norm) const {
   return result;
 }
 
-bool any_foretold(const MergingCase& merging) {
+Real printed_factor(const Real& epsilon) {
+  return 2 * epsilon * (1 + epsilon) / ((1 - epsilon) * (1 - epsilon));
+}
+
+bool any_predicted(const MergingCase& merging) {
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     for (const Group& group : merging.groups) {
       const Merges merges(merging, h, {group}, exact::min_norm_merge);
       for (size_t i = 1; i < merging.heads[h].queries.size(); ++i) {
-        const Real epsilon = Sight(merging, h, merges, i).epsilon();
+        const Real epsilon = QueryEffect(merging, h, merges, i).epsilon();
         if (0 < epsilon && epsilon < 1) return true;
       }
     }

@@ -1,4 +1,4 @@
-#include "merge_bounds.hpp"
+#include "merge_rounding.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -217,9 +217,7 @@ class BoundedMerge {
       add_head(members, exact_members, with_values(column_means(rows), one), one);
       log_denominators_ = {0};
     }
-    for (const Reals& query : queries_)
-      off_ += oracle::gamma(static_cast<int64_t>(queries.size()) + 3) * length(query);
-    // Cancellation in the mean of queries.
+    // The scale's product, and a mean's sum and quotient: of each query's own length, as queries may cancel in their mean.
     for (const Reals& query : queries)
       off_ += oracle::gamma(static_cast<int64_t>(queries.size()) + 3) * length(query);
   }
@@ -330,7 +328,7 @@ class BoundedMerge {
 
   reference::KeyRule rule_;
   exact::Vectors queries_;  // with the scale in them
-  Real off_;                // of the rows of queries, in the 2-norm
+  Real off_ = 0;            // of the rows of queries, in the 2-norm
   std::vector<GroupMean> exact_;
   std::vector<BoundedMean> means_;
   Row scores_;  // of the last head added

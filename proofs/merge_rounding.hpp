@@ -2,7 +2,7 @@
 // pseudo_inverse.hpp and merge_baselines.hpp evaluated with bounds, operation by operation.
 #pragma once
 
-#include "foretelling.hpp"
+#include "merge_prediction.hpp"
 
 namespace kvbound::proofs {
 

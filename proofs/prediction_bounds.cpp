@@ -1,19 +1,15 @@
-// By how much later queries' outputs move, if the scores that merging went by foretold theirs to within epsilon.
+// By how much later queries' outputs move, if the scores that merging went by are theirs to within epsilon.
 #include <algorithm>
 
-#include "foretelling.hpp"
-#include "merge_bounds.hpp"
+#include "merge_prediction.hpp"
+#include "merge_rounding.hpp"
 
 namespace kvbound::proofs {
 namespace {
 
-using exact::GroupMean;
-using exact::MergedEntry;
 using exact::Norm;
 using exact::Real;
 using exact::Reals;
-
-MergedEntry convex(const GroupMean& mean, const Reals&) { return exact::convex_merge(mean); }
 
 // The key is of no matter to the bounds: with one that errs against this query as far as the members' scores do, they are
 // nearest to being reached. Bit g says which way group g's errs.
@@ -30,25 +26,21 @@ Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, si
   return result;
 }
 
-// 2 epsilon (1 + epsilon) / (1 - epsilon)^2
-Real printed_factor(const Real& epsilon) {
-  return 2 * epsilon * (1 + epsilon) / ((1 - epsilon) * (1 - epsilon));
-}
-
-// Calls look(what a query sees), for every query of the head.
+// Calls look(what merging does to a query), for every query of the head.
 template <class Look>
-void for_each_sight(const MergingCase& merging, size_t head, const std::vector<Group>& groups,
-                    const Look& look) {
-  const Merges by_norm(merging, head, groups, exact::min_norm_merge), by_mean(merging, head, groups, convex);
+void for_each_effect(const MergingCase& merging, size_t head, const std::vector<Group>& groups,
+                     const Look& look) {
+  const Merges by_norm(merging, head, groups, exact::min_norm_merge),
+      by_mean(merging, head, groups, convex_merge);
   for (size_t i = 0; i < merging.heads[head].queries.size(); ++i) {
-    look(Sight(merging, head, by_norm, i));
-    const Sight sight(merging, head, by_mean, i);
-    look(sight);
-    const Real& epsilon = sight.members_epsilon();
+    look(QueryEffect(merging, head, by_norm, i));
+    const QueryEffect effect(merging, head, by_mean, i);
+    look(effect);
+    const Real& epsilon = effect.members_epsilon();
     if (epsilon == 0 || epsilon >= 1) continue;
     for (const unsigned signs : {0U, 1U, 2U, 3U}) {
       const Merges merges = adverse(merging, head, by_mean, i, epsilon, signs);
-      look(Sight(merging, head, merges, i));
+      look(QueryEffect(merging, head, merges, i));
     }
   }
 }
@@ -56,22 +48,22 @@ void for_each_sight(const MergingCase& merging, size_t head, const std::vector<G
 // The same for each group alone.
 template <class Look>
 void for_each_single_merge(const MergingCase& merging, const Look& look) {
-  for_each_group(merging, [&](size_t h, const Group& group) { for_each_sight(merging, h, {group}, look); });
+  for_each_group(merging, [&](size_t h, const Group& group) { for_each_effect(merging, h, {group}, look); });
 }
 
 template <class Look>
 void for_all_at_once(const MergingCase& merging, const Look& look) {
   for (size_t h = 0; h < merging.heads.size() && !merging.groups.empty(); ++h)
-    for_each_sight(merging, h, merging.groups, look);
+    for_each_effect(merging, h, merging.groups, look);
 }
 
 // || o' - o || <= factor max ||v_i - v_j||, in every norm and space.
-void hold_bound(const std::string& claim, const Sight& sight, const Real& factor, Outcome& outcome) {
+void hold_bound(const std::string& claim, const QueryEffect& effect, const Real& factor, Outcome& outcome) {
   for (const Space space : kSpaces) {
-    const Reals change = sight.change(space);
+    const Reals change = effect.change(space);
     for (const Norm norm : exact::kNorms) {
-      const Real left = exact::norm(change, norm), right = factor * sight.spread(space, norm);
-      const Real terms = (1 + factor) * sight.terms(space);
+      const Real left = exact::norm(change, norm), right = factor * effect.spread(space, norm);
+      const Real terms = (1 + factor) * effect.terms(space);
       outcome.at_most(claim + ", " + exact::name(norm) + ", " + name(space) + " space", left, right, terms);
       outcome.ratio(left, right, terms);
     }
@@ -83,9 +75,9 @@ void hold_bound(const std::string& claim, const Sight& sight, const Real& factor
 Outcome one_group(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_single_merge(merging, [&](const Sight& sight) {
-    if (sight.epsilon() < 1)
-      hold_bound("Theta <= 2 e (1 + e) gamma / (1 - e)^2", sight, printed_factor(sight.epsilon()), outcome);
+  for_each_single_merge(merging, [&](const QueryEffect& effect) {
+    if (effect.epsilon() < 1)
+      hold_bound("Theta <= 2 e (1 + e) gamma / (1 - e)^2", effect, printed_factor(effect.epsilon()), outcome);
   });
   hold_attention(instance, merging, outcome);
   hold_merges({MergedKey::convex, MergeGqa::mean, 0}, instance, merging, outcome);
@@ -94,10 +86,10 @@ Outcome one_group(const Instance& instance) {
 
 Outcome one_group_without_merged(const Instance& instance) {
   Outcome outcome;
-  for_each_single_merge(MergingCase(instance), [&](const Sight& sight) {
-    if (sight.members_epsilon() < 1) {
-      hold_bound("Theta <= 2 e (1 + e) gamma / (1 - e)^2, e of the members alone", sight,
-                 printed_factor(sight.members_epsilon()), outcome);
+  for_each_single_merge(MergingCase(instance), [&](const QueryEffect& effect) {
+    if (effect.members_epsilon() < 1) {
+      hold_bound("Theta <= 2 e (1 + e) gamma / (1 - e)^2, e of the members alone", effect,
+                 printed_factor(effect.members_epsilon()), outcome);
     }
   });
   return outcome;
@@ -108,10 +100,10 @@ Outcome one_group_without_merged(const Instance& instance) {
 Outcome many_groups(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  const auto hold = [&](const Sight& sight) {
-    if (sight.epsilon() < 1) {
-      hold_bound("Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2", sight,
-                 sight.merged_share() * printed_factor(sight.epsilon()), outcome);
+  const auto hold = [&](const QueryEffect& effect) {
+    if (effect.epsilon() < 1) {
+      hold_bound("Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2", effect,
+                 effect.merged_share() * printed_factor(effect.epsilon()), outcome);
     }
   };
   for_each_single_merge(merging, hold);
@@ -123,10 +115,10 @@ Outcome many_groups(const Instance& instance) {
 
 Outcome many_groups_without_merged(const Instance& instance) {
   Outcome outcome;
-  for_all_at_once(MergingCase(instance), [&](const Sight& sight) {
-    if (sight.members_epsilon() < 1) {
-      hold_bound("Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, e of the members alone", sight,
-                 sight.merged_share() * printed_factor(sight.members_epsilon()), outcome);
+  for_all_at_once(MergingCase(instance), [&](const QueryEffect& effect) {
+    if (effect.members_epsilon() < 1) {
+      hold_bound("Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, e of the members alone", effect,
+                 effect.merged_share() * printed_factor(effect.members_epsilon()), outcome);
     }
   });
   return outcome;
@@ -142,10 +134,10 @@ Outcome with_some_dropped(const Instance& instance) {
     merges.entries.back() = {staying.keys[0], staying.values[0], staying.votes[0]};
     const auto target = static_cast<size_t>(merges.groups.back().front());
     merges.predicted.back() = merging.heads[h].predicted[target];
-    const Sight sight(merging, h, merges, 0);
-    if (sight.epsilon() < 1) {
-      hold_bound("Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2 though some are dropped", sight,
-                 sight.merged_share() * printed_factor(sight.epsilon()), outcome);
+    const QueryEffect effect(merging, h, merges, 0);
+    if (effect.epsilon() < 1) {
+      hold_bound("Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2 though some are dropped", effect,
+                 effect.merged_share() * printed_factor(effect.epsilon()), outcome);
     }
   }
   return outcome;
@@ -159,12 +151,12 @@ Real half_angle(const Real& epsilon) { return epsilon / (1 + sqrt(1 - epsilon * 
 Outcome sharpest(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_single_merge(merging, [&](const Sight& sight) {
-    if (sight.epsilon() < 1)
-      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2))", sight, half_angle(sight.epsilon()), outcome);
+  for_each_single_merge(merging, [&](const QueryEffect& effect) {
+    if (effect.epsilon() < 1)
+      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2))", effect, half_angle(effect.epsilon()), outcome);
   });
-  for_all_at_once(merging, [&](const Sight& sight) {
-    if (sight.epsilon() < 1) hold_bound("Theta <= e gamma", sight, sight.epsilon(), outcome);
+  for_all_at_once(merging, [&](const QueryEffect& effect) {
+    if (effect.epsilon() < 1) hold_bound("Theta <= e gamma", effect, effect.epsilon(), outcome);
   });
   hold_attention(instance, merging, outcome);
   hold_merges({MergedKey::convex, MergeGqa::joint, 0}, instance, merging, outcome);
@@ -173,18 +165,18 @@ Outcome sharpest(const Instance& instance) {
 
 Outcome half_for_many(const Instance& instance) {
   Outcome outcome;
-  for_all_at_once(MergingCase(instance), [&](const Sight& sight) {
-    if (sight.epsilon() < 1)
-      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2)) for several groups", sight,
-                 half_angle(sight.epsilon()), outcome);
+  for_all_at_once(MergingCase(instance), [&](const QueryEffect& effect) {
+    if (effect.epsilon() < 1)
+      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2)) for several groups", effect,
+                 half_angle(effect.epsilon()), outcome);
   });
   return outcome;
 }
 
 Outcome half_of_epsilon(const Instance& instance) {
   Outcome outcome;
-  for_each_single_merge(MergingCase(instance), [&](const Sight& sight) {
-    if (sight.epsilon() < 1) hold_bound("Theta <= e gamma / 2", sight, sight.epsilon() / 2, outcome);
+  for_each_single_merge(MergingCase(instance), [&](const QueryEffect& effect) {
+    if (effect.epsilon() < 1) hold_bound("Theta <= e gamma / 2", effect, effect.epsilon() / 2, outcome);
   });
   return outcome;
 }
@@ -193,16 +185,16 @@ const std::string kSource = "KeepKV (arXiv:2504.09936)";
 
 }  // namespace
 
-std::vector<Theorem> foretold_theorems() {
+std::vector<Theorem> prediction_bound_theorems() {
   return {
       {.id = "kkv-5",
        .title = "the bound for queries to come",
        .statement =
            "Theta = || o' - o || <= 2 e (1 + e) gamma / (1 - e)^2, e = max |1 - s^/s| over the merged "
-           "entries and "
-           "the one that they became, gamma = max || v_i - v_j || over all i and merged j, in every norm",
+           "entries and the one that they became, gamma = max || v_i - v_j || over all i and merged j, "
+           "in every norm",
        .hypotheses = "e < 1; one query head, one group, v_r its own mean; any key",
-       .source = kSource + ", Theorem 5; that e must count the merged entry: ours",
+       .source = kSource + "; that e must count the merged entry: ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-5", "Theta is within the bound", one_group},
@@ -210,8 +202,8 @@ std::vector<Theorem> foretold_theorems() {
                      one_group_without_merged}}},
       {.id = "kkv-5-prime",
        .title = "the bound for many groups, with what they weigh",
-       .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged entries "
-                    "get together",
+       .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged "
+                    "entries get together",
        .hypotheses = "e < 1; one query head, disjoint groups merged at one time, nobody dropped; any key",
        .source = "ours",
        .ratio = "Theta / bound",
