@@ -6,6 +6,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/merge_baselines.hpp>
+#include <kvbound/reference/weighted_mean.hpp>
 
 #include "definitions.hpp"
 

@@ -7,12 +7,14 @@
 
 namespace kvbound::reference {
 
+/// A copy of a prompt's entries and of all that came since: 2 kv_heads entries head_dim numbers, twice that while layer() is
+/// in use.
 class FullCache {
  public:
-  /// layer  what it views outlives the cache
+  /// layer  what else it views outlives the cache
   explicit FullCache(const LayerView& layer);
 
-  /// One decode step's entries; its queries are the last from now on.
+  /// One decode step's entries; its queries are the last from now on. The step fits the layer.
   void append(const StepView& view);
 
   /// The layer as if its prompt went on to the last step, whose queries are the only recorded ones. Valid until the next

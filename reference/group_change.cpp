@@ -7,7 +7,7 @@
 
 #include "attention.hpp"
 #include "inner_product.hpp"
-#include "merge_baselines.hpp"
+#include "weighted_mean.hpp"
 
 namespace kvbound::reference {
 namespace {

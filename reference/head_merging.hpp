@@ -12,7 +12,7 @@
 #include "keep_kv.hpp"
 #include "merge_targets.hpp"
 #include "nearest_key.hpp"
-#include "score_ema.hpp"
+#include "score_prediction.hpp"
 
 namespace kvbound::reference {
 
@@ -25,7 +25,7 @@ std::optional<SimilarTarget> target_of(const Merge& merge);
 ///
 ///     keepkv, convex   the group's weighted means by predicted scores (keep_kv.hpp); convex without votes
 ///     d2o, kvmerger    by similarity or distance to the target (merge_baselines.hpp)
-///     cam              the leaving value is spread over those that follow, or not, by a draw
+///     cam              the leaving value is spread over those that follow, or not (cam.hpp)
 ///
 /// In decoding: the new entry enters, queries attend, predictions take in their scores, whoever leaves merges.
 class HeadMerging {
@@ -65,30 +65,24 @@ class HeadMerging {
   void leave(int64_t entry);
   /// ln s^ of the cache's entries as it is now, natural log [group_size, entries]; no columns for methods that predict
   /// nothing.
-  Matrix predicted() const { return step_scores({}); }
+  Matrix predicted() const { return prediction_.all(); }
 
  private:
-  struct Source;  // entries that members are taken from
-  Matrix prompt_scores(const LayerView& layer, const ScoreEma* known) const;
-  Matrix step_scores(std::span<const int64_t> entries) const;
-  std::vector<double> log_denominators(MatrixView log_scores, VectorView votes) const;
-  std::optional<MergeQueries> merge_queries(MatrixView queries, std::vector<double> log_denominators) const;
-  bool needs_denominators() const;
-  MergedEntry merged(const std::optional<MergeQueries>& queries, GroupMembers members) const;
+  bool votes() const { return std::holds_alternative<KeepKv>(merge_); }
+  Matrix scores_of(const LayerView& layer, const ScoreEma* known) const;
+  std::optional<MergeQueries> merge_queries(MatrixView queries, MatrixView log_scores,
+                                            VectorView votes) const;
+  MergedEntry merged(const std::optional<MergeQueries>& queries, const GroupMembers& members) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
-  void spread_prompt(const Cam& cam, const LayerView& layer, HeadCache& cache, HeadMerge& record) const;
   Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
-  bool draws(const Cam& cam, int64_t leaving, std::span<const int64_t> following, int64_t position) const;
   NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;
 
   Merge merge_;
-  std::optional<PredictedScores> prediction_;
   int64_t kv_head_;
   int64_t group_size_;
   double scale_;
-  int64_t tokens_ = 0;             // so far
-  ScoreEma ema_;                   // predict=ema
-  Matrix logits_;                  // the last observed, [group_size, entries]
+  ScorePrediction prediction_;
+  Matrix logits_;  // of the last step's queries [group_size, entries], for methods that go by them
   std::vector<double> key_norms_;  // [entries], of methods with a target
 };
 

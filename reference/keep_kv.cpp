@@ -7,7 +7,7 @@
 #include "core/error.hpp"
 #include "core/shape_check.hpp"
 #include "inner_product.hpp"
-#include "merge_baselines.hpp"
+#include "weighted_mean.hpp"
 
 namespace kvbound::reference {
 namespace {
@@ -35,7 +35,9 @@ double divergence(VectorView shares, VectorView centred) {
     below += shares[j] * std::expm1(centred[j]);
     whole += shares[j] * std::exp(centred[j]);
   }
-  return std::max(0.0, below > -0.5 ? -std::log1p(below) : -std::log(whole));
+  const double result = below > -0.5 ? -std::log1p(below) : -std::log(whole);
+  if (!std::isfinite(result)) throw NonFinite("log_scores are too far apart");
+  return std::max(0.0, result);
 }
 
 void require_consistent(const MergeQueries& queries, const GroupMembers& members) {
@@ -98,11 +100,10 @@ std::vector<double> min_norm_key(const MergeQueries& queries, const std::vector<
 
 // z* / m = 1 - KL / m.
 ZipScale zip_scale(const GroupMean& mean, VectorView log_scores) {
-  constexpr double kSingular = 1e-12;
   if (mean.divergence == 0) return {};
   double largest = 0;
   for (const double score : log_scores) largest = std::max(largest, std::abs(score));
-  if (std::abs(mean.mean_log_score) <= kSingular * largest) return {1, true};
+  if (std::abs(mean.mean_log_score) <= kSingularZip * largest) return {1, true};
   return {1 - mean.divergence / mean.mean_log_score, false};
 }
 
@@ -134,7 +135,7 @@ MergeQueries::MergeQueries(const KeyRule& rule, MatrixView queries, double scale
   for (int64_t h = 0; h < merging.rows; ++h) {
     for (int64_t c = 0; c < merging.cols; ++c) queries_(h, c) = scale * merging(h, c);
   }
-  inverse_ = PseudoInverse(queries_, rule.rank);
+  if (rule.key != MergedKey::convex) inverse_ = PseudoInverse(queries_, rule.rank);
 }
 
 Matrix MergeQueries::merging_scores(MatrixView log_scores) const {

@@ -27,11 +27,14 @@ struct GroupMembers {
   Matrix log_scores;          ///< [heads, members]: ln s^, natural log, by query head of the KV head
 };
 
+/// A mean log score below this share of the largest one counts as 0.
+inline constexpr double kSingularZip = 1e-12;
+
 /// Where ZIP's scale z*/m, m = sum (w/W) ln s^, is not what one would wish for.
 struct ZipScale {
   double scale = 1;  ///< 1 also where it is singular, or another key was asked for
   bool singular =
-      false;  ///< |m| <= 1e-12 max |ln s^| though KL != 0: no scale, and the minimum-norm key instead
+      false;  ///< |m| <= kSingularZip max |ln s^| though KL != 0: no scale, and the minimum-norm key instead
   bool negative() const { return scale < 0; }
   bool far() const { return !(scale >= 0.5 && scale <= 1.5); }
 };
@@ -55,11 +58,11 @@ struct KeyRule {
 /// For whom the groups of one KV head merge at one time.
 class MergeQueries {
  public:
-  /// rule              not zip with joint
+  /// rule              not zip with joint of several heads
   /// queries           [heads, head_dim]: each query head's last query
   /// scale             logits are scale * query . key
   /// log_denominators  [heads]: ln D_h, D_h = sum p s^ over the cache before the merge; needed by `joint` of several heads
-  /// throws            ShapeMismatch; NonFinite; InvalidPolicy for zip with joint
+  /// throws            ShapeMismatch; NonFinite; InvalidPolicy for zip with joint of several heads
   MergeQueries(const KeyRule& rule, MatrixView queries, double scale,
                std::vector<double> log_denominators = {});
 

@@ -67,12 +67,6 @@ std::vector<double> relative_squared_distances(MatrixView keys) {
   return result;
 }
 
-uint64_t mixed(uint64_t bits) {
-  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
-  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
-  return bits ^ (bits >> 31);
-}
-
 }  // namespace
 
 std::vector<double> similarity_weights(MatrixView keys) {
@@ -93,37 +87,6 @@ std::vector<double> gaussian_weights(MatrixView keys) {
     for (double& distance : distances) distance = -(distance / twice_variance);
   }
   return normalised(std::move(distances));
-}
-
-std::vector<double> weighted_mean(VectorView weights, MatrixView rows) {
-  require_equal("weights", static_cast<int64_t>(weights.size()), "rows", rows.rows);
-  std::vector<double> mean(static_cast<size_t>(rows.cols));
-  for (int64_t j = 0; j < rows.rows; ++j) {
-    const VectorView row = rows.row(j);
-    for (size_t c = 0; c < mean.size(); ++c) mean[c] += weights[static_cast<size_t>(j)] * row[c];
-  }
-  return mean;
-}
-
-double spread_probability(double attention_weight, VectorView following) {
-  if (following.empty()) throw ShapeMismatch("no entries follow");
-  double sum = 0;
-  for (const double weight : following) sum += weight;
-  if (!std::isfinite(sum) || !std::isfinite(attention_weight)) {
-    throw NonFinite("attention weights of " + std::to_string(attention_weight) + " and, in sum, " +
-                    std::to_string(sum));
-  }
-  if (attention_weight == 0) return 0;
-  const double mean = sum / static_cast<double>(following.size());
-  return mean == 0 ? 1 : std::min(1.0, attention_weight / mean);
-}
-
-bool spreads(double probability, int64_t seed, int64_t kv_head, int64_t position) {
-  constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
-  uint64_t bits = mixed(static_cast<uint64_t>(seed) + kStep);
-  bits = mixed(bits + static_cast<uint64_t>(kv_head) + kStep);
-  bits = mixed(bits + static_cast<uint64_t>(position) + kStep);
-  return std::ldexp(static_cast<double>(bits >> 11), -53) < probability;
 }
 
 }  // namespace kvbound::reference

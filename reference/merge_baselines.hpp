@@ -29,22 +29,4 @@ std::vector<double> similarity_weights(MatrixView keys);
 /// source   KVMerger (arXiv:2407.08454)
 std::vector<double> gaussian_weights(MatrixView keys);
 
-/// sum_j weights_j rows[j,:].
-std::vector<double> weighted_mean(VectorView weights, MatrixView rows);
-
-/// With which probability CaM spreads a leaving value.
-///
-///     min(1, A_e / mean of A over those that share it);   0/0 is 0, x/0 is 1
-///
-/// following  [count >= 1]: their attention weights
-/// throws     ShapeMismatch for none; NonFinite
-double spread_probability(double attention_weight, VectorView following);
-
-/// Whether it does: a draw that depends on these three alone.
-///
-///     (mix(mix(mix(seed + G) + kv_head + G) + position + G) >> 11) 2^-53 < probability
-///
-/// mix: SplitMix64's finaliser, G = 0x9e3779b97f4a7c15, everything modulo 2^64
-bool spreads(double probability, int64_t seed, int64_t kv_head, int64_t position);
-
 }  // namespace kvbound::reference

@@ -21,7 +21,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Relative: more than rounding does to sums of nonnegative terms that make up a bound.
 constexpr double kOwnRounding = 0x1p-30;
 // Where a group has no ZIP scale: keep_kv.hpp.
-constexpr double kSingular = 1e-12;
 
 // What is compared with the double reference: its own exact value.
 Arithmetic exact() { return {.unit = 0, .smallest = 0x1p-1022, .exponential = 0, .rescalings = 0}; }
@@ -105,7 +104,7 @@ class GroupErrors {
     const double mean_size = std::abs(mean_), error = computed_mean_error();
     double largest_logit = 0;
     for (const double logit : logits_.row(0)) largest_logit = std::max(largest_logit, std::abs(logit));
-    const double singular = kSingular * largest_logit;
+    const double singular = kSingularZip * largest_logit;
     if (mean_size + error < singular * (1 - kOwnRounding)) return 1;
     const double least = std::max(mean_size - error, singular * (1 - kOwnRounding));
     const double correction = divergence_ + divergence_error_;

@@ -22,7 +22,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Relative: more than rounding does to a bound's own sums.
 constexpr double kOwnRounding = 0x1p-30;
 // Where a group has no ZIP scale: keep_kv.hpp.
-constexpr double kSingular = 1e-12;
 
 double norm(VectorView vector) { return std::sqrt(inner_product(vector, vector)); }
 
@@ -244,9 +243,9 @@ enum class ZipCase { scaled, singular, unknown };
 ZipCase zip_case(const MeanErrors& mean, VectorView scores, VectorView errors) {
   if (!(mean.divergence < kInfinity)) return ZipCase::unknown;
   const double size = std::abs(mean.mean.mean_log_score), most = largest_size(scores), off = largest(errors);
-  const double limit = kSingular * (most + off) * (1 + kOwnRounding);
+  const double limit = kSingularZip * (most + off) * (1 + kOwnRounding);
   if (size - mean.mean_log_score > limit) return ZipCase::scaled;
-  const bool surely = size + mean.mean_log_score < kSingular * (most - off) * (1 - kOwnRounding);
+  const bool surely = size + mean.mean_log_score < kSingularZip * (most - off) * (1 - kOwnRounding);
   return surely && mean.mean.divergence > mean.divergence ? ZipCase::singular : ZipCase::unknown;
 }
 

@@ -6,19 +6,12 @@
 #include <numeric>
 #include <utility>
 
+#include "columns.hpp"
 #include "nearest_key.hpp"
 #include "selection.hpp"
 
 namespace kvbound::reference {
 namespace {
-
-Matrix rows_of(MatrixView rows, std::span<const int64_t> chosen) {
-  Matrix result(static_cast<int64_t>(chosen.size()), rows.cols);
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    std::ranges::copy(rows.row(chosen[i]), result.row(static_cast<int64_t>(i)).begin());
-  }
-  return result;
-}
 
 // All others, ascending.
 std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count) {
@@ -35,17 +28,21 @@ std::vector<MergeGroup> groups_of(std::map<int64_t, std::vector<int64_t>> member
   return groups;
 }
 
-// Where each chain of parents ends. Parents have higher scores, so there is an end.
+// Where each chain of parents ends. Parents have higher scores, so there is an end; each link is followed once.
 std::vector<int64_t> roots_of(const std::vector<NearestKey>& parents, const SimilarTarget& target) {
-  std::vector<int64_t> roots;
-  for (size_t i = 0; i < parents.size(); ++i) {
-    auto root = static_cast<int64_t>(i);
-    while (true) {
+  std::vector<int64_t> roots(parents.size(), -1);
+  std::vector<int64_t> chain;
+  for (int64_t i = 0; i < std::ssize(parents); ++i) {
+    int64_t root = i;
+    while (roots[static_cast<size_t>(root)] < 0) {
       const NearestKey& parent = parents[static_cast<size_t>(root)];
+      chain.push_back(root);
       if (parent.index < 0 || !is_similar(parent.cosine, target)) break;
       root = parent.index;
     }
-    roots.push_back(root);
+    const int64_t known = roots[static_cast<size_t>(root)];
+    for (const int64_t link : chain) roots[static_cast<size_t>(link)] = known < 0 ? root : known;
+    chain.clear();
   }
   return roots;
 }

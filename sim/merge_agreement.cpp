@@ -12,6 +12,7 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/critical_kv.hpp>
 #include <kvbound/reference/head_merging.hpp>
+#include <kvbound/reference/cam.hpp>
 #include <kvbound/reference/merge_baselines.hpp>
 #include <kvbound/reference/merge_group_errors.hpp>
 #include <kvbound/reference/nearest_key.hpp>

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/weighted_mean.hpp>
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
@@ -229,74 +230,6 @@ TEST(WeightedMean, IsTheSumOfWeightedRows) {
 TEST(WeightedMean, RefusesWeightsOfOtherRows) {
   EXPECT_EQ(message_of<ShapeMismatch>([] { weighted_mean(std::vector{1.0}, Matrix(2, 2)); }),
             "weights is 1 but rows is 2");
-}
-
-TEST(SpreadProbability, IsTheShareOfTheMeanOfThoseThatFollowAndAtMostOne) {
-  EXPECT_EQ(spread_probability(0.25, std::vector{0.5, 0.5}), 0.5);
-  EXPECT_EQ(spread_probability(0.25, std::vector{0.125, 0.375, 1.0}), 0.5);
-  EXPECT_EQ(spread_probability(0.75, std::vector{0.5}), 1);
-  EXPECT_EQ(spread_probability(0.5, std::vector{0.5}), 1);
-  EXPECT_EQ(spread_probability(1, std::vector{kLeast}), 1) << "though the quotient overflows";
-}
-
-TEST(SpreadProbability, IsZeroForNoAttentionAndOneIfOnlyTheOthersHaveNone) {
-  EXPECT_EQ(spread_probability(0, std::vector{0.0, 0.0}), 0);
-  EXPECT_EQ(spread_probability(0, std::vector{0.5}), 0);
-  EXPECT_EQ(spread_probability(0.25, std::vector{0.0, 0.0}), 1);
-}
-
-TEST(SpreadProbability, RefusesNoneThatFollowAndWhatIsNoWeight) {
-  EXPECT_EQ(message_of<ShapeMismatch>([] { spread_probability(0.5, {}); }), "no entries follow");
-  EXPECT_EQ(message_of<NonFinite>([] { spread_probability(kNaN, std::vector{0.5}); }),
-            "attention weights of nan and, in sum, 0.500000");
-  EXPECT_EQ(message_of<NonFinite>([] {
-              spread_probability(0.5, std::vector{0.5, kNaN});
-            }),
-            "attention weights of 0.500000 and, in sum, nan");
-}
-
-TEST(Spreads, DrawsByChainedSplitMix) {
-  const auto draw = [](uint64_t seed, uint64_t kv_head, uint64_t position) {
-    const auto mix = [](uint64_t bits) {
-      bits ^= bits >> 30;
-      bits *= 0xbf58476d1ce4e5b9;
-      bits ^= bits >> 27;
-      bits *= 0x94d049bb133111eb;
-      return bits ^ (bits >> 31);
-    };
-    constexpr uint64_t golden = 0x9e3779b97f4a7c15;
-    EXPECT_EQ(mix(golden), 16294208416658607535u) << "what SplitMix64 is known to give first for a seed of 0";
-    return static_cast<double>(mix(mix(mix(seed + golden) + kv_head + golden) + position + golden) >> 11) *
-           0x1p-53;
-  };
-  for (const int64_t seed : {int64_t{0}, int64_t{1}, INT64_MAX}) {
-    for (int64_t kv_head = 0; kv_head < 3; ++kv_head) {
-      for (const int64_t position : {0, 1, 1000}) {
-        const double u = draw(static_cast<uint64_t>(seed), static_cast<uint64_t>(kv_head),
-                              static_cast<uint64_t>(position));
-        EXPECT_FALSE(spreads(u, seed, kv_head, position)) << "strictly below";
-        EXPECT_TRUE(spreads(std::nextafter(u, 1.0), seed, kv_head, position));
-      }
-    }
-  }
-}
-
-TEST(Spreads, AlwaysForACertaintyAndNeverForNoChance) {
-  for (int64_t position = 0; position < 1000; ++position) {
-    EXPECT_TRUE(spreads(1, 7, 0, position));
-    EXPECT_FALSE(spreads(0, 7, 0, position));
-  }
-}
-
-TEST(Spreads, AsOftenAsItsProbabilitySays) {
-  // 20000 independent draws are farther than 5 standard deviations (5 sqrt(p (1 - p) 20000)) from their mean once in
-  // 1.7 million; these do not change.
-  for (const double probability : {0.1, 0.5, 0.9}) {
-    int64_t taken = 0;
-    for (int64_t position = 0; position < 20000; ++position) taken += spreads(probability, 3, 1, position);
-    const double mean = 20000 * probability;
-    EXPECT_NEAR(static_cast<double>(taken), mean, 5 * std::sqrt(mean * (1 - probability)));
-  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/merge_baselines.hpp>
+#include <kvbound/reference/weighted_mean.hpp>
 #include <kvbound/reference/nearest_key.hpp>
 #include <kvbound/reference/score_ema.hpp>
 

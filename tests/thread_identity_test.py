@@ -13,7 +13,12 @@ POLICIES = ",".join((
     "snapkv", "snapkv:pool=1+critical:alpha=adaptive", "snapkv+critical:norm=l2", "snapkv+theta-sweep",
     "snapkv+exact", "snapkv+obcache-joint:space=projected", "snapkv+greedy", "h2o:recent=8", "h2o:recent=8+obcache-key",
     "h2o:sinks=4:recent=8+critical:alpha=adaptive", "tova+exact:space=projected", "tova+obcache-value", "tova+theta-sweep",
-    "streaming-llm", "snapkv+keepkv:threshold=none:period=4", "h2o:recent=8+keepkv-paper", "tova+convex:threshold=none"))
+    "streaming-llm"))
+MERGING = ",".join((
+    "snapkv+keepkv:threshold=0.3", "snapkv+keepkv-paper:threshold=none", "snapkv+keepkv:order=merge-first:threshold=0.3",
+    "h2o:recent=8+keepkv:threshold=none:predict=current", "tova+exact:space=projected+adakv+keepkv:threshold=0.2:period=4",
+    "h2o:recent=8+critical+convex:threshold=none:gqa=mean", "tova+d2o:threshold=0.3", "h2o:recent=8+kvmerger:threshold=none",
+    "tova+cam:neighbours=5", "streaming-llm+keepkv:threshold=none:scores=raw", "snapkv+pyramid+keepkv:threshold=0.3"))
 
 
 def without_what_may_differ(document):
@@ -29,12 +34,12 @@ def without_what_may_differ(document):
 
 
 class ThreadIdentity(CommandLineTest):
-    def outputs(self, threads, trace, budgets, *options, environment=None):
+    def outputs(self, threads, trace, budgets, *options, policies=POLICIES, environment=None):
         """Everything that a replay writes, without the JSON's thread count and times."""
         folder = self.folder / f"threads-{threads}"
         folder.mkdir()
         count = () if environment else ("--threads", threads)
-        stdout = self.passes("replay", trace, "--policy", POLICIES, "--budget", budgets, "--json", folder / "out.json",
+        stdout = self.passes("replay", trace, "--policy", policies, "--budget", budgets, "--json", folder / "out.json",
                              "--csv", folder / "out.csv", "--dump", folder / "dumps/", "--merge-bounds", *count, *options,
                              env=environment)
         files = contents(folder)
@@ -42,11 +47,11 @@ class ThreadIdentity(CommandLineTest):
         self.assertEqual(said, threads, "the report is to name the threads that worked")
         return stdout, report, files
 
-    def require_identity(self, trace, budgets, *options):
-        first = self.outputs(THREADS[0], trace, budgets, *options)
-        self.assertEqual(len(first[2]), 2 + len(POLICIES.split(",")) * len(budgets.split(",")))
+    def require_identity(self, trace, budgets, *options, policies=POLICIES):
+        first = self.outputs(THREADS[0], trace, budgets, *options, policies=policies)
+        self.assertEqual(len(first[2]), 2 + len(policies.split(",")) * len(budgets.split(",")))
         for threads in THREADS[1:]:
-            other = self.outputs(threads, trace, budgets, *options)
+            other = self.outputs(threads, trace, budgets, *options, policies=policies)
             self.assertEqual(other[:2], first[:2])
             self.assertEqual(sorted(other[2]), sorted(first[2]))
             self.assertEqual([name for name in first[2] if other[2][name] != first[2][name]], [],
@@ -60,6 +65,11 @@ class ThreadIdentity(CommandLineTest):
                               "--kv-heads", 5, "--head-dim", 33, "--model-dim", 70, "--tokens", 777, "--decode", 37,
                               "--layers", 2)
         self.require_identity(trace, "32,50%")
+
+    def test_merging_gives_the_same_bits_with_any_number_of_threads(self):
+        trace = self.generate("merging.safetensors", "--kind", "mixed", "--dtype", "F32", "--query-heads", 10, "--kv-heads", 5,
+                              "--head-dim", 9, "--model-dim", 20, "--tokens", 300, "--decode", 11, "--layers", 3)
+        self.require_identity(trace, "25%", policies=MERGING)
 
     def test_the_environment_may_set_the_number_of_threads(self):
         trace = SAMPLES / "pocket-mha.safetensors"

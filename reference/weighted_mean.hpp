@@ -1,0 +1,27 @@
+// Rows added up with weights.
+#pragma once
+
+#include <vector>
+
+#include "core/shape_check.hpp"
+#include "core/view.hpp"
+
+namespace kvbound::reference {
+
+/// mean[c] = sum_j weights[j] rows[j,c].
+///
+/// weights  [n], for a mean of sum 1
+/// rows     [n, cols]
+/// returns  [cols]; zeros for no rows
+/// throws   ShapeMismatch
+inline std::vector<double> weighted_mean(VectorView weights, MatrixView rows) {
+  require_equal("weights", static_cast<int64_t>(weights.size()), "rows", rows.rows);
+  std::vector<double> mean(static_cast<size_t>(rows.cols));
+  for (int64_t j = 0; j < rows.rows; ++j) {
+    const VectorView row = rows.row(j);
+    for (size_t c = 0; c < mean.size(); ++c) mean[c] += weights[static_cast<size_t>(j)] * row[c];
+  }
+  return mean;
+}
+
+}  // namespace kvbound::reference

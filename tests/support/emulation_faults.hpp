@@ -1,0 +1,38 @@
+// What launches throw in the emulation, and what tests of it say.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <kvbound/cuda/kernel.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// What a launch throws, in words; empty if it does not.
+inline std::string fault_of(const std::function<void()>& launches) {
+  try {
+    launches();
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// The words must all be in the text, which is shown if they are not.
+inline void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    EXPECT_NE(text.find(word), std::string::npos) << "\"" << word << "\" is not in: " << text;
+  }
+}
+
+inline LaunchShape shape(int64_t blocks, int64_t threads, int64_t shared = 0,
+                         CallSite where = CallSite::current()) {
+  return LaunchShape(extent(blocks), extent(threads), shared, nullptr, where);
+}
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
