@@ -43,8 +43,8 @@ std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape
   return index;
 }
 
-// The error bounds are 1e200 where there is none.
-constexpr double kUnbounded = 1e100;
+// The error bounds are kNone where there is none.
+constexpr double kUnbounded = 1e100, kNone = 1e200;
 
 // The largest of the finite |numbers|, 0 if there are none.
 double largest_of(VectorView numbers) {
@@ -135,6 +135,29 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
   if (largest > 0 && !tells_from_zero && result.outside == 0) result.judged = 0;
   result.all_zero = zero && result.outside == 0 && result.elements > 0;
   if (!slacks.empty()) result.median_slack = median(std::move(slacks));
+  return result;
+}
+
+TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& claim, VectorView expected,
+                                  VectorView bounds, const std::vector<bool>& certain) {
+  require_length("the reference's " + tensor, expected.size(), claim.numbers.size());
+  require_length("the bound of " + tensor, bounds.size(), claim.numbers.size());
+  require_length("what is certain of " + tensor, certain.size(), claim.numbers.size());
+  RealClaim decided = claim;
+  std::vector<double> decided_bounds(bounds.begin(), bounds.end());
+  int64_t undecided = 0;
+  for (size_t i = 0; i < decided.numbers.size(); ++i) {
+    if (std::isnan(claim.numbers[i])) continue;  // no number, so never right
+    const bool bounded = bounds[i] < kInfinity;
+    const double most = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
+    const bool inside = bounded && distance(claim.numbers[i], expected[i]) <= most;
+    if (inside || (bounded && certain[i])) continue;
+    ++undecided;
+    decided.numbers[i] = expected[i];
+    decided_bounds[i] = kNone;
+  }
+  TensorAgreement result = compare(tensor, decided, expected, decided_bounds);
+  result.undecided += undecided;
   return result;
 }
 

@@ -961,23 +961,4 @@ MergeJudgement judge_merging(const traces::Layer& layer, const Claimant& claiman
   return MergeJudge(part, forced, claims).judge();
 }
 
-TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& claim, VectorView expected,
-                                  VectorView bounds, const std::vector<bool>& certain) {
-  RealClaim decided = claim;
-  std::vector<double> finite(bounds.begin(), bounds.end());
-  int64_t undecided = 0;
-  for (size_t i = 0; i < decided.numbers.size(); ++i) {
-    const bool bounded = bounds[i] < kInfinity;
-    const double most = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
-    const bool inside = bounded && std::abs(claim.numbers[i] - expected[i]) <= most;
-    if (inside || (bounded && certain[i])) continue;
-    ++undecided;
-    decided.numbers[i] = expected[i];
-    finite[i] = 0;
-  }
-  TensorAgreement result = compare(tensor, decided, expected, finite);
-  result.undecided += undecided;
-  return result;
-}
-
 }  // namespace kvbound::sim

@@ -45,11 +45,4 @@ MergeJudgement judge_merging(const traces::Layer& layer, const Claimant& claiman
                              const PromptRecord& reference, const PromptErrors& errors,
                              const std::vector<std::vector<int64_t>>& forced, const LayerClaims& claims);
 
-/// As compare, but for elements of which it is not certain what they should be: if they are beyond their bound, or have none,
-/// they are undecided.
-///
-/// certain  [elements]
-TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& claim, VectorView expected,
-                                  VectorView bounds, const std::vector<bool>& certain);
-
 }  // namespace kvbound::sim
