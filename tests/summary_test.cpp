@@ -193,7 +193,7 @@ TEST(Summary, CountsHowOftenPredictionsAreGoodEnoughForABound) {
   EXPECT_EQ(summary.later->predicted, 3);
   EXPECT_EQ(summary.later->predictable, 2) << "1 is not below 1";
   EXPECT_EQ(summary.later->prediction_error.value(), 0.375);
-  EXPECT_EQ(summary.later->joint_bound.value(), 5);
+  EXPECT_EQ(summary.later->joint_bound.value(), 4.5);
   EXPECT_EQ(summary.later->bound.value(), std::nullopt);
   EXPECT_EQ(summary.later->violations, 1);
   ASSERT_TRUE(summary.later->first_violation);
