@@ -21,6 +21,10 @@ struct MergeJudgement {
   Tensor output_errors;  ///< [steps, query_heads, head_dim]
   /// [steps * kv_heads]: nothing that a claimant may have done otherwise, and of which nothing is recorded, is behind it.
   std::vector<bool> certain;
+
+  std::vector<bool> certain_query_heads(
+      const LayerShape& shape) const;  ///< [steps * query_heads], of their KV heads
+  std::vector<bool> certain_steps(const LayerShape& shape) const;  ///< [steps]: all KV heads are
 };
 
 /// Judges one layer's merging by a replay of the claimant's own choices.
