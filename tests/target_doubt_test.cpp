@@ -38,7 +38,7 @@ TEST(TargetRule, AllowsWhomOnlyRoundingTellsFromTheNearest) {
   const std::vector<double> cosines{0.875, 0.75, 0.5}, errors{0.0625, 0.0625, 0.0625};
   const TargetRule rule(always(), cosines, errors);
   EXPECT_TRUE(rule.may_merge_with(1)) << "both errors together are just the distance";
-  const std::vector<double> smaller{0.0625, std::nextafter(0.0625, 0.0), 0.0625};
+  const std::vector<double> smaller{0.0625, 0.0625 - 0x1p-50, 0.0625};
   EXPECT_FALSE(TargetRule(always(), cosines, smaller).may_merge_with(1));
 }
 
