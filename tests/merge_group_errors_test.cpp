@@ -8,9 +8,9 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/merge_baselines.hpp>
-#include <kvbound/reference/weighted_mean.hpp>
 #include <kvbound/reference/nearest_key.hpp>
 #include <kvbound/reference/score_ema.hpp>
+#include <kvbound/reference/weighted_mean.hpp>
 
 #include "support/random_layer.hpp"
 
