@@ -25,9 +25,11 @@ struct LaterQueries {
   Matrix perturbation;  ///< Theta = || o(q_t, the cache before) - o(q_t, the cache) ||_2
   /// epsilon = max |1 - s^/s| over the members and the merged entries; NaN where nothing was predicted
   Matrix prediction_error;
-  Matrix value_distance;  ///< gamma = max ||v_i - v_j||_2, i in the cache before, j its merged members
-  Matrix share;           ///< A'_r: of the attention, what the merged entries get
-  Matrix sag;             ///< the members' attention over the cache before, less that share
+  /// At least gamma = max ||v_i - v_j||_2, i in the cache before, j its merged members: over all that were ever in it since the
+  /// merge, and all members that there were
+  Matrix value_distance;
+  Matrix share;  ///< A'_r: of the attention, what the merged entries get
+  Matrix sag;    ///< the members' attention over the cache before, less that share
   /// Upper bounds on the perturbation, of merges that vote; infinite where epsilon is not below 1, and NaN where there are none.
   Matrix bound;         ///< KKV-5, for one query head per KV head alone
   Matrix shared_bound;  ///< KKV-5', likewise: that times the share

@@ -44,7 +44,8 @@ struct MergeMetrics {
 /// A merge is lossless in exact arithmetic if it goes by the query's own raw scores (predict=current, or a rebuild), for one
 /// query head per KV head, with votes and a key that keeps the group's weight (min-norm, zip): reference/merge_errors.hpp.
 ///
-/// later  measure LaterQueries, O(n b head_dim) a KV head, and groups
+/// later  measure LaterQueries and groups. Values' distances cost O(entries members head_dim) at each merge, O(n^2 head_dim) a KV
+///        head where all who leave a prompt merge
 MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
                             bool later = false);
 
