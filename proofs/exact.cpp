@@ -42,7 +42,9 @@ const char* name(Norm norm) {
 
 Reals softmax(const Reals& logits) {
   Reals result;
-  for (const Real& logit : logits) result.push_back(exp(logit));
+  if (logits.empty()) return result;
+  const Real largest = *std::ranges::max_element(logits);  // a key that was scaled may have a logit of billions
+  for (const Real& logit : logits) result.push_back(exp(logit - largest));
   const Real sum = total(result);
   for (Real& weight : result) weight /= sum;
   return result;

@@ -102,20 +102,38 @@ void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Ar
   }
 }
 
-// What errors of keys do to logits, the queries' own being less than as much again.
-void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, Matrix& errors) {
+// Of a product of a query and a key that somebody scales.
+double logit_share(int64_t head_dim, const Arithmetic& arithmetic) {
+  // By the scale and, if logits are taken to base 2, by log2 e; each itself rounded.
+  constexpr int64_t kScalings = 4;
+  return product_error(head_dim, kScalings, arithmetic);
+}
+
+// What errors of computed keys do to logits: error_bounds.md, "Computed keys and values".
+//
+// share  what products, sums and storage cost, of the sum of a logit's absolute terms: logit_share
+void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, double share,
+                    const Arithmetic& arithmetic, Matrix& errors) {
   if (key_errors.rows == 0) return;
-  const Matrix moved = attention_logits(absolute(queries), key_errors, 2 * std::abs(scale));
+  Matrix sizes = absolute(queries);
+  for (int64_t i = 0; i < sizes.rows(); ++i) {
+    for (double& size : sizes.row(i)) size += arithmetic.input_floor;
+  }
+  const Matrix moved = attention_logits(sizes, key_errors, (1 + share) * std::abs(scale));
   for (int64_t i = 0; i < errors.rows(); ++i) {
-    for (int64_t j = 0; j < errors.cols(); ++j) errors(i, j) += moved(i, j);
+    // Where a key has no bound neither has its logit, though it be multiplied by 0.
+    for (int64_t j = 0; j < errors.cols(); ++j) {
+      errors(i, j) += moved(i, j) < kInfinity ? moved(i, j) : kInfinity;
+    }
   }
 }
 
-// What errors of values do to outputs, whose weights may be off themselves.
+// What errors of computed values do to outputs, whose weights may be off themselves: ibid.
 //
 // logits  with votes
-void add_value_errors(const Matrix& logits, const Matrix& weight_errors, MatrixView value_errors,
-                      Matrix& output) {
+// widest  no weight is more than 1 by a larger share, however it errs
+void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double widest,
+                      MatrixView value_errors, Matrix& output) {
   if (value_errors.rows == 0) return;
   std::vector<double> log_sums;
   for (int64_t i = 0; i < logits.rows(); ++i) log_sums.push_back(log_sum_exp(logits.row(i)));
@@ -123,8 +141,8 @@ void add_value_errors(const Matrix& logits, const Matrix& weight_errors, MatrixV
     if (absolute_sum(value_errors.row(j)) == 0) continue;
     for (int64_t i = 0; i < output.rows(); ++i) {
       const double weight = std::exp(logits(i, j) - log_sums[static_cast<size_t>(i)]);
-      const double most = std::min(1.0, weight + weight_errors(i, j));
-      for (int64_t c = 0; c < output.cols(); ++c) output(i, c) += 2 * most * value_errors(j, c);
+      const double most = std::min(1 + widest, weight + weight_errors(i, j));
+      for (int64_t c = 0; c < output.cols(); ++c) output(i, c) += most * value_errors(j, c);
     }
   }
 }
@@ -148,10 +166,8 @@ Arithmetic tensor_core_precision() { return {.unit = 0x1p-22, .smallest = 0x1p-1
 Arithmetic double_precision() { return {.unit = 0x1p-53, .smallest = 0x1p-1022, .exponential = 0x1p-51}; }
 
 Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic) {
-  constexpr int64_t kScalings =
-      4;  // by the scale and, if logits are taken to base 2, by log2 e; each itself rounded
   Matrix errors = attention_logits(absolute(queries), absolute(keys), std::abs(scale));
-  const double share = product_error(queries.cols, kScalings, arithmetic);
+  const double share = logit_share(queries.cols, arithmetic);
   const double lost = (std::abs(scale) + 1) * 2 * static_cast<double>(queries.cols + 1) * arithmetic.smallest;
   for (int64_t i = 0; i < errors.rows(); ++i) {
     for (double& error : errors.row(i)) error = error * share + lost;
@@ -169,7 +185,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   if (tokens == 0) return result;
   Matrix logits = attention_logits(queries, keys, scale);
   Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
-  add_key_errors(queries, cache.keys, scale, coefficients);
+  add_key_errors(queries, cache.keys, scale, logit_share(queries.cols, arithmetic), arithmetic, coefficients);
   result.logits = coefficients;
   const double terms = chain(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
   const OutputRounding rounding{sum_error(tokens, terms, arithmetic),
@@ -213,7 +229,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
           std::min({result.output(i, c), centred(i, c) + lost_weights, range + lost_weights}) + lost;
     }
   }
-  add_value_errors(logits, coefficients, cache.values, result.output);
+  add_value_errors(logits, coefficients, widest, cache.values, result.output);
   result.weights = std::move(coefficients);
   return result;
 }

@@ -1,7 +1,6 @@
 #include "group_change.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 #include <limits>
 
@@ -13,9 +12,8 @@ namespace kvbound::reference {
 namespace {
 
 std::vector<int64_t> rows_of(const MergeGroup& group, const CacheEntries& before) {
-  std::vector<int64_t> rows{before.find(group.into)};
-  for (const int64_t position : group.from) rows.push_back(before.find(position));
-  assert(std::ranges::min(rows) >= 0);
+  std::vector<int64_t> rows{before.row_of(group.into)};
+  for (const int64_t position : group.from) rows.push_back(before.row_of(position));
   return rows;
 }
 
@@ -34,7 +32,7 @@ GroupChanges::GroupChanges(MatrixView queries, double scale, const CacheEntries&
 
 GroupChange GroupChanges::of(const MergeGroup& group, const CacheEntries& after) const {
   const std::vector<int64_t> members = rows_of(group, before_);
-  const int64_t row = after.find(group.into);
+  const int64_t row = after.row_of(group.into);
   const VectorView value = after.values.row(row);
   const Matrix logits =
       voted_logits(attention_logits(queries_, after.keys.view().middle_rows(row, 1), scale_),

@@ -33,6 +33,7 @@ class GroupChanges {
   GroupChanges(MatrixView queries, double scale, const CacheEntries& before);
 
   /// after   has the merged entry
+  /// throws  ShapeMismatch if it does not, or a member was not there before
   /// source  ours
   /// proof   proofs/keep_kv.md#kkv-gqa
   GroupChange of(const MergeGroup& group, const CacheEntries& after) const;

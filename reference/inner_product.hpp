@@ -1,6 +1,7 @@
-// Inner products and distances of two vectors, where a BLAS call would cost more than it saves.
+// Sums over one vector or two, where a BLAS call would cost more than it saves.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 
 #include "core/view.hpp"
@@ -31,6 +32,19 @@ inline double inner_product(VectorView x, VectorView y) {
 /// sum_c (x_c - y_c)^2, likewise.
 inline double squared_distance(VectorView x, VectorView y) {
   return detail::partial_sums(x.size(), [&](size_t c) { return (x[c] - y[c]) * (x[c] - y[c]); });
+}
+
+/// || x ||_2; infinite where no double holds a square.
+inline double norm(VectorView x) { return std::sqrt(inner_product(x, x)); }
+
+/// || x - y ||_2, likewise.
+inline double distance(VectorView x, VectorView y) { return std::sqrt(squared_distance(x, y)); }
+
+/// sum_c x_c, one after the other.
+inline double sum(VectorView x) {
+  double result = 0;
+  for (const double number : x) result += number;
+  return result;
 }
 
 }  // namespace kvbound::reference

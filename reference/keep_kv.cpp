@@ -22,12 +22,6 @@ Matrix mean_row(MatrixView rows) {
   return mean;
 }
 
-double sum(VectorView numbers) {
-  double total = 0;
-  for (const double number : numbers) total += number;
-  return total;
-}
-
 // -ln sum_j (p_j / P) exp(x_j) for x whose mean by the weights w is 0; for x next to 0 from expm1, so that 1 is not in the way.
 double divergence(VectorView shares, VectorView centred) {
   double below = 0, whole = 0;

@@ -1,8 +1,8 @@
 #include "merge_effect.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
+#include <limits>
 
 #include "attention.hpp"
 #include "product.hpp"
@@ -13,12 +13,6 @@ namespace {
 // sum += weight * (value - origin)
 void add(std::span<double> sum, double weight, VectorView value, VectorView origin) {
   for (size_t c = 0; c < sum.size(); ++c) sum[c] += weight * (value[c] - origin[c]);
-}
-
-std::vector<double> with_votes(VectorView logits, VectorView votes) {
-  std::vector<double> weighted(logits.begin(), logits.end());
-  for (size_t j = 0; j < weighted.size(); ++j) weighted[j] += std::log(votes[j]);
-  return weighted;
 }
 
 // All groups' members below each other.
@@ -34,7 +28,7 @@ GroupMembers all_members(std::span<const MergedGroup> groups) {
   return all;
 }
 
-// One query's cache and members.
+// One query's cache and members; logits with votes, which outlive it.
 class QueryEffect {
  public:
   QueryEffect(VectorView logits, const CacheEntries& cache, VectorView member_logits,
@@ -42,10 +36,10 @@ class QueryEffect {
       : cache_(cache),
         members_(members),
         groups_(groups),
-        logits_(with_votes(logits, cache.votes)),
-        member_logits_(with_votes(member_logits, members.votes)),
+        logits_(logits),
+        member_logits_(member_logits),
         log_sum_exp_now_(reference::log_sum_exp(logits_)) {
-    std::vector<double> before = logits_;
+    std::vector<double> before(logits_.begin(), logits_.end());
     for (const MergedGroup& group : groups) {
       before[static_cast<size_t>(group.row)] = -std::numeric_limits<double>::infinity();
     }
@@ -81,8 +75,9 @@ class QueryEffect {
   // sum_j A_j (v_j - o') over the whole cache before.
   void add_difference(VectorView output_now, std::span<double> change) const {
     std::vector<double> weights(logits_.size());
-    for (size_t j = 0; j < weights.size(); ++j)
+    for (size_t j = 0; j < weights.size(); ++j) {
       weights[j] = std::exp(std::min(logits_[j] - log_sum_exp_, 0.0));
+    }
     for (const MergedGroup& group : groups_) weights[static_cast<size_t>(group.row)] = 0;
     for (size_t j = 0; j < weights.size(); ++j) {
       if (weights[j] > 0) add(change, weights[j], cache_.values.row(static_cast<int64_t>(j)), output_now);
@@ -96,21 +91,19 @@ class QueryEffect {
   const CacheEntries& cache_;
   const GroupMembers& members_;
   std::span<const MergedGroup> groups_;
-  std::vector<double> logits_;         // with votes
-  std::vector<double> member_logits_;  // likewise
-  double log_sum_exp_now_;             // ln D'
-  double log_sum_exp_;                 // ln D
+  VectorView logits_;
+  VectorView member_logits_;
+  double log_sum_exp_now_;  // ln D'
+  double log_sum_exp_;      // ln D
 };
 
 }  // namespace
 
 MergedGroup merged_group(const MergeGroup& group, const CacheEntries& before, const CacheEntries& after) {
   MergedGroup result;
-  result.row = after.find(group.into);
-  assert(result.row >= 0);
+  result.row = after.row_of(group.into);
   const auto append = [&](int64_t position) {
-    const int64_t row = before.find(position);
-    assert(row >= 0);
+    const int64_t row = before.row_of(position);
     result.members.keys.append_row(before.keys.row(row));
     result.members.values.append_row(before.values.row(row));
     result.members.votes.push_back(before.votes[static_cast<size_t>(row)]);
@@ -131,9 +124,11 @@ MergeEffect merge_effect(MatrixView queries, double scale, const CacheEntries& c
   effect.member_logits = attention_logits(queries, members.keys, scale);
   effect.merged_logits = effect.merged_weights = Matrix(queries.rows, group_count);
   const Matrix logits = attention_logits(queries, cache.keys, scale);
+  const Matrix voted = voted_logits(logits, cache.votes);
+  const Matrix voted_members = voted_logits(effect.member_logits, members.votes);
   const Matrix outputs = attention(queries, cache.keys, cache.values, scale, cache.votes).output;
   for (int64_t i = 0; i < queries.rows; ++i) {
-    const QueryEffect query(logits.row(i), cache, effect.member_logits.row(i), members, groups);
+    const QueryEffect query(voted.row(i), cache, voted_members.row(i), members, groups);
     effect.log_sum_exp.push_back(query.log_sum_exp());
     effect.members_weight.push_back(query.members_weight());
     for (int64_t r = 0; r < group_count; ++r) {

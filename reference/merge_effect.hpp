@@ -20,6 +20,7 @@ struct MergedGroup {
 ///
 /// before  has all members
 /// after   has the merged entry
+/// throws  ShapeMismatch if they do not
 MergedGroup merged_group(const MergeGroup& group, const CacheEntries& before, const CacheEntries& after);
 
 /// Rows are queries.

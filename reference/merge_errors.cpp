@@ -27,20 +27,11 @@ Arithmetic exact() { return {.unit = 0, .smallest = 0x1p-1022, .exponential = 0,
 
 MatrixView as_row(VectorView vector) { return {vector.data(), 1, static_cast<int64_t>(vector.size())}; }
 
-double norm(VectorView vector) { return std::sqrt(inner_product(vector, vector)); }
-double distance(VectorView x, VectorView y) { return std::sqrt(squared_distance(x, y)); }
-
 // scale sum_c |query_c key_c|
 double absolute_logit(VectorView query, VectorView key, double scale) {
   double sum = 0;
   for (size_t c = 0; c < query.size(); ++c) sum += std::abs(query[c] * key[c]);
   return std::abs(scale) * sum;
-}
-
-double sum(VectorView numbers) {
-  double total = 0;
-  for (const double number : numbers) total += number;
-  return total;
 }
 
 // A group's exact quantities, as far as double precision gives them, and the sums that its errors are made of.
@@ -135,63 +126,109 @@ class GroupErrors {
   double divergence_error_ = 0;
 };
 
+// The bound's terms, group by group, for one query over the cache that they merged in.
+class LosslessMergeErrors {
+ public:
+  LosslessMergeErrors(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
+                      std::span<const MergedGroup> groups)
+      : query_(query),
+        scale_(scale),
+        key_(key),
+        cache_(cache),
+        groups_(groups),
+        output_(attention(row(), cache.keys, cache.values, scale, cache.votes).output),
+        logits_(attention_logits(row(), cache.keys, scale)),
+        logit_errors_(reference::logit_errors(row(), cache.keys, scale, exact())),
+        log_before_(merge_effect(row(), scale, cache, groups).log_sum_exp.front()),
+        terms_(static_cast<double>(groups.size())) {
+    for (const MergedGroup& group : groups) terms_ += static_cast<double>(group.members.keys.rows());
+    for (const MergedGroup& group : groups) add(group);
+  }
+
+  double bound() const { return (lost_ < 0.5 ? std::min(bound_, range()) : range()) * (1 + kOwnRounding); }
+
+ private:
+  MatrixView row() const { return as_row(query_); }
+  VectorView output() const { return output_.row(0); }
+
+  void add(const MergedGroup& group) {
+    const GroupErrors own(query_, scale_, group.members);
+    add_members(group.members, own);
+    const double share = std::exp(own.log_weight() - log_before_);
+    if (share == 0) return;
+    const double off = merged_weight_error(group.row, own);
+    lost_ += share * off;
+    bound_ += share * (off * distance(cache_.values.row(group.row), output()) +
+                       (1 + off) * value_error(group.members));
+  }
+
+  // sum_j A_j t_j || v_j - o' ||
+  void add_members(const GroupMembers& members, const GroupErrors& own) {
+    for (int64_t j = 0; j < members.keys.rows(); ++j) {
+      const double votes = members.votes[static_cast<size_t>(j)];
+      bound_ += std::exp(own.logit(j) + std::log(votes) - log_before_) *
+                weight_error(own.logit(j), votes, own.logit_error(j)) *
+                distance(members.values.row(j), output());
+    }
+  }
+
+  // t of one entry: of its logit, with votes, as an exponent.
+  double weight_error(double logit, double votes, double logit_error) const {
+    const double log_votes = std::abs(std::log(votes));
+    return growth(logit_error + exponential(exact()) * (1 + log_votes) +
+                  4 * kUnit * (std::abs(logit) + log_votes + std::abs(log_before_))) +
+           2 * gamma(terms_ + 6, exact());
+  }
+
+  // t_r + e^T_r - 1
+  double merged_weight_error(int64_t entry, const GroupErrors& own) const {
+    const double absolute = absolute_logit(query_, cache_.keys.row(entry), scale_);
+    return growth(own.merged_logit_error(key_, absolute)) +
+           weight_error(logits_(0, entry), cache_.votes[static_cast<size_t>(entry)], logit_errors_(0, entry));
+  }
+
+  // || error of v_r ||
+  double value_error(const GroupMembers& members) const {
+    return norm(attention_errors(row(), members.keys, members.values, scale_, members.votes, exact())
+                    .output.numbers());
+  }
+
+  // How far apart means of the same values can be, however the weights err.
+  double range() const {
+    double farthest = 0, largest = 0;
+    const auto look_at = [&](const Matrix& values) {
+      for (int64_t j = 0; j < values.rows(); ++j) {
+        farthest = std::max(farthest, distance(values.row(j), output()));
+        largest = std::max(largest, norm(values.row(j)));
+      }
+    };
+    look_at(cache_.values);
+    for (const MergedGroup& group : groups_) look_at(group.members.values);
+    const double count = static_cast<double>(cache_.entries()) + terms_;
+    return 2 * farthest +
+           10 * growth(gamma(count + 6, exact()) + 4 * kUnit * std::abs(log_before_)) * largest;
+  }
+
+  VectorView query_;
+  double scale_;
+  MergedKey key_;
+  const CacheEntries& cache_;
+  std::span<const MergedGroup> groups_;
+  Matrix output_;        // [1, head_dim]: o'
+  Matrix logits_;        // [1, entries]
+  Matrix logit_errors_;  // [1, entries]
+  double log_before_;    // ln D
+  double terms_;         // of all groups' sums
+  double bound_ = 0;
+  double lost_ = 0;  // how much of D may be off
+};
+
 }  // namespace
 
 double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
                             std::span<const MergedGroup> groups) {
   assert(key != MergedKey::convex);
-  if (groups.empty()) return 0;
-  const MatrixView row = as_row(query);
-  const Matrix now = attention(row, cache.keys, cache.values, scale, cache.votes).output;
-  const VectorView output = now.row(0);
-  const double log_before = merge_effect(row, scale, cache, groups).log_sum_exp.front();
-  const Matrix logits = attention_logits(row, cache.keys, scale);
-  const Matrix errors = logit_errors(row, cache.keys, scale, exact());
-  double terms = static_cast<double>(groups.size());
-  for (const MergedGroup& group : groups) terms += static_cast<double>(group.members.keys.rows());
-  const double adding = gamma(terms + 6, exact());
-  // t of one entry: of its logit, with votes, as an exponent.
-  const auto weight_error = [&](double logit, double votes, double logit_error) {
-    const double log_votes = std::abs(std::log(votes));
-    return growth(logit_error + exponential(exact()) * (1 + log_votes) +
-                  4 * kUnit * (std::abs(logit) + log_votes + std::abs(log_before))) +
-           2 * adding;
-  };
-  double bound = 0, lost = 0;
-  for (const MergedGroup& group : groups) {
-    const GroupMembers& members = group.members;
-    const GroupErrors own(query, scale, members);
-    for (int64_t j = 0; j < members.keys.rows(); ++j) {
-      const double votes = members.votes[static_cast<size_t>(j)];
-      bound += std::exp(own.logit(j) + std::log(votes) - log_before) *
-               weight_error(own.logit(j), votes, own.logit_error(j)) *
-               distance(members.values.row(j), output);
-    }
-    const double share = std::exp(own.log_weight() - log_before);
-    const double absolute = absolute_logit(query, cache.keys.row(group.row), scale);
-    const double off =
-        growth(own.merged_logit_error(key, absolute)) +
-        weight_error(logits(0, group.row), cache.votes[static_cast<size_t>(group.row)], errors(0, group.row));
-    const double far = distance(cache.values.row(group.row), output);
-    const double value_error = norm(
-        attention_errors(row, members.keys, members.values, scale, members.votes, exact()).output.numbers());
-    lost += share > 0 ? share * off : 0;
-    bound += share > 0 ? share * (off * far + (1 + off) * value_error) : 0;
-  }
-  // Means of the same values, however the weights err.
-  double farthest = 0, largest = 0;
-  const auto look_at = [&](VectorView value) {
-    farthest = std::max(farthest, distance(value, output));
-    largest = std::max(largest, norm(value));
-  };
-  for (int64_t j = 0; j < cache.entries(); ++j) look_at(cache.values.row(j));
-  for (const MergedGroup& group : groups) {
-    for (int64_t j = 0; j < group.members.values.rows(); ++j) look_at(group.members.values.row(j));
-  }
-  const double count = static_cast<double>(cache.entries()) + terms;
-  const double range =
-      2 * farthest + 10 * growth(gamma(count + 6, exact()) + 4 * kUnit * std::abs(log_before)) * largest;
-  return (lost < 0.5 ? std::min(bound, range) : range) * (1 + kOwnRounding);
+  return groups.empty() ? 0 : LosslessMergeErrors(query, scale, key, cache, groups).bound();
 }
 
 }  // namespace kvbound::reference

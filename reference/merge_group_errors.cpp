@@ -23,8 +23,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kOwnRounding = 0x1p-30;
 // Where a group has no ZIP scale: keep_kv.hpp.
 
-double norm(VectorView vector) { return std::sqrt(inner_product(vector, vector)); }
-
 double largest_size(VectorView numbers) {
   double result = 0;
   for (const double number : numbers) result = std::max(result, std::abs(number));
@@ -32,12 +30,6 @@ double largest_size(VectorView numbers) {
 }
 
 double largest(VectorView numbers) { return numbers.empty() ? 0 : *std::ranges::max_element(numbers); }
-
-double total(VectorView numbers) {
-  double sum = 0;
-  for (const double number : numbers) sum += number;
-  return sum;
-}
 
 void widen(std::span<double> errors) {
   for (double& error : errors) error *= 1 + kOwnRounding;
@@ -55,7 +47,7 @@ void add_divergence_errors(const GroupMembers& members, VectorView scores, Vecto
                            const Arithmetic& arithmetic, MeanErrors& result) {
   const GroupMean& mean = result.mean;
   const double moved = largest(errors);
-  const double votes = total(members.votes);
+  const double votes = sum(members.votes);
   double size = 1 + 2 * largest_size(scores) + std::log(votes);
   for (const double vote : members.votes)
     size = std::max(size, 1 + 2 * largest_size(scores) + std::log(vote));
@@ -428,17 +420,17 @@ MergedEntryErrors gaussian_mean_errors(const GroupMembers& members, const Member
     }
     off[static_cast<size_t>(j)] += share * (distances[static_cast<size_t>(j)] + off[static_cast<size_t>(j)]);
   }
-  const double sum = total(distances),
-               sum_off = total(off) + gamma(others + 2, arithmetic) * (sum + total(off));
+  const double whole = sum(distances),
+               whole_off = sum(off) + gamma(others + 2, arithmetic) * (whole + sum(off));
   std::vector<double> logits(static_cast<size_t>(count)), logit_errors(static_cast<size_t>(count));
-  const bool exact = sum_off == 0;  // no distance at all on either side
+  const bool exact = whole_off == 0;  // no distance at all on either side
   for (size_t j = 0; !exact && j < logits.size(); ++j) {
-    const double twice_variance = 2 * sum / others;
-    if (sum > 0) logits[j] = -distances[j] / twice_variance;
-    logit_errors[j] = sum_off < sum / 2 ? (off[j] + distances[j] * sum_off / (sum - sum_off)) /
-                                                  twice_variance / (1 - sum_off / sum) +
-                                              gamma(4, arithmetic) * std::abs(logits[j])
-                                        : kInfinity;
+    const double twice_variance = 2 * whole / others;
+    if (whole > 0) logits[j] = -distances[j] / twice_variance;
+    logit_errors[j] = whole_off < whole / 2 ? (off[j] + distances[j] * whole_off / (whole - whole_off)) /
+                                                      twice_variance / (1 - whole_off / whole) +
+                                                  gamma(4, arithmetic) * std::abs(logits[j])
+                                            : kInfinity;
   }
   return by_keys(logits, logit_errors, members, errors, arithmetic);
 }

@@ -13,15 +13,6 @@
 namespace kvbound::reference {
 namespace {
 
-// All others, ascending.
-std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count) {
-  std::vector<int64_t> others(static_cast<size_t>(count));
-  std::iota(others.begin(), others.end(), 0);
-  for (const int64_t index : chosen) others[static_cast<size_t>(index)] = -1;
-  std::erase(others, -1);
-  return others;
-}
-
 std::vector<MergeGroup> groups_of(std::map<int64_t, std::vector<int64_t>> members) {
   std::vector<MergeGroup> groups;
   for (auto& [into, from] : members) groups.push_back({into, std::move(from), {}});
@@ -51,6 +42,14 @@ std::vector<int64_t> roots_of(const std::vector<NearestKey>& parents, const Simi
 
 bool is_similar(double cosine, const SimilarTarget& target) {
   return !target.threshold || cosine > target.threshold->value();
+}
+
+std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count) {
+  std::vector<int64_t> others(static_cast<size_t>(count));
+  std::iota(others.begin(), others.end(), 0);
+  for (const int64_t index : chosen) others[static_cast<size_t>(index)] = -1;
+  std::erase(others, -1);
+  return others;
 }
 
 MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const SimilarTarget& target) {

@@ -19,6 +19,9 @@ struct MergeTargets {
 /// Whether a cosine is near enough.
 bool is_similar(double cosine, const SimilarTarget& target);
 
+/// All of 0, 1, ..., count - 1 but the chosen, ascending.
+std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count);
+
 /// Those who were not selected go to those who were, each to the most similar one if it is similar enough.
 ///
 /// keys    [n, head_dim], all entries by position

@@ -21,9 +21,11 @@ struct CacheEntries {
   int64_t entries() const { return static_cast<int64_t>(positions.size()); }
   /// The row of the entry at a position; -1 if there is none.
   int64_t find(int64_t position) const;
-  /// After all others: position larger than theirs.
+  /// The same of an entry that has to be there; throws ShapeMismatch if it is not.
+  int64_t row_of(int64_t position) const;
+  /// After all others; throws ShapeMismatch unless its position is larger than theirs.
   void append(int64_t position, double vote, VectorView key, VectorView value);
-  /// Those at these positions, which are there, ascending.
+  /// Those at these positions, ascending; throws ShapeMismatch if one of them is not there.
   CacheEntries at(const std::vector<int64_t>& wanted) const;
 };
 
@@ -36,7 +38,8 @@ struct CacheMerge {
 
 /// A cache from the prompt's end on: enter and leave take turns, one pair for each decode step.
 ///
-/// The records outlive it. The cache of a policy that does not merge is told, too.
+/// The records outlive it. The cache of a policy that does not merge is told, too. Records that contradict themselves, as by a
+/// position that is not in the cache, throw ShapeMismatch, whichever member function comes upon them.
 class MergedCache {
  public:
   /// keys    [n + T, head_dim], the KV head's own; they outlive the cache
@@ -57,6 +60,7 @@ class MergedCache {
   const HeadMerge* merge_of(const std::vector<HeadMerge>& merges) const;
   std::optional<CacheMerge> fill(const HeadMerge& merge);
   CacheEntries originals(const std::vector<int64_t>& positions) const;
+  void append_original(CacheEntries& entries, int64_t position) const;
 
   MatrixView keys_;
   MatrixView values_;

@@ -158,12 +158,6 @@ bool is_safe(double norm, double other) {
   return kLeast < norm && norm < kMost && kLeast < other && other < kMost;
 }
 
-double cosine(VectorView key, double norm, VectorView other, double other_norm) {
-  if (norm == 0 || other_norm == 0) return 0;
-  return clamped(is_safe(norm, other_norm) ? inner_product(key, other) / (norm * other_norm)
-                                           : inner_product(direction(key), direction(other)));
-}
-
 // Among those that hide leaves.
 template <class Hide>
 std::vector<NearestKey> find_nearest(MatrixView leaving, MatrixView staying, const Hide& hide) {
@@ -196,6 +190,12 @@ std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores) 
   });
 }
 
+Matrix key_directions(MatrixView keys) {
+  Matrix directions(keys.rows, keys.cols);
+  fill_directions(keys, 0, directions.view());
+  return directions;
+}
+
 std::vector<double> key_norms(MatrixView keys) {
   std::vector<double> norms;
   for (int64_t i = 0; i < keys.rows; ++i) {
@@ -203,6 +203,12 @@ std::vector<double> key_norms(MatrixView keys) {
     norms.push_back(std::scalbn(size.norm, size.exponent));
   }
   return norms;
+}
+
+double cosine(VectorView key, double norm, VectorView other, double other_norm) {
+  if (norm == 0 || other_norm == 0) return 0;
+  return clamped(is_safe(norm, other_norm) ? inner_product(key, other) / (norm * other_norm)
+                                           : inner_product(direction(key), direction(other)));
 }
 
 NearestKey nearest_key(int64_t entry, MatrixView keys, VectorView norms, std::span<const int64_t> positions) {

@@ -41,6 +41,16 @@ std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores);
 /// throws   NonFinite if a key is NaN or infinite
 std::vector<double> key_norms(MatrixView keys);
 
+/// The keys at length 1; zero keys stay zero.
+///
+/// keys     [entries, head_dim]
+/// returns  [entries, head_dim]
+/// throws   NonFinite if a key is NaN or infinite
+Matrix key_directions(MatrixView keys);
+
+/// a . b / (||a|| ||b||), of keys with these norms.   returns -1..1; 0 if either is zero
+double cosine(VectorView key, double norm, VectorView other, double other_norm);
+
 /// The same for one key in a cache that is in no order.
 ///
 /// entry      who leaves, and is not its own neighbour

@@ -96,9 +96,7 @@ Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rule
   const int64_t tokens = layer.prompt_tokens();
   Ranking ranking;
   ranking.rules = rules;
-  for (int64_t i = 0; i < tokens; ++i) {
-    if (ranking.rules.always_keeps(i, tokens - 1)) ranking.always_kept.push_back(i);
-  }
+  ranking.always_kept = rules.always_kept(tokens);
   ranking.first_candidate = ranking.rules.sinks;
   ranking.candidates = tokens - static_cast<int64_t>(ranking.always_kept.size());
   ranking.head_scores =

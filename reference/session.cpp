@@ -217,6 +217,7 @@ class ReferenceSession final : public Session {
     fill_caches(layer, std::move(targets), nullptr, chosen);
     if (!grows) begin_evicting(layer, Matrix(shape_.query_heads, layer.prompt_tokens()), chosen);
     record.merges = std::move(chosen.merges);
+    record.stage_one = std::move(chosen.stage_one);
   }
 
   // The step's entry comes into KV head g's cache.

@@ -142,6 +142,10 @@ class LayerJudge {
            const Matrix& errors) {
     if (claim) add(tensor, *claim, expected.numbers(), errors.numbers());
   }
+  void add(const char* tensor, const std::optional<RealClaim>& claim, VectorView expected, VectorView bounds,
+           const std::vector<bool>& certain) {
+    if (claim) results_.push_back(compare_uncertain(tensor, *claim, expected, bounds, certain));
+  }
 
   // All up to who is kept.
   void judge_prompt() {
@@ -214,32 +218,11 @@ class LayerJudge {
         perturbation(t, h) = figures.error(t, h);
       }
     });
-    const auto certain = [&](bool whole_layer) {
-      std::vector<bool> all;
-      for (int64_t t = 0; t < claimant_.steps; ++t) {
-        bool layer_certain = true;
-        for (int64_t h = 0; h < shape_.query_heads; ++h) {
-          const bool head =
-              judgement.certain[static_cast<size_t>(t * shape_.kv_heads + shape_.kv_head_of(h))];
-          layer_certain = layer_certain && head;
-          if (!whole_layer) all.push_back(head);
-        }
-        if (whole_layer) all.push_back(layer_certain);
-      }
-      return all;
-    };
-    const auto add_uncertain = [&](const char* tensor, const std::optional<RealClaim>& claim,
-                                   VectorView expected, VectorView bounds, bool whole_layer) {
-      if (claim)
-        results_.push_back(compare_uncertain(tensor, *claim, expected, bounds, certain(whole_layer)));
-    };
-    add_uncertain("kept_mass", claims_.kept_mass, metrics.kept_mass.numbers(), mass.numbers(), false);
-    add_uncertain("perturbation", claims_.perturbation, metrics.perturbation.numbers(),
-                  perturbation.numbers(), false);
-    if (claims_.layer_perturbation) {
-      add_uncertain("layer_perturbation", claims_.layer_perturbation, metrics.layer_perturbation,
-                    layer_errors(perturbation, terms), true);
-    }
+    const std::vector<bool> heads = judgement.certain_query_heads(shape_);
+    add("kept_mass", claims_.kept_mass, metrics.kept_mass.numbers(), mass.numbers(), heads);
+    add("perturbation", claims_.perturbation, metrics.perturbation.numbers(), perturbation.numbers(), heads);
+    add("layer_perturbation", claims_.layer_perturbation, metrics.layer_perturbation,
+        layer_errors(perturbation, terms), judgement.certain_steps(shape_));
   }
 
   // Per KV head and step, who was there: the record's own choices.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "command_line.hpp"
+#include "median.hpp"
 #include "number.hpp"
 
 namespace kvbound::sim {
@@ -76,11 +77,8 @@ BenchShape parse_bench_shape(std::string_view text) {
 }
 
 Spread spread(std::vector<double> numbers) {
-  std::ranges::sort(numbers);
-  const size_t middle = numbers.size() / 2;
-  const double median =
-      numbers.size() % 2 == 1 ? numbers[middle] : (numbers[middle - 1] + numbers[middle]) / 2;
-  return {median, numbers.front(), numbers.back()};
+  const auto [least, most] = std::ranges::minmax(numbers);
+  return {median(std::move(numbers)), least, most};
 }
 
 std::optional<bool> BenchResult::met() const {

@@ -32,7 +32,7 @@ BenchShape parse_bench_shape(std::string_view text);
 
 /// Numbers in a word: median, least and most. Of at least one.
 struct Spread {
-  double median = 0;  ///< of an even count the mean of the middle two
+  double median = 0;
   double least = 0;
   double most = 0;
 };

@@ -41,17 +41,12 @@ std::string described(std::string_view backend) {
 std::string details() {
   return "Operations of the reference (default: all):\n" + described(kReference) +
          "\nOperations of a device, with BF16 caches (default: all):\n" + described("emulated") +
-         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens unless they are named) and pocket "
-         "(1984).\n"
-         "In every round an operation and what it is measured against are timed in turn; ratios are taken "
-         "per\n"
+         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens unless they are named) and pocket (1984).\n"
+         "In every round an operation and what it is measured against are timed in turn; ratios are taken per\n"
          "round. The goals are this project's own: a missed one is shown, and no failure.\n"
-         "\nOn a device a call's time is the device's own, over 10 ms of calls whose arguments the L2 cache "
-         "does not\n"
-         "hold. Its ceilings are a copy and a product of BF16 matrices: by mma.sync from registers to "
-         "registers, or,\n"
-         "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on "
-         "pocket:256, so\n"
+         "\nOn a device a call's time is the device's own, over 10 ms of calls whose arguments the L2 cache does not\n"
+         "hold. Its ceilings are a copy and a product of BF16 matrices: by mma.sync from registers to registers, or,\n"
+         "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on pocket:256, so\n"
          "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
          "\nOPENBLAS_CORETYPE is not heeded: the program starts itself again without it.\n"
          "\nExamples:\n"

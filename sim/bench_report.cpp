@@ -148,8 +148,7 @@ std::string heading(const BenchReport& report) {
                                   report.accelerator ? where(options, *report.accelerator) : where(options));
   if (report.backend == "emulated") {
     lines +=
-        "An emulation: this processor runs the kernels, thread by thread. Its times say nothing about any "
-        "GPU.\n";
+        "An emulation: this processor runs the kernels, thread by thread. Its times say nothing about any GPU.\n";
   }
   return lines + "\n" + row("", "median", "least", "most", "rate");
 }

@@ -7,6 +7,8 @@
 
 #include <kvbound/reference/core/error.hpp>
 
+#include "median.hpp"
+
 namespace kvbound::sim {
 namespace {
 
@@ -41,8 +43,8 @@ std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape
   return index;
 }
 
-// The error bounds are 1e200 where there is none.
-constexpr double kUnbounded = 1e100;
+// The error bounds are kNone where there is none.
+constexpr double kUnbounded = 1e100, kNone = 1e200;
 
 // The largest of the finite |numbers|, 0 if there are none.
 double largest_of(VectorView numbers) {
@@ -69,12 +71,6 @@ bool is_inside(const Offender& element) {
   if (std::isnan(element.claimed) || std::isnan(element.expected)) return false;  // whatever the bound
   if (std::isinf(element.claimed) && element.claimed == element.expected) return true;
   return element.error <= element.bound || may_overflow(element);
-}
-
-double median(std::vector<double>& numbers) {
-  const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2);
-  std::nth_element(numbers.begin(), middle, numbers.end());
-  return *middle;
 }
 
 void require_length(const std::string& what, size_t length, size_t expected) {
@@ -138,7 +134,30 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
   }
   if (largest > 0 && !tells_from_zero && result.outside == 0) result.judged = 0;
   result.all_zero = zero && result.outside == 0 && result.elements > 0;
-  if (!slacks.empty()) result.median_slack = median(slacks);
+  if (!slacks.empty()) result.median_slack = median(std::move(slacks));
+  return result;
+}
+
+TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& claim, VectorView expected,
+                                  VectorView bounds, const std::vector<bool>& certain) {
+  require_length("the reference's " + tensor, expected.size(), claim.numbers.size());
+  require_length("the bound of " + tensor, bounds.size(), claim.numbers.size());
+  require_length("what is certain of " + tensor, certain.size(), claim.numbers.size());
+  RealClaim decided = claim;
+  std::vector<double> decided_bounds(bounds.begin(), bounds.end());
+  int64_t undecided = 0;
+  for (size_t i = 0; i < decided.numbers.size(); ++i) {
+    if (std::isnan(claim.numbers[i])) continue;  // no number, so never right
+    const bool bounded = bounds[i] < kInfinity;
+    const double most = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
+    const bool inside = bounded && distance(claim.numbers[i], expected[i]) <= most;
+    if (inside || (bounded && certain[i])) continue;
+    ++undecided;
+    decided.numbers[i] = expected[i];
+    decided_bounds[i] = kNone;
+  }
+  TensorAgreement result = compare(tensor, decided, expected, decided_bounds);
+  result.undecided += undecided;
   return result;
 }
 

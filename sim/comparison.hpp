@@ -65,7 +65,15 @@ double overflow_threshold(Dtype storage);
 TensorAgreement compare(const std::string& tensor, const RealClaim& claim, VectorView expected,
                         VectorView bounds);
 
-/// The same for integers, which are right or wrong.
+/// The same where it is not certain of all elements what they should be, or how far they may be off. Such an element is
+/// undecided if it is beyond its bound, or has none; it counts as not judged then. NaN is outside all the same.
+///
+/// bounds   [elements]; infinite, or NaN: there is none
+/// certain  [elements]: whether it is that
+TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& claim, VectorView expected,
+                                  VectorView bounds, const std::vector<bool>& certain);
+
+/// As the first for integers, which are right or wrong.
 TensorAgreement compare(const std::string& tensor, const std::vector<int64_t>& claim,
                         const std::vector<int64_t>& expected);
 

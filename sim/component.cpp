@@ -183,11 +183,11 @@ Component describe(SnapKv& host) {
 }
 
 Component describe(H2o& host) {
-  return {"h2o",
-          "the first and newest entries stay; the others are ranked by all that the score ever gave them, in "
-          "decoding too",
-          {integer("window", "prompt queries that count", host.window, 1),
-           integer("sinks", "first positions that always stay", host.sinks, 0), recent(host)}};
+  return {
+      "h2o",
+      "the first and newest entries stay; the others are ranked by all that the score ever gave them, in decoding too",
+      {integer("window", "prompt queries that count", host.window, 1),
+       integer("sinks", "first positions that always stay", host.sinks, 0), recent(host)}};
 }
 
 Component describe(Tova& host) {

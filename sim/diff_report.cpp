@@ -73,8 +73,7 @@ int64_t DiffReport::differing_tensors() const {
 std::string text_report(const DiffReport& report, bool colour) {
   const DumpInfo& dump = report.dump;
   std::string text = fmt::format(
-      "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}\n  against {}: "
-      "{} of {} "
+      "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}\n  against {}: {} of {} "
       "layers, {} of {} decode steps, {}\n",
       one_line(report.dump_path), canonical(dump.policy), to_string(dump.budget), dump.entries,
       traces::printable(dump.backend), name(dump.storage), name(dump.accumulate),

@@ -18,8 +18,7 @@ std::string details() {
          "\nThe same options give the same file, bit by bit, on every platform.\n"
          "\nExamples:\n"
          "  kvbound generate --kind power-law small.safetensors\n"
-         "  kvbound generate --kind sink --tokens 32768 --decode 16 --layers 1 --query-heads 32 --kv-heads 8 "
-         "\\\n"
+         "  kvbound generate --kind sink --tokens 32768 --decode 16 --layers 1 --query-heads 32 --kv-heads 8 \\\n"
          "      --head-dim 128 --model-dim 4096 --dtype BF16 llama-8b-layer.safetensors\n";
 }
 

@@ -22,8 +22,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kDetails =
     "--verify reads every number and, where the trace has the model's own attention output, recomputes it\n"
-    "from queries, keys and values: exit 0 if all layers agree within the rounding of single precision, 1 "
-    "if\n"
+    "from queries, keys and values: exit 0 if all layers agree within the rounding of single precision, 1 if\n"
     "not, 5 if a layer has nothing to compare with.\n"
     "\nExamples:\n"
     "  kvbound inspect traces/samples/pocket-gqa.safetensors --verify\n"

@@ -218,19 +218,10 @@ Positions candidates_of(const Positions& kept, const Positions& always_kept, int
   return candidates;
 }
 
-Positions always_kept_of(const HostRules& rules, int64_t prompt_tokens) {
-  Positions always_kept;
-  for (int64_t i = 0; i < prompt_tokens; ++i) {
-    if (rules.always_keeps(i, prompt_tokens - 1)) always_kept.push_back(i);
-  }
-  return always_kept;
-}
-
 std::string text_of(const Fault& fault, size_t kv_head) {
   return fmt::format(
       "KV head {} kept position {} rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; "
-      "both error "
-      "bounds together are {:.3g}",
+      "both error bounds together are {:.3g}",
       kv_head, fault.chosen, fault.better, fault.by, fault.chosen_score, fault.better_score,
       std::abs(fault.excess()), fault.band);
 }
@@ -317,7 +308,7 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
     const Positions& own = reference.kept[g];
     const int64_t budget = claimant.budget(static_cast<int64_t>(g));
     const HostRules rules = rules_of(claimant.policy.host, n, budget);
-    const Positions always_kept = always_kept_of(rules, n);
+    const Positions always_kept = rules.always_kept(n);
     // Where merging comes first there may be fewer to stay than the budget has room for.
     const auto size = static_cast<int64_t>(kept[g].size());
     const auto found = disorder(kept[g], layer, always_kept, merges_first ? std::min(size, budget) : budget);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include <kvbound/reference/error_bounds.hpp>
@@ -14,16 +13,14 @@
 namespace kvbound::sim {
 
 using reference::CacheEntries;
+using reference::distance;
 using reference::MergedGroup;
 using reference::MergeEffect;
+using reference::norm;
 
 namespace {
 
 constexpr double kUnit = 0x1p-53;
-
-double distance(VectorView x, VectorView y) { return std::sqrt(reference::squared_distance(x, y)); }
-
-double norm(VectorView x) { return std::sqrt(reference::inner_product(x, x)); }
 
 // How far rounding may take the mean value by given scores: the exponents' rounding, M terms and a quotient, for v_r likewise.
 double mean_error(const reference::GroupMembers& members, const reference::GroupMean& mean,
@@ -123,7 +120,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
   if (merges_.empty()) return {};
   Merge& merge = merges_.back();
   std::vector<MergedGroup> groups;
-  for (const Group& group : merge.groups) groups.push_back({group.members, present.find(group.into)});
+  for (const Group& group : merge.groups) groups.push_back({group.members, present.row_of(group.into)});
   const MergeEffect effect = merge_effect(queries, scale_, present, groups);
   if (merge.kind.votes) take_in_values(merge, seen);
   const bool predicted = !merge.groups.front().log_merged.empty();
@@ -132,7 +129,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
     const int64_t h = first_head + i;
     const VectorView weights = effect.merged_weights.row(i);
     const double perturbation = norm(effect.change.row(i));
-    const double share = std::accumulate(weights.begin(), weights.end(), 0.0);
+    const double share = reference::sum(weights);
     later.perturbation(t, h) = perturbation;
     later.share(t, h) = share;
     later.sag(t, h) = effect.members_weight[static_cast<size_t>(i)] - share;
@@ -202,7 +199,7 @@ double OpenMerges::bound_with_rounding(const Merge& merge, VectorView weights, d
   constexpr double kOwnRounding = 0x1p-30;  // relative, more than rounding does to sums of nonnegative terms
   const double error =
       prediction_error + (1 + prediction_error) * rounding.weights + kOwnRounding * prediction_error;
-  const double share = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const double share = reference::sum(weights);
   const double apart = weighted_sum(merge, weights, &Group::value_apart, head) +
                        weighted_sum(merge, weights, &Group::value_apart_error, head);
   const double bound =

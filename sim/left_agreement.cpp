@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/columns.hpp>
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/critical_kv.hpp>
@@ -19,24 +20,17 @@
 #include <kvbound/reference/perturbation_errors.hpp>
 #include <kvbound/reference/snap_kv.hpp>
 
+#include "choice.hpp"
+#include "departure.hpp"
 #include "near_tie.hpp"
 
 namespace kvbound::sim {
 namespace {
 
 using Positions = std::vector<int64_t>;
+using reference::columns_of;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kNobody = -1;
-
-// Columns of some entries.
-Matrix columns_of(MatrixView all, std::span<const int64_t> entries) {
-  Matrix columns(all.rows, static_cast<int64_t>(entries.size()));
-  for (int64_t h = 0; h < all.rows; ++h) {
-    for (size_t i = 0; i < entries.size(); ++i) columns(h, static_cast<int64_t>(i)) = all(h, entries[i]);
-  }
-  return columns;
-}
 
 // What a layer's steps have in common; columns are positions, rows query heads.
 struct LayerSizes {
@@ -57,14 +51,6 @@ struct LayerSizes {
 
   std::vector<reference::ChangeSpace> spaces;  // [query_heads], where changes are scored
   Matrix norm_errors;                          // [query_heads, n + T], with `critical`
-};
-
-// What one step's departure is worth.
-struct Departure {
-  int64_t forced = kNobody;  // the position that left, by the claimant's account if that can be followed
-  bool judged = true;        // whether some other choice would have been a fault
-  bool near_tie = false;     // it is not the reference's, but legal
-  std::optional<Offender> offence;  // it is not
 };
 
 // One KV head's cache as the claimant's choices make it, with the reference's running scores and their errors.
@@ -94,7 +80,7 @@ class HeadReplay {
   }
 
   // claimed: nothing if nothing is
-  Departure step(int64_t t, const std::optional<int64_t>& claimed) {
+  Choice step(int64_t t, const std::optional<int64_t>& claimed) {
     const StepView view = layer_.step(t);
     newest_ = layer_.prompt_tokens + t;
     cache_.append(newest_, view.keys.row(g_), view.values.row(g_));
@@ -102,9 +88,10 @@ class HeadReplay {
     queries_ = view.queries.middle_rows(g_ * group_size_, group_size_);
     eviction_.attend(queries_, cache_);
     if (eviction_.is_scored()) take_in_errors();
-    const Departure departure = judge(t, claimed);
-    remove(departure.forced);
-    return departure;
+    const Departure departure{{t, g_}, newest_, budget_, rules_, cache_, eviction_};
+    const Choice choice = claimed ? judge(departure, *claimed) : Choice{departure.own(), false};
+    remove(choice.forced);
+    return choice;
   }
 
  private:
@@ -156,85 +143,32 @@ class HeadReplay {
     }
   }
 
-  std::optional<int64_t> entry_of(int64_t position) const {
-    const auto found = std::ranges::find(cache_.positions, position);
-    if (found == cache_.positions.end()) return std::nullopt;
-    return found - cache_.positions.begin();
-  }
-
   void remove(int64_t position) {
-    if (const std::optional<int64_t> entry = entry_of(position)) {
-      eviction_.leave(*entry);
-      cache_.remove(*entry);
-    }
+    const auto found = std::ranges::find(cache_.positions, position);
+    if (found == cache_.positions.end()) return;
+    const int64_t entry = found - cache_.positions.begin();
+    eviction_.leave(entry);
+    cache_.remove(entry);
   }
 
-  Departure judge(int64_t t, const std::optional<int64_t>& claimed) const {
-    const std::optional<int64_t> entry = eviction_.who_leaves(cache_, newest_);
-    const int64_t own = entry ? cache_.positions[static_cast<size_t>(*entry)] : kNobody;
-    if (!claimed) return {own, false, false, {}};
-    if (*claimed == own) return {own, own == kNobody || can_tell(), false, {}};
-    const auto wrong = [&](int64_t forced, const std::string& note) {
-      return Departure{forced, true, false, offence(t, *claimed, own, kInfinity, 0, note)};
-    };
-    const std::string sizes =
-        fmt::format("the cache has {} entries and the budget is {}", cache_.entries(), budget_);
-    if (*claimed == kNobody) return wrong(own, fmt::format("nobody left, but {}", sizes));
-    if (!entry_of(*claimed)) {
-      return wrong(own, fmt::format("position {} left, which is not in the cache", *claimed));
-    }
-    if (own == kNobody) return wrong(*claimed, fmt::format("position {} left, but {}", *claimed, sizes));
-    if (rules_.always_keeps(*claimed, newest_)) {
-      return wrong(*claimed, fmt::format("position {} left, which always stays", *claimed));
-    }
-    if (!eviction_.is_scored()) {
-      return wrong(*claimed, fmt::format("position {} left rather than {}", *claimed, own));
-    }
-    return judge_by_scores(t, *claimed);
+  Choice judge(const Departure& departure, int64_t claimed) const {
+    const int64_t own = departure.own();
+    if (claimed == own) return {own, own == kNobody || can_tell(departure)};
+    if (const std::optional<Choice> unscored = judge_unscored(departure, claimed)) return *unscored;
+    return judge_by_scores(departure, claimed);
   }
 
   // One that may leave left, but not the one that the reference lets go.
-  Departure judge_by_scores(int64_t t, int64_t claimed) const {
-    const std::vector<int64_t> entries = candidates();
-    const Positions positions = positions_of(entries);
-    const int64_t leaving = std::ranges::lower_bound(positions, claimed) - positions.begin();
-    std::vector<int64_t> staying(positions.size());
-    std::iota(staying.begin(), staying.end(), 0);
-    staying.erase(staying.begin() + leaving);
-    const std::optional<Fault> found = std::holds_alternative<Critical>(claimant_.policy.selection)
+  Choice judge_by_scores(const Departure& departure, int64_t claimed) const {
+    const std::vector<int64_t> entries = departure.candidates();
+    const Positions positions = departure.positions_of(entries);
+    const std::vector<int64_t> staying = Departure::staying(positions, claimed);
+    const std::optional<Fault> fault = std::holds_alternative<Critical>(claimant_.policy.selection)
                                            ? critical(entries, staying)
                                            : top_k_fault(scores(entries).view(), staying);
-    if (!found) return {claimed, true, true, {}};
-    const int64_t better = positions[static_cast<size_t>(found->better)],
-                  chosen = positions[static_cast<size_t>(found->chosen)];
-    const std::string note = fmt::format(
-        "position {} stayed rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; both error "
-        "bounds together are {:.3g}",
-        chosen, better, found->by, found->chosen_score, found->better_score, std::abs(found->excess()),
-        found->band);
-    return {claimed, true, false, offence(t, claimed, chosen, std::abs(found->excess()), found->band, note)};
+    return judge_scored(departure, claimed, positions, fault);
   }
 
-  Offender offence(int64_t t, int64_t claimed, int64_t expected, double error, double bound,
-                   const std::string& note) const {
-    return {{t, g_},
-            static_cast<double>(claimed),
-            static_cast<double>(expected),
-            error,
-            bound,
-            Dtype::i64,
-            fmt::format("step {}, KV head {}: {}", t, g_, note)};
-  }
-
-  // Entries that may leave, by rising position.
-  std::vector<int64_t> candidates() const {
-    std::vector<int64_t> entries;
-    for (int64_t entry = 0; entry < cache_.entries(); ++entry) {
-      if (!rules_.always_keeps(position_of(entry), newest_)) entries.push_back(entry);
-    }
-    std::ranges::sort(entries, {}, [&](int64_t entry) { return position_of(entry); });
-    return entries;
-  }
   int64_t position_of(int64_t entry) const { return cache_.positions[static_cast<size_t>(entry)]; }
   Positions positions_of(const std::vector<int64_t>& entries) const {
     Positions positions;
@@ -269,8 +203,8 @@ class HeadReplay {
   }
 
   // Whether the bounds tell the best of those that may leave from the worst.
-  bool can_tell() const {
-    const std::vector<int64_t> entries = candidates();
+  bool can_tell(const Departure& departure) const {
+    const std::vector<int64_t> entries = departure.candidates();
     if (!eviction_.is_scored() || entries.size() == 1) return true;
     const OwnedScores all = scores(entries);
     double best = -kInfinity, worst = kInfinity;
@@ -347,34 +281,25 @@ LeftJudgement judge_left(const traces::Layer& layer, const Claimant& claimant, c
                          const std::optional<std::vector<int64_t>>& left) {
   const LayerSizes sizes(layer, claimant);
   const int64_t heads = layer.shape.kv_heads;
-  std::vector<std::vector<Departure>> departures(kept.size());
+  std::vector<std::vector<Choice>> choices(kept.size());
   reference::parallel_for(heads, [&](int64_t g) {
     const auto index = static_cast<size_t>(g);
     HeadReplay head(layer, claimant, reference, errors, sizes, g, kept[index]);
     for (int64_t t = 0; t < claimant.steps; ++t) {
-      const std::optional<int64_t> claimed =
-          left ? std::optional((*left)[static_cast<size_t>(t * heads + g)]) : std::nullopt;
-      departures[index].push_back(head.step(t, claimed));
+      choices[index].push_back(left ? head.step(t, (*left)[static_cast<size_t>(t * heads + g)])
+                                    : head.step(t, std::nullopt));
     }
   });
   LeftJudgement result;
-  TensorAgreement& agreement = result.agreement;
-  agreement.tensor = "left";
-  agreement.near_tie_swaps = 0;
-  for (const std::vector<Departure>& head : departures) {
+  ChoiceTally tally("left");
+  for (const std::vector<Choice>& head : choices) {
     std::vector<int64_t>& forced = result.forced.emplace_back();
-    for (const Departure& departure : head) {
-      forced.push_back(departure.forced);
-      if (!left) continue;
-      ++agreement.elements;
-      agreement.judged += departure.judged;
-      *agreement.near_tie_swaps += departure.near_tie;
-      if (!departure.offence) continue;
-      ++agreement.outside;
-      const bool worse = !agreement.worst || agreement.worst->share() < departure.offence->share();
-      if (worse) agreement.worst = departure.offence;
+    for (const Choice& choice : head) {
+      forced.push_back(choice.forced);
+      if (left) tally.add(choice);
     }
   }
+  result.agreement = tally.result();
   return result;
 }
 

@@ -21,6 +21,10 @@ struct MergeJudgement {
   Tensor output_errors;  ///< [steps, query_heads, head_dim]
   /// [steps * kv_heads]: nothing that a claimant may have done otherwise, and of which nothing is recorded, is behind it.
   std::vector<bool> certain;
+
+  std::vector<bool> certain_query_heads(
+      const LayerShape& shape) const;  ///< [steps * query_heads], of their KV heads
+  std::vector<bool> certain_steps(const LayerShape& shape) const;  ///< [steps]: all KV heads are
 };
 
 /// Judges one layer's merging by a replay of the claimant's own choices.
@@ -44,12 +48,5 @@ struct MergeJudgement {
 MergeJudgement judge_merging(const traces::Layer& layer, const Claimant& claimant,
                              const PromptRecord& reference, const PromptErrors& errors,
                              const std::vector<std::vector<int64_t>>& forced, const LayerClaims& claims);
-
-/// As compare, but for elements of which it is not certain what they should be: if they are beyond their bound, or have none,
-/// they are undecided.
-///
-/// certain  [elements]
-TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& claim, VectorView expected,
-                                  VectorView bounds, const std::vector<bool>& certain);
 
 }  // namespace kvbound::sim

@@ -24,8 +24,6 @@ using reference::MergedGroup;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-double norm(VectorView x) { return std::sqrt(reference::inner_product(x, x)); }
-
 MergeCounts counts_of(const LayerRecord& record) {
   MergeCounts counts;
   for (const HeadMerge& merge : record.prompt.merges) counts += merge.counts;
@@ -119,7 +117,7 @@ class HeadMerges {
       MergeChange& change = changes.emplace_back();
       change.step = step;
       change.query_head = kv_head_ * group_size_ + i;
-      change.perturbation = norm(changed.row(i));
+      change.perturbation = reference::norm(changed.row(i));
       if (!key) continue;
       change.rounding = reference::lossless_merge_error(queries.row(i), layer_.scale, *key, after, groups);
     }

@@ -6,6 +6,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/critical_kv.hpp>
 #include <kvbound/reference/obcache.hpp>
 #include <kvbound/reference/parallel.hpp>
@@ -29,6 +30,8 @@ class Residents {
       : record_(record),
         head_(static_cast<size_t>(kv_head)),
         next_(prompt_tokens),
+        first_new_(prompt_tokens),
+        stage_one_(&record.prompt.stage_one),
         positions_(record.prompt.kept[head_]) {}
 
   // As step `step`'s queries find them: after the new entry came, before one leaves. Steps must not go back.
@@ -39,9 +42,22 @@ class Residents {
       if (left && !left->empty()) std::erase(positions_, (*left)[head_]);
       positions_.push_back(next_++);
       const StepRecord& now = record_.steps[static_cast<size_t>(steps_)];
-      if (now.rebuilt) positions_ = now.merges[head_].positions;
+      if (!now.rebuilt) continue;
+      positions_ = now.merges[head_].positions;
+      stage_one_ = &now.stage_one;
+      first_new_ = next_;
     }
     return positions_;
+  }
+
+  // Of those that `at` told last, who is not there by stage two: stage one, always kept, new since the selection.
+  std::vector<int64_t> of_stage_one() const {
+    const std::vector<int64_t>& stage_one = (*stage_one_)[head_];
+    std::vector<int64_t> chosen;
+    std::ranges::copy_if(positions_, std::back_inserter(chosen), [&](int64_t position) {
+      return position >= first_new_ || std::ranges::binary_search(stage_one, position);
+    });
+    return chosen;
   }
 
  private:
@@ -49,20 +65,21 @@ class Residents {
   size_t head_;
   int64_t next_;
   int64_t steps_ = 0;
+  int64_t first_new_;                                   // since the prompt's end or the last rebuild
+  const std::vector<std::vector<int64_t>>* stage_one_;  // of that time, [kv_heads]
   std::vector<int64_t> positions_;
 };
 
 bool merges(const LayerRecord& record) { return !record.prompt.merges.empty(); }
 
-// The residents that stage two did not choose: stage one, always kept, new.
-std::vector<int64_t> stage_one_residents(const LayerRecord& record, int64_t kv_head, int64_t prompt_tokens,
-                                         std::span<const int64_t> residents) {
-  const std::vector<int64_t>& stage_one = record.prompt.stage_one[static_cast<size_t>(kv_head)];
-  std::vector<int64_t> positions;
-  std::ranges::copy_if(residents, std::back_inserter(positions), [&](int64_t position) {
-    return position >= prompt_tokens || std::ranges::binary_search(stage_one, position);
-  });
-  return positions;
+// Throws ShapeMismatch where a two-stage selection is in use and its first stage is not recorded.
+void require_stages(const LayerRecord& record, int64_t kv_heads) {
+  if (record.prompt.stage_one.empty()) return;
+  for (const StepRecord& step : record.steps) {
+    if (!step.rebuilt) continue;
+    require_equal("stage_one of a rebuild", static_cast<int64_t>(step.stage_one.size()), "kv_heads",
+                  kv_heads);
+  }
 }
 
 // L1 norms of all projected values [query_heads, n + T], the prompt's taken over where they are known.
@@ -119,7 +136,11 @@ class Measurement {
   std::vector<LayerMetrics> run(int64_t recall_of) {
     for (const LayerRecord& record : records_) {
       const Matrix zeros(steps_, shape_.query_heads);
+      require_stages(record, shape_.kv_heads);
       LayerMetrics metrics;
+      for (const std::vector<int64_t>& kept : record.prompt.kept) {
+        metrics.kept.push_back(static_cast<int64_t>(kept.size()));
+      }
       for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.kept_mass}) *matrix = zeros;
       if (!merges(record)) metrics.bound = metrics.rounding = zeros;
       if (!record.prompt.stage_one.empty()) metrics.stage_one_mass = Matrix(steps_, shape_.query_heads);
@@ -211,7 +232,7 @@ class Measurement {
           reference::perturbation_bound(eviction, projected_value_norms_.row(h).first(visible));
       (*metrics.rounding)(t, h) =
           reference::perturbation_rounding(eviction, rounding_scales_[static_cast<size_t>(h)]);
-      measure_stage_one(r, t, h, attention, kept);
+      measure_stage_one(r, t, h, attention, residents);
     }
     reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
   }
@@ -227,18 +248,15 @@ class Measurement {
       const VectorView attention = weights.row(i).first(static_cast<size_t>(layer_.prompt_tokens + t + 1));
       const std::vector<int64_t>& kept = residents.at(t);
       metrics_[r].kept_mass(t, h) = reference::attention_mass(attention, kept);
-      measure_stage_one(r, t, h, attention, kept);
+      measure_stage_one(r, t, h, attention, residents);
       const VectorView output = record.steps[static_cast<size_t>(t)].output.row(h);
       for (int64_t c = 0; c < full.cols; ++c) changes(i, c) = full(i, c) - output[static_cast<size_t>(c)];
     }
   }
 
-  void measure_stage_one(size_t r, int64_t t, int64_t h, VectorView attention,
-                         const std::vector<int64_t>& residents) {
+  void measure_stage_one(size_t r, int64_t t, int64_t h, VectorView attention, const Residents& residents) {
     std::optional<Matrix>& mass = metrics_[r].stage_one_mass;
-    if (!mass) return;
-    (*mass)(t, h) = reference::attention_mass(
-        attention, stage_one_residents(records_[r], shape_.kv_head_of(h), layer_.prompt_tokens, residents));
+    if (mass) (*mass)(t, h) = reference::attention_mass(attention, residents.of_stage_one());
   }
 
   // || rows * W^O_h ||_1 per row.
@@ -293,6 +311,8 @@ double ratio(double numerator, double denominator) {
   if (numerator == 0 && denominator == 0) return 0;
   return denominator == 0 ? std::numeric_limits<double>::quiet_NaN() : numerator / denominator;
 }
+
+double larger(double one, double other) { return std::isnan(one) || one >= other ? one : other; }
 
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
                                   MatrixView prompt_norms, int64_t recall_of) {

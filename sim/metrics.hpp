@@ -21,8 +21,9 @@ struct LayerRecord {
 /// One layer's figures of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0
 /// is NaN ("undefined"), 0/0 is 0.
 struct LayerMetrics {
-  Matrix perturbation;  ///< L = ||(aV - a^V^) W^O_h||, hidden-state units
-  Matrix relative;      ///< L / ||aV W^O_h||
+  std::vector<int64_t> kept;  ///< [kv_heads]: how many entries each has at the prompt's end
+  Matrix perturbation;        ///< L = ||(aV - a^V^) W^O_h||, hidden-state units
+  Matrix relative;            ///< L / ||aV W^O_h||
   std::optional<Matrix>
       bound;  ///< theta, with the true attention over the whole cache; not of runs that merge
   std::optional<Matrix>
@@ -43,6 +44,9 @@ struct LayerMetrics {
 /// x / y with 0/0 = 0 and x/0 = NaN.
 double ratio(double numerator, double denominator);
 
+/// The larger of two numbers; NaN if either is.
+double larger(double one, double other);
+
 /// Measures several runs of one layer: what depends on the layer alone (attention over the full cache,
 /// projected value norms, eviction errors) is computed once for all of them. A step's figures do not depend, to the bit,
 /// on how many steps follow.
@@ -53,11 +57,14 @@ double ratio(double numerator, double denominator);
 /// Recall is of the entries j of largest sum_h || o_h - o_h(-j) ||_2^2 on the first step, over the query heads h that share
 /// the KV head, o_h(-j) the output without j (reference::eviction_errors; ties: smaller position).
 ///
+/// Stage one is that of the selection in use: the prompt's, after a rebuild the rebuild's.
+///
 /// records       [runs], each with the same number of steps, at most T
 /// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if the reference has them
 ///               already (by far the most costly part); empty: computed here. Same result, to the bit
 /// recall_of     how many entries recall is of; all of the prompt's, if those are fewer; 0: recall is not measured
 /// returns       [runs]
+/// throws        ShapeMismatch if a rebuild by a two-stage selection has no stage one
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
                                   MatrixView prompt_norms = {}, int64_t recall_of = 0);
 

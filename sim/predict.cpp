@@ -5,6 +5,7 @@
 #include <cassert>
 #include <cmath>
 #include <functional>
+#include <mutex>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -18,6 +19,7 @@
 
 #include "backend.hpp"
 #include "layer_budgets.hpp"
+#include "median.hpp"
 #include "policy.hpp"
 #include "replay.hpp"
 
@@ -62,14 +64,6 @@ double relative_error(const Numbers& foretold, VectorView log_scores) {
   double differences = 0;
   for (size_t j = 0; j < scores.size(); ++j) differences += std::abs(expected[j] - scores[j]);
   return differences / sum;
-}
-
-// Of at least one number.
-double median(Numbers numbers) {
-  const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2);
-  std::nth_element(numbers.begin(), middle, numbers.end());
-  if (numbers.size() % 2 == 1) return *middle;
-  return (*std::max_element(numbers.begin(), middle) + *middle) / 2;
 }
 
 // The median of |s^_j - s_j| / s_j.
@@ -210,16 +204,17 @@ std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const P
   const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), budget);
   const auto kept = reference::make_session()->compress(layer.prompt(), options.policy, budgets).kept;
   std::vector<HeadPrediction> result(static_cast<size_t>(layer.shape.query_heads));
+  std::mutex one_at_a_time;
   reference::parallel_for(layer.shape.query_heads, [&](int64_t h) {
     const auto g = static_cast<size_t>(layer.shape.kv_head_of(h));
     HeadMeasurement head(layer, options, marks(kept[g], layer.prompt_tokens));
     visit_queries(layer, h, options.steps,
                   [&](int64_t query, VectorView logits) { head.take(query, logits); });
     result[static_cast<size_t>(h)] = std::move(head).result();
-    if (done) {
-#pragma omp critical(kvbound_predict_done)
-      done();
-    }
+    if (!done) return;
+    const std::scoped_lock lock(
+        one_at_a_time);  // what it throws leaves a lock, but not an OpenMP critical region
+    done();
   });
   return result;
 }

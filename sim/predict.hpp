@@ -41,7 +41,7 @@ struct HeadPrediction {
   /// sum_j |s^_j - s_j| / sum_j s_j over the n + t - 1 entries that an earlier query has seen, [predictors, steps]; +infinity
   /// where no double holds it.
   Matrix relative_errors;
-  /// The median over the same entries of |s^_j - s_j| / s_j (of an even number the mean of both in the middle), likewise.
+  /// The median over the same entries of |s^_j - s_j| / s_j, likewise.
   Matrix entry_errors;
   int64_t evicted = 0;            ///< prompt entries of its KV head that did not stay
   double reentered_ever = 0;      ///< of them the share that is in the top at some step; 0 of none
@@ -68,7 +68,7 @@ struct PredictResult {
 /// top      the prompt entries of most attention at this step (ties: smaller position), over the whole cache
 /// budget   of the layer, entries per KV head
 /// layer    has as many decode steps as the options say
-/// done     is called after every query head
+/// done     is called after every query head, by one thread at a time; what it throws is rethrown when all heads are measured
 ///
 /// throws   ShapeMismatch for options out of range; InvalidPolicy; NonFinite
 /// source   KeepKV (arXiv:2504.09936), Figure 2

@@ -166,15 +166,12 @@ std::string text_report(const PredictReport& report, bool colour) {
   const PredictOptions& options = result.options;
   const traces::TraceInfo& info = result.trace;
   std::string text = fmt::format(
-      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode "
-      "steps, {}\n",
+      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode steps, {}\n",
       one_line(info.path), traces::printable(info.model, 200), result.layers.size(), info.layers,
       info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, options.steps, info.decode_tokens,
       name(info.storage));
   text += fmt::format(
-      "\nThe next query's scores, foretold from all before, over layers, query heads and steps 1-{}; ema "
-      "{:g}, "
-      "window {}\n\n{}",
+      "\nThe next query's scores, foretold from all before, over layers, query heads and steps 1-{}; ema {:g}, window {}\n\n{}",
       options.steps, options.ema, options.window, error_table(result, colour));
   const Reentering back = reentering(result);
   text +=

@@ -17,8 +17,7 @@ namespace {
 
 constexpr const char* kDetails =
     "Each theorem is evaluated from its definition, in 50 digits, on random instances of many kinds; the\n"
-    "double-precision reference is held to the same values within derived error bounds. Each theorem also "
-    "has\n"
+    "double-precision reference is held to the same values within derived error bounds. Each theorem also has\n"
     "claims with a hypothesis dropped: there a counterexample must be found. Written proofs:\n"
     "proofs/critical_kv.md, proofs/obcache.md, proofs/keep_kv.md.\n"
     "\nExamples:\n"
@@ -27,8 +26,7 @@ constexpr const char* kDetails =
     "  kvbound prove ckv-3.5 ckv-window:pooled\n"
     "  kvbound prove ckv-3.3 --search 60\n"
     "  kvbound prove --replay proved.json\n"
-    "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if a regime that "
-    "must\n"
+    "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if a regime that must\n"
     "be tried has less than 5 % of the cases.\n";
 
 CommandLine command_line() {

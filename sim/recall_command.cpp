@@ -16,14 +16,11 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kDetails =
-    "The true eviction error of a prompt entry j is || o - o_(-j) ||^2: how far the output o of a decode "
-    "step\n"
-    "moves if j alone is evicted, o being over the prompt's entries and those of the steps so far, this "
-    "one's\n"
+    "The true eviction error of a prompt entry j is || o - o_(-j) ||^2: how far the output o of a decode step\n"
+    "moves if j alone is evicted, o being over the prompt's entries and those of the steps so far, this one's\n"
     "included. recall@k is the share of the k entries of largest error that are also the k of largest score\n"
     "(ties: smaller index), per layer and query head: against the errors of step 1, and against their mean\n"
-    "over all steps. 'old' is the same with the newest R prompt positions, which a recent window would keep "
-    "in\n"
+    "over all steps. 'old' is the same with the newest R prompt positions, which a recent window would keep in\n"
     "any case, no candidates on either side.\n"
     "\nScores, each summed over the last W queries of the prompt, of one query head, not pooled:\n"
     "  attention  A\n"
@@ -57,8 +54,7 @@ std::vector<int64_t> parse_windows(const std::string& list, const traces::TraceI
     const auto window = parse_integer(text);
     if (!window || *window < 1 || *window > info.window_queries) {
       throw UsageError(
-          fmt::format("--windows '{}': expected integers from 1 to the {} prompt queries that {} "
-                      "records",
+          fmt::format("--windows '{}': expected integers from 1 to the {} prompt queries that {} records",
                       text, info.window_queries, info.path));
     }
     if (std::ranges::find(windows, *window) != windows.end())

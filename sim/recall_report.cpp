@@ -66,10 +66,8 @@ std::string text_report(const RecallReport& report, bool colour) {
   const RecallResult& result = report.result;
   const traces::TraceInfo& info = result.trace;
   std::string text = fmt::format(
-      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} decode steps, "
-      "{}\n"
-      "\nrecall@{}, mean over layers and query heads; old: the newest {} prompt positions are no "
-      "candidates\n\n",
+      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} decode steps, {}\n"
+      "\nrecall@{}, mean over layers and query heads; old: the newest {} prompt positions are no candidates\n\n",
       one_line(info.path), traces::printable(info.model, 200), result.layers.size(), info.layers,
       info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, info.decode_tokens, name(info.storage),
       result.options.k, result.options.recent);

@@ -24,8 +24,7 @@ namespace {
 
 std::string details() {
   return policy_help() +
-         "\nBudgets count the entries kept per KV head, always-kept ones included: 256, or 20% of the "
-         "prompt.\n"
+         "\nBudgets count the entries kept per KV head, always-kept ones included: 256, or 20% of the prompt.\n"
          "\nExamples:\n"
          "  kvbound replay traces/samples/pocket-gqa.safetensors --policy snapkv,snapkv+critical \\\n"
          "      --base snapkv --budget 5%,20%\n"
@@ -39,8 +38,7 @@ std::string details() {
          "\nWhere the reference is among several backends, all that the others recorded is held against it,\n"
          "element by element, within bounds derived for single precision.\n"
          "\nColumns that have nothing to say of any run, such as those about merges, are left out.\n"
-         "\nExit code 1 if a bound is violated, a merge that should be lossless is not, or a backend does "
-         "not\n"
+         "\nExit code 1 if a bound is violated, a merge that should be lossless is not, or a backend does not\n"
          "agree with the reference; 5 if the trace has no decode step to measure or there is no device.\n";
 }
 
@@ -228,9 +226,9 @@ CommandLine command_line() {
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
   line.add("base", "P",
            "count the heads that each policy improves over this one; replayed too if not in --policy");
-  line.add("backend", "B[,B]",
-           "what runs the cache (default: reference): reference, emulated (the CUDA kernels on this "
-           "processor), cuda (on a GPU)");
+  line.add(
+      "backend", "B[,B]",
+      "what runs the cache (default: reference): reference, emulated (the CUDA kernels on this processor), cuda (on a GPU)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps");
   line.add("recall", "K",
@@ -238,8 +236,7 @@ CommandLine command_line() {
            "(default: 40, at most the prompt's)");
   line.add_flag(
       "merge-bounds",
-      "of policies that merge: also measure what merges do to later queries, and KeepKV's bounds on it "
-      "(costly)");
+      "of policies that merge: also measure what merges do to later queries, and KeepKV's bounds on it (costly)");
   line.add("columns", "C[,C]", columns.c_str());
   line.add("json", "FILE", "write all figures as JSON (schema: sim/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");

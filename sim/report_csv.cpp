@@ -1,6 +1,7 @@
-#include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
+#include <utility>
 
 #include "number.hpp"
 #include "policy.hpp"
@@ -16,14 +17,23 @@ std::string optional_field(const std::optional<Matrix>& figures, int64_t step, i
   return figures ? number_field((*figures)(step, head)) : "";
 }
 
-// The largest change that a merge at this step made to its own query; empty if nothing merged.
-std::string merge_field(const std::optional<MergeMetrics>& merges, int64_t step, int64_t head) {
-  std::optional<double> largest;
-  for (const MergeChange& change : merges ? merges->changes : std::vector<MergeChange>()) {
-    if (change.step != step || change.query_head != head) continue;
-    largest = std::max(largest.value_or(0), change.perturbation);
+// The largest change that a merge made to its own query, by step and query head.
+using MergeChanges = std::map<std::pair<int64_t, int64_t>, double>;
+
+MergeChanges largest_changes(const std::optional<MergeMetrics>& merges) {
+  MergeChanges largest;
+  if (!merges) return largest;
+  for (const MergeChange& change : merges->changes) {
+    double& most = largest.try_emplace({change.step, change.query_head}, 0).first->second;
+    most = larger(most, change.perturbation);
   }
-  return largest ? number_field(*largest) : "";
+  return largest;
+}
+
+// Empty if nothing merged; NaN, which is no ratio, is written.
+std::string merge_field(const MergeChanges& changes, int64_t step, int64_t head) {
+  const auto found = changes.find({step, head});
+  return found == changes.end() ? "" : shortest(found->second);
 }
 
 // Theta, epsilon, gamma, the three bounds and the sag. A bound that bounds nothing is an empty field, too.
@@ -41,6 +51,7 @@ std::string later_fields(const std::optional<MergeMetrics>& merges, int64_t step
 }
 
 void append_layer(std::string& csv, const std::string& run, int64_t layer, const LayerMetrics& metrics) {
+  const MergeChanges changes = largest_changes(metrics.merges);
   for (int64_t t = 0; t < metrics.perturbation.rows(); ++t) {
     const std::string start = run + std::to_string(layer) + "," + std::to_string(t) + ",";
     for (int64_t h = 0; h < metrics.perturbation.cols(); ++h) {
@@ -52,7 +63,7 @@ void append_layer(std::string& csv, const std::string& run, int64_t layer, const
              (!metrics.bound           ? ""
               : metrics.violates(t, h) ? "1"
                                        : "0") +
-             "," + merge_field(metrics.merges, t, h) + "," + later_fields(metrics.merges, t, h) + "\n";
+             "," + merge_field(changes, t, h) + "," + later_fields(metrics.merges, t, h) + "\n";
     }
     const auto step = static_cast<size_t>(t);
     csv += start + "all," + number_field(metrics.layer_perturbation[step]) + "," +
@@ -73,10 +84,9 @@ std::string quoted_field(const std::string& text) {
 
 std::string csv_report(const std::vector<Report>& reports) {
   std::string csv =
-      "trace,policy,budget,entries,backend,layer,step,head,perturbation,relative,bound,tightness,kept_mass,"
-      "stage_one_mass,violation,merge_perturbation,later_perturbation,prediction_error,value_distance,later_"
-      "bound,"
-      "later_shared_bound,later_joint_bound,sag\n";
+      "trace,policy,budget,entries,backend,layer,step,head,"
+      "perturbation,relative,bound,tightness,kept_mass,stage_one_mass,violation,merge_perturbation,"
+      "later_perturbation,prediction_error,value_distance,later_bound,later_shared_bound,later_joint_bound,sag\n";
   for (const auto& [result, sha256] : reports) {
     for (const RunResult& run : result.runs) {
       const std::string start = quoted_field(result.trace.path) + "," + canonical(run.run.policy.policy) +

@@ -125,8 +125,10 @@ Json layer_merges(const LayerMetrics& metrics) {
 }
 
 // Means over steps, one per query head; the layer's own figures step by step.
-Json layer(int64_t index, const LayerMetrics& metrics) {
+Json layer(int64_t index, int64_t entries, const LayerMetrics& metrics) {
   return {{"layer", index},
+          {"entries", entries},
+          {"kept", metrics.kept},
           {"perturbation", head_means(metrics.perturbation)},
           {"relative", head_means(metrics.relative)},
           {"bound", metrics.bound ? head_means(*metrics.bound) : Json()},
@@ -148,8 +150,10 @@ Json agreement(const RunResult& run) {
 Json run(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base) {
   const Summary summary = summarise(run, result.scope);
   Json layers = Json::array();
-  for (size_t l = 0; l < run.layers.size(); ++l)
-    layers.push_back(layer(result.scope.layers[l], run.layers[l]));
+  for (size_t l = 0; l < run.layers.size(); ++l) {
+    const int64_t index = result.scope.layers[l];
+    layers.push_back(layer(index, run.layer_entries[static_cast<size_t>(index)], run.layers[l]));
+  }
   return {{"policy", canonical(run.run.policy.policy)},
           {"budget", to_string(run.run.budget)},
           {"entries", run.entries},

@@ -237,8 +237,7 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
   const ReplayResult& result = report.result;
   const traces::TraceInfo& info = result.trace;
   std::string text = fmt::format(
-      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, head_dim {}, model_dim {}, {} "
-      "prompt tokens, "
+      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, head_dim {}, model_dim {}, {} prompt tokens, "
       "{} of {} decode steps, {}\n\n",
       one_line(info.path), traces::printable(info.model, 200), result.scope.layers.size(), info.layers,
       info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "median.hpp"
+
 namespace kvbound::sim {
 
 void Mean::add(double value) {
@@ -19,11 +21,7 @@ std::optional<double> Mean::value() const {
 }
 
 std::optional<double> Median::value() const {
-  if (values.empty()) return std::nullopt;
-  std::vector<double> ordered = values;
-  const auto middle = ordered.begin() + static_cast<std::ptrdiff_t>(ordered.size() / 2);
-  std::ranges::nth_element(ordered, middle);
-  return *middle;
+  return values.empty() ? std::nullopt : std::optional(median(values));
 }
 
 namespace {
@@ -32,7 +30,7 @@ void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t laye
   summary.counts += metrics.counts;
   for (const MergeChange& change : metrics.changes) {
     summary.perturbation.add(change.perturbation);
-    summary.max_perturbation = std::max(summary.max_perturbation, change.perturbation);
+    summary.max_perturbation = larger(summary.max_perturbation, change.perturbation);
     if (change.rounding) ++summary.lossless;
     if (!change.violates()) continue;
     ++summary.violations;

@@ -1,11 +1,12 @@
 #include "target_doubt.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/columns.hpp>
 #include <kvbound/reference/merge_group_errors.hpp>
+#include <kvbound/reference/merge_targets.hpp>
 #include <kvbound/reference/nearest_key.hpp>
 
 namespace kvbound::sim {
@@ -13,22 +14,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kBlock = 64;  // keys that leave, at a time
-
-// Rows of length 1, or zero.
-Matrix directions(MatrixView keys, const std::vector<int64_t>& rows) {
-  Matrix result(static_cast<int64_t>(rows.size()), keys.cols);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const VectorView key = keys.row(rows[i]);
-    double largest = 0;
-    for (const double x : key) largest = std::max(largest, std::abs(x));
-    if (largest == 0) continue;
-    double sum = 0;
-    for (const double x : key) sum += (x / largest) * (x / largest);
-    const double norm = std::sqrt(sum);
-    for (size_t c = 0; c < key.size(); ++c) result.row(static_cast<int64_t>(i))[c] = key[c] / largest / norm;
-  }
-  return result;
-}
 
 // What each key contributes to the errors of its cosines: that of a cosine with a key that is exact, so that two of them are no
 // less than the error of their cosine.
@@ -42,14 +27,6 @@ std::vector<double> cosine_errors(MatrixView keys, const reference::Arithmetic& 
         reference::cosine_error(key, storage_errors(key, arithmetic), exact_key, exact, arithmetic));
   }
   return errors;
-}
-
-std::vector<int64_t> others_than(const std::vector<int64_t>& kept, int64_t count) {
-  std::vector<int64_t> others;
-  for (int64_t i = 0; i < count; ++i) {
-    if (!std::ranges::binary_search(kept, i)) others.push_back(i);
-  }
-  return others;
 }
 
 }  // namespace
@@ -72,14 +49,15 @@ bool TargetRule::may_be_dropped() const { return cosines_.empty() || surely_ <= 
 std::vector<MemberRange> member_ranges(MatrixView keys, const std::vector<int64_t>& kept,
                                        const SimilarTarget& target, const reference::Arithmetic& arithmetic) {
   std::vector<MemberRange> ranges(kept.size());
-  const std::vector<int64_t> leaving = others_than(kept, keys.rows);
+  const std::vector<int64_t> leaving = reference::others_than(kept, keys.rows);
   const std::vector<double> errors = cosine_errors(keys, arithmetic);
-  const Matrix staying = directions(keys, kept);
+  const Matrix staying = reference::key_directions(reference::rows_of(keys, kept));
   for (size_t first = 0; first < leaving.size(); first += kBlock) {
     const auto last = std::min(leaving.size(), first + static_cast<size_t>(kBlock));
     const std::vector<int64_t> block(leaving.begin() + static_cast<std::ptrdiff_t>(first),
                                      leaving.begin() + static_cast<std::ptrdiff_t>(last));
-    const Matrix cosines = reference::attention_logits(directions(keys, block), staying, 1);
+    const Matrix cosines =
+        reference::attention_logits(reference::key_directions(reference::rows_of(keys, block)), staying, 1);
     for (size_t i = 0; i < block.size(); ++i) {
       std::vector<double> off;
       for (const int64_t position : kept) {

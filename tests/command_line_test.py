@@ -172,6 +172,23 @@ class Reports(CommandLineTest):
             change = (output - tensors[f"layers.{layer}.output"][step, head]) @ projection[4 * head:4 * head + 4]
             self.assertTrue(math.isclose(float(row["perturbation"]), np.abs(change).sum(), rel_tol=1e-5))
 
+    def test_json_has_the_budget_of_every_layer_and_what_every_kv_head_keeps(self):
+        TraceFile(layers=3).write(self.folder / "trace.safetensors")
+        # 12 of 24 entries; a pyramid from 12 + 6 to 12 - 6.
+        policies = "snapkv:window=4,snapkv:window=4+pyramid:beta=2,snapkv:window=4+adakv"
+        arguments = "trace.safetensors", "--budget", "12", "--policy", policies
+        document, _, dumps, _ = self.replay(*arguments)
+        plain, pyramid, adakv = ([(layer["entries"], layer["kept"]) for layer in run["layers"]]
+                                 for run in document["traces"][0]["runs"])
+        self.assertEqual(plain, [(12, [12, 12])] * 3)
+        self.assertEqual(pyramid, [(18, [18, 18]), (12, [12, 12]), (6, [6, 6])])
+        self.assertEqual({run["entries"] for run in document["traces"][0]["runs"]}, {12})
+        (shared,) = (tensors for name, tensors in dumps.items() if "adakv" in name)
+        self.assertEqual(adakv, [(12, np.diff(shared[f"layers.{layer}.kept_offsets"]).tolist()) for layer in range(3)])
+        self.assertTrue(any(first != second for _, (first, second) in adakv), "or the heads' own are not told")
+        part = self.replay(*arguments, "--layers", "2")[0]["traces"][0]["runs"][1]["layers"]
+        self.assertEqual([(layer["layer"], layer["entries"]) for layer in part], [(2, 6)])
+
     def test_tables_have_columns_about_merges_where_something_merges(self):
         TraceFile().write(self.folder / "trace.safetensors")
         arguments = "replay", "trace.safetensors", "--budget", "8", "--policy"

@@ -112,6 +112,40 @@ TEST(Comparison, EveryRoundingOfRandomNumbersIsWithinHalfASpacing) {
   }
 }
 
+TensorAgreement compared_uncertain(const std::vector<double>& claimed, const std::vector<double>& expected,
+                                   const std::vector<double>& bounds, const std::vector<bool>& certain) {
+  return compare_uncertain("output", {{static_cast<int64_t>(claimed.size())}, claimed, Dtype::f64}, expected,
+                           bounds, certain);
+}
+
+TEST(UncertainComparison, LeavesUndecidedWhatIsBeyondAnUncertainBoundOrHasNone) {
+  const TensorAgreement result =
+      compared_uncertain({1, 5, 5, 1, 5}, {1, 1, 1, 1, 1}, {0.5, 0.5, kInfinity, kInfinity, kNan},
+                         {false, false, true, true, true});
+  EXPECT_EQ(result.outside, 0);
+  EXPECT_EQ(result.undecided, 4) << "the first is the reference's own";
+  EXPECT_EQ(result.judged, 1);
+}
+
+TEST(UncertainComparison, FindsWhatIsCertainAndOutsideBesideWhatIsNot) {
+  const TensorAgreement result =
+      compared_uncertain({1, 5, 5}, {1, 1, 1}, {0.5, 0.5, 0.5}, {true, false, true});
+  EXPECT_EQ(result.undecided, 1);
+  EXPECT_EQ(result.outside, 1);
+  EXPECT_EQ(result.worst->index, std::vector<int64_t>{2});
+}
+
+TEST(UncertainComparison, NeverAcceptsNanNorLeavesItUndecided) {
+  for (const bool certain : {false, true}) {
+    for (const double bound : {0.0, 0.5, kInfinity, kNan}) {
+      const TensorAgreement result = compared_uncertain({1, kNan}, {1, 1}, {0.5, bound}, {true, certain});
+      EXPECT_EQ(result.outside, 1) << certain << " " << bound;
+      EXPECT_EQ(result.undecided, 0) << certain << " " << bound;
+      EXPECT_EQ(result.worst->index, std::vector<int64_t>{1}) << certain << " " << bound;
+    }
+  }
+}
+
 TEST(HalfSpacing, IsTheNeighboursDistanceHalved) {
   EXPECT_EQ(half_spacing(Dtype::f64, 1), 0x1p-53);
   EXPECT_EQ(half_spacing(Dtype::f32, 1), 0x1p-24);

@@ -260,6 +260,18 @@ class WrongMerges(DiffTest):
                 dump.metadata["policy"] = other.metadata["policy"]
                 self.differs(trace, dump, tensor)
 
+    def test_nan_is_wrong_wherever_it_is_certain_or_not_what_should_be_there(self):
+        def put(layer, tensor, *index):
+            def change(dump):
+                dump.array(layer, tensor)[index] = np.nan
+            return change
+
+        for tensor, index in (("votes", (7,)), ("merged_key", (11, 3)), ("merged_value", (11, 3)), ("output", (4, 1, 3)),
+                              ("kept_mass", (4, 1)), ("perturbation", (4, 1)), ("layer_perturbation", (4,))):
+            for policy in ("h2o:window=8+keepkv:threshold=0.9", "tova+keepkv:threshold=none:period=3",
+                           "snapkv:window=8+keepkv:threshold=0.9:order=merge-first"):
+                self.found(tensor, policy, put(1, tensor, *index))
+
     def test_what_is_not_recorded_of_is_never_a_pass_where_it_is_wrong(self):
         """After a rebuild, and where merging comes first, a number that is not the reference's is undecided."""
         def perturb(dump):

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include <kvbound/reference/attention.hpp>
@@ -199,6 +200,69 @@ TEST(ErrorBounds, OfVotesCountTheirLogarithms) {
   votes.assign(40, 1e6);
   const AttentionErrors with = attention_errors(queries, keys, values, 1, votes, single_precision());
   EXPECT_GT(with.output(0, 0), without.output(0, 0));
+}
+
+// Attention of queries over keys and values that are each off by so much, in the direction that hurts.
+TEST(ErrorBounds, HoldForKeysAndValuesThatAreOffThemselvesAndAreHardlyLarger) {
+  Random random(5);
+  for (int round = 0; round < 20; ++round) {
+    const int64_t tokens = 1 + random.index(12), head_dim = 8;
+    const Matrix query = random.matrix(1, head_dim), keys = random.matrix(tokens, head_dim),
+                 values = random.matrix(tokens, head_dim);
+    Matrix key_errors(tokens, head_dim), value_errors(tokens, head_dim), moved = keys, moved_values = values;
+    for (int64_t j = 0; j < tokens; ++j) {
+      for (int64_t c = 0; c < head_dim; ++c) {
+        key_errors(j, c) = 1e-4 * std::abs(random.normal());
+        value_errors(j, c) = 1e-3 * std::abs(random.normal());
+        moved(j, c) += std::copysign(key_errors(j, c), query(0, c));
+        moved_values(j, c) += value_errors(j, c);
+      }
+    }
+    const double scale = 0.4;
+    const AttentionErrors off =
+        attention_errors(query, keys, values, scale, {}, double_precision(), {key_errors, value_errors});
+    const Matrix before = attention_logits(query, keys, scale), after = attention_logits(query, moved, scale);
+    for (int64_t j = 0; j < tokens; ++j) {
+      const double difference = after(0, j) - before(0, j);
+      EXPECT_GE(off.logits(0, j), difference);
+      EXPECT_LE(off.logits(0, j), difference * (1 + 1e-8));
+    }
+    const Matrix right = attention(query, keys, values, scale).output,
+                 of_values = attention(query, keys, moved_values, scale).output,
+                 of_both = attention(query, moved, moved_values, scale).output;
+    const AttentionErrors values_off =
+        attention_errors(query, keys, values, scale, {}, double_precision(), {{}, value_errors});
+    for (int64_t c = 0; c < head_dim; ++c) {
+      EXPECT_LE(std::abs(of_both(0, c) - right(0, c)), off.output(0, c));
+      EXPECT_LE(of_values(0, c) - right(0, c), values_off.output(0, c));
+      EXPECT_LE(values_off.output(0, c), (of_values(0, c) - right(0, c)) * (1 + 1e-8));
+    }
+  }
+}
+
+TEST(ErrorBounds, OfAKeyThatIsOffCountWhatStoringAZeroQueryMayCost) {
+  constexpr double kFloor = 0x1p-30, kOff = 0.25;
+  Arithmetic arithmetic = double_precision();
+  arithmetic.input_floor = kFloor;
+  const Matrix query(1, 4), key(1, 4);
+  Matrix off(1, 4);
+  std::ranges::fill(off.row(0), kOff);
+  const AttentionErrors errors = attention_errors(query, key, key, 1, {}, arithmetic, {off, {}});
+  EXPECT_GE(errors.logits(0, 0), 4 * kFloor * kOff);
+}
+
+TEST(ErrorBounds, ThereIsNoneForALogitOfAKeyThatHasNone) {
+  Matrix query(1, 2), off(2, 2);
+  query(0, 0) = 1;
+  off(1, 1) = std::numeric_limits<double>::infinity();
+  const Matrix keys(2, 2);
+  Matrix values(2, 2);
+  values(1, 0) = 3;
+  const AttentionErrors errors = attention_errors(query, keys, values, 1, {}, double_precision(), {off, {}});
+  EXPECT_EQ(errors.logits(0, 1), std::numeric_limits<double>::infinity());
+  EXPECT_LT(errors.logits(0, 0), 1e-9);
+  EXPECT_GE(errors.output(0, 0), 1.5) << "all of the weight may be on either";
+  EXPECT_LT(errors.output(0, 0), 3.1) << "an output is a mean of the values";
 }
 
 TEST(ErrorBounds, OfAnEmptyCacheAreZero) {

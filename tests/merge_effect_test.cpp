@@ -172,5 +172,15 @@ TEST(MergedGroup, IsWhereItsMembersAndTheMergedEntryAre) {
   EXPECT_EQ(group.row, 1);
 }
 
+TEST(MergedGroup, IsRefusedWhereAPositionIsNotThere) {
+  const Case given(1);
+  const auto error = [&](const MergeGroup& group, const CacheEntries& after) {
+    return message_of<ShapeMismatch>([&] { merged_group(group, given.cache, after); });
+  };
+  EXPECT_EQ(error({1, {2, 3}, {}}, given.cache), "no error");
+  EXPECT_EQ(error({1, {2, 9}, {}}, given.cache), "position 9 is in no entry of the cache");
+  EXPECT_EQ(error({1, {2, 3}, {}}, given.cache.at({2, 3})), "position 1 is in no entry of the cache");
+}
+
 }  // namespace
 }  // namespace kvbound::test

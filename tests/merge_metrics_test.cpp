@@ -196,7 +196,7 @@ Matrix queries_at(const traces::Layer& layer, int64_t g, int64_t step) {
   return queries;
 }
 
-double distance(VectorView x, VectorView y) { return std::sqrt(reference::squared_distance(x, y)); }
+using reference::distance;
 
 // Caches written down the long way: who merged, and what that made of them.
 class Session {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <kvbound/reference/core/error.hpp>
+
 #include "support/random_layer.hpp"
 
 namespace kvbound::test {
@@ -146,6 +148,81 @@ TEST(MergedCache, SpreadsOneValueOverSeveralEntries) {
   cache.enter(spreading);
   ASSERT_TRUE(cache.leave(spreading));
   expect_entries(cache.entries(), {2, 4, 5}, {1, 1, 1}, {2, 4, 5}, {135, 137, 138});
+}
+
+// What is wrong with a record of the second KV head's prompt.
+std::string prompt_error(const PromptRecord& prompt) {
+  return message_of<ShapeMismatch>([&] {
+    const Layer layer;
+    MergedCache(layer.keys, layer.values, 5, 1, prompt);
+  });
+}
+
+TEST(MergedCache, RefusesARecordOfThePromptThatContradictsItself) {
+  PromptRecord prompt;
+  prompt.kept = {{0, 1}, {0, 5}};
+  EXPECT_EQ(prompt_error(prompt), "position 5 is none of the 5 that there are");
+  prompt.kept[1] = {-1, 0};
+  EXPECT_EQ(prompt_error(prompt), "position -1 is none of the 5 that there are");
+  prompt.kept[1] = {3, 3};
+  EXPECT_EQ(prompt_error(prompt), "position 3 comes after position 3");
+  prompt.kept.pop_back();
+  EXPECT_EQ(prompt_error(prompt), "kept positions of 1 KV heads are recorded, but not of KV head 1");
+  prompt.merges.resize(1);
+  EXPECT_EQ(prompt_error(prompt), "merges of 1 KV heads are recorded, but not of KV head 1");
+  const PromptRecord right = prompt_record();
+  prompt = right;
+  prompt.merges[1].groups[0].from = {1, 7};
+  EXPECT_EQ(prompt_error(prompt), "position 7 is none of the 5 that there are") << "not yet";
+  prompt = right;
+  prompt.merges[1].votes.pop_back();
+  EXPECT_EQ(prompt_error(prompt), "merged votes is 1 but merged positions is 2");
+  prompt = right;
+  prompt.merges[1].keys = column({1});
+  EXPECT_EQ(prompt_error(prompt), "rows of merged keys is 1 but merged positions is 2");
+  prompt = right;
+  prompt.merges[1].values = Matrix(2, 2);
+  EXPECT_EQ(prompt_error(prompt), "columns of merged values is 2 but head_dim is 1");
+}
+
+// The same of a step after the prompt of prompt_record, whose second KV head holds 0 and 4.
+std::string step_error(const StepRecord& step) {
+  const Layer layer;
+  const PromptRecord prompt = prompt_record();
+  MergedCache cache(layer.keys, layer.values, 5, 1, prompt);
+  return message_of<ShapeMismatch>([&] {
+    cache.enter(step);
+    cache.leave(step);
+  });
+}
+
+TEST(MergedCache, RefusesAStepThatNamesAPositionWhichIsNotThere) {
+  StepRecord step;
+  step.left = {-1, 3};
+  EXPECT_EQ(step_error(step), "position 3 is in no entry of the cache") << "it merged at the prompt's end";
+  step.left = {-1};
+  EXPECT_EQ(step_error(step), "departures of 1 KV heads are recorded, but not of KV head 1");
+  step.left = {-1, 4};
+  step.merges = {HeadMerge(), head_merge({{2, {4}, {}}}, {0}, {4}, {2}, {102})};
+  EXPECT_EQ(step_error(step), "no error") << "the group is looked up by who asks for its members";
+  step.merges[1] = head_merge({{0, {3}, {}}}, {0}, {4}, {2}, {102});
+  EXPECT_EQ(step_error(step), "position 3 is in no entry of the cache") << "a member";
+  step.merges[1] = head_merge({{0, {4}, {}}}, {2}, {4}, {2}, {102});
+  EXPECT_EQ(step_error(step), "position 2 is in no entry of the cache") << "an entry that changed";
+  step.merges[1] = head_merge({{0, {4}, {}}}, {4}, {4}, {2}, {102});
+  EXPECT_EQ(step_error(step), "position 4 is in no entry of the cache") << "it has left";
+  step.merges.clear();
+  step.rebuilt = true;
+  EXPECT_EQ(step_error(step), "merges of 0 KV heads are recorded, but not of KV head 1");
+}
+
+TEST(MergedCache, RefusesMoreStepsThanTheLayerHas) {
+  const Layer layer;
+  const PromptRecord prompt = prompt_record();
+  MergedCache cache(layer.keys, layer.values, 5, 1, prompt);
+  for (int step = 0; step < 3; ++step) cache.enter({});
+  EXPECT_EQ(message_of<ShapeMismatch>([&] { cache.enter({}); }),
+            "position 8 is none of the 8 that there are");
 }
 
 }  // namespace

@@ -9,8 +9,11 @@
 #include <ranges>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/critical_kv.hpp>
 #include <kvbound/reference/perturbation.hpp>
+#include <kvbound/reference/selection.hpp>
+#include <kvbound/reference/session.hpp>
 
 #include "support/random_layer.hpp"
 
@@ -59,6 +62,13 @@ TEST(Ratio, OfZeroToZeroIsZeroAndOfAnythingElseToZeroUndefined) {
   EXPECT_TRUE(std::isnan(ratio(1, 0)));
   EXPECT_TRUE(std::isnan(ratio(kNan, 0)));
   EXPECT_TRUE(std::isnan(ratio(kNan, 1)));
+}
+
+TEST(Larger, IsNotANumberIfEitherIsNot) {
+  EXPECT_EQ(larger(1, 2), 2);
+  EXPECT_EQ(larger(2, 1), 2);
+  EXPECT_TRUE(std::isnan(larger(kNan, 1)));
+  EXPECT_TRUE(std::isnan(larger(1, kNan)));
 }
 
 TEST(Metrics, OfAHandMadeLayerAreThoseOfPaper) {
@@ -292,6 +302,85 @@ TEST(Metrics, OfARunThatMergesFollowWhoIsThereAfterARebuild) {
       EXPECT_NEAR(metrics.relative(t, h), 1, 16 * kUnit) << "outputs of zero";
     }
   }
+}
+
+TEST(Metrics, SayHowManyEntriesEachKvHeadKeeps) {
+  EXPECT_EQ(measure(random_layer(6), {record({{0, 7, 39}, {38}}, 2)}).front().kept, (Positions{3, 1}));
+}
+
+// Whoever has been there since a rebuild is of its selection; whoever came later is new.
+TEST(Metrics, GoByTheStageOneOfTheLastRebuild) {
+  const traces::Layer layer = random_layer(6);
+  LayerRecord merging = record({{0, 7, 39}, {1, 38, 39}}, 4, {{0}, {38, 39}});
+  merging.prompt.merges.resize(2);
+  for (StepRecord& step : merging.steps) step.output = Matrix(4, 5);
+  StepRecord& rebuilding = merging.steps[1];
+  rebuilding.rebuilt = true;
+  rebuilding.merges.resize(2);
+  rebuilding.merges[0].positions = {3, 5, 40, 41};
+  rebuilding.merges[1].positions = {1, 40, 41};
+  rebuilding.stage_one = {{3, 41}, {1, 40, 41}};
+  const LayerMetrics metrics = measure(layer, {merging}).front();
+  const std::vector<std::vector<Positions>> of_stage_one{{{0, 40}, {38, 39, 40}},
+                                                         {{3, 41}, {1, 40, 41}},
+                                                         {{3, 41, 42}, {1, 40, 41, 42}},
+                                                         {{3, 41, 42, 43}, {1, 40, 41, 42, 43}}};
+  for (int64_t t = 0; t < 4; ++t) {
+    for (int64_t h = 0; h < 4; ++h) {
+      const Direct direct(layer, t, h, of_stage_one[static_cast<size_t>(t)][static_cast<size_t>(h / 2)]);
+      EXPECT_NEAR(metrics.stage_one_mass.value()(t, h), direct.kept_mass, 2 * direct.weight_error);
+    }
+  }
+  merging.steps[1].stage_one.clear();
+  EXPECT_EQ(test::message_of<ShapeMismatch>([&] { measure(layer, {merging}); }),
+            "stage_one of a rebuild is 0 but kv_heads is 2");
+}
+
+// Stage one of every rebuild is what the step's own query says, and the masses are of it.
+TEST(Metrics, OfAReplayThatRebuildsGoByStageOneOfTheCacheInUse) {
+  constexpr int64_t kSteps = 5, kBudget = 12, kWindow = 3;
+  const traces::Layer layer = random_layer(7);
+  Policy policy{SnapKv{kWindow, 1}, {}, Critical{}, {}, {}};
+  KeepKv method;
+  method.threshold.reset();
+  method.period = 2;
+  policy.merge = method;
+  const auto session = reference::make_session();
+  LayerRecord replayed;
+  replayed.prompt = session->compress(layer.prompt(), policy, Positions{kBudget, kBudget});
+  for (int64_t t = 0; t < kSteps; ++t) replayed.steps.push_back(session->step(layer.step(t)));
+  const LayerMetrics metrics = measure(layer, {replayed}).front();
+  const int64_t n = layer.prompt_tokens, candidates = n - kWindow,
+                one = (kBudget - kWindow) / 2;  // alpha is 1/2
+  int64_t differ = 0;
+  for (int64_t g = 0; g < 2; ++g) {
+    Positions stage_one = replayed.prompt.stage_one[static_cast<size_t>(g)];
+    for (int64_t t = 0; t < kSteps; ++t) {
+      Matrix scores(1, candidates);
+      for (int64_t h = 2 * g; h < 2 * g + 2; ++h) {
+        const Matrix weights =
+            reference::attention_weights(layer.step(t).queries.middle_rows(h, 1),
+                                         layer.keys.slice(g).middle_rows(0, n + t + 1), layer.scale, n + t);
+        for (int64_t j = 0; j < candidates; ++j) scores(0, j) += weights(0, j) / 2;
+      }
+      if ((t + 1) % 2 == 0) {
+        const Positions before = stage_one;
+        stage_one = reference::select_top(scores.row(0), one);
+        differ += !std::ranges::includes(before, stage_one);
+      }
+      Positions counted = stage_one;
+      for (int64_t j = candidates; j <= n + t; ++j) counted.push_back(j);
+      std::ranges::sort(counted);
+      const auto repeated = std::ranges::unique(counted);
+      counted.erase(repeated.begin(), repeated.end());
+      for (int64_t h = 2 * g; h < 2 * g + 2; ++h) {
+        const Direct direct(layer, t, h, counted);
+        EXPECT_NEAR(metrics.stage_one_mass.value()(t, h), direct.kept_mass, 2 * direct.weight_error)
+            << "step " << t << ", head " << h;
+      }
+    }
+  }
+  EXPECT_GT(differ, 0) << "else the prompt's stage one would do";
 }
 
 TEST(Metrics, OfALayerAreNormsOfTheSumOverHeads) {

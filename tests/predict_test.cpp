@@ -1,6 +1,7 @@
 #include <kvbound/sim/predict.hpp>
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -215,6 +216,26 @@ TEST(LayerPrediction, OfConstantRawScoresIsExactButAsPrinted) {
     }
     EXPECT_GT(head.relative_errors(row(ScoreKind::raw, Foretelling::ema_paper), t), 1e-3);
   }
+}
+
+TEST(LayerPrediction, RethrowsWhatIsThrownWhereAHeadIsDoneOnAnyThread) {
+  traces::Layer layer = power_layer({1, 3, 4}, {1, 1}, 2, 1);
+  layer.shape.query_heads = 8;
+  layer.queries = Tensor(8, 2, 1);
+  layer.output_projection = Matrix(8, 1);
+  const int threads = omp_get_max_threads();
+  for (const int count : {1, 4}) {
+    omp_set_num_threads(count);
+    int64_t pieces = 0;
+    const auto fails = [&] {
+      ++pieces;
+      throw IoError("piece");
+    };
+    EXPECT_EQ(message_of<IoError>([&] { layer_prediction(layer, options(1, "tova", "1"), 1, fails); }),
+              "piece");
+    EXPECT_EQ(pieces, 8) << "the others are measured all the same";
+  }
+  omp_set_num_threads(threads);
 }
 
 TEST(LayerPrediction, TellsOfEveryHeadAndRefusesWhatCannotBeMeasured) {

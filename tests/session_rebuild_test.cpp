@@ -122,6 +122,7 @@ TEST(SessionRebuild, IsThePromptsCompressionOfAllEntriesByTheStepsQueries) {
           const PromptRecord expected =
               make_session()->compress(whole.view(), fresh, Positions{kBudget, kBudget + 3});
           for (size_t g = 0; g < 2; ++g) expect_equal(record.merges[g], expected.merges[g]);
+          EXPECT_EQ(record.stage_one, expected.stage_one);
         }
       }
     }

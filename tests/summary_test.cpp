@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include <kvbound/sim/median.hpp>
 #include <kvbound/sim/policy.hpp>
 
 #include "support/random_layer.hpp"
@@ -112,7 +113,20 @@ TEST(Median, IsTheMiddleOneAndNothingOfNothing) {
   for (const double value : {5.0, std::numeric_limits<double>::infinity(), 1.0}) median.add(value);
   EXPECT_EQ(median.value(), 5);
   median.add(7);
-  EXPECT_EQ(median.value(), 7) << "of an even number the larger of the two in the middle";
+  EXPECT_EQ(median.value(), 6) << "of an even count the mean of the middle two";
+  median.add(kNan);
+  EXPECT_TRUE(std::isnan(median.value().value()));
+}
+
+TEST(Median, OfAnEvenCountIsTheMeanOfTheMiddleTwoHoweverLargeTheyAre) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(),
+                   kMost = std::numeric_limits<double>::max();
+  EXPECT_EQ(median({4, 1}), 2.5);
+  EXPECT_EQ(median({9, 2, 4, 1}), 3);
+  EXPECT_EQ(median({kMost, kMost}), kMost);
+  EXPECT_EQ(median({1, kInfinity, kInfinity, 2}), kInfinity);
+  EXPECT_EQ(median({kInfinity, kInfinity}), kInfinity);
+  EXPECT_TRUE(std::isnan(median({1, kNan, 2})));
 }
 
 LayerMetrics merging_metrics() {
@@ -132,6 +146,16 @@ TEST(Summary, OfRunsThatMergeHasNoBoundAndNoViolationsOfIt) {
   EXPECT_EQ(summary.violations, 0);
   EXPECT_EQ(summary.kept_mass.count, 4);
   EXPECT_FALSE(summarise(run_of("snapkv", {metrics(Matrix(2, 2))}), {{0}, 2}).merges);
+}
+
+TEST(Summary, HasNoLargestMergePerturbationWhereOneIsNoNumber) {
+  for (size_t wrong = 0; wrong < 3; ++wrong) {
+    LayerMetrics merging = merging_metrics();
+    merging.merges->changes[wrong].perturbation = kNan;
+    const Summary summary = summarise(run_of("snapkv+keepkv", {merging_metrics(), merging}), {{0, 1}, 2});
+    EXPECT_TRUE(std::isnan(summary.merges->max_perturbation)) << "whatever comes after it";
+    EXPECT_EQ(summary.merges->perturbation.undefined, 1);
+  }
 }
 
 TEST(Summary, AddsUpWhatMergedAndWhereAMergeWasNotLossless) {
@@ -169,7 +193,7 @@ TEST(Summary, CountsHowOftenPredictionsAreGoodEnoughForABound) {
   EXPECT_EQ(summary.later->predicted, 3);
   EXPECT_EQ(summary.later->predictable, 2) << "1 is not below 1";
   EXPECT_EQ(summary.later->prediction_error.value(), 0.375);
-  EXPECT_EQ(summary.later->joint_bound.value(), 5);
+  EXPECT_EQ(summary.later->joint_bound.value(), 4.5);
   EXPECT_EQ(summary.later->bound.value(), std::nullopt);
   EXPECT_EQ(summary.later->violations, 1);
   ASSERT_TRUE(summary.later->first_violation);

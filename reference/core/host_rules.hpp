@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <variant>
+#include <vector>
 
 #include "policy.hpp"
 
@@ -20,6 +21,14 @@ struct HostRules {
   /// `newest` is the last position so far: n - 1 at the prompt's end.
   bool always_keeps(int64_t position, int64_t newest) const {
     return position < sinks || position > newest - recent;
+  }
+  /// Those of a prompt, ascending.
+  std::vector<int64_t> always_kept(int64_t prompt_tokens) const {
+    std::vector<int64_t> positions;
+    for (int64_t i = 0; i < prompt_tokens; ++i) {
+      if (always_keeps(i, prompt_tokens - 1)) positions.push_back(i);
+    }
+    return positions;
   }
 };
 

@@ -107,6 +107,8 @@ struct StepRecord {
   std::vector<HeadMerge> merges =
       {};                ///< [kv_heads], of policies that merge where anything may have merged; else empty
   bool rebuilt = false;  ///< the cache was rebuilt before the queries attended: `merges` has all of it
+  /// Of a rebuild by a two-stage selection, as PromptRecord's: stage one and those always kept, the step's own entry if it is.
+  std::vector<std::vector<int64_t>> stage_one = {};
 };
 
 /// One layer's compressed cache.

@@ -106,16 +106,13 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
       !(ranks && std::holds_alternative<AttentionScore>(policy.score) &&
         std::holds_alternative<TopK>(policy.selection))) {
     throw InvalidPolicy(
-        "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
-        "the hosts "
+        "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes the hosts "
         "snapkv, h2o, tova, and no score and no selection");
   }
   if (!merge.period) return;
   if (!ranks) {
     throw InvalidPolicy(
-        "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are "
-        "snapkv, "
-        "h2o, tova");
+        "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
   }
   if (std::holds_alternative<Greedy>(policy.selection)) {
     throw InvalidPolicy("keepkv:period selects anew by the current query alone, which greedy cannot");
@@ -130,8 +127,7 @@ inline void require_composable(const Policy& policy) {
   const bool top_k = std::holds_alternative<TopK>(policy.selection);
   if (std::holds_alternative<StreamingLlm>(policy.host) && !(by_attention && top_k)) {
     throw InvalidPolicy(
-        "streaming-llm ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, "
-        "tova");
+        "streaming-llm ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova");
   }
   if (!top_k && !by_attention) {
     throw InvalidPolicy(

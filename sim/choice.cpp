@@ -1,0 +1,33 @@
+#include "choice.hpp"
+
+#include <fmt/format.h>
+
+namespace kvbound::sim {
+
+Offender wrong_choice(const ChoicePlace& at, int64_t claimed, int64_t expected, const std::string& note,
+                      double error, double bound) {
+  return {{at.step, at.kv_head},
+          static_cast<double>(claimed),
+          static_cast<double>(expected),
+          error,
+          bound,
+          Dtype::i64,
+          fmt::format("step {}, KV head {}: {}", at.step, at.kv_head, note)};
+}
+
+ChoiceTally::ChoiceTally(const std::string& tensor) {
+  result_.tensor = tensor;
+  result_.near_tie_swaps = 0;
+}
+
+void ChoiceTally::add(const Choice& choice) {
+  ++result_.elements;
+  result_.judged += choice.judged;
+  *result_.near_tie_swaps += choice.near_tie;
+  result_.undecided += choice.undecided;
+  if (!choice.offence) return;
+  ++result_.outside;
+  if (!result_.worst || result_.worst->share() < choice.offence->share()) result_.worst = choice.offence;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,47 @@
+// A choice that a claimant made at a step, such as who left the cache, and what it is worth.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "comparison.hpp"
+
+namespace kvbound::sim {
+
+/// No position: nobody left, or nobody was merged with.
+inline constexpr int64_t kNobody = -1;
+
+struct Choice {
+  int64_t forced =
+      kNobody;             ///< what is taken for chosen from now on: the claimant's, if that can be followed
+  bool judged = true;      ///< whether some other choice would have been a fault
+  bool near_tie = false;   ///< it is not the reference's, but rounding explains it
+  bool undecided = false;  ///< nothing tells whether it is right
+  std::optional<Offender> offence = {};  ///< what is wrong with it
+};
+
+/// Where a choice was made.
+struct ChoicePlace {
+  int64_t step = 0;
+  int64_t kv_head = 0;
+};
+
+/// error, bound  of what it was chosen by
+Offender wrong_choice(const ChoicePlace& at, int64_t claimed, int64_t expected, const std::string& note,
+                      double error = std::numeric_limits<double>::infinity(), double bound = 0);
+
+/// Choices of all steps and KV heads as one tensor.
+class ChoiceTally {
+ public:
+  explicit ChoiceTally(const std::string& tensor);
+
+  void add(const Choice& choice);
+  const TensorAgreement& result() const { return result_; }
+
+ private:
+  TensorAgreement result_;
+};
+
+}  // namespace kvbound::sim
