@@ -91,9 +91,11 @@ Measured voted_change(Change change, const Reals& logits, const VotingCache& cac
   const MatrixView projection = cache.projection(head);
   Measured result;
   for (int64_t m = 0; m < (projection.rows == 0 ? cache.values.cols() : projection.cols); ++m) {
-    Real sum = moved[static_cast<size_t>(m)], size = terms[static_cast<size_t>(m)];
-    if (projection.rows > 0) {
-      sum = size = 0;
+    Real sum = 0, size = 0;
+    if (projection.rows == 0) {
+      sum = moved[static_cast<size_t>(m)];
+      size = terms[static_cast<size_t>(m)];
+    } else {
       for (size_t c = 0; c < head_dim; ++c) {
         const Real weight = projection(static_cast<int64_t>(c), m);
         sum += moved[c] * weight;
