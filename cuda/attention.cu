@@ -8,10 +8,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/token_tile.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
+
 #include "attention_splits.hpp"
-#include "kernel.hpp"
-#include "shape_check.hpp"
-#include "token_tile.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

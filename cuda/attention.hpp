@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "device.hpp"
-#include "view.hpp"
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/view.hpp>
 
 namespace kvbound::cuda {
 
@@ -25,7 +25,7 @@ int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_
 ///
 /// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head h / (query_heads / kv_heads)
 /// an empty cache gives output 0 and log_sum_exp -infinity, and so does one whose log_votes are all -infinity
-/// precision  products and sums in fp32; error: reference/error_bounds.hpp, with attention_chain() as its chain,
+/// precision  products and sums in fp32; error: reference/bounds/error_bounds.hpp, with attention_chain() as its chain,
 ///            attention_product_chain() as its product_chain and attention_rescalings() as its rescalings
 /// equal keys get equal logits to the last bit, wherever they stand
 /// the same inputs give the same bits, whatever the device

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <kvbound/cuda/primitives/token_tile.hpp>
+
 #include "attention.hpp"
-#include "token_tile.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <limits>
 
-#include "core/shape_check.hpp"
-#include "exponential.hpp"
-#include "instruction_set.hpp"
-#include "product.hpp"
-#include "token_blocks.hpp"
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/exponential.hpp>
+#include <kvbound/reference/numerics/instruction_set.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/token_blocks.hpp>
 
 namespace kvbound::reference {
 namespace {

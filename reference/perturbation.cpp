@@ -4,10 +4,11 @@
 #include <cmath>
 #include <limits>
 
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/exponential.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+
 #include "attention.hpp"
-#include "core/shape_check.hpp"
-#include "exponential.hpp"
-#include "product.hpp"
 
 namespace kvbound::reference {
 namespace {

@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "core/view.hpp"
+#include <kvbound/reference/core/view.hpp>
 
 namespace kvbound::reference {
 

@@ -4,8 +4,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <set>
+
+#include <nlohmann/json.hpp>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/float16.hpp>

@@ -1,8 +1,8 @@
 #include "sha256.hpp"
 
-#include <openssl/evp.h>
-
 #include <array>
+
+#include <openssl/evp.h>
 
 #include <kvbound/reference/core/error.hpp>
 

@@ -2,8 +2,9 @@
 
 #include <cstddef>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include <kvbound/reference/core/error.hpp>
 

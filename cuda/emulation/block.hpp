@@ -6,7 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "../call_site.hpp"
+#include <kvbound/cuda/support/call_site.hpp>
+
 #include "schedule.hpp"
 #include "shared_memory_limit.hpp"
 

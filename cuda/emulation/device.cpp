@@ -1,12 +1,11 @@
-#include "../device.hpp"
-
 #include <unistd.h>
-
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
 #include <utility>
+
+#include <kvbound/cuda/support/device.hpp>
 
 #include "block.hpp"
 #include "memory.hpp"

@@ -1,7 +1,6 @@
 #include "fiber.hpp"
 
 #include <sys/mman.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <new>

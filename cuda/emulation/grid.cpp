@@ -1,5 +1,3 @@
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -8,6 +6,8 @@
 #include <numeric>
 #include <random>
 #include <vector>
+
+#include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
 

@@ -6,14 +6,14 @@
 #pragma once
 
 #include <math.h>  // expf and the like without std::, as in CUDA
-
 #include <atomic>
 #include <bit>
 #include <cstdint>
 #include <string>
 #include <type_traits>
 
-#include "../build.hpp"
+#include <kvbound/cuda/support/build.hpp>
+
 #include "block.hpp"
 
 #define __global__

@@ -1,7 +1,6 @@
 #include "memory.hpp"
 
 #include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>

@@ -1,7 +1,6 @@
 #include "shared_memory.hpp"
 
 #include <sys/mman.h>
-
 #include <cstring>
 #include <new>
 

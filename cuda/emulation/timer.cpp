@@ -1,6 +1,6 @@
-#include "../timer.hpp"
-
 #include <chrono>
+
+#include <kvbound/cuda/support/timer.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

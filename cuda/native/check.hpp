@@ -1,13 +1,11 @@
 // What the CUDA runtime's errors become.
 #pragma once
 
+#include <cuda_runtime.h>
 #include <string>
 
-#include <cuda_runtime.h>
-
+#include <kvbound/cuda/support/call_site.hpp>
 #include <kvbound/reference/core/error.hpp>
-
-#include "../call_site.hpp"
 
 namespace kvbound::cuda::native {
 

@@ -1,13 +1,12 @@
-#include "../device.hpp"
-
 #include <cuda_runtime.h>
-
 #include <map>
 #include <mutex>
 #include <set>
 #include <utility>
 
-#include "../kernel.hpp"
+#include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/support/device.hpp>
+
 #include "check.hpp"
 
 namespace kvbound::cuda {

@@ -1,6 +1,6 @@
-#include "../timer.hpp"
-
 #include <cuda_runtime.h>
+
+#include <kvbound/cuda/support/timer.hpp>
 
 #include "check.hpp"
 

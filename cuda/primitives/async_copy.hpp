@@ -5,7 +5,7 @@
 // thread returns.
 #pragma once
 
-#include "../kernel.hpp"
+#include "kernel.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

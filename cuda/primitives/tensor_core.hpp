@@ -9,9 +9,10 @@
 
 #include <type_traits>
 
-#include "../kernel.hpp"
+#include "kernel.hpp"
+
 #ifndef KVBOUND_CUDA_NATIVE
-#include "../emulation/tensor_core.hpp"
+#include <kvbound/cuda/emulation/tensor_core.hpp>
 #endif
 
 namespace kvbound::cuda {

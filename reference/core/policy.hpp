@@ -1,7 +1,7 @@
 // What a compression method is made of: plain data, one variant per kind of component.
 //
 // A new method is a new alternative of one of these variants; the compiler then lists every visitor that has
-// to learn it. Names, defaults and text form: sim/policy.hpp.
+// to learn it. Names, defaults and text form: sim/options/policy.hpp.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 #include <iostream>
 #include <vector>
 
-#include <kvbound/cuda/device.hpp>
-#include <kvbound/reference/session.hpp>
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/reference/session/session.hpp>
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/trace.hpp>
 

@@ -4,11 +4,11 @@
 
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/error_bounds.hpp>
 
-#include "parity/distributions.hpp"
-#include "parity/support.hpp"
+#include "distributions.hpp"
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

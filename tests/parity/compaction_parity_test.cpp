@@ -1,13 +1,13 @@
 // compact moves bits: every kept row, its padding, and nothing else.
-#include <kvbound/cuda/compaction.hpp>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "parity/support.hpp"
+#include <kvbound/cuda/session/compaction.hpp>
+
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

@@ -1,16 +1,15 @@
 // CriticalKV's adaptive stage one on the device: as many entries as the reference takes, but for near ties of the mass.
-#include <kvbound/cuda/critical_kv.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/critical_kv.hpp>
-#include <kvbound/reference/error_bounds.hpp>
-#include <kvbound/reference/selection.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
 
-#include "parity/support.hpp"
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

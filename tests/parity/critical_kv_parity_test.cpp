@@ -1,18 +1,17 @@
 // CriticalKV on the device: norms and scores within their bounds, selections exactly the reference's.
-#include <kvbound/cuda/critical_kv.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include <kvbound/reference/critical_kv.hpp>
-#include <kvbound/reference/error_bounds.hpp>
-#include <kvbound/reference/selection.hpp>
+#include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
 
-#include "parity/scores.hpp"
-#include "parity/support.hpp"
+#include "scores.hpp"
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

@@ -1,6 +1,6 @@
-#include "parity/distributions.hpp"
+#include "distributions.hpp"
 
-#include "parity/support.hpp"
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

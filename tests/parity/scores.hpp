@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include <kvbound/cuda/device.hpp>
-#include <kvbound/cuda/selection.hpp>
+#include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/support/device.hpp>
 
-#include "parity/support.hpp"
+#include "support.hpp"
 
 namespace kvbound::parity {
 

@@ -1,16 +1,15 @@
 // select_top and rank_top on the device: exactly the reference's entries, whatever the scores.
-#include <kvbound/cuda/selection.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include <kvbound/reference/selection.hpp>
+#include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
 
-#include "parity/scores.hpp"
-#include "parity/support.hpp"
+#include "scores.hpp"
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

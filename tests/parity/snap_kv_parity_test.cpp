@@ -2,14 +2,14 @@
 #include <cmath>
 #include <limits>
 
-#include <kvbound/cuda/snap_kv.hpp>
+#include <kvbound/cuda/eviction/snap_kv.hpp>
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/error_bounds.hpp>
-#include <kvbound/reference/snap_kv.hpp>
+#include <kvbound/reference/eviction/snap_kv.hpp>
 
-#include "parity/distributions.hpp"
-#include "parity/support.hpp"
+#include "distributions.hpp"
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

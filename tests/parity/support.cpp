@@ -1,4 +1,4 @@
-#include "parity/support.hpp"
+#include "support.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -1,10 +1,8 @@
 // What every parity test needs: the device of the build under test, inputs that are rounded before anybody computes with
 // them, and a comparator that lets nothing pass that proves nothing.
 //
-// A parity test is compiled once for each build (cuda/build.hpp) and speaks of `cuda::` only.
+// A parity test is compiled once for each build (cuda/support/build.hpp) and speaks of `cuda::` only.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstring>
@@ -14,9 +12,11 @@
 #include <string_view>
 #include <vector>
 
-#include <kvbound/cuda/device.hpp>
-#include <kvbound/cuda/storage.hpp>
-#include <kvbound/cuda/view.hpp>
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/storage.hpp>
+#include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/float16.hpp>
 #include <kvbound/reference/core/view.hpp>
 

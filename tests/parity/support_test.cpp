@@ -1,8 +1,8 @@
 // Tests of what the parity tests rely on.
-#include "parity/support.hpp"
-
 #include <cmath>
 #include <limits>
+
+#include "support.hpp"
 
 namespace kvbound::parity {
 namespace {

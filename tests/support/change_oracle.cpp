@@ -1,4 +1,4 @@
-#include "support/change_oracle.hpp"
+#include "change_oracle.hpp"
 
 #include <algorithm>
 #include <cmath>

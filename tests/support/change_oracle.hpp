@@ -8,13 +8,13 @@
 // costs 2^13 (d + n) u: 1e-10 for d + n < 100.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <vector>
 
-#include <kvbound/proofs/bounded.hpp>
-#include <kvbound/reference/obcache.hpp>
+#include <gtest/gtest.h>
+
+#include <kvbound/proofs/oracle/bounded.hpp>
+#include <kvbound/reference/eviction/obcache.hpp>
 
 namespace kvbound::oracle {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <kvbound/reference/session.hpp>
+#include <kvbound/reference/session/session.hpp>
 
 namespace kvbound::test {
 

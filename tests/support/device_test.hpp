@@ -1,14 +1,15 @@
 // Tests of one source that run emulated and, where there is a device, natively.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <span>
 #include <string>
 #include <vector>
 
-#include <kvbound/cuda/device.hpp>
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/support/device.hpp>
+
 #ifndef KVBOUND_CUDA_NATIVE
 #include <kvbound/cuda/emulation/schedule.hpp>
 #endif

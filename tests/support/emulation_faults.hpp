@@ -1,13 +1,13 @@
 // What launches throw in the emulation, and what tests of it say.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
 #include <vector>
 
-#include <kvbound/cuda/kernel.hpp>
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/primitives/kernel.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

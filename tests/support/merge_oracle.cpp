@@ -1,4 +1,4 @@
-#include "support/merge_oracle.hpp"
+#include "merge_oracle.hpp"
 
 #include <algorithm>
 #include <limits>

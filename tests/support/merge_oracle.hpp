@@ -1,13 +1,13 @@
-// Merging in 50 digits, straight from the definitions of reference/keep_kv.hpp, every number with the bound on its evaluation
+// Merging in 50 digits, straight from the definitions of reference/merging/keep_kv.hpp, every number with the bound on its evaluation
 // in double precision.
 #pragma once
 
-#include <kvbound/proofs/bounded.hpp>
-#include <kvbound/reference/keep_kv.hpp>
+#include <kvbound/proofs/oracle/bounded.hpp>
+#include <kvbound/reference/merging/keep_kv.hpp>
 
 namespace kvbound::oracle {
 
-/// What a group is to one query head. Letters as in reference/keep_kv.hpp.
+/// What a group is to one query head. Letters as in reference/merging/keep_kv.hpp.
 struct GroupMean {
   Row weights;             ///< w/W
   Bounded log_weight;      ///< ln W

@@ -1,17 +1,17 @@
 // Sessions that merge, with the caches that their records speak of, and the hosts and methods that tests try.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <kvbound/reference/session.hpp>
+#include <gtest/gtest.h>
 
-#include "support/session_cases.hpp"
+#include <kvbound/reference/session/session.hpp>
+
+#include "session_cases.hpp"
 
 namespace kvbound::test {
 

@@ -1,4 +1,4 @@
-#include "support/oracle.hpp"
+#include "oracle.hpp"
 
 #include <algorithm>
 #include <cmath>

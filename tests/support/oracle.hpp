@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/proofs/definitions.hpp>
+#include <kvbound/proofs/oracle/definitions.hpp>
 
 namespace kvbound::oracle {
 

@@ -1,4 +1,4 @@
-#include "support/random_layer.hpp"
+#include "random_layer.hpp"
 
 #include <algorithm>
 #include <array>

@@ -2,8 +2,6 @@
 // logarithm, but for its last bit).
 #pragma once
 
-#include <rapidcheck.h>
-
 #include <cstdint>
 #include <exception>
 #include <initializer_list>
@@ -12,6 +10,8 @@
 #include <string>
 #include <typeinfo>
 #include <vector>
+
+#include <rapidcheck.h>
 
 #include <kvbound/reference/core/session.hpp>
 

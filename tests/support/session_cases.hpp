@@ -1,16 +1,15 @@
 // The small layers, policies and budgets that the tests of sessions share.
 #pragma once
 
-#include <omp.h>
-
 #include <cstdint>
 #include <numeric>
 #include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
-#include "support/random_layer.hpp"
+#include "random_layer.hpp"
 
 namespace kvbound::test {
 

@@ -1,0 +1,100 @@
+// CriticalKV on the device: projected value norms, the score of stage two, and two-stage selection.
+#pragma once
+
+#include <cstdint>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/policy.hpp>
+
+#include "selection.hpp"
+#include "snap_kv.hpp"
+
+namespace kvbound::cuda {
+
+/// Which kernel forms the projected values: mma needs a 16-bit type, head_dim a multiple of 16 and compute capability
+/// 8.0; portable runs anywhere.
+enum class NormsKernel { chosen, portable, mma };
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// reference::projected_value_norms for every query head; the projected values are never stored.
+///
+/// values             [kv_heads, tokens, head_dim], head_dim 1..256
+/// output_projection  [query_heads, head_dim, model_dim]: block h is query head h's rows of W^O
+/// norms              [query_heads, tokens], device memory, without gaps
+/// kernel             chosen: mma where it can be; asking for one that cannot throws ShapeMismatch
+/// precision          products and sums in fp32, squares too: an L2 norm above 1.8e19 overflows to infinity, and projected
+///                    values below 1e-19 count as 0 in it. Error: reference/bounds/error_bounds.hpp with single_precision(),
+///                    norms_chain(), norms_product_chain() and norms_tensor_sums()
+/// equal values have equal norms to the last bit, wherever they stand, and however many tokens there are
+/// the same inputs give the same bits for the same kernel
+/// throws             ShapeMismatch; DeviceError
+template <Storage T>
+void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection, Norm norm,
+                           float* norms, Stream stream, NormsKernel kernel = NormsKernel::chosen);
+
+/// The kernel that `chosen` stands for on this device.
+template <Storage T>
+NormsKernel chosen_norms_kernel(int64_t head_dim);
+
+/// The longest chain of fp32 additions over the model_dim columns of one norm.
+int64_t norms_chain(int64_t model_dim);
+
+/// The longest chain of fp32 additions over the head_dim products of one projected value; for mma, over the sums of 16
+/// products that the tensor cores give.
+int64_t norms_product_chain(int64_t head_dim, NormsKernel kernel);
+
+/// By how much those sums may be off, as a share of the sum of their terms' absolute values; 0 for portable.
+double norms_tensor_sums(NormsKernel kernel);
+
+/// reference::stage_two_scores for every KV head, heads added in their order.
+///
+/// head_scores  [query_heads, cols], without gaps
+/// norms        [query_heads, cols], norms_stride numbers from row to row
+/// scores       [kv_heads, cols], without gaps
+/// precision    fp32; error: stage_two_score_errors in reference/bounds/error_bounds.hpp
+/// throws       ShapeMismatch; DeviceError
+void stage_two_scores(const float* head_scores, const float* norms, int64_t norms_stride, int64_t query_heads,
+                      int64_t kv_heads, int64_t cols, double epsilon, GqaProduct gqa, float* scores,
+                      Stream stream);
+
+/// Bytes that `select_critical` needs for matrices of this shape.
+int64_t select_critical_workspace(int64_t rows, int64_t cols);
+
+/// reference::select_critical for every row: first the stage_one_count best by attention, then the best by stage-two
+/// score among the rest, k in all.
+///
+/// attention_scores, stage_two_scores  [rows, cols], device memory, without gaps
+/// k, stage_one_count  [rows], device memory; 0 <= stage_one_count[r] <= k[r] <= cols <= 131072
+/// selection           where the selected indices go; stage_one where stage one's alone go (indices null: not wanted)
+/// exact; a NaN raises selection.status, unless it is the stage-two score of an entry of stage one
+/// stage_one.status    not used
+/// throws              ShapeMismatch; DeviceError
+void select_critical(const float* attention_scores, const float* stage_two_scores, int64_t rows, int64_t cols,
+                     const int64_t* k, const int64_t* stage_one_count, const SelectionResult& selection,
+                     const SelectionResult& stage_one, Workspace workspace, Stream stream);
+
+/// Bytes that `adaptive_stage_one` needs, however many entries are ranked.
+int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_t tokens);
+
+/// reference::adaptive_stage_one for every KV head, with the weights of the window's queries.
+///
+/// log_sum_exp  [query_heads, window], natural log, from window_log_sum_exp
+/// ranked       [kv_heads, ranked_stride], device memory: the k[g] best candidates' positions, best first
+/// k            [kv_heads], device memory
+/// always_kept  the last always_kept positions of the prompt
+/// count        [kv_heads], device memory: 0..k
+/// precision    weights exp(scale q . k - log_sum_exp) and their sums in fp32, in a fixed order; the longest chain of
+///              additions is adaptive_stage_one_chain(always_kept + k)
+/// throws       ShapeMismatch; DeviceError
+template <Storage T>
+void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, int64_t always_kept,
+                        const int64_t* ranked, int64_t ranked_stride, const int64_t* k, int64_t* count,
+                        Workspace workspace, Stream stream);
+
+/// The longest chain of fp32 additions over the weights of so many entries in adaptive_stage_one.
+int64_t adaptive_stage_one_chain(int64_t entries);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,227 @@
+// Projected value norms by mma.sync: 16-bit types, head_dim a multiple of 16, compute capability 8.0.
+//
+// A warp has its tokens' values in registers, as the A operand, for all query heads of the group. W^O streams through
+// shared memory, 64 columns at a time, three stages of asynchronous copies deep, and every warp multiplies by all of it.
+// The projected values are summed where the tensor cores leave them: in registers.
+#include <kvbound/cuda/primitives/async_copy.hpp>
+#include <kvbound/cuda/primitives/tensor_core.hpp>
+
+#include "critical_kv_norms.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace critical_kv_norms {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kStages = 3;
+constexpr int kTile = 16;  // tokens, columns and depth of the tensor cores' tiles, taken two by two
+constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes
+constexpr int kChunks = kColumns / kChunk;       // of a row of a stage
+constexpr int kRowsAtOnce = kThreads / kChunks;  // that a block copies
+static_assert(kRowsAtOnce % 8 == 0, "a thread's chunk is permuted in the same way in all its rows");
+static_assert(kChunks == 8, "eight rows' chunks of the same column lie in different banks");
+
+// kSteps: the tiles of 16 that head_dim is widened to, by zeros. Up to 8, a warp's registers hold 32 tokens, else 16.
+template <int kSteps>
+inline constexpr int kTokenTiles = kSteps <= 8 ? 2 : 1;
+template <int kSteps>
+inline constexpr int kStageSize = kSteps* kTile* kColumns;
+
+template <int kSteps>
+struct Shared {
+  uint16_t* stages;  // [kStages, kSteps * kTile, kColumns], a row's chunks permuted by swizzled
+
+  __host__ __device__ explicit Shared(SharedMemory& memory)
+      : stages(memory.array<uint16_t>(kStages * kStageSize<kSteps>)) {}
+};
+
+// Where a row's chunk lies in a stage: ldmatrix reads one chunk of eight rows at a time, without bank conflicts.
+__device__ int swizzled(int row, int chunk) { return (row * kChunks + (chunk ^ (row % 8))) * kChunk; }
+
+__host__ __device__ int stages_of(int64_t model_dim) {
+  return static_cast<int>(ceil_div(model_dim, kColumns));
+}
+
+// Starts the copy of the n-th stage, counted over all heads of the block, if there is one. What lies outside W^O
+// becomes 0.
+template <int kSteps, Storage T>
+__device__ void load_stage(const Arguments<T>& p, const Heads& heads, int n, uint16_t* stages) {
+  const DeviceTensor<const T>& projection = p.output_projection;
+  const int stages_per_head = stages_of(projection.cols);
+  if (n < heads.count * stages_per_head) {
+    const int64_t column = static_cast<int64_t>(n % stages_per_head) * kColumns;
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const int first_row = static_cast<int>(threadIdx.x) / kChunks;
+    const bool column_inside = column + chunk * kChunk < projection.cols;
+    const T* from = projection.data + (heads.first + n / stages_per_head) * projection.slice_stride +
+                    first_row * projection.row_stride + column + chunk * kChunk;
+    uint16_t* to = stages + n % kStages * kStageSize<kSteps> + swizzled(first_row, chunk);
+    for (int row = first_row; row < kSteps * kTile; row += kRowsAtOnce) {
+      const bool inside = column_inside && row < projection.rows;
+      async_copy16(to, inside ? from : projection.data, inside ? 16 : 0);
+      from += kRowsAtOnce * projection.row_stride;
+      to += kRowsAtOnce * kColumns;
+    }
+  }
+  async_commit();
+}
+
+// A warp's values as the A operands of m16n8k16: lane l has rows l / 4 and l / 4 + 8 of a tile, two numbers at a time.
+template <int kSteps>
+struct Values {
+  uint32_t fragments[kTokenTiles<kSteps>][kSteps][4];
+
+  template <Storage T>
+  __device__ Values(const DeviceTensor<const T>& values, int64_t g, int64_t first_token) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int64_t token = first_token + tile * kTile + lane / 4 + i % 2 * 8;
+          const int dim = step * kTile + lane % 4 * 2 + i / 2 * 8;
+          const T* from = values.data + g * values.slice_stride + token * values.row_stride + dim;
+          const bool inside = token < values.rows && dim < values.cols;
+          fragments[tile][step][i] = inside ? *reinterpret_cast<const uint32_t*>(from) : 0;
+        }
+      }
+    }
+  }
+};
+
+// The tensor cores sum 16 products at a time, and cut. Added up here, where sums are rounded, these sums are several
+// times as accurate as if the tensor cores added them too, and provably so.
+template <Storage T>
+__device__ void add_product(float (&projected)[4], const uint32_t (&tokens)[4],
+                            const uint32_t (&columns)[2]) {
+  float part[4] = {};
+  mma_m16n8k16<T>(part, tokens, columns);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) projected[i] += part[i];
+}
+
+// One stage's terms of the lane's tokens, added to sums[tile][l / 4 or l / 4 + 8].
+template <Norm norm, Storage T, int kSteps>
+__device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
+                          float (&sums)[kTokenTiles<kSteps>][2]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float stage_sums[kTokenTiles<kSteps>][2] = {};
+#pragma unroll 1  // the addresses of all pairs at once would not leave registers enough
+  for (int pair = 0; pair < kColumns / kTile; ++pair) {
+    float projected[kTokenTiles<kSteps>][2][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t columns[4];  // 16 rows of W^O by twice 8 columns
+      ldmatrix_x4_trans(columns, stage + swizzled(step * kTile + lane % 16, pair * 2 + lane / 16));
+      const uint32_t left[2] = {columns[0], columns[1]};
+      const uint32_t right[2] = {columns[2], columns[3]};
+#pragma unroll
+      for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
+        add_product<T>(projected[tile][0], values.fragments[tile][step], left);
+        add_product<T>(projected[tile][1], values.fragments[tile][step], right);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float(&c)[2][4] = projected[tile];
+        stage_sums[tile][half] += (term<norm>(c[0][2 * half]) + term<norm>(c[0][2 * half + 1])) +
+                                  (term<norm>(c[1][2 * half]) + term<norm>(c[1][2 * half + 1]));
+      }
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sums[tile][half] += stage_sums[tile][half];
+  }
+}
+
+// Adds what the four lanes of a token have, and writes its norm.
+template <Norm norm, int kTiles>
+__device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token, int64_t tokens,
+                            float* norms) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sums[tile][half];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const int64_t token = first_token + tile * kTile + lane / 4 + half * 8;
+      if (lane % 4 == 0 && token < tokens) norms[token] = norm_of<norm>(sum);
+    }
+  }
+}
+
+template <Norm norm, int kSteps, Storage T>
+__global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
+  SharedMemory memory;
+  const Shared<kSteps> shared(memory);
+  const Heads heads(p);
+  constexpr int kTiles = kTokenTiles<kSteps>;
+  const int64_t first_token =
+      (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * (kTiles * kTile);
+  const int stages_per_head = stages_of(p.output_projection.cols);
+  for (int n = 0; n < kStages - 1; ++n) load_stage<kSteps>(p, heads, n, shared.stages);
+  const Values<kSteps> values(p.values, heads.kv_head, first_token);
+  int n = 0;
+  for (int64_t head = heads.first; head < heads.first + heads.count; ++head) {
+    float sums[kTiles][2] = {};
+    for (int s = 0; s < stages_per_head; ++s, ++n) {
+      async_wait<kStages - 2>();
+      __syncthreads();  // stage n is there for all, and all are through with the stage that is filled next
+      load_stage<kSteps>(p, heads, n + kStages - 1, shared.stages);
+      if (first_token >= p.tokens()) continue;
+      add_stage<norm, T>(shared.stages + n % kStages * kStageSize<kSteps>, values, sums);
+    }
+    write_norms<norm>(sums, first_token, p.tokens(), p.norms + head * p.tokens());
+  }
+}
+
+template <Norm norm, int kSteps, Storage T>
+void launch_kernel(const Arguments<T>& arguments, Stream stream) {
+  constexpr int64_t kTokens = kWarps * kTile * kTokenTiles<kSteps>;
+  launch_blocks(norms_mma_kernel<norm, kSteps, T>, arguments, kTokens, kThreads,
+                shared_bytes<Shared<kSteps>>(), stream);
+}
+
+template <Norm norm, Storage T>
+void launch_by_depth(const Arguments<T>& arguments, Stream stream) {
+  const int64_t head_dim = arguments.values.cols;
+  if (head_dim <= 4 * kTile) {
+    launch_kernel<norm, 4>(arguments, stream);
+  } else if (head_dim <= 8 * kTile) {
+    launch_kernel<norm, 8>(arguments, stream);
+  } else {
+    launch_kernel<norm, 16>(arguments, stream);
+  }
+}
+
+}  // namespace
+
+template <Storage T>
+void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream) {
+  if (norm == Norm::l1) {
+    launch_by_depth<Norm::l1>(arguments, stream);
+  } else {
+    launch_by_depth<Norm::l2>(arguments, stream);
+  }
+}
+template void launch_mma(const Arguments<Float16>&, Norm, Stream);
+template void launch_mma(const Arguments<Bfloat16>&, Norm, Stream);
+
+// 4 terms by a tree, 4 such sums to a stage, the stages, 4 lanes by a tree.
+int64_t mma_chain(int64_t model_dim) { return 2 + 4 + stages_of(model_dim) + 2; }
+
+int64_t mma_product_chain(int64_t head_dim) { return ceil_div(head_dim, kTile); }
+
+}  // namespace critical_kv_norms
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,205 @@
+// Selection by one thread block: what select_top, rank_top and select_critical are made of.
+//
+// Every entry has a rank, a number of 49 bits: the score's key in front, the index, reversed, behind. Ranks are all
+// different and their order is the one that the reference selects by, so that k entries are selected by one comparison
+// with the k-th largest rank, and ties need no care of their own.
+#pragma once
+
+#include <kvbound/cuda/primitives/kernel.hpp>
+
+#include "selection.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace radix_selection {
+
+inline constexpr int kThreads = 1024;
+inline constexpr int kWarps = kThreads / 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+inline constexpr int kIndexBits = 17;
+static_assert(kMostScores == int64_t{1} << kIndexBits);
+
+inline constexpr int kDigitBits = 11;
+inline constexpr int kBins = 1 << kDigitBits;
+// Neighbouring lanes count in different copies of a bin: softmax scores crowd into few bins.
+inline constexpr int kCopies = 4;
+inline constexpr int kCounters = kBins * kCopies;
+inline constexpr int kBinsPerThread = kBins / kThreads;
+
+/// Keys of what is no score: below and above all keys of scores.
+inline constexpr uint32_t kNanKey = 0;
+inline constexpr uint32_t kFirstKey = 0xffffffffu;
+
+/// Orders as scores do: a larger score has a larger key, -0 and +0 have the same.
+__device__ inline uint32_t ordered_key(float score) {
+  if (score != score) return kNanKey;
+  const uint32_t bits = score == 0 ? 0 : __float_as_uint(score);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ inline uint64_t rank_of(uint32_t key, int64_t index) {
+  return static_cast<uint64_t>(key) << kIndexBits | static_cast<uint64_t>(kMostScores - 1 - index);
+}
+
+/// What a pass over the ranks' digits found.
+struct Found {
+  uint32_t digit;  ///< of the k-th largest rank
+  int above;       ///< how many ranks have a larger one
+  int same;        ///< how many have this one
+};
+
+/// Shared memory of a selecting block.
+struct Shared {
+  int* counters;     ///< [kBins, kCopies]
+  int* warp_totals;  ///< [kWarps]
+  Found* found;
+  uint32_t* keys;  ///< [cols] if they fit, else none
+
+  __host__ __device__ Shared(SharedMemory& memory, int64_t cols_here)
+      : counters(memory.array<int>(kCounters)),
+        warp_totals(memory.array<int>(kWarps)),
+        found(memory.array<Found>(1)),
+        keys(memory.array<uint32_t>(cols_here)) {}
+};
+
+__device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ inline unsigned lanes_below() { return (1u << lane()) - 1; }
+
+__device__ inline int warp_sum(int number) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    number += __shfl_xor_sync(kAllLanes, number, distance);
+  }
+  return number;
+}
+
+/// The sum of the totals of the warps before this one.
+__device__ inline int sum_before(const int* warp_totals) {
+  return warp_sum(lane() < warp() ? warp_totals[lane()] : 0);
+}
+
+/// The sum over this thread and all before it. All threads call it; before the next call they meet at a barrier.
+__device__ inline int prefix_sum(int number, int* warp_totals) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, number, static_cast<unsigned>(distance));
+    if (lane() >= distance) number += other;
+  }
+  if (lane() == 31) warp_totals[warp()] = number;
+  __syncthreads();
+  return number + sum_before(warp_totals);
+}
+
+/// Adds to a bin for every lane that counts. Whole warps call it. Lanes that agree are counted together.
+__device__ inline void count(int* counters, bool counts, uint32_t digit) {
+  const unsigned counting = __ballot_sync(kAllLanes, counts);
+  if (counting == 0) return;
+  const uint32_t first = __shfl_sync(kAllLanes, digit, __ffs(static_cast<int>(counting)) - 1);
+  const uint32_t bin = digit * kCopies + static_cast<uint32_t>(lane() % kCopies);
+  if (__all_sync(kAllLanes, !counts || digit == first)) {
+    if (lane() == 0) atomicAdd(&counters[first * kCopies], __popc(counting));
+  } else if (counts) {
+    atomicAdd(&counters[bin], 1);
+  }
+}
+
+__device__ inline int in_bin(const int* counters, int bin) {
+  int sum = 0;
+  for (int copy = 0; copy < kCopies; ++copy) sum += counters[bin * kCopies + copy];
+  return sum;
+}
+
+/// Finds the bin that the wanted-th largest of all counted ranks is in. 1 <= wanted <= all that were counted.
+__device__ inline void find_digit(const Shared& shared, int wanted) {
+  int sizes[kBinsPerThread];
+  int mine = 0;
+  const int last_bin = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsPerThread;
+  for (int i = 0; i < kBinsPerThread; ++i) {
+    sizes[i] = in_bin(shared.counters, last_bin - i);
+    mine += sizes[i];
+  }
+  int above = prefix_sum(mine, shared.warp_totals) - mine;
+  for (int i = 0; i < kBinsPerThread; ++i) {
+    if (above < wanted && wanted <= above + sizes[i]) {
+      *shared.found = {static_cast<uint32_t>(last_bin - i), above, sizes[i]};
+    }
+    above += sizes[i];
+  }
+}
+
+/// The smallest rank that is selected: k entries have this rank or a larger one. 0 <= k <= cols. All threads call it,
+/// after a barrier that the keys were written before.
+__device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_t k, const Shared& shared) {
+  if (k == 0) return ~uint64_t{0};
+  uint64_t prefix = 0;  // the digits found
+  int wanted = static_cast<int>(k);
+  int below = 32 + kIndexBits;  // bits not found yet
+  while (below > 0) {
+    const int bits = min(below, kDigitBits);
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
+    __syncthreads();
+    for (int64_t first = warp() * 32; first < cols; first += kThreads) {
+      const int64_t j = first + lane();
+      const uint64_t rank = j < cols ? rank_of(keys[j], j) : 0;
+      const bool counts = j < cols && rank >> below == prefix;
+      count(shared.counters, counts, static_cast<uint32_t>(rank >> (below - bits)) & ((1u << bits) - 1));
+    }
+    __syncthreads();
+    find_digit(shared, wanted);
+    __syncthreads();
+    const Found found = *shared.found;
+    below -= bits;
+    prefix = prefix << bits | found.digit;
+    wanted -= found.above;
+    if (found.same == wanted) break;  // whoever shares these digits is selected, whatever follows
+  }
+  return prefix << below;
+}
+
+/// Writes the selected indices, ascending. selected(j) says whether j is; all threads call this, after a barrier.
+template <class Selected>
+__device__ void write_ascending(int64_t cols, const Selected& selected, int64_t* indices, int* warp_totals) {
+  const int64_t segment = (cols + kThreads - 1) / kThreads * 32;
+  const int64_t begin = warp() * segment;
+  const int64_t end = min(begin + segment, cols);
+  int total = 0;
+  for (int64_t first = begin; first < end; first += 32) {
+    const int64_t j = first + lane();
+    total += __popc(__ballot_sync(kAllLanes, j < end && selected(j)));
+  }
+  if (lane() == 0) warp_totals[warp()] = total;
+  __syncthreads();
+  int64_t* next = indices + sum_before(warp_totals);
+  for (int64_t first = begin; first < end; first += 32) {
+    const int64_t j = first + lane();
+    const bool writes = j < end && selected(j);
+    const unsigned writing = __ballot_sync(kAllLanes, writes);
+    if (writes) next[__popc(writing & lanes_below())] = j;
+    next += __popc(writing);
+  }
+  __syncthreads();
+}
+
+/// Writes key(j) for every column and raises the status if a score is NaN.
+template <class Key>
+__device__ void write_keys(int64_t cols, const Key& key, uint32_t* keys, int* status) {
+  bool nan = false;
+  for (int64_t j = threadIdx.x; j < cols; j += kThreads) {
+    keys[j] = key(j);
+    nan |= keys[j] == kNanKey;
+  }
+  if (nan && status) *status = 1;  // whoever writes, it is the same number
+}
+
+/// Whether a row's keys fit into a block's shared memory; if not, they are in the workspace.
+inline bool keys_fit(int64_t cols) { return shared_bytes<Shared>(cols) <= device().shared_memory_per_block; }
+
+/// Bytes for the keys of all rows, a multiple of 256.
+inline int64_t keys_bytes(int64_t rows, int64_t cols) {
+  return (rows * cols * static_cast<int64_t>(sizeof(uint32_t)) + 255) / 256 * 256;
+}
+
+}  // namespace radix_selection
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

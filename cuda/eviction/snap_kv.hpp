@@ -1,0 +1,75 @@
+// SnapKV's scores: what attention the observation window pays every token of the prompt.
+#pragma once
+
+#include <cstdint>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/view.hpp>
+
+namespace kvbound::cuda {
+
+/// The observation window over a whole prompt, as reference::window_attention sees it: window query i sits at position
+/// tokens - window + i and attends to keys 0..that position.
+template <Storage T>
+struct WindowView {
+  DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
+  DeviceTensor<const T> keys;     ///< [kv_heads, tokens, head_dim]; kv_heads divides query_heads
+  double scale = 1;
+};
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Bytes that `window_log_sum_exp` needs.
+int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_t tokens);
+
+/// The log-sum-exp of every window query, for those who do not have it from the prefill.
+///
+///     log_sum_exp[h, i] = ln sum_{j visible to i} exp(scale * queries[h,i,:] . keys[j,:])
+///
+/// log_sum_exp  [query_heads, window], natural log
+/// precision    products and sums in fp32; error: reference/bounds/error_bounds.hpp, with window_chain() as its chain,
+///              window_product_chain() as its product_chain and window_rescalings() as its rescalings
+/// determinism  equal keys get equal logits, and bits do not depend on the device
+/// throws       ShapeMismatch, also for a window of no query or of more than there are tokens; DeviceError
+template <Storage T>
+void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspace workspace, Stream stream);
+
+/// The mean attention that the window's queries pay each token: reference::window_attention, by one pass over the keys.
+///
+///     mean[h, j] = (1 / window) sum_i exp(scale * queries[h,i,:] . keys[j,:] - log_sum_exp[h, i])
+///
+/// log_sum_exp  [query_heads, window], natural log
+/// mean         [query_heads, tokens], 0 for a token in a query's future
+/// precision, determinism, throws: as above
+template <Storage T>
+void window_attention(const WindowView<T>& window, const float* log_sum_exp, float* mean, Stream stream);
+
+/// The longest chain of fp32 additions over `tokens` tokens in window_log_sum_exp.
+int64_t window_chain(int64_t tokens);
+
+/// The longest chain of fp32 additions in one of the window's logits.
+int64_t window_product_chain(int64_t head_dim);
+
+/// How often what was summed over `tokens` tokens in window_log_sum_exp is rescaled.
+int64_t window_rescalings(int64_t tokens);
+
+/// reference::max_pool. Exact; NaN among the neighbours gives NaN.
+///
+/// scores, pooled  [rows, cols], device memory, scores with row_stride numbers from row to row, pooled without gaps;
+///                 not the same memory
+/// width           of the pool
+/// throws          ShapeMismatch for a width that is even or below 1, and where row_stride < cols; DeviceError
+void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, int64_t width,
+              float* pooled, Stream stream);
+
+/// reference::group_mean, heads added in their order.
+///
+/// scores     [query_heads, cols], device memory, without gaps
+/// mean       [query_heads / group_size, cols], likewise
+/// precision  fp32; error: group_mean_errors in reference/bounds/error_bounds.hpp
+/// throws     ShapeMismatch unless group_size divides query_heads; DeviceError
+void group_mean(const float* scores, int64_t query_heads, int64_t cols, int64_t group_size, float* mean,
+                Stream stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,205 @@
+// All that kernels include besides the primitives and their own declarations. By nvcc it is CUDA; by the C++ compiler the
+// emulation of CUDA (emulation/language.hpp), which runs a block's threads in turns on a processor.
+//
+// House rules: kernels live in kvbound::cuda; they have no static __shared__ variables, all shared memory comes from
+// SharedMemory; blocks are whole warps; no thread returns before the block's last barrier; every *_sync names all lanes
+// that take part; no float atomics.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <kvbound/cuda/support/build.hpp>
+#include <kvbound/cuda/support/call_site.hpp>
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/storage.hpp>
+
+#ifdef KVBOUND_CUDA_NATIVE
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#endif
+#include <cuda_runtime.h>
+#else
+#include <kvbound/cuda/emulation/language.hpp>
+#endif
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// A grid's or block's extent. Throws ShapeMismatch for what is negative or more than a grid can have: 2^31 - 1 blocks
+/// along x, 65,535 along y and z.
+inline dim3 extent(int64_t x, int64_t y = 1, int64_t z = 1) {
+  constexpr int64_t kMostX = std::numeric_limits<int>::max(), kMostYZ = 65535;
+  const auto require_within = [](char axis, int64_t length, int64_t most) {
+    if (0 <= length && length <= most) return;
+    throw ShapeMismatch("a launch has 0.." + std::to_string(most) + " blocks or threads along " + axis +
+                        ", not " + std::to_string(length));
+  };
+  require_within('x', x, kMostX);
+  require_within('y', y, kMostYZ);
+  require_within('z', z, kMostYZ);
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+}
+
+/// How to launch a kernel, and where in our source that is.
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  int64_t shared_bytes;
+  Stream stream;
+  CallSite where;
+
+  LaunchShape(dim3 blocks, dim3 threads, int64_t shared, Stream queue, CallSite caller = CallSite::current())
+      : grid(blocks), block(threads), shared_bytes(shared), stream(queue), where(caller) {}
+};
+
+#ifdef KVBOUND_CUDA_NATIVE
+namespace detail {
+void launch(const void* kernel, const LaunchShape& shape, void** arguments);
+}
+#endif
+
+/// Queues the kernel. Throws DeviceError, emulated also for whatever the kernel does wrong.
+template <class... P>
+void launch(const LaunchShape& shape, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
+#ifdef KVBOUND_CUDA_NATIVE
+  void* pointers[] = {static_cast<void*>(&arguments)..., nullptr};
+  detail::launch(reinterpret_cast<const void*>(kernel), shape, pointers);
+#else
+  const std::tuple<void (*)(P...), P...> bound(kernel, arguments...);
+  const auto call = [](const void* all) {
+    const auto run = [](void (*each)(P...), const P&... own) { each(own...); };
+    std::apply(run, *static_cast<const std::tuple<void (*)(P...), P...>*>(all));
+  };
+  emulation::run_grid({{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule()},
+                      shape.where);
+#endif
+}
+
+/// A cursor over the block's dynamic shared memory. In a kernel it hands out arrays, one behind the other; on the host it
+/// hands out null and only counts. So a struct of arrays whose constructor takes them from a cursor is both the layout
+/// and, by shared_bytes, its size.
+class SharedMemory {
+ public:
+  /// `count` objects, not initialised (emulated: NaN, guarded, and the same in every thread). alignment: a power of two,
+  /// 16 to 1024 bytes.
+  template <class T>
+#ifdef KVBOUND_CUDA_NATIVE
+  __host__ __device__ T* array(int64_t count, int alignment = 16) {
+    const int64_t begin = place<T>(count, alignment);
+#ifdef __CUDA_ARCH__
+    extern __shared__ __align__(1024) unsigned char kvbound_dynamic_shared_memory[];
+    return reinterpret_cast<T*>(kvbound_dynamic_shared_memory + begin);
+#else
+    static_cast<void>(begin);
+    return nullptr;
+#endif
+  }
+#else
+  T* array(int64_t count, int alignment = 16, CallSite where = CallSite::current()) {
+    const int64_t begin = place<T>(count, alignment);
+    if (!emulation::in_kernel()) return nullptr;
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    return static_cast<T*>(emulation::shared_array(arrays_++, begin, bytes, alignment, where));
+  }
+#endif
+
+  /// Up to the end of the last array.
+  __host__ __device__ int64_t bytes() const { return used_; }
+
+ private:
+  template <class T>
+  __host__ __device__ int64_t place(int64_t count, int alignment) {
+    static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16);
+    const int64_t begin = (used_ + alignment - 1) / alignment * alignment;
+    used_ = begin + count * static_cast<int64_t>(sizeof(T));
+    return begin;
+  }
+
+  int64_t used_ = 0;
+#ifndef KVBOUND_CUDA_NATIVE
+  int arrays_ = 0;
+#endif
+};
+
+/// The bytes that Layout(SharedMemory&, sizes...) takes.
+template <class Layout, class... Sizes>
+int64_t shared_bytes(Sizes... sizes) {
+  SharedMemory counter;
+  static_cast<void>(Layout(counter, sizes...));
+  return counter.bytes();
+}
+
+/// The first of these shapes of a block for which Layout(SharedMemory&, shape) takes no more than a block of this device
+/// may have. Throws ShapeMismatch if there is none.
+template <class Layout, class Shape>
+Shape first_that_fits(std::initializer_list<Shape> shapes) {
+  const int64_t most = device().shared_memory_per_block;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Shape& shape : shapes) {
+    const int64_t bytes = shared_bytes<Layout>(shape);
+    if (bytes <= most) return shape;
+    least = std::min(least, bytes);
+  }
+  throw ShapeMismatch("at least " + std::to_string(least) +
+                      " bytes of shared memory are needed but a block of this device has at most " +
+                      std::to_string(most));
+}
+
+#if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // what follows is for kernels
+
+/// Exact; a NaN stays NaN.
+__host__ __device__ inline float to_float(float number) { return number; }
+#ifdef KVBOUND_CUDA_NATIVE
+__device__ inline float to_float(Bfloat16 number) { return __uint_as_float(uint32_t{number.bits} << 16); }
+__device__ inline float to_float(Float16 number) { return __half2float(__ushort_as_half(number.bits)); }
+#else
+inline float to_float(Bfloat16 number) { return __uint_as_float(uint32_t{number.bits} << 16); }
+inline float to_float(Float16 number) {
+  constexpr uint32_t kExponent = 0x7c00;
+  const uint32_t sign = (number.bits & 0x8000U) << 16;
+  // As a binary32 with the fraction in place, 2^112 times too small; subnormal numbers become normal by the product.
+  const float small = __uint_as_float((number.bits & 0x7fffU) << 13);
+  const bool finite = (number.bits & kExponent) != kExponent;
+  const uint32_t magnitude =
+      finite ? __float_as_uint(small * 0x1p112F) : __float_as_uint(small) | 0x7f800000U;
+  return __uint_as_float(sign | magnitude);
+}
+#endif
+
+/// kVector<T> stored numbers as fp32.
+template <Storage T>
+struct Vector {
+  float values[kVector<T>];
+};
+
+/// The numbers in the 16 bytes at `from`, which are 16-byte aligned, in device or shared memory.
+template <Storage T>
+#ifdef KVBOUND_CUDA_NATIVE
+__device__ __forceinline__ Vector<T> load16(const T* from) {
+#else
+inline Vector<T> load16(const T* from, CallSite where = CallSite::current()) {
+  emulation::require_aligned(from, 16, "load16", where);
+#endif
+  const uint4 words = *reinterpret_cast<const uint4*>(from);
+  if constexpr (std::is_same_v<T, float>) {
+    return {{__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+             __uint_as_float(words.w)}};
+  } else {
+    const auto low = [](uint32_t word) { return to_float(T{static_cast<uint16_t>(word & 0xffff)}); };
+    const auto high = [](uint32_t word) { return to_float(T{static_cast<uint16_t>(word >> 16)}); };
+    return {{low(words.x), high(words.x), low(words.y), high(words.y), low(words.z), high(words.z),
+             low(words.w), high(words.w)}};
+  }
+}
+
+#endif
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

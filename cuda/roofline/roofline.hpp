@@ -1,0 +1,54 @@
+// What a device can do at most, to hold operations against: how fast it copies, and how fast it multiplies matrices.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/storage.hpp>
+
+namespace kvbound::cuda {
+
+/// The registers of tensor_products, in 32-bit words: 4 operands A of 4 words and 4 operands B of 2, for every lane.
+inline constexpr int64_t kProductOperands = (4 * 4 + 4 * 2) * 32;
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Copies within device memory by the runtime's own means. Reads `bytes` and writes as many. Not overlapping.
+/// Throws DeviceError.
+void copy(void* to, const void* from, int64_t bytes, Stream stream);
+
+/// Multiplies bf16 matrices (mma.sync m16n8k16, sums in fp32) on all multiprocessors, entirely in registers: what
+/// instructions of this kind can reach, whoever feeds them. Every warp does the same 16 products, `repeats` times:
+///
+///     C[i][j] += A[i] B[j],  i, j = 0..3,  A [16, 16], B [16, 8]
+///
+/// operands  [kProductOperands], device memory, two numbers each: word w of lane l at 32 w + l, first those of A[0..3],
+///           then those of B[0..3], in the layout of primitives/tensor_core.hpp
+/// sums      [tensor_product_threads()]: for every thread the sum of its numbers of C, so that nothing is left out
+/// throws    DeviceError
+void tensor_products(const uint32_t* operands, int64_t repeats, float* sums, Stream stream);
+int64_t tensor_product_threads();
+/// The FLOP of tensor_products, a product and a sum being two.
+double tensor_product_flop(int64_t repeats);
+
+/// The matrix products of cuBLAS, found when the program runs: nothing of ours is linked to it.
+class MatrixLibrary {
+ public:
+  virtual ~MatrixLibrary() = default;
+
+  /// Null if there is none, with the reason in `why`; never in the emulation.
+  static std::unique_ptr<MatrixLibrary> open(std::string* why);
+
+  virtual std::string name() const = 0;  ///< the file that was found
+
+  /// product = a b for bf16 matrices [side, side] without gaps in device memory, sums in fp32. Throws DeviceError.
+  virtual void multiply(const Bfloat16* a, const Bfloat16* b, Bfloat16* product, int64_t side,
+                        Stream stream) = 0;
+};
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

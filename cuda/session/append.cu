@@ -1,0 +1,60 @@
+#include "append.hpp"
+
+#include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+constexpr int kThreads = 64;
+
+// One block per KV head: it alone reads and changes its count.
+template <Storage T>
+__global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values,
+                              DeviceTensor<T> keys, DeviceTensor<T> values, int64_t* entries) {
+  const int64_t head = blockIdx.x;
+  const int64_t entry = entries[head];
+  __syncthreads();
+  if (entry >= keys.rows) return;
+  for (int64_t c = threadIdx.x; c < padded<T>(keys.cols); c += kThreads) {
+    keys.data[head * keys.slice_stride + entry * keys.row_stride + c] =
+        new_keys.data[head * new_keys.slice_stride + c];
+    values.data[head * values.slice_stride + entry * values.row_stride + c] =
+        new_values.data[head * new_values.slice_stride + c];
+  }
+  if (threadIdx.x == 0) entries[head] = entry + 1;
+}
+
+}  // namespace
+
+template <Storage T>
+void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
+            DeviceTensor<T> values, int64_t* entries, Stream stream) {
+  require_layout("new_keys", new_keys);
+  require_layout("new_values", new_values);
+  require_layout("keys", keys);
+  require_layout("values", values);
+  require_equal("slices of new_keys", new_keys.slices, "slices of keys", keys.slices);
+  require_equal("slices of new_values", new_values.slices, "slices of keys", keys.slices);
+  require_equal("slices of values", values.slices, "slices of keys", keys.slices);
+  require_equal("columns of new_keys", new_keys.cols, "columns of keys", keys.cols);
+  require_equal("columns of new_values", new_values.cols, "columns of keys", keys.cols);
+  require_equal("columns of values", values.cols, "columns of keys", keys.cols);
+  require_equal("rows of new_keys", new_keys.rows, "new entries", 1);
+  require_equal("rows of new_values", new_values.rows, "new entries", 1);
+  require_equal("rows of values", values.rows, "rows of keys", keys.rows);
+  if (keys.slices == 0) return;
+  launch(LaunchShape{dim3(static_cast<unsigned>(keys.slices)), dim3(kThreads), 0, stream}, append_kernel<T>,
+         new_keys, new_values, keys, values, entries);
+}
+
+template void append<float>(DeviceTensor<const float>, DeviceTensor<const float>, DeviceTensor<float>,
+                            DeviceTensor<float>, int64_t*, Stream);
+template void append<Float16>(DeviceTensor<const Float16>, DeviceTensor<const Float16>, DeviceTensor<Float16>,
+                              DeviceTensor<Float16>, int64_t*, Stream);
+template void append<Bfloat16>(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>,
+                               DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, int64_t*, Stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,79 @@
+#include "compaction.hpp"
+
+#include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVectorsPerThread = 4;  // loads in flight before the first store
+
+struct CompactArguments {
+  const uint4* rows;
+  const int64_t* kept;
+  const int64_t* count;
+  uint4* compacted;
+  int64_t kept_stride;
+  int64_t vectors;                   // of 16 bytes, in a row without what lies behind its padding
+  int64_t row_stride, slice_stride;  // in vectors
+  int64_t compacted_row_stride, compacted_slice_stride;  // in vectors
+};
+
+__global__ void __launch_bounds__(kThreads) compact_kernel(CompactArguments p) {
+  const int64_t g = blockIdx.y;
+  const int64_t size = p.count[g] * p.vectors;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kVectorsPerThread + threadIdx.x;
+  uint4 moved[kVectorsPerThread];
+#pragma unroll
+  for (int n = 0; n < kVectorsPerThread; ++n) {
+    const int64_t v = first + n * kThreads;
+    if (v >= size) break;
+    const int64_t position = p.kept[g * p.kept_stride + v / p.vectors];
+    moved[n] = p.rows[g * p.slice_stride + position * p.row_stride + v % p.vectors];
+  }
+#pragma unroll
+  for (int n = 0; n < kVectorsPerThread; ++n) {
+    const int64_t v = first + n * kThreads;
+    if (v >= size) break;
+    p.compacted[g * p.compacted_slice_stride + v / p.vectors * p.compacted_row_stride + v % p.vectors] =
+        moved[n];
+  }
+}
+
+}  // namespace
+
+template <Storage T>
+void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_stride, const int64_t* count,
+             DeviceTensor<T> compacted, Stream stream) {
+  require_layout("rows", rows);
+  require_layout("compacted", compacted);
+  require_equal("slices of rows", rows.slices, "slices of compacted", compacted.slices);
+  require_equal("columns of rows", rows.cols, "columns of compacted", compacted.cols);
+  const int64_t vectors = padded<T>(rows.cols) / kVector<T>;
+  constexpr int64_t kBlock = kThreads * kVectorsPerThread;
+  const int64_t blocks = (compacted.rows * vectors + kBlock - 1) / kBlock;
+  if (blocks == 0 || rows.slices == 0) return;
+  const CompactArguments arguments{reinterpret_cast<const uint4*>(rows.data),
+                                   kept,
+                                   count,
+                                   reinterpret_cast<uint4*>(compacted.data),
+                                   kept_stride,
+                                   vectors,
+                                   rows.row_stride / kVector<T>,
+                                   rows.slice_stride / kVector<T>,
+                                   compacted.row_stride / kVector<T>,
+                                   compacted.slice_stride / kVector<T>};
+  launch({extent(blocks, rows.slices), extent(kThreads), 0, stream}, compact_kernel, arguments);
+}
+
+template void compact(DeviceTensor<const float>, const int64_t*, int64_t, const int64_t*, DeviceTensor<float>,
+                      Stream);
+template void compact(DeviceTensor<const Float16>, const int64_t*, int64_t, const int64_t*,
+                      DeviceTensor<Float16>, Stream);
+template void compact(DeviceTensor<const Bfloat16>, const int64_t*, int64_t, const int64_t*,
+                      DeviceTensor<Bfloat16>, Stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

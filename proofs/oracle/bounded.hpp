@@ -1,0 +1,73 @@
+// Numbers of 50 decimal digits, and such numbers with a bound on the error of their evaluation in double
+// precision.
+//
+// A Bounded is the exact value of a quantity together with how far from it an evaluation in double precision
+// may end. Bounds are derived, never tuned: every operation obeys fl(x op y) = (x op y)(1 + d) + e with |d|
+// <= u = 2^-53 and |e| <= eta = 2^-1074 (only where a result may underflow), so
+//
+//     |fl(sum of n terms) - sum| <= gamma_{n-1} sum |terms|      in any order, with fused operations or
+//     without, gamma_k = k u / (1 - k u),
+//
+// and errors of the operands are carried along to first order and beyond (products of errors are not
+// dropped). exp is taken to be right to 2 u and eta, of which reference/numerics/exponential.hpp promises less; log to 1
+// ulp <= 2 u, as the C library promises.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <boost/multiprecision/cpp_bin_float.hpp>
+
+#include <kvbound/reference/core/view.hpp>
+
+namespace kvbound::oracle {
+
+/// 168 bits: every double converts exactly, exp(+-20000) neither overflows nor underflows.
+using Real = boost::multiprecision::cpp_bin_float_50;
+using Indices = std::span<const int64_t>;
+
+/// gamma_k = k u / (1 - k u) for double precision.
+Real gamma(int64_t k);
+
+/// u = 2^-53
+Real unit_roundoff();
+
+/// The oracle's own precision, relative to the sum of the absolute terms that it adds up.
+Real oracle_precision();
+
+struct Bounded {
+  Real value = 0;
+  Real bound = 0;  ///< of |double evaluation - value|
+
+  Bounded() = default;
+  Bounded(double exact) : value(exact) {}  // a number that both sides are given
+  Bounded(Real value_, Real bound_) : value(std::move(value_)), bound(std::move(bound_)) {}
+};
+using Row = std::vector<Bounded>;
+using Rows = std::vector<Row>;
+
+/// Numbers that both sides are given: bound 0.
+Row exactly(VectorView numbers);
+Rows exactly(MatrixView numbers);
+
+/// A value whose operands' errors moved it by at most `carried`, rounded this many times.
+Bounded rounded(const Real& value, const Real& carried, int roundings = 1);
+/// exp(x) = value where the argument is off by at most d <= 1: |exp(x + d) - exp(x)| <= exp(x) (d + d^2).
+Bounded exponential(const Real& value, const Real& argument_bound);
+
+Bounded operator+(const Bounded& a, const Bounded& b);
+Bounded operator-(const Bounded& a, const Bounded& b);
+Bounded operator-(const Bounded& a);
+Bounded operator*(const Bounded& a, const Bounded& b);
+Bounded operator/(const Bounded& a, const Bounded& b);  ///< b must be away from 0 by more than its bound
+Bounded abs(const Bounded& a);
+Bounded exp(const Bounded& a);
+Bounded log(const Bounded& a);
+Bounded sqrt(const Bounded& a);
+Bounded sum(const Row& terms);                 ///< in any order
+Bounded dot(const Row& a, const Row& b);       ///< in any order, fused or not
+Row at(const Row& row, Indices indices);       ///< the chosen entries
+Row outside(const Row& row, Indices indices);  ///< the others
+
+}  // namespace kvbound::oracle

@@ -1,0 +1,85 @@
+// An instance as a cache whose entries merge.
+#pragma once
+
+#include <kvbound/proofs/engine/instance.hpp>
+#include <kvbound/proofs/engine/theorem.hpp>
+#include <kvbound/proofs/oracle/merging.hpp>
+#include <kvbound/reference/merging/keep_kv.hpp>
+
+namespace kvbound::proofs {
+
+using Group = std::vector<int64_t>;
+
+/// Logits are kScale * query . key.
+inline constexpr double kScale = 0.5;
+
+/// Who leaves merges with the last kept entry before it, or with the first kept one if there is none: groups of two and
+/// more, the entry that stays first, the others ascending.
+std::vector<Group> groups_of(const Instance& instance);
+
+/// The keys of which the instance's logits are logits: what queries read of them solves the triangle of query vectors, the
+/// rest, which no query reads, is the entry's value. [tokens, rows of logits + head_dim]
+Matrix keys_of(const Instance& instance);
+
+/// One query head as if it had the KV head for itself, with several queries: the first is the one that it merges for.
+struct MergingHead {
+  exact::Reals predicted;              ///< ln s^ of every entry: the first query's logits
+  exact::Vectors queries;              ///< with the scale in them
+  std::vector<exact::Vectors> values;  ///< [kSpaces][entries]
+  exact::Vectors projection;           ///< its rows of W^O
+
+  /// A value as the space has it.
+  exact::Reals in(Space space, const exact::Reals& value) const;
+};
+
+/// Doubles, and the same exactly. The logits are those of keys and queries: the instance's own, but for rounding where keys
+/// take more than 53 bits.
+struct MergingCase {
+  explicit MergingCase(const Instance& instance);
+
+  /// Of every entry, by a query of this head.
+  exact::Reals logits(size_t head, size_t query) const {
+    return exact::logits(heads[head].queries[query], cache.keys);
+  }
+  exact::Reals predicted(size_t head, const Group& group) const;
+  exact::GroupMean mean(size_t head, const Group& group) const {
+    return {cache.at(group), predicted(head, group)};
+  }
+  /// ln D_h, the sum of all p s^
+  exact::Real log_denominator(size_t head) const;
+  /// The first queries of all heads.
+  exact::Vectors first_queries() const;
+  /// More than the absolute terms that 50 digits round in a logit of this head, and in a sum of values.
+  exact::Real logit_terms(size_t head) const;
+  exact::Real value_terms(size_t head, Space space) const;
+  /// The longest key.
+  exact::Real key_size() const;
+
+  Matrix keys;     ///< [tokens, key_dim]
+  Matrix queries;  ///< [rows of logits, key_dim], without the scale
+  exact::Entries cache;
+  std::vector<Group> groups;
+  std::vector<MergingHead> heads;
+};
+
+inline constexpr Sizes kMergingSizes{
+    .tokens = 7, .head_dim = 3, .model_dim = 3, .query_heads = 2, .queries = 2, .merging = true};
+
+/// Calls look(head, group) for all of them.
+template <class Look>
+void for_each_group(const MergingCase& merging, const Look& look) {
+  for (size_t h = 0; h < merging.heads.size(); ++h) {
+    for (const Group& group : merging.groups) look(h, group);
+  }
+}
+
+/// sum |a_c b_c|
+exact::Real absolute_terms(const exact::Reals& a, const exact::Reals& b);
+/// More than the absolute terms that went into a group's logarithms.
+exact::Real score_terms(const exact::Reals& log_scores);
+
+/// Members of a group for the reference: doubles, ln s^ of these heads.
+reference::GroupMembers members_of(const Instance& instance, const MergingCase& merging, const Group& group,
+                                   size_t first_head, size_t count);
+
+}  // namespace kvbound::proofs

@@ -1,0 +1,357 @@
+#include "error_bounds.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+
+#include "softmax_errors.hpp"
+
+namespace kvbound::reference {
+
+using namespace rounding;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Matrix absolute(MatrixView matrix) {
+  Matrix result(matrix.rows, matrix.cols);
+  for (int64_t i = 0; i < matrix.rows; ++i) {
+    std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
+  }
+  return result;
+}
+
+// What rounding does to an output beside what it does to logits and exponentials.
+struct OutputRounding {
+  double sum = 0;    // of the weights' common divisor
+  double terms = 0;  // of every weight times a value on its way into the output
+};
+
+// Bounds for the outputs of one query that see that errors of logits move an output only as far as its values differ from
+// it. Nothing is lost by underflow yet. Infinite where logits are off by too much.
+void centred_output_errors(VectorView logits, VectorView exponents, const SoftmaxErrors& softmax,
+                           MatrixView values, const OutputRounding& rounding, std::span<double> errors) {
+  const double total = softmax.growth;
+  if (!(total < 0.5)) {
+    std::ranges::fill(errors, kInfinity);
+    return;
+  }
+  std::vector<double> output(errors.size()), spread(errors.size()), size(errors.size());
+  for (size_t j = 0; j < logits.size(); ++j) {
+    const VectorView value = values.row(static_cast<int64_t>(j));
+    const double weight = weight_of(logits[j], softmax);
+    for (size_t c = 0; c < errors.size(); ++c) output[c] += weight * value[c];
+  }
+  for (size_t j = 0; j < logits.size(); ++j) {
+    const VectorView value = values.row(static_cast<int64_t>(j));
+    const double weight = weight_of(logits[j], softmax), off = weight * growth(exponents[j]);
+    for (size_t c = 0; c < errors.size(); ++c) {
+      spread[c] += off * std::abs(value[c] - output[c]);
+      size[c] += (weight + off) * std::abs(value[c]);
+    }
+  }
+  const double divisor = rounding.sum + (1 + rounding.sum) * 2 * total / (1 - total);
+  for (size_t c = 0; c < errors.size(); ++c) {
+    const double moved = spread[c] / (1 - total);
+    const double rounded = growth(rounding.terms) * size[c] / (1 - total);
+    errors[c] = moved + divisor * (std::abs(output[c]) + moved) + (1 + divisor) * rounded;
+  }
+}
+
+// Shows logits and softmax errors of every window query of one query head: visit(query, logits of the visible tokens,
+// their exponents T, the softmax's errors).
+template <class Visit>
+void visit_window_softmax(const LayerView& layer, int64_t head, int64_t window, const Arithmetic& arithmetic,
+                          const Visit& visit) {
+  const MatrixView keys = layer.keys.slice(layer.shape.kv_head_of(head));
+  const MatrixView queries = layer.queries.slice(head).middle_rows(layer.window_queries() - window, window);
+  const Matrix logits = attention_logits(queries, keys, layer.scale);
+  Matrix exponents = logit_errors(queries, keys, layer.scale, arithmetic);
+  for (int64_t i = 0; i < window; ++i) {
+    const auto visible = static_cast<size_t>(layer.prompt_tokens() - window + i + 1);
+    const VectorView seen = logits.row(i).first(visible);
+    const std::span<double> errors = exponents.row(i).first(visible);
+    const SoftmaxErrors softmax = softmax_errors(seen, errors, arithmetic);
+    visit(i, seen, errors, softmax);
+  }
+}
+
+void require_window(const LayerView& layer, int64_t window) {
+  if (window >= 1 && window <= layer.window_queries()) return;
+  throw ShapeMismatch("window is " + std::to_string(window) + " but the layer has " +
+                      std::to_string(layer.window_queries()) + " prompt queries");
+}
+
+// What absolute errors of stored queries and keys do to logits.
+void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic,
+                     Matrix& errors) {
+  const double floor = arithmetic.input_floor;
+  const double share = 2 * std::abs(scale) * floor;  // 2: whatever else is off, by less than as much again
+  std::vector<double> key_sums;
+  for (int64_t j = 0; j < keys.rows; ++j) key_sums.push_back(absolute_sum(keys.row(j)));
+  for (int64_t i = 0; i < queries.rows; ++i) {
+    const double both = absolute_sum(queries.row(i)) + static_cast<double>(queries.cols) * floor;
+    for (size_t j = 0; j < key_sums.size(); ++j) errors.row(i)[j] += share * (both + key_sums[j]);
+  }
+}
+
+// Of a product of a query and a key that somebody scales.
+double logit_share(int64_t head_dim, const Arithmetic& arithmetic) {
+  // By the scale and, if logits are taken to base 2, by log2 e; each itself rounded.
+  constexpr int64_t kScalings = 4;
+  return product_error(head_dim, kScalings, arithmetic);
+}
+
+// What errors of computed keys do to logits: error_bounds.md, "Computed keys and values".
+//
+// share  what products, sums and storage cost, of the sum of a logit's absolute terms: logit_share
+void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, double share,
+                    const Arithmetic& arithmetic, Matrix& errors) {
+  if (key_errors.rows == 0) return;
+  Matrix sizes = absolute(queries);
+  for (int64_t i = 0; i < sizes.rows(); ++i) {
+    for (double& size : sizes.row(i)) size += arithmetic.input_floor;
+  }
+  const Matrix moved = attention_logits(sizes, key_errors, (1 + share) * std::abs(scale));
+  for (int64_t i = 0; i < errors.rows(); ++i) {
+    // Where a key has no bound neither has its logit, though it be multiplied by 0.
+    for (int64_t j = 0; j < errors.cols(); ++j) {
+      errors(i, j) += moved(i, j) < kInfinity ? moved(i, j) : kInfinity;
+    }
+  }
+}
+
+// What errors of computed values do to outputs, whose weights may be off themselves: ibid.
+//
+// logits  with votes
+// widest  no weight is more than 1 by a larger share, however it errs
+void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double widest,
+                      MatrixView value_errors, Matrix& output) {
+  if (value_errors.rows == 0) return;
+  std::vector<double> log_sums;
+  for (int64_t i = 0; i < logits.rows(); ++i) log_sums.push_back(log_sum_exp(logits.row(i)));
+  for (int64_t j = 0; j < value_errors.rows; ++j) {
+    if (absolute_sum(value_errors.row(j)) == 0) continue;
+    for (int64_t i = 0; i < output.rows(); ++i) {
+      const double weight = std::exp(logits(i, j) - log_sums[static_cast<size_t>(i)]);
+      const double most = std::min(1 + widest, weight + weight_errors(i, j));
+      for (int64_t c = 0; c < output.cols(); ++c) output(i, c) += most * value_errors(j, c);
+    }
+  }
+}
+
+// || row ||, in either norm.
+double row_norm(VectorView row, Norm norm) {
+  double sum = 0;
+  for (const double x : row) sum += norm == Norm::l1 ? std::abs(x) : x * x;
+  return norm == Norm::l1 ? sum : std::sqrt(sum);
+}
+
+// x y of factors that are off by dx and dy: by how much, before rounding.
+double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
+
+}  // namespace
+
+Arithmetic single_precision() { return {.unit = 0x1p-24, .smallest = 0x1p-126, .exponential = 0x1p-22}; }
+
+Arithmetic tensor_core_precision() { return {.unit = 0x1p-22, .smallest = 0x1p-126, .exponential = 0x1p-22}; }
+
+Arithmetic double_precision() { return {.unit = 0x1p-53, .smallest = 0x1p-1022, .exponential = 0x1p-51}; }
+
+Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic) {
+  Matrix errors = attention_logits(absolute(queries), absolute(keys), std::abs(scale));
+  const double share = logit_share(queries.cols, arithmetic);
+  const double lost = (std::abs(scale) + 1) * 2 * static_cast<double>(queries.cols + 1) * arithmetic.smallest;
+  for (int64_t i = 0; i < errors.rows(); ++i) {
+    for (double& error : errors.row(i)) error = error * share + lost;
+  }
+  if (arithmetic.input_floor > 0) add_input_floor(queries, keys, scale, arithmetic, errors);
+  return errors;
+}
+
+AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView values, double scale,
+                                 VectorView votes, const Arithmetic& arithmetic, const CacheErrors& cache) {
+  require_equal("rows of keys", keys.rows, "rows of values", values.rows);
+  const int64_t tokens = keys.rows;
+  AttentionErrors result{
+      Matrix(queries.rows, values.cols), std::vector<double>(static_cast<size_t>(queries.rows)), {}, {}};
+  if (tokens == 0) return result;
+  Matrix logits = attention_logits(queries, keys, scale);
+  Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
+  add_key_errors(queries, cache.keys, scale, logit_share(queries.cols, arithmetic), arithmetic, coefficients);
+  result.logits = coefficients;
+  const double terms = chain(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
+  const OutputRounding rounding{sum_error(tokens, terms, arithmetic),
+                                gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
+                                    2 * arithmetic.weights + arithmetic.input};
+  Matrix centred(queries.rows, values.cols);
+  for (int64_t i = 0; i < queries.rows; ++i) {
+    const std::span<double> row = logits.row(i), errors = coefficients.row(i);
+    for (size_t j = 0; j < votes.size(); ++j) {
+      const double log_votes = std::log(votes[j]);
+      errors[j] += exponential(arithmetic) * std::abs(log_votes) +
+                   2 * unit(arithmetic) * (std::abs(row[j]) + std::abs(log_votes));
+      row[j] += log_votes;
+    }
+    const SoftmaxErrors softmax = softmax_errors(row, errors, arithmetic);
+    result.log_sum_exp[static_cast<size_t>(i)] = log_sum_exp_error(softmax, tokens, arithmetic);
+    centred_output_errors(row, errors, softmax, values,
+                          {rounding.sum + gamma(changes, arithmetic), rounding.terms}, centred.row(i));
+    for (size_t j = 0; j < row.size(); ++j) {
+      const double weight = weight_of(row[j], softmax);
+      const double share = softmax_share(weight, errors[j], softmax);
+      errors[j] =
+          weight_error(weight, share + (1 + share) * growth(rounding.sum + rounding.terms), arithmetic);
+    }
+  }
+  multiply(coefficients, absolute(values), result.output.view());
+  const Matrix sizes = absolute(values);
+  const double widest = growth(rounding.sum + rounding.terms + gamma(changes, arithmetic));
+  const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
+  for (int64_t c = 0; c < values.cols; ++c) {
+    double lost_weights = 0, least = kInfinity, most = -kInfinity;
+    for (int64_t j = 0; j < tokens; ++j) {
+      lost_weights += sizes(j, c) * weight_error(0, 0, arithmetic);
+      least = std::min(least, values(j, c));
+      most = std::max(most, values(j, c));
+    }
+    // Both outputs are means of the values, whatever the weights, but for the rounding of sums.
+    const double range = most - least + widest * std::max(std::abs(most), std::abs(least));
+    for (int64_t i = 0; i < queries.rows; ++i) {
+      result.output(i, c) =
+          std::min({result.output(i, c), centred(i, c) + lost_weights, range + lost_weights}) + lost;
+    }
+  }
+  add_value_errors(logits, coefficients, widest, cache.values, result.output);
+  result.weights = std::move(coefficients);
+  return result;
+}
+
+Matrix window_log_sum_exp_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic) {
+  require_window(layer, window);
+  Matrix errors(layer.shape.query_heads, window);
+  parallel_for(layer.shape.query_heads, [&](int64_t h) {
+    visit_window_softmax(layer, h, window, arithmetic,
+                         [&](int64_t i, VectorView logits, VectorView, const SoftmaxErrors& softmax) {
+                           errors(h, i) =
+                               log_sum_exp_error(softmax, static_cast<int64_t>(logits.size()), arithmetic);
+                         });
+  });
+  return errors;
+}
+
+Matrix window_attention_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic) {
+  require_window(layer, window);
+  Matrix errors(layer.shape.query_heads, layer.prompt_tokens());
+  const double averaging = gamma(static_cast<double>(window) + 2, arithmetic);
+  const auto queries = static_cast<double>(window);
+  const auto add_errors = [&](std::span<double> sums, VectorView logits, VectorView exponents,
+                              const SoftmaxErrors& softmax) {
+    const auto tokens = static_cast<int64_t>(logits.size());
+    // Holds for weights by the log-sum-exp, and more so for those divided by their sum.
+    const double shared = log_sum_exp_error(softmax, tokens, arithmetic);
+    for (size_t j = 0; j < logits.size(); ++j) {
+      const double weight = weight_of(logits[j], softmax);
+      const double error = weight_error(weight, growth(exponents[j] + shared), arithmetic);
+      sums[j] += (error + averaging * (weight + error)) / queries;
+    }
+  };
+  parallel_for(layer.shape.query_heads, [&](int64_t h) {
+    visit_window_softmax(layer, h, window, arithmetic,
+                         [&](int64_t, VectorView logits, VectorView exponents, const SoftmaxErrors& softmax) {
+                           add_errors(errors.row(h), logits, exponents, softmax);
+                         });
+  });
+  return errors;
+}
+
+Matrix max_pool_errors(MatrixView errors, int64_t width) { return max_pool(errors, width); }
+
+Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_size,
+                         const Arithmetic& arithmetic) {
+  Matrix mean = group_mean(errors, group_size);
+  const Matrix size = group_mean(absolute(scores), group_size);
+  const double rounding = gamma(static_cast<double>(group_size) + 1, arithmetic);
+  for (int64_t g = 0; g < mean.rows(); ++g) {
+    for (int64_t j = 0; j < mean.cols(); ++j) {
+      mean(g, j) += rounding * (size(g, j) + mean(g, j)) + 2 * arithmetic.smallest;
+    }
+  }
+  return mean;
+}
+
+Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, MatrixView output_projection,
+                                   Norm norm, MatrixView norms, const Arithmetic& arithmetic) {
+  require_equal("rows of norms", norms.rows, "query_heads", shape.query_heads);
+  require_equal("columns of norms", norms.cols, "rows of values", values.rows);
+  Matrix errors(norms.rows, norms.cols);
+  const double share = product_error(shape.head_dim, 0, arithmetic);
+  const double adding =
+      gamma(chain(arithmetic, shape.model_dim) + 3, arithmetic) + reference_error(shape.model_dim);
+  const auto columns = static_cast<double>(shape.model_dim);
+  const double lost = norm == Norm::l1
+                          ? columns * 2 * static_cast<double>(shape.head_dim + 1) * arithmetic.smallest
+                          : std::sqrt(columns * arithmetic.smallest);  // a square too small to count
+  // What absolute errors of stored values and W^O do to || v W^O ||.
+  const double norm_of_ones = norm == Norm::l1 ? columns : std::sqrt(columns);
+  const auto floor_error = [&](VectorView value, double projection_size) {
+    const double floor = arithmetic.input_floor;
+    const double value_size = absolute_sum(value) + static_cast<double>(shape.head_dim) * floor;
+    return 2 * floor * (projection_size + norm_of_ones * value_size);
+  };
+  parallel_for(shape.query_heads, [&](int64_t h) {
+    std::vector<double> row_norms;
+    for (int64_t c = 0; c < shape.head_dim; ++c) {
+      row_norms.push_back(row_norm(output_projection.row(h * shape.head_dim + c), norm));
+    }
+    const MatrixView rows = values.slice(shape.kv_head_of(h));
+    const double projection_size = absolute_sum(row_norms);
+    for (int64_t j = 0; j < rows.rows; ++j) {
+      double size = 0;  // || |v| |W| ||, or in L2 a number no smaller
+      for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
+      const double products = share * size + floor_error(rows.row(j), projection_size);
+      errors(h, j) = products + adding * (norms(h, j) + products) + lost;
+    }
+  });
+  return errors;
+}
+
+std::vector<double> stage_two_score_errors(MatrixView head_scores, MatrixView head_errors, MatrixView norms,
+                                           MatrixView norm_errors, double epsilon, GqaProduct gqa,
+                                           const Arithmetic& arithmetic) {
+  require_equal("rows of head_scores", head_scores.rows, "rows of norms", norms.rows);
+  require_equal("columns of head_scores", head_scores.cols, "columns of norms", norms.cols);
+  const auto heads = static_cast<double>(head_scores.rows);
+  const double rounding = gamma(2 * heads + 6, arithmetic);
+  std::vector<double> errors(static_cast<size_t>(norms.cols));
+  for (int64_t j = 0; j < norms.cols; ++j) {
+    double spread = 0, size = 0;
+    double score = 0, score_error = 0, norm = 0, norm_error = 0;
+    for (int64_t h = 0; h < norms.rows; ++h) {
+      const double a = head_scores(h, j) + epsilon, da = head_errors(h, j);
+      const double n = norms(h, j), dn = norm_errors(h, j);
+      spread += product_spread(a, da, n, dn) / heads;
+      size += a * n / heads;
+      score += a / heads;
+      score_error += da / heads;
+      norm += n / heads;
+      norm_error += dn / heads;
+    }
+    if (gqa == GqaProduct::product_of_means) {
+      spread = product_spread(score, score_error, norm, norm_error);
+      size = score * norm;
+    }
+    errors[static_cast<size_t>(j)] = spread + rounding * (size + spread) + 4 * heads * arithmetic.smallest;
+  }
+  return errors;
+}
+
+}  // namespace kvbound::reference

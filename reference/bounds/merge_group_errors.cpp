@@ -1,0 +1,446 @@
+#include "merge_group_errors.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#define EIGEN_DONT_PARALLELIZE
+#include <Eigen/SVD>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/merging/merge_baselines.hpp>
+#include <kvbound/reference/numerics/inner_product.hpp>
+#include "softmax_errors.hpp"
+
+namespace kvbound::reference {
+
+using namespace rounding;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Relative: more than rounding does to a bound's own sums.
+constexpr double kOwnRounding = 0x1p-30;
+// Where a group has no ZIP scale: keep_kv.hpp.
+
+double largest_size(VectorView numbers) {
+  double result = 0;
+  for (const double number : numbers) result = std::max(result, std::abs(number));
+  return result;
+}
+
+double largest(VectorView numbers) { return numbers.empty() ? 0 : *std::ranges::max_element(numbers); }
+
+void widen(std::span<double> errors) {
+  for (double& error : errors) error *= 1 + kOwnRounding;
+}
+
+// What a group comes to for one score, and how far each of it may be off.
+struct MeanErrors {
+  GroupMean mean;
+  std::vector<double> key, value;
+  double log_weight = 0, mean_log_score = 0, divergence = 0;
+};
+
+// How far m and KL may be off: merge_group_errors.md, "KL".
+void add_divergence_errors(const GroupMembers& members, VectorView scores, VectorView errors,
+                           const Arithmetic& arithmetic, MeanErrors& result) {
+  const GroupMean& mean = result.mean;
+  const double moved = largest(errors);
+  const double votes = sum(members.votes);
+  double size = 1 + 2 * largest_size(scores) + std::log(votes);
+  for (const double vote : members.votes)
+    size = std::max(size, 1 + 2 * largest_size(scores) + std::log(vote));
+  const double rounding =
+      (2 * exponential(arithmetic) + gamma(2 * static_cast<double>(scores.size()) + 12, arithmetic)) * size;
+  result.log_weight = moved + rounding;
+  if (!(moved < 0.25)) {
+    result.mean_log_score = result.divergence = kInfinity;
+    return;
+  }
+  double spread = 0;
+  for (size_t j = 0; j < scores.size(); ++j) {
+    spread += mean.weights[j] * std::abs(scores[j] - mean.mean_log_score);
+  }
+  const double off = growth(2 * moved);
+  result.mean_log_score = moved + off * spread + rounding;
+  result.divergence = moved * (1 + off) * (spread + 2 * moved + off * spread) + rounding;
+}
+
+MeanErrors mean_errors(const GroupMembers& members, VectorView scores, VectorView score_errors,
+                       const MemberErrors& errors, const Arithmetic& arithmetic) {
+  MeanErrors result{group_mean(members, scores), {}, {}};
+  std::vector<double> logits, off;
+  for (size_t j = 0; j < scores.size(); ++j) {
+    const double log_votes = std::log(members.votes[j]);
+    logits.push_back(scores[j] + log_votes);
+    off.push_back(score_errors[j] + exponential(arithmetic) * log_votes +
+                  2 * unit(arithmetic) * (std::abs(scores[j]) + log_votes));
+  }
+  result.key = weighted_mean_errors(logits, off, members.keys, errors.keys, arithmetic);
+  result.value = weighted_mean_errors(logits, off, members.values, errors.values, arithmetic);
+  add_divergence_errors(members, scores, score_errors, arithmetic, result);
+  return result;
+}
+
+// mean_h of scores and of their errors.
+struct UncertainScores {
+  Matrix scores, errors;
+};
+
+UncertainScores merging_scores(const MergeErrorsCase& given, const GroupMembers& members,
+                               const MemberErrors& errors, const Arithmetic& arithmetic) {
+  const int64_t heads = members.log_scores.rows(), count = members.log_scores.cols();
+  UncertainScores result{members.log_scores, errors.log_scores};
+  if (heads == 1 || given.rule.gqa == MergeGqa::joint) return result;
+  result = {Matrix(1, count), Matrix(1, count)};
+  for (int64_t j = 0; j < count; ++j) {
+    double sum = 0, size = 0, off = 0;
+    for (int64_t h = 0; h < heads; ++h) {
+      sum += members.log_scores(h, j);
+      size += std::abs(members.log_scores(h, j));
+      off += errors.log_scores(h, j);
+    }
+    const auto shared = static_cast<double>(heads);
+    result.scores(0, j) = sum / shared;
+    result.errors(0, j) = (off + gamma(shared + 2, arithmetic) * size) / shared;
+  }
+  return result;
+}
+
+// The queries that a merge goes by, and how far each component may be off.
+struct MergingQueries {
+  Matrix rows, errors;
+};
+
+MergingQueries merging_queries(const MergeErrorsCase& given, const Arithmetic& arithmetic) {
+  const MatrixView queries = given.queries;
+  const bool joint = given.rule.gqa == MergeGqa::joint;
+  MergingQueries result{Matrix(joint ? queries.rows : 1, queries.cols),
+                        Matrix(joint ? queries.rows : 1, queries.cols)};
+  const double heads = joint ? 1 : static_cast<double>(queries.rows);
+  for (int64_t h = 0; h < queries.rows; ++h) {
+    const int64_t row = joint ? h : 0;
+    for (int64_t c = 0; c < queries.cols; ++c) {
+      result.rows(row, c) += queries(h, c) / heads;
+      result.errors(row, c) +=
+          (gamma(heads + 3, arithmetic) + arithmetic.input) * std::abs(queries(h, c)) / heads +
+          arithmetic.input_floor / heads;
+    }
+  }
+  return result;
+}
+
+// Of KL q / (scale ||q||^2).
+std::vector<double> single_correction_errors(const MergingQueries& queries, double scale,
+                                             const MeanErrors& mean, const Arithmetic& arithmetic) {
+  const VectorView query = queries.rows.row(0);
+  std::vector<double> errors(query.size());
+  const double size = norm(query), off = norm(queries.errors.row(0));
+  if (size == 0 && off == 0) return errors;
+  const double far = off < size / 2 ? off / (size * (size - off)) +
+                                          gamma(2 * static_cast<double>(query.size()) + 16, arithmetic) / size
+                                    : kInfinity;
+  const double divergence = mean.mean.divergence;
+  for (size_t c = 0; c < errors.size(); ++c) {
+    const double share = std::abs(query[c]) / (size * size);
+    errors[c] =
+        (mean.divergence * (share + far) + divergence * far + gamma(8, arithmetic) * divergence * share) /
+        std::abs(scale);
+    if (!(errors[c] < kInfinity)) errors[c] = kInfinity;
+  }
+  return errors;
+}
+
+// What a truncated pseudo-inverse of the queries may be off by: merge_group_errors.md, "Joint corrections".
+struct InverseErrors {
+  double size = 0;   // 2-norm
+  double error = 0;  // likewise, of the difference
+};
+
+InverseErrors inverse_errors(const MergingQueries& queries, double rank, const Arithmetic& arithmetic) {
+  const int64_t heads = queries.rows.rows(), columns = queries.rows.cols();
+  Eigen::MatrixXd rows(columns, heads);
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t c = 0; c < columns; ++c) rows(c, h) = queries.rows(h, c);
+  }
+  const Eigen::VectorXd sigmas = Eigen::JacobiSVD<Eigen::MatrixXd>(rows).singularValues();
+  Eigen::Index kept = 0;
+  while (kept < sigmas.size() && sigmas[kept] > 0 && sigmas[kept] >= rank * sigmas[0]) ++kept;
+  const double stored = norm(queries.errors.numbers());
+  if (kept == 0) return {0, stored == 0 ? 0 : kInfinity};
+  const double most = sigmas[0], least = sigmas[kept - 1];
+  const auto sizes = static_cast<double>((heads + 1) * (columns + heads));
+  const double off = stored + 16 * sizes * unit(arithmetic) * norm(queries.rows.numbers()) * (most / least);
+  for (const double sigma : sigmas) {
+    if (!(std::abs(sigma - rank * most) > 2 * off)) return {1 / least, kInfinity};
+  }
+  if (!(off < least / 2)) return {1 / least, kInfinity};
+  double apart = off;
+  if (kept < sigmas.size()) {
+    const double gap = least - sigmas[kept];
+    if (!(gap > 2 * off)) return {1 / least, kInfinity};
+    apart += off / (gap - off) * (most + off);
+  }
+  return {1 / least, 2 * apart / (least * (least - off))};
+}
+
+// Of the shortest correction towards all heads' logits.
+std::vector<double> joint_correction_errors(const MergeErrorsCase& given, const MergingQueries& queries,
+                                            const std::vector<MeanErrors>& means, VectorView mean_key,
+                                            VectorView mean_key_errors, const Arithmetic& arithmetic) {
+  const InverseErrors inverse = inverse_errors(queries, given.rule.rank, arithmetic);
+  const double scale = std::abs(given.scale);
+  const auto columns = static_cast<double>(mean_key.size());
+  std::vector<double> targets, target_errors;
+  for (size_t h = 0; h < means.size(); ++h) {
+    const VectorView query = queries.rows.row(static_cast<int64_t>(h));
+    const VectorView query_errors = queries.errors.row(static_cast<int64_t>(h));
+    const MeanErrors& mean = means[h];
+    double target = -mean.mean.divergence / given.scale, error = 0;
+    for (size_t c = 0; c < mean_key.size(); ++c) {
+      const double key = mean.mean.key[c], apart = key - mean_key[c], size = std::abs(query[c]);
+      target += query[c] * apart;
+      error += (size + query_errors[c]) * (mean.key[c] + mean_key_errors[c]) +
+               query_errors[c] * std::abs(apart) +
+               gamma(columns + 8, arithmetic) * size * (std::abs(key) + std::abs(mean_key[c]));
+    }
+    targets.push_back(target);
+    target_errors.push_back(error + mean.divergence / scale +
+                            gamma(8, arithmetic) * mean.mean.divergence / scale);
+  }
+  const double wanted = norm(targets), off = norm(target_errors);
+  const double rounding = gamma(columns + static_cast<double>(means.size()) + 8, arithmetic);
+  // A pseudo-inverse that is off by less than half of its own size has at most twice that size.
+  const double error = inverse.error * wanted + 2 * inverse.size * (off + rounding * wanted);
+  return std::vector<double>(mean_key.size(), error < kInfinity ? error : kInfinity);
+}
+
+// Of mean_h k-_h.
+std::vector<double> mean_key_errors(const std::vector<MeanErrors>& means, std::span<double> mean_key,
+                                    const Arithmetic& arithmetic) {
+  const auto heads = static_cast<double>(means.size());
+  std::vector<double> errors(mean_key.size());
+  for (size_t c = 0; c < errors.size(); ++c) {
+    for (const MeanErrors& mean : means) {
+      mean_key[c] += mean.mean.key[c] / heads;
+      errors[c] += (mean.key[c] + gamma(heads + 2, arithmetic) * std::abs(mean.mean.key[c])) / heads;
+    }
+  }
+  return errors;
+}
+
+enum class ZipCase { scaled, singular, unknown };
+
+ZipCase zip_case(const MeanErrors& mean, VectorView scores, VectorView errors) {
+  if (!(mean.divergence < kInfinity)) return ZipCase::unknown;
+  const double size = std::abs(mean.mean.mean_log_score), most = largest_size(scores), off = largest(errors);
+  const double limit = kSingularZip * (most + off) * (1 + kOwnRounding);
+  if (size - mean.mean_log_score > limit) return ZipCase::scaled;
+  const bool surely = size + mean.mean_log_score < kSingularZip * (most - off) * (1 - kOwnRounding);
+  return surely && mean.mean.divergence > mean.divergence ? ZipCase::singular : ZipCase::unknown;
+}
+
+// Of k- (1 - KL / m).
+std::vector<double> zip_key_errors(const MeanErrors& mean, const Arithmetic& arithmetic) {
+  const double size = std::abs(mean.mean.mean_log_score), least = size - mean.mean_log_score;
+  const double share = mean.mean.divergence / size;
+  const double scale = std::abs(1 - mean.mean.divergence / mean.mean.mean_log_score);
+  const double off =
+      (mean.divergence + share * mean.mean_log_score) / least + 4 * unit(arithmetic) * (1 + share);
+  std::vector<double> errors;
+  for (size_t c = 0; c < mean.key.size(); ++c) {
+    const double number = std::abs(mean.mean.key[c]);
+    errors.push_back((scale + off) * mean.key[c] + off * number + 2 * unit(arithmetic) * scale * number);
+  }
+  return errors;
+}
+
+void add(VectorView more, std::vector<double>& errors) {
+  for (size_t c = 0; c < errors.size(); ++c) errors[c] += more[c];
+}
+
+std::vector<double> key_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
+                               const UncertainScores& scores, const Arithmetic& arithmetic) {
+  std::vector<double> mean_key(means.front().key.size());
+  std::vector<double> errors = mean_key_errors(means, mean_key, arithmetic);
+  if (given.rule.key == MergedKey::convex) return errors;
+  const MergingQueries queries = merging_queries(given, arithmetic);
+  const MeanErrors& first = means.front();
+  if (given.rule.key == MergedKey::zip) {
+    switch (zip_case(first, scores.scores.row(0), scores.errors.row(0))) {
+      case ZipCase::scaled:
+        return zip_key_errors(first, arithmetic);
+      case ZipCase::unknown:
+        return std::vector<double>(errors.size(), kInfinity);
+      case ZipCase::singular:
+        break;
+    }
+  }
+  if (means.size() == 1) {
+    add(single_correction_errors(queries, given.scale, first, arithmetic), errors);
+  } else {
+    add(joint_correction_errors(given, queries, means, mean_key, errors, arithmetic), errors);
+  }
+  return errors;
+}
+
+// Of sum_h c_h v-_h / sum_h c_h.
+std::vector<double> joint_value_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
+                                       const Arithmetic& arithmetic) {
+  if (means.size() == 1) return means.front().value;
+  std::vector<double> logits, off;
+  Matrix values, errors;
+  for (size_t h = 0; h < means.size(); ++h) {
+    const double share = means[h].mean.log_weight - given.log_denominators[h];
+    logits.push_back(2 * share);
+    off.push_back(2 * (means[h].log_weight + given.denominator_errors[h]) +
+                  4 * unit(arithmetic) *
+                      (std::abs(means[h].mean.log_weight) + std::abs(given.log_denominators[h])));
+    values.append_row(means[h].mean.value);
+    errors.append_row(means[h].value);
+  }
+  return weighted_mean_errors(logits, off, values, errors, arithmetic);
+}
+
+// Of a mean by weights that keys alone say.
+MergedEntryErrors by_keys(VectorView logits, VectorView off, const GroupMembers& members,
+                          const MemberErrors& errors, const Arithmetic& arithmetic) {
+  return {weighted_mean_errors(logits, off, members.keys, errors.keys, arithmetic),
+          weighted_mean_errors(logits, off, members.values, errors.values, arithmetic),
+          {}};
+}
+
+}  // namespace
+
+std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, MatrixView rows,
+                                         MatrixView row_errors, const Arithmetic& arithmetic) {
+  const auto members = static_cast<double>(rows.rows);
+  std::vector<double> result(static_cast<size_t>(rows.cols), kInfinity);
+  std::vector<double> exponents(errors.begin(), errors.end());
+  SoftmaxErrors softmax;
+  if (largest(exponents) < kInfinity) {
+    softmax = softmax_errors(logits, exponents, arithmetic);
+  } else {
+    softmax = {log_sum_exp(logits), kInfinity, 0};
+  }
+  const double rounding = gamma(members + 8, arithmetic);
+  for (int64_t c = 0; c < rows.cols; ++c) {
+    double mean = 0, spread = 0, size = 0, off = 0, least = kInfinity, most = -kInfinity, farthest = 0;
+    for (int64_t j = 0; j < rows.rows; ++j) {
+      mean += weight_of(logits[static_cast<size_t>(j)], softmax) * rows(j, c);
+      least = std::min(least, rows(j, c));
+      most = std::max(most, rows(j, c));
+      farthest = std::max(farthest, row_errors(j, c));
+    }
+    const double widest = std::max(std::abs(least), std::abs(most));
+    // Both are means of rows, whatever the weights.
+    double error = most - least + farthest + 2 * rounding * (widest + farthest);
+    if (softmax.growth < 0.5) {
+      for (int64_t j = 0; j < rows.rows; ++j) {
+        const double weight = weight_of(logits[static_cast<size_t>(j)], softmax);
+        const double moved = weight * growth(exponents[static_cast<size_t>(j)]);
+        spread += moved * std::abs(rows(j, c) - mean);
+        size += (weight + moved) * std::abs(rows(j, c));
+        off += (weight + moved) * row_errors(j, c);
+      }
+      const double share = 1 / (1 - softmax.growth);
+      error = std::min(error, share * (spread + 2 * rounding * (size + off) + off));
+    }
+    result[static_cast<size_t>(c)] = error + 2 * members * arithmetic.smallest * (1 + widest);
+  }
+  widen(result);
+  return result;
+}
+
+MergedEntryErrors merge_group_errors(const MergeErrorsCase& given, const GroupMembers& members,
+                                     const MemberErrors& errors, const Arithmetic& arithmetic) {
+  const UncertainScores scores = merging_scores(given, members, errors, arithmetic);
+  std::vector<MeanErrors> means;
+  for (int64_t h = 0; h < scores.scores.rows(); ++h) {
+    means.push_back(mean_errors(members, scores.scores.row(h), scores.errors.row(h), errors, arithmetic));
+  }
+  MergedEntryErrors result{
+      key_errors(given, means, scores, arithmetic), joint_value_errors(given, means, arithmetic), {}};
+  widen(result.key);
+  widen(result.value);
+  for (int64_t h = 0; h < members.log_scores.rows(); ++h) {
+    MeanErrors own;
+    own.mean = group_mean(members, members.log_scores.row(h));
+    add_divergence_errors(members, members.log_scores.row(h), errors.log_scores.row(h), arithmetic, own);
+    result.log_scores.push_back(own.log_weight * (1 + kOwnRounding));
+  }
+  return result;
+}
+
+double cosine_error(VectorView key, VectorView key_errors, VectorView other, VectorView other_errors,
+                    const Arithmetic& arithmetic) {
+  const double size = norm(key), off = norm(key_errors), other_size = norm(other),
+               other_off = norm(other_errors);
+  if (size == 0 || other_size == 0)
+    return (size == 0 && off > 0) || (other_size == 0 && other_off > 0) ? 2 : 0;
+  const auto columns = static_cast<double>(key.size());
+  const double lost =
+      2 * columns * arithmetic.smallest / std::min({1.0, size * size, other_size * other_size});
+  const double error = 2 * (off / size + other_off / other_size) + gamma(2 * columns + 12, arithmetic) +
+                       2 * arithmetic.tensor_sums + lost;
+  return std::min(2.0, error * (1 + kOwnRounding));
+}
+
+MergedEntryErrors similarity_mean_errors(const GroupMembers& members, const MemberErrors& errors,
+                                         const Arithmetic& arithmetic) {
+  const std::vector<double> weights = similarity_weights(members.keys);
+  std::vector<double> logits, off;
+  for (size_t j = 0; j < weights.size(); ++j) {
+    const auto row = static_cast<int64_t>(j);
+    logits.push_back(std::log(weights[j]));
+    // The reference's own logarithm of a weight is off by roundings of what is below 2 and ln of the members.
+    off.push_back((j == 0 ? 0
+                          : cosine_error(members.keys.row(row), errors.keys.row(row), members.keys.row(0),
+                                         errors.keys.row(0), arithmetic)) +
+                  gamma(static_cast<double>(weights.size()) + 12, arithmetic));
+  }
+  return by_keys(logits, off, members, errors, arithmetic);
+}
+
+MergedEntryErrors gaussian_mean_errors(const GroupMembers& members, const MemberErrors& errors,
+                                       const Arithmetic& arithmetic) {
+  const int64_t count = members.keys.rows(), columns = members.keys.cols();
+  const auto others = static_cast<double>(count - 1);
+  std::vector<double> distances(static_cast<size_t>(count)), off(static_cast<size_t>(count));
+  const double share = gamma(2 * static_cast<double>(columns) + 8, arithmetic) + 2 * arithmetic.tensor_sums;
+  for (int64_t j = 1; j < count; ++j) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const double apart = std::abs(members.keys(j, c) - members.keys(0, c));
+      const double moved =
+          errors.keys(j, c) + errors.keys(0, c) +
+          2 * unit(arithmetic) * (std::abs(members.keys(j, c)) + std::abs(members.keys(0, c)));
+      distances[static_cast<size_t>(j)] += apart * apart;
+      off[static_cast<size_t>(j)] += moved * (2 * apart + moved);
+    }
+    off[static_cast<size_t>(j)] += share * (distances[static_cast<size_t>(j)] + off[static_cast<size_t>(j)]);
+  }
+  const double whole = sum(distances),
+               whole_off = sum(off) + gamma(others + 2, arithmetic) * (whole + sum(off));
+  std::vector<double> logits(static_cast<size_t>(count)), logit_errors(static_cast<size_t>(count));
+  const bool exact = whole_off == 0;  // no distance at all on either side
+  for (size_t j = 0; !exact && j < logits.size(); ++j) {
+    const double twice_variance = 2 * whole / others;
+    if (whole > 0) logits[j] = -distances[j] / twice_variance;
+    logit_errors[j] = whole_off < whole / 2 ? (off[j] + distances[j] * whole_off / (whole - whole_off)) /
+                                                      twice_variance / (1 - whole_off / whole) +
+                                                  gamma(4, arithmetic) * std::abs(logits[j])
+                                            : kInfinity;
+  }
+  return by_keys(logits, logit_errors, members, errors, arithmetic);
+}
+
+double score_ema_error(int64_t updates, double ema, double largest_score, const Arithmetic& arithmetic) {
+  const double u = unit(arithmetic), e = exponential(arithmetic);
+  const double each = 8 * u + 4 * e + 2 * u * largest_score;
+  return (static_cast<double>(updates) * each + 4 * u / (1 - ema) + 3 * e * (1 + largest_score) +
+          4 * u * largest_score) *
+         (1 + kOwnRounding);
+}
+
+}  // namespace kvbound::reference

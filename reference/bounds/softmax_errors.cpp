@@ -1,0 +1,108 @@
+#include "softmax_errors.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <kvbound/reference/attention.hpp>
+
+namespace kvbound::reference::rounding {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kDoubleUnit = 0x1p-53;
+// Above this exponent e^x is taken for infinity. A weight that double precision takes for 0, being below e^-745, then
+// stays below e^-145 however its logit errs.
+constexpr double kMostExponent = 600;
+constexpr double kLostWeight = 1e-62;
+
+double longest(int64_t chain, int64_t terms) {
+  return static_cast<double>(chain < 0 ? terms : std::min(chain, terms));
+}
+
+}  // namespace
+
+double unit(const Arithmetic& arithmetic) { return arithmetic.unit + kDoubleUnit; }
+double exponential(const Arithmetic& arithmetic) { return arithmetic.exponential + 4 * kDoubleUnit; }
+
+double gamma(double count, const Arithmetic& arithmetic) {
+  const double product = count * unit(arithmetic);
+  return product < 1 ? product / (1 - product) : kInfinity;
+}
+
+double reference_error(int64_t terms) { return 1.01 * static_cast<double>(terms) * kDoubleUnit; }
+
+// e^x - 1 <= x + x^2 for 0 <= x <= 1
+double growth(double x) {
+  if (x <= 1) return x + x * x;
+  return x <= kMostExponent ? std::expm1(x) : kInfinity;
+}
+
+double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
+  const double roundings = longest(arithmetic.product_chain, terms) + 1 + static_cast<double>(further);
+  const double adding = gamma(roundings, arithmetic) + reference_error(terms);
+  const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
+  return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
+}
+
+double chain(const Arithmetic& arithmetic, int64_t terms) { return longest(arithmetic.chain, terms); }
+
+double rescalings(const Arithmetic& arithmetic, int64_t tokens) {
+  return static_cast<double>(arithmetic.rescalings < 0 ? (tokens + 15) / 16 : arithmetic.rescalings);
+}
+
+double absolute_sum(VectorView row) {
+  double sum = 0;
+  for (const double x : row) sum += std::abs(x);
+  return sum;
+}
+
+double weight_of(double logit, const SoftmaxErrors& softmax) { return std::exp(logit - softmax.log_sum_exp); }
+
+SoftmaxErrors softmax_errors(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic) {
+  SoftmaxErrors result{log_sum_exp(logits), 0, 0};
+  for (const double z : logits) result.largest = std::max(result.largest, std::abs(z));
+  const auto tokens = static_cast<int64_t>(logits.size());
+  const double changes = rescalings(arithmetic, tokens);
+  const double u = unit(arithmetic), e = exponential(arithmetic);
+  const double most = exponents.empty() ? 0 : *std::ranges::max_element(exponents);
+  const double shared = 4 * u * most + e + u + changes * (e + 2 * u) +
+                        (changes > 0 ? 4 * u * result.largest : 0) +
+                        2 * u * (result.largest + std::log(static_cast<double>(tokens)));
+  for (size_t j = 0; j < logits.size(); ++j) {
+    exponents[j] += shared + 2 * u * std::abs(logits[j]);
+    const double weight = weight_of(logits[j], result);
+    if (exponents[j] > kMostExponent) result.growth = kInfinity;
+    result.growth += weight > 0 ? weight * growth(exponents[j]) : 0;
+  }
+  result.growth += static_cast<double>(tokens) * kLostWeight;
+  return result;
+}
+
+double softmax_share(double weight, double exponent, const SoftmaxErrors& softmax) {
+  const double own = growth(exponent);
+  if (!(softmax.growth < kInfinity) || own == kInfinity) return kInfinity;
+  const double others = std::max(0.0, softmax.growth - weight * own) + 4 * kDoubleUnit * softmax.growth;
+  const double spread = others * (1 + own) + std::max(0.0, 1 - weight) * own;
+  return spread < 0.5 ? spread / (1 - spread) : std::expm1(exponent + softmax.growth);
+}
+
+// What the sum of a softmax's exponentials adds to the relative error of every weight: its own rounding, a
+// division, and exponentials too small to count, which are less than `smallest` beside a sum of at least 1.
+double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic) {
+  return gamma(terms + 3, arithmetic) + reference_error(tokens) +
+         2 * static_cast<double>(tokens) * arithmetic.smallest;
+}
+
+double weight_error(double weight, double share, const Arithmetic& arithmetic) {
+  if (!(share < kUnbounded)) return kUnbounded;
+  return weight * share + 2 * arithmetic.smallest + kLostWeight;
+}
+
+double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic) {
+  const double log_tokens = std::log(static_cast<double>(tokens));
+  return errors.growth + sum_error(tokens, chain(arithmetic, tokens), arithmetic) +
+         exponential(arithmetic) * log_tokens + 3 * unit(arithmetic) * (errors.largest + log_tokens);
+}
+
+}  // namespace kvbound::reference::rounding

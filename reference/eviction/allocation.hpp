@@ -1,0 +1,53 @@
+// How a budget is shared out: over the KV heads of a layer, and over layers. Totals are kept exactly.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/view.hpp>
+
+namespace kvbound::reference {
+
+/// AdaKV's budgets of one layer's KV heads.
+///
+///     f_h = how many of head h's candidates are among the sum_h k_h largest scores of all heads together
+///     k'_h = floor((1 - safeguard) f_h + safeguard k_h), the rest of the total one by one to the largest fractional parts
+///
+/// scores      [kv_heads, candidates]; ties: smaller head, then index
+/// candidates  [kv_heads]: k_h, how many candidates each head would keep without
+/// returns     [kv_heads]: k'_h, of the same sum, each at most the candidates. Exact arithmetic; ties: smaller head
+/// throws      ShapeMismatch, also for a k_h that is not among 0..candidates; NonFinite if a score is NaN
+/// source      AdaKV (arXiv:2407.11550)
+std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
+                                   std::span<const int64_t> candidates);
+
+/// The second step alone: how they share out, given whose scores are largest.
+///
+/// found       [kv_heads]: f_h, of the same sum as k_h
+/// candidates  [kv_heads]: k_h
+/// throws      ShapeMismatch
+std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t> found,
+                                  std::span<const int64_t> candidates);
+
+/// PyramidKV's budgets of all layers.
+///
+///     d = min(b - b / beta, b - least, n - b)
+///     linear: b_l = b + d (1 - 2 l / (L - 1));   cosine: b_l = b + d cos(pi l / (L - 1))
+///
+/// floors, the rest of the total L b one by one to the largest fractional parts (ties: smaller layer). Where neither the
+/// always-kept entries nor the prompt's length cuts it, that is from 2 b - b / beta down to b / beta. Linear in exact
+/// arithmetic; cosine's fractional parts count as equal where they agree to 2^-30.
+///
+/// layers   L, 1..2^20; one layer has b
+/// budget   b, the mean, entries per KV head
+/// least    1..b: the entries that the host always keeps, at least one
+/// tokens   n, b..2^42
+/// returns  [layers], of sum L b, each in least..n, never rising
+/// throws   ShapeMismatch; InvalidPolicy for beta < 1
+/// source   PyramidKV (arXiv:2406.02069); cosine: KeepKV (arXiv:2504.09936)
+std::vector<int64_t> pyramid_budgets(const Pyramid& options, int64_t layers, int64_t budget, int64_t least,
+                                     int64_t tokens);
+
+}  // namespace kvbound::reference

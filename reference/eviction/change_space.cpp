@@ -1,0 +1,65 @@
+#include "change_space.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <kvbound/reference/numerics/product.hpp>
+
+namespace kvbound::reference {
+namespace {
+
+double inner_product(VectorView a, VectorView b) {
+  double sum = 0;
+  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+Matrix absolute(MatrixView matrix) {
+  Matrix result(matrix.rows, matrix.cols);
+  for (int64_t i = 0; i < matrix.rows; ++i) {
+    std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
+  }
+  return result;
+}
+
+}  // namespace
+
+ChangeSpace::ChangeSpace(Space space, MatrixView output_projection) : lengths_(space, output_projection) {
+  if (space == Space::head) return;
+  model_dim_ = output_projection.cols;
+  absolute_gram_ = Matrix(output_projection.rows, output_projection.rows);
+  const Matrix sizes = absolute(output_projection);
+  multiply_transposed(sizes, sizes, absolute_gram_.view());
+}
+
+double ChangeSpace::size(VectorView x) const {
+  if (!is_projected()) return std::sqrt(inner_product(x, x));
+  double squared = 0;
+  for (size_t c = 0; c < x.size(); ++c) {
+    double row = 0;
+    const VectorView gram = absolute_gram_.row(static_cast<int64_t>(c));
+    for (size_t k = 0; k < x.size(); ++k) row += gram[k] * std::abs(x[k]);
+    squared += std::abs(x[c]) * row;
+  }
+  return std::sqrt(squared);
+}
+
+std::vector<ChangeSpace> change_spaces(Space space, MatrixView output_projection, int64_t query_heads) {
+  const int64_t head_dim = output_projection.rows / query_heads;
+  std::vector<ChangeSpace> spaces;
+  for (int64_t h = 0; h < query_heads; ++h) {
+    spaces.emplace_back(space, output_projection.middle_rows(h * head_dim, head_dim));
+  }
+  return spaces;
+}
+
+MeasuredValues::MeasuredValues(MatrixView values, std::span<const ChangeSpace> spaces)
+    : sizes(static_cast<int64_t>(spaces.size()), values.rows), squared_norms(sizes.rows(), values.rows) {
+  for (size_t h = 0; h < spaces.size(); ++h) {
+    const auto row = static_cast<int64_t>(h);
+    std::ranges::copy(spaces[h].lengths().squared_norms(values), squared_norms.row(row).begin());
+    for (int64_t j = 0; j < values.rows; ++j) sizes(row, j) = spaces[h].size(values.row(j));
+  }
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,46 @@
+// The space in which changes of one query head's output are measured, with the sums of absolute terms that bounds need.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/view.hpp>
+
+#include "value_space.hpp"
+
+namespace kvbound::reference {
+
+/// The space in which one query head's changes are measured, and the sums of absolute terms in it.
+///
+///     size(x) = || |x| |W| ||_2  in the hidden state's, ||x||_2 in the head's own:  never below the length of x
+class ChangeSpace {
+ public:
+  /// output_projection  [head_dim, model_dim], needed for `projected` alone
+  ChangeSpace(Space space, MatrixView output_projection);
+
+  double size(VectorView x) const;
+  const ValueSpace& lengths() const { return lengths_; }
+  bool is_projected() const { return !lengths_.is_head(); }
+  int64_t model_dim() const { return model_dim_; }  ///< 0 for the head's own
+
+ private:
+  ValueSpace lengths_;
+  Matrix absolute_gram_;  // |W| |W|^T
+  int64_t model_dim_ = 0;
+};
+
+/// returns [query_heads]
+std::vector<ChangeSpace> change_spaces(Space space, MatrixView output_projection, int64_t query_heads);
+
+/// Some values as every query head's space sees them: computed once, however many queries judge.
+struct MeasuredValues {
+  MeasuredValues() = default;
+  MeasuredValues(MatrixView values, std::span<const ChangeSpace> spaces);
+
+  Matrix sizes;          ///< [heads, entries]
+  Matrix squared_norms;  ///< [heads, entries]
+};
+
+}  // namespace kvbound::reference

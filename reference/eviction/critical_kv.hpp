@@ -1,0 +1,80 @@
+// CriticalKV: keep what carries the output, by attention first, by attention times projected value norm then.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::reference {
+
+/// How strongly each cached value reaches the hidden state.
+///
+///     norms[i] = || values[i,:] * output_projection ||     in L1 or L2
+///
+/// values             [tokens, head_dim]     one KV head
+/// output_projection  [head_dim, model_dim]  this query head's rows of W^O
+/// returns            [tokens], >= 0, hidden-state units; empty for no tokens. The product is formed block by
+///                    block and never stored whole
+/// throws             ShapeMismatch if the inner dimensions differ; NonFinite if a norm is NaN or infinite
+/// source             CriticalKV (arXiv:2502.03805), Theorem 3.3
+/// proof              proofs/critical_kv.md#ckv-3.3
+std::vector<double> projected_value_norms(MatrixView values, MatrixView output_projection, Norm norm);
+
+/// The same for every query head of a layer, in parallel.
+///
+/// values             [kv_heads, tokens, head_dim]
+/// output_projection  [query_heads * head_dim, model_dim]
+/// returns            [query_heads, tokens]
+Matrix projected_value_norms(const LayerShape& shape, TensorView values, MatrixView output_projection,
+                             Norm norm);
+
+/// The score by which stage two selects, for one KV head.
+///
+///     mean-of-products:  s_j = mean_h (a^h_j + epsilon) N^h_j
+///     product-of-means:  s_j = (mean_h a^h_j + epsilon) mean_h N^h_j
+///
+/// head_scores  a [group_size, entries]: attention score per query head of the group
+/// norms        N [group_size, entries]: projected value norms
+/// returns      [entries], >= 0
+/// throws       ShapeMismatch
+/// source       CriticalKV, Algorithm 1; the sum over query heads of products is what the bound asks for
+/// proof        proofs/critical_kv.md#ckv-window; what epsilon costs: proofs/critical_kv.md#ckv-epsilon
+std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, double epsilon,
+                                     GqaProduct gqa);
+
+/// Entries picked in two stages, as ascending indices.
+struct TwoStageSelection {
+  std::vector<int64_t> stage_one;
+  std::vector<int64_t> selected;  ///< both stages
+};
+
+/// Stage one takes the entries of largest attention score, stage two the largest stage-two scores among the
+/// rest.
+///
+/// attention_score, stage_two_score  [entries]
+/// k                0..entries: entries selected
+/// stage_one_count  0..k
+/// throws           ShapeMismatch, NonFinite
+/// source           CriticalKV, Algorithm 1
+/// proof            proofs/critical_kv.md#ckv-3.5
+TwoStageSelection select_critical(VectorView attention_score, VectorView stage_two_score, int64_t k,
+                                  int64_t stage_one_count);
+
+/// The smallest stage one that meets the theorem's assumption wherever it can be checked.
+///
+///     min { s : sum_{always kept} A_j + sum_{s best candidates} A_j > 1/2 for every row A },
+///     k if there is none
+///
+/// attention_weights  [rows, tokens]: a row per query and query head of the group
+/// always_kept        positions
+/// ranked             [k] positions, best first
+/// returns            0..k
+/// source             ours: the answer to CriticalKV's question how to choose alpha (Assumption 3.4)
+/// proof              proofs/critical_kv.md#ckv-adaptive-alpha
+int64_t adaptive_stage_one(MatrixView attention_weights, std::span<const int64_t> always_kept,
+                           std::span<const int64_t> ranked);
+
+}  // namespace kvbound::reference

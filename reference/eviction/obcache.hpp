@@ -1,0 +1,87 @@
+// What every cache entry is worth to some queries: how far their outputs move without it, by OBCache's Taylor terms or exactly.
+//
+// For one query, with A its attention weights, z its logits (votes left out) and o its output, all over what it sees:
+//
+//     value   A_j^2 || v_j ||^2                            the change if v_j were 0 and A stayed: exact
+//     key     A_j^2 z_j^2 || v_j - o ||^2                  E(t)/t^2 as t -> 0, k_j shrunk to (1 - t) k_j
+//     joint   A_j^2 || v_j + z_j (v_j - o) ||^2            likewise, k_j and v_j shrunk together
+//     exact   A_j^2 || v_j - o_(-j) ||^2                   the change if j is removed; o_(-j) the output without j
+//     slot    || o' - o ||^2, k_j and v_j 0, j still there   OBCache's eq. 1 without approximation; recall only
+//
+// exact equals (A_j / (1 - A_j))^2 || v_j - o ||^2, which cancels as A_j -> 1. It is taken in that form only where A_j <= 1/2;
+// an entry that holds more is alone in that, and o_(-j), 1 - A_j and the others' weights come from the softmax of the others,
+// for joint and slot likewise. key is taken as it stands: v_j - o of an entry that holds nearly all is off by rounding of o.
+//
+// All but `value` have the form w^2 || a v_j - b o ||^2, so one product V o^T serves all entries:
+// a^2 |v_j|^2 - 2 a b v_j . o + b^2 |o|^2. Where that cancels to less than a 2^-13th of its terms, the difference is formed
+// element by element.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+#include "value_space.hpp"
+
+namespace kvbound::reference {
+
+/// Which change is measured.
+enum class Change { value, key, joint, exact, slot };
+
+/// What a score measures; none for attention itself.
+std::optional<Change> change_of(const Score& score);
+/// In which space; of attention, the head's own.
+Space space_of(const Score& score);
+
+/// One KV head's cache, as scores look at it.
+struct ScoredCache {
+  MatrixView keys;           ///< [entries, head_dim]
+  MatrixView values;         ///< [entries, head_dim]
+  MatrixView squared_norms;  ///< [heads, entries]: ValueSpace::squared_norms of the values, per query head
+  std::span<const ValueSpace> spaces;  ///< [heads]
+  VectorView votes =
+      {};  ///< [entries], p > 0; empty: 1 for all. Weights and outputs are with them, z is without
+};
+
+/// Output and scores of one query per query head, each of which sees all the cache.
+struct ScoredAttention {
+  Matrix output;   ///< [heads, head_dim]
+  Matrix weights;  ///< A [heads, entries]
+  Matrix scores;   ///< [heads, entries], >= 0; +infinity for `exact` of the only entry
+};
+
+/// Attention over a cache, and what each entry is worth to it.
+///
+/// queries  [heads, head_dim], the query heads of one KV head
+/// throws   ShapeMismatch; NonFinite if a logit or a score is NaN, a logit infinite
+/// source   OBCache (arXiv:2510.07651), Table 2 and eq. 1; exact: ours, KeepKV (arXiv:2504.09936) eq. 4 implies it
+/// proof    proofs/obcache.md
+ScoredAttention scored_attention(Change change, MatrixView queries, const ScoredCache& cache, double scale);
+
+/// The scores of the prompt's entries, added up over the window's queries.
+///
+///     scores[h, j] = sum_{i in window, j <= position of i} score^h_ij
+///
+/// layer    its last `window` recorded queries judge
+/// window   1..layer.window_queries()
+/// returns  [query_heads, n], >= 0; not pooled. Not the product tokens x model_dim but tokens x head_dim is formed
+/// throws   ShapeMismatch if the window is not recorded; NonFinite
+/// source   OBCache, Algorithm 1
+Matrix window_scores(const LayerView& layer, int64_t window, Change change, Space space);
+
+/// The sum over the query heads that share a KV head.
+///
+///     sum[g, j] = sum_{h in group g} scores[h, j]
+///
+/// scores      [query_heads, entries]
+/// group_size  divides query_heads
+/// returns     [query_heads / group_size, entries]
+/// throws      ShapeMismatch if group_size does not divide
+/// source      OBCache, eq. 33-35
+Matrix group_sum(MatrixView scores, int64_t group_size);
+
+}  // namespace kvbound::reference

@@ -1,0 +1,105 @@
+#include "theta_sweep.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/perturbation.hpp>
+
+#include "selection.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<double> lambdas() {
+  constexpr int kPoints = 25;
+  std::vector<double> result{0};
+  for (int i = 0; i < kPoints; ++i) result.push_back(std::pow(10.0, -3 + 6.0 * i / (kPoints - 1)));
+  result.push_back(kInfinity);
+  return result;
+}
+
+// N^h_j / mean_j N^h_j over all tokens, at the candidates; 0 for a head whose values are all zero.
+Matrix relative_norms(const ThetaSweepInput& input) {
+  Matrix relative(input.head_scores.rows, input.head_scores.cols);
+  for (int64_t h = 0; h < relative.rows(); ++h) {
+    const VectorView norms = input.projected_value_norms.row(h);
+    double mean = 0;
+    for (const double norm : norms) mean += norm;
+    mean /= static_cast<double>(norms.size());
+    for (int64_t j = 0; j < relative.cols(); ++j) {
+      const double norm = norms[static_cast<size_t>(input.candidates[static_cast<size_t>(j)])];
+      relative(h, j) = mean > 0 ? norm / mean : 0;
+    }
+  }
+  return relative;
+}
+
+std::vector<double> sweep_scores(MatrixView head_scores, MatrixView relative_norms, double lambda) {
+  std::vector<double> scores(static_cast<size_t>(head_scores.cols), 0.0);
+  for (int64_t h = 0; h < head_scores.rows; ++h) {
+    for (int64_t j = 0; j < head_scores.cols; ++j) {
+      const double factor = lambda == kInfinity ? 1 : lambda + relative_norms(h, j);
+      scores[static_cast<size_t>(j)] += head_scores(h, j) * factor;
+    }
+  }
+  for (double& score : scores) score /= static_cast<double>(head_scores.rows);
+  return scores;
+}
+
+// sum_h theta_h of a selection; infinite if it keeps nothing of a head's attention.
+double total_bound(const ThetaSweepInput& input, const std::vector<int64_t>& selected) {
+  std::vector<int64_t> kept(input.always_kept.begin(), input.always_kept.end());
+  for (const int64_t i : selected) kept.push_back(input.candidates[static_cast<size_t>(i)]);
+  std::ranges::sort(kept);
+  double total = 0;
+  for (int64_t h = 0; h < input.attention_weights.rows; ++h) {
+    const VectorView weights = input.attention_weights.row(h);
+    if (!(attention_mass(weights, kept) > 0)) return kInfinity;
+    total += perturbation_bound(eviction_weights(weights, kept), input.projected_value_norms.row(h));
+  }
+  return total;
+}
+
+void require_valid(const ThetaSweepInput& input, int64_t k) {
+  const MatrixView weights = input.attention_weights;
+  const MatrixView norms = input.projected_value_norms;
+  require_equal("candidates", static_cast<int64_t>(input.candidates.size()), "columns of head_scores",
+                input.head_scores.cols);
+  require_equal("columns of attention_weights", weights.cols, "columns of projected_value_norms", norms.cols);
+  require_equal("rows of attention_weights", weights.rows, "rows of projected_value_norms", norms.rows);
+  require_equal("rows of attention_weights", weights.rows, "rows of head_scores", input.head_scores.rows);
+  for (int64_t h = 0; h < weights.rows; ++h) {
+    require_finite("attention_weights", weights.row(h));
+    require_finite("projected_value_norms", norms.row(h));
+  }
+  for (const std::vector<int64_t>& rival : input.rivals) {
+    require_equal("entries of a rival", static_cast<int64_t>(rival.size()), "k", k);
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> select_theta_sweep(const ThetaSweepInput& input, int64_t k) {
+  require_valid(input, k);
+  const Matrix norms = relative_norms(input);
+  std::optional<std::vector<int64_t>> best;
+  double best_bound = kInfinity;
+  const auto consider = [&](std::vector<int64_t> selected) {
+    const double bound = total_bound(input, selected);
+    if (best && !(bound < best_bound)) return;
+    best = std::move(selected);
+    best_bound = bound;
+  };
+  for (const double lambda : lambdas()) {
+    consider(select_top(sweep_scores(input.head_scores, norms, lambda), k));
+  }
+  for (const std::vector<int64_t>& rival : input.rivals) consider(rival);
+  return *best;
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,71 @@
+#include "window_logits.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
+
+namespace kvbound::reference {
+namespace {
+
+// Query heads, of one KV head, and queries of each that are worked on at a time: bounds the weights in memory
+// to this many rows.
+constexpr int64_t kHeadBlock = 4;
+constexpr int64_t kQueryBlock = 32;
+
+int64_t recorded(const LayerView& layer, int64_t window) {
+  if (window >= 1 && window <= layer.window_queries()) return window;
+  throw ShapeMismatch("window is " + std::to_string(window) + " but " +
+                      std::to_string(layer.window_queries()) + " prompt queries are recorded");
+}
+
+}  // namespace
+
+std::vector<HeadBlock> head_blocks(const LayerShape& shape, int64_t kv_head) {
+  std::vector<HeadBlock> blocks;
+  for (int64_t h = 0; h < shape.group_size(); h += kHeadBlock) {
+    blocks.push_back({kv_head * shape.group_size() + h, std::min(kHeadBlock, shape.group_size() - h)});
+  }
+  return blocks;
+}
+
+std::vector<HeadBlock> head_blocks(const LayerShape& shape) {
+  std::vector<HeadBlock> blocks;
+  for (int64_t g = 0; g < shape.kv_heads; ++g) {
+    for (const HeadBlock& heads : head_blocks(shape, g)) blocks.push_back(heads);
+  }
+  return blocks;
+}
+
+WindowLogits::WindowLogits(const LayerView& layer, int64_t window)
+    : layer_(layer),
+      window_(recorded(layer, window)),
+      queries_(std::min(kHeadBlock, layer.shape.group_size()) * std::min(kQueryBlock, window),
+               layer.shape.head_dim),
+      logits_(static_cast<size_t>(queries_.rows() * layer.prompt_tokens())) {}
+
+void WindowLogits::visit(const HeadBlock& heads, const std::function<void(const WindowLogitsBlock&)>& visit) {
+  for (int64_t first = 0; first < window_; first += kQueryBlock) {
+    visit_block(heads, layer_.window_queries() - window_ + first, std::min(kQueryBlock, window_ - first),
+                visit);
+  }
+}
+
+// Recorded queries first..first + count - 1.
+void WindowLogits::visit_block(const HeadBlock& heads, int64_t first, int64_t count,
+                               const std::function<void(const WindowLogitsBlock&)>& visit) {
+  const int64_t rows = heads.count * count;
+  WindowLogitsBlock block{heads, count, {}, {}, {logits_.data(), rows, layer_.prompt_tokens()}};
+  for (int64_t row = 0; row < rows; ++row) {
+    const MatrixView queries = layer_.queries.slice(heads.first + row / count);
+    std::ranges::copy(queries.row(first + row % count), queries_.row(row).begin());
+    block.visible.push_back(layer_.prompt_tokens() - layer_.window_queries() + first + row % count + 1);
+  }
+  block.largest = attention_logits(queries_.view().middle_rows(0, rows),
+                                   layer_.keys.slice(layer_.shape.kv_head_of(heads.first)), layer_.scale,
+                                   block.visible, block.logits);
+  visit(block);
+}
+
+}  // namespace kvbound::reference

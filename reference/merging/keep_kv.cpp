@@ -1,0 +1,212 @@
+#include "keep_kv.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/inner_product.hpp>
+
+#include "weighted_mean.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+// The rows' mean.
+Matrix mean_row(MatrixView rows) {
+  Matrix mean(1, rows.cols);
+  for (int64_t i = 0; i < rows.rows; ++i) {
+    for (int64_t c = 0; c < rows.cols; ++c) mean(0, c) += rows(i, c);
+  }
+  for (double& number : mean.row(0)) number /= static_cast<double>(rows.rows);
+  return mean;
+}
+
+// -ln sum_j (p_j / P) exp(x_j) for x whose mean by the weights w is 0; for x next to 0 from expm1, so that 1 is not in the way.
+double divergence(VectorView shares, VectorView centred) {
+  double below = 0, whole = 0;
+  for (size_t j = 0; j < shares.size(); ++j) {
+    below += shares[j] * std::expm1(centred[j]);
+    whole += shares[j] * std::exp(centred[j]);
+  }
+  const double result = below > -0.5 ? -std::log1p(below) : -std::log(whole);
+  if (!std::isfinite(result)) throw NonFinite("log_scores are too far apart");
+  return std::max(0.0, result);
+}
+
+void require_consistent(const MergeQueries& queries, const GroupMembers& members) {
+  if (members.keys.rows() == 0) throw ShapeMismatch("a group of no members");
+  require_equal("columns of keys", members.keys.cols(), "columns of queries", queries.head_dim());
+  require_equal("rows of values", members.values.rows(), "rows of keys", members.keys.rows());
+  require_equal("votes", static_cast<int64_t>(members.votes.size()), "rows of keys", members.keys.rows());
+  require_equal("columns of log_scores", members.log_scores.cols(), "rows of keys", members.keys.rows());
+  require_equal("rows of log_scores", members.log_scores.rows(), "query heads", queries.heads());
+}
+
+std::vector<GroupMean> group_means(const MergeQueries& queries, const GroupMembers& members) {
+  const Matrix scores = queries.merging_scores(members.log_scores);
+  std::vector<GroupMean> means;
+  for (int64_t h = 0; h < scores.rows(); ++h) means.push_back(group_mean(members, scores.row(h)));
+  return means;
+}
+
+// sum_h c_h v-_h / sum_h c_h, c_h = (W_h / D_h)^2.
+std::vector<double> joint_value(const MergeQueries& queries, const std::vector<GroupMean>& means) {
+  if (means.size() == 1) return means.front().value;
+  std::vector<double> weights;
+  Matrix values;
+  for (size_t h = 0; h < means.size(); ++h) {
+    weights.push_back(2 * (means[h].log_weight - queries.log_denominator(static_cast<int64_t>(h))));
+    values.append_row(means[h].value);
+  }
+  softmax(weights, *std::ranges::max_element(weights), weights);
+  return weighted_mean(weights, values);
+}
+
+// mean_h k-_h.
+std::vector<double> mean_key(const std::vector<GroupMean>& means) {
+  std::vector<double> key(means.front().key.size());
+  for (const GroupMean& mean : means) {
+    for (size_t c = 0; c < key.size(); ++c) key[c] += mean.key[c];
+  }
+  for (double& number : key) number /= static_cast<double>(means.size());
+  return key;
+}
+
+// By how much each query's logit of `key` misses scale q_h . k-_h - KL_h.
+std::vector<double> missing_logits(const MergeQueries& queries, const std::vector<GroupMean>& means,
+                                   VectorView key) {
+  std::vector<double> missing;
+  std::vector<double> apart(key.size());
+  for (size_t h = 0; h < means.size(); ++h) {
+    for (size_t c = 0; c < key.size(); ++c) apart[c] = means[h].key[c] - key[c];
+    missing.push_back(queries.logit(static_cast<int64_t>(h), apart) - means[h].divergence);
+  }
+  return missing;
+}
+
+std::vector<double> min_norm_key(const MergeQueries& queries, const std::vector<GroupMean>& means) {
+  std::vector<double> key = mean_key(means);
+  const std::vector<double> correction = queries.correction(missing_logits(queries, means, key));
+  for (size_t c = 0; c < key.size(); ++c) key[c] += correction[c];
+  return key;
+}
+
+// z* / m = 1 - KL / m.
+ZipScale zip_scale(const GroupMean& mean, VectorView log_scores) {
+  if (mean.divergence == 0) return {};
+  double largest = 0;
+  for (const double score : log_scores) largest = std::max(largest, std::abs(score));
+  if (std::abs(mean.mean_log_score) <= kSingularZip * largest) return {1, true};
+  return {1 - mean.divergence / mean.mean_log_score, false};
+}
+
+std::vector<double> zip_key(const MergeQueries& queries, const std::vector<GroupMean>& means,
+                            const ZipScale& zip) {
+  if (zip.singular) return min_norm_key(queries, means);
+  std::vector<double> key = means.front().key;
+  for (double& number : key) number *= zip.scale;
+  return key;
+}
+
+}  // namespace
+
+MergeQueries::MergeQueries(const KeyRule& rule, MatrixView queries, double scale,
+                           std::vector<double> log_denominators)
+    : rule_(rule), heads_(queries.rows), log_denominators_(std::move(log_denominators)) {
+  if (rule.key == MergedKey::zip && rule.gqa == MergeGqa::joint && heads_ > 1) {
+    throw InvalidPolicy("key=zip takes one score and one query: it goes with gqa=mean, not with gqa=joint");
+  }
+  const bool joint = rule.gqa == MergeGqa::joint && heads_ > 1;
+  if (joint) {
+    require_equal("log_denominators", static_cast<int64_t>(log_denominators_.size()), "query heads", heads_);
+  } else {
+    log_denominators_.clear();
+  }
+  const Matrix mean = joint ? Matrix() : mean_row(queries);
+  const MatrixView merging = joint ? queries : mean.view();
+  queries_ = Matrix(merging.rows, merging.cols);
+  for (int64_t h = 0; h < merging.rows; ++h) {
+    for (int64_t c = 0; c < merging.cols; ++c) queries_(h, c) = scale * merging(h, c);
+  }
+  if (rule.key != MergedKey::convex) inverse_ = PseudoInverse(queries_, rule.rank);
+}
+
+Matrix MergeQueries::merging_scores(MatrixView log_scores) const {
+  if (queries_.rows() == 1) return mean_row(log_scores);
+  Matrix scores(0, log_scores.cols);
+  for (int64_t h = 0; h < log_scores.rows; ++h) scores.append_row(log_scores.row(h));
+  return scores;
+}
+
+double MergeQueries::logit(int64_t head, VectorView vector) const {
+  return inner_product(queries_.row(head), vector);
+}
+
+std::vector<double> MergeQueries::correction(VectorView logits) const {
+  std::vector<double> shift = inverse_.solve(logits);
+  const bool finite = std::ranges::all_of(shift, [](double number) { return std::isfinite(number); });
+  return finite ? shift : std::vector<double>(shift.size());
+}
+
+double MergeQueries::log_denominator(int64_t head) const {
+  return log_denominators_.empty() ? 0 : log_denominators_[static_cast<size_t>(head)];
+}
+
+GroupMean group_mean(const GroupMembers& members, VectorView log_scores) {
+  require_finite("log_scores", log_scores);
+  require_equal("log_scores", static_cast<int64_t>(log_scores.size()), "rows of keys", members.keys.rows());
+  const size_t count = log_scores.size();
+  const double all_votes = sum(members.votes);
+  GroupMean mean;
+  std::vector<double> shares(count), apart(count);
+  for (size_t j = 0; j < count; ++j) {
+    mean.weights.push_back(std::log(members.votes[j]) + log_scores[j]);
+    shares[j] = members.votes[j] / all_votes;
+    apart[j] = log_scores[j] - log_scores[0];  // exactly 0 where scores are equal
+  }
+  const double largest = *std::ranges::max_element(mean.weights);
+  mean.log_weight = largest + std::log(softmax(mean.weights, largest, mean.weights));
+  const double middle = inner_product(mean.weights, apart);
+  for (double& difference : apart) difference -= middle;
+  mean.divergence = divergence(shares, apart);
+  mean.mean_log_score = log_scores[0] + middle;
+  mean.key = weighted_mean(mean.weights, members.keys);
+  mean.value = weighted_mean(mean.weights, members.values);
+  return mean;
+}
+
+double log_mean_score(VectorView votes, VectorView log_scores) {
+  std::vector<double> logits(votes.size());
+  for (size_t j = 0; j < logits.size(); ++j) logits[j] = std::log(votes[j]) + log_scores[j];
+  return log_sum_exp(logits) - std::log(sum(votes));
+}
+
+MergedEntry merge_group(const MergeQueries& queries, const GroupMembers& members) {
+  require_consistent(queries, members);
+  const std::vector<GroupMean> means = group_means(queries, members);
+  MergedEntry merged;
+  switch (queries.rule().key) {
+    case MergedKey::convex:
+      merged.key = mean_key(means);
+      break;
+    case MergedKey::min_norm:
+      merged.key = min_norm_key(queries, means);
+      break;
+    case MergedKey::zip:
+      merged.zip = zip_scale(means.front(), queries.merging_scores(members.log_scores).row(0));
+      merged.key = zip_key(queries, means, merged.zip);
+      break;
+  }
+  merged.value = joint_value(queries, means);
+  merged.votes = sum(members.votes);
+  for (int64_t h = 0; h < queries.heads(); ++h) {
+    merged.log_scores.push_back(log_mean_score(members.votes, members.log_scores.row(h)));
+  }
+  require_finite("a merged key", merged.key);
+  require_finite("a merged value", merged.value);
+  return merged;
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,92 @@
+#include "merge_baselines.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/exponential.hpp>
+#include <kvbound/reference/numerics/inner_product.hpp>
+
+namespace kvbound::reference {
+namespace {
+
+double largest(VectorView numbers) {
+  double result = 0;
+  for (const double number : numbers) result = std::max(result, std::abs(number));
+  return result;
+}
+
+void require_group(MatrixView keys) {
+  if (keys.rows < 1) throw ShapeMismatch("a group of no keys");
+  for (int64_t j = 0; j < keys.rows; ++j) require_finite("keys[" + std::to_string(j) + "]", keys.row(j));
+}
+
+// The vector times a power of two, so that its largest number is in [1/2, 1) and no square is lost or infinite.
+std::vector<double> scaled(VectorView vector) {
+  const double size = largest(vector);
+  std::vector<double> result(vector.begin(), vector.end());
+  if (size == 0) return result;
+  const int exponent = -1 - std::ilogb(size);
+  for (double& number : result) number = std::scalbn(number, exponent);
+  return result;
+}
+
+double cosine(VectorView x, VectorView y) {
+  const double norms = std::sqrt(inner_product(x, x)) * std::sqrt(inner_product(y, y));
+  return norms == 0 ? 0 : std::clamp(inner_product(x, y) / norms, -1.0, 1.0);
+}
+
+std::vector<double> normalised(std::vector<double> log_weights) {
+  const double sum = exponentiate(log_weights, 0);
+  for (double& weight : log_weights) weight /= sum;
+  return log_weights;
+}
+
+// factor (keys[j,:] - keys[0,:])
+Matrix differences(MatrixView keys, double factor) {
+  Matrix result(keys.rows, keys.cols);
+  for (int64_t j = 1; j < keys.rows; ++j) {
+    for (int64_t c = 0; c < keys.cols; ++c) result(j, c) = factor * keys(j, c) - factor * keys(0, c);
+  }
+  return result;
+}
+
+// ||keys[j,:] - keys[0,:]||^2 in a unit of its own, the same for all: the largest is at least 1/4, or all are 0.
+std::vector<double> relative_squared_distances(MatrixView keys) {
+  Matrix moved = differences(keys, 1);
+  if (!std::isfinite(largest(moved.numbers()))) moved = differences(keys, 0.5);
+  std::vector<double> result(static_cast<size_t>(keys.rows));
+  const double size = largest(moved.numbers());
+  if (size == 0) return result;
+  const int exponent = -1 - std::ilogb(size);
+  for (int64_t j = 1; j < keys.rows; ++j) {
+    for (double& number : moved.row(j)) number = std::scalbn(number, exponent);
+    result[static_cast<size_t>(j)] = inner_product(moved.row(j), moved.row(j));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<double> similarity_weights(MatrixView keys) {
+  require_group(keys);
+  const std::vector<double> target = scaled(keys.row(0));
+  std::vector<double> cosines{1};  // a zero key's with itself, too
+  for (int64_t j = 1; j < keys.rows; ++j) cosines.push_back(cosine(scaled(keys.row(j)), target));
+  return normalised(std::move(cosines));
+}
+
+std::vector<double> gaussian_weights(MatrixView keys) {
+  require_group(keys);
+  std::vector<double> distances = relative_squared_distances(keys);
+  double sum = 0;
+  for (const double distance : distances) sum += distance;
+  if (sum > 0) {
+    const double twice_variance = 2 * (sum / static_cast<double>(keys.rows - 1));
+    for (double& distance : distances) distance = -(distance / twice_variance);
+  }
+  return normalised(std::move(distances));
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,101 @@
+#include "merge_targets.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include <kvbound/reference/eviction/selection.hpp>
+#include <kvbound/reference/numerics/columns.hpp>
+
+#include "nearest_key.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+std::vector<MergeGroup> groups_of(std::map<int64_t, std::vector<int64_t>> members) {
+  std::vector<MergeGroup> groups;
+  for (auto& [into, from] : members) groups.push_back({into, std::move(from), {}});
+  return groups;
+}
+
+// Where each chain of parents ends. Parents have higher scores, so there is an end; each link is followed once.
+std::vector<int64_t> roots_of(const std::vector<NearestKey>& parents, const SimilarTarget& target) {
+  std::vector<int64_t> roots(parents.size(), -1);
+  std::vector<int64_t> chain;
+  for (int64_t i = 0; i < std::ssize(parents); ++i) {
+    int64_t root = i;
+    while (roots[static_cast<size_t>(root)] < 0) {
+      const NearestKey& parent = parents[static_cast<size_t>(root)];
+      chain.push_back(root);
+      if (parent.index < 0 || !is_similar(parent.cosine, target)) break;
+      root = parent.index;
+    }
+    const int64_t known = roots[static_cast<size_t>(root)];
+    for (const int64_t link : chain) roots[static_cast<size_t>(link)] = known < 0 ? root : known;
+    chain.clear();
+  }
+  return roots;
+}
+
+}  // namespace
+
+bool is_similar(double cosine, const SimilarTarget& target) {
+  return !target.threshold || cosine > target.threshold->value();
+}
+
+std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count) {
+  std::vector<int64_t> others(static_cast<size_t>(count));
+  std::iota(others.begin(), others.end(), 0);
+  for (const int64_t index : chosen) others[static_cast<size_t>(index)] = -1;
+  std::erase(others, -1);
+  return others;
+}
+
+MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const SimilarTarget& target) {
+  const std::vector<int64_t> leaving = others_than(kept, keys.rows);
+  const std::vector<NearestKey> nearest = nearest_keys(rows_of(keys, leaving), rows_of(keys, kept));
+  std::map<int64_t, std::vector<int64_t>> members;
+  for (size_t i = 0; i < leaving.size(); ++i) {
+    if (nearest[i].index < 0 || !is_similar(nearest[i].cosine, target)) continue;
+    members[kept[static_cast<size_t>(nearest[i].index)]].push_back(leaving[i]);
+  }
+  return {std::move(kept), groups_of(std::move(members))};
+}
+
+MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
+                         std::span<const int64_t> always_kept, int64_t k, const SimilarTarget& target) {
+  const auto candidates = static_cast<int64_t>(scores.size());
+  const std::vector<int64_t> roots =
+      roots_of(nearest_better_keys(keys.middle_rows(first, candidates), scores), target);
+  std::map<int64_t, double> sums;  // by root
+  for (size_t i = 0; i < roots.size(); ++i) sums[roots[i]] += scores[i];
+  std::vector<int64_t> root_of_sum;
+  std::vector<double> root_scores;
+  for (const auto& [root, score] : sums) {
+    root_of_sum.push_back(root);
+    root_scores.push_back(score);
+  }
+  std::vector<bool> stays(roots.size());
+  MergeTargets result;
+  const int64_t staying = std::min(k, static_cast<int64_t>(root_scores.size()));
+  for (const int64_t index : select_top(root_scores, staying)) {
+    const int64_t root = root_of_sum[static_cast<size_t>(index)];
+    stays[static_cast<size_t>(root)] = true;
+    result.kept.push_back(first + root);
+  }
+  std::ranges::copy(always_kept, std::back_inserter(result.kept));
+  std::ranges::sort(result.kept);
+  std::map<int64_t, std::vector<int64_t>> members;
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const int64_t root = roots[i];
+    if (stays[static_cast<size_t>(root)] && root != static_cast<int64_t>(i)) {
+      members[first + root].push_back(first + static_cast<int64_t>(i));
+    }
+  }
+  result.groups = groups_of(std::move(members));
+  return result;
+}
+
+}  // namespace kvbound::reference

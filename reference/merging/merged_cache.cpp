@@ -1,0 +1,144 @@
+#include "merged_cache.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include <kvbound/reference/core/shape_check.hpp>
+
+namespace kvbound::reference {
+namespace {
+
+// Those who stay and those who merge with them.
+std::vector<int64_t> with_merged(const std::vector<int64_t>& staying, const std::vector<MergeGroup>& groups) {
+  std::vector<int64_t> merging;
+  for (const MergeGroup& group : groups) merging.insert(merging.end(), group.from.begin(), group.from.end());
+  std::ranges::sort(merging);
+  std::vector<int64_t> all;
+  std::ranges::set_union(staying, merging, std::back_inserter(all));
+  return all;
+}
+
+// What a record has of this KV head.
+template <class Item>
+const Item& of_head(const char* what, const std::vector<Item>& heads, size_t kv_head) {
+  if (kv_head < heads.size()) return heads[kv_head];
+  throw ShapeMismatch(std::string(what) + " of " + std::to_string(heads.size()) +
+                      " KV heads are recorded, but not of KV head " + std::to_string(kv_head));
+}
+
+void require_consistent(const HeadMerge& merge, int64_t head_dim) {
+  const auto count = static_cast<int64_t>(merge.positions.size());
+  require_equal("merged votes", static_cast<int64_t>(merge.votes.size()), "merged positions", count);
+  for (const auto& [what, rows] :
+       {std::pair("merged keys", merge.keys.view()), {"merged values", merge.values.view()}}) {
+    require_equal(std::string("rows of ") + what, rows.rows, "merged positions", count);
+    if (count > 0) require_equal(std::string("columns of ") + what, rows.cols, "head_dim", head_dim);
+  }
+}
+
+}  // namespace
+
+int64_t CacheEntries::find(int64_t position) const {
+  const auto found = std::ranges::lower_bound(positions, position);
+  return found != positions.end() && *found == position ? found - positions.begin() : -1;
+}
+
+int64_t CacheEntries::row_of(int64_t position) const {
+  const int64_t row = find(position);
+  if (row < 0) throw ShapeMismatch("position " + std::to_string(position) + " is in no entry of the cache");
+  return row;
+}
+
+void CacheEntries::append(int64_t position, double vote, VectorView key, VectorView value) {
+  if (!positions.empty() && positions.back() >= position) {
+    throw ShapeMismatch("position " + std::to_string(position) + " comes after position " +
+                        std::to_string(positions.back()));
+  }
+  positions.push_back(position);
+  votes.push_back(vote);
+  keys.append_row(key);
+  values.append_row(value);
+}
+
+CacheEntries CacheEntries::at(const std::vector<int64_t>& wanted) const {
+  CacheEntries chosen;
+  for (const int64_t position : wanted) {
+    const int64_t row = row_of(position);
+    chosen.append(position, votes[static_cast<size_t>(row)], keys.row(row), values.row(row));
+  }
+  return chosen;
+}
+
+MergedCache::MergedCache(MatrixView keys, MatrixView values, int64_t prompt_tokens, int64_t kv_head,
+                         const PromptRecord& prompt)
+    : keys_(keys), values_(values), kv_head_(static_cast<size_t>(kv_head)), next_(prompt_tokens) {
+  if (const HeadMerge* merge = merge_of(prompt.merges)) {
+    prompt_merge_ = fill(*merge);
+  } else {
+    entries_ = originals(of_head("kept positions", prompt.kept, kv_head_));
+  }
+}
+
+const HeadMerge* MergedCache::merge_of(const std::vector<HeadMerge>& merges) const {
+  return merges.empty() ? nullptr : &of_head("merges", merges, kv_head_);
+}
+
+CacheEntries MergedCache::originals(const std::vector<int64_t>& positions) const {
+  CacheEntries entries;
+  for (const int64_t position : positions) append_original(entries, position);
+  return entries;
+}
+
+void MergedCache::append_original(CacheEntries& entries, int64_t position) const {
+  if (position < 0 || position >= std::min(next_, keys_.rows)) {
+    throw ShapeMismatch("position " + std::to_string(position) + " is none of the " +
+                        std::to_string(std::min(next_, keys_.rows)) + " that there are");
+  }
+  entries.append(position, 1, keys_.row(position), values_.row(position));
+}
+
+// The whole cache anew, from original entries.
+std::optional<CacheMerge> MergedCache::fill(const HeadMerge& merge) {
+  require_consistent(merge, keys_.cols);
+  entries_ = {};
+  for (size_t i = 0; i < merge.positions.size(); ++i) {
+    const auto row = static_cast<int64_t>(i);
+    entries_.append(merge.positions[i], merge.votes[i], merge.keys.row(row), merge.values.row(row));
+  }
+  if (merge.groups.empty()) return std::nullopt;
+  return CacheMerge{originals(with_merged(merge.positions, merge.groups)), &merge.groups};
+}
+
+std::optional<CacheMerge> MergedCache::enter(const StepRecord& step) {
+  const int64_t position = next_++;
+  if (step.rebuilt) return fill(of_head("merges", step.merges, kv_head_));
+  append_original(entries_, position);
+  return std::nullopt;
+}
+
+std::optional<CacheMerge> MergedCache::leave(const StepRecord& step) {
+  std::vector<int64_t> staying = entries_.positions;
+  if (!step.left.empty()) {
+    const int64_t left = of_head("departures", step.left, kv_head_);
+    if (left != -1) staying.erase(staying.begin() + entries_.row_of(left));
+  }
+  const HeadMerge* merge = step.rebuilt ? nullptr : merge_of(step.merges);
+  std::optional<CacheMerge> done;
+  if (merge && !merge->groups.empty()) {
+    done = CacheMerge{entries_.at(with_merged(staying, merge->groups)), &merge->groups};
+  }
+  if (staying.size() < entries_.positions.size()) entries_ = entries_.at(staying);
+  if (!merge) return done;
+  require_consistent(*merge, keys_.cols);
+  for (size_t i = 0; i < merge->positions.size(); ++i) {
+    const int64_t row = entries_.row_of(merge->positions[i]);
+    entries_.votes[static_cast<size_t>(row)] = merge->votes[i];
+    std::ranges::copy(merge->keys.row(static_cast<int64_t>(i)), entries_.keys.row(row).begin());
+    std::ranges::copy(merge->values.row(static_cast<int64_t>(i)), entries_.values.row(row).begin());
+  }
+  return done;
+}
+
+}  // namespace kvbound::reference

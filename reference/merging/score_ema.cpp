@@ -1,0 +1,259 @@
+#include "score_ema.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/eviction/window_logits.hpp>
+#include <kvbound/reference/numerics/exponential.hpp>
+#include <kvbound/reference/numerics/instruction_set.hpp>
+
+namespace kvbound::reference {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+// Below it a mantissa moves into its exponent. As long as none is smaller, an exponential that underflows beside one changes
+// no bit of their sum.
+constexpr double kLeastMantissa = 0x1p-64;
+
+// Distances between a query's scores and the exponents that there are, negated: what the smaller of the two is to be
+// multiplied by, as a logarithm. Returns whether all scores are finite.
+bool negated_distances(VectorView log_scores, const double* exponents, double* distances) {
+  double poison = 0;
+  run_at(
+      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+        using L = decltype(lanes);
+        typename L::Reals not_finite{};
+        size_t j = 0;
+        for (; j + L::kWidth <= log_scores.size(); j += L::kWidth) {
+          typename L::Reals score, exponent;
+          L::load(log_scores.data() + j, score);
+          L::load(exponents + j, exponent);
+          const typename L::Reals distance = score - exponent;
+          L::store(distance > 0 ? -distance : distance, distances + j);
+          not_finite += score - score;
+        }
+        double parts[L::kWidth];
+        L::store(not_finite, parts);
+        for (const double part : parts) poison += part;
+        for (; j < log_scores.size(); ++j) {
+          distances[j] = -std::abs(log_scores[j] - exponents[j]);
+          poison += log_scores[j] - log_scores[j];
+        }
+      });
+  return poison == 0;
+}
+
+// S' = a S + (1 - a) s with the larger of both exponents, given exp of minus their distance. Returns the smallest mantissa.
+double add_scores(double ema, VectorView log_scores, const double* exponentials, double* exponents,
+                  double* mantissas) {
+  const double fresh = 1 - ema;
+  double least = std::numeric_limits<double>::infinity();
+  run_at(
+      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+        using L = decltype(lanes);
+        using Reals = typename L::Reals;
+        Reals smallest = Reals{} + least;
+        size_t j = 0;
+        for (; j + L::kWidth <= log_scores.size(); j += L::kWidth) {
+          Reals score, exponential, exponent, mantissa;
+          L::load(log_scores.data() + j, score);
+          L::load(exponentials + j, exponential);
+          L::load(exponents + j, exponent);
+          L::load(mantissas + j, mantissa);
+          const Reals past = ema * mantissa;
+          mantissa = score > exponent ? past * exponential + fresh : past + fresh * exponential;
+          smallest = mantissa < smallest ? mantissa : smallest;
+          L::store(score > exponent ? score : exponent, exponents + j);
+          L::store(mantissa, mantissas + j);
+        }
+        double parts[L::kWidth];
+        L::store(smallest, parts);
+        least = *std::min_element(parts, parts + L::kWidth);
+        for (; j < log_scores.size(); ++j) {
+          const bool larger = log_scores[j] > exponents[j];
+          const double past = ema * mantissas[j];
+          mantissas[j] = larger ? past * exponentials[j] + fresh : past + fresh * exponentials[j];
+          exponents[j] = larger ? log_scores[j] : exponents[j];
+          least = std::min(least, mantissas[j]);
+        }
+      });
+  return least;
+}
+
+// ln s in place, over what the query sees. largest: of the logits.
+void normalise(std::span<double> logits, double largest) {
+  const double log_sum = largest + std::log(exponential_sum(logits, largest));
+  for (double& logit : logits) logit -= log_sum;
+}
+
+}  // namespace
+
+std::vector<double> log_scores(ScoreKind kind, VectorView logits, VectorView votes) {
+  if (!votes.empty()) {
+    require_equal("votes", static_cast<int64_t>(votes.size()), "logits", static_cast<int64_t>(logits.size()));
+  }
+  std::vector<double> scores(logits.begin(), logits.end());
+  if (kind == ScoreKind::raw) return scores;
+  require_finite("logits", logits);
+  for (size_t j = 0; j < votes.size(); ++j) scores[j] += std::log(votes[j]);
+  const double log_sum = log_sum_exp(scores);
+  for (size_t j = 0; j < scores.size(); ++j) scores[j] = logits[j] - log_sum;
+  return scores;
+}
+
+ScoreEma::ScoreEma(const PredictedScores& options, int64_t heads)
+    : options_(options), sums_(static_cast<size_t>(heads)) {
+  assert(options.ema == 0 || (0x1p-900 <= options.ema && options.ema < 1));
+}
+
+void ScoreEma::append() {
+  weights_.push_back(0);
+  exponentials_.push_back(0);
+  for (Sums& sums : sums_) {
+    sums.exponents.push_back(kNothing);
+    sums.mantissas.push_back(0);
+  }
+}
+
+void ScoreEma::remove(int64_t entry) {
+  assert(0 <= entry && entry < entries());
+  const auto leave = [entry](std::vector<double>& numbers) {
+    numbers[static_cast<size_t>(entry)] = numbers.back();
+    numbers.pop_back();
+  };
+  leave(weights_);
+  exponentials_.pop_back();
+  for (Sums& sums : sums_) {
+    leave(sums.exponents);
+    leave(sums.mantissas);
+  }
+}
+
+ScoreEma ScoreEma::of(std::span<const int64_t> chosen) const {
+  ScoreEma result(options_, heads());
+  const auto take = [chosen](const std::vector<double>& from, std::vector<double>& to) {
+    for (const int64_t entry : chosen) to.push_back(from[static_cast<size_t>(entry)]);
+  };
+  take(weights_, result.weights_);
+  result.exponentials_.resize(chosen.size());
+  for (size_t h = 0; h < sums_.size(); ++h) {
+    take(sums_[h].exponents, result.sums_[h].exponents);
+    take(sums_[h].mantissas, result.sums_[h].mantissas);
+  }
+  return result;
+}
+
+void ScoreEma::observe(MatrixView log_scores) {
+  require_equal("rows of log_scores", log_scores.rows, "query heads", heads());
+  if (log_scores.cols > entries()) {
+    throw ShapeMismatch("columns of log_scores is " + std::to_string(log_scores.cols) + " but entries is " +
+                        std::to_string(entries()));
+  }
+  for (int64_t h = 0; h < heads(); ++h) take_in(sums_[static_cast<size_t>(h)], log_scores.row(h));
+  for (int64_t j = 0; j < log_scores.cols; ++j) {
+    double& weight = weights_[static_cast<size_t>(j)];
+    weight = options_.ema * weight + (1 - options_.ema);
+  }
+}
+
+void ScoreEma::observe_logits(MatrixView logits, VectorView votes) {
+  Matrix scores(logits.rows, logits.cols);
+  for (int64_t h = 0; h < logits.rows; ++h) {
+    std::ranges::copy(log_scores(options_.scores, logits.row(h), votes), scores.row(h).begin());
+  }
+  observe(scores);
+}
+
+void ScoreEma::take_in(Sums& sums, VectorView log_scores) {
+  double* const exponents = sums.exponents.data();
+  double* const mantissas = sums.mantissas.data();
+  if (!negated_distances(log_scores, exponents, exponentials_.data()))
+    require_finite("log_scores", log_scores);
+  if (options_.ema == 0) {  // nothing of the past stays
+    std::ranges::copy(log_scores, exponents);
+    std::fill_n(mantissas, log_scores.size(), 1.0);
+    return;
+  }
+  exponentiate(std::span(exponentials_).first(log_scores.size()), 0);
+  if (add_scores(options_.ema, log_scores, exponentials_.data(), exponents, mantissas) >= kLeastMantissa)
+    return;
+  for (size_t j = 0; j < log_scores.size(); ++j) {
+    if (mantissas[j] >= kLeastMantissa) continue;
+    exponents[j] += std::log(mantissas[j]);
+    mantissas[j] = 1;
+  }
+}
+
+void ScoreEma::replace(int64_t entry, VectorView log_scores, int64_t tokens) {
+  require_equal("log_scores", static_cast<int64_t>(log_scores.size()), "query heads", heads());
+  require_finite("log_scores", log_scores);
+  const auto j = static_cast<size_t>(entry);
+  if (weights_[j] == 0) return;  // what it would take over has no weight
+  for (size_t h = 0; h < sums_.size(); ++h) {
+    sums_[h].exponents[j] = log_scores[h] + log_divisor(entry, tokens);
+    sums_[h].mantissas[j] = 1;
+  }
+}
+
+double ScoreEma::log_divisor(int64_t entry, int64_t tokens) const {
+  if (options_.normalisation == Normalisation::exact) return std::log(weights_[static_cast<size_t>(entry)]);
+  assert(tokens >= 1);
+  return std::log(-std::expm1(static_cast<double>(tokens) * std::log(options_.ema)));
+}
+
+double ScoreEma::log_predicted(const Sums& sums, size_t entry, double log_divisor) {
+  if (sums.mantissas[entry] == 0) return kNothing;
+  return sums.exponents[entry] + (std::log(sums.mantissas[entry]) - log_divisor);
+}
+
+double ScoreEma::log_predicted(int64_t head, int64_t entry, int64_t tokens) const {
+  return log_predicted(sums_[static_cast<size_t>(head)], static_cast<size_t>(entry),
+                       log_divisor(entry, tokens));
+}
+
+Matrix ScoreEma::log_predicted(int64_t tokens) const {
+  Matrix result(heads(), entries());
+  for (int64_t j = 0; j < entries(); ++j) {
+    const double divisor = log_divisor(j, tokens);
+    for (int64_t h = 0; h < heads(); ++h) {
+      result(h, j) = log_predicted(sums_[static_cast<size_t>(h)], static_cast<size_t>(j), divisor);
+    }
+  }
+  return result;
+}
+
+ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScores& options) {
+  WindowLogits window(layer, layer.window_queries());
+  const int64_t first_head = kv_head * layer.shape.group_size();
+  ScoreEma result(options, layer.shape.group_size());
+  for (int64_t j = 0; j < layer.prompt_tokens(); ++j) result.append();
+  for (const HeadBlock& heads : head_blocks(layer.shape, kv_head)) {
+    window.visit(heads, [&](const WindowLogitsBlock& block) {
+      for (int64_t row = 0; row < block.logits.rows; ++row) {
+        const auto index = static_cast<size_t>(row);
+        const std::span<double> logits =
+            block.logits.row(row).first(static_cast<size_t>(block.visible[index]));
+        if (options.scores == ScoreKind::attention) normalise(logits, block.largest[index]);
+        result.take_in(result.sums_[static_cast<size_t>(block.head_of(row) - first_head)], logits);
+      }
+    });
+  }
+  // An entry's weight depends on nothing but how many queries saw it: all of them, or those from its own position on.
+  std::vector<double> weights{0};
+  for (int64_t seen = 1; seen <= layer.window_queries(); ++seen) {
+    weights.push_back(options.ema * weights.back() + (1 - options.ema));
+  }
+  for (int64_t j = 0; j < layer.prompt_tokens(); ++j) {
+    const int64_t seen = std::min(layer.window_queries(), layer.prompt_tokens() - j);
+    result.weights_[static_cast<size_t>(j)] = weights[static_cast<size_t>(seen)];
+  }
+  return result;
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,100 @@
+// What scores the queries to come will give, foretold by a moving average of those that were.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::reference {
+
+/// Moving averages of the scores of one KV head's entries, per query head of the group.
+///
+///     S' = a S + (1 - a) s,   c' = a c + (1 - a),   from S = c = 0
+///     exact: s^ = S / c;   paper: s^ = S / (1 - a^tokens)
+///
+/// with s a query's score of the entry. S is kept as a multiple of a power of e, so that logits of any size neither overflow
+/// nor vanish: an update is one exponential per entry and query head.
+///
+/// source  KeepKV (arXiv:2504.09936); `exact` is ours
+/// proof   proofs/keep_kv.md#kkv-8
+class ScoreEma {
+ public:
+  ScoreEma() = default;
+  /// No entries yet.
+  ///
+  /// options  ema 0, or 2^-900 <= ema < 1; of the rest the normalisation alone matters: what scores are, is for who hands
+  ///          them over
+  /// heads    query heads of the KV head
+  ScoreEma(const PredictedScores& options, int64_t heads);
+
+  int64_t heads() const { return static_cast<int64_t>(sums_.size()); }
+  int64_t entries() const { return static_cast<int64_t>(weights_.size()); }
+  /// One more entry, which no query has seen.
+  void append();
+  /// The last entry takes its place.
+  void remove(int64_t entry);
+  /// The averages of these entries alone, in this order.
+  ScoreEma of(std::span<const int64_t> chosen) const;
+  /// The first so many entries take in a query's scores.
+  ///
+  /// log_scores  [heads, seen <= entries], ln s, natural log
+  /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite, with nothing taken in by that query head
+  void observe(MatrixView log_scores);
+  /// The same with a query's logits, of all that it sees: observe(log_scores(options.scores, logits, votes)).
+  ///
+  /// logits  [heads, seen <= entries], natural log
+  /// votes   [seen], p > 0; empty: 1 for all
+  void observe_logits(MatrixView logits, VectorView votes = {});
+  /// What a merged entry takes over: the weight c stays the entry's own.
+  ///
+  /// log_scores  [heads], ln s^_r
+  /// tokens      as in log_predicted
+  void replace(int64_t entry, VectorView log_scores, int64_t tokens);
+
+  /// ln s^, natural log; -infinity for an entry that no query has seen.
+  ///
+  /// tokens  n at the prompt's end, n + t + 1 at decode step t
+  double log_predicted(int64_t head, int64_t entry, int64_t tokens) const;
+  /// [heads, entries]
+  Matrix log_predicted(int64_t tokens) const;
+
+ private:
+  friend ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScores& options);
+
+  // One query head's S = mantissas exp(exponents), entry by entry. A mantissa is 0 (then the exponent is -infinity: nothing
+  // was seen) or about 2^-64 to 2.
+  struct Sums {
+    std::vector<double> exponents;
+    std::vector<double> mantissas;
+  };
+  void take_in(Sums& sums, VectorView log_scores);
+  double log_divisor(int64_t entry, int64_t tokens) const;
+  static double log_predicted(const Sums& sums, size_t entry, double log_divisor);
+
+  PredictedScores options_;
+  std::vector<Sums> sums_;            // [heads]
+  std::vector<double> weights_;       // [entries]: c
+  std::vector<double> exponentials_;  // [entries]: of one update
+};
+
+/// A query's scores in the log domain.
+///
+///     attention: ln s_j = z_j - LSE_i(z_i + ln p_i);   raw: ln s_j = z_j
+///
+/// logits  [entries], natural log; all that the query sees
+/// votes   [entries], p > 0; empty: 1 for all
+/// throws  ShapeMismatch; NonFinite if an attention score's logit is NaN or infinite
+std::vector<double> log_scores(ScoreKind kind, VectorView logits, VectorView votes = {});
+
+/// The moving averages after the prompt: over all recorded queries that can see an entry, in their order.
+///
+/// One KV head's work, on one thread: callers parallelise over KV heads.
+///
+/// kv_head  whose n entries and query heads
+/// throws   ShapeMismatch if no query is recorded; NonFinite
+ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScores& options);
+
+}  // namespace kvbound::reference

@@ -1,0 +1,50 @@
+// Sums over one vector or two, where a BLAS call would cost more than it saves.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include <kvbound/reference/core/view.hpp>
+
+namespace kvbound::reference {
+namespace detail {
+
+/// sum_c term(c) in eight partial sums, so that additions need not wait for each other; the order depends on the size only.
+template <class Term>
+double partial_sums(size_t size, const Term& term) {
+  constexpr size_t kParts = 8;
+  double parts[kParts] = {};
+  size_t c = 0;
+  for (; c + kParts <= size; c += kParts) {
+    for (size_t p = 0; p < kParts; ++p) parts[p] += term(c + p);
+  }
+  for (size_t p = 0; c < size; ++c, ++p) parts[p] += term(c);
+  return ((parts[0] + parts[4]) + (parts[2] + parts[6])) + ((parts[1] + parts[5]) + (parts[3] + parts[7]));
+}
+
+}  // namespace detail
+
+/// sum_c x_c y_c.   x, y: of the same size; 0 for no numbers
+inline double inner_product(VectorView x, VectorView y) {
+  return detail::partial_sums(x.size(), [&](size_t c) { return x[c] * y[c]; });
+}
+
+/// sum_c (x_c - y_c)^2, likewise.
+inline double squared_distance(VectorView x, VectorView y) {
+  return detail::partial_sums(x.size(), [&](size_t c) { return (x[c] - y[c]) * (x[c] - y[c]); });
+}
+
+/// || x ||_2; infinite where no double holds a square.
+inline double norm(VectorView x) { return std::sqrt(inner_product(x, x)); }
+
+/// || x - y ||_2, likewise.
+inline double distance(VectorView x, VectorView y) { return std::sqrt(squared_distance(x, y)); }
+
+/// sum_c x_c, one after the other.
+inline double sum(VectorView x) {
+  double result = 0;
+  for (const double number : x) result += number;
+  return result;
+}
+
+}  // namespace kvbound::reference

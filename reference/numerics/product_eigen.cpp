@@ -1,0 +1,65 @@
+// Products by Eigen, compiled instead of product.cpp for programs that are to run where there is no BLAS.
+#define EIGEN_DONT_PARALLELIZE  // the caller does, over independent products
+#include <algorithm>
+
+#include <Eigen/Core>
+
+#include "product.hpp"
+#include "product_shapes.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class M>
+using Mapped = Eigen::Map<M, Eigen::Unaligned, Eigen::OuterStride<>>;
+
+Mapped<const RowMajor> mapped(MatrixView matrix) {
+  return {matrix.data, matrix.rows, matrix.cols, Eigen::OuterStride<>(matrix.row_stride)};
+}
+Mapped<RowMajor> mapped(MutableMatrixView matrix) {
+  return {matrix.data, matrix.rows, matrix.cols, Eigen::OuterStride<>(matrix.row_stride)};
+}
+
+// Eigen cuts a product into blocks by the sizes of the processor's caches, and the bits of a sum depend on the
+// cuts. The same sizes everywhere give the same bits everywhere.
+void use_one_set_of_block_sizes() {
+  [[maybe_unused]] static const bool once = [] {
+    constexpr std::ptrdiff_t kKiB = 1024;
+    Eigen::setCpuCacheSizes(32 * kKiB, 1024 * kKiB, 2048 * kKiB);
+    return true;
+  }();
+}
+
+template <class A, class B>
+void multiply_any(double scale, const A& a, const B& b, Mapped<RowMajor> out) {
+  use_one_set_of_block_sizes();
+  out.noalias() = scale * a * b;
+}
+
+}  // namespace
+
+void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
+  require_product(a, b, out);
+  multiply_any(1, mapped(a), mapped(b), mapped(out));
+}
+
+void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale) {
+  require_transposed_product(a, b, out);
+  multiply_any(scale, mapped(a), mapped(b).transpose(), mapped(out));
+}
+
+int multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int) {
+  multiply(a, b, out);
+  return blas_threads();
+}
+
+int blas_threads() { return 1; }
+
+BlasInfo blas_info() {
+  return {"Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) + "." +
+              std::to_string(EIGEN_MINOR_VERSION),
+          Eigen::SimdInstructionSetsInUse(), "serial"};
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,17 @@
+#include <kvbound/sim/replay/backend.hpp>
+
+#include "bench.hpp"
+#include "device_bench.hpp"
+
+namespace kvbound::sim {
+
+std::span<const BenchOperation> bench_operations(std::string_view backend) {
+  if (backend == kReference) return reference_bench_operations();
+  return backend == "emulated" ? emulated::bench_operations() : native::bench_operations();
+}
+
+Accelerator accelerator(std::string_view backend) {
+  return backend == "emulated" ? emulated::accelerator() : native::accelerator();
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
+#include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/numerics/exponential.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/scratch.hpp>
+#include <kvbound/reference/session/session.hpp>
+#include <kvbound/traces/portable_random.hpp>
+
+#include "bench.hpp"
+#include "bench_layer.hpp"
+#include "bench_merge.hpp"
+#include "bench_roofline.hpp"
+#include "bench_scores.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using reference::parallel_for;
+using Numbers = std::vector<double>;
+
+constexpr int64_t kWindow = BenchLayer::kWindow;
+constexpr int kSpeedUpThreads = 2;  // for which the goal of compress is stated
+
+double scalar_exponentials(std::span<double> numbers) {
+  double sum = 0;
+  for (double& number : numbers) sum += number = std::exp(number - 1);
+  return sum;
+}
+
+BenchResult bench_exponential(const BenchOptions& options) {
+  const int64_t rows = options.shape.layer.query_heads * kWindow;
+  BenchResult result =
+      measure({exponential_piece(rows, options.shape.tokens, "exponential", vector_exponentials),
+               exponential_piece(rows, options.shape.tokens, "std::exp, one by one", scalar_exponentials)},
+              options.rounds, [](std::span<const double> seconds) { return seconds[1] / seconds[0]; });
+  result.ratio_meaning = "times as fast as std::exp";
+  return result;
+}
+
+BenchResult bench_norms(const BenchOptions& options) {
+  const int64_t tokens = options.shape.tokens, head_dim = options.shape.layer.head_dim,
+                model_dim = options.shape.layer.model_dim;
+  const Tensor values = random_tensor(1, tokens, head_dim, BenchLayer::random(options, 2));
+  const Matrix projection = random_matrix(head_dim, model_dim, BenchLayer::random(options, 4));
+  const double flops = 2 * static_cast<double>(tokens * head_dim * model_dim);
+  const BenchPiece cube = cube_piece(options, options.threads, 2);
+  const BenchPiece norms{
+      "projected-value-norms", flops, "FLOP", [&] {
+        reference::projected_value_norms({1, 1, head_dim, model_dim}, values, projection, Norm::l1);
+      }};
+  const auto share = [&](std::span<const double> seconds) {
+    return flops / seconds[0] / (cube.work / seconds[1]);
+  };
+  const std::string no_ratio = no_ceiling(options.threads);
+  BenchResult result = no_ratio.empty() ? measure({norms, cube}, options.rounds, share)
+                                        : measure({norms, cube}, options.rounds);
+  result.ratio_meaning = "share of the DGEMM rate";
+  result.no_ratio = no_ratio;
+  result.goal = at_least(0.8);
+  return result;
+}
+
+// Parts of the tokens, of each KV head, that give every thread the same number of products.
+int64_t parts_of_tokens(const BenchOptions& options) {
+  constexpr int64_t kLeastTokensOfAPart = 256;  // with fewer, DGEMM becomes slower
+  const int64_t even = options.threads / std::gcd(options.threads, options.shape.layer.kv_heads);
+  return std::clamp<int64_t>(options.shape.tokens / kLeastTokensOfAPart, 1, even);
+}
+
+// The products of window_attention, each for all queries that share a KV head and as many tokens as leave work
+// for every thread. Into memory that is there already, in pages like those that the operation gets.
+BenchPiece window_products(const BenchOptions& options, const BenchLayer& layer, double work) {
+  const int64_t rows = layer.shape.group_size() * kWindow, parts = parts_of_tokens(options);
+  const int64_t most = (options.shape.tokens + parts - 1) / parts;  // tokens of a part
+  const auto products = std::make_shared<std::vector<reference::Scratch>>();
+  for (int i = 0; i < options.threads; ++i) products->emplace_back(static_cast<size_t>(rows * most));
+  return {"its DGEMMs alone", work, "FLOP", [&layer, products, rows, parts, most] {
+            parallel_for(layer.shape.kv_heads * parts, [&](int64_t piece) {
+              const int64_t g = piece / parts, first = piece % parts * most;
+              const MatrixView keys = layer.keys.slice(g);
+              const int64_t count = std::clamp<int64_t>(keys.rows - first, 0, most);
+              const MatrixView queries(layer.queries.data() + g * rows * layer.shape.head_dim, rows,
+                                       layer.shape.head_dim);
+              double* product = products->at(static_cast<size_t>(omp_get_thread_num())).data();
+              reference::multiply_transposed(queries, keys.middle_rows(std::min(first, keys.rows), count),
+                                             {product, rows, count});
+            });
+          }};
+}
+
+BenchResult bench_window(const BenchOptions& options) {
+  const BenchLayer layer(options);
+  const int64_t rows = layer.shape.query_heads * kWindow;
+  const double flops = 2 * static_cast<double>(rows * options.shape.tokens * layer.shape.head_dim);
+  BenchResult result = measure(
+      {{"window-attention", flops, "FLOP", [&] { reference::window_attention(layer.view(), kWindow); }},
+       window_products(options, layer, flops),
+       exponential_piece(rows, options.shape.tokens, "its exponentials alone", vector_exponentials)},
+      options.rounds, [](std::span<const double> seconds) { return seconds[0] / (seconds[1] + seconds[2]); });
+  result.ratio_meaning = "times its DGEMMs and exponentials alone";
+  result.goal = at_most(1.25);
+  return result;
+}
+
+BenchResult bench_selection(const BenchOptions& options) {
+  const int64_t count = 4 * options.shape.tokens, k = count / 5;
+  const traces::Stream random = BenchLayer::random(options, 7);
+  Numbers scores(static_cast<size_t>(count));
+  for (size_t i = 0; i < scores.size(); ++i) scores[i] = random.exponential(i);
+  Numbers copy = scores;
+  const auto work = static_cast<double>(count);
+  BenchResult result =
+      measure({{"selection", work, "scores", [&] { reference::select_top(scores, k); }},
+               {"std::nth_element and a copy", work, "scores",
+                [&] {
+                  std::ranges::copy(scores, copy.begin());
+                  std::nth_element(copy.begin(), copy.begin() + k, copy.end(), std::greater<>());
+                }}},
+              options.rounds, [](std::span<const double> seconds) { return seconds[0] / seconds[1]; });
+  result.ratio_meaning = "times std::nth_element and a copy";
+  result.goal = at_most(3);
+  return result;
+}
+
+BenchPiece compress_piece(const BenchOptions& options, const BenchLayer& layer, int threads) {
+  return {"compress, " + thread_count(threads), 1, "layers",
+          [&layer, threads, all = options.threads, budgets = bench_budgets(options)] {
+            Policy policy;
+            policy.selection = Critical{};
+            omp_set_num_threads(threads);
+            reference::make_session()->compress(layer.view(), policy, budgets);
+            omp_set_num_threads(all);
+          }};
+}
+
+// Why there is no speed-up to measure; empty if there is.
+std::string no_speed_up(const BenchOptions& options) {
+  if (options.threads < kSpeedUpThreads) return "one thread: no speed-up";
+  if (omp_get_num_procs() < kSpeedUpThreads) return "one processor: no speed-up";
+  return no_ceiling(kSpeedUpThreads);
+}
+
+BenchResult measure_compress(const BenchOptions& options, const BenchLayer& layer, bool speed_up) {
+  if (!speed_up) return measure({compress_piece(options, layer, options.threads)}, options.rounds);
+  constexpr int kTimes = 8;  // long enough to see the same ups and downs of the machine
+  return measure({compress_piece(options, layer, kSpeedUpThreads), compress_piece(options, layer, 1),
+                  cube_piece(options, kSpeedUpThreads, kTimes), cube_piece(options, 1, kTimes)},
+                 options.rounds, [](std::span<const double> seconds) {
+                   return seconds[1] / seconds[0] / (seconds[3] / seconds[2]);
+                 });
+}
+
+BenchResult bench_compress(const BenchOptions& options) {
+  const std::string no_ratio = no_speed_up(options);
+  BenchResult result = measure_compress(options, BenchLayer(options), no_ratio.empty());
+  result.ratio_meaning = fmt::format("share of what {} threads speed DGEMM up", kSpeedUpThreads);
+  result.no_ratio = no_ratio;
+  result.goal = at_least(0.9);
+  return result;
+}
+
+constexpr BenchOperation kOperations[] = {
+    {"exponential", "exp of query_heads x 32 x tokens numbers, against std::exp", bench_exponential},
+    {"projected-value-norms", "of one head's tokens, in L1, against DGEMM's rate", bench_norms},
+    {"window-attention", "32 queries of each head, against its DGEMMs and exponentials alone", bench_window},
+    {"window-scores-joint", "OBCache's joint score, likewise, against DGEMM's rate and its exponentials",
+     bench_joint_scores},
+    {"window-scores-exact", "the exact removal error, likewise", bench_exact_scores},
+    {"selection", "the largest 20 % of 4 x tokens scores, against std::nth_element and a copy",
+     bench_selection},
+    {"nearest-key",
+     "for each of a head's 80 % that leave the most similar key of the 20 % that stay, against DGEMM's rate",
+     bench_nearest_key},
+    {"compress", "a layer by snapkv+critical at 20 %: speed-up by 2 threads, against DGEMM's",
+     bench_compress},
+    {"step-attention", "a decode step of h2o at 20 %, against attention over the same cache",
+     bench_step_attention},
+    {"step-value", "the same of h2o+obcache-value", bench_step_value},
+    {"step-key", "of h2o+obcache-key", bench_step_key},
+    {"step-joint", "of h2o+obcache-joint", bench_step_joint},
+    {"step-exact", "of h2o+exact", bench_step_exact},
+    {"step-keepkv", "of h2o+keepkv, everyone who leaves merging", bench_step_keepkv},
+};
+
+}  // namespace
+
+std::span<const BenchOperation> reference_bench_operations() { return kOperations; }
+
+}  // namespace kvbound::sim

@@ -1,0 +1,535 @@
+// Compiled twice, once for each build of the kernels: as it is, and by device_bench_native.cpp.
+#include "device_bench.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <kvbound/cuda/attention.hpp>
+#include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/roofline/roofline.hpp>
+#include <kvbound/cuda/session/compaction.hpp>
+#include <kvbound/cuda/session/session.hpp>
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/cuda/support/timer.hpp>
+#include <kvbound/reference/core/operation_times.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
+
+#include "bench_layer.hpp"
+#include "device_work.hpp"
+
+namespace kvbound::sim::KVBOUND_CUDA_BUILD {
+namespace {
+
+using cuda::Buffer;
+using cuda::DeviceMatrix;
+using cuda::IndexLists;
+using cuda::NormsKernel;
+using cuda::StoredTensor;
+using Stored = cuda::Bfloat16;
+
+constexpr cuda::Stream kStream = nullptr;
+constexpr int64_t kWindow = BenchLayer::kWindow;
+
+#ifdef KVBOUND_CUDA_NATIVE
+constexpr bool kNative = true;
+constexpr int64_t kProductRepeats = 4096;  // about a millisecond
+#else
+constexpr bool kNative = false;
+constexpr int64_t kProductRepeats = 1;
+#endif
+
+double as_real(int64_t number) { return static_cast<double>(number); }
+
+// Larger than the L2 cache by so much that it keeps next to nothing from one use to the next, however it replaces.
+int64_t beyond_cache() { return 4 * cuda::device().l2_bytes; }
+
+// Arguments for an operation, and room for its results, in so many copies that the cache cannot hold them.
+template <class Set>
+class Rotation {
+ public:
+  Rotation(double bytes_of_one, const std::function<Set()>& make) {
+    const auto count = static_cast<int64_t>(std::ceil(as_real(beyond_cache()) / bytes_of_one));
+    for (int64_t i = 0; i < std::max<int64_t>(count, 2); ++i) sets_.push_back(make());
+  }
+
+  Set& next() { return sets_[turn_++ % sets_.size()]; }
+
+ private:
+  std::vector<Set> sets_;
+  size_t turn_ = 0;
+};
+
+// The seconds that a call takes on the device.
+class CallTimer {
+ public:
+  double operator()(const std::function<void()>& call) {
+    constexpr double kLeastSeconds = 0.01;
+    constexpr double kMostCalls = 1000;
+    call();  // what is slower once does not count
+    if (calls_ == 0)
+      calls_ = static_cast<int64_t>(std::clamp(std::ceil(kLeastSeconds / timed(call, 1)), 1.0, kMostCalls));
+    return timed(call, calls_) / as_real(calls_);
+  }
+
+ private:
+  double timed(const std::function<void()>& call, int64_t calls) {
+    timer_.start(kStream);
+    for (int64_t i = 0; i < calls; ++i) call();
+    timer_.stop(kStream);
+    const double seconds = timer_.seconds();
+    cuda::synchronise(kStream);  // says what went wrong
+    return seconds;
+  }
+
+  cuda::Timer timer_;
+  int64_t calls_ = 0;
+};
+
+BenchPiece device_piece(const std::string& name, DeviceWork work, const std::function<void()>& call) {
+  const auto timer = std::make_shared<CallTimer>();
+  BenchPiece piece{name, work.flop, "FLOP", call, [timer, call] { return (*timer)(call); }};
+  if (work.flop > 0 && work.bytes > 0) piece.bytes = work.bytes;
+  if (work.flop == 0) {
+    piece.work = work.bytes;
+    piece.unit = "bytes";
+  }
+  return piece;
+}
+
+BenchPiece copy_piece(const BenchOptions& options) {
+  constexpr int64_t kBlock = 1 << 16;
+  const int64_t blocks = (beyond_cache() / static_cast<int64_t>(sizeof(uint64_t)) + kBlock - 1) / kBlock;
+  struct Memory {
+    explicit Memory(int64_t size) : from(size), to(size) {}
+    Buffer<uint64_t> from, to;
+  };
+  const auto memory = std::make_shared<Memory>(blocks * kBlock);
+  const traces::Stream random = BenchLayer::random(options, 14);  // not zeros, which cost less power
+  std::vector<uint64_t> block(kBlock);
+  for (size_t i = 0; i < block.size(); ++i) block[i] = random.bits(i);
+  for (int64_t i = 0; i < blocks; ++i) memory->from.upload(block, kStream, i * kBlock);
+  const int64_t bytes = memory->from.bytes();
+  return device_piece("copy", {2 * as_real(bytes), 0}, [memory, bytes] {
+    cuda::copy(memory->to.data(), memory->from.data(), bytes, kStream);
+  });
+}
+
+// Numbers that keep the multipliers as busy as a model's do.
+std::vector<Stored> random_stored(int64_t count, const traces::Stream& random) {
+  std::vector<Stored> numbers(static_cast<size_t>(count));
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = cuda::stored<Stored>(random.normal(i));
+  return numbers;
+}
+
+BenchPiece tensor_products_piece(const BenchOptions& options) {
+  struct Memory {
+    Buffer<uint32_t> operands{cuda::kProductOperands};
+    Buffer<float> sums{cuda::tensor_product_threads()};
+  };
+  const auto memory = std::make_shared<Memory>();
+  const std::vector<Stored> numbers =
+      random_stored(2 * cuda::kProductOperands, BenchLayer::random(options, 8));
+  std::vector<uint32_t> words;
+  for (size_t i = 0; i < numbers.size(); i += 2) {
+    words.push_back(uint32_t{numbers[i].bits} | uint32_t{numbers[i + 1].bits} << 16);
+  }
+  memory->operands.upload(words, kStream);
+  return device_piece(
+      "BF16 mma.sync in registers", {0, cuda::tensor_product_flop(kProductRepeats)}, [memory] {
+        cuda::tensor_products(memory->operands.data(), kProductRepeats, memory->sums.data(), kStream);
+      });
+}
+
+BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const BenchOptions& options) {
+  constexpr int64_t kSide = 8192;
+  struct Memory {
+    std::unique_ptr<cuda::MatrixLibrary> library;
+    Buffer<Stored> a{kSide * kSide}, b{kSide * kSide}, product{kSide * kSide};
+  };
+  const auto memory = std::make_shared<Memory>(Memory{std::move(opened)});
+  const std::vector<Stored> numbers = random_stored(kSide * kSide, BenchLayer::random(options, 9));
+  memory->a.upload(numbers, kStream);
+  memory->b.upload(numbers, kStream);
+  return device_piece("BF16 cuBLAS, 8192-cube", {0, 2 * std::pow(as_real(kSide), 3)}, [memory] {
+    memory->library->multiply(memory->a.data(), memory->b.data(), memory->product.data(), kSide, kStream);
+  });
+}
+
+// What an operation's ratio is of.
+enum class Ceiling { copy_bandwidth, matrix_rate, time };
+
+struct Measured {
+  DeviceWork work;
+  Ceiling ceiling;
+  std::optional<double> goal;  // a share, or seconds
+};
+
+// Of each round, the operation's share of the ceilings that were timed in it: first the copy, last the product.
+class Shares {
+ public:
+  Shares(DeviceWork work, const std::vector<BenchPiece>& pieces)
+      : work_(work), copy_(pieces[1].work), product_(pieces.back().work) {}
+
+  void add(std::span<const double> seconds) {
+    shares_.copy_bandwidth.push_back(work_.bytes / seconds[0] / (copy_ / seconds[1]));
+    if (work_.flop > 0) shares_.matrix_rate.push_back(work_.flop / seconds[0] / (product_ / seconds.back()));
+  }
+  const BenchShares& all() const { return shares_; }
+
+ private:
+  DeviceWork work_;
+  double copy_, product_;
+  BenchShares shares_;
+};
+
+std::optional<BenchGoal> goal_of(const Measured& measured) {
+  if (!kNative || !measured.goal) return std::nullopt;  // goals are a GPU's
+  return measured.ceiling == Ceiling::time ? at_most(1) : at_least(*measured.goal);
+}
+
+std::string meaning_of(const Measured& measured, bool library) {
+  if (measured.ceiling == Ceiling::copy_bandwidth) return "share of the copy bandwidth";
+  if (measured.ceiling == Ceiling::matrix_rate)
+    return library ? "share of the cuBLAS rate" : "share of the mma.sync rate";
+  return "times " + duration_text(*measured.goal);
+}
+
+BenchResult measure_on_device(const BenchOptions& options, const std::string& name, const Measured& measured,
+                              const std::function<void()>& call) {
+  std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(options),
+                                 tensor_products_piece(options)};
+  auto library = cuda::MatrixLibrary::open(nullptr);
+  const bool has_library = library != nullptr;
+  if (has_library) pieces.push_back(library_piece(std::move(library), options));
+  Shares shares(measured.work, pieces);
+  BenchResult result = measure(pieces, options.rounds, [&](std::span<const double> seconds) {
+    shares.add(seconds);
+    if (measured.ceiling == Ceiling::time) return seconds[0] / *measured.goal;
+    return measured.ceiling == Ceiling::matrix_rate ? shares.all().matrix_rate.back()
+                                                    : shares.all().copy_bandwidth.back();
+  });
+  result.shares = shares.all();
+  result.ratio_meaning = meaning_of(measured, has_library);
+  result.goal = goal_of(measured);
+  if (!kNative && measured.ceiling == Ceiling::time) {
+    result.ratios.clear();
+    result.no_ratio = "its goal is a GPU's time";
+  }
+  return result;
+}
+
+constexpr double kCopyGoal = 0.85, kMatrixGoal = 0.5, kSelectionGoal = 15e-6;
+
+double scale(const LayerShape& shape) { return 1 / std::sqrt(as_real(shape.head_dim)); }
+
+BenchResult bench_attention(const BenchOptions& options, const std::string& name, int64_t entries) {
+  struct Set {
+    StoredTensor<Stored> keys, values;
+    DeviceMatrix output, log_sum_exp, logits;
+  };
+  const LayerShape& shape = options.shape.layer;
+  const BenchLayer layer(options);
+  const StoredTensor<Stored> queries(
+      random_tensor(1, shape.query_heads, shape.head_dim, BenchLayer::random(options, 10)), kStream);
+  const Buffer<int64_t> counts(
+      std::span<const int64_t>(std::vector<int64_t>(static_cast<size_t>(shape.kv_heads), entries)));
+  const DeviceWork work = attention_work(shape, entries);
+  Rotation<Set> sets(work.bytes, [&] {
+    return Set{{layer.keys.view().middle_rows(0, entries), kStream},
+               {layer.values.view().middle_rows(0, entries), kStream},
+               {shape.query_heads, shape.head_dim},
+               {1, shape.query_heads},
+               {shape.query_heads, entries}};
+  });
+  Buffer<std::byte> workspace(
+      cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, entries));
+  return measure_on_device(options, name, {work, Ceiling::copy_bandwidth, kCopyGoal}, [&] {
+    Set& set = sets.next();
+    cuda::attention<Stored>(
+        queries.view(),
+        {std::as_const(set.keys).view(), std::as_const(set.values).view(), counts.data(), nullptr},
+        scale(shape), {set.output.data(), set.log_sum_exp.data(), set.logits.data()},
+        {workspace.data(), workspace.bytes()}, kStream);
+  });
+}
+
+BenchResult bench_full_attention(const BenchOptions& options) {
+  return bench_attention(options, "attention", options.shape.tokens);
+}
+
+BenchResult bench_compressed_attention(const BenchOptions& options) {
+  return bench_attention(options, "attention-compressed", bench_budgets(options).front());
+}
+
+// The observation window over the whole prompt.
+struct Window {
+  explicit Window(const BenchOptions& options)
+      : shape(options.shape.layer),
+        tokens(options.shape.tokens),
+        sets(window_attention_work(shape, kWindow, tokens).bytes,
+             [this, layer = BenchLayer(options)] {
+               return Set{{layer.queries, kStream},
+                          {layer.keys, kStream},
+                          {shape.query_heads, kWindow},
+                          {shape.query_heads, tokens}};
+             }),
+        workspace(cuda::window_log_sum_exp_workspace(shape.query_heads, kWindow, tokens)) {}
+
+  struct Set {
+    StoredTensor<Stored> queries, keys;
+    DeviceMatrix log_sum_exp, mean;
+  };
+
+  void log_sum_exp() { log_sum_exp(sets.next()); }
+  void attention() {
+    Set& set = sets.next();
+    cuda::window_attention<Stored>(view(set), log_sum_exps.data(), set.mean.data(), kStream);
+  }
+  // What attention() needs: the sets' numbers are the same, and so are these.
+  void prepare_attention() {
+    Set& set = sets.next();
+    log_sum_exp(set);
+    log_sum_exps = std::exchange(set.log_sum_exp, DeviceMatrix(shape.query_heads, kWindow));
+  }
+
+  cuda::WindowView<Stored> view(const Set& set) const {
+    return {set.queries.view(), set.keys.view(), scale(shape)};
+  }
+  void log_sum_exp(Set& set) {
+    cuda::window_log_sum_exp<Stored>(view(set), set.log_sum_exp.data(), {workspace.data(), workspace.bytes()},
+                                     kStream);
+  }
+
+  LayerShape shape;
+  int64_t tokens;
+  Rotation<Set> sets;
+  Buffer<std::byte> workspace;
+  DeviceMatrix log_sum_exps;
+};
+
+BenchResult bench_window_attention(const BenchOptions& options) {
+  Window window(options);
+  window.prepare_attention();
+  const DeviceWork work = window_attention_work(window.shape, kWindow, window.tokens);
+  return measure_on_device(options, "window-attention", {work, Ceiling::copy_bandwidth, kCopyGoal},
+                           [&] { window.attention(); });
+}
+
+BenchResult bench_window_log_sum_exp(const BenchOptions& options) {
+  Window window(options);
+  const DeviceWork work = window_log_sum_exp_work(window.shape, kWindow, window.tokens);
+  return measure_on_device(options, "window-log-sum-exp", {work, Ceiling::copy_bandwidth, kCopyGoal},
+                           [&] { window.log_sum_exp(); });
+}
+
+BenchResult bench_norms(const BenchOptions& options, const std::string& name, NormsKernel kernel) {
+  struct Set {
+    StoredTensor<Stored> values, output_projection;
+    DeviceMatrix norms;
+  };
+  const LayerShape& shape = options.shape.layer;
+  const BenchLayer layer(options);
+  const TensorView projection{layer.output_projection.data(), shape.query_heads, shape.head_dim,
+                              shape.model_dim, shape.head_dim * shape.model_dim};
+  const DeviceWork work = projected_value_norms_work(shape, options.shape.tokens);
+  Rotation<Set> sets(work.bytes, [&] {
+    return Set{{layer.values, kStream}, {projection, kStream}, {shape.query_heads, options.shape.tokens}};
+  });
+  const auto goal = kernel == NormsKernel::mma ? std::optional(kMatrixGoal) : std::nullopt;
+  return measure_on_device(options, name, {work, Ceiling::matrix_rate, goal}, [&] {
+    Set& set = sets.next();
+    cuda::projected_value_norms<Stored>(std::as_const(set.values).view(),
+                                        std::as_const(set.output_projection).view(), Norm::l1,
+                                        set.norms.data(), kStream, kernel);
+  });
+}
+
+BenchResult bench_mma_norms(const BenchOptions& options) {
+  return bench_norms(options, "projected-value-norms", NormsKernel::mma);
+}
+
+BenchResult bench_portable_norms(const BenchOptions& options) {
+  return bench_norms(options, "projected-value-norms-portable", NormsKernel::portable);
+}
+
+// Scores as a softmax makes them: most are next to nothing, a few are nearly all.
+std::vector<float> random_scores(int64_t count, const traces::Stream& random) {
+  std::vector<float> scores(static_cast<size_t>(count));
+  for (size_t i = 0; i < scores.size(); ++i) {
+    scores[i] = static_cast<float>(std::exp(8 * random.normal(i)));
+  }
+  return scores;
+}
+
+// What a selection at 20 % chooses from, and how much.
+struct Candidates {
+  explicit Candidates(const BenchOptions& options)
+      : rows(options.shape.layer.kv_heads),
+        cols(options.shape.tokens - kWindow),
+        k(bench_budgets(options).front() - kWindow),
+        scores(random_scores(rows * cols, BenchLayer::random(options, 11))),
+        stage_two_scores(random_scores(rows * cols, BenchLayer::random(options, 12))),
+        counts(std::span<const int64_t>(std::vector<int64_t>(static_cast<size_t>(rows), k))),
+        stage_one_counts(std::span<const int64_t>(std::vector<int64_t>(static_cast<size_t>(rows), k / 2))),
+        status(1) {
+    status.clear(kStream);
+  }
+
+  cuda::SelectionResult into(IndexLists& lists) { return {lists.data(), lists.stride(), status.data()}; }
+
+  int64_t rows, cols, k;
+  std::vector<float> scores, stage_two_scores;
+  Buffer<int64_t> counts, stage_one_counts;
+  Buffer<int> status;
+};
+
+BenchResult bench_select_top(const BenchOptions& options) {
+  struct Set {
+    Buffer<float> scores;
+    IndexLists selected;
+  };
+  Candidates from(options);
+  const DeviceWork work = select_top_work(from.rows, from.cols, from.k);
+  Rotation<Set> sets(work.bytes, [&] {
+    return Set{Buffer<float>(std::span<const float>(from.scores)), IndexLists(from.rows, from.k)};
+  });
+  Buffer<std::byte> workspace(cuda::select_top_workspace(from.rows, from.cols));
+  return measure_on_device(options, "select-top", {work, Ceiling::time, kSelectionGoal}, [&] {
+    Set& set = sets.next();
+    cuda::select_top(set.scores.data(), from.rows, from.cols, from.cols, from.counts.data(),
+                     from.into(set.selected), {workspace.data(), workspace.bytes()}, kStream);
+  });
+}
+
+BenchResult bench_select_critical(const BenchOptions& options) {
+  struct Set {
+    Buffer<float> scores, stage_two_scores;
+    IndexLists selected, stage_one;
+  };
+  Candidates from(options);
+  const DeviceWork work = select_critical_work(from.rows, from.cols, from.k, from.k / 2);
+  Rotation<Set> sets(work.bytes, [&] {
+    return Set{Buffer<float>(std::span<const float>(from.scores)),
+               Buffer<float>(std::span<const float>(from.stage_two_scores)), IndexLists(from.rows, from.k),
+               IndexLists(from.rows, from.k)};
+  });
+  Buffer<std::byte> workspace(cuda::select_critical_workspace(from.rows, from.cols));
+  return measure_on_device(options, "select-critical", {work, Ceiling::time, kSelectionGoal}, [&] {
+    Set& set = sets.next();
+    cuda::select_critical(set.scores.data(), set.stage_two_scores.data(), from.rows, from.cols,
+                          from.counts.data(), from.stage_one_counts.data(), from.into(set.selected),
+                          from.into(set.stage_one), {workspace.data(), workspace.bytes()}, kStream);
+  });
+}
+
+// Of every KV head other entries, scattered over the prompt.
+IndexLists random_kept(const BenchOptions& options) {
+  const std::vector<int64_t> budgets = bench_budgets(options);
+  IndexLists kept(options.shape.layer.kv_heads, budgets.front());
+  for (int64_t g = 0; g < options.shape.layer.kv_heads; ++g) {
+    const traces::Stream random = BenchLayer::random(options, 13).child(static_cast<uint64_t>(g));
+    std::vector<double> scores(static_cast<size_t>(options.shape.tokens));
+    for (size_t i = 0; i < scores.size(); ++i) scores[i] = random.uniform(i);
+    kept.upload(g, 0, reference::select_top(scores, budgets.front()), kStream);
+  }
+  return kept;
+}
+
+BenchResult bench_compact(const BenchOptions& options) {
+  struct Set {
+    StoredTensor<Stored> keys, values, kept_keys, kept_values;
+  };
+  const LayerShape& shape = options.shape.layer;
+  const BenchLayer layer(options);
+  const std::vector<int64_t> budgets = bench_budgets(options);
+  const DeviceWork work = compact_work(shape, budgets.front());
+  IndexLists kept = random_kept(options);
+  const Buffer<int64_t> counts((std::span<const int64_t>(budgets)));
+  Rotation<Set> sets(work.bytes, [&] {
+    return Set{{layer.keys, kStream},
+               {layer.values, kStream},
+               {shape.kv_heads, budgets.front(), shape.head_dim},
+               {shape.kv_heads, budgets.front(), shape.head_dim}};
+  });
+  return measure_on_device(options, "compact", {work, Ceiling::copy_bandwidth, kCopyGoal}, [&] {
+    Set& set = sets.next();
+    cuda::compact<Stored>(std::as_const(set.keys).view(), kept.data(), kept.stride(), counts.data(),
+                          set.kept_keys.view(), kStream);
+    cuda::compact<Stored>(std::as_const(set.values).view(), kept.data(), kept.stride(), counts.data(),
+                          set.kept_values.view(), kStream);
+  });
+}
+
+// All that a session does to a layer but fetching it, each step waited for.
+double compress_seconds(const BenchLayer& layer, std::span<const int64_t> budgets) {
+  Policy policy;
+  policy.selection = Critical{};
+  OperationTimes times;
+  cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16, &times)->compress(layer.view(), policy, budgets);
+  double seconds = 0;
+  for (const OperationTimes::Entry& entry : times.entries()) {
+    if (entry.operation != "upload") seconds += entry.seconds;
+  }
+  return seconds;
+}
+
+BenchResult bench_compress(const BenchOptions& options) {
+  const BenchLayer layer(options);
+  const std::vector<int64_t> budgets = bench_budgets(options);
+  BenchPiece compress{"compress", 1, "layers", nullptr, [&] { return compress_seconds(layer, budgets); }};
+  BenchResult result = measure({compress}, options.rounds);
+  result.ratio_meaning = "share of a ceiling";
+  result.no_ratio = "its operations have ceilings of their own";
+  return result;
+}
+
+constexpr BenchOperation kOperations[] = {
+    {"attention", "K1: one query per query head over the whole cache, logits written", bench_full_attention},
+    {"attention-compressed", "K1 over the 20 % that stay", bench_compressed_attention},
+    {"window-attention", "K2: mean attention of 32 queries per head, log-sum-exp known",
+     bench_window_attention},
+    {"window-log-sum-exp", "K2: the log-sum-exp of these queries", bench_window_log_sum_exp},
+    {"projected-value-norms", "K3: of all heads in L1, on tensor cores", bench_mma_norms},
+    {"projected-value-norms-portable", "K3 without tensor cores", bench_portable_norms},
+    {"select-top", "K4: the best 20 % of every KV head", bench_select_top},
+    {"select-critical", "K4: the same in two stages", bench_select_critical},
+    {"compact", "K5: keys and values of the 20 % that stay, moved together", bench_compact},
+    {"compress", "a layer by snapkv+critical at 20 %, as a session does it", bench_compress},
+};
+
+std::optional<std::string> driver() {
+  std::ifstream file("/sys/module/nvidia/version");
+  std::string version;
+  return kNative && std::getline(file, version) && !version.empty() ? std::optional(version) : std::nullopt;
+}
+
+}  // namespace
+
+Accelerator accelerator() {
+  const cuda::DeviceInfo& info = cuda::device();
+  Accelerator found{info.name,
+                    info.compute_capability,
+                    info.multiprocessors,
+                    info.memory,
+                    info.l2_bytes,
+                    driver(),
+                    std::nullopt,
+                    ""};
+  if (const auto library = cuda::MatrixLibrary::open(&found.no_matrix_library))
+    found.matrix_library = library->name();
+  return found;
+}
+
+std::span<const BenchOperation> bench_operations() { return kOperations; }
+
+}  // namespace kvbound::sim::KVBOUND_CUDA_BUILD

@@ -1,0 +1,233 @@
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/numerics/instruction_set.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/sim/bench/bench.hpp>
+#include <kvbound/sim/bench/device_bench.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/report/bench_report.hpp>
+#include <kvbound/traces/output_file.hpp>
+
+#include "progress.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
+
+std::string described(std::string_view backend) {
+  std::string text;
+  for (const BenchOperation& operation : bench_operations(backend)) {
+    text += fmt::format("  {:<30} {}\n", operation.name, operation.description);
+  }
+  return text;
+}
+
+std::string details() {
+  return "Operations of the reference (default: all):\n" + described(kReference) +
+         "\nOperations of a device, with BF16 caches (default: all):\n" + described("emulated") +
+         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens unless they are named) and pocket (1984).\n"
+         "In every round an operation and what it is measured against are timed in turn; ratios are taken per\n"
+         "round. The goals are this project's own: a missed one is shown, and no failure.\n"
+         "\nOn a device a call's time is the device's own, over 10 ms of calls whose arguments the L2 cache does not\n"
+         "hold. Its ceilings are a copy and a product of BF16 matrices: by mma.sync from registers to registers, or,\n"
+         "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on pocket:256, so\n"
+         "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
+         "\nOPENBLAS_CORETYPE is not heeded: the program starts itself again without it.\n"
+         "\nExamples:\n"
+         "  kvbound bench\n"
+         "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
+         "  kvbound bench projected-value-norms --blas-core Haswell --repeats 15\n"
+         "  kvbound bench --backend cuda --json bench.json\n"
+         "  kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31\n"
+         "  kvbound bench select-critical --backend emulated --repeats 1\n";
+}
+
+std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
+                                                     const std::vector<std::string>& names) {
+  const std::span<const BenchOperation> all = bench_operations(backend);
+  std::vector<const BenchOperation*> chosen;
+  std::string known;
+  for (const BenchOperation& operation : all) {
+    (known += known.empty() ? "" : ", ") += operation.name;
+    const auto asked = std::ranges::count(names, operation.name);
+    if (asked > 1) throw UsageError(fmt::format("operation '{}' is given twice", operation.name));
+    if (asked == 1 || names.empty()) chosen.push_back(&operation);
+  }
+  for (const std::string& name : names) {
+    if (std::ranges::find(all, name, &BenchOperation::name) == all.end()) {
+      throw UsageError(fmt::format("no operation '{}'; known: {}", name, known));
+    }
+  }
+  return chosen;
+}
+
+// Returns only if it fails.
+void start_again(const Arguments& arguments) {
+  std::vector<std::string> words{"kvbound", "bench"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  execve("/proc/self/exe", pointers.data(), environ);
+}
+
+// Whether a product works, found out by a process of its own: one that meets instructions which the processor
+// does not have is ended.
+bool kernels_run() {
+  const pid_t child = fork();
+  if (child < 0) throw IoError(fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (child == 0) {
+    const rlimit no_core_file{0, 0};
+    setrlimit(RLIMIT_CORE, &no_core_file);
+    std::signal(SIGILL, SIG_DFL);
+    const Matrix a(67, 67);  // full and ragged blocks of any kernel
+    Matrix product(67, 67);
+    reference::multiply(a, a, product.view());
+    reference::multiply_transposed(a, a, product.view());
+    _exit(0);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) throw IoError(fmt::format("cannot wait for a process: {}", std::strerror(errno)));
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// OpenBLAS passes over a name that it does not know, and some builds over a core whose instructions the
+// processor lacks; others run it nevertheless.
+void require_kernels_of(const std::string& core) {
+  const std::string real = reference::blas_info().core;
+  const auto lower = [](unsigned char c) { return std::tolower(c); };
+  if (!std::ranges::equal(core, real, {}, lower, lower)) {
+    throw UsageError(
+        fmt::format("--blas-core '{}': OpenBLAS runs its {} kernels instead", one_line(core), real));
+  }
+  if (!kernels_run()) {
+    throw UsageError(fmt::format("--blas-core '{}': this processor cannot run its kernels", one_line(core)));
+  }
+}
+
+// OpenBLAS chooses its kernels when it is loaded, before main. So the program begins anew, in its own place,
+// unless the environment is as it should be: with OPENBLAS_CORETYPE = core, or without it if there is none.
+void require_blas_core(const std::optional<std::string>& core, const Arguments& arguments, bool quiet) {
+  const char* now = std::getenv(kCoreType);
+  if (core && now && *core == now) return require_kernels_of(*core);
+  if (!core && !now) return;
+  if (!quiet && now) {
+    std::cerr << fmt::format("kvbound: {}={} of the environment is not heeded: starting again\n", kCoreType,
+                             one_line(now));
+  }
+  // Not with the environment as it was: that would begin anew for ever.
+  if ((core ? setenv(kCoreType, core->c_str(), 1) : unsetenv(kCoreType)) == 0) start_again(arguments);
+  throw IoError(fmt::format("cannot start again {} {}{}: {}", core ? "with" : "without", kCoreType,
+                            core ? "=" + one_line(*core) : "", std::strerror(errno)));
+}
+
+void warn_of_old_kernels() {
+  const reference::InstructionSet level = reference::instruction_set();
+  const std::string core = reference::blas_info().core;
+  if (level == reference::InstructionSet::generic || core != "Prescott") return;
+  std::cerr << fmt::format(
+      "kvbound: OpenBLAS does not know this processor and runs its {} kernels, though there is {};\n"
+      "         --blas-core {} shows what it can do\n",
+      core, name(level), level == reference::InstructionSet::avx512 ? "SkylakeX" : "Haswell");
+}
+
+CommandLine command_line() {
+  CommandLine line("bench [OPERATION...] [options]: how fast, against ceilings measured in the same run",
+                   details());
+  line.add("backend", "B", "what runs the operations: reference (default), emulated or cuda");
+  line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
+  line.add("repeats", "N",
+           "rounds that count (default: as many of 7 as a minute allows, but 3, or 2 if one takes a minute)");
+  line.add("blas-core", "CORE",
+           "have OpenBLAS use its kernels for this processor (default: what it thinks best); reference only");
+  line.add("seed", "N", "of the random numbers worked on (default: 1)");
+  line.add("json", "FILE", "write it as JSON, too (schema: sim/schemas/bench.schema.json)");
+  add_work_options(line);
+  return line;
+}
+
+BenchOptions parse_options(const CommandLine& line, std::string_view backend) {
+  BenchOptions options;
+  options.shape =
+      parse_bench_shape(line.text("shape").value_or(backend == "emulated" ? "pocket:256" : "llama-3.1-8b"));
+  if (line.has("repeats")) options.rounds.asked = line.integer("repeats", 1, 1000, 1);
+  options.seed = static_cast<uint64_t>(line.integer("seed", 0, INT64_MAX, 1));
+  apply_threads(line);
+  options.threads = omp_get_max_threads();
+  return options;
+}
+
+void prepare_blas(const CommandLine& line, std::string_view backend, const Arguments& arguments) {
+  const auto core = line.text("blas-core");
+  if (core && core->empty()) throw UsageError("--blas-core: an empty name");
+  if (backend != kReference) {
+    if (core)
+      throw UsageError(fmt::format("--blas-core is for the reference, not for --backend {}", backend));
+    return;
+  }
+  if (const std::string library = reference::blas_info().library(); library != "OpenBLAS") {
+    if (core) throw UsageError(fmt::format("--blas-core is for OpenBLAS; this program has {}", library));
+    return;
+  }
+  require_blas_core(core, arguments, line.has("quiet"));
+}
+
+}  // namespace
+
+int bench_command(const Arguments& arguments) {
+  CommandLine line = command_line();
+  if (!line.parse(arguments)) return kPass;
+  const bool quiet = line.has("quiet");
+  const std::string backend = line.text("backend").value_or(std::string(kReference));
+  require_backend(backend);
+  const BenchOptions options = parse_options(line, backend);
+  constexpr size_t kMostNames = 64;  // more than there are; each may be given once
+  const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
+  prepare_blas(line, backend, arguments);
+
+  std::optional<traces::OutputFile> file;
+  if (const auto json = line.text("json")) {
+    OutputPaths().add("json", *json);
+    file.emplace(*json);
+  }
+  if (!quiet && backend == kReference && !line.has("blas-core")) warn_of_old_kernels();
+  BenchReport report{backend, options, std::nullopt, {}};
+  if (backend != kReference) report.accelerator = accelerator(backend);
+  std::cout << heading(report) << std::flush;
+  for (size_t i = 0; i < operations.size(); ++i) {
+    BenchResult result;
+    {
+      Progress progress(fmt::format("measuring {}", operations[i]->name), !quiet);
+      progress.update(static_cast<int64_t>(i), static_cast<int64_t>(operations.size()));
+      result = operations[i]->run(options);
+    }
+    result.operation = operations[i]->name;
+    std::cout << text(result) << std::flush;
+    report.results.push_back(std::move(result));
+  }
+  flush_standard_output();
+  if (file) {
+    file->write(to_json(report).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    file->commit();
+  }
+  return kPass;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,128 @@
+#include <iostream>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/dump_file.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/report/diff_report.hpp>
+#include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "progress.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kDetails =
+    R"(DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata says by which
+policy and budget they came about and in what arithmetic, and that decides how far each number may be off: nothing
+is tuned, and there are no tolerances to set. Who was kept, and who left at every step, is judged by the reference's
+scores, all later numbers too on the cache that the dump's own choices produced; swaps that rounding explains are
+legal and counted.
+
+Columns: error and bound where error/bound is largest, ulp of the type that the tensor is stored in;
+bound/error is the median over elements, in the layer where the bounds are loosest.
+
+Examples:
+  kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors
+  kvbound diff TRACE dump.safetensors --json diff.json
+
+Exit code 0 if every number is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
+named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
+undecided: a choice or number that is not the reference's, and nothing recorded tells whether rounding explains it.
+)";
+
+CommandLine command_line() {
+  CommandLine line("diff TRACE DUMP [options]: somebody's results, such as a kernel's, against the reference",
+                   kDetails);
+  line.add("json", "FILE", "write all figures as JSON, too (schema: sim/schemas/diff.schema.json)");
+  add_common_options(line);
+  return line;
+}
+
+std::string trace_hash(const traces::Trace& trace, bool quiet) {
+  Progress progress("hashing", !quiet);
+  return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+}
+
+// Judges the dump's layers, one in memory at a time.
+void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
+  Claimant claimant{report.dump.policy, report.dump.entries, report.dump.steps, report.arithmetic,
+                    dump.input_storage()};
+  Progress progress("judging " + dump.path(), !quiet);
+  int64_t done = 0;
+  for (const int64_t l : report.dump.layers) {
+    claimant.entries = report.dump.layer_entries[static_cast<size_t>(l)];
+    const LayerClaims claims = dump.read_layer(l);
+    const traces::Layer layer = trace.read_layer(l);
+    try {
+      for (TensorAgreement& found : agreement(layer, claimant, claims))
+        report.tensors.push_back({l, std::move(found)});
+    } catch (const NonFinite& error) {
+      throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
+                       fmt::format("its numbers are too large for double precision: {}", error.what()));
+    }
+    progress.update(++done, static_cast<int64_t>(report.dump.layers.size()));
+  }
+}
+
+// Says on standard error what is wrong, if anything is.
+int exit_code(const DiffReport& report, bool quiet) {
+  switch (report.verdict()) {
+    case Verdict::agrees:
+      return kPass;
+    case Verdict::differs: {
+      const int64_t others = report.differing_tensors() - 1;
+      std::cerr << fmt::format("kvbound: {}: {}{}\n", one_line(report.dump_path),
+                               text_of(*report.first_difference()),
+                               others == 0 ? ""
+                                           : fmt::format("; {} more tensor{} differ{}", others,
+                                                         others == 1 ? "" : "s", others == 1 ? "s" : ""));
+      return kMismatch;
+    }
+    default:
+      if (!quiet) {
+        std::cerr << fmt::format("kvbound: {}: nothing that could tell right from wrong\n",
+                                 one_line(report.dump_path));
+      }
+      return kInconclusive;
+  }
+}
+
+}  // namespace
+
+int diff_command(const Arguments& arguments) {
+  CommandLine line = command_line();
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const bool quiet = line.has("quiet");
+  const std::vector<std::string> paths = line.positionals("TRACE or DUMP", 2, 2);
+  const traces::Trace trace(paths[0], header_options(line));
+  const DumpFile dump(paths[1], trace.info(), header_options(line).header_limit);
+  std::optional<traces::OutputFile> json;
+  if (const auto path = line.text("json")) {
+    OutputPaths outputs;
+    for (const std::string& input : trace.paths()) outputs.add_input(input);
+    outputs.add_input(dump.path());
+    outputs.add("json", *path);
+    json.emplace(*path);
+  }
+
+  DiffReport report{trace.info(), trace_hash(trace, quiet), dump.path(), dump.info(), dump.arithmetic(), {}};
+  dump.require_trace(report.trace_sha256);
+  judge_layers(trace, dump, quiet, report);
+  std::cout << text_report(report, colour_wanted());
+  if (json) {
+    json->write(json_report(report));
+    json->prepare();
+    flush_standard_output();
+    json->commit();
+  }
+  return exit_code(report, quiet);
+}
+
+}  // namespace kvbound::sim

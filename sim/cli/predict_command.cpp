@@ -1,0 +1,159 @@
+#include <algorithm>
+#include <iostream>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/decimal.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/replay/replay.hpp>
+#include <kvbound/sim/report/predict_report.hpp>
+#include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "progress.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kDetails =
+    "Scores s_j of a query, per query head, of the entries j that it sees: attention, exp(z_j) / sum exp(z), and\n"
+    "raw, exp(z_j). At every decode step those of all entries but the step's own are foretold, s^_j, from the\n"
+    "queries that have seen j before, of the prompt (as many as are recorded) and of earlier steps:\n"
+    "  ema          S = ema S + (1 - ema) s, divided by the weights that were really added up\n"
+    "  ema-paper    the same, divided by 1 - ema^tokens, as KeepKV (arXiv:2504.09936) prints it\n"
+    "  mean         over all of them\n"
+    "  window-mean  over the last W of them\n"
+    "  last         the last one's\n"
+    "\n"
+    "relative error  sum_j |s^_j - s_j| / sum_j s_j of one step and query head\n"
+    "entry error     the median over j of |s^_j - s_j| / s_j of one step and query head\n"
+    "\n"
+    "Of both the table has mean and median over layers, query heads and steps. Ratios that no double holds are\n"
+    "counted as undefined: in no mean, and the largest of all to the median.\n"
+    "\n"
+    "Re-entering: of the prompt entries that the policy evicts at the prompt's end, the share that is among the\n"
+    "top of the prompt's entries by the attention of a decode step's query over the whole cache (ties: smaller\n"
+    "position), at some step and, on average, at a step; mean over layers and query heads, 0 where nobody was\n"
+    "evicted. Whom the policy would evict while decoding does not matter.\n"
+    "\n"
+    "Attention: what a step's query pays the share of all entries that it pays most, its own entry included;\n"
+    "mean, median and least over layers, query heads and steps. Shares of entries are rounded down.\n"
+    "\nExamples:\n"
+    "  kvbound predict traces/samples/pocket-gqa.safetensors\n"
+    "  kvbound predict trace.safetensors --ema 0.98 --window 8 --steps 16 --layers 0,3-5 --json predict.json\n"
+    "  kvbound predict trace.safetensors --policy h2o+critical --budget 10% --top 5%\n"
+    "\nExit code 5 if the trace has no decode step to foretell.\n";
+
+CommandLine command_line() {
+  CommandLine line("predict TRACE [options]: how well past scores foretell the next query's", kDetails);
+  line.add("ema", "A", "weight of the past in moving averages, 0 <= A < 1 (default: 0.9)");
+  line.add("window", "W", "how many queries window-mean is over (default: 32)");
+  line.add("policy", "P", "who evicts; see kvbound replay --help (default: snapkv)");
+  line.add("budget", "B", "how many entries per KV head it keeps, such as 256 or 20% (default: 20%)");
+  line.add("top", "K", "how many of the prompt's entries are the top, such as 100 or 5% (default: 20%)");
+  line.add("shares", "K[,K]", "of how many entries attention is added up (default: 1%,2%,5%,10%,20%,50%)");
+  line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
+  line.add("steps", "N", "only the first N decode steps (default: all)");
+  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/predict.schema.json)");
+  add_common_options(line);
+  return line;
+}
+
+// As a count of entries, or a share of them.
+Budget parse_share(const char* option, const std::string& text) {
+  try {
+    return parse_budget(text);
+  } catch (const InvalidPolicy&) {
+    throw UsageError(fmt::format("--{} '{}': expected a count of entries such as 256, or a share such as 20%",
+                                 option, text));
+  }
+}
+
+double parse_ema(const std::string& text) {
+  const auto ema = parse_decimal(text);
+  if (ema && ema->value() < 1) return ema->value();
+  throw UsageError(fmt::format("--ema '{}': expected a decimal number from 0 to below 1", text));
+}
+
+std::vector<Budget> parse_shares(const std::string& list) {
+  std::vector<Budget> shares;
+  for (const std::string& text : split_list("shares", list)) {
+    const Budget share = parse_share("shares", text);
+    if (std::ranges::find(shares, share) != shares.end())
+      throw UsageError(fmt::format("--shares: '{}' is given twice", text));
+    shares.push_back(share);
+  }
+  return shares;
+}
+
+PredictOptions parse_options(const CommandLine& line, const traces::TraceInfo& info) {
+  PredictOptions options;
+  if (const auto ema = line.text("ema")) options.ema = parse_ema(*ema);
+  options.window = line.integer("window", 1, INT64_MAX, options.window);
+  if (const auto policy = line.text("policy")) options.policy = parse_policy(*policy);
+  if (const auto budget = line.text("budget")) options.budget = parse_budget(*budget);
+  if (const auto top = line.text("top")) options.top = parse_share("top", *top);
+  if (const auto shares = line.text("shares")) options.shares = parse_shares(*shares);
+  const int64_t top = options.top.entries(info.prompt_tokens);
+  if (top < 1 || top > info.prompt_tokens) {
+    throw UsageError(fmt::format("--top {}: {} of the {} prompt entries of {}", to_string(options.top), top,
+                                 info.prompt_tokens, info.path));
+  }
+  if (line.has("steps") && info.decode_tokens == 0) {
+    throw UsageError(fmt::format("--steps: {} has no decode steps", info.path));
+  }
+  options.steps = line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens;
+  require_valid({{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)}},
+                info);
+  return options;
+}
+
+}  // namespace
+
+int predict_command(const Arguments& arguments) {
+  CommandLine line = command_line();
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const bool quiet = line.has("quiet");
+  const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
+  const PredictOptions options = parse_options(line, trace.info());
+  const std::vector<int64_t> layers = chosen_layers(line, trace.info().layers);
+  OutputPaths outputs;
+  for (const std::string& input : trace.paths()) outputs.add_input(input);
+  const auto json_path = line.text("json");
+  if (json_path) outputs.add("json", *json_path);
+  if (options.steps == 0) {
+    if (!quiet) {
+      std::cerr << fmt::format("kvbound: {}: no decode step whose scores could be foretold\n",
+                               one_line(trace.info().path));
+    }
+    return kInconclusive;
+  }
+  std::optional<traces::OutputFile> json;
+  if (json_path) json.emplace(*json_path);
+
+  PredictReport report;
+  if (json) {
+    Progress progress("hashing", !quiet);
+    report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  {
+    Progress progress("foretelling", !quiet);
+    report.result =
+        predict(trace, layers, options, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  std::cout << text_report(report, colour_wanted());
+  if (json) {
+    json->write(json_report(report));
+    json->prepare();
+  }
+  flush_standard_output();
+  if (json) json->commit();
+  return kPass;
+}
+
+}  // namespace kvbound::sim

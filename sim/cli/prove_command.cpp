@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <iostream>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/output_file.hpp>
+
+#include "progress.hpp"
+#include "prove_report.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kDetails =
+    "Each theorem is evaluated from its definition, in 50 digits, on random instances of many kinds; the\n"
+    "double-precision reference is held to the same values within derived error bounds. Each theorem also has\n"
+    "claims with a hypothesis dropped: there a counterexample must be found. Written proofs:\n"
+    "proofs/critical_kv.md, proofs/obcache.md, proofs/keep_kv.md.\n"
+    "\nExamples:\n"
+    "  kvbound prove --list\n"
+    "  kvbound prove --cases 20000 --seed 7 --json proved.json\n"
+    "  kvbound prove ckv-3.5 ckv-window:pooled\n"
+    "  kvbound prove ckv-3.3 --search 60\n"
+    "  kvbound prove --replay proved.json\n"
+    "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if a regime that must\n"
+    "be tried has less than 5 % of the cases.\n";
+
+CommandLine command_line() {
+  CommandLine line("prove [ID...] [options]: looks for counterexamples to theorems", kDetails);
+  line.add("cases", "N",
+           "instances per theorem (default: 2000); at least ten times as many for a weakened claim");
+  line.add("seed", "N", "what the instances are drawn from (default: 1)");
+  line.add_flag("list", "say what there is to prove, with hypotheses, and exit");
+  line.add("search", "SECONDS",
+           "then, per theorem that has a ratio, climb towards its tightest instance for so long");
+  line.add("replay", "FILE",
+           "run the instances in a file again: a line that this command printed, or its JSON");
+  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/prove.schema.json)");
+  add_work_options(line);
+  return line;
+}
+
+// What the ids name, in the order of the catalogue: a theorem with its weakened claims, or one of these. None named:
+// all.
+std::vector<StoredInstance> chosen(const std::vector<std::string>& ids) {
+  std::set<const proofs::Property*> wanted;
+  const auto want = [&](const proofs::Property& property) {
+    if (!wanted.insert(&property).second)
+      throw UsageError(fmt::format("'{}' is chosen twice, by itself or with its theorem", property.id));
+  };
+  for (const std::string& id : ids) {
+    const StoredInstance found = find_property(id);
+    want(*found.property);
+    if (found.property == &found.theorem->property) std::ranges::for_each(found.theorem->weakened, want);
+  }
+  std::vector<StoredInstance> result;
+  for (const proofs::Theorem& theorem : proofs::catalogue()) {
+    const auto add = [&](const proofs::Property& property) {
+      if (ids.empty() || wanted.contains(&property)) result.push_back({&theorem, &property, {}});
+    };
+    add(theorem.property);
+    std::ranges::for_each(theorem.weakened, add);
+  }
+  return result;
+}
+
+double search_seconds(const CommandLine& line) {
+  const auto text = line.text("search");
+  if (!text) return 0;
+  const auto seconds = parse_real(*text);
+  constexpr double kMost = 1e6;
+  if (!seconds || *seconds <= 0 || *seconds > kMost)
+    throw UsageError(fmt::format("--search '{}': expected seconds, above 0 and at most {:g}", *text, kMost));
+  return *seconds;
+}
+
+void prove(const std::vector<StoredInstance>& properties, ProveReport& report, bool progress_wanted) {
+  Progress progress("proving", progress_wanted);
+  const auto count = static_cast<int64_t>(properties.size());
+  for (int64_t i = 0; i < count; ++i) {
+    const StoredInstance& wanted = properties[static_cast<size_t>(i)];
+    report.properties.push_back(
+        proofs::examine(*wanted.theorem, *wanted.property, report.cases, report.seed, [&](int64_t done) {
+          progress.update(i * report.cases + std::min(done, report.cases), count * report.cases);
+        }));
+  }
+}
+
+bool has_ratio(const StoredInstance& wanted) {
+  return wanted.property == &wanted.theorem->property && !wanted.theorem->ratio.empty();
+}
+
+void search(const std::vector<StoredInstance>& properties, ProveReport& report, bool progress_wanted) {
+  for (const StoredInstance& wanted : properties) {
+    const proofs::Theorem& theorem = *wanted.theorem;
+    if (!has_ratio(wanted)) continue;
+    Progress progress("searching " + theorem.id, progress_wanted);
+    report.searches.push_back(
+        {&theorem,
+         proofs::search_tightest(theorem, report.search_seconds, report.seed, [&](double passed, double) {
+           progress.update(static_cast<int64_t>(1e3 * passed),
+                           static_cast<int64_t>(1e3 * report.search_seconds));
+         })});
+  }
+}
+
+Replayed replayed(const StoredInstance& stored) {
+  const proofs::Outcome outcome = proofs::check(*stored.property, stored.instance);
+  return {stored, outcome.holds() ? std::nullopt : std::optional(outcome.failure()), outcome.undecided(),
+          outcome.ratio()};
+}
+
+// The worst news.
+int exit_code(const ProveReport& report) {
+  using proofs::Verdict;
+  const auto any = [&](Verdict verdict) {
+    return std::ranges::any_of(report.properties,
+                               [&](const auto& result) { return result.verdict == verdict; });
+  };
+  const bool search_failed =
+      std::ranges::any_of(report.searches, [](const Searched& s) { return s.tightest.failure.has_value(); });
+  if (any(Verdict::violated) || any(Verdict::none_found) || any(Verdict::undecided) || search_failed ||
+      !std::ranges::all_of(report.replayed, &Replayed::as_it_must)) {
+    return kMismatch;
+  }
+  return any(Verdict::regimes_too_rare) ? kInconclusive : kPass;
+}
+
+void refuse_together(const CommandLine& line, const char* option, std::initializer_list<const char*> others) {
+  for (const char* other : others) {
+    if (line.has(option) && line.has(other))
+      throw UsageError(fmt::format("--{} and --{} exclude each other", option, other));
+  }
+}
+
+}  // namespace
+
+int prove_command(const Arguments& arguments) {
+  CommandLine line = command_line();
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  refuse_together(line, "list", {"cases", "seed", "search", "replay", "json"});
+  refuse_together(line, "replay", {"cases", "seed", "search"});
+  constexpr int64_t kMostCases = 100'000'000;
+  ProveReport report;
+  report.cases = line.integer("cases", 1, kMostCases, 2000);
+  report.seed = static_cast<uint64_t>(line.integer("seed", 0, INT64_MAX, 1));
+  report.search_seconds = search_seconds(line);
+  const std::vector<std::string> ids = line.positionals("ID", 0, line.has("replay") ? 0 : SIZE_MAX);
+  const std::vector<StoredInstance> properties = chosen(ids);
+  if (line.has("search") && std::ranges::none_of(properties, has_ratio))
+    throw UsageError("--search: none of the chosen theorems has a ratio that could be tight");
+  if (line.has("list")) {
+    const proofs::Theorem* last = nullptr;
+    for (const StoredInstance& wanted : properties) {
+      if (wanted.theorem != last) std::cout << (last ? "\n" : "") << describe(*wanted.theorem);
+      last = wanted.theorem;
+    }
+    return kPass;
+  }
+  const auto replay_path = line.text("replay"), json_path = line.text("json");
+  OutputPaths outputs;
+  if (replay_path) outputs.add_input(*replay_path);
+  if (json_path) outputs.add("json", *json_path);
+  std::vector<StoredInstance> stored;
+  if (replay_path) stored = read_instances(*replay_path);
+  std::optional<traces::OutputFile> json;
+  if (json_path) json.emplace(*json_path);
+
+  const bool progress_wanted = !line.has("quiet");
+  if (replay_path) {
+    std::ranges::transform(stored, std::back_inserter(report.replayed), replayed);
+  } else {
+    prove(properties, report, progress_wanted);
+    if (report.search_seconds > 0) search(properties, report, progress_wanted);
+  }
+  std::cout << text_report(report, colour_wanted());
+  if (json) {
+    flush_standard_output();
+    json->write(json_report(report));
+    json->commit();
+  }
+  return exit_code(report);
+}
+
+}  // namespace kvbound::sim

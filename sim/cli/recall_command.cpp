@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <iostream>
+
+#include <fmt/format.h>
+
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/report/recall_report.hpp>
+#include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "progress.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kDetails =
+    "The true eviction error of a prompt entry j is || o - o_(-j) ||^2: how far the output o of a decode step\n"
+    "moves if j alone is evicted, o being over the prompt's entries and those of the steps so far, this one's\n"
+    "included. recall@k is the share of the k entries of largest error that are also the k of largest score\n"
+    "(ties: smaller index), per layer and query head: against the errors of step 1, and against their mean\n"
+    "over all steps. 'old' is the same with the newest R prompt positions, which a recent window would keep in\n"
+    "any case, no candidates on either side.\n"
+    "\nScores, each summed over the last W queries of the prompt, of one query head, not pooled:\n"
+    "  attention  A\n"
+    "  value      A^2 || v ||^2                     OBCache (arXiv:2510.07651), as are key and joint\n"
+    "  key        A^2 z^2 || v - o ||^2\n"
+    "  joint      A^2 || v + z (v - o) ||^2\n"
+    "  exact      || o - o_(-j) ||^2 of these queries\n"
+    "  eq-1       OBCache's eq. 1 without approximation: key and value zeroed, the slot kept\n"
+    "\nExamples:\n"
+    "  kvbound recall traces/samples/pocket-gqa.safetensors --k 40 --windows 1,8,16,32,64\n"
+    "  kvbound recall trace.safetensors --recent 64 --layers 0,3-5 --json recall.json --csv recall.csv\n"
+    "\nExit code 5 if the trace has no decode step to know the errors from.\n";
+
+CommandLine command_line() {
+  CommandLine line("recall TRACE [options]: how many of the entries that matter most a score finds",
+                   kDetails);
+  line.add("k", "K", "how many entries are wanted (default: 40)");
+  line.add("windows", "W[,W]",
+           "how many of the prompt's last queries score (default: those of 1,8,16,32,64 that are recorded)");
+  line.add("recent", "R", "the recent window that 'old' leaves out, in prompt positions (default: 32)");
+  line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
+  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/recall.schema.json)");
+  line.add("csv", "FILE", "write a row per layer, query head, score and window");
+  add_common_options(line);
+  return line;
+}
+
+std::vector<int64_t> parse_windows(const std::string& list, const traces::TraceInfo& info) {
+  std::vector<int64_t> windows;
+  for (const std::string& text : split_list("windows", list)) {
+    const auto window = parse_integer(text);
+    if (!window || *window < 1 || *window > info.window_queries) {
+      throw UsageError(
+          fmt::format("--windows '{}': expected integers from 1 to the {} prompt queries that {} records",
+                      text, info.window_queries, info.path));
+    }
+    if (std::ranges::find(windows, *window) != windows.end())
+      throw UsageError(fmt::format("--windows: '{}' is given twice", text));
+    windows.push_back(*window);
+  }
+  return windows;
+}
+
+RecallOptions parse_options(const CommandLine& line, const traces::TraceInfo& info) {
+  RecallOptions options;
+  options.recent = line.integer("recent", 0, info.prompt_tokens - 1, options.recent);
+  options.k = line.integer("k", 1, info.prompt_tokens, options.k);
+  if (options.k > info.prompt_tokens - options.recent) {
+    throw UsageError(fmt::format("--k {} and --recent {}: {} has {} prompt tokens, so {} candidates",
+                                 options.k, options.recent, info.path, info.prompt_tokens,
+                                 std::max<int64_t>(0, info.prompt_tokens - options.recent)));
+  }
+  if (const auto windows = line.text("windows")) {
+    options.windows = parse_windows(*windows, info);
+  } else {
+    std::erase_if(options.windows, [&](int64_t window) { return window > info.window_queries; });
+  }
+  return options;
+}
+
+}  // namespace
+
+int recall_command(const Arguments& arguments) {
+  CommandLine line = command_line();
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const bool quiet = line.has("quiet");
+  const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
+  const RecallOptions options = parse_options(line, trace.info());
+  const std::vector<int64_t> layers = chosen_layers(line, trace.info().layers);
+  OutputPaths outputs;
+  for (const std::string& input : trace.paths()) outputs.add_input(input);
+  const auto json_path = line.text("json"), csv_path = line.text("csv");
+  if (json_path) outputs.add("json", *json_path);
+  if (csv_path) outputs.add("csv", *csv_path);
+  if (trace.info().decode_tokens == 0) {
+    if (!quiet) {
+      std::cerr << fmt::format("kvbound: {}: no decode step to know the eviction errors from\n",
+                               one_line(trace.info().path));
+    }
+    return kInconclusive;
+  }
+  std::optional<traces::OutputFile> json, csv;
+  if (json_path) json.emplace(*json_path);
+  if (csv_path) csv.emplace(*csv_path);
+
+  RecallReport report;
+  if (json) {
+    Progress progress("hashing", !quiet);
+    report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  {
+    Progress progress("measuring recall", !quiet);
+    report.result =
+        recall(trace, layers, options, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  std::cout << text_report(report, colour_wanted());
+  if (json) {
+    json->write(json_report(report));
+    json->prepare();
+  }
+  if (csv) {
+    csv->write(csv_report(report));
+    csv->prepare();
+  }
+  flush_standard_output();
+  if (json) json->commit();
+  if (csv) csv->commit();
+  return kPass;
+}
+
+}  // namespace kvbound::sim

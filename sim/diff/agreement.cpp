@@ -1,0 +1,425 @@
+#include "agreement.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <numeric>
+#include <optional>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/perturbation_errors.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/session/session.hpp>
+
+#include "allocation_agreement.hpp"
+#include "evicted_agreement.hpp"
+#include "input_rounding.hpp"
+#include "kept_agreement.hpp"
+#include "merge_agreement.hpp"
+#include "teacher_forced_cache.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+Positions offsets_of(const Positions& budgets) {
+  Positions offsets{0};
+  for (const int64_t budget : budgets) offsets.push_back(offsets.back() + budget);
+  return offsets;
+}
+
+// What the reference keeps if every head has a budget of its own, however it came by it.
+PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions& budgets) {
+  policy.allocation = Uniform{};
+  return reference::make_session()->compress(prompt, policy, budgets);
+}
+
+// The claimant's arithmetic with what storing this layer's numbers cost.
+Claimant with_input_rounding(Claimant claimant, const traces::Layer& layer) {
+  const InputRounding rounding = input_rounding(layer, claimant.storage);
+  OperationArithmetic& operations = claimant.arithmetic;
+  for (reference::Arithmetic* arithmetic :
+       {&operations.window_attention, &operations.projected_value_norms, &operations.attention}) {
+    arithmetic->input = std::max(arithmetic->input, rounding.relative);
+    arithmetic->input_floor = rounding.floor;
+  }
+  return claimant;
+}
+
+// What errors of outputs over the full and the compressed cache do to || (o - o^) W ||_1.
+class OutputFigures {
+ public:
+  OutputFigures(const traces::Layer& layer, const MergeJudgement& judgement,
+                const reference::Arithmetic& arithmetic, const Matrix& row_norms)
+      : errors_(judgement.output_errors.view().slices, layer.shape.query_heads), terms_(errors_) {
+    const LayerShape& shape = layer.shape;
+    const double products = reference::sum_rounding(2 * shape.head_dim + shape.model_dim + 8, arithmetic) +
+                            4 * arithmetic.input + arithmetic.tensor_sums;
+    const double floor = arithmetic.input_floor * static_cast<double>(shape.model_dim);
+    reference::parallel_for(errors_.rows() * shape.query_heads, [&](int64_t i) {
+      const int64_t t = i / shape.query_heads, h = i % shape.query_heads, g = shape.kv_head_of(h);
+      const int64_t tokens = layer.prompt_tokens + t + 1;
+      const MatrixView keys = layer.keys.slice(g).middle_rows(0, tokens),
+                       values = layer.values.slice(g).middle_rows(0, tokens),
+                       query = layer.step(t).queries.middle_rows(h, 1);
+      const Matrix full = reference::attention(query, keys, values, layer.scale).output;
+      const Matrix off = reference::attention_errors(query, keys, values, layer.scale, {}, arithmetic).output;
+      const VectorView output = judgement.record.steps[static_cast<size_t>(t)].output.row(h);
+      for (int64_t c = 0; c < shape.head_dim; ++c) {
+        const double error = off(0, c) + judgement.output_errors.slice(t)(h, c);
+        const double size = std::abs(full(0, c)) + std::abs(output[static_cast<size_t>(c)]) + error;
+        terms_(t, h) += size * (row_norms(h, c) + floor);
+        errors_(t, h) += error * row_norms(h, c) + products * size * row_norms(h, c) + 2 * floor * size;
+      }
+    });
+  }
+
+  double error(int64_t step, int64_t head) const { return errors_(step, head); }
+  double terms(int64_t step, int64_t head) const { return terms_(step, head); }
+
+ private:
+  Matrix errors_, terms_;  // [steps, query_heads]
+};
+
+// Judges one layer's claims, tensor by tensor.
+class LayerJudge {
+ public:
+  LayerJudge(const traces::Layer& layer, const Claimant& claimant, const LayerClaims& claims)
+      : layer_(layer),
+        shape_(layer.shape),
+        claimant_(with_input_rounding(claimant, layer)),
+        claims_(claims),
+        prompt_(layer.prompt()),
+        allocation_(judge_allocation(prompt_, claimant_, claims.kept ? &*claims.kept : nullptr)),
+        reference_(compressed(prompt_, claimant.policy, allocation_.budgets)),
+        evicts_(evicts(claimant.policy.host)),
+        merges_(!std::holds_alternative<NoMerge>(claimant.policy.merge)) {
+    claimant_.budgets = allocation_.budgets;
+  }
+
+  std::vector<TensorAgreement> judge() {
+    judge_prompt();
+    if (merges_) {
+      judge_merges();
+      return std::move(results_);
+    }
+    if (claimant_.steps == 0) {
+      judge_no_steps();
+      return std::move(results_);
+    }
+    const bool follows = claims_.output || wants_metrics();
+    if (evicts_ && (claims_.left || follows)) judge_departures();
+    if (follows) {
+      for (size_t g = 0; g < forced_.size(); ++g) {
+        caches_.emplace_back(layer_, static_cast<int64_t>(g), forced_[g],
+                             evicts_ ? left_[g] : std::vector<int64_t>());
+      }
+    }
+    if (claims_.output) judge_output();
+    if (wants_metrics()) judge_metrics();
+    return std::move(results_);
+  }
+
+ private:
+  bool wants_metrics() const {
+    return claims_.kept_mass || claims_.bound || claims_.perturbation || claims_.layer_perturbation;
+  }
+  int64_t group_size() const { return shape_.group_size(); }
+
+  void add(const char* tensor, const RealClaim& claim, VectorView expected, VectorView bounds) {
+    results_.push_back(compare(tensor, claim, expected, bounds));
+  }
+  void add(const char* tensor, const std::optional<RealClaim>& claim, const Matrix& expected,
+           const Matrix& errors) {
+    if (claim) add(tensor, *claim, expected.numbers(), errors.numbers());
+  }
+  void add(const char* tensor, const std::optional<RealClaim>& claim, VectorView expected, VectorView bounds,
+           const std::vector<bool>& certain) {
+    if (claim) results_.push_back(compare_uncertain(tensor, *claim, expected, bounds, certain));
+  }
+
+  // All up to who is kept.
+  void judge_prompt() {
+    if (claims_.score_positions) {
+      results_.push_back(compare("score_positions", *claims_.score_positions, reference_.score_positions));
+    }
+    const bool scores_wanted = claims_.score || claims_.stage_two_score || claims_.projected_value_norms ||
+                               claims_.kept || (evicts_ && claimant_.steps > 0) || merges_;
+    if (scores_wanted) errors_.emplace(prompt_, claimant_, reference_);
+    if (claims_.score) add("score", claims_.score, reference_.score, errors_->score);
+    if (claims_.projected_value_norms) {
+      add("projected_value_norms", claims_.projected_value_norms, *reference_.projected_value_norms,
+          errors_->norms);
+    }
+    if (claims_.stage_two_score) {
+      add("stage_two_score", claims_.stage_two_score, *reference_.stage_two_score, errors_->stage_two_score);
+    }
+    if (claims_.kept_offsets) {
+      results_.push_back(compare("kept_offsets", *claims_.kept_offsets, offsets_of(kept_sizes())));
+    }
+    forced_ = reference_.kept;
+    if (!claims_.kept) return;
+    results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors_, *claims_.kept, forced_));
+    *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
+    results_.back().undecided += allocation_.undecided;
+  }
+
+  // How many entries each KV head keeps. Where merging comes first that may be fewer than its budget: judge_kept.
+  Positions kept_sizes() const {
+    const auto* keep_kv = std::get_if<KeepKv>(&claimant_.policy.merge);
+    if (!keep_kv || keep_kv->order == MergeOrder::evict_first) return claimant_.budgets;
+    Positions sizes;
+    for (const Positions& kept : claims_.kept ? *claims_.kept : reference_.kept) {
+      sizes.push_back(static_cast<int64_t>(kept.size()));
+    }
+    return sizes;
+  }
+
+  // Who left at which step.
+  void judge_departures() {
+    LeftJudgement judgement = judge_left(layer_, claimant_, reference_, *errors_, forced_, claims_.left);
+    left_ = std::move(judgement.forced);
+    if (claims_.left) results_.push_back(std::move(judgement.agreement));
+  }
+
+  // What merged, and all that follows from it.
+  void judge_merges() {
+    const MergeJudgement judgement = judge_merging(layer_, claimant_, reference_, *errors_, forced_, claims_);
+    std::ranges::copy(judgement.agreements, std::back_inserter(results_));
+    if (claimant_.steps > 0 && wants_metrics()) judge_metrics_of(judgement);
+    if (claimant_.steps == 0) judge_no_metrics();
+  }
+
+  // Figures from outputs as they are recorded: by how much outputs are off, they are.
+  void judge_metrics_of(const MergeJudgement& judgement) {
+    const Matrix norms = all_norms(),
+                 row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
+    const LayerMetrics metrics = measured(judgement.record, norms);
+    const Matrix norm_errors = norm_errors_of(norms);
+    const OutputFigures figures(layer_, judgement, claimant_.arithmetic.attention, row_norms);
+    Matrix mass(claimant_.steps, shape_.query_heads), perturbation = mass, terms = mass;
+    const std::vector<std::vector<Positions>> residents = residents_of(judgement.record);
+    for_each_step([&](int64_t t, int64_t g) {
+      const auto errors = step_errors(t, g, residents[static_cast<size_t>(g)][static_cast<size_t>(t)], norms,
+                                      norm_errors, row_norms);
+      for (int64_t i = 0; i < group_size(); ++i) {
+        const int64_t h = g * group_size() + i;
+        mass(t, h) = errors[static_cast<size_t>(i)].kept_mass;
+        terms(t, h) = figures.terms(t, h);
+        perturbation(t, h) = figures.error(t, h);
+      }
+    });
+    const std::vector<bool> heads = judgement.certain_query_heads(shape_);
+    add("kept_mass", claims_.kept_mass, metrics.kept_mass.numbers(), mass.numbers(), heads);
+    add("perturbation", claims_.perturbation, metrics.perturbation.numbers(), perturbation.numbers(), heads);
+    add("layer_perturbation", claims_.layer_perturbation, metrics.layer_perturbation,
+        layer_errors(perturbation, terms), judgement.certain_steps(shape_));
+  }
+
+  // Per KV head and step, who was there: the record's own choices.
+  std::vector<std::vector<Positions>> residents_of(const LayerRecord& record) const {
+    std::vector<std::vector<Positions>> residents;
+    for (size_t g = 0; g < forced_.size(); ++g) {
+      Positions there = record.prompt.kept[g];
+      std::vector<Positions>& steps = residents.emplace_back();
+      for (size_t t = 0; t < record.steps.size(); ++t) {
+        const StepRecord& step = record.steps[t];
+        there.push_back(layer_.prompt_tokens + static_cast<int64_t>(t));
+        if (step.rebuilt) there = step.merges[g].positions;
+        steps.push_back(there);
+        if (!step.left.empty()) std::erase(there, step.left[g]);
+      }
+    }
+    return residents;
+  }
+
+  // Tensors without elements, which are neither right nor wrong.
+  void judge_no_steps() {
+    const Matrix nothing;
+    if (claims_.left) results_.push_back(compare("left", *claims_.left, {}));
+    add("output", claims_.output, nothing, nothing);
+    judge_no_metrics();
+  }
+  void judge_no_metrics() {
+    const Matrix nothing;
+    add("kept_mass", claims_.kept_mass, nothing, nothing);
+    add("bound", claims_.bound, nothing, nothing);
+    add("perturbation", claims_.perturbation, nothing, nothing);
+    add("layer_perturbation", claims_.layer_perturbation, nothing, nothing);
+  }
+
+  MatrixView step_queries(int64_t g, int64_t t) const {
+    return layer_.step(t).queries.middle_rows(g * group_size(), group_size());
+  }
+
+  void judge_output() {
+    const RealClaim& claim = *claims_.output;
+    std::vector<double> expected(claim.numbers.size()), bounds(claim.numbers.size());
+    for_each_step([&](int64_t t, int64_t g) {
+      const ForcedCache& cache = caches_[static_cast<size_t>(g)];
+      const Positions residents = cache.residents(t);
+      const MatrixView queries = step_queries(g, t);
+      const Matrix keys = cache.keys(residents), values = cache.values(residents);
+      const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
+      const Matrix errors =
+          reference::attention_errors(queries, keys, values, layer_.scale, {}, claimant_.arithmetic.attention)
+              .output;
+      const int64_t first = (t * shape_.query_heads + g * group_size()) * shape_.head_dim;
+      std::ranges::copy(output.numbers(), expected.begin() + first);
+      std::ranges::copy(errors.numbers(), bounds.begin() + first);
+    });
+    add("output", claim, expected, bounds);
+  }
+
+  // piece(step, KV head), in parallel.
+  template <class Piece>
+  void for_each_step(const Piece& piece) const {
+    reference::parallel_for(claimant_.steps * shape_.kv_heads,
+                            [&](int64_t i) { piece(i / shape_.kv_heads, i % shape_.kv_heads); });
+  }
+
+  void judge_metrics() {
+    const Matrix norms = all_norms();
+    const LayerMetrics metrics = measured(norms);
+    const Matrix norm_errors = norm_errors_of(norms);
+    const Matrix row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
+    Matrix mass(claimant_.steps, shape_.query_heads), bound = mass, perturbation = mass, terms = mass;
+    for_each_step([&](int64_t t, int64_t g) {
+      const std::vector<reference::PerturbationErrors> errors =
+          step_errors(t, g, caches_[static_cast<size_t>(g)].residents(t), norms, norm_errors, row_norms);
+      for (int64_t i = 0; i < group_size(); ++i) {
+        const int64_t h = g * group_size() + i;
+        const reference::PerturbationErrors& error = errors[static_cast<size_t>(i)];
+        mass(t, h) = error.kept_mass;
+        bound(t, h) = error.bound;
+        perturbation(t, h) = error.perturbation;
+        terms(t, h) = error.terms;
+      }
+    });
+    add("kept_mass", claims_.kept_mass, metrics.kept_mass, mass);
+    if (metrics.bound) add("bound", claims_.bound, *metrics.bound, bound);
+    add("perturbation", claims_.perturbation, metrics.perturbation, perturbation);
+    if (claims_.layer_perturbation) {
+      add("layer_perturbation", *claims_.layer_perturbation, metrics.layer_perturbation,
+          layer_errors(perturbation, terms));
+    }
+  }
+
+  // The forced cache's figures, by the code that measures every replay.
+  LayerMetrics measured(const Matrix& norms) const {
+    LayerRecord record;
+    record.prompt.kept = forced_;
+    record.steps.resize(static_cast<size_t>(claimant_.steps));
+    for (size_t t = 0; evicts_ && t < record.steps.size(); ++t) {
+      for (const std::vector<int64_t>& head : left_) record.steps[t].left.push_back(head[t]);
+    }
+    return measured(record, norms);
+  }
+  LayerMetrics measured(const LayerRecord& record, const Matrix& norms) const {
+    Matrix prompt_norms(shape_.query_heads, layer_.prompt_tokens);
+    for (int64_t h = 0; h < norms.rows(); ++h) {
+      std::ranges::copy(norms.row(h).first(static_cast<size_t>(layer_.prompt_tokens)),
+                        prompt_norms.row(h).begin());
+    }
+    return std::move(measure(layer_, {record}, prompt_norms).front());
+  }
+
+  // L1 norms of all projected values, [query_heads, n + T].
+  Matrix all_norms() const {
+    return reference::projected_value_norms(shape_, layer_.values, layer_.output_projection, Norm::l1);
+  }
+
+  Matrix norm_errors_of(const Matrix& norms) const {
+    return reference::projected_value_norm_errors(shape_, layer_.values, layer_.output_projection, Norm::l1,
+                                                  norms, claimant_.arithmetic.projected_value_norms);
+  }
+
+  // residents  who was in the cache, as entered
+  std::vector<reference::PerturbationErrors> step_errors(int64_t t, int64_t g, const Positions& residents,
+                                                         const Matrix& norms, const Matrix& norm_errors,
+                                                         const Matrix& row_norms) const {
+    const ForcedCache cache(layer_, g, {}, {});
+    const int64_t tokens = layer_.prompt_tokens + t + 1;
+    const Matrix keys = cache.keys(residents), values = cache.values(residents);
+    const auto group = [&](MatrixView rows) { return rows.middle_rows(g * group_size(), group_size()); };
+    reference::PerturbationCase given;
+    given.queries = step_queries(g, t);
+    given.keys = layer_.keys.slice(g).middle_rows(0, tokens);
+    given.values = layer_.values.slice(g).middle_rows(0, tokens);
+    given.scale = layer_.scale;
+    given.kept = residents;
+    given.kept_keys = keys;
+    given.kept_values = values;
+    given.norms = group(norms).middle_cols(0, tokens);
+    given.norm_errors = group(norm_errors).middle_cols(0, tokens);
+    given.projection_norms = group(row_norms);
+    given.model_dim = shape_.model_dim;
+    return reference::perturbation_errors(given, claimant_.arithmetic.attention);
+  }
+
+  // || sum_h (o_h - o^_h) ||: the heads' errors, and one sum over all heads' products.
+  std::vector<double> layer_errors(const Matrix& perturbation, const Matrix& terms) const {
+    std::vector<double> errors;
+    for (int64_t t = 0; t < perturbation.rows(); ++t) {
+      const double own = std::accumulate(perturbation.row(t).begin(), perturbation.row(t).end(), 0.0);
+      const double all = std::accumulate(terms.row(t).begin(), terms.row(t).end(), 0.0);
+      errors.push_back(own +
+                       reference::sum_rounding(shape_.query_heads * shape_.head_dim + shape_.query_heads,
+                                               claimant_.arithmetic.attention) *
+                           all);
+    }
+    return errors;
+  }
+
+  const traces::Layer& layer_;
+  const LayerShape shape_;
+  Claimant claimant_;
+  const LayerClaims& claims_;
+  const LayerView prompt_;
+  const AllocationJudgement allocation_;
+  const PromptRecord reference_;
+  const bool evicts_, merges_;
+  std::optional<PromptErrors> errors_;
+  std::vector<Positions> forced_;  // per KV head: who was kept, by the claimant's own account
+  std::vector<Positions> left_;    // per KV head: who left at each step, likewise
+  std::vector<ForcedCache> caches_;
+  std::vector<TensorAgreement> results_;
+};
+
+}  // namespace
+
+const std::vector<std::string>& tensor_names() {
+  static const std::vector<std::string> names{"score_positions",
+                                              "score",
+                                              "projected_value_norms",
+                                              "stage_two_score",
+                                              "kept_offsets",
+                                              "kept",
+                                              "votes",
+                                              "merged_key",
+                                              "merged_value",
+                                              "left",
+                                              "merged_into",
+                                              "output",
+                                              "kept_mass",
+                                              "bound",
+                                              "perturbation",
+                                              "layer_perturbation"};
+  return names;
+}
+
+std::vector<TensorAgreement> agreement(const traces::Layer& layer, const Claimant& claimant,
+                                       const LayerClaims& claims) {
+  return LayerJudge(layer, claimant, claims).judge();
+}
+
+}  // namespace kvbound::sim

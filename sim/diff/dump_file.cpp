@@ -1,0 +1,406 @@
+#include "dump_file.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <set>
+#include <string_view>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/session_check.hpp>
+#include <kvbound/sim/options/layer_budgets.hpp>
+#include <kvbound/sim/options/layer_list.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/messages.hpp>
+
+#include "agreement.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using traces::in_quotes;
+using traces::printable;
+using traces::TensorEntry;
+
+// The dump's __metadata__, field by field.
+class Fields {
+ public:
+  explicit Fields(const traces::Metadata& metadata) : metadata_(metadata) {}
+
+  bool has(const std::string& field) const { return metadata_.strings.contains(field); }
+
+  const std::string& text(const std::string& field) const {
+    const auto found = metadata_.strings.find(field);
+    if (found == metadata_.strings.end()) fail(field, "is missing");
+    return found->second;
+  }
+
+  [[noreturn]] void fail(const std::string& field, const std::string& problem) const {
+    throw TraceError(metadata_.path, metadata_.offset, "__metadata__." + field, problem);
+  }
+  [[noreturn]] void refuse(const std::string& field, const std::string& expected) const {
+    fail(field, "is " + in_quotes(text(field)) + "; expected " + expected);
+  }
+
+  void require(const std::string& field, const std::string& value) const {
+    if (text(field) != value) refuse(field, in_quotes(value));
+  }
+
+  // One of some types, by its safetensors name.
+  Dtype dtype(const std::string& field, std::initializer_list<Dtype> allowed) const {
+    const auto named = dtype_named(text(field));
+    if (named && std::ranges::find(allowed, *named) != allowed.end()) return *named;
+    std::string known;
+    for (const Dtype type : allowed) known += (known.empty() ? "" : ", ") + std::string(name(type));
+    refuse(field, "one of " + known);
+  }
+
+  // What parse() makes of the text, whose InvalidPolicy becomes this field's fault.
+  template <class Parse>
+  auto parsed(const std::string& field, const Parse& parse) const {
+    try {
+      return parse(text(field));
+    } catch (const InvalidPolicy& error) {
+      fail(field, error.what());
+    }
+  }
+
+ private:
+  const traces::Metadata& metadata_;
+};
+
+DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& trace) {
+  const Fields fields(metadata);
+  fields.require("format", "kvbound-dump");
+  fields.require("version", "1");
+  DumpInfo info;
+  info.policy = fields.parsed("policy", parse_policy);
+  info.budget = fields.parsed("budget", parse_budget);
+  info.entries = info.budget.entries(trace.prompt_tokens);
+  fields.parsed("budget", [&](const std::string&) {
+    kvbound::require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
+    return 0;
+  });
+  info.layer_entries = layer_budgets(info.policy, info.entries, trace.layers, trace.prompt_tokens);
+  info.backend = fields.text("backend");
+  info.storage = fields.dtype("storage", {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16});
+  info.accumulate = fields.dtype("accumulate", {Dtype::f64, Dtype::f32});
+  if (fields.has("weights")) {
+    info.weights = fields.dtype("weights", {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16});
+  }
+  info.trace_sha256 = fields.text("trace_sha256");
+  const auto layers = parse_layer_list(
+      fields.has("layers") ? fields.text("layers") : fmt::format("0-{}", trace.layers - 1), trace.layers);
+  if (!layers) {
+    fields.refuse("layers",
+                  fmt::format("ascending layers or ranges such as 0,3-5 within 0..{}", trace.layers - 1));
+  }
+  info.layers = *layers;
+  return info;
+}
+
+// Tensors of policies that merge.
+constexpr std::array<std::string_view, 4> kMergeTensors{"votes", "merged_key", "merged_value", "merged_into"};
+
+bool is_of_merging(const std::string& tensor) {
+  return std::ranges::find(kMergeTensors, tensor) != kMergeTensors.end();
+}
+
+// Whether KV heads may keep different numbers, so that nothing but offsets tells where one's entries end.
+bool has_ragged_heads(const Policy& policy) {
+  const auto* keep_kv = std::get_if<KeepKv>(&policy.merge);
+  return std::holds_alternative<AdaKv>(policy.allocation) ||
+         (keep_kv && keep_kv->order == MergeOrder::merge_first);
+}
+
+// Whether dumps of this policy have the tensor.
+bool has(const Policy& policy, const std::string& tensor) {
+  const bool merges = !std::holds_alternative<NoMerge>(policy.merge);
+  if (tensor == "left") return evicts(policy.host);
+  if (tensor == "merged_into") return merges && evicts(policy.host);
+  if (is_of_merging(tensor)) return merges;
+  if (tensor == "bound") return !merges;
+  if (tensor == "score" || tensor == "score_positions")
+    return !std::holds_alternative<StreamingLlm>(policy.host);
+  if (tensor == "stage_two_score") return std::holds_alternative<Critical>(policy.selection);
+  if (tensor == "projected_value_norms") {
+    return std::holds_alternative<Critical>(policy.selection) ||
+           std::holds_alternative<ThetaSweep>(policy.selection);
+  }
+  return std::ranges::find(tensor_names(), tensor) != tensor_names().end();
+}
+
+std::string known_tensors(const Policy& policy) {
+  std::string list;
+  for (const std::string& tensor : tensor_names()) {
+    if (has(policy, tensor)) (list += list.empty() ? "" : ", ") += tensor;
+  }
+  return list;
+}
+
+bool is_integral(const std::string& tensor) {
+  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions" || tensor == "left" ||
+         tensor == "merged_into";
+}
+
+// A tensor's name taken apart: layers.{layer}.{tensor}.
+struct LayerTensor {
+  int64_t layer = 0;
+  std::string tensor;
+};
+
+std::optional<LayerTensor> taken_apart(std::string_view name) {
+  constexpr std::string_view kPrefix = "layers.";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  name.remove_prefix(kPrefix.size());
+  const size_t dot = name.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::string_view digits = name.substr(0, dot);
+  const auto range = parse_layer_range(digits, std::numeric_limits<int64_t>::max());
+  if (!range || digits != std::to_string(range->first)) return std::nullopt;
+  return LayerTensor{range->first, std::string(name.substr(dot + 1))};
+}
+
+// Checks what tensors there are, and of what types and shapes.
+class TensorCheck {
+ public:
+  TensorCheck(const traces::SafetensorsFile& file, const traces::TraceInfo& trace, DumpInfo& info)
+      : file_(file), trace_(trace), info_(info) {}
+
+  void run() {
+    info_.steps = trace_.decode_tokens;
+    std::set<std::string> found;
+    for (const TensorEntry& entry : file_.tensors()) found.insert(tensor_of(entry));
+    for (const std::string& tensor : tensor_names()) {
+      if (!found.contains(tensor)) continue;
+      info_.tensors.push_back(tensor);
+      for (const int64_t layer : info_.layers) check(layer, tensor);
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const TensorEntry& entry, const std::string& field,
+                           const std::string& problem) const {
+    throw TraceError(file_.path(), entry.header_offset, printable(entry.name) + field, problem);
+  }
+
+  // The name without its layer, if both are known.
+  std::string tensor_of(const TensorEntry& entry) const {
+    const auto parts = taken_apart(entry.name);
+    if (!parts) refuse(entry, "", "no tensor of a dump; expected layers.{l}. and one of " + known());
+    const std::string& tensor = parts->tensor;
+    if (tensor == "left" && !has(info_.policy, tensor)) {
+      refuse(entry, "", "only policies that evict while decoding have this; this is " + policy());
+    }
+    if (is_of_merging(tensor) && !has(info_.policy, tensor)) {
+      const char* which = tensor == "merged_into"
+                              ? "only policies that merge while decoding have this; this is "
+                              : "only policies that merge have this; this is ";
+      refuse(entry, "", which + policy());
+    }
+    if (tensor == "bound" && !has(info_.policy, tensor)) {
+      refuse(entry, "", "only policies that do not merge have this; this is " + policy());
+    }
+    if (!has(info_.policy, tensor)) {
+      refuse(entry, "", "no tensor of a dump of " + policy() + "; known: " + known());
+    }
+    if (parts->layer >= trace_.layers) {
+      refuse(entry, "", fmt::format("the trace has {} layers", trace_.layers));
+    }
+    if (!std::ranges::binary_search(info_.layers, parts->layer)) {
+      refuse(entry, "", "the metadata says layers=" + layer_list(info_.layers));
+    }
+    return tensor;
+  }
+  std::string known() const { return known_tensors(info_.policy); }
+  std::string policy() const { return canonical(info_.policy); }
+
+  void check(int64_t layer, const std::string& tensor) {
+    const std::string name = fmt::format("layers.{}.{}", layer, tensor);
+    const TensorEntry* entry = file_.find(name);
+    if (!entry) throw TraceError(file_.path(), -1, name, "this tensor is missing, but other layers have it");
+    const bool suits = is_integral(tensor) ? entry->dtype == Dtype::i64 || entry->dtype == Dtype::i32
+                                           : is_real(entry->dtype);
+    if (!suits) {
+      refuse(*entry, ".dtype",
+             fmt::format("is {}; expected {}", kvbound::name(entry->dtype),
+                         is_integral(tensor) ? "I64 or I32" : "F64, F32, F16 or BF16"));
+    }
+    check_shape(*entry, tensor, layer);
+  }
+
+  void check_shape(const TensorEntry& entry, const std::string& tensor, int64_t layer) {
+    const LayerShape& shape = trace_.shape;
+    const int64_t scored = rules_of(info_.policy.host, trace_.prompt_tokens, info_.entries).scored;
+    const std::string m = scored == trace_.prompt_tokens ? "prompt_tokens" : "prompt_tokens - window";
+    if (tensor == "kept") {
+      const bool has_offsets = file_.find(fmt::format("layers.{}.kept_offsets", layer));
+      if (has_offsets && entry.shape.size() == 1) return;  // read_kept holds them against each other
+      if (has_ragged_heads(info_.policy)) {
+        refuse(entry, "",
+               fmt::format("needs layers.{}.kept_offsets: KV heads of this policy may keep different numbers",
+                           layer));
+      }
+      require(entry, {shape.kv_heads * info_.layer_entries[static_cast<size_t>(layer)]},
+              "[kv_heads * budget]");
+    } else if (tensor == "kept_offsets") {
+      require(entry, {shape.kv_heads + 1}, "[kv_heads + 1]");
+    } else if (tensor == "score_positions") {
+      require(entry, {scored}, "[" + m + "]");
+    } else if (tensor == "score" || tensor == "stage_two_score") {
+      require(entry, {shape.kv_heads, scored}, "[kv_heads, " + m + "]");
+    } else if (tensor == "projected_value_norms") {
+      require(entry, {shape.query_heads, trace_.prompt_tokens}, "[query_heads, prompt_tokens]");
+    } else if (tensor == "output") {
+      require_steps(entry, {shape.query_heads, shape.head_dim}, "[steps, query_heads, head_dim]");
+    } else if (tensor == "votes") {
+      require(entry, {kept_entries(entry, layer)}, "[all that is kept]");
+    } else if (tensor == "merged_key" || tensor == "merged_value") {
+      require(entry, {kept_entries(entry, layer), shape.head_dim}, "[all that is kept, head_dim]");
+    } else if (tensor == "left" || tensor == "merged_into") {
+      require_steps(entry, {shape.kv_heads}, "[steps, kv_heads]");
+    } else if (tensor == "layer_perturbation") {
+      require_steps(entry, {}, "[steps]");
+    } else {
+      require_steps(entry, {shape.query_heads}, "[steps, query_heads]");
+    }
+  }
+
+  // How many entries all KV heads of a layer keep together.
+  int64_t kept_entries(const TensorEntry& entry, int64_t layer) const {
+    if (const TensorEntry* kept = file_.find(fmt::format("layers.{}.kept", layer))) return kept->elements;
+    if (has_ragged_heads(info_.policy)) {
+      refuse(entry, "",
+             fmt::format("needs layers.{}.kept: KV heads of this policy may keep different numbers", layer));
+    }
+    return trace_.shape.kv_heads * info_.layer_entries[static_cast<size_t>(layer)];
+  }
+
+  void require(const TensorEntry& entry, const std::vector<int64_t>& shape,
+               const std::string& meaning) const {
+    if (entry.shape == shape) return;
+    refuse(entry, ".shape",
+           "is " + traces::shape_text(entry.shape) + "; expected " + meaning + " = " +
+               traces::shape_text(shape));
+  }
+
+  // The first tensor says how many steps there are.
+  void require_steps(const TensorEntry& entry, std::vector<int64_t> shape, const std::string& meaning) {
+    if (first_with_steps_.empty() && !entry.shape.empty() && entry.shape.front() <= trace_.decode_tokens) {
+      info_.steps = entry.shape.front();
+      first_with_steps_ = entry.name;
+    }
+    shape.insert(shape.begin(), info_.steps);
+    const bool other_steps = first_with_steps_ != entry.name && info_.steps != trace_.decode_tokens;
+    require(entry, shape, meaning + (other_steps ? " as " + first_with_steps_ + " has it," : ""));
+  }
+
+  const traces::SafetensorsFile& file_;
+  const traces::TraceInfo& trace_;
+  DumpInfo& info_;
+  std::string first_with_steps_;
+};
+
+double unit_roundoff(Dtype type) {
+  switch (type) {
+    case Dtype::bf16:
+      return 0x1p-8;
+    case Dtype::f16:
+      return 0x1p-11;
+    case Dtype::f32:
+      return 0x1p-24;
+    default:
+      return 0x1p-53;
+  }
+}
+
+}  // namespace
+
+DumpFile::DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit)
+    : file_(path, header_limit), trace_(trace), info_(read_info(file_.metadata(), trace)) {
+  TensorCheck(file_, trace_, info_).run();
+}
+
+void DumpFile::require_trace(const std::string& sha256) const {
+  if (info_.trace_sha256 == sha256) return;
+  Fields(file_.metadata())
+      .refuse("trace_sha256", in_quotes(sha256) + ", the hash of " + printable(trace_.path, 200));
+}
+
+const TensorEntry* DumpFile::find(int64_t layer, const std::string& tensor) const {
+  return file_.find(fmt::format("layers.{}.{}", layer, tensor));
+}
+
+std::vector<int64_t> DumpFile::read_integers(const TensorEntry& entry) const {
+  std::vector<int64_t> numbers(static_cast<size_t>(entry.elements));
+  file_.read(entry, 0, std::span(numbers));
+  return numbers;
+}
+
+std::optional<RealClaim> DumpFile::read_claim(int64_t layer, const std::string& tensor) const {
+  const TensorEntry* entry = find(layer, tensor);
+  if (!entry) return std::nullopt;
+  RealClaim claim{entry->shape, std::vector<double>(static_cast<size_t>(entry->elements)), entry->dtype};
+  file_.read(*entry, 0, std::span(claim.numbers), traces::NonFiniteNumbers::allowed);
+  return claim;
+}
+
+std::vector<std::vector<int64_t>> DumpFile::read_kept(int64_t layer,
+                                                      const std::vector<int64_t>& offsets) const {
+  const std::vector<int64_t> all = read_integers(*find(layer, "kept"));
+  const auto size = static_cast<int64_t>(all.size());
+  const bool tile = offsets.front() == 0 && offsets.back() == size && std::ranges::is_sorted(offsets);
+  if (!tile) {
+    const TensorEntry& entry = *find(layer, "kept_offsets");
+    throw TraceError(path(), entry.begin, printable(entry.name),
+                     fmt::format("is {}; expected to ascend from 0 to {}, the length of layers.{}.kept",
+                                 traces::shape_text(offsets), size, layer));
+  }
+  std::vector<std::vector<int64_t>> kept;
+  for (size_t g = 0; g + 1 < offsets.size(); ++g)
+    kept.emplace_back(all.begin() + offsets[g], all.begin() + offsets[g + 1]);
+  return kept;
+}
+
+LayerClaims DumpFile::read_layer(int64_t layer) const {
+  LayerClaims claims;
+  std::vector<int64_t> offsets;
+  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g)
+    offsets.push_back(g * info_.layer_entries[static_cast<size_t>(layer)]);
+  if (const TensorEntry* entry = find(layer, "kept_offsets"))
+    claims.kept_offsets = offsets = read_integers(*entry);
+  if (find(layer, "kept")) claims.kept = read_kept(layer, offsets);
+  if (const TensorEntry* entry = find(layer, "score_positions"))
+    claims.score_positions = read_integers(*entry);
+  if (const TensorEntry* entry = find(layer, "left")) claims.left = read_integers(*entry);
+  if (const TensorEntry* entry = find(layer, "merged_into")) claims.merged_into = read_integers(*entry);
+  claims.votes = read_claim(layer, "votes");
+  claims.merged_key = read_claim(layer, "merged_key");
+  claims.merged_value = read_claim(layer, "merged_value");
+  claims.score = read_claim(layer, "score");
+  claims.projected_value_norms = read_claim(layer, "projected_value_norms");
+  claims.stage_two_score = read_claim(layer, "stage_two_score");
+  claims.output = read_claim(layer, "output");
+  claims.kept_mass = read_claim(layer, "kept_mass");
+  claims.bound = read_claim(layer, "bound");
+  claims.perturbation = read_claim(layer, "perturbation");
+  claims.layer_perturbation = read_claim(layer, "layer_perturbation");
+  return claims;
+}
+
+reference::Arithmetic DumpFile::arithmetic() const {
+  reference::Arithmetic arithmetic =
+      info_.accumulate == Dtype::f64 ? reference::double_precision() : reference::tensor_core_precision();
+  if (info_.weights) arithmetic.weights = unit_roundoff(*info_.weights);
+  return arithmetic;
+}
+
+Dtype DumpFile::input_storage() const {
+  return unit_roundoff(info_.storage) > unit_roundoff(info_.accumulate) ? info_.storage : info_.accumulate;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,336 @@
+#include "kept_agreement.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/perturbation_errors.hpp>
+#include <kvbound/reference/core/decimal.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/perturbation.hpp>
+
+#include "near_tie.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+
+Positions difference(const Positions& a, const Positions& b) {
+  Positions result;
+  std::ranges::set_difference(a, b, std::back_inserter(result));
+  return result;
+}
+
+// What disqualifies a list of positions before any score is looked at.
+struct Disorder {
+  size_t at = 0;  // index in the list
+  std::string note;
+  bool usable = true;  // it is a set of the prompt's positions all the same, if of the wrong size or members
+};
+
+std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, const Positions& always_kept,
+                                 int64_t budget) {
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (kept[i] < 0 || kept[i] >= layer.prompt_tokens()) {
+      return Disorder{i, fmt::format("is no position of a prompt of {} tokens", layer.prompt_tokens()),
+                      false};
+    }
+    if (i > 0 && kept[i] <= kept[i - 1]) {
+      return Disorder{i, fmt::format("follows {}: positions must ascend", kept[i - 1]), false};
+    }
+  }
+  if (kept.empty()) return Disorder{0, fmt::format("nothing is kept; the budget is {}", budget), false};
+  if (static_cast<int64_t>(kept.size()) != budget) {
+    return Disorder{kept.size() - 1,
+                    fmt::format("{} entries are kept; the budget is {}", kept.size(), budget), true};
+  }
+  const Positions missing = difference(always_kept, kept);
+  if (missing.empty()) return std::nullopt;
+  return Disorder{kept.size() - 1, fmt::format("position {} is missing, which always stays", missing.front()),
+                  true};
+}
+
+// One KV head's selection and what it is judged by.
+class Judge {
+ public:
+  Judge(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
+        const PromptErrors& errors, int64_t kv_head)
+      : layer_(layer), claimant_(claimant), reference_(reference), errors_(errors), g_(kv_head) {}
+
+  // Whether the bounds tell the best candidate from the worst: if not, every choice is as good as any other.
+  bool can_tell(int64_t selected) const {
+    const UncertainScores attention = scores();
+    double best = -kInfinity, worst = kInfinity;
+    for (size_t j = 0; j < attention.scores.size(); ++j) {
+      best = std::max(best, attention.scores[j] - attention.errors[j]);
+      worst = std::min(worst, attention.scores[j] + attention.errors[j]);
+    }
+    return best > worst || selected == 0 || selected == static_cast<int64_t>(attention.scores.size());
+  }
+
+  // Nothing if legal. claimed, own: candidates selected by the claimant and by the reference, ascending.
+  std::optional<Fault> fault(const Positions& claimed, const Positions& own) const {
+    if (claimed == own) return std::nullopt;
+    return std::visit([&](const auto& selection) { return by(selection, claimed, own); },
+                      claimant_.policy.selection);
+  }
+
+ private:
+  const reference::Ranking& ranking() const { return errors_.ranking; }
+  UncertainScores scores() const { return candidates(ranking().scores, errors_.score); }
+  // Of the candidates alone; nothing for hosts that rank nobody.
+  UncertainScores candidates(const Matrix& scores, const Matrix& errors) const {
+    if (scores.rows() == 0) return {};
+    return {ranking().candidate_scores(scores, g_), ranking().candidate_scores(errors, g_)};
+  }
+
+  std::optional<Fault> by(const TopK&, const Positions& claimed, const Positions&) const {
+    return top_k_fault(scores(), claimed);
+  }
+
+  std::optional<Fault> by(const Critical& options, const Positions& claimed, const Positions&) const {
+    const UncertainScores stage_two = candidates(*reference_.stage_two_score, errors_.stage_two_score);
+    const auto k = static_cast<int64_t>(claimed.size());
+    const CountRange counts =
+        options.alpha ? CountRange{floor_of_product(*options.alpha, k), floor_of_product(*options.alpha, k)}
+                      : adaptive_range(k);
+    std::optional<Fault> least;
+    for (int64_t count = counts.first; count <= counts.last; ++count) {
+      const std::optional<Fault> found = critical_fault(scores(), stage_two, claimed, count);
+      if (!found) return std::nullopt;
+      if (!least || found->faulty < least->faulty) least = found;
+    }
+    return least;
+  }
+
+  // By its bound: the sweep promises no more than that.
+  std::optional<Fault> by(const ThetaSweep&, const Positions& claimed, const Positions& own) const {
+    const Uncertain mine = total_bound(own), theirs = total_bound(claimed);
+    if (mine.value == kInfinity && theirs.value == kInfinity)
+      return std::nullopt;  // no choice keeps any mass
+    if (theirs.value - mine.value <= theirs.error + mine.error) return std::nullopt;
+    Fault fault{"bound of the whole selection",
+                difference(claimed, own).front(),
+                difference(own, claimed).front(),
+                theirs.value,
+                mine.value,
+                theirs.error + mine.error,
+                1};
+    fault.faulty = static_cast<int64_t>(difference(claimed, own).size());
+    return fault;
+  }
+
+  // Nothing here tells: judge_kept.
+  std::optional<Fault> by(const Greedy&, const Positions&, const Positions&) const { return std::nullopt; }
+
+  struct Uncertain {
+    double value = 0;
+    double error = 0;
+  };
+
+  MatrixView group(const Matrix& rows) const {
+    return rows.view().middle_rows(g_ * layer_.shape.group_size(), layer_.shape.group_size());
+  }
+
+  // sum_h theta_h, with the window's mean attention, of a selection and the always-kept entries.
+  Uncertain total_bound(const Positions& selected) const {
+    Positions kept;
+    std::ranges::merge(ranking().positions_of(selected), ranking().always_kept, std::back_inserter(kept));
+    const MatrixView weights = group(errors_.weights), norms = group(*reference_.projected_value_norms);
+    Uncertain total{
+        0, reference::total_bound_error(weights, group(errors_.weight_errors), norms, group(errors_.norms),
+                                        kept, claimant_.arithmetic.window_attention)};
+    for (int64_t h = 0; h < weights.rows; ++h) {
+      if (!(reference::attention_mass(weights.row(h), kept) > 0)) return {kInfinity, 0};
+      total.value +=
+          reference::perturbation_bound(reference::eviction_weights(weights.row(h), kept), norms.row(h));
+    }
+    return total;
+  }
+
+  // Every size of stage one that the window queries' masses allow.
+  CountRange adaptive_range(int64_t k) const {
+    const int64_t window = ranking().rules.window, n = layer_.prompt_tokens();
+    const std::vector<RankRange> ranks = rank_ranges(scores());
+    Positions all_candidates(static_cast<size_t>(ranking().candidates));
+    std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
+    CountRange all{0, 0};
+    // Who forms these masses need not have formed the scores: sums in any order.
+    reference::Arithmetic arithmetic = claimant_.arithmetic.window_attention;
+    arithmetic.chain = arithmetic.product_chain = -1;
+    for (int64_t i = 0; i < window; ++i) {
+      const int64_t visible = n - window + i + 1;
+      const Matrix queries = window_queries(layer_.window_queries() - window + i);
+      const MatrixView keys = layer_.keys.slice(g_).middle_rows(0, visible);
+      const Matrix weights = wider(reference::attention_weights(queries, keys, layer_.scale, visible - 1), n);
+      const Matrix errors = wider(reference::attention_weight_errors(queries, keys, layer_.scale,
+                                                                     claimant_.arithmetic.window_attention),
+                                  n);
+      const double adding = reference::sum_rounding(visible, arithmetic);
+      for (int64_t h = 0; h < weights.rows(); ++h) {
+        const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), ranking().always_kept,
+                                                  all_candidates, ranks, k, adding);
+        all.first = std::max(all.first, counts.first);
+        all.last = std::max(all.last, counts.last);
+      }
+    }
+    return all;
+  }
+
+  // With zeros for what a query does not see.
+  static Matrix wider(const Matrix& rows, int64_t columns) {
+    Matrix result(rows.rows(), columns);
+    for (int64_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), result.row(i).begin());
+    return result;
+  }
+
+  // One recorded query of every query head of the group.
+  Matrix window_queries(int64_t row) const {
+    Matrix queries(0, layer_.shape.head_dim);
+    for (int64_t i = 0; i < layer_.shape.group_size(); ++i) {
+      queries.append_row(layer_.queries.slice(g_ * layer_.shape.group_size() + i).row(row));
+    }
+    return queries;
+  }
+
+  const LayerView& layer_;
+  const Claimant& claimant_;
+  const PromptRecord& reference_;
+  const PromptErrors& errors_;
+  int64_t g_;
+};
+
+// Candidates of a set, as indices of candidates.
+Positions candidates_of(const Positions& kept, const Positions& always_kept, int64_t first_candidate) {
+  Positions candidates = difference(kept, always_kept);
+  for (int64_t& position : candidates) position -= first_candidate;
+  return candidates;
+}
+
+std::string text_of(const Fault& fault, size_t kv_head) {
+  return fmt::format(
+      "KV head {} kept position {} rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; "
+      "both error bounds together are {:.3g}",
+      kv_head, fault.chosen, fault.better, fault.by, fault.chosen_score, fault.better_score,
+      std::abs(fault.excess()), fault.band);
+}
+
+// The kept sets' agreement, one KV head after the other.
+class KeptJudgement {
+ public:
+  KeptJudgement() {
+    result_.tensor = "kept";
+    result_.near_tie_swaps = 0;
+  }
+
+  // A list that is no kept set.
+  void add(const Positions& kept, const Positions& own, const Disorder& disorder, size_t kv_head) {
+    const double expected = static_cast<double>(own[std::min(disorder.at, own.size() - 1)]);
+    const double claimed = kept.empty() ? kNothing : static_cast<double>(kept[disorder.at]);
+    blame({{elements() + static_cast<int64_t>(disorder.at)},
+           claimed,
+           expected,
+           kInfinity,
+           0,
+           Dtype::i64,
+           fmt::format("KV head {}: {}", kv_head, disorder.note)},
+          1);
+    count(kept, true);
+  }
+
+  // A kept set, legal or not.
+  //
+  // fault     of positions
+  // can_tell  whether some other choice would have been a fault
+  void add(const Positions& kept, const Positions& own, const std::optional<Fault>& fault, bool can_tell,
+           size_t kv_head) {
+    if (fault) {
+      const int64_t at = std::ranges::lower_bound(kept, fault->chosen) - kept.begin();
+      blame({{elements() + at},
+             static_cast<double>(fault->chosen),
+             static_cast<double>(fault->better),
+             std::abs(fault->excess()),
+             fault->band,
+             Dtype::i64,
+             text_of(*fault, kv_head)},
+            fault->faulty);
+    } else {
+      *result_.near_tie_swaps += static_cast<int64_t>(difference(kept, own).size());
+    }
+    count(kept, fault || can_tell);
+  }
+
+  // A kept set that nothing tells right from wrong.
+  void add_undecided(const Positions& kept, const Positions& own) {
+    result_.undecided += static_cast<int64_t>(difference(kept, own).size());
+    count(kept, false);
+  }
+
+  TensorAgreement result() const { return result_; }
+
+ private:
+  int64_t elements() const { return result_.elements; }
+  void count(const Positions& kept, bool judged) {
+    result_.elements += static_cast<int64_t>(kept.size());
+    if (judged) result_.judged += static_cast<int64_t>(kept.size());
+  }
+
+  void blame(const Offender& found, int64_t faulty) {
+    result_.outside += faulty;
+    if (!result_.worst || result_.worst->share() < found.share()) result_.worst = found;
+  }
+
+  TensorAgreement result_;
+};
+
+}  // namespace
+
+TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
+                           const PromptErrors& errors, const std::vector<Positions>& kept,
+                           std::vector<Positions>& forced) {
+  const int64_t n = layer.prompt_tokens();
+  const auto* keep_kv = std::get_if<KeepKv>(&claimant.policy.merge);
+  const bool merges_first = keep_kv && keep_kv->order == MergeOrder::merge_first;
+  const bool untold = merges_first || std::holds_alternative<Greedy>(claimant.policy.selection);
+  KeptJudgement judgement;
+  for (size_t g = 0; g < kept.size(); ++g) {
+    const Positions& own = reference.kept[g];
+    const int64_t budget = claimant.budget(static_cast<int64_t>(g));
+    const HostRules rules = rules_of(claimant.policy.host, n, budget);
+    const Positions always_kept = rules.always_kept(n);
+    // Where merging comes first there may be fewer to stay than the budget has room for.
+    const auto size = static_cast<int64_t>(kept[g].size());
+    const auto found = disorder(kept[g], layer, always_kept, merges_first ? std::min(size, budget) : budget);
+    if (!found || found->usable) forced[g] = kept[g];
+    if (found) {
+      judgement.add(kept[g], own, *found, g);
+      continue;
+    }
+    if (untold && kept[g] != own) {
+      judgement.add_undecided(kept[g], own);
+      continue;
+    }
+    const Judge judge(layer, claimant, reference, errors, static_cast<int64_t>(g));
+    const Positions selected = candidates_of(kept[g], always_kept, rules.sinks);
+    std::optional<Fault> fault = judge.fault(selected, candidates_of(own, always_kept, rules.sinks));
+    if (fault) {
+      fault->chosen += rules.sinks;
+      fault->better += rules.sinks;
+    }
+    judgement.add(kept[g], own, fault, untold || judge.can_tell(static_cast<int64_t>(selected.size())), g);
+  }
+  return judgement.result();
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,217 @@
+#include "merge_agreement.hpp"
+
+#include <cmath>
+#include <limits>
+#include <variant>
+
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/session/head_merging.hpp>
+#include <kvbound/reference/session/session.hpp>
+
+#include "choice.hpp"
+#include "merge_replay.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A tensor of caches after the prompt: expected numbers, bounds, and whether each is certain.
+struct Expected {
+  std::vector<double> numbers, bounds;
+  std::vector<bool> certain;
+
+  void add(VectorView row, VectorView errors, bool sure) {
+    numbers.insert(numbers.end(), row.begin(), row.end());
+    bounds.insert(bounds.end(), errors.begin(), errors.end());
+    certain.insert(certain.end(), row.size(), sure);
+  }
+};
+
+class MergeJudge {
+ public:
+  MergeJudge(const MergedLayer& part, const std::vector<Positions>& forced, const LayerClaims& claims)
+      : part_(part),
+        claims_(claims),
+        shape_(part.layer.shape),
+        steps_(part.claimant.steps),
+        heads_(forced.size()) {
+    reference::parallel_for(shape_.kv_heads, [&](int64_t g) {
+      const auto index = static_cast<size_t>(g);
+      heads_[index].emplace(part_, g, forced[index], forced[index] == part_.reference.kept[index]);
+    });
+    for (size_t g = 0; g < forced.size(); ++g) {
+      known_.push_back(!claims.kept || (*claims.kept)[g] == forced[g]);
+    }
+    result_.record.prompt.kept = forced;
+  }
+
+  MergeJudgement judge() {
+    if (claims_.votes) judge_votes(*claims_.votes);
+    judge_rows("merged_key", claims_.merged_key, &HeadMerge::keys, &MergeReplay::key_errors);
+    judge_rows("merged_value", claims_.merged_value, &HeadMerge::values, &MergeReplay::value_errors);
+    for (const auto& head : heads_) result_.record.prompt.merges.push_back(head->merged());
+    replay();
+    return std::move(result_);
+  }
+
+ private:
+  void judge_votes(const RealClaim& claim) {
+    Expected expected;
+    size_t at = 0;
+    for (size_t g = 0; g < heads_.size(); ++g) {
+      for (size_t i = 0; i < claimed_entries(g); ++i, ++at) {
+        if (!known_[g]) {
+          expected.add(std::vector{0.0}, std::vector{kInfinity}, false);
+          continue;
+        }
+        const MemberRange range = heads_[g]->members()[i];
+        const bool votes = std::holds_alternative<KeepKv>(part_.claimant.policy.merge);
+        const double vote = claim.numbers[at];
+        const bool possible = votes && vote >= 1 + static_cast<double>(range.least) &&
+                              vote <= 1 + static_cast<double>(range.most) && vote == std::floor(vote);
+        const std::vector<double> own{heads_[g]->merged().votes[i]};
+        expected.add(own, std::vector{0.0}, heads_[g]->is_certain(i) || !possible);
+      }
+    }
+    add("votes", claim, expected);
+  }
+
+  void judge_rows(const char* tensor, const std::optional<RealClaim>& claim, Matrix HeadMerge::*rows,
+                  std::vector<double> (MergeReplay::*errors)(size_t) const) {
+    if (!claim) return;
+    Expected expected;
+    const std::vector<double> nothing(static_cast<size_t>(shape_.head_dim)),
+        unbounded(nothing.size(), kInfinity);
+    for (size_t g = 0; g < heads_.size(); ++g) {
+      for (size_t i = 0; i < claimed_entries(g); ++i) {
+        if (!known_[g]) {
+          expected.add(nothing, unbounded, false);
+          continue;
+        }
+        expected.add((heads_[g]->merged().*rows).row(static_cast<int64_t>(i)), ((*heads_[g]).*errors)(i),
+                     heads_[g]->is_certain(i));
+      }
+    }
+    add(tensor, *claim, expected);
+  }
+
+  // As many as the claims have rows for.
+  size_t claimed_entries(size_t g) const {
+    return claims_.kept ? (*claims_.kept)[g].size() : result_.record.prompt.kept[g].size();
+  }
+
+  void add(const char* tensor, const RealClaim& claim, const Expected& expected) {
+    result_.agreements.push_back(
+        compare_uncertain(tensor, claim, expected.numbers, expected.bounds, expected.certain));
+  }
+
+  void replay() {
+    const bool dynamic = evicts(part_.claimant.policy.host);
+    std::vector<std::vector<MergeStep>> steps(heads_.size());
+    reference::parallel_for(shape_.kv_heads, [&](int64_t g) {
+      const auto at = [&](const std::optional<std::vector<int64_t>>& claims, int64_t t) {
+        return claims ? std::optional((*claims)[static_cast<size_t>(t * shape_.kv_heads + g)]) : std::nullopt;
+      };
+      for (int64_t t = 0; t < steps_; ++t) {
+        steps[static_cast<size_t>(g)].push_back(
+            heads_[static_cast<size_t>(g)]->step(t, {at(claims_.left, t), at(claims_.merged_into, t)}));
+      }
+    });
+    ChoiceTally left("left"), into("merged_into");
+    result_.output_errors = Tensor(steps_, shape_.query_heads, shape_.head_dim);
+    for (int64_t t = 0; t < steps_; ++t) {
+      StepRecord& record = result_.record.steps.emplace_back();
+      record.output = Matrix(shape_.query_heads, shape_.head_dim);
+      for (int64_t g = 0; g < shape_.kv_heads; ++g) {
+        const MergeStep& step = steps[static_cast<size_t>(g)][static_cast<size_t>(t)];
+        for (int64_t i = 0; i < shape_.group_size(); ++i) {
+          const int64_t h = g * shape_.group_size() + i;
+          std::ranges::copy(step.output.row(i), record.output.row(h).begin());
+          std::ranges::copy(step.errors.row(i), result_.output_errors.slice(t).row(h).begin());
+        }
+        result_.certain.push_back(step.certain);
+        record.rebuilt = step.rebuilt;
+        if (step.rebuilt) record.merges.emplace_back().positions = step.positions;
+        if (!dynamic) continue;
+        record.left.push_back(step.left.forced);
+        left.add(step.left);
+        into.add(step.into);
+      }
+    }
+    if (claims_.left) result_.agreements.push_back(left.result());
+    if (claims_.merged_into) result_.agreements.push_back(into.result());
+    if (claims_.output) judge_output(*claims_.output);
+  }
+
+  void judge_output(const RealClaim& claim) {
+    Expected expected;
+    for (int64_t t = 0; t < steps_; ++t) {
+      const Matrix& output = result_.record.steps[static_cast<size_t>(t)].output;
+      for (int64_t h = 0; h < shape_.query_heads; ++h) {
+        expected.add(output.row(h), result_.output_errors.slice(t).row(h),
+                     result_.certain[static_cast<size_t>(t * shape_.kv_heads + shape_.kv_head_of(h))]);
+      }
+    }
+    add("output", claim, expected);
+  }
+
+  const MergedLayer& part_;
+  const LayerClaims& claims_;
+  const LayerShape shape_;
+  const int64_t steps_;
+  std::vector<std::optional<MergeReplay>> heads_;
+  std::vector<bool> known_;  // [kv_heads]: what is claimed of the cache after the prompt is of the forced one
+  MergeJudgement result_;
+};
+
+// A session's own steps, of which the rebuilt caches are wanted.
+std::vector<StepRecord> rebuilds(const traces::Layer& layer, const Claimant& claimant) {
+  const auto* keep_kv = std::get_if<KeepKv>(&claimant.policy.merge);
+  std::vector<StepRecord> steps;
+  if (!keep_kv || !keep_kv->period) return steps;
+  Policy policy = claimant.policy;
+  policy.allocation = Uniform{};
+  std::vector<int64_t> budgets;
+  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) budgets.push_back(claimant.budget(g));
+  const auto session = reference::make_session();
+  session->compress(layer.prompt(), policy, budgets);
+  for (int64_t t = 0; t < claimant.steps; ++t) steps.push_back(session->step(layer.step(t)));
+  return steps;
+}
+
+}  // namespace
+
+std::vector<bool> MergeJudgement::certain_query_heads(const LayerShape& shape) const {
+  std::vector<bool> all;
+  for (const bool kv_head : certain) all.insert(all.end(), static_cast<size_t>(shape.group_size()), kv_head);
+  return all;
+}
+
+std::vector<bool> MergeJudgement::certain_steps(const LayerShape& shape) const {
+  std::vector<bool> all(certain.size() / static_cast<size_t>(shape.kv_heads), true);
+  for (size_t i = 0; i < certain.size(); ++i) {
+    const size_t step = i / static_cast<size_t>(shape.kv_heads);
+    all[step] = all[step] && certain[i];
+  }
+  return all;
+}
+
+MergeJudgement judge_merging(const traces::Layer& layer, const Claimant& claimant,
+                             const PromptRecord& reference, const PromptErrors& errors,
+                             const std::vector<Positions>& forced, const LayerClaims& claims) {
+  MergedLayer part{layer, claimant, reference, errors, layer.prompt()};
+  part.rebuilds = rebuilds(layer, claimant);
+  const std::optional<PredictedScores> prediction = reference::prediction_of(claimant.policy.merge);
+  reference::LayerScores known(nullptr);
+  if (prediction && prediction->predict == Prediction::ema) {
+    part.averages = &known.predicted(part.prompt, *prediction);
+    part.log_sum_exp_errors = reference::window_log_sum_exp_errors(part.prompt, part.prompt.window_queries(),
+                                                                   claimant.arithmetic.attention);
+  }
+  return MergeJudge(part, forced, claims).judge();
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,111 @@
+// One KV head's merged cache as a claimant's own choices make it, with bounds on how far the claimant's numbers may be off.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/session.hpp>
+#include <kvbound/reference/session/head_cache.hpp>
+#include <kvbound/reference/session/head_merging.hpp>
+
+#include "agreement.hpp"
+#include "choice.hpp"
+#include "eviction_choice.hpp"
+#include "merged_errors.hpp"
+#include "prompt_errors.hpp"
+#include "spread_ambiguity.hpp"
+#include "target_agreement.hpp"
+#include "target_ambiguity.hpp"
+
+namespace kvbound::sim {
+
+/// What the KV heads of a layer have in common. References outlive it.
+struct MergedLayer {
+  const traces::Layer& layer;
+  const Claimant& claimant;
+  const PromptRecord& reference;
+  const PromptErrors& errors;
+  LayerView prompt;
+  const std::vector<reference::ScoreEma>* averages = nullptr;  ///< after the prompt, of methods that average
+  Matrix log_sum_exp_errors = {};                              ///< [query_heads, window_queries], of these
+  std::vector<StepRecord> rebuilds = {};  ///< [steps], of policies that rebuild: a session's own
+};
+
+/// A step's outputs over the cache that the claimant's choices led to, and what its own choices are worth.
+struct MergeStep {
+  Matrix output, errors;           ///< [group_size, head_dim]
+  bool certain = true;             ///< that the cache is the claimant's
+  bool rebuilt = false;            ///< before the outputs
+  std::vector<int64_t> positions;  ///< of a rebuilt cache, ascending
+  Choice left, into;               ///< of hosts that evict
+};
+
+/// What is claimed of a step; nothing where nothing is.
+struct ClaimedStep {
+  std::optional<int64_t> left, into;
+};
+
+/// Steps one KV head through the prompt's end and the decode steps.
+class MergeReplay {
+ public:
+  /// kept       ascending: who was kept, by the claimant's account
+  /// explained  they are the reference's, whose groups are known where merging comes first
+  MergeReplay(const MergedLayer& part, int64_t kv_head, const std::vector<int64_t>& kept, bool explained);
+  MergeReplay(const MergeReplay&) = delete;  // parts refer to each other
+  MergeReplay& operator=(const MergeReplay&) = delete;
+
+  /// After the prompt, by ascending positions: the cache, and how many may have merged with each entry.
+  const HeadMerge& merged() const { return merged_; }
+  const std::vector<MemberRange>& members() const { return members_; }
+  /// Whether an entry's members are certain.
+  bool is_certain(size_t entry) const { return members_[entry].least == members_[entry].most; }
+  /// Of the numbers as they are stored; before the first step.
+  std::vector<double> key_errors(size_t entry) const;
+  std::vector<double> value_errors(size_t entry) const;
+
+  /// The next step.
+  MergeStep step(int64_t t, const ClaimedStep& claimed);
+
+ private:
+  reference::MergeTargets prompt_targets(const std::vector<int64_t>& kept, bool explained);
+  void fill(const LayerView& view, const reference::MergeTargets& targets, const reference::ScoreEma* known);
+  void take_group_errors(const LayerView& view, const reference::ScoreEma* known);
+  void take_spread_errors(const Cam& cam, const LayerView& view);
+  void begin_evicting(const LayerView& view, MatrixView head_scores, MatrixView head_errors);
+  void rebuild(int64_t t);
+  void enter(int64_t t);
+  void attend(MergeStep& result);
+  void take_in(const Matrix& weight_errors);
+  void choose(int64_t t, const ClaimedStep& claimed, MergeStep& result);
+  Choice judge_left(const Departure& departure, const std::optional<int64_t>& claimed) const;
+  Choice judge_by_scores(const Departure& departure, int64_t claimed) const;
+  Choice judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed);
+  void merge(int64_t leaving, int64_t into);
+  void spread(const Cam& cam, int64_t leaving, int64_t into);
+  LayerView view_at(int64_t t) const;
+  MatrixView group(MatrixView rows) const;
+  MatrixView last_queries(const LayerView& view) const;
+  reference::GroupMembers members_at(const std::vector<int64_t>& positions) const;
+
+  const MergedLayer& part_;
+  const traces::Layer& layer_;
+  const Policy& policy_;
+  const reference::Arithmetic& arithmetic_;
+  const int64_t g_, group_size_, budget_;
+  const HostRules rules_;
+  bool certain_ = true;
+  std::vector<MemberRange> members_;  // [kept]
+  HeadMerge merged_;                  // after the prompt, or the last rebuild
+  reference::HeadCache cache_;
+  std::optional<reference::HeadMerging> merging_;
+  std::optional<reference::Eviction> eviction_;
+  MergedErrors errors_;
+  Matrix running_errors_;    // [group_size, n + T]: of the host's scores, by position
+  MeanAttention attention_;  // the step's, with CaM
+  MatrixView queries_;       // the step's [group_size, head_dim]
+  int64_t newest_ = 0;
+};
+
+}  // namespace kvbound::sim

@@ -1,0 +1,115 @@
+#include "target_agreement.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/bounds/merge_group_errors.hpp>
+#include <kvbound/reference/merging/cam.hpp>
+#include <kvbound/reference/merging/merge_targets.hpp>
+#include <kvbound/reference/merging/nearest_key.hpp>
+
+#include "target_ambiguity.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+// Cosines of the leaving key with all others, and how far a claimant's may be off.
+struct UncertainCosines {
+  Positions positions;
+  std::vector<double> cosines, errors;
+
+  // Index of a position; none if it is not there.
+  std::optional<size_t> index_of(int64_t position) const {
+    const auto found = std::ranges::find(positions, position);
+    if (found == positions.end()) return std::nullopt;
+    return static_cast<size_t>(found - positions.begin());
+  }
+};
+
+UncertainCosines cosines_of(const LeavingEntry& leaving, VectorView norms) {
+  const reference::HeadCache& cache = leaving.cache;
+  const VectorView key = cache.keys.row(leaving.entry);
+  const std::vector<double> off = leaving.errors.stored_key(leaving.position(), key);
+  UncertainCosines result;
+  for (int64_t entry = 0; entry < cache.entries(); ++entry) {
+    if (entry == leaving.entry) continue;
+    const int64_t position = cache.positions[static_cast<size_t>(entry)];
+    const VectorView other = cache.keys.row(entry);
+    result.positions.push_back(position);
+    result.cosines.push_back(reference::cosine(key, norms[static_cast<size_t>(leaving.entry)], other,
+                                               norms[static_cast<size_t>(entry)]));
+    result.errors.push_back(reference::cosine_error(
+        key, off, other, leaving.errors.stored_key(position, other), leaving.arithmetic));
+  }
+  return result;
+}
+
+// How many outcomes rounding leaves.
+int64_t possible_outcomes(const TargetRule& rule, size_t others) {
+  int64_t possible = rule.may_be_dropped() ? 1 : 0;
+  for (size_t j = 0; j < others; ++j) possible += rule.may_merge_with(j);
+  return possible;
+}
+
+std::string fault_text(int64_t leaving, int64_t claimed, int64_t own, double largest, double cosine) {
+  const std::string what = claimed == kNobody ? "was dropped" : fmt::format("merged with {}", claimed);
+  const std::string rather = own == kNobody ? "being dropped" : fmt::format("merging with {}", own);
+  return fmt::format("position {} {} rather than {}: the largest cosine is {:.9g}, its own {:.9g}", leaving,
+                     what, rather, largest, cosine);
+}
+
+}  // namespace
+
+TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& target,
+                             const std::optional<int64_t>& claimed) {
+  const reference::HeadCache& cache = leaving.cache;
+  const std::vector<double> norms = reference::key_norms(cache.keys);
+  const UncertainCosines others = cosines_of(leaving, norms);
+  const reference::NearestKey nearest =
+      reference::nearest_key(leaving.entry, cache.keys, norms, cache.positions);
+  const bool merges = nearest.index >= 0 && reference::is_similar(nearest.cosine, target);
+  const int64_t own = merges ? cache.positions[static_cast<size_t>(nearest.index)] : kNobody;
+  const TargetRule rule(target, others.cosines, others.errors);
+  if (!claimed) {
+    return {{own, false}, leaving.certain && possible_outcomes(rule, others.positions.size()) == 1};
+  }
+  const auto judged = [&](const Choice& choice) { return TargetJudgement{choice, leaving.certain}; };
+  const auto wrong = [&](int64_t forced, const std::string& note) {
+    return judged({forced, true, false, false, wrong_choice(leaving.at, *claimed, own, note)});
+  };
+  if (*claimed == own) return judged({own});
+  const std::optional<size_t> at = others.index_of(*claimed);
+  if (*claimed != kNobody && !at) {
+    return wrong(own, fmt::format("position {} merged with {}, which is not in the cache", leaving.position(),
+                                  *claimed));
+  }
+  if (at ? rule.may_merge_with(*at) : rule.may_be_dropped()) return judged({*claimed, true, true});
+  if (!leaving.certain) return judged({*claimed, false, false, true});
+  return wrong(*claimed, fault_text(leaving.position(), *claimed, own, nearest.cosine,
+                                    at ? others.cosines[*at] : std::nan("")));
+}
+
+TargetJudgement judge_spread(const LeavingEntry& leaving, const Cam& cam, const MeanAttention& attention,
+                             const std::optional<int64_t>& claimed) {
+  const Positions& positions = leaving.cache.positions;
+  const Positions entries = reference::following_entries(positions, leaving.position(), cam.neighbours);
+  const int64_t first = entries.empty() ? kNobody : positions[static_cast<size_t>(entries.front())];
+  const SpreadDoubt doubt = spread_doubt(cam, attention, leaving.entry, entries, leaving.at.kv_head,
+                                         leaving.position(), leaving.arithmetic);
+  const int64_t own = doubt.may && first != kNobody ? first : kNobody;
+  if (!claimed) return {{own, false}, leaving.certain && !(doubt.may && doubt.may_not)};
+  const bool legal = (*claimed == kNobody && doubt.may_not) || (*claimed == first && doubt.may);
+  if (legal) return {{*claimed, true, doubt.may && doubt.may_not}, leaving.certain};
+  if (!leaving.certain) return {{own, false, false, true}, false};
+  const std::string rather =
+      own == kNobody ? "is spread over nobody" : fmt::format("is spread from {} on", own);
+  const std::string note = fmt::format("the value of position {} {}", leaving.position(), rather);
+  return {{own, true, false, false, wrong_choice(leaving.at, *claimed, own, note)}, true};
+}
+
+}  // namespace kvbound::sim

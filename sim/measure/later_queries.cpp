@@ -1,0 +1,211 @@
+#include "later_queries.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/merging/keep_kv.hpp>
+#include <kvbound/reference/merging/merge_bounds.hpp>
+#include <kvbound/reference/numerics/inner_product.hpp>
+
+namespace kvbound::sim {
+
+using reference::CacheEntries;
+using reference::distance;
+using reference::MergedGroup;
+using reference::MergeEffect;
+using reference::norm;
+
+namespace {
+
+constexpr double kUnit = 0x1p-53;
+
+// How far rounding may take the mean value by given scores: the exponents' rounding, M terms and a quotient, for v_r likewise.
+double mean_error(const reference::GroupMembers& members, const reference::GroupMean& mean,
+                  VectorView log_scores) {
+  double largest = 0, size = 0;
+  for (size_t j = 0; j < log_scores.size(); ++j) {
+    largest = std::max(largest, std::abs(log_scores[j]) + std::log(members.votes[j]));
+    size += mean.weights[j] * norm(members.values.row(static_cast<int64_t>(j)));
+  }
+  return 2 * kUnit * (2 * static_cast<double>(log_scores.size()) + 8 * largest + 32) * size;
+}
+
+// How far rounding may take what a step's query is measured by.
+struct QueryRounding {
+  double weights = 0;  // of attention weights and scores, relative
+  double output = 0;   // of the change of the output, absolute
+};
+
+// Log scores, predicted ones within 40 of them included (else epsilon is 1), are off by no more than l: those of logits and of
+// log-sum-exps. Weights are off by e^{2l} - 1 and their products and sums by gamma_k, k the terms of all sums; in merge_effect they
+// multiply values' distances from o', of which there are at most three times 2 max ||v||, and o' is off by that of max ||v||.
+class RoundingSum {
+ public:
+  RoundingSum(VectorView query, double scale)
+      : row_(query.data(), 1, static_cast<int64_t>(query.size())),
+        scale_(scale),
+        terms_(static_cast<double>(query.size()) + 16) {}
+
+  void add(MatrixView keys, MatrixView values, VectorView votes) {
+    const reference::Arithmetic exact{.unit = 0, .smallest = 0x1p-1022, .exponential = 0, .rescalings = 0};
+    const Matrix errors = reference::logit_errors(row_, keys, scale_, exact);
+    const double log_sum_error =
+        reference::attention_errors(row_, keys, values, scale_, votes, exact).log_sum_exp[0];
+    logit_error_ = std::max(logit_error_, 2 * *std::ranges::max_element(errors.row(0)) + log_sum_error);
+    for (int64_t j = 0; j < values.rows; ++j) largest_value_ = std::max(largest_value_, norm(values.row(j)));
+    terms_ += static_cast<double>(values.rows);
+  }
+
+  QueryRounding rounding() const {
+    constexpr double kOfDifferences = 0x1p-43;  // eight roundings of numbers up to 40, at least
+    const double weights = std::expm1(2 * (logit_error_ + kOfDifferences) + 4 * terms_ * kUnit);
+    return {weights, 8 * weights * largest_value_};
+  }
+
+ private:
+  MatrixView row_;
+  double scale_;
+  double terms_;
+  double logit_error_ = 0;
+  double largest_value_ = 0;
+};
+
+}  // namespace
+
+void OpenMerges::open(const reference::CacheMerge& merge, const CacheEntries& after, const MergeKind& kind,
+                      int64_t seen) {
+  Merge opened;
+  opened.kind = kind;
+  opened.seen = seen;
+  for (const MergeGroup& group : *merge.groups) {
+    close(group.into);
+    const Group& last = opened.groups.emplace_back(open_group(group, merge.before, after));
+    for (int64_t j = 0; j < last.members.values.rows(); ++j) {
+      opened.merged_values.append_row(last.members.values.row(j));
+    }
+  }
+  if (kind.votes) opened.distance = reference::largest_distance(merge.before.values, opened.merged_values);
+  merges_.push_back(std::move(opened));
+}
+
+void OpenMerges::close(int64_t position) {
+  for (Merge& merge : merges_) {
+    std::erase_if(merge.groups, [&](const Group& group) { return group.into == position; });
+  }
+  std::erase_if(merges_, [](const Merge& merge) { return merge.groups.empty(); });
+}
+
+OpenMerges::Group OpenMerges::open_group(const MergeGroup& group, const CacheEntries& before,
+                                         const CacheEntries& after) {
+  Group opened;
+  opened.into = group.into;
+  MergedGroup merged = merged_group(group, before, after);
+  opened.members = std::move(merged.members);
+  if (group.log_scores.cols() == 0) return opened;  // nothing was predicted
+  for (int64_t i = 0; i < group.log_scores.rows(); ++i) {
+    const VectorView log_scores = group.log_scores.row(i);
+    opened.log_merged.push_back(reference::log_mean_score(opened.members.votes, log_scores));
+    const reference::GroupMean mean = reference::group_mean(opened.members, log_scores);
+    opened.value_apart.push_back(distance(mean.value, after.values.row(merged.row)));
+    opened.value_apart_error.push_back(mean_error(opened.members, mean, log_scores));
+  }
+  return opened;
+}
+
+std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries& present, int64_t seen,
+                                          int64_t t, int64_t first_head, LaterQueries& later) {
+  if (merges_.empty()) return {};
+  Merge& merge = merges_.back();
+  std::vector<MergedGroup> groups;
+  for (const Group& group : merge.groups) groups.push_back({group.members, present.row_of(group.into)});
+  const MergeEffect effect = merge_effect(queries, scale_, present, groups);
+  if (merge.kind.votes) take_in_values(merge, seen);
+  const bool predicted = !merge.groups.front().log_merged.empty();
+  std::vector<StepHead> violations;
+  for (int64_t i = 0; i < group_size_; ++i) {
+    const int64_t h = first_head + i;
+    const VectorView weights = effect.merged_weights.row(i);
+    const double perturbation = norm(effect.change.row(i));
+    const double share = reference::sum(weights);
+    later.perturbation(t, h) = perturbation;
+    later.share(t, h) = share;
+    later.sag(t, h) = effect.members_weight[static_cast<size_t>(i)] - share;
+    if (!predicted) continue;
+    const double error = prediction_error(merge, effect, i);
+    later.prediction_error(t, h) = error;
+    if (!merge.kind.votes) continue;
+    const double shared = reference::later_bound(error, merge.distance, share);
+    later.value_distance(t, h) = merge.distance;
+    later.joint_bound(t, h) = shared + weighted_sum(merge, weights, &Group::value_apart, i);
+    if (group_size_ == 1) {
+      later.bound(t, h) = reference::later_bound(error, merge.distance);
+      later.shared_bound(t, h) = shared;
+    }
+    // What rounding may have done is only looked at where there seems to be a violation.
+    if (!(perturbation <= later.joint_bound(t, h)) &&
+        !(perturbation <= bound_with_rounding(merge, weights, error, present, queries.row(i), i))) {
+      violations.push_back({t, h});
+    }
+  }
+  return violations;
+}
+
+void OpenMerges::take_in_values(Merge& merge, int64_t seen) const {
+  const double farthest =
+      reference::largest_distance(values_.middle_rows(merge.seen, seen - merge.seen), merge.merged_values);
+  merge.distance = std::max(merge.distance, farthest);
+  merge.seen = seen;
+}
+
+// epsilon of one query head.
+double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effect, int64_t head) {
+  const bool normalised = merge.kind.unit == ScoreKind::attention;
+  const double shift = normalised ? effect.log_sum_exp[static_cast<size_t>(head)] : 0;
+  std::vector<double> predicted, actual;
+  int64_t member = 0;
+  for (size_t r = 0; r < merge.groups.size(); ++r) {
+    const VectorView scores = merge.groups[r].members.log_scores.row(head);
+    predicted.insert(predicted.end(), scores.begin(), scores.end());
+    for (size_t j = 0; j < scores.size(); ++j) {
+      actual.push_back(effect.member_logits(head, member++) - shift);
+    }
+    predicted.push_back(merge.groups[r].log_merged[static_cast<size_t>(head)]);
+    actual.push_back(effect.merged_logits(head, static_cast<int64_t>(r)) - shift);
+  }
+  return reference::prediction_error(predicted, actual);
+}
+
+// sum_r A'_r ||v_r - v-_h||, or of the errors of these.
+double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
+                                const std::vector<double> Group::*figures, int64_t head) {
+  double sum = 0;
+  for (size_t r = 0; r < merge.groups.size(); ++r) {
+    sum += weights[r] * (merge.groups[r].*figures)[static_cast<size_t>(head)];
+  }
+  return sum;
+}
+
+// KKV-5-joint with all that rounding may have done to it and to the perturbation; infinite if epsilon may not be below 1.
+double OpenMerges::bound_with_rounding(const Merge& merge, VectorView weights, double prediction_error,
+                                       const CacheEntries& present, VectorView query, int64_t head) const {
+  RoundingSum sum(query, scale_);
+  sum.add(present.keys, present.values, present.votes);
+  for (const Group& group : merge.groups)
+    sum.add(group.members.keys, group.members.values, group.members.votes);
+  const QueryRounding rounding = sum.rounding();
+  constexpr double kOwnRounding = 0x1p-30;  // relative, more than rounding does to sums of nonnegative terms
+  const double error =
+      prediction_error + (1 + prediction_error) * rounding.weights + kOwnRounding * prediction_error;
+  const double share = reference::sum(weights);
+  const double apart = weighted_sum(merge, weights, &Group::value_apart, head) +
+                       weighted_sum(merge, weights, &Group::value_apart_error, head);
+  const double bound =
+      (reference::later_bound(error, merge.distance, share) + apart) * (1 + rounding.weights) +
+      rounding.output;
+  return bound * (1 + kOwnRounding);
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,183 @@
+#include "merge_metrics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/merge_errors.hpp>
+#include <kvbound/reference/merging/merge_effect.hpp>
+#include <kvbound/reference/merging/merged_cache.hpp>
+#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/session/head_merging.hpp>
+
+#include "metrics.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using reference::CacheEntries;
+using reference::CacheMerge;
+using reference::MergedGroup;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+MergeCounts counts_of(const LayerRecord& record) {
+  MergeCounts counts;
+  for (const HeadMerge& merge : record.prompt.merges) counts += merge.counts;
+  for (const StepRecord& step : record.steps) {
+    for (const HeadMerge& merge : step.merges) counts += merge.counts;
+  }
+  return counts;
+}
+
+// The key by which a merge is lossless for the query that built it, if it is.
+std::optional<MergedKey> lossless_key(const Policy& policy, const LayerShape& shape, bool rebuilt) {
+  const auto* options = std::get_if<KeepKv>(&policy.merge);
+  if (!options || shape.group_size() > 1 || options->key == MergedKey::convex) return std::nullopt;
+  if (!rebuilt && options->prediction.predict != Prediction::current) return std::nullopt;
+  return options->key;
+}
+
+// Of what kind a merge is; rebuilt: by the step's own raw scores, whatever else is predicted.
+MergeKind kind_of(const Policy& policy, bool rebuilt) {
+  const std::optional<PredictedScores> prediction = reference::prediction_of(policy.merge);
+  const bool by_average = prediction && !rebuilt && prediction->predict == Prediction::ema;
+  return {std::holds_alternative<KeepKv>(policy.merge), by_average ? prediction->scores : ScoreKind::raw};
+}
+
+// One KV head's caches from the prompt's end on.
+class HeadMerges {
+ public:
+  HeadMerges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy, int64_t kv_head,
+             LaterQueries* later)
+      : layer_(layer),
+        record_(record),
+        policy_(policy),
+        kv_head_(kv_head),
+        group_size_(layer.shape.group_size()),
+        later_(later),
+        open_(layer.values.slice(kv_head), group_size_, layer.scale) {}
+
+  void run() {
+    reference::MergedCache cache(layer_.keys.slice(kv_head_), layer_.values.slice(kv_head_),
+                                 layer_.prompt_tokens, kv_head_, record_.prompt);
+    if (cache.prompt_merge()) take_in(*cache.prompt_merge(), cache.entries(), -1, false);
+    for (size_t i = 0; i < record_.steps.size(); ++i) {
+      const StepRecord& step = record_.steps[i];
+      const auto t = static_cast<int64_t>(i);
+      if (step.rebuilt) open_.clear();
+      if (const auto merge = cache.enter(step)) take_in(*merge, cache.entries(), t, true);
+      if (later_) measure_later(cache.entries(), t);
+      const auto merge = cache.leave(step);
+      if (!step.left.empty()) open_.close(step.left[static_cast<size_t>(kv_head_)]);
+      if (merge) take_in(*merge, cache.entries(), t, false);
+    }
+  }
+
+  std::vector<MergeChange> changes;
+  std::vector<reference::GroupChange> group_changes;
+  std::vector<StepHead> violations;
+
+ private:
+  // Each query head's query at a decode step; -1: the last one of the prompt.
+  Matrix queries_at(int64_t step) const {
+    Matrix queries;
+    for (int64_t i = 0; i < group_size_; ++i) {
+      queries.append_row(layer_.queries.slice(kv_head_ * group_size_ + i).row(layer_.window_queries + step));
+    }
+    return queries;
+  }
+
+  void take_in(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
+    measure_change(merge, after, step, rebuilt);
+    if (!later_) return;
+    open_.open(merge, after, kind_of(policy_, rebuilt), layer_.prompt_tokens + step + 1);
+    const reference::GroupChanges measured(queries_at(step), layer_.scale, merge.before);
+    for (const MergeGroup& group : *merge.groups) group_changes.push_back(measured.of(group, after));
+  }
+
+  void measure_later(const CacheEntries& present, int64_t t) {
+    const std::vector<StepHead> found = open_.measure(queries_at(t), present, layer_.prompt_tokens + t + 1, t,
+                                                      kv_head_ * group_size_, *later_);
+    violations.insert(violations.end(), found.begin(), found.end());
+  }
+
+  void measure_change(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
+    const Matrix queries = queries_at(step);
+    std::vector<MergedGroup> groups;
+    for (const MergeGroup& group : *merge.groups) groups.push_back(merged_group(group, merge.before, after));
+    const Matrix changed = std::holds_alternative<Cam>(policy_.merge)
+                               ? output_difference(queries, merge.before, after)
+                               : merge_effect(queries, layer_.scale, after, groups).change;
+    const std::optional<MergedKey> key = lossless_key(policy_, layer_.shape, rebuilt);
+    for (int64_t i = 0; i < group_size_; ++i) {
+      MergeChange& change = changes.emplace_back();
+      change.step = step;
+      change.query_head = kv_head_ * group_size_ + i;
+      change.perturbation = reference::norm(changed.row(i));
+      if (!key) continue;
+      change.rounding = reference::lossless_merge_error(queries.row(i), layer_.scale, *key, after, groups);
+    }
+  }
+
+  // Where entries change that are in no group.
+  Matrix output_difference(MatrixView queries, const CacheEntries& before, const CacheEntries& after) const {
+    const auto output = [&](const CacheEntries& cache) {
+      return reference::attention(queries, cache.keys, cache.values, layer_.scale, cache.votes).output;
+    };
+    Matrix difference = output(before);
+    const Matrix now = output(after);
+    for (int64_t i = 0; i < difference.rows(); ++i) {
+      for (int64_t c = 0; c < difference.cols(); ++c) difference(i, c) -= now(i, c);
+    }
+    return difference;
+  }
+
+  const traces::Layer& layer_;
+  const LayerRecord& record_;
+  const Policy& policy_;
+  int64_t kv_head_;
+  int64_t group_size_;
+  LaterQueries* later_;  // null: not asked for
+  OpenMerges open_;
+};
+
+Matrix undefined(int64_t steps, int64_t heads) {
+  Matrix matrix(steps, heads);
+  for (int64_t t = 0; t < steps; ++t) std::ranges::fill(matrix.row(t), kNan);
+  return matrix;
+}
+
+}  // namespace
+
+MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
+                            bool later) {
+  MergeMetrics metrics;
+  metrics.counts = counts_of(record);
+  if (later && !std::holds_alternative<Cam>(policy.merge)) {
+    const Matrix matrix = undefined(static_cast<int64_t>(record.steps.size()), layer.shape.query_heads);
+    metrics.later = LaterQueries{matrix, matrix, matrix, matrix, matrix, matrix, matrix, matrix, {}};
+  }
+  std::vector<HeadMerges> heads;
+  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+    heads.emplace_back(layer, record, policy, g, metrics.later ? &*metrics.later : nullptr);
+  }
+  reference::parallel_for(layer.shape.kv_heads, [&](int64_t g) { heads[static_cast<size_t>(g)].run(); });
+  for (const HeadMerges& head : heads) {
+    metrics.changes.insert(metrics.changes.end(), head.changes.begin(), head.changes.end());
+    metrics.groups.insert(metrics.groups.end(), head.group_changes.begin(), head.group_changes.end());
+    if (!metrics.later) continue;
+    std::vector<StepHead>& all = metrics.later->violations;
+    all.insert(all.end(), head.violations.begin(), head.violations.end());
+  }
+  if (metrics.later) {
+    std::ranges::sort(metrics.later->violations, {},
+                      [](const StepHead& at) { return std::pair(at.step, at.query_head); });
+  }
+  return metrics;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,323 @@
+#include "metrics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/obcache.hpp>
+#include <kvbound/reference/eviction/recall.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/token_blocks.hpp>
+#include <kvbound/reference/perturbation.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+// Decode steps worked on at a time: bounds the memory of a piece of work. Always so many, the last block's
+// rows beyond the steps being zero, so that a step's bits do not depend on how many are replayed.
+constexpr int64_t kRowBlock = 32;
+
+// The positions in one KV head's cache at successive decode steps, ascending; first after the prompt.
+class Residents {
+ public:
+  Residents(const LayerRecord& record, int64_t kv_head, int64_t prompt_tokens)
+      : record_(record),
+        head_(static_cast<size_t>(kv_head)),
+        next_(prompt_tokens),
+        first_new_(prompt_tokens),
+        stage_one_(&record.prompt.stage_one),
+        positions_(record.prompt.kept[head_]) {}
+
+  // As step `step`'s queries find them: after the new entry came, before one leaves. Steps must not go back.
+  const std::vector<int64_t>& at(int64_t step) {
+    for (; steps_ <= step; ++steps_) {
+      const std::vector<int64_t>* left =
+          steps_ > 0 ? &record_.steps[static_cast<size_t>(steps_ - 1)].left : nullptr;
+      if (left && !left->empty()) std::erase(positions_, (*left)[head_]);
+      positions_.push_back(next_++);
+      const StepRecord& now = record_.steps[static_cast<size_t>(steps_)];
+      if (!now.rebuilt) continue;
+      positions_ = now.merges[head_].positions;
+      stage_one_ = &now.stage_one;
+      first_new_ = next_;
+    }
+    return positions_;
+  }
+
+  // Of those that `at` told last, who is not there by stage two: stage one, always kept, new since the selection.
+  std::vector<int64_t> of_stage_one() const {
+    const std::vector<int64_t>& stage_one = (*stage_one_)[head_];
+    std::vector<int64_t> chosen;
+    std::ranges::copy_if(positions_, std::back_inserter(chosen), [&](int64_t position) {
+      return position >= first_new_ || std::ranges::binary_search(stage_one, position);
+    });
+    return chosen;
+  }
+
+ private:
+  const LayerRecord& record_;
+  size_t head_;
+  int64_t next_;
+  int64_t steps_ = 0;
+  int64_t first_new_;                                   // since the prompt's end or the last rebuild
+  const std::vector<std::vector<int64_t>>* stage_one_;  // of that time, [kv_heads]
+  std::vector<int64_t> positions_;
+};
+
+bool merges(const LayerRecord& record) { return !record.prompt.merges.empty(); }
+
+// Throws ShapeMismatch where a two-stage selection is in use and its first stage is not recorded.
+void require_stages(const LayerRecord& record, int64_t kv_heads) {
+  if (record.prompt.stage_one.empty()) return;
+  for (const StepRecord& step : record.steps) {
+    if (!step.rebuilt) continue;
+    require_equal("stage_one of a rebuild", static_cast<int64_t>(step.stage_one.size()), "kv_heads",
+                  kv_heads);
+  }
+}
+
+// L1 norms of all projected values [query_heads, n + T], the prompt's taken over where they are known.
+Matrix all_value_norms(const traces::Layer& layer, MatrixView prompt_norms) {
+  const TensorView values = layer.values;
+  const int64_t known = prompt_norms.cols;
+  const Matrix rest = reference::projected_value_norms(
+      layer.shape, values.middle_rows(known, values.rows - known), layer.output_projection, Norm::l1);
+  Matrix norms(layer.shape.query_heads, values.rows);
+  for (int64_t h = 0; h < norms.rows(); ++h) {
+    if (known > 0) std::ranges::copy(prompt_norms.row(h), norms.row(h).begin());
+    std::ranges::copy(rest.row(h), norms.row(h).begin() + known);
+  }
+  return norms;
+}
+
+// The prompt entries whose eviction would move the first step's outputs most, per KV head, ascending. None if that is
+// more than double precision can tell.
+std::vector<std::vector<int64_t>> most_missed(const traces::Layer& layer, int64_t count) {
+  const int64_t entries = layer.prompt_tokens + 1;
+  std::vector<std::vector<int64_t>> missed(static_cast<size_t>(layer.shape.kv_heads));
+  try {
+    const Matrix errors = reference::group_sum(
+        reference::eviction_errors(layer.shape, layer.scale, layer.keys.view().middle_rows(0, entries),
+                                   layer.values.view().middle_rows(0, entries), layer.step(0).queries,
+                                   layer.prompt_tokens),
+        layer.shape.group_size());
+    for (int64_t g = 0; g < errors.rows(); ++g) {
+      missed[static_cast<size_t>(g)] =
+          reference::select_top(errors.row(g), std::min(count, layer.prompt_tokens));
+    }
+  } catch (const NonFinite&) {
+  }
+  return missed;
+}
+
+class Measurement {
+ public:
+  Measurement(const traces::Layer& layer, const std::vector<LayerRecord>& records, MatrixView prompt_norms)
+      : layer_(layer),
+        records_(records),
+        shape_(layer.shape),
+        steps_(static_cast<int64_t>(records.front().steps.size())),
+        blocks_(reference::token_blocks(steps_, kRowBlock)),
+        projected_value_norms_(all_value_norms(layer, prompt_norms)),
+        rounding_scales_(static_cast<size_t>(shape_.query_heads)),
+        full_output_(blocks_ * kRowBlock, shape_.query_heads * shape_.head_dim) {
+    reference::parallel_for(shape_.query_heads, [&](int64_t h) {
+      rounding_scales_[static_cast<size_t>(h)] =
+          reference::rounding_scale(layer_.values.slice(shape_.kv_head_of(h)), head_projection(h));
+    });
+  }
+
+  std::vector<LayerMetrics> run(int64_t recall_of) {
+    for (const LayerRecord& record : records_) {
+      const Matrix zeros(steps_, shape_.query_heads);
+      require_stages(record, shape_.kv_heads);
+      LayerMetrics metrics;
+      for (const std::vector<int64_t>& kept : record.prompt.kept) {
+        metrics.kept.push_back(static_cast<int64_t>(kept.size()));
+      }
+      for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.kept_mass}) *matrix = zeros;
+      if (!merges(record)) metrics.bound = metrics.rounding = zeros;
+      if (!record.prompt.stage_one.empty()) metrics.stage_one_mass = Matrix(steps_, shape_.query_heads);
+      metrics_.push_back(std::move(metrics));
+      changes_.emplace_back(full_output_.rows(), full_output_.cols());
+    }
+    measure_heads();
+    const std::vector<double> layer_norms = measure_layer(full_output_);
+    for (size_t r = 0; r < records_.size(); ++r) {
+      metrics_[r].layer_perturbation = measure_layer(changes_[r]);
+      for (size_t t = 0; t < layer_norms.size(); ++t) {
+        metrics_[r].layer_relative.push_back(ratio(metrics_[r].layer_perturbation[t], layer_norms[t]));
+      }
+    }
+    if (recall_of > 0 && steps_ > 0) measure_recall(recall_of);
+    return std::move(metrics_);
+  }
+
+ private:
+  MatrixView head_projection(int64_t h) const {
+    return layer_.output_projection.view().middle_rows(h * shape_.head_dim, shape_.head_dim);
+  }
+  // One head's columns of a block of steps, [kRowBlock, head_dim].
+  MutableMatrixView head_block(Matrix& steps, int64_t h, int64_t first) const {
+    return steps.view().middle_rows(first, kRowBlock).middle_cols(h * shape_.head_dim, shape_.head_dim);
+  }
+
+  // What each run kept of the entries that are missed most.
+  void measure_recall(int64_t recall_of) {
+    const std::vector<std::vector<int64_t>> missed = most_missed(layer_, recall_of);
+    for (size_t r = 0; r < records_.size(); ++r) {
+      for (size_t g = 0; g < missed.size(); ++g) {
+        metrics_[r].recall.push_back(missed[g].empty()
+                                         ? std::numeric_limits<double>::quiet_NaN()
+                                         : reference::share_found(missed[g], records_[r].prompt.kept[g]));
+      }
+    }
+  }
+
+  // Per query head and block of steps: attention over the full cache, and what each run's cache changes.
+  void measure_heads() {
+    reference::parallel_for(shape_.query_heads * blocks_,
+                            [&](int64_t piece) { measure_block(piece / blocks_, piece % blocks_); });
+  }
+
+  void measure_block(int64_t h, int64_t block) {
+    const int64_t g = shape_.kv_head_of(h);
+    const MatrixView queries = layer_.queries.slice(h).middle_rows(layer_.window_queries, steps_);
+    const reference::TokenBlock steps(queries, block, kRowBlock);
+    const Matrix logits = reference::attention_logits(steps.rows, layer_.keys.slice(g), layer_.scale);
+    Matrix weights = logits;  // a row that is no step: zeros
+    reference::causal_softmax(weights.view().middle_rows(0, steps.count), layer_.prompt_tokens + steps.first);
+    const MutableMatrixView output = head_block(full_output_, h, steps.first);
+    reference::multiply(weights, layer_.values.slice(g), output);
+    const std::vector<double> norms = projected_l1(output, h);
+    for (size_t r = 0; r < records_.size(); ++r) {
+      if (merges(records_[r])) {
+        measure_merging_run(r, h, steps, weights);
+      } else {
+        measure_run(r, h, steps, logits, weights);
+      }
+      const std::vector<double> perturbations = projected_l1(head_block(changes_[r], h, steps.first), h);
+      for (int64_t i = 0; i < steps.count; ++i) {
+        const auto index = static_cast<size_t>(i);
+        metrics_[r].perturbation(steps.first + i, h) = perturbations[index];
+        metrics_[r].relative(steps.first + i, h) = ratio(perturbations[index], norms[index]);
+      }
+    }
+  }
+
+  // One run's bound, masses and change of the attention output, for successive steps of one query head.
+  void measure_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& logits,
+                   const Matrix& weights) {
+    const LayerRecord& record = records_[r];
+    LayerMetrics& metrics = metrics_[r];
+    const int64_t g = shape_.kv_head_of(h);
+    Residents residents(record, g, layer_.prompt_tokens);
+    Matrix signed_weights(logits.rows(), logits.cols());
+    for (int64_t i = 0; i < steps.count; ++i) {
+      const int64_t t = steps.first + i;
+      const auto visible = static_cast<size_t>(layer_.prompt_tokens + t + 1);
+      const VectorView attention = weights.row(i).first(visible);
+      const std::vector<int64_t>& kept = residents.at(t);
+      const reference::EvictionWeights eviction =
+          reference::eviction_weights(logits.row(i).first(visible), attention, kept);
+      std::ranges::copy(eviction.weights, signed_weights.row(i).begin());
+      metrics.kept_mass(t, h) = eviction.kept_mass;
+      (*metrics.bound)(t, h) =
+          reference::perturbation_bound(eviction, projected_value_norms_.row(h).first(visible));
+      (*metrics.rounding)(t, h) =
+          reference::perturbation_rounding(eviction, rounding_scales_[static_cast<size_t>(h)]);
+      measure_stage_one(r, t, h, attention, residents);
+    }
+    reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
+  }
+
+  // The same of a run that merges: its outputs are what it recorded.
+  void measure_merging_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& weights) {
+    const LayerRecord& record = records_[r];
+    Residents residents(record, shape_.kv_head_of(h), layer_.prompt_tokens);
+    const MutableMatrixView full = head_block(full_output_, h, steps.first);
+    const MutableMatrixView changes = head_block(changes_[r], h, steps.first);
+    for (int64_t i = 0; i < steps.count; ++i) {
+      const int64_t t = steps.first + i;
+      const VectorView attention = weights.row(i).first(static_cast<size_t>(layer_.prompt_tokens + t + 1));
+      const std::vector<int64_t>& kept = residents.at(t);
+      metrics_[r].kept_mass(t, h) = reference::attention_mass(attention, kept);
+      measure_stage_one(r, t, h, attention, residents);
+      const VectorView output = record.steps[static_cast<size_t>(t)].output.row(h);
+      for (int64_t c = 0; c < full.cols; ++c) changes(i, c) = full(i, c) - output[static_cast<size_t>(c)];
+    }
+  }
+
+  void measure_stage_one(size_t r, int64_t t, int64_t h, VectorView attention, const Residents& residents) {
+    std::optional<Matrix>& mass = metrics_[r].stage_one_mass;
+    if (mass) (*mass)(t, h) = reference::attention_mass(attention, residents.of_stage_one());
+  }
+
+  // || rows * W^O_h ||_1 per row.
+  std::vector<double> projected_l1(MatrixView rows, int64_t h) const {
+    return row_norms(rows, head_projection(h));
+  }
+
+  static std::vector<double> row_norms(MatrixView rows, MatrixView projection) {
+    Matrix hidden(rows.rows, projection.cols);
+    reference::multiply(rows, projection, hidden.view());
+    std::vector<double> norms;
+    for (int64_t i = 0; i < hidden.rows(); ++i) {
+      double sum = 0;
+      for (const double x : hidden.row(i)) sum += std::abs(x);
+      norms.push_back(sum);
+    }
+    return norms;
+  }
+
+  // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O.
+  std::vector<double> measure_layer(const Matrix& heads) const {
+    std::vector<std::vector<double>> norms(static_cast<size_t>(blocks_));
+    reference::parallel_for(blocks_, [&](int64_t block) {
+      norms[static_cast<size_t>(block)] =
+          row_norms(heads.view().middle_rows(block * kRowBlock, kRowBlock), layer_.output_projection);
+    });
+    std::vector<double> all;
+    for (const std::vector<double>& part : norms) all.insert(all.end(), part.begin(), part.end());
+    all.resize(static_cast<size_t>(steps_));
+    return all;
+  }
+
+  const traces::Layer& layer_;
+  const std::vector<LayerRecord>& records_;
+  const LayerShape shape_;
+  const int64_t steps_;
+  const int64_t blocks_;                                   // of kRowBlock steps
+  Matrix projected_value_norms_;                           // [query_heads, n + T]
+  std::vector<reference::RoundingScale> rounding_scales_;  // [query_heads]
+  Matrix full_output_;                                     // [blocks * kRowBlock, query_heads * head_dim]
+  std::vector<Matrix> changes_;                            // [runs] of the same shape: aV - a^V^
+  std::vector<LayerMetrics> metrics_;
+};
+
+}  // namespace
+
+bool LayerMetrics::violates(int64_t step, int64_t head) const {
+  return bound && !(perturbation(step, head) <= (*bound)(step, head) + (*rounding)(step, head));
+}
+
+double ratio(double numerator, double denominator) {
+  if (numerator == 0 && denominator == 0) return 0;
+  return denominator == 0 ? std::numeric_limits<double>::quiet_NaN() : numerator / denominator;
+}
+
+double larger(double one, double other) { return std::isnan(one) || one >= other ? one : other; }
+
+std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
+                                  MatrixView prompt_norms, int64_t recall_of) {
+  if (records.empty()) return {};
+  return Measurement(layer, records, prompt_norms).run(recall_of);
+}
+
+}  // namespace kvbound::sim

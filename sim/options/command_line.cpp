@@ -1,0 +1,174 @@
+#include "command_line.hpp"
+
+#include <filesystem>
+#include <iostream>
+#include <set>
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "layer_list.hpp"
+#include "number.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+namespace po = boost::program_options;
+
+constexpr const char* kPositionals = "arguments";
+
+}  // namespace
+
+CommandLine::CommandLine(std::string synopsis, std::string details)
+    : synopsis_(std::move(synopsis)), details_(std::move(details)), options_("Options", 110) {
+  options_.add_options()("help,h", "say this and exit");
+}
+
+void CommandLine::add(const char* name, const char* value, const char* meaning) {
+  options_.add_options()(name, po::value<std::string>()->value_name(value), meaning);
+}
+
+void CommandLine::add_flag(const char* name, const char* meaning) { options_.add_options()(name, meaning); }
+
+bool CommandLine::parse(const Arguments& arguments) {
+  po::options_description all;
+  all.add(options_).add_options()(kPositionals, po::value<std::vector<std::string>>());
+  po::positional_options_description positional;
+  positional.add(kPositionals, -1);
+  using po::command_line_style::style_t;
+  constexpr int kStyle = style_t::allow_long | style_t::long_allow_adjacent | style_t::long_allow_next |
+                         style_t::allow_short | style_t::short_allow_next | style_t::allow_dash_for_short;
+  try {
+    const auto parsed =
+        po::command_line_parser(arguments).options(all).positional(positional).style(kStyle).run();
+    for (const po::option& option : parsed.options) {
+      if (option.string_key == kPositionals && option.position_key < 0)
+        throw po::unknown_option("--arguments");
+    }
+    po::store(parsed, values_);
+  } catch (const po::error& error) {
+    throw UsageError(error.what());
+  }
+  if (!has("help")) return true;
+  std::cout << "kvbound " << synopsis_ << "\n\n" << options_ << "\n" << details_;
+  return false;
+}
+
+std::optional<std::string> CommandLine::text(const char* name) const {
+  return has(name) ? std::optional(values_[name].as<std::string>()) : std::nullopt;
+}
+
+std::string CommandLine::required(const char* name) const {
+  const auto value = text(name);
+  if (!value) throw UsageError(fmt::format("--{} is missing", name));
+  return *value;
+}
+
+int64_t CommandLine::integer(const char* name, int64_t least, int64_t most, int64_t otherwise) const {
+  const auto value = text(name);
+  if (!value) return otherwise;
+  const auto number = parse_integer(*value);
+  if (!number || *number < least || *number > most) {
+    throw UsageError(fmt::format("--{} '{}': expected an integer from {} to {}", name, *value, least, most));
+  }
+  return *number;
+}
+
+std::vector<std::string> CommandLine::positionals(const char* what, size_t least, size_t most) const {
+  auto values =
+      has(kPositionals) ? values_[kPositionals].as<std::vector<std::string>>() : std::vector<std::string>();
+  if (values.size() < least) throw UsageError(fmt::format("{} is missing", what));
+  if (values.size() > most) throw UsageError(fmt::format("unexpected argument '{}'", values[most]));
+  for (const std::string& value : values) {
+    if (value.empty()) throw UsageError(fmt::format("an empty {}", what));
+  }
+  return values;
+}
+
+std::vector<std::string> split_list(std::string_view option, std::string_view text) {
+  std::vector<std::string> parts;
+  while (true) {
+    const size_t comma = text.find(',');
+    parts.emplace_back(text.substr(0, comma));
+    if (parts.back().empty()) throw UsageError(fmt::format("--{}: an empty item in the list", option));
+    if (comma == std::string_view::npos) return parts;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+void add_work_options(CommandLine& line) {
+  line.add("threads", "N", "threads to work on; results do not depend on it (default: all processors)");
+  line.add_flag("quiet", "no progress and no warnings");
+}
+
+void add_common_options(CommandLine& line) {
+  add_work_options(line);
+  line.add("header-limit", "BYTES", "largest trace header accepted (default: 16777216)");
+}
+
+traces::Trace::Options header_options(const CommandLine& line) {
+  traces::Trace::Options options;
+  options.header_limit = line.integer("header-limit", 1, INT64_MAX, options.header_limit);
+  return options;
+}
+
+std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers) {
+  std::set<int64_t> chosen;
+  const std::string list = line.text("layers").value_or(fmt::format("0-{}", layers - 1));
+  for (const std::string& item : split_list("layers", list)) {
+    const auto range = parse_layer_range(item, layers);
+    if (!range) {
+      throw UsageError(fmt::format("--layers '{}': expected layers or ranges such as 0,3-5 within 0..{}",
+                                   item, layers - 1));
+    }
+    for (int64_t l = range->first; l <= range->second; ++l) chosen.insert(l);
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+namespace {
+
+std::filesystem::path canonical_path(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(path), ignored);
+}
+
+}  // namespace
+
+void OutputPaths::add_input(const std::string& path) { taken_.emplace(canonical_path(path), "an input"); }
+
+void OutputPaths::add(const std::string& option, const std::string& path) {
+  if (path.empty()) throw UsageError(fmt::format("--{}: an empty file name", option));
+  std::error_code ignored;
+  if (std::filesystem::is_character_file(path, ignored)) return;  // /dev/null may well take two outputs
+  const auto [place, is_new] = taken_.emplace(canonical_path(path), "what --" + option + " writes");
+  if (!is_new) throw UsageError(fmt::format("--{}: '{}' is {}", option, path, place->second));
+}
+
+std::string one_line(const std::string& text) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      line += c;
+    } else {
+      (line += "\\x") += {kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return line;
+}
+
+void flush_standard_output() {
+  std::cout.flush();
+  if (!std::cout) throw IoError("cannot write to standard output");
+}
+
+void apply_threads(const CommandLine& line) {
+  constexpr int64_t kMostThreads = 256;
+  if (line.has("threads")) omp_set_num_threads(static_cast<int>(line.integer("threads", 1, kMostThreads, 1)));
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,43 @@
+#include "backend.hpp"
+
+#include <kvbound/cuda/session/session.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/session/session.hpp>
+
+#include "device.hpp"
+
+namespace kvbound::sim {
+std::string backend_names() { return "reference, emulated, cuda"; }
+
+void require_backend(std::string_view name) {
+  if (name == "cuda") {
+    if (const DeviceSearch search = find_device(); !search.found)
+      throw NoDevice("no CUDA device: " + search.why);
+  } else if (name != kReference && name != "emulated") {
+    throw InvalidPolicy("no backend '" + std::string(name) + "'; known backends: " + backend_names());
+  }
+}
+
+void require_supported(std::string_view backend, const Policy& policy) {
+  if (backend == kReference) return;
+  try {
+    cuda::require_supported(policy);
+  } catch (const InvalidPolicy& error) {
+    throw InvalidPolicy("backend " + std::string(backend) + ": " + error.what());
+  }
+}
+
+Dtype storage_of(std::string_view backend, Dtype trace) {
+  return backend != kReference && trace == Dtype::f64 ? Dtype::f32 : trace;
+}
+
+Dtype accumulation_of(std::string_view backend) { return backend == kReference ? Dtype::f64 : Dtype::f32; }
+
+std::unique_ptr<Session> open_session(std::string_view backend, Dtype storage, OperationTimes* times) {
+  require_backend(backend);
+  if (backend == kReference) return reference::make_session(times);
+  if (backend == "emulated") return cuda::emulated::make_session(storage_of(backend, storage), times);
+  return native_session(storage_of(backend, storage), times);
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,38 @@
+#include "device.hpp"
+
+// The one place in sim/ that speaks to the native build.
+#ifdef KVBOUND_HAS_NATIVE
+#define KVBOUND_CUDA_NATIVE
+#include <kvbound/cuda/session/session.hpp>
+#include <kvbound/cuda/support/device.hpp>
+#endif
+#include <kvbound/reference/core/error.hpp>
+
+namespace kvbound::sim {
+
+#ifdef KVBOUND_HAS_NATIVE
+
+DeviceSearch find_device() {
+  DeviceSearch search;
+  if (const auto device = cuda::find_device(&search.why)) {
+    search.found = true;
+    search.name = device->name;
+  }
+  return search;
+}
+
+std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times) {
+  return cuda::native::make_session(storage, times);
+}
+
+#else
+
+DeviceSearch find_device() { return {false, "", "this program was built without a CUDA toolkit"}; }
+
+std::unique_ptr<Session> native_session(Dtype, OperationTimes*) {
+  throw NoDevice("no CUDA device: " + find_device().why);
+}
+
+#endif
+
+}  // namespace kvbound::sim

@@ -1,0 +1,221 @@
+#include "dump.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
+#include <span>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/sim/options/layer_list.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/messages.hpp>
+
+#include "backend.hpp"
+
+namespace kvbound::sim {
+
+std::string dump_name(const Run& run) {
+  std::string name = canonical(run.policy.policy) + "@" + to_string(run.budget) + "@" + run.backend;
+  for (char& c : name) {
+    const bool plain = ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9');
+    if (!plain && std::string_view("=.+@%-").find(c) == std::string_view::npos) c = '_';
+  }
+  return name + ".safetensors";
+}
+
+/// Numbers of 8 bytes each, in a file without a name, written once and then read once.
+class Dump::Spool {
+ public:
+  explicit Spool(const std::string& folder) : folder_(folder) {
+    std::string name = folder + "/.kvbound-spool-XXXXXX";
+    descriptor_ = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor_ < 0) throw traces::io_error("create a temporary file in", folder, errno);
+    unlink(name.c_str());
+  }
+  ~Spool() { close(descriptor_); }
+  Spool(const Spool&) = delete;
+  Spool& operator=(const Spool&) = delete;
+
+  template <class Number>
+  void write(std::span<const Number> numbers) {
+    const auto bytes = std::as_bytes(numbers);
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t count = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) throw traces::io_error("write a temporary file in", folder_, errno);
+      done += static_cast<size_t>(count);
+    }
+  }
+
+  /// The next numbers, in the order they were written.
+  template <class Number>
+  void read(std::span<Number> numbers) {
+    const auto bytes = std::as_writable_bytes(numbers);
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t count = pread(descriptor_, bytes.data() + done, bytes.size() - done, position_);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) throw traces::io_error("read a temporary file in", folder_, count < 0 ? errno : EIO);
+      done += static_cast<size_t>(count);
+      position_ += count;
+    }
+  }
+
+ private:
+  std::string folder_;
+  int descriptor_ = -1;
+  off_t position_ = 0;
+};
+
+namespace {
+
+template <class Number>
+std::vector<Number> concatenated(const std::vector<std::vector<Number>>& parts) {
+  std::vector<Number> all;
+  for (const std::vector<Number>& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+std::vector<int64_t> offsets(const std::vector<std::vector<int64_t>>& parts) {
+  std::vector<int64_t> result{0};
+  for (const std::vector<int64_t>& part : parts) {
+    result.push_back(result.back() + static_cast<int64_t>(part.size()));
+  }
+  return result;
+}
+
+int64_t elements(const traces::TensorDeclaration& tensor) {
+  int64_t product = 1;
+  for (const int64_t size : tensor.shape) product *= size;
+  return product;
+}
+
+}  // namespace
+
+Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& trace_sha256,
+           const std::string& spool_folder)
+    : metadata_{{"format", "kvbound-dump"},
+                {"version", "1"},
+                {"policy", canonical(run.policy.policy)},
+                {"budget", to_string(run.budget)},
+                {"backend", run.backend},
+                {"storage", std::string(name(storage_of(run.backend, trace.storage)))},
+                {"accumulate", std::string(name(accumulation_of(run.backend)))},
+                {"trace_sha256", trace_sha256}},
+      shape_(trace.shape),
+      trace_layers_(trace.layers),
+      evicts_(evicts(run.policy.policy.host)),
+      merges_(!std::holds_alternative<NoMerge>(run.policy.policy.merge)),
+      spool_(std::make_unique<Spool>(spool_folder)) {}
+
+Dump::~Dump() = default;
+Dump::Dump(Dump&&) noexcept = default;
+
+template <class Number>
+void Dump::append(int64_t layer, const char* tensor, std::vector<int64_t> shape,
+                  std::span<const Number> numbers) {
+  const Dtype dtype = std::is_same_v<Number, double> ? Dtype::f64 : Dtype::i64;
+  tensors_.push_back({fmt::format("layers.{}.{}", layer, tensor), dtype, std::move(shape)});
+  spool_->write(numbers);
+}
+
+void Dump::add(int64_t layer, const LayerRecord& record) {
+  layers_.push_back(layer);
+  const auto add_integers = [&](const char* tensor, std::span<const int64_t> numbers) {
+    append(layer, tensor, {static_cast<int64_t>(numbers.size())}, numbers);
+  };
+  const auto add_matrix = [&](const char* tensor, const Matrix& matrix) {
+    append(layer, tensor, {matrix.rows(), matrix.cols()}, matrix.numbers());
+  };
+  const PromptRecord& prompt = record.prompt;
+  add_integers("kept", concatenated(prompt.kept));
+  add_integers("kept_offsets", offsets(prompt.kept));
+  if (prompt.score.rows() > 0) {
+    add_integers("score_positions", prompt.score_positions);
+    add_matrix("score", prompt.score);
+  }
+  if (prompt.stage_two_score) add_matrix("stage_two_score", *prompt.stage_two_score);
+  if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
+
+  if (!prompt.merges.empty()) add_merges(layer, prompt.merges);
+  std::vector<double> output;
+  for (const StepRecord& step : record.steps) {
+    output.insert(output.end(), step.output.numbers().begin(), step.output.numbers().end());
+  }
+  append(layer, "output", {static_cast<int64_t>(record.steps.size()), shape_.query_heads, shape_.head_dim},
+         VectorView(output));
+  if (!evicts_) return;
+  add_choices(layer, "left", record.steps, &StepRecord::left);
+  if (merges_) add_choices(layer, "merged_into", record.steps, &StepRecord::merged_into);
+}
+
+// One position per step and KV head.
+void Dump::add_choices(int64_t layer, const char* tensor, const std::vector<StepRecord>& steps,
+                       std::vector<int64_t> StepRecord::*choices) {
+  std::vector<int64_t> all;
+  for (const StepRecord& step : steps) all.insert(all.end(), (step.*choices).begin(), (step.*choices).end());
+  append(layer, tensor, {static_cast<int64_t>(steps.size()), shape_.kv_heads}, std::span<const int64_t>(all));
+}
+
+// The caches after the prompt, one below the other.
+void Dump::add_merges(int64_t layer, const std::vector<HeadMerge>& merges) {
+  std::vector<double> votes, keys, values;
+  for (const HeadMerge& merge : merges) {
+    votes.insert(votes.end(), merge.votes.begin(), merge.votes.end());
+    keys.insert(keys.end(), merge.keys.numbers().begin(), merge.keys.numbers().end());
+    values.insert(values.end(), merge.values.numbers().begin(), merge.values.numbers().end());
+  }
+  const auto entries = static_cast<int64_t>(votes.size());
+  append(layer, "votes", {entries}, VectorView(votes));
+  append(layer, "merged_key", {entries, shape_.head_dim}, VectorView(keys));
+  append(layer, "merged_value", {entries, shape_.head_dim}, VectorView(values));
+}
+
+void Dump::add(int64_t layer, const LayerMetrics& metrics) {
+  const auto add_matrix = [&](const char* tensor, const Matrix& matrix) {
+    append(layer, tensor, {matrix.rows(), matrix.cols()}, matrix.numbers());
+  };
+  add_matrix("perturbation", metrics.perturbation);
+  add_matrix("kept_mass", metrics.kept_mass);
+  if (metrics.bound) add_matrix("bound", *metrics.bound);
+  append(layer, "layer_perturbation", {metrics.perturbation.rows()}, VectorView(metrics.layer_perturbation));
+}
+
+void Dump::prepare(const std::string& path) {
+  constexpr int64_t kPiece = int64_t{1} << 17;  // numbers held in memory at a time
+  if (static_cast<int64_t>(layers_.size()) < trace_layers_)
+    metadata_.emplace_back("layers", layer_list(layers_));
+  writer_ = std::make_unique<traces::SafetensorsWriter>(path, metadata_, tensors_);
+  const auto copy = [&]<class Number>(const traces::TensorDeclaration& tensor, std::vector<Number> piece) {
+    for (int64_t left = elements(tensor); left > 0; left -= static_cast<int64_t>(piece.size())) {
+      piece.resize(static_cast<size_t>(std::min(left, kPiece)));
+      spool_->read(std::span<Number>(piece));
+      if constexpr (std::is_same_v<Number, double>) {
+        // A stage-two score may be infinite, since epsilon can be any number, and the exact removal error of the only entry
+        // that a query sees is.
+        writer_->append(tensor.name, VectorView(piece), traces::NonFiniteNumbers::allowed);
+      } else {
+        writer_->append(tensor.name, std::span<const Number>(piece));
+      }
+    }
+  };
+  for (const traces::TensorDeclaration& tensor : tensors_) {
+    if (tensor.dtype == Dtype::i64) {
+      copy(tensor, std::vector<int64_t>());
+    } else {
+      copy(tensor, std::vector<double>());
+    }
+  }
+  writer_->prepare();
+  spool_.reset();
+}
+
+void Dump::commit() { writer_->finish(); }
+
+}  // namespace kvbound::sim

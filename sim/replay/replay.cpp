@@ -1,0 +1,190 @@
+#include "replay.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/session_check.hpp>
+#include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/device_arithmetic.hpp>
+#include <kvbound/sim/options/layer_budgets.hpp>
+
+#include "backend.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Compresses one layer's prompt and takes its decode steps.
+//
+// entries  the layer's budget per KV head
+LayerRecord run_layer(Session& session, const traces::Layer& layer, int64_t entries, const Scope& scope,
+                      RunResult& result) {
+  const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), entries);
+  LayerRecord record;
+  const Clock::time_point start = Clock::now();
+  record.prompt = session.compress(layer.prompt(), result.run.policy.policy, budgets);
+  result.compress_seconds += seconds_since(start);
+  const Clock::time_point steps_start = Clock::now();
+  for (int64_t t = 0; t < scope.steps; ++t) record.steps.push_back(session.step(layer.step(t)));
+  result.step_seconds += seconds_since(steps_start);
+  return record;
+}
+
+// Whether the reference runs beside a run's backend.
+bool is_held_against_reference(const Run& run, const ReplayResult& result) {
+  return run.backend != kReference &&
+         std::ranges::count(result.times, kReference, &BackendTimes::backend) > 0;
+}
+
+// Holds what another backend recorded of a layer against the reference.
+void judge(RunResult& run, const traces::Layer& layer, int64_t index, const ReplayResult& result,
+           const LayerRecord& record) {
+  const Dtype storage = storage_of(run.run.backend, result.trace.storage);
+  const Claimant claimant{run.run.policy.policy, run.entries, result.scope.steps,
+                          device_arithmetic(result.trace, storage, run.entries + result.scope.steps),
+                          storage};
+  const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
+  if (!run.agreement) run.agreement.emplace();
+  for (TensorAgreement& found : agreement(layer, claimant, claims)) {
+    run.agreement->push_back({index, std::move(found)});
+  }
+}
+
+// Does a run's record hold L1 norms that the reference computed?
+bool has_reference_norms(const Run& run, const PromptRecord& prompt) {
+  const auto norm_of = []<class Selection>(const Selection& selection) {
+    if constexpr (std::is_base_of_v<TwoStage, Selection>) {
+      return selection.norm;
+    } else {
+      return Norm::l1;
+    }
+  };
+  return run.backend == kReference && prompt.projected_value_norms &&
+         std::visit(norm_of, run.policy.policy.selection) == Norm::l1;
+}
+
+// Drops what only a dump needs; keeps the first reference norms for the measurement.
+void drop_scores(const Run& run, PromptRecord& prompt, Matrix& reference_norms) {
+  if (reference_norms.rows() == 0 && has_reference_norms(run, prompt)) {
+    reference_norms = std::move(*prompt.projected_value_norms);
+  }
+  prompt.score_positions.clear();
+  prompt.score = {};
+  prompt.stage_two_score.reset();
+  prompt.projected_value_norms.reset();
+}
+
+// The sessions of one layer, a backend's all runs through the same one.
+class Sessions {
+ public:
+  Sessions(Dtype storage, std::vector<BackendTimes>& times) : storage_(storage), times_(times) {}
+
+  Session& of(const std::string& backend) {
+    std::unique_ptr<Session>& session = sessions_[backend];
+    if (!session) session = open_session(backend, storage_, &times_of(backend));
+    return *session;
+  }
+
+ private:
+  OperationTimes& times_of(const std::string& backend) {
+    return std::ranges::find(times_, backend, &BackendTimes::backend)->operations;
+  }
+
+  Dtype storage_;
+  std::vector<BackendTimes>& times_;
+  std::map<std::string, std::unique_ptr<Session>> sessions_;
+};
+
+// Replays and measures one layer.
+void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& result,
+                  const ReplayObserver& observer, const std::function<void()>& advance) {
+  std::optional<Sessions> sessions(std::in_place, result.trace.storage, result.times);
+  std::vector<LayerRecord> records;
+  Matrix reference_norms;
+  for (size_t r = 0; r < result.runs.size(); ++r) {
+    RunResult& run = result.runs[r];
+    const int64_t entries = run.layer_entries[static_cast<size_t>(index)];
+    records.push_back(run_layer(sessions->of(run.run.backend), layer, entries, result.scope, run));
+    if (observer.recorded) observer.recorded(r, index, records.back());
+    if (is_held_against_reference(run.run, result)) judge(run, layer, index, result, records.back());
+    drop_scores(run.run, records.back().prompt, reference_norms);
+    advance();
+  }
+  sessions.reset();
+  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of);
+  for (size_t r = 0; r < records.size(); ++r) {
+    if (!records[r].prompt.merges.empty()) {
+      metrics[r].merges =
+          measure_merges(layer, records[r], result.runs[r].run.policy.policy, result.scope.merge_bounds);
+    }
+    if (observer.measured) observer.measured(r, index, metrics[r]);
+    result.runs[r].layers.push_back(std::move(metrics[r]));
+  }
+  advance();
+}
+
+}  // namespace
+
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace) {
+  for (const Run& run : runs) {
+    try {
+      require_backend(run.backend);
+      require_supported(run.backend, run.policy.policy);
+      kvbound::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens), trace.prompt_tokens,
+                             trace.window_queries);
+    } catch (const InvalidPolicy& error) {
+      throw InvalidPolicy(trace.path + ": policy '" + run.policy.label + "' at budget " +
+                          to_string(run.budget) + ": " + error.what());
+    }
+  }
+}
+
+ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
+                    const ReplayObserver& observer, const ReplayProgress& progress) {
+  require_valid(runs, trace.info());
+  ReplayResult result{trace.info(), scope, {}, {}};
+  for (const Run& run : runs) {
+    const int64_t entries = run.budget.entries(trace.info().prompt_tokens);
+    result.runs.push_back(
+        {run,
+         entries,
+         layer_budgets(run.policy.policy, entries, trace.info().layers, trace.info().prompt_tokens),
+         {},
+         0,
+         0,
+         std::nullopt});
+    if (std::ranges::count(result.times, run.backend, &BackendTimes::backend) == 0) {
+      result.times.push_back({run.backend, {}});
+    }
+  }
+  const auto pieces_per_layer = static_cast<int64_t>(runs.size()) + 1;  // measuring is the last piece
+  int64_t done = 0;
+  const auto advance = [&] {
+    ++done;
+    if (progress) progress(done, pieces_per_layer * static_cast<int64_t>(scope.layers.size()));
+  };
+  for (const int64_t l : scope.layers) {
+    const traces::Layer layer = trace.read_layer(l);
+    try {
+      replay_layer(layer, l, result, observer, advance);
+    } catch (const NonFinite& error) {
+      throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
+                       fmt::format("its numbers are too large to compute with: {}", error.what()));
+    }
+  }
+  return result;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,109 @@
+#include "diff_report.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/layer_list.hpp>
+#include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/messages.hpp>
+
+#include "environment.hpp"
+#include "report.hpp"
+#include "table.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const std::string& path, const DumpInfo& dump) {
+  return {{"path", path},
+          {"policy", canonical(dump.policy)},
+          {"budget", to_string(dump.budget)},
+          {"entries", dump.entries},
+          {"backend", dump.backend},
+          {"storage", name(dump.storage)},
+          {"accumulate", name(dump.accumulate)},
+          {"weights", dump.weights ? Json(name(*dump.weights)) : Json()},
+          {"layers", dump.layers},
+          {"steps", dump.steps},
+          {"tensors", dump.tensors}};
+}
+
+// Whether a tensor follows from who was kept, so that it is right if its claimant computes at all.
+bool is_derived(const std::string& tensor) {
+  constexpr std::array<std::string_view, 4> kDerived{"kept_mass", "bound", "perturbation",
+                                                     "layer_perturbation"};
+  return std::ranges::find(kDerived, tensor) != kDerived.end();
+}
+
+}  // namespace
+
+Verdict DiffReport::verdict() const {
+  bool evidence = false, unjudged = false;
+  for (const TensorSummary& summary : summaries(tensors, dump.tensors)) {
+    if (!summary.total.agrees()) return Verdict::differs;
+    evidence = evidence || sim::verdict(summary.total) == Verdict::agrees;
+    unjudged = unjudged || summary.total.undecided > 0 ||
+               (summary.total.elements > 0 && summary.total.judged == 0 && !is_derived(summary.total.tensor));
+  }
+  return evidence && !unjudged ? Verdict::agrees : Verdict::no_evidence;
+}
+
+const JudgedTensor* DiffReport::first_difference() const {
+  for (const TensorSummary& summary : summaries(tensors, dump.tensors)) {
+    if (!summary.total.agrees()) return summary.worst;
+  }
+  return nullptr;
+}
+
+int64_t DiffReport::differing_tensors() const {
+  const std::vector<TensorSummary> all = summaries(tensors, dump.tensors);
+  return std::ranges::count_if(all, [](const TensorSummary& summary) { return !summary.total.agrees(); });
+}
+
+std::string text_report(const DiffReport& report, bool colour) {
+  const DumpInfo& dump = report.dump;
+  std::string text = fmt::format(
+      "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}\n  against {}: {} of {} "
+      "layers, {} of {} decode steps, {}\n",
+      one_line(report.dump_path), canonical(dump.policy), to_string(dump.budget), dump.entries,
+      traces::printable(dump.backend), name(dump.storage), name(dump.accumulate),
+      dump.weights ? fmt::format(", weights {}", name(*dump.weights)) : "", one_line(report.trace.path),
+      dump.layers.size(), report.trace.layers, dump.steps, report.trace.decode_tokens,
+      name(report.trace.storage));
+  if (dump.tensors.empty()) return text + "  no tensors\n";
+  std::vector<TensorSummary> all = summaries(report.tensors, report.dump.tensors);
+  std::ranges::stable_partition(all, [](const TensorSummary& summary) { return !summary.total.agrees(); });
+  std::vector<TableRow> rows{agreement_headings()};
+  for (const TensorSummary& summary : all) rows.push_back(agreement_row(summary));
+  const auto alarming = [](const std::string&, const std::string& cell) {
+    return cell == word(Verdict::differs);
+  };
+  return text + "\n" + table(rows, {.left_columns = 2, .colour = colour, .alarming = alarming});
+}
+
+std::string json_report(const DiffReport& report) {
+  Json document{{"schema", "kvbound-diff-1"}};
+  document.update(environment());
+  document["seed"] = nullptr;  // nothing is drawn at random
+  document["trace"] = trace_json(report.trace, report.trace_sha256);
+  document["dump"] = to_json(report.dump_path, report.dump);
+  document["arithmetic"] = {{"unit", report.arithmetic.unit},
+                            {"exponential", report.arithmetic.exponential},
+                            {"weights", report.arithmetic.weights}};
+  document["verdict"] = word(report.verdict());
+  document["tensors"] = Json::array();
+  for (const JudgedTensor& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));
+  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace kvbound::sim

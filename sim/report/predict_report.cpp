@@ -1,0 +1,211 @@
+#include "predict_report.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <kvbound/sim/bench/bench.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/messages.hpp>
+
+#include "environment.hpp"
+#include "report.hpp"
+#include "table.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Ratios in a word. Those that no double holds are in no mean, and larger than all others to the median.
+struct Figures {
+  std::optional<double> mean, median;
+  int64_t undefined = 0;
+};
+
+Figures figures(const std::vector<double>& ratios) {
+  Figures result;
+  double sum = 0;
+  for (const double ratio : ratios) {
+    if (std::isfinite(ratio)) {
+      sum += ratio;
+    } else {
+      ++result.undefined;
+    }
+  }
+  const auto defined = static_cast<int64_t>(ratios.size()) - result.undefined;
+  if (defined > 0) result.mean = sum / static_cast<double>(defined);
+  if (const double median = spread(ratios).median; std::isfinite(median)) result.median = median;
+  return result;
+}
+
+// What one row of a matrix of every query head holds, all layers' or one head's, in one list.
+std::vector<double> all_of(const PredictResult& result, Matrix HeadPrediction::*matrix, size_t row) {
+  std::vector<double> numbers;
+  for (const LayerPrediction& layer : result.layers) {
+    for (const HeadPrediction& head : layer.heads) {
+      const VectorView part = (head.*matrix).row(static_cast<int64_t>(row));
+      numbers.insert(numbers.end(), part.begin(), part.end());
+    }
+  }
+  return numbers;
+}
+
+std::vector<double> row_of(const Matrix& matrix, size_t row) {
+  const VectorView numbers = matrix.row(static_cast<int64_t>(row));
+  return {numbers.begin(), numbers.end()};
+}
+
+// Of at least one number.
+double mean(const std::vector<double>& numbers) {
+  double sum = 0;
+  for (const double number : numbers) sum += number;
+  return sum / static_cast<double>(numbers.size());
+}
+
+// Over all layers and query heads.
+struct Reentering {
+  double ever = 0, at_a_step = 0;
+};
+Reentering reentering(const PredictResult& result) {
+  std::vector<double> ever, steps;
+  for (const LayerPrediction& layer : result.layers) {
+    for (const HeadPrediction& head : layer.heads) {
+      ever.push_back(head.reentered_ever);
+      steps.push_back(mean(head.reentered));
+    }
+  }
+  return {mean(ever), mean(steps)};
+}
+
+Json number(std::optional<double> value) { return value ? Json(*value) : Json(); }
+
+Json to_json(const Figures& figures) {
+  return {
+      {"mean", number(figures.mean)}, {"median", number(figures.median)}, {"undefined", figures.undefined}};
+}
+
+// relative, entry: of the predictor's number, all its errors.
+template <class Relative, class Entry>
+Json predictions(const Relative& relative, const Entry& entry) {
+  Json list = Json::array();
+  for (size_t p = 0; p < predictors().size(); ++p) {
+    list.push_back({{"scores", name(predictors()[p].scores)},
+                    {"predictor", name(predictors()[p].by)},
+                    {"relative_error", to_json(figures(relative(p)))},
+                    {"entry_error", to_json(figures(entry(p)))}});
+  }
+  return list;
+}
+
+// attention: of the share's number, at all steps.
+template <class Attention>
+Json masses(const PredictOptions& options, const Attention& attention) {
+  Json list = Json::array();
+  for (size_t s = 0; s < options.shares.size(); ++s) {
+    const std::vector<double> numbers = attention(s);
+    const Spread spread = kvbound::sim::spread(numbers);
+    list.push_back({{"share", to_string(options.shares[s])},
+                    {"mean", mean(numbers)},
+                    {"median", spread.median},
+                    {"least", spread.least}});
+  }
+  return list;
+}
+
+Json to_json(const HeadPrediction& head, const PredictOptions& options) {
+  return {{"predictions", predictions([&](size_t p) { return row_of(head.relative_errors, p); },
+                                      [&](size_t p) { return row_of(head.entry_errors, p); })},
+          {"reentering",
+           {{"evicted", head.evicted}, {"ever", head.reentered_ever}, {"at_a_step", mean(head.reentered)}}},
+          {"mass", masses(options, [&](size_t s) { return row_of(head.mass, s); })}};
+}
+
+Json to_json(const LayerPrediction& layer, const PredictOptions& options) {
+  Json heads = Json::array();
+  for (const HeadPrediction& head : layer.heads) heads.push_back(to_json(head, options));
+  return {{"layer", layer.layer}, {"budget", layer.budget}, {"query_heads", heads}};
+}
+
+std::string cell(std::optional<double> value) { return value ? fmt::format("{:#.4g}", *value) : "-"; }
+
+std::string error_table(const PredictResult& result, bool colour) {
+  std::vector<TableRow> rows{
+      {"scores", "foretold by", "relative error", "median", "entry error", "median", "undefined"}};
+  for (size_t p = 0; p < predictors().size(); ++p) {
+    const Figures relative = figures(all_of(result, &HeadPrediction::relative_errors, p)),
+                  entry = figures(all_of(result, &HeadPrediction::entry_errors, p));
+    rows.push_back({std::string(name(predictors()[p].scores)), std::string(name(predictors()[p].by)),
+                    cell(relative.mean), cell(relative.median), cell(entry.mean), cell(entry.median),
+                    std::to_string(relative.undefined + entry.undefined)});
+  }
+  return table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+}
+
+std::string mass_table(const PredictResult& result, bool colour) {
+  std::vector<TableRow> rows{{"entries", "attention", "median", "least"}};
+  for (size_t s = 0; s < result.options.shares.size(); ++s) {
+    const std::vector<double> numbers = all_of(result, &HeadPrediction::mass, s);
+    const Spread spread = kvbound::sim::spread(numbers);
+    rows.push_back({to_string(result.options.shares[s]), fmt::format("{:.4f}", mean(numbers)),
+                    fmt::format("{:.4f}", spread.median), fmt::format("{:.4f}", spread.least)});
+  }
+  return table(rows, {.colour = colour, .alarming = {}});
+}
+
+}  // namespace
+
+std::string text_report(const PredictReport& report, bool colour) {
+  const PredictResult& result = report.result;
+  const PredictOptions& options = result.options;
+  const traces::TraceInfo& info = result.trace;
+  std::string text = fmt::format(
+      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode steps, {}\n",
+      one_line(info.path), traces::printable(info.model, 200), result.layers.size(), info.layers,
+      info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, options.steps, info.decode_tokens,
+      name(info.storage));
+  text += fmt::format(
+      "\nThe next query's scores, foretold from all before, over layers, query heads and steps 1-{}; ema {:g}, window {}\n\n{}",
+      options.steps, options.ema, options.window, error_table(result, colour));
+  const Reentering back = reentering(result);
+  text +=
+      fmt::format("\nShare of the prompt entries that {} evicts at {} which are in the prompt's top {}\n\n{}",
+                  canonical(options.policy), to_string(options.budget), to_string(options.top),
+                  table({{"at some step", "at a step"},
+                         {fmt::format("{:.4f}", back.ever), fmt::format("{:.4f}", back.at_a_step)}},
+                        {.left_columns = 0, .colour = colour, .alarming = {}}));
+  text += "\nAttention on the entries that a step's query pays most, over layers, query heads and steps\n\n";
+  return text + mass_table(result, colour);
+}
+
+std::string json_report(const PredictReport& report) {
+  const PredictResult& result = report.result;
+  const PredictOptions& options = result.options;
+  const Reentering back = reentering(result);
+  Json document{{"schema", "kvbound-predict-1"}};
+  document.update(environment());
+  document["seed"] = nullptr;  // nothing here is drawn at random
+  document["trace"] = trace_json(result.trace, report.sha256);
+  document["steps"] = options.steps;
+  document["ema"] = options.ema;
+  document["window"] = options.window;
+  document["policy"] = canonical(options.policy);
+  document["budget"] = to_string(options.budget);
+  document["top"] = to_string(options.top);
+  document["predictions"] =
+      predictions([&](size_t p) { return all_of(result, &HeadPrediction::relative_errors, p); },
+                  [&](size_t p) { return all_of(result, &HeadPrediction::entry_errors, p); });
+  document["reentering"] = {{"ever", back.ever}, {"at_a_step", back.at_a_step}};
+  document["mass"] = masses(options, [&](size_t s) { return all_of(result, &HeadPrediction::mass, s); });
+  document["layers"] = Json::array();
+  for (const LayerPrediction& layer : result.layers) document["layers"].push_back(to_json(layer, options));
+  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace kvbound::sim

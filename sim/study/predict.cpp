@@ -1,0 +1,247 @@
+#include "predict.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <functional>
+#include <mutex>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
+#include <kvbound/reference/numerics/exponential.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/measure/median.hpp>
+#include <kvbound/sim/options/layer_budgets.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/replay/replay.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+using Numbers = std::vector<double>;
+using Positions = std::vector<int64_t>;
+
+constexpr std::array<ScoreKind, 2> kKinds{ScoreKind::attention, ScoreKind::raw};
+constexpr int64_t kQueryBlock = 32;  // queries whose logits are in memory at a time
+
+int64_t at_most(const Budget& share, int64_t entries) { return std::min(share.entries(entries), entries); }
+
+// Shows a query head's queries in the order of their positions, the recorded ones of the prompt first, then the steps': the
+// query's number and its logits of all that it sees.
+template <class Visit>
+void visit_queries(const traces::Layer& layer, int64_t head, int64_t steps, const Visit& visit) {
+  const MatrixView queries = layer.queries.slice(head), keys = layer.keys.slice(layer.shape.kv_head_of(head));
+  const int64_t count = layer.window_queries + steps,
+                first_position = layer.prompt_tokens - layer.window_queries;
+  Matrix logits(kQueryBlock, keys.rows);
+  for (int64_t first = 0; first < count; first += kQueryBlock) {
+    const int64_t here = std::min(kQueryBlock, count - first);
+    Positions visible(static_cast<size_t>(here));
+    std::iota(visible.begin(), visible.end(), first_position + first + 1);
+    const MatrixView seen_by_last = keys.middle_rows(0, visible.back());
+    const MutableMatrixView block = logits.view().middle_rows(0, here).middle_cols(0, visible.back());
+    reference::attention_logits(queries.middle_rows(first, here), seen_by_last, layer.scale, visible, block);
+    for (int64_t i = 0; i < here; ++i) {
+      visit(first + i, VectorView(block.row(i)).first(static_cast<size_t>(visible[static_cast<size_t>(i)])));
+    }
+  }
+}
+
+// sum_j |s^_j - s_j| / sum_j s_j, all in multiples of the largest score.
+double relative_error(const Numbers& foretold, VectorView log_scores) {
+  const double largest = std::ranges::max(log_scores);
+  Numbers expected(log_scores.size()), scores(log_scores.size());
+  reference::exponentiate(foretold, largest, expected);
+  const double sum = reference::exponentiate(log_scores, largest, scores);
+  double differences = 0;
+  for (size_t j = 0; j < scores.size(); ++j) differences += std::abs(expected[j] - scores[j]);
+  return differences / sum;
+}
+
+// The median of |s^_j - s_j| / s_j.
+double entry_error(Numbers foretold, VectorView log_scores) {
+  for (size_t j = 0; j < foretold.size(); ++j) foretold[j] -= log_scores[j];
+  reference::exponentiate(foretold, 0);
+  for (double& ratio : foretold) ratio = std::abs(ratio - 1);
+  return median(std::move(foretold));
+}
+
+// Measures one query head as its queries come in.
+class HeadMeasurement {
+ public:
+  // stays  whether each prompt entry does
+  HeadMeasurement(const traces::Layer& layer, const PredictOptions& options, std::vector<bool> stays)
+      : layer_(layer),
+        options_(options),
+        histories_{ScoreHistory(options.ema, options.window), ScoreHistory(options.ema, options.window)},
+        stays_(std::move(stays)),
+        seen_in_top_(stays_.size(), false) {
+    const auto rows = static_cast<int64_t>(predictors().size());
+    result_.relative_errors = result_.entry_errors = Matrix(rows, options.steps);
+    result_.mass = Matrix(static_cast<int64_t>(options.shares.size()), options.steps);
+    result_.evicted = std::ranges::count(stays_, false);
+  }
+
+  // The query's number, the recorded ones of the prompt first; its logits of all that it sees.
+  void take(int64_t query, VectorView logits) {
+    const int64_t step = query - layer_.window_queries;
+    const double log_sum = reference::log_sum_exp(logits);
+    for (size_t kind = 0; kind < kKinds.size(); ++kind) {
+      Numbers scores(logits.begin(), logits.end());
+      if (kKinds[kind] == ScoreKind::attention) {
+        for (double& score : scores) score -= log_sum;
+      }
+      // All but the entry that comes with the step.
+      if (step >= 0) judge(kKinds[kind], step, VectorView(scores).first(scores.size() - 1));
+      histories_[kind].observe(scores);
+    }
+    if (step < 0) return;
+    look_for_reentering(step, logits);
+    add_up_mass(step, logits);
+  }
+
+  HeadPrediction result() && {
+    const auto ever = std::ranges::count(seen_in_top_, true);
+    result_.reentered_ever = share_of_evicted(ever);
+    return std::move(result_);
+  }
+
+ private:
+  void judge(ScoreKind kind, int64_t step, VectorView log_scores) {
+    for (size_t p = 0; p < predictors().size(); ++p) {
+      const Predictor& predictor = predictors()[p];
+      if (predictor.scores != kind) continue;
+      const ScoreHistory& history = histories_[kind == kKinds[0] ? 0 : 1];
+      const Numbers foretold = history.foretold(predictor.by, static_cast<int64_t>(log_scores.size()));
+      result_.relative_errors(static_cast<int64_t>(p), step) = relative_error(foretold, log_scores);
+      result_.entry_errors(static_cast<int64_t>(p), step) = entry_error(foretold, log_scores);
+    }
+  }
+
+  void look_for_reentering(int64_t step, VectorView logits) {
+    const VectorView prompt = logits.first(stays_.size());
+    int64_t count = 0;
+    for (const int64_t j : reference::select_top(prompt, at_most(options_.top, layer_.prompt_tokens))) {
+      if (stays_[static_cast<size_t>(j)]) continue;
+      seen_in_top_[static_cast<size_t>(j)] = true;
+      ++count;
+    }
+    result_.reentered.push_back(share_of_evicted(count));
+    assert(static_cast<int64_t>(result_.reentered.size()) == step + 1);
+  }
+
+  void add_up_mass(int64_t step, VectorView logits) {
+    Numbers weights(logits.begin(), logits.end());
+    std::ranges::sort(weights, std::greater<>());
+    const double sum = reference::exponentiate(weights, weights.front());
+    for (size_t s = 0; s < options_.shares.size(); ++s) {
+      const auto count = at_most(options_.shares[s], static_cast<int64_t>(weights.size()));
+      const double mass = std::accumulate(weights.begin(), weights.begin() + count, 0.0);
+      result_.mass(static_cast<int64_t>(s), step) = std::min(mass / sum, 1.0);
+    }
+  }
+
+  double share_of_evicted(int64_t count) const {
+    return result_.evicted > 0 ? static_cast<double>(count) / static_cast<double>(result_.evicted) : 0;
+  }
+
+  const traces::Layer& layer_;
+  const PredictOptions& options_;
+  std::array<ScoreHistory, 2> histories_;
+  std::vector<bool> stays_, seen_in_top_;
+  HeadPrediction result_;
+};
+
+std::vector<bool> marks(const Positions& positions, int64_t count) {
+  std::vector<bool> marked(static_cast<size_t>(count), false);
+  for (const int64_t position : positions) marked[static_cast<size_t>(position)] = true;
+  return marked;
+}
+
+void require_valid(const traces::Layer& layer, const PredictOptions& options) {
+  const int64_t steps = layer.keys.view().rows - layer.prompt_tokens;
+  if (options.steps < 1 || options.steps > steps) {
+    throw ShapeMismatch(
+        fmt::format("{} decode steps are to be foretold but {} are recorded", options.steps, steps));
+  }
+  if (!(options.ema >= 0 && options.ema < 1) || options.window < 1) {
+    throw ShapeMismatch(
+        fmt::format("ema is {} and the window {}; expected 0 <= ema < 1 and a window of at least 1",
+                    options.ema, options.window));
+  }
+  const int64_t top = options.top.entries(layer.prompt_tokens);
+  if (top < 1 || top > layer.prompt_tokens) {
+    throw ShapeMismatch(fmt::format("{} of {} entries are no top", top, layer.prompt_tokens));
+  }
+}
+
+}  // namespace
+
+std::string_view name(ScoreKind scores) { return scores == ScoreKind::attention ? "attention" : "raw"; }
+
+const std::vector<Predictor>& predictors() {
+  static const std::vector<Predictor> all = [] {
+    std::vector<Predictor> list;
+    for (const ScoreKind scores : kKinds) {
+      for (const Foretelling by : kForetellings) list.push_back({scores, by});
+    }
+    return list;
+  }();
+  return all;
+}
+
+std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const PredictOptions& options,
+                                             int64_t budget, const std::function<void()>& done) {
+  require_valid(layer, options);
+  const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), budget);
+  const auto kept = reference::make_session()->compress(layer.prompt(), options.policy, budgets).kept;
+  std::vector<HeadPrediction> result(static_cast<size_t>(layer.shape.query_heads));
+  std::mutex one_at_a_time;
+  reference::parallel_for(layer.shape.query_heads, [&](int64_t h) {
+    const auto g = static_cast<size_t>(layer.shape.kv_head_of(h));
+    HeadMeasurement head(layer, options, marks(kept[g], layer.prompt_tokens));
+    visit_queries(layer, h, options.steps,
+                  [&](int64_t query, VectorView logits) { head.take(query, logits); });
+    result[static_cast<size_t>(h)] = std::move(head).result();
+    if (!done) return;
+    const std::scoped_lock lock(
+        one_at_a_time);  // what it throws leaves a lock, but not an OpenMP critical region
+    done();
+  });
+  return result;
+}
+
+PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& layers,
+                      const PredictOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
+  const traces::TraceInfo& info = trace.info();
+  require_valid({{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)}},
+                info);
+  const std::vector<int64_t> budgets = layer_budgets(
+      options.policy, options.budget.entries(info.prompt_tokens), info.layers, info.prompt_tokens);
+  PredictResult result{info, options, {}};
+  int64_t pieces = 0;
+  const auto done = [&] {
+    ++pieces;
+    if (progress) progress(pieces, info.shape.query_heads * static_cast<int64_t>(layers.size()));
+  };
+  for (const int64_t l : layers) {
+    const traces::Layer layer = trace.read_layer(l);
+    const int64_t budget = budgets[static_cast<size_t>(l)];
+    try {
+      result.layers.push_back({l, budget, layer_prediction(layer, options, budget, done)});
+    } catch (const NonFinite& error) {
+      throw TraceError(info.path, -1, fmt::format("layers.{}", l),
+                       fmt::format("its numbers are too large to compute with: {}", error.what()));
+    }
+  }
+  return result;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,103 @@
+#include "score_history.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/exponential.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+reference::ScoreEma moving_average(double ema, Normalisation normalisation) {
+  PredictedScores options;
+  options.ema = ema;
+  options.normalisation = normalisation;
+  return {options, 1};
+}
+
+void observe_row(reference::ScoreEma& average, VectorView log_scores) {
+  const auto entries = static_cast<int64_t>(log_scores.size());
+  while (average.entries() < entries) average.append();
+  average.observe({log_scores.data(), 1, entries});
+}
+
+std::vector<double> foretold_row(const reference::ScoreEma& average, int64_t tokens) {
+  const Matrix row = average.log_predicted(tokens);
+  return {row.numbers().begin(), row.numbers().end()};
+}
+
+}  // namespace
+
+ScoreHistory::ScoreHistory(double ema, int64_t window)
+    : window_(window),
+      exact_(moving_average(ema, Normalisation::exact)),
+      paper_(moving_average(ema, Normalisation::paper)) {}
+
+void ScoreHistory::observe(VectorView log_scores) {
+  if (log_scores.size() < counts_.size()) {
+    throw ShapeMismatch("log_scores is " + std::to_string(log_scores.size()) + " but " +
+                        std::to_string(counts_.size()) + " entries are known");
+  }
+  require_finite("log_scores", log_scores);
+  observe_row(exact_, log_scores);
+  observe_row(paper_, log_scores);
+  all_.add(log_scores);
+  counts_.resize(log_scores.size());
+  for (int64_t& count : counts_) ++count;
+  last_.emplace_back(log_scores.begin(), log_scores.end());
+  if (static_cast<int64_t>(last_.size()) > window_) last_.pop_front();
+}
+
+// Each sum is one exponential more: of the smaller exponent less the larger.
+void ScoreHistory::Sums::add(VectorView log_scores) {
+  exponents.resize(log_scores.size(), kNothing);
+  sums.resize(log_scores.size(), 0);
+  std::vector<double> shares(log_scores.size());
+  for (size_t j = 0; j < shares.size(); ++j) shares[j] = -std::abs(log_scores[j] - exponents[j]);
+  reference::exponentiate(shares, 0);
+  for (size_t j = 0; j < shares.size(); ++j) {
+    const bool larger = log_scores[j] > exponents[j];
+    sums[j] = larger ? sums[j] * shares[j] + 1 : sums[j] + shares[j];
+    exponents[j] = larger ? log_scores[j] : exponents[j];
+  }
+}
+
+std::vector<double> ScoreHistory::mean() const {
+  std::vector<double> result(counts_.size());
+  for (size_t j = 0; j < result.size(); ++j) {
+    result[j] = all_.exponents[j] + std::log(all_.sums[j] / static_cast<double>(counts_[j]));
+  }
+  return result;
+}
+
+std::vector<double> ScoreHistory::window_mean() const {
+  Sums sums;
+  for (const std::vector<double>& query : last_) sums.add(query);
+  const auto queries = static_cast<int64_t>(last_.size());
+  for (size_t j = 0; j < counts_.size(); ++j) {
+    sums.exponents[j] += std::log(sums.sums[j] / static_cast<double>(std::min(queries, counts_[j])));
+  }
+  return sums.exponents;
+}
+
+std::vector<double> ScoreHistory::foretold(Foretelling by, int64_t tokens) const {
+  switch (by) {
+    case Foretelling::ema:
+      return foretold_row(exact_, tokens);
+    case Foretelling::ema_paper:
+      return foretold_row(paper_, tokens);
+    case Foretelling::mean:
+      return mean();
+    case Foretelling::window_mean:
+      return window_mean();
+    case Foretelling::last:
+      return last_.empty() ? std::vector<double>() : last_.back();
+  }
+  return {};
+}
+
+}  // namespace kvbound::sim

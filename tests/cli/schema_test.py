@@ -1,0 +1,255 @@
+"""The published JSON Schemas describe exactly what the program writes.
+
+usage: schema_test.py KVBOUND      KVBOUND: the program's path
+"""
+import copy
+import json
+import os
+
+import jsonschema
+import numpy as np
+
+from support import kvbound_cli
+from support.dumps import Dump
+from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+
+GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
+
+
+def validator(path):
+    schema = json.loads((REPOSITORY / path).read_text("utf-8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+def objects(document, path=()):
+    """The paths of all objects in a document."""
+    if isinstance(document, dict):
+        yield path
+    if isinstance(document, (dict, list)):
+        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+            yield from objects(value, (*path, key))
+
+
+def at(document, path):
+    for key in path:
+        document = document[key]
+    return document
+
+
+class Schemas(CommandLineTest):
+    def document(self, *arguments, code=PASS):
+        self.passes(*arguments, "--json", "out.json", code=code)
+        return json.loads((self.folder / "out.json").read_text("utf-8"))
+
+    def require_valid(self, schema, document):
+        errors = [f"{list(error.absolute_path)}: {error.message}" for error in schema.iter_errors(document)]
+        self.assertEqual(errors, [])
+
+    def require_tight(self, schema, document):
+        """Whatever is taken from any object, added to it, or replaced by -2 or [-2], the document is invalid."""
+        survivors = []
+        for path in objects(document):
+            changed = copy.deepcopy(document)
+            at(changed, path)["surplus"] = 1
+            survivors += [(path, "surplus")] if schema.is_valid(changed) else []
+            for key in at(document, path):
+                changed = copy.deepcopy(document)
+                del at(changed, path)[key]
+                survivors += [(*path, key, "missing")] if schema.is_valid(changed) else []
+                for wrong in (-2, [-2]):
+                    at(changed, path)[key] = wrong
+                    survivors += [(*path, key, wrong)] if schema.is_valid(changed) else []
+        self.assertEqual(survivors, [])
+
+    def test_every_field_of_a_schema_is_described_or_of_a_described_kind(self):
+        def undescribed(node, path=""):
+            for name, field in node.get("properties", {}).items():
+                known = "description" in field or "$ref" in field or "const" in field or name in ("traces", "runs",
+                                                                                                  "layers")
+                yield from ([] if known or "properties" in field else [f"{path}/{name}"])
+                yield from undescribed(field, f"{path}/{name}")
+            for name, field in node.get("definitions", {}).items():
+                yield from undescribed(field, f"{path}/{name}")
+
+        for name in ("replay", "recall", "predict", "inspect", "diff", "prove", "bench"):
+            self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
+
+    def test_the_replay_schema_describes_replays_of_both_samples(self):
+        schema = validator("sim/schemas/replay.schema.json")
+        document = self.document("replay", GQA, MHA, "--policy", "snapkv,snapkv+critical,snapkv+theta-sweep:norm=l2",
+                                 "--base", "snapkv", "--budget", "64,12.5%", "--layers", "0,2-3", "--steps", "3")
+        self.assertEqual([len(trace["runs"]) for trace in document["traces"]], [6, 6])
+        self.require_valid(schema, document)
+
+    def test_the_replay_schema_describes_degenerate_replays(self):
+        schema = validator("sim/schemas/replay.schema.json")
+        trace = TraceFile()
+        for name in ("layers.0.output_projection", "layers.1.value"):
+            trace.tensors[name][1][...] = 0
+        trace.write(self.folder / "zero.safetensors")
+        TraceFile(decode_tokens=0).write(self.folder / "short.safetensors")
+        for name, code in (("zero", PASS), ("short", INCONCLUSIVE)):
+            document = self.document("replay", f"{name}.safetensors", "--policy",
+                                     "snapkv:window=1,snapkv:window=1+critical", "--base", "snapkv:window=1",
+                                     "--budget", "1,100%", code=code)
+            self.require_valid(schema, document)
+
+    def test_the_replay_schema_describes_nothing_else(self):
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        document = self.document("replay", "trace.safetensors", "--policy", "snapkv:window=4+critical", "--base",
+                                 "snapkv:window=4", "--budget", "8")
+        schema = validator("sim/schemas/replay.schema.json")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_replay_schema_describes_merges_and_nothing_else(self):
+        TraceFile(layers=1, query_heads=2).write(self.folder / "mha.safetensors")
+        TraceFile(layers=1, decode_tokens=0).write(self.folder / "short.safetensors")
+        schema = validator("sim/schemas/replay.schema.json")
+        policies = [f"{host}+{merge}:threshold=none" for host in ("snapkv:window=4", "h2o:window=4:recent=2")
+                    for merge in ("keepkv", "keepkv-paper", "keepkv:period=2", "convex", "d2o", "kvmerger")]
+        policies += ["h2o:window=4:recent=2+cam", "h2o:window=4:recent=2+keepkv:threshold=1", "h2o:window=4:recent=2"]
+        for bounds in ((), ("--merge-bounds",)):
+            for trace, code in (("mha", PASS), ("short", INCONCLUSIVE)):
+                self.require_valid(schema, self.document("replay", f"{trace}.safetensors", "--policy",
+                                                         ",".join(policies), "--budget", "8", *bounds, code=code))
+        document = self.document("replay", "mha.safetensors", "--policy",
+                                 "h2o:window=4:recent=2+keepkv:threshold=none:predict=current", "--budget", "8",
+                                 "--merge-bounds")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
+        schema = validator("sim/schemas/recall.schema.json")
+        for sample in (GQA, MHA):
+            self.require_valid(schema, self.document("recall", sample, "--layers", "0,2", "--windows", "1,32"))
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        document = self.document("recall", "trace.safetensors", "--k", "5", "--recent", "0", "--windows", "1")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_predict_schema_describes_both_samples_and_nothing_else(self):
+        schema = validator("sim/schemas/predict.schema.json")
+        for sample in (GQA, MHA):
+            self.require_valid(schema, self.document("predict", sample, "--layers", "0,2", "--steps", "3"))
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        document = self.document("predict", "trace.safetensors", "--policy", "tova", "--shares", "2")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_predict_schema_describes_ratios_that_no_double_holds(self):
+        trace = TraceFile(layers=1, dtype="F64")
+        trace.tensors["layers.0.query"][1][...] *= 1e4
+        trace.write(self.folder / "trace.safetensors")
+        document = self.document("predict", "trace.safetensors", "--policy", "tova")
+        self.require_valid(validator("sim/schemas/predict.schema.json"), document)
+        self.assertGreater(document["predictions"][5]["relative_error"]["undefined"], 0)
+
+    def test_the_inspect_schema_describes_both_samples_and_traces_without_attention_output(self):
+        schema = validator("sim/schemas/inspect.schema.json")
+        for sample in (GQA, MHA):
+            for verify in ((), ("--verify",)):
+                self.require_valid(schema, self.document("inspect", sample, *verify))
+        TraceFile(decode_tokens=0, dtype="F16").write(self.folder / "trace.safetensors")
+        self.require_valid(schema, self.document("inspect", "trace.safetensors"))
+        self.require_valid(schema, self.document("inspect", "trace.safetensors", "--verify", code=INCONCLUSIVE))
+
+    def test_the_inspect_schema_describes_nothing_else(self):
+        schema = validator("sim/schemas/inspect.schema.json")
+        self.require_tight(schema, self.document("inspect", MHA, "--verify"))
+
+    def test_the_diff_schema_describes_dumps_that_agree_that_differ_and_that_say_nothing(self):
+        schema = validator("sim/schemas/diff.schema.json")
+        trace = TraceFile(layers=1).write(self.folder / "trace.safetensors")
+        for policy in ("h2o:window=4:recent=2", "streaming-llm", "snapkv:window=4+greedy", "snapkv:window=4",
+                       "snapkv:window=4+critical", "snapkv:window=4+theta-sweep"):
+            self.passes("replay", trace, "--policy", policy, "--budget", "8", "--dump", "dump.safetensors")
+            self.require_valid(schema, self.document("diff", trace, "dump.safetensors"))
+            dump = Dump.read(self.folder / "dump.safetensors")
+            if "left" in dump.kinds():
+                dump.array(0, "left")[0] = 10**6
+                dump.write(self.folder / "changed.safetensors")
+                self.require_valid(schema, self.document("diff", trace, "changed.safetensors", code=MISMATCH))
+        dump = Dump.read(self.folder / "dump.safetensors")
+        for kind, number in (("kept", -1), ("output", np.nan), ("perturbation", np.inf), ("kept_mass", -1),
+                             ("score_positions", 5), ("score", -np.inf), ("kept", 10**6)):
+            changed = dump.copy()
+            changed.array(0, kind).flat[1] = number
+            changed.write(self.folder / "changed.safetensors")
+            self.require_valid(schema, self.document("diff", trace, "changed.safetensors", code=MISMATCH))
+        dump.only(set()).write(self.folder / "empty.safetensors")
+        self.require_valid(schema, self.document("diff", trace, "empty.safetensors", code=INCONCLUSIVE))
+        TraceFile(decode_tokens=0).write(self.folder / "short.safetensors")
+        self.passes("replay", "short.safetensors", "--policy", "snapkv:window=4", "--budget", "8", "--dump", "dump.safetensors",
+                    code=INCONCLUSIVE)
+        self.require_valid(schema, self.document("diff", "short.safetensors", "dump.safetensors"))
+
+    def test_the_diff_schema_describes_nothing_else(self):
+        schema = validator("sim/schemas/diff.schema.json")
+        trace = TraceFile(layers=1).write(self.folder / "trace.safetensors")
+        self.passes("replay", trace, "--policy", "snapkv:window=4", "--budget", "8", "--dump", "dump.safetensors")
+        dump = Dump.read(self.folder / "dump.safetensors")
+        kept = dump.array(0, "kept")
+        kept[:8] = np.sort(np.append(kept[4:8], np.setdiff1d(np.arange(20), kept[:4])[:4]))
+        dump.metadata["weights"] = "BF16"
+        dump.write(self.folder / "dump.safetensors")
+        self.require_tight(schema, self.document("diff", trace, "dump.safetensors", code=MISMATCH))
+
+    def test_the_prove_schema_describes_proofs_searches_and_replays(self):
+        schema = validator("sim/schemas/prove.schema.json")
+        # Cases grow up to the hundredth: with fewer, the regimes that need several queries are not reached.
+        self.require_valid(schema, self.document("prove", "--cases", "200", "--search", "0.1"))
+        self.document("prove", "ckv-3.3", "ckv-3.2", "--cases", "60", "--search", "0.1")
+        (self.folder / "out.json").rename(self.folder / "found.json")
+        self.require_valid(schema, self.document("prove", "--replay", "found.json"))
+        self.require_valid(schema, self.document("prove", "ckv-3.2", "--cases", "1", code=INCONCLUSIVE))
+
+    def test_the_prove_schema_describes_nothing_else(self):
+        schema = validator("sim/schemas/prove.schema.json")
+        self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "60", "--search", "0.1"))
+
+    def test_the_bench_schema_describes_every_device_operation_and_nothing_else(self):
+        schema = validator("sim/schemas/bench.schema.json")
+        document = self.document("bench", "--backend", "emulated", "--shape", "pocket:256", "--repeats", "2")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+        known = schema.schema["definitions"]["device_operation"]["enum"]
+        self.assertEqual([item["operation"] for item in document["operations"]], known)
+        self.assertEqual(len(document["ceilings"]), 2)
+        for item in document["operations"][:-1]:
+            self.assertEqual([row["name"] for row in item["times"][1:]], [row["name"] for row in document["ceilings"]])
+            self.assertIsNotNone(item["shares"])
+            self.assertIsNone(item["goal"], "an emulation has no goals")
+
+    def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
+        schema = validator("sim/schemas/bench.schema.json")
+        for threads in ("1", "2"):
+            document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads)
+            self.require_valid(schema, document)
+            known = schema.schema["definitions"]["reference_operation"]["enum"]
+            self.assertEqual([item["operation"] for item in document["operations"]], known)
+            self.require_tight(schema, document)
+            self.assertEqual(document["threads"], int(threads))
+            self.assertEqual(document["processors"], len(os.sched_getaffinity(0)))
+            self.assertIn(document["blas_threads"], (1, int(threads)))
+            compress = document["operations"][known.index("compress")]
+            if threads == "1":
+                self.assertEqual([compress["ratio"], compress["met"]], [None, None])
+                self.assertIn("one thread", compress["no_ratio"])
+
+    def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
+        schema = validator("traces/trace.schema.json")
+        self.generate("generated.safetensors", "--kind", "tied", "--tokens", "64", "--dtype", "BF16")
+        for path in (GQA, MHA, self.folder / "generated.safetensors"):
+            with open(path, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            self.require_valid(schema, header)
+            for path in (("__metadata__",), ("__metadata__", "rope"), ("layers.0.key",), ("layers.0.key", "dtype")):
+                changed = copy.deepcopy(header)
+                del at(changed, path[:-1])[path[-1]]
+                self.assertFalse(schema.is_valid(changed), f"without {path}")
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()

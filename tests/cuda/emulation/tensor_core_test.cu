@@ -1,0 +1,73 @@
+// The emulated tensor core cuts as coarsely as PTX allows, and no more than reference/bounds/error_bounds.md says.
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/emulation/tensor_core.hpp>
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+constexpr float kUnit = 0x1p-23F;  // the last of 1's 24 bits
+
+TEST(TensorCore, CutsAddendsToTheLastBitOfTheLargest) {
+  const float small[kAligned] = {kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2,
+                                 kUnit / 2, kUnit / 2, kUnit / 2, 0};
+  EXPECT_EQ(add_aligned(small, 1), 1);
+  EXPECT_EQ(add_aligned(small, -1), -1);
+  EXPECT_EQ(add_aligned(small, 0.25F), 0.25F + 3.5F * kUnit);
+}
+
+TEST(TensorCore, CutsTheSumOnceMore) {
+  const float products[kAligned] = {1 + kUnit, 1 + kUnit, 0, 0, 0, 0, 0, 0};  // 3 + 3 units with the next
+  EXPECT_EQ(add_aligned(products, 1 + kUnit), 3 + 2 * kUnit);
+  const float negative[kAligned] = {-1 - kUnit, -1 - kUnit, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(add_aligned(negative, -1 - kUnit), -3 - 2 * kUnit);
+}
+
+TEST(TensorCore, IsExactWhereNothingIsCut) {
+  const float products[kAligned] = {1, -2, 3, -4, 5, -6, 7, 0.5F};
+  EXPECT_EQ(add_aligned(products, 100), 104.5F);
+  EXPECT_EQ(add_aligned({}, 0), 0);
+  const float large[kAligned] = {0x1p127F, -0x1p127F, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(add_aligned(large, 0x1p104F), 0x1p104F);
+  const float tiny[kAligned] = {0x1p-126F, 0x1p-126F, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(add_aligned(tiny, 0), 0x1p-125F);
+}
+
+TEST(TensorCore, PassesInfinityAndNanOn) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float infinite[kAligned] = {1, 2, kInfinity, 0, 0, 0, 0, 0};
+  EXPECT_EQ(add_aligned(infinite, -5), kInfinity);
+  EXPECT_TRUE(std::isnan(add_aligned(infinite, -kInfinity)));
+  EXPECT_TRUE(std::isnan(add_aligned({}, std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(TensorCore, LosesNoMoreThan17CutsIn16Products) {
+  std::mt19937_64 random(1);
+  double worst = 0;
+  for (int repeat = 0; repeat < 20000; ++repeat) {
+    const int spread = repeat % 30;
+    double exact = 0, size = 0;
+    float sum = 0;
+    for (int block = 0; block < 2; ++block) {
+      float products[kAligned];
+      for (float& product : products) {
+        const auto significand = static_cast<float>(random() >> 40);  // 24 bits
+        product = std::ldexp(random() % 4 == 0 ? -significand : significand,
+                             -static_cast<int>(random() % static_cast<uint64_t>(spread + 1)));
+        exact += product;
+        size += std::abs(static_cast<double>(product));
+      }
+      sum = add_aligned(products, sum);
+    }
+    worst = std::max(worst, std::abs(sum - exact) / (size * 0x1p-23));
+  }
+  EXPECT_LE(worst, 17);
+  EXPECT_GT(worst, 1) << "nothing was cut";
+}
+
+}  // namespace
+}  // namespace kvbound::cuda::emulation

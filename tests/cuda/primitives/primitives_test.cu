@@ -1,0 +1,544 @@
+// Every primitive that kernels are made of, against what the CUDA documents say it does. One source: run emulated
+// everywhere, and natively on a GPU.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/primitives/async_copy.hpp>
+#include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/reference/core/float16.hpp>
+
+#include "support/device_test.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+class Primitives : public DeviceTest {};
+
+constexpr unsigned kAll = 0xffffffff;
+constexpr int kLanes = 32;
+
+LaunchShape one_warp(int64_t shared = 0, CallSite where = CallSite::current()) {
+  return LaunchShape(extent(1), extent(kLanes), shared, nullptr, where);
+}
+
+std::vector<int> iota(int count) {
+  std::vector<int> numbers(static_cast<size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+// Indices.
+
+__global__ void indices_kernel(int* numbers) {
+  const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+  const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
+  numbers[block * threads + thread] = static_cast<int>(block * threads + thread);
+}
+
+TEST_F(Primitives, EveryThreadOfEveryBlockRunsOnce) {
+  under_every_schedule([] {
+    Buffer<int> numbers(2 * 3 * 4 * 64);
+    launch(LaunchShape(extent(2, 3, 4), extent(8, 4, 2), 0, nullptr), indices_kernel, numbers.data());
+    EXPECT_EQ(download(numbers), iota(2 * 3 * 4 * 64));
+  });
+}
+
+// Shuffles and votes.
+
+constexpr int kShuffles = 8;
+
+__global__ void shuffle_kernel(int* numbers) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int* const mine = numbers + lane * kShuffles;
+  mine[0] = __shfl_sync(kAll, lane, 31 - lane);
+  mine[1] = __shfl_sync(kAll, lane, 5, 8);
+  mine[2] = __shfl_up_sync(kAll, lane, 3);
+  mine[3] = __shfl_up_sync(kAll, lane, 3, 8);
+  mine[4] = __shfl_down_sync(kAll, lane, 3);
+  mine[5] = __shfl_down_sync(kAll, lane, 3, 8);
+  mine[6] = __shfl_xor_sync(kAll, lane, 21);
+  mine[7] = __shfl_xor_sync(kAll, lane, 12, 8);
+}
+
+TEST_F(Primitives, ShufflesReadTheLaneThatTheyName) {
+  under_every_schedule([] {
+    Buffer<int> numbers(kLanes * kShuffles);
+    launch(one_warp(), shuffle_kernel, numbers.data());
+    const std::vector<int> found = download(numbers);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int within = lane % 8;
+      const int* const mine = &found[static_cast<size_t>(lane * kShuffles)];
+      EXPECT_EQ(mine[0], 31 - lane);
+      EXPECT_EQ(mine[1], lane - within + 5);
+      EXPECT_EQ(mine[2], lane < 3 ? lane : lane - 3);
+      EXPECT_EQ(mine[3], within < 3 ? lane : lane - 3);
+      EXPECT_EQ(mine[4], lane > 28 ? lane : lane + 3);
+      EXPECT_EQ(mine[5], within > 4 ? lane : lane + 3);
+      EXPECT_EQ(mine[6], lane ^ 21);
+      // Within 8 lanes, xor 12 reaches the part before or behind; only the part before may be read.
+      EXPECT_EQ(mine[7], lane % 16 >= 8 ? lane ^ 12 : lane);
+    }
+  });
+}
+
+template <class T>
+__global__ void reduction_kernel(T* sums) {
+  T sum = static_cast<T>(threadIdx.x) + static_cast<T>(1) / static_cast<T>(2);
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAll, sum, distance);
+  sums[threadIdx.x] = sum;
+}
+
+TEST_F(Primitives, ShufflesCarryEveryTypeOf32And64Bits) {
+  under_every_schedule([] {
+    const auto sums_of = [](auto zero) {
+      Buffer<decltype(zero)> sums(kLanes);
+      launch(one_warp(), reduction_kernel<decltype(zero)>, sums.data());
+      return download(sums);
+    };
+    EXPECT_EQ(sums_of(0), std::vector<int>(kLanes, 496));
+    EXPECT_EQ(sums_of(0U), std::vector<unsigned>(kLanes, 496));
+    EXPECT_EQ(sums_of(0LL), std::vector<long long>(kLanes, 496));
+    EXPECT_EQ(sums_of(0ULL), std::vector<unsigned long long>(kLanes, 496));
+    EXPECT_EQ(sums_of(0.0F), std::vector<float>(kLanes, 512));
+    EXPECT_EQ(sums_of(0.0), std::vector<double>(kLanes, 512));
+  });
+}
+
+__global__ void halves_kernel(int* sums) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int sum = lane;
+  if (lane < 16) {
+    for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(0x0000ffffU, sum, distance);
+  } else {
+    for (int distance = 8; distance > 2; distance /= 2) sum += __shfl_xor_sync(0xffff0000U, sum, distance);
+  }
+  sums[lane] = sum;
+}
+
+TEST_F(Primitives, PartsOfAWarpTakeStepsOfTheirOwn) {
+  under_every_schedule([] {
+    Buffer<int> sums(kLanes);
+    launch(one_warp(), halves_kernel, sums.data());
+    const std::vector<int> found = download(sums);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int pair =
+          4 * (16 + lane % 4) + (0 + 4 + 8 + 12);  // lanes 16 + lane % 4 and every fourth from there
+      EXPECT_EQ(found[static_cast<size_t>(lane)], lane < 16 ? 120 : pair);
+    }
+  });
+}
+
+__global__ void vote_kernel(unsigned* votes) {
+  const int lane = static_cast<int>(threadIdx.x);
+  unsigned* const mine = votes + lane * 6;
+  mine[0] = __ballot_sync(kAll, lane % 3 == 0);
+  mine[1] = static_cast<unsigned>(__any_sync(kAll, lane == 17));
+  mine[2] = static_cast<unsigned>(__any_sync(kAll, lane == 32));
+  mine[3] = static_cast<unsigned>(__all_sync(kAll, lane != 17));
+  mine[4] = static_cast<unsigned>(__all_sync(kAll, lane != 32));
+  mine[5] = lane < 8 ? __ballot_sync(0xffU, lane & 1) : 0;
+}
+
+TEST_F(Primitives, VotesCountEveryLaneOfTheMask) {
+  under_every_schedule([] {
+    Buffer<unsigned> votes(kLanes * 6);
+    launch(one_warp(), vote_kernel, votes.data());
+    const std::vector<unsigned> found = download(votes);
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const std::vector<unsigned> mine(&found[lane * 6], &found[lane * 6] + 6);
+      EXPECT_EQ(mine, (std::vector<unsigned>{0x49249249, 1, 0, 0, 1, lane < 8 ? 0xaaU : 0U}));
+    }
+  });
+}
+
+// Barriers and shared memory.
+
+struct Rotation {
+  int* numbers;
+  float* unused;
+
+  __host__ __device__ Rotation(SharedMemory& shared, int64_t threads)
+      : numbers(shared.array<int>(threads)), unused(shared.array<float>(3, 128)) {}
+};
+
+__global__ void rotation_kernel(int* numbers, int rounds) {
+  SharedMemory memory;
+  const Rotation shared(memory, blockDim.x);
+  int mine = static_cast<int>(threadIdx.x);
+  for (int round = 0; round < rounds; ++round) {
+    shared.numbers[threadIdx.x] = mine;
+    __syncthreads();
+    mine = shared.numbers[(threadIdx.x + 1) % blockDim.x];
+    __syncthreads();
+  }
+  numbers[blockIdx.x * blockDim.x + threadIdx.x] = mine;
+}
+
+TEST_F(Primitives, ABarrierShowsEverybodyWhatWasWrittenBefore) {
+  constexpr int kThreads = 256;
+  constexpr int kRounds = 5;
+  under_every_schedule([] {
+    Buffer<int> numbers(3 * kThreads);
+    launch(LaunchShape(extent(3), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr),
+           rotation_kernel, numbers.data(), kRounds);
+    const std::vector<int> found = download(numbers);
+    for (int i = 0; i < 3 * kThreads; ++i)
+      EXPECT_EQ(found[static_cast<size_t>(i)], (i % kThreads + kRounds) % kThreads);
+  });
+}
+
+TEST_F(Primitives, ALayoutsSizeIsItsArraysAndWhatAligningThemCosts) {
+  EXPECT_EQ(shared_bytes<Rotation>(1), 128 + 12);
+  EXPECT_EQ(shared_bytes<Rotation>(32), 128 + 12);
+  EXPECT_EQ(shared_bytes<Rotation>(33), 256 + 12);
+}
+
+__global__ void counting_kernel(int* counts) {
+  const int thread = static_cast<int>(threadIdx.x);
+  counts[thread * 5] = __syncthreads_count(thread % 3 == 0);
+  counts[thread * 5 + 1] = __syncthreads_or(thread == 40) != 0;
+  counts[thread * 5 + 2] = __syncthreads_or(thread == 64) != 0;
+  counts[thread * 5 + 3] = __syncthreads_and(thread != 40) != 0;
+  counts[thread * 5 + 4] = __syncthreads_and(thread != 64) != 0;
+}
+
+TEST_F(Primitives, BarriersCountFlagsOfTheWholeBlock) {
+  under_every_schedule([] {
+    Buffer<int> counts(64 * 5);
+    launch(LaunchShape(extent(1), extent(64), 0, nullptr), counting_kernel, counts.data());
+    const std::vector<int> found = download(counts);
+    for (size_t thread = 0; thread < 64; ++thread) {
+      EXPECT_EQ(std::vector<int>(&found[thread * 5], &found[thread * 5] + 5),
+                (std::vector<int>{22, 1, 0, 0, 1}));
+    }
+  });
+}
+
+__global__ void exchange_in_warp_kernel(int* numbers) {
+  SharedMemory memory;
+  int* const shared = memory.array<int>(blockDim.x);
+  shared[threadIdx.x] = static_cast<int>(threadIdx.x);
+  __syncwarp();
+  numbers[threadIdx.x] = shared[threadIdx.x ^ 31];
+}
+
+TEST_F(Primitives, AWarpsBarrierShowsItsLanesWhatWasWrittenBefore) {
+  under_every_schedule([] {
+    Buffer<int> numbers(96);
+    launch(LaunchShape(extent(1), extent(96), 96 * 4, nullptr), exchange_in_warp_kernel, numbers.data());
+    const std::vector<int> found = download(numbers);
+    for (int i = 0; i < 96; ++i) EXPECT_EQ(found[static_cast<size_t>(i)], i ^ 31);
+  });
+}
+
+__global__ void much_shared_memory_kernel(int64_t bytes, int* sum) {
+  SharedMemory memory;
+  unsigned char* const shared = memory.array<unsigned char>(bytes);
+  for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) shared[i] = static_cast<unsigned char>(i % 251);
+  __syncthreads();
+  int mine = 0;
+  for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) mine += shared[bytes - 1 - i];
+  atomicAdd(sum, mine);
+}
+
+TEST_F(Primitives, ABlockMayHaveAllTheSharedMemoryThereIs) {
+  const int64_t bytes = device().shared_memory_per_block;
+  EXPECT_GT(bytes, 48 * 1024);
+  int expected = 0;
+  for (int64_t i = 0; i < bytes; ++i) expected += static_cast<int>(i % 251);
+  Buffer<int> sum(1);
+  sum.clear();
+  launch(LaunchShape(extent(1), extent(128), bytes, nullptr), much_shared_memory_kernel, bytes, sum.data());
+  EXPECT_EQ(download(sum)[0], expected);
+  EXPECT_THROW(launch(LaunchShape(extent(1), extent(128), bytes + 1, nullptr), much_shared_memory_kernel,
+                      bytes, sum.data()),
+               DeviceError);
+}
+
+TEST_F(Primitives, NoGridIsLongerThanADeviceTakes) {
+  EXPECT_EQ(extent(2147483647, 65535, 65535).z, 65535U);
+  EXPECT_THROW(extent(int64_t{1} << 31), ShapeMismatch);
+  EXPECT_THROW(extent(1, 65536), ShapeMismatch);
+  EXPECT_THROW(extent(1, 1, 65536), ShapeMismatch);
+  EXPECT_THROW(extent(1, -1), ShapeMismatch);
+}
+
+// Atomics.
+
+template <class T>
+__global__ void atomics_kernel(T* numbers, T* seen) {
+  const T mine = static_cast<T>(blockIdx.x * blockDim.x + threadIdx.x);
+  seen[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(&numbers[0], 1);
+  atomicMax(&numbers[1], mine);
+  atomicMin(&numbers[2], mine);
+  atomicOr(&numbers[3], static_cast<T>(1) << (mine % 20));
+  atomicAnd(&numbers[4], ~(static_cast<T>(1) << (mine % 20)));
+  atomicExch(&numbers[5], mine);
+  for (T found = 0, expected = 1; found != expected;) {  // adds 2 by hand
+    expected = found;
+    found = atomicCAS(&numbers[6], expected, expected + 2);
+  }
+}
+
+template <class T>
+void check_atomics() {
+  under_every_schedule([] {
+    constexpr int kThreads = 4 * 64;
+    Buffer<T> numbers = upload(std::vector<T>{0, 0, 1000, 0, 0xfffff, 0, 0});
+    Buffer<T> seen(kThreads);
+    launch(LaunchShape(extent(4), extent(64), 0, nullptr), atomics_kernel<T>, numbers.data(), seen.data());
+    const std::vector<T> found = download(numbers);
+    EXPECT_EQ(found[0], T{kThreads});
+    EXPECT_EQ(found[1], T{kThreads - 1});
+    EXPECT_EQ(found[2], T{0});
+    EXPECT_EQ(found[3], T{0xfffff});
+    EXPECT_EQ(found[4], T{0});
+    EXPECT_LT(found[5], T{kThreads});
+    EXPECT_EQ(found[6], T{2 * kThreads});
+    std::vector<T> tickets = download(seen);
+    std::sort(tickets.begin(), tickets.end());
+    for (size_t i = 0; i < kThreads; ++i)
+      EXPECT_EQ(tickets[i], static_cast<T>(i)) << "every ticket goes out once";
+  });
+}
+
+TEST_F(Primitives, AtomicsLoseNothing) {
+  check_atomics<int>();
+  check_atomics<unsigned>();
+  check_atomics<unsigned long long>();
+}
+
+__global__ void histogram_kernel(const int* values, int count, int* counts) {
+  SharedMemory memory;
+  int* const shared = memory.array<int>(16);
+  if (threadIdx.x < 16) shared[threadIdx.x] = 0;
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(count); i += blockDim.x)
+    atomicAdd(&shared[values[i]], 1);
+  __syncthreads();
+  if (threadIdx.x < 16) counts[threadIdx.x] = shared[threadIdx.x];
+}
+
+TEST_F(Primitives, AtomicsWorkInSharedMemory) {
+  std::vector<int> values(1000);
+  std::vector<int> expected(16);
+  for (size_t i = 0; i < values.size(); ++i)
+    ++expected[static_cast<size_t>(values[i] = static_cast<int>(i * i % 16))];
+  const Buffer<int> input = upload(values);
+  under_every_schedule([&] {
+    Buffer<int> counts(16);
+    launch(LaunchShape(extent(1), extent(64), 64, nullptr), histogram_kernel, input.data(), 1000,
+           counts.data());
+    EXPECT_EQ(download(counts), expected);
+  });
+}
+
+__global__ void last_block_kernel(const float* numbers, float* partial, int* blocks_done, float* total) {
+  SharedMemory memory;
+  int* const is_last = memory.array<int>(1);
+  if (threadIdx.x == 0) {
+    partial[blockIdx.x] = numbers[blockIdx.x];
+    __threadfence();
+    *is_last = atomicAdd(blocks_done, 1) == static_cast<int>(gridDim.x) - 1;
+  }
+  __syncthreads();
+  if (*is_last == 0 || threadIdx.x != 0) return;
+  __threadfence();
+  float sum = 0;
+  for (unsigned block = 0; block < gridDim.x; ++block) sum += partial[block];
+  *total = sum;
+}
+
+TEST_F(Primitives, TheLastBlockSeesWhatTheOthersWrote) {
+  std::vector<float> numbers(100);
+  std::iota(numbers.begin(), numbers.end(), 1.0F);
+  const Buffer<float> input = upload(numbers);
+  under_every_schedule([&] {
+    Buffer<float> partial(100);
+    Buffer<int> done(1);
+    Buffer<float> total(1);
+    done.clear();
+    launch(LaunchShape(extent(100), extent(kLanes), 16, nullptr), last_block_kernel, input.data(),
+           partial.data(), done.data(), total.data());
+    EXPECT_EQ(download(total)[0], 5050.0F);
+  });
+}
+
+// Bits and numbers.
+
+__global__ void bits_kernel(int* numbers, float nan) {
+  numbers[0] = __popc(0xf0f1U);
+  numbers[1] = __popcll(0xf0f1000000000003ULL);
+  numbers[2] = __clz(1);
+  numbers[3] = __clz(0);
+  numbers[4] = __clzll(1);
+  numbers[5] = __ffs(0x50);
+  numbers[6] = __ffs(0);
+  numbers[7] = __ffsll(1LL << 40);
+  numbers[8] = __float_as_int(-1.0F);
+  numbers[9] = __uint_as_float(0x40400000U) == 3.0F;
+  numbers[10] = min(-1, 1);
+  numbers[11] = static_cast<int>(max(7U, 9U));
+  numbers[12] = min(nan, 2.0F) == 2.0F && max(2.0F, nan) == 2.0F;
+  numbers[13] = __float_as_uint(fmaf(2.0F, 3.0F, 1.0F)) == __float_as_uint(7.0F);
+  numbers[14] = expf(0.0F) == 1.0F && expf(-INFINITY) == 0.0F && logf(1.0F) == 0.0F;
+}
+
+TEST_F(Primitives, BitsAndNumbersAreAsInCuda) {
+  Buffer<int> numbers(15);
+  launch(LaunchShape(extent(1), extent(1), 0, nullptr), bits_kernel, numbers.data(),
+         std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(download(numbers),
+            (std::vector<int>{9, 11, 31, 32, 63, 5, 0, 41, static_cast<int>(0xbf800000), 1, -1, 9, 1, 1, 1}));
+}
+
+template <Storage T>
+__global__ void widen_kernel(float* numbers) {
+  const unsigned bits = blockIdx.x * blockDim.x + threadIdx.x;
+  numbers[bits] = to_float(T{static_cast<uint16_t>(bits)});
+}
+
+template <Storage T, class Convert>
+void check_widening(const Convert& expected) {
+  Buffer<float> numbers(65536);
+  launch(LaunchShape(extent(256), extent(256), 0, nullptr), widen_kernel<T>, numbers.data());
+  const std::vector<float> found = download(numbers);
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto number = static_cast<double>(found[bits]);
+    const double exact = expected(static_cast<uint16_t>(bits));
+    if (std::isnan(exact)) {
+      EXPECT_TRUE(std::isnan(number)) << bits;
+    } else {
+      EXPECT_EQ(number, exact) << bits;
+      EXPECT_EQ(std::signbit(number), std::signbit(exact)) << bits;
+    }
+  }
+}
+
+TEST_F(Primitives, WideningIsExactForEveryNumberThereIs) {
+  check_widening<Float16>([](uint16_t bits) { return from_float16(bits); });
+  check_widening<Bfloat16>([](uint16_t bits) { return from_bfloat16(bits); });
+}
+
+template <Storage T>
+__global__ void load_kernel(const T* numbers, float* loaded) {
+  const Vector<T> vector = load16(numbers + kVector<T> * threadIdx.x);
+  for (int64_t i = 0; i < kVector<T>; ++i) loaded[kVector<T> * threadIdx.x + i] = vector.values[i];
+}
+
+TEST_F(Primitives, ALoadGivesTheNumbersInTheirOrder) {
+  std::vector<float> expected(8 * kLanes);
+  std::vector<Float16> halves(expected.size());
+  std::vector<Bfloat16> brains(expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    expected[i] = static_cast<float>(i) - 100;
+    halves[i].bits = to_float16(expected[i]);
+    brains[i].bits = to_bfloat16(expected[i]);
+  }
+  const auto check = [&](const auto& stored) {
+    using T = typename std::decay_t<decltype(stored)>::value_type;
+    const Buffer<T> input = upload(stored);
+    Buffer<float> loaded(input.size());
+    launch(LaunchShape(extent(1), extent(input.size() / kVector<T>), 0, nullptr), load_kernel<T>,
+           input.data(), loaded.data());
+    EXPECT_EQ(download(loaded), expected);
+  };
+  check(expected);
+  check(halves);
+  check(brains);
+}
+
+// Async copies.
+
+// Two buffers: while one is read, the other is filled.
+__global__ void pipeline_kernel(const int* numbers, int stages, int last_bytes, int* sums) {
+  SharedMemory memory;
+  int* const shared = memory.array<int>(2 * 4 * blockDim.x);
+  const auto issue = [&](int stage) {
+    int* const to = shared + (stage % 2 * blockDim.x + threadIdx.x) * 4;
+    const int* const from = numbers + (static_cast<unsigned>(stage) * blockDim.x + threadIdx.x) * 4;
+    if (stage < stages) async_copy16(to, from, stage == stages - 1 ? last_bytes : 16);
+    async_commit();
+  };
+  issue(0);
+  for (int stage = 0; stage < stages; ++stage) {
+    issue(stage + 1);
+    async_wait<1>();
+    __syncthreads();
+    // What a neighbour has copied.
+    const int* const read = shared + (stage % 2 * blockDim.x + (threadIdx.x + 1) % blockDim.x) * 4;
+    sums[static_cast<unsigned>(stage) * blockDim.x + threadIdx.x] = read[0] + read[1] + read[2] + read[3];
+    __syncthreads();
+  }
+  async_wait<0>();
+}
+
+TEST_F(Primitives, AsyncCopiesLandBeforeTheirGroupHasBeenWaitedFor) {
+  constexpr int kStages = 7;
+  constexpr int kThreads = 64;
+  const Buffer<int> input = upload(iota(kStages * kThreads * 4));
+  under_every_schedule([&] {
+    for (const int last_bytes : {16, 8, 4, 0}) {
+      Buffer<int> sums(kStages * kThreads);
+      launch(LaunchShape(extent(1), extent(kThreads), 2 * 16 * kThreads, nullptr), pipeline_kernel,
+             input.data(), kStages, last_bytes, sums.data());
+      const std::vector<int> found = download(sums);
+      for (int i = 0; i < kStages * kThreads; ++i) {
+        const int stage = i / kThreads;
+        const int first = 4 * (stage * kThreads + (i + 1) % kThreads);
+        const int there = stage == kStages - 1 ? last_bytes / 4 : 4;  // the rest is zero
+        EXPECT_EQ(found[static_cast<size_t>(i)], there * first + there * (there - 1) / 2);
+      }
+    }
+  });
+}
+
+// Errors.
+
+__global__ void nothing_kernel() {}
+
+TEST_F(Primitives, WhatNoDeviceAcceptsIsRefused) {
+  EXPECT_THROW(launch(LaunchShape(extent(0), extent(32), 0, nullptr), nothing_kernel), DeviceError);
+  EXPECT_THROW(launch(LaunchShape(extent(1), extent(1025), 0, nullptr), nothing_kernel), DeviceError);
+  EXPECT_THROW(launch(LaunchShape(dim3(1, 70000), extent(32), 0, nullptr), nothing_kernel), DeviceError);
+  EXPECT_THROW(extent(-1), ShapeMismatch);
+  EXPECT_THROW(extent(int64_t{1} << 32), ShapeMismatch);
+  EXPECT_NO_THROW(launch(one_warp(), nothing_kernel)) << "an error is not the next launch's";
+}
+
+TEST_F(Primitives, AnErrorNamesTheLaunch) {
+  try {
+    launch(LaunchShape(extent(0), extent(32), 0, nullptr), nothing_kernel);
+    FAIL() << "nothing was thrown";
+  } catch (const DeviceError& error) {
+    const std::string place = "primitives_test.cu:" + std::to_string(__LINE__ - 3);
+    EXPECT_NE(std::string(error.what()).find(place), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(Primitives, BuffersKeepWhatTheyAreGiven) {
+  Buffer<int> buffer = upload(iota(1000));
+  EXPECT_EQ(download(buffer), iota(1000));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 256, 0U);
+  buffer.upload(std::vector<int>{-1, -2}, nullptr, 998);
+  std::vector<int> tail(3);
+  buffer.download(tail, nullptr, 997);
+  EXPECT_EQ(tail, (std::vector<int>{997, -1, -2}));
+  buffer.clear();
+  EXPECT_EQ(download(buffer), std::vector<int>(1000, 0));
+  EXPECT_THROW(buffer.download(tail, nullptr, 998), ShapeMismatch);
+  const Buffer<int> moved = std::move(buffer);
+  EXPECT_EQ(moved.size(), 1000);
+  EXPECT_EQ(Buffer<int>(0).data(), nullptr);
+}
+
+}  // namespace
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,219 @@
+#!/usr/bin/python3
+"""Replays of the samples against golden figures, which another implementation produced (tests/golden/README.md).
+
+usage: golden_test.py KVBOUND          KVBOUND: the program's path
+       golden_test.py --regenerate     write tests/golden/*.json anew, without the program
+"""
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from support import independent_replay, kvbound_cli
+from support.kvbound_cli import SAMPLES, CommandLineTest
+
+GOLDEN = Path(__file__).resolve().parent
+POLICIES = ("snapkv:window=32:pool=7",
+            "snapkv:window=32:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1",
+            "snapkv:window=32:pool=7+critical:alpha=adaptive:epsilon=1e-4:gqa=product-of-means:norm=l1",
+            "snapkv:window=16:pool=1+critical:alpha=0.25:epsilon=0:gqa=mean-of-products:norm=l2",
+            "snapkv:window=32:pool=7+theta-sweep:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1")
+BUDGETS = ("32", "10%", "20%", "40%", "80%")
+# Other scores, and hosts that go on evicting.
+MORE_POLICIES = ("snapkv:window=32:pool=7+exact:space=head",
+                 "snapkv:window=16:pool=1+obcache-key:space=projected",
+                 "h2o:window=32:sinks=0:recent=32",
+                 "h2o:window=32:sinks=4:recent=16+obcache-joint:space=head",
+                 "h2o:window=16:sinks=2:recent=0+exact:space=projected",
+                 "h2o:window=32:sinks=0:recent=8+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1",
+                 "tova:sinks=0",
+                 "tova:sinks=4+exact:space=head",
+                 "tova:sinks=2+obcache-value:space=head",
+                 "streaming-llm:sinks=4")
+
+
+def keep_kv(**changes):
+    """The canonical text of keepkv with these options."""
+    options = {"threshold": "0.5", "predict": "ema", "ema": "0.9", "scores": "attention", "normalisation": "exact",
+               "key": "min-norm", "gqa": "joint", "rank": "0.3", "order": "evict-first", "period": "none"}
+    assert changes.keys() <= options.keys()
+    return "keepkv" + "".join(f":{name}={option}" for name, option in (options | changes).items())
+
+
+# Entries that merge, at the prompt's end and in decoding.
+MERGING_POLICIES = (f"snapkv:window=32:pool=7+{keep_kv(threshold='0.8')}",
+                    f"snapkv:window=32:pool=7+{keep_kv(scores='raw', normalisation='paper', key='zip', gqa='mean')}",
+                    f"snapkv:window=16:pool=1+{keep_kv(order='merge-first', gqa='mean')}",
+                    f"snapkv:window=32:pool=7+{keep_kv(period='8')}",
+                    f"h2o:window=32:sinks=0:recent=8+{keep_kv(threshold='none', rank='0.1')}",
+                    f"h2o:window=16:sinks=4:recent=4+exact:space=head+{keep_kv(predict='current', key='convex')}",
+                    f"tova:sinks=0+adakv:safeguard=0.2+{keep_kv(threshold='none', predict='current')}",
+                    "tova:sinks=2+convex:threshold=0.5:predict=ema:ema=0.9:scores=attention:normalisation=exact:gqa=joint",
+                    "tova:sinks=0+d2o:threshold=none",
+                    "snapkv:window=32:pool=7+kvmerger:threshold=0.5",
+                    "h2o:window=32:sinks=0:recent=8+cam:neighbours=8:seed=3")
+# Policies, budgets, layers (None: all)
+GROUPS = ((POLICIES, BUDGETS, None), (MORE_POLICIES, ("15%",), None),
+          (("snapkv:window=8:pool=7+greedy",), ("90%",), None),  # NumPy takes its time for every entry that leaves
+          (MERGING_POLICIES, ("15%",), (1,)))  # and for every one that merges
+FIGURES = ("perturbation", "bound", "relative", "kept_mass")  # means over the decode steps, per query head
+MERGED = ("merged_key", "merged_value")  # the cache after the prompt: the mean of their numbers' sizes, per KV head
+FIGURES_OF_MERGING = ("perturbation", "relative", "kept_mass", *MERGED)
+RELATIVE = 1e-9  # as in support/independent_replay.py
+RELATIVE_MERGED = 1e-8  # as in support/independent_merged_cache.py
+
+
+def kept_hash(positions):
+    """SHA-256 of one KV head's kept positions, ascending (or who left, by steps), as little-endian 64-bit integers."""
+    return hashlib.sha256(np.asarray(positions, "<i8").tobytes()).hexdigest()
+
+
+def rounded(numbers):
+    return [float(f"{number:.13g}") for number in numbers]
+
+
+def by_kv_head(tensors, name):
+    """The part of each KV head."""
+    return np.split(tensors[name], tensors["kept_offsets"][1:-1])
+
+
+def merged_figures(tensors):
+    return {name: [abs(part).mean() for part in by_kv_head(tensors, name)] for name in MERGED}
+
+
+def golden_merging(trace, layer, policy, budget):
+    """One layer of a policy that merges."""
+    results, tensors = independent_replay.replayed_layer(trace, layer, policy, budget)
+    hashes = {f"{name}_sha256": [kept_hash(positions) for positions in by_kv_head(tensors, name)]
+              for name in ("kept", "votes")}
+    hashes |= {f"{name}_sha256": [kept_hash(steps) for steps in tensors[name].T]
+               for name in ("left", "merged_into") if name in tensors}
+    figures = {kind: part.mean(axis=0) for kind, part in results.items()} | merged_figures(tensors)
+    return hashes | {kind: rounded(figures[kind]) for kind in FIGURES_OF_MERGING}
+
+
+def golden_run(trace, layers, policy_text, budget_text):
+    """One policy at one budget by the independent implementation: a list of one object per layer. layers: by index."""
+    policy = independent_replay.parse_policy(policy_text)
+    budget = independent_replay.resolve_budget(budget_text, trace, policy)
+    if policy.merge:
+        return [{"layer": index, **golden_merging(trace, layer, policy, budget)} for index, layer in layers.items()]
+    golden = []
+    for layer in layers.values():
+        heads = [independent_replay.prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
+        kept = [independent_replay.keep(policy, budget - scores.always.sum(), scores) for scores in heads]
+        left, hashes = None, {"kept_sha256": [kept_hash(positions) for positions in kept]}
+        if policy.dynamic:
+            left = independent_replay.decode(trace, layer, policy, budget, heads, kept)[0]
+            hashes["left_sha256"] = [kept_hash(steps) for steps in left.T]
+        results, _ = independent_replay.replay_layer(trace, layer, kept, left)
+        golden.append({**hashes, **{kind: rounded(results[kind].mean(axis=0)) for kind in FIGURES}})
+    return golden
+
+
+def regenerate():
+    for path in sorted(SAMPLES.glob("*.safetensors")):
+        trace = independent_replay.Trace(path)
+        layers = [trace.layer(index) for index in range(trace.layers)]
+        runs = [{"policy": policy, "budget": budget,
+                 "layers": golden_run(trace, {index: layers[index] for index in chosen or range(trace.layers)}, policy, budget)}
+                for policies, budgets, chosen in GROUPS
+                for budget in budgets for policy in policies]
+        text = json.dumps({"sample": path.name, "sha256": trace.sha256, "runs": runs}, indent=1)
+        (GOLDEN / f"{path.stem}.json").write_text(text + "\n")
+        print(f"{path.stem}: {len(runs)} runs")
+
+
+def is_near(ours, golden, relative=RELATIVE):
+    return abs(ours - golden) <= relative * abs(golden)  # false for NaN
+
+
+class Golden(CommandLineTest):
+    def require_golden(self, sample):
+        golden = json.loads((GOLDEN / f"{sample}.json").read_text())
+        self.assertEqual(len(golden["runs"]), sum(len(policies) * len(budgets) for policies, budgets, _ in GROUPS))
+        runs, dumps = {}, {}
+        for policies, budgets, layers in GROUPS:
+            self.passes("replay", SAMPLES / golden["sample"], "--policy", ",".join(policies), "--budget", ",".join(budgets),
+                        "--json", "out.json", "--dump", "dumps/",
+                        *(("--layers", ",".join(map(str, layers))) if layers else ()))
+            trace = json.loads((self.folder / "out.json").read_text())["traces"][0]
+            self.assertEqual(trace["sha256"], golden["sha256"], "another sample: see tests/golden/README.md")
+            runs |= {(run["policy"], run["budget"], layer["layer"]): layer for run in trace["runs"] for layer in run["layers"]}
+        for path in (self.folder / "dumps").iterdir():
+            metadata, tensors = independent_replay.open_tensors(path)
+            dumps[metadata["policy"], metadata["budget"]] = tensors
+        for run in golden["runs"]:
+            key = run["policy"], run["budget"]
+            for number, layer in enumerate(run["layers"]):
+                index = layer.get("layer", number)
+                with self.subTest(f"{' '.join(key)} layer {index}"):
+                    self.require_layer(runs[*key, index], dumps[key], index, layer)
+
+    def require_layer(self, ours, tensors, index, golden):
+        """The figures of a report's layer and what the dump says of it."""
+        self.require_kept(tensors, index, golden["kept_sha256"])
+        self.require_left(tensors, index, golden.get("left_sha256"))
+        merges = "votes_sha256" in golden
+        if merges:
+            ours = ours | self.require_merges(tensors, index, golden)
+        for kind in FIGURES_OF_MERGING if merges else FIGURES:
+            for head, pair in enumerate(zip(ours[kind], golden[kind], strict=True)):
+                self.assertTrue(is_near(*pair, RELATIVE_MERGED if merges else RELATIVE),
+                                f"{kind} of head {head}: {pair[0]}, golden {pair[1]}")
+
+    def require_merges(self, tensors, layer, golden):
+        """Who merged with whom, and the votes; the cache's figures."""
+        ours = {name.split(".")[-1]: independent_replay.read_tensor(tensor) for name, tensor in tensors.items()
+                if name.startswith(f"layers.{layer}.")}
+        self.assertEqual([kept_hash(votes) for votes in by_kv_head(ours, "votes")], golden["votes_sha256"], "votes")
+        self.assertEqual("merged_into" in ours, "merged_into_sha256" in golden)
+        if "merged_into" in ours:
+            self.assertEqual([kept_hash(steps) for steps in ours["merged_into"].T], golden["merged_into_sha256"], "merged into")
+        return merged_figures(ours)
+
+    def require_kept(self, tensors, layer, golden):
+        kept, offsets = (independent_replay.read_tensor(tensors[f"layers.{layer}.{name}"])
+                         for name in ("kept", "kept_offsets"))
+        heads = [kept[slice(*ends)] for ends in zip(offsets[:-1], offsets[1:])]
+        self.assertEqual([kept_hash(positions) for positions in heads], golden, "kept sets")
+
+    def require_left(self, tensors, layer, golden):
+        left = tensors.get(f"layers.{layer}.left")
+        self.assertEqual(left is None, golden is None, "hosts that only grow have nobody who left")
+        if golden:
+            self.assertEqual([kept_hash(steps) for steps in independent_replay.read_tensor(left).T], golden, "who left")
+
+    def test_the_recorded_model_with_grouped_queries_gives_golden_figures(self):
+        self.require_golden("pocket-gqa")
+
+    def test_the_recorded_model_with_a_query_head_per_kv_head_gives_golden_figures(self):
+        self.require_golden("pocket-mha")
+
+    def test_golden_figures_are_no_zeros(self):
+        for path in GOLDEN.glob("*.json"):
+            for run in json.loads(path.read_text())["runs"]:
+                for layer in run["layers"]:
+                    kinds = FIGURES_OF_MERGING if "votes_sha256" in layer else FIGURES
+                    self.assertTrue(all(number > 0 for kind in kinds for number in layer[kind]), path)
+
+    def test_the_comparison_refuses_nan_and_small_differences(self):
+        self.assertFalse(is_near(float("nan"), 1.0) or is_near(1.0, float("nan")) or is_near(0.0, 1.0))
+        self.assertFalse(is_near(1 + 2e-9, 1.0) or is_near(float("inf"), 1.0))
+        self.assertTrue(is_near(1 + 1e-10, 1.0))
+
+    def test_every_golden_policy_that_merges_does_merge(self):
+        nobody = kept_hash(np.full(64, -1))  # in decoding
+        for path in GOLDEN.glob("*.json"):
+            for run in json.loads(path.read_text())["runs"]:
+                for layer in run["layers"]:
+                    self.assertNotIn(nobody, layer.get("merged_into_sha256", ()), run["policy"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--regenerate"]:
+        regenerate()
+    else:
+        kvbound_cli.main()

@@ -1,0 +1,115 @@
+"""Wrong formulas of the reference: each must be noticed by the test that its entry in tests/mutants/mutants.json names.
+
+usage: mutants_test.py CMAKE BUILD [NAME...]
+CMAKE: the program that builds; BUILD: the build folder; NAME: of the mutants to look at, all by default
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIST = ROOT / "tests" / "mutants" / "mutants.json"
+JOBS = 2
+SECONDS = 60  # for one test on one mutant: an endless loop is not noticed but hangs
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GTEST_COLOR": "no", "RC_PARAMS": "seed=1"}
+ENVIRONMENT.pop("GTEST_FILTER", None)
+FIELDS = {"name", "file", "original", "mutated", "wrong", "killed_by"}
+
+
+def theorems():
+    """The ids of the catalogue, which tests/proofs/theorems/theorem_test.cpp holds to the anchors of the written proofs."""
+    return [theorem for page in sorted((ROOT / "proofs").glob("*.md"))
+            for theorem in re.findall(r'<a id="([^"]+)"', page.read_text("utf-8"))]
+
+
+def test_of(killer):
+    """The full name of the test that a theorem's id stands for; a test's name stands for itself."""
+    if killer not in theorems():
+        return killer
+    return "Catalogue/TheoremProperty.HasNoCounterexample/" + re.sub(r"[^0-9A-Za-z]", "_", killer)
+
+
+def outcome(program, killer):
+    """What became of one test: "passed", "failed", or what else happened."""
+    test = test_of(killer)
+    command = [program, f"--gtest_filter={test}"]
+    try:
+        run = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, timeout=SECONDS, errors="replace", text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"ran for more than {SECONDS} s"
+    said = {word for word, name in re.findall(r"^\[ +(OK|FAILED) +\] ([^\s,]+)", run.stdout, re.MULTILINE)
+            if name == test}
+    if run.returncode == 0 and said == {"OK"}:
+        return "passed"
+    if run.returncode == 1 and said == {"FAILED"}:
+        return "failed"
+    return "no such test" if run.returncode == 0 else f"ended with status {run.returncode}"
+
+
+def faults_of_the_list(mutants):
+    faults = [f"{mutant.get('name')}: fields are {sorted(mutant)}" for mutant in mutants if set(mutant) != FIELDS]
+    if faults:
+        return faults
+    faults += [f"{name}: more than one mutant of this name"
+               for name, count in Counter(mutant["name"] for mutant in mutants).items() if count > 1]
+    faults += [f"{mutant['name']}: nothing is said to kill it" for mutant in mutants if not mutant["killed_by"]]
+    killers = {killer for mutant in mutants for killer in mutant["killed_by"]}
+    faults += [f"{theorem}: no mutant is said to violate this theorem"
+               for theorem in theorems() if theorem not in killers]
+    return faults
+
+
+def build(cmake, folder, names):
+    targets = [f"mutant_{name}" for name in ("none", *names)] if names else ["mutants"]
+    run = subprocess.run([cmake, "--build", folder, "--parallel", str(JOBS), "--target", *targets], text=True,
+                         errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if run.returncode != 0:
+        sys.exit(run.stdout + "\nthe mutants cannot be built")
+
+
+def main(cmake, folder, *names):
+    mutants = json.loads(LIST.read_text("utf-8"))
+    faults = faults_of_the_list(mutants)
+    unknown = set(names) - {mutant["name"] for mutant in mutants}
+    if unknown:
+        sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")
+    mutants = [mutant for mutant in mutants if not names or mutant["name"] in names]
+    start = time.monotonic()
+    build(cmake, folder, names)
+    built = time.monotonic()
+
+    programs = Path(folder).resolve() / "tests" / "mutants"
+    killers = sorted({killer for mutant in mutants for killer in mutant["killed_by"]})
+    pairs = [(mutant, killer) for mutant in mutants for killer in mutant["killed_by"]]
+    with ThreadPoolExecutor(JOBS) as pool:
+        control = list(pool.map(lambda killer: outcome(programs / "none", killer), killers))
+        faults += [f"{killer}: on the program as it is: {result}"
+                   for killer, result in zip(killers, control) if result != "passed"]
+        results = list(pool.map(lambda pair: outcome(programs / pair[0]["name"], pair[1]), pairs))
+
+    width = max(len(mutant["name"]) for mutant in mutants)
+    print(f"{'mutant':{width}}  {'file':26}  killed by")
+    for (mutant, killer), result in zip(pairs, results):
+        killed = result == "failed"
+        told = killer if killed else f"NOT by {killer}: {result}"
+        print(f"{mutant['name']:{width}}  {mutant['file']:26}  {told}")
+        if not killed:
+            faults.append(f"{mutant['name']} ({mutant['wrong']}): not killed by {killer}: {result}")
+    by_theorems = sum(any(killer in theorems() for killer in mutant["killed_by"]) for mutant in mutants)
+    print(f"\n{len(mutants)} mutants, {by_theorems} of them killed by theorems, {len(killers)} killers; "
+          f"built in {built - start:.0f} s, run in {time.monotonic() - built:.0f} s")
+    if faults:
+        sys.exit("\n" + "\n".join(faults))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

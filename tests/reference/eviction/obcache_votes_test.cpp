@@ -1,0 +1,301 @@
+// What entries that vote for several are worth, and who leaves a cache of such entries.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/obcache.hpp>
+#include <kvbound/reference/eviction/snap_kv.hpp>
+
+#include "support/change_oracle.hpp"
+#include "support/merging_cases.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+using namespace test;
+using oracle::exact_logits;
+using oracle::exact_weights;
+using oracle::Measured;
+using oracle::near;
+using oracle::Real;
+using oracle::Reals;
+
+[[maybe_unused]] const testing::Environment* const kOneThread =
+    testing::AddGlobalTestEnvironment(new test::OneThread);
+
+using Numbers = std::vector<double>;
+
+constexpr Change kChanges[] = {Change::value, Change::key, Change::joint, Change::exact};
+
+// One KV head's entries that vote, and the query heads that look at them.
+struct VotingCache {
+  Matrix keys, values, queries;
+  Numbers votes;
+  Matrix output_projection;  // [heads * head_dim, model_dim]; none: the head's own space
+  double scale = 1;
+
+  MatrixView projection(int64_t head) const {
+    return output_projection.rows() == 0
+               ? MatrixView()
+               : output_projection.view().middle_rows(head * keys.cols(), keys.cols());
+  }
+  ScoredAttention scored(Change change) const {
+    std::vector<ValueSpace> spaces;
+    Matrix norms(queries.rows(), values.rows());
+    for (int64_t h = 0; h < queries.rows(); ++h) {
+      spaces.push_back(output_projection.rows() == 0 ? ValueSpace()
+                                                     : ValueSpace(Space::projected, projection(h)));
+      std::ranges::copy(spaces.back().squared_norms(values), norms.row(h).begin());
+    }
+    return scored_attention(change, queries, {keys, values, norms, spaces, votes}, scale);
+  }
+};
+
+Reals voted(Reals logits, const Numbers& votes) {
+  for (size_t j = 0; j < votes.size(); ++j) logits[j] += boost::multiprecision::log(Real(votes[j]));
+  return logits;
+}
+
+// A^2 || a v - b (v - o) ... ||^2 as in the definitions: A and o with votes, z without. Removal and the value's zeroing speak of
+// weights alone.
+Measured voted_change(Change change, const Reals& logits, const VotingCache& cache, int64_t head,
+                      int64_t entry) {
+  const Reals voting = voted(logits, cache.votes);
+  if (change == Change::exact || change == Change::value) {
+    return oracle::change(change, voting, cache.values, cache.projection(head), entry);
+  }
+  const Reals weights = exact_weights(voting);
+  const auto at = static_cast<size_t>(entry);
+  const Real own = change == Change::joint ? 1 : 0, z = logits[at];
+  const auto head_dim = static_cast<size_t>(cache.values.cols());
+  Reals moved(head_dim), terms(head_dim);
+  for (size_t c = 0; c < head_dim; ++c) {
+    const Real value = cache.values.row(entry)[c];
+    Real output = 0, size = 0;
+    for (size_t j = 0; j < weights.size(); ++j) {
+      const Real term = weights[j] * cache.values.row(static_cast<int64_t>(j))[c];
+      output += term;
+      size += abs(term);
+    }
+    moved[c] = weights[at] * (own * value + z * (value - output));
+    terms[c] = weights[at] * (own * abs(value) + abs(z) * (abs(value) + size));
+  }
+  const MatrixView projection = cache.projection(head);
+  Measured result;
+  for (int64_t m = 0; m < (projection.rows == 0 ? cache.values.cols() : projection.cols); ++m) {
+    Real sum = 0, size = 0;
+    if (projection.rows == 0) {
+      sum = moved[static_cast<size_t>(m)];
+      size = terms[static_cast<size_t>(m)];
+    } else {
+      for (size_t c = 0; c < head_dim; ++c) {
+        const Real weight = projection(static_cast<int64_t>(c), m);
+        sum += moved[c] * weight;
+        size += terms[c] * abs(weight);
+      }
+    }
+    result += {sum * sum, size * size};
+  }
+  return result;
+}
+
+void expect_definition(const VotingCache& cache) {
+  for (const Change change : kChanges) {
+    const ScoredAttention attention = cache.scored(change);
+    for (int64_t h = 0; h < cache.queries.rows(); ++h) {
+      const Reals logits = exact_logits(cache.queries.row(h), cache.keys, cache.scale);
+      const Reals weights = exact_weights(voted(logits, cache.votes));
+      std::vector<Measured> output(static_cast<size_t>(cache.values.cols()));
+      for (int64_t j = 0; j < cache.keys.rows(); ++j) {
+        SCOPED_TRACE("change " + std::to_string(static_cast<int>(change)) + ", head " + std::to_string(h) +
+                     ", entry " + std::to_string(j));
+        const Real& weight = weights[static_cast<size_t>(j)];
+        EXPECT_TRUE(near(attention.weights(h, j), {weight, weight}));
+        EXPECT_TRUE(near(attention.scores(h, j), voted_change(change, logits, cache, h, j)));
+        for (size_t c = 0; c < output.size(); ++c) {
+          const Real term = weight * cache.values.row(j)[c];
+          output[c] += {term, abs(term)};
+        }
+      }
+      for (size_t c = 0; c < output.size(); ++c) EXPECT_TRUE(near(attention.output.row(h)[c], output[c]));
+    }
+  }
+}
+
+// Logits on the first dimension; the others blur them.
+VotingCache with_logits(const Numbers& logits, const Numbers& votes, uint64_t seed) {
+  Random random(seed);
+  const auto entries = static_cast<int64_t>(logits.size());
+  VotingCache cache{
+      random.matrix(entries, 3, 0.1), random.matrix(entries, 3), random.matrix(2, 3), votes, {}};
+  for (int64_t j = 0; j < entries; ++j) cache.keys(j, 0) = logits[static_cast<size_t>(j)];
+  for (int64_t h = 0; h < 2; ++h) cache.queries(h, 0) = 1;
+  return cache;
+}
+
+TEST(ScoredAttentionWithVotes, MeetsItsDefinition) {
+  Random random(1);
+  Numbers flat(17, 0.0), few, many(17, 1.0), peaked = flat, huge = flat;
+  for (size_t j = 0; j < flat.size(); ++j) {
+    few.push_back(1 + static_cast<double>(random.index(9)));
+    huge[j] = j % 2 == 0 ? 1e4 : -1e4;
+  }
+  many[5] = 1e6;
+  for (const Numbers& votes : {few, many}) {
+    for (const int64_t model_dim : {0, 2, 5}) {
+      const Matrix projection = model_dim == 0 ? Matrix() : random.matrix(6, model_dim);
+      const auto expect = [&](const std::string& regime, VotingCache cache) {
+        SCOPED_TRACE(regime + ", votes of " + std::to_string(votes[5]) + ", model_dim " +
+                     std::to_string(model_dim));
+        cache.output_projection = projection;
+        expect_definition(cache);
+      };
+      expect("flat", with_logits(flat, votes, 2));
+      expect("huge", with_logits(huge, votes, 3));
+      VotingCache free = with_logits(flat, votes, 4);
+      free.keys = random.matrix(17, 3, 1.5);
+      expect("random", free);
+      for (const double gap : {2.0, 14.0, 38.0, 800.0, -14.0}) {
+        peaked[5] = gap;  // -14: the votes of 10^6 and the logit cancel
+        expect("one apart by " + std::to_string(gap), with_logits(peaked, votes, 5));
+      }
+    }
+  }
+}
+
+// Votes of 3 are three equal entries; removed, all three are gone.
+TEST(ScoredAttentionWithVotes, IsThatOfSoManyCopies) {
+  Random random(6);
+  for (const double size : {0.5, 6.0}) {
+    VotingCache cache{
+        random.matrix(5, 2, size), random.matrix(5, 2), random.matrix(1, 2), {3, 1, 4, 1, 2}, {}};
+    Matrix keys, values;
+    std::vector<std::vector<int64_t>> copies(5);
+    for (int64_t j = 0; j < 5; ++j) {
+      for (int copy = 0; copy < cache.votes[static_cast<size_t>(j)]; ++copy) {
+        copies[static_cast<size_t>(j)].push_back(keys.rows());
+        keys.append_row(cache.keys.row(j));
+        values.append_row(cache.values.row(j));
+      }
+    }
+    const Reals logits = exact_logits(cache.queries.row(0), keys, 1);
+    const Reals weights = exact_weights(logits);
+    const ScoredAttention attention = cache.scored(Change::exact);
+    for (int64_t j = 0; j < 5; ++j) {
+      const std::vector<int64_t>& mine = copies[static_cast<size_t>(j)];
+      Real weight = 0;
+      for (const int64_t copy : mine) weight += weights[static_cast<size_t>(copy)];
+      EXPECT_TRUE(near(attention.weights(0, j), {weight, weight}));
+      Measured removed;
+      for (const Measured& change : oracle::removal(logits, values, mine)) {
+        removed += {change.value * change.value, change.terms * change.terms};
+      }
+      EXPECT_TRUE(near(attention.scores(0, j), removed)) << "entry " << j;
+    }
+  }
+}
+
+TEST(ScoredAttentionWithVotes, OfOneEachIsThatWithoutBitForBit) {
+  Random random(7);
+  VotingCache cache{random.matrix(40, 5, 2), random.matrix(40, 5), random.matrix(3, 5), Numbers(40, 1.0), {}};
+  VotingCache without = cache;
+  without.votes.clear();
+  for (const Change change : {Change::value, Change::key, Change::joint, Change::exact, Change::slot}) {
+    const ScoredAttention one = cache.scored(change), other = without.scored(change);
+    EXPECT_TRUE(std::ranges::equal(one.scores.numbers(), other.scores.numbers()));
+    EXPECT_TRUE(std::ranges::equal(one.weights.numbers(), other.weights.numbers()));
+    EXPECT_TRUE(std::ranges::equal(one.output.numbers(), other.output.numbers()));
+  }
+}
+
+TEST(ScoredAttentionWithVotes, NamesVotesOfAnotherNumber) {
+  VotingCache cache{Matrix(3, 2), Matrix(3, 2), Matrix(1, 2), {1, 2}, {}};
+  for (const Change change : kChanges) {
+    EXPECT_EQ(message_of<ShapeMismatch>([&] { cache.scored(change); }),
+              "votes is 2 but columns of logits is 3");
+  }
+}
+
+// ---- who leaves
+
+// The scores of TOVA's entries are those of the step's query, so that who leaves can be told from the cache alone: its merged
+// values and votes count.
+std::vector<double> scores_of(const Policy& policy, const RandomLayer& layer, int64_t g,
+                              const RecordedCache& cache, MatrixView queries) {
+  const LayerView view = layer.view();
+  const int64_t group_size = layer.shape.group_size(), head_dim = layer.shape.head_dim;
+  const MatrixView projection =
+      view.output_projection.middle_rows(g * group_size * head_dim, group_size * head_dim);
+  const Matrix values = cache.values(), keys = cache.keys();
+  const std::vector<double> votes = cache.votes();
+  Matrix scores;
+  if (const std::optional<Change> change = change_of(policy.score)) {
+    const std::vector<ValueSpace> spaces = value_spaces(space_of(policy.score), projection, group_size);
+    const Matrix norms = squared_norms(values, spaces);
+    scores =
+        group_sum(scored_attention(*change, queries, {keys, values, norms, spaces, votes}, view.scale).scores,
+                  group_size);
+  } else {
+    const Matrix weights = attention(queries, keys, values, view.scale, votes).weights;
+    const auto& critical = std::get<Critical>(policy.selection);
+    Matrix norms;
+    for (int64_t h = 0; h < group_size; ++h) {
+      norms.append_row(
+          projected_value_norms(values, projection.middle_rows(h * head_dim, head_dim), critical.norm));
+    }
+    return stage_two_scores(weights, norms, critical.epsilon, critical.gqa);
+  }
+  return {scores.row(0).begin(), scores.row(0).end()};
+}
+
+TEST(EvictionOfMergedEntries, GoesByTheirVotesAndMergedValues) {
+  Critical critical;
+  critical.alpha = Decimal{0, 0};  // stage two alone
+  const std::vector<Policy> policies{{Tova{2}, ObcacheValue{}, {}, {}, {}},
+                                     {Tova{2}, ObcacheValue{{Space::projected}}, {}, {}, {}},
+                                     {Tova{2}, ObcacheKey{}, {}, {}, {}},
+                                     {Tova{2}, ObcacheJoint{}, {}, {}, {}},
+                                     {Tova{2}, ExactRemoval{{Space::projected}}, {}, {}, {}},
+                                     {Tova{2}, {}, critical, {}, {}}};
+  const RandomLayer layer({4, 2, 6, 9}, kTokens, kRecorded, 20, 90);
+  int merges = 0;
+  for (Policy policy : policies) {
+    for (const NamedMerge& merge : targeted_merges(kMergeAll)) {
+      SCOPED_TRACE(merge.name + ", score " + std::to_string(policy.score.index()));
+      policy.merge = merge.merge;
+      RecordedSession session(layer, policy, {10, 8});
+      for (int64_t t = 0; t < 20; ++t) {
+        const StepRecord record = session.step();
+        for (int64_t g = 0; g < 2; ++g) {
+          const auto index = static_cast<size_t>(g);
+          if (record.left[index] < 0) continue;
+          merges += record.merged_into[index] >= 0;
+          const RecordedCache& cache = session.seen[index];
+          const std::vector<double> scores =
+              scores_of(policy, layer, g, cache, layer.step(t).queries.middle_rows(g * 2, 2));
+          const Positions positions = cache.positions();
+          double least = std::numeric_limits<double>::infinity(), left = least;
+          for (size_t j = 0; j < positions.size(); ++j) {
+            if (positions[j] < 2) continue;  // the sinks
+            least = std::min(least, scores[j]);
+            if (positions[j] == record.left[index]) left = scores[j];
+          }
+          // Entries lie in another order in the session, so that sums round otherwise.
+          EXPECT_LE(left, least * (1 + 1e-12)) << "step " << t;
+        }
+      }
+    }
+  }
+  EXPECT_GT(merges, 100);
+}
+
+}  // namespace
+}  // namespace kvbound::reference

@@ -1,0 +1,125 @@
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/eviction/tova.hpp>
+#include <kvbound/reference/session/session.hpp>
+
+#include "support/decoding.hpp"
+#include "support/oracle.hpp"
+#include "support/power_layer.hpp"
+#include "support/session_cases.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+using namespace test;
+using Left = std::vector<Positions>;
+
+[[maybe_unused]] const testing::Environment* const kOneThread =
+    testing::AddGlobalTestEnvironment(new test::OneThread);
+
+Policy tova(int64_t sinks) { return {Tova{sinks}, {}, {}, {}, {}}; }
+
+TEST(LastQueryAttention, IsThatOfTheLastPromptQuery) {
+  // Earlier queries would turn it round.
+  const PowerLayer layer({1, 2, 5}, {0, 0, 0}, {{-1, -1, 1}}, 3);
+  const Matrix weights = last_query_attention(layer.view());
+  ASSERT_EQ(weights.rows(), 1);
+  EXPECT_DOUBLE_EQ(weights(0, 0), 1.0 / 8);
+  EXPECT_DOUBLE_EQ(weights(0, 1), 2.0 / 8);
+  EXPECT_DOUBLE_EQ(weights(0, 2), 5.0 / 8);
+}
+
+TEST(LastQueryAttention, NeedsAQuery) {
+  const RandomLayer layer({2, 1, 3, 2}, 6, 0, 1, 1);
+  EXPECT_EQ(message_of<ShapeMismatch>([&] { last_query_attention(layer.view()); }),
+            "window is 1 but 0 prompt queries are recorded");
+}
+
+TEST(LastQueryAttention, RefusesNonNumbers) {
+  const PowerLayer layer({1, INFINITY, 1}, {0, 0, 0}, {{1}}, 3);
+  EXPECT_THROW(last_query_attention(layer.view()), NonFinite);
+}
+
+TEST(LastQueryAttentionOracle, IsMetWithinTheDerivedBounds) {
+  const RandomLayer layer({6, 2, 5, 3}, 50, 8, 0, 1);
+  EXPECT_TRUE(
+      oracle::all_within(last_query_attention(layer.view()), oracle::window_attention(layer.view(), 1)));
+}
+
+TEST(Tova, KeepsSinksAndWhomTheLastQueryHeedsMost) {
+  const PowerLayer layer({1, 8, 2, 1, 4}, {0, 0, 0, 0, 0}, {{-1, 1}}, 5);
+  const auto kept = [&](int64_t sinks, int64_t budget) {
+    return make_session()->compress(layer.view(), tova(sinks), Positions{budget}).kept[0];
+  };
+  EXPECT_EQ(kept(0, 2), (Positions{1, 4}));
+  EXPECT_EQ(kept(1, 2), (Positions{0, 1}));
+  EXPECT_EQ(kept(2, 2), (Positions{0, 1})) << "sinks alone";
+  EXPECT_EQ(kept(0, 4), (Positions{0, 1, 2, 4})) << "0 and 3 tie: the smaller stays";
+  EXPECT_EQ(kept(3, 5), range(0, 5));
+  const PromptRecord record = make_session()->compress(layer.view(), tova(2), Positions{3});
+  EXPECT_EQ(record.score_positions, range(0, 5));
+  const double expected[] = {1, 8, 2, 1, 4};
+  for (int64_t j = 0; j < 5; ++j) EXPECT_NEAR(record.score(0, j), expected[j] / 16, 1e-15);
+}
+
+TEST(Tova, ForgetsWhatEarlierQueriesPaid) {
+  // Step 0 pays (4, 1, 2, 8)/15: 1 leaves. Step 1 turns it round, (1/4, 1/2, 1/8, 1): 3 leaves, which was paid most.
+  const PowerLayer layer({4, 1, 2, 8, 1}, {0, 0, 0, 0, 0}, {{1, 1, -1}}, 3);
+  EXPECT_EQ(left(layer, tova(0), 3), (Left{{1}, {3}}));
+}
+
+TEST(Tova, LetsTheNewEntryGoAtOnceIfItIsHeededLeast) {
+  const PowerLayer layer({4, 2, 1, 8}, {0, 0, 0, 0}, {{1, 1, 1}}, 2);
+  EXPECT_EQ(left(layer, tova(0), 2), (Left{{2}, {1}}));
+}
+
+TEST(Tova, NeverLetsSinksGo) {
+  const PowerLayer layer({1, 2, 8, 4, 3}, std::vector<double>(5, 0), {{1, 1, 1}}, 3);
+  EXPECT_EQ(left(layer, tova(2), 3), (Left{{3}, {4}}));
+  EXPECT_EQ(left(layer, tova(3), 3), (Left{{3}, {4}})) << "only the new one may go";
+  EXPECT_EQ(left(layer, tova(0), 3), (Left{{0}, {1}}));
+}
+
+TEST(Tova, OfTiesLetsTheLargerPositionGoWhereverItLies) {
+  // 0 leaves first, and 4 takes its place in memory. Then 1, 2, 3 and 4 tie.
+  const PowerLayer layer({0.5, 1, 1, 1, 1, 2}, std::vector<double>(6, 0), {{1, 1, 1}}, 4);
+  EXPECT_EQ(left(layer, tova(0), 4), (Left{{0}, {4}}));
+  // All the same: the newest goes.
+  const PowerLayer tied({1, 1, 1, 1, 1}, std::vector<double>(5, 0), {{0, 3, -2}}, 3);
+  EXPECT_EQ(left(tied, tova(0), 3), (Left{{3}, {4}}));
+}
+
+TEST(Tova, TakesTheMeanOverTheGroupsQueryHeads) {
+  // Heads 0 and 1 pay (4, 1, 2, 1)/8 and the inverse (1, 4, 2, 4)/11: the sums put 2 last, whom no head puts last.
+  const PowerLayer layer({4, 1, 2, 1}, {0, 0, 0, 0}, {{1, 1}, {-1, -1}}, 3);
+  EXPECT_EQ(left(layer, tova(0), 3), (Left{{2}}));
+}
+
+TEST(Tova, ByValueCountsHowLargeItIs) {
+  // Weights (1, 2, 4, 8)/15 of values 8, 1, 1, 2: products 8, 2, 4, 16.
+  const PowerLayer layer({1, 2, 4, 8}, {8, 1, 1, 2}, {{1, 1}}, 3);
+  EXPECT_EQ(left(layer, Policy{Tova{0}, ObcacheValue(), {}, {}, {}}, 3), (Left{{1}}));
+  EXPECT_EQ(left(layer, tova(0), 3), (Left{{0}}));
+}
+
+TEST(Tova, NamesABudgetBelowItsSinks) {
+  const PowerLayer layer({1, 1, 1, 1}, {0, 0, 0, 0}, {{0}}, 4);
+  const auto refused = [&](int64_t sinks, int64_t budget) {
+    return message_of<InvalidPolicy>(
+        [&] { make_session()->compress(layer.view(), tova(sinks), Positions{budget}); });
+  };
+  EXPECT_EQ(refused(3, 2),
+            "budget of 2 entries is below the 3 sinks and 0 recent entries, which always stay");
+  EXPECT_EQ(refused(-1, 2), "sinks=-1 but it must be at least 0");
+  const RandomLayer unrecorded({2, 1, 3, 2}, 6, 0, 1, 1);
+  EXPECT_EQ(
+      message_of<InvalidPolicy>([&] { make_session()->compress(unrecorded.view(), tova(0), Positions{2}); }),
+      "window=1 but the trace records only 0 prompt queries");
+}
+
+}  // namespace
+}  // namespace kvbound::reference

@@ -1,0 +1,365 @@
+// Who leaves while a compressed cache is decoded with, against the definitions in 50 digits.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
+#include <kvbound/reference/session/head_cache.hpp>
+#include <kvbound/reference/session/session.hpp>
+
+#include "support/change_oracle.hpp"
+#include "support/decoding.hpp"
+#include "support/power_layer.hpp"
+#include "support/session_cases.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+using namespace test;
+using oracle::Real;
+using oracle::Reals;
+using Left = std::vector<Positions>;
+
+[[maybe_unused]] const testing::Environment* const kOneThread =
+    testing::AddGlobalTestEnvironment(new test::OneThread);
+
+TEST(HeadCache, GivesThePlaceOfWhoLeavesToTheLast) {
+  HeadCache cache;
+  for (const double j : {0.0, 1.0, 2.0, 3.0}) {
+    cache.append(static_cast<int64_t>(10 * j), std::vector{j, -j}, std::vector{j + 0.5});
+  }
+  cache.remove(1);
+  EXPECT_EQ(cache.positions, (Positions{0, 30, 20}));
+  EXPECT_EQ(cache.keys(1, 1), -3);
+  EXPECT_EQ(cache.values(1, 0), 3.5);
+  cache.remove(2);
+  EXPECT_EQ(cache.positions, (Positions{0, 30}));
+  cache.append(40, std::vector{4.0, -4.0}, std::vector{4.5});
+  EXPECT_EQ(cache.positions, (Positions{0, 30, 40}));
+  EXPECT_EQ(cache.keys(2, 0), 4);
+  for (int i = 0; i < 3; ++i) cache.remove(0);
+  EXPECT_EQ(cache.entries(), 0);
+}
+
+// ---- by hand, with CriticalKV's stages
+
+// Values are the projected norms; the bases are those of the attention.
+Policy critical(Host host, std::optional<Decimal> alpha, double epsilon = 0) {
+  TwoStage options;
+  options.alpha = alpha;
+  options.epsilon = epsilon;
+  return {host, {}, Critical{options}, {}, {}};
+}
+
+TEST(CriticalInDecoding, LetsTheLeastByStageTwoGoOutsideStageOne) {
+  // Paid (8, 4, 2, 1, 1)/16 with norms (1, 1, 8, 32, 2): products 8, 4, 16, 32, 2 - of all, 4 is least. Of k = 4 entries
+  // stage one protects floor(4 alpha) by attention, 0 first.
+  const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 8, 32, 2}, {{1, 1}}, 4);
+  EXPECT_EQ(left(layer, critical(Tova{0}, Decimal{5, 1}), 4), (Left{{4}}));
+  // Norms (1, 1, 8, 32, 6): product 6 of 4 is more than 4 of 1, which stage one protects if it has two places.
+  const PowerLayer other({8, 4, 2, 1, 1}, {1, 1, 8, 32, 6}, {{1, 1}}, 4);
+  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{5, 1}), 4), (Left{{4}}));
+  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{49, 2}), 4), (Left{{1}})) << "floor(1.96) is 1";
+  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{0, 0}), 4), (Left{{1}})) << "no stage one";
+  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{1, 0}), 4), (Left{{4}}))
+      << "stage one is all but one: 3 and 4 tie";
+  // k = 3 beside a sink: floor(0.75) protects nobody, where floor(1) would protect 1.
+  EXPECT_EQ(left(other, critical(Tova{1}, Decimal{25, 2}), 4), (Left{{1}}));
+}
+
+TEST(CriticalInDecoding, AddsEpsilonToTheScore) {
+  // Attention (4, 2, 1, 1)/8, norms (1, 1, 2, 5): products 4, 2, 2, 5 of 8. With epsilon 1: 12, 10, 18, 45 of 8.
+  const PowerLayer layer({4, 2, 1, 1}, {1, 1, 2, 5}, {{1, 1}}, 3);
+  EXPECT_EQ(left(layer, critical(Tova{0}, Decimal{0, 0}, 1), 3), (Left{{1}}));
+  EXPECT_EQ(left(layer, critical(Tova{0}, Decimal{0, 0}, 0), 3), (Left{{2}}))
+      << "1 and 2 tie: the larger goes";
+}
+
+TEST(CriticalInDecoding, OfH2oWeighsTheRunningSum) {
+  // Sums (4, 2, 1)/7, step pays all 1/4: 0.82, 0.54, 0.39, 0.25; norms (1, 1, 4, 8): products 0.82, 0.54, 1.57, 2.
+  const PowerLayer layer({4, 2, 1, 1}, {1, 1, 4, 8}, {{1, 0}}, 3);
+  EXPECT_EQ(left(layer, critical(H2o{1, 0, 0}, Decimal{0, 0}), 3), (Left{{1}}));
+  EXPECT_EQ(left(layer, critical(H2o{1, 0, 0}, Decimal{7, 1}), 3), (Left{{2}})) << "0 and 1 are stage one";
+}
+
+TEST(CriticalInDecoding, AdaptsStageOneToTheStepsQuery) {
+  // Paid (8, 4, 2, 1, 1)/16: 0 alone holds 1/2, which is not more; with 1 it is. 2 has product 1, 3 and 4 have 32.
+  const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 0.5, 32, 32}, {{1, 1}}, 4);
+  EXPECT_EQ(left(layer, critical(Tova{0}, {}), 4), (Left{{2}}));
+  // As (9, 4, 2, 1, 1)/17, 0 is enough: then 1 is out, with product 1 of norm 1/4 less than 2's.
+  const PowerLayer lighter({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 32}, {{1, 1}}, 4);
+  EXPECT_EQ(left(lighter, critical(Tova{0}, {}), 4), (Left{{1}}));
+  // The sink counts: with 0 always kept nobody else is needed.
+  EXPECT_EQ(left(lighter, critical(Tova{1}, {}), 4), (Left{{1}}));
+  // A second head that pays all the same needs 3 of 5: 1 and 2 are safe, and so all of k = 4 but who is fourth.
+  const PowerLayer two({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 16}, {{1, 1}, {0, 0}}, 4);
+  EXPECT_EQ(left(two, critical(Tova{0}, {}), 4), (Left{{4}}));
+}
+
+// ---- every host and score, without any running state
+
+// The scores of one KV head's entries by definition, all that was ever paid added up anew.
+class Definition {
+ public:
+  Definition(const RandomLayer& layer, const Policy& policy, int64_t g)
+      : layer_(layer), policy_(policy), g_(g) {
+    const LayerView view = layer.view();
+    rules_ = rules_of(policy.host, layer.tokens, 0);
+    for (int64_t h = 0; h < heads(); ++h) {
+      auto& paid = paid_.emplace_back();
+      for (int64_t i = view.window_queries() - rules_.window; i < view.window_queries(); ++i) {
+        const Positions seen = range(0, layer.tokens - view.window_queries() + i + 1);
+        add(paid, view.queries.slice(head(h)).row(i), head(h), seen);
+      }
+    }
+  }
+
+  // What the step's queries pay to the entries that are there.
+  void take_in(int64_t step, const Positions& cached) {
+    for (int64_t h = 0; h < heads(); ++h) {
+      auto& paid = paid_[static_cast<size_t>(h)];
+      if (!std::holds_alternative<H2o>(policy_.host)) paid.clear();
+      const VectorView query = layer_.step(step).queries.row(head(h));
+      add(paid, query, head(h), cached);
+    }
+  }
+
+  // Who has the least, stage one left out; nobody may be too near to tell.
+  int64_t who_leaves(int64_t step, int64_t budget, const Positions& cached) const {
+    const int64_t newest = cached.back();
+    Positions candidates;
+    for (const int64_t j : cached) {
+      if (!rules_of(policy_.host, layer_.tokens, budget).always_keeps(j, newest)) candidates.push_back(j);
+    }
+    const auto* options = std::get_if<Critical>(&policy_.selection);
+    if (options == nullptr) return least(candidates, [&](int64_t j) { return score(j); });
+    std::ranges::sort(candidates, std::ranges::greater(), [&](int64_t j) { return score(j); });
+    const int64_t k = budget - (static_cast<int64_t>(cached.size() - candidates.size()));
+    const int64_t one =
+        options->alpha ? floor_of_product(*options->alpha, k) : adaptive_count(step, cached, candidates, k);
+    return least({candidates.begin() + one, candidates.end()},
+                 [&](int64_t j) { return stage_two(j, *options); });
+  }
+
+ private:
+  using Paid = std::map<int64_t, Real>;
+
+  int64_t heads() const { return layer_.shape.group_size(); }
+  int64_t head(int64_t h) const { return g_ * heads() + h; }
+  MatrixView projection(int64_t h) const {
+    return space_of(policy_.score) == Space::head ? MatrixView() : layer_.view().head_projection(h);
+  }
+
+  Reals logits(VectorView query, const Positions& seen) const {
+    return oracle::exact_logits(query, rows_at(layer_.all_keys.slice(g_), seen), layer_.view().scale);
+  }
+  void add(Paid& paid, VectorView query, int64_t h, const Positions& seen) const {
+    const Reals all = logits(query, seen), weights = oracle::exact_weights(all);
+    const Matrix values = rows_at(layer_.all_values.slice(g_), seen);
+    const auto change = change_of(policy_.score);
+    for (size_t j = 0; j < seen.size(); ++j) {
+      paid[seen[j]] +=
+          change ? oracle::change(*change, all, values, projection(h), static_cast<int64_t>(j)).value
+                 : weights[j];
+    }
+  }
+
+  Real score(int64_t j) const {
+    Real sum = 0;
+    for (const Paid& paid : paid_) sum += paid.at(j);
+    return change_of(policy_.score) ? sum : Real(sum / heads());
+  }
+  Real stage_two(int64_t j, const TwoStage& options) const {
+    Real products = 0, norms = 0;
+    for (int64_t h = 0; h < heads(); ++h) {
+      const MatrixView value = layer_.all_values.slice(g_).middle_rows(j, 1);
+      const Real norm = projected_value_norms(value, layer_.view().head_projection(head(h)), options.norm)[0];
+      products += (paid_[static_cast<size_t>(h)].at(j) + options.epsilon) * norm;
+      norms += norm;
+    }
+    if (options.gqa == GqaProduct::mean_of_products) return products / heads();
+    return (score(j) + options.epsilon) * norms / heads();
+  }
+  int64_t adaptive_count(int64_t step, const Positions& cached, const Positions& ranked, int64_t k) const {
+    int64_t count = 0;
+    for (int64_t h = 0; h < heads(); ++h) {
+      const Reals weights = oracle::exact_weights(logits(layer_.step(step).queries.row(head(h)), cached));
+      std::map<int64_t, Real> weight;
+      for (size_t j = 0; j < cached.size(); ++j) weight[cached[j]] = weights[j];
+      Real mass = 1;
+      for (const int64_t j : ranked) mass -= weight[j];
+      int64_t needed = 0;
+      while (needed < k && mass <= 0.5) mass += weight[ranked[static_cast<size_t>(needed++)]];
+      count = std::max(count, needed);
+    }
+    return count;
+  }
+
+  template <class Score>
+  static int64_t least(const Positions& candidates, const Score& score) {
+    std::vector<std::pair<Real, int64_t>> scored;
+    for (const int64_t j : candidates) scored.emplace_back(score(j), j);
+    std::ranges::sort(scored);
+    if (scored.size() > 1) {
+      EXPECT_GT(scored[1].first, scored[0].first * (1 + 1e-8)) << "too near to tell: take another seed";
+    }
+    return scored[0].second;
+  }
+
+  const RandomLayer& layer_;
+  const Policy& policy_;
+  int64_t g_;
+  HostRules rules_;
+  std::vector<Paid> paid_;  // per query head of the group
+};
+
+template <class Kind>
+Kind with(std::optional<Decimal> alpha, GqaProduct gqa) {
+  return std::get<Kind>(two_stage<Kind>(alpha, gqa, Norm::l2).selection);
+}
+
+std::vector<Policy> dynamic_policies() {
+  std::vector<Policy> policies;
+  for (const Host& host : {Host(H2o{6, 0, 0}), Host(H2o{8, 2, 3}), Host(Tova{0}), Host(Tova{2})}) {
+    for (const Score& score :
+         {Score(), Score(ObcacheValue()), Score(ObcacheKey()), Score(ObcacheJoint()), Score(ExactRemoval()),
+          Score(ExactRemoval{{Space::projected}}), Score(ObcacheJoint{{Space::projected}})}) {
+      policies.push_back({host, score, {}, {}, {}});
+    }
+    for (const std::optional<Decimal> alpha : {std::optional(Decimal{5, 1}), std::optional<Decimal>()}) {
+      policies.push_back({host, {}, with<Critical>(alpha, GqaProduct::mean_of_products), {}, {}});
+    }
+    policies.push_back({host, {}, with<Critical>(Decimal{3, 1}, GqaProduct::product_of_means), {}, {}});
+    policies.push_back({host, {}, with<ThetaSweep>(Decimal{5, 1}, GqaProduct::mean_of_products), {}, {}});
+  }
+  return policies;
+}
+
+constexpr int64_t kManySteps = 6;
+
+TEST(EvictionOracle, LetsThoseGoWhomTheDefinitionsNameAtEveryStep) {
+  std::set<bool> new_at_once;  // does anybody leave in the step that brings it?
+  for (const int64_t group_size : kGroupSizes) {
+    const RandomLayer layer({kQueryHeads, kQueryHeads / group_size, 3, 4}, 16, kRecorded, kManySteps,
+                            static_cast<uint64_t>(40 + group_size));
+    for (size_t p = 0; const Policy& policy : dynamic_policies()) {
+      SCOPED_TRACE("group size " + std::to_string(group_size) + ", policy " + std::to_string(p++));
+      const auto session = make_session();
+      Positions budgets;
+      for (int64_t g = 0; g < layer.shape.kv_heads; ++g) budgets.push_back(7 + g);
+      const auto kept = session->compress(layer.view(), policy, budgets).kept;
+      std::vector<StepRecord> records;
+      for (int64_t t = 0; t < kManySteps; ++t) records.push_back(session->step(layer.step(t)));
+      for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+        const auto index = static_cast<size_t>(g);
+        Definition definition(layer, policy, g);
+        Positions cached = kept[index];
+        for (int64_t t = 0; t < kManySteps; ++t) {
+          const auto record = static_cast<size_t>(t);
+          cached.push_back(layer.tokens + t);
+          definition.take_in(t, cached);
+          const int64_t expected = definition.who_leaves(t, budgets[index], cached);
+          ASSERT_EQ(records[record].left[index], expected) << "step " << t << ", KV head " << g;
+          new_at_once.insert(expected == cached.back());
+          std::erase(cached, expected);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(new_at_once.size(), 2);
+}
+
+// The cache may lie in any order: the outputs are attention over its entries in the order of their positions.
+TEST(Eviction, AnswersAsTheEntriesThatAreLeft) {
+  const RandomLayer layer({kQueryHeads, 2, 3, 4}, 16, kRecorded, kManySteps, 50);
+  for (const Policy& policy : dynamic_policies()) {
+    const auto session = make_session();
+    std::vector<Positions> cached = session->compress(layer.view(), policy, Positions{7, 9}).kept;
+    for (int64_t t = 0; t < kManySteps; ++t) {
+      const StepRecord record = session->step(layer.step(t));
+      for (size_t g = 0; g < 2; ++g) {
+        cached[g].push_back(layer.tokens + t);
+        const auto head = static_cast<int64_t>(g);
+        const Matrix values = rows_at(layer.all_values.slice(head), cached[g]);
+        for (int64_t h = 2 * head; h < 2 * head + 2; ++h) {
+          const Reals weights = oracle::exact_weights(
+              oracle::exact_logits(layer.step(t).queries.row(h),
+                                   rows_at(layer.all_keys.slice(head), cached[g]), layer.view().scale));
+          for (int64_t c = 0; c < 3; ++c) {
+            oracle::Measured output;
+            for (int64_t j = 0; j < values.rows(); ++j) {
+              const Real term = weights[static_cast<size_t>(j)] * values(j, c);
+              output += {term, abs(term)};
+            }
+            EXPECT_TRUE(near(record.output(h, c), output)) << "step " << t;
+          }
+        }
+        std::erase(cached[g], record.left[g]);
+      }
+    }
+  }
+}
+
+// Everything that a session gives for one policy, as one list of numbers.
+std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
+                               const Positions& budgets) {
+  std::vector<double> numbers;
+  const auto add = [&](const auto& range) {
+    numbers.push_back(static_cast<double>(std::size(range)));
+    for (const auto number : range) numbers.push_back(static_cast<double>(number));
+  };
+  const PromptRecord record = session.compress(layer.view(), policy, budgets);
+  for (const Positions& kept : record.kept) add(kept);
+  for (const Positions& stage_one : record.stage_one) add(stage_one);
+  add(record.score_positions);
+  add(record.score.numbers());
+  if (record.stage_two_score) add(record.stage_two_score->numbers());
+  if (record.projected_value_norms) add(record.projected_value_norms->numbers());
+  for (int64_t t = 0; t < kManySteps; ++t) {
+    const StepRecord step = session.step(layer.step(t));
+    add(step.output.numbers());
+    add(step.left);
+  }
+  return numbers;
+}
+
+TEST(Eviction, StartsOverWhenTheSessionCompressesAgain) {
+  const RandomLayer layer({kQueryHeads, 2, 6, 9}, kTokens, kRecorded, kManySteps, 51);
+  std::vector<Policy> policies = dynamic_policies();
+  policies.push_back(kTopK);  // who grows after those who do not
+  policies.push_back({StreamingLlm{3}, {}, {}, {}, {}});
+  policies.push_back({kHost, {}, Greedy(), {}, {}});
+  policies.push_back({kHost, ExactRemoval(), {}, {}, {}});
+  policies.push_back(policies.front());
+  const auto session = make_session();
+  for (const Policy& policy : policies) {
+    for (const Positions& budgets : {Positions{7, 21}, Positions{kTokens, 6}}) {
+      EXPECT_EQ(everything(*session, layer, policy, budgets),
+                everything(*make_session(), layer, policy, budgets));
+    }
+  }
+}
+
+TEST(Eviction, GivesTheSameBitsForAnyNumberOfThreads) {
+  const RandomLayer layer({8, 4, 16, 40}, 300, 40, kManySteps, 52);
+  const int before = omp_get_max_threads();
+  for (const Policy& policy : dynamic_policies()) {
+    omp_set_num_threads(1);
+    const std::vector<double> alone = everything(*make_session(), layer, policy, {60, 90, 45, 300});
+    for (const int threads : {2, 3}) {
+      omp_set_num_threads(threads);
+      EXPECT_EQ(everything(*make_session(), layer, policy, {60, 90, 45, 300}), alone)
+          << threads << " threads";
+    }
+  }
+  omp_set_num_threads(before);
+}
+
+}  // namespace
+}  // namespace kvbound::reference

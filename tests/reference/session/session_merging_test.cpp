@@ -1,0 +1,460 @@
+// What merging does to sessions of every host, as far as it can be told without its numbers.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <kvbound/proofs/oracle/definitions.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+
+#include "support/merging_cases.hpp"
+#include "support/oracle.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+using namespace test;
+using oracle::Real;
+
+[[maybe_unused]] const testing::Environment* const kOneThread =
+    testing::AddGlobalTestEnvironment(new test::OneThread);
+
+constexpr int64_t kManySteps = 9;
+
+RandomLayer layer_of(int64_t group_size, uint64_t seed) {
+  return {{kQueryHeads, kQueryHeads / group_size, 6, 9}, kTokens, kRecorded, kManySteps, seed};
+}
+
+Positions equal_budgets(const RandomLayer& layer, int64_t budget) {
+  return Positions(static_cast<size_t>(layer.shape.kv_heads), budget);
+}
+
+std::vector<NamedMerge> all_merges(const SimilarTarget& target) {
+  std::vector<NamedMerge> merges = targeted_merges(target);
+  merges.push_back({"cam:neighbours=4", Cam{4, 7}});
+  KeepKv merge_first;
+  merge_first.order = MergeOrder::merge_first;
+  merges.push_back({"keepkv:order=merge-first", with_target(merge_first, target)});
+  return merges;
+}
+
+// Whatever a session says, as one list of numbers.
+class Everything {
+ public:
+  void add(const PromptRecord& record) {
+    for (const Positions& kept : record.kept) add_all(kept);
+    add_all(record.score.numbers());
+    for (const HeadMerge& merge : record.merges) add(merge);
+  }
+  void add(const StepRecord& record) {
+    add_all(record.output.numbers());
+    add_all(record.left);
+    add_all(record.merged_into);
+    for (const HeadMerge& merge : record.merges) add(merge);
+  }
+  friend bool operator==(const Everything&, const Everything&) = default;
+
+ private:
+  void add(const HeadMerge& merge) {
+    for (const MergeGroup& group : merge.groups) {
+      numbers_.push_back(static_cast<double>(group.into));
+      add_all(group.from);
+      add_all(group.log_scores.numbers());
+    }
+    const MergeCounts& counts = merge.counts;
+    add_all(Positions{counts.leaving, counts.merged, counts.groups, counts.singular, counts.negative,
+                      counts.far});
+    add_all(merge.positions);
+    add_all(merge.votes);
+    add_all(merge.keys.numbers());
+    add_all(merge.values.numbers());
+  }
+  template <class Range>
+  void add_all(const Range& range) {
+    numbers_.push_back(static_cast<double>(std::size(range)));
+    for (const auto number : range) numbers_.push_back(static_cast<double>(number));
+  }
+
+  std::vector<double> numbers_;
+};
+
+Everything everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
+                      const Positions& budgets, int64_t steps = kManySteps) {
+  Everything result;
+  result.add(session.compress(layer.view(), policy, budgets));
+  for (int64_t t = 0; t < steps; ++t) result.add(session.step(layer.step(t)));
+  return result;
+}
+
+// ---- a threshold of one
+
+// Policies without merging: every host with every score and selection that it takes.
+std::vector<Policy> evicting_policies() {
+  std::vector<Policy> policies;
+  for (const NamedHost& host : all_hosts()) {
+    policies.push_back({host.host, {}, {}, {}, {}});
+    if (std::holds_alternative<StreamingLlm>(host.host)) continue;
+    for (const Score& score : {Score(ObcacheValue{{Space::projected}}), Score(ObcacheKey{}),
+                               Score(ObcacheJoint{}), Score(ExactRemoval{})}) {
+      policies.push_back({host.host, score, {}, {}, {}});
+    }
+    for (const std::optional<Decimal> alpha : {std::optional(Decimal{5, 1}), std::optional<Decimal>()}) {
+      Critical critical;
+      critical.alpha = alpha;
+      policies.push_back({host.host, {}, critical, {}, {}});
+    }
+    policies.push_back({host.host, {}, ThetaSweep{}, {}, {}});
+    policies.push_back({host.host, {}, {}, AdaKv{}, {}});
+  }
+  policies.push_back({kHost, {}, Greedy{}, {}, {}});
+  return policies;
+}
+
+// The same caches, outputs and leavers to the last bit; nobody merges.
+void expect_eviction(const RandomLayer& layer, const Policy& policy, const Merge& merge,
+                     const Positions& budgets) {
+  Policy merging = policy;
+  merging.merge = merge;
+  RecordedSession expected(layer, policy, budgets), actual(layer, merging, budgets);
+  EXPECT_EQ(actual.prompt.kept, expected.prompt.kept);
+  for (int64_t t = 0; t < kManySteps; ++t) {
+    for (size_t g = 0; g < expected.caches.size(); ++g) {
+      ASSERT_EQ(actual.caches[g].positions(), expected.caches[g].positions());
+      EXPECT_EQ(actual.caches[g].keys().numbers().size(), expected.caches[g].keys().numbers().size());
+      EXPECT_TRUE(std::ranges::equal(actual.caches[g].keys().numbers(), expected.caches[g].keys().numbers()));
+      EXPECT_TRUE(
+          std::ranges::equal(actual.caches[g].values().numbers(), expected.caches[g].values().numbers()));
+      EXPECT_EQ(actual.caches[g].all_votes(), static_cast<double>(actual.caches[g].entries.size()));
+    }
+    const StepRecord evicted = expected.step(), merged = actual.step();
+    EXPECT_TRUE(std::ranges::equal(merged.output.numbers(), evicted.output.numbers())) << "step " << t;
+    EXPECT_EQ(merged.left, evicted.left);
+    for (size_t g = 0; g < merged.left.size(); ++g) {
+      EXPECT_EQ(merged.merged_into[g], merged.left[g] < 0 ? -2 : -1);
+    }
+  }
+}
+
+TEST(SessionMerging, AtAThresholdOfOneIsTheHostBitForBit) {
+  for (const int64_t group_size : kGroupSizes) {
+    const RandomLayer layer = layer_of(group_size, 40);
+    const Positions budgets = different_budgets(layer.shape.kv_heads);
+    for (const NamedMerge& merge : targeted_merges(SimilarTarget{Decimal{1, 0}})) {
+      if (const auto* keep_kv = std::get_if<KeepKv>(&merge.merge); keep_kv && keep_kv->period) continue;
+      SCOPED_TRACE(merge.name + ", group of " + std::to_string(group_size));
+      size_t index = 0;
+      for (const Policy& policy : evicting_policies()) {
+        SCOPED_TRACE(index++);
+        expect_eviction(layer, policy, merge.merge, budgets);
+      }
+    }
+  }
+}
+
+TEST(SessionMerging, MergingFirstAtAThresholdOfOneIsTheHostBitForBit) {
+  KeepKv merge_first = with_target(KeepKv{}, SimilarTarget{Decimal{1, 0}});
+  merge_first.order = MergeOrder::merge_first;
+  const RandomLayer layer = layer_of(2, 41);
+  for (const NamedHost& host : all_hosts()) {
+    if (std::holds_alternative<StreamingLlm>(host.host)) continue;
+    for (const Allocation& allocation : {Allocation(Uniform{}), Allocation(AdaKv{})}) {
+      SCOPED_TRACE(host.name);
+      expect_eviction(layer, {host.host, {}, {}, allocation, {}}, merge_first, {13, 13});
+    }
+  }
+}
+
+// ---- votes
+
+TEST(SessionMerging, LosesNoVoteWithoutAThreshold) {
+  std::vector<NamedMerge> merges = keep_kv_merges(kMergeAll);
+  KeepKv merge_first = with_target(KeepKv{}, kMergeAll);
+  merge_first.order = MergeOrder::merge_first;
+  merges.push_back({"keepkv:order=merge-first", merge_first});
+  for (const int64_t group_size : kGroupSizes) {
+    const RandomLayer layer = layer_of(group_size, 42);
+    for (const auto& [name, policy, always_kept] : merging_policies(merges)) {
+      SCOPED_TRACE(name + ", group of " + std::to_string(group_size));
+      RecordedSession session(layer, policy, equal_budgets(layer, 12));
+      for (const RecordedCache& cache : session.caches) EXPECT_EQ(cache.all_votes(), kTokens);
+      for (int64_t t = 0; t < kManySteps; ++t) {
+        session.step();
+        for (const RecordedCache& cache : session.caches) EXPECT_EQ(cache.all_votes(), kTokens + t + 1);
+      }
+    }
+  }
+}
+
+TEST(SessionMerging, OfOtherMethodsNeverVotes) {
+  const RandomLayer layer = layer_of(2, 43);
+  for (const auto& [name, policy, always_kept] : merging_policies(all_merges(kMergeAll))) {
+    if (std::holds_alternative<KeepKv>(policy.merge)) continue;
+    SCOPED_TRACE(name);
+    RecordedSession session(layer, policy, {12, 12});
+    for (int64_t t = 0; t < kManySteps; ++t) {
+      session.step();
+      for (const RecordedCache& cache : session.caches) {
+        EXPECT_EQ(cache.all_votes(), static_cast<double>(cache.entries.size()));
+      }
+    }
+  }
+}
+
+// ---- what records say
+
+TEST(SessionMerging, AnswersByTheCacheThatItsRecordsDescribe) {
+  for (const int64_t group_size : {2}) {
+    const RandomLayer layer = layer_of(group_size, 44);
+    for (const auto& [name, policy, always_kept] :
+         merging_policies(all_merges(SimilarTarget{Decimal{2, 1}}))) {
+      SCOPED_TRACE(name + ", group of " + std::to_string(group_size));
+      RecordedSession session(layer, policy, equal_budgets(layer, 12));
+      for (int64_t t = 0; t < kManySteps; ++t) {
+        const StepRecord record = session.step();
+        const StepView view = layer.step(t);
+        for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+          const RecordedCache& cache = session.seen[static_cast<size_t>(g)];
+          const auto expected =
+              oracle::attention(view.queries.middle_rows(g * group_size, group_size), cache.keys(),
+                                cache.values(), layer.view().scale, cache.votes());
+          EXPECT_TRUE(oracle::all_within(record.output.view().middle_rows(g * group_size, group_size),
+                                         expected.output))
+              << "step " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST(SessionMerging, CountsThoseWhoLeaveAndThoseWhoMerge) {
+  const RandomLayer layer = layer_of(2, 45);
+  for (const auto& [name, policy, always_kept] : merging_policies(all_merges(SimilarTarget{Decimal{2, 1}}))) {
+    SCOPED_TRACE(name);
+    RecordedSession session(layer, policy, {12, 12});
+    int64_t merged = 0;
+    const auto expect_counts = [&](const HeadMerge& merge, int64_t leaving) {
+      EXPECT_EQ(merge.counts.leaving, leaving);
+      EXPECT_LE(merge.counts.merged, leaving);
+      merged += merge.counts.merged;
+      if (std::holds_alternative<Cam>(policy.merge)) return;
+      int64_t from = 0;
+      for (const MergeGroup& group : merge.groups) from += static_cast<int64_t>(group.from.size());
+      EXPECT_EQ(merge.counts.merged, from);
+      EXPECT_EQ(merge.counts.groups, static_cast<int64_t>(merge.groups.size()));
+    };
+    for (size_t g = 0; g < 2; ++g) {
+      EXPECT_EQ(session.prompt.merges[g].positions, session.prompt.kept[g]);
+      expect_counts(session.prompt.merges[g], kTokens - static_cast<int64_t>(session.prompt.kept[g].size()));
+    }
+    for (int64_t t = 0; t < kManySteps; ++t) {
+      const StepRecord record = session.step();
+      EXPECT_EQ(record.left.empty(), record.merged_into.empty());
+      for (size_t g = 0; g < record.merges.size(); ++g) {
+        const int64_t entries = static_cast<int64_t>(session.seen[g].entries.size());
+        expect_counts(record.merges[g], record.rebuilt        ? kTokens + t + 1 - entries
+                                        : record.left[g] >= 0 ? 1
+                                                              : 0);
+      }
+    }
+    EXPECT_GT(merged, 0) << "or nothing was tested";
+  }
+}
+
+double cosine(const std::vector<double>& a, const std::vector<double>& b) {
+  double product = 0, aa = 0, bb = 0;
+  for (size_t c = 0; c < a.size(); ++c) {
+    product += a[c] * b[c];
+    aa += a[c] * a[c];
+    bb += b[c] * b[c];
+  }
+  return aa == 0 || bb == 0 ? 0 : product / std::sqrt(aa * bb);
+}
+
+// 1e-14: what the products of 6 numbers of length 1 may be off by, from both sides.
+TEST(SessionMerging, InDecodingSendsWhoLeavesToTheMostSimilarOfTheOthers) {
+  const double threshold = 0.6;
+  std::map<size_t, std::pair<int, int>> seen;  // by host: merged, dropped
+  for (const auto& [name, policy, always_kept] :
+       merging_policies(targeted_merges(SimilarTarget{Decimal{6, 1}}))) {
+    if (std::holds_alternative<SnapKv>(policy.host)) continue;
+    SCOPED_TRACE(name);
+    const RandomLayer layer = layer_of(2, 46);
+    RecordedSession session(layer, policy, {12, 10});
+    auto& [merged, dropped] = seen[policy.host.index()];
+    for (int64_t t = 0; t < kManySteps; ++t) {
+      const StepRecord record = session.step();
+      for (size_t g = 0; g < 2; ++g) {
+        const int64_t into = record.merged_into[g], left = record.left[g];
+        if (left < 0) {
+          EXPECT_EQ(into, -2);
+          EXPECT_TRUE(record.rebuilt) << "else one is too many";
+          continue;
+        }
+        double most = -1;
+        for (const auto& [position, entry] : session.seen[g].entries) {
+          if (position != left)
+            most = std::max(most, cosine(entry.key, session.seen[g].entries.at(left).key));
+        }
+        if (into == -1) {
+          EXPECT_LE(most, threshold + 1e-14);
+          EXPECT_TRUE(record.merges[g].groups.empty() && record.merges[g].positions.empty());
+          ++dropped;
+          continue;
+        }
+        ++merged;
+        ASSERT_TRUE(session.caches[g].entries.contains(into)) << into;
+        const double here =
+            cosine(session.seen[g].entries.at(into).key, session.seen[g].entries.at(left).key);
+        EXPECT_GE(here, most - 1e-14);
+        EXPECT_GT(here, threshold - 1e-14);
+        EXPECT_EQ(record.merges[g].positions, Positions{into});
+        ASSERT_EQ(record.merges[g].groups.size(), 1u);
+        EXPECT_EQ(record.merges[g].groups[0].into, into);
+        EXPECT_EQ(record.merges[g].groups[0].from, Positions{left});
+      }
+    }
+  }
+  ASSERT_EQ(seen.size(), 3u);
+  for (const auto& [host, counts] : seen) {
+    EXPECT_GT(counts.first, 0) << host;
+    EXPECT_GT(counts.second, 0) << host;
+  }
+}
+
+// ---- the same numbers
+
+TEST(SessionMerging, GivesTheSameBitsForAnyNumberOfThreads) {
+  // 280 tokens: more than one block of keys.
+  const RandomLayer layer({8, 4, 8, 12}, 280, 20, 4, 48);
+  const Positions budgets{60, 90, 45, 280};
+  const int before = omp_get_max_threads();
+  for (const auto& [name, policy, always_kept] : merging_policies(all_merges(SimilarTarget{Decimal{3, 1}}))) {
+    if (name.find("gqa=mean") != std::string::npos || name.find("convex") != std::string::npos) continue;
+    SCOPED_TRACE(name);
+    omp_set_num_threads(1);
+    const Everything alone = everything(*make_session(), layer, policy, budgets, 4);
+    for (const int threads : {2, 4}) {
+      omp_set_num_threads(threads);
+      EXPECT_EQ(everything(*make_session(), layer, policy, budgets, 4), alone) << threads << " threads";
+    }
+  }
+  omp_set_num_threads(before);
+}
+
+TEST(SessionMerging, StartsOverWhenItCompressesAgain) {
+  const RandomLayer layer = layer_of(2, 49);
+  const auto session = make_session();
+  for (const SimilarTarget& target : {kMergeAll, SimilarTarget{Decimal{5, 1}}}) {
+    for (const auto& [name, policy, always_kept] : merging_policies(all_merges(target))) {
+      SCOPED_TRACE(name);
+      for (const Positions& budgets : {Positions{7, 21}, Positions{kTokens, always_kept}}) {
+        EXPECT_EQ(everything(*session, layer, policy, budgets),
+                  everything(*make_session(), layer, policy, budgets));
+      }
+      Policy evicting = policy;
+      evicting.merge = NoMerge{};
+      EXPECT_EQ(everything(*session, layer, evicting, {9, 9}),
+                everything(*make_session(), layer, evicting, {9, 9}))
+          << "votes and averages are forgotten";
+    }
+  }
+}
+
+// ---- at the edges
+
+void expect_sound(const RandomLayer& layer, const Policy& policy, int64_t budget) {
+  RecordedSession session(layer, policy, equal_budgets(layer, budget));
+  for (int64_t t = 0; t < kManySteps; ++t) {
+    const StepRecord record = session.step();
+    for (const double number : record.output.numbers()) ASSERT_TRUE(std::isfinite(number));
+    for (const RecordedCache& cache : session.caches) {
+      EXPECT_LE(static_cast<int64_t>(cache.entries.size()), budget + (evicts(policy.host) ? 0 : t + 1));
+      for (const auto& [position, entry] : cache.entries) {
+        EXPECT_GE(entry.votes, 1);
+        for (const double number : entry.key) ASSERT_TRUE(std::isfinite(number)) << position;
+        for (const double number : entry.value) ASSERT_TRUE(std::isfinite(number)) << position;
+      }
+    }
+  }
+}
+
+TEST(SessionMerging, IsSoundWithZeroKeysEqualLogitsAndHugeOnes) {
+  RandomLayer zero_keys = layer_of(2, 50), equal = layer_of(2, 51), huge = layer_of(2, 52),
+              zero = layer_of(2, 53);
+  for (int64_t i = 0; i < kTokens + kManySteps; i += 2)
+    std::ranges::fill(zero_keys.all_keys.slice(0).row(i), 0.0);
+  std::ranges::fill(zero_keys.all_keys.slice(1).row(kTokens), 0.0);
+  std::ranges::fill(equal.all_queries.numbers(), 0.0);
+  for (double& number : huge.all_queries.numbers()) number *= 1e4;
+  std::ranges::fill(zero.all_keys.numbers(), 0.0);
+  for (const auto& [name, policy, always_kept] : merging_policies(all_merges(kMergeAll))) {
+    SCOPED_TRACE(name);
+    for (const RandomLayer* layer : {&zero_keys, &equal, &huge, &zero}) expect_sound(*layer, policy, 12);
+  }
+}
+
+TEST(SessionMerging, IsSoundAtBudgetsOfThePromptAndOfThoseWhoAlwaysStay) {
+  const RandomLayer layer = layer_of(2, 54);
+  for (const auto& [name, policy, always_kept] : merging_policies(all_merges(kMergeAll))) {
+    SCOPED_TRACE(name);
+    expect_sound(layer, policy, kTokens);
+    if (!std::holds_alternative<Tova>(policy.host)) expect_sound(layer, policy, always_kept);
+    expect_sound(layer, policy, always_kept + 1);
+  }
+}
+
+TEST(SessionMerging, LeavesThePromptAloneWhereNobodyLeaves) {
+  const RandomLayer layer = layer_of(2, 55);
+  for (const auto& [name, policy, always_kept] :
+       merging_policies(all_merges(SimilarTarget{Decimal{999, 3}}))) {
+    SCOPED_TRACE(name);
+    const RecordedSession session(layer, policy, {kTokens, kTokens});
+    for (int64_t g = 0; g < 2; ++g) {
+      const HeadMerge& merge = session.prompt.merges[static_cast<size_t>(g)];
+      EXPECT_EQ(merge.counts.leaving, 0);
+      EXPECT_EQ(merge.positions, range(0, kTokens));
+      EXPECT_TRUE(std::ranges::equal(merge.keys.numbers(),
+                                     std::span(layer.all_keys.slice(g).data, merge.keys.numbers().size())));
+    }
+  }
+}
+
+// ---- what is refused
+
+TEST(SessionMerging, RefusesWhatHasNoMeaning) {
+  const RandomLayer layer = layer_of(2, 56);
+  const auto refused = [&](const Policy& policy) {
+    return message_of<InvalidPolicy>([&] {
+      make_session()->compress(layer.view(), policy, Positions{12, 12});
+    });
+  };
+  KeepKv zip = keep_kv(MergedKey::zip, MergeGqa::joint, Prediction::ema);
+  EXPECT_EQ(refused({kHost, {}, {}, {}, zip}),
+            "keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint");
+  KeepKv first;
+  first.order = MergeOrder::merge_first;
+  const std::string words =
+      "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
+      "the hosts "
+      "snapkv, h2o, tova, and no score and no selection";
+  EXPECT_EQ(refused({kHost, ExactRemoval{}, {}, {}, first}), words);
+  EXPECT_EQ(refused({kHost, {}, Critical{}, {}, first}), words);
+  EXPECT_EQ(refused({StreamingLlm{}, {}, {}, {}, first}), words);
+  KeepKv periodic;
+  periodic.period = 8;
+  EXPECT_EQ(
+      refused({StreamingLlm{}, {}, {}, {}, periodic}),
+      "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are "
+      "snapkv, h2o, tova");
+  EXPECT_EQ(refused({kHost, {}, Greedy{}, {}, periodic}),
+            "keepkv:period selects anew by the current query alone, which greedy cannot");
+  EXPECT_EQ(
+      refused({StreamingLlm{}, {}, {}, AdaKv{}, {}}),
+      "adakv shares out by scores, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
+}
+
+}  // namespace
+}  // namespace kvbound::reference

@@ -1,0 +1,212 @@
+#include <algorithm>
+#include <cmath>
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/session_check.hpp>
+#include <kvbound/reference/perturbation.hpp>
+#include <kvbound/reference/session/session.hpp>
+
+#include "support/session_cases.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+using namespace test;
+
+[[maybe_unused]] const testing::Environment* const kOneThread =
+    testing::AddGlobalTestEnvironment(new test::OneThread);
+
+// The steps that follow are full attention over these positions of the prompt and every new one, bit for bit.
+void expect_attention_over(const Positions& kept, kvbound::Session& session, const RandomLayer& layer) {
+  const int64_t group_size = layer.shape.group_size();
+  for (int64_t t = 0; t < kSteps; ++t) {
+    const StepRecord record = session.step(layer.step(t));
+    EXPECT_TRUE(record.left.empty()) << "nobody has to leave";
+    Positions cached = kept;
+    for (int64_t i = 0; i <= t; ++i) cached.push_back(kTokens + i);
+    for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+      const Matrix output = attention(layer.step(t).queries.middle_rows(g * group_size, group_size),
+                                      rows_at(layer.keys(g, t), cached), rows_at(layer.values(g, t), cached),
+                                      layer.view().scale)
+                                .output;
+      for (int64_t i = 0; i < group_size; ++i) {
+        EXPECT_TRUE(std::ranges::equal(record.output.row(g * group_size + i), output.row(i))) << "step " << t;
+      }
+    }
+  }
+}
+
+TEST(Session, KeepsTheWindowAloneAtABudgetOfTheWindow) {
+  const RandomLayer layer = random_layer(2, 3);
+  const Positions window = range(kTokens - kHost.window, kTokens);
+  for (const Policy& policy : all_policies()) {
+    const auto session = make_session();
+    const auto kept = session->compress(layer.view(), policy, Positions{kHost.window, kHost.window}).kept;
+    EXPECT_EQ(kept, std::vector(2, window));
+    expect_attention_over(window, *session, layer);
+  }
+}
+
+TEST(Session, ChangesNothingAtABudgetOfThePrompt) {
+  const RandomLayer layer = random_layer(2, 4);
+  const LayerView view = layer.view();
+  for (const Policy& policy : all_policies()) {
+    const auto session = make_session();
+    const auto kept = session->compress(view, policy, Positions{kTokens, kTokens}).kept;
+    EXPECT_EQ(kept, std::vector(2, range(0, kTokens)));
+    expect_attention_over(range(0, kTokens), *session, layer);
+  }
+  for (int64_t h = 0; h < kQueryHeads; ++h) {
+    const MatrixView query = layer.step(0).queries.middle_rows(h, 1), keys = layer.keys(h / 2, 0);
+    const Matrix logits = attention_logits(query, keys, view.scale);
+    const Matrix weights = attention_weights(query, keys, view.scale, kTokens);
+    const EvictionWeights eviction = eviction_weights(logits.row(0), weights.row(0), range(0, kTokens + 1));
+    EXPECT_EQ(output_perturbation(eviction, layer.values(h / 2, 0), view.head_projection(h)), 0);
+  }
+}
+
+TEST(Session, KeepsEveryNewEntry) {
+  // The first step brings a key that the last step's queries match 10^3 nats better than all others.
+  RandomLayer layer = random_layer(2, 5);
+  for (int64_t g = 0; g < 2; ++g) {
+    for (double& entry : layer.all_keys.slice(g).row(kTokens)) entry *= 30;
+    for (int64_t h = 2 * g; h < 2 * g + 2; ++h) {
+      std::ranges::copy(layer.all_keys.slice(g).row(kTokens),
+                        layer.all_queries.slice(h).row(kRecorded + kSteps - 1).begin());
+    }
+  }
+  const auto session = make_session();
+  session->compress(layer.view(), kTopK, Positions{kHost.window, kHost.window});
+  StepRecord last;
+  for (int64_t t = 0; t < kSteps; ++t) last = session->step(layer.step(t));
+  for (int64_t h = 0; h < kQueryHeads; ++h) {
+    EXPECT_TRUE(std::ranges::equal(last.output.row(h), layer.values(h / 2, 0).row(kTokens)));
+  }
+}
+
+TEST(Session, AdaptsStageOneToTheNeediestHead) {
+  // Keys 0, 1, 2, 0; the window is the last query. Head 0 asks with 0 and pays all 1/4: the window's 1/4
+  // needs two more to exceed 1/2. Head 1 asks with 10 and pays key 2 nearly all: one is enough.
+  // The best first: 2, 1, 0.
+  Tensor keys(1, 4, 1), values(1, 4, 1), queries(2, 1, 1);
+  keys.slice(0)(1, 0) = 1;
+  keys.slice(0)(2, 0) = 2;
+  queries.slice(1)(0, 0) = 10;
+  const Matrix output_projection(2, 1);
+  const LayerView layer{{2, 1, 1, 1}, 1, keys, values, queries, output_projection};
+  Policy policy = two_stage<Critical>({}, GqaProduct::mean_of_products, Norm::l1);
+  policy.host = SnapKv{1, 1};
+  const PromptRecord record = make_session()->compress(layer, policy, Positions{4});
+  EXPECT_EQ(record.stage_one, std::vector(1, Positions{1, 2, 3}));
+  EXPECT_EQ(record.kept, std::vector(1, Positions{0, 1, 2, 3}));
+}
+
+// Everything that a session gives for one policy, as one list of numbers.
+std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
+                               const Positions& budgets) {
+  std::vector<double> numbers;
+  const auto add = [&](const auto& range) {
+    numbers.push_back(static_cast<double>(std::size(range)));
+    for (const auto number : range) numbers.push_back(static_cast<double>(number));
+  };
+  const PromptRecord record = session.compress(layer.view(), policy, budgets);
+  for (const Positions& kept : record.kept) add(kept);
+  for (const Positions& stage_one : record.stage_one) add(stage_one);
+  add(record.score_positions);
+  add(record.score.numbers());
+  if (record.stage_two_score) add(record.stage_two_score->numbers());
+  if (record.projected_value_norms) add(record.projected_value_norms->numbers());
+  for (int64_t t = 0; t < kSteps; ++t) add(session.step(layer.step(t)).output.numbers());
+  return numbers;
+}
+
+TEST(Session, StartsOverWhenItCompressesAgain) {
+  const RandomLayer layer = random_layer(2, 6);
+  const auto session = make_session();
+  for (const Policy& policy : all_policies()) {
+    for (const Positions& budgets : {Positions{7, 21}, Positions{kTokens, kHost.window}}) {
+      EXPECT_EQ(everything(*session, layer, policy, budgets),
+                everything(*make_session(), layer, policy, budgets));
+    }
+  }
+  Policy wider = kTopK;
+  wider.host = SnapKv{8, 1};
+  EXPECT_EQ(everything(*session, layer, wider, {9, 9}), everything(*make_session(), layer, wider, {9, 9}));
+}
+
+TEST(Session, GivesTheSameBitsForAnyNumberOfThreads) {
+  // 300 tokens: more than one block of the norms.
+  const RandomLayer layer({8, 4, 16, 40}, 300, 40, kSteps, 8);
+  const Positions budgets{60, 90, 45, 300};
+  const int before = omp_get_max_threads();
+  for (Policy policy : {kTopK, two_stage<Critical>({}, GqaProduct::mean_of_products, Norm::l1),
+                        two_stage<ThetaSweep>(Decimal{5, 1}, GqaProduct::product_of_means, Norm::l2)}) {
+    policy.host = SnapKv{36, 7};
+    omp_set_num_threads(1);
+    const std::vector<double> alone = everything(*make_session(), layer, policy, budgets);
+    for (const int threads : {2, 4, 7}) {
+      omp_set_num_threads(threads);
+      EXPECT_EQ(everything(*make_session(), layer, policy, budgets), alone) << threads << " threads";
+    }
+  }
+  omp_set_num_threads(before);
+}
+
+TEST(Session, NamesTheBudgetsThatDoNotFit) {
+  const RandomLayer layer = random_layer(2, 9);
+  const auto session = make_session();
+  const auto refused = [&](const Policy& policy, const Positions& budgets) {
+    return message_of<InvalidPolicy>([&] { session->compress(layer.view(), policy, budgets); });
+  };
+  EXPECT_EQ(message_of<ShapeMismatch>([&] { session->compress(layer.view(), kTopK, Positions{10}); }),
+            "budgets is 1 but kv_heads is 2");
+  EXPECT_EQ(refused(kTopK, {10, 31}), "budget of 31 entries is outside 1..30, the prompt's tokens");
+  EXPECT_EQ(refused(kTopK, {0, 10}), "budget of 0 entries is outside 1..30, the prompt's tokens");
+  EXPECT_EQ(refused(kTopK, {-5, 10}), "budget of -5 entries is outside 1..30, the prompt's tokens");
+  EXPECT_EQ(refused(kTopK, {10, 5}),
+            "budget of 5 entries is below the 6 of the observation window, which always stay");
+  Policy unrecorded = kTopK;
+  unrecorded.host = SnapKv{9, 7};
+  EXPECT_EQ(refused(unrecorded, {10, 10}), "window=9 but the trace records only 8 prompt queries");
+}
+
+TEST(RequireValid, AcceptsTheWholeRangeAndNothingBeside) {
+  EXPECT_NO_THROW(require_valid(kTopK, kHost.window, kTokens, kRecorded));
+  EXPECT_NO_THROW(require_valid(kTopK, kTokens, kTokens, kHost.window));
+  EXPECT_THROW(require_valid(kTopK, kHost.window - 1, kTokens, kRecorded), InvalidPolicy);
+  EXPECT_THROW(require_valid(kTopK, kTokens + 1, kTokens, kRecorded), InvalidPolicy);
+  EXPECT_THROW(require_valid(kTopK, kTokens, kTokens, kHost.window - 1), InvalidPolicy);
+}
+
+std::string refusal(const Allocation& allocation, const Merge& merge) {
+  const Policy policy{kHost, AttentionScore{}, TopK{}, allocation, merge};
+  return message_of<InvalidPolicy>([&] { require_valid(policy, kHost.window, kTokens, kRecorded); });
+}
+
+TEST(RequireValid, RefusesOptionsOfMergingAndAllocationThatHaveNoMeaning) {
+  EXPECT_EQ(refusal(AdaKv{{11, 1}}, NoMerge{}), "safeguard=1.1 but it must be at most 1");
+  EXPECT_EQ(refusal(Pyramid{0, Decay::linear}, NoMerge{}), "beta=0 but it must be at least 1");
+  EXPECT_EQ(refusal(Uniform{}, D2o{{Decimal{2, 0}}}), "threshold=2 but it must be at most 1");
+  EXPECT_EQ(refusal(Uniform{}, KvMerger{{Decimal{101, 2}}}), "threshold=1.01 but it must be at most 1");
+  EXPECT_EQ(refusal(Uniform{}, Cam{0, 0}), "neighbours=0 but it must be at least 1");
+  EXPECT_EQ(refusal(Uniform{}, Cam{1, -1}), "seed=-1 but it must be at least 0");
+  KeepKv merge;
+  merge.rank = 1.5;
+  EXPECT_EQ(refusal(Uniform{}, merge), "rank=1.500000 but it must be from 0 to 1");
+  merge.rank = std::nan("");
+  EXPECT_EQ(refusal(Uniform{}, merge), "rank=nan but it must be from 0 to 1");
+  merge.rank = 1;
+  merge.period = 0;
+  EXPECT_EQ(refusal(Uniform{}, merge), "period=0 but it must be at least 1");
+  ConvexMerge convex;
+  convex.prediction.ema = 1;
+  EXPECT_EQ(refusal(Uniform{}, convex), "ema=1.000000 but it must be 0, or from 1e-270 to below 1");
+  EXPECT_EQ(refusal(AdaKv{{1, 0}}, KeepKv::as_printed()), "no error");
+}
+
+}  // namespace
+}  // namespace kvbound::reference

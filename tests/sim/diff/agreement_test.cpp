@@ -1,0 +1,204 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/diff/agreement.hpp>
+
+#include "support/session_cases.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
+
+using test::Positions;
+
+// A random layer as a trace has it, small enough to look at.
+traces::Layer layer_of(int64_t group_size, uint64_t seed) {
+  test::RandomLayer random = test::random_layer(group_size, seed);
+  traces::Layer layer;
+  layer.shape = random.shape;
+  layer.scale = random.view().scale;
+  layer.prompt_tokens = test::kTokens;
+  layer.window_queries = test::kRecorded;
+  layer.keys = std::move(random.all_keys);
+  layer.values = std::move(random.all_values);
+  layer.queries = std::move(random.all_queries);
+  layer.output_projection = std::move(random.output_projection);
+  return layer;
+}
+
+constexpr int64_t kEntries = 14;
+
+// What the reference records.
+LayerRecord record_of(const traces::Layer& layer, const Policy& policy, int64_t steps = test::kSteps) {
+  const auto session = reference::make_session();
+  LayerRecord record;
+  const Positions budgets(static_cast<size_t>(layer.shape.kv_heads), kEntries);
+  record.prompt = session->compress(layer.prompt(), policy, budgets);
+  for (int64_t t = 0; t < steps; ++t) record.steps.push_back(session->step(layer.step(t)));
+  return record;
+}
+
+Claimant claimant(const Policy& policy,
+                  const reference::Arithmetic& arithmetic = reference::double_precision()) {
+  return {policy, kEntries, test::kSteps, arithmetic, Dtype::f64};
+}
+
+const TensorAgreement& find(const std::vector<TensorAgreement>& all, const std::string& tensor) {
+  const auto found = std::ranges::find(all, tensor, &TensorAgreement::tensor);
+  EXPECT_NE(found, all.end()) << tensor;
+  return *found;
+}
+
+bool agrees(const std::vector<TensorAgreement>& all) {
+  return std::ranges::all_of(all, [](const TensorAgreement& tensor) { return tensor.agrees(); });
+}
+
+TEST(Agreement, OfTheReferenceWithItselfIsCompleteForEveryPolicy) {
+  for (const int64_t group_size : test::kGroupSizes) {
+    const traces::Layer layer = layer_of(group_size, 5);
+    for (const Policy& policy : test::all_policies()) {
+      const std::vector<TensorAgreement> found =
+          agreement(layer, claimant(policy), claims_of(record_of(layer, policy)));
+      EXPECT_TRUE(agrees(found));
+      for (const TensorAgreement& tensor : found) EXPECT_EQ(tensor.judged, tensor.elements) << tensor.tensor;
+      EXPECT_EQ(find(found, "kept").near_tie_swaps, 0);
+      EXPECT_EQ(find(found, "output").elements, test::kSteps * test::kQueryHeads * layer.shape.head_dim);
+    }
+  }
+}
+
+TEST(Agreement, NamesTensorsInTheOrderOfTheirNames) {
+  const traces::Layer layer = layer_of(2, 5);
+  const Policy policy = test::two_stage<Critical>(Decimal{5, 1}, GqaProduct::mean_of_products, Norm::l1);
+  std::vector<std::string> names;
+  for (const TensorAgreement& tensor :
+       agreement(layer, claimant(policy), claims_of(record_of(layer, policy)))) {
+    names.push_back(tensor.tensor);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"score_positions", "score", "projected_value_norms",
+                                             "stage_two_score", "kept", "output"}));
+}
+
+TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
+  const traces::Layer layer = layer_of(2, 6);
+  LayerRecord record = record_of(layer, test::kTopK);
+  LayerClaims claims = claims_of(record);
+  std::vector<Positions>& kept = *claims.kept;
+  // The best candidate is replaced by the worst.
+  const VectorView score = record.prompt.score.row(0);
+  const auto best = std::ranges::max_element(score) - score.begin();
+  const auto worst = std::ranges::min_element(score) - score.begin();
+  std::ranges::replace(kept[0], best, worst);
+  std::ranges::sort(kept[0]);
+  std::vector<TensorAgreement> found = agreement(layer, claimant(test::kTopK), claims);
+  EXPECT_EQ(find(found, "kept").outside, 1);
+  EXPECT_EQ(find(found, "kept").worst->claimed, static_cast<double>(worst));
+  EXPECT_EQ(find(found, "kept").worst->expected, static_cast<double>(best));
+  EXPECT_NEAR(find(found, "kept").worst->error,
+              score[static_cast<size_t>(best)] - score[static_cast<size_t>(worst)], 1e-15);
+  EXPECT_NE(find(found, "kept").worst->note.find("KV head 0"), std::string::npos);
+  EXPECT_FALSE(find(found, "output").agrees()) << "they are of another cache";
+  claims.kept.reset();
+  found = agreement(layer, claimant(test::kTopK), claims);
+  EXPECT_TRUE(agrees(found)) << "without a claim, the reference's own cache counts";
+}
+
+TEST(Agreement, FindsEveryKeptSetThatIsNone) {
+  const traces::Layer layer = layer_of(1, 7);
+  const LayerRecord record = record_of(layer, test::kTopK);
+  const auto outside = [&](const Positions& kept) {
+    LayerClaims claims;
+    claims.kept = record.prompt.kept;
+    (*claims.kept)[2] = kept;
+    const TensorAgreement found = agreement(layer, claimant(test::kTopK), claims).front();
+    return found.outside > 0 ? found.worst->note : "";
+  };
+  const Positions& good = record.prompt.kept[2];
+  const auto changed = [&](size_t at, int64_t position) {
+    Positions kept = good;
+    kept[at] = position;
+    return kept;
+  };
+  EXPECT_EQ(outside(good), "");
+  EXPECT_EQ(outside(changed(0, -1)), "KV head 2: is no position of a prompt of 30 tokens");
+  EXPECT_EQ(outside(changed(13, 30)), "KV head 2: is no position of a prompt of 30 tokens");
+  EXPECT_EQ(outside(changed(13, 28)), "KV head 2: follows 28: positions must ascend");
+  EXPECT_EQ(outside({}), "KV head 2: nothing is kept; the budget is 14");
+  EXPECT_EQ(outside(Positions(good.begin() + 1, good.end())),
+            "KV head 2: 13 entries are kept; the budget is 14");
+  EXPECT_EQ(outside(test::range(0, 14)), "KV head 2: position 24 is missing, which always stays");
+}
+
+TEST(Agreement, AllowsTiesAndCountsThem) {
+  traces::Layer layer = layer_of(2, 8);
+  // All tokens alike: every choice is a tie.
+  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+    for (int64_t i = 1; i < layer.keys.slice(g).rows; ++i) {
+      std::ranges::copy(layer.keys.slice(g).row(0), layer.keys.slice(g).row(i).begin());
+      std::ranges::copy(layer.values.slice(g).row(0), layer.values.slice(g).row(i).begin());
+    }
+  }
+  for (const Policy& policy : test::all_policies()) {
+    LayerClaims claims = claims_of(record_of(layer, policy));
+    Positions last = test::range(test::kTokens - kEntries, test::kTokens);
+    const int64_t swaps = test::kTokens - test::kHost.window >= 2 * (kEntries - test::kHost.window)
+                              ? kEntries - test::kHost.window
+                              : 0;
+    claims.kept = std::vector<Positions>(2, last);
+    const std::vector<TensorAgreement> found = agreement(layer, claimant(policy), claims);
+    EXPECT_TRUE(agrees(found));
+    EXPECT_EQ(find(found, "kept").near_tie_swaps, 2 * swaps);
+  }
+}
+
+TEST(Agreement, FindsAnyOneNumberThatIsOffByTwiceItsBound) {
+  const traces::Layer layer = layer_of(2, 9);
+  const Policy policy = test::two_stage<Critical>(Decimal{5, 1}, GqaProduct::mean_of_products, Norm::l2);
+  const LayerRecord record = record_of(layer, policy);
+  for (const reference::Arithmetic& arithmetic :
+       {reference::double_precision(), reference::single_precision(), reference::tensor_core_precision()}) {
+    for (const auto member : {&LayerClaims::score, &LayerClaims::projected_value_norms,
+                              &LayerClaims::stage_two_score, &LayerClaims::output}) {
+      LayerClaims claims = claims_of(record);
+      std::vector<double>& numbers = (claims.*member)->numbers;
+      for (size_t i = 0; i < numbers.size(); i += 7) {
+        const double right = numbers[i];
+        // An element that is far out tells its bound.
+        numbers[i] = right + 1;
+        std::vector<TensorAgreement> found = agreement(layer, claimant(policy, arithmetic), claims);
+        const auto wrong =
+            std::ranges::find_if(found, [](const TensorAgreement& tensor) { return !tensor.agrees(); });
+        ASSERT_NE(wrong, found.end());
+        const double bound = wrong->worst->bound;
+        EXPECT_LT(bound, 0.05);
+        for (const double factor : {2.0, -2.0, 0.5, -0.5}) {
+          numbers[i] = right + factor * bound;
+          EXPECT_EQ(agrees(agreement(layer, claimant(policy, arithmetic), claims)), std::abs(factor) < 1)
+              << factor;
+        }
+        numbers[i] = right;
+        i += numbers.size() / 4;
+      }
+    }
+  }
+}
+
+TEST(Agreement, OfNoDecodeStepsIsThatOfThePrompt) {
+  const traces::Layer layer = layer_of(2, 10);
+  LayerClaims claims = claims_of(record_of(layer, test::kTopK, 0));
+  EXPECT_FALSE(claims.output);
+  claims.output = RealClaim{{0, 4, 6}, {}, Dtype::f32};
+  Claimant nobody = claimant(test::kTopK);
+  nobody.steps = 0;
+  const std::vector<TensorAgreement> found = agreement(layer, nobody, claims);
+  EXPECT_TRUE(agrees(found));
+  EXPECT_EQ(find(found, "output").elements, 0);
+}
+
+}  // namespace
+}  // namespace kvbound::sim

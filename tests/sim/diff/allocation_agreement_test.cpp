@@ -1,0 +1,89 @@
+#include <algorithm>
+#include <limits>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <kvbound/reference/eviction/allocation.hpp>
+#include <kvbound/sim/diff/allocation_agreement.hpp>
+#include <kvbound/sim/options/policy.hpp>
+
+#include "support/random_layer.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using test::integer;
+using Counts = std::vector<int64_t>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+AdaKv adakv(const std::string& safeguard) { return {*parse_decimal(safeguard)}; }
+
+Explanation explain(const std::string& safeguard, const std::vector<double>& scores,
+                    const std::vector<double>& errors, const Counts& candidates, const Counts& shared) {
+  return sim::explain(adakv(safeguard), {scores, errors}, candidates, shared);
+}
+
+TEST(AllocationExplanation, OfExactScoresIsTheReferencesAlone) {
+  const std::vector<double> scores{9, 8, 1, 2, 7, 3}, exact(6);
+  EXPECT_EQ(explain("0", scores, exact, {1, 2}, {2, 1}), Explanation::found);
+  EXPECT_EQ(explain("0", scores, exact, {1, 2}, {1, 2}), Explanation::none);
+  EXPECT_EQ(explain("0", scores, exact, {1, 2}, {3, 0}), Explanation::none);
+  EXPECT_EQ(explain("1", scores, exact, {1, 2}, {1, 2}), Explanation::found);
+  EXPECT_EQ(explain("0", scores, exact, {1, 2}, {2, 2}), Explanation::none) << "another total";
+  EXPECT_EQ(explain("0", scores, exact, {0, 0}, {0, 0}), Explanation::found);
+  EXPECT_EQ(explain("0", scores, exact, {0, 0}, {1, -1}), Explanation::none);
+}
+
+TEST(AllocationExplanation, OfScoresNextToEachOtherIsEitherHeads) {
+  // The third largest is 7, or, half a unit off each, 6.5.
+  const std::vector<double> scores{9, 8, 1, 2, 7, 6.5}, half(6, 0.5), little(6, 0.125);
+  EXPECT_EQ(explain("0", {9, 8, 6.5, 2, 7, 3}, half, {1, 2}, {3, 0}), Explanation::found);
+  EXPECT_EQ(explain("0", {9, 8, 6.5, 2, 7, 3}, little, {1, 2}, {3, 0}), Explanation::none);
+  EXPECT_EQ(explain("0", scores, half, {1, 2}, {1, 2}), Explanation::none) << "8 is not next to 6.5";
+  EXPECT_EQ(explain("0", scores, std::vector<double>(6, 0.75), {1, 2}, {1, 2}), Explanation::found);
+}
+
+TEST(AllocationExplanation, ReachesAcrossHeadsAsFarAsErrorsDo) {
+  // Head 0 may have 3 among the two largest, rather than the other head its 4.
+  const std::vector<double> scores{5, 3, 4, 0}, errors{0.75, 0.75, 0.75, 0};
+  EXPECT_EQ(explain("0", scores, errors, {1, 1}, {1, 1}), Explanation::found);
+  EXPECT_EQ(explain("0", scores, errors, {1, 1}, {2, 0}), Explanation::found) << "5 and 3 rather than 4";
+  EXPECT_EQ(explain("0", scores, {0.25, 0.25, 0.25, 0}, {1, 1}, {2, 0}), Explanation::none);
+}
+
+TEST(AllocationExplanation, IsUnknownWhereErrorsAreInfiniteOrRankingsTooMany) {
+  EXPECT_EQ(explain("0", {1, 2}, {0, kInfinity}, {1, 0}, {1, 0}), Explanation::unknown);
+  // Eight heads of equal scores: with hardly a share to be won, any count of large ones is as good as any other.
+  const std::vector<double> scores(8 * 40, 1.0), errors(8 * 40, 0.5);
+  Counts shared(8, 20);
+  shared[0] = 21;
+  shared[7] = 19;
+  EXPECT_EQ(explain("0.99", scores, errors, Counts(8, 20), shared), Explanation::unknown);
+}
+
+RC_GTEST_PROP(AllocationExplanation, IsNeverNoneForWhoIsHonestAboutScoresWithinTheirErrors, ()) {
+  const int64_t heads = *integer(1, 4), candidates = *integer(1, 8);
+  std::vector<double> scores, errors;
+  Matrix theirs(heads, candidates);
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < candidates; ++i) {
+      scores.push_back(static_cast<double>(*integer(0, 20)));
+      errors.push_back(0.25 * static_cast<double>(*integer(0, 8)));
+      theirs(h, i) = scores.back() + errors.back() * 0.25 * static_cast<double>(*integer(-4, 4));
+    }
+  }
+  const Counts counts(static_cast<size_t>(heads), *integer(0, candidates));
+  const AdaKv options =
+      adakv(std::vector<std::string>{"0", "0.2", "0.5", "1"}[static_cast<size_t>(*integer(0, 3))]);
+  const Counts shared = reference::adakv_budgets(options, theirs, counts);
+  const Explanation explanation = sim::explain(options, {scores, errors}, counts, shared);
+  RC_CLASSIFY(
+      shared == reference::adakv_budgets(options, MatrixView(scores.data(), heads, candidates), counts),
+      "the reference's");
+  RC_ASSERT(explanation == Explanation::found);
+}
+
+}  // namespace
+}  // namespace kvbound::sim

@@ -1,0 +1,291 @@
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/diff/evicted_agreement.hpp>
+
+#include "support/session_cases.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
+
+using test::Positions;
+
+constexpr int64_t kEntries = 14, kSteps = 12, kTokens = 30;
+
+traces::Layer layer_of(uint64_t seed) {
+  test::RandomLayer random({4, 2, 6, 9}, kTokens, 8, kSteps, seed);
+  traces::Layer layer;
+  layer.shape = random.shape;
+  layer.scale = random.view().scale;
+  layer.prompt_tokens = kTokens;
+  layer.window_queries = 8;
+  layer.keys = std::move(random.all_keys);
+  layer.values = std::move(random.all_values);
+  layer.queries = std::move(random.all_queries);
+  layer.output_projection = std::move(random.output_projection);
+  return layer;
+}
+
+Policy policy_of(Host host, Score score = {}, Selection selection = {}) {
+  return {host, score, selection, {}, {}};
+}
+Selection critical(std::optional<Decimal> alpha) {
+  Critical options;
+  options.alpha = alpha;
+  return options;
+}
+const H2o kH2o{6, 1, 3};
+
+std::vector<Policy> policies() {
+  return {policy_of(kH2o),
+          policy_of(Tova{2}),
+          policy_of(StreamingLlm{4}),
+          policy_of(kH2o, ObcacheJoint{{Space::projected}}),
+          policy_of(Tova{0}, ExactRemoval{}),
+          policy_of(kH2o, ExactRemoval{}),
+          policy_of(kH2o, {}, critical(Decimal{5, 1})),
+          policy_of(Tova{1}, {}, critical(std::nullopt)),
+          policy_of(kH2o, {}, ThetaSweep{})};
+}
+
+// A claimant and what the reference says of the prompt.
+struct Case {
+  Case(const traces::Layer& layer_, const Policy& policy,
+       const reference::Arithmetic& arithmetic = reference::double_precision())
+      : layer(layer_),
+        claimant{policy, kEntries, kSteps, arithmetic, Dtype::f64},
+        prompt(layer.prompt()),
+        session(reference::make_session()),
+        record(session->compress(prompt, policy,
+                                 Positions(static_cast<size_t>(layer.shape.kv_heads), kEntries))),
+        errors(prompt, claimant, record),
+        kept(record.kept) {}
+
+  // The session's own departures.
+  Positions own() {
+    Positions left;
+    for (int64_t t = 0; t < kSteps; ++t) {
+      const StepRecord step = session->step(layer.step(t));
+      left.insert(left.end(), step.left.begin(), step.left.end());
+    }
+    return left;
+  }
+
+  LeftJudgement judge(const std::optional<Positions>& left) const {
+    return judge_left(layer, claimant, record, errors, kept, left);
+  }
+
+  const traces::Layer& layer;
+  Claimant claimant;
+  LayerView prompt;
+  std::unique_ptr<Session> session;
+  PromptRecord record;
+  PromptErrors errors;
+  std::vector<Positions> kept;
+};
+
+TEST(LeftAgreement, OfTheReferenceWithItselfIsCompleteAndWithoutSwaps) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    const traces::Layer layer = layer_of(seed);
+    for (const Policy& policy : policies()) {
+      Case given(layer, policy);
+      const Positions left = given.own();
+      const LeftJudgement found = given.judge(left);
+      EXPECT_EQ(found.agreement.elements, 2 * kSteps);
+      EXPECT_EQ(found.agreement.judged, 2 * kSteps);
+      EXPECT_EQ(found.agreement.outside, 0);
+      EXPECT_EQ(found.agreement.near_tie_swaps, 0);
+      EXPECT_FALSE(found.agreement.worst);
+      const LeftJudgement unclaimed = given.judge({});
+      EXPECT_EQ(unclaimed.forced, found.forced)
+          << "where nothing is claimed, the reference's own choice leaves";
+      EXPECT_EQ(unclaimed.agreement.elements, 0);
+      for (int64_t t = 0; t < kSteps; ++t) {
+        for (int64_t g = 0; g < 2; ++g) {
+          EXPECT_EQ(found.forced[static_cast<size_t>(g)][static_cast<size_t>(t)],
+                    left[static_cast<size_t>(2 * t + g)]);
+        }
+      }
+    }
+  }
+}
+
+// Who is in KV head g's cache at step t, the new entry included.
+std::set<int64_t> cache_at(const Case& given, const Positions& left, int64_t t, int64_t g) {
+  std::set<int64_t> cache(given.kept[static_cast<size_t>(g)].begin(),
+                          given.kept[static_cast<size_t>(g)].end());
+  for (int64_t step = 0; step <= t; ++step) cache.insert(kTokens + step);
+  for (int64_t step = 0; step < t; ++step) cache.erase(left[static_cast<size_t>(2 * step + g)]);
+  return cache;
+}
+
+TEST(LeftAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
+  const traces::Layer layer = layer_of(4);
+  for (const Policy& policy : policies()) {
+    Case given(layer, policy);
+    const Positions own = given.own();
+    for (const int64_t t : {0, 5}) {
+      const auto at = static_cast<size_t>(2 * t + 1);
+      for (const int64_t other : cache_at(given, own, t, 1)) {
+        if (other == own[at]) continue;
+        Positions left(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+        left[at] = other;
+        given.claimant.steps = t + 1;
+        const LeftJudgement found = given.judge([&] {
+          left.resize(static_cast<size_t>(2 * (t + 1)));
+          return left;
+        }());
+        ASSERT_EQ(found.agreement.outside, 1);
+        EXPECT_EQ(found.agreement.worst->index, (Positions{t, 1}));
+        EXPECT_EQ(found.agreement.worst->claimed, static_cast<double>(other));
+        EXPECT_EQ(found.forced[1].back(), other) << "the cache follows the claimant all the same";
+      }
+    }
+  }
+}
+
+TEST(LeftAgreement, SaysWhatIsWrongWithADepartureThatCannotBe) {
+  const traces::Layer layer = layer_of(5);
+  Case given(layer, policy_of(kH2o));
+  const Positions own = given.own();
+  const auto note = [&](int64_t claimed) {
+    Positions left = own;
+    left[2 * 3] = claimed;
+    const LeftJudgement found = given.judge(left);
+    EXPECT_GE(found.agreement.outside, 1);
+    return found.agreement.worst->note;
+  };
+  EXPECT_EQ(note(own[2 * 2]),
+            "step 3, KV head 0: position " + std::to_string(own[2 * 2]) + " left, which is not in the cache");
+  EXPECT_EQ(note(-1), "step 3, KV head 0: nobody left, but the cache has 15 entries and the budget is 14");
+  EXPECT_EQ(note(-99), "step 3, KV head 0: position -99 left, which is not in the cache");
+  EXPECT_EQ(note(kTokens + 4), "step 3, KV head 0: position 34 left, which is not in the cache");
+  EXPECT_EQ(note(0), "step 3, KV head 0: position 0 left, which always stays");
+  EXPECT_EQ(note(kTokens + 3), "step 3, KV head 0: position 33 left, which always stays");
+}
+
+TEST(LeftAgreement, LetsTheReferencesChoiceLeaveWhereTheClaimedOneCannot) {
+  const traces::Layer layer = layer_of(6);
+  for (const Policy& policy : policies()) {
+    Case given(layer, policy);
+    const Positions own = given.own();
+    for (const int64_t claimed : {int64_t{-1}, int64_t{1000}}) {
+      Positions left = own;
+      left[2 * 3] = claimed;
+      const LeftJudgement found = given.judge(left);
+      EXPECT_EQ(found.agreement.outside, 1) << "and nothing that follows is wrong";
+      EXPECT_EQ(found.forced, given.judge(own).forced);
+    }
+  }
+}
+
+// The entry `twin` of KV head 1 becomes one of `model`, but for a billionth.
+void make_twin(traces::Layer& layer, int64_t model, int64_t twin) {
+  for (Tensor* tensor : {&layer.keys, &layer.values}) {
+    std::ranges::transform(tensor->slice(1).row(model), tensor->slice(1).row(twin).begin(),
+                           [](double x) { return x * (1 + 1e-9); });
+  }
+}
+
+TEST(LeftAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
+  constexpr int64_t kWindowBegins = kTokens - 6;
+  for (const Policy& policy : policies()) {
+    if (std::holds_alternative<StreamingLlm>(policy.host)) continue;
+    int64_t cases = 0;
+    for (uint64_t seed = 20; seed < 40; ++seed) {
+      traces::Layer layer = layer_of(seed);
+      Case before(layer, policy);
+      before.claimant.steps = 1;
+      const int64_t model = before.judge({}).forced[1][0];
+      const auto twin = std::ranges::find_if(before.kept[1], [&](int64_t i) { return i >= 2 && i != model; });
+      if (model < 2 || model >= kWindowBegins || *twin >= kWindowBegins)
+        continue;  // not all queries see them
+      make_twin(layer, model, *twin);
+      const std::vector<Positions> kept = before.kept;
+      for (const bool single : {true, false}) {
+        Case given(layer, policy, single ? reference::single_precision() : reference::double_precision());
+        given.kept = kept;
+        given.claimant.steps = 1;
+        const std::vector<Positions> own = given.judge({}).forced;
+        const bool twins = own[1][0] == model || own[1][0] == *twin;
+        if (!twins) continue;  // somebody else is worse now
+        const int64_t other = own[1][0] == model ? *twin : model;
+        const LeftJudgement found = given.judge(Positions{own[0][0], other});
+        EXPECT_EQ(found.agreement.outside, single ? 0 : 1);
+        EXPECT_EQ(found.agreement.near_tie_swaps, single ? 1 : 0);
+        EXPECT_EQ(found.forced[1][0], other);
+        if (found.agreement.worst) {
+          EXPECT_NE(found.agreement.worst->note.find("both error bounds together are"), std::string::npos);
+          EXPECT_LT(found.agreement.worst->bound, found.agreement.worst->error);
+        }
+        ++cases;
+      }
+    }
+    EXPECT_GE(cases, 4) << "this policy was hardly tried";
+  }
+}
+
+TEST(LeftAgreement, JudgesH2oByTheSumOfAllStepsAndTovaByTheLastOne) {
+  const traces::Layer layer = layer_of(8);
+  Case h2o(layer, policy_of(H2o{6, 0, 3})), tova(layer, policy_of(Tova{0}));
+  tova.kept = h2o.kept;
+  tova.record.kept = h2o.kept;
+  const LeftJudgement by_sum = h2o.judge({}), by_last = tova.judge({});
+  EXPECT_NE(by_sum.forced, by_last.forced);
+  Positions left;
+  for (size_t t = 0; t < kSteps; ++t) {
+    for (size_t g = 0; g < 2; ++g) left.push_back(by_last.forced[g][t]);
+  }
+  EXPECT_GT(h2o.judge(left).agreement.outside, 0) << "forgetting is found";
+}
+
+TEST(LeftAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
+  const traces::Layer layer = layer_of(9);
+  for (const Policy& policy : policies()) {
+    Case given(layer, policy);
+    given.kept[0].erase(given.kept[0].begin() + 5, given.kept[0].begin() + 9);  // ten of fourteen
+    for (int64_t i = 0; given.kept[1].size() < 17; ++i) {
+      if (!std::ranges::binary_search(given.kept[1], i)) {
+        given.kept[1].insert(std::ranges::lower_bound(given.kept[1], i), i);
+      }
+    }
+    const LeftJudgement found = given.judge({});
+    for (size_t t = 0; t < kSteps; ++t) {
+      EXPECT_EQ(found.forced[0][t] == -1, t < 4) << "nobody leaves before the budget is reached";
+      EXPECT_NE(found.forced[1][t], -1);
+    }
+    const LeftJudgement early = given.judge([&] {
+      Positions left;
+      for (size_t t = 0; t < kSteps; ++t) left.insert(left.end(), {found.forced[0][t], found.forced[1][t]});
+      left[0] = given.kept[0][5];
+      return left;
+    }());
+    EXPECT_GE(early.agreement.outside, 1);
+    EXPECT_NE(early.agreement.worst->note.find("the cache has 11 entries and the budget is 14"),
+              std::string::npos)
+        << early.agreement.worst->note;
+  }
+}
+
+TEST(LeftAgreement, IsTheSameForAnyNumberOfThreads) {
+  const traces::Layer layer = layer_of(10);
+  Case given(layer, policy_of(kH2o, ExactRemoval{}));
+  Positions left = given.own();
+  std::swap(left[4], left[6]);
+  const TensorAgreement one = given.judge(left).agreement;
+  omp_set_num_threads(3);
+  const TensorAgreement three = given.judge(left).agreement;
+  omp_set_num_threads(1);
+  ASSERT_TRUE(one.worst);
+  EXPECT_EQ(one.worst->note, three.worst->note);
+  EXPECT_EQ(one.outside, three.outside);
+}
+
+}  // namespace
+}  // namespace kvbound::sim
