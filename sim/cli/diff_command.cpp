@@ -51,16 +51,16 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
 
 // Judges the dump's layers, one in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
-  Claimant claimant{report.dump.policy, report.dump.entries, report.dump.steps, report.arithmetic,
-                    dump.input_storage()};
+  TestedImplementation implementation{report.dump.policy, report.dump.entries, report.dump.steps,
+                                      report.arithmetic, dump.input_storage()};
   Progress progress("judging " + dump.path(), !quiet);
   int64_t done = 0;
   for (const int64_t l : report.dump.layers) {
-    claimant.entries = report.dump.layer_entries[static_cast<size_t>(l)];
+    implementation.entries = report.dump.layer_entries[static_cast<size_t>(l)];
     const LayerClaims claims = dump.read_layer(l);
     const traces::Layer layer = trace.read_layer(l);
     try {
-      for (TensorAgreement& found : agreement(layer, claimant, claims))
+      for (TensorAgreement& found : agreement(layer, implementation, claims))
         report.tensors.push_back({l, std::move(found)});
     } catch (const NonFinite& error) {
       throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),

@@ -43,16 +43,16 @@ PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions&
   return reference::make_session()->compress(prompt, policy, budgets);
 }
 
-// The claimant's arithmetic with what storing this layer's numbers cost.
-Claimant with_input_rounding(Claimant claimant, const traces::Layer& layer) {
-  const InputRounding rounding = input_rounding(layer, claimant.storage);
-  OperationArithmetic& operations = claimant.arithmetic;
+// The tested implementation's arithmetic with what storing this layer's numbers cost.
+TestedImplementation with_input_rounding(TestedImplementation implementation, const traces::Layer& layer) {
+  const InputRounding rounding = input_rounding(layer, implementation.storage);
+  OperationArithmetic& operations = implementation.arithmetic;
   for (reference::Arithmetic* arithmetic :
        {&operations.window_attention, &operations.projected_value_norms, &operations.attention}) {
     arithmetic->input = std::max(arithmetic->input, rounding.relative);
     arithmetic->input_floor = rounding.floor;
   }
-  return claimant;
+  return implementation;
 }
 
 // What errors of outputs over the full and the compressed cache do to || (o - o^) W ||_1.
@@ -93,17 +93,18 @@ class OutputFigures {
 // Judges one layer's claims, tensor by tensor.
 class LayerJudge {
  public:
-  LayerJudge(const traces::Layer& layer, const Claimant& claimant, const LayerClaims& claims)
+  LayerJudge(const traces::Layer& layer, const TestedImplementation& implementation,
+             const LayerClaims& claims)
       : layer_(layer),
         shape_(layer.shape),
-        claimant_(with_input_rounding(claimant, layer)),
+        implementation_(with_input_rounding(implementation, layer)),
         claims_(claims),
         prompt_(layer.prompt()),
-        allocation_(judge_allocation(prompt_, claimant_, claims.kept ? &*claims.kept : nullptr)),
-        reference_(compressed(prompt_, claimant.policy, allocation_.budgets)),
-        evicts_(evicts(claimant.policy.host)),
-        merges_(!std::holds_alternative<NoMerge>(claimant.policy.merge)) {
-    claimant_.budgets = allocation_.budgets;
+        allocation_(judge_allocation(prompt_, implementation_, claims.kept ? &*claims.kept : nullptr)),
+        reference_(compressed(prompt_, implementation.policy, allocation_.budgets)),
+        evicts_(evicts(implementation.policy.host)),
+        merges_(!std::holds_alternative<NoMerge>(implementation.policy.merge)) {
+    implementation_.budgets = allocation_.budgets;
   }
 
   std::vector<TensorAgreement> judge() {
@@ -112,7 +113,7 @@ class LayerJudge {
       judge_merges();
       return std::move(results_);
     }
-    if (claimant_.steps == 0) {
+    if (implementation_.steps == 0) {
       judge_no_steps();
       return std::move(results_);
     }
@@ -153,8 +154,8 @@ class LayerJudge {
       results_.push_back(compare("score_positions", *claims_.score_positions, reference_.score_positions));
     }
     const bool scores_wanted = claims_.score || claims_.stage_two_score || claims_.projected_value_norms ||
-                               claims_.kept || (evicts_ && claimant_.steps > 0) || merges_;
-    if (scores_wanted) errors_.emplace(prompt_, claimant_, reference_);
+                               claims_.kept || (evicts_ && implementation_.steps > 0) || merges_;
+    if (scores_wanted) errors_.emplace(prompt_, implementation_, reference_);
     if (claims_.score) add("score", claims_.score, reference_.score, errors_->score);
     if (claims_.projected_value_norms) {
       add("projected_value_norms", claims_.projected_value_norms, *reference_.projected_value_norms,
@@ -168,15 +169,15 @@ class LayerJudge {
     }
     forced_ = reference_.kept;
     if (!claims_.kept) return;
-    results_.push_back(judge_kept(prompt_, claimant_, reference_, *errors_, *claims_.kept, forced_));
+    results_.push_back(judge_kept(prompt_, implementation_, reference_, *errors_, *claims_.kept, forced_));
     *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
     results_.back().undecided += allocation_.undecided;
   }
 
   // How many entries each KV head keeps. Where merging comes first that may be fewer than its budget: judge_kept.
   Positions kept_sizes() const {
-    const auto* keep_kv = std::get_if<KeepKv>(&claimant_.policy.merge);
-    if (!keep_kv || keep_kv->order == MergeOrder::evict_first) return claimant_.budgets;
+    const auto* keep_kv = std::get_if<KeepKv>(&implementation_.policy.merge);
+    if (!keep_kv || keep_kv->order == MergeOrder::evict_first) return implementation_.budgets;
     Positions sizes;
     for (const Positions& kept : claims_.kept ? *claims_.kept : reference_.kept) {
       sizes.push_back(static_cast<int64_t>(kept.size()));
@@ -186,17 +187,19 @@ class LayerJudge {
 
   // Who left at which step.
   void judge_departures() {
-    LeftJudgement judgement = judge_left(layer_, claimant_, reference_, *errors_, forced_, claims_.left);
+    LeftJudgement judgement =
+        judge_left(layer_, implementation_, reference_, *errors_, forced_, claims_.left);
     left_ = std::move(judgement.forced);
     if (claims_.left) results_.push_back(std::move(judgement.agreement));
   }
 
   // What merged, and all that follows from it.
   void judge_merges() {
-    const MergeJudgement judgement = judge_merging(layer_, claimant_, reference_, *errors_, forced_, claims_);
+    const MergeJudgement judgement =
+        judge_merging(layer_, implementation_, reference_, *errors_, forced_, claims_);
     std::ranges::copy(judgement.agreements, std::back_inserter(results_));
-    if (claimant_.steps > 0 && wants_metrics()) judge_metrics_of(judgement);
-    if (claimant_.steps == 0) judge_no_metrics();
+    if (implementation_.steps > 0 && wants_metrics()) judge_metrics_of(judgement);
+    if (implementation_.steps == 0) judge_no_metrics();
   }
 
   // Figures from outputs as they are recorded: by how much outputs are off, they are.
@@ -205,8 +208,8 @@ class LayerJudge {
                  row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
     const LayerMetrics metrics = measured(judgement.record, norms);
     const Matrix norm_errors = norm_errors_of(norms);
-    const OutputFigures figures(layer_, judgement, claimant_.arithmetic.attention, row_norms);
-    Matrix mass(claimant_.steps, shape_.query_heads), perturbation = mass, terms = mass;
+    const OutputFigures figures(layer_, judgement, implementation_.arithmetic.attention, row_norms);
+    Matrix mass(implementation_.steps, shape_.query_heads), perturbation = mass, terms = mass;
     const std::vector<std::vector<Positions>> residents = residents_of(judgement.record);
     for_each_step([&](int64_t t, int64_t g) {
       const auto errors = step_errors(t, g, residents[static_cast<size_t>(g)][static_cast<size_t>(t)], norms,
@@ -270,9 +273,9 @@ class LayerJudge {
       const MatrixView queries = step_queries(g, t);
       const Matrix keys = cache.keys(residents), values = cache.values(residents);
       const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
-      const Matrix errors =
-          reference::attention_errors(queries, keys, values, layer_.scale, {}, claimant_.arithmetic.attention)
-              .output;
+      const Matrix errors = reference::attention_errors(queries, keys, values, layer_.scale, {},
+                                                        implementation_.arithmetic.attention)
+                                .output;
       const int64_t first = (t * shape_.query_heads + g * group_size()) * shape_.head_dim;
       std::ranges::copy(output.numbers(), expected.begin() + first);
       std::ranges::copy(errors.numbers(), bounds.begin() + first);
@@ -283,7 +286,7 @@ class LayerJudge {
   // piece(step, KV head), in parallel.
   template <class Piece>
   void for_each_step(const Piece& piece) const {
-    reference::parallel_for(claimant_.steps * shape_.kv_heads,
+    reference::parallel_for(implementation_.steps * shape_.kv_heads,
                             [&](int64_t i) { piece(i / shape_.kv_heads, i % shape_.kv_heads); });
   }
 
@@ -292,7 +295,7 @@ class LayerJudge {
     const LayerMetrics metrics = measured(norms);
     const Matrix norm_errors = norm_errors_of(norms);
     const Matrix row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
-    Matrix mass(claimant_.steps, shape_.query_heads), bound = mass, perturbation = mass, terms = mass;
+    Matrix mass(implementation_.steps, shape_.query_heads), bound = mass, perturbation = mass, terms = mass;
     for_each_step([&](int64_t t, int64_t g) {
       const std::vector<reference::PerturbationErrors> errors =
           step_errors(t, g, caches_[static_cast<size_t>(g)].residents(t), norms, norm_errors, row_norms);
@@ -318,7 +321,7 @@ class LayerJudge {
   LayerMetrics measured(const Matrix& norms) const {
     LayerRecord record;
     record.prompt.kept = forced_;
-    record.steps.resize(static_cast<size_t>(claimant_.steps));
+    record.steps.resize(static_cast<size_t>(implementation_.steps));
     for (size_t t = 0; evicts_ && t < record.steps.size(); ++t) {
       for (const std::vector<int64_t>& head : left_) record.steps[t].left.push_back(head[t]);
     }
@@ -340,7 +343,7 @@ class LayerJudge {
 
   Matrix norm_errors_of(const Matrix& norms) const {
     return reference::projected_value_norm_errors(shape_, layer_.values, layer_.output_projection, Norm::l1,
-                                                  norms, claimant_.arithmetic.projected_value_norms);
+                                                  norms, implementation_.arithmetic.projected_value_norms);
   }
 
   // residents  who was in the cache, as entered
@@ -363,7 +366,7 @@ class LayerJudge {
     given.norm_errors = group(norm_errors).middle_cols(0, tokens);
     given.projection_norms = group(row_norms);
     given.model_dim = shape_.model_dim;
-    return reference::perturbation_errors(given, claimant_.arithmetic.attention);
+    return reference::perturbation_errors(given, implementation_.arithmetic.attention);
   }
 
   // || sum_h (o_h - o^_h) ||: the heads' errors, and one sum over all heads' products.
@@ -374,7 +377,7 @@ class LayerJudge {
       const double all = std::accumulate(terms.row(t).begin(), terms.row(t).end(), 0.0);
       errors.push_back(own +
                        reference::sum_rounding(shape_.query_heads * shape_.head_dim + shape_.query_heads,
-                                               claimant_.arithmetic.attention) *
+                                               implementation_.arithmetic.attention) *
                            all);
     }
     return errors;
@@ -382,14 +385,14 @@ class LayerJudge {
 
   const traces::Layer& layer_;
   const LayerShape shape_;
-  Claimant claimant_;
+  TestedImplementation implementation_;
   const LayerClaims& claims_;
   const LayerView prompt_;
   const AllocationJudgement allocation_;
   const PromptRecord reference_;
   const bool evicts_, merges_;
   std::optional<PromptErrors> errors_;
-  std::vector<Positions> forced_;  // per KV head: who was kept, by the claimant's own account
+  std::vector<Positions> forced_;  // per KV head: who was kept, by the tested implementation's own account
   std::vector<Positions> left_;    // per KV head: who left at each step, likewise
   std::vector<ForcedCache> caches_;
   std::vector<TensorAgreement> results_;
@@ -417,9 +420,9 @@ const std::vector<std::string>& tensor_names() {
   return names;
 }
 
-std::vector<TensorAgreement> agreement(const traces::Layer& layer, const Claimant& claimant,
+std::vector<TensorAgreement> agreement(const traces::Layer& layer, const TestedImplementation& implementation,
                                        const LayerClaims& claims) {
-  return LayerJudge(layer, claimant, claims).judge();
+  return LayerJudge(layer, implementation, claims).judge();
 }
 
 }  // namespace kvbound::sim

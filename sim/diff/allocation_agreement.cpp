@@ -115,18 +115,18 @@ Explanation explain(const AdaKv& options, const UncertainScores& scores, std::sp
   return Explanation::none;
 }
 
-AllocationJudgement judge_allocation(const LayerView& layer, const Claimant& claimant,
+AllocationJudgement judge_allocation(const LayerView& layer, const TestedImplementation& implementation,
                                      const std::vector<std::vector<int64_t>>* kept) {
-  AllocationJudgement judgement{Counts(static_cast<size_t>(layer.shape.kv_heads), claimant.entries)};
-  const auto* adakv = std::get_if<AdaKv>(&claimant.policy.allocation);
+  AllocationJudgement judgement{Counts(static_cast<size_t>(layer.shape.kv_heads), implementation.entries)};
+  const auto* adakv = std::get_if<AdaKv>(&implementation.policy.allocation);
   if (!adakv) return judgement;
-  Claimant by_attention = claimant;
+  TestedImplementation by_attention = implementation;
   by_attention.policy.score = AttentionScore{};
   by_attention.policy.selection = TopK{};
   const PromptErrors errors(layer, by_attention, {});
   const reference::Ranking& ranking = errors.ranking;
   const auto always_kept = static_cast<int64_t>(ranking.always_kept.size());
-  const Counts candidates(judgement.budgets.size(), claimant.entries - always_kept);
+  const Counts candidates(judgement.budgets.size(), implementation.entries - always_kept);
   const Counts own = reference::adakv_budgets(
       *adakv, ranking.scores.view().middle_cols(ranking.first_candidate, ranking.candidates), candidates);
   Counts shared = own;

@@ -7,8 +7,8 @@
 
 #include <kvbound/reference/core/session.hpp>
 
-#include "agreement.hpp"
 #include "near_tie.hpp"
+#include "tested_implementation.hpp"
 
 namespace kvbound::sim {
 
@@ -20,8 +20,8 @@ enum class Explanation {
 
 /// Whether uncertain scores explain a sharing out.
 ///
-/// The largest scores of all heads are those above some limit: for a limit T whoever has score - error > T is among them, and
-/// whoever has score + error < T is not. Every limit and every choice that it leaves is tried.
+/// The largest scores of all heads are those above some limit: for a limit T whoever has score - error > T is among
+/// them, and whoever has score + error < T is not. Every limit and every choice that it leaves is tried.
 ///
 /// scores      [kv_heads * candidates], one head after the other
 /// candidates  [kv_heads]: how many each head would keep without
@@ -29,7 +29,7 @@ enum class Explanation {
 Explanation explain(const AdaKv& options, const UncertainScores& scores, std::span<const int64_t> candidates,
                     std::span<const int64_t> shared);
 
-/// What KV heads keep after a prompt by a claimant's account.
+/// What KV heads keep after a prompt by a tested implementation's account.
 struct AllocationJudgement {
   std::vector<int64_t>
       budgets;                 ///< [kv_heads]: what is claimed, unless that is a fault; then the reference's
@@ -39,11 +39,12 @@ struct AllocationJudgement {
 
 /// Judges how many entries each KV head keeps.
 ///
-/// Without `adakv` all keep the claimant's budget. With it, scores are attention, whatever the policy's own.
+/// Without `adakv` all keep the tested implementation's budget. With it, scores are attention, whatever the policy's
+/// own.
 ///
 /// kept    [kv_heads] of anything; null: nothing is claimed
 /// throws  NonFinite
-AllocationJudgement judge_allocation(const LayerView& layer, const Claimant& claimant,
+AllocationJudgement judge_allocation(const LayerView& layer, const TestedImplementation& implementation,
                                      const std::vector<std::vector<int64_t>>* kept);
 
 }  // namespace kvbound::sim

@@ -1,4 +1,4 @@
-// A choice that a claimant made at a step, such as who left the cache, and what it is worth.
+// A choice that a tested implementation made at a step, such as who left the cache, and what it is worth.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ inline constexpr int64_t kNobody = -1;
 
 struct Choice {
   int64_t forced =
-      kNobody;             ///< what is taken for chosen from now on: the claimant's, if that can be followed
-  bool judged = true;      ///< whether some other choice would have been a fault
-  bool near_tie = false;   ///< it is not the reference's, but rounding explains it
-  bool undecided = false;  ///< nothing tells whether it is right
+      kNobody;  ///< what is taken for chosen from now on: the tested implementation's, if that can be followed
+  bool judged = true;                    ///< whether some other choice would have been a fault
+  bool near_tie = false;                 ///< it is not the reference's, but rounding explains it
+  bool undecided = false;                ///< nothing tells whether it is right
   std::optional<Offender> offence = {};  ///< what is wrong with it
 };
 

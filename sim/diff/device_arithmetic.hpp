@@ -3,7 +3,7 @@
 
 #include <kvbound/traces/trace.hpp>
 
-#include "agreement.hpp"
+#include "tested_implementation.hpp"
 
 namespace kvbound::sim {
 

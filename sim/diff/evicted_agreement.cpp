@@ -34,8 +34,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // What a layer's steps have in common; columns are positions, rows query heads.
 struct LayerSizes {
-  LayerSizes(const traces::Layer& layer, const Claimant& claimant) {
-    const Policy& policy = claimant.policy;
+  LayerSizes(const traces::Layer& layer, const TestedImplementation& implementation) {
+    const Policy& policy = implementation.policy;
     if (reference::change_of(policy.score)) {
       spaces = reference::change_spaces(reference::space_of(policy.score), layer.output_projection,
                                         layer.shape.query_heads);
@@ -45,7 +45,7 @@ struct LayerSizes {
                                                             layer.output_projection, critical->norm);
       norm_errors = reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection,
                                                            critical->norm, norms,
-                                                           claimant.arithmetic.projected_value_norms);
+                                                           implementation.arithmetic.projected_value_norms);
     }
   }
 
@@ -53,23 +53,25 @@ struct LayerSizes {
   Matrix norm_errors;                          // [query_heads, n + T], with `critical`
 };
 
-// One KV head's cache as the claimant's choices make it, with the reference's running scores and their errors.
+// One KV head's cache as the tested implementation's choices make it, with the reference's running scores and their
+// errors.
 class HeadReplay {
  public:
-  HeadReplay(const traces::Layer& layer, const Claimant& claimant, const PromptRecord& reference,
-             const PromptErrors& errors, const LayerSizes& sizes, int64_t kv_head, const Positions& kept)
+  HeadReplay(const traces::Layer& layer, const TestedImplementation& implementation,
+             const PromptRecord& reference, const PromptErrors& errors, const LayerSizes& sizes,
+             int64_t kv_head, const Positions& kept)
       : layer_(layer),
-        claimant_(claimant),
-        arithmetic_(claimant.arithmetic.attention),
+        implementation_(implementation),
+        arithmetic_(implementation.arithmetic.attention),
         prompt_(layer.prompt()),
-        budget_(claimant.budget(kv_head)),
-        rules_(rules_of(claimant.policy.host, layer.prompt_tokens, budget_)),
-        change_(reference::change_of(claimant.policy.score)),
+        budget_(implementation.budget(kv_head)),
+        rules_(rules_of(implementation.policy.host, layer.prompt_tokens, budget_)),
+        change_(reference::change_of(implementation.policy.score)),
         sizes_(sizes),
         g_(kv_head),
         group_size_(layer.shape.group_size()),
         cache_(filled(layer, kv_head, kept)),
-        eviction_(prompt_, claimant.policy, kv_head, budget_, group(errors.ranking.head_scores),
+        eviction_(prompt_, implementation.policy, kv_head, budget_, group(errors.ranking.head_scores),
                   cache_norms(reference, kept), cache_) {
     if (!eviction_.is_scored()) return;
     running_errors_ = Matrix(group_size_, layer.values.view().rows);
@@ -106,7 +108,7 @@ class HeadReplay {
 
   // Projected value norms of the cache's entries, where stage two of a departure asks for them.
   Matrix cache_norms(const PromptRecord& reference, const Positions& kept) const {
-    if (!std::holds_alternative<Critical>(claimant_.policy.selection)) return {};
+    if (!std::holds_alternative<Critical>(implementation_.policy.selection)) return {};
     return columns_of(group(*reference.projected_value_norms), kept);
   }
 
@@ -133,7 +135,7 @@ class HeadReplay {
   void take_in_errors() {
     const Matrix errors = contribution_errors();
     const MatrixView scores = eviction_.head_scores();
-    const bool adds_up = std::holds_alternative<H2o>(claimant_.policy.host);
+    const bool adds_up = std::holds_alternative<H2o>(implementation_.policy.host);
     for (int64_t h = 0; h < group_size_; ++h) {
       for (int64_t entry = 0; entry < cache_.entries(); ++entry) {
         double& error = running_errors_(h, cache_.positions[static_cast<size_t>(entry)]);
@@ -163,7 +165,7 @@ class HeadReplay {
     const std::vector<int64_t> entries = departure.candidates();
     const Positions positions = departure.positions_of(entries);
     const std::vector<int64_t> staying = Departure::staying(positions, claimed);
-    const std::optional<Fault> fault = std::holds_alternative<Critical>(claimant_.policy.selection)
+    const std::optional<Fault> fault = std::holds_alternative<Critical>(implementation_.policy.selection)
                                            ? critical(entries, staying)
                                            : top_k_fault(scores(entries).view(), staying);
     return judge_scored(departure, claimed, positions, fault);
@@ -218,7 +220,7 @@ class HeadReplay {
   // CriticalKV's stages, of any size of stage one that rounding may lead to.
   std::optional<Fault> critical(const std::vector<int64_t>& entries,
                                 const std::vector<int64_t>& staying) const {
-    const Critical& options = std::get<Critical>(claimant_.policy.selection);
+    const Critical& options = std::get<Critical>(implementation_.policy.selection);
     const OwnedScores attention = scores(entries), second = stage_two(entries, options);
     const int64_t k = static_cast<int64_t>(entries.size()) - (cache_.entries() - budget_);
     const CountRange counts =
@@ -258,7 +260,7 @@ class HeadReplay {
   }
 
   const traces::Layer& layer_;
-  const Claimant& claimant_;
+  const TestedImplementation& implementation_;
   const reference::Arithmetic& arithmetic_;
   const LayerView prompt_;
   const int64_t budget_;
@@ -276,16 +278,17 @@ class HeadReplay {
 
 }  // namespace
 
-LeftJudgement judge_left(const traces::Layer& layer, const Claimant& claimant, const PromptRecord& reference,
-                         const PromptErrors& errors, const std::vector<Positions>& kept,
+LeftJudgement judge_left(const traces::Layer& layer, const TestedImplementation& implementation,
+                         const PromptRecord& reference, const PromptErrors& errors,
+                         const std::vector<Positions>& kept,
                          const std::optional<std::vector<int64_t>>& left) {
-  const LayerSizes sizes(layer, claimant);
+  const LayerSizes sizes(layer, implementation);
   const int64_t heads = layer.shape.kv_heads;
   std::vector<std::vector<Choice>> choices(kept.size());
   reference::parallel_for(heads, [&](int64_t g) {
     const auto index = static_cast<size_t>(g);
-    HeadReplay head(layer, claimant, reference, errors, sizes, g, kept[index]);
-    for (int64_t t = 0; t < claimant.steps; ++t) {
+    HeadReplay head(layer, implementation, reference, errors, sizes, g, kept[index]);
+    for (int64_t t = 0; t < implementation.steps; ++t) {
       choices[index].push_back(left ? head.step(t, (*left)[static_cast<size_t>(t * heads + g)])
                                     : head.step(t, std::nullopt));
     }

@@ -6,33 +6,38 @@
 #include <vector>
 
 #include <kvbound/reference/core/session.hpp>
+#include <kvbound/traces/trace.hpp>
 
-#include "agreement.hpp"
+#include "comparison.hpp"
 #include "prompt_errors.hpp"
+#include "tested_implementation.hpp"
 
 namespace kvbound::sim {
 
-/// Who left by a claimant's own account, and what that is worth.
+/// Who left by a tested implementation's own account, and what that is worth.
 struct LeftJudgement {
   std::vector<std::vector<int64_t>> forced;  ///< [kv_heads] of [steps]; -1 for nobody
   TensorAgreement agreement;                 ///< of no elements if nothing is claimed
 };
 
-/// Judges every departure by the reference's scores on the cache that the claimant's earlier choices produced.
+/// Judges every departure by the reference's scores on the cache that the tested implementation's earlier choices
+/// produced.
 ///
-/// Running scores carry running error bounds: with h2o those of the prompt's score and of every step's contribution so far,
-/// with tova the step's own. One who left is legal if no other that might have left in its stead had clearly less: the
-/// near-tie rule of top-k, or, with `critical`, of its two stages (near_tie.hpp), all others being selected. Legal departures
-/// that are not the reference's are near-tie swaps. With streaming-llm nothing is scored, and only one may leave.
+/// Running scores carry running error bounds: with h2o those of the prompt's score and of every step's contribution so
+/// far, with tova the step's own. One who left is legal if no other that might have left in its stead had clearly less:
+/// the near-tie rule of top-k, or, with `critical`, of its two stages (near_tie.hpp), all others being selected. Legal
+/// departures that are not the reference's are near-tie swaps. With streaming-llm nothing is scored, and only one may
+/// leave.
 ///
 /// What cannot be followed, because it is not in the cache or because nobody left where somebody must, is a fault; the
 /// reference's own choice on that cache leaves instead. So it does wherever nothing is claimed.
 ///
-/// kept  [kv_heads]: who was there after the prompt, by the claimant's account
+/// kept  [kv_heads]: who was there after the prompt, by the tested implementation's account
 /// left  [steps * kv_heads] of anything
 /// throws  NonFinite
-LeftJudgement judge_left(const traces::Layer& layer, const Claimant& claimant, const PromptRecord& reference,
-                         const PromptErrors& errors, const std::vector<std::vector<int64_t>>& kept,
+LeftJudgement judge_left(const traces::Layer& layer, const TestedImplementation& implementation,
+                         const PromptRecord& reference, const PromptErrors& errors,
+                         const std::vector<std::vector<int64_t>>& kept,
                          const std::optional<std::vector<int64_t>>& left);
 
 }  // namespace kvbound::sim

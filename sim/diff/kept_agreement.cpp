@@ -64,9 +64,9 @@ std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, 
 // One KV head's selection and what it is judged by.
 class Judge {
  public:
-  Judge(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
+  Judge(const LayerView& layer, const TestedImplementation& implementation, const PromptRecord& reference,
         const PromptErrors& errors, int64_t kv_head)
-      : layer_(layer), claimant_(claimant), reference_(reference), errors_(errors), g_(kv_head) {}
+      : layer_(layer), implementation_(implementation), reference_(reference), errors_(errors), g_(kv_head) {}
 
   // Whether the bounds tell the best candidate from the worst: if not, every choice is as good as any other.
   bool can_tell(int64_t selected) const {
@@ -79,11 +79,11 @@ class Judge {
     return best > worst || selected == 0 || selected == static_cast<int64_t>(attention.scores.size());
   }
 
-  // Nothing if legal. claimed, own: candidates selected by the claimant and by the reference, ascending.
+  // Nothing if legal. claimed, own: candidates selected by the tested implementation and by the reference, ascending.
   std::optional<Fault> fault(const Positions& claimed, const Positions& own) const {
     if (claimed == own) return std::nullopt;
     return std::visit([&](const auto& selection) { return by(selection, claimed, own); },
-                      claimant_.policy.selection);
+                      implementation_.policy.selection);
   }
 
  private:
@@ -150,7 +150,7 @@ class Judge {
     const MatrixView weights = group(errors_.weights), norms = group(*reference_.projected_value_norms);
     Uncertain total{
         0, reference::total_bound_error(weights, group(errors_.weight_errors), norms, group(errors_.norms),
-                                        kept, claimant_.arithmetic.window_attention)};
+                                        kept, implementation_.arithmetic.window_attention)};
     for (int64_t h = 0; h < weights.rows; ++h) {
       if (!(reference::attention_mass(weights.row(h), kept) > 0)) return {kInfinity, 0};
       total.value +=
@@ -167,16 +167,17 @@ class Judge {
     std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
     CountRange all{0, 0};
     // Who forms these masses need not have formed the scores: sums in any order.
-    reference::Arithmetic arithmetic = claimant_.arithmetic.window_attention;
+    reference::Arithmetic arithmetic = implementation_.arithmetic.window_attention;
     arithmetic.chain = arithmetic.product_chain = -1;
     for (int64_t i = 0; i < window; ++i) {
       const int64_t visible = n - window + i + 1;
       const Matrix queries = window_queries(layer_.window_queries() - window + i);
       const MatrixView keys = layer_.keys.slice(g_).middle_rows(0, visible);
       const Matrix weights = wider(reference::attention_weights(queries, keys, layer_.scale, visible - 1), n);
-      const Matrix errors = wider(reference::attention_weight_errors(queries, keys, layer_.scale,
-                                                                     claimant_.arithmetic.window_attention),
-                                  n);
+      const Matrix errors =
+          wider(reference::attention_weight_errors(queries, keys, layer_.scale,
+                                                   implementation_.arithmetic.window_attention),
+                n);
       const double adding = reference::sum_rounding(visible, arithmetic);
       for (int64_t h = 0; h < weights.rows(); ++h) {
         const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), ranking().always_kept,
@@ -205,7 +206,7 @@ class Judge {
   }
 
   const LayerView& layer_;
-  const Claimant& claimant_;
+  const TestedImplementation& implementation_;
   const PromptRecord& reference_;
   const PromptErrors& errors_;
   int64_t g_;
@@ -296,18 +297,18 @@ class KeptJudgement {
 
 }  // namespace
 
-TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
-                           const PromptErrors& errors, const std::vector<Positions>& kept,
-                           std::vector<Positions>& forced) {
+TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& implementation,
+                           const PromptRecord& reference, const PromptErrors& errors,
+                           const std::vector<Positions>& kept, std::vector<Positions>& forced) {
   const int64_t n = layer.prompt_tokens();
-  const auto* keep_kv = std::get_if<KeepKv>(&claimant.policy.merge);
+  const auto* keep_kv = std::get_if<KeepKv>(&implementation.policy.merge);
   const bool merges_first = keep_kv && keep_kv->order == MergeOrder::merge_first;
-  const bool untold = merges_first || std::holds_alternative<Greedy>(claimant.policy.selection);
+  const bool untold = merges_first || std::holds_alternative<Greedy>(implementation.policy.selection);
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
     const Positions& own = reference.kept[g];
-    const int64_t budget = claimant.budget(static_cast<int64_t>(g));
-    const HostRules rules = rules_of(claimant.policy.host, n, budget);
+    const int64_t budget = implementation.budget(static_cast<int64_t>(g));
+    const HostRules rules = rules_of(implementation.policy.host, n, budget);
     const Positions always_kept = rules.always_kept(n);
     // Where merging comes first there may be fewer to stay than the budget has room for.
     const auto size = static_cast<int64_t>(kept[g].size());
@@ -321,7 +322,7 @@ TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, con
       judgement.add_undecided(kept[g], own);
       continue;
     }
-    const Judge judge(layer, claimant, reference, errors, static_cast<int64_t>(g));
+    const Judge judge(layer, implementation, reference, errors, static_cast<int64_t>(g));
     const Positions selected = candidates_of(kept[g], always_kept, rules.sinks);
     std::optional<Fault> fault = judge.fault(selected, candidates_of(own, always_kept, rules.sinks));
     if (fault) {

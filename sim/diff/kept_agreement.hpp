@@ -5,21 +5,24 @@
 
 #include <kvbound/reference/core/session.hpp>
 
-#include "agreement.hpp"
+#include "comparison.hpp"
 #include "prompt_errors.hpp"
+#include "tested_implementation.hpp"
 
 namespace kvbound::sim {
 
 /// Judges the kept sets of all KV heads.
 ///
-/// With `greedy` the reference's own set agrees, and any other is undecided: every removal follows from those before, so
-/// rounding at one of them may lead anywhere, and no score of the prompt's end says where. So it is where merging comes before the
-/// selection, whose scores then follow from who merged with whom; there fewer may be kept than the budget has room for.
+/// With `greedy` the reference's own set agrees, and any other is undecided: every removal follows from those before,
+/// so rounding at one of them may lead anywhere, and no score of the prompt's end says where. So it is where merging
+/// comes before the selection, whose scores then follow from who merged with whom; there fewer may be kept than the
+/// budget has room for.
 ///
 /// kept     [kv_heads] of positions; anything
 /// forced   [kv_heads], the reference's own: replaced by what is claimed where that is a set of the prompt's positions
-TensorAgreement judge_kept(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference,
-                           const PromptErrors& errors, const std::vector<std::vector<int64_t>>& kept,
+TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& implementation,
+                           const PromptRecord& reference, const PromptErrors& errors,
+                           const std::vector<std::vector<int64_t>>& kept,
                            std::vector<std::vector<int64_t>>& forced);
 
 }  // namespace kvbound::sim

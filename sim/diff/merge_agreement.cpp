@@ -36,7 +36,7 @@ class MergeJudge {
       : part_(part),
         claims_(claims),
         shape_(part.layer.shape),
-        steps_(part.claimant.steps),
+        steps_(part.implementation.steps),
         heads_(forced.size()) {
     reference::parallel_for(shape_.kv_heads, [&](int64_t g) {
       const auto index = static_cast<size_t>(g);
@@ -68,7 +68,7 @@ class MergeJudge {
           continue;
         }
         const MemberRange range = heads_[g]->members()[i];
-        const bool votes = std::holds_alternative<KeepKv>(part_.claimant.policy.merge);
+        const bool votes = std::holds_alternative<KeepKv>(part_.implementation.policy.merge);
         const double vote = claim.numbers[at];
         const bool possible = votes && vote >= 1 + static_cast<double>(range.least) &&
                               vote <= 1 + static_cast<double>(range.most) && vote == std::floor(vote);
@@ -109,7 +109,7 @@ class MergeJudge {
   }
 
   void replay() {
-    const bool dynamic = evicts(part_.claimant.policy.host);
+    const bool dynamic = evicts(part_.implementation.policy.host);
     std::vector<std::vector<MergeStep>> steps(heads_.size());
     reference::parallel_for(shape_.kv_heads, [&](int64_t g) {
       const auto at = [&](const std::optional<std::vector<int64_t>>& claims, int64_t t) {
@@ -168,17 +168,17 @@ class MergeJudge {
 };
 
 // A session's own steps, of which the rebuilt caches are wanted.
-std::vector<StepRecord> rebuilds(const traces::Layer& layer, const Claimant& claimant) {
-  const auto* keep_kv = std::get_if<KeepKv>(&claimant.policy.merge);
+std::vector<StepRecord> rebuilds(const traces::Layer& layer, const TestedImplementation& implementation) {
+  const auto* keep_kv = std::get_if<KeepKv>(&implementation.policy.merge);
   std::vector<StepRecord> steps;
   if (!keep_kv || !keep_kv->period) return steps;
-  Policy policy = claimant.policy;
+  Policy policy = implementation.policy;
   policy.allocation = Uniform{};
   std::vector<int64_t> budgets;
-  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) budgets.push_back(claimant.budget(g));
+  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) budgets.push_back(implementation.budget(g));
   const auto session = reference::make_session();
   session->compress(layer.prompt(), policy, budgets);
-  for (int64_t t = 0; t < claimant.steps; ++t) steps.push_back(session->step(layer.step(t)));
+  for (int64_t t = 0; t < implementation.steps; ++t) steps.push_back(session->step(layer.step(t)));
   return steps;
 }
 
@@ -199,17 +199,17 @@ std::vector<bool> MergeJudgement::certain_steps(const LayerShape& shape) const {
   return all;
 }
 
-MergeJudgement judge_merging(const traces::Layer& layer, const Claimant& claimant,
+MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementation& implementation,
                              const PromptRecord& reference, const PromptErrors& errors,
                              const std::vector<Positions>& forced, const LayerClaims& claims) {
-  MergedLayer part{layer, claimant, reference, errors, layer.prompt()};
-  part.rebuilds = rebuilds(layer, claimant);
-  const std::optional<PredictedScores> prediction = reference::prediction_of(claimant.policy.merge);
+  MergedLayer part{layer, implementation, reference, errors, layer.prompt()};
+  part.rebuilds = rebuilds(layer, implementation);
+  const std::optional<PredictedScores> prediction = reference::prediction_of(implementation.policy.merge);
   reference::LayerScores known(nullptr);
   if (prediction && prediction->predict == Prediction::ema) {
     part.averages = &known.predicted(part.prompt, *prediction);
     part.log_sum_exp_errors = reference::window_log_sum_exp_errors(part.prompt, part.prompt.window_queries(),
-                                                                   claimant.arithmetic.attention);
+                                                                   implementation.arithmetic.attention);
   }
   return MergeJudge(part, forced, claims).judge();
 }

@@ -33,11 +33,11 @@ int64_t index_of(const Positions& positions, int64_t position) {
 MergeReplay::MergeReplay(const MergedLayer& part, int64_t kv_head, const Positions& kept, bool explained)
     : part_(part),
       layer_(part.layer),
-      policy_(part.claimant.policy),
-      arithmetic_(part.claimant.arithmetic.attention),
+      policy_(part.implementation.policy),
+      arithmetic_(part.implementation.arithmetic.attention),
       g_(kv_head),
       group_size_(layer_.shape.group_size()),
-      budget_(part.claimant.budget(kv_head)),
+      budget_(part.implementation.budget(kv_head)),
       rules_(rules_of(policy_.host, layer_.prompt_tokens, budget_)),
       errors_(layer_, policy_, arithmetic_, kv_head) {
   const reference::MergeTargets targets = prompt_targets(kept, explained);

@@ -1,4 +1,5 @@
-// One KV head's merged cache as a claimant's own choices make it, with bounds on how far the claimant's numbers may be off.
+// One KV head's merged cache as a tested implementation's own choices make it, with bounds on how far the tested
+// implementation's numbers may be off.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/session/head_cache.hpp>
 #include <kvbound/reference/session/head_merging.hpp>
+#include <kvbound/traces/trace.hpp>
 
-#include "agreement.hpp"
 #include "choice.hpp"
 #include "eviction_choice.hpp"
 #include "merged_errors.hpp"
@@ -18,13 +19,14 @@
 #include "spread_ambiguity.hpp"
 #include "target_agreement.hpp"
 #include "target_ambiguity.hpp"
+#include "tested_implementation.hpp"
 
 namespace kvbound::sim {
 
 /// What the KV heads of a layer have in common. References outlive it.
 struct MergedLayer {
   const traces::Layer& layer;
-  const Claimant& claimant;
+  const TestedImplementation& implementation;
   const PromptRecord& reference;
   const PromptErrors& errors;
   LayerView prompt;
@@ -33,10 +35,10 @@ struct MergedLayer {
   std::vector<StepRecord> rebuilds = {};  ///< [steps], of policies that rebuild: a session's own
 };
 
-/// A step's outputs over the cache that the claimant's choices led to, and what its own choices are worth.
+/// A step's outputs over the cache that the tested implementation's choices led to, and what its own choices are worth.
 struct MergeStep {
   Matrix output, errors;           ///< [group_size, head_dim]
-  bool certain = true;             ///< that the cache is the claimant's
+  bool certain = true;             ///< that the cache is the tested implementation's
   bool rebuilt = false;            ///< before the outputs
   std::vector<int64_t> positions;  ///< of a rebuilt cache, ascending
   Choice left, into;               ///< of hosts that evict
@@ -50,7 +52,7 @@ struct ClaimedStep {
 /// Steps one KV head through the prompt's end and the decode steps.
 class MergeReplay {
  public:
-  /// kept       ascending: who was kept, by the claimant's account
+  /// kept       ascending: who was kept, by the tested implementation's account
   /// explained  they are the reference's, whose groups are known where merging comes first
   MergeReplay(const MergedLayer& part, int64_t kv_head, const std::vector<int64_t>& kept, bool explained);
   MergeReplay(const MergeReplay&) = delete;  // parts refer to each other

@@ -1,4 +1,4 @@
-// How far a claimant's numbers of one KV head's merged cache may be off.
+// How far a tested implementation's numbers of one KV head's merged cache may be off.
 #pragma once
 
 #include <cstdint>

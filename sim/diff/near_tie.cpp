@@ -12,7 +12,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double at(VectorView numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
 
-// The least and the most that the claimant may have taken a score for.
+// The least and the most that the tested implementation may have taken a score for.
 double lower(const UncertainScores& scores, int64_t i) {
   return std::isfinite(at(scores.errors, i)) ? at(scores.scores, i) - at(scores.errors, i) : -kInfinity;
 }

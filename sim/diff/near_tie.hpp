@@ -1,7 +1,8 @@
 // Whether somebody else's selection is one that only rounding tells from the reference's.
 //
-// Scores come with bounds on how far the claimant's may be off. A claimant who is honest about its own scores may prefer
-// j to i only if score_i - score_j <= error_i + error_j: everything else is no near tie but a fault.
+// Scores come with bounds on how far the tested implementation's may be off. A tested implementation that is honest
+// about its own scores may prefer j to i only if score_i - score_j <= error_i + error_j: everything else is no near tie
+// but a fault.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace kvbound::sim {
 
-/// The reference's scores of all candidates, and how far the claimant's may be off.
+/// The reference's scores of all candidates, and how far the tested implementation's may be off.
 struct UncertainScores {
   VectorView scores;  ///< [candidates]
   VectorView errors;  ///< [candidates], >= 0; what is not finite says nothing of its score

@@ -19,10 +19,10 @@ Matrix first_columns(const Matrix& matrix, int64_t columns) {
 }
 
 // Of the host's score per query head over its window, all n positions, not pooled.
-Matrix unpooled_errors(const LayerView& layer, const Claimant& claimant, const HostRules& rules,
-                       const Matrix& weight_errors) {
-  const reference::Arithmetic& arithmetic = claimant.arithmetic.window_attention;
-  const Policy& policy = claimant.policy;
+Matrix unpooled_errors(const LayerView& layer, const TestedImplementation& implementation,
+                       const HostRules& rules, const Matrix& weight_errors) {
+  const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;
+  const Policy& policy = implementation.policy;
   if (const auto change = reference::change_of(policy.score)) {
     return reference::window_score_errors(layer, rules.window, *change, reference::space_of(policy.score),
                                           arithmetic);
@@ -39,28 +39,29 @@ const TwoStage* two_stage(const Selection& selection) {
   return std::get_if<ThetaSweep>(&selection);
 }
 
-PromptErrors::PromptErrors(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference) {
-  if (std::holds_alternative<StreamingLlm>(claimant.policy.host)) return;
+PromptErrors::PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
+                           const PromptRecord& reference) {
+  if (std::holds_alternative<StreamingLlm>(implementation.policy.host)) return;
   reference::LayerScores known(nullptr);
-  ranking = reference::rank(layer, claimant.policy, known);
-  const reference::Arithmetic& arithmetic = claimant.arithmetic.window_attention;
+  ranking = reference::rank(layer, implementation.policy, known);
+  const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;
   const int64_t scored = ranking.rules.scored, group_size = layer.shape.group_size();
-  const bool by_change = reference::change_of(claimant.policy.score).has_value();
+  const bool by_change = reference::change_of(implementation.policy.score).has_value();
   if (!by_change) {
     weights = reference::window_mean(known.attention(layer, ranking.rules.window), ranking.rules.window);
     weight_errors = reference::window_attention_errors(layer, ranking.rules.window, arithmetic);
   }
-  const auto* snap_kv = std::get_if<SnapKv>(&claimant.policy.host);
+  const auto* snap_kv = std::get_if<SnapKv>(&implementation.policy.host);
   head_score = reference::max_pool_errors(
-      first_columns(unpooled_errors(layer, claimant, ranking.rules, weight_errors), scored),
+      first_columns(unpooled_errors(layer, implementation, ranking.rules, weight_errors), scored),
       snap_kv ? snap_kv->pool : 1);
   score = by_change ? reference::group_sum_errors(ranking.head_scores, head_score, group_size, arithmetic)
                     : reference::group_mean_errors(ranking.head_scores, head_score, group_size, arithmetic);
-  const TwoStage* options = two_stage(claimant.policy.selection);
+  const TwoStage* options = two_stage(implementation.policy.selection);
   if (!options) return;
   norms = reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection,
                                                  options->norm, *reference.projected_value_norms,
-                                                 claimant.arithmetic.projected_value_norms);
+                                                 implementation.arithmetic.projected_value_norms);
   const Matrix scored_norms = first_columns(*reference.projected_value_norms, scored);
   const Matrix scored_norm_errors = first_columns(norms, scored);
   stage_two_score = Matrix(layer.shape.kv_heads, scored);

@@ -1,20 +1,21 @@
-// How far a claimant's scores at the prompt's end may be off, whatever the host and the score.
+// How far a tested implementation's scores at the prompt's end may be off, whatever the host and the score.
 #pragma once
 
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/session/ranking.hpp>
 
-#include "agreement.hpp"
+#include "tested_implementation.hpp"
 
 namespace kvbound::sim {
 
 /// The options of CriticalKV's stages, where the selection has any; null else.
 const TwoStage* two_stage(const Selection& selection);
 
-/// How the reference ranks a prompt's entries, and how far a claimant's numbers after the prompt may be off. All is empty
-/// for hosts that rank nobody.
+/// How the reference ranks a prompt's entries, and how far a tested implementation's numbers after the prompt may be
+/// off. All is empty for hosts that rank nobody.
 struct PromptErrors {
-  PromptErrors(const LayerView& layer, const Claimant& claimant, const PromptRecord& reference);
+  PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
+               const PromptRecord& reference);
 
   reference::Ranking ranking;
   Matrix weights;  ///< [query_heads, n]: the window's mean attention, not pooled; with the attention score

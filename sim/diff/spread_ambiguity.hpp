@@ -11,7 +11,7 @@
 
 namespace kvbound::sim {
 
-/// One attention over a group of query heads, and how far a claimant's may be off.
+/// One attention over a group of query heads, and how far a tested implementation's may be off.
 struct MeanAttention {
   std::vector<double> weights;  ///< [entries]
   std::vector<double> errors;   ///< [entries]
@@ -23,7 +23,7 @@ struct MeanAttention {
 MeanAttention mean_attention(MatrixView queries, MatrixView keys, double scale, MatrixView key_errors,
                              const reference::Arithmetic& arithmetic);
 
-/// What a claimant whose attention is within its errors may draw.
+/// What a tested implementation whose attention is within its errors may draw.
 struct SpreadDoubt {
   bool may = false;
   bool may_not = true;

@@ -18,7 +18,7 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-// Cosines of the leaving key with all others, and how far a claimant's may be off.
+// Cosines of the leaving key with all others, and how far a tested implementation's may be off.
 struct UncertainCosines {
   Positions positions;
   std::vector<double> cosines, errors;

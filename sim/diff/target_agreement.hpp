@@ -20,12 +20,12 @@ struct LeavingEntry {
   const reference::HeadCache& cache;
   const MergedErrors& errors;
   const reference::Arithmetic& arithmetic;
-  bool certain = true;  ///< whether the cache is certain to be the claimant's
+  bool certain = true;  ///< whether the cache is certain to be the tested implementation's
 
   int64_t position() const { return cache.positions[static_cast<size_t>(entry)]; }
 };
 
-/// A choice, and whether the cache is still certain to be the claimant's after it.
+/// A choice, and whether the cache is still certain to be the tested implementation's after it.
 struct TargetJudgement {
   Choice choice;
   bool certain = true;

@@ -10,14 +10,14 @@
 
 namespace kvbound::sim {
 
-/// Cosines of a leaving key with others, each with a bound on how far a claimant's may be off.
+/// Cosines of a leaving key with others, each with a bound on how far a tested implementation's may be off.
 class TargetRule {
  public:
   /// target           whose threshold decides whether anybody is near enough
   /// cosines, errors  [others]; they outlive the rule
   TargetRule(const SimilarTarget& target, VectorView cosines, VectorView errors);
 
-  /// Whether a claimant whose cosines are within their errors may merge with this one, or with nobody.
+  /// Whether a tested implementation whose cosines are within their errors may merge with this one, or with nobody.
   bool may_merge_with(size_t other) const;
   bool may_be_dropped() const;
 
@@ -33,7 +33,8 @@ struct MemberRange {
   int64_t most = 0;
 };
 
-/// For each of those who stay, how many of those who leave may have gone to it, where each goes to the most similar one.
+/// For each of those who stay, how many of those who leave may have gone to it, where each goes to the most similar
+/// one.
 ///
 /// keys        [n, head_dim]
 /// kept        ascending

@@ -1,4 +1,4 @@
-// One KV head's compressed cache as a claimant's own choices made it.
+// One KV head's compressed cache as a tested implementation's own choices made it.
 #pragma once
 
 #include <algorithm>

@@ -52,12 +52,12 @@ bool is_held_against_reference(const Run& run, const ReplayResult& result) {
 void judge(RunResult& run, const traces::Layer& layer, int64_t index, const ReplayResult& result,
            const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
-  const Claimant claimant{run.run.policy.policy, run.entries, result.scope.steps,
-                          device_arithmetic(result.trace, storage, run.entries + result.scope.steps),
-                          storage};
+  const TestedImplementation implementation{
+      run.run.policy.policy, run.entries, result.scope.steps,
+      device_arithmetic(result.trace, storage, run.entries + result.scope.steps), storage};
   const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
   if (!run.agreement) run.agreement.emplace();
-  for (TensorAgreement& found : agreement(layer, claimant, claims)) {
+  for (TensorAgreement& found : agreement(layer, implementation, claims)) {
     run.agreement->push_back({index, std::move(found)});
   }
 }

@@ -38,7 +38,7 @@ Json to_json(const std::string& path, const DumpInfo& dump) {
           {"tensors", dump.tensors}};
 }
 
-// Whether a tensor follows from who was kept, so that it is right if its claimant computes at all.
+// Whether a tensor follows from who was kept, so that it is right if its tested implementation computes at all.
 bool is_derived(const std::string& tensor) {
   constexpr std::array<std::string_view, 4> kDerived{"kept_mass", "bound", "perturbation",
                                                      "layer_perturbation"};

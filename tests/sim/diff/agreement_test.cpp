@@ -43,8 +43,8 @@ LayerRecord record_of(const traces::Layer& layer, const Policy& policy, int64_t 
   return record;
 }
 
-Claimant claimant(const Policy& policy,
-                  const reference::Arithmetic& arithmetic = reference::double_precision()) {
+TestedImplementation implementation(const Policy& policy,
+                                    const reference::Arithmetic& arithmetic = reference::double_precision()) {
   return {policy, kEntries, test::kSteps, arithmetic, Dtype::f64};
 }
 
@@ -63,7 +63,7 @@ TEST(Agreement, OfTheReferenceWithItselfIsCompleteForEveryPolicy) {
     const traces::Layer layer = layer_of(group_size, 5);
     for (const Policy& policy : test::all_policies()) {
       const std::vector<TensorAgreement> found =
-          agreement(layer, claimant(policy), claims_of(record_of(layer, policy)));
+          agreement(layer, implementation(policy), claims_of(record_of(layer, policy)));
       EXPECT_TRUE(agrees(found));
       for (const TensorAgreement& tensor : found) EXPECT_EQ(tensor.judged, tensor.elements) << tensor.tensor;
       EXPECT_EQ(find(found, "kept").near_tie_swaps, 0);
@@ -77,7 +77,7 @@ TEST(Agreement, NamesTensorsInTheOrderOfTheirNames) {
   const Policy policy = test::two_stage<Critical>(Decimal{5, 1}, GqaProduct::mean_of_products, Norm::l1);
   std::vector<std::string> names;
   for (const TensorAgreement& tensor :
-       agreement(layer, claimant(policy), claims_of(record_of(layer, policy)))) {
+       agreement(layer, implementation(policy), claims_of(record_of(layer, policy)))) {
     names.push_back(tensor.tensor);
   }
   EXPECT_EQ(names, (std::vector<std::string>{"score_positions", "score", "projected_value_norms",
@@ -95,7 +95,7 @@ TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
   const auto worst = std::ranges::min_element(score) - score.begin();
   std::ranges::replace(kept[0], best, worst);
   std::ranges::sort(kept[0]);
-  std::vector<TensorAgreement> found = agreement(layer, claimant(test::kTopK), claims);
+  std::vector<TensorAgreement> found = agreement(layer, implementation(test::kTopK), claims);
   EXPECT_EQ(find(found, "kept").outside, 1);
   EXPECT_EQ(find(found, "kept").worst->claimed, static_cast<double>(worst));
   EXPECT_EQ(find(found, "kept").worst->expected, static_cast<double>(best));
@@ -104,7 +104,7 @@ TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
   EXPECT_NE(find(found, "kept").worst->note.find("KV head 0"), std::string::npos);
   EXPECT_FALSE(find(found, "output").agrees()) << "they are of another cache";
   claims.kept.reset();
-  found = agreement(layer, claimant(test::kTopK), claims);
+  found = agreement(layer, implementation(test::kTopK), claims);
   EXPECT_TRUE(agrees(found)) << "without a claim, the reference's own cache counts";
 }
 
@@ -115,7 +115,7 @@ TEST(Agreement, FindsEveryKeptSetThatIsNone) {
     LayerClaims claims;
     claims.kept = record.prompt.kept;
     (*claims.kept)[2] = kept;
-    const TensorAgreement found = agreement(layer, claimant(test::kTopK), claims).front();
+    const TensorAgreement found = agreement(layer, implementation(test::kTopK), claims).front();
     return found.outside > 0 ? found.worst->note : "";
   };
   const Positions& good = record.prompt.kept[2];
@@ -150,7 +150,7 @@ TEST(Agreement, AllowsTiesAndCountsThem) {
                               ? kEntries - test::kHost.window
                               : 0;
     claims.kept = std::vector<Positions>(2, last);
-    const std::vector<TensorAgreement> found = agreement(layer, claimant(policy), claims);
+    const std::vector<TensorAgreement> found = agreement(layer, implementation(policy), claims);
     EXPECT_TRUE(agrees(found));
     EXPECT_EQ(find(found, "kept").near_tie_swaps, 2 * swaps);
   }
@@ -170,7 +170,7 @@ TEST(Agreement, FindsAnyOneNumberThatIsOffByTwiceItsBound) {
         const double right = numbers[i];
         // An element that is far out tells its bound.
         numbers[i] = right + 1;
-        std::vector<TensorAgreement> found = agreement(layer, claimant(policy, arithmetic), claims);
+        std::vector<TensorAgreement> found = agreement(layer, implementation(policy, arithmetic), claims);
         const auto wrong =
             std::ranges::find_if(found, [](const TensorAgreement& tensor) { return !tensor.agrees(); });
         ASSERT_NE(wrong, found.end());
@@ -178,7 +178,8 @@ TEST(Agreement, FindsAnyOneNumberThatIsOffByTwiceItsBound) {
         EXPECT_LT(bound, 0.05);
         for (const double factor : {2.0, -2.0, 0.5, -0.5}) {
           numbers[i] = right + factor * bound;
-          EXPECT_EQ(agrees(agreement(layer, claimant(policy, arithmetic), claims)), std::abs(factor) < 1)
+          EXPECT_EQ(agrees(agreement(layer, implementation(policy, arithmetic), claims)),
+                    std::abs(factor) < 1)
               << factor;
         }
         numbers[i] = right;
@@ -193,7 +194,7 @@ TEST(Agreement, OfNoDecodeStepsIsThatOfThePrompt) {
   LayerClaims claims = claims_of(record_of(layer, test::kTopK, 0));
   EXPECT_FALSE(claims.output);
   claims.output = RealClaim{{0, 4, 6}, {}, Dtype::f32};
-  Claimant nobody = claimant(test::kTopK);
+  TestedImplementation nobody = implementation(test::kTopK);
   nobody.steps = 0;
   const std::vector<TensorAgreement> found = agreement(layer, nobody, claims);
   EXPECT_TRUE(agrees(found));

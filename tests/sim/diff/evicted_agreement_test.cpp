@@ -54,17 +54,17 @@ std::vector<Policy> policies() {
           policy_of(kH2o, {}, ThetaSweep{})};
 }
 
-// A claimant and what the reference says of the prompt.
+// A tested implementation, and what the reference says of the prompt.
 struct Case {
   Case(const traces::Layer& layer_, const Policy& policy,
        const reference::Arithmetic& arithmetic = reference::double_precision())
       : layer(layer_),
-        claimant{policy, kEntries, kSteps, arithmetic, Dtype::f64},
+        implementation{policy, kEntries, kSteps, arithmetic, Dtype::f64},
         prompt(layer.prompt()),
         session(reference::make_session()),
         record(session->compress(prompt, policy,
                                  Positions(static_cast<size_t>(layer.shape.kv_heads), kEntries))),
-        errors(prompt, claimant, record),
+        errors(prompt, implementation, record),
         kept(record.kept) {}
 
   // The session's own departures.
@@ -78,11 +78,11 @@ struct Case {
   }
 
   LeftJudgement judge(const std::optional<Positions>& left) const {
-    return judge_left(layer, claimant, record, errors, kept, left);
+    return judge_left(layer, implementation, record, errors, kept, left);
   }
 
   const traces::Layer& layer;
-  Claimant claimant;
+  TestedImplementation implementation;
   LayerView prompt;
   std::unique_ptr<Session> session;
   PromptRecord record;
@@ -136,7 +136,7 @@ TEST(LeftAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
         if (other == own[at]) continue;
         Positions left(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(at) + 1);
         left[at] = other;
-        given.claimant.steps = t + 1;
+        given.implementation.steps = t + 1;
         const LeftJudgement found = given.judge([&] {
           left.resize(static_cast<size_t>(2 * (t + 1)));
           return left;
@@ -144,7 +144,7 @@ TEST(LeftAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
         ASSERT_EQ(found.agreement.outside, 1);
         EXPECT_EQ(found.agreement.worst->index, (Positions{t, 1}));
         EXPECT_EQ(found.agreement.worst->claimed, static_cast<double>(other));
-        EXPECT_EQ(found.forced[1].back(), other) << "the cache follows the claimant all the same";
+        EXPECT_EQ(found.forced[1].back(), other) << "the cache follows the implementation all the same";
       }
     }
   }
@@ -201,7 +201,7 @@ TEST(LeftAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
     for (uint64_t seed = 20; seed < 40; ++seed) {
       traces::Layer layer = layer_of(seed);
       Case before(layer, policy);
-      before.claimant.steps = 1;
+      before.implementation.steps = 1;
       const int64_t model = before.judge({}).forced[1][0];
       const auto twin = std::ranges::find_if(before.kept[1], [&](int64_t i) { return i >= 2 && i != model; });
       if (model < 2 || model >= kWindowBegins || *twin >= kWindowBegins)
@@ -211,7 +211,7 @@ TEST(LeftAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
       for (const bool single : {true, false}) {
         Case given(layer, policy, single ? reference::single_precision() : reference::double_precision());
         given.kept = kept;
-        given.claimant.steps = 1;
+        given.implementation.steps = 1;
         const std::vector<Positions> own = given.judge({}).forced;
         const bool twins = own[1][0] == model || own[1][0] == *twin;
         if (!twins) continue;  // somebody else is worse now

@@ -90,7 +90,7 @@ TEST(MemberRanges, LeaveOpenWhereTwoAreEquallyNear) {
   EXPECT_TRUE(is_range(ranges[2], 0, 0)) << "it points the other way";
 }
 
-TEST(MemberRanges, OpenWithTheClaimantsArithmetic) {
+TEST(MemberRanges, OpenWithTheTestedImplementationsArithmetic) {
   Matrix keys(0, 2);  // cosines that are 2.5e-7 apart
   for (const double angle : {0.5, -0.5 - 5e-7, 0.0}) keys.append_row(at_angle(angle));
   EXPECT_TRUE(is_range(member_ranges(keys, {0, 1}, always(), reference::double_precision())[1], 0, 0));
