@@ -39,7 +39,7 @@ struct MergeJudgement {
 /// chosen in its stead had clearly a larger cosine and its own is not clearly below the threshold; being dropped, if none is clearly
 /// above. Whether CaM spreads a value is legal either way where rounding decides the draw.
 ///
-/// Merged numbers are judged by bounds derived for the claimant's arithmetic (reference/bounds/merge_group_errors.md), and undecided
+/// Merged numbers are judged by bounds derived for the claimant's arithmetic (reference/bounds/merge_cluster_errors.md), and undecided
 /// where there is none.
 ///
 /// reference  of the claimant's budgets
