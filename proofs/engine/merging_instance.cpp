@@ -48,29 +48,29 @@ void draw_query_vectors(Draw& draw, Instance& instance) {
 
 bool is_huge(double logit) { return std::abs(logit) > 5000; }
 
-// What every query says of the group's members is shifted until the mean score's logarithm is next to 0.
-void centre(Instance& instance, const Group& group) {
+// What every query says of the cluster's members is shifted until the mean score's logarithm is next to 0.
+void centre(Instance& instance, const Cluster& cluster) {
   if (std::ranges::any_of(instance.logits.numbers(), is_huge)) return;  // they'd leave what is valid
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
     exact::Entries members;
     exact::Reals scores;
-    for (const int64_t member : group) {
+    for (const int64_t member : cluster) {
       members.keys.emplace_back(1);
       members.values.emplace_back(1);
       members.votes.emplace_back(instance.votes[static_cast<size_t>(member)]);
       scores.emplace_back(instance.logits(r, member));
     }
-    const Real mean = exact::GroupMean(members, scores).mean_score;
+    const Real mean = exact::ClusterMean(members, scores).mean_score;
     const double shift = std::ldexp(std::round(std::ldexp(static_cast<double>(mean), 40)), -40);
     for (double& logit : instance.logits.row(r)) logit -= shift;
   }
 }
 
-void agree(Draw& draw, Instance& instance, const Group& group, double range) {
+void agree(Draw& draw, Instance& instance, const Cluster& cluster, double range) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
-    for (const int64_t member : group) {
-      const double apart = range == 0 || member == group.front() ? 0 : draw.on_grid(range, range / 8);
-      instance.logits(r, member) = instance.logits(r, group.front()) + apart;
+    for (const int64_t member : cluster) {
+      const double apart = range == 0 || member == cluster.front() ? 0 : draw.on_grid(range, range / 8);
+      instance.logits(r, member) = instance.logits(r, cluster.front()) + apart;
     }
   }
 }
@@ -87,16 +87,16 @@ void agree_later(Draw& draw, Instance& instance) {
 
 // ---- regimes
 
-// Whether some head's first query sees a group so.
+// Whether some head's first query sees a cluster so.
 template <class Predicate>
-bool any_group(const Instance& instance, const Predicate& predicate) {
+bool any_cluster(const Instance& instance, const Predicate& predicate) {
   const MergingCase merging(instance);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    for (const Group& group : merging.groups) {
-      const exact::Reals scores = merging.predicted(h, group);
+    for (const Cluster& cluster : merging.clusters) {
+      const exact::Reals scores = merging.predicted(h, cluster);
       const bool equal =
           std::ranges::all_of(scores, [&](const Real& score) { return score == scores.front(); });
-      if (predicate(merging.mean(h, group), equal)) return true;
+      if (predicate(merging.mean(h, cluster), equal)) return true;
     }
   }
   return false;
@@ -122,18 +122,18 @@ void draw_merging(Draw& draw, Instance& instance) {
   draw_query_vectors(draw, instance);
   instance.ema = 1 - std::ldexp(1.0, -static_cast<int>(draw.integer(0, 10)));
   if (draw.index(2) == 0) agree_later(draw, instance);
-  const std::vector<Group> groups = groups_of(instance);
-  if (groups.empty()) return;
-  const Group& group = groups[static_cast<size_t>(draw.index(static_cast<int64_t>(groups.size())))];
+  const std::vector<Cluster> clusters = clusters_of(instance);
+  if (clusters.empty()) return;
+  const Cluster& cluster = clusters[static_cast<size_t>(draw.index(static_cast<int64_t>(clusters.size())))];
   switch (draw.kind<Scores>()) {
     case Scores::centred:
-      centre(instance, group);
+      centre(instance, cluster);
       break;
     case Scores::agreed:
-      agree(draw, instance, group, 0);
+      agree(draw, instance, cluster, 0);
       break;
     case Scores::nearly_agreed:
-      agree(draw, instance, group, 0x1p-20);
+      agree(draw, instance, cluster, 0x1p-20);
       break;
     default:
       break;
@@ -165,15 +165,15 @@ bool shows_merging(const Instance& instance, Regime regime) {
   if (!instance.merges()) return false;
   switch (regime) {
     case Regime::nearly_singular:
-      return any_group(instance, [](const exact::GroupMean& mean, bool equal) {
+      return any_cluster(instance, [](const exact::ClusterMean& mean, bool equal) {
         return !equal && 1000000 * abs(mean.mean_score) < mean.divergence;
       });
     case Regime::nearly_agreed:
-      return any_group(instance, [](const exact::GroupMean& mean, bool equal) {
+      return any_cluster(instance, [](const exact::ClusterMean& mean, bool equal) {
         return !equal && mean.divergence < Real("1e-12");
       });
     case Regime::agreed:
-      return any_group(instance, [](const exact::GroupMean&, bool equal) { return equal; });
+      return any_cluster(instance, [](const exact::ClusterMean&, bool equal) { return equal; });
     case Regime::huge_logits:
       return std::ranges::any_of(instance.logits.numbers(), is_huge);
     case Regime::many_votes:

@@ -6,7 +6,7 @@
 
 namespace kvbound::proofs {
 
-/// Votes, query vectors and a moving average; logits that bring groups near their special cases.
+/// Votes, query vectors and a moving average; logits that bring clusters near their special cases.
 void draw_merging(Draw& draw, Instance& instance);
 
 /// throws  ShapeMismatch or NonFinite, which name what is wrong

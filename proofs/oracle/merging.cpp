@@ -80,7 +80,7 @@ Query attention(const Reals& logits, const Reals& votes, const Vectors& values) 
   return {with_votes(logits, votes), values};
 }
 
-GroupMean::GroupMean(const Entries& members, const Reals& log_scores)
+ClusterMean::ClusterMean(const Entries& members, const Reals& log_scores)
     : weights(softmax(with_votes(log_scores, members.votes))), votes(total(members.votes)) {
   Real weight = 0;
   for (size_t j = 0; j < members.count(); ++j) weight += members.votes[j] * exp(log_scores[j]);
@@ -95,22 +95,22 @@ GroupMean::GroupMean(const Entries& members, const Reals& log_scores)
   value = weighted_sum(weights, members.values);
 }
 
-MergedEntry min_norm_merge(const GroupMean& mean, const Reals& query) {
+MergedEntry min_norm_merge(const ClusterMean& mean, const Reals& query) {
   return {combination(1, mean.key, -mean.divergence / squared(query), query), mean.value, mean.votes};
 }
 
-MergedEntry zip_merge(const GroupMean& mean) {
+MergedEntry zip_merge(const ClusterMean& mean) {
   if (mean.divergence == 0) return convex_merge(mean);
   return {scaled(mean.target / mean.mean_score, mean.key), mean.value, mean.votes};
 }
 
-MergedEntry convex_merge(const GroupMean& mean) { return {mean.key, mean.value, mean.votes}; }
+MergedEntry convex_merge(const ClusterMean& mean) { return {mean.key, mean.value, mean.votes}; }
 
-Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>>& groups,
+Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>>& clusters,
                     const std::vector<MergedEntry>& merged) {
   std::vector<bool> gone(cache.count(), false);
-  for (const auto& group : groups) {
-    for (const int64_t member : group) gone[static_cast<size_t>(member)] = true;
+  for (const auto& cluster : clusters) {
+    for (const int64_t member : cluster) gone[static_cast<size_t>(member)] = true;
   }
   std::vector<int64_t> staying;
   for (size_t i = 0; i < gone.size(); ++i) {
@@ -146,12 +146,12 @@ Reals gaussian_weights(const Vectors& keys) {
   return softmax(exponents);
 }
 
-Query merged_attention(const Reals& logits, const Entries& cache, const std::vector<int64_t>& group,
+Query merged_attention(const Reals& logits, const Entries& cache, const std::vector<int64_t>& cluster,
                        const Real& merged_logit, const MergedEntry& merged) {
   Reals seen, votes;
   Vectors values;
   for (size_t j = 0; j < cache.count(); ++j) {
-    if (std::ranges::find(group, static_cast<int64_t>(j)) != group.end()) continue;
+    if (std::ranges::find(cluster, static_cast<int64_t>(j)) != cluster.end()) continue;
     seen.push_back(logits[j]);
     votes.push_back(cache.votes[j]);
     values.push_back(cache.values[j]);
@@ -190,7 +190,7 @@ size_t SingularValues::rank(const Real& share) const {
   return count;
 }
 
-JointMean::JointMean(const std::vector<GroupMean>& heads, const Vectors& queries,
+JointMean::JointMean(const std::vector<ClusterMean>& heads, const Vectors& queries,
                      const Reals& log_denominators)
     : votes(heads.front().votes), singular(queries) {
   Vectors keys, values;

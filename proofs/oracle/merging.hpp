@@ -1,6 +1,6 @@
 // Merging in 50 digits, straight from its definitions.
 //
-// Letters as in proofs/keep_kv.md: p votes, s scores (kept as logarithms), w = p s, W and P their sums over a group, k- and
+// Letters as in proofs/keep_kv.md: p votes, s scores (kept as logarithms), w = p s, W and P their sums over a cluster, k- and
 // v- the means weighted by w, m the mean of ln s, z* = ln(W / P), KL = m - z*. Queries come with the scale in them: a logit
 // is q . k.
 #pragma once
@@ -23,9 +23,9 @@ Reals logits(const Reals& query, const Vectors& keys);
 /// The query's attention over entries that vote: softmax(z + ln p).
 Query attention(const Reals& logits, const Reals& votes, const Vectors& values);
 
-/// A group's means, as one query head sees it.
-struct GroupMean {
-  GroupMean(const Entries& members, const Reals& log_scores);
+/// A cluster's means, as one query head sees it.
+struct ClusterMean {
+  ClusterMean(const Entries& members, const Reals& log_scores);
 
   Reals weights;     ///< w / W
   Real votes;        ///< P
@@ -36,29 +36,29 @@ struct GroupMean {
   Reals key, value;  ///< k-, v-
 };
 
-/// What a group becomes.
+/// What a cluster becomes.
 struct MergedEntry {
   Reals key, value;
   Real votes;
 };
 
 /// k- - KL q / ||q||^2, q != 0
-MergedEntry min_norm_merge(const GroupMean& mean, const Reals& query);
+MergedEntry min_norm_merge(const ClusterMean& mean, const Reals& query);
 /// k- z* / m, or k- if KL = 0; m != 0 or KL = 0
-MergedEntry zip_merge(const GroupMean& mean);
+MergedEntry zip_merge(const ClusterMean& mean);
 /// k-
-MergedEntry convex_merge(const GroupMean& mean);
+MergedEntry convex_merge(const ClusterMean& mean);
 
-/// The cache without the groups, whose merged entries come last.
-Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>>& groups,
+/// The cache without the clusters, whose merged entries come last.
+Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>>& clusters,
                     const std::vector<MergedEntry>& merged);
 
 /// Convex weights of other methods, the target first: reference/merging/merge_baselines.hpp.
 Reals similarity_weights(const Vectors& keys);
 Reals gaussian_weights(const Vectors& keys);
 
-/// The query's attention after a group became one entry, which comes last.
-Query merged_attention(const Reals& logits, const Entries& cache, const std::vector<int64_t>& group,
+/// The query's attention after a cluster became one entry, which comes last.
+Query merged_attention(const Reals& logits, const Entries& cache, const std::vector<int64_t>& cluster,
                        const Real& merged_logit, const MergedEntry& merged);
 
 /// A matrix's singular values, falling, with their vectors on both sides; as many as there are rows, of which there are no
@@ -75,11 +75,11 @@ struct SingularValues {
   Vectors left, right;  ///< u_i, v_i; v_i of sigma_i = 0 is 0
 };
 
-/// What several query heads make of one group: reference/merging/keep_kv.hpp's `joint`.
+/// What several query heads make of one cluster: reference/merging/keep_kv.hpp's `joint`.
 struct JointMean {
   /// queries           each head's, with the scale in it
   /// log_denominators  ln D_h
-  JointMean(const std::vector<GroupMean>& heads, const Vectors& queries, const Reals& log_denominators);
+  JointMean(const std::vector<ClusterMean>& heads, const Vectors& queries, const Reals& log_denominators);
 
   /// The merged entry whose key is corrected along the `rank` largest directions.
   MergedEntry merged(size_t rank) const { return {combination(1, key, 1, correction(rank)), value, votes}; }

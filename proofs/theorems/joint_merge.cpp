@@ -7,7 +7,7 @@
 namespace kvbound::proofs {
 namespace {
 
-using exact::GroupMean;
+using exact::ClusterMean;
 using exact::JointMean;
 using exact::MergedEntry;
 using exact::Norm;
@@ -15,11 +15,11 @@ using exact::Query;
 using exact::Real;
 using exact::Reals;
 
-JointMean joint_mean(const MergingCase& merging, const Group& group) {
-  std::vector<GroupMean> means;
+JointMean joint_mean(const MergingCase& merging, const Cluster& cluster) {
+  std::vector<ClusterMean> means;
   Reals log_denominators;
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    means.push_back(merging.mean(h, group));
+    means.push_back(merging.mean(h, cluster));
     log_denominators.push_back(merging.log_denominator(h));
   }
   return {means, merging.first_queries(), log_denominators};
@@ -32,17 +32,18 @@ struct Affine {
 };
 
 // Each head's, in the space, for these logits of the merged entry.
-std::vector<Affine> outputs(const MergingCase& merging, const Group& group, const Reals& merged_logits,
+std::vector<Affine> outputs(const MergingCase& merging, const Cluster& cluster, const Reals& merged_logits,
                             Space space) {
   std::vector<Affine> result;
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     const MergingHead& head = merging.heads[h];
     const auto& values = head.values[static_cast<size_t>(space)];
     const Query before = exact::attention(head.predicted, merging.cache.votes, values);
-    const MergedEntry nothing{{}, Reals(values.front().size()), exact::total(merging.cache.at(group).votes)};
+    const MergedEntry nothing{
+        {}, Reals(values.front().size()), exact::total(merging.cache.at(cluster).votes)};
     exact::Entries cache = merging.cache;
     cache.values = values;
-    const Query after = exact::merged_attention(head.predicted, cache, group, merged_logits[h], nothing);
+    const Query after = exact::merged_attention(head.predicted, cache, cluster, merged_logits[h], nothing);
     result.push_back({after.attention.back(), exact::difference(before.output, after.output)});
   }
   return result;
@@ -71,10 +72,10 @@ Reals best_value(const std::vector<Affine>& heads) {
   return squares > 0 ? exact::scaled(1 / squares, sum) : sum;
 }
 
-// Of every head the logit that keeps the group's weight.
-Reals targets(const MergingCase& merging, const Group& group) {
+// Of every head the logit that keeps the cluster's weight.
+Reals targets(const MergingCase& merging, const Cluster& cluster) {
   Reals result;
-  for (size_t h = 0; h < merging.heads.size(); ++h) result.push_back(merging.mean(h, group).target);
+  for (size_t h = 0; h < merging.heads.size(); ++h) result.push_back(merging.mean(h, cluster).target);
   return result;
 }
 
@@ -109,13 +110,13 @@ std::vector<Reals> neighbours(const Reals& value) {
 
 // ---- KKV-GQA
 
-void hold_best_value(const MergingCase& merging, const Group& group, const JointMean& joint,
+void hold_best_value(const MergingCase& merging, const Cluster& cluster, const JointMean& joint,
                      Outcome& outcome) {
-  const std::vector<Affine> heads = outputs(merging, group, targets(merging, group), Space::head);
+  const std::vector<Affine> heads = outputs(merging, cluster, targets(merging, cluster), Space::head);
   const Real found = objective(heads, joint.value), terms = squared_terms(merging, Space::head);
   Real floor = 0, squares = 0;
   for (size_t h = 0; h < heads.size(); ++h) {
-    const GroupMean mean = merging.mean(h, group);
+    const ClusterMean mean = merging.mean(h, cluster);
     const Real weight = exp(mean.log_weight - merging.log_denominator(h));
     squares += weight * weight;
     floor += weight * weight * exact::squared(exact::difference(joint.value, mean.value));
@@ -131,17 +132,17 @@ void hold_best_value(const MergingCase& merging, const Group& group, const Joint
 Outcome joint_value_is_best(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for (const Group& group : merging.groups) {
-    const JointMean joint = joint_mean(merging, group);
+  for (const Cluster& cluster : merging.clusters) {
+    const JointMean joint = joint_mean(merging, cluster);
     const MergedEntry merged = joint.merged(merging.heads.size());
-    const Reals reached = logits_of(merging, merged.key), wanted = targets(merging, group);
+    const Reals reached = logits_of(merging, merged.key), wanted = targets(merging, cluster);
     const Real key = 1 + merging.key_size();
     for (size_t h = 0; h < wanted.size(); ++h) {
       const Real kappa = condition(joint), size = joint.singular.sigmas.front();
       outcome.equal("independent queries: every head gets its logit", reached[h], wanted[h],
                     64 * kappa * kappa * kappa * (score_terms(wanted) + (1 + size) * key));
     }
-    hold_best_value(merging, group, joint, outcome);
+    hold_best_value(merging, cluster, joint, outcome);
   }
   for (const double rank : {0.0, 0.3, 1.0})
     hold_merges({MergedKey::min_norm, MergeGqa::joint, rank}, instance, merging, outcome);
@@ -152,9 +153,9 @@ Outcome joint_value_is_best(const Instance& instance) {
 Outcome joint_is_lossless(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for (const Group& group : merging.groups) {
-    const JointMean joint = joint_mean(merging, group);
-    const auto heads = outputs(merging, group, targets(merging, group), Space::head);
+  for (const Cluster& cluster : merging.clusters) {
+    const JointMean joint = joint_mean(merging, cluster);
+    const auto heads = outputs(merging, cluster, targets(merging, cluster), Space::head);
     outcome.equal("sum || o'_h - o_h ||^2 = 0", objective(heads, joint.value), 0,
                   squared_terms(merging, Space::head));
   }
@@ -165,9 +166,9 @@ Outcome joint_is_lossless(const Instance& instance) {
 Outcome best_with_dropped(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for (const Group& group : merging.groups) {
-    const JointMean joint = joint_mean(merging, group);
-    const auto heads = outputs(merging, group, logits_of(merging, joint.merged(1).key), Space::head);
+  for (const Cluster& cluster : merging.clusters) {
+    const JointMean joint = joint_mean(merging, cluster);
+    const auto heads = outputs(merging, cluster, logits_of(merging, joint.merged(1).key), Space::head);
     outcome.at_most("with one direction alone, no value is better", objective(heads, joint.value),
                     objective(heads, best_value(heads)), squared_terms(merging, Space::head));
   }
@@ -177,9 +178,9 @@ Outcome best_with_dropped(const Instance& instance) {
 Outcome best_in_projected_space(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for (const Group& group : merging.groups) {
-    const JointMean joint = joint_mean(merging, group);
-    const auto heads = outputs(merging, group, targets(merging, group), Space::projected);
+  for (const Cluster& cluster : merging.clusters) {
+    const JointMean joint = joint_mean(merging, cluster);
+    const auto heads = outputs(merging, cluster, targets(merging, cluster), Space::projected);
     const auto projected = [&](const Reals& value) {
       exact::Vectors values;
       for (const MergingHead& head : merging.heads) values.push_back(head.in(Space::projected, value));
@@ -196,11 +197,11 @@ Outcome best_in_projected_space(const Instance& instance) {
 Outcome best_of_free_logits(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for (const Group& group : merging.groups) {
-    const Reals wanted = targets(merging, group);
-    const auto heads = outputs(merging, group, wanted, Space::head);
+  for (const Cluster& cluster : merging.clusters) {
+    const Reals wanted = targets(merging, cluster);
+    const auto heads = outputs(merging, cluster, wanted, Space::head);
     for (const Reals& other : neighbours(wanted)) {
-      const auto moved = outputs(merging, group, other, Space::head);
+      const auto moved = outputs(merging, cluster, other, Space::head);
       outcome.at_most("no other logits are better", objective(heads, best_value(heads)),
                       objective(moved, best_value(moved)), squared_terms(merging, Space::head));
     }
@@ -208,19 +209,19 @@ Outcome best_of_free_logits(const Instance& instance) {
   return outcome;
 }
 
-// All groups merge at one time, each with its own best value and every head with its logits: o'_h - o_h = sum_g (W_g / D)
+// All clusters merge at one time, each with its own best value and every head with its logits: o'_h - o_h = sum_g (W_g / D)
 // (v_g - v-_g).
-Outcome best_of_many_groups(const Instance& instance) {
+Outcome best_of_many_clusters(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  if (merging.groups.size() < 2) return outcome;
+  if (merging.clusters.size() < 2) return outcome;
   const auto cost = [&](const Reals& moved_by) {
     Real sum = 0;
     for (size_t h = 0; h < merging.heads.size(); ++h) {
       Reals change(moved_by.size());
-      for (size_t g = 0; g < merging.groups.size(); ++g) {
-        const GroupMean mean = merging.mean(h, merging.groups[g]);
-        Reals apart = exact::difference(joint_mean(merging, merging.groups[g]).value, mean.value);
+      for (size_t g = 0; g < merging.clusters.size(); ++g) {
+        const ClusterMean mean = merging.mean(h, merging.clusters[g]);
+        Reals apart = exact::difference(joint_mean(merging, merging.clusters[g]).value, mean.value);
         if (g == 0) apart = exact::combination(1, apart, 1, moved_by);
         change = exact::combination(1, change, exp(mean.log_weight - merging.log_denominator(h)), apart);
       }
@@ -238,11 +239,11 @@ Outcome best_of_many_groups(const Instance& instance) {
 
 // ---- KKV-5-joint
 
-// What groups that merge jointly, at one time, do to one query of one head.
+// What clusters that merge jointly, at one time, do to one query of one head.
 struct JointEffect {
   const MergingHead& head;
   QueryEffect effect;
-  std::vector<Reals> apart;  // [groups]: v_r - v-_h
+  std::vector<Reals> apart;  // [clusters]: v_r - v-_h
   Real condition;            // of the heads' queries
 
   // More than the absolute terms that 50 digits round on either side of a bound with this factor.
@@ -253,16 +254,17 @@ struct JointEffect {
 
 // Every head's, by keys that are corrected along `rank` directions, for all ranks.
 template <class Look>
-void for_each_joint_effect(const MergingCase& merging, const std::vector<Group>& groups, const Look& look) {
+void for_each_joint_effect(const MergingCase& merging, const std::vector<Cluster>& clusters,
+                           const Look& look) {
   std::vector<JointMean> joint;
-  for (const Group& group : groups) joint.push_back(joint_mean(merging, group));
+  for (const Cluster& cluster : clusters) joint.push_back(joint_mean(merging, cluster));
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     for (size_t rank = 0; rank <= merging.heads.size(); ++rank) {
       Merges merges;
-      merges.groups = groups;
+      merges.clusters = clusters;
       std::vector<Reals> apart;
-      for (size_t g = 0; g < groups.size(); ++g) {
-        const GroupMean mean = merging.mean(h, groups[g]);
+      for (size_t g = 0; g < clusters.size(); ++g) {
+        const ClusterMean mean = merging.mean(h, clusters[g]);
         merges.entries.push_back(joint[g].merged(rank));
         merges.predicted.push_back(mean.target);
         apart.push_back(exact::difference(joint[g].value, mean.value));
@@ -276,14 +278,14 @@ void for_each_joint_effect(const MergingCase& merging, const std::vector<Group>&
   }
 }
 
-// The same of each group alone, and of all at once.
+// The same of each cluster alone, and of all at once.
 template <class Look>
 void for_each_joint_merge(const MergingCase& merging, const Look& look) {
-  for (const Group& group : merging.groups) for_each_joint_effect(merging, {group}, look);
-  if (merging.groups.size() > 1) for_each_joint_effect(merging, merging.groups, look);
+  for (const Cluster& cluster : merging.clusters) for_each_joint_effect(merging, {cluster}, look);
+  if (merging.clusters.size() > 1) for_each_joint_effect(merging, merging.clusters, look);
 }
 
-// A'_r || v_r - v-_h || of every group.
+// A'_r || v_r - v-_h || of every cluster.
 Reals weighted_distances(const JointEffect& joint, Space space, Norm norm) {
   Reals result;
   for (size_t g = 0; g < joint.apart.size(); ++g)
@@ -323,7 +325,7 @@ Outcome own_bound_of_joint(const Instance& instance) {
   return outcome;
 }
 
-Outcome joint_bound_of_largest_group(const Instance& instance) {
+Outcome joint_bound_of_largest_cluster(const Instance& instance) {
   Outcome outcome;
   for_each_joint_merge(MergingCase(instance), [&](const JointEffect& joint) {
     const Real factor = printed_factor(joint.effect.epsilon());
@@ -358,7 +360,7 @@ std::vector<Theorem> joint_merge_theorems() {
                      best_in_projected_space},
                     {"kkv-gqa:free-logits", "nor with other logits", best_of_free_logits},
                     {"kkv-gqa:many-groups", "no value of a group is better where others merge, too",
-                     best_of_many_groups}}},
+                     best_of_many_clusters}}},
       {.id = "kkv-5-joint",
        .title = "the bound for a joint merge",
        .statement = "Theta_h <= A'_R 2 e (1 + e) gamma / (1 - e)^2 + sum_r A'_r || v_r - v-_h,r || for "
@@ -370,7 +372,7 @@ std::vector<Theorem> joint_merge_theorems() {
        .property = {"kkv-5-joint", "Theta_h is within the bound", joint_bound},
        .weakened = {{"kkv-5-joint:own-bound", "kkv-5 holds of joint merges, too", own_bound_of_joint},
                     {"kkv-5-joint:largest-group", "with the largest term of the groups' sum alone",
-                     joint_bound_of_largest_group}}},
+                     joint_bound_of_largest_cluster}}},
   };
 }
 

@@ -1,4 +1,4 @@
-// What a merged entry weighs: with one vote less than its group did, with all votes and the mean key more.
+// What a merged entry weighs: with one vote less than its cluster did, with all votes and the mean key more.
 #include <algorithm>
 
 #include "merge_prediction.hpp"
@@ -7,7 +7,7 @@
 namespace kvbound::proofs {
 namespace {
 
-using exact::GroupMean;
+using exact::ClusterMean;
 using exact::MergedEntry;
 using exact::Query;
 using exact::Real;
@@ -15,29 +15,29 @@ using exact::Reals;
 
 // ---- KKV-2
 
-// Some query's logits of a group's members and what they weigh, and of the others all they weigh: as shares of the
-// group's heaviest member's weight.
+// Some query's logits of a cluster's members and what they weigh, and of the others all they weigh: as shares of the
+// cluster's heaviest member's weight.
 struct Weighed {
-  Weighed(const MergingCase& merging, size_t head, size_t query, const Group& group) {
+  Weighed(const MergingCase& merging, size_t head, size_t query, const Cluster& cluster) {
     const Reals all = merging.logits(head, query);
     Reals voted;
     for (size_t j = 0; j < all.size(); ++j) voted.push_back(all[j] + log(merging.cache.votes[j]));
-    heaviest = voted[static_cast<size_t>(group.front())];
-    for (const int64_t member : group) {
+    heaviest = voted[static_cast<size_t>(cluster.front())];
+    for (const int64_t member : cluster) {
       logits.push_back(all[static_cast<size_t>(member)]);
       heaviest = std::max<Real>(heaviest, voted[static_cast<size_t>(member)]);
     }
     Reals weights;
     for (const Real& logit : voted) weights.push_back(exp(logit - heaviest));
-    whole = exact::total(weights, group);
-    Group others(group);
+    whole = exact::total(weights, cluster);
+    Cluster others(cluster);
     others.erase(std::ranges::find(others, heaviest,
                                    [&](int64_t member) { return voted[static_cast<size_t>(member)]; }));
     lighter = exact::total(weights, others);
-    rest = exact::total_outside(weights, group);
+    rest = exact::total_outside(weights, cluster);
   }
 
-  // The attention of what weighs so much in the group's place.
+  // The attention of what weighs so much in the cluster's place.
   Real attention(const Real& weight) const { return weight / (rest + weight); }
   // attention(whole) - attention(1), without cancellation.
   Real gap() const { return rest * lighter / ((rest + whole) * (rest + 1)); }
@@ -49,20 +49,20 @@ struct Weighed {
 };
 
 // Weights of sum 1 that merging methods give the members.
-std::vector<Reals> convex_weights(const MergingCase& merging, size_t head, const Group& group) {
-  const exact::Entries members = merging.cache.at(group);
-  return {Reals(group.size(), Real(1) / static_cast<int64_t>(group.size())),
+std::vector<Reals> convex_weights(const MergingCase& merging, size_t head, const Cluster& cluster) {
+  const exact::Entries members = merging.cache.at(cluster);
+  return {Reals(cluster.size(), Real(1) / static_cast<int64_t>(cluster.size())),
           exact::similarity_weights(members.keys), exact::gaussian_weights(members.keys),
-          exact::softmax(merging.predicted(head, group)), merging.mean(head, group).weights};
+          exact::softmax(merging.predicted(head, cluster)), merging.mean(head, cluster).weights};
 }
 
-// Calls look(what the group weighs to some query, the logit of a convex combination of its keys).
+// Calls look(what the cluster weighs to some query, the logit of a convex combination of its keys).
 template <class Look>
 void for_each_convex_merge(const MergingCase& merging, const Look& look) {
-  for_each_group(merging, [&](size_t h, const Group& group) {
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
     for (size_t i = 0; i < merging.heads[h].queries.size(); ++i) {
-      const Weighed weighed(merging, h, i, group);
-      for (const Reals& weights : convex_weights(merging, h, group))
+      const Weighed weighed(merging, h, i, cluster);
+      for (const Reals& weights : convex_weights(merging, h, cluster))
         look(weighed, exact::inner_product(weights, weighed.logits));
     }
   });
@@ -74,16 +74,16 @@ Outcome attention_sags(const Instance& instance) {
   for_each_convex_merge(merging, [&](const Weighed& weighed, const Real& logit) {
     if (weighed.rest == 0) return;
     const Real weight = exp(logit - weighed.heaviest), terms = score_terms(weighed.logits) * 16;
-    const Real group = weighed.attention(weighed.whole), bound = weighed.attention(1);
+    const Real cluster = weighed.attention(weighed.whole), bound = weighed.attention(1);
     outcome.at_most("the merged entry weighs no more than the heaviest member did", weight, 1, terms);
     outcome.at_most("A_r <= max A / (max A + A_rest)", weighed.attention(weight), bound, terms);
-    outcome.equal("sum of A - max A / (max A + A_rest)", group - bound, weighed.gap(), terms);
+    outcome.equal("sum of A - max A / (max A + A_rest)", cluster - bound, weighed.gap(), terms);
     outcome.require("max A / (max A + A_rest) < sum of A", weighed.gap() > 0);
     outcome.ratio(weighed.attention(weight), bound, terms);
   });
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const GroupMean mean = merging.mean(h, group);
-    const Weighed weighed(merging, h, 0, group);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const ClusterMean mean = merging.mean(h, cluster);
+    const Weighed weighed(merging, h, 0, cluster);
     const Real weight = mean.votes * exp(mean.mean_score - weighed.heaviest);
     outcome.at_most("with all votes and weights p s, A_r >= sum of A", weighed.attention(weighed.whole),
                     weighed.attention(weight), score_terms(weighed.logits) * 16);
@@ -96,9 +96,9 @@ Outcome output_moves(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    for (const Group& group : merging.groups) {
-      if (group.size() == merging.cache.count()) continue;
-      Merges merges(merging, h, {group}, [](const GroupMean& mean, const Reals&) {
+    for (const Cluster& cluster : merging.clusters) {
+      if (cluster.size() == merging.cache.count()) continue;
+      Merges merges(merging, h, {cluster}, [](const ClusterMean& mean, const Reals&) {
         return MergedEntry{mean.key, mean.value, 1};
       });
       const QueryEffect effect(merging, h, merges, 0);
@@ -112,9 +112,9 @@ Outcome output_moves(const Instance& instance) {
 Outcome sags_with_votes(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const GroupMean mean = merging.mean(h, group);
-    const Weighed weighed(merging, h, 0, group);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const ClusterMean mean = merging.mean(h, cluster);
+    const Weighed weighed(merging, h, 0, cluster);
     const Real weight = mean.votes * exp(mean.mean_score - weighed.heaviest);
     if (weighed.rest > 0)
       outcome.at_most("A_r <= sum of A", weighed.attention(weight), weighed.attention(weighed.whole),
@@ -147,26 +147,27 @@ Real largest_divergence(const exact::Entries& members) {
 Outcome divergence_is_the_excess(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const Reals scores = merging.predicted(h, group);
-    const GroupMean mean = merging.mean(h, group);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const Reals scores = merging.predicted(h, cluster);
+    const ClusterMean mean = merging.mean(h, cluster);
     const Real terms = score_terms(scores), spread = range(scores);
-    const Real by_votes = largest_divergence(merging.cache.at(group)), by_range = spread * spread / 8;
+    const Real by_votes = largest_divergence(merging.cache.at(cluster)), by_range = spread * spread / 8;
     outcome.equal("m - z* = KL(w/W || p/P)", mean.mean_score - mean.target, mean.divergence, terms);
     outcome.at_most("0 <= KL", 0, mean.divergence, terms);
     outcome.at_most("KL <= ln(P / min p)", mean.divergence, by_votes, terms);
     outcome.at_most("KL <= (max ln s - min ln s)^2 / 8", mean.divergence, by_range, terms);
     outcome.ratio(mean.divergence, std::min<Real>(by_votes, by_range), terms);
   });
-  hold_group_means(instance, merging, outcome);
+  hold_cluster_means(instance, merging, outcome);
   return outcome;
 }
 
 Outcome divergence_is_positive(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    outcome.below("0 < KL", 0, merging.mean(h, group).divergence, score_terms(merging.predicted(h, group)));
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    outcome.below("0 < KL", 0, merging.mean(h, cluster).divergence,
+                  score_terms(merging.predicted(h, cluster)));
   });
   return outcome;
 }
@@ -174,10 +175,10 @@ Outcome divergence_is_positive(const Instance& instance) {
 Outcome mean_by_votes_is_enough(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const Reals scores = merging.predicted(h, group);
-    const GroupMean mean = merging.mean(h, group);
-    const Real by_votes = exact::inner_product(merging.cache.at(group).votes, scores) / mean.votes;
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const Reals scores = merging.predicted(h, cluster);
+    const ClusterMean mean = merging.mean(h, cluster);
+    const Real by_votes = exact::inner_product(merging.cache.at(cluster).votes, scores) / mean.votes;
     outcome.at_most("z* <= sum (p/P) ln s", mean.target, by_votes, score_terms(scores));
   });
   return outcome;

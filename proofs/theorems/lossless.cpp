@@ -7,7 +7,7 @@
 namespace kvbound::proofs {
 namespace {
 
-using exact::GroupMean;
+using exact::ClusterMean;
 using exact::MergedEntry;
 using exact::Query;
 using exact::Real;
@@ -23,10 +23,10 @@ void hold_unchanged(const QueryEffect& effect, const Real& factor, Outcome& outc
 
 // ---- KKV-3
 
-bool has_zip(const GroupMean& mean) { return mean.mean_score != 0 || mean.divergence == 0; }
+bool has_zip(const ClusterMean& mean) { return mean.mean_score != 0 || mean.divergence == 0; }
 
 // z*/m
-Real zip_scale(const GroupMean& mean) {
+Real zip_scale(const ClusterMean& mean) {
   return mean.divergence == 0 ? Real(1) : Real(1 - mean.divergence / mean.mean_score);
 }
 
@@ -35,25 +35,25 @@ Reals shifted(Reals logits, const Real& shift) {
   return logits;
 }
 
-// One head's group and its first query, with a constant added to all logits.
+// One head's cluster and its first query, with a constant added to all logits.
 struct Shifted {
-  Shifted(const MergingCase& merging, size_t head, const Group& group_, const Real& shift)
+  Shifted(const MergingCase& merging, size_t head, const Cluster& cluster_, const Real& shift)
       : logits(shifted(merging.heads[head].predicted, shift)),
         cache(merging.cache),
-        group(group_),
-        mean(cache.at(group), shifted(merging.predicted(head, group), shift)),
+        cluster(cluster_),
+        mean(cache.at(cluster), shifted(merging.predicted(head, cluster), shift)),
         before(exact::attention(logits, cache.votes, cache.values)) {}
 
-  // After the group became one entry of this logit.
+  // After the cluster became one entry of this logit.
   Query after(const Real& logit) const {
-    return exact::merged_attention(logits, cache, group, logit, exact::convex_merge(mean));
+    return exact::merged_attention(logits, cache, cluster, logit, exact::convex_merge(mean));
   }
   Real terms() const { return 16 * before.size * score_terms(logits); }
 
   Reals logits;
   const exact::Entries& cache;
-  const Group& group;
-  GroupMean mean;
+  const Cluster& cluster;
+  ClusterMean mean;
   Query before;
 };
 
@@ -71,16 +71,16 @@ Outcome zip_is_lossless(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    std::vector<Group> all;
+    std::vector<Cluster> all;
     Real largest = 1;
-    for (const Group& group : merging.groups) {
-      const GroupMean mean = merging.mean(h, group);
-      hold_singular(Shifted(merging, h, group, -mean.mean_score), outcome);
+    for (const Cluster& cluster : merging.clusters) {
+      const ClusterMean mean = merging.mean(h, cluster);
+      hold_singular(Shifted(merging, h, cluster, -mean.mean_score), outcome);
       if (!has_zip(mean)) continue;
-      all.push_back(group);
+      all.push_back(cluster);
       const Real factor = 1 + abs(zip_scale(mean));
       largest = std::max(largest, factor);
-      const Merges merges(merging, h, {group}, zip_merge);
+      const Merges merges(merging, h, {cluster}, zip_merge);
       const QueryEffect effect(merging, h, merges, 0);
       outcome.equal("q . k_r = z*",
                     exact::inner_product(merging.heads[h].queries.front(), merges.entries[0].key),
@@ -97,8 +97,8 @@ Outcome zip_is_lossless(const Instance& instance) {
 Outcome zip_of_singular(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const Shifted singular(merging, h, group, -merging.mean(h, group).mean_score);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const Shifted singular(merging, h, cluster, -merging.mean(h, cluster).mean_score);
     const Query after = singular.after(0);
     equal_vectors(outcome, "m = 0: a multiple of k- is lossless", after.output, singular.before.output,
                   singular.terms());
@@ -109,8 +109,8 @@ Outcome zip_of_singular(const Instance& instance) {
 Outcome zip_of_normalised(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const Shifted raw(merging, h, group, 0), normalised(merging, h, group, -merging.log_denominator(h));
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const Shifted raw(merging, h, cluster, 0), normalised(merging, h, cluster, -merging.log_denominator(h));
     if (!has_zip(normalised.mean)) return;
     // The key is scaled as normalised scores say, the query sees it as it is.
     const Real scale = zip_scale(normalised.mean);
@@ -124,10 +124,10 @@ Outcome zip_of_normalised(const Instance& instance) {
 Outcome zip_is_positive(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const GroupMean mean = merging.mean(h, group);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const ClusterMean mean = merging.mean(h, cluster);
     if (has_zip(mean))
-      outcome.at_most("0 <= z*/m", 0, zip_scale(mean), score_terms(merging.predicted(h, group)));
+      outcome.at_most("0 <= z*/m", 0, zip_scale(mean), score_terms(merging.predicted(h, cluster)));
   });
   return outcome;
 }
@@ -144,16 +144,16 @@ Real diameter(const exact::Entries& members) {
   return result;
 }
 
-void hold_correction(const MergingCase& merging, size_t head, const Group& group, Outcome& outcome) {
-  const exact::Entries members = merging.cache.at(group);
-  const GroupMean mean = merging.mean(head, group);
+void hold_correction(const MergingCase& merging, size_t head, const Cluster& cluster, Outcome& outcome) {
+  const exact::Entries members = merging.cache.at(cluster);
+  const ClusterMean mean = merging.mean(head, cluster);
   const Reals& query = merging.heads[head].queries.front();
   const Reals key = exact::min_norm_merge(mean, query).key;
   const Real length = exact::norm(exact::difference(key, mean.key), exact::Norm::l2);
   const Real size = exact::norm(query, exact::Norm::l2), apart = diameter(members);
   const Real by_votes = log(mean.votes / *std::ranges::min_element(members.votes));
   const Real terms =
-      score_terms(merging.predicted(head, group)) / size + exact::norm(mean.key, exact::Norm::l2);
+      score_terms(merging.predicted(head, cluster)) / size + exact::norm(mean.key, exact::Norm::l2);
   const Real bound = std::min<Real>(by_votes / size, size * apart * apart / 8);
   outcome.equal("|| k_r - k- || = KL / || q ||", length, mean.divergence / size, terms);
   outcome.at_most("|| k_r - k- || <= ln(P / min p) / || q ||", length, by_votes / size, terms);
@@ -167,9 +167,9 @@ void hold_correction(const MergingCase& merging, size_t head, const Group& group
 }
 
 // With any constant added to the logarithms of the scores.
-void hold_shift(const MergingCase& merging, size_t head, const Group& group, Outcome& outcome) {
-  const exact::Entries members = merging.cache.at(group);
-  const Reals scores = merging.predicted(head, group), &query = merging.heads[head].queries.front();
+void hold_shift(const MergingCase& merging, size_t head, const Cluster& cluster, Outcome& outcome) {
+  const exact::Entries members = merging.cache.at(cluster);
+  const Reals scores = merging.predicted(head, cluster), &query = merging.heads[head].queries.front();
   const Reals key = exact::min_norm_merge({members, scores}, query).key;
   for (const Real& shift : {Real(-1000), Real("0.7")}) {
     const MergedEntry other = exact::min_norm_merge({members, shifted(scores, shift)}, query);
@@ -182,14 +182,14 @@ void hold_shift(const MergingCase& merging, size_t head, const Group& group, Out
 Outcome min_norm_is_lossless(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const Merges merges(merging, h, {group}, exact::min_norm_merge);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const Merges merges(merging, h, {cluster}, exact::min_norm_merge);
     hold_unchanged(QueryEffect(merging, h, merges, 0), 1, outcome);
-    hold_correction(merging, h, group, outcome);
-    hold_shift(merging, h, group, outcome);
+    hold_correction(merging, h, cluster, outcome);
+    hold_shift(merging, h, cluster, outcome);
   });
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
+    const Merges merges(merging, h, merging.clusters, exact::min_norm_merge);
     hold_unchanged(QueryEffect(merging, h, merges, 0), 1, outcome);
   }
   hold_merges({MergedKey::min_norm, MergeGqa::mean, 0}, instance, merging, outcome);
@@ -200,8 +200,8 @@ Outcome min_norm_is_lossless(const Instance& instance) {
 Outcome unchanged_by(const Instance& instance, MergeRule rule, size_t first_query) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const Merges merges(merging, h, {group}, rule);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const Merges merges(merging, h, {cluster}, rule);
     for (size_t i = first_query; i < merging.heads[h].queries.size(); ++i)
       hold_unchanged(QueryEffect(merging, h, merges, i), 1, outcome);
   });
@@ -217,30 +217,30 @@ Outcome lossless_for_later_queries(const Instance& instance) {
 
 // Every member with the logits of the one that stays; values as they are.
 Instance with_equal_keys(Instance instance) {
-  for (const Group& group : groups_of(instance)) {
-    for (const int64_t member : group) {
+  for (const Cluster& cluster : clusters_of(instance)) {
+    for (const int64_t member : cluster) {
       for (int64_t r = 0; r < instance.logits.rows(); ++r)
-        instance.logits(r, member) = instance.logits(r, group.front());
+        instance.logits(r, member) = instance.logits(r, cluster.front());
     }
   }
   return instance;
 }
 
 Instance with_equal_values(Instance instance) {
-  for (const Group& group : groups_of(instance)) {
-    for (const int64_t member : group) {
-      const VectorView value = instance.values.view().row(group.front());
+  for (const Cluster& cluster : clusters_of(instance)) {
+    for (const int64_t member : cluster) {
+      const VectorView value = instance.values.view().row(cluster.front());
       std::ranges::copy(value, instance.values.row(member).begin());
     }
   }
   return instance;
 }
 
-// All groups merge, of each head for itself; every query looks.
+// All clusters merge, of each head for itself; every query looks.
 void hold_for_all_queries(const Instance& instance, MergeRule rule, Outcome& outcome) {
   const MergingCase merging(instance);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    const Merges merges(merging, h, merging.groups, rule);
+    const Merges merges(merging, h, merging.clusters, rule);
     for (size_t i = 0; i < merging.heads[h].queries.size(); ++i)
       hold_unchanged(QueryEffect(merging, h, merges, i), 1, outcome);
   }
@@ -250,7 +250,7 @@ Outcome predicted_exactly(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
+    const Merges merges(merging, h, merging.clusters, exact::min_norm_merge);
     const QueryEffect effect(merging, h, merges, 0);
     outcome.equal("the first query's scores are predicted exactly: epsilon = 0", effect.epsilon(), 0,
                   effect.logit_terms());
@@ -275,11 +275,11 @@ Outcome equal_values_are_enough(const Instance& instance) {
 Outcome equal_keys_predicted_apart(const Instance& instance) {
   Outcome outcome;
   MergingCase merging(with_equal_values(with_equal_keys(instance)));
-  for (const Group& group : merging.groups) {
-    for (MergingHead& head : merging.heads) head.predicted[static_cast<size_t>(group.front())] += 1;
+  for (const Cluster& cluster : merging.clusters) {
+    for (MergingHead& head : merging.heads) head.predicted[static_cast<size_t>(cluster.front())] += 1;
   }
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
+    const Merges merges(merging, h, merging.clusters, exact::min_norm_merge);
     hold_unchanged(QueryEffect(merging, h, merges, 0), 1, outcome);
   }
   return outcome;

@@ -19,15 +19,15 @@ Real relative_error(const Real& predicted, const Real& logit) { return abs(1 - e
 
 }  // namespace
 
-exact::MergedEntry zip_merge(const exact::GroupMean& mean, const Reals&) { return exact::zip_merge(mean); }
-exact::MergedEntry convex_merge(const exact::GroupMean& mean, const Reals&) {
+exact::MergedEntry zip_merge(const exact::ClusterMean& mean, const Reals&) { return exact::zip_merge(mean); }
+exact::MergedEntry convex_merge(const exact::ClusterMean& mean, const Reals&) {
   return exact::convex_merge(mean);
 }
 
-Merges::Merges(const MergingCase& merging, size_t head, const std::vector<Group>& groups_, MergeRule rule)
-    : groups(groups_) {
-  for (const Group& group : groups) {
-    const exact::GroupMean mean = merging.mean(head, group);
+Merges::Merges(const MergingCase& merging, size_t head, const std::vector<Cluster>& clusters_, MergeRule rule)
+    : clusters(clusters_) {
+  for (const Cluster& cluster : clusters) {
+    const exact::ClusterMean mean = merging.mean(head, cluster);
     entries.push_back(rule(mean, merging.heads[head].queries.front()));
     predicted.push_back(mean.target);
   }
@@ -39,9 +39,9 @@ QueryEffect::QueryEffect(const MergingCase& merging, size_t head, const Merges& 
       index_(head),
       merges_(merges),
       before_(seen(head_, query, merging.cache)),
-      after_(seen(head_, query, exact::with_merged(merging.cache, merges.groups, merges.entries))) {
-  for (size_t g = 0; g < merges.groups.size(); ++g) {
-    for (const int64_t member : merges.groups[g]) {
+      after_(seen(head_, query, exact::with_merged(merging.cache, merges.clusters, merges.entries))) {
+  for (size_t g = 0; g < merges.clusters.size(); ++g) {
+    for (const int64_t member : merges.clusters[g]) {
       const auto j = static_cast<size_t>(member);
       const Real logit = exact::inner_product(head_.queries[query], merging.cache.keys[j]);
       members_epsilon_ = std::max<Real>(members_epsilon_, relative_error(head_.predicted[j], logit));
@@ -66,8 +66,8 @@ Reals QueryEffect::change(Space space) const {
 Real QueryEffect::spread(Space space, exact::Norm norm) const {
   const exact::Vectors& values = head_.values[static_cast<size_t>(space)];
   Real result = 0;
-  for (const Group& group : merges_.groups) {
-    for (const int64_t member : group) {
+  for (const Cluster& cluster : merges_.clusters) {
+    for (const int64_t member : cluster) {
       for (const Reals& value : values) {
         const Reals apart = exact::difference(value, values[static_cast<size_t>(member)]);
         result = std::max<Real>(result, exact::norm(apart, norm));
@@ -83,8 +83,8 @@ Real printed_factor(const Real& epsilon) {
 
 bool any_predicted(const MergingCase& merging) {
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    for (const Group& group : merging.groups) {
-      const Merges merges(merging, h, {group}, exact::min_norm_merge);
+    for (const Cluster& cluster : merging.clusters) {
+      const Merges merges(merging, h, {cluster}, exact::min_norm_merge);
       for (size_t i = 1; i < merging.heads[h].queries.size(); ++i) {
         const Real epsilon = QueryEffect(merging, h, merges, i).epsilon();
         if (0 < epsilon && epsilon < 1) return true;

@@ -6,20 +6,20 @@
 
 namespace kvbound::proofs {
 
-/// How one head's group merges: with the query that it merges for, the scale in it.
-using MergeRule = exact::MergedEntry (*)(const exact::GroupMean& mean, const exact::Reals& query);
+/// How one head's cluster merges: with the query that it merges for, the scale in it.
+using MergeRule = exact::MergedEntry (*)(const exact::ClusterMean& mean, const exact::Reals& query);
 
 /// exact::zip_merge and exact::convex_merge, which ask for no query.
-exact::MergedEntry zip_merge(const exact::GroupMean& mean, const exact::Reals& query);
-exact::MergedEntry convex_merge(const exact::GroupMean& mean, const exact::Reals& query);
+exact::MergedEntry zip_merge(const exact::ClusterMean& mean, const exact::Reals& query);
+exact::MergedEntry convex_merge(const exact::ClusterMean& mean, const exact::Reals& query);
 
-/// A head's cache after groups merged at one time.
+/// A head's cache after clusters merged at one time.
 struct Merges {
   Merges() = default;
   /// Each by the head's own scores and first query.
-  Merges(const MergingCase& merging, size_t head, const std::vector<Group>& groups, MergeRule rule);
+  Merges(const MergingCase& merging, size_t head, const std::vector<Cluster>& clusters, MergeRule rule);
 
-  std::vector<Group> groups;
+  std::vector<Cluster> clusters;
   std::vector<exact::MergedEntry> entries;
   exact::Reals predicted;  ///< ln s^_r = ln(W / P)
 };
@@ -59,7 +59,7 @@ class QueryEffect {
 /// 2 epsilon (1 + epsilon) / (1 - epsilon)^2, the factor of KKV-5
 exact::Real printed_factor(const exact::Real& epsilon);
 
-/// Whether some group of a head, merged by minimum norm, is predicted for a later query with 0 < epsilon < 1.
+/// Whether some cluster of a head, merged by minimum norm, is predicted for a later query with 0 < epsilon < 1.
 bool any_predicted(const MergingCase& merging);
 
 }  // namespace kvbound::proofs

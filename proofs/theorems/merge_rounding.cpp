@@ -12,7 +12,7 @@
 namespace kvbound::proofs {
 namespace {
 
-using exact::GroupMean;
+using exact::ClusterMean;
 using exact::Real;
 using exact::Reals;
 using oracle::Bounded;
@@ -74,7 +74,7 @@ Row voted(VectorView votes, const Row& log_scores) {
 // ---- group_mean
 
 struct BoundedMean {
-  BoundedMean(const reference::GroupMembers& members, const Row& log_scores, const GroupMean& exact);
+  BoundedMean(const reference::ClusterMembers& members, const Row& log_scores, const ClusterMean& exact);
 
   Row weights;
   Bounded log_weight, mean_score, divergence;
@@ -99,8 +99,8 @@ Bounded divergence(const Row& shares, const Row& centred) {
   return result;
 }
 
-BoundedMean::BoundedMean(const reference::GroupMembers& members, const Row& log_scores,
-                         const GroupMean& exact) {
+BoundedMean::BoundedMean(const reference::ClusterMembers& members, const Row& log_scores,
+                         const ClusterMean& exact) {
   const Row logits = voted(members.votes, log_scores), votes = oracle::exactly(VectorView(members.votes));
   weights = with_values(oracle::softmax(logits), exact.weights);
   log_weight = {exact.log_weight, oracle::log_sum_exp(logits).bound};
@@ -184,7 +184,7 @@ class BoundedInverse {
   Real backward_, off_;
 };
 
-// ---- merge_group
+// ---- merge_cluster
 
 // Whether the computed numbers are all where they may be.
 bool are_within(VectorView computed, const Row& expected) {
@@ -197,13 +197,13 @@ bool are_within(VectorView computed, const Row& expected) {
 // What a merge goes by: each head's scores and query, or one for all.
 class BoundedMerge {
  public:
-  BoundedMerge(const reference::KeyRule& rule, const MergingCase& merging, const Group& group,
-               const reference::GroupMembers& members)
+  BoundedMerge(const reference::KeyRule& rule, const MergingCase& merging, const Cluster& cluster,
+               const reference::ClusterMembers& members)
       : rule_(rule) {
     const exact::Vectors queries = merging.first_queries();
     std::vector<Reals> scores;
-    for (size_t h = 0; h < queries.size(); ++h) scores.push_back(merging.predicted(h, group));
-    const exact::Entries exact_members = merging.cache.at(group);
+    for (size_t h = 0; h < queries.size(); ++h) scores.push_back(merging.predicted(h, cluster));
+    const exact::Entries exact_members = merging.cache.at(cluster);
     if (rule.gqa == MergeGqa::joint) {
       queries_ = queries;
       for (const Reals& row : scores) add_head(members, exact_members, given(row), row);
@@ -235,7 +235,7 @@ class BoundedMerge {
     return exact::scaled(Real(1) / static_cast<int64_t>(rows.size()), sum);
   }
 
-  void add_head(const reference::GroupMembers& members, const exact::Entries& exact_members,
+  void add_head(const reference::ClusterMembers& members, const exact::Entries& exact_members,
                 const Row& scores, const Reals& exact_scores) {
     exact_.emplace_back(exact_members, exact_scores);
     scores_ = scores;
@@ -328,7 +328,7 @@ class BoundedMerge {
   reference::KeyRule rule_;
   exact::Vectors queries_;  // with the scale in them
   Real off_ = 0;            // of the rows of queries, in the 2-norm
-  std::vector<GroupMean> exact_;
+  std::vector<ClusterMean> exact_;
   std::vector<BoundedMean> means_;
   Row scores_;  // of the last head added
   Reals log_denominators_;
@@ -376,9 +376,9 @@ Row gaussian_weights(const exact::Vectors& keys) {
 }  // namespace
 
 void hold_convex_weights(const MergingCase& merging, Outcome& outcome) {
-  for (const Group& group : merging.groups) {
+  for (const Cluster& cluster : merging.clusters) {
     Matrix keys;
-    for (const int64_t member : group) keys.append_row(merging.keys.row(member));
+    for (const int64_t member : cluster) keys.append_row(merging.keys.row(member));
     const exact::Vectors exact_keys = exact::vectors(keys);
     const Row similar = proofs::similarity_weights(exact_keys),
               gaussian = proofs::gaussian_weights(exact_keys);
@@ -390,12 +390,12 @@ void hold_convex_weights(const MergingCase& merging, Outcome& outcome) {
   }
 }
 
-void hold_group_means(const Instance& instance, const MergingCase& merging, Outcome& outcome) {
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const reference::GroupMembers members = members_of(instance, merging, group, h, 1);
-    const reference::GroupMean computed = reference::group_mean(members, members.log_scores.row(0));
-    const GroupMean exact = merging.mean(h, group);
-    const Row scores = given(merging.predicted(h, group));
+void hold_cluster_means(const Instance& instance, const MergingCase& merging, Outcome& outcome) {
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const reference::ClusterMembers members = members_of(instance, merging, cluster, h, 1);
+    const reference::ClusterMean computed = reference::cluster_mean(members, members.log_scores.row(0));
+    const ClusterMean exact = merging.mean(h, cluster);
+    const Row scores = given(merging.predicted(h, cluster));
     const BoundedMean expected(members, scores, exact);
     hold("a member's share", computed.weights, expected.weights, outcome);
     outcome.reference_within("ln W", computed.log_weight, expected.log_weight);
@@ -412,16 +412,16 @@ void hold_group_means(const Instance& instance, const MergingCase& merging, Outc
 void hold_merges(const reference::KeyRule& rule, const Instance& instance, const MergingCase& merging,
                  Outcome& outcome) {
   const reference::MergeQueries queries = merge_queries(rule, merging);
-  for (const Group& group : merging.groups) {
-    const reference::GroupMembers members = members_of(instance, merging, group, 0, merging.heads.size());
-    const reference::MergedEntry computed = reference::merge_group(queries, members);
-    BoundedMerge(rule, merging, group, members).hold(computed, outcome);
+  for (const Cluster& cluster : merging.clusters) {
+    const reference::ClusterMembers members = members_of(instance, merging, cluster, 0, merging.heads.size());
+    const reference::MergedEntry computed = reference::merge_cluster(queries, members);
+    BoundedMerge(rule, merging, cluster, members).hold(computed, outcome);
     const Bounded votes = oracle::sum(oracle::exactly(VectorView(members.votes)));
     outcome.reference_within("the votes", computed.votes, votes);
     for (size_t h = 0; h < merging.heads.size(); ++h) {
-      const Row scores = given(merging.predicted(h, group));
+      const Row scores = given(merging.predicted(h, cluster));
       outcome.reference_within("what is predicted of a merged entry", computed.log_scores[h],
-                               log_mean_score(members.votes, scores, merging.mean(h, group).target));
+                               log_mean_score(members.votes, scores, merging.mean(h, cluster).target));
     }
   }
 }
@@ -444,15 +444,15 @@ void hold_attention(const Matrix& queries, const Matrix& keys, const Matrix& val
 
 void hold_attention(const Instance& instance, const MergingCase& merging, Outcome& outcome) {
   hold_attention(merging.queries, merging.keys, instance.values, instance.votes, outcome);
-  if (merging.groups.empty()) return;
-  const Group& group = merging.groups.front();
+  if (merging.clusters.empty()) return;
+  const Cluster& cluster = merging.clusters.front();
   const reference::MergedEntry merged =
-      reference::merge_group(merge_queries({MergedKey::min_norm, MergeGqa::joint, 0}, merging),
-                             members_of(instance, merging, group, 0, merging.heads.size()));
+      reference::merge_cluster(merge_queries({MergedKey::min_norm, MergeGqa::joint, 0}, merging),
+                               members_of(instance, merging, cluster, 0, merging.heads.size()));
   Matrix keys, values;
   std::vector<double> votes;
   for (int64_t j = 0; j < instance.tokens(); ++j) {
-    if (std::ranges::find(group, j) != group.end()) continue;
+    if (std::ranges::find(cluster, j) != cluster.end()) continue;
     keys.append_row(merging.keys.row(j));
     values.append_row(instance.values.row(j));
     votes.push_back(instance.votes[static_cast<size_t>(j)]);
@@ -464,20 +464,20 @@ void hold_attention(const Instance& instance, const MergingCase& merging, Outcom
 }
 
 void hold_chains(const Instance& instance, const MergingCase& merging, Outcome& outcome) {
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    const reference::GroupMembers members = members_of(instance, merging, group, h, 1);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const reference::ClusterMembers members = members_of(instance, merging, cluster, h, 1);
     const VectorView scores = members.log_scores.row(0);
     double votes = members.votes[0], score = scores[0];
     Bounded expected(score);
-    for (size_t j = 1; j < group.size(); ++j) {
+    for (size_t j = 1; j < cluster.size(); ++j) {
       const std::vector<double> pair_votes{votes, members.votes[j]}, pair{score, scores[j]};
       score = reference::log_mean_score(pair_votes, pair);
       expected = log_mean_score(pair_votes, {expected, Bounded(scores[j])}, 0);
       votes += members.votes[j];
     }
-    const Row all = given(merging.predicted(h, group));
+    const Row all = given(merging.predicted(h, cluster));
     expected.bound += log_mean_score(members.votes, all, 0).bound;
-    expected.value = merging.mean(h, group).target;
+    expected.value = merging.mean(h, cluster).target;
     outcome.reference_within("ln(W / P), one by one", score, expected);
   });
 }

@@ -6,17 +6,17 @@
 
 namespace kvbound::proofs {
 
-/// Weights of D2O and KVMerger, and means by them, for every group.
+/// Weights of D2O and KVMerger, and means by them, for every cluster.
 void hold_convex_weights(const MergingCase& merging, Outcome& outcome);
 
-/// reference::group_mean of every head's groups.
-void hold_group_means(const Instance& instance, const MergingCase& merging, Outcome& outcome);
+/// reference::cluster_mean of every head's clusters.
+void hold_cluster_means(const Instance& instance, const MergingCase& merging, Outcome& outcome);
 
-/// reference::merge_group of every group, for all query heads together.
+/// reference::merge_cluster of every cluster, for all query heads together.
 void hold_merges(const reference::KeyRule& rule, const Instance& instance, const MergingCase& merging,
                  Outcome& outcome);
 
-/// reference::attention of all queries, with votes: before, and after the reference merged a group.
+/// reference::attention of all queries, with votes: before, and after the reference merged a cluster.
 void hold_attention(const Instance& instance, const MergingCase& merging, Outcome& outcome);
 
 /// What the reference predicts of a merged entry, whether merged at once or one by one.

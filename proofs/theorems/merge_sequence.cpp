@@ -7,8 +7,8 @@
 namespace kvbound::proofs {
 namespace {
 
+using exact::ClusterMean;
 using exact::Entries;
-using exact::GroupMean;
 using exact::MergedEntry;
 using exact::Norm;
 using exact::Query;
@@ -21,9 +21,9 @@ struct SequentialMerge {
       : head(merging.heads[head_]), cache(merging.cache), predicted(head.predicted) {}
 
   // Two entries become one, which comes last.
-  void merge(const Group& pair, MergeRule rule) {
+  void merge(const Cluster& pair, MergeRule rule) {
     const Entries members = cache.at(pair);
-    const GroupMean mean(members, {at(predicted, pair[0]), at(predicted, pair[1])});
+    const ClusterMean mean(members, {at(predicted, pair[0]), at(predicted, pair[1])});
     cache = exact::with_merged(cache, {pair}, {rule(mean, head.queries.front())});
     for (const int64_t member : {std::max(pair[0], pair[1]), std::min(pair[0], pair[1])})
       predicted.erase(predicted.begin() + member);
@@ -60,10 +60,10 @@ void fold(SequentialMerge sequence, const Look& look) {
   }
 }
 
-// A group one by one: its first two, then that with the third, ...
-SequentialMerge one_by_one(const MergingCase& merging, size_t head, const Group& group, MergeRule rule) {
+// A cluster one by one: its first two, then that with the third, ...
+SequentialMerge one_by_one(const MergingCase& merging, size_t head, const Cluster& cluster, MergeRule rule) {
   SequentialMerge sequence(merging, head);
-  Group left(group);
+  Cluster left(cluster);
   while (left.size() > 1) {
     // Those behind a member move up as it goes; the merged entry is the last.
     std::vector<int64_t> pair{left[0], left[1]};
@@ -76,14 +76,14 @@ SequentialMerge one_by_one(const MergingCase& merging, size_t head, const Group&
   return sequence;
 }
 
-void hold_same_key(const MergingCase& merging, size_t head, const Group& group, MergeRule rule,
+void hold_same_key(const MergingCase& merging, size_t head, const Cluster& cluster, MergeRule rule,
                    const Real& factor, Outcome& outcome) {
-  const GroupMean mean = merging.mean(head, group);
+  const ClusterMean mean = merging.mean(head, cluster);
   const MergedEntry at_once = rule(mean, merging.heads[head].queries.front());
-  const SequentialMerge sequence = one_by_one(merging, head, group, rule);
+  const SequentialMerge sequence = one_by_one(merging, head, cluster, rule);
   const Real& size = exact::squared(merging.heads[head].queries.front());
   const Real terms =
-      factor * score_terms(merging.predicted(head, group)) * (1 + merging.key_size() + 1 / size);
+      factor * score_terms(merging.predicted(head, cluster)) * (1 + merging.key_size() + 1 / size);
   equal_vectors(outcome, "one by one, the key is that of all at once", sequence.cache.keys.back(),
                 at_once.key, terms);
   equal_vectors(outcome, "one by one, the value is that of all at once", sequence.cache.values.back(),
@@ -119,8 +119,8 @@ Outcome changes_add_up(const Instance& instance) {
         });
       }
     }
-    for (const Group& group : merging.groups)
-      hold_same_key(merging, h, group, exact::min_norm_merge, 1, outcome);
+    for (const Cluster& cluster : merging.clusters)
+      hold_same_key(merging, h, cluster, exact::min_norm_merge, 1, outcome);
   }
   hold_chains(instance, merging, outcome);
   return outcome;
@@ -130,16 +130,16 @@ Outcome changes_add_up(const Instance& instance) {
 Outcome changes_against_the_first(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for (size_t h = 0; h < merging.heads.size() && !merging.groups.empty(); ++h) {
+  for (size_t h = 0; h < merging.heads.size() && !merging.clusters.empty(); ++h) {
     for (size_t i = 0; i < merging.heads[h].queries.size(); ++i) {
       Real sum = 0, terms = 0;
-      for (const Group& group : merging.groups) {
-        const Merges merges(merging, h, {group}, exact::min_norm_merge);
+      for (const Cluster& cluster : merging.clusters) {
+        const Merges merges(merging, h, {cluster}, exact::min_norm_merge);
         const QueryEffect effect(merging, h, merges, i);
         sum += exact::norm(effect.change(Space::head), Norm::l2);
         terms += effect.terms(Space::head);
       }
-      const Merges merges(merging, h, merging.groups, exact::min_norm_merge);
+      const Merges merges(merging, h, merging.clusters, exact::min_norm_merge);
       const QueryEffect all(merging, h, merges, i);
       outcome.at_most("|| o_T - o_0 || <= sum of what each merge would do to the first cache",
                       exact::norm(all.change(Space::head), Norm::l2), sum, terms + all.terms(Space::head));
@@ -151,8 +151,8 @@ Outcome changes_against_the_first(const Instance& instance) {
 Outcome zip_one_by_one(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for_each_group(merging, [&](size_t h, const Group& group) {
-    hold_same_key(merging, h, group, zip_merge, Real("1e9"), outcome);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    hold_same_key(merging, h, cluster, zip_merge, Real("1e9"), outcome);
   });
   return outcome;
 }

@@ -9,16 +9,16 @@ namespace kvbound::proofs {
 using exact::Real;
 using exact::Reals;
 
-std::vector<Group> groups_of(const Instance& instance) {
-  std::vector<Group> groups;
-  for (const int64_t position : instance.kept) groups.push_back({position});
+std::vector<Cluster> clusters_of(const Instance& instance) {
+  std::vector<Cluster> clusters;
+  for (const int64_t position : instance.kept) clusters.push_back({position});
   for (int64_t j = 0; j < instance.tokens(); ++j) {
     const auto after = std::ranges::upper_bound(instance.kept, j);
     const auto target = static_cast<size_t>(std::max<std::ptrdiff_t>(after - instance.kept.begin() - 1, 0));
-    if (groups[target].front() != j) groups[target].push_back(j);
+    if (clusters[target].front() != j) clusters[target].push_back(j);
   }
-  std::erase_if(groups, [](const Group& group) { return group.size() < 2; });
-  return groups;
+  std::erase_if(clusters, [](const Cluster& cluster) { return cluster.size() < 2; });
+  return clusters;
 }
 
 Matrix keys_of(const Instance& instance) {
@@ -35,7 +35,8 @@ Matrix keys_of(const Instance& instance) {
   return keys;
 }
 
-MergingCase::MergingCase(const Instance& instance) : keys(keys_of(instance)), groups(groups_of(instance)) {
+MergingCase::MergingCase(const Instance& instance)
+    : keys(keys_of(instance)), clusters(clusters_of(instance)) {
   const int64_t rows = instance.logits.rows();
   queries = Matrix(rows, keys.cols());
   for (int64_t r = 0; r < rows; ++r) {
@@ -62,9 +63,9 @@ Reals MergingHead::in(Space space, const Reals& value) const {
   return result;
 }
 
-Reals MergingCase::predicted(size_t head, const Group& group) const {
+Reals MergingCase::predicted(size_t head, const Cluster& cluster) const {
   Reals result;
-  for (const int64_t member : group) result.push_back(heads[head].predicted[static_cast<size_t>(member)]);
+  for (const int64_t member : cluster) result.push_back(heads[head].predicted[static_cast<size_t>(member)]);
   return result;
 }
 
@@ -113,17 +114,17 @@ Real score_terms(const Reals& log_scores) {
   return 64 * static_cast<int64_t>(log_scores.size()) * largest;
 }
 
-reference::GroupMembers members_of(const Instance& instance, const MergingCase& merging, const Group& group,
-                                   size_t first_head, size_t count) {
-  reference::GroupMembers members;
-  members.log_scores = Matrix(static_cast<int64_t>(count), static_cast<int64_t>(group.size()));
-  for (size_t j = 0; j < group.size(); ++j) {
-    members.keys.append_row(merging.keys.row(group[j]));
-    members.values.append_row(instance.values.row(group[j]));
-    members.votes.push_back(instance.votes[static_cast<size_t>(group[j])]);
+reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
+                                     const Cluster& cluster, size_t first_head, size_t count) {
+  reference::ClusterMembers members;
+  members.log_scores = Matrix(static_cast<int64_t>(count), static_cast<int64_t>(cluster.size()));
+  for (size_t j = 0; j < cluster.size(); ++j) {
+    members.keys.append_row(merging.keys.row(cluster[j]));
+    members.values.append_row(instance.values.row(cluster[j]));
+    members.votes.push_back(instance.votes[static_cast<size_t>(cluster[j])]);
     for (size_t h = 0; h < count; ++h) {
       members.log_scores(static_cast<int64_t>(h), static_cast<int64_t>(j)) =
-          static_cast<double>(merging.heads[first_head + h].predicted[static_cast<size_t>(group[j])]);
+          static_cast<double>(merging.heads[first_head + h].predicted[static_cast<size_t>(cluster[j])]);
     }
   }
   return members;

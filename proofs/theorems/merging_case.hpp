@@ -8,14 +8,14 @@
 
 namespace kvbound::proofs {
 
-using Group = std::vector<int64_t>;
+using Cluster = std::vector<int64_t>;
 
 /// Logits are kScale * query . key.
 inline constexpr double kScale = 0.5;
 
-/// Who leaves merges with the last kept entry before it, or with the first kept one if there is none: groups of two and
+/// Who leaves merges with the last kept entry before it, or with the first kept one if there is none: clusters of two and
 /// more, the entry that stays first, the others ascending.
-std::vector<Group> groups_of(const Instance& instance);
+std::vector<Cluster> clusters_of(const Instance& instance);
 
 /// The keys of which the instance's logits are logits: what queries read of them solves the triangle of query vectors, the
 /// rest, which no query reads, is the entry's value. [tokens, rows of logits + head_dim]
@@ -41,9 +41,9 @@ struct MergingCase {
   exact::Reals logits(size_t head, size_t query) const {
     return exact::logits(heads[head].queries[query], cache.keys);
   }
-  exact::Reals predicted(size_t head, const Group& group) const;
-  exact::GroupMean mean(size_t head, const Group& group) const {
-    return {cache.at(group), predicted(head, group)};
+  exact::Reals predicted(size_t head, const Cluster& cluster) const;
+  exact::ClusterMean mean(size_t head, const Cluster& cluster) const {
+    return {cache.at(cluster), predicted(head, cluster)};
   }
   /// ln D_h, the sum of all p s^
   exact::Real log_denominator(size_t head) const;
@@ -58,28 +58,28 @@ struct MergingCase {
   Matrix keys;     ///< [tokens, key_dim]
   Matrix queries;  ///< [rows of logits, key_dim], without the scale
   exact::Entries cache;
-  std::vector<Group> groups;
+  std::vector<Cluster> clusters;
   std::vector<MergingHead> heads;
 };
 
 inline constexpr Sizes kMergingSizes{
     .tokens = 7, .head_dim = 3, .model_dim = 3, .query_heads = 2, .queries = 2, .merging = true};
 
-/// Calls look(head, group) for all of them.
+/// Calls look(head, cluster) for all of them.
 template <class Look>
-void for_each_group(const MergingCase& merging, const Look& look) {
+void for_each_cluster(const MergingCase& merging, const Look& look) {
   for (size_t h = 0; h < merging.heads.size(); ++h) {
-    for (const Group& group : merging.groups) look(h, group);
+    for (const Cluster& cluster : merging.clusters) look(h, cluster);
   }
 }
 
 /// sum |a_c b_c|
 exact::Real absolute_terms(const exact::Reals& a, const exact::Reals& b);
-/// More than the absolute terms that went into a group's logarithms.
+/// More than the absolute terms that went into a cluster's logarithms.
 exact::Real score_terms(const exact::Reals& log_scores);
 
-/// Members of a group for the reference: doubles, ln s^ of these heads.
-reference::GroupMembers members_of(const Instance& instance, const MergingCase& merging, const Group& group,
-                                   size_t first_head, size_t count);
+/// Members of a cluster for the reference: doubles, ln s^ of these heads.
+reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
+                                     const Cluster& cluster, size_t first_head, size_t count);
 
 }  // namespace kvbound::proofs

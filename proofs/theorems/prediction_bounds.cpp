@@ -12,7 +12,7 @@ using exact::Real;
 using exact::Reals;
 
 // The key is of no matter to the bounds: with one that errs against this query as far as the members' scores do, they are
-// nearest to being reached. Bit g says which way group g's errs.
+// nearest to being reached. Bit g says which way cluster g's errs.
 Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, size_t query,
                const Real& epsilon, unsigned signs) {
   Merges result = merges;
@@ -28,10 +28,10 @@ Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, si
 
 // Calls look(what merging does to a query), for every query of the head.
 template <class Look>
-void for_each_effect(const MergingCase& merging, size_t head, const std::vector<Group>& groups,
+void for_each_effect(const MergingCase& merging, size_t head, const std::vector<Cluster>& clusters,
                      const Look& look) {
-  const Merges by_norm(merging, head, groups, exact::min_norm_merge),
-      by_mean(merging, head, groups, convex_merge);
+  const Merges by_norm(merging, head, clusters, exact::min_norm_merge),
+      by_mean(merging, head, clusters, convex_merge);
   for (size_t i = 0; i < merging.heads[head].queries.size(); ++i) {
     look(QueryEffect(merging, head, by_norm, i));
     const QueryEffect effect(merging, head, by_mean, i);
@@ -45,16 +45,17 @@ void for_each_effect(const MergingCase& merging, size_t head, const std::vector<
   }
 }
 
-// The same for each group alone.
+// The same for each cluster alone.
 template <class Look>
 void for_each_single_merge(const MergingCase& merging, const Look& look) {
-  for_each_group(merging, [&](size_t h, const Group& group) { for_each_effect(merging, h, {group}, look); });
+  for_each_cluster(merging,
+                   [&](size_t h, const Cluster& cluster) { for_each_effect(merging, h, {cluster}, look); });
 }
 
 template <class Look>
 void for_all_at_once(const MergingCase& merging, const Look& look) {
-  for (size_t h = 0; h < merging.heads.size() && !merging.groups.empty(); ++h)
-    for_each_effect(merging, h, merging.groups, look);
+  for (size_t h = 0; h < merging.heads.size() && !merging.clusters.empty(); ++h)
+    for_each_effect(merging, h, merging.clusters, look);
 }
 
 // || o' - o || <= factor max ||v_i - v_j||, in every norm and space.
@@ -72,7 +73,7 @@ void hold_bound(const std::string& claim, const QueryEffect& effect, const Real&
 
 // ---- KKV-5
 
-Outcome one_group(const Instance& instance) {
+Outcome one_cluster(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
   for_each_single_merge(merging, [&](const QueryEffect& effect) {
@@ -84,7 +85,7 @@ Outcome one_group(const Instance& instance) {
   return outcome;
 }
 
-Outcome one_group_without_merged(const Instance& instance) {
+Outcome one_cluster_without_merged(const Instance& instance) {
   Outcome outcome;
   for_each_single_merge(MergingCase(instance), [&](const QueryEffect& effect) {
     if (effect.members_epsilon() < 1) {
@@ -97,7 +98,7 @@ Outcome one_group_without_merged(const Instance& instance) {
 
 // ---- KKV-5'
 
-Outcome many_groups(const Instance& instance) {
+Outcome many_clusters(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
   const auto hold = [&](const QueryEffect& effect) {
@@ -113,7 +114,7 @@ Outcome many_groups(const Instance& instance) {
   return outcome;
 }
 
-Outcome many_groups_without_merged(const Instance& instance) {
+Outcome many_clusters_without_merged(const Instance& instance) {
   Outcome outcome;
   for_all_at_once(MergingCase(instance), [&](const QueryEffect& effect) {
     if (effect.members_epsilon() < 1) {
@@ -124,15 +125,15 @@ Outcome many_groups_without_merged(const Instance& instance) {
   return outcome;
 }
 
-// The last group finds no target, and what would have merged leaves.
+// The last cluster finds no target, and what would have merged leaves.
 Outcome with_some_dropped(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
-  for (size_t h = 0; h < merging.heads.size() && !merging.groups.empty(); ++h) {
-    Merges merges(merging, h, merging.groups, exact::min_norm_merge);
-    const exact::Entries staying = merging.cache.at({&merges.groups.back().front(), 1});
+  for (size_t h = 0; h < merging.heads.size() && !merging.clusters.empty(); ++h) {
+    Merges merges(merging, h, merging.clusters, exact::min_norm_merge);
+    const exact::Entries staying = merging.cache.at({&merges.clusters.back().front(), 1});
     merges.entries.back() = {staying.keys[0], staying.values[0], staying.votes[0]};
-    const auto target = static_cast<size_t>(merges.groups.back().front());
+    const auto target = static_cast<size_t>(merges.clusters.back().front());
     merges.predicted.back() = merging.heads[h].predicted[target];
     const QueryEffect effect(merging, h, merges, 0);
     if (effect.epsilon() < 1) {
@@ -197,9 +198,9 @@ std::vector<Theorem> prediction_bound_theorems() {
        .source = kSource + "; that e must count the merged entry: ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,
-       .property = {"kkv-5", "Theta is within the bound", one_group},
+       .property = {"kkv-5", "Theta is within the bound", one_cluster},
        .weakened = {{"kkv-5:members-alone", "the same with e over the merged entries alone",
-                     one_group_without_merged}}},
+                     one_cluster_without_merged}}},
       {.id = "kkv-5-prime",
        .title = "the bound for many groups, with what they weigh",
        .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged "
@@ -208,9 +209,9 @@ std::vector<Theorem> prediction_bound_theorems() {
        .source = "ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,
-       .property = {"kkv-5-prime", "Theta is within the bound", many_groups},
+       .property = {"kkv-5-prime", "Theta is within the bound", many_clusters},
        .weakened = {{"kkv-5-prime:members-alone", "the same with e over the merged entries alone",
-                     many_groups_without_merged},
+                     many_clusters_without_merged},
                     {"kkv-5-prime:dropped", "the same if some leave without merging", with_some_dropped}}},
       {.id = "kkv-5-sharp",
        .title = "the sharpest bound by epsilon and gamma",

@@ -21,7 +21,7 @@ constexpr double kUnit = 0x1p-53;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Relative: more than rounding does to sums of nonnegative terms that make up a bound.
 constexpr double kOwnRounding = 0x1p-30;
-// Where a group has no ZIP scale: keep_kv.hpp.
+// Where a cluster has no ZIP scale: keep_kv.hpp.
 
 // What is compared with the double reference: its own exact value.
 Arithmetic exact() { return {.unit = 0, .smallest = 0x1p-1022, .exponential = 0, .rescalings = 0}; }
@@ -35,10 +35,10 @@ double absolute_logit(VectorView query, VectorView key, double scale) {
   return std::abs(scale) * sum;
 }
 
-// A group's exact quantities, as far as double precision gives them, and the sums that its errors are made of.
-class GroupErrors {
+// A cluster's exact quantities, as far as double precision gives them, and the sums that its errors are made of.
+class ClusterErrors {
  public:
-  GroupErrors(VectorView query, double scale, const GroupMembers& members)
+  ClusterErrors(VectorView query, double scale, const ClusterMembers& members)
       : count_(static_cast<double>(members.keys.rows())),
         dimensions_(static_cast<double>(query.size())),
         logits_(attention_logits(as_row(query), members.keys, scale)),
@@ -117,7 +117,7 @@ class GroupErrors {
   double dimensions_;
   Matrix logits_;                // [1, members]
   Matrix logit_errors_;          // [1, members]
-  Matrix exponents_;             // T_j of the members' weights within the group
+  Matrix exponents_;             // T_j of the members' weights within the cluster
   double logit_error_ = 0;       // delta
   double largest_ = 0;           // a
   SoftmaxErrors softmax_;        // of ln p + z
@@ -127,23 +127,23 @@ class GroupErrors {
   double divergence_error_ = 0;
 };
 
-// The bound's terms, group by group, for one query over the cache that they merged in.
+// The bound's terms, cluster by cluster, for one query over the cache that they merged in.
 class LosslessMergeErrors {
  public:
   LosslessMergeErrors(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
-                      std::span<const MergedGroup> groups)
+                      std::span<const MergedCluster> clusters)
       : query_(query),
         scale_(scale),
         key_(key),
         cache_(cache),
-        groups_(groups),
+        clusters_(clusters),
         output_(attention(row(), cache.keys, cache.values, scale, cache.votes).output),
         logits_(attention_logits(row(), cache.keys, scale)),
         logit_errors_(reference::logit_errors(row(), cache.keys, scale, exact())),
-        log_before_(merge_effect(row(), scale, cache, groups).log_sum_exp.front()),
-        terms_(static_cast<double>(groups.size())) {
-    for (const MergedGroup& group : groups) terms_ += static_cast<double>(group.members.keys.rows());
-    for (const MergedGroup& group : groups) add(group);
+        log_before_(merge_effect(row(), scale, cache, clusters).log_sum_exp.front()),
+        terms_(static_cast<double>(clusters.size())) {
+    for (const MergedCluster& cluster : clusters) terms_ += static_cast<double>(cluster.members.keys.rows());
+    for (const MergedCluster& cluster : clusters) add(cluster);
   }
 
   double bound() const { return (lost_ < 0.5 ? std::min(bound_, range()) : range()) * (1 + kOwnRounding); }
@@ -152,19 +152,19 @@ class LosslessMergeErrors {
   MatrixView row() const { return as_row(query_); }
   VectorView output() const { return output_.row(0); }
 
-  void add(const MergedGroup& group) {
-    const GroupErrors own(query_, scale_, group.members);
-    add_members(group.members, own);
+  void add(const MergedCluster& cluster) {
+    const ClusterErrors own(query_, scale_, cluster.members);
+    add_members(cluster.members, own);
     const double share = std::exp(own.log_weight() - log_before_);
     if (share == 0) return;
-    const double off = merged_weight_error(group.row, own);
+    const double off = merged_weight_error(cluster.row, own);
     lost_ += share * off;
-    bound_ += share * (off * distance(cache_.values.row(group.row), output()) +
-                       (1 + off) * value_error(group.members));
+    bound_ += share * (off * distance(cache_.values.row(cluster.row), output()) +
+                       (1 + off) * value_error(cluster.members));
   }
 
   // sum_j A_j t_j || v_j - o' ||
-  void add_members(const GroupMembers& members, const GroupErrors& own) {
+  void add_members(const ClusterMembers& members, const ClusterErrors& own) {
     for (int64_t j = 0; j < members.keys.rows(); ++j) {
       const double votes = members.votes[static_cast<size_t>(j)];
       bound_ += std::exp(own.logit(j) + std::log(votes) - log_before_) *
@@ -182,14 +182,14 @@ class LosslessMergeErrors {
   }
 
   // t_r + e^T_r - 1
-  double merged_weight_error(int64_t entry, const GroupErrors& own) const {
+  double merged_weight_error(int64_t entry, const ClusterErrors& own) const {
     const double absolute = absolute_logit(query_, cache_.keys.row(entry), scale_);
     return growth(own.merged_logit_error(key_, absolute)) +
            weight_error(logits_(0, entry), cache_.votes[static_cast<size_t>(entry)], logit_errors_(0, entry));
   }
 
   // || error of v_r ||
-  double value_error(const GroupMembers& members) const {
+  double value_error(const ClusterMembers& members) const {
     return norm(attention_errors(row(), members.keys, members.values, scale_, members.votes, exact())
                     .output.numbers());
   }
@@ -204,7 +204,7 @@ class LosslessMergeErrors {
       }
     };
     look_at(cache_.values);
-    for (const MergedGroup& group : groups_) look_at(group.members.values);
+    for (const MergedCluster& cluster : clusters_) look_at(cluster.members.values);
     const double count = static_cast<double>(cache_.entries()) + terms_;
     return 2 * farthest +
            10 * growth(gamma(count + 6, exact()) + 4 * kUnit * std::abs(log_before_)) * largest;
@@ -214,12 +214,12 @@ class LosslessMergeErrors {
   double scale_;
   MergedKey key_;
   const CacheEntries& cache_;
-  std::span<const MergedGroup> groups_;
+  std::span<const MergedCluster> clusters_;
   Matrix output_;        // [1, head_dim]: o'
   Matrix logits_;        // [1, entries]
   Matrix logit_errors_;  // [1, entries]
   double log_before_;    // ln D
-  double terms_;         // of all groups' sums
+  double terms_;         // of all clusters' sums
   double bound_ = 0;
   double lost_ = 0;  // how much of D may be off
 };
@@ -227,9 +227,9 @@ class LosslessMergeErrors {
 }  // namespace
 
 double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
-                            std::span<const MergedGroup> groups) {
+                            std::span<const MergedCluster> clusters) {
   assert(key != MergedKey::convex);
-  return groups.empty() ? 0 : LosslessMergeErrors(query, scale, key, cache, groups).bound();
+  return clusters.empty() ? 0 : LosslessMergeErrors(query, scale, key, cache, clusters).bound();
 }
 
 }  // namespace kvbound::reference

@@ -10,12 +10,12 @@
 
 namespace kvbound::reference {
 
-/// A bound on || o - o' ||_2 as merge_effect evaluates it, where all groups were merged by merge_group in double precision, by
+/// A bound on || o - o' ||_2 as merge_effect evaluates it, where all clusters were merged by merge_cluster in double precision, by
 /// this query's own raw scores (predict=current), for it alone.
 ///
 ///     sum_r ( sum_{j in r} A_j t_j ||v_j - o'|| + A_r (t_r + e^T_r - 1) ||v_r - o'|| + A_r || error of v_r || )
 ///
-/// with A_r a group's share of the attention before, t what rounding does to the weight of one entry and T_r how far it can take
+/// with A_r a cluster's share of the attention before, t what rounding does to the weight of one entry and T_r how far it can take
 /// the merged entry's logit. All other entries of the cache, and what rounding does to them, are of no matter. With key=zip T_r
 /// grows with the scale z*/m, without bound as m -> 0; the bound is never more than what means of the values can be apart.
 ///
@@ -23,11 +23,11 @@ namespace kvbound::reference {
 /// scale    logits are scale * query . key
 /// key      min_norm or zip: a convex combination is not lossless
 /// cache    in which the merged entries are
-/// groups   disjoint, each of another row
-/// returns  attention output units, >= 0; 0 for no groups
+/// clusters   disjoint, each of another row
+/// returns  attention output units, >= 0; 0 for no clusters
 /// throws   ShapeMismatch; NonFinite
 /// proof    proofs/keep_kv.md#kkv-3-prime, #kkv-3
 double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
-                            std::span<const MergedGroup> groups);
+                            std::span<const MergedCluster> clusters);
 
 }  // namespace kvbound::reference

@@ -47,7 +47,7 @@ struct StepView {
 };
 
 /// Entries of one KV head that became one; with CaM, whose values were spread over entries of which `into` is the first.
-struct MergeGroup {
+struct MergeCluster {
   int64_t into = 0;           ///< the position that the merged entry has
   std::vector<int64_t> from;  ///< ascending positions of those who left
   /// [group_size, 1 + from]: the predicted scores by which they merged, natural log, `into` first; empty: methods without.
@@ -58,7 +58,7 @@ struct MergeGroup {
 struct MergeCounts {
   int64_t leaving = 0;   ///< entries that left
   int64_t merged = 0;    ///< of those, how many found a target
-  int64_t groups = 0;    ///< groups that became one entry each
+  int64_t clusters = 0;  ///< clusters that became one entry each
   int64_t singular = 0;  ///< of those, where ZIP has no scale
   int64_t negative = 0;  ///< where its scale is negative
   int64_t far = 0;       ///< where its scale is farther than 1/2 from 1
@@ -66,7 +66,7 @@ struct MergeCounts {
   MergeCounts& operator+=(const MergeCounts& other) {
     leaving += other.leaving;
     merged += other.merged;
-    groups += other.groups;
+    clusters += other.clusters;
     singular += other.singular;
     negative += other.negative;
     far += other.far;
@@ -76,7 +76,7 @@ struct MergeCounts {
 
 /// What merging did to one KV head's cache at one time.
 struct HeadMerge {
-  std::vector<MergeGroup> groups;
+  std::vector<MergeCluster> clusters;
   MergeCounts counts;
   /// Ascending: all entries after the prompt or a rebuild, else those that changed.
   std::vector<int64_t> positions;

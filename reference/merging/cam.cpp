@@ -90,10 +90,10 @@ HeadMerge spread_leaving(const Cam& options, int64_t kv_head, VectorView attenti
     }
     if (!is_drawn(options, kv_head, position, attention[static_cast<size_t>(position)], following)) continue;
     ++record.counts.merged;
-    if (record.groups.empty() || record.groups.back().into != cache.positions[next]) {
-      record.groups.push_back({cache.positions[next], {}, {}});
+    if (record.clusters.empty() || record.clusters.back().into != cache.positions[next]) {
+      record.clusters.push_back({cache.positions[next], {}, {}});
     }
-    record.groups.back().from.push_back(position);
+    record.clusters.back().from.push_back(position);
     for (size_t j = next; j < next + sharing; ++j) {
       add_share(values.row(position), sharing, cache.values.row(static_cast<int64_t>(j)));
     }
@@ -120,7 +120,7 @@ HeadMerge spread_entry(const Cam& options, int64_t kv_head, VectorView attention
     changed.push_back(entry);
   }
   record.counts.merged = 1;
-  record.groups.push_back({record.positions.front(), {position}, {}});
+  record.clusters.push_back({record.positions.front(), {position}, {}});
   return record;
 }
 

@@ -47,7 +47,7 @@ std::vector<double> mean_attention(Matrix logits);
 /// attention  [n]: mean_attention of the last query
 /// values     [n, head_dim], the originals
 /// cache      who stays, by ascending position
-/// returns    groups: whose values were spread, by the first entry that shares them; counts of these
+/// returns    clusters: whose values were spread, by the first entry that shares them; counts of these
 /// source     CaM (ICML 2024, "CaM: Cache Merging for Memory-efficient LLMs Inference")
 HeadMerge spread_leaving(const Cam& options, int64_t kv_head, VectorView attention, MatrixView values,
                          HeadCache& cache);

@@ -35,8 +35,8 @@ double divergence(VectorView shares, VectorView centred) {
   return std::max(0.0, result);
 }
 
-void require_consistent(const MergeQueries& queries, const GroupMembers& members) {
-  if (members.keys.rows() == 0) throw ShapeMismatch("a group of no members");
+void require_consistent(const MergeQueries& queries, const ClusterMembers& members) {
+  if (members.keys.rows() == 0) throw ShapeMismatch("a cluster of no members");
   require_equal("columns of keys", members.keys.cols(), "columns of queries", queries.head_dim());
   require_equal("rows of values", members.values.rows(), "rows of keys", members.keys.rows());
   require_equal("votes", static_cast<int64_t>(members.votes.size()), "rows of keys", members.keys.rows());
@@ -44,15 +44,15 @@ void require_consistent(const MergeQueries& queries, const GroupMembers& members
   require_equal("rows of log_scores", members.log_scores.rows(), "query heads", queries.heads());
 }
 
-std::vector<GroupMean> group_means(const MergeQueries& queries, const GroupMembers& members) {
+std::vector<ClusterMean> cluster_means(const MergeQueries& queries, const ClusterMembers& members) {
   const Matrix scores = queries.merging_scores(members.log_scores);
-  std::vector<GroupMean> means;
-  for (int64_t h = 0; h < scores.rows(); ++h) means.push_back(group_mean(members, scores.row(h)));
+  std::vector<ClusterMean> means;
+  for (int64_t h = 0; h < scores.rows(); ++h) means.push_back(cluster_mean(members, scores.row(h)));
   return means;
 }
 
 // sum_h c_h v-_h / sum_h c_h, c_h = (W_h / D_h)^2.
-std::vector<double> joint_value(const MergeQueries& queries, const std::vector<GroupMean>& means) {
+std::vector<double> joint_value(const MergeQueries& queries, const std::vector<ClusterMean>& means) {
   if (means.size() == 1) return means.front().value;
   std::vector<double> weights;
   Matrix values;
@@ -65,9 +65,9 @@ std::vector<double> joint_value(const MergeQueries& queries, const std::vector<G
 }
 
 // mean_h k-_h.
-std::vector<double> mean_key(const std::vector<GroupMean>& means) {
+std::vector<double> mean_key(const std::vector<ClusterMean>& means) {
   std::vector<double> key(means.front().key.size());
-  for (const GroupMean& mean : means) {
+  for (const ClusterMean& mean : means) {
     for (size_t c = 0; c < key.size(); ++c) key[c] += mean.key[c];
   }
   for (double& number : key) number /= static_cast<double>(means.size());
@@ -75,7 +75,7 @@ std::vector<double> mean_key(const std::vector<GroupMean>& means) {
 }
 
 // By how much each query's logit of `key` misses scale q_h . k-_h - KL_h.
-std::vector<double> missing_logits(const MergeQueries& queries, const std::vector<GroupMean>& means,
+std::vector<double> missing_logits(const MergeQueries& queries, const std::vector<ClusterMean>& means,
                                    VectorView key) {
   std::vector<double> missing;
   std::vector<double> apart(key.size());
@@ -86,7 +86,7 @@ std::vector<double> missing_logits(const MergeQueries& queries, const std::vecto
   return missing;
 }
 
-std::vector<double> min_norm_key(const MergeQueries& queries, const std::vector<GroupMean>& means) {
+std::vector<double> min_norm_key(const MergeQueries& queries, const std::vector<ClusterMean>& means) {
   std::vector<double> key = mean_key(means);
   const std::vector<double> correction = queries.correction(missing_logits(queries, means, key));
   for (size_t c = 0; c < key.size(); ++c) key[c] += correction[c];
@@ -94,7 +94,7 @@ std::vector<double> min_norm_key(const MergeQueries& queries, const std::vector<
 }
 
 // z* / m = 1 - KL / m.
-ZipScale zip_scale(const GroupMean& mean, VectorView log_scores) {
+ZipScale zip_scale(const ClusterMean& mean, VectorView log_scores) {
   if (mean.divergence == 0) return {};
   double largest = 0;
   for (const double score : log_scores) largest = std::max(largest, std::abs(score));
@@ -102,7 +102,7 @@ ZipScale zip_scale(const GroupMean& mean, VectorView log_scores) {
   return {1 - mean.divergence / mean.mean_log_score, false};
 }
 
-std::vector<double> zip_key(const MergeQueries& queries, const std::vector<GroupMean>& means,
+std::vector<double> zip_key(const MergeQueries& queries, const std::vector<ClusterMean>& means,
                             const ZipScale& zip) {
   if (zip.singular) return min_norm_key(queries, means);
   std::vector<double> key = means.front().key;
@@ -154,12 +154,12 @@ double MergeQueries::log_denominator(int64_t head) const {
   return log_denominators_.empty() ? 0 : log_denominators_[static_cast<size_t>(head)];
 }
 
-GroupMean group_mean(const GroupMembers& members, VectorView log_scores) {
+ClusterMean cluster_mean(const ClusterMembers& members, VectorView log_scores) {
   require_finite("log_scores", log_scores);
   require_equal("log_scores", static_cast<int64_t>(log_scores.size()), "rows of keys", members.keys.rows());
   const size_t count = log_scores.size();
   const double all_votes = sum(members.votes);
-  GroupMean mean;
+  ClusterMean mean;
   std::vector<double> shares(count), apart(count);
   for (size_t j = 0; j < count; ++j) {
     mean.weights.push_back(std::log(members.votes[j]) + log_scores[j]);
@@ -183,9 +183,9 @@ double log_mean_score(VectorView votes, VectorView log_scores) {
   return log_sum_exp(logits) - std::log(sum(votes));
 }
 
-MergedEntry merge_group(const MergeQueries& queries, const GroupMembers& members) {
+MergedEntry merge_cluster(const MergeQueries& queries, const ClusterMembers& members) {
   require_consistent(queries, members);
-  const std::vector<GroupMean> means = group_means(queries, members);
+  const std::vector<ClusterMean> means = cluster_means(queries, members);
   MergedEntry merged;
   switch (queries.rule().key) {
     case MergedKey::convex:

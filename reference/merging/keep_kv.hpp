@@ -3,7 +3,7 @@
 // For one query head, with p the members' votes and s^ their predicted scores (unnormalised, in the log domain):
 //
 //     w_j = p_j s^_j,  W = sum w,  P = sum p,  k- = sum w k / W,  v- = sum w v / W
-//     z*  = ln(W / P)                            the logit that the merged entry must have to keep the group's weight
+//     z*  = ln(W / P)                            the logit that the merged entry must have to keep the cluster's weight
 //     KL  = sum (w/W) ln s^ - z*  =  KL(w/W || p/P)  >= 0
 //
 // A merged entry with votes P, logit z* and value v- leaves the output as it was for any query that gives the members the
@@ -19,8 +19,8 @@
 
 namespace kvbound::reference {
 
-/// The members of a group, the one that stays first.
-struct GroupMembers {
+/// The members of a cluster, the one that stays first.
+struct ClusterMembers {
   Matrix keys;                ///< [members, head_dim]
   Matrix values;              ///< [members, head_dim]
   std::vector<double> votes;  ///< [members], > 0
@@ -39,7 +39,7 @@ struct ZipScale {
   bool far() const { return !(scale >= 0.5 && scale <= 1.5); }
 };
 
-/// What a group became.
+/// What a cluster became.
 struct MergedEntry {
   std::vector<double> key;         ///< [head_dim]
   std::vector<double> value;       ///< [head_dim]
@@ -48,14 +48,14 @@ struct MergedEntry {
   ZipScale zip;
 };
 
-/// How groups merge.
+/// How clusters merge.
 struct KeyRule {
   MergedKey key = MergedKey::min_norm;
   MergeGqa gqa = MergeGqa::joint;
   double rank = 0.3;  ///< of `joint`: singular values below this share of the largest are dropped
 };
 
-/// For whom the groups of one KV head merge at one time.
+/// For whom the clusters of one KV head merge at one time.
 class MergeQueries {
  public:
   /// rule              not zip with joint of several heads
@@ -86,8 +86,8 @@ class MergeQueries {
   PseudoInverse inverse_;
 };
 
-/// The weighted means of a group, as one query head sees it.
-struct GroupMean {
+/// The weighted means of a cluster, as one query head sees it.
+struct ClusterMean {
   std::vector<double> weights;  ///< [members]: w/W, sum 1
   double log_weight = 0;        ///< ln W, natural log
   double mean_log_score = 0;    ///< m = sum (w/W) ln s^; less the divergence it is z* = ln(W / P)
@@ -98,14 +98,14 @@ struct GroupMean {
 
 /// log_scores  [members], natural log, finite; only their differences matter to weights, divergence, key and value
 /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite
-GroupMean group_mean(const GroupMembers& members, VectorView log_scores);
+ClusterMean cluster_mean(const ClusterMembers& members, VectorView log_scores);
 
 /// ln(W / P): what is predicted of the entry that members become.
 ///
 ///     ln(sum_j p_j s^_j / sum_j p_j)
 double log_mean_score(VectorView votes, VectorView log_scores);
 
-/// The merged entry of a group.
+/// The merged entry of a cluster.
 ///
 ///     value     joint: sum_h c_h v-_h / sum_h c_h, c_h = (W_h / D_h)^2;  mean: v- of the one score
 ///     convex    joint: k_r = mean_h k-_h;  mean: k-
@@ -121,6 +121,6 @@ double log_mean_score(VectorView votes, VectorView log_scores);
 /// throws   ShapeMismatch; NonFinite if a number is NaN or infinite
 /// source   zip: KeepKV (arXiv:2504.09936), eq. 25; the others are ours
 /// proof    proofs/keep_kv.md#kkv-3-prime, #kkv-3, #kkv-gqa
-MergedEntry merge_group(const MergeQueries& queries, const GroupMembers& members);
+MergedEntry merge_cluster(const MergeQueries& queries, const ClusterMembers& members);
 
 }  // namespace kvbound::reference

@@ -17,8 +17,8 @@ double largest(VectorView numbers) {
   return result;
 }
 
-void require_group(MatrixView keys) {
-  if (keys.rows < 1) throw ShapeMismatch("a group of no keys");
+void require_cluster(MatrixView keys) {
+  if (keys.rows < 1) throw ShapeMismatch("a cluster of no keys");
   for (int64_t j = 0; j < keys.rows; ++j) require_finite("keys[" + std::to_string(j) + "]", keys.row(j));
 }
 
@@ -70,7 +70,7 @@ std::vector<double> relative_squared_distances(MatrixView keys) {
 }  // namespace
 
 std::vector<double> similarity_weights(MatrixView keys) {
-  require_group(keys);
+  require_cluster(keys);
   const std::vector<double> target = scaled(keys.row(0));
   std::vector<double> cosines{1};  // a zero key's with itself, too
   for (int64_t j = 1; j < keys.rows; ++j) cosines.push_back(cosine(scaled(keys.row(j)), target));
@@ -78,7 +78,7 @@ std::vector<double> similarity_weights(MatrixView keys) {
 }
 
 std::vector<double> gaussian_weights(MatrixView keys) {
-  require_group(keys);
+  require_cluster(keys);
   std::vector<double> distances = relative_squared_distances(keys);
   double sum = 0;
   for (const double distance : distances) sum += distance;

@@ -9,7 +9,7 @@
 
 namespace kvbound::reference {
 
-/// D2O's weights of a group.
+/// D2O's weights of a cluster.
 ///
 ///     w_j = exp(cos(k_j, k_c)) / sum_i exp(cos(k_i, k_c)),   c the first, cos(k_c, k_c) = 1
 ///
@@ -19,7 +19,7 @@ namespace kvbound::reference {
 /// source   D2O (arXiv:2406.13035)
 std::vector<double> similarity_weights(MatrixView keys);
 
-/// KVMerger's weights of a group.
+/// KVMerger's weights of a cluster.
 ///
 ///     w_j = exp(-||k_j - k_c||^2 / (2 sigma^2)) / sum,   sigma^2 = mean over the others of ||k_j - k_c||^2
 ///

@@ -1,6 +1,6 @@
 // How far merged entries may lead later queries astray: KeepKV's multi-step bounds and what they are made of.
 //
-// The members of a group merged by predicted scores s^; the query at hand gives them the scores s. An entry is predicted well
+// The members of a cluster merged by predicted scores s^; the query at hand gives them the scores s. An entry is predicted well
 // if s^/s is next to 1.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace kvbound::reference {
 ///
 ///     epsilon = max_i |1 - s^_i / s_i|
 ///
-/// To bound anything it has to be taken over the members of all groups and over the merged entries themselves.
+/// To bound anything it has to be taken over the members of all clusters and over the merged entries themselves.
 ///
 /// log_predicted  ln s^, natural log; -infinity: predicted to get nothing
 /// log_actual     ln s, natural log, in the same unit
@@ -25,7 +25,7 @@ double prediction_error(VectorView log_predicted, VectorView log_actual);
 ///
 ///     2 epsilon (1 + epsilon) gamma / (1 - epsilon)^2  *  share
 ///
-/// Any number of disjoint groups, each merged entry's value the mean of its members' by w = p s^ (of this query head).
+/// Any number of disjoint clusters, each merged entry's value the mean of its members' by w = p s^ (of this query head).
 ///
 /// prediction_error  epsilon
 /// value_distance    gamma = max ||v_i - v_j|| over all entries i of the cache before and all members j

@@ -11,24 +11,25 @@
 namespace kvbound::reference {
 
 /// Members as they were before they merged, and the row of the entry of a cache that stands for them.
-struct MergedGroup {
-  GroupMembers members;
+struct MergedCluster {
+  ClusterMembers members;
   int64_t row = 0;
 };
 
-/// A recorded group.
+/// A recorded cluster.
 ///
 /// before  has all members
 /// after   has the merged entry
 /// throws  ShapeMismatch if they do not
-MergedGroup merged_group(const MergeGroup& group, const CacheEntries& before, const CacheEntries& after);
+MergedCluster merged_cluster(const MergeCluster& cluster, const CacheEntries& before,
+                             const CacheEntries& after);
 
 /// Rows are queries.
 struct MergeEffect {
   Matrix change;          ///< [queries, head_dim]: o - o', in attention output units
-  Matrix member_logits;   ///< [queries, members], group by group, without votes, natural log
-  Matrix merged_logits;   ///< [queries, groups], likewise
-  Matrix merged_weights;  ///< [queries, groups]: A'_r, attention that merged entries get in the cache
+  Matrix member_logits;   ///< [queries, members], cluster by cluster, without votes, natural log
+  Matrix merged_logits;   ///< [queries, clusters], likewise
+  Matrix merged_weights;  ///< [queries, clusters]: A'_r, attention that merged entries get in the cache
   std::vector<double>
       members_weight;  ///< [queries]: attention that all members together get in the cache before
   std::vector<double> log_sum_exp;  ///< [queries]: over the cache before, votes included
@@ -45,9 +46,9 @@ struct MergeEffect {
 /// queries  [queries, head_dim]
 /// scale    logits are scale * query . key
 /// cache    in which the merged entries are
-/// groups   disjoint, each of another row
+/// clusters   disjoint, each of another row
 /// throws   ShapeMismatch; NonFinite
 MergeEffect merge_effect(MatrixView queries, double scale, const CacheEntries& cache,
-                         std::span<const MergedGroup> groups);
+                         std::span<const MergedCluster> clusters);
 
 }  // namespace kvbound::reference

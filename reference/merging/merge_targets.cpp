@@ -14,10 +14,10 @@
 namespace kvbound::reference {
 namespace {
 
-std::vector<MergeGroup> groups_of(std::map<int64_t, std::vector<int64_t>> members) {
-  std::vector<MergeGroup> groups;
-  for (auto& [into, from] : members) groups.push_back({into, std::move(from), {}});
-  return groups;
+std::vector<MergeCluster> clusters_of(std::map<int64_t, std::vector<int64_t>> members) {
+  std::vector<MergeCluster> clusters;
+  for (auto& [into, from] : members) clusters.push_back({into, std::move(from), {}});
+  return clusters;
 }
 
 // Where each chain of parents ends. Parents have higher scores, so there is an end; each link is followed once.
@@ -61,7 +61,7 @@ MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const Simil
     if (nearest[i].index < 0 || !is_similar(nearest[i].cosine, target)) continue;
     members[kept[static_cast<size_t>(nearest[i].index)]].push_back(leaving[i]);
   }
-  return {std::move(kept), groups_of(std::move(members))};
+  return {std::move(kept), clusters_of(std::move(members))};
 }
 
 MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
@@ -94,7 +94,7 @@ MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
       members[first + root].push_back(first + static_cast<int64_t>(i));
     }
   }
-  result.groups = groups_of(std::move(members));
+  result.clusters = clusters_of(std::move(members));
   return result;
 }
 

@@ -12,8 +12,8 @@ namespace kvbound::reference {
 
 /// Who stays, and who becomes one with whom. Who is in neither is dropped.
 struct MergeTargets {
-  std::vector<int64_t> kept;       ///< ascending positions
-  std::vector<MergeGroup> groups;  ///< by ascending `into`; without scores
+  std::vector<int64_t> kept;           ///< ascending positions
+  std::vector<MergeCluster> clusters;  ///< by ascending `into`; without scores
 };
 
 /// Whether a cosine is near enough.

@@ -11,9 +11,11 @@ namespace kvbound::reference {
 namespace {
 
 // Those who stay and those who merge with them.
-std::vector<int64_t> with_merged(const std::vector<int64_t>& staying, const std::vector<MergeGroup>& groups) {
+std::vector<int64_t> with_merged(const std::vector<int64_t>& staying,
+                                 const std::vector<MergeCluster>& clusters) {
   std::vector<int64_t> merging;
-  for (const MergeGroup& group : groups) merging.insert(merging.end(), group.from.begin(), group.from.end());
+  for (const MergeCluster& cluster : clusters)
+    merging.insert(merging.end(), cluster.from.begin(), cluster.from.end());
   std::ranges::sort(merging);
   std::vector<int64_t> all;
   std::ranges::set_union(staying, merging, std::back_inserter(all));
@@ -107,8 +109,8 @@ std::optional<CacheMerge> MergedCache::fill(const HeadMerge& merge) {
     const auto row = static_cast<int64_t>(i);
     entries_.append(merge.positions[i], merge.votes[i], merge.keys.row(row), merge.values.row(row));
   }
-  if (merge.groups.empty()) return std::nullopt;
-  return CacheMerge{originals(with_merged(merge.positions, merge.groups)), &merge.groups};
+  if (merge.clusters.empty()) return std::nullopt;
+  return CacheMerge{originals(with_merged(merge.positions, merge.clusters)), &merge.clusters};
 }
 
 std::optional<CacheMerge> MergedCache::enter(const StepRecord& step) {
@@ -126,8 +128,8 @@ std::optional<CacheMerge> MergedCache::leave(const StepRecord& step) {
   }
   const HeadMerge* merge = step.rebuilt ? nullptr : merge_of(step.merges);
   std::optional<CacheMerge> done;
-  if (merge && !merge->groups.empty()) {
-    done = CacheMerge{entries_.at(with_merged(staying, merge->groups)), &merge->groups};
+  if (merge && !merge->clusters.empty()) {
+    done = CacheMerge{entries_.at(with_merged(staying, merge->clusters)), &merge->clusters};
   }
   if (staying.size() < entries_.positions.size()) entries_ = entries_.at(staying);
   if (!merge) return done;

@@ -33,7 +33,7 @@ struct CacheEntries {
 /// dropped at the same time are not in it, so that what merging did can be told from what eviction did.
 struct CacheMerge {
   CacheEntries before;
-  const std::vector<MergeGroup>* groups = nullptr;  ///< the record's, at least one
+  const std::vector<MergeCluster>* clusters = nullptr;  ///< the record's, at least one
 };
 
 /// A cache from the prompt's end on: enter and leave take turns, one pair for each decode step.

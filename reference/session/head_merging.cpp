@@ -22,9 +22,9 @@ MatrixView last_queries(const LayerView& layer, int64_t kv_head) {
       .middle_rows(kv_head * group_size, group_size);
 }
 
-GroupMembers members_of(MatrixView keys, MatrixView values, VectorView votes,
-                        std::span<const int64_t> entries, Matrix log_scores) {
-  GroupMembers members;
+ClusterMembers members_of(MatrixView keys, MatrixView values, VectorView votes,
+                          std::span<const int64_t> entries, Matrix log_scores) {
+  ClusterMembers members;
   members.log_scores = std::move(log_scores);
   for (const int64_t entry : entries) {
     members.keys.append_row(keys.row(entry));
@@ -35,7 +35,7 @@ GroupMembers members_of(MatrixView keys, MatrixView values, VectorView votes,
 }
 
 // By weights that the keys alone say.
-MergedEntry without_votes(VectorView weights, const GroupMembers& members) {
+MergedEntry without_votes(VectorView weights, const ClusterMembers& members) {
   return {weighted_mean(weights, members.keys), weighted_mean(weights, members.values), 1, {}, {}};
 }
 
@@ -53,7 +53,7 @@ bool weighs_heads(const Merge& merge) {
 }
 
 void count(const ZipScale& zip, MergeCounts& counts) {
-  ++counts.groups;
+  ++counts.clusters;
   counts.singular += zip.singular;
   counts.negative += zip.negative();
   counts.far += zip.far();
@@ -95,18 +95,18 @@ HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, co
     const Matrix logits = attention_logits(last_queries(layer, kv_head_), keys, scale_);
     record = spread_leaving(*cam, kv_head_, mean_attention(logits), values, cache);
   }
-  if (!targets.groups.empty()) {
+  if (!targets.clusters.empty()) {
     const Matrix scores = scores_of(layer, known);
     const auto queries = merge_queries(last_queries(layer, kv_head_), scores, {});
-    for (MergeGroup& group : targets.groups) {
-      std::vector<int64_t> entries{group.into};
-      entries.insert(entries.end(), group.from.begin(), group.from.end());
-      group.log_scores = columns_of(scores, entries);
-      const MergedEntry entry = merged(queries, members_of(keys, values, {}, entries, group.log_scores));
-      put(std::ranges::lower_bound(targets.kept, group.into) - targets.kept.begin(), entry, cache);
+    for (MergeCluster& cluster : targets.clusters) {
+      std::vector<int64_t> entries{cluster.into};
+      entries.insert(entries.end(), cluster.from.begin(), cluster.from.end());
+      cluster.log_scores = columns_of(scores, entries);
+      const MergedEntry entry = merged(queries, members_of(keys, values, {}, entries, cluster.log_scores));
+      put(std::ranges::lower_bound(targets.kept, cluster.into) - targets.kept.begin(), entry, cache);
       count(entry.zip, record.counts);
-      record.counts.merged += std::ssize(group.from);
-      record.groups.push_back(std::move(group));
+      record.counts.merged += std::ssize(cluster.from);
+      record.clusters.push_back(std::move(cluster));
     }
   }
   if (target_of(merge_)) key_norms_ = key_norms(cache.keys);
@@ -140,12 +140,12 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
   const NearestKey nearest = target(leaving, cache, into);
   if (nearest.index < 0) return departure;
   const std::vector<int64_t> entries{nearest.index, leaving};
-  const GroupMembers members =
+  const ClusterMembers members =
       members_of(cache.keys, cache.values, cache.votes, entries, prediction_.of(entries));
   const auto position_of = [&](int64_t entry) { return cache.positions[static_cast<size_t>(entry)]; };
   departure.into = position_of(nearest.index);
   departure.changed = {nearest.index};
-  record.groups.push_back({departure.into, {position_of(leaving)}, members.log_scores});
+  record.clusters.push_back({departure.into, {position_of(leaving)}, members.log_scores});
   const bool weighs = weighs_heads(merge_) && group_size_ > 1;
   const MergedEntry entry =
       merged(merge_queries(queries, weighs ? prediction_.all() : Matrix(), cache.votes), members);
@@ -205,10 +205,10 @@ std::optional<MergeQueries> HeadMerging::merge_queries(MatrixView queries, Matri
 }
 
 MergedEntry HeadMerging::merged(const std::optional<MergeQueries>& queries,
-                                const GroupMembers& members) const {
+                                const ClusterMembers& members) const {
   if (std::holds_alternative<D2o>(merge_)) return without_votes(similarity_weights(members.keys), members);
   if (std::holds_alternative<KvMerger>(merge_)) return without_votes(gaussian_weights(members.keys), members);
-  MergedEntry entry = merge_group(*queries, members);
+  MergedEntry entry = merge_cluster(*queries, members);
   if (!votes()) entry.votes = 1;
   return entry;
 }
@@ -232,7 +232,7 @@ HeadMerging::Departure HeadMerging::spread(const Cam& cam, int64_t leaving, Head
   departure.record =
       spread_entry(cam, kv_head_, mean_attention(logits_), leaving, drawn, cache, departure.changed);
   departure.record.counts.leaving = 1;
-  if (!departure.record.groups.empty()) departure.into = departure.record.groups.front().into;
+  if (!departure.record.clusters.empty()) departure.into = departure.record.clusters.front().into;
   return departure;
 }
 

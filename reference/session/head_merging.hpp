@@ -73,7 +73,7 @@ class HeadMerging {
   Matrix scores_of(const LayerView& layer, const ScoreEma* known) const;
   std::optional<MergeQueries> merge_queries(MatrixView queries, MatrixView log_scores,
                                             VectorView votes) const;
-  MergedEntry merged(const std::optional<MergeQueries>& queries, const GroupMembers& members) const;
+  MergedEntry merged(const std::optional<MergeQueries>& queries, const ClusterMembers& members) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
   Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
   NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;

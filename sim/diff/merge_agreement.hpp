@@ -45,7 +45,7 @@ struct MergeJudgement {
 /// dropped, if none is clearly above. Whether CaM spreads a value is legal either way where rounding decides the draw.
 ///
 /// Merged numbers are judged by bounds derived for the tested implementation's arithmetic
-/// (reference/bounds/merge_group_errors.md), and undecided where there is none.
+/// (reference/bounds/merge_cluster_errors.md), and undecided where there is none.
 ///
 /// reference  of the tested implementation's budgets
 /// forced     [kv_heads]: who was kept, by the tested implementation's account

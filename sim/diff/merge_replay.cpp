@@ -115,13 +115,13 @@ void MergeReplay::fill(const LayerView& view, const reference::MergeTargets& tar
   merged_ = merging_->compress(view, targets, known, cache_);
   if (const auto* cam = std::get_if<Cam>(&policy_.merge)) {
     take_spread_errors(*cam, view);
-  } else if (!merged_.groups.empty()) {
-    take_group_errors(view, known);
+  } else if (!merged_.clusters.empty()) {
+    take_cluster_errors(view, known);
   }
 }
 
 // What merging whole groups of original entries may be off by.
-void MergeReplay::take_group_errors(const LayerView& view, const reference::ScoreEma* known) {
+void MergeReplay::take_cluster_errors(const LayerView& view, const reference::ScoreEma* known) {
   MergingCache all{last_queries(view), {}, {}, {}};
   if (reference::prediction_of(policy_.merge)) {
     all.log_scores = known ? known->log_predicted(view.prompt_tokens())
@@ -131,10 +131,10 @@ void MergeReplay::take_group_errors(const LayerView& view, const reference::Scor
   }
   // Errors of members are all taken before any of a merged entry is put.
   std::map<int64_t, reference::MergedEntryErrors> found;
-  for (const MergeGroup& merged : merged_.groups) {
+  for (const MergeCluster& merged : merged_.clusters) {
     Positions positions{merged.into};
     positions.insert(positions.end(), merged.from.begin(), merged.from.end());
-    reference::GroupMembers members;
+    reference::ClusterMembers members;
     members.keys = reference::rows_of(layer_.keys.slice(g_), positions);
     members.values = reference::rows_of(layer_.values.slice(g_), positions);
     members.votes.assign(positions.size(), 1);
@@ -200,7 +200,7 @@ void MergeReplay::rebuild(int64_t t) {
   const HeadMerge& record = part_.rebuilds[static_cast<size_t>(t)].merges[static_cast<size_t>(g_)];
   const LayerView view = view_at(t);
   errors_.restart(queries_, view.keys.slice(g_));
-  fill(view, {record.positions, record.groups}, nullptr);
+  fill(view, {record.positions, record.clusters}, nullptr);
   if (eviction_) begin_evicting(view, Matrix(group_size_, view.prompt_tokens()), {});
 }
 
@@ -295,8 +295,8 @@ Choice MergeReplay::judge_into(int64_t t, int64_t leaving, const std::optional<i
   return judgement.choice;
 }
 
-reference::GroupMembers MergeReplay::members_at(const Positions& positions) const {
-  reference::GroupMembers members;
+reference::ClusterMembers MergeReplay::members_at(const Positions& positions) const {
+  reference::ClusterMembers members;
   for (const int64_t position : positions) {
     const int64_t entry = index_of(cache_.positions, position);
     members.keys.append_row(cache_.keys.row(entry));
@@ -311,12 +311,12 @@ void MergeReplay::merge(int64_t leaving, int64_t into) {
   if (const auto* cam = std::get_if<Cam>(&policy_.merge)) return spread(*cam, leaving, into);
   if (into == kNobody) return;
   const Positions positions{into, cache_.positions[static_cast<size_t>(leaving)]};
-  reference::GroupMembers members = members_at(positions);
+  reference::ClusterMembers members = members_at(positions);
   const MergingCache before{queries_, merging_->predicted(), cache_.votes, cache_.positions};
   const reference::HeadMerging::Departure departure = merging_->merge(leaving, queries_, cache_, into);
   for (const int64_t entry : departure.changed) eviction_->revalue(entry, cache_);
-  if (departure.record.groups.empty()) return;
-  members.log_scores = departure.record.groups.front().log_scores;
+  if (departure.record.clusters.empty()) return;
+  members.log_scores = departure.record.clusters.front().log_scores;
   errors_.put(into, errors_.merged(before, members, positions));
 }
 

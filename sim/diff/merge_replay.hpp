@@ -73,7 +73,7 @@ class MergeReplay {
  private:
   reference::MergeTargets prompt_targets(const std::vector<int64_t>& kept, bool explained);
   void fill(const LayerView& view, const reference::MergeTargets& targets, const reference::ScoreEma* known);
-  void take_group_errors(const LayerView& view, const reference::ScoreEma* known);
+  void take_cluster_errors(const LayerView& view, const reference::ScoreEma* known);
   void take_spread_errors(const Cam& cam, const LayerView& view);
   void begin_evicting(const LayerView& view, MatrixView head_scores, MatrixView head_errors);
   void rebuild(int64_t t);
@@ -89,7 +89,7 @@ class MergeReplay {
   LayerView view_at(int64_t t) const;
   MatrixView group(MatrixView rows) const;
   MatrixView last_queries(const LayerView& view) const;
-  reference::GroupMembers members_at(const std::vector<int64_t>& positions) const;
+  reference::ClusterMembers members_at(const std::vector<int64_t>& positions) const;
 
   const MergedLayer& part_;
   const traces::Layer& layer_;

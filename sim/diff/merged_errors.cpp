@@ -155,7 +155,7 @@ MergedErrors::Denominators MergedErrors::denominators(const MergingCache& cache)
 }
 
 reference::MergedEntryErrors MergedErrors::merged(const MergingCache& cache,
-                                                  const reference::GroupMembers& members,
+                                                  const reference::ClusterMembers& members,
                                                   const std::vector<int64_t>& positions) const {
   reference::MemberErrors errors;
   for (size_t j = 0; j < positions.size(); ++j) {
@@ -181,7 +181,7 @@ reference::MergedEntryErrors MergedErrors::merged(const MergingCache& cache,
   given.scale = layer_.scale;
   given.log_denominators = sums.values;
   given.denominator_errors = sums.errors;
-  return reference::merge_group_errors(given, members, errors, arithmetic_);
+  return reference::merge_cluster_errors(given, members, errors, arithmetic_);
 }
 
 void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {

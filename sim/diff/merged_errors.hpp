@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <kvbound/reference/bounds/error_bounds.hpp>
-#include <kvbound/reference/bounds/merge_group_errors.hpp>
+#include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/session/head_cache.hpp>
 #include <kvbound/traces/trace.hpp>
@@ -69,7 +69,7 @@ class MergedErrors {
   /// Of one group's merged entry.
   ///
   /// positions  [members]
-  reference::MergedEntryErrors merged(const MergingCache& cache, const reference::GroupMembers& members,
+  reference::MergedEntryErrors merged(const MergingCache& cache, const reference::ClusterMembers& members,
                                       const std::vector<int64_t>& positions) const;
   void put(int64_t position, reference::MergedEntryErrors errors);
   /// What CaM adds to an entry's value, each time rounded: a share of a value that is itself off.

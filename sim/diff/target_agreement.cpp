@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <kvbound/reference/bounds/merge_group_errors.hpp>
+#include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/merging/cam.hpp>
 #include <kvbound/reference/merging/merge_targets.hpp>
 #include <kvbound/reference/merging/nearest_key.hpp>

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/bounds/merge_group_errors.hpp>
+#include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/merging/merge_targets.hpp>
 #include <kvbound/reference/merging/nearest_key.hpp>
 #include <kvbound/reference/numerics/columns.hpp>

@@ -14,7 +14,7 @@ namespace kvbound::sim {
 
 using reference::CacheEntries;
 using reference::distance;
-using reference::MergedGroup;
+using reference::MergedCluster;
 using reference::MergeEffect;
 using reference::norm;
 
@@ -23,7 +23,7 @@ namespace {
 constexpr double kUnit = 0x1p-53;
 
 // How far rounding may take the mean value by given scores: the exponents' rounding, M terms and a quotient, for v_r likewise.
-double mean_error(const reference::GroupMembers& members, const reference::GroupMean& mean,
+double mean_error(const reference::ClusterMembers& members, const reference::ClusterMean& mean,
                   VectorView log_scores) {
   double largest = 0, size = 0;
   for (size_t j = 0; j < log_scores.size(); ++j) {
@@ -80,9 +80,9 @@ void OpenMerges::open(const reference::CacheMerge& merge, const CacheEntries& af
   Merge opened;
   opened.kind = kind;
   opened.seen = seen;
-  for (const MergeGroup& group : *merge.groups) {
-    close(group.into);
-    const Group& last = opened.groups.emplace_back(open_group(group, merge.before, after));
+  for (const MergeCluster& cluster : *merge.clusters) {
+    close(cluster.into);
+    const Cluster& last = opened.clusters.emplace_back(open_cluster(cluster, merge.before, after));
     for (int64_t j = 0; j < last.members.values.rows(); ++j) {
       opened.merged_values.append_row(last.members.values.row(j));
     }
@@ -93,22 +93,22 @@ void OpenMerges::open(const reference::CacheMerge& merge, const CacheEntries& af
 
 void OpenMerges::close(int64_t position) {
   for (Merge& merge : merges_) {
-    std::erase_if(merge.groups, [&](const Group& group) { return group.into == position; });
+    std::erase_if(merge.clusters, [&](const Cluster& cluster) { return cluster.into == position; });
   }
-  std::erase_if(merges_, [](const Merge& merge) { return merge.groups.empty(); });
+  std::erase_if(merges_, [](const Merge& merge) { return merge.clusters.empty(); });
 }
 
-OpenMerges::Group OpenMerges::open_group(const MergeGroup& group, const CacheEntries& before,
-                                         const CacheEntries& after) {
-  Group opened;
-  opened.into = group.into;
-  MergedGroup merged = merged_group(group, before, after);
+OpenMerges::Cluster OpenMerges::open_cluster(const MergeCluster& cluster, const CacheEntries& before,
+                                             const CacheEntries& after) {
+  Cluster opened;
+  opened.into = cluster.into;
+  MergedCluster merged = merged_cluster(cluster, before, after);
   opened.members = std::move(merged.members);
-  if (group.log_scores.cols() == 0) return opened;  // nothing was predicted
-  for (int64_t i = 0; i < group.log_scores.rows(); ++i) {
-    const VectorView log_scores = group.log_scores.row(i);
+  if (cluster.log_scores.cols() == 0) return opened;  // nothing was predicted
+  for (int64_t i = 0; i < cluster.log_scores.rows(); ++i) {
+    const VectorView log_scores = cluster.log_scores.row(i);
     opened.log_merged.push_back(reference::log_mean_score(opened.members.votes, log_scores));
-    const reference::GroupMean mean = reference::group_mean(opened.members, log_scores);
+    const reference::ClusterMean mean = reference::cluster_mean(opened.members, log_scores);
     opened.value_apart.push_back(distance(mean.value, after.values.row(merged.row)));
     opened.value_apart_error.push_back(mean_error(opened.members, mean, log_scores));
   }
@@ -119,11 +119,12 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
                                           int64_t t, int64_t first_head, LaterQueries& later) {
   if (merges_.empty()) return {};
   Merge& merge = merges_.back();
-  std::vector<MergedGroup> groups;
-  for (const Group& group : merge.groups) groups.push_back({group.members, present.row_of(group.into)});
-  const MergeEffect effect = merge_effect(queries, scale_, present, groups);
+  std::vector<MergedCluster> clusters;
+  for (const Cluster& cluster : merge.clusters)
+    clusters.push_back({cluster.members, present.row_of(cluster.into)});
+  const MergeEffect effect = merge_effect(queries, scale_, present, clusters);
   if (merge.kind.votes) take_in_values(merge, seen);
-  const bool predicted = !merge.groups.front().log_merged.empty();
+  const bool predicted = !merge.clusters.front().log_merged.empty();
   std::vector<StepHead> violations;
   for (int64_t i = 0; i < group_size_; ++i) {
     const int64_t h = first_head + i;
@@ -139,7 +140,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
     if (!merge.kind.votes) continue;
     const double shared = reference::later_bound(error, merge.distance, share);
     later.value_distance(t, h) = merge.distance;
-    later.joint_bound(t, h) = shared + weighted_sum(merge, weights, &Group::value_apart, i);
+    later.joint_bound(t, h) = shared + weighted_sum(merge, weights, &Cluster::value_apart, i);
     if (group_size_ == 1) {
       later.bound(t, h) = reference::later_bound(error, merge.distance);
       later.shared_bound(t, h) = shared;
@@ -166,13 +167,13 @@ double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effec
   const double shift = normalised ? effect.log_sum_exp[static_cast<size_t>(head)] : 0;
   std::vector<double> predicted, actual;
   int64_t member = 0;
-  for (size_t r = 0; r < merge.groups.size(); ++r) {
-    const VectorView scores = merge.groups[r].members.log_scores.row(head);
+  for (size_t r = 0; r < merge.clusters.size(); ++r) {
+    const VectorView scores = merge.clusters[r].members.log_scores.row(head);
     predicted.insert(predicted.end(), scores.begin(), scores.end());
     for (size_t j = 0; j < scores.size(); ++j) {
       actual.push_back(effect.member_logits(head, member++) - shift);
     }
-    predicted.push_back(merge.groups[r].log_merged[static_cast<size_t>(head)]);
+    predicted.push_back(merge.clusters[r].log_merged[static_cast<size_t>(head)]);
     actual.push_back(effect.merged_logits(head, static_cast<int64_t>(r)) - shift);
   }
   return reference::prediction_error(predicted, actual);
@@ -180,10 +181,10 @@ double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effec
 
 // sum_r A'_r ||v_r - v-_h||, or of the errors of these.
 double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
-                                const std::vector<double> Group::*figures, int64_t head) {
+                                const std::vector<double> Cluster::*figures, int64_t head) {
   double sum = 0;
-  for (size_t r = 0; r < merge.groups.size(); ++r) {
-    sum += weights[r] * (merge.groups[r].*figures)[static_cast<size_t>(head)];
+  for (size_t r = 0; r < merge.clusters.size(); ++r) {
+    sum += weights[r] * (merge.clusters[r].*figures)[static_cast<size_t>(head)];
   }
   return sum;
 }
@@ -193,15 +194,15 @@ double OpenMerges::bound_with_rounding(const Merge& merge, VectorView weights, d
                                        const CacheEntries& present, VectorView query, int64_t head) const {
   RoundingSum sum(query, scale_);
   sum.add(present.keys, present.values, present.votes);
-  for (const Group& group : merge.groups)
-    sum.add(group.members.keys, group.members.values, group.members.votes);
+  for (const Cluster& cluster : merge.clusters)
+    sum.add(cluster.members.keys, cluster.members.values, cluster.members.votes);
   const QueryRounding rounding = sum.rounding();
   constexpr double kOwnRounding = 0x1p-30;  // relative, more than rounding does to sums of nonnegative terms
   const double error =
       prediction_error + (1 + prediction_error) * rounding.weights + kOwnRounding * prediction_error;
   const double share = reference::sum(weights);
-  const double apart = weighted_sum(merge, weights, &Group::value_apart, head) +
-                       weighted_sum(merge, weights, &Group::value_apart_error, head);
+  const double apart = weighted_sum(merge, weights, &Cluster::value_apart, head) +
+                       weighted_sum(merge, weights, &Cluster::value_apart_error, head);
   const double bound =
       (reference::later_bound(error, merge.distance, share) + apart) * (1 + rounding.weights) +
       rounding.output;

@@ -33,7 +33,7 @@ struct LaterQueries {
   /// Upper bounds on the perturbation, of merges that vote; infinite where epsilon is not below 1, and NaN where there are none.
   Matrix bound;         ///< KKV-5, for one query head per KV head alone
   Matrix shared_bound;  ///< KKV-5', likewise: that times the share
-  /// KKV-5-joint, for any number of query heads and groups: KKV-5' + sum_r A'_r ||v_r - v-_h||, v-_h the mean by the head's own scores
+  /// KKV-5-joint, for any number of query heads and clusters: KKV-5' + sum_r A'_r ||v_r - v-_h||, v-_h the mean by the head's own scores
   Matrix joint_bound;
   std::vector<StepHead>
       violations;  ///< ascending: where the last is exceeded by more than rounding can explain
@@ -47,7 +47,7 @@ struct MergeKind {
 
 /// The merges of one KV head of which merged entries are still in its cache.
 ///
-/// proof  proofs/keep_kv.md#kkv-5, #kkv-5-prime; of several groups and query heads #kkv-5-joint
+/// proof  proofs/keep_kv.md#kkv-5, #kkv-5-prime; of several clusters and query heads #kkv-5-joint
 class OpenMerges {
  public:
   /// values      [n + T, head_dim], the KV head's own
@@ -78,26 +78,26 @@ class OpenMerges {
 
  private:
   // A merged entry that is still in the cache.
-  struct Group {
+  struct Cluster {
     int64_t into = 0;
-    reference::GroupMembers members;        // as they were; log_scores may be empty
+    reference::ClusterMembers members;      // as they were; log_scores may be empty
     std::vector<double> log_merged;         // [heads]: ln s^_r
     std::vector<double> value_apart;        // [heads]: ||v_r - v-_h||
     std::vector<double> value_apart_error;  // and how far rounding may take that
   };
   struct Merge {
     MergeKind kind;
-    std::vector<Group> groups;
+    std::vector<Cluster> clusters;
     Matrix merged_values;  // of all members that there were
     double distance = 0;   // gamma, with those who came later
     int64_t seen = 0;      // positions before this one are in it
   };
 
-  static Group open_group(const MergeGroup& group, const reference::CacheEntries& before,
-                          const reference::CacheEntries& after);
+  static Cluster open_cluster(const MergeCluster& cluster, const reference::CacheEntries& before,
+                              const reference::CacheEntries& after);
   static double prediction_error(const Merge& merge, const reference::MergeEffect& effect, int64_t head);
   static double weighted_sum(const Merge& merge, VectorView weights,
-                             const std::vector<double> Group::*figures, int64_t head);
+                             const std::vector<double> Cluster::*figures, int64_t head);
   void take_in_values(Merge& merge, int64_t seen) const;
   double bound_with_rounding(const Merge& merge, VectorView weights, double prediction_error,
                              const reference::CacheEntries& present, VectorView query, int64_t head) const;

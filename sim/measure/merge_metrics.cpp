@@ -20,7 +20,7 @@ namespace {
 
 using reference::CacheEntries;
 using reference::CacheMerge;
-using reference::MergedGroup;
+using reference::MergedCluster;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -78,7 +78,7 @@ class HeadMerges {
   }
 
   std::vector<MergeChange> changes;
-  std::vector<reference::GroupChange> group_changes;
+  std::vector<reference::ClusterChange> cluster_changes;
   std::vector<StepHead> violations;
 
  private:
@@ -95,8 +95,9 @@ class HeadMerges {
     measure_change(merge, after, step, rebuilt);
     if (!later_) return;
     open_.open(merge, after, kind_of(policy_, rebuilt), layer_.prompt_tokens + step + 1);
-    const reference::GroupChanges measured(queries_at(step), layer_.scale, merge.before);
-    for (const MergeGroup& group : *merge.groups) group_changes.push_back(measured.of(group, after));
+    const reference::ClusterChanges measured(queries_at(step), layer_.scale, merge.before);
+    for (const MergeCluster& cluster : *merge.clusters)
+      cluster_changes.push_back(measured.of(cluster, after));
   }
 
   void measure_later(const CacheEntries& present, int64_t t) {
@@ -107,11 +108,12 @@ class HeadMerges {
 
   void measure_change(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
     const Matrix queries = queries_at(step);
-    std::vector<MergedGroup> groups;
-    for (const MergeGroup& group : *merge.groups) groups.push_back(merged_group(group, merge.before, after));
+    std::vector<MergedCluster> clusters;
+    for (const MergeCluster& cluster : *merge.clusters)
+      clusters.push_back(merged_cluster(cluster, merge.before, after));
     const Matrix changed = std::holds_alternative<Cam>(policy_.merge)
                                ? output_difference(queries, merge.before, after)
-                               : merge_effect(queries, layer_.scale, after, groups).change;
+                               : merge_effect(queries, layer_.scale, after, clusters).change;
     const std::optional<MergedKey> key = lossless_key(policy_, layer_.shape, rebuilt);
     for (int64_t i = 0; i < group_size_; ++i) {
       MergeChange& change = changes.emplace_back();
@@ -119,11 +121,11 @@ class HeadMerges {
       change.query_head = kv_head_ * group_size_ + i;
       change.perturbation = reference::norm(changed.row(i));
       if (!key) continue;
-      change.rounding = reference::lossless_merge_error(queries.row(i), layer_.scale, *key, after, groups);
+      change.rounding = reference::lossless_merge_error(queries.row(i), layer_.scale, *key, after, clusters);
     }
   }
 
-  // Where entries change that are in no group.
+  // Where entries change that are in no cluster.
   Matrix output_difference(MatrixView queries, const CacheEntries& before, const CacheEntries& after) const {
     const auto output = [&](const CacheEntries& cache) {
       return reference::attention(queries, cache.keys, cache.values, layer_.scale, cache.votes).output;
@@ -168,7 +170,7 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
   reference::parallel_for(layer.shape.kv_heads, [&](int64_t g) { heads[static_cast<size_t>(g)].run(); });
   for (const HeadMerges& head : heads) {
     metrics.changes.insert(metrics.changes.end(), head.changes.begin(), head.changes.end());
-    metrics.groups.insert(metrics.groups.end(), head.group_changes.begin(), head.group_changes.end());
+    metrics.clusters.insert(metrics.clusters.end(), head.cluster_changes.begin(), head.cluster_changes.end());
     if (!metrics.later) continue;
     std::vector<StepHead>& all = metrics.later->violations;
     all.insert(all.end(), head.violations.begin(), head.violations.end());

@@ -7,7 +7,7 @@
 
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/session.hpp>
-#include <kvbound/reference/merging/group_change.hpp>
+#include <kvbound/reference/merging/cluster_change.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "later_queries.hpp"
@@ -16,7 +16,7 @@ namespace kvbound::sim {
 
 struct LayerRecord;
 
-/// What one merge, of all groups of a KV head at one time, did to the query that built it: the last prompt query at the
+/// What one merge, of all clusters of a KV head at one time, did to the query that built it: the last prompt query at the
 /// prompt's end, else the step's own. Norms are in the attention output's space, before W^O.
 struct MergeChange {
   int64_t step = -1;  ///< decode step, -1: the prompt's end
@@ -33,8 +33,8 @@ struct MergeChange {
 struct MergeMetrics {
   MergeCounts counts;                ///< over KV heads and times
   std::vector<MergeChange> changes;  ///< by KV head, time and query head
-  /// What each group's merge alone did, by KV head, time and position; if asked for, and there are groups (not with CaM).
-  std::vector<reference::GroupChange> groups;
+  /// What each cluster's merge alone did, by KV head, time and position; if asked for, and there are clusters (not with CaM).
+  std::vector<reference::ClusterChange> clusters;
   std::optional<LaterQueries>
       later;  ///< if asked for, and merged entries stand for their members (not with CaM)
 };
@@ -42,9 +42,9 @@ struct MergeMetrics {
 /// Measures what a run that merges recorded of a layer.
 ///
 /// A merge is lossless in exact arithmetic if it goes by the query's own raw scores (predict=current, or a rebuild), for one
-/// query head per KV head, with votes and a key that keeps the group's weight (min-norm, zip): reference/bounds/merge_errors.hpp.
+/// query head per KV head, with votes and a key that keeps the cluster's weight (min-norm, zip): reference/bounds/merge_errors.hpp.
 ///
-/// later  measure LaterQueries and groups. Values' distances cost O(entries members head_dim) at each merge, O(n^2 head_dim) a KV
+/// later  measure LaterQueries and clusters. Values' distances cost O(entries members head_dim) at each merge, O(n^2 head_dim) a KV
 ///        head where all who leave a prompt merge
 MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
                             bool later = false);

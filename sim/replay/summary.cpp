@@ -36,10 +36,10 @@ void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t laye
     ++summary.violations;
     if (!summary.first_violation) summary.first_violation = Place{layer, change.step, change.query_head};
   }
-  for (const reference::GroupChange& group : metrics.groups) {
-    summary.group_merged.add(group.merged);
-    summary.group_evicted.add(group.evicted);
-    summary.group_floor.add(group.floor);
+  for (const reference::ClusterChange& cluster : metrics.clusters) {
+    summary.cluster_merged.add(cluster.merged);
+    summary.cluster_evicted.add(cluster.evicted);
+    summary.cluster_floor.add(cluster.floor);
   }
 }
 

@@ -39,9 +39,9 @@ struct MergeSummary {
   MergeCounts counts;
   Mean perturbation;  ///< of the queries that built the merges: ||o - o'||_2, attention output units
   double max_perturbation = 0;  ///< NaN if one is
-  Mean group_merged;            ///< of each group alone, if that was measured: reference::GroupChange
-  Mean group_evicted;           ///< likewise
-  Mean group_floor;             ///< likewise
+  Mean cluster_merged;          ///< of each group alone, if that was measured: reference::GroupChange
+  Mean cluster_evicted;         ///< likewise
+  Mean cluster_floor;           ///< likewise
   int64_t lossless = 0;         ///< (merge, query head) that changes nothing in exact arithmetic
   int64_t violations = 0;       ///< of those, how many do by more than rounding can explain
   std::optional<Place> first_violation;  ///< step -1: the prompt's end

@@ -81,7 +81,7 @@ std::string zip_share(const Subject& subject) {
   const auto* options = std::get_if<KeepKv>(&subject.run.run.policy.policy.merge);
   if (!subject.summary.merges || !options || options->key != MergedKey::zip) return "-";
   const MergeCounts& counts = subject.summary.merges->counts;
-  return percent(counts.*count, counts.groups);
+  return percent(counts.*count, counts.clusters);
 }
 
 std::string lossy(const Subject& subject) {
@@ -128,9 +128,9 @@ std::vector<Column> all_columns(int64_t recall_of) {
       {"zip-singular", "ZIP singular", zip_share<&MergeCounts::singular>, About::merges},
       {"zip-negative", "negative", zip_share<&MergeCounts::negative>, About::merges},
       {"zip-far", "far", zip_share<&MergeCounts::far>, About::merges},
-      {"group-merged", "group merged", merge_cell<&MergeSummary::group_merged>, About::later_queries},
-      {"group-evicted", "evicted", merge_cell<&MergeSummary::group_evicted>, About::later_queries},
-      {"group-floor", "floor", merge_cell<&MergeSummary::group_floor>, About::later_queries},
+      {"group-merged", "group merged", merge_cell<&MergeSummary::cluster_merged>, About::later_queries},
+      {"group-evicted", "evicted", merge_cell<&MergeSummary::cluster_evicted>, About::later_queries},
+      {"group-floor", "floor", merge_cell<&MergeSummary::cluster_floor>, About::later_queries},
       {"later-perturbation", "later change", later_cell<&LaterSummary::perturbation>, About::later_queries},
       {"predictable", "epsilon < 1", predictable, About::later_queries},
       {"later-bound", "KKV-5", later_cell<&LaterSummary::bound>, About::later_queries},

@@ -231,8 +231,8 @@ bool is_certain(const Bounded& number, const Real& limit) { return abs(number.va
 
 }  // namespace
 
-GroupMean group_mean(const Row& votes, const Row& log_scores, MatrixView keys, MatrixView values) {
-  GroupMean result;
+ClusterMean cluster_mean(const Row& votes, const Row& log_scores, MatrixView keys, MatrixView values) {
+  ClusterMean result;
   const Softmax weighted = softmax(voted(votes, log_scores));
   result.weights = weighted.weights;
   result.log_weight = weighted.log_sum;
@@ -298,9 +298,9 @@ Solution solution(const Rows& rows, double share, const Row& targets) {
   return result;
 }
 
-MergedGroup merge_group(const reference::KeyRule& rule, MatrixView queries, double scale,
-                        const reference::GroupMembers& members, const Rows& log_scores,
-                        const Row& log_denominators) {
+MergedCluster merge_cluster(const reference::KeyRule& rule, MatrixView queries, double scale,
+                            const reference::ClusterMembers& members, const Rows& log_scores,
+                            const Row& log_denominators) {
   const bool joint = rule.gqa == MergeGqa::joint && queries.rows > 1;
   const Row votes = exactly(VectorView(members.votes));
   const Rows merging = joint || queries.rows == 1 ? log_scores : Rows{mean(log_scores)};
@@ -308,23 +308,23 @@ MergedGroup merge_group(const reference::KeyRule& rule, MatrixView queries, doub
   for (const Row& query : joint ? exactly(queries) : Rows{mean(exactly(queries))}) {
     asking.push_back(scaled_query(scale, query));
   }
-  std::vector<GroupMean> means;
+  std::vector<ClusterMean> means;
   Rows keys, values;
   Row shares;
   for (size_t h = 0; h < merging.size(); ++h) {
-    means.push_back(group_mean(votes, merging[h], members.keys, members.values));
+    means.push_back(cluster_mean(votes, merging[h], members.keys, members.values));
     keys.push_back(means.back().key);
     values.push_back(means.back().value);
     if (joint) shares.push_back(Bounded(2) * (means.back().log_weight - log_denominators[h]));
   }
-  MergedGroup result;
+  MergedCluster result;
   result.votes = sum(votes);
   for (const Row& scores : log_scores) result.log_scores.push_back(log_mean_score(votes, scores));
   result.value = joint ? weighted_mean(softmax(shares).weights, values) : values.front();
   result.key = joint ? mean(keys) : keys.front();
   if (rule.key == MergedKey::convex) return result;
 
-  const GroupMean& first = means.front();
+  const ClusterMean& first = means.front();
   if (rule.key == MergedKey::zip && first.divergence.value != 0) {
     Real size = 0;
     for (const Bounded& score : merging.front()) size = std::max(size, Real(abs(score.value)));

@@ -8,7 +8,7 @@
 namespace kvbound::oracle {
 
 /// What a group is to one query head. Letters as in reference/merging/keep_kv.hpp.
-struct GroupMean {
+struct ClusterMean {
   Row weights;             ///< w/W
   Bounded log_weight;      ///< ln W
   Bounded mean_log_score;  ///< m
@@ -17,7 +17,7 @@ struct GroupMean {
 };
 
 /// log_scores  [members], with the errors that they came with
-GroupMean group_mean(const Row& votes, const Row& log_scores, MatrixView keys, MatrixView values);
+ClusterMean cluster_mean(const Row& votes, const Row& log_scores, MatrixView keys, MatrixView values);
 
 /// ln(W / P)
 Bounded log_mean_score(const Row& votes, const Row& log_scores);
@@ -36,7 +36,7 @@ struct Solution {
 Solution solution(const Rows& rows, double share, const Row& targets);
 
 /// What a group becomes.
-struct MergedGroup {
+struct MergedCluster {
   Row key, value;
   Bounded votes;
   Row log_scores;         ///< [heads]: ln(W_h / P)
@@ -47,9 +47,9 @@ struct MergedGroup {
 
 /// log_scores        [heads][members]
 /// log_denominators  [heads], of joint
-MergedGroup merge_group(const reference::KeyRule& rule, MatrixView queries, double scale,
-                        const reference::GroupMembers& members, const Rows& log_scores,
-                        const Row& log_denominators);
+MergedCluster merge_cluster(const reference::KeyRule& rule, MatrixView queries, double scale,
+                            const reference::ClusterMembers& members, const Rows& log_scores,
+                            const Row& log_denominators);
 
 /// Attention over entries that vote, whose keys and values are known within bounds: sum p exp(z) v / sum p exp(z).
 Row attention(VectorView query, const Rows& keys, const Rows& values, const Row& votes, double scale);

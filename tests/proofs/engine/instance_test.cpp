@@ -339,7 +339,7 @@ TEST(Regimes, WithoutVotesThereAreNoneOfMerging) {
     EXPECT_EQ(shows(instance, regime), regime == Regime::single_kept);
 }
 
-TEST(Regimes, AGroupAgreesIfItsScoresAreEqual) {
+TEST(Regimes, AClusterAgreesIfItsScoresAreEqual) {
   const auto shown = [](const Matrix& logits, Positions kept, Regime regime) {
     return shows(
         merging_with(logits, std::move(kept), std::vector<double>(static_cast<size_t>(logits.cols()), 1)),
@@ -354,7 +354,7 @@ TEST(Regimes, AGroupAgreesIfItsScoresAreEqual) {
   EXPECT_FALSE(shown(matrix({{2, 2}}), {0}, Regime::nearly_agreed));
 }
 
-TEST(Regimes, AGroupIsNearlySingularIfItsMeanScoreHasNoLogarithm) {
+TEST(Regimes, AClusterIsNearlySingularIfItsMeanScoreHasNoLogarithm) {
   const auto nearly_singular = [](double first, double second) {
     return shows(merging_with(matrix({{first, second}}), {0}, {1, 1}), Regime::nearly_singular);
   };
@@ -379,7 +379,7 @@ TEST(Regimes, LogitsVotesAndQueriesAreJudgedByTheirSize) {
   EXPECT_FALSE(shows(instance, Regime::parallel_queries)) << "cosine 0.9998";
 }
 
-TEST(Regimes, AGroupIsPredictedIfItsMergedEntryIsToo) {
+TEST(Regimes, AClusterIsPredictedIfItsMergedEntryIsToo) {
   const auto predicted = [](const Matrix& logits) {
     return shows(merging_with(logits, {0}, {1, 1}), Regime::predicted);
   };

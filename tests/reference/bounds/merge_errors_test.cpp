@@ -19,17 +19,17 @@ namespace {
 
 using namespace reference;
 
-// A cache before a merge, the groups that merge in it, and for whom.
+// A cache before a merge, the clusters that merge in it, and for whom.
 struct Case {
   Matrix query;  // [1, head_dim]
   double scale = 1;
   CacheEntries before;
-  std::vector<std::vector<int64_t>> groups;  // rows of `before`, disjoint, who stays first
+  std::vector<std::vector<int64_t>> clusters;  // rows of `before`, disjoint, who stays first
 };
 
 struct Merged {
   CacheEntries after;
-  std::vector<MergedGroup> groups;
+  std::vector<MergedCluster> clusters;
   int64_t singular = 0;
 };
 
@@ -40,22 +40,22 @@ Merged merge(const Case& given, MergedKey key, const std::function<void(MergedEn
   const MergeQueries queries({key, MergeGqa::mean, 0.3}, given.query, given.scale);
   CacheEntries changed = given.before;
   std::vector<int64_t> gone;
-  for (const std::vector<int64_t>& group : given.groups) {
-    GroupMembers members;
-    members.log_scores = Matrix(1, static_cast<int64_t>(group.size()));
-    for (size_t j = 0; j < group.size(); ++j) {
-      members.keys.append_row(given.before.keys.row(group[j]));
-      members.values.append_row(given.before.values.row(group[j]));
-      members.votes.push_back(given.before.votes[static_cast<size_t>(group[j])]);
-      members.log_scores.row(0)[j] = logits(0, group[j]);
-      if (j > 0) gone.push_back(group[j]);
+  for (const std::vector<int64_t>& cluster : given.clusters) {
+    ClusterMembers members;
+    members.log_scores = Matrix(1, static_cast<int64_t>(cluster.size()));
+    for (size_t j = 0; j < cluster.size(); ++j) {
+      members.keys.append_row(given.before.keys.row(cluster[j]));
+      members.values.append_row(given.before.values.row(cluster[j]));
+      members.votes.push_back(given.before.votes[static_cast<size_t>(cluster[j])]);
+      members.log_scores.row(0)[j] = logits(0, cluster[j]);
+      if (j > 0) gone.push_back(cluster[j]);
     }
-    MergedEntry entry = merge_group(queries, members);
+    MergedEntry entry = merge_cluster(queries, members);
     result.singular += entry.zip.singular;
     if (spoil) spoil(entry);
-    std::ranges::copy(entry.key, changed.keys.row(group.front()).begin());
-    std::ranges::copy(entry.value, changed.values.row(group.front()).begin());
-    changed.votes[static_cast<size_t>(group.front())] = entry.votes;
+    std::ranges::copy(entry.key, changed.keys.row(cluster.front()).begin());
+    std::ranges::copy(entry.value, changed.values.row(cluster.front()).begin());
+    changed.votes[static_cast<size_t>(cluster.front())] = entry.votes;
   }
   std::vector<int64_t> staying;
   for (int64_t j = 0; j < changed.entries(); ++j) {
@@ -63,28 +63,28 @@ Merged merge(const Case& given, MergedKey key, const std::function<void(MergedEn
       staying.push_back(changed.positions[static_cast<size_t>(j)]);
   }
   result.after = changed.at(staying);
-  for (const std::vector<int64_t>& group : given.groups) {
-    MergeGroup positions;
-    positions.into = given.before.positions[static_cast<size_t>(group.front())];
-    for (size_t j = 1; j < group.size(); ++j) {
-      positions.from.push_back(given.before.positions[static_cast<size_t>(group[j])]);
+  for (const std::vector<int64_t>& cluster : given.clusters) {
+    MergeCluster positions;
+    positions.into = given.before.positions[static_cast<size_t>(cluster.front())];
+    for (size_t j = 1; j < cluster.size(); ++j) {
+      positions.from.push_back(given.before.positions[static_cast<size_t>(cluster[j])]);
     }
-    result.groups.push_back(merged_group(positions, given.before, result.after));
+    result.clusters.push_back(merged_cluster(positions, given.before, result.after));
   }
   return result;
 }
 
 double change(const Case& given, const Merged& merged) {
-  const Matrix change = merge_effect(given.query, given.scale, merged.after, merged.groups).change;
+  const Matrix change = merge_effect(given.query, given.scale, merged.after, merged.clusters).change;
   return std::sqrt(inner_product(change.row(0), change.row(0)));
 }
 
 double bound(const Case& given, MergedKey key, const Merged& merged) {
-  return lossless_merge_error(given.query.row(0), given.scale, key, merged.after, merged.groups);
+  return lossless_merge_error(given.query.row(0), given.scale, key, merged.after, merged.clusters);
 }
 
 struct Shape {
-  int64_t entries, head_dim, groups, members;
+  int64_t entries, head_dim, clusters, members;
   double votes = 1;  // at most so many
 };
 
@@ -98,11 +98,11 @@ Case random_case(uint64_t seed, const Shape& shape, double size = 1) {
   for (int64_t j = 0; j < shape.entries; ++j) {
     given.before.append(3 * j, std::floor(random.uniform(1, shape.votes + 0.5)), keys.row(j), values.row(j));
   }
-  const std::vector<int64_t> merging = random.subset(shape.entries, shape.groups * shape.members);
-  for (int64_t r = 0; r < shape.groups; ++r) {
-    std::vector<int64_t>& group = given.groups.emplace_back();
+  const std::vector<int64_t> merging = random.subset(shape.entries, shape.clusters * shape.members);
+  for (int64_t r = 0; r < shape.clusters; ++r) {
+    std::vector<int64_t>& cluster = given.clusters.emplace_back();
     for (int64_t j = 0; j < shape.members; ++j)
-      group.push_back(merging[static_cast<size_t>(j * shape.groups + r)]);
+      cluster.push_back(merging[static_cast<size_t>(j * shape.clusters + r)]);
   }
   return given;
 }
@@ -162,7 +162,7 @@ TEST(LosslessMergeError, BoundsWhatMergesOfOrdinaryNumbersChange) {
         }
       }
       std::cout << (key == MergedKey::zip ? "zip" : "min-norm") << ", " << shape.entries
-                << " entries, head_dim " << shape.head_dim << ", " << shape.groups << " groups of "
+                << " entries, head_dim " << shape.head_dim << ", " << shape.clusters << " groups of "
                 << shape.members << ": bound/error, median " << ratios.median() << ", least "
                 << ratios.ratios.front() << "\n";
     }
@@ -214,16 +214,16 @@ TEST(LosslessMergeError, IsExceededByConvexCombinationsAndByLostVotes) {
 }
 
 // One dimension, query 1, scale 1: keys are logits.
-Case logits_of(const std::vector<double>& group, const std::vector<double>& votes) {
+Case logits_of(const std::vector<double>& cluster, const std::vector<double>& votes) {
   Case given;
   given.query = matrix({{1}});
-  for (size_t j = 0; j < group.size(); ++j) {
-    given.before.append(static_cast<int64_t>(j), votes[j], VectorView(&group[j], 1),
+  for (size_t j = 0; j < cluster.size(); ++j) {
+    given.before.append(static_cast<int64_t>(j), votes[j], VectorView(&cluster[j], 1),
                         matrix({{j == 0 ? 1.0 : -2.0}}).row(0));
   }
   given.before.append(100, 1, matrix({{0.25}}).row(0), matrix({{0.5}}).row(0));
-  given.groups = {{}};
-  for (size_t j = 0; j < group.size(); ++j) given.groups.front().push_back(static_cast<int64_t>(j));
+  given.clusters = {{}};
+  for (size_t j = 0; j < cluster.size(); ++j) given.clusters.front().push_back(static_cast<int64_t>(j));
   return given;
 }
 
@@ -245,7 +245,7 @@ TEST(LosslessMergeError, HasTheConditionOfScalesNextToSingularOnes) {
   }
 }
 
-TEST(LosslessMergeError, OfASingularGroupIsThatOfTheMinimumNorm) {
+TEST(LosslessMergeError, OfASingularClusterIsThatOfTheMinimumNorm) {
   const Case given = logits_of({std::log(2), -std::log(2)}, {1, 4});
   const Merged merged = merge(given, MergedKey::zip);
   ASSERT_EQ(merged.singular, 1);

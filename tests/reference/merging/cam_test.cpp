@@ -116,9 +116,9 @@ TEST(SpreadLeaving, AddsEqualSharesOfOriginalValuesToThoseThatFollow) {
   EXPECT_EQ(cache.values(0, 0), 10 + 8 / 2.0);
   EXPECT_EQ(cache.values(1, 0), 30 + 8 / 2.0 + 2 / 2.0);
   EXPECT_EQ(cache.values(2, 0), 40 + 2 / 2.0) << "and nothing of the last, whom nobody follows";
-  ASSERT_EQ(record.groups.size(), 2U);
-  EXPECT_EQ(record.groups[0].into, 1);
-  EXPECT_EQ(record.groups[1].into, 3);
+  ASSERT_EQ(record.clusters.size(), 2U);
+  EXPECT_EQ(record.clusters[0].into, 1);
+  EXPECT_EQ(record.clusters[1].into, 3);
   EXPECT_EQ(record.counts.merged, 2);
 }
 
@@ -126,7 +126,7 @@ TEST(SpreadLeaving, SpreadsNothingThatNoQueryHeeds) {
   HeadCache cache = cache_of({1});
   const HeadMerge record = spread_leaving({32, 0}, 0, std::vector{0.0, 1.0}, matrix({{8}, {10}}), cache);
   EXPECT_EQ(cache.values(0, 0), 10);
-  EXPECT_TRUE(record.groups.empty());
+  EXPECT_TRUE(record.clusters.empty());
 }
 
 TEST(SpreadEntry, TellsWhoseValuesChanged) {
@@ -138,8 +138,8 @@ TEST(SpreadEntry, TellsWhoseValuesChanged) {
   EXPECT_EQ(record.positions, (std::vector<int64_t>{3, 5}));
   EXPECT_EQ(cache.values(2, 0), 30 + 20 / 2.0);
   EXPECT_EQ(cache.values(0, 0), 50 + 20 / 2.0);
-  EXPECT_EQ(record.groups.front().into, 3);
-  EXPECT_EQ(record.groups.front().from, (std::vector<int64_t>{2}));
+  EXPECT_EQ(record.clusters.front().into, 3);
+  EXPECT_EQ(record.clusters.front().from, (std::vector<int64_t>{2}));
 }
 
 TEST(SpreadEntry, GoesByADecisionThatWasMade) {

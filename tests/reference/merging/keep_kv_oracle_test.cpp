@@ -1,4 +1,4 @@
-// KeepKV's merge of a group against 50 digits, in every regime in which it might go wrong.
+// KeepKV's merge of a cluster against 50 digits, in every regime in which it might go wrong.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -33,10 +33,10 @@ constexpr KeyRule kConvex{MergedKey::convex, MergeGqa::mean, 0.3};
 constexpr KeyRule kJoint{MergedKey::min_norm, MergeGqa::joint, 0.3};
 constexpr KeyRule kJointConvex{MergedKey::convex, MergeGqa::joint, 0.3};
 
-// A group with those for whom it merges.
+// A cluster with those for whom it merges.
 struct Case {
   std::string regime;
-  GroupMembers members;
+  ClusterMembers members;
   Matrix queries;  // [heads, head_dim]
   double scale = 1;
   Numbers log_denominators;
@@ -95,7 +95,7 @@ void make_scores(Regime regime, Random& random, Case& drawn) {
       if (regime == Regime::huge_logits) score = random.index(2) == 0 ? 1e4 : -1e4 * random.uniform(0, 1);
     }
     if (regime != Regime::vanishing_mean) continue;
-    const double middle = group_mean(drawn.members, scores.row(h)).mean_log_score;
+    const double middle = cluster_mean(drawn.members, scores.row(h)).mean_log_score;
     const double rest = random.index(2) == 0 ? 0 : std::ldexp(1, -static_cast<int>(random.index(60)));
     for (double& score : scores.row(h)) score -= middle - rest;
   }
@@ -152,11 +152,11 @@ testing::AssertionResult all_near(VectorView actual, const Row& expected) {
 }
 
 testing::AssertionResult meets_definition(const KeyRule& rule, const Case& drawn, Tally& tally) {
-  const auto expected = oracle::merge_group(rule, drawn.queries, drawn.scale, drawn.members,
-                                            exactly(drawn.members.log_scores.view()),
-                                            exactly(VectorView(drawn.log_denominators)));
+  const auto expected = oracle::merge_cluster(rule, drawn.queries, drawn.scale, drawn.members,
+                                              exactly(drawn.members.log_scores.view()),
+                                              exactly(VectorView(drawn.log_denominators)));
   const MergedEntry merged =
-      merge_group(MergeQueries(rule, drawn.queries, drawn.scale, drawn.log_denominators), drawn.members);
+      merge_cluster(MergeQueries(rule, drawn.queries, drawn.scale, drawn.log_denominators), drawn.members);
   testing::AssertionResult result = all_near(merged.value, expected.value);
   if (result) result = all_near(merged.log_scores, expected.log_scores);
   if (result) result = within(merged.votes, expected.votes);
@@ -173,10 +173,10 @@ testing::AssertionResult meets_definition(const KeyRule& rule, const Case& drawn
   return result << " (key or scale)";
 }
 
-testing::AssertionResult mean_meets_definition(const GroupMembers& members, VectorView scores) {
-  const GroupMean mean = group_mean(members, scores);
+testing::AssertionResult mean_meets_definition(const ClusterMembers& members, VectorView scores) {
+  const ClusterMean mean = cluster_mean(members, scores);
   const auto expected =
-      oracle::group_mean(exactly(VectorView(members.votes)), exactly(scores), members.keys, members.values);
+      oracle::cluster_mean(exactly(VectorView(members.votes)), exactly(scores), members.keys, members.values);
   testing::AssertionResult result = within(mean.divergence, expected.divergence);
   if (result) result = within(mean.log_weight, expected.log_weight);
   if (result) result = within(mean.mean_log_score, expected.mean_log_score);
@@ -195,7 +195,7 @@ const KeyRule kRules[] = {kMinNorm,
                           {MergedKey::min_norm, MergeGqa::joint, 0},
                           {MergedKey::min_norm, MergeGqa::joint, 1}};
 
-TEST(MergeGroupOracle, IsMetInEveryRegimeByEveryRule) {
+TEST(MergeClusterOracle, IsMetInEveryRegimeByEveryRule) {
   for (int which = 0; which < static_cast<int>(Regime::count); ++which) {
     Random random(static_cast<uint64_t>(100 + which));
     Tally tally;
@@ -223,9 +223,9 @@ TEST(MergeGroupOracle, IsMetInEveryRegimeByEveryRule) {
 // The merged key's logit is ln(W / P), with scores that are the query's own logits; the number by which that may be missed is
 // the key's bound seen by the query.
 testing::AssertionResult is_lossless(const KeyRule& rule, const Case& drawn) {
-  const MergedEntry merged = merge_group(MergeQueries(rule, drawn.queries, drawn.scale), drawn.members);
+  const MergedEntry merged = merge_cluster(MergeQueries(rule, drawn.queries, drawn.scale), drawn.members);
   const Rows logits = oracle::logits(drawn.queries, drawn.members.keys, drawn.scale);
-  const auto expected = oracle::merge_group(rule, drawn.queries, drawn.scale, drawn.members, logits, {});
+  const auto expected = oracle::merge_cluster(rule, drawn.queries, drawn.scale, drawn.members, logits, {});
   if (!expected.decided || expected.singular != merged.zip.singular) {
     return testing::AssertionFailure() << "nothing can be said";
   }
@@ -257,21 +257,21 @@ Case draw_lossless(Random& random) {
   return drawn;
 }
 
-RC_GTEST_PROP(MergeGroupProperty, ByMinimumNormGivesTheBuildingQueryTheGroupsLogit, ()) {
+RC_GTEST_PROP(MergeClusterProperty, ByMinimumNormGivesTheBuildingQueryTheClustersLogit, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const Case drawn = draw_lossless(random);
   RC_CLASSIFY(true, drawn.regime);
   if (const auto result = is_lossless(kMinNorm, drawn); !result) RC_FAIL(std::string(result.message()));
 }
 
-RC_GTEST_PROP(MergeGroupProperty, ByZipGivesTheBuildingQueryTheGroupsLogit, ()) {
+RC_GTEST_PROP(MergeClusterProperty, ByZipGivesTheBuildingQueryTheClustersLogit, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   Case drawn = draw_lossless(random);
   RC_PRE(drawn.regime != "queries of 1e-200");  // m and KL are both but rounding
   RC_CLASSIFY(true, drawn.regime);
   const auto expected =
-      oracle::merge_group(kZip, drawn.queries, drawn.scale, drawn.members,
-                          oracle::logits(drawn.queries, drawn.members.keys, drawn.scale), {});
+      oracle::merge_cluster(kZip, drawn.queries, drawn.scale, drawn.members,
+                            oracle::logits(drawn.queries, drawn.members.keys, drawn.scale), {});
   RC_PRE(expected.decided);
   if (const auto result = is_lossless(kZip, drawn); !result) RC_FAIL(std::string(result.message()));
 }

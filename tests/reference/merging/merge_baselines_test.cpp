@@ -180,16 +180,16 @@ TEST(GaussianWeights, AreNumbersWhereSquaresAreNot) {
   for (size_t j = 0; j < 3; ++j) EXPECT_NEAR(beside_large[j], opposite[j], 1e-15);
 }
 
-TEST(GroupWeights, OfOneMemberAreOne) {
+TEST(ClusterWeights, OfOneMemberAreOne) {
   for (const double number : {0.0, 2.0, kMost}) {
     EXPECT_EQ(similarity_weights(matrix({{number}})), std::vector{1.0});
     EXPECT_EQ(gaussian_weights(matrix({{number}})), std::vector{1.0});
   }
 }
 
-TEST(GroupWeights, RefuseWhatIsNoGroup) {
-  EXPECT_EQ(message_of<ShapeMismatch>([] { similarity_weights(Matrix(0, 3)); }), "a group of no keys");
-  EXPECT_EQ(message_of<ShapeMismatch>([] { gaussian_weights(Matrix(0, 3)); }), "a group of no keys");
+TEST(ClusterWeights, RefuseWhatIsNoCluster) {
+  EXPECT_EQ(message_of<ShapeMismatch>([] { similarity_weights(Matrix(0, 3)); }), "a cluster of no keys");
+  EXPECT_EQ(message_of<ShapeMismatch>([] { gaussian_weights(Matrix(0, 3)); }), "a cluster of no keys");
   EXPECT_EQ(message_of<NonFinite>([] {
               similarity_weights(matrix({{1, 2}, {3, kNaN}}));
             }),
@@ -212,7 +212,7 @@ RC_GTEST_PROP(GaussianWeights, AreWithinTheirRoundingBoundOfFiftyDigits, ()) {
   RC_ASSERT(all_within(gaussian_weights(keys), gaussian_oracle(keys)));
 }
 
-RC_GTEST_PROP(GroupWeights, AreAtLeastZeroAndAddUpToOne, ()) {
+RC_GTEST_PROP(ClusterWeights, AreAtLeastZeroAndAddUpToOne, ()) {
   const Matrix keys = any_keys();
   for (const auto& weights : {similarity_weights(keys), gaussian_weights(keys)}) {
     for (const double weight : weights) RC_ASSERT(weight >= 0 && weight <= 1);

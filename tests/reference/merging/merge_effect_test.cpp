@@ -24,12 +24,12 @@ struct Case {
                    random.matrix(1, 6).row(0));
     }
     for (const auto& [row, members] : {std::pair{1, 2}, {4, 3}}) {
-      MergedGroup& group = groups.emplace_back();
-      group.row = row;
-      group.members = {random.matrix(members, 6),
-                       random.matrix(members, 6),
-                       std::vector<double>(static_cast<size_t>(members), 2),
-                       {}};
+      MergedCluster& cluster = clusters.emplace_back();
+      cluster.row = row;
+      cluster.members = {random.matrix(members, 6),
+                         random.matrix(members, 6),
+                         std::vector<double>(static_cast<size_t>(members), 2),
+                         {}};
     }
   }
 
@@ -42,10 +42,10 @@ struct Case {
       if (j != 1 && j != 4)
         append(cache.votes[static_cast<size_t>(j)], cache.keys.row(j), cache.values.row(j));
     }
-    for (const MergedGroup& group : groups) {
-      for (int64_t j = 0; j < group.members.keys.rows(); ++j) {
-        append(group.members.votes[static_cast<size_t>(j)], group.members.keys.row(j),
-               group.members.values.row(j));
+    for (const MergedCluster& cluster : clusters) {
+      for (int64_t j = 0; j < cluster.members.keys.rows(); ++j) {
+        append(cluster.members.votes[static_cast<size_t>(j)], cluster.members.keys.row(j),
+               cluster.members.values.row(j));
       }
     }
     return entries;
@@ -55,7 +55,7 @@ struct Case {
   Matrix queries;
   double scale = 0.5;
   CacheEntries cache;
-  std::vector<MergedGroup> groups;
+  std::vector<MergedCluster> clusters;
 };
 
 AttentionOutput attention_of(const Case& given, const CacheEntries& cache) {
@@ -68,7 +68,7 @@ oracle::Attention attend(const Case& given, const CacheEntries& cache) {
 }
 
 void expect_difference_of_outputs(const Case& given) {
-  const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.groups);
+  const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.clusters);
   const oracle::Attention before = attend(given, given.before()), now = attend(given, given.cache);
   for (size_t i = 0; i < 3; ++i) {
     const auto row = static_cast<int64_t>(i);
@@ -100,7 +100,7 @@ TEST(MergeEffect, IsSoWhereMergedEntriesTakeNearlyAllAttention) {
   bool dominated = false;
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const Case given(seed, 20);
-    const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.groups);
+    const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.clusters);
     for (int64_t i = 0; i < 3; ++i) dominated = dominated || effect.merged_weights(i, 0) > 0.9999;
     expect_difference_of_outputs(given);
   }
@@ -117,12 +117,12 @@ TEST(MergeEffect, OfAMergedLogitPastAllExponentialsIsFinite) {
 
 TEST(MergeEffect, HasTheMembersLogits) {
   const Case given(2);
-  const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.groups);
+  const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.clusters);
   for (int64_t i = 0; i < 3; ++i) {
     for (int64_t j = 0; j < 2; ++j) {
       const Matrix logit =
           attention_logits(given.queries.view().middle_rows(i, 1),
-                           given.groups[0].members.keys.view().middle_rows(j, 1), given.scale);
+                           given.clusters[0].members.keys.view().middle_rows(j, 1), given.scale);
       EXPECT_NEAR(effect.member_logits(i, j), logit(0, 0), 1e-14);
     }
     const Matrix logits = attention_logits(given.queries, given.cache.keys, given.scale);
@@ -134,47 +134,47 @@ TEST(MergeEffect, HasTheMembersLogits) {
 TEST(MergeEffect, OfMembersThatAreAllLikeTheMergedEntryIsAsSmallAsTheirShare) {
   // Three votes of one entry are three entries: nothing changes, and other entries, however large, add no rounding.
   Case given(3);
-  given.groups.resize(1);
-  given.groups[0].members = {};
+  given.clusters.resize(1);
+  given.clusters[0].members = {};
   for (int64_t j = 0; j < 3; ++j) {
-    given.groups[0].members.keys.append_row(given.cache.keys.row(1));
-    given.groups[0].members.values.append_row(given.cache.values.row(1));
-    given.groups[0].members.votes.push_back(1);
+    given.clusters[0].members.keys.append_row(given.cache.keys.row(1));
+    given.clusters[0].members.values.append_row(given.cache.values.row(1));
+    given.clusters[0].members.votes.push_back(1);
   }
   given.cache.votes[1] = 3;
   for (double& number : given.cache.keys.row(1)) number *= 1e-3;
   for (int64_t c = 0; c < 6; ++c) {
-    for (int64_t j = 0; j < 3; ++j) given.groups[0].members.keys(j, c) = given.cache.keys(1, c);
+    for (int64_t j = 0; j < 3; ++j) given.clusters[0].members.keys(j, c) = given.cache.keys(1, c);
     given.cache.keys(7, c) = 30 * given.queries(0, c);  // takes nearly all
   }
-  const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.groups);
+  const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.clusters);
   ASSERT_LT(effect.merged_weights(0, 0), 1e-10);
   for (const double number : effect.change.row(0)) EXPECT_LE(std::abs(number), 1e-10 * 1e-13);
 }
 
-TEST(MergeEffect, OfNoGroupsIsNothing) {
+TEST(MergeEffect, OfNoClustersIsNothing) {
   const Case given(4);
   const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, {});
   EXPECT_TRUE(std::ranges::all_of(effect.change.numbers(), [](double number) { return number == 0; }));
 }
 
-TEST(MergedGroup, IsWhereItsMembersAndTheMergedEntryAre) {
+TEST(MergedCluster, IsWhereItsMembersAndTheMergedEntryAre) {
   CacheEntries before;
   for (const int64_t position : {2, 5, 7, 11}) {
     const auto number = static_cast<double>(position);
     before.append(position, number, matrix({{number}}).row(0), matrix({{-number}}).row(0));
   }
-  const MergedGroup group = merged_group({7, {2, 11}, {}}, before, before.at({5, 7}));
-  EXPECT_EQ(group.members.votes, (std::vector<double>{7, 2, 11}));
-  EXPECT_EQ(group.members.keys(1, 0), 2);
-  EXPECT_EQ(group.members.values(2, 0), -11);
-  EXPECT_EQ(group.row, 1);
+  const MergedCluster cluster = merged_cluster({7, {2, 11}, {}}, before, before.at({5, 7}));
+  EXPECT_EQ(cluster.members.votes, (std::vector<double>{7, 2, 11}));
+  EXPECT_EQ(cluster.members.keys(1, 0), 2);
+  EXPECT_EQ(cluster.members.values(2, 0), -11);
+  EXPECT_EQ(cluster.row, 1);
 }
 
-TEST(MergedGroup, IsRefusedWhereAPositionIsNotThere) {
+TEST(MergedCluster, IsRefusedWhereAPositionIsNotThere) {
   const Case given(1);
-  const auto error = [&](const MergeGroup& group, const CacheEntries& after) {
-    return message_of<ShapeMismatch>([&] { merged_group(group, given.cache, after); });
+  const auto error = [&](const MergeCluster& cluster, const CacheEntries& after) {
+    return message_of<ShapeMismatch>([&] { merged_cluster(cluster, given.cache, after); });
   };
   EXPECT_EQ(error({1, {2, 3}, {}}, given.cache), "no error");
   EXPECT_EQ(error({1, {2, 9}, {}}, given.cache), "position 9 is in no entry of the cache");

@@ -29,20 +29,20 @@ using Positions = std::vector<int64_t>;
 
 const SimilarTarget kAll{std::nullopt}, kUsual{Decimal{8, 1}}, kNone{Decimal{1, 0}};
 
-// What can be compared of groups: who goes where.
+// What can be compared of clusters: who goes where.
 std::map<int64_t, Positions> members(const MergeTargets& targets) {
   std::map<int64_t, Positions> result;
   int64_t last = -1;
-  for (const MergeGroup& group : targets.groups) {
-    EXPECT_LT(last, group.into) << "groups ascend";
-    EXPECT_TRUE(std::ranges::is_sorted(group.from));
-    EXPECT_FALSE(group.from.empty());
-    result[last = group.into] = group.from;
+  for (const MergeCluster& cluster : targets.clusters) {
+    EXPECT_LT(last, cluster.into) << "groups ascend";
+    EXPECT_TRUE(std::ranges::is_sorted(cluster.from));
+    EXPECT_FALSE(cluster.from.empty());
+    result[last = cluster.into] = cluster.from;
   }
-  EXPECT_EQ(result.size(), targets.groups.size());
+  EXPECT_EQ(result.size(), targets.clusters.size());
   return result;
 }
-using Groups = std::map<int64_t, Positions>;
+using Clusters = std::map<int64_t, Positions>;
 
 // Unit vectors at so many degrees.
 Matrix at_degrees(const Numbers& degrees) {
@@ -66,40 +66,40 @@ TEST(EvictFirst, SendsEachToTheMostSimilarThatStays) {
   const Matrix keys = at_degrees({0, 90, 10, 80, 50, 180});
   const MergeTargets targets = evict_first(keys, {0, 1}, kAll);
   EXPECT_EQ(targets.kept, (Positions{0, 1}));
-  EXPECT_EQ(members(targets), (Groups{{0, {2}}, {1, {3, 4, 5}}}));
+  EXPECT_EQ(members(targets), (Clusters{{0, {2}}, {1, {3, 4, 5}}}));
 }
 
 TEST(EvictFirst, DropsThoseWhoAreLikeNoOne) {
   // cos 36 = 0.809 is above 0.8, cos 37 = 0.7986 is not.
   const Matrix keys = at_degrees({0, 36, 37, -20});
-  EXPECT_EQ(members(evict_first(keys, {0}, kUsual)), (Groups{{0, {1, 3}}}));
-  EXPECT_EQ(members(evict_first(keys, {0}, SimilarTarget{Decimal{79, 2}})), (Groups{{0, {1, 2, 3}}}));
+  EXPECT_EQ(members(evict_first(keys, {0}, kUsual)), (Clusters{{0, {1, 3}}}));
+  EXPECT_EQ(members(evict_first(keys, {0}, SimilarTarget{Decimal{79, 2}})), (Clusters{{0, {1, 2, 3}}}));
 }
 
 TEST(EvictFirst, BreaksTiesBySmallerPosition) {
   const Matrix keys = matrix({{5, 0}, {1, 1}, {1, 0}, {2, 0}, {0, 1}, {0, 7}});
-  EXPECT_EQ(members(evict_first(keys, {0, 3, 5}, kAll)), (Groups{{0, {1, 2}}, {5, {4}}}))
+  EXPECT_EQ(members(evict_first(keys, {0, 3, 5}, kAll)), (Clusters{{0, {1, 2}}, {5, {4}}}))
       << "1 is as like 0 and 3 as 5; 2 is 0's and 3's equal";
 }
 
 TEST(EvictFirst, TakesAZeroKeyForLikeNobody) {
   const Matrix keys = matrix({{-1, 0}, {0, 0}, {1, 0}, {0, 0}});
   // Cosines with a zero key are 0: better than -1, worse than 1.
-  EXPECT_EQ(members(evict_first(keys, {0, 1}, kAll)), (Groups{{0, {3}}, {1, {2}}}))
+  EXPECT_EQ(members(evict_first(keys, {0, 1}, kAll)), (Clusters{{0, {3}}, {1, {2}}}))
       << "3 is 0 to all: the smaller position";
-  EXPECT_EQ(members(evict_first(keys, {0, 1}, kUsual)), Groups());
+  EXPECT_EQ(members(evict_first(keys, {0, 1}, kUsual)), Clusters());
 }
 
 TEST(EvictFirst, MergesNothingAtAThresholdOfOne) {
   const Matrix keys = matrix({{1, 2}, {1, 2}, {2, 4}, {1.0 / 3, 2.0 / 3}});
-  EXPECT_EQ(members(evict_first(keys, {0}, kNone)), Groups());
-  EXPECT_EQ(members(evict_first(keys, {0}, SimilarTarget{Decimal{999999, 6}})), (Groups{{0, {1, 2, 3}}}));
+  EXPECT_EQ(members(evict_first(keys, {0}, kNone)), Clusters());
+  EXPECT_EQ(members(evict_first(keys, {0}, SimilarTarget{Decimal{999999, 6}})), (Clusters{{0, {1, 2, 3}}}));
 }
 
 TEST(EvictFirst, HasNothingToDoIfAllStay) {
   const MergeTargets targets = evict_first(at_degrees({0, 1, 2}), {0, 1, 2}, kAll);
   EXPECT_EQ(targets.kept, (Positions{0, 1, 2}));
-  EXPECT_TRUE(targets.groups.empty());
+  EXPECT_TRUE(targets.clusters.empty());
 }
 
 TEST(MergeFirst, SendsCandidatesToTheirBettersAndFollowsTheChain) {
@@ -107,7 +107,7 @@ TEST(MergeFirst, SendsCandidatesToTheirBettersAndFollowsTheChain) {
   const Matrix keys = at_degrees({0, 10, 20, 120});
   const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 4}, {}, 2, kUsual);
   EXPECT_EQ(targets.kept, (Positions{2, 3}));
-  EXPECT_EQ(members(targets), (Groups{{2, {0, 1}}}));
+  EXPECT_EQ(members(targets), (Clusters{{2, {0, 1}}}));
 }
 
 TEST(MergeFirst, RanksRootsByTheSumOfTheirMembersScores) {
@@ -115,11 +115,11 @@ TEST(MergeFirst, RanksRootsByTheSumOfTheirMembersScores) {
   const Matrix keys = at_degrees({0, 10, 20, 120});
   const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 5}, {}, 1, kUsual);
   EXPECT_EQ(targets.kept, Positions{2});
-  EXPECT_EQ(members(targets), (Groups{{2, {0, 1}}}));
+  EXPECT_EQ(members(targets), (Clusters{{2, {0, 1}}}));
   // With 6.5 it is 3 that stays, and the chain is gone with all its members.
   const MergeTargets other = merge_first(keys, 0, Numbers{1, 2, 3, 6.5}, {}, 1, kUsual);
   EXPECT_EQ(other.kept, Positions{3});
-  EXPECT_EQ(members(other), Groups());
+  EXPECT_EQ(members(other), Clusters());
 }
 
 TEST(MergeFirst, BreaksTiesOfSumsBySmallerPosition) {
@@ -131,26 +131,26 @@ TEST(MergeFirst, BreaksTiesOfSumsBySmallerPosition) {
 TEST(MergeFirst, NeedsAStrictlyHigherScore) {
   // Equal keys and equal scores: nobody is anybody's better.
   const Matrix keys = at_degrees({0, 0, 0});
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 1, 1}, {}, 3, kAll)), Groups());
+  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 1, 1}, {}, 3, kAll)), Clusters());
   EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, std::nextafter(1, 2), 1}, {}, 3, kAll)),
-            (Groups{{1, {0, 2}}}));
+            (Clusters{{1, {0, 2}}}));
 }
 
 TEST(MergeFirst, SendsToTheMostSimilarBetterAndNotToTheBest) {
   // 0's betters are 1 at 30 degrees, 2 at 10 degrees: 2; equally far on both sides: the smaller position.
   EXPECT_EQ(members(merge_first(at_degrees({0, 30, 10}), 0, Numbers{1, 9, 2}, {}, 3, kUsual)),
-            (Groups{{1, {0, 2}}}))
+            (Clusters{{1, {0, 2}}}))
       << "and from there to 1, at 20 degrees";
   const Matrix keys = matrix({{1, 0}, {1, 1}, {1, -1}});
   EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 2}, {}, 3, SimilarTarget{Decimal{5, 1}})),
-            (Groups{{1, {0}}}));
+            (Clusters{{1, {0}}}));
 }
 
 TEST(MergeFirst, KeepsAllRootsIfThereAreFewerThanPlaces) {
   const Matrix keys = at_degrees({0, 1, 2, 90, 91});
   const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 4, 5}, {}, 4, kUsual);
   EXPECT_EQ(targets.kept, (Positions{2, 4})) << "two roots for four places";
-  EXPECT_EQ(members(targets), (Groups{{2, {0, 1}}, {4, {3}}}));
+  EXPECT_EQ(members(targets), (Clusters{{2, {0, 1}}, {4, {3}}}));
 }
 
 TEST(MergeFirst, LeavesThoseAlwaysKeptOutOfIt) {
@@ -158,20 +158,20 @@ TEST(MergeFirst, LeavesThoseAlwaysKeptOutOfIt) {
   const Matrix keys = at_degrees({0, 0, 100, 200, 0});
   const MergeTargets targets = merge_first(keys, 1, Numbers{1, 2, 3}, Positions{0, 4}, 2, kUsual);
   EXPECT_EQ(targets.kept, (Positions{0, 2, 3, 4}));
-  EXPECT_EQ(members(targets), Groups());
+  EXPECT_EQ(members(targets), Clusters());
 }
 
 TEST(MergeFirst, WithoutRoomDropsAllCandidates) {
   const MergeTargets targets = merge_first(at_degrees({0, 1, 2}), 1, Numbers{1, 2}, Positions{0}, 0, kAll);
   EXPECT_EQ(targets.kept, Positions{0});
-  EXPECT_EQ(members(targets), Groups());
+  EXPECT_EQ(members(targets), Clusters());
 }
 
 TEST(MergeFirst, TakesAZeroKeyForLikeNobody) {
   const Matrix keys = matrix({{0, 0}, {1, 0}, {-1, 0}});
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kUsual)), Groups());
+  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kUsual)), Clusters());
   // Without a threshold its cosine of 0 is the same with both betters; 1's only better is its opposite.
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kAll)), (Groups{{2, {0, 1}}}));
+  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kAll)), (Clusters{{2, {0, 1}}}));
 }
 
 TEST(MergeFirst, OfNoCandidatesKeepsThoseAlwaysKept) {
@@ -234,7 +234,7 @@ RC_GTEST_PROP(EvictFirstProperty, MeetsItsDefinition, ()) {
   const Positions kept = random.subset(count, *test::integer(1, count));
   const SimilarTarget target = drawn_target();
   const IntegerKeys keys = drawn_keys(random, count);
-  Groups expected;
+  Clusters expected;
   for (int64_t i = 0; i < count; ++i) {
     if (std::ranges::find(kept, i) != kept.end()) continue;
     const int64_t into = nearest(keys, i, kept);
@@ -275,7 +275,7 @@ RC_GTEST_PROP(MergeFirstProperty, MeetsItsDefinition, ()) {
   for (const auto& [one, sum] : sums) roots.push_back(one);
   std::ranges::stable_sort(roots, [&](int64_t a, int64_t b) { return sums[a] > sums[b]; });
   roots.resize(std::min(roots.size(), static_cast<size_t>(k)));
-  Groups expected;
+  Clusters expected;
   for (const auto& [i, one] : root) {
     if (i != one && std::ranges::find(roots, one) != roots.end()) expected[one].push_back(i);
   }

@@ -23,10 +23,10 @@ Matrix column(const std::vector<double>& numbers) {
   return matrix;
 }
 
-HeadMerge head_merge(const std::vector<MergeGroup>& groups, const Positions& positions,
+HeadMerge head_merge(const std::vector<MergeCluster>& clusters, const Positions& positions,
                      const std::vector<double>& votes, const std::vector<double>& keys,
                      const std::vector<double>& values) {
-  return {groups, {}, positions, votes, column(keys), column(values)};
+  return {clusters, {}, positions, votes, column(keys), column(values)};
 }
 
 void expect_entries(const CacheEntries& entries, const Positions& positions, const std::vector<double>& votes,
@@ -53,7 +53,7 @@ TEST(MergedCache, BeginsWithWhatTheRecordOfThePromptHas) {
   ASSERT_TRUE(cache.prompt_merge());
   expect_entries(cache.prompt_merge()->before, {0, 1, 3, 4}, {1, 1, 1, 1}, {0, 1, 3, 4},
                  {100, 101, 103, 104});
-  EXPECT_EQ(cache.prompt_merge()->groups->size(), 1u);
+  EXPECT_EQ(cache.prompt_merge()->clusters->size(), 1u);
 }
 
 TEST(MergedCache, OfAPolicyThatDoesNotMergeHasTheLayersEntries) {
@@ -171,7 +171,7 @@ TEST(MergedCache, RefusesARecordOfThePromptThatContradictsItself) {
   EXPECT_EQ(prompt_error(prompt), "merges of 1 KV heads are recorded, but not of KV head 1");
   const PromptRecord right = prompt_record();
   prompt = right;
-  prompt.merges[1].groups[0].from = {1, 7};
+  prompt.merges[1].clusters[0].from = {1, 7};
   EXPECT_EQ(prompt_error(prompt), "position 7 is none of the 5 that there are") << "not yet";
   prompt = right;
   prompt.merges[1].votes.pop_back();

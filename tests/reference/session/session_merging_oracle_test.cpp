@@ -45,30 +45,30 @@ KeyRule rule_of(const Merge& merge) {
   return {MergedKey::convex, std::get<ConvexMerge>(merge).gqa, 0};
 }
 
-GroupMembers members_of(const RecordedCache& cache, const MergeGroup& group) {
-  GroupMembers members;
-  Positions positions{group.into};
-  positions.insert(positions.end(), group.from.begin(), group.from.end());
+ClusterMembers members_of(const RecordedCache& cache, const MergeCluster& cluster) {
+  ClusterMembers members;
+  Positions positions{cluster.into};
+  positions.insert(positions.end(), cluster.from.begin(), cluster.from.end());
   for (const int64_t position : positions) {
     const CachedEntry& entry = cache.entries.at(position);
     members.keys.append_row(entry.key);
     members.values.append_row(entry.value);
     members.votes.push_back(entry.votes);
   }
-  members.log_scores = group.log_scores;
+  members.log_scores = cluster.log_scores;
   return members;
 }
 
 // The columns of the group's members, the one that stays first.
-Rows scores_of(const Moment& moment, const MergeGroup& group) {
+Rows scores_of(const Moment& moment, const MergeCluster& cluster) {
   const Positions positions = moment.before.positions();
   const auto column = [&](int64_t position) {
     return static_cast<size_t>(std::ranges::lower_bound(positions, position) - positions.begin());
   };
   Rows result;
   for (const Row& row : moment.logits()) {
-    result.push_back({row[column(group.into)]});
-    for (const int64_t position : group.from) result.back().push_back(row[column(position)]);
+    result.push_back({row[column(cluster.into)]});
+    for (const int64_t position : cluster.from) result.back().push_back(row[column(position)]);
   }
   return result;
 }
@@ -93,33 +93,33 @@ void expect_within(VectorView actual, const Row& expected) {
 struct Merged {
   Rows keys, values;  // of all entries but those who left, by position
   Row votes;
-  int groups = 0;
+  int clusters = 0;
   bool decided = true;
 };
 
 // left  those who are not there any more, merged or not
 Merged merged_by_definition(const Moment& moment, const Merge& merge, const HeadMerge& record,
                             const Positions& staying) {
-  std::map<int64_t, oracle::MergedGroup> groups;
+  std::map<int64_t, oracle::MergedCluster> clusters;
   Merged result;
   const Row denominators = log_denominators(moment);
-  for (const MergeGroup& group : record.groups) {
-    const Rows scores = scores_of(moment, group);
+  for (const MergeCluster& cluster : record.clusters) {
+    const Rows scores = scores_of(moment, cluster);
     for (size_t h = 0; h < scores.size(); ++h)
-      expect_within(group.log_scores.row(static_cast<int64_t>(h)), scores[h]);
-    groups[group.into] = oracle::merge_group(rule_of(merge), moment.queries, moment.scale,
-                                             members_of(moment.before, group), scores, denominators);
-    result.decided = result.decided && groups[group.into].decided;
-    ++result.groups;
+      expect_within(cluster.log_scores.row(static_cast<int64_t>(h)), scores[h]);
+    clusters[cluster.into] = oracle::merge_cluster(rule_of(merge), moment.queries, moment.scale,
+                                                   members_of(moment.before, cluster), scores, denominators);
+    result.decided = result.decided && clusters[cluster.into].decided;
+    ++result.clusters;
   }
   for (const int64_t position : staying) {
     const CachedEntry& entry = moment.before.entries.at(position);
-    const auto group = groups.find(position);
-    const bool is_merged = group != groups.end();
-    result.keys.push_back(is_merged ? group->second.key : oracle::exactly(VectorView(entry.key)));
-    result.values.push_back(is_merged ? group->second.value : oracle::exactly(VectorView(entry.value)));
+    const auto cluster = clusters.find(position);
+    const bool is_merged = cluster != clusters.end();
+    result.keys.push_back(is_merged ? cluster->second.key : oracle::exactly(VectorView(entry.key)));
+    result.values.push_back(is_merged ? cluster->second.value : oracle::exactly(VectorView(entry.value)));
     const bool votes = is_merged && std::holds_alternative<KeepKv>(merge);
-    result.votes.push_back(votes ? group->second.votes : Bounded(entry.votes));
+    result.votes.push_back(votes ? cluster->second.votes : Bounded(entry.votes));
   }
   return result;
 }
@@ -205,7 +205,7 @@ class Follower {
         if (record.rebuilt && lossless) expect_output_of_all(moment, merged, record, g);
       }
     }
-    return groups_;
+    return clusters_;
   }
 
  private:
@@ -213,7 +213,7 @@ class Follower {
     const Merged merged = merged_by_definition(moment, policy_.merge, record, after.positions());
     expect_definition(merged, after);
     if (lossless) expect_lossless(moment, merged, after);
-    groups_ += merged.groups;
+    clusters_ += merged.clusters;
     return merged;
   }
 
@@ -232,7 +232,7 @@ class Follower {
   const RandomLayer& layer_;
   const Policy& policy_;
   RecordedSession session_;
-  int groups_ = 0;
+  int clusters_ = 0;
 };
 
 // Every method that predicts by the current query.

@@ -59,13 +59,13 @@ class Everything {
 
  private:
   void add(const HeadMerge& merge) {
-    for (const MergeGroup& group : merge.groups) {
-      numbers_.push_back(static_cast<double>(group.into));
-      add_all(group.from);
-      add_all(group.log_scores.numbers());
+    for (const MergeCluster& cluster : merge.clusters) {
+      numbers_.push_back(static_cast<double>(cluster.into));
+      add_all(cluster.from);
+      add_all(cluster.log_scores.numbers());
     }
     const MergeCounts& counts = merge.counts;
-    add_all(Positions{counts.leaving, counts.merged, counts.groups, counts.singular, counts.negative,
+    add_all(Positions{counts.leaving, counts.merged, counts.clusters, counts.singular, counts.negative,
                       counts.far});
     add_all(merge.positions);
     add_all(merge.votes);
@@ -241,9 +241,9 @@ TEST(SessionMerging, CountsThoseWhoLeaveAndThoseWhoMerge) {
       merged += merge.counts.merged;
       if (std::holds_alternative<Cam>(policy.merge)) return;
       int64_t from = 0;
-      for (const MergeGroup& group : merge.groups) from += static_cast<int64_t>(group.from.size());
+      for (const MergeCluster& cluster : merge.clusters) from += static_cast<int64_t>(cluster.from.size());
       EXPECT_EQ(merge.counts.merged, from);
-      EXPECT_EQ(merge.counts.groups, static_cast<int64_t>(merge.groups.size()));
+      EXPECT_EQ(merge.counts.clusters, static_cast<int64_t>(merge.clusters.size()));
     };
     for (size_t g = 0; g < 2; ++g) {
       EXPECT_EQ(session.prompt.merges[g].positions, session.prompt.kept[g]);
@@ -300,7 +300,7 @@ TEST(SessionMerging, InDecodingSendsWhoLeavesToTheMostSimilarOfTheOthers) {
         }
         if (into == -1) {
           EXPECT_LE(most, threshold + 1e-14);
-          EXPECT_TRUE(record.merges[g].groups.empty() && record.merges[g].positions.empty());
+          EXPECT_TRUE(record.merges[g].clusters.empty() && record.merges[g].positions.empty());
           ++dropped;
           continue;
         }
@@ -311,9 +311,9 @@ TEST(SessionMerging, InDecodingSendsWhoLeavesToTheMostSimilarOfTheOthers) {
         EXPECT_GE(here, most - 1e-14);
         EXPECT_GT(here, threshold - 1e-14);
         EXPECT_EQ(record.merges[g].positions, Positions{into});
-        ASSERT_EQ(record.merges[g].groups.size(), 1u);
-        EXPECT_EQ(record.merges[g].groups[0].into, into);
-        EXPECT_EQ(record.merges[g].groups[0].from, Positions{left});
+        ASSERT_EQ(record.merges[g].clusters.size(), 1u);
+        EXPECT_EQ(record.merges[g].clusters[0].into, into);
+        EXPECT_EQ(record.merges[g].clusters[0].from, Positions{left});
       }
     }
   }

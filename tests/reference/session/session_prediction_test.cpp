@@ -33,16 +33,16 @@ class Averages {
     const ScoreEma whole = prompt_ema(layer_.view(), kv_head_, options_);
     averages_ = whole.of(kept);
     positions_ = kept;
-    for (const MergeGroup& group : merge.groups) {
-      std::vector<double> votes(1 + group.from.size(), 1.0);
-      for (int64_t h = 0; h < group.log_scores.rows(); ++h) {
-        expect_predicted(group, h, 0, whole.log_predicted(h, group.into, kTokens));
-        for (size_t j = 0; j < group.from.size(); ++j) {
-          expect_predicted(group, h, static_cast<int64_t>(j) + 1,
-                           whole.log_predicted(h, group.from[j], kTokens));
+    for (const MergeCluster& cluster : merge.clusters) {
+      std::vector<double> votes(1 + cluster.from.size(), 1.0);
+      for (int64_t h = 0; h < cluster.log_scores.rows(); ++h) {
+        expect_predicted(cluster, h, 0, whole.log_predicted(h, cluster.into, kTokens));
+        for (size_t j = 0; j < cluster.from.size(); ++j) {
+          expect_predicted(cluster, h, static_cast<int64_t>(j) + 1,
+                           whole.log_predicted(h, cluster.from[j], kTokens));
         }
       }
-      replace(group, votes, kTokens);
+      replace(cluster, votes, kTokens);
     }
   }
 
@@ -58,13 +58,13 @@ class Averages {
     observe(t, seen);
     if (record.left.empty() || record.left[static_cast<size_t>(kv_head_)] < 0) return;
     const int64_t left = record.left[static_cast<size_t>(kv_head_)];
-    for (const MergeGroup& group : record.merges[static_cast<size_t>(kv_head_)].groups) {
-      for (int64_t h = 0; h < group.log_scores.rows(); ++h) {
-        expect_predicted(group, h, 0, averages_.log_predicted(h, entry(group.into), kTokens + t + 1));
-        expect_predicted(group, h, 1, averages_.log_predicted(h, entry(left), kTokens + t + 1));
+    for (const MergeCluster& cluster : record.merges[static_cast<size_t>(kv_head_)].clusters) {
+      for (int64_t h = 0; h < cluster.log_scores.rows(); ++h) {
+        expect_predicted(cluster, h, 0, averages_.log_predicted(h, entry(cluster.into), kTokens + t + 1));
+        expect_predicted(cluster, h, 1, averages_.log_predicted(h, entry(left), kTokens + t + 1));
       }
-      const std::vector<double> votes{seen.entries.at(group.into).votes, seen.entries.at(left).votes};
-      replace(group, votes, kTokens + t + 1);
+      const std::vector<double> votes{seen.entries.at(cluster.into).votes, seen.entries.at(left).votes};
+      replace(cluster, votes, kTokens + t + 1);
       ++merges;
     }
     averages_.remove(entry(left));
@@ -81,16 +81,16 @@ class Averages {
 
   // Entries lie in another order here, so that sums round otherwise: (head_dim + entries) u of logits below 20 per step, and
   // as much again for each of at most 10 merges.
-  static void expect_predicted(const MergeGroup& group, int64_t h, int64_t member, double predicted) {
-    EXPECT_NEAR(group.log_scores(h, member), predicted, 11 * 48 * 0x1p-53 * 20) << "member " << member;
+  static void expect_predicted(const MergeCluster& cluster, int64_t h, int64_t member, double predicted) {
+    EXPECT_NEAR(cluster.log_scores(h, member), predicted, 11 * 48 * 0x1p-53 * 20) << "member " << member;
   }
 
-  void replace(const MergeGroup& group, const std::vector<double>& votes, int64_t tokens) {
+  void replace(const MergeCluster& cluster, const std::vector<double>& votes, int64_t tokens) {
     std::vector<double> scores;
-    for (int64_t h = 0; h < group.log_scores.rows(); ++h) {
-      scores.push_back(log_mean_score(votes, group.log_scores.row(h)));
+    for (int64_t h = 0; h < cluster.log_scores.rows(); ++h) {
+      scores.push_back(log_mean_score(votes, cluster.log_scores.row(h)));
     }
-    averages_.replace(entry(group.into), scores, tokens);
+    averages_.replace(entry(cluster.into), scores, tokens);
   }
 
   void observe(int64_t t, const RecordedCache& seen) {
@@ -147,7 +147,7 @@ TEST(SessionPrediction, IsTheAverageOfWhatQueriesGave) {
           const auto index = static_cast<size_t>(g);
           averages.emplace_back(layer, g, options);
           averages.back().begin(session.prompt.merges[index], session.prompt.kept[index]);
-          EXPECT_FALSE(session.prompt.merges[index].groups.empty());
+          EXPECT_FALSE(session.prompt.merges[index].clusters.empty());
         }
         int merged = 0;
         for (int64_t t = 0; t < kManySteps; ++t) {

@@ -77,10 +77,10 @@ void expect_equal(const HeadMerge& actual, const HeadMerge& expected) {
   EXPECT_EQ(actual.votes, expected.votes);
   EXPECT_TRUE(std::ranges::equal(actual.keys.numbers(), expected.keys.numbers()));
   EXPECT_TRUE(std::ranges::equal(actual.values.numbers(), expected.values.numbers()));
-  ASSERT_EQ(actual.groups.size(), expected.groups.size());
-  for (size_t i = 0; i < actual.groups.size(); ++i) {
-    EXPECT_EQ(actual.groups[i].into, expected.groups[i].into);
-    EXPECT_EQ(actual.groups[i].from, expected.groups[i].from);
+  ASSERT_EQ(actual.clusters.size(), expected.clusters.size());
+  for (size_t i = 0; i < actual.clusters.size(); ++i) {
+    EXPECT_EQ(actual.clusters[i].into, expected.clusters[i].into);
+    EXPECT_EQ(actual.clusters[i].from, expected.clusters[i].from);
   }
 }
 

@@ -162,9 +162,9 @@ TEST(MemberRanges, EncloseTheReferencesMembersAndThoseOfRoundedKeys) {
     const std::vector<MemberRange> ranges = member_ranges(keys, kept, target, arithmetic);
     for (const Matrix* of : {&keys, &rounded}) {
       std::vector<int64_t> members(kept.size());
-      for (const MergeGroup& group : reference::evict_first(*of, kept, target).groups) {
-        members[static_cast<size_t>(group.into / 4)] = std::ssize(group.from);
-        merged += std::ssize(group.from);
+      for (const MergeCluster& cluster : reference::evict_first(*of, kept, target).clusters) {
+        members[static_cast<size_t>(cluster.into / 4)] = std::ssize(cluster.from);
+        merged += std::ssize(cluster.from);
       }
       for (size_t j = 0; j < kept.size(); ++j) {
         EXPECT_LE(ranges[j].least, members[j]);

@@ -49,7 +49,7 @@ LayerRecord hand_made_record(double votes, double key, double value, const Matri
   LayerRecord record;
   record.prompt.kept = {{0}};
   record.prompt.merges = {{{{0, {1}, log_scores}},
-                           {.leaving = 1, .merged = 1, .groups = 1},
+                           {.leaving = 1, .merged = 1, .clusters = 1},
                            {0},
                            {votes},
                            matrix({{key}}),
@@ -117,7 +117,7 @@ TEST(MergeMetrics, OfRebuildsAreLosslessWhateverElseIsPredicted) {
   record.steps[0].rebuilt = true;
   // 1 and 2 go to the newest: weights 1, 2 and 3
   record.steps[0].merges = {{{{2, {0, 1}, matrix({{std::log(3.0), 0, std::log(2.0)}})}},
-                             {.leaving = 2, .merged = 2, .groups = 1},
+                             {.leaving = 2, .merged = 2, .clusters = 1},
                              {2},
                              {3},
                              matrix({{std::log(2.0)}}),
@@ -210,16 +210,16 @@ class Session {
       for (int64_t j = 0; j < layer.prompt_tokens; ++j) cache[j] = original(layer, g, j);
       for (int64_t j = 3; j < layer.prompt_tokens; j += 11) cache.erase(j);  // dropped
       // Every third stays, and the two that follow it go there.
-      std::vector<Positions> groups;
+      std::vector<Positions> clusters;
       for (int64_t j = 0; j + 2 < layer.prompt_tokens; j += 4) {
-        Positions group{j};
+        Positions cluster{j};
         for (const int64_t other : {j + 1, j + 2}) {
-          if (cache.contains(j) && cache.contains(other)) group.push_back(other);
+          if (cache.contains(j) && cache.contains(other)) cluster.push_back(other);
         }
-        if (group.size() > 1) groups.push_back(group);
+        if (cluster.size() > 1) clusters.push_back(cluster);
       }
       HeadMerge& merge = record_.prompt.merges[static_cast<size_t>(g)];
-      merge = merged(cache, g, -1, groups, true);
+      merge = merged(cache, g, -1, clusters, true);
       record_.prompt.kept[static_cast<size_t>(g)] = merge.positions;
       caches_[static_cast<size_t>(g)] = std::move(cache);
     }
@@ -245,8 +245,8 @@ class Session {
   LayerRecord& record() { return record_; }
 
  private:
-  // Merges groups of a cache; the record of that, with all entries or those that changed.
-  HeadMerge merged(Cache& cache, int64_t g, int64_t step, const std::vector<Positions>& groups, bool all) {
+  // Merges clusters of a cache; the record of that, with all entries or those that changed.
+  HeadMerge merged(Cache& cache, int64_t g, int64_t step, const std::vector<Positions>& clusters, bool all) {
     const Matrix queries = queries_at(layer_, g, step);
     HeadMerge record;
     std::vector<double> denominators;
@@ -260,11 +260,11 @@ class Session {
     }
     const reference::MergeQueries merging({options_.key, options_.gqa, options_.rank}, queries, layer_.scale,
                                           denominators);
-    for (const Positions& group : groups) {
-      reference::GroupMembers members;
-      members.log_scores = Matrix(queries.rows(), static_cast<int64_t>(group.size()));
-      for (size_t j = 0; j < group.size(); ++j) {
-        const Entry& entry = cache.at(group[j]);
+    for (const Positions& cluster : clusters) {
+      reference::ClusterMembers members;
+      members.log_scores = Matrix(queries.rows(), static_cast<int64_t>(cluster.size()));
+      for (size_t j = 0; j < cluster.size(); ++j) {
+        const Entry& entry = cache.at(cluster[j]);
         members.keys.append_row(entry.key);
         members.values.append_row(entry.value);
         members.votes.push_back(entry.votes);
@@ -276,19 +276,19 @@ class Session {
                                          noise_ * random_.uniform(-1, 1);
         }
       }
-      const reference::MergedEntry entry = reference::merge_group(merging, members);
-      cache[group.front()] = {entry.votes, entry.key, entry.value};
-      record.groups.push_back({group.front(), {group.begin() + 1, group.end()}, members.log_scores});
+      const reference::MergedEntry entry = reference::merge_cluster(merging, members);
+      cache[cluster.front()] = {entry.votes, entry.key, entry.value};
+      record.clusters.push_back({cluster.front(), {cluster.begin() + 1, cluster.end()}, members.log_scores});
       if (all) {
-        for (size_t j = 1; j < group.size(); ++j) cache.erase(group[j]);
+        for (size_t j = 1; j < cluster.size(); ++j) cache.erase(cluster[j]);
       }
-      record.counts.leaving += static_cast<int64_t>(group.size()) - 1;
-      record.counts.merged += static_cast<int64_t>(group.size()) - 1;
-      ++record.counts.groups;
+      record.counts.leaving += static_cast<int64_t>(cluster.size()) - 1;
+      record.counts.merged += static_cast<int64_t>(cluster.size()) - 1;
+      ++record.counts.clusters;
     }
     for (const auto& [position, entry] : cache) {
-      const bool changed =
-          std::ranges::any_of(groups, [&](const Positions& group) { return group.front() == position; });
+      const bool changed = std::ranges::any_of(
+          clusters, [&](const Positions& cluster) { return cluster.front() == position; });
       if (!all && !changed) continue;
       record.positions.push_back(position);
       record.votes.push_back(entry.votes);
@@ -371,7 +371,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
   // Which merge is the latest with entries in the cache, by step: 3 is the merge of step 2, after 4 it is the prompt's again.
   const int64_t n = layer.prompt_tokens;
   for (int64_t g = 0; g < 2; ++g) {
-    // Step 0: the prompt's groups, all of them.
+    // Step 0: the prompt's clusters, all of them.
     const HeadMerge& merge = record.prompt.merges[static_cast<size_t>(g)];
     Matrix keys, values, all_keys, all_values, members;
     std::vector<double> votes, all_votes;
@@ -390,9 +390,9 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
     for (Matrix* rows : {&values, &all_values}) rows->append_row(layer.values.slice(g).row(n));
     votes.push_back(1);
     const int64_t kept_as_they_were = all_keys.rows();
-    for (const MergeGroup& group : merge.groups) {
-      Positions positions{group.into};
-      positions.insert(positions.end(), group.from.begin(), group.from.end());
+    for (const MergeCluster& cluster : merge.clusters) {
+      Positions positions{cluster.into};
+      positions.insert(positions.end(), cluster.from.begin(), cluster.from.end());
       for (const int64_t position : positions) {
         all_keys.append_row(layer.keys.slice(g).row(position));
         all_values.append_row(layer.values.slice(g).row(position));
@@ -407,13 +407,13 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
       EXPECT_NEAR(later.perturbation(0, h), distance(before.output.row(i), now.output.row(i)), 1e-14);
       double share = 0, joint = 0, epsilon = 0;
       int64_t member = kept_as_they_were;
-      for (const MergeGroup& group : merge.groups) {
-        const double weight = now.weights(i, row.at(group.into));
+      for (const MergeCluster& cluster : merge.clusters) {
+        const double weight = now.weights(i, row.at(cluster.into));
         share += weight;
         double sum = 0, size = 0;
         std::vector<double> mean(8);
-        for (size_t j = 0; j <= group.from.size(); ++j, ++member) {
-          const double predicted = std::exp(group.log_scores.row(i)[j]);
+        for (size_t j = 0; j <= cluster.from.size(); ++j, ++member) {
+          const double predicted = std::exp(cluster.log_scores.row(i)[j]);
           epsilon = std::max(epsilon, std::abs(1 - predicted / before.weights(i, member)));
           sum += predicted;
           ++size;
@@ -425,7 +425,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
             weight / size *
             std::exp(now.log_sum_exp[static_cast<size_t>(i)] - before.log_sum_exp[static_cast<size_t>(i)]);
         epsilon = std::max(epsilon, std::abs(1 - sum / size / actual));
-        joint += weight * distance(mean, values.row(row.at(group.into)));
+        joint += weight * distance(mean, values.row(row.at(cluster.into)));
       }
       EXPECT_NEAR(later.share(0, h), share, 1e-14);
       EXPECT_NEAR(later.prediction_error(0, h), epsilon, 1e-13 * (1 + epsilon));
@@ -439,7 +439,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
         EXPECT_EQ(later.joint_bound(0, h), std::numeric_limits<double>::infinity());
       }
       EXPECT_TRUE(std::isnan(later.bound(0, h))) << "claimed for one query head per KV head";
-      // Later steps: a merge at step 1 and 2 is the latest at 2 and 3; then the prompt's remaining groups.
+      // Later steps: a merge at step 1 and 2 is the latest at 2 and 3; then the prompt's remaining clusters.
       for (int64_t t = 0; t < later.perturbation.rows(); ++t) EXPECT_GT(later.share(t, h), 0) << t;
       EXPECT_LT(later.share(2, h), share) << "one group";
     }

@@ -133,7 +133,7 @@ LayerMetrics merging_metrics() {
   merging.bound.reset();
   merging.rounding.reset();
   MergeMetrics& merges = merging.merges.emplace();
-  merges.counts = {.leaving = 10, .merged = 5, .groups = 4, .singular = 1, .negative = 2, .far = 3};
+  merges.counts = {.leaving = 10, .merged = 5, .clusters = 4, .singular = 1, .negative = 2, .far = 3};
   merges.changes = {{-1, 0, 3, std::nullopt}, {-1, 1, 1e-12, 1e-11}, {1, 1, 2, 1e-11}};
   return merging;
 }

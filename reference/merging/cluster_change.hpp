@@ -1,4 +1,4 @@
-// What one group's merge alone does to the queries that built it, beside what could have been done instead.
+// What one cluster's merge alone does to the queries that built it, beside what could have been done instead.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace kvbound::reference {
 
 /// Changes of the outputs of the query heads that share the KV head, each as (sum_h ||o'_h - o_h||_2^2)^(1/2), attention output
 /// units. All other entries are as they were before the merge.
-struct GroupChange {
-  double merged = 0;   ///< the group is the merged entry
+struct ClusterChange {
+  double merged = 0;   ///< the cluster is the merged entry
   double evicted = 0;  ///< the members that left are gone, the one that stays is as it was
-  /// No value does better that all heads share if each head gives the merged entry the logit z*_h which keeps the group's weight:
+  /// No value does better that all heads share if each head gives the merged entry the logit z*_h which keeps the cluster's weight:
   ///
   ///     (min_v sum_h c_h ||v - v-_h||^2)^(1/2),   c_h = (W_h / D_h)^2
   ///
@@ -24,19 +24,19 @@ struct GroupChange {
 };
 
 /// The cache before a merge as its queries see it.
-class GroupChanges {
+class ClusterChanges {
  public:
   /// queries  [heads, head_dim]
   /// scale    logits are scale * query . key
   /// before   with all members as they were; outlives this
   /// throws   ShapeMismatch; NonFinite
-  GroupChanges(MatrixView queries, double scale, const CacheEntries& before);
+  ClusterChanges(MatrixView queries, double scale, const CacheEntries& before);
 
   /// after   has the merged entry
   /// throws  ShapeMismatch if it does not, or a member was not there before
   /// source  ours
   /// proof   proofs/keep_kv.md#kkv-gqa
-  GroupChange of(const MergeGroup& group, const CacheEntries& after) const;
+  ClusterChange of(const MergeCluster& cluster, const CacheEntries& after) const;
 
  private:
   // Attention of one query head over all entries but some.

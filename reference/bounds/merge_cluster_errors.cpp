@@ -1,4 +1,4 @@
-#include "merge_group_errors.hpp"
+#include "merge_cluster_errors.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Relative: more than rounding does to a bound's own sums.
 constexpr double kOwnRounding = 0x1p-30;
-// Where a group has no ZIP scale: keep_kv.hpp.
+// Where a cluster has no ZIP scale: keep_kv.hpp.
 
 double largest_size(VectorView numbers) {
   double result = 0;
@@ -35,17 +35,17 @@ void widen(std::span<double> errors) {
   for (double& error : errors) error *= 1 + kOwnRounding;
 }
 
-// What a group comes to for one score, and how far each of it may be off.
+// What a cluster comes to for one score, and how far each of it may be off.
 struct MeanErrors {
-  GroupMean mean;
+  ClusterMean mean;
   std::vector<double> key, value;
   double log_weight = 0, mean_log_score = 0, divergence = 0;
 };
 
-// How far m and KL may be off: merge_group_errors.md, "KL".
-void add_divergence_errors(const GroupMembers& members, VectorView scores, VectorView errors,
+// How far m and KL may be off: merge_cluster_errors.md, "KL".
+void add_divergence_errors(const ClusterMembers& members, VectorView scores, VectorView errors,
                            const Arithmetic& arithmetic, MeanErrors& result) {
-  const GroupMean& mean = result.mean;
+  const ClusterMean& mean = result.mean;
   const double moved = largest(errors);
   const double votes = sum(members.votes);
   double size = 1 + 2 * largest_size(scores) + std::log(votes);
@@ -67,9 +67,9 @@ void add_divergence_errors(const GroupMembers& members, VectorView scores, Vecto
   result.divergence = moved * (1 + off) * (spread + 2 * moved + off * spread) + rounding;
 }
 
-MeanErrors mean_errors(const GroupMembers& members, VectorView scores, VectorView score_errors,
+MeanErrors mean_errors(const ClusterMembers& members, VectorView scores, VectorView score_errors,
                        const MemberErrors& errors, const Arithmetic& arithmetic) {
-  MeanErrors result{group_mean(members, scores), {}, {}};
+  MeanErrors result{cluster_mean(members, scores), {}, {}};
   std::vector<double> logits, off;
   for (size_t j = 0; j < scores.size(); ++j) {
     const double log_votes = std::log(members.votes[j]);
@@ -88,7 +88,7 @@ struct UncertainScores {
   Matrix scores, errors;
 };
 
-UncertainScores merging_scores(const MergeErrorsCase& given, const GroupMembers& members,
+UncertainScores merging_scores(const MergeErrorsCase& given, const ClusterMembers& members,
                                const MemberErrors& errors, const Arithmetic& arithmetic) {
   const int64_t heads = members.log_scores.rows(), count = members.log_scores.cols();
   UncertainScores result{members.log_scores, errors.log_scores};
@@ -152,7 +152,7 @@ std::vector<double> single_correction_errors(const MergingQueries& queries, doub
   return errors;
 }
 
-// What a truncated pseudo-inverse of the queries may be off by: merge_group_errors.md, "Joint corrections".
+// What a truncated pseudo-inverse of the queries may be off by: merge_cluster_errors.md, "Joint corrections".
 struct InverseErrors {
   double size = 0;   // 2-norm
   double error = 0;  // likewise, of the difference
@@ -304,7 +304,7 @@ std::vector<double> joint_value_errors(const MergeErrorsCase& given, const std::
 }
 
 // Of a mean by weights that keys alone say.
-MergedEntryErrors by_keys(VectorView logits, VectorView off, const GroupMembers& members,
+MergedEntryErrors by_keys(VectorView logits, VectorView off, const ClusterMembers& members,
                           const MemberErrors& errors, const Arithmetic& arithmetic) {
   return {weighted_mean_errors(logits, off, members.keys, errors.keys, arithmetic),
           weighted_mean_errors(logits, off, members.values, errors.values, arithmetic),
@@ -353,8 +353,8 @@ std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, M
   return result;
 }
 
-MergedEntryErrors merge_group_errors(const MergeErrorsCase& given, const GroupMembers& members,
-                                     const MemberErrors& errors, const Arithmetic& arithmetic) {
+MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const ClusterMembers& members,
+                                       const MemberErrors& errors, const Arithmetic& arithmetic) {
   const UncertainScores scores = merging_scores(given, members, errors, arithmetic);
   std::vector<MeanErrors> means;
   for (int64_t h = 0; h < scores.scores.rows(); ++h) {
@@ -366,7 +366,7 @@ MergedEntryErrors merge_group_errors(const MergeErrorsCase& given, const GroupMe
   widen(result.value);
   for (int64_t h = 0; h < members.log_scores.rows(); ++h) {
     MeanErrors own;
-    own.mean = group_mean(members, members.log_scores.row(h));
+    own.mean = cluster_mean(members, members.log_scores.row(h));
     add_divergence_errors(members, members.log_scores.row(h), errors.log_scores.row(h), arithmetic, own);
     result.log_scores.push_back(own.log_weight * (1 + kOwnRounding));
   }
@@ -387,7 +387,7 @@ double cosine_error(VectorView key, VectorView key_errors, VectorView other, Vec
   return std::min(2.0, error * (1 + kOwnRounding));
 }
 
-MergedEntryErrors similarity_mean_errors(const GroupMembers& members, const MemberErrors& errors,
+MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                          const Arithmetic& arithmetic) {
   const std::vector<double> weights = similarity_weights(members.keys);
   std::vector<double> logits, off;
@@ -403,7 +403,7 @@ MergedEntryErrors similarity_mean_errors(const GroupMembers& members, const Memb
   return by_keys(logits, off, members, errors, arithmetic);
 }
 
-MergedEntryErrors gaussian_mean_errors(const GroupMembers& members, const MemberErrors& errors,
+MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                        const Arithmetic& arithmetic) {
   const int64_t count = members.keys.rows(), columns = members.keys.cols();
   const auto others = static_cast<double>(count - 1);

@@ -1,11 +1,11 @@
-// What a group's merge alone does, against attention over caches that are written out.
+// What a cluster's merge alone does, against attention over caches that are written out.
 #include <algorithm>
 #include <cmath>
 
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/merging/group_change.hpp>
+#include <kvbound/reference/merging/cluster_change.hpp>
 #include <kvbound/reference/numerics/inner_product.hpp>
 
 #include "support/random_layer.hpp"
@@ -14,7 +14,7 @@ namespace kvbound::reference {
 namespace {
 
 constexpr int64_t kHeadDim = 5, kEntries = 9;
-const MergeGroup kGroup{3, {1, 6}, {}};
+const MergeCluster kCluster{3, {1, 6}, {}};
 const std::vector<int64_t> kMembers{3, 1, 6};
 
 CacheEntries random_cache(uint64_t seed) {
@@ -35,10 +35,10 @@ CacheEntries without(const CacheEntries& cache, const std::vector<int64_t>& gone
   return cache.at(left);
 }
 
-// The group's members merged by the queries' own scores.
+// The cluster's members merged by the queries' own scores.
 CacheEntries merged(const CacheEntries& cache, MatrixView queries, const KeyRule& rule) {
   const Matrix logits = attention_logits(queries, cache.keys, 1);
-  GroupMembers members;
+  ClusterMembers members;
   members.log_scores = Matrix(queries.rows, static_cast<int64_t>(kMembers.size()));
   for (size_t j = 0; j < kMembers.size(); ++j) {
     members.keys.append_row(cache.keys.row(kMembers[j]));
@@ -48,9 +48,9 @@ CacheEntries merged(const CacheEntries& cache, MatrixView queries, const KeyRule
   }
   const std::vector<double> denominators =
       attention(queries, cache.keys, cache.values, 1, cache.votes).log_sum_exp;
-  const MergedEntry entry = merge_group(MergeQueries(rule, queries, 1, denominators), members);
-  CacheEntries after = without(cache, kGroup.from);
-  const int64_t row = after.find(kGroup.into);
+  const MergedEntry entry = merge_cluster(MergeQueries(rule, queries, 1, denominators), members);
+  CacheEntries after = without(cache, kCluster.from);
+  const int64_t row = after.find(kCluster.into);
   after.votes[static_cast<size_t>(row)] = entry.votes;
   std::ranges::copy(entry.key, after.keys.row(row).begin());
   std::ranges::copy(entry.value, after.values.row(row).begin());
@@ -83,43 +83,43 @@ double rounding(MatrixView queries, const CacheEntries& cache) {
          static_cast<double>(kHeadDim * queries.rows);
 }
 
-TEST(GroupChange, IsTheDifferenceOfOutputsOverTheCaches) {
+TEST(ClusterChange, IsTheDifferenceOfOutputsOverTheCaches) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const CacheEntries before = random_cache(seed);
     test::Random random(seed + 100);
     const Matrix queries = random.matrix(3, kHeadDim);
     const CacheEntries after = merged(before, queries, {MergedKey::convex, MergeGqa::joint, 0.3});
-    const GroupChange change = GroupChanges(queries, 1, before).of(kGroup, after);
+    const ClusterChange change = ClusterChanges(queries, 1, before).of(kCluster, after);
     const Matrix now = outputs(queries, before);
     const double slack = rounding(queries, before);
     EXPECT_NEAR(change.merged, apart(outputs(queries, after), now), slack);
-    EXPECT_NEAR(change.evicted, apart(outputs(queries, without(before, kGroup.from)), now), slack);
+    EXPECT_NEAR(change.evicted, apart(outputs(queries, without(before, kCluster.from)), now), slack);
     EXPECT_GT(change.merged, 1e6 * slack);
     EXPECT_GT(change.evicted, 1e6 * slack);
   }
 }
 
-TEST(GroupChange, IsTheDifferenceOfOutputsWhereTheGroupHoldsNearlyAll) {
+TEST(ClusterChange, IsTheDifferenceOfOutputsWhereTheClusterHoldsNearlyAll) {
   CacheEntries before = random_cache(7);
   const Matrix queries = test::matrix({{1, 2, -1, 0.5, 1}, {-1, 1, 1, 2, 0}});
   for (const int64_t member : kMembers) {
     for (int64_t c = 0; c < kHeadDim; ++c) before.keys(member, c) += 3 * (queries(0, c) + queries(1, c));
   }
   const CacheEntries after = merged(before, queries, {MergedKey::convex, MergeGqa::joint, 0.3});
-  const GroupChange change = GroupChanges(queries, 1, before).of(kGroup, after);
+  const ClusterChange change = ClusterChanges(queries, 1, before).of(kCluster, after);
   const Matrix now = outputs(queries, before);
   const double slack = rounding(queries, before);
   EXPECT_NEAR(change.merged, apart(outputs(queries, after), now), slack);
-  EXPECT_NEAR(change.evicted, apart(outputs(queries, without(before, kGroup.from)), now), slack);
+  EXPECT_NEAR(change.evicted, apart(outputs(queries, without(before, kCluster.from)), now), slack);
 }
 
-TEST(GroupChange, IsNothingForOneHeadThatMergesByItsOwnScores) {
+TEST(ClusterChange, IsNothingForOneHeadThatMergesByItsOwnScores) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const CacheEntries before = random_cache(seed);
     test::Random random(seed + 200);
     const Matrix query = random.matrix(1, kHeadDim);
     const CacheEntries after = merged(before, query, {MergedKey::min_norm, MergeGqa::joint, 0.3});
-    const GroupChange change = GroupChanges(query, 1, before).of(kGroup, after);
+    const ClusterChange change = ClusterChanges(query, 1, before).of(kCluster, after);
     EXPECT_LE(change.merged, rounding(query, before));
     EXPECT_LE(change.floor, rounding(query, before));
     EXPECT_GT(change.evicted, 1e6 * rounding(query, before));
@@ -127,23 +127,23 @@ TEST(GroupChange, IsNothingForOneHeadThatMergesByItsOwnScores) {
 }
 
 // No direction is dropped, so every head has its logit: then the joint value is the best there is.
-TEST(GroupChange, ReachesTheFloorWithTheJointValueAndIsAboveItWithAnyOther) {
+TEST(ClusterChange, ReachesTheFloorWithTheJointValueAndIsAboveItWithAnyOther) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const CacheEntries before = random_cache(seed);
     test::Random random(seed + 300);
     const Matrix queries = random.matrix(3, kHeadDim);
     CacheEntries after = merged(before, queries, {MergedKey::min_norm, MergeGqa::joint, 0});
-    const GroupChanges changes(queries, 1, before);
-    const GroupChange best = changes.of(kGroup, after);
+    const ClusterChanges changes(queries, 1, before);
+    const ClusterChange best = changes.of(kCluster, after);
     // The logits are the roundings of a system of equations farther away: by its condition, here below 1e4.
     const double slack = 1e4 * rounding(queries, before);
     EXPECT_NEAR(best.merged, best.floor, slack);
     EXPECT_GT(best.floor, 1e3 * slack);
-    const int64_t row = after.find(kGroup.into);
+    const int64_t row = after.find(kCluster.into);
     for (int64_t c = 0; c < kHeadDim; ++c) {
       for (const double shift : {-0.1, 0.1}) {
         after.values(row, c) += shift;
-        EXPECT_GT(changes.of(kGroup, after).merged, best.floor);
+        EXPECT_GT(changes.of(kCluster, after).merged, best.floor);
         after.values(row, c) -= shift;
       }
     }

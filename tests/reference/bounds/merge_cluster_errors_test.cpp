@@ -5,7 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/bounds/merge_group_errors.hpp>
+#include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/merging/merge_baselines.hpp>
 #include <kvbound/reference/merging/nearest_key.hpp>
 #include <kvbound/reference/merging/score_ema.hpp>
@@ -38,9 +38,9 @@ Matrix errors_of(const Matrix& numbers, double share, Random& random) {
   return result;
 }
 
-// A group as two sides see it, one off by what is called the members' errors, the queries by their storage.
+// A cluster as two sides see it, one off by what is called the members' errors, the queries by their storage.
 struct Case {
-  GroupMembers members, theirs;
+  ClusterMembers members, theirs;
   MemberErrors errors;
   Matrix queries, their_queries;
   std::vector<double> denominators, their_denominators, denominator_errors;
@@ -85,33 +85,33 @@ constexpr double kScale = 0.25;
 void require_bounded(const KeyRule& rule) {
   const Case given = any_case(kShares[*integer(0, 3)]);
   const MergedEntry mine =
-      merge_group(MergeQueries(rule, given.queries, kScale, given.denominators), given.members);
+      merge_cluster(MergeQueries(rule, given.queries, kScale, given.denominators), given.members);
   const MergedEntry theirs =
-      merge_group(MergeQueries(rule, given.their_queries, kScale, given.their_denominators), given.theirs);
+      merge_cluster(MergeQueries(rule, given.their_queries, kScale, given.their_denominators), given.theirs);
   const MergedEntryErrors errors =
-      merge_group_errors({rule, given.queries, kScale, given.denominators, given.denominator_errors},
-                         given.members, given.errors, given.arithmetic);
+      merge_cluster_errors({rule, given.queries, kScale, given.denominators, given.denominator_errors},
+                           given.members, given.errors, given.arithmetic);
   RC_CLASSIFY(!std::isfinite(errors.key.front()), "no bound on the key");
   require_within(mine.key, theirs.key, errors.key);
   require_within(mine.value, theirs.value, errors.value);
   require_within(mine.log_scores, theirs.log_scores, errors.log_scores);
 }
 
-RC_GTEST_PROP(MergeGroupErrors, BoundWhatErrorsOfMembersDoToMinNormKeys, ()) {
+RC_GTEST_PROP(MergeClusterErrors, BoundWhatErrorsOfMembersDoToMinNormKeys, ()) {
   const double ranks[] = {0, 0.3, 0.6, 1};
   require_bounded(
       {MergedKey::min_norm, *integer(0, 1) == 0 ? MergeGqa::joint : MergeGqa::mean, ranks[*integer(0, 3)]});
 }
 
-RC_GTEST_PROP(MergeGroupErrors, BoundWhatErrorsOfMembersDoToZipKeys, ()) {
+RC_GTEST_PROP(MergeClusterErrors, BoundWhatErrorsOfMembersDoToZipKeys, ()) {
   require_bounded({MergedKey::zip, MergeGqa::mean, 0.3});
 }
 
-RC_GTEST_PROP(MergeGroupErrors, BoundWhatErrorsOfMembersDoToConvexKeys, ()) {
+RC_GTEST_PROP(MergeClusterErrors, BoundWhatErrorsOfMembersDoToConvexKeys, ()) {
   require_bounded({MergedKey::convex, *integer(0, 1) == 0 ? MergeGqa::joint : MergeGqa::mean, 0.3});
 }
 
-RC_GTEST_PROP(MergeGroupErrors, BoundWhatErrorsOfMembersDoToTheBaselines, ()) {
+RC_GTEST_PROP(MergeClusterErrors, BoundWhatErrorsOfMembersDoToTheBaselines, ()) {
   const Case given = any_case(kShares[*integer(0, 3)]);
   const auto require = [&](const auto& weights, const MergedEntryErrors& errors) {
     const std::vector<double> mine = weights(given.members.keys), theirs = weights(given.theirs.keys);
@@ -167,10 +167,10 @@ RC_GTEST_PROP(ScoreEmaError, BoundsAnAverageInSinglePrecision, ()) {
             score_ema_error(updates, options.ema, static_cast<double>(largest), single_precision()));
 }
 
-TEST(MergeGroupErrors, AreSmallInDoublePrecision) {
+TEST(MergeClusterErrors, AreSmallInDoublePrecision) {
   // Three keys, logits of a few nats: nothing is off by more than some hundred roundings.
   Random random(7);
-  GroupMembers members{random.matrix(3, 8), random.matrix(3, 8), {1, 2, 1}, random.matrix(2, 3, 2)};
+  ClusterMembers members{random.matrix(3, 8), random.matrix(3, 8), {1, 2, 1}, random.matrix(2, 3, 2)};
   const MemberErrors exact{Matrix(3, 8), Matrix(3, 8), Matrix(2, 3)};
   const Matrix queries = random.matrix(2, 8);
   const std::vector<double> denominators{5, 6}, none{0, 0};
@@ -178,22 +178,22 @@ TEST(MergeGroupErrors, AreSmallInDoublePrecision) {
        {KeyRule{MergedKey::min_norm, MergeGqa::joint, 0.3}, KeyRule{MergedKey::min_norm, MergeGqa::mean, 0.3},
         KeyRule{MergedKey::zip, MergeGqa::mean, 0.3}, KeyRule{MergedKey::convex, MergeGqa::joint, 0.3}}) {
     const MergedEntryErrors errors =
-        merge_group_errors({rule, queries, kScale, denominators, none}, members, exact, double_precision());
+        merge_cluster_errors({rule, queries, kScale, denominators, none}, members, exact, double_precision());
     for (const double error : errors.key) EXPECT_LT(error, 1e-11);
     for (const double error : errors.value) EXPECT_LT(error, 1e-13);
     for (const double error : errors.log_scores) EXPECT_LT(error, 1e-13);
   }
 }
 
-TEST(MergeGroupErrors, AreInfiniteWhereASingularValueIsAtTheLimit) {
+TEST(MergeClusterErrors, AreInfiniteWhereASingularValueIsAtTheLimit) {
   // Singular values 2 and 1: at rank=1/2 rounding decides whether the second one counts.
-  GroupMembers members{
+  ClusterMembers members{
       test::matrix({{1, 0}, {0, 1}}), test::matrix({{1, 0}, {0, 1}}), {1, 1}, test::matrix({{0, 1}, {1, 0}})};
   const MemberErrors exact{Matrix(2, 2), Matrix(2, 2), Matrix(2, 2)};
   const Matrix queries = test::matrix({{2, 0}, {0, 1}});
   const std::vector<double> denominators{5, 6}, none{0, 0};
   const auto key_error = [&](double rank) {
-    return merge_group_errors(
+    return merge_cluster_errors(
                {{MergedKey::min_norm, MergeGqa::joint, rank}, queries, kScale, denominators, none}, members,
                exact, double_precision())
         .key.front();

@@ -1,6 +1,6 @@
 // How far a merged entry that somebody else computed may lie from the reference's, by nothing but rounding.
 //
-// Derived in reference/bounds/merge_group_errors.md from the model of error_bounds.md; no constant is tuned. Bounds are infinite where
+// Derived in reference/bounds/merge_cluster_errors.md from the model of error_bounds.md; no constant is tuned. Bounds are infinite where
 // rounding may lead anywhere: a singular value at the rank's limit, a ZIP scale next to a singular one, queries next to zero.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace kvbound::reference {
 
-/// How far the numbers that a group is made of may be off, storage included.
+/// How far the numbers that a cluster is made of may be off, storage included.
 struct MemberErrors {
   Matrix keys;        ///< [members, head_dim]
   Matrix values;      ///< [members, head_dim]
@@ -33,7 +33,7 @@ struct MergedEntryErrors {
 std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, MatrixView rows,
                                          MatrixView row_errors, const Arithmetic& arithmetic);
 
-/// For whom a group merges, and how far D_h may be off.
+/// For whom a cluster merges, and how far D_h may be off.
 struct MergeErrorsCase {
   KeyRule rule;
   MatrixView queries;  ///< [heads, head_dim]
@@ -42,14 +42,14 @@ struct MergeErrorsCase {
   VectorView denominator_errors;
 };
 
-/// Of merge_group.
-MergedEntryErrors merge_group_errors(const MergeErrorsCase& given, const GroupMembers& members,
-                                     const MemberErrors& errors, const Arithmetic& arithmetic);
+/// Of merge_cluster.
+MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const ClusterMembers& members,
+                                       const MemberErrors& errors, const Arithmetic& arithmetic);
 
 /// Of the means by similarity_weights and gaussian_weights.
-MergedEntryErrors similarity_mean_errors(const GroupMembers& members, const MemberErrors& errors,
+MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                          const Arithmetic& arithmetic);
-MergedEntryErrors gaussian_mean_errors(const GroupMembers& members, const MemberErrors& errors,
+MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                        const Arithmetic& arithmetic);
 
 /// Of the cosine of two keys that are off by so much; at most 2.

@@ -1,4 +1,4 @@
-#include "group_change.hpp"
+#include "cluster_change.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -12,15 +12,15 @@
 namespace kvbound::reference {
 namespace {
 
-std::vector<int64_t> rows_of(const MergeGroup& group, const CacheEntries& before) {
-  std::vector<int64_t> rows{before.row_of(group.into)};
-  for (const int64_t position : group.from) rows.push_back(before.row_of(position));
+std::vector<int64_t> rows_of(const MergeCluster& cluster, const CacheEntries& before) {
+  std::vector<int64_t> rows{before.row_of(cluster.into)};
+  for (const int64_t position : cluster.from) rows.push_back(before.row_of(position));
   return rows;
 }
 
 }  // namespace
 
-GroupChanges::GroupChanges(MatrixView queries, double scale, const CacheEntries& before)
+ClusterChanges::ClusterChanges(MatrixView queries, double scale, const CacheEntries& before)
     : queries_(queries.rows, queries.cols),
       scale_(scale),
       before_(before),
@@ -31,14 +31,14 @@ GroupChanges::GroupChanges(MatrixView queries, double scale, const CacheEntries&
   log_sum_exp_ = std::move(attended.log_sum_exp);
 }
 
-GroupChange GroupChanges::of(const MergeGroup& group, const CacheEntries& after) const {
-  const std::vector<int64_t> members = rows_of(group, before_);
-  const int64_t row = after.row_of(group.into);
+ClusterChange ClusterChanges::of(const MergeCluster& cluster, const CacheEntries& after) const {
+  const std::vector<int64_t> members = rows_of(cluster, before_);
+  const int64_t row = after.row_of(cluster.into);
   const VectorView value = after.values.row(row);
   const Matrix logits =
       voted_logits(attention_logits(queries_, after.keys.view().middle_rows(row, 1), scale_),
                    {&after.votes[static_cast<size_t>(row)], 1});
-  GroupChange change;
+  ClusterChange change;
   for (int64_t h = 0; h < queries_.rows(); ++h) {
     Rest rest = without(h, members);
     const double share = 1 / (1 + std::exp(rest.log_sum_exp - logits(h, 0)));
@@ -52,7 +52,7 @@ GroupChange GroupChanges::of(const MergeGroup& group, const CacheEntries& after)
   return change;
 }
 
-GroupChanges::Rest GroupChanges::without(int64_t head, std::span<const int64_t> gone) const {
+ClusterChanges::Rest ClusterChanges::without(int64_t head, std::span<const int64_t> gone) const {
   const auto h = static_cast<size_t>(head);
   double mass = 0;
   for (const int64_t row : gone) mass += std::exp(logits_(head, row) - log_sum_exp_[h]);
@@ -67,7 +67,7 @@ GroupChanges::Rest GroupChanges::without(int64_t head, std::span<const int64_t> 
   return rest;
 }
 
-GroupChanges::Rest GroupChanges::attend_without(int64_t head, std::span<const int64_t> gone) const {
+ClusterChanges::Rest ClusterChanges::attend_without(int64_t head, std::span<const int64_t> gone) const {
   std::vector<double> weights(logits_.row(head).begin(), logits_.row(head).end());
   for (const int64_t row : gone) weights[static_cast<size_t>(row)] = -std::numeric_limits<double>::infinity();
   const double log_sum = log_sum_exp(weights);
@@ -76,7 +76,7 @@ GroupChanges::Rest GroupChanges::attend_without(int64_t head, std::span<const in
   return {log_sum, weighted_mean(weights, before_.values)};
 }
 
-double GroupChanges::floor_of(std::span<const int64_t> members) const {
+double ClusterChanges::floor_of(std::span<const int64_t> members) const {
   Matrix means;
   std::vector<double> factors;  // c_h
   for (int64_t h = 0; h < queries_.rows(); ++h) {
