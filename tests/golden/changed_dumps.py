@@ -185,13 +185,18 @@ def recomputed_ones(trace, policy, budget):
     yield "recomputed in F32, claims F64", with_metadata(single, accumulate="F64", storage="F64")
 
 
-def dumps_to_judge(right, verdicts, trace, prompt_tokens, unfit):
-    """(what it is, the file's bytes) of all; right: two layers; unfit: also those that are to be refused."""
+def dumps_to_judge(right, verdicts, trace, prompt_tokens, one_in=1, first=0):
+    """(what it is, the file's bytes); right: two layers.
+
+    one_in, first   more than one: only the right dump, and of the wrong ones one in so many, from this one on
+    """
     yield "right", right.bytes()
-    for dumps in (other_right_ones(right), wrong_numbers(right, verdicts, 1), wrong_kept_sets(right, 1, prompt_tokens),
-                  wrong_departures(right, 1, prompt_tokens), other_claims(right),
-                  recomputed_ones(trace, right.metadata["policy"], right.metadata["budget"])):
-        for label, dump in dumps:
+    changed = (pair for pairs in (other_right_ones(right), wrong_numbers(right, verdicts, 1), wrong_kept_sets(right, 1, prompt_tokens),
+                                  wrong_departures(right, 1, prompt_tokens), other_claims(right)) for pair in pairs)
+    for number, (label, dump) in enumerate(changed):
+        if number % one_in == first % one_in:
             yield label, dump.bytes()
-    if unfit:
+    if one_in == 1:
+        for label, dump in recomputed_ones(trace, right.metadata["policy"], right.metadata["budget"]):
+            yield label, dump.bytes()
         yield from unfit_ones(right)

@@ -10,7 +10,7 @@ Verdicts both programs' `diff` judges the same right, wrong and unfit dumps (cha
          counts, worst elements, errors and bounds, and the same tensor named first
 
 Names that changed and nothing else: same_files.RENAMED. Each program is given dumps with the names that it writes itself.
---long   whole samples, another budget, more dumps per policy, and every dump that tests/cli/diff_*_test.py judge
+--long   whole samples, another budget, all dumps of all policies to judge, and every dump that tests/cli/diff_*_test.py judge
 Both programs work with the same OPENBLAS_CORETYPE: the environment's, else Haswell, so that neither chooses by itself.
 Exit codes: 0 all equal, 1 a difference or nothing compared, 2 usage.
 """
@@ -37,7 +37,7 @@ from support.kvbound_cli import PASS, REPOSITORY, SAMPLES
 
 CORE_TYPE = "Haswell"
 SHOWN = 3  # differences of one row
-JUDGED = {"tokens": 120, "layers": 2, "query-heads": 4, "kv-heads": 2}  # the traces of the dumps that are judged
+JUDGED = {"tokens": 100, "layers": 2, "query-heads": 4, "kv-heads": 2, "decode": 5}  # the traces of the dumps that are judged
 JUDGED_KINDS = (("mixed", "F64"), ("power-law", "BF16"), ("tied", "F32"), ("sink", "F16"))
 TESTS = ("diff_command", "diff_hosts", "diff_merging")
 
@@ -84,12 +84,13 @@ def report_differences(runs):
 
 def replay(programs, folder, trace, policy, budget, layers, options):
     """One policy at one budget: its dumps, one a backend, and its report. layers: those that the dumps must have."""
-    runs = run_both(programs[:2], "replay", trace, "--policy", policy, "--budget", budget, "--dump", "dumps/", "--json",
-                    "out.json", "--threads", "1", "--quiet", *options, folder=folder)
+    runs = run_both(programs[:2], "replay", trace, "--policy", policy, "--budget", budget, "--dump",
+                    "dumps/" if "--backend" in options else "dump.safetensors", "--json", "out.json", "--threads", "1", "--quiet",
+                    *options, folder=folder)
     counts, differences = collections.Counter(), failures(runs)
     if differences:
         return Result(counts, differences)
-    dumps = [{path.name: independent_replay.open_tensors(path) for path in (place / "dumps").iterdir()} for place, _ in runs]
+    dumps = [{path.name: independent_replay.open_tensors(path) for path in place.rglob("*.safetensors")} for place, _ in runs]
     names = sorted(dumps[0].keys() & dumps[1].keys())
     if not names or dumps[0].keys() != dumps[1].keys():
         differences.append(f"dumps {sorted(dumps[0])} before, {sorted(dumps[1])} after")
@@ -154,8 +155,8 @@ def judge(programs, folder, trace, data):
     return Result(counts, differences)
 
 
-def judge_policy(programs, folder, trace, policy, budget, unfit, options):
-    """The dumps made from what the older program dumps of one policy."""
+def judge_policy(programs, folder, trace, policy, budget, one_in, first, options):
+    """The dumps made from what the older program dumps of one policy; one_in, first: which (changed_dumps.py)."""
     process = run(programs.before, "replay", trace, "--policy", policy, "--budget", budget, "--dump", "right.safetensors",
                   "--threads", "1", "--quiet", *options, folder=folder)
     if process.returncode != PASS:
@@ -165,7 +166,8 @@ def judge_policy(programs, folder, trace, policy, budget, unfit, options):
     if not first.report:
         return Result(collections.Counter(), [f"the right dump is {first.word()}: {first.message}"])
     counts, differences = collections.Counter(), []
-    for label, data in dumps_to_judge(right, common_report(first.report)["tensors"], trace, JUDGED["tokens"], unfit):
+    for label, data in dumps_to_judge(right, common_report(first.report)["tensors"], trace, JUDGED["tokens"], one_in,
+                                      first):
         result = judge(programs, folder, trace, data)
         counts += result.counts
         differences += [f"{label}: {text}" for text in result.differences]
@@ -264,13 +266,12 @@ def replay_jobs(programs, folder, long):
 def verdict_jobs(programs, folder, long):
     traces = [(f"{kind}-{dtype}", generate(programs.before, folder, f"judged-{kind}-{dtype}", kind=kind, dtype=dtype, **JUDGED))
               for kind, dtype in JUDGED_KINDS]
-    for number, policy in enumerate(same_policies.POLICIES + same_policies.GREEDY):
+    policies = [(policy, ()) for policy in same_policies.POLICIES + same_policies.GREEDY]
+    policies += [(policy, ("--backend", "emulated")) for policy in same_policies.EMULATED]
+    for number, (policy, options) in enumerate(policies):
+        one_in = 1 if long or (policy in same_policies.THOROUGH and not options) else same_policies.ONE_IN
         for name, trace in traces if long else [traces[number % len(traces)]]:
-            unfit = policy in ("snapkv", "h2o", "tova+cam", "streaming-llm") or long
-            yield Job((name, policy, "50"), judge_policy, (trace, policy, "50", unfit, ()))
-    for number, policy in enumerate(same_policies.EMULATED):
-        name, trace = traces[number % len(traces)]
-        yield Job((name, policy + " emulated", "50"), judge_policy, (trace, policy, "50", False, ("--backend", "emulated")))
+            yield Job((name, " ".join((policy, *options[1:])), "50"), judge_policy, (trace, policy, "50", one_in, number, options))
 
 
 def test_jobs(programs, folder, long):

@@ -204,7 +204,7 @@ class Runs(unittest.TestCase):
         for program, said in (("/bin/false", "before: exit code 1: "), ("/bin/true", "FileNotFoundError: ")):
             programs = Programs(Path(program), Path(program), (newer_name, newer_name))
             for work, arguments in ((same_numbers.replay, ("trace", "tova", "9", (0,), ())), (same_numbers.figures, ("recall", "trace")),
-                                    (same_numbers.judge_policy, ("trace", "tova", "9", True, ()))):
+                                    (same_numbers.judge_policy, ("trace", "tova", "9", 1, 0, ()))):
                 differences = finished(Job(("trace", "tova", "9"), work, arguments), programs).differences
                 self.assertEqual(differences[0][:len(said)], said)
 
@@ -245,6 +245,7 @@ class Grammar(unittest.TestCase):
             for name in (*same_policies.SCORES, "critical", "theta-sweep", "adakv", "pyramid", "keepkv", "keepkv-paper", "d2o", "cam"):
                 self.assertIn((host, name), pairs)
         self.assertGreaterEqual(len(same_policies.POLICIES), 60)
+        self.assertLessEqual(set(same_policies.THOROUGH), set(same_policies.POLICIES))
 
     def test_generated_traces_are_of_every_kind_and_type(self):
         for option, all_of_them in (("kind", {"power-law", "flat", "sink", "needle", "tied", "mixed"}), ("dtype", {"F64", "F32", "F16", "BF16"})):

@@ -40,6 +40,12 @@ POLICIES = PLAIN + SELECTIONS + ALLOCATIONS + MERGING  # greedy apart: on a long
 EMULATED = ("snapkv", "snapkv:window=16:pool=1", "snapkv+critical", "snapkv+critical:alpha=adaptive",
             "snapkv:pool=3+critical:alpha=0.25:epsilon=0:norm=l2", "snapkv+critical:gqa=product-of-means:norm=l2")
 
+# Those of which every dump of changed_dumps.py is judged by `diff`; of the others, one in eight.
+THOROUGH = ("snapkv", "h2o+critical", "tova+exact:space=projected", "streaming-llm", "snapkv+theta-sweep",
+            "h2o:recent=8+adakv", "snapkv:window=8+pyramid", "h2o:recent=8+keepkv", "snapkv+keepkv-paper", "tova+cam",
+            "snapkv+keepkv:threshold=0.5:order=merge-first", "h2o+critical+keepkv:threshold=0.5:period=2")
+ONE_IN = 8
+
 # Of `generate`: the group of query heads is 1, 2, 3 or 4; the storage is of every type.
 GENERATED = {
     "mixed-F64": {"kind": "mixed", "dtype": "F64", "tokens": 240, "layers": 3, "query-heads": 4, "kv-heads": 2},
