@@ -76,10 +76,11 @@ def failures(runs):
 def report_differences(runs):
     """Of the out.json of both: (numbers compared, differences)."""
     reports = [json.loads((path / "out.json").read_text()) for path, _ in runs]
-    cores = [report.get("blas", {}).get("core") for report in reports]
-    other = [f"blas.core: {cores[0]} before, {cores[1]} after"] if cores[0] != cores[1] else []
     numbers, differences = compare_reports(*reports)
-    return numbers, other + differences
+    cores = [report.get("blas", {}).get("core") for report in reports]
+    if cores[0] != cores[1]:
+        differences.insert(0, f"blas.core: {cores[0]} before, {cores[1]} after, which decides how products are summed")
+    return numbers, [f"out.json: {text}" for text in differences]
 
 
 def replay(programs, folder, trace, policy, budget, layers, options):
@@ -98,9 +99,9 @@ def replay(programs, folder, trace, policy, budget, layers, options):
         compared = compare_dumps(dumps[0][name], dumps[1][name], layers)
         counts.update(dumps=1, tensors=compared.tensors, bytes=compared.bytes)
         differences += compared.differences
-    numbers, more = report_differences(runs)
+    numbers, of_reports = report_differences(runs)
     counts.update(numbers=numbers)
-    return Result(counts, differences + [f"out.json: {text}" for text in more])
+    return Result(counts, of_reports[:1] + differences + of_reports[1:])
 
 
 def figures(programs, folder, *arguments):
@@ -110,7 +111,7 @@ def figures(programs, folder, *arguments):
     if differences:
         return Result(collections.Counter(), differences)
     numbers, differences = report_differences(runs)
-    return Result(collections.Counter(reports=1, numbers=numbers), [f"out.json: {text}" for text in differences])
+    return Result(collections.Counter(reports=1, numbers=numbers), differences)
 
 
 class Verdict(NamedTuple):
@@ -162,11 +163,11 @@ def judge_policy(programs, folder, trace, policy, budget, one_in, first, options
     if process.returncode != PASS:
         return Result(collections.Counter(), [f"before: exit code {process.returncode}: {process.stderr.strip()}"])
     right = in_newer_names(Dump.read(folder / "right.safetensors"))
-    first = Verdict.of(programs.before, trace, right.bytes(), programs.namings[0], folder)
-    if not first.report:
-        return Result(collections.Counter(), [f"the right dump is {first.word()}: {first.message}"])
+    verdict = Verdict.of(programs.before, trace, right.bytes(), programs.namings[0], folder)
+    if not verdict.report:
+        return Result(collections.Counter(), [f"the right dump is {verdict.word()}: {verdict.message}"])
     counts, differences = collections.Counter(), []
-    for label, data in dumps_to_judge(right, common_report(first.report)["tensors"], trace, JUDGED["tokens"], one_in,
+    for label, data in dumps_to_judge(right, common_report(verdict.report)["tensors"], trace, JUDGED["tokens"], one_in,
                                       first):
         result = judge(programs, folder, trace, data)
         counts += result.counts
