@@ -1,7 +1,10 @@
-"""Dumps to be judged by `kvbound diff`, made from a right one: other right ones, wrong ones and unfit ones.
+"""Dumps for `kvbound diff`, made from a right one: right ones in other forms, wrong ones, and files that must be refused.
 
-All tensors have their newer names (same_files.RENAMED). What each verdict should be is not known here.
+All tensors have their newer names (same_files.RENAMED). The verdict that each should get is not stated here: the same
+dumps are judged by two programs, whose verdicts must be equal.
 """
+import itertools
+
 import numpy as np
 
 from same_files import newer_name
@@ -9,17 +12,18 @@ from support.dumps import Dump, recompute
 
 INTEGERS = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into")
 BY_STEP = ("output", "perturbation", "kept_mass", "bound", "layer_perturbation", "evicted", "merged_into")
-# Changes of a canonical policy: what was computed by the right policy claims to be of another one.
-OTHER_POLICIES = ((":pool=7", ":pool=5"), (":window=32", ":window=30"), (":window=8", ":window=9"), (":recent=8", ":recent=7"),
-                  (":sinks=0", ":sinks=1"), (":sinks=4", ":sinks=3"), (":space=head", ":space=projected"),
-                  ("+exact", "+obcache-value"), ("+obcache-key", "+obcache-joint"), (":alpha=0.5", ":alpha=0.25"),
-                  (":alpha=adaptive", ":alpha=0.75"), (":epsilon=1e-4", ":epsilon=0.01"), (":norm=l1", ":norm=l2"),
-                  (":gqa=mean-of-products", ":gqa=product-of-means"), (":safeguard=0.2", ":safeguard=0.9"), (":beta=20", ":beta=2"),
-                  (":shape=linear", ":shape=cosine"), (":threshold=none", ":threshold=0.99"), (":threshold=0.5", ":threshold=none"),
-                  (":ema=0.9", ":ema=0.8"), (":scores=attention", ":scores=raw"), (":normalisation=exact", ":normalisation=paper"),
-                  (":key=min-norm", ":key=convex"), (":gqa=joint", ":gqa=mean"), (":rank=0.3", ":rank=0"),
-                  (":predict=ema", ":predict=current"), (":period=none", ":period=2"), (":neighbours=32", ":neighbours=8"),
-                  (":seed=0", ":seed=1"), ("+d2o", "+kvmerger"), ("+greedy", ""))
+# Changes of a canonical policy's text: the dump of one policy states that it is of another one.
+OTHER_POLICIES = (
+    (":pool=7", ":pool=5"), (":window=32", ":window=30"), (":window=8", ":window=9"), (":recent=8", ":recent=7"),
+    (":sinks=0", ":sinks=1"), (":sinks=4", ":sinks=3"), (":space=head", ":space=projected"), ("+exact", "+obcache-value"),
+    ("+obcache-key", "+obcache-joint"), (":alpha=0.5", ":alpha=0.25"), (":alpha=adaptive", ":alpha=0.75"),
+    (":epsilon=1e-4", ":epsilon=0.01"), (":norm=l1", ":norm=l2"), (":gqa=mean-of-products", ":gqa=product-of-means"),
+    (":safeguard=0.2", ":safeguard=0.9"), (":beta=20", ":beta=2"), (":shape=linear", ":shape=cosine"),
+    (":threshold=none", ":threshold=0.99"), (":threshold=0.5", ":threshold=none"), (":ema=0.9", ":ema=0.8"),
+    (":scores=attention", ":scores=raw"), (":normalisation=exact", ":normalisation=paper"), (":key=min-norm", ":key=convex"),
+    (":gqa=joint", ":gqa=mean"), (":rank=0.3", ":rank=0"), (":predict=ema", ":predict=current"),
+    (":period=none", ":period=2"), (":neighbours=32", ":neighbours=8"), (":seed=0", ":seed=1"), ("+d2o", "+kvmerger"),
+    ("+greedy", ""))
 
 
 def in_newer_names(dump):
@@ -27,7 +31,7 @@ def in_newer_names(dump):
 
 
 def with_array(dump, layer, kind, change):
-    """A copy in which change(array) was called on one tensor; what it returns, if anything, takes its place."""
+    """A copy with one tensor changed: change(array) edits the array in place or returns a new one."""
     copy = dump.copy()
     array = change(copy.array(layer, kind))
     if array is not None:
@@ -45,8 +49,8 @@ def with_metadata(dump, **fields):
     return copy
 
 
-def other_right_ones(right):
-    """In other types, and parts of it."""
+def other_forms(right):
+    """The same dump stored in other types, and subsets of it."""
     for dtype in ("F32", "F16", "BF16"):
         stored = right.stored(dtype)
         stored.tensors = {name: (dtype if name.split(".")[-1] not in INTEGERS else "I64", array)
@@ -68,12 +72,15 @@ def other_right_ones(right):
 
 
 def wrong_numbers(right, verdicts, layer):
-    """verdicts: of the right dump's tensors, by name; their worst elements are moved by a half of and by twice the bound."""
+    """Single wrong elements, and whole tensors scaled.
+
+    verdicts: `diff`'s on the right dump, by tensor; each tensor's worst element is moved by half its bound and by twice it
+    """
     for kind in sorted(right.kinds() - set(INTEGERS)):
         array = right.array(layer, kind)
         middle = np.unravel_index(array.size // 2, array.shape)
-        for change, number in (("times 1 + 1e-13", array[middle] * (1 + 1e-13)), ("times 1 + 1e-9", array[middle] * (1 + 1e-9)),
-                               ("times 1.01", array[middle] * 1.01), ("NaN", np.nan), ("infinite", np.inf), ("zero", 0.0)):
+        changes = [(f"times {factor}", array[middle] * factor) for factor in (1 + 1e-13, 1 + 1e-9, 1.01)]
+        for change, number in (*changes, ("NaN", np.nan), ("infinite", np.inf), ("zero", 0.0)):
             yield f"an element of {kind} {change}", with_element(right, layer, kind, middle, number)
         yield f"{kind} times 1.01", with_array(right, layer, kind, lambda array: array * 1.01)
         worst = verdicts.get(f"layers.{layer}.{kind}", {}).get("worst")
@@ -84,7 +91,8 @@ def wrong_numbers(right, verdicts, layer):
 
 
 def exchanges(right, layer, prompt_tokens):
-    """Pairs (kept, not kept) of the last KV head: the best for the worst by score, and those nearest to each other."""
+    """Pairs (kept, not kept) of the last KV head: the largest and the smallest score, then the two scores nearest to the
+    selection's threshold, then the ends of the cache."""
     offsets = right.array(layer, "kept_offsets")
     kept = right.array(layer, "kept")[offsets[-2]:]
     out = np.setdiff1d(np.arange(prompt_tokens), kept)
@@ -99,7 +107,7 @@ def exchanges(right, layer, prompt_tokens):
 
 def wrong_kept_sets(right, layer, prompt_tokens):
     offsets = right.array(layer, "kept_offsets")
-    first = offsets[-2]
+    first, kept = offsets[-2], right.array(layer, "kept")
     for gone, instead in exchanges(right, layer, prompt_tokens):
         def exchange(kept, gone=gone, instead=instead):
             head = kept[first:]
@@ -107,8 +115,8 @@ def wrong_kept_sets(right, layer, prompt_tokens):
 
         yield f"{instead} kept rather than {gone}", with_array(right, layer, "kept", exchange)
     for what, index, numbers in (("position -1", first, -1), ("a position beyond the prompt", -1, prompt_tokens),
-                                 ("a position twice", first + 1, right.array(layer, "kept")[first]),
-                                 ("positions out of order", slice(first, first + 2), right.array(layer, "kept")[[first + 1, first]]),
+                                 ("a position twice", first + 1, kept[first]),
+                                 ("positions out of order", slice(first, first + 2), kept[[first + 1, first]]),
                                  ("the first positions", slice(first, None), np.arange(offsets[-1] - first))):
         yield f"kept: {what}", with_element(right, layer, "kept", index, numbers)
     fewer = with_array(right, layer, "kept", lambda kept: np.delete(kept, first + 1))
@@ -119,16 +127,18 @@ def wrong_kept_sets(right, layer, prompt_tokens):
         yield "a wrong score position", with_element(right, layer, "score_positions", 7, 8)
 
 
-def wrong_departures(right, layer, prompt_tokens):
-    """Wrong entries that were evicted while decoding, and that they merged into."""
+def wrong_evictions(right, layer, prompt_tokens):
+    """Wrong choices during decoding: the evicted entry, and the entry that it merged into; and wrong votes."""
     kept = right.array(layer, "kept")[right.array(layer, "kept_offsets")[-2]:]
     if "evicted" in right.kinds():
         evicted = right.array(layer, "evicted")
         steps = len(evicted)
+        best_and_worst = (position for position, _ in exchanges(right, layer, prompt_tokens))
         for number in dict.fromkeys((-1, -7, 0, 999, prompt_tokens, prompt_tokens + steps, evicted[1, -1], evicted[-1, -1],
-                                     *kept[:3], *kept[-2:], *(gone for gone, _ in exchanges(right, layer, prompt_tokens)))):
+                                     *kept[:3], *kept[-2:], *best_and_worst)):
             yield f"evicted: {number}", with_element(right, layer, "evicted", (2, -1), number)
-        yield "evicted: two steps exchanged", with_array(right, layer, "evicted", lambda array: array[[1, 0, *range(2, steps)]])
+        order = [1, 0, *range(2, steps)]
+        yield "evicted: two steps exchanged", with_array(right, layer, "evicted", lambda array: array[order])
         yield "evicted: heads exchanged", with_array(right, layer, "evicted", lambda array: array[:, ::-1])
     if "merged_into" in right.kinds():
         for number in dict.fromkeys((-2, -1, -3, 1000, evicted[-1, -1], evicted[0, -1], *kept[:3], *kept[-2:])):
@@ -141,7 +151,7 @@ def wrong_departures(right, layer, prompt_tokens):
 
 
 def other_claims(right):
-    """What the metadata say is not what was computed."""
+    """Metadata that do not describe what was computed."""
     for old, new in OTHER_POLICIES:
         if old in right.metadata["policy"]:
             yield f"claims {new}", with_metadata(right, policy=right.metadata["policy"].replace(old, new, 1))
@@ -151,8 +161,8 @@ def other_claims(right):
         yield f"claims {fields}", with_metadata(right, **fields)
 
 
-def unfit_ones(right):
-    """Files as bytes that are to be refused."""
+def unfit_files(right):
+    """Files, as bytes, that must be refused."""
     for field in right.metadata:
         for text in (None, "", "x"):
             yield f"{field} {text!r}", with_metadata(right, **{field: text}).bytes()
@@ -172,13 +182,13 @@ def unfit_ones(right):
         if kind not in right.kinds():
             other = right.copy()
             other.tensors[f"layers.0.{kind}"] = "F64", np.zeros(3)
-            yield f"{kind} too many", other.bytes()
+            yield f"{kind} that the policy does not have", other.bytes()
     data = right.bytes()
     yield from (("cut", data[:-8]), ("empty", b""), ("seven bytes", data[:7]), ("longer", data + b"\0"))
 
 
-def recomputed_ones(trace, policy, budget):
-    """By the independent implementation, which rounds otherwise."""
+def recomputed_dumps(trace, policy, budget):
+    """Dumps by the independent implementation, whose rounding errors differ."""
     yield "recomputed in F64", in_newer_names(recompute(trace, policy, budget))
     single = in_newer_names(recompute(trace, policy, budget, np.float32))
     yield "recomputed in F32", single
@@ -186,17 +196,17 @@ def recomputed_ones(trace, policy, budget):
 
 
 def dumps_to_judge(right, verdicts, trace, prompt_tokens, one_in=1, first=0):
-    """(what it is, the file's bytes); right: two layers.
+    """(description, the file's bytes) of every dump; right: a dump of two layers.
 
-    one_in, first   more than one: only the right dump, and of the wrong ones one in so many, from this one on
+    one_in, first   if one_in > 1, only the right dump and every one_in-th of its changes, beginning with number `first`
     """
     yield "right", right.bytes()
-    changed = (pair for pairs in (other_right_ones(right), wrong_numbers(right, verdicts, 1), wrong_kept_sets(right, 1, prompt_tokens),
-                                  wrong_departures(right, 1, prompt_tokens), other_claims(right)) for pair in pairs)
+    changed = itertools.chain(other_forms(right), wrong_numbers(right, verdicts, 1), wrong_kept_sets(right, 1, prompt_tokens),
+                              wrong_evictions(right, 1, prompt_tokens), other_claims(right))
     for number, (label, dump) in enumerate(changed):
         if number % one_in == first % one_in:
             yield label, dump.bytes()
     if one_in == 1:
-        for label, dump in recomputed_ones(trace, right.metadata["policy"], right.metadata["budget"]):
+        for label, dump in recomputed_dumps(trace, right.metadata["policy"], right.metadata["budget"]):
             yield label, dump.bytes()
-        yield from unfit_ones(right)
+        yield from unfit_files(right)

@@ -1,9 +1,9 @@
-"""Whether two programs wrote the same: dumps tensor by tensor and bit for bit, JSON reports number by number.
+"""Compares what two programs wrote: dumps tensor by tensor and bit for bit, JSON reports value by value.
 
-RENAMED       what newer programs call otherwise: tensors of a dump, and keys and text values of a report, from the older
-              name to the newer one; extend it when a name changes and nothing else
-PROVENANCE    fields of dumps and reports that say which program, machine and moment produced them
-PROSE         fields of reports that are sentences: there or not there is compared, their wording is not
+RENAMED       names that a newer program changed: tensors of a dump, and keys and text values of a report, from the older
+              name to the newer one; add an entry when a name changes and its meaning does not
+PROVENANCE    fields of reports that state which program, machine and time they come from: not compared
+PROSE         fields of reports that are sentences: only their presence is compared, not their wording
 """
 import json
 import math
@@ -24,7 +24,7 @@ EVERY_REPLAY = {"kept", "kept_offsets", "output", "perturbation", "kept_mass", "
 
 
 class Comparison(NamedTuple):
-    """What was compared, and every difference in words; nothing compared is a difference."""
+    """How much was compared, and a description of every difference; an empty comparison is a difference."""
     tensors: int
     bytes: int
     differences: list
@@ -46,8 +46,8 @@ def older_name(tensor):
 
 
 def renamed_file(data, name):
-    """A safetensors file with its tensors named by this function; what is no such file, or would have two tensors of
-    one name, as it is."""
+    """A safetensors file with its tensors renamed by this function. Unchanged if it cannot be parsed, or if two tensors
+    would get the same name."""
     length = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8:8 + length].decode("utf-8"))
@@ -72,21 +72,21 @@ def required_tensors(policy):
 
 
 def shown(bits, dtype):
-    """A number with all its digits, and its bits."""
+    """A number with 17 digits, and its bits in hexadecimal."""
     number = independent_replay.read_tensor((dtype, (1,), bits.tobytes()))[0]
     text = str(number) if dtype[0] == "I" else f"{number:.17g}"
     return f"{text} (0x{int(bits):0{2 * bits.itemsize}x})"
 
 
 def tensor_difference(name, before, after):
-    """What differs between two tensors (dtype, shape, bytes), in words; None if not a bit does."""
+    """Describes the first difference between two tensors (dtype, shape, bytes); None if all bits are equal."""
     for what, ours, theirs in zip(("type", "shape"), before, after):
         if ours != theirs:
             return f"{name}: {what} {ours} before, {theirs} after"
     dtype, shape, _ = before
     for when, entry in (("before", before), ("after", after)):
         if len(entry[2]) != math.prod(shape) * ITEM_BYTES[dtype]:
-            return f"{name}: {len(entry[2])} bytes {when}, which are no {dtype} of shape {list(shape)}"
+            return f"{name}: {len(entry[2])} bytes {when}, which do not fit {dtype} of shape {list(shape)}"
     if before[2] == after[2]:
         return None
     ours, theirs = (np.frombuffer(entry[2], f"<u{ITEM_BYTES[dtype]}") for entry in (before, after))
@@ -97,7 +97,7 @@ def tensor_difference(name, before, after):
 
 
 def compare_dumps(before, after, layers):
-    """Two dumps as (metadata, {name: (dtype, shape, bytes)}); layers: those that both must have."""
+    """Compares two dumps, each (metadata, {name: (dtype, shape, bytes)}); layers: the layers that both must contain."""
     differences = []
     metadata, (ours, theirs) = [], ({}, {})
     for when, dump, tensors in (("before", before, ours), ("after", after, theirs)):
@@ -125,7 +125,7 @@ def compare_dumps(before, after, layers):
 
 
 def common_report(node):
-    """A report in newer names, without provenance and wording; the tensors of `diff` by layer and name."""
+    """A report with newer names, without provenance and wording; the tensors of `diff` keyed by layer and name."""
     if isinstance(node, dict):
         common = {}
         for key, value in node.items():
@@ -137,14 +137,15 @@ def common_report(node):
         return common
     if isinstance(node, list):
         items = [common_report(item) for item in node]
-        names = [f"layers.{item['layer']}.{item['tensor']}" if isinstance(item, dict) and {"layer", "tensor"} <= item.keys()
-                 else None for item in items]
-        return dict(zip(names, items)) if items and None not in names and len(set(names)) == len(names) else items
+        if items and all(isinstance(item, dict) and {"layer", "tensor"} <= item.keys() for item in items):
+            by_name = {f"layers.{item['layer']}.{item['tensor']}": item for item in items}
+            return by_name if len(by_name) == len(items) else items
+        return items
     return newer_name(RENAMED.get(node, node)) if isinstance(node, str) else node
 
 
 def leaves(node, path=""):
-    """(path, value) of all that a report says; of what is empty, too."""
+    """(path, value) of every value in a report, empty lists and objects included."""
     children = list(node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ())
     if not children:
         yield path, node
@@ -153,7 +154,7 @@ def leaves(node, path=""):
 
 
 def compare_reports(before, after):
-    """Two JSON documents, read: how many values were compared, and the differences in words."""
+    """Compares two parsed JSON documents: (how many numbers were compared, descriptions of the differences)."""
     ours, theirs = (dict(leaves(common_report(report))) for report in (before, after))
     differences = []
     for path in sorted(ours.keys() | theirs.keys()):

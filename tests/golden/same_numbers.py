@@ -1,18 +1,19 @@
 #!/usr/bin/python3
-"""Shows that a change of the program changed no number: two programs write the same dumps, reports and verdicts.
+"""Shows that a refactoring changed no number: two programs write the same dumps and reports, and diff judges alike.
 
 usage: same_numbers.py BEFORE AFTER [--long]      two kvbound programs
 
-Replays  every method of the grammar (same_policies.py) on both samples and on generated traces with both programs: the
-         dumps are equal tensor by tensor and bit for bit, and the JSON reports but for what says who wrote them and how
-         fast; likewise on the emulated device, and `recall` and `predict`
-Verdicts both programs' `diff` judges the same right, wrong and unfit dumps (changed_dumps.py): equal exit codes, verdicts,
-         counts, worst elements, errors and bounds, and the same tensor named first
+Replays   Both programs replay every method of the grammar (same_policies.py) on the samples and on generated traces.
+          Their dumps must be equal tensor by tensor and bit for bit, their JSON reports value by value, provenance
+          (revision, compiler, machine, times) excepted; likewise on the emulated device, and for `recall` and `predict`.
+Verdicts  Both programs' `diff` judges the same dumps (changed_dumps.py), right and wrong ones. Exit codes, verdicts,
+          counts, worst elements, errors and bounds must be equal, and so must the element named on standard error.
 
-Names that changed and nothing else: same_files.RENAMED. Each program is given dumps with the names that it writes itself.
---long   whole samples, another budget, all dumps of all policies to judge, and every dump that tests/cli/diff_*_test.py judge
-Both programs work with the same OPENBLAS_CORETYPE: the environment's, else Haswell, so that neither chooses by itself.
-Exit codes: 0 all equal, 1 a difference or nothing compared, 2 usage.
+same_files.RENAMED lists renamed tensors and fields; each program gets dumps with the tensor names that it writes itself.
+--long: all layers and steps of the samples, a second budget, all changed dumps of all policies, and every dump of
+tests/cli/diff_*_test.py.
+Both programs run with the same OPENBLAS_CORETYPE, the environment's or else Haswell: it decides how products are summed.
+Exit codes: 0 all equal, 1 a difference or an empty comparison, 2 usage.
 """
 import collections
 import importlib.util
@@ -37,7 +38,8 @@ from support.kvbound_cli import PASS, REPOSITORY, SAMPLES
 
 CORE_TYPE = "Haswell"
 SHOWN = 3  # differences of one row
-JUDGED = {"tokens": 100, "layers": 2, "query-heads": 4, "kv-heads": 2, "decode": 5}  # the traces of the dumps that are judged
+# The traces of the dumps that are judged:
+JUDGED = {"tokens": 100, "layers": 2, "query-heads": 4, "kv-heads": 2, "decode": 5}
 JUDGED_KINDS = (("mixed", "F64"), ("power-law", "BF16"), ("tied", "F32"), ("sink", "F16"))
 TESTS = ("diff_command", "diff_hosts", "diff_merging")
 
@@ -49,7 +51,7 @@ class Programs(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One row: how much was compared, what the verdicts were, and every difference in words."""
+    """One row: how much was compared, how many dumps got which verdict, and a description of every difference."""
     counts: collections.Counter
     differences: list
 
@@ -68,13 +70,13 @@ def run_both(programs, *arguments, folder):
 
 
 def failures(runs):
-    """What is wrong with runs that were to pass."""
+    """Descriptions of the runs that did not pass."""
     return [f"{path.name}: exit code {process.returncode}: {process.stderr.strip()}"
             for path, process in runs if process.returncode != PASS]
 
 
 def report_differences(runs):
-    """Of the out.json of both: (numbers compared, differences)."""
+    """Compares the out.json of both runs: (how many numbers, descriptions of the differences)."""
     reports = [json.loads((path / "out.json").read_text()) for path, _ in runs]
     numbers, differences = compare_reports(*reports)
     cores = [report.get("blas", {}).get("core") for report in reports]
@@ -84,14 +86,15 @@ def report_differences(runs):
 
 
 def replay(programs, folder, trace, policy, budget, layers, options):
-    """One policy at one budget: its dumps, one a backend, and its report. layers: those that the dumps must have."""
-    runs = run_both(programs[:2], "replay", trace, "--policy", policy, "--budget", budget, "--dump",
-                    "dumps/" if "--backend" in options else "dump.safetensors", "--json", "out.json", "--threads", "1", "--quiet",
-                    *options, folder=folder)
+    """One policy at one budget: its dumps, one per backend, and its report. layers: those that the dumps must contain."""
+    dump = "dumps/" if "--backend" in options else "dump.safetensors"  # several backends need a folder
+    runs = run_both(programs[:2], "replay", trace, "--policy", policy, "--budget", budget, "--dump", dump,
+                    "--json", "out.json", "--threads", "1", "--quiet", *options, folder=folder)
     counts, differences = collections.Counter(), failures(runs)
     if differences:
         return Result(counts, differences)
-    dumps = [{path.name: independent_replay.open_tensors(path) for path in place.rglob("*.safetensors")} for place, _ in runs]
+    dumps = [{path.name: independent_replay.open_tensors(path) for path in place.rglob("*.safetensors")}
+             for place, _ in runs]
     names = sorted(dumps[0].keys() & dumps[1].keys())
     if not names or dumps[0].keys() != dumps[1].keys():
         differences.append(f"dumps {sorted(dumps[0])} before, {sorted(dumps[1])} after")
@@ -105,7 +108,7 @@ def replay(programs, folder, trace, policy, budget, layers, options):
 
 
 def figures(programs, folder, *arguments):
-    """A command that writes a report alone."""
+    """A command of which only the JSON report is compared."""
     runs = run_both(programs[:2], *arguments, "--json", "out.json", "--threads", "1", "--quiet", folder=folder)
     differences = failures(runs)
     if differences:
@@ -117,12 +120,12 @@ def figures(programs, folder, *arguments):
 class Verdict(NamedTuple):
     exit_code: int
     report: dict  # None: the dump was refused
-    named: str    # the tensor that standard error names first, and the element
+    named: str    # the element that standard error names first, None for none
     message: str
 
     @classmethod
     def of(cls, program, trace, data, naming, folder):
-        """What `diff` says of these bytes."""
+        """The verdict of `diff` on a dump with these bytes."""
         (folder / "dump.safetensors").write_bytes(renamed_file(data, naming))
         (folder / "out.json").unlink(missing_ok=True)
         process = run(program, "diff", trace, "dump.safetensors", "--json", "out.json", "--threads", "1", folder=folder)
@@ -136,7 +139,7 @@ class Verdict(NamedTuple):
 
 
 def compare_verdicts(before, after):
-    """(values compared, differences in words)"""
+    """(how many numbers were compared, descriptions of the differences)"""
     for what in ("exit_code", "named"):
         ours, theirs = getattr(before, what), getattr(after, what)
         if ours != theirs and (what == "exit_code" or before.report):
@@ -147,8 +150,9 @@ def compare_verdicts(before, after):
 
 
 def judge(programs, folder, trace, data):
-    """Both programs' `diff` of one dump: a Result, which counts it under its verdict."""
-    verdicts = [Verdict.of(program, trace, data, naming, folder) for program, naming in zip(programs[:2], programs.namings)]
+    """Both programs' `diff` of one dump: a Result, which counts the older program's verdict."""
+    verdicts = [Verdict.of(program, trace, data, naming, folder)
+                for program, naming in zip(programs[:2], programs.namings)]
     numbers, differences = compare_verdicts(*verdicts)
     counts = collections.Counter({"dumps": 1, "numbers": numbers, verdicts[0].word(): 1})
     if verdicts[0].exit_code < 0 or verdicts[0].exit_code > 5:
@@ -157,7 +161,7 @@ def judge(programs, folder, trace, data):
 
 
 def judge_policy(programs, folder, trace, policy, budget, one_in, first, options):
-    """The dumps made from what the older program dumps of one policy; one_in, first: which (changed_dumps.py)."""
+    """Both programs' `diff` of all dumps made from one that the older program writes; one_in, first: changed_dumps.py."""
     process = run(programs.before, "replay", trace, "--policy", policy, "--budget", budget, "--dump", "right.safetensors",
                   "--threads", "1", "--quiet", *options, folder=folder)
     if process.returncode != PASS:
@@ -176,10 +180,9 @@ def judge_policy(programs, folder, trace, policy, budget, one_in, first, options
 
 
 def test_methods(name):
-    """The tests of tests/cli/NAME_test.py: [(class, method)]."""
-    module = test_module(name)
-    return [(name, type(test).__name__, test._testMethodName) for suite in unittest.defaultTestLoader.loadTestsFromModule(module)
-            for test in suite]
+    """The tests of tests/cli/NAME_test.py: [(NAME, class, method)]."""
+    suites = unittest.defaultTestLoader.loadTestsFromModule(test_module(name))
+    return [(name, *test.id().split(".")[-2:]) for suite in suites for test in suite]
 
 
 def test_module(name):
@@ -190,12 +193,14 @@ def test_module(name):
 
 
 def judge_test(programs, folder, name, case, method):
-    """Every dump that one test gives to the newer program's `diff`, given to both. The test must pass: one that stops has
-    dumps that were never judged."""
+    """Runs one test with the newer program, and gives every dump that the test passes to `diff` to both programs.
+
+    The test must pass: after a failure its remaining dumps would not be judged.
+    """
     counts, differences = collections.Counter(), []
 
     def run_program(test, *arguments, **options):
-        paths = [test.folder / str(argument) for argument in arguments[1:3]]  # an absolute path stays
+        paths = [test.folder / str(argument) for argument in arguments[1:3]]
         if arguments[:1] == ("diff",) and len(paths) == 2 and all(path.is_file() for path in paths):
             result = judge(programs, folder, paths[0], paths[1].read_bytes())
             counts.update(result.counts)
@@ -211,18 +216,18 @@ def judge_test(programs, folder, name, case, method):
         kvbound_cli.CommandLineTest.run_program = run_test_program
     if outcome.errors or outcome.failures:
         text = (outcome.errors + outcome.failures)[0][1].strip().splitlines()[-1]
-        differences.append(f"this test fails with AFTER, perhaps before all its dumps were judged: {text}")
+        differences.append(f"this test fails with AFTER, so some of its dumps may not have been judged: {text}")
     return Result(counts, differences)
 
 
 class Job(NamedTuple):
-    cells: tuple  # what it is: trace, policy, budget
+    cells: tuple  # its trace, policy and budget, as printed
     work: object  # function(programs, folder, *arguments) -> Result
     arguments: tuple
 
 
 def finished(job, programs):
-    """The job's Result; what goes wrong is a difference."""
+    """The job's Result; an exception is a difference."""
     with tempfile.TemporaryDirectory(prefix="kvbound-same-") as folder:
         try:
             return job.work(programs, Path(folder).resolve(), *job.arguments)
@@ -249,43 +254,44 @@ def replay_jobs(programs, folder, long):
         sample = name in same_policies.SAMPLES
         for budget in ("15%" if sample else "25%", *(("60%",) if long else ())):
             for policy in same_policies.POLICIES:
-                merges = not sample and policy in same_policies.MERGING
-                yield Job((name, policy, budget), replay, (trace, policy, budget, layers, options + merges * ("--merge-bounds",)))
+                more = ("--merge-bounds",) if policy in same_policies.MERGING and not sample else ()
+                yield Job((name, policy, budget), replay, (trace, policy, budget, layers, options + more))
         for policy in same_policies.GREEDY:
             few = ("--layers", "0", "--steps", "8") if sample else ()
             yield Job((name, policy, "95%"), replay, (trace, policy, "95%", (0,) if sample else layers, few))
         for policy in () if sample else same_policies.EMULATED:
             yield Job((name, policy + " emulated", "25%"), replay,
                       (trace, policy, "25%", layers, ("--backend", "reference,emulated")))
-        for command in ("recall", "predict"):
-            yield Job((name, f"({command})", ""), figures, (command, trace, *options[:2 if command == "recall" else None]))
+        for command in (("recall", trace, *options[:2]), ("predict", trace, *options)):  # recall has no --steps
+            yield Job((name, f"({command[0]})", ""), figures, command)
         several = ",".join(same_policies.PLAIN[:8] + same_policies.MERGING[:3])
         yield Job((name, "(several, --base snapkv)", "30%"), figures,
                   ("replay", trace, "--policy", several, "--base", "snapkv", "--budget", "30%", *options))
 
 
 def verdict_jobs(programs, folder, long):
-    traces = [(f"{kind}-{dtype}", generate(programs.before, folder, f"judged-{kind}-{dtype}", kind=kind, dtype=dtype, **JUDGED))
-              for kind, dtype in JUDGED_KINDS]
+    traces = [(f"{kind}-{dtype}", generate(programs.before, folder, f"judged-{kind}-{dtype}", kind=kind, dtype=dtype,
+                                           **JUDGED)) for kind, dtype in JUDGED_KINDS]
     policies = [(policy, ()) for policy in same_policies.POLICIES + same_policies.GREEDY]
     policies += [(policy, ("--backend", "emulated")) for policy in same_policies.EMULATED]
     for number, (policy, options) in enumerate(policies):
         one_in = 1 if long or (policy in same_policies.THOROUGH and not options) else same_policies.ONE_IN
         for name, trace in traces if long else [traces[number % len(traces)]]:
-            yield Job((name, " ".join((policy, *options[1:])), "50"), judge_policy, (trace, policy, "50", one_in, number, options))
+            yield Job((name, " ".join((policy, *options[1:])), "50"), judge_policy,
+                      (trace, policy, "50", one_in, number, options))
 
 
-def test_jobs(programs, folder, long):
-    for name in TESTS if long else ():
-        for test in test_methods(name):
-            yield Job((name, ".".join(test[1:]), ""), judge_test, test)
+def test_jobs(*_):
+    for test in (test for name in TESTS for test in test_methods(name)):
+        yield Job((test[0], ".".join(test[1:]), ""), judge_test, test)
 
 
 def work_off(title, jobs, measures, pool, programs):
-    """Does these jobs and prints a row for each; returns (rows with differences, counts, rows)."""
+    """Runs these jobs and prints a row for each; returns (rows with differences, sum of the counts, rows)."""
     print(f"\n{title}")
-    widths = [max(map(len, column)) for column in zip(*(job.cells for job in jobs), ("trace", "policy", "budget"))]
-    print("  ".join([*map(str.ljust, ("trace", "policy", "budget"), widths), *(f"{name:>9}" for name in measures), "equal?"]))
+    head = ("trace", "policy", "budget")
+    widths = [max(map(len, column)) for column in zip(*(job.cells for job in jobs), head)]
+    print("  ".join([*map(str.ljust, head, widths), *(f"{name:>9}" for name in measures), "equal?"]))
     unequal, counts = 0, collections.Counter()
     futures = [pool.submit(finished, job, programs) for job in jobs]
     for number, (job, future) in enumerate(zip(jobs, futures)):
@@ -299,7 +305,7 @@ def work_off(title, jobs, measures, pool, programs):
         for text in result.differences[:SHOWN]:
             print(f"    {text}")
         if len(result.differences) > SHOWN:
-            print(f"    and {len(result.differences) - SHOWN} differences more")
+            print(f"    and {len(result.differences) - SHOWN} more differences")
         sys.stdout.flush()
     return unequal, counts, len(jobs)
 
@@ -307,11 +313,11 @@ def work_off(title, jobs, measures, pool, programs):
 def naming(program, folder):
     """How this program names the tensors of its dumps: newer_name or older_name."""
     trace = generate(program, folder, "naming", kind="flat", tokens=60)
-    process = run(program, "replay", trace, "--policy", "tova", "--budget", "20", "--dump", "naming-dump.safetensors", folder=folder)
+    dump = folder / "naming-dump.safetensors"
+    process = run(program, "replay", trace, "--policy", "tova", "--budget", "20", "--dump", dump, folder=folder)
     if process.returncode != PASS:
         sys.exit(f"{program} replay: {process.stderr.strip()}")
-    kinds = Dump.read(folder / "naming-dump.safetensors").kinds()
-    return newer_name if "evicted" in kinds else older_name
+    return newer_name if "evicted" in Dump.read(dump).kinds() else older_name
 
 
 def main(before, after, long):
@@ -320,10 +326,12 @@ def main(before, after, long):
     with tempfile.TemporaryDirectory(prefix="kvbound-same-") as name, ProcessPoolExecutor(processors) as pool:
         folder = Path(name).resolve()
         programs = Programs(before, after, tuple(naming(program, folder) for program in (before, after)))
-        totals = [work_off(title, list(jobs(programs, folder, long)), measures, pool, programs) for title, jobs, measures in (
-            ("Replays: dumps bit for bit, reports", replay_jobs, ("tensors", "bytes", "numbers")),
-            ("Verdicts of diff", verdict_jobs, ("dumps", "numbers")),
-            *([("Verdicts of diff on the dumps of its tests", test_jobs, ("dumps", "numbers"))] if long else []))]
+        parts = [("Replays: dumps bit for bit, reports", replay_jobs, ("tensors", "bytes", "numbers")),
+                 ("Verdicts of diff", verdict_jobs, ("dumps", "numbers"))]
+        if long:
+            parts.append(("Verdicts of diff on the dumps of its tests", test_jobs, ("dumps", "numbers")))
+        totals = [work_off(title, list(jobs(programs, folder, long)), measures, pool, programs)
+                  for title, jobs, measures in parts]
     replays, verdicts = totals[0][1], sum((counts for _, counts, _ in totals[1:]), collections.Counter())
     words = {word: count for word, count in verdicts.items() if word not in ("dumps", "numbers")}
     print(f"\nverdicts: {', '.join(f'{count} {word}' for word, count in sorted(words.items()))}")

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""same_numbers.py finds what differs, however little, and refuses to have compared nothing; its list leaves nothing out.
+"""same_numbers.py finds every difference, an empty comparison is one, and its list of policies covers the grammar.
 
 usage: same_numbers_test.py      needs no program
 """
@@ -67,7 +67,7 @@ class Dumps(unittest.TestCase):
                     self.assertTrue(found[0].startswith(f"{name}[{element // 3}, {element % 3}]: "), found)
                     self.assertTrue(found[0].endswith("; 1 of 6 elements differ"), found)
 
-    def test_both_numbers_are_said_with_all_digits_and_bits(self):
+    def test_both_numbers_are_printed_with_all_digits_and_bits(self):
         one = entry([1.0, 2.0])
         self.assertEqual(tensor_difference("t", one, flipped(one, 0, 0)),
                          "t[0]: 1 (0x3ff0000000000000) before, 1.0000000000000002 (0x3ff0000000000001) after; 1 of 2 elements differ")
@@ -86,7 +86,8 @@ class Dumps(unittest.TestCase):
 
     def test_another_type_shape_or_length_is_found(self):
         name, array = "layers.1.output", np.arange(6.0).reshape(2, 3)
-        for other, said in ((entry(array.astype("f4")), "type F64 before, F32 after"), (entry(array.reshape(3, 2)), "shape"),
+        for other, said in ((entry(array.astype("f4")), "type F64 before, F32 after"),
+                            (entry(array.reshape(3, 2)), "shape (2, 3) before, (3, 2) after"),
                             (entry(array.view("i8")), "type F64 before, I64 after"),
                             (("F64", (2, 3), array.tobytes()[:-8]), "40 bytes after")):
             self.assertIn(said, tensor_difference(name, entry(array), other))
@@ -105,7 +106,8 @@ class Dumps(unittest.TestCase):
 
     def test_a_missing_layer_and_an_empty_tensor_are_found_also_where_both_lack_it(self):
         found = compare_dumps(dump(), dump(), (0, 1, 2)).differences
-        self.assertEqual(sorted(found), sorted(f"layers.2.{kind}: missing before and after" for kind in required_tensors(POLICY)))
+        expected = {f"layers.2.{kind}: missing before and after" for kind in required_tensors(POLICY)}
+        self.assertEqual(set(found), expected)
         empty = dump()
         empty[1]["layers.0.output"] = entry(np.zeros((0, 3)))
         self.assertEqual(compare_dumps(empty, copy.deepcopy(empty), (0, 1)).differences, ["layers.0.output: empty"])
@@ -131,7 +133,8 @@ class Dumps(unittest.TestCase):
     def test_files_are_given_the_names_that_a_program_reads(self):
         with tempfile.TemporaryDirectory() as folder:
             for name in ("left", "evicted"):
-                file = Dump({"policy": POLICY}, {f"layers.0.{name}": ("I64", np.arange(4)), "layers.0.score": ("F64", np.ones(3))})
+                file = Dump({"policy": POLICY}, {f"layers.0.{name}": ("I64", np.arange(4)),
+                                                 "layers.0.score": ("F64", np.ones(3))})
                 for naming, kind in ((older_name, "left"), (newer_name, "evicted")):
                     (Path(folder) / "dump").write_bytes(renamed_file(file.bytes(), naming))
                     metadata, tensors = independent_replay.open_tensors(Path(folder) / "dump")
@@ -145,7 +148,8 @@ class Dumps(unittest.TestCase):
 
 REPORT = {"schema": "kvbound-diff-1", "revision": "a", "blas": {"core": "Haswell"}, "verdict": "differs", "threads": 1,
           "dump": {"path": "d", "tensors": ["left", "score"]},
-          "tensors": [{"layer": 0, "tensor": "left", "outside": 1, "worst": {"index": [1, 0], "error": 0.0, "note": "nobody left"}},
+          "tensors": [{"layer": 0, "tensor": "left", "outside": 1,
+                       "worst": {"index": [1, 0], "error": 0.0, "note": "nobody left"}},
                       {"layer": 0, "tensor": "score", "outside": 0, "worst": None}]}
 
 
@@ -167,7 +171,7 @@ class Reports(unittest.TestCase):
 
         self.assertEqual(self.differences(change), [])
 
-    def test_whatever_else_differs_is_found(self):
+    def test_any_other_difference_is_found(self):
         first = "tensors.layers.0.evicted"
         for change, found in (
                 (lambda report: report.update(verdict="agrees"), "verdict: 'differs' before, 'agrees' after"),
@@ -203,12 +207,13 @@ class Runs(unittest.TestCase):
     def test_programs_that_do_nothing_are_no_pass(self):
         for program, said in (("/bin/false", "before: exit code 1: "), ("/bin/true", "FileNotFoundError: ")):
             programs = Programs(Path(program), Path(program), (newer_name, newer_name))
-            for work, arguments in ((same_numbers.replay, ("trace", "tova", "9", (0,), ())), (same_numbers.figures, ("recall", "trace")),
+            for work, arguments in ((same_numbers.replay, ("trace", "tova", "9", (0,), ())),
+                                    (same_numbers.figures, ("recall", "trace")),
                                     (same_numbers.judge_policy, ("trace", "tova", "9", 1, 0, ()))):
                 differences = finished(Job(("trace", "tova", "9"), work, arguments), programs).differences
                 self.assertEqual(differences[0][:len(said)], said)
 
-    def test_what_goes_wrong_in_a_row_is_a_difference(self):
+    def test_an_exception_in_a_row_is_a_difference(self):
         def wrong(*_):
             raise ValueError("no such thing")
 
@@ -242,15 +247,17 @@ class Grammar(unittest.TestCase):
                  for policy in same_policies.POLICIES for component in policy.split("+")[1:]}
         scored = ("snapkv", "h2o", "tova")
         for host in scored:
-            for name in (*same_policies.SCORES, "critical", "theta-sweep", "adakv", "pyramid", "keepkv", "keepkv-paper", "d2o", "cam"):
+            for name in (*same_policies.SCORES, "critical", "theta-sweep", "adakv", "pyramid", "keepkv", "keepkv-paper", "d2o",
+                         "cam"):
                 self.assertIn((host, name), pairs)
         self.assertGreaterEqual(len(same_policies.POLICIES), 60)
         self.assertLessEqual(set(same_policies.THOROUGH), set(same_policies.POLICIES))
 
     def test_generated_traces_are_of_every_kind_and_type(self):
-        for option, all_of_them in (("kind", {"power-law", "flat", "sink", "needle", "tied", "mixed"}), ("dtype", {"F64", "F32", "F16", "BF16"})):
-            self.assertEqual({options[option] for options in same_policies.GENERATED.values()}, all_of_them)
-        self.assertEqual({options["query-heads"] // options["kv-heads"] for options in same_policies.GENERATED.values()}, {1, 2, 3, 4})
+        traces = same_policies.GENERATED.values()
+        self.assertEqual({options["kind"] for options in traces}, {"power-law", "flat", "sink", "needle", "tied", "mixed"})
+        self.assertEqual({options["dtype"] for options in traces}, {"F64", "F32", "F16", "BF16"})
+        self.assertEqual({options["query-heads"] // options["kv-heads"] for options in traces}, {1, 2, 3, 4})
 
 
 if __name__ == "__main__":
