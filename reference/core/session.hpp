@@ -97,6 +97,11 @@ struct PromptRecord {
   std::vector<HeadMerge> merges;                ///< [kv_heads], of policies that merge; else empty
 };
 
+/// What a step's record says instead of a position.
+inline constexpr int64_t kNotEvicted = -1;      ///< no entry was evicted
+inline constexpr int64_t kNotMerged = -1;       ///< the evicted entry merged with none
+inline constexpr int64_t kNothingEvicted = -2;  ///< no entry was evicted that could merge
+
 /// What one decode step gave.
 struct StepRecord {
   Matrix output;  ///< [query_heads, head_dim]: compressed attention output before W^O

@@ -7,9 +7,12 @@
 #include <string>
 #include <variant>
 
+#include "allocation_rules.hpp"
 #include "error.hpp"
 #include "host_rules.hpp"
 #include "policy.hpp"
+#include "score_rules.hpp"
+#include "selection_rules.hpp"
 #include "session.hpp"
 #include "shape_check.hpp"
 
@@ -97,24 +100,28 @@ inline void require_valid(const Uniform&) {}
 inline void require_valid(const AdaKv& allocation) { require_share("safeguard", allocation.safeguard); }
 inline void require_valid(const Pyramid& allocation) { require_option("beta", allocation.beta, 1); }
 
+inline void require_composable(const NoMerge&, const Policy&) {}
+inline void require_composable(const ConvexMerge&, const Policy&) {}
+inline void require_composable(const D2o&, const Policy&) {}
+inline void require_composable(const KvMerger&, const Policy&) {}
+inline void require_composable(const Cam&, const Policy&) {}
 inline void require_composable(const KeepKv& merge, const Policy& policy) {
   if (merge.key == MergedKey::zip && merge.gqa == MergeGqa::joint) {
     throw InvalidPolicy("keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint");
   }
-  const bool ranks = !std::holds_alternative<StreamingLlm>(policy.host);
+  const SelectionRules selection = rules_of(policy.selection);
   if (merge.order == MergeOrder::merge_first &&
-      !(ranks && std::holds_alternative<AttentionScore>(policy.score) &&
-        std::holds_alternative<TopK>(policy.selection))) {
+      !(ranks(policy.host) && !rules_of(policy.score).change && selection.keeps_largest_scores)) {
     throw InvalidPolicy(
         "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes the hosts "
         "snapkv, h2o, tova, and no score and no selection");
   }
   if (!merge.period) return;
-  if (!ranks) {
+  if (!ranks(policy.host)) {
     throw InvalidPolicy(
         "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
   }
-  if (std::holds_alternative<Greedy>(policy.selection)) {
+  if (selection.is_greedy) {
     throw InvalidPolicy("keepkv:period selects anew by the current query alone, which greedy cannot");
   }
 }
@@ -123,25 +130,25 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
 
 /// Throws InvalidPolicy unless the policy's components have a meaning together.
 inline void require_composable(const Policy& policy) {
-  const bool by_attention = std::holds_alternative<AttentionScore>(policy.score);
-  const bool top_k = std::holds_alternative<TopK>(policy.selection);
-  if (std::holds_alternative<StreamingLlm>(policy.host) && !(by_attention && top_k)) {
+  const bool by_attention = !rules_of(policy.score).change;
+  const SelectionRules selection = rules_of(policy.selection);
+  if (!ranks(policy.host) && !(by_attention && selection.keeps_largest_scores)) {
     throw InvalidPolicy(
         "streaming-llm ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova");
   }
-  if (!top_k && !by_attention) {
+  if (!selection.keeps_largest_scores && !by_attention) {
     throw InvalidPolicy(
         "critical, theta-sweep and greedy choose by attention and take no other score; with another score "
         "the entries of largest score stay");
   }
-  if (std::holds_alternative<Greedy>(policy.selection) && !std::holds_alternative<SnapKv>(policy.host)) {
+  if (selection.is_greedy && evicts(policy.host)) {
     throw InvalidPolicy("greedy has a meaning with the host snapkv alone");
   }
-  if (std::holds_alternative<StreamingLlm>(policy.host) && std::holds_alternative<AdaKv>(policy.allocation)) {
+  if (!ranks(policy.host) && rules_of(policy.allocation).across_heads) {
     throw InvalidPolicy(
         "adakv shares out by scores, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
   }
-  if (const auto* keep_kv = std::get_if<KeepKv>(&policy.merge)) detail::require_composable(*keep_kv, policy);
+  std::visit([&](const auto& merge) { detail::require_composable(merge, policy); }, policy.merge);
 }
 
 /// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head:

@@ -172,25 +172,6 @@ void require_scores(MatrixView scores) {
 
 }  // namespace
 
-std::optional<Change> change_of(const Score& score) {
-  constexpr std::optional<Change> kChanges[] = {std::nullopt, Change::value, Change::key, Change::joint,
-                                                Change::exact};
-  static_assert(std::size(kChanges) == std::variant_size_v<Score>);
-  return kChanges[score.index()];
-}
-
-Space space_of(const Score& score) {
-  return std::visit(
-      []<class One>(const One& one) {
-        if constexpr (std::is_base_of_v<ChangeScore, One>) {
-          return one.space;
-        } else {
-          return Space::head;
-        }
-      },
-      score);
-}
-
 ScoredAttention scored_attention(Change change, MatrixView queries, const ScoredCache& cache, double scale) {
   const int64_t entries = cache.keys.rows;
   Matrix logits(queries.rows, entries);

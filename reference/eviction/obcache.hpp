@@ -18,24 +18,17 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 #include "value_space.hpp"
 
 namespace kvbound::reference {
 
-/// Which change is measured.
-enum class Change { value, key, joint, exact, slot };
-
-/// What a score measures; none for attention itself.
-std::optional<Change> change_of(const Score& score);
-/// In which space; of attention, the head's own.
-Space space_of(const Score& score);
+using kvbound::Change;
 
 /// One KV head's cache, as scores look at it.
 struct ScoredCache {

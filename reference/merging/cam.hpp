@@ -8,7 +8,7 @@
 
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/session.hpp>
-#include <kvbound/reference/session/head_cache.hpp>
+#include <kvbound/reference/eviction/head_cache.hpp>
 
 namespace kvbound::reference {
 

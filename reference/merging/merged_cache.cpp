@@ -75,11 +75,15 @@ CacheEntries CacheEntries::at(const std::vector<int64_t>& wanted) const {
 
 MergedCache::MergedCache(MatrixView keys, MatrixView values, int64_t prompt_tokens, int64_t kv_head,
                          const PromptRecord& prompt)
-    : keys_(keys), values_(values), kv_head_(static_cast<size_t>(kv_head)), next_(prompt_tokens) {
+    : keys_(keys),
+      values_(values),
+      kv_head_(static_cast<size_t>(kv_head)),
+      positions_(prompt, kv_head, prompt_tokens),
+      tokens_(prompt_tokens) {
   if (const HeadMerge* merge = merge_of(prompt.merges)) {
     prompt_merge_ = fill(*merge);
   } else {
-    entries_ = originals(of_head("kept positions", prompt.kept, kv_head_));
+    entries_ = originals(positions_.now());
   }
 }
 
@@ -94,9 +98,9 @@ CacheEntries MergedCache::originals(const std::vector<int64_t>& positions) const
 }
 
 void MergedCache::append_original(CacheEntries& entries, int64_t position) const {
-  if (position < 0 || position >= std::min(next_, keys_.rows)) {
+  if (position < 0 || position >= std::min(tokens_, keys_.rows)) {
     throw ShapeMismatch("position " + std::to_string(position) + " is none of the " +
-                        std::to_string(std::min(next_, keys_.rows)) + " that there are");
+                        std::to_string(std::min(tokens_, keys_.rows)) + " that there are");
   }
   entries.append(position, 1, keys_.row(position), values_.row(position));
 }
@@ -114,18 +118,15 @@ std::optional<CacheMerge> MergedCache::fill(const HeadMerge& merge) {
 }
 
 std::optional<CacheMerge> MergedCache::enter(const StepRecord& step) {
-  const int64_t position = next_++;
+  ++tokens_;
+  const std::vector<int64_t>& positions = positions_.enter(step);
   if (step.rebuilt) return fill(of_head("merges", step.merges, kv_head_));
-  append_original(entries_, position);
+  append_original(entries_, positions.back());
   return std::nullopt;
 }
 
-std::optional<CacheMerge> MergedCache::leave(const StepRecord& step) {
-  std::vector<int64_t> staying = entries_.positions;
-  if (!step.left.empty()) {
-    const int64_t left = of_head("departures", step.left, kv_head_);
-    if (left != -1) staying.erase(staying.begin() + entries_.row_of(left));
-  }
+std::optional<CacheMerge> MergedCache::evict(const StepRecord& step) {
+  const std::vector<int64_t>& staying = positions_.evict(step);
   const HeadMerge* merge = step.rebuilt ? nullptr : merge_of(step.merges);
   std::optional<CacheMerge> done;
   if (merge && !merge->clusters.empty()) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <kvbound/reference/core/session.hpp>
+#include <kvbound/reference/eviction/cache_positions.hpp>
 
 namespace kvbound::reference {
 
@@ -36,7 +37,7 @@ struct CacheMerge {
   const std::vector<MergeCluster>* clusters = nullptr;  ///< the record's, at least one
 };
 
-/// A cache from the prompt's end on: enter and leave take turns, one pair for each decode step.
+/// A cache from the prompt's end on: enter and evict take turns, one pair for each decode step.
 ///
 /// The records outlive it. The cache of a policy that does not merge is told, too. Records that contradict themselves, as by a
 /// position that is not in the cache, throw ShapeMismatch, whichever member function comes upon them.
@@ -53,8 +54,8 @@ class MergedCache {
   const std::optional<CacheMerge>& prompt_merge() const { return prompt_merge_; }
   /// The step's own entry is in the cache; what a rebuild merged, if there was one and it did.
   std::optional<CacheMerge> enter(const StepRecord& step);
-  /// The step's queries have attended, who had to leave is gone; what merged, if anything did.
-  std::optional<CacheMerge> leave(const StepRecord& step);
+  /// The step's queries have attended and the cache is back at its budget; what merged, if anything did.
+  std::optional<CacheMerge> evict(const StepRecord& step);
 
  private:
   const HeadMerge* merge_of(const std::vector<HeadMerge>& merges) const;
@@ -65,7 +66,8 @@ class MergedCache {
   MatrixView keys_;
   MatrixView values_;
   size_t kv_head_;
-  int64_t next_;
+  CachePositions positions_;
+  int64_t tokens_;  // that there are so far
   CacheEntries entries_;
   std::optional<CacheMerge> prompt_merge_;
 };

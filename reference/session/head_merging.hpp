@@ -13,7 +13,7 @@
 #include <kvbound/reference/merging/nearest_key.hpp>
 #include <kvbound/reference/merging/score_prediction.hpp>
 
-#include "head_cache.hpp"
+#include <kvbound/reference/eviction/head_cache.hpp>
 
 namespace kvbound::reference {
 

@@ -1,13 +1,13 @@
 #include "ranking.hpp"
 
 #include <algorithm>
-#include <variant>
 
+#include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/greedy.hpp>
+#include <kvbound/reference/eviction/group_reduction.hpp>
 #include <kvbound/reference/eviction/h2o.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
-#include <kvbound/reference/eviction/tova.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::reference {
@@ -20,20 +20,18 @@ const typename Map::mapped_type& known(Map& map, const typename Map::key_type& k
   return found != map.end() ? found->second : map.emplace(key, make()).first->second;
 }
 
-// The score per query head over all n positions, as the host adds it up over its window; not pooled.
-Matrix unpooled_scores(const LayerView& layer, const Policy& policy, int64_t window, LayerScores& known) {
-  if (const std::optional<Change> change = change_of(policy.score)) {
-    return known.changes(layer, window, *change, space_of(policy.score));
+// The score per query head over all n positions, reduced over the window; not pooled.
+Matrix unpooled_scores(const LayerView& layer, const ScoreRules& score, const HostRules& host,
+                       LayerScores& known) {
+  if (score.change) return known.changes(layer, host.window, *score.change, score.space);
+  const Matrix& sums = known.attention(layer, host.window);
+  switch (host.window_reduction) {
+    case WindowReduction::mean:
+      return window_mean(sums, host.window);
+    case WindowReduction::sum:
+      return sums;
   }
-  if (std::holds_alternative<H2o>(policy.host)) return known.attention(layer, window);
-  if (std::holds_alternative<Tova>(policy.host)) return last_query_attention(layer);
-  return window_mean(known.attention(layer, window), window);
-}
-
-// Its first positions, pooled if the host does that.
-Matrix head_scores(MatrixView unpooled, const Ranking& ranking, const Host& host) {
-  const auto* snap_kv = std::get_if<SnapKv>(&host);
-  return max_pool(unpooled.middle_cols(0, ranking.rules.scored), snap_kv ? snap_kv->pool : 1);
+  __builtin_unreachable();
 }
 
 }  // namespace
@@ -99,11 +97,10 @@ Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rule
   ranking.always_kept = rules.always_kept(tokens);
   ranking.first_candidate = ranking.rules.sinks;
   ranking.candidates = tokens - static_cast<int64_t>(ranking.always_kept.size());
-  ranking.head_scores =
-      head_scores(unpooled_scores(layer, policy, rules.window, known), ranking, policy.host);
-  const int64_t group_size = layer.shape.group_size();
-  ranking.scores = change_of(policy.score) ? group_sum(ranking.head_scores, group_size)
-                                           : group_mean(ranking.head_scores, group_size);
+  const ScoreRules score = rules_of(policy.score);
+  const Matrix unpooled = unpooled_scores(layer, score, rules, known);
+  ranking.head_scores = max_pool(unpooled.view().middle_cols(0, rules.scored), rules.pool);
+  ranking.scores = reduce_group(ranking.head_scores, layer.shape.group_size(), score.group);
   return ranking;
 }
 

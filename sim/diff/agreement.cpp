@@ -14,8 +14,11 @@
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/eviction/cache_positions.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/numerics/columns.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
 
@@ -24,7 +27,6 @@
 #include "input_rounding.hpp"
 #include "kept_agreement.hpp"
 #include "merge_agreement.hpp"
-#include "teacher_forced_cache.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -103,7 +105,7 @@ class LayerJudge {
         allocation_(judge_allocation(prompt_, implementation_, claims.kept ? &*claims.kept : nullptr)),
         reference_(compressed(prompt_, implementation.policy, allocation_.budgets)),
         evicts_(evicts(implementation.policy.host)),
-        merges_(!std::holds_alternative<NoMerge>(implementation.policy.merge)) {
+        merges_(rules_of(implementation.policy.merge).merges) {
     implementation_.budgets = allocation_.budgets;
   }
 
@@ -119,12 +121,7 @@ class LayerJudge {
     }
     const bool follows = claims_.output || wants_metrics();
     if (evicts_ && (claims_.left || follows)) judge_departures();
-    if (follows) {
-      for (size_t g = 0; g < forced_.size(); ++g) {
-        caches_.emplace_back(layer_, static_cast<int64_t>(g), forced_[g],
-                             evicts_ ? left_[g] : std::vector<int64_t>());
-      }
-    }
+    if (follows) record_ = forced_record();
     if (claims_.output) judge_output();
     if (wants_metrics()) judge_metrics();
     return std::move(results_);
@@ -176,8 +173,8 @@ class LayerJudge {
 
   // How many entries each KV head keeps. Where merging comes first that may be fewer than its budget: judge_kept.
   Positions kept_sizes() const {
-    const auto* keep_kv = std::get_if<KeepKv>(&implementation_.policy.merge);
-    if (!keep_kv || keep_kv->order == MergeOrder::evict_first) return implementation_.budgets;
+    if (rules_of(implementation_.policy.merge).order == MergeOrder::evict_first)
+      return implementation_.budgets;
     Positions sizes;
     for (const Positions& kept : claims_.kept ? *claims_.kept : reference_.kept) {
       sizes.push_back(static_cast<int64_t>(kept.size()));
@@ -210,10 +207,8 @@ class LayerJudge {
     const Matrix norm_errors = norm_errors_of(norms);
     const OutputFigures figures(layer_, judgement, implementation_.arithmetic.attention, row_norms);
     Matrix mass(implementation_.steps, shape_.query_heads), perturbation = mass, terms = mass;
-    const std::vector<std::vector<Positions>> residents = residents_of(judgement.record);
-    for_each_step([&](int64_t t, int64_t g) {
-      const auto errors = step_errors(t, g, residents[static_cast<size_t>(g)][static_cast<size_t>(t)], norms,
-                                      norm_errors, row_norms);
+    for_each_step(judgement.record, [&](int64_t t, int64_t g, const Positions& cached) {
+      const auto errors = step_errors(t, g, cached, norms, norm_errors, row_norms);
       for (int64_t i = 0; i < group_size(); ++i) {
         const int64_t h = g * group_size() + i;
         mass(t, h) = errors[static_cast<size_t>(i)].kept_mass;
@@ -226,23 +221,6 @@ class LayerJudge {
     add("perturbation", claims_.perturbation, metrics.perturbation.numbers(), perturbation.numbers(), heads);
     add("layer_perturbation", claims_.layer_perturbation, metrics.layer_perturbation,
         layer_errors(perturbation, terms), judgement.certain_steps(shape_));
-  }
-
-  // Per KV head and step, who was there: the record's own choices.
-  std::vector<std::vector<Positions>> residents_of(const LayerRecord& record) const {
-    std::vector<std::vector<Positions>> residents;
-    for (size_t g = 0; g < forced_.size(); ++g) {
-      Positions there = record.prompt.kept[g];
-      std::vector<Positions>& steps = residents.emplace_back();
-      for (size_t t = 0; t < record.steps.size(); ++t) {
-        const StepRecord& step = record.steps[t];
-        there.push_back(layer_.prompt_tokens + static_cast<int64_t>(t));
-        if (step.rebuilt) there = step.merges[g].positions;
-        steps.push_back(there);
-        if (!step.left.empty()) std::erase(there, step.left[g]);
-      }
-    }
-    return residents;
   }
 
   // Tensors without elements, which are neither right nor wrong.
@@ -267,11 +245,10 @@ class LayerJudge {
   void judge_output() {
     const RealClaim& claim = *claims_.output;
     std::vector<double> expected(claim.numbers.size()), bounds(claim.numbers.size());
-    for_each_step([&](int64_t t, int64_t g) {
-      const ForcedCache& cache = caches_[static_cast<size_t>(g)];
-      const Positions residents = cache.residents(t);
+    for_each_step(record_, [&](int64_t t, int64_t g, const Positions& cached) {
       const MatrixView queries = step_queries(g, t);
-      const Matrix keys = cache.keys(residents), values = cache.values(residents);
+      const Matrix keys = reference::rows_of(layer_.keys.slice(g), cached),
+                   values = reference::rows_of(layer_.values.slice(g), cached);
       const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
       const Matrix errors = reference::attention_errors(queries, keys, values, layer_.scale, {},
                                                         implementation_.arithmetic.attention)
@@ -283,22 +260,29 @@ class LayerJudge {
     add("output", claim, expected, bounds);
   }
 
-  // piece(step, KV head), in parallel.
+  // piece(step, KV head, positions in its cache as the step's queries find it), in parallel.
   template <class Piece>
-  void for_each_step(const Piece& piece) const {
-    reference::parallel_for(implementation_.steps * shape_.kv_heads,
-                            [&](int64_t i) { piece(i / shape_.kv_heads, i % shape_.kv_heads); });
+  void for_each_step(const LayerRecord& record, const Piece& piece) const {
+    constexpr int64_t kBlock = 32;  // steps in a row by one thread, which follows the cache up to them first
+    const int64_t blocks = (implementation_.steps + kBlock - 1) / kBlock;
+    reference::parallel_for(blocks * shape_.kv_heads, [&](int64_t i) {
+      const int64_t g = i % shape_.kv_heads, first = i / shape_.kv_heads * kBlock;
+      reference::CachePositions positions(record.prompt, g, layer_.prompt_tokens);
+      for (int64_t t = first; t < std::min(first + kBlock, implementation_.steps); ++t) {
+        piece(t, g, positions.at(record.steps, t));
+      }
+    });
   }
 
   void judge_metrics() {
     const Matrix norms = all_norms();
-    const LayerMetrics metrics = measured(norms);
+    const LayerMetrics metrics = measured(record_, norms);
     const Matrix norm_errors = norm_errors_of(norms);
     const Matrix row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
     Matrix mass(implementation_.steps, shape_.query_heads), bound = mass, perturbation = mass, terms = mass;
-    for_each_step([&](int64_t t, int64_t g) {
+    for_each_step(record_, [&](int64_t t, int64_t g, const Positions& cached) {
       const std::vector<reference::PerturbationErrors> errors =
-          step_errors(t, g, caches_[static_cast<size_t>(g)].residents(t), norms, norm_errors, row_norms);
+          step_errors(t, g, cached, norms, norm_errors, row_norms);
       for (int64_t i = 0; i < group_size(); ++i) {
         const int64_t h = g * group_size() + i;
         const reference::PerturbationErrors& error = errors[static_cast<size_t>(i)];
@@ -317,16 +301,18 @@ class LayerJudge {
     }
   }
 
-  // The forced cache's figures, by the code that measures every replay.
-  LayerMetrics measured(const Matrix& norms) const {
+  // The teacher-forced choices, as a session would have recorded them.
+  LayerRecord forced_record() const {
     LayerRecord record;
     record.prompt.kept = forced_;
     record.steps.resize(static_cast<size_t>(implementation_.steps));
     for (size_t t = 0; evicts_ && t < record.steps.size(); ++t) {
       for (const std::vector<int64_t>& head : left_) record.steps[t].left.push_back(head[t]);
     }
-    return measured(record, norms);
+    return record;
   }
+
+  // A record's figures, by the code that measures every replay.
   LayerMetrics measured(const LayerRecord& record, const Matrix& norms) const {
     Matrix prompt_norms(shape_.query_heads, layer_.prompt_tokens);
     for (int64_t h = 0; h < norms.rows(); ++h) {
@@ -346,20 +332,20 @@ class LayerJudge {
                                                   norms, implementation_.arithmetic.projected_value_norms);
   }
 
-  // residents  who was in the cache, as entered
-  std::vector<reference::PerturbationErrors> step_errors(int64_t t, int64_t g, const Positions& residents,
+  // cached  positions in the cache
+  std::vector<reference::PerturbationErrors> step_errors(int64_t t, int64_t g, const Positions& cached,
                                                          const Matrix& norms, const Matrix& norm_errors,
                                                          const Matrix& row_norms) const {
-    const ForcedCache cache(layer_, g, {}, {});
     const int64_t tokens = layer_.prompt_tokens + t + 1;
-    const Matrix keys = cache.keys(residents), values = cache.values(residents);
+    const Matrix keys = reference::rows_of(layer_.keys.slice(g), cached),
+                 values = reference::rows_of(layer_.values.slice(g), cached);
     const auto group = [&](MatrixView rows) { return rows.middle_rows(g * group_size(), group_size()); };
     reference::PerturbationCase given;
     given.queries = step_queries(g, t);
     given.keys = layer_.keys.slice(g).middle_rows(0, tokens);
     given.values = layer_.values.slice(g).middle_rows(0, tokens);
     given.scale = layer_.scale;
-    given.kept = residents;
+    given.kept = cached;
     given.kept_keys = keys;
     given.kept_values = values;
     given.norms = group(norms).middle_cols(0, tokens);
@@ -394,7 +380,7 @@ class LayerJudge {
   std::optional<PromptErrors> errors_;
   std::vector<Positions> forced_;  // per KV head: who was kept, by the tested implementation's own account
   std::vector<Positions> left_;    // per KV head: who left at each step, likewise
-  std::vector<ForcedCache> caches_;
+  LayerRecord record_;             // both, where numbers of the decode steps are judged
   std::vector<TensorAgreement> results_;
 };
 

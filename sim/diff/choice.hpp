@@ -10,12 +10,12 @@
 
 namespace kvbound::sim {
 
-/// No position: nobody left, or nobody was merged with.
-inline constexpr int64_t kNobody = -1;
+/// No position: no entry was evicted, or it merged with none.
+inline constexpr int64_t kNoPosition = -1;
 
 struct Choice {
   int64_t forced =
-      kNobody;  ///< what is taken for chosen from now on: the tested implementation's, if that can be followed
+      kNoPosition;  ///< what is taken for chosen from now on: the tested implementation's, if that can be followed
   bool judged = true;                    ///< whether some other choice would have been a fault
   bool near_tie = false;                 ///< it is not the reference's, but rounding explains it
   bool undecided = false;                ///< nothing tells whether it is right

@@ -9,8 +9,11 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/allocation_rules.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
@@ -112,25 +115,20 @@ bool is_of_merging(const std::string& tensor) {
 
 // Whether KV heads may keep different numbers, so that nothing but offsets tells where one's entries end.
 bool has_ragged_heads(const Policy& policy) {
-  const auto* keep_kv = std::get_if<KeepKv>(&policy.merge);
-  return std::holds_alternative<AdaKv>(policy.allocation) ||
-         (keep_kv && keep_kv->order == MergeOrder::merge_first);
+  return rules_of(policy.allocation).across_heads || rules_of(policy.merge).order == MergeOrder::merge_first;
 }
 
 // Whether dumps of this policy have the tensor.
 bool has(const Policy& policy, const std::string& tensor) {
-  const bool merges = !std::holds_alternative<NoMerge>(policy.merge);
+  const bool merges = rules_of(policy.merge).merges;
+  const SelectionRules selection = rules_of(policy.selection);
   if (tensor == "left") return evicts(policy.host);
   if (tensor == "merged_into") return merges && evicts(policy.host);
   if (is_of_merging(tensor)) return merges;
   if (tensor == "bound") return !merges;
-  if (tensor == "score" || tensor == "score_positions")
-    return !std::holds_alternative<StreamingLlm>(policy.host);
-  if (tensor == "stage_two_score") return std::holds_alternative<Critical>(policy.selection);
-  if (tensor == "projected_value_norms") {
-    return std::holds_alternative<Critical>(policy.selection) ||
-           std::holds_alternative<ThetaSweep>(policy.selection);
-  }
+  if (tensor == "score" || tensor == "score_positions") return ranks(policy.host);
+  if (tensor == "stage_two_score") return selection.in_decoding;
+  if (tensor == "projected_value_norms") return selection.two_stage.has_value();
   return std::ranges::find(tensor_names(), tensor) != tensor_names().end();
 }
 

@@ -14,6 +14,8 @@
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
 #include "near_tie.hpp"
@@ -301,9 +303,8 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
                            const PromptRecord& reference, const PromptErrors& errors,
                            const std::vector<Positions>& kept, std::vector<Positions>& forced) {
   const int64_t n = layer.prompt_tokens();
-  const auto* keep_kv = std::get_if<KeepKv>(&implementation.policy.merge);
-  const bool merges_first = keep_kv && keep_kv->order == MergeOrder::merge_first;
-  const bool untold = merges_first || std::holds_alternative<Greedy>(implementation.policy.selection);
+  const bool merges_first = rules_of(implementation.policy.merge).order == MergeOrder::merge_first;
+  const bool untold = merges_first || rules_of(implementation.policy.selection).is_greedy;
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
     const Positions& own = reference.kept[g];

@@ -2,10 +2,10 @@
 
 #include <cmath>
 #include <limits>
-#include <variant>
 
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
-#include <kvbound/reference/session/head_merging.hpp>
 #include <kvbound/reference/session/session.hpp>
 
 #include "choice.hpp"
@@ -68,7 +68,7 @@ class MergeJudge {
           continue;
         }
         const MemberRange range = heads_[g]->members()[i];
-        const bool votes = std::holds_alternative<KeepKv>(part_.implementation.policy.merge);
+        const bool votes = rules_of(part_.implementation.policy.merge).votes;
         const double vote = claim.numbers[at];
         const bool possible = votes && vote >= 1 + static_cast<double>(range.least) &&
                               vote <= 1 + static_cast<double>(range.most) && vote == std::floor(vote);
@@ -169,9 +169,8 @@ class MergeJudge {
 
 // A session's own steps, of which the rebuilt caches are wanted.
 std::vector<StepRecord> rebuilds(const traces::Layer& layer, const TestedImplementation& implementation) {
-  const auto* keep_kv = std::get_if<KeepKv>(&implementation.policy.merge);
   std::vector<StepRecord> steps;
-  if (!keep_kv || !keep_kv->period) return steps;
+  if (!rules_of(implementation.policy.merge).period) return steps;
   Policy policy = implementation.policy;
   policy.allocation = Uniform{};
   std::vector<int64_t> budgets;
@@ -204,10 +203,10 @@ MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementat
                              const std::vector<Positions>& forced, const LayerClaims& claims) {
   MergedLayer part{layer, implementation, reference, errors, layer.prompt()};
   part.rebuilds = rebuilds(layer, implementation);
-  const std::optional<PredictedScores> prediction = reference::prediction_of(implementation.policy.merge);
+  const MergeRules rules = rules_of(implementation.policy.merge);
   reference::LayerScores known(nullptr);
-  if (prediction && prediction->predict == Prediction::ema) {
-    part.averages = &known.predicted(part.prompt, *prediction);
+  if (rules.averages()) {
+    part.averages = &known.predicted(part.prompt, *rules.prediction);
     part.log_sum_exp_errors = reference::window_log_sum_exp_errors(part.prompt, part.prompt.window_queries(),
                                                                    implementation.arithmetic.attention);
   }

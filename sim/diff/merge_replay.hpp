@@ -7,15 +7,16 @@
 #include <vector>
 
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/session.hpp>
-#include <kvbound/reference/session/head_cache.hpp>
-#include <kvbound/reference/session/head_merging.hpp>
+#include <kvbound/reference/session/head_stepper.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "choice.hpp"
 #include "eviction_choice.hpp"
 #include "merged_errors.hpp"
 #include "prompt_errors.hpp"
+#include "running_errors.hpp"
 #include "spread_ambiguity.hpp"
 #include "target_agreement.hpp"
 #include "target_ambiguity.hpp"
@@ -74,18 +75,17 @@ class MergeReplay {
   reference::MergeTargets prompt_targets(const std::vector<int64_t>& kept, bool explained);
   void fill(const LayerView& view, const reference::MergeTargets& targets, const reference::ScoreEma* known);
   void take_cluster_errors(const LayerView& view, const reference::ScoreEma* known);
-  void take_spread_errors(const Cam& cam, const LayerView& view);
+  void add_spread_errors(const Cam& cam, const LayerView& view);
   void begin_evicting(const LayerView& view, MatrixView head_scores, MatrixView head_errors);
   void rebuild(int64_t t);
-  void enter(int64_t t);
   void attend(MergeStep& result);
-  void take_in(const Matrix& weight_errors);
   void choose(int64_t t, const ClaimedStep& claimed, MergeStep& result);
-  Choice judge_left(const Departure& departure, const std::optional<int64_t>& claimed) const;
-  Choice judge_by_scores(const Departure& departure, int64_t claimed) const;
+  Choice judge_left(const EvictionPlace& place, const std::optional<int64_t>& claimed) const;
+  Choice judge_by_scores(const EvictionPlace& place, int64_t claimed) const;
   Choice judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed);
-  void merge(int64_t leaving, int64_t into);
-  void spread(const Cam& cam, int64_t leaving, int64_t into);
+  void evict(int64_t entry, int64_t into);
+  void add_spread_error(const Cam& cam, int64_t evicted);
+  const reference::HeadCache& cache() const { return stepper_.cache(); }
   LayerView view_at(int64_t t) const;
   MatrixView group(MatrixView rows) const;
   MatrixView last_queries(const LayerView& view) const;
@@ -97,17 +97,15 @@ class MergeReplay {
   const reference::Arithmetic& arithmetic_;
   const int64_t g_, group_size_, budget_;
   const HostRules rules_;
+  const MergeRules merge_rules_;
   bool certain_ = true;
   std::vector<MemberRange> members_;  // [kept]
   HeadMerge merged_;                  // after the prompt, or the last rebuild
-  reference::HeadCache cache_;
-  std::optional<reference::HeadMerging> merging_;
-  std::optional<reference::Eviction> eviction_;
+  reference::HeadStepper stepper_;
   MergedErrors errors_;
-  Matrix running_errors_;    // [group_size, n + T]: of the host's scores, by position
-  MeanAttention attention_;  // the step's, with CaM
-  MatrixView queries_;       // the step's [group_size, head_dim]
-  int64_t newest_ = 0;
+  std::optional<RunningErrors> running_errors_;  // of the host's scores, where it evicts
+  MeanAttention attention_;                      // the step's, with CaM
+  MatrixView queries_;                           // the step's [group_size, head_dim]
 };
 
 }  // namespace kvbound::sim

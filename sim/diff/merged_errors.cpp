@@ -7,6 +7,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
 #include <kvbound/reference/session/head_merging.hpp>
 
@@ -51,7 +52,7 @@ MergedErrors::MergedErrors(const traces::Layer& layer, const Policy& policy, con
       arithmetic_(arithmetic),
       g_(kv_head),
       group_size_(layer.shape.group_size()),
-      prediction_(reference::prediction_of(policy.merge)),
+      prediction_(rules_of(policy.merge).prediction),
       log_scores_(group_size_, layer.keys.view().rows) {}
 
 EntryErrors MergedErrors::entry(int64_t position) const {

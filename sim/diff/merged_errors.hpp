@@ -9,7 +9,7 @@
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/core/policy.hpp>
-#include <kvbound/reference/session/head_cache.hpp>
+#include <kvbound/reference/eviction/head_cache.hpp>
 #include <kvbound/traces/trace.hpp>
 
 namespace kvbound::sim {

@@ -1,10 +1,13 @@
 #include "prompt_errors.hpp"
 
 #include <algorithm>
-#include <variant>
+#include <optional>
 
+#include <kvbound/reference/bounds/group_errors.hpp>
 #include <kvbound/reference/bounds/obcache_errors.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/score_rules.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 
 namespace kvbound::sim {
@@ -22,42 +25,38 @@ Matrix first_columns(const Matrix& matrix, int64_t columns) {
 Matrix unpooled_errors(const LayerView& layer, const TestedImplementation& implementation,
                        const HostRules& rules, const Matrix& weight_errors) {
   const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;
-  const Policy& policy = implementation.policy;
-  if (const auto change = reference::change_of(policy.score)) {
-    return reference::window_score_errors(layer, rules.window, *change, reference::space_of(policy.score),
-                                          arithmetic);
+  const ScoreRules score = rules_of(implementation.policy.score);
+  if (score.change) {
+    return reference::window_score_errors(layer, rules.window, *score.change, score.space, arithmetic);
   }
-  return std::holds_alternative<H2o>(policy.host)
-             ? reference::accumulated_attention_errors(layer, rules.window, arithmetic)
-             : weight_errors;
+  switch (rules.window_reduction) {
+    case WindowReduction::mean:
+      return weight_errors;
+    case WindowReduction::sum:
+      return reference::accumulated_attention_errors(layer, rules.window, arithmetic);
+  }
+  __builtin_unreachable();
 }
 
 }  // namespace
 
-const TwoStage* two_stage(const Selection& selection) {
-  if (const auto* critical = std::get_if<Critical>(&selection)) return critical;
-  return std::get_if<ThetaSweep>(&selection);
-}
-
 PromptErrors::PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
                            const PromptRecord& reference) {
-  if (std::holds_alternative<StreamingLlm>(implementation.policy.host)) return;
+  if (!ranks(implementation.policy.host)) return;
   reference::LayerScores known(nullptr);
   ranking = reference::rank(layer, implementation.policy, known);
   const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;
   const int64_t scored = ranking.rules.scored, group_size = layer.shape.group_size();
-  const bool by_change = reference::change_of(implementation.policy.score).has_value();
-  if (!by_change) {
+  const ScoreRules score_rules = rules_of(implementation.policy.score);
+  if (!score_rules.change) {
     weights = reference::window_mean(known.attention(layer, ranking.rules.window), ranking.rules.window);
     weight_errors = reference::window_attention_errors(layer, ranking.rules.window, arithmetic);
   }
-  const auto* snap_kv = std::get_if<SnapKv>(&implementation.policy.host);
   head_score = reference::max_pool_errors(
       first_columns(unpooled_errors(layer, implementation, ranking.rules, weight_errors), scored),
-      snap_kv ? snap_kv->pool : 1);
-  score = by_change ? reference::group_sum_errors(ranking.head_scores, head_score, group_size, arithmetic)
-                    : reference::group_mean_errors(ranking.head_scores, head_score, group_size, arithmetic);
-  const TwoStage* options = two_stage(implementation.policy.selection);
+      ranking.rules.pool);
+  score = reference::group_errors(ranking.head_scores, head_score, group_size, score_rules.group, arithmetic);
+  const std::optional<TwoStage> options = rules_of(implementation.policy.selection).two_stage;
   if (!options) return;
   norms = reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection,
                                                  options->norm, *reference.projected_value_norms,

@@ -8,9 +8,6 @@
 
 namespace kvbound::sim {
 
-/// The options of CriticalKV's stages, where the selection has any; null else.
-const TwoStage* two_stage(const Selection& selection);
-
 /// How the reference ranks a prompt's entries, and how far a tested implementation's numbers after the prompt may be
 /// off. All is empty for hosts that rank nobody.
 struct PromptErrors {

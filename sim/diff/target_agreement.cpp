@@ -57,8 +57,8 @@ int64_t possible_outcomes(const TargetRule& rule, size_t others) {
 }
 
 std::string fault_text(int64_t leaving, int64_t claimed, int64_t own, double largest, double cosine) {
-  const std::string what = claimed == kNobody ? "was dropped" : fmt::format("merged with {}", claimed);
-  const std::string rather = own == kNobody ? "being dropped" : fmt::format("merging with {}", own);
+  const std::string what = claimed == kNoPosition ? "was dropped" : fmt::format("merged with {}", claimed);
+  const std::string rather = own == kNoPosition ? "being dropped" : fmt::format("merging with {}", own);
   return fmt::format("position {} {} rather than {}: the largest cosine is {:.9g}, its own {:.9g}", leaving,
                      what, rather, largest, cosine);
 }
@@ -73,7 +73,7 @@ TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& t
   const reference::NearestKey nearest =
       reference::nearest_key(leaving.entry, cache.keys, norms, cache.positions);
   const bool merges = nearest.index >= 0 && reference::is_similar(nearest.cosine, target);
-  const int64_t own = merges ? cache.positions[static_cast<size_t>(nearest.index)] : kNobody;
+  const int64_t own = merges ? cache.positions[static_cast<size_t>(nearest.index)] : kNoPosition;
   const TargetRule rule(target, others.cosines, others.errors);
   if (!claimed) {
     return {{own, false}, leaving.certain && possible_outcomes(rule, others.positions.size()) == 1};
@@ -84,7 +84,7 @@ TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& t
   };
   if (*claimed == own) return judged({own});
   const std::optional<size_t> at = others.index_of(*claimed);
-  if (*claimed != kNobody && !at) {
+  if (*claimed != kNoPosition && !at) {
     return wrong(own, fmt::format("position {} merged with {}, which is not in the cache", leaving.position(),
                                   *claimed));
   }
@@ -98,16 +98,16 @@ TargetJudgement judge_spread(const LeavingEntry& leaving, const Cam& cam, const 
                              const std::optional<int64_t>& claimed) {
   const Positions& positions = leaving.cache.positions;
   const Positions entries = reference::following_entries(positions, leaving.position(), cam.neighbours);
-  const int64_t first = entries.empty() ? kNobody : positions[static_cast<size_t>(entries.front())];
+  const int64_t first = entries.empty() ? kNoPosition : positions[static_cast<size_t>(entries.front())];
   const SpreadDoubt doubt = spread_doubt(cam, attention, leaving.entry, entries, leaving.at.kv_head,
                                          leaving.position(), leaving.arithmetic);
-  const int64_t own = doubt.may && first != kNobody ? first : kNobody;
+  const int64_t own = doubt.may && first != kNoPosition ? first : kNoPosition;
   if (!claimed) return {{own, false}, leaving.certain && !(doubt.may && doubt.may_not)};
-  const bool legal = (*claimed == kNobody && doubt.may_not) || (*claimed == first && doubt.may);
+  const bool legal = (*claimed == kNoPosition && doubt.may_not) || (*claimed == first && doubt.may);
   if (legal) return {{*claimed, true, doubt.may && doubt.may_not}, leaving.certain};
   if (!leaving.certain) return {{own, false, false, true}, false};
   const std::string rather =
-      own == kNobody ? "is spread over nobody" : fmt::format("is spread from {} on", own);
+      own == kNoPosition ? "is spread over nobody" : fmt::format("is spread from {} on", own);
   const std::string note = fmt::format("the value of position {} {}", leaving.position(), rather);
   return {{own, true, false, false, wrong_choice(leaving.at, *claimed, own, note)}, true};
 }

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include <kvbound/reference/session/head_cache.hpp>
+#include <kvbound/reference/eviction/head_cache.hpp>
 
 #include "choice.hpp"
 #include "merged_errors.hpp"
@@ -31,7 +31,7 @@ struct TargetJudgement {
   bool certain = true;
 };
 
-/// Judges a target, kNobody if the entry was dropped.
+/// Judges a target, kNoPosition if the entry was dropped.
 ///
 /// claimed  nothing if nothing is: then the reference's own choice is followed
 TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& target,

@@ -7,6 +7,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/merge_errors.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/merging/merge_effect.hpp>
 #include <kvbound/reference/merging/merged_cache.hpp>
 #include <kvbound/reference/numerics/inner_product.hpp>
@@ -35,17 +36,22 @@ MergeCounts counts_of(const LayerRecord& record) {
 
 // The key by which a merge is lossless for the query that built it, if it is.
 std::optional<MergedKey> lossless_key(const Policy& policy, const LayerShape& shape, bool rebuilt) {
-  const auto* options = std::get_if<KeepKv>(&policy.merge);
-  if (!options || shape.group_size() > 1 || options->key == MergedKey::convex) return std::nullopt;
-  if (!rebuilt && options->prediction.predict != Prediction::current) return std::nullopt;
-  return options->key;
+  const MergeRules rules = rules_of(policy.merge);
+  if (!rules.votes || shape.group_size() > 1 || (rules.averages() && !rebuilt)) return std::nullopt;
+  switch (*rules.key) {
+    case MergedKey::min_norm:
+    case MergedKey::zip:
+      return rules.key;
+    case MergedKey::convex:
+      return std::nullopt;
+  }
+  __builtin_unreachable();
 }
 
 // Of what kind a merge is; rebuilt: by the step's own raw scores, whatever else is predicted.
 MergeKind kind_of(const Policy& policy, bool rebuilt) {
-  const std::optional<PredictedScores> prediction = reference::prediction_of(policy.merge);
-  const bool by_average = prediction && !rebuilt && prediction->predict == Prediction::ema;
-  return {std::holds_alternative<KeepKv>(policy.merge), by_average ? prediction->scores : ScoreKind::raw};
+  const MergeRules rules = rules_of(policy.merge);
+  return {rules.votes, rules.averages() && !rebuilt ? rules.prediction->scores : ScoreKind::raw};
 }
 
 // One KV head's caches from the prompt's end on.
@@ -71,7 +77,7 @@ class HeadMerges {
       if (step.rebuilt) open_.clear();
       if (const auto merge = cache.enter(step)) take_in(*merge, cache.entries(), t, true);
       if (later_) measure_later(cache.entries(), t);
-      const auto merge = cache.leave(step);
+      const auto merge = cache.evict(step);
       if (!step.left.empty()) open_.close(step.left[static_cast<size_t>(kv_head_)]);
       if (merge) take_in(*merge, cache.entries(), t, false);
     }
@@ -109,9 +115,10 @@ class HeadMerges {
   void measure_change(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
     const Matrix queries = queries_at(step);
     std::vector<MergedCluster> clusters;
-    for (const MergeCluster& cluster : *merge.clusters)
+    for (const MergeCluster& cluster : *merge.clusters) {
       clusters.push_back(merged_cluster(cluster, merge.before, after));
-    const Matrix changed = std::holds_alternative<Cam>(policy_.merge)
+    }
+    const Matrix changed = rules_of(policy_.merge).spreads
                                ? output_difference(queries, merge.before, after)
                                : merge_effect(queries, layer_.scale, after, clusters).change;
     const std::optional<MergedKey> key = lossless_key(policy_, layer_.shape, rebuilt);
@@ -159,7 +166,7 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
                             bool later) {
   MergeMetrics metrics;
   metrics.counts = counts_of(record);
-  if (later && !std::holds_alternative<Cam>(policy.merge)) {
+  if (later && !rules_of(policy.merge).spreads) {
     const Matrix matrix = undefined(static_cast<int64_t>(record.steps.size()), layer.shape.query_heads);
     metrics.later = LaterQueries{matrix, matrix, matrix, matrix, matrix, matrix, matrix, matrix, {}};
   }

@@ -7,6 +7,7 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/eviction/cache_positions.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
 #include <kvbound/reference/eviction/recall.hpp>
@@ -22,53 +23,6 @@ namespace {
 // Decode steps worked on at a time: bounds the memory of a piece of work. Always so many, the last block's
 // rows beyond the steps being zero, so that a step's bits do not depend on how many are replayed.
 constexpr int64_t kRowBlock = 32;
-
-// The positions in one KV head's cache at successive decode steps, ascending; first after the prompt.
-class Residents {
- public:
-  Residents(const LayerRecord& record, int64_t kv_head, int64_t prompt_tokens)
-      : record_(record),
-        head_(static_cast<size_t>(kv_head)),
-        next_(prompt_tokens),
-        first_new_(prompt_tokens),
-        stage_one_(&record.prompt.stage_one),
-        positions_(record.prompt.kept[head_]) {}
-
-  // As step `step`'s queries find them: after the new entry came, before one leaves. Steps must not go back.
-  const std::vector<int64_t>& at(int64_t step) {
-    for (; steps_ <= step; ++steps_) {
-      const std::vector<int64_t>* left =
-          steps_ > 0 ? &record_.steps[static_cast<size_t>(steps_ - 1)].left : nullptr;
-      if (left && !left->empty()) std::erase(positions_, (*left)[head_]);
-      positions_.push_back(next_++);
-      const StepRecord& now = record_.steps[static_cast<size_t>(steps_)];
-      if (!now.rebuilt) continue;
-      positions_ = now.merges[head_].positions;
-      stage_one_ = &now.stage_one;
-      first_new_ = next_;
-    }
-    return positions_;
-  }
-
-  // Of those that `at` told last, who is not there by stage two: stage one, always kept, new since the selection.
-  std::vector<int64_t> of_stage_one() const {
-    const std::vector<int64_t>& stage_one = (*stage_one_)[head_];
-    std::vector<int64_t> chosen;
-    std::ranges::copy_if(positions_, std::back_inserter(chosen), [&](int64_t position) {
-      return position >= first_new_ || std::ranges::binary_search(stage_one, position);
-    });
-    return chosen;
-  }
-
- private:
-  const LayerRecord& record_;
-  size_t head_;
-  int64_t next_;
-  int64_t steps_ = 0;
-  int64_t first_new_;                                   // since the prompt's end or the last rebuild
-  const std::vector<std::vector<int64_t>>* stage_one_;  // of that time, [kv_heads]
-  std::vector<int64_t> positions_;
-};
 
 bool merges(const LayerRecord& record) { return !record.prompt.merges.empty(); }
 
@@ -217,13 +171,13 @@ class Measurement {
     const LayerRecord& record = records_[r];
     LayerMetrics& metrics = metrics_[r];
     const int64_t g = shape_.kv_head_of(h);
-    Residents residents(record, g, layer_.prompt_tokens);
+    reference::CachePositions positions(record.prompt, g, layer_.prompt_tokens);
     Matrix signed_weights(logits.rows(), logits.cols());
     for (int64_t i = 0; i < steps.count; ++i) {
       const int64_t t = steps.first + i;
       const auto visible = static_cast<size_t>(layer_.prompt_tokens + t + 1);
       const VectorView attention = weights.row(i).first(visible);
-      const std::vector<int64_t>& kept = residents.at(t);
+      const std::vector<int64_t>& kept = positions.at(record.steps, t);
       const reference::EvictionWeights eviction =
           reference::eviction_weights(logits.row(i).first(visible), attention, kept);
       std::ranges::copy(eviction.weights, signed_weights.row(i).begin());
@@ -232,7 +186,7 @@ class Measurement {
           reference::perturbation_bound(eviction, projected_value_norms_.row(h).first(visible));
       (*metrics.rounding)(t, h) =
           reference::perturbation_rounding(eviction, rounding_scales_[static_cast<size_t>(h)]);
-      measure_stage_one(r, t, h, attention, residents);
+      measure_stage_one(r, t, h, attention, positions);
     }
     reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
   }
@@ -240,23 +194,24 @@ class Measurement {
   // The same of a run that merges: its outputs are what it recorded.
   void measure_merging_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& weights) {
     const LayerRecord& record = records_[r];
-    Residents residents(record, shape_.kv_head_of(h), layer_.prompt_tokens);
+    reference::CachePositions positions(record.prompt, shape_.kv_head_of(h), layer_.prompt_tokens);
     const MutableMatrixView full = head_block(full_output_, h, steps.first);
     const MutableMatrixView changes = head_block(changes_[r], h, steps.first);
     for (int64_t i = 0; i < steps.count; ++i) {
       const int64_t t = steps.first + i;
       const VectorView attention = weights.row(i).first(static_cast<size_t>(layer_.prompt_tokens + t + 1));
-      const std::vector<int64_t>& kept = residents.at(t);
+      const std::vector<int64_t>& kept = positions.at(record.steps, t);
       metrics_[r].kept_mass(t, h) = reference::attention_mass(attention, kept);
-      measure_stage_one(r, t, h, attention, residents);
+      measure_stage_one(r, t, h, attention, positions);
       const VectorView output = record.steps[static_cast<size_t>(t)].output.row(h);
       for (int64_t c = 0; c < full.cols; ++c) changes(i, c) = full(i, c) - output[static_cast<size_t>(c)];
     }
   }
 
-  void measure_stage_one(size_t r, int64_t t, int64_t h, VectorView attention, const Residents& residents) {
+  void measure_stage_one(size_t r, int64_t t, int64_t h, VectorView attention,
+                         const reference::CachePositions& positions) {
     std::optional<Matrix>& mass = metrics_[r].stage_one_mass;
-    if (mass) (*mass)(t, h) = reference::attention_mass(attention, residents.of_stage_one());
+    if (mass) (*mass)(t, h) = reference::attention_mass(attention, positions.of_stage_one());
   }
 
   // || rows * W^O_h ||_1 per row.

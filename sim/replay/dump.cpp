@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -111,7 +112,7 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
       shape_(trace.shape),
       trace_layers_(trace.layers),
       evicts_(evicts(run.policy.policy.host)),
-      merges_(!std::holds_alternative<NoMerge>(run.policy.policy.merge)),
+      merges_(rules_of(run.policy.policy.merge).merges),
       spool_(std::make_unique<Spool>(spool_folder)) {}
 
 Dump::~Dump() = default;

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/diff/device_arithmetic.hpp>
@@ -64,15 +65,9 @@ void judge(RunResult& run, const traces::Layer& layer, int64_t index, const Repl
 
 // Does a run's record hold L1 norms that the reference computed?
 bool has_reference_norms(const Run& run, const PromptRecord& prompt) {
-  const auto norm_of = []<class Selection>(const Selection& selection) {
-    if constexpr (std::is_base_of_v<TwoStage, Selection>) {
-      return selection.norm;
-    } else {
-      return Norm::l1;
-    }
-  };
-  return run.backend == kReference && prompt.projected_value_norms &&
-         std::visit(norm_of, run.policy.policy.selection) == Norm::l1;
+  const SelectionRules selection = rules_of(run.policy.policy.selection);
+  return run.backend == kReference && prompt.projected_value_norms && selection.two_stage &&
+         selection.two_stage->norm == Norm::l1;
 }
 
 // Drops what only a dump needs; keeps the first reference norms for the measurement.

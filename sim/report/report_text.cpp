@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
@@ -78,8 +79,8 @@ std::string found_target(const Subject& subject) {
 // Of all groups, those in which ZIP's scale is not as one would wish.
 template <int64_t MergeCounts::*count>
 std::string zip_share(const Subject& subject) {
-  const auto* options = std::get_if<KeepKv>(&subject.run.run.policy.policy.merge);
-  if (!subject.summary.merges || !options || options->key != MergedKey::zip) return "-";
+  const bool zips = rules_of(subject.run.run.policy.policy.merge).key == MergedKey::zip;
+  if (!subject.summary.merges || !zips) return "-";
   const MergeCounts& counts = subject.summary.merges->counts;
   return percent(counts.*count, counts.clusters);
 }

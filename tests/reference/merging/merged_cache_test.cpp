@@ -66,7 +66,7 @@ TEST(MergedCache, OfAPolicyThatDoesNotMergeHasTheLayersEntries) {
   EXPECT_FALSE(cache.prompt_merge());
   EXPECT_FALSE(cache.enter(step));
   expect_entries(cache.entries(), {1, 3, 5}, {1, 1, 1}, {1, 3, 5}, {101, 103, 105});
-  EXPECT_FALSE(cache.leave(step));
+  EXPECT_FALSE(cache.evict(step));
   expect_entries(cache.entries(), {1, 5}, {1, 1}, {1, 5}, {101, 105});
 }
 
@@ -83,7 +83,7 @@ TEST(MergedCache, FollowsMergesWhileDecoding) {
                                             },
                                             {102})};
   EXPECT_FALSE(cache.enter(merging));
-  const std::optional<CacheMerge> merge = cache.leave(merging);
+  const std::optional<CacheMerge> merge = cache.evict(merging);
   ASSERT_TRUE(merge);
   expect_entries(merge->before, {0, 4, 5}, {3, 1, 1}, {1.5, 4, 5}, {101.5, 104, 105});
   expect_entries(cache.entries(), {0, 5}, {4, 1}, {2.25, 5}, {102, 105});
@@ -98,13 +98,13 @@ TEST(MergedCache, LeavesOutWhoIsDropped) {
   dropping.merged_into = {-2, -1};
   dropping.merges.resize(2);
   cache.enter(dropping);
-  EXPECT_FALSE(cache.leave(dropping)) << "nothing merged";
+  EXPECT_FALSE(cache.evict(dropping)) << "nothing merged";
   expect_entries(cache.entries(), {4, 5}, {1, 1}, {4, 5}, {104, 105});
   StepRecord nobody;
   nobody.left = {-1, -1};
   nobody.merged_into = {-2, -2};
   cache.enter(nobody);
-  EXPECT_FALSE(cache.leave(nobody));
+  EXPECT_FALSE(cache.evict(nobody));
   expect_entries(cache.entries(), {4, 5, 6}, {1, 1, 1}, {4, 5, 6}, {104, 105, 106});
 }
 
@@ -116,7 +116,7 @@ TEST(MergedCache, IsAnotherAfterARebuild) {
   plain.left = {-1, 0};
   plain.merges.resize(2);
   cache.enter(plain);
-  cache.leave(plain);
+  cache.evict(plain);
   StepRecord rebuilding;
   rebuilding.left = {-1, -1};
   rebuilding.rebuilt = true;
@@ -126,10 +126,10 @@ TEST(MergedCache, IsAnotherAfterARebuild) {
   ASSERT_TRUE(merge);
   expect_entries(merge->before, {0, 1, 2, 5, 6}, {1, 1, 1, 1, 1}, {0, 1, 2, 5, 6}, {100, 101, 102, 105, 106});
   expect_entries(cache.entries(), {2, 6}, {2, 3}, {1, 4}, {101, 104});
-  EXPECT_FALSE(cache.leave(rebuilding)) << "what merged has been told";
+  EXPECT_FALSE(cache.evict(rebuilding)) << "what merged has been told";
   StepRecord grown;
   EXPECT_FALSE(cache.enter(grown));
-  EXPECT_FALSE(cache.leave(grown)) << "of a host that only grows";
+  EXPECT_FALSE(cache.evict(grown)) << "of a host that only grows";
   EXPECT_EQ(cache.entries().positions, (Positions{2, 6, 7}));
 }
 
@@ -145,7 +145,7 @@ TEST(MergedCache, SpreadsOneValueOverSeveralEntries) {
   spreading.merged_into = {2};
   spreading.merges = {head_merge({{2, {0}, {}}}, {2, 4, 5}, {1, 1, 1}, {2, 4, 5}, {135, 137, 138})};
   cache.enter(spreading);
-  ASSERT_TRUE(cache.leave(spreading));
+  ASSERT_TRUE(cache.evict(spreading));
   expect_entries(cache.entries(), {2, 4, 5}, {1, 1, 1}, {2, 4, 5}, {135, 137, 138});
 }
 
@@ -191,7 +191,7 @@ std::string step_error(const StepRecord& step) {
   MergedCache cache(layer.keys, layer.values, 5, 1, prompt);
   return message_of<ShapeMismatch>([&] {
     cache.enter(step);
-    cache.leave(step);
+    cache.evict(step);
   });
 }
 

@@ -9,8 +9,8 @@
 #include <omp.h>
 
 #include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/eviction/head_cache.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
-#include <kvbound/reference/session/head_cache.hpp>
 #include <kvbound/reference/session/session.hpp>
 
 #include "support/change_oracle.hpp"

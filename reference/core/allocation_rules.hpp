@@ -1,0 +1,27 @@
+// What an allocation makes unequal, as plain data.
+#pragma once
+
+#include <variant>
+
+#include "policy.hpp"
+
+namespace kvbound {
+
+struct AllocationRules {
+  bool across_heads = false;   ///< a layer's KV heads keep different numbers of entries, by their scores
+  bool across_layers = false;  ///< layers have different budgets
+};
+
+namespace detail {
+
+inline AllocationRules allocation_rules(const Uniform&) { return {}; }
+inline AllocationRules allocation_rules(const AdaKv&) { return {.across_heads = true}; }
+inline AllocationRules allocation_rules(const Pyramid&) { return {.across_layers = true}; }
+
+}  // namespace detail
+
+inline AllocationRules rules_of(const Allocation& allocation) {
+  return std::visit([](const auto& one) { return detail::allocation_rules(one); }, allocation);
+}
+
+}  // namespace kvbound
