@@ -194,16 +194,6 @@ TEST(ValueSpace, MeasuresLengthsAndInnerProducts) {
   EXPECT_TRUE(own.squared_norms(Matrix(0, 3)).empty());
 }
 
-TEST(ChangeOf, TellsWhatAScoreMeasures) {
-  EXPECT_EQ(change_of(AttentionScore()), std::nullopt);
-  EXPECT_EQ(change_of(ObcacheValue()), Change::value);
-  EXPECT_EQ(change_of(ObcacheKey()), Change::key);
-  EXPECT_EQ(change_of(ObcacheJoint()), Change::joint);
-  EXPECT_EQ(change_of(ExactRemoval()), Change::exact);
-  EXPECT_EQ(space_of(AttentionScore()), Space::head);
-  EXPECT_EQ(space_of(ExactRemoval{{Space::projected}}), Space::projected);
-}
-
 // ---- against 50 digits
 
 struct NamedCache {

@@ -237,8 +237,8 @@ std::vector<double> scores_of(const Policy& policy, const RandomLayer& layer, in
   const Matrix values = cache.values(), keys = cache.keys();
   const std::vector<double> votes = cache.votes();
   Matrix scores;
-  if (const std::optional<Change> change = change_of(policy.score)) {
-    const std::vector<ValueSpace> spaces = value_spaces(space_of(policy.score), projection, group_size);
+  if (const std::optional<Change> change = rules_of(policy.score).change) {
+    const std::vector<ValueSpace> spaces = value_spaces(rules_of(policy.score).space, projection, group_size);
     const Matrix norms = squared_norms(values, spaces);
     scores =
         group_sum(scored_attention(*change, queries, {keys, values, norms, spaces, votes}, view.scale).scores,

@@ -1,4 +1,4 @@
-// Who leaves while a compressed cache is decoded with, against the definitions in 50 digits.
+// Which entries are evicted in decoding, against the definitions in 50 digits.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -8,8 +8,9 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
-#include <kvbound/reference/eviction/head_cache.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/session/session.hpp>
 
@@ -28,24 +29,6 @@ using Left = std::vector<Positions>;
 
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
-
-TEST(HeadCache, GivesThePlaceOfWhoLeavesToTheLast) {
-  HeadCache cache;
-  for (const double j : {0.0, 1.0, 2.0, 3.0}) {
-    cache.append(static_cast<int64_t>(10 * j), std::vector{j, -j}, std::vector{j + 0.5});
-  }
-  cache.remove(1);
-  EXPECT_EQ(cache.positions, (Positions{0, 30, 20}));
-  EXPECT_EQ(cache.keys(1, 1), -3);
-  EXPECT_EQ(cache.values(1, 0), 3.5);
-  cache.remove(2);
-  EXPECT_EQ(cache.positions, (Positions{0, 30}));
-  cache.append(40, std::vector{4.0, -4.0}, std::vector{4.5});
-  EXPECT_EQ(cache.positions, (Positions{0, 30, 40}));
-  EXPECT_EQ(cache.keys(2, 0), 4);
-  for (int i = 0; i < 3; ++i) cache.remove(0);
-  EXPECT_EQ(cache.entries(), 0);
-}
 
 // ---- by hand, with CriticalKV's stages
 
@@ -124,7 +107,7 @@ class Definition {
   void take_in(int64_t step, const Positions& cached) {
     for (int64_t h = 0; h < heads(); ++h) {
       auto& paid = paid_[static_cast<size_t>(h)];
-      if (!std::holds_alternative<H2o>(policy_.host)) paid.clear();
+      if (rules_.step_update != StepUpdate::accumulate) paid.clear();
       const VectorView query = layer_.step(step).queries.row(head(h));
       add(paid, query, head(h), cached);
     }
@@ -153,7 +136,7 @@ class Definition {
   int64_t heads() const { return layer_.shape.group_size(); }
   int64_t head(int64_t h) const { return g_ * heads() + h; }
   MatrixView projection(int64_t h) const {
-    return space_of(policy_.score) == Space::head ? MatrixView() : layer_.view().head_projection(h);
+    return rules_of(policy_.score).space == Space::head ? MatrixView() : layer_.view().head_projection(h);
   }
 
   Reals logits(VectorView query, const Positions& seen) const {
@@ -162,7 +145,7 @@ class Definition {
   void add(Paid& paid, VectorView query, int64_t h, const Positions& seen) const {
     const Reals all = logits(query, seen), weights = oracle::exact_weights(all);
     const Matrix values = rows_at(layer_.all_values.slice(g_), seen);
-    const auto change = change_of(policy_.score);
+    const auto change = rules_of(policy_.score).change;
     for (size_t j = 0; j < seen.size(); ++j) {
       paid[seen[j]] +=
           change ? oracle::change(*change, all, values, projection(h), static_cast<int64_t>(j)).value
@@ -173,7 +156,7 @@ class Definition {
   Real score(int64_t j) const {
     Real sum = 0;
     for (const Paid& paid : paid_) sum += paid.at(j);
-    return change_of(policy_.score) ? sum : Real(sum / heads());
+    return rules_of(policy_.score).change ? sum : Real(sum / heads());
   }
   Real stage_two(int64_t j, const TwoStage& options) const {
     Real products = 0, norms = 0;
@@ -276,7 +259,7 @@ TEST(EvictionOracle, LetsThoseGoWhomTheDefinitionsNameAtEveryStep) {
 }
 
 // The cache may lie in any order: the outputs are attention over its entries in the order of their positions.
-TEST(Eviction, AnswersAsTheEntriesThatAreLeft) {
+TEST(HeadEviction, AnswersAsTheEntriesThatAreLeft) {
   const RandomLayer layer({kQueryHeads, 2, 3, 4}, 16, kRecorded, kManySteps, 50);
   for (const Policy& policy : dynamic_policies()) {
     const auto session = make_session();
@@ -329,7 +312,7 @@ std::vector<double> everything(kvbound::Session& session, const RandomLayer& lay
   return numbers;
 }
 
-TEST(Eviction, StartsOverWhenTheSessionCompressesAgain) {
+TEST(HeadEviction, StartsOverWhenTheSessionCompressesAgain) {
   const RandomLayer layer({kQueryHeads, 2, 6, 9}, kTokens, kRecorded, kManySteps, 51);
   std::vector<Policy> policies = dynamic_policies();
   policies.push_back(kTopK);  // who grows after those who do not
@@ -346,7 +329,7 @@ TEST(Eviction, StartsOverWhenTheSessionCompressesAgain) {
   }
 }
 
-TEST(Eviction, GivesTheSameBitsForAnyNumberOfThreads) {
+TEST(HeadEviction, GivesTheSameBitsForAnyNumberOfThreads) {
   const RandomLayer layer({8, 4, 16, 40}, 300, 40, kManySteps, 52);
   const int before = omp_get_max_threads();
   for (const Policy& policy : dynamic_policies()) {
