@@ -71,9 +71,12 @@ class HeadMerging {
  private:
   bool votes() const { return std::holds_alternative<KeepKv>(merge_); }
   Matrix scores_of(const LayerView& layer, const ScoreEma* known) const;
-  std::optional<MergeQueries> merge_queries(MatrixView queries, MatrixView log_scores,
-                                            VectorView votes) const;
-  MergedEntry merged(const std::optional<MergeQueries>& queries, const ClusterMembers& members) const;
+  void merge_clusters(const LayerView& layer, MergeTargets& targets, const ScoreEma* known, HeadCache& cache,
+                      HeadMerge& record);
+  std::vector<double> log_denominators(MatrixView log_scores, VectorView votes) const;
+  std::vector<MergedEntry> merged_entries(const MergingCache& entries,
+                                          std::span<const std::vector<int64_t>> clusters, MatrixView queries,
+                                          const std::vector<double>& log_denominators) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
   Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
   NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;

@@ -1,91 +1,76 @@
 #include "ranking.hpp"
 
-#include <algorithm>
+#include <optional>
+#include <utility>
 #include <variant>
 
-#include <kvbound/reference/eviction/critical_kv.hpp>
-#include <kvbound/reference/eviction/greedy.hpp>
-#include <kvbound/reference/eviction/h2o.hpp>
-#include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/tova.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::reference {
 namespace {
 
-// The map's entry, made if it is not there; a failure leaves the map as it was.
-template <class Map, class Make>
-const typename Map::mapped_type& known(Map& map, const typename Map::key_type& key, const Make& make) {
-  const auto found = map.find(key);
-  return found != map.end() ? found->second : map.emplace(key, make()).first->second;
-}
+// Scores per query head, and reduced over the group.
+struct Scores {
+  Matrix per_head;
+  Matrix reduced;
+};
 
-// The score per query head over all n positions, as the host adds it up over its window; not pooled.
-Matrix unpooled_scores(const LayerView& layer, const Policy& policy, int64_t window, LayerScores& known) {
-  if (const std::optional<Change> change = change_of(policy.score)) {
-    return known.changes(layer, window, *change, space_of(policy.score));
+// By attention, each host in its own way.
+class AttentionScores {
+ public:
+  AttentionScores(const LayerView& layer, const Ranking& ranking, LayerScores& known)
+      : layer_(layer), ranking_(ranking), known_(known) {}
+
+  Scores operator()(const SnapKv& host) const {
+    // A budget of the always-kept entries alone: nothing is selected yet, all is scored.
+    const std::vector<int64_t> none(static_cast<size_t>(layer_.shape.kv_heads), ranking_.rules.recent);
+    SnapKvSelection selection = select_snap_kv(layer_, host, ranking_.rules, none, known_);
+    return {std::move(selection.head_scores), std::move(selection.scores)};
   }
-  if (std::holds_alternative<H2o>(policy.host)) return known.attention(layer, window);
-  if (std::holds_alternative<Tova>(policy.host)) return last_query_attention(layer);
-  return window_mean(known.attention(layer, window), window);
-}
+  Scores operator()(const H2o&) const { return averaged(known_.attention(layer_, ranking_.rules.window)); }
+  Scores operator()(const Tova&) const { return averaged(last_query_attention(layer_)); }
+  Scores operator()(const StreamingLlm&) const { throw InvalidPolicy("streaming-llm ranks no entries"); }
 
-// Its first positions, pooled if the host does that.
-Matrix head_scores(MatrixView unpooled, const Ranking& ranking, const Host& host) {
-  const auto* snap_kv = std::get_if<SnapKv>(&host);
-  return max_pool(unpooled.middle_cols(0, ranking.rules.scored), snap_kv ? snap_kv->pool : 1);
+ private:
+  Scores averaged(Matrix attention) const {
+    Matrix mean = group_mean(attention, layer_.shape.group_size());
+    return {std::move(attention), std::move(mean)};
+  }
+
+  const LayerView& layer_;
+  const Ranking& ranking_;
+  LayerScores& known_;
+};
+
+// The width of the max-pool over a host's scores.
+int64_t pool_width(const SnapKv& host) { return host.pool; }
+int64_t pool_width(const H2o&) { return 1; }
+int64_t pool_width(const Tova&) { return 1; }
+int64_t pool_width(const StreamingLlm&) { return 1; }
+
+// By how far outputs move without an entry: added up over the window and over the group.
+Scores change_scores(const LayerView& layer, const Policy& policy, Change change, const HostRules& rules,
+                     LayerScores& known) {
+  const Matrix& sums = known.changes(layer, rules.window, change, space_of(policy.score));
+  const int64_t pool = std::visit([](const auto& host) { return pool_width(host); }, policy.host);
+  Matrix pooled = max_pool(sums.view().middle_cols(0, rules.scored), pool);
+  Matrix reduced = group_sum(pooled, layer.shape.group_size());
+  return {std::move(pooled), std::move(reduced)};
 }
 
 }  // namespace
 
-const Matrix& LayerScores::attention(const LayerView& layer, int64_t window) {
-  return known(attention_, window, [&] {
-    return timed(times_, "window_attention", [&] { return accumulated_attention(layer, window); });
-  });
-}
-
-const Matrix& LayerScores::changes(const LayerView& layer, int64_t window, Change change, Space space) {
-  return known(changes_, {window, change, space}, [&] {
-    return timed(times_, "window_scores", [&] { return window_scores(layer, window, change, space); });
-  });
-}
-
-const Matrix& LayerScores::norms(const LayerView& layer, Norm norm) {
-  return known(norms_, norm, [&] {
-    return timed(times_, "projected_value_norms", [&] {
-      return projected_value_norms(layer.shape, layer.values, layer.output_projection, norm);
-    });
-  });
-}
-
-const std::vector<std::vector<int64_t>>& LayerScores::removals(const LayerView& layer, int64_t window,
-                                                               int64_t candidates) {
-  return known(removals_, window, [&] {
-    std::vector<std::vector<int64_t>> orders(static_cast<size_t>(layer.shape.kv_heads));
-    timed(times_, "removal_order", [&] {
-      parallel_for(layer.shape.kv_heads, [&](int64_t g) {
-        orders[static_cast<size_t>(g)] = removal_order(layer, g, window, candidates, candidates);
-      });
-    });
-    return orders;
-  });
+SnapKvSelection select_snap_kv(const LayerView& layer, const SnapKv& host, const HostRules& rules,
+                               std::span<const int64_t> budgets, LayerScores& known) {
+  return snap_kv(layer, {rules.window, rules.recent}, host.pool, budgets,
+                 [&](int64_t window) -> const Matrix& { return known.attention(layer, window); });
 }
 
 std::vector<int64_t> Ranking::positions_of(std::span<const int64_t> indices) const {
   std::vector<int64_t> positions;
   for (const int64_t i : indices) positions.push_back(first_candidate + i);
   return positions;
-}
-
-const std::vector<ScoreEma>& LayerScores::predicted(const LayerView& layer, const PredictedScores& options) {
-  return known(predicted_, {options.ema, options.scores, options.normalisation}, [&] {
-    std::vector<ScoreEma> averages(static_cast<size_t>(layer.shape.kv_heads));
-    timed(times_, "score_ema", [&] {
-      parallel_for(layer.shape.kv_heads,
-                   [&](int64_t g) { averages[static_cast<size_t>(g)] = prompt_ema(layer, g, options); });
-    });
-    return averages;
-  });
 }
 
 Ranking rank(const LayerView& layer, const Policy& policy, LayerScores& known) {
@@ -99,11 +84,11 @@ Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rule
   ranking.always_kept = rules.always_kept(tokens);
   ranking.first_candidate = ranking.rules.sinks;
   ranking.candidates = tokens - static_cast<int64_t>(ranking.always_kept.size());
-  ranking.head_scores =
-      head_scores(unpooled_scores(layer, policy, rules.window, known), ranking, policy.host);
-  const int64_t group_size = layer.shape.group_size();
-  ranking.scores = change_of(policy.score) ? group_sum(ranking.head_scores, group_size)
-                                           : group_mean(ranking.head_scores, group_size);
+  const std::optional<Change> change = change_of(policy.score);
+  Scores scores = change ? change_scores(layer, policy, *change, rules, known)
+                         : std::visit(AttentionScores(layer, ranking, known), policy.host);
+  ranking.head_scores = std::move(scores.per_head);
+  ranking.scores = std::move(scores.reduced);
   return ranking;
 }
 
