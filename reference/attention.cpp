@@ -6,109 +6,39 @@
 #include <limits>
 
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/elementwise.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/instruction_set.hpp>
+#include <kvbound/reference/numerics/largest.hpp>
 #include <kvbound/reference/numerics/product.hpp>
-#include <kvbound/reference/numerics/token_blocks.hpp>
+#include <kvbound/reference/numerics/token_products.hpp>
 
 namespace kvbound::reference {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-struct Largest {
-  double value = kNothing;
-  double poison = 0;  // 0 if all numbers are finite, else NaN
-};
-
-// Adds kLanes numbers to what is known of those before them.
-template <class L>
-[[gnu::always_inline]] inline void add_to_largest(const double* numbers,
-                                                  typename L::Reals (&largest)[L::kVectors],
-                                                  typename L::Sums& poison) {
-  for (size_t v = 0; v < L::kVectors; ++v) {
-    typename L::Reals x;
-    L::load(numbers + v * L::kWidth, x);
-    largest[v] = x > largest[v] ? x : largest[v];
-    poison.parts[v] += x - x;
-  }
-}
-
-// numbers: at least one
-Largest largest(VectorView numbers) {
-  Largest result;
-  run_at(
-      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
-        using L = decltype(lanes);
-        typename L::Reals most[L::kVectors];
-        for (auto& part : most) part = typename L::Reals{} + kNothing;
-        typename L::Sums poison;
-        const size_t whole = numbers.size() / kLanes * kLanes;
-        for (size_t i = 0; i < whole; i += kLanes) add_to_largest<L>(numbers.data() + i, most, poison);
-        double rest[kLanes];  // filled up with what is there anyway
-        std::fill_n(rest, kLanes, numbers.front());
-        std::copy(numbers.begin() + static_cast<std::ptrdiff_t>(whole), numbers.end(), rest);
-        add_to_largest<L>(rest, most, poison);
-        double candidates[kLanes];
-        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], candidates + v * L::kWidth);
-        result = {*std::max_element(candidates, candidates + kLanes), poison.total()};
-      });
-  return result;
-}
-
-void divide(std::span<double> numbers, double divisor) {
-  run_at(
-      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
-        using L = decltype(lanes);
-        size_t i = 0;
-        for (; i + L::kWidth <= numbers.size(); i += L::kWidth) {
-          typename L::Reals x;
-          L::load(numbers.data() + i, x);
-          L::store(x / divisor, numbers.data() + i);
-        }
-        for (; i < numbers.size(); ++i) numbers[i] /= divisor;
-      });
-}
-
-// Fills in the logits; visit(first, count) is called when those of tokens first..first + count - 1 are there.
-template <class Visit>
-void visit_logit_blocks(MatrixView queries, MatrixView keys, double scale, MutableMatrixView logits,
-                        const Visit& visit) {
-  require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
-  require_equal("rows of logits", logits.rows, "rows of queries", queries.rows);
-  require_equal("columns of logits", logits.cols, "rows of keys", keys.rows);
-  const int64_t size = query_product_block(keys.rows);
-  for (int64_t b = 0; b < token_blocks(keys.rows, size); ++b) {
-    const TokenBlock block(keys, b, size);
-    const MutableMatrixView there = logits.middle_cols(block.first, block.count);
-    if (block.count == size) {
-      multiply_transposed(queries, block.rows, there, scale);
-    } else {
-      Matrix padded(queries.rows, size);
-      multiply_transposed(queries, block.rows, padded.view(), scale);
-      for (int64_t i = 0; i < queries.rows; ++i) {
-        std::ranges::copy(padded.row(i).first(static_cast<size_t>(block.count)), there.row(i).begin());
-      }
-    }
-    visit(block.first, block.count);
-  }
-}
-
 // Softmax in place; returns the log-sum-exp.
 double softmax(std::span<double> logits) {
   if (logits.empty()) return kNothing;
   const Largest most = largest(logits);
-  if (!(most.poison == 0)) require_finite("logits", logits);
+  if (!most.all_finite()) require_finite("logits", logits);
   const double sum = exponentiate(logits, most.value);
   divide(logits, sum);
   return most.value + std::log(sum);
+}
+
+void require_logits(MatrixView queries, MatrixView keys, MutableMatrixView logits) {
+  require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
+  require_equal("rows of logits", logits.rows, "rows of queries", queries.rows);
+  require_equal("columns of logits", logits.cols, "rows of keys", keys.rows);
 }
 
 }  // namespace
 
 Matrix attention_logits(MatrixView queries, MatrixView keys, double scale) {
   Matrix logits(queries.rows, keys.rows);
-  visit_logit_blocks(queries, keys, scale, logits.view(), [](int64_t, int64_t) {});
+  require_logits(queries, keys, logits.view());
+  multiply_by_tokens(queries, keys, scale, logits.view(), [](int64_t, int64_t) {});
   return logits;
 }
 
@@ -116,14 +46,15 @@ std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double
                                      std::span<const int64_t> visible, MutableMatrixView logits) {
   require_equal("visible", static_cast<int64_t>(visible.size()), "rows of queries", queries.rows);
   for (const int64_t seen : visible) assert(0 <= seen && seen <= keys.rows);
+  require_logits(queries, keys, logits);
   std::vector<double> result(visible.size(), kNothing);
-  visit_logit_blocks(queries, keys, scale, logits, [&](int64_t first, int64_t count) {
+  multiply_by_tokens(queries, keys, scale, logits, [&](int64_t first, int64_t count) {
     for (size_t i = 0; i < visible.size(); ++i) {
       const int64_t seen = std::min(count, visible[i] - first);
       if (seen <= 0) continue;
       const VectorView row = logits.row(static_cast<int64_t>(i));
       const Largest most = largest(row.subspan(static_cast<size_t>(first), static_cast<size_t>(seen)));
-      if (!(most.poison == 0)) require_finite("logits", row.first(static_cast<size_t>(first + seen)));
+      if (!most.all_finite()) require_finite("logits", row.first(static_cast<size_t>(first + seen)));
       result[i] = std::max(result[i], most.value);
     }
   });

@@ -1,101 +1,94 @@
 #include "critical_kv.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <string>
 
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/instruction_set.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
-#include <kvbound/reference/numerics/product.hpp>
-#include <kvbound/reference/numerics/token_blocks.hpp>
+#include <kvbound/reference/numerics/row_norms.hpp>
 
 #include "selection.hpp"
+#include "window_logits.hpp"
 
 namespace kvbound::reference {
 namespace {
 
-// Columns of the product formed at a time: kTokenBlock x kColumnBlock doubles are 1 MiB, which stays in the second-level
-// cache of most server processors.
-constexpr int64_t kColumnBlock = 512;
-
-Matrix product_block(MatrixView output_projection) {
-  return {kTokenBlock, std::min(kColumnBlock, output_projection.cols)};
-}
-
-// Adds |x| or x^2 of kLanes numbers.
-template <Norm norm, class L>
-[[gnu::always_inline]] inline void add_terms(const double* numbers, typename L::Sums& sums) {
-  using Reals = typename L::Reals;
-  for (size_t v = 0; v < L::kVectors; ++v) {
-    Reals x;
-    L::load(numbers + v * L::kWidth, x);
-    if constexpr (norm == Norm::l1) {
-      sums.parts[v] += (Reals)((typename L::Bits)x & ~(uint64_t{1} << 63));  // without its sign
-    } else {
-      sums.parts[v] += x * x;
+// The chosen indices and, of the others, the `count` of largest score; ascending.
+std::vector<int64_t> with_top_of_others(std::span<const int64_t> chosen, VectorView scores, int64_t count) {
+  std::vector<int64_t> others;
+  std::vector<double> their_scores;
+  auto next = chosen.begin();
+  for (int64_t i = 0; i < std::ssize(scores); ++i) {
+    if (next != chosen.end() && *next == i) {
+      ++next;
+      continue;
     }
+    others.push_back(i);
+    their_scores.push_back(scores[static_cast<size_t>(i)]);
   }
+  std::vector<int64_t> all(chosen.begin(), chosen.end());
+  for (const int64_t i : select_top(their_scores, count)) all.push_back(others[static_cast<size_t>(i)]);
+  std::ranges::sort(all);
+  return all;
 }
 
-// sums[i] += sum_j |rows[i, j]| or rows[i, j]^2
-template <Norm norm>
-void add_row_sums(MatrixView rows, std::span<double> sums) {
-  run_at(
-      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
-        using L = decltype(lanes);
-        const auto columns = static_cast<size_t>(rows.cols);
-        const size_t whole = columns / kLanes * kLanes;
-        for (size_t i = 0; i < sums.size(); ++i) {
-          const double* row = rows.row(static_cast<int64_t>(i)).data();
-          typename L::Sums terms;
-          for (size_t j = 0; j < whole; j += kLanes) add_terms<norm, L>(row + j, terms);
-          if (whole < columns) {
-            double rest[kLanes] = {};
-            std::copy(row + whole, row + columns, rest);
-            add_terms<norm, L>(rest, terms);
-          }
-          sums[i] += terms.total();
-        }
-      });
-}
-
-// The norms of one block of tokens. projected: product_block, overwritten.
-template <Norm norm>
-void block_norms(const TokenBlock& block, MatrixView output_projection, Matrix& projected,
-                 std::span<double> norms) {
-  std::ranges::fill(norms, 0.0);
-  for (int64_t first = 0; first < output_projection.cols; first += kColumnBlock) {
-    const int64_t columns = std::min(kColumnBlock, output_projection.cols - first);
-    const MutableMatrixView product = projected.view().middle_cols(0, columns);
-    multiply(block.rows, output_projection.middle_cols(first, columns), product);
-    add_row_sums<norm>(product, norms);
-  }
-  if constexpr (norm == Norm::l2) {
-    for (double& entry : norms) entry = std::sqrt(entry);
-  }
-  require_finite("projected_value_norms", norms);
-}
-
-void block_norms(MatrixView values, int64_t block_index, MatrixView output_projection, Norm norm,
-                 Matrix& projected, std::span<double> all_norms) {
-  const TokenBlock block(values, block_index);
-  const auto norms = all_norms.subspan(static_cast<size_t>(block.first), static_cast<size_t>(block.count));
-  if (norm == Norm::l1) {
-    block_norms<Norm::l1>(block, output_projection, projected, norms);
-  } else {
-    block_norms<Norm::l2>(block, output_projection, projected, norms);
-  }
+// The best candidates' positions, best first.
+std::vector<int64_t> ranked_positions(const CriticalKvPrompt& prompt, VectorView scores, int64_t k) {
+  std::vector<int64_t> positions = rank_top(scores, k);
+  for (int64_t& position : positions) position += prompt.first_candidate;
+  return positions;
 }
 
 }  // namespace
 
+// Algorithm 1 of the paper, whose V W^O and its norms are prompt.norms; b, b' and b'' are its budgets, k what b leaves beside
+// the entries that are always kept.
+CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& options,
+                                std::span<const int64_t> k, OperationTimes* times) {
+  const int64_t kv_heads = prompt.scores.rows, group_size = prompt.layer.shape.group_size();
+  CriticalKvSelection result{Matrix(kv_heads, prompt.scores.cols), {}};
+  result.heads.resize(static_cast<size_t>(kv_heads));
+  // (A + epsilon) || V W^O ||_1, for a group of query heads: proofs/critical_kv.md#ckv-window.
+  timed(times, "stage_two_scores", [&] {
+    for (int64_t g = 0; g < kv_heads; ++g) {
+      const MatrixView attention = prompt.head_scores.middle_rows(g * group_size, group_size),
+                       norms = prompt.norms.middle_rows(g * group_size, group_size);
+      std::ranges::copy(stage_two_scores(attention, norms, options.epsilon, options.gqa),
+                        result.stage_two_scores.row(g).begin());
+    }
+  });
+  timed(times, "selection", [&] {
+    parallel_for(kv_heads, [&](int64_t g) {
+      const auto candidates = [&](VectorView row) {
+        return row.subspan(static_cast<size_t>(prompt.first_candidate),
+                           static_cast<size_t>(prompt.candidates));
+      };
+      const VectorView attention = candidates(prompt.scores.row(g)),
+                       stage_two = candidates(result.stage_two_scores.row(g));
+      TwoStageSelection& selection = result.heads[static_cast<size_t>(g)];
+      // b' = floor(alpha b), b'' = b - b'. (The paper's header prints alpha = 0.25, its text and experiments use 0.5.)
+      const int64_t b = k[static_cast<size_t>(g)];
+      const int64_t b_one = stage_one_count(options, b, [&] {
+        return adaptive_stage_one(prompt.layer, g, prompt.window, prompt.always_kept,
+                                  ranked_positions(prompt, attention, b));
+      });
+      // Stage 1: the b' entries of largest attention weight.
+      selection.stage_one = select_top(attention, b_one);
+      // Stage 2: of the others the b'' of largest (A + epsilon) || V W^O ||_1.
+      selection.selected = with_top_of_others(selection.stage_one, stage_two, b - b_one);
+    });
+  });
+  return result;
+}
+
+int64_t stage_one_count(const TwoStage& options, int64_t k, const std::function<int64_t()>& adaptive) {
+  return options.alpha ? floor_of_product(*options.alpha, k) : adaptive();
+}
+
 std::vector<double> projected_value_norms(MatrixView values, MatrixView output_projection, Norm norm) {
   require_equal("columns of values", values.cols, "rows of output_projection", output_projection.rows);
-  std::vector<double> norms(static_cast<size_t>(values.rows));
-  Matrix projected = product_block(output_projection);
-  for (int64_t b = 0; b < token_blocks(values.rows); ++b) {
-    block_norms(values, b, output_projection, norm, projected, norms);
-  }
+  std::vector<double> norms = row_norms(values, output_projection, norm);
+  require_finite("projected_value_norms", norms);
   return norms;
 }
 
@@ -105,16 +98,13 @@ Matrix projected_value_norms(const LayerShape& shape, TensorView values, MatrixV
   require_equal("rows of output_projection", output_projection.rows, "query_heads * head_dim",
                 shape.query_heads * shape.head_dim);
   require_equal("columns of values", values.cols, "head_dim", shape.head_dim);
-  Matrix norms(shape.query_heads, values.rows);
-  const int64_t blocks = token_blocks(values.rows);
-  parallel_for(
-      shape.query_heads * blocks, [&] { return product_block(output_projection); },
-      [&](Matrix& projected, int64_t piece) {
-        const int64_t head = piece / blocks;
-        const MatrixView projection = output_projection.middle_rows(head * shape.head_dim, shape.head_dim);
-        block_norms(values.slice(shape.kv_head_of(head)), piece % blocks, projection, norm, projected,
-                    norms.row(head));
-      });
+  std::vector<RowProduct> products;  // V W^O_h
+  for (int64_t h = 0; h < shape.query_heads; ++h) {
+    products.push_back({values.slice(shape.kv_head_of(h)),
+                        output_projection.middle_rows(h * shape.head_dim, shape.head_dim)});
+  }
+  Matrix norms = row_norms(products, norm);
+  for (int64_t h = 0; h < shape.query_heads; ++h) require_finite("projected_value_norms", norms.row(h));
   return norms;
 }
 
@@ -150,22 +140,7 @@ TwoStageSelection select_critical(VectorView attention_score, VectorView stage_t
   }
   TwoStageSelection selection;
   selection.stage_one = select_top(attention_score, stage_one_count);
-  std::vector<int64_t> others;
-  std::vector<double> scores;
-  auto next = selection.stage_one.begin();
-  for (int64_t i = 0; i < static_cast<int64_t>(stage_two_score.size()); ++i) {
-    if (next != selection.stage_one.end() && *next == i) {
-      ++next;
-      continue;
-    }
-    others.push_back(i);
-    scores.push_back(stage_two_score[static_cast<size_t>(i)]);
-  }
-  selection.selected = selection.stage_one;
-  for (const int64_t i : select_top(scores, k - stage_one_count)) {
-    selection.selected.push_back(others[static_cast<size_t>(i)]);
-  }
-  std::ranges::sort(selection.selected);
+  selection.selected = with_top_of_others(selection.stage_one, stage_two_score, k - stage_one_count);
   return selection;
 }
 
@@ -181,6 +156,16 @@ int64_t adaptive_stage_one(MatrixView attention_weights, std::span<const int64_t
     if (!(mass > 0.5)) return k;
     count = std::max(count, needed);
   }
+  return count;
+}
+
+int64_t adaptive_stage_one(const LayerView& layer, int64_t kv_head, int64_t window,
+                           std::span<const int64_t> always_kept, std::span<const int64_t> ranked) {
+  int64_t count = 0;
+  visit_window_attention(layer, kv_head, window, [&](int64_t, VectorView weights) {
+    const MatrixView row(weights.data(), 1, static_cast<int64_t>(weights.size()));
+    count = std::max(count, adaptive_stage_one(row, always_kept, ranked));
+  });
   return count;
 }
 

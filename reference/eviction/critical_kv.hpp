@@ -2,13 +2,61 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
+#include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::reference {
+
+/// Entries picked in two stages, as ascending indices.
+struct TwoStageSelection {
+  std::vector<int64_t> stage_one;
+  std::vector<int64_t> selected;  ///< both stages
+};
+
+/// What CriticalKV selects from: a layer's scored entries, of which the candidates are successive ones.
+struct CriticalKvPrompt {
+  const LayerView& layer;
+  int64_t window = 0;                    ///< queries whose attention an adaptive stage one has to satisfy
+  std::span<const int64_t> always_kept;  ///< ascending positions
+  int64_t first_candidate = 0;
+  int64_t candidates = 0;
+  MatrixView scores;       ///< A [kv_heads, entries]: attention score, reduced over the group
+  MatrixView head_scores;  ///< A^h [query_heads, entries]: attention score per query head
+  MatrixView norms;        ///< || v_j W^O_h || [query_heads, entries]: projected_value_norms
+};
+
+/// What CriticalKV selects.
+struct CriticalKvSelection {
+  Matrix stage_two_scores;               ///< [kv_heads, entries]
+  std::vector<TwoStageSelection> heads;  ///< [kv_heads]: indices of candidates
+};
+
+/// CriticalKV's two stages, for every KV head of a prompt.
+///
+///     stage one  the stage_one_count(alpha, k) candidates of largest attention score A_j
+///     stage two  the rest of k, by (A_j + epsilon) || v_j W^O ||, among the candidates that stage one left
+///
+/// k        [kv_heads], 0..candidates: how many candidates are selected
+/// times    where the time of stage_two_scores and of the selection goes; null: nowhere
+/// throws   ShapeMismatch, NonFinite
+/// source   CriticalKV (arXiv:2502.03805), Algorithm 1
+/// proof    proofs/critical_kv.md#ckv-3.5
+CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& options,
+                                std::span<const int64_t> k, OperationTimes* times = nullptr);
+
+/// How many of the k selected entries stage one takes.
+///
+///     floor(alpha k), in exact decimal arithmetic;   alpha = adaptive: what `adaptive` says
+///
+/// adaptive  adaptive_stage_one of the k candidates of largest attention score; called only if alpha is adaptive
+/// returns   0..k
+/// source    CriticalKV, Algorithm 1; adaptive: ours
+int64_t stage_one_count(const TwoStage& options, int64_t k, const std::function<int64_t()>& adaptive);
 
 /// How strongly each cached value reaches the hidden state.
 ///
@@ -45,12 +93,6 @@ Matrix projected_value_norms(const LayerShape& shape, TensorView values, MatrixV
 std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, double epsilon,
                                      GqaProduct gqa);
 
-/// Entries picked in two stages, as ascending indices.
-struct TwoStageSelection {
-  std::vector<int64_t> stage_one;
-  std::vector<int64_t> selected;  ///< both stages
-};
-
 /// Stage one takes the entries of largest attention score, stage two the largest stage-two scores among the
 /// rest.
 ///
@@ -76,5 +118,9 @@ TwoStageSelection select_critical(VectorView attention_score, VectorView stage_t
 /// proof              proofs/critical_kv.md#ckv-adaptive-alpha
 int64_t adaptive_stage_one(MatrixView attention_weights, std::span<const int64_t> always_kept,
                            std::span<const int64_t> ranked);
+
+/// The same for the window's queries over a whole prompt, of which no more than a few are in memory at once.
+int64_t adaptive_stage_one(const LayerView& layer, int64_t kv_head, int64_t window,
+                           std::span<const int64_t> always_kept, std::span<const int64_t> ranked);
 
 }  // namespace kvbound::reference

@@ -1,12 +1,14 @@
-// How far single entries move one query's output: the arithmetic behind the scores of obcache.hpp, for one query at a time.
+// One query's attention as the scores of obcache.hpp need it, and differences of a value and an output.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include <kvbound/reference/core/view.hpp>
+#include <kvbound/reference/numerics/squared_differences.hpp>
 
-#include "obcache.hpp"
 #include "value_space.hpp"
 
 namespace kvbound::reference {
@@ -30,10 +32,10 @@ struct QueryAttention {
 QueryAttention query_attention(VectorView logits, double largest, bool leaves_out_dominant,
                                std::span<double> weights);
 
-/// What the changes of some entries follow from.
+/// What the scores of some entries for one query follow from.
 struct ChangeTerms {
-  VectorView logits;         ///< [entries]
-  VectorView weights;        ///< [entries], shares of attention.rest
+  VectorView logits;         ///< z [entries]
+  VectorView weights;        ///< A [entries], shares of attention.rest
   VectorView squared_norms;  ///< [entries], of the values
   MatrixView values;         ///< [entries, head_dim]
   VectorView output;         ///< o [head_dim]
@@ -42,16 +44,20 @@ struct ChangeTerms {
   const ValueSpace& space;
 };
 
-/// The entries' changes, w^2 || a v_j - b o ||^2, all but the dominant one's.
+/// Squared lengths of differences of one value and one output, element by element.
 ///
-/// changes  [entries], in: v_j . o in the space (of `value`: anything); out: the changes
-void measure_changes(Change change, const ChangeTerms& terms, std::span<double> changes);
+///     changes[j] <- || scale_j (x_factor_j v_j - origin_factor_j o) ||^2  where changes[j] < 0
+///
+/// difference  of entry j
+void measure_cancelled(const ChangeTerms& terms,
+                       const std::function<ScaledDifference<double>(size_t entry)>& difference,
+                       std::span<double> changes);
 
-/// The dominant entry's change.
-///
-/// value   its value [head_dim]
-/// others  the output without it [head_dim]; zeros if it is alone
-double dominant_change(Change change, const QueryAttention& attention, VectorView value, VectorView others,
-                       const ValueSpace& space);
+/// || scale (x_factor x - origin_factor o) ||^2
+double squared_length(const ScaledDifference<double>& difference, VectorView x, VectorView o,
+                      const ValueSpace& space);
+
+/// 1 / (1 + e^-x)
+double sigmoid(double x);
 
 }  // namespace kvbound::reference

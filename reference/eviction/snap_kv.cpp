@@ -4,33 +4,41 @@
 #include <string>
 
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/elementwise.hpp>
 
-#include "h2o.hpp"
 #include "obcache.hpp"
+#include "selection.hpp"
 #include "window_logits.hpp"
 
 namespace kvbound::reference {
 
-void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
-                            const std::function<void(int64_t query_head, VectorView weights)>& visit) {
-  WindowLogits logits(layer, window);
-  for (const HeadBlock& heads : head_blocks(layer.shape, kv_head)) {
-    visit_exponentials(logits, heads, [&](int64_t query_head, std::span<double> row, double sum) {
-      for (double& entry : row) entry /= sum;
-      visit(query_head, row);
-    });
+// The steps are those of the paper's Listing 1.
+SnapKvSelection snap_kv(const LayerView& layer, const ObservationWindow& window, int64_t pool,
+                        std::span<const int64_t> budgets, const WindowAttentionSums& attention_sums) {
+  require_equal("budgets", std::ssize(budgets), "KV heads", layer.shape.kv_heads);
+  const int64_t tokens = layer.prompt_tokens(), candidates = tokens - window.kept;
+  SnapKvSelection result;
+  // The window's queries attend to the whole prompt: the causal softmax of q K^T, and its mean over the window. (The paper
+  // takes the sum, which selects the same entries.)
+  const Matrix attention = window_mean(attention_sums(window.queries), window.queries);
+  // Pooling: an entry's neighbours are kept with it.
+  result.head_scores = max_pool(attention.view().middle_cols(0, candidates), pool);
+  // The query heads that share a KV head select together.
+  result.scores = group_mean(result.head_scores, layer.shape.group_size());
+  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+    // The top k of the prefix, and the whole window.
+    const int64_t k = budgets[static_cast<size_t>(g)] - window.kept;
+    std::vector<int64_t> kept = select_top(result.scores.row(g), k);
+    for (int64_t position = candidates; position < tokens; ++position) kept.push_back(position);
+    result.kept.push_back(std::move(kept));
   }
+  return result;
 }
 
-Matrix window_mean(Matrix sums, int64_t window) {
-  for (int64_t h = 0; h < sums.rows(); ++h) {
-    for (double& entry : sums.row(h)) entry /= static_cast<double>(window);
-  }
-  return sums;
-}
+Matrix window_mean(const Matrix& sums, int64_t window) { return quotient(sums, static_cast<double>(window)); }
 
 Matrix window_attention(const LayerView& layer, int64_t window) {
-  return window_mean(accumulated_attention(layer, window), window);
+  return window_mean(window_attention_sums(layer, window), window);
 }
 
 Matrix max_pool(MatrixView scores, int64_t width) {

@@ -1,29 +1,48 @@
-// SnapKV: rank the prompt's entries by the attention that its last queries pay them.
+// SnapKV: keep the observation window, and of the entries before it those to which the window's queries attend most.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <span>
+#include <vector>
 
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::reference {
 
-/// Shows the window's attention weights, one query at a time; those in memory at once are few.
+/// The prompt's last positions, as SnapKV uses them: the same number of each, except when a cache is rebuilt in decoding.
+struct ObservationWindow {
+  int64_t queries = 0;  ///< the last queries, whose attention counts
+  int64_t kept = 0;     ///< the newest positions, which stay; all others are candidates
+};
+
+/// What SnapKV selects of one layer, and by which scores.
+struct SnapKvSelection {
+  Matrix head_scores;  ///< [query_heads, candidates]: pooled
+  Matrix scores;       ///< [kv_heads, candidates]: their mean over each group of query heads
+  std::vector<std::vector<int64_t>> kept;  ///< [kv_heads]: ascending positions
+};
+
+/// window_attention_sums of a layer, computed or remembered.
+using WindowAttentionSums = std::function<const Matrix&(int64_t window)>;
+
+/// SnapKV's compression of a prompt.
 ///
-/// layer    its last `window` recorded queries are the observation window
-/// kv_head  whose query heads
-/// window   1..layer.window_queries()
-/// visit    called with a query head of the group and the weights [n] of one of its queries: >= 0, sum 1, and 0
-///          in the query's future. Every query of every head once; a head's in the order of their positions
-/// throws   ShapeMismatch if the window is not recorded; NonFinite
-void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
-                            const std::function<void(int64_t query_head, VectorView weights)>& visit);
+///     a^h_j = max_{|j' - j| <= (pool - 1) / 2} (1 / window) sum_{i in window} A^h_ij',   A = causal softmax over the prompt
+///     kept_g = the k largest of mean_{h in g} a^h_j, and the window
+///
+/// pool      width of the max-pool, odd; 1 is none
+/// budgets   [kv_heads]: entries kept, the window's included
+/// throws    ShapeMismatch if the window is not recorded or a budget is out of range; NonFinite
+/// source    SnapKV (arXiv:2404.14469), Listing 1; it is for one query head per KV head: the mean over the group is ours
+SnapKvSelection snap_kv(const LayerView& layer, const ObservationWindow& window, int64_t pool,
+                        std::span<const int64_t> budgets, const WindowAttentionSums& attention_sums);
 
 /// Sums over a window as means.
 ///
 /// sums     [rows, entries], added up over `window` queries
 /// returns  sums / window
-Matrix window_mean(Matrix sums, int64_t window);
+Matrix window_mean(const Matrix& sums, int64_t window);
 
 /// The mean attention that the window's queries pay each entry.
 ///

@@ -5,6 +5,8 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/numerics/elementwise.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::reference {
 namespace {
@@ -66,6 +68,31 @@ void WindowLogits::visit_block(const HeadBlock& heads, int64_t first, int64_t co
                                    layer_.keys.slice(layer_.shape.kv_head_of(heads.first)), layer_.scale,
                                    block.visible, block.logits);
   visit(block);
+}
+
+void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
+                            const std::function<void(int64_t query_head, VectorView weights)>& visit) {
+  WindowLogits logits(layer, window);
+  for (const HeadBlock& heads : head_blocks(layer.shape, kv_head)) {
+    visit_exponentials(logits, heads, [&](int64_t query_head, std::span<double> row, double sum) {
+      divide(row, sum);
+      visit(query_head, row);
+    });
+  }
+}
+
+Matrix window_attention_sums(const LayerView& layer, int64_t window) {
+  Matrix sums(layer.shape.query_heads, layer.prompt_tokens());
+  const std::vector<HeadBlock> blocks = head_blocks(layer.shape);
+  parallel_for(
+      static_cast<int64_t>(blocks.size()), [&] { return WindowLogits(layer, window); },
+      [&](WindowLogits& logits, int64_t block) {
+        visit_exponentials(logits, blocks[static_cast<size_t>(block)],
+                           [&](int64_t head, VectorView exponentials, double total) {
+                             add_quotients(exponentials, total, sums.row(head));
+                           });
+      });
+  return sums;
 }
 
 }  // namespace kvbound::reference

@@ -1,4 +1,5 @@
-// The logits of an observation window, a few query heads and queries at a time: what every score of a prompt starts from.
+// The logits and the attention of an observation window, a few query heads and queries at a time: what every score of a prompt
+// starts from.
 #pragma once
 
 #include <cstdint>
@@ -72,5 +73,26 @@ void visit_exponentials(WindowLogits& window, const HeadBlock& heads, const Visi
     }
   });
 }
+
+/// Shows the window's attention weights, one query at a time; those in memory at once are few.
+///
+/// layer    its last `window` recorded queries are the observation window
+/// kv_head  whose query heads
+/// window   1..layer.window_queries()
+/// visit    called with a query head of the group and the weights [n] of one of its queries: >= 0, sum 1, and 0
+///          in the query's future. Every query of every head once; a head's in the order of their positions
+/// throws   ShapeMismatch if the window is not recorded; NonFinite
+void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
+                            const std::function<void(int64_t query_head, VectorView weights)>& visit);
+
+/// The attention that the window's queries pay each entry, added up.
+///
+///     sums[h, j] = sum_{i in window} A^h_ij,   A = causal softmax over the whole prompt
+///
+/// layer    its last `window` recorded queries count; all of the prompt's, if so many are recorded
+/// window   1..layer.window_queries()
+/// returns  [query_heads, n], each row >= 0 with sum `window`. An entry in a query's future counts as 0
+/// throws   ShapeMismatch if the window is not recorded; NonFinite
+Matrix window_attention_sums(const LayerView& layer, int64_t window);
 
 }  // namespace kvbound::reference

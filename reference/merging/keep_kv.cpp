@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <numeric>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/columns.hpp>
 #include <kvbound/reference/numerics/inner_product.hpp>
 
 #include "weighted_mean.hpp"
@@ -35,13 +38,25 @@ double divergence(VectorView shares, VectorView centred) {
   return std::max(0.0, result);
 }
 
-void require_consistent(const MergeQueries& queries, const ClusterMembers& members) {
-  if (members.keys.rows() == 0) throw ShapeMismatch("a cluster of no members");
-  require_equal("columns of keys", members.keys.cols(), "columns of queries", queries.head_dim());
-  require_equal("rows of values", members.values.rows(), "rows of keys", members.keys.rows());
-  require_equal("votes", static_cast<int64_t>(members.votes.size()), "rows of keys", members.keys.rows());
-  require_equal("columns of log_scores", members.log_scores.cols(), "rows of keys", members.keys.rows());
-  require_equal("rows of log_scores", members.log_scores.rows(), "query heads", queries.heads());
+void require_consistent(const MergeQueries& queries, const MergingCache& cache) {
+  require_equal("columns of keys", cache.keys.cols, "columns of queries", queries.head_dim());
+  require_equal("rows of values", cache.values.rows, "rows of keys", cache.keys.rows);
+  if (!cache.votes.empty()) {
+    require_equal("votes", std::ssize(cache.votes), "rows of keys", cache.keys.rows);
+  }
+  require_equal("columns of log_scores", cache.log_scores.cols, "rows of keys", cache.keys.rows);
+  require_equal("rows of log_scores", cache.log_scores.rows, "query heads", queries.heads());
+}
+
+ClusterMembers members_of(const MergingCache& cache, std::span<const int64_t> cluster) {
+  ClusterMembers members{rows_of(cache.keys, cluster),
+                         rows_of(cache.values, cluster),
+                         {},
+                         columns_of(cache.log_scores, cluster)};
+  for (const int64_t entry : cluster) {
+    members.votes.push_back(cache.votes.empty() ? 1 : cache.votes[static_cast<size_t>(entry)]);
+  }
+  return members;
 }
 
 std::vector<ClusterMean> cluster_means(const MergeQueries& queries, const ClusterMembers& members) {
@@ -112,6 +127,52 @@ std::vector<double> zip_key(const MergeQueries& queries, const std::vector<Clust
 
 }  // namespace
 
+// The merging step of the paper's Algorithm 1; its scores are predicted by score_ema.hpp, its clusters found by
+// merge_targets.hpp.
+std::vector<MergedEntry> keep_kv(const MergingCache& cache, std::span<const std::vector<int64_t>> clusters,
+                                 const MergeQueries& queries) {
+  std::vector<MergedEntry> merged;
+  for (const std::vector<int64_t>& cluster : clusters) {
+    if (cluster.empty()) throw ShapeMismatch("a cluster of no members");
+    require_consistent(queries, cache);
+    // The kept entry c and every evicted entry e that goes to it, with their votes p and predicted scores s^.
+    const ClusterMembers members = members_of(cache, cluster);
+    // Weights w_j = p_j s^_j, W = sum w: k- = sum w k / W, v- = sum w v / W, for each query head.
+    const std::vector<ClusterMean> means = cluster_means(queries, members);
+    MergedEntry& r = merged.emplace_back();
+    switch (queries.rule().key) {
+      case MergedKey::zip:  // eq. 25: k_r = k- ln(W / P) / sum (w / W) ln s^
+        r.zip = zip_scale(means.front(), queries.merging_scores(members.log_scores).row(0));
+        r.key = zip_key(queries, means, r.zip);
+        break;
+      case MergedKey::min_norm:  // ours: the key next to k- that has the logit ln(W / P), as eq. 25's has
+        r.key = min_norm_key(queries, means);
+        break;
+      case MergedKey::convex:  // what the paper compares with: k_r = k-
+        r.key = mean_key(means);
+        break;
+    }
+    // Eq. 25: v_r = v-; for several query heads the value that serves all of them best.
+    r.value = joint_value(queries, means);
+    // Electoral votes: p_r = P = sum p.
+    r.votes = sum(members.votes);
+    // What is predicted of r from now on: s^_r = W / P.
+    for (int64_t h = 0; h < queries.heads(); ++h) {
+      r.log_scores.push_back(log_mean_score(members.votes, members.log_scores.row(h)));
+    }
+    require_finite("a merged key", r.key);
+    require_finite("a merged value", r.value);
+  }
+  return merged;
+}
+
+MergedEntry merge_cluster(const MergeQueries& queries, const ClusterMembers& members) {
+  std::vector<int64_t> all(static_cast<size_t>(members.keys.rows()));
+  std::iota(all.begin(), all.end(), 0);
+  const MergingCache cache{members.keys, members.values, members.votes, members.log_scores};
+  return keep_kv(cache, std::span(&all, 1), queries).front();
+}
+
 MergeQueries::MergeQueries(const KeyRule& rule, MatrixView queries, double scale,
                            std::vector<double> log_denominators)
     : rule_(rule), heads_(queries.rows), log_denominators_(std::move(log_denominators)) {
@@ -181,32 +242,6 @@ double log_mean_score(VectorView votes, VectorView log_scores) {
   std::vector<double> logits(votes.size());
   for (size_t j = 0; j < logits.size(); ++j) logits[j] = std::log(votes[j]) + log_scores[j];
   return log_sum_exp(logits) - std::log(sum(votes));
-}
-
-MergedEntry merge_cluster(const MergeQueries& queries, const ClusterMembers& members) {
-  require_consistent(queries, members);
-  const std::vector<ClusterMean> means = cluster_means(queries, members);
-  MergedEntry merged;
-  switch (queries.rule().key) {
-    case MergedKey::convex:
-      merged.key = mean_key(means);
-      break;
-    case MergedKey::min_norm:
-      merged.key = min_norm_key(queries, means);
-      break;
-    case MergedKey::zip:
-      merged.zip = zip_scale(means.front(), queries.merging_scores(members.log_scores).row(0));
-      merged.key = zip_key(queries, means, merged.zip);
-      break;
-  }
-  merged.value = joint_value(queries, means);
-  merged.votes = sum(members.votes);
-  for (int64_t h = 0; h < queries.heads(); ++h) {
-    merged.log_scores.push_back(log_mean_score(members.votes, members.log_scores.row(h)));
-  }
-  require_finite("a merged key", merged.key);
-  require_finite("a merged value", merged.value);
-  return merged;
 }
 
 }  // namespace kvbound::reference

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <kvbound/reference/core/policy.hpp>
@@ -105,7 +106,15 @@ ClusterMean cluster_mean(const ClusterMembers& members, VectorView log_scores);
 ///     ln(sum_j p_j s^_j / sum_j p_j)
 double log_mean_score(VectorView votes, VectorView log_scores);
 
-/// The merged entry of a cluster.
+/// One KV head's entries before a merge, and what is predicted of them.
+struct MergingCache {
+  MatrixView keys;        ///< [entries, head_dim]
+  MatrixView values;      ///< [entries, head_dim]
+  VectorView votes;       ///< [entries], p > 0; empty: 1 for all
+  MatrixView log_scores;  ///< [heads, entries]: ln s^, natural log, by query head of the KV head
+};
+
+/// KeepKV's merge: every cluster, the kept entry and the evicted ones that go to it, becomes one entry.
 ///
 ///     value     joint: sum_h c_h v-_h / sum_h c_h, c_h = (W_h / D_h)^2;  mean: v- of the one score
 ///     convex    joint: k_r = mean_h k-_h;  mean: k-
@@ -118,9 +127,15 @@ double log_mean_score(VectorView votes, VectorView log_scores);
 ///
 /// Corrections that are no finite numbers, because q is next to 0, are left out.
 ///
-/// throws   ShapeMismatch; NonFinite if a number is NaN or infinite
-/// source   zip: KeepKV (arXiv:2504.09936), eq. 25; the others are ours
-/// proof    proofs/keep_kv.md#kkv-3-prime, #kkv-3, #kkv-gqa
+/// clusters  entries that become one, at least one each; disjoint
+/// returns   [clusters]
+/// throws    ShapeMismatch; NonFinite if a number is NaN or infinite
+/// source    KeepKV (arXiv:2504.09936), Algorithm 1; zip: eq. 25; the other keys are ours
+/// proof     proofs/keep_kv.md#kkv-3-prime, #kkv-3, #kkv-gqa
+std::vector<MergedEntry> keep_kv(const MergingCache& cache, std::span<const std::vector<int64_t>> clusters,
+                                 const MergeQueries& queries);
+
+/// The merged entry of one cluster: keep_kv of its members alone.
 MergedEntry merge_cluster(const MergeQueries& queries, const ClusterMembers& members);
 
 }  // namespace kvbound::reference

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <kvbound/reference/core/view.hpp>
+#include <kvbound/reference/numerics/directions.hpp>
 
 namespace kvbound::reference {
 
@@ -46,12 +47,9 @@ std::vector<double> key_norms(MatrixView keys);
 /// keys     [entries, head_dim]
 /// returns  [entries, head_dim]
 /// throws   NonFinite if a key is NaN or infinite
-Matrix key_directions(MatrixView keys);
+inline Matrix key_directions(MatrixView keys) { return row_directions(keys); }
 
-/// a . b / (||a|| ||b||), of keys with these norms.   returns -1..1; 0 if either is zero
-double cosine(VectorView key, double norm, VectorView other, double other_norm);
-
-/// The same for one key in a cache that is in no order.
+/// The nearest of the other keys to one key, in a cache that is in no order.
 ///
 /// entry      who leaves, and is not its own neighbour
 /// keys       [entries, head_dim]

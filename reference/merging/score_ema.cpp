@@ -10,81 +10,9 @@
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/window_logits.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/instruction_set.hpp>
 
 namespace kvbound::reference {
 namespace {
-
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
-
-// Below it a mantissa moves into its exponent. As long as none is smaller, an exponential that underflows beside one changes
-// no bit of their sum.
-constexpr double kLeastMantissa = 0x1p-64;
-
-// Distances between a query's scores and the exponents that there are, negated: what the smaller of the two is to be
-// multiplied by, as a logarithm. Returns whether all scores are finite.
-bool negated_distances(VectorView log_scores, const double* exponents, double* distances) {
-  double poison = 0;
-  run_at(
-      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
-        using L = decltype(lanes);
-        typename L::Reals not_finite{};
-        size_t j = 0;
-        for (; j + L::kWidth <= log_scores.size(); j += L::kWidth) {
-          typename L::Reals score, exponent;
-          L::load(log_scores.data() + j, score);
-          L::load(exponents + j, exponent);
-          const typename L::Reals distance = score - exponent;
-          L::store(distance > 0 ? -distance : distance, distances + j);
-          not_finite += score - score;
-        }
-        double parts[L::kWidth];
-        L::store(not_finite, parts);
-        for (const double part : parts) poison += part;
-        for (; j < log_scores.size(); ++j) {
-          distances[j] = -std::abs(log_scores[j] - exponents[j]);
-          poison += log_scores[j] - log_scores[j];
-        }
-      });
-  return poison == 0;
-}
-
-// S' = a S + (1 - a) s with the larger of both exponents, given exp of minus their distance. Returns the smallest mantissa.
-double add_scores(double ema, VectorView log_scores, const double* exponentials, double* exponents,
-                  double* mantissas) {
-  const double fresh = 1 - ema;
-  double least = std::numeric_limits<double>::infinity();
-  run_at(
-      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
-        using L = decltype(lanes);
-        using Reals = typename L::Reals;
-        Reals smallest = Reals{} + least;
-        size_t j = 0;
-        for (; j + L::kWidth <= log_scores.size(); j += L::kWidth) {
-          Reals score, exponential, exponent, mantissa;
-          L::load(log_scores.data() + j, score);
-          L::load(exponentials + j, exponential);
-          L::load(exponents + j, exponent);
-          L::load(mantissas + j, mantissa);
-          const Reals past = ema * mantissa;
-          mantissa = score > exponent ? past * exponential + fresh : past + fresh * exponential;
-          smallest = mantissa < smallest ? mantissa : smallest;
-          L::store(score > exponent ? score : exponent, exponents + j);
-          L::store(mantissa, mantissas + j);
-        }
-        double parts[L::kWidth];
-        L::store(smallest, parts);
-        least = *std::min_element(parts, parts + L::kWidth);
-        for (; j < log_scores.size(); ++j) {
-          const bool larger = log_scores[j] > exponents[j];
-          const double past = ema * mantissas[j];
-          mantissas[j] = larger ? past * exponentials[j] + fresh : past + fresh * exponentials[j];
-          exponents[j] = larger ? log_scores[j] : exponents[j];
-          least = std::min(least, mantissas[j]);
-        }
-      });
-  return least;
-}
 
 // ln s in place, over what the query sees. largest: of the logits.
 void normalise(std::span<double> logits, double largest) {
@@ -115,10 +43,7 @@ ScoreEma::ScoreEma(const PredictedScores& options, int64_t heads)
 void ScoreEma::append() {
   weights_.push_back(0);
   exponentials_.push_back(0);
-  for (Sums& sums : sums_) {
-    sums.exponents.push_back(kNothing);
-    sums.mantissas.push_back(0);
-  }
+  for (ScaledAverages& sums : sums_) sums.append();
 }
 
 void ScoreEma::remove(int64_t entry) {
@@ -129,7 +54,7 @@ void ScoreEma::remove(int64_t entry) {
   };
   leave(weights_);
   exponentials_.pop_back();
-  for (Sums& sums : sums_) {
+  for (ScaledAverages& sums : sums_) {
     leave(sums.exponents);
     leave(sums.mantissas);
   }
@@ -155,7 +80,7 @@ void ScoreEma::observe(MatrixView log_scores) {
     throw ShapeMismatch("columns of log_scores is " + std::to_string(log_scores.cols) + " but entries is " +
                         std::to_string(entries()));
   }
-  for (int64_t h = 0; h < heads(); ++h) take_in(sums_[static_cast<size_t>(h)], log_scores.row(h));
+  for (int64_t h = 0; h < heads(); ++h) accumulate(sums_[static_cast<size_t>(h)], log_scores.row(h));
   for (int64_t j = 0; j < log_scores.cols; ++j) {
     double& weight = weights_[static_cast<size_t>(j)];
     weight = options_.ema * weight + (1 - options_.ema);
@@ -170,24 +95,9 @@ void ScoreEma::observe_logits(MatrixView logits, VectorView votes) {
   observe(scores);
 }
 
-void ScoreEma::take_in(Sums& sums, VectorView log_scores) {
-  double* const exponents = sums.exponents.data();
-  double* const mantissas = sums.mantissas.data();
-  if (!negated_distances(log_scores, exponents, exponentials_.data()))
-    require_finite("log_scores", log_scores);
-  if (options_.ema == 0) {  // nothing of the past stays
-    std::ranges::copy(log_scores, exponents);
-    std::fill_n(mantissas, log_scores.size(), 1.0);
-    return;
-  }
-  exponentiate(std::span(exponentials_).first(log_scores.size()), 0);
-  if (add_scores(options_.ema, log_scores, exponentials_.data(), exponents, mantissas) >= kLeastMantissa)
-    return;
-  for (size_t j = 0; j < log_scores.size(); ++j) {
-    if (mantissas[j] >= kLeastMantissa) continue;
-    exponents[j] += std::log(mantissas[j]);
-    mantissas[j] = 1;
-  }
+// S' = a S + (1 - a) s, in the log domain.
+void ScoreEma::accumulate(ScaledAverages& sums, VectorView log_scores) {
+  if (!decay_towards(log_scores, options_.ema, sums, exponentials_)) require_finite("log_scores", log_scores);
 }
 
 void ScoreEma::replace(int64_t entry, VectorView log_scores, int64_t tokens) {
@@ -207,8 +117,8 @@ double ScoreEma::log_divisor(int64_t entry, int64_t tokens) const {
   return std::log(-std::expm1(static_cast<double>(tokens) * std::log(options_.ema)));
 }
 
-double ScoreEma::log_predicted(const Sums& sums, size_t entry, double log_divisor) {
-  if (sums.mantissas[entry] == 0) return kNothing;
+double ScoreEma::log_predicted(const ScaledAverages& sums, size_t entry, double log_divisor) {
+  if (sums.mantissas[entry] == 0) return -std::numeric_limits<double>::infinity();
   return sums.exponents[entry] + (std::log(sums.mantissas[entry]) - log_divisor);
 }
 
@@ -240,7 +150,7 @@ ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScor
         const std::span<double> logits =
             block.logits.row(row).first(static_cast<size_t>(block.visible[index]));
         if (options.scores == ScoreKind::attention) normalise(logits, block.largest[index]);
-        result.take_in(result.sums_[static_cast<size_t>(block.head_of(row) - first_head)], logits);
+        result.accumulate(result.sums_[static_cast<size_t>(block.head_of(row) - first_head)], logits);
       }
     });
   }

@@ -7,6 +7,7 @@
 
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/session.hpp>
+#include <kvbound/reference/numerics/scaled_averages.hpp>
 
 namespace kvbound::reference {
 
@@ -64,18 +65,12 @@ class ScoreEma {
  private:
   friend ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScores& options);
 
-  // One query head's S = mantissas exp(exponents), entry by entry. A mantissa is 0 (then the exponent is -infinity: nothing
-  // was seen) or about 2^-64 to 2.
-  struct Sums {
-    std::vector<double> exponents;
-    std::vector<double> mantissas;
-  };
-  void take_in(Sums& sums, VectorView log_scores);
+  void accumulate(ScaledAverages& sums, VectorView log_scores);
   double log_divisor(int64_t entry, int64_t tokens) const;
-  static double log_predicted(const Sums& sums, size_t entry, double log_divisor);
+  static double log_predicted(const ScaledAverages& sums, size_t entry, double log_divisor);
 
   PredictedScores options_;
-  std::vector<Sums> sums_;            // [heads]
+  std::vector<ScaledAverages> sums_;  // [heads]: S, entry by entry
   std::vector<double> weights_;       // [entries]: c
   std::vector<double> exponentials_;  // [entries]: of one update
 };

@@ -134,14 +134,11 @@ std::vector<int64_t> HeadEviction::outside_stage_one(std::vector<int64_t> candid
     return scores[i] != scores[j] ? scores[i] > scores[j] : cache.positions[i] < cache.positions[j];
   };
   const int64_t kept = std::ssize(candidates) - (entries_ - budget_);
-  int64_t count = 0;
-  if (stages_->alpha) {
-    count = floor_of_product(*stages_->alpha, kept);
-    std::ranges::nth_element(candidates, candidates.begin() + count, better);
-  } else {
+  const int64_t count = stage_one_count(*stages_, kept, [&] {
     std::ranges::sort(candidates, better);
-    count = adaptive_count(candidates, kept);
-  }
+    return adaptive_count(candidates, kept);
+  });
+  std::ranges::nth_element(candidates, candidates.begin() + count, better);
   return {candidates.begin() + count, candidates.end()};
 }
 

@@ -1,6 +1,7 @@
 #include "head_merging.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <utility>
 
@@ -22,34 +23,66 @@ MatrixView last_queries(const LayerView& layer, int64_t kv_head) {
       .middle_rows(kv_head * group_size, group_size);
 }
 
-ClusterMembers members_of(MatrixView keys, MatrixView values, VectorView votes,
-                          std::span<const int64_t> entries, Matrix log_scores) {
-  ClusterMembers members;
-  members.log_scores = std::move(log_scores);
-  for (const int64_t entry : entries) {
-    members.keys.append_row(keys.row(entry));
-    members.values.append_row(values.row(entry));
-    members.votes.push_back(votes.empty() ? 1 : votes[static_cast<size_t>(entry)]);
+// Clusters by weights that follow from their keys alone, without votes.
+std::vector<MergedEntry> merged_by_keys(const MergingCache& cache,
+                                        std::span<const std::vector<int64_t>> clusters,
+                                        std::vector<double> (*weights_of)(MatrixView keys)) {
+  std::vector<MergedEntry> merged;
+  for (const std::vector<int64_t>& cluster : clusters) {
+    const Matrix keys = rows_of(cache.keys, cluster), values = rows_of(cache.values, cluster);
+    const std::vector<double> weights = weights_of(keys);
+    merged.push_back({weighted_mean(weights, keys), weighted_mean(weights, values), 1, {}, {}});
   }
-  return members;
+  return merged;
 }
 
-// By weights that the keys alone say.
-MergedEntry without_votes(VectorView weights, const ClusterMembers& members) {
-  return {weighted_mean(weights, members.keys), weighted_mean(weights, members.values), 1, {}, {}};
-}
+// How clusters become one entry each, by the method.
+struct ClusterMerging {
+  const MergingCache& cache;
+  std::span<const std::vector<int64_t>> clusters;
+  // Of the query heads that merge, and the logarithms of what they share their weights out by.
+  MatrixView queries;
+  double scale;
+  const std::vector<double>& log_denominators;
+
+  std::vector<MergedEntry> operator()(const KeepKv& options) const {
+    return keep_kv(cache, clusters,
+                   {{options.key, options.gqa, options.rank}, queries, scale, log_denominators});
+  }
+  std::vector<MergedEntry> operator()(const ConvexMerge& options) const {
+    std::vector<MergedEntry> merged =
+        keep_kv(cache, clusters, {{MergedKey::convex, options.gqa, 0}, queries, scale, log_denominators});
+    for (MergedEntry& entry : merged) entry.votes = 1;
+    return merged;
+  }
+  std::vector<MergedEntry> operator()(const D2o&) const {
+    return merged_by_keys(cache, clusters, similarity_weights);
+  }
+  std::vector<MergedEntry> operator()(const KvMerger&) const {
+    return merged_by_keys(cache, clusters, gaussian_weights);
+  }
+  std::vector<MergedEntry> operator()(const NoMerge&) const { return none(); }
+  std::vector<MergedEntry> operator()(const Cam&) const { return none(); }
+
+ private:
+  // Methods that form no clusters.
+  std::vector<MergedEntry> none() const {
+    assert(clusters.empty());
+    return {};
+  }
+};
 
 // Whether query heads that go each by its own scores weigh their values against each other.
 bool weighs_heads(const Merge& merge) {
-  return std::visit(
-      []<class One>(const One& one) {
-        if constexpr (requires { one.gqa; }) {
-          return one.gqa == MergeGqa::joint;
-        } else {
-          return false;
-        }
-      },
-      merge);
+  struct WeighsHeads {
+    bool operator()(const KeepKv& one) const { return one.gqa == MergeGqa::joint; }
+    bool operator()(const ConvexMerge& one) const { return one.gqa == MergeGqa::joint; }
+    bool operator()(const NoMerge&) const { return false; }
+    bool operator()(const D2o&) const { return false; }
+    bool operator()(const Cam&) const { return false; }
+    bool operator()(const KvMerger&) const { return false; }
+  };
+  return std::visit(WeighsHeads(), merge);
 }
 
 void count(const ZipScale& zip, MergeCounts& counts) {
@@ -61,30 +94,13 @@ void count(const ZipScale& zip, MergeCounts& counts) {
 
 }  // namespace
 
-std::optional<PredictedScores> prediction_of(const Merge& merge) {
-  if (const auto* keep_kv = std::get_if<KeepKv>(&merge)) return keep_kv->prediction;
-  if (const auto* convex = std::get_if<ConvexMerge>(&merge)) return convex->prediction;
-  return std::nullopt;
-}
-
-std::optional<SimilarTarget> target_of(const Merge& merge) {
-  return std::visit(
-      []<class One>(const One& one) -> std::optional<SimilarTarget> {
-        if constexpr (std::is_base_of_v<SimilarTarget, One>) {
-          return one;
-        } else {
-          return std::nullopt;
-        }
-      },
-      merge);
-}
-
 HeadMerging::HeadMerging(const Merge& merge, const LayerView& layer, int64_t kv_head)
     : merge_(merge),
+      rules_(rules_of(merge)),
       kv_head_(kv_head),
       group_size_(layer.shape.group_size()),
       scale_(layer.scale),
-      prediction_(prediction_of(merge), group_size_) {}
+      prediction_(rules_.prediction, group_size_) {}
 
 HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, const ScoreEma* known,
                                 HeadCache& cache) {
@@ -95,21 +111,8 @@ HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, co
     const Matrix logits = attention_logits(last_queries(layer, kv_head_), keys, scale_);
     record = spread_leaving(*cam, kv_head_, mean_attention(logits), values, cache);
   }
-  if (!targets.clusters.empty()) {
-    const Matrix scores = scores_of(layer, known);
-    const auto queries = merge_queries(last_queries(layer, kv_head_), scores, {});
-    for (MergeCluster& cluster : targets.clusters) {
-      std::vector<int64_t> entries{cluster.into};
-      entries.insert(entries.end(), cluster.from.begin(), cluster.from.end());
-      cluster.log_scores = columns_of(scores, entries);
-      const MergedEntry entry = merged(queries, members_of(keys, values, {}, entries, cluster.log_scores));
-      put(std::ranges::lower_bound(targets.kept, cluster.into) - targets.kept.begin(), entry, cache);
-      count(entry.zip, record.counts);
-      record.counts.merged += std::ssize(cluster.from);
-      record.clusters.push_back(std::move(cluster));
-    }
-  }
-  if (target_of(merge_)) key_norms_ = key_norms(cache.keys);
+  merge_clusters(layer, targets, known, cache, record);
+  if (rules_.target) key_norms_ = key_norms(cache.keys);
   record.counts.leaving = layer.prompt_tokens() - std::ssize(targets.kept);
   record.votes = cache.votes.empty() ? std::vector<double>(targets.kept.size(), 1.0) : cache.votes;
   record.positions = std::move(targets.kept);
@@ -118,15 +121,38 @@ HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, co
   return record;
 }
 
+// All clusters at one time, by the layer's last query.
+void HeadMerging::merge_clusters(const LayerView& layer, MergeTargets& targets, const ScoreEma* known,
+                                 HeadCache& cache, HeadMerge& record) {
+  if (targets.clusters.empty()) return;
+  const Matrix scores = scores_of(layer, known);
+  std::vector<std::vector<int64_t>> clusters;  // positions, which are the layer's rows; the kept one first
+  for (const MergeCluster& cluster : targets.clusters) {
+    clusters.push_back({cluster.into});
+    clusters.back().insert(clusters.back().end(), cluster.from.begin(), cluster.from.end());
+  }
+  const MergingCache entries{layer.keys.slice(kv_head_), layer.values.slice(kv_head_), {}, scores};
+  const std::vector<MergedEntry> merged =
+      merged_entries(entries, clusters, last_queries(layer, kv_head_), log_denominators(scores, {}));
+  for (size_t i = 0; i < merged.size(); ++i) {
+    MergeCluster& cluster = targets.clusters[i];
+    cluster.log_scores = columns_of(scores, clusters[i]);
+    put(std::ranges::lower_bound(targets.kept, cluster.into) - targets.kept.begin(), merged[i], cache);
+    count(merged[i].zip, record.counts);
+    record.counts.merged += std::ssize(cluster.from);
+    record.clusters.push_back(std::move(cluster));
+  }
+}
+
 void HeadMerging::enter(const HeadCache& cache) {
   prediction_.enter();
-  if (!target_of(merge_)) return;
+  if (!rules_.target) return;
   key_norms_.push_back(key_norms(cache.keys.view().middle_rows(cache.entries() - 1, 1)).front());
 }
 
 void HeadMerging::observe(MatrixView queries, const HeadCache& cache, int64_t tokens) {
-  const bool predicts = prediction_of(merge_).has_value();
-  if (!predicts && !std::holds_alternative<Cam>(merge_)) return;
+  const bool predicts = rules_.prediction.has_value();
+  if (!predicts && !rules_.spreads) return;
   logits_ = attention_logits(queries, cache.keys, scale_);
   if (predicts) prediction_.observe(logits_, cache.votes, tokens);
 }
@@ -140,15 +166,22 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
   const NearestKey nearest = target(leaving, cache, into);
   if (nearest.index < 0) return departure;
   const std::vector<int64_t> entries{nearest.index, leaving};
-  const ClusterMembers members =
-      members_of(cache.keys, cache.values, cache.votes, entries, prediction_.of(entries));
+  const Matrix keys = rows_of(cache.keys, entries), values = rows_of(cache.values, entries),
+               scores = prediction_.of(entries);
+  std::vector<double> votes;
+  if (!cache.votes.empty()) {
+    for (const int64_t entry : entries) votes.push_back(cache.votes[static_cast<size_t>(entry)]);
+  }
   const auto position_of = [&](int64_t entry) { return cache.positions[static_cast<size_t>(entry)]; };
   departure.into = position_of(nearest.index);
   departure.changed = {nearest.index};
-  record.clusters.push_back({departure.into, {position_of(leaving)}, members.log_scores});
+  record.clusters.push_back({departure.into, {position_of(leaving)}, scores});
   const bool weighs = weighs_heads(merge_) && group_size_ > 1;
+  const std::vector<std::vector<int64_t>> both{{0, 1}};
   const MergedEntry entry =
-      merged(merge_queries(queries, weighs ? prediction_.all() : Matrix(), cache.votes), members);
+      merged_entries({keys, values, votes, scores}, both, queries,
+                     log_denominators(weighs ? prediction_.all() : Matrix(), cache.votes))
+          .front();
   put(nearest.index, entry, cache);
   count(entry.zip, record.counts);
   record.counts.merged = 1;
@@ -166,7 +199,7 @@ NearestKey HeadMerging::target(int64_t leaving, const HeadCache& cache, std::opt
     return {found == cache.positions.end() ? -1 : found - cache.positions.begin(), 0};
   }
   const NearestKey nearest = nearest_key(leaving, cache.keys, key_norms_, cache.positions);
-  return is_similar(nearest.cosine, *target_of(merge_)) ? nearest : NearestKey{};
+  return is_similar(nearest.cosine, *rules_.target) ? nearest : NearestKey{};
 }
 
 void HeadMerging::leave(int64_t entry) {
@@ -178,39 +211,29 @@ void HeadMerging::leave(int64_t entry) {
 
 // ln s^ of all entries of a prompt or a full cache, [group_size, entries]; no columns for methods that predict nothing.
 Matrix HeadMerging::scores_of(const LayerView& layer, const ScoreEma* known) const {
-  const auto options = prediction_of(merge_);
+  const auto options = rules_.prediction;
   if (!options) return Matrix(group_size_, 0);
   if (known && options->predict == Prediction::ema) return known->log_predicted(layer.prompt_tokens());
   return attention_logits(last_queries(layer, kv_head_), layer.keys.slice(kv_head_), scale_);
 }
 
-// log_scores  of the cache before the merge; needed where heads weigh their values against each other
-std::optional<MergeQueries> HeadMerging::merge_queries(MatrixView queries, MatrixView log_scores,
-                                                       VectorView votes) const {
+// ln D_h, of the cache before the merge; none unless query heads weigh their values against each other.
+std::vector<double> HeadMerging::log_denominators(MatrixView log_scores, VectorView votes) const {
   std::vector<double> denominators;
-  if (weighs_heads(merge_) && group_size_ > 1) {
-    const Matrix voted = votes.empty() ? Matrix() : voted_logits(log_scores, votes);
-    for (int64_t h = 0; h < group_size_; ++h) {
-      denominators.push_back(log_sum_exp(votes.empty() ? log_scores.row(h) : voted.view().row(h)));
-    }
+  if (!weighs_heads(merge_) || group_size_ == 1) return denominators;
+  const Matrix voted = votes.empty() ? Matrix() : voted_logits(log_scores, votes);
+  for (int64_t h = 0; h < group_size_; ++h) {
+    denominators.push_back(log_sum_exp(votes.empty() ? log_scores.row(h) : voted.view().row(h)));
   }
-  if (const auto* keep_kv = std::get_if<KeepKv>(&merge_)) {
-    return MergeQueries({keep_kv->key, keep_kv->gqa, keep_kv->rank}, queries, scale_,
-                        std::move(denominators));
-  }
-  if (const auto* convex = std::get_if<ConvexMerge>(&merge_)) {
-    return MergeQueries({MergedKey::convex, convex->gqa, 0}, queries, scale_, std::move(denominators));
-  }
-  return std::nullopt;
+  return denominators;
 }
 
-MergedEntry HeadMerging::merged(const std::optional<MergeQueries>& queries,
-                                const ClusterMembers& members) const {
-  if (std::holds_alternative<D2o>(merge_)) return without_votes(similarity_weights(members.keys), members);
-  if (std::holds_alternative<KvMerger>(merge_)) return without_votes(gaussian_weights(members.keys), members);
-  MergedEntry entry = merge_cluster(*queries, members);
-  if (!votes()) entry.votes = 1;
-  return entry;
+// What clusters of entries become, by the method.
+std::vector<MergedEntry> HeadMerging::merged_entries(const MergingCache& entries,
+                                                     std::span<const std::vector<int64_t>> clusters,
+                                                     MatrixView queries,
+                                                     const std::vector<double>& log_denominators) const {
+  return std::visit(ClusterMerging{entries, clusters, queries, scale_, log_denominators}, merge_);
 }
 
 void HeadMerging::put(int64_t entry, const MergedEntry& merged, HeadCache& cache) {

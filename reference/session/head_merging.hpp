@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/merging/keep_kv.hpp>
@@ -16,11 +17,6 @@
 #include <kvbound/reference/eviction/head_cache.hpp>
 
 namespace kvbound::reference {
-
-/// What a method predicts scores by; none for methods that do without.
-std::optional<PredictedScores> prediction_of(const Merge& merge);
-/// Where leaving entries go: to the most similar key; none for methods that have no one target.
-std::optional<SimilarTarget> target_of(const Merge& merge);
 
 /// The state that merging has beside the cache.
 ///
@@ -69,16 +65,20 @@ class HeadMerging {
   Matrix predicted() const { return prediction_.all(); }
 
  private:
-  bool votes() const { return std::holds_alternative<KeepKv>(merge_); }
+  bool votes() const { return rules_.votes; }
   Matrix scores_of(const LayerView& layer, const ScoreEma* known) const;
-  std::optional<MergeQueries> merge_queries(MatrixView queries, MatrixView log_scores,
-                                            VectorView votes) const;
-  MergedEntry merged(const std::optional<MergeQueries>& queries, const ClusterMembers& members) const;
+  void merge_clusters(const LayerView& layer, MergeTargets& targets, const ScoreEma* known, HeadCache& cache,
+                      HeadMerge& record);
+  std::vector<double> log_denominators(MatrixView log_scores, VectorView votes) const;
+  std::vector<MergedEntry> merged_entries(const MergingCache& entries,
+                                          std::span<const std::vector<int64_t>> clusters, MatrixView queries,
+                                          const std::vector<double>& log_denominators) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
   Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
   NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;
 
   Merge merge_;
+  MergeRules rules_;
   int64_t kv_head_;
   int64_t group_size_;
   double scale_;

@@ -1,89 +1,70 @@
 #include "ranking.hpp"
 
-#include <algorithm>
+#include <utility>
+#include <variant>
 
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
-#include <kvbound/reference/eviction/critical_kv.hpp>
-#include <kvbound/reference/eviction/greedy.hpp>
 #include <kvbound/reference/eviction/group_reduction.hpp>
-#include <kvbound/reference/eviction/h2o.hpp>
-#include <kvbound/reference/eviction/snap_kv.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/eviction/tova.hpp>
 
 namespace kvbound::reference {
 namespace {
 
-// The map's entry, made if it is not there; a failure leaves the map as it was.
-template <class Map, class Make>
-const typename Map::mapped_type& known(Map& map, const typename Map::key_type& key, const Make& make) {
-  const auto found = map.find(key);
-  return found != map.end() ? found->second : map.emplace(key, make()).first->second;
-}
+// Scores per query head, and reduced over the group.
+struct Scores {
+  Matrix per_head;
+  Matrix reduced;
+};
 
-// The score per query head over all n positions, reduced over the window; not pooled.
-Matrix unpooled_scores(const LayerView& layer, const ScoreRules& score, const HostRules& host,
-                       LayerScores& known) {
-  if (score.change) return known.changes(layer, host.window, *score.change, score.space);
-  const Matrix& sums = known.attention(layer, host.window);
-  switch (host.window_reduction) {
-    case WindowReduction::mean:
-      return window_mean(sums, host.window);
-    case WindowReduction::sum:
-      return sums;
+// By attention, each host in its own way.
+class AttentionScores {
+ public:
+  AttentionScores(const LayerView& layer, const Ranking& ranking, LayerScores& known)
+      : layer_(layer), ranking_(ranking), known_(known) {}
+
+  Scores operator()(const SnapKv& host) const {
+    // A budget of the always-kept entries alone: nothing is selected yet, all is scored.
+    const std::vector<int64_t> none(static_cast<size_t>(layer_.shape.kv_heads), ranking_.rules.recent);
+    SnapKvSelection selection = select_snap_kv(layer_, host, ranking_.rules, none, known_);
+    return {std::move(selection.head_scores), std::move(selection.scores)};
   }
-  __builtin_unreachable();
+  Scores operator()(const H2o&) const { return averaged(known_.attention(layer_, ranking_.rules.window)); }
+  Scores operator()(const Tova&) const { return averaged(last_query_attention(layer_)); }
+  Scores operator()(const StreamingLlm&) const { throw InvalidPolicy("streaming-llm ranks no entries"); }
+
+ private:
+  Scores averaged(Matrix attention) const {
+    Matrix mean = group_mean(attention, layer_.shape.group_size());
+    return {std::move(attention), std::move(mean)};
+  }
+
+  const LayerView& layer_;
+  const Ranking& ranking_;
+  LayerScores& known_;
+};
+
+// By how far outputs move without an entry: summed over the window.
+Scores change_scores(const LayerView& layer, const ScoreRules& score, const HostRules& rules,
+                     LayerScores& known) {
+  const Matrix& sums = known.changes(layer, rules.window, *score.change, score.space);
+  Matrix pooled = max_pool(sums.view().middle_cols(0, rules.scored), rules.pool);
+  Matrix reduced = reduce_group(pooled, layer.shape.group_size(), score.group);
+  return {std::move(pooled), std::move(reduced)};
 }
 
 }  // namespace
 
-const Matrix& LayerScores::attention(const LayerView& layer, int64_t window) {
-  return known(attention_, window, [&] {
-    return timed(times_, "window_attention", [&] { return accumulated_attention(layer, window); });
-  });
-}
-
-const Matrix& LayerScores::changes(const LayerView& layer, int64_t window, Change change, Space space) {
-  return known(changes_, {window, change, space}, [&] {
-    return timed(times_, "window_scores", [&] { return window_scores(layer, window, change, space); });
-  });
-}
-
-const Matrix& LayerScores::norms(const LayerView& layer, Norm norm) {
-  return known(norms_, norm, [&] {
-    return timed(times_, "projected_value_norms", [&] {
-      return projected_value_norms(layer.shape, layer.values, layer.output_projection, norm);
-    });
-  });
-}
-
-const std::vector<std::vector<int64_t>>& LayerScores::removals(const LayerView& layer, int64_t window,
-                                                               int64_t candidates) {
-  return known(removals_, window, [&] {
-    std::vector<std::vector<int64_t>> orders(static_cast<size_t>(layer.shape.kv_heads));
-    timed(times_, "removal_order", [&] {
-      parallel_for(layer.shape.kv_heads, [&](int64_t g) {
-        orders[static_cast<size_t>(g)] = removal_order(layer, g, window, candidates, candidates);
-      });
-    });
-    return orders;
-  });
+SnapKvSelection select_snap_kv(const LayerView& layer, const SnapKv& host, const HostRules& rules,
+                               std::span<const int64_t> budgets, LayerScores& known) {
+  return snap_kv(layer, {rules.window, rules.recent}, host.pool, budgets,
+                 [&](int64_t window) -> const Matrix& { return known.attention(layer, window); });
 }
 
 std::vector<int64_t> Ranking::positions_of(std::span<const int64_t> indices) const {
   std::vector<int64_t> positions;
   for (const int64_t i : indices) positions.push_back(first_candidate + i);
   return positions;
-}
-
-const std::vector<ScoreEma>& LayerScores::predicted(const LayerView& layer, const PredictedScores& options) {
-  return known(predicted_, {options.ema, options.scores, options.normalisation}, [&] {
-    std::vector<ScoreEma> averages(static_cast<size_t>(layer.shape.kv_heads));
-    timed(times_, "score_ema", [&] {
-      parallel_for(layer.shape.kv_heads,
-                   [&](int64_t g) { averages[static_cast<size_t>(g)] = prompt_ema(layer, g, options); });
-    });
-    return averages;
-  });
 }
 
 Ranking rank(const LayerView& layer, const Policy& policy, LayerScores& known) {
@@ -98,9 +79,10 @@ Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rule
   ranking.first_candidate = ranking.rules.sinks;
   ranking.candidates = tokens - static_cast<int64_t>(ranking.always_kept.size());
   const ScoreRules score = rules_of(policy.score);
-  const Matrix unpooled = unpooled_scores(layer, score, rules, known);
-  ranking.head_scores = max_pool(unpooled.view().middle_cols(0, rules.scored), rules.pool);
-  ranking.scores = reduce_group(ranking.head_scores, layer.shape.group_size(), score.group);
+  Scores scores = score.change ? change_scores(layer, score, rules, known)
+                               : std::visit(AttentionScores(layer, ranking, known), policy.host);
+  ranking.head_scores = std::move(scores.per_head);
+  ranking.scores = std::move(scores.reduced);
   return ranking;
 }
 

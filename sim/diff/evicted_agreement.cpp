@@ -179,8 +179,7 @@ class HeadReplay {
     const BoundedScores attention = scores(entries), second = stage_two(entries, options);
     const int64_t k = static_cast<int64_t>(entries.size()) - (cache().entries() - budget_);
     const CountRange counts =
-        options.alpha ? CountRange{floor_of_product(*options.alpha, k), floor_of_product(*options.alpha, k)}
-                      : adaptive_range(entries, attention.view(), k);
+        stage_one_range(options, k, [&] { return adaptive_range(entries, attention.view(), k); });
     std::optional<Fault> least;
     for (int64_t count = counts.first; count <= counts.last; ++count) {
       const std::optional<Fault> found = critical_fault(attention.view(), second.view(), kept, count);

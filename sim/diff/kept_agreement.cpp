@@ -104,9 +104,7 @@ class Judge {
   std::optional<Fault> by(const Critical& options, const Positions& claimed, const Positions&) const {
     const UncertainScores stage_two = candidates(*reference_.stage_two_score, errors_.stage_two_score);
     const auto k = static_cast<int64_t>(claimed.size());
-    const CountRange counts =
-        options.alpha ? CountRange{floor_of_product(*options.alpha, k), floor_of_product(*options.alpha, k)}
-                      : adaptive_range(k);
+    const CountRange counts = stage_one_range(options, k, [&] { return adaptive_range(k); });
     std::optional<Fault> least;
     for (int64_t count = counts.first; count <= counts.last; ++count) {
       const std::optional<Fault> found = critical_fault(scores(), stage_two, claimed, count);

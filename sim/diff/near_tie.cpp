@@ -5,6 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include <kvbound/reference/eviction/critical_kv.hpp>
+
 namespace kvbound::sim {
 namespace {
 
@@ -156,6 +158,12 @@ CountRange adaptive_counts(VectorView weights, VectorView errors, std::span<cons
     }
   }
   return range;
+}
+
+CountRange stage_one_range(const TwoStage& options, int64_t k, const std::function<CountRange()>& adaptive) {
+  if (!options.alpha) return adaptive();
+  const int64_t count = reference::stage_one_count(options, k, {});
+  return {count, count};
 }
 
 }  // namespace kvbound::sim

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/view.hpp>
 
 namespace kvbound::sim {
@@ -61,11 +63,16 @@ struct RankRange {
 /// best = 1 + how many clearly beat it; worst = 1 + how many it does not clearly beat.
 std::vector<RankRange> rank_ranges(const UncertainScores& scores);
 
-/// Sizes of an adaptive stage one that rounding may lead to, first..last.
+/// Sizes of stage one that rounding may lead to, first..last.
 struct CountRange {
   int64_t first = 0;
   int64_t last = 0;
 };
+/// Those of k selected entries: one size only unless alpha is adaptive.
+///
+/// adaptive  their range if it is; not called otherwise
+CountRange stage_one_range(const TwoStage& options, int64_t k, const std::function<CountRange()>& adaptive);
+
 /// For one query of one query head: the smallest s for which the mass of the always-kept entries and the s best exceeds
 /// 1/2, with every weight anywhere within its error and the ranking anywhere within its ranges; k if none does.
 ///

@@ -276,5 +276,35 @@ RC_GTEST_PROP(AdaptiveStageOneProperty, AgreesWithTryingEveryCount, ()) {
   RC_ASSERT(adaptive_stage_one(weights, always, ranked) == static_cast<int64_t>(expected));
 }
 
+TEST(StageOneCount, IsAlphasFloorOrTheAdaptiveCount) {
+  const auto never = []() -> int64_t {
+    ADD_FAILURE() << "alpha is not adaptive";
+    return 0;
+  };
+  TwoStage options;
+  options.alpha = Decimal{29, 2};
+  EXPECT_EQ(stage_one_count(options, 100, never), 29);
+  EXPECT_EQ(stage_one_count(options, 0, never), 0);
+  options.alpha = std::nullopt;
+  EXPECT_EQ(stage_one_count(options, 100, [] { return int64_t{7}; }), 7);
+}
+
+TEST(CriticalKv, TakesAttentionFirstAndItsProductsWithNormsThen) {
+  // Positions 1..4 are candidates. Attention puts 4 first; of the others (A + 1) N is largest for 2.
+  const test::RandomLayer random({1, 1, 2, 2}, 6, 1, 1, 3);
+  const LayerView layer = random.view();
+  const Matrix attention = matrix({{9, 1, 2, 3, 4, 9}}), norms = matrix({{9, 1, 8, 2, 1, 9}});
+  const Positions always_kept{0, 5};
+  const CriticalKvPrompt prompt{layer, 1, always_kept, 1, 4, attention, attention, norms};
+  TwoStage options;
+  options.epsilon = 1;
+  const CriticalKvSelection selection = critical_kv(prompt, options, Positions{2});
+  EXPECT_EQ(selection.heads[0].stage_one, Positions{3}) << "an index of candidates";
+  EXPECT_EQ(selection.heads[0].selected, (Positions{1, 3}));
+  EXPECT_EQ(
+      std::vector<double>(selection.stage_two_scores.row(0).begin(), selection.stage_two_scores.row(0).end()),
+      (std::vector<double>{90, 2, 24, 8, 5, 90}));
+}
+
 }  // namespace
 }  // namespace kvbound::reference

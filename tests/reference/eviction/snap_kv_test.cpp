@@ -7,7 +7,9 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/eviction/window_logits.hpp>
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
@@ -27,6 +29,25 @@ struct UniformLayer {
   Matrix output_projection{1, 1};
   LayerView view() const { return {{1, 1, 1, 1}, 1, keys, values, queries, output_projection}; }
 };
+
+TEST(SnapKv, KeepsTheWindowAndTheLargestPooledMeansOfEachGroup) {
+  const RandomLayer layer({4, 2, 3, 5}, 20, 6, 1, 7);
+  const Matrix sums = window_attention_sums(layer.view(), 4);
+  int64_t asked = 0;
+  const SnapKvSelection selection =
+      snap_kv(layer.view(), {4, 4}, 3, std::vector<int64_t>{4, 9}, [&](int64_t window) -> const Matrix& {
+        asked = window;
+        return sums;
+      });
+  EXPECT_EQ(asked, 4);
+  const Matrix pooled = max_pool(window_attention(layer.view(), 4).view().middle_cols(0, 16), 3);
+  EXPECT_EQ(list(selection.head_scores.numbers()), list(pooled.numbers()));
+  EXPECT_EQ(list(selection.scores.numbers()), list(group_mean(pooled, 2).numbers()));
+  EXPECT_EQ(selection.kept[0], (std::vector<int64_t>{16, 17, 18, 19})) << "a budget of the window alone";
+  std::vector<int64_t> expected = select_top(selection.scores.row(1), 5);
+  expected.insert(expected.end(), {16, 17, 18, 19});
+  EXPECT_EQ(selection.kept[1], expected);
+}
 
 TEST(WindowAttention, IsTheMeanOverTheWindowsQueries) {
   // The last two queries sit at positions 1 and 2: weights (1/2, 1/2, 0) and (1/3, 1/3, 1/3), so the mean is

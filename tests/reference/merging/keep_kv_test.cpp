@@ -111,6 +111,22 @@ TEST(LogMeanScore, IsTheMeanOfScoresByVotes) {
   EXPECT_EQ(log_mean_score(Numbers{1}, Numbers{-12.5}), -12.5);
 }
 
+TEST(KeepKv, MergesEveryClusterOfACacheAlone) {
+  const ClusterMembers all{matrix({{1}, {9}, {3}, {2}, {2}}),
+                           matrix({{10}, {9}, {50}, {4}, {4}}),
+                           {},
+                           matrix({{0, 1, std::log(3), 0, 0}})};
+  const MergeQueries queries(kMinNorm, matrix({{3}}), 2);
+  const std::vector<std::vector<int64_t>> clusters{{0, 2}, {4, 3}};
+  const std::vector<MergedEntry> merged =
+      keep_kv({all.keys, all.values, all.votes, all.log_scores}, clusters, queries);
+  ASSERT_EQ(merged.size(), 2u);
+  EXPECT_EQ(merged[0].key, merge_cluster(queries, one_to_three()).key) << "no votes are a vote each";
+  EXPECT_EQ(merged[0].votes, 2);
+  EXPECT_EQ(merged[1].key, Numbers{2}) << "equal entries";
+  EXPECT_EQ(merged[1].value, Numbers{4});
+}
+
 TEST(MergeCluster, ByMinimumNormMovesTheMeanKeyAlongTheQuery) {
   // scale q = 2 * 3: the correction is -KL / 6.
   const MergeQueries queries(kMinNorm, matrix({{3}}), 2);

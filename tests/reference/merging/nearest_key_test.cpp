@@ -254,7 +254,7 @@ TEST(NearestKeys, NameWhatDoesNotFit) {
               nearest_keys(matrix({{1, 2}}), matrix({{-INFINITY, 2}}));
             }),
             "staying[0] is -inf");
-  EXPECT_EQ(message_of<NonFinite>([] { key_norms(matrix({{1, 2}, {3, NAN}})); }), "key[1] is nan");
+  EXPECT_EQ(message_of<NonFinite>([] { key_norms(matrix({{1, 2}, {3, NAN}})); }), "vector[1] is nan");
   EXPECT_EQ(message_of<ShapeMismatch>([] {
               nearest_key(0, Matrix(2, 2), std::vector<double>{1}, std::vector<int64_t>{0, 1});
             }),

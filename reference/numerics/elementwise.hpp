@@ -1,0 +1,22 @@
+// Loops over vectors number by number: every result depends on numbers of its own index alone.
+#pragma once
+
+#include <span>
+
+#include <kvbound/reference/core/view.hpp>
+
+namespace kvbound::reference {
+
+/// numbers[i] <- numbers[i] / divisor
+void divide(std::span<double> numbers, double divisor);
+
+/// sums[i] <- sums[i] + terms[i]
+void add(VectorView terms, std::span<double> sums);
+
+/// sums[i] <- sums[i] + numerators[i] / divisor
+void add_quotients(VectorView numerators, double divisor, std::span<double> sums);
+
+/// The matrix with every number divided.
+Matrix quotient(Matrix matrix, double divisor);
+
+}  // namespace kvbound::reference

@@ -1,0 +1,71 @@
+#include "largest.hpp"
+
+#include <algorithm>
+
+#include "instruction_set.hpp"
+
+namespace kvbound::reference {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+// Adds kLanes numbers to what is known of those before them.
+template <class L>
+[[gnu::always_inline]] inline void add_to_largest(const double* numbers,
+                                                  typename L::Reals (&largest)[L::kVectors],
+                                                  typename L::Sums& poison) {
+  for (size_t v = 0; v < L::kVectors; ++v) {
+    typename L::Reals x;
+    L::load(numbers + v * L::kWidth, x);
+    largest[v] = x > largest[v] ? x : largest[v];
+    poison.parts[v] += x - x;
+  }
+}
+
+}  // namespace
+
+Largest largest(VectorView numbers) {
+  Largest result;
+  run_at(
+      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+        using L = decltype(lanes);
+        typename L::Reals most[L::kVectors];
+        for (auto& part : most) part = typename L::Reals{} + kNothing;
+        typename L::Sums poison;
+        const size_t whole = numbers.size() / kLanes * kLanes;
+        for (size_t i = 0; i < whole; i += kLanes) add_to_largest<L>(numbers.data() + i, most, poison);
+        double rest[kLanes];  // filled up with what is there anyway
+        std::fill_n(rest, kLanes, numbers.front());
+        std::copy(numbers.begin() + static_cast<std::ptrdiff_t>(whole), numbers.end(), rest);
+        add_to_largest<L>(rest, most, poison);
+        double candidates[kLanes];
+        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], candidates + v * L::kWidth);
+        result = {*std::max_element(candidates, candidates + kLanes), poison.total()};
+      });
+  return result;
+}
+
+double largest_of(VectorView numbers) {
+  double result = kNothing;
+  run_at(
+      instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+        using L = decltype(lanes);
+        typename L::Reals most[L::kVectors];
+        for (auto& part : most) part = typename L::Reals{} + kNothing;
+        size_t j = 0;
+        for (; j + kLanes <= numbers.size(); j += kLanes) {
+          for (size_t v = 0; v < L::kVectors; ++v) {
+            typename L::Reals x;
+            L::load(numbers.data() + j + v * L::kWidth, x);
+            most[v] = x > most[v] ? x : most[v];
+          }
+        }
+        double parts[kLanes];
+        for (size_t v = 0; v < L::kVectors; ++v) L::store(most[v], parts + v * L::kWidth);
+        result = *std::max_element(parts, parts + kLanes);
+        for (; j < numbers.size(); ++j) result = std::max(result, numbers[j]);
+      });
+  return result;
+}
+
+}  // namespace kvbound::reference

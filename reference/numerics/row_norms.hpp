@@ -1,0 +1,32 @@
+// Norms of the rows of a matrix product that is never stored whole.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/view.hpp>
+
+namespace kvbound::reference {
+
+/// The norms of the rows of a product.
+///
+///     norms[i] = || rows[i,:] * matrix ||     in L1 or L2
+///
+/// rows     [tokens, inner]
+/// matrix   [inner, columns]
+/// returns  [tokens], >= 0; empty for no tokens. The product is formed block by block. Equal rows have equal norms to the last
+///          bit, however many rows there are
+/// throws   ShapeMismatch if the inner dimensions differ
+std::vector<double> row_norms(MatrixView rows, MatrixView matrix, Norm norm);
+
+/// The operands of one product.
+struct RowProduct {
+  MatrixView rows;    ///< [tokens, inner]
+  MatrixView matrix;  ///< [inner, columns]
+};
+
+/// The same for several products with equally many rows, in parallel.   returns [products, tokens]
+Matrix row_norms(std::span<const RowProduct> products, Norm norm);
+
+}  // namespace kvbound::reference
