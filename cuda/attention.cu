@@ -31,9 +31,10 @@ constexpr int kMostTeamHeads = 8;
 constexpr int kMostStages = 2;
 constexpr int kLaneNumbers = 8;  // numbers of a row of values for which a lane sums
 
-// A product of a query and a key is summed in parts of 32 numbers, each in four chains: short chains, tight bounds.
+// A product of a query and a key is summed in parts of 32 numbers, each in four partial sums: a small accumulation depth, tight
+// bounds.
 constexpr int kPartNumbers = 32;
-constexpr int kPartChains = 4;
+constexpr int kPartSums = 4;
 template <Storage T>
 inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
 
@@ -175,7 +176,7 @@ struct Split {
     float sums[kMine] = {};
     const uint4* key = tile + slot * tile_row_vectors(keys.vectors);
     for (int v = 0; v < keys.vectors; v += kPartVectors<T>) {
-      float parts[kMine][kPartChains] = {};
+      float parts[kMine][kPartSums] = {};
 #pragma unroll
       for (int i = v; i < v + kPartVectors<T>; ++i) {
         if (i < keys.vectors) add_products(key, i, parts);
@@ -187,7 +188,7 @@ struct Split {
   }
 
   // Adds the products of one vector of a key and of each query.
-  __device__ void add_products(const uint4* key, int vector, float (&parts)[kMine][kPartChains]) const {
+  __device__ void add_products(const uint4* key, int vector, float (&parts)[kMine][kPartSums]) const {
     const int row = keys.vectors * static_cast<int>(kVector<T>);
     const float* query = shared.queries + (team * kHeads + my_head()) * row + vector * kVector<T>;
     float numbers[kVector<T>];
@@ -196,7 +197,7 @@ struct Split {
     for (int h = 0; h < kMine; ++h) {
       if (my_head() + h >= kHeads) break;
 #pragma unroll
-      for (int i = 0; i < kVector<T>; i += kPartChains) {
+      for (int i = 0; i < kVector<T>; i += kPartSums) {
         const float4 four = *reinterpret_cast<const float4*>(query + h * row + i);
         parts[h][0] += numbers[i] * four.x;
         parts[h][1] += numbers[i + 1] * four.y;
@@ -433,6 +434,28 @@ void launch_split(const Arguments<T>& arguments, Stream stream) {
   launch_split<8>(arguments, teams, stream);
 }
 
+// Of the sum over at most so many entries, whatever the cache's capacity.
+int64_t accumulation_depth(int64_t entries) {
+  int64_t longest = 0;
+  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
+    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
+    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
+    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
+    // a KV head's last tokens.
+    const int64_t splits =
+        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
+    const int64_t in_slice = ceil_division(splits, kJoinSlices);
+    const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
+    longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
+  }
+  return entries > 0 ? longest : 0;
+}
+
+int64_t product_depth(int64_t head_dim) {
+  const int64_t in_part = ceil_division(std::min<int64_t>(head_dim, kPartNumbers), kPartSums);
+  return in_part + 2 + ceil_division(head_dim, kPartNumbers);
+}
+
 }  // namespace
 
 int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity) {
@@ -459,28 +482,12 @@ template void attention(DeviceTensor<const Float16>, const CacheView<Float16>&, 
 template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                         const AttentionResult&, Workspace, Stream);
 
-int64_t attention_chain(int64_t entries) {
-  int64_t longest = 0;
-  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
-    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
-    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
-    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
-    // a KV head's last tokens.
-    const int64_t splits =
-        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
-    const int64_t in_slice = ceil_division(splits, kJoinSlices);
-    const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
-    longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
-  }
-  return entries > 0 ? longest : 0;
+KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim) {
+  return {.precision = Precision::fp32,
+          .accumulation_depth = accumulation_depth(entries),
+          .product_depth = product_depth(head_dim),
+          .rescalings = entries <= kTileTokens ? 0 : 1};
 }
-
-int64_t attention_product_chain(int64_t head_dim) {
-  const int64_t in_part = ceil_division(std::min<int64_t>(head_dim, kPartNumbers), kPartChains);
-  return in_part + 2 + ceil_division(head_dim, kPartNumbers);
-}
-
-int64_t attention_rescalings(int64_t entries) { return entries <= kTileTokens ? 0 : 1; }
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -5,6 +5,7 @@
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/arithmetic.hpp>
 
 namespace kvbound::cuda {
 
@@ -25,8 +26,7 @@ int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_
 ///
 /// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head h / (query_heads / kv_heads)
 /// an empty cache gives output 0 and log_sum_exp -infinity, and so does one whose log_votes are all -infinity
-/// precision  products and sums in fp32; error: reference/bounds/error_bounds.hpp, with attention_chain() as its chain,
-///            attention_product_chain() as its product_chain and attention_rescalings() as its rescalings
+/// precision  attention_arithmetic(); error: reference/bounds/error_bounds.hpp
 /// equal keys get equal logits to the last bit, wherever they stand
 /// the same inputs give the same bits, whatever the device
 /// throws     ShapeMismatch; DeviceError
@@ -34,14 +34,8 @@ template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                const AttentionResult& result, Workspace workspace, Stream stream);
 
-/// The longest chain of fp32 additions over `entries` tokens in `attention`.
-int64_t attention_chain(int64_t entries);
-
-/// The longest chain of fp32 additions in one logit.
-int64_t attention_product_chain(int64_t head_dim);
-
-/// How often what was summed over `entries` tokens is rescaled.
-int64_t attention_rescalings(int64_t entries);
+/// The arithmetic of `attention` over at most so many entries.
+KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -87,25 +87,6 @@ EvictionWeights signed_weights(VectorView attention_weights, Indices kept, Vecto
 
 double smallest(VectorView norms) { return *std::ranges::min_element(norms); }
 
-double all_norm_mass(VectorView weights, VectorView norms) {
-  return sums_outside(weights, norms, marks(length(weights), {})).norm_mass;
-}
-
-// What both printed forms of stage two's bounds begin with: 2 - 1/sigma and C' = C - (2 - 1/sigma) S'.
-struct PrintedStageOne {
-  PrintedStageOne(VectorView attention_weights, VectorView norms, Indices stage_one) {
-    require_norms(attention_weights, norms);
-    sums = sums_over(attention_weights, norms, stage_one);
-    require_mass(sums.mass, "stage one's entries");
-    factor = 2 - 1 / sums.mass;
-    rest = all_norm_mass(attention_weights, norms) - factor * sums.norm_mass;
-  }
-
-  Sums sums;
-  double factor = 0;
-  double rest = 0;
-};
-
 }  // namespace
 
 double attention_mass(VectorView attention_weights, Indices entries) {
@@ -184,38 +165,6 @@ double attention_only_bound(VectorView attention_weights, VectorView projected_v
     two_excess += at(attention_weights, i) * (at(projected_value_norms, i) - least);
   }
   return evicted.norm_mass + two_excess + outside_one.mass * ((one.norm_mass + least * two_mass) / one.mass);
-}
-
-double output_perturbation_as_printed(VectorView attention_weights, MatrixView values,
-                                      MatrixView output_projection, Indices kept) {
-  const Matrix full = projected_sum(attention_weights, values, output_projection);
-  const Matrix compressed =
-      projected_sum(kept_attention_weights(attention_weights, kept), values, output_projection);
-  double distance = 0;
-  for (int64_t j = 0; j < full.cols(); ++j) distance += std::abs(full(0, j) - compressed(0, j));
-  return distance;
-}
-
-double perturbation_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
-                                     Indices kept) {
-  require_norms(attention_weights, projected_value_norms);
-  const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
-  require_mass(inside.mass, "the kept entries");
-  return all_norm_mass(attention_weights, projected_value_norms) - (2 - 1 / inside.mass) * inside.norm_mass;
-}
-
-double stage_two_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
-                                  Indices stage_one, Indices kept) {
-  const PrintedStageOne one(attention_weights, projected_value_norms, stage_one);
-  const Sums inside = sums_over(attention_weights, projected_value_norms, kept);
-  return one.rest - one.factor * (inside.norm_mass - one.sums.norm_mass);
-}
-
-double attention_only_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
-                                       Indices stage_one, Indices kept) {
-  const PrintedStageOne one(attention_weights, projected_value_norms, stage_one);
-  const double two_mass = attention_mass(attention_weights, kept) - one.sums.mass;
-  return one.rest - smallest(projected_value_norms) * one.factor * two_mass;
 }
 
 RoundingScale rounding_scale(MatrixView values, MatrixView output_projection) {

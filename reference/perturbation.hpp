@@ -6,8 +6,8 @@
 //     o - o^ = sum_i w_i values[i,:] W^O,   w_i = A_i if i is evicted, -(e / Sigma) A_i if i is kept,
 //
 // so L = || sum_i w_i V_i || <= sum_i |w_i| ||V_i|| = theta: CriticalKV's Theorem 3.3 as a triangle
-// inequality. Nothing cancels in these forms. The papers' forms, which subtract nearly equal numbers, end in
-// `_as_printed`.
+// inequality. Nothing cancels in these forms. The papers' own forms, which subtract nearly equal numbers, are in
+// proofs/theorems/as_printed.hpp.
 //
 // In all of them: attention_weights [tokens], >= 0, any positive sum (1 in exact arithmetic);
 // projected_value_norms [tokens], ||values[i,:] W^O|| in any one norm; sets are ascending indices of tokens.
@@ -108,24 +108,6 @@ double stage_two_bound(VectorView attention_weights, VectorView projected_value_
 /// proof      proofs/critical_kv.md#ckv-e.1
 double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                             Indices kept);
-
-// The four printed forms equal those above in exact arithmetic: proofs/critical_kv.md#ckv-stable.
-
-/// L as || o - o^ ||_1 of two separately computed outputs: cancels when almost all mass is kept.
-double output_perturbation_as_printed(VectorView attention_weights, MatrixView values,
-                                      MatrixView output_projection, Indices kept);
-
-/// theta as C - (2 - 1/Sigma) S: cancels when almost all mass is kept, and then may fall below L.
-double perturbation_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
-                                     Indices kept);
-
-/// theta^ as C' - (2 - 1/sigma) S'', C' = C - (2 - 1/sigma) S'.
-double stage_two_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
-                                  Indices stage_one, Indices kept);
-
-/// theta^_relax as C' - M (2 - 1/sigma) sum_{stage two} A_i.
-double attention_only_bound_as_printed(VectorView attention_weights, VectorView projected_value_norms,
-                                       Indices stage_one, Indices kept);
 
 /// What bounds on rounding need to know of one query head: sums of absolute terms, computed once for all
 /// queries.

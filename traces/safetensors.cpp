@@ -202,16 +202,9 @@ void convert_all(std::span<const char> bytes, std::span<Number> out, const Conve
 }
 
 void widen(Dtype dtype, std::span<const char> bytes, std::span<double> out) {
-  switch (dtype) {
-    case Dtype::f64:
-      return convert_all<double>(bytes, out, [](double x) { return x; });
-    case Dtype::f32:
-      return convert_all<float>(bytes, out, [](float x) { return static_cast<double>(x); });
-    case Dtype::f16:
-      return convert_all<uint16_t>(bytes, out, from_float16);
-    default:
-      return convert_all<uint16_t>(bytes, out, from_bfloat16);
-  }
+  if (dtype == Dtype::f64) return convert_all<double>(bytes, out, [](double x) { return x; });
+  if (dtype == Dtype::f32) return convert_all<float>(bytes, out, [](float x) { return double{x}; });
+  convert_all<uint16_t>(bytes, out, dtype == Dtype::f16 ? from_float16 : from_bfloat16);
 }
 
 void widen(Dtype dtype, std::span<const char> bytes, std::span<int64_t> out) {

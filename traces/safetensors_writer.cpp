@@ -124,29 +124,28 @@ void SafetensorsWriter::write_all(std::span<const Number> numbers, const Convert
 void SafetensorsWriter::append(std::string_view tensor_name, std::span<const double> numbers,
                                NonFiniteNumbers non_finite) {
   const TensorDeclaration& tensor = take(tensor_name, numbers.size());
-  switch (tensor.dtype) {
-    case Dtype::f64:
-      return write_all<double>(numbers,
-                               [&](double x) { return require_finite(x, x, x, tensor, non_finite); });
-    case Dtype::f32:
-      return write_all<float>(numbers, [&](double x) {
-        const auto stored = static_cast<float>(x);
-        return require_finite(x, stored, stored, tensor, non_finite);
-      });
-    case Dtype::f16:
-      return write_all<uint16_t>(numbers, [&](double x) {
-        const uint16_t stored = to_float16(x);
-        return require_finite(x, stored, from_float16(stored), tensor, non_finite);
-      });
-    case Dtype::bf16:
-      return write_all<uint16_t>(numbers, [&](double x) {
-        const uint16_t stored = to_bfloat16(x);
-        return require_finite(x, stored, from_bfloat16(stored), tensor, non_finite);
-      });
-    default:
-      throw Error(tensor.name + " is " + std::string(name(tensor.dtype)) +
-                  "; real numbers have no place there");
+  if (tensor.dtype == Dtype::f64) {
+    return write_all<double>(numbers, [&](double x) { return require_finite(x, x, x, tensor, non_finite); });
   }
+  if (tensor.dtype == Dtype::f32) {
+    return write_all<float>(numbers, [&](double x) {
+      const auto stored = static_cast<float>(x);
+      return require_finite(x, stored, stored, tensor, non_finite);
+    });
+  }
+  if (tensor.dtype == Dtype::f16) {
+    return write_all<uint16_t>(numbers, [&](double x) {
+      const uint16_t stored = to_float16(x);
+      return require_finite(x, stored, from_float16(stored), tensor, non_finite);
+    });
+  }
+  if (tensor.dtype == Dtype::bf16) {
+    return write_all<uint16_t>(numbers, [&](double x) {
+      const uint16_t stored = to_bfloat16(x);
+      return require_finite(x, stored, from_bfloat16(stored), tensor, non_finite);
+    });
+  }
+  throw Error(tensor.name + " is " + std::string(name(tensor.dtype)) + "; real numbers have no place there");
 }
 
 void SafetensorsWriter::append(std::string_view tensor_name, std::span<const int64_t> numbers) {

@@ -91,17 +91,14 @@ template void projected_value_norms(DeviceTensor<const Float16>, DeviceTensor<co
 template void projected_value_norms(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>, Norm, float*,
                                     Stream, NormsKernel);
 
-int64_t norms_chain(int64_t model_dim) {
-  return std::max(critical_kv_norms::portable_chain(model_dim), critical_kv_norms::mma_chain(model_dim));
-}
-
-int64_t norms_product_chain(int64_t head_dim, NormsKernel kernel) {
-  return kernel == NormsKernel::mma ? critical_kv_norms::mma_product_chain(head_dim)
-                                    : critical_kv_norms::portable_product_chain(head_dim);
-}
-
-double norms_tensor_sums(NormsKernel kernel) {
-  return kernel == NormsKernel::mma ? critical_kv_norms::kTensorSums : 0;
+KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel) {
+  using namespace critical_kv_norms;
+  const bool mma = kernel == NormsKernel::mma;
+  return {.precision = Precision::fp32,
+          .accumulation_depth =
+              std::max(portable_accumulation_depth(model_dim), mma_accumulation_depth(model_dim)),
+          .product_depth = mma ? mma_product_depth(head_dim) : portable_product_depth(head_dim),
+          .tensor_sums = mma ? kTensorSums : 0};
 }
 
 void stage_two_scores(const float* head_scores, const float* norms, int64_t norms_stride, int64_t query_heads,

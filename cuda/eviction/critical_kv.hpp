@@ -5,6 +5,7 @@
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/arithmetic.hpp>
 #include <kvbound/reference/core/policy.hpp>
 
 #include "selection.hpp"
@@ -25,8 +26,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// norms              [query_heads, tokens], device memory, without gaps
 /// kernel             chosen: mma where it can be; asking for one that cannot throws ShapeMismatch
 /// precision          products and sums in fp32, squares too: an L2 norm above 1.8e19 overflows to infinity, and projected
-///                    values below 1e-19 count as 0 in it. Error: reference/bounds/error_bounds.hpp with single_precision(),
-///                    norms_chain(), norms_product_chain() and norms_tensor_sums()
+///                    values below 1e-19 count as 0 in it. Error: reference/bounds/error_bounds.hpp with
+///                    norms_arithmetic()
 /// equal values have equal norms to the last bit, wherever they stand, and however many tokens there are
 /// the same inputs give the same bits for the same kernel
 /// throws             ShapeMismatch; DeviceError
@@ -38,15 +39,11 @@ void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> o
 template <Storage T>
 NormsKernel chosen_norms_kernel(int64_t head_dim);
 
-/// The longest chain of fp32 additions over the model_dim columns of one norm.
-int64_t norms_chain(int64_t model_dim);
-
-/// The longest chain of fp32 additions over the head_dim products of one projected value; for mma, over the sums of 16
-/// products that the tensor cores give.
-int64_t norms_product_chain(int64_t head_dim, NormsKernel kernel);
-
-/// By how much those sums may be off, as a share of the sum of their terms' absolute values; 0 for portable.
-double norms_tensor_sums(NormsKernel kernel);
+/// The arithmetic of `projected_value_norms`: accumulation_depth over the model_dim columns of one norm, product_depth over
+/// the head_dim products of one projected value; with mma over the sums of 16 products that the tensor cores give.
+///
+/// kernel  portable or mma
+KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel);
 
 /// reference::stage_two_scores for every KV head, heads added in their order.
 ///
@@ -85,16 +82,16 @@ int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_
 /// k            [kv_heads], device memory
 /// always_kept  the last always_kept positions of the prompt
 /// count        [kv_heads], device memory: 0..k
-/// precision    weights exp(scale q . k - log_sum_exp) and their sums in fp32, in a fixed order; the longest chain of
-///              additions is adaptive_stage_one_chain(always_kept + k)
+/// precision    weights exp(scale q . k - log_sum_exp) and their sums in fp32, in a fixed order, of
+///              adaptive_stage_one_depth(always_kept + k)
 /// throws       ShapeMismatch; DeviceError
 template <Storage T>
 void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, int64_t always_kept,
                         const int64_t* ranked, int64_t ranked_stride, const int64_t* k, int64_t* count,
                         Workspace workspace, Stream stream);
 
-/// The longest chain of fp32 additions over the weights of so many entries in adaptive_stage_one.
-int64_t adaptive_stage_one_chain(int64_t entries);
+/// The accumulation depth of the sum over so many entries' weights in adaptive_stage_one.
+int64_t adaptive_stage_one_depth(int64_t entries);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

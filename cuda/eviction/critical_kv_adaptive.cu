@@ -259,7 +259,7 @@ template void adaptive_stage_one(const WindowView<Bfloat16>&, const float*, int6
                                  const int64_t*, int64_t*, Workspace, Stream);
 
 // 32 lanes by a tree of depth 5, 8 warps; the tiles' sums in the same way, 256 at a time; a tile's own sum on top.
-int64_t adaptive_stage_one_chain(int64_t entries) {
+int64_t adaptive_stage_one_depth(int64_t entries) {
   constexpr int64_t kPrefix = 5 + kWarps;
   return kPrefix + kPrefix + tiles_of(tiles_of(entries)) + 1;
 }

@@ -71,12 +71,12 @@ void launch_blocks(void (*kernel)(Arguments<T>), Arguments<T> arguments, int64_t
       kernel, arguments);
 }
 
-/// The longest chain of additions over the columns of one norm.
-int64_t portable_chain(int64_t model_dim);
-int64_t mma_chain(int64_t model_dim);
+/// The accumulation depth of the sum over the columns of one norm.
+int64_t portable_accumulation_depth(int64_t model_dim);
+int64_t mma_accumulation_depth(int64_t model_dim);
 /// And over the products of one projected value, or their sums by 16.
-int64_t portable_product_chain(int64_t head_dim);
-int64_t mma_product_chain(int64_t head_dim);
+int64_t portable_product_depth(int64_t head_dim);
+int64_t mma_product_depth(int64_t head_dim);
 
 /// A sum of 16 products by tensor cores: 17 cuts to 24 bits (reference/bounds/error_bounds.md, "The model").
 inline constexpr double kTensorSums = 17 * 0x1p-23;

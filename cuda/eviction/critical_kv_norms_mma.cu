@@ -218,9 +218,9 @@ template void launch_mma(const Arguments<Float16>&, Norm, Stream);
 template void launch_mma(const Arguments<Bfloat16>&, Norm, Stream);
 
 // 4 terms by a tree, 4 such sums to a stage, the stages, 4 lanes by a tree.
-int64_t mma_chain(int64_t model_dim) { return 2 + 4 + stages_of(model_dim) + 2; }
+int64_t mma_accumulation_depth(int64_t model_dim) { return 2 + 4 + stages_of(model_dim) + 2; }
 
-int64_t mma_product_chain(int64_t head_dim) { return ceil_div(head_dim, kTile); }
+int64_t mma_product_depth(int64_t head_dim) { return ceil_div(head_dim, kTile); }
 
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kTokens = 64;
 constexpr int kDepth = 32;  // rows of W^O at a time
-constexpr int kPart = 16;  // products that are summed on their own, which keeps the chains of additions short
-constexpr int kEach = 4;   // tokens and columns of a thread
+constexpr int kPart = 16;   // products that are summed on their own, which keeps the accumulation depth small
+constexpr int kEach = 4;    // tokens and columns of a thread
 constexpr int kSide = kTokens / kEach;
 constexpr int kThreads = kSide * kSide;
 constexpr int kPitch = kTokens + 4;  // keeps float4 aligned and spreads the transposing writes over banks
@@ -155,9 +155,9 @@ template void launch_portable(const Arguments<Float16>&, Norm, Stream);
 template void launch_portable(const Arguments<Bfloat16>&, Norm, Stream);
 
 // 4 terms by a tree, the tiles of columns, 16 lanes by a tree.
-int64_t portable_chain(int64_t model_dim) { return 2 + ceil_div(model_dim, kColumns) + 4; }
+int64_t portable_accumulation_depth(int64_t model_dim) { return 2 + ceil_div(model_dim, kColumns) + 4; }
 
-int64_t portable_product_chain(int64_t head_dim) {
+int64_t portable_product_depth(int64_t head_dim) {
   return std::min<int64_t>(head_dim, kPart) + ceil_div(head_dim, kPart);
 }
 

@@ -25,8 +25,8 @@ constexpr int64_t kMostSplitTokens = 512;
 constexpr int64_t kSplitsWanted = 64;
 constexpr int kJoinWarps = 4;
 
-// A product of a query and a key is summed in parts of eight numbers: that keeps the chains of additions, and so the
-// bounds, short.
+// A product of a query and a key is summed in parts of eight numbers: that keeps the accumulation depth, and so the
+// bounds, small.
 constexpr int kPartNumbers = 8;
 template <Storage T>
 inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
@@ -425,6 +425,23 @@ void launch_attention(const Window<T>& window, const float* log_sum_exp, float* 
          window, log_sum_exp, mean, shape);
 }
 
+int64_t accumulation_depth(int64_t tokens) {
+  if (tokens <= 0) return 0;
+  // A thread adds up four tokens of a tile and then tiles; sixteen lanes are joined by a tree; then come the splits.
+  const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
+  return (kTokens - 1) + tiles + 4 + ceil_division(Splits(tokens).count, 32) + 5;
+}
+
+int64_t product_depth(int64_t head_dim) {
+  return std::min<int64_t>(head_dim, kPartNumbers) + ceil_division(head_dim, kPartNumbers);
+}
+
+int64_t rescalings(int64_t tokens) {
+  // With every tile of a split but the first, when lanes are joined, and when splits are.
+  const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
+  return tiles + (Splits(tokens).count > 1 ? 1 : 0);
+}
+
 }  // namespace
 
 int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_t tokens) {
@@ -460,21 +477,11 @@ template void window_attention(const WindowView<float>&, const float*, float*, S
 template void window_attention(const WindowView<Float16>&, const float*, float*, Stream);
 template void window_attention(const WindowView<Bfloat16>&, const float*, float*, Stream);
 
-int64_t window_product_chain(int64_t head_dim) {
-  return std::min<int64_t>(head_dim, kPartNumbers) + ceil_division(head_dim, kPartNumbers);
-}
-
-int64_t window_rescalings(int64_t tokens) {
-  // With every tile of a split but the first, when lanes are joined, and when splits are.
-  const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
-  return tiles + (Splits(tokens).count > 1 ? 1 : 0);
-}
-
-int64_t window_chain(int64_t tokens) {
-  if (tokens <= 0) return 0;
-  // A thread adds up four tokens of a tile and then tiles; sixteen lanes are joined by a tree; then come the splits.
-  const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
-  return (kTokens - 1) + tiles + 4 + ceil_division(Splits(tokens).count, 32) + 5;
+KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim) {
+  return {.precision = Precision::fp32,
+          .accumulation_depth = accumulation_depth(tokens),
+          .product_depth = product_depth(head_dim),
+          .rescalings = rescalings(tokens)};
 }
 
 void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, int64_t width,

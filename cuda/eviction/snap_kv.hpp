@@ -5,6 +5,7 @@
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/arithmetic.hpp>
 
 namespace kvbound::cuda {
 
@@ -27,8 +28,7 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 ///     log_sum_exp[h, i] = ln sum_{j visible to i} exp(scale * queries[h,i,:] . keys[j,:])
 ///
 /// log_sum_exp  [query_heads, window], natural log
-/// precision    products and sums in fp32; error: reference/bounds/error_bounds.hpp, with window_chain() as its chain,
-///              window_product_chain() as its product_chain and window_rescalings() as its rescalings
+/// precision    window_arithmetic(); error: reference/bounds/error_bounds.hpp
 /// determinism  equal keys get equal logits, and bits do not depend on the device
 /// throws       ShapeMismatch, also for a window of no query or of more than there are tokens; DeviceError
 template <Storage T>
@@ -44,14 +44,8 @@ void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspa
 template <Storage T>
 void window_attention(const WindowView<T>& window, const float* log_sum_exp, float* mean, Stream stream);
 
-/// The longest chain of fp32 additions over `tokens` tokens in window_log_sum_exp.
-int64_t window_chain(int64_t tokens);
-
-/// The longest chain of fp32 additions in one of the window's logits.
-int64_t window_product_chain(int64_t head_dim);
-
-/// How often what was summed over `tokens` tokens in window_log_sum_exp is rescaled.
-int64_t window_rescalings(int64_t tokens);
+/// The arithmetic of window_log_sum_exp and window_attention over so many tokens.
+KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim);
 
 /// reference::max_pool. Exact; NaN among the neighbours gives NaN.
 ///

@@ -335,6 +335,18 @@ class DeviceSession final : public Session {
   Buffer<std::byte> workspace_;
 };
 
+[[noreturn]] void refuse(Dtype storage) {
+  throw InvalidPolicy("a device stores a cache as F32, F16 or BF16, not as " + std::string(name(storage)));
+}
+
+// The one that a session of this storage has its norms from.
+NormsKernel norms_kernel(Dtype storage, int64_t head_dim) {
+  if (storage == Dtype::f32) return chosen_norms_kernel<float>(head_dim);
+  if (storage == Dtype::f16) return chosen_norms_kernel<Float16>(head_dim);
+  if (storage == Dtype::bf16) return chosen_norms_kernel<Bfloat16>(head_dim);
+  refuse(storage);
+}
+
 }  // namespace
 }  // namespace KVBOUND_CUDA_BUILD
 
@@ -344,7 +356,15 @@ std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times, Stre
   if (storage == Dtype::f32) return std::make_unique<DeviceSession<float>>(times, stream);
   if (storage == Dtype::f16) return std::make_unique<DeviceSession<Float16>>(times, stream);
   if (storage == Dtype::bf16) return std::make_unique<DeviceSession<Bfloat16>>(times, stream);
-  throw InvalidPolicy("a device stores a cache as F32, F16 or BF16, not as " + std::string(name(storage)));
+  refuse(storage);
+}
+
+SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
+                                     int64_t entries) {
+  return {.window_attention = window_arithmetic(prompt_tokens, shape.head_dim),
+          .projected_value_norms =
+              norms_arithmetic(shape.head_dim, shape.model_dim, norms_kernel(storage, shape.head_dim)),
+          .attention = attention_arithmetic(entries, shape.head_dim)};
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

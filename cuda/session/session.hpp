@@ -5,6 +5,7 @@
 #include <variant>
 
 #include <kvbound/cuda/support/device.hpp>
+#include <kvbound/reference/core/arithmetic.hpp>
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
@@ -12,26 +13,49 @@
 
 namespace kvbound::cuda {
 
-/// Throws InvalidPolicy for what the device cannot do yet: other hosts than snapkv, other scores than attention,
-/// theta-sweep and greedy, allocations and merging.
+/// Why the device cannot do a part of a policy yet; null: it can. All alternatives are named, so that a new one does not
+/// compile until it is, too.
+struct DeviceLimits {
+  const char* operator()(const SnapKv&) const { return nullptr; }
+  const char* operator()(const H2o&) const { return kHosts; }
+  const char* operator()(const Tova&) const { return kHosts; }
+  const char* operator()(const StreamingLlm&) const { return kHosts; }
+
+  const char* operator()(const AttentionScore&) const { return nullptr; }
+  const char* operator()(const ObcacheValue&) const { return kScores; }
+  const char* operator()(const ObcacheKey&) const { return kScores; }
+  const char* operator()(const ObcacheJoint&) const { return kScores; }
+  const char* operator()(const ExactRemoval&) const { return kScores; }
+
+  const char* operator()(const TopK&) const { return nullptr; }
+  const char* operator()(const Critical&) const { return nullptr; }
+  const char* operator()(const ThetaSweep&) const { return "theta-sweep runs on the reference only"; }
+  const char* operator()(const Greedy&) const { return "greedy runs on the reference only"; }
+
+  const char* operator()(const Uniform&) const { return nullptr; }
+  const char* operator()(const AdaKv&) const { return kAllocations; }
+  const char* operator()(const Pyramid&) const { return kAllocations; }
+
+  const char* operator()(const NoMerge&) const { return nullptr; }
+  const char* operator()(const KeepKv&) const { return kMerges; }
+  const char* operator()(const ConvexMerge&) const { return kMerges; }
+  const char* operator()(const D2o&) const { return kMerges; }
+  const char* operator()(const Cam&) const { return kMerges; }
+  const char* operator()(const KvMerger&) const { return kMerges; }
+
+  static constexpr const char* kHosts = "h2o, tova and streaming-llm run on the reference only";
+  static constexpr const char* kScores = "scores other than attention run on the reference only";
+  static constexpr const char* kAllocations = "allocations other than uniform run on the reference only";
+  static constexpr const char* kMerges = "merging runs on the reference only";
+};
+
+/// Throws InvalidPolicy for what the device cannot do yet.
 inline void require_supported(const Policy& policy) {
-  if (!std::holds_alternative<SnapKv>(policy.host)) {
-    throw InvalidPolicy("h2o, tova and streaming-llm run on the reference only");
-  }
-  if (!std::holds_alternative<AttentionScore>(policy.score)) {
-    throw InvalidPolicy("scores other than attention run on the reference only");
-  }
-  if (std::holds_alternative<ThetaSweep>(policy.selection)) {
-    throw InvalidPolicy("theta-sweep runs on the reference only");
-  }
-  if (std::holds_alternative<Greedy>(policy.selection)) {
-    throw InvalidPolicy("greedy runs on the reference only");
-  }
-  if (!std::holds_alternative<Uniform>(policy.allocation)) {
-    throw InvalidPolicy("allocations other than uniform run on the reference only");
-  }
-  if (!std::holds_alternative<NoMerge>(policy.merge)) {
-    throw InvalidPolicy("merging runs on the reference only");
+  const DeviceLimits limits;
+  for (const char* why : {std::visit(limits, policy.host), std::visit(limits, policy.score),
+                          std::visit(limits, policy.selection), std::visit(limits, policy.allocation),
+                          std::visit(limits, policy.merge)}) {
+    if (why) throw InvalidPolicy(why);
   }
 }
 
@@ -40,7 +64,9 @@ inline void require_supported(const Policy& policy) {
 namespace native {
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
-}
+SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
+                                     int64_t entries);
+}  // namespace native
 
 namespace emulated {
 /// A session that stores keys, values, queries and W^O as F32, F16 or BF16, rounded once, and computes in fp32.
@@ -53,6 +79,14 @@ namespace emulated {
 /// what the device cannot do yet; DeviceError. Results are the same bits at every call
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
+
+/// The arithmetic that the kernels of such a session declare (attention.hpp, eviction/).
+///
+/// storage  as in make_session
+/// entries  the most entries of a KV head, decode steps included
+/// throws   InvalidPolicy for another storage; DeviceError where there is no device
+SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
+                                     int64_t entries);
 }  // namespace emulated
 
 }  // namespace kvbound::cuda

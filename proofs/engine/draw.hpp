@@ -1,6 +1,7 @@
 // Where drawn numbers come from.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <utility>
@@ -45,9 +46,9 @@ class Draw {
     }
   }
 
-  template <class Kind>
-  Kind kind() {
-    return static_cast<Kind>(index(static_cast<int64_t>(Kind::count)));
+  template <class Kind, size_t count>
+  Kind one_of(const Kind (&kinds)[count]) {
+    return kinds[index(count)];
   }
 
  private:

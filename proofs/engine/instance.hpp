@@ -1,13 +1,9 @@
 // What every theorem speaks of: one KV group's cache as some queries see it, with a choice of what to keep, and for the
-// theorems of merging with what turns those who leave into votes.
+// theorems of merging with what turns evicted entries into votes.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string>
 #include <vector>
-
-#include <rapidcheck.h>
 
 #include <kvbound/reference/core/view.hpp>
 
@@ -42,65 +38,11 @@ struct Instance {
 ///
 /// throws  ShapeMismatch or NonFinite, which name what is wrong
 void require_valid(const Instance& instance);
-/// throws  NonFinite if a number is not within +-limit
-void require_within(const std::string& what, VectorView numbers, double limit);
 
-/// What an instance is an example of, measured on its numbers whatever it was drawn for.
-enum class Regime {
-  // of eviction
-  small_stage_one,         ///< sigma < 1/2 for a query
-  almost_nothing_evicted,  ///< 0 < evicted mass < 1e-12 for a query
-  dominated,               ///< one entry holds more than 1 - 1e-12 of a query's attention, but not all
-  tied,                    ///< two tokens outside stage one that nothing tells apart: no query, no value
-  empty_stage_two,         ///< stage one is all that is kept
-  single_kept,             ///< one entry is kept; merging, it speaks for all
-  // of merging; scores are those of a head's first query
-  nearly_singular,   ///< a group whose mean score has next to no logarithm: |m| < KL / 10^6
-  nearly_agreed,     ///< a group whose scores differ, by next to nothing: 0 < KL < 10^-12
-  agreed,            ///< a group of equal scores: KL = 0
-  huge_logits,       ///< a logit beyond +-5000
-  many_votes,        ///< an entry of 10^5 votes or more
-  parallel_queries,  ///< two queries of cosine > 0.9999
-  predicted,  ///< a group whose scores by a later query are all predicted within 100 %, its merged one, too
-};
-/// Those that theorems of eviction are to be tried in, and those of merging.
-inline constexpr Regime kEvictionRegimes[] = {Regime::small_stage_one, Regime::almost_nothing_evicted,
-                                              Regime::dominated,       Regime::tied,
-                                              Regime::empty_stage_two, Regime::single_kept};
-inline constexpr Regime kMergingRegimes[] = {
-    Regime::single_kept, Regime::nearly_singular, Regime::nearly_agreed,    Regime::agreed,
-    Regime::huge_logits, Regime::many_votes,      Regime::parallel_queries, Regime::predicted};
-const char* name(Regime regime);
-bool shows(const Instance& instance, Regime regime);
+/// The tokens that are not among these entries; both ascending.
+std::vector<int64_t> all_but(const Instance& instance, const std::vector<int64_t>& entries);
 
 /// Whether two tokens are the same to every query and in their values, so that even the reference's last bit agrees.
 bool twins(const Instance& instance, int64_t a, int64_t b);
-
-/// The largest instance that a generator draws.
-struct Sizes {
-  int64_t tokens = 32;
-  int64_t head_dim = 6;
-  int64_t model_dim = 8;
-  int64_t query_heads = 1;
-  int64_t queries = 1;
-  bool merging = false;
-
-  std::span<const Regime> regimes() const {
-    return merging ? std::span<const Regime>(kMergingRegimes) : std::span<const Regime>(kEvictionRegimes);
-  }
-};
-
-/// Instances on dyadic grids, so that they print in full and small sums of them are exact.
-///
-/// Attention is level (all weights equal: masses of 1/2 are exact), flat, peaked, power-law, tied, with a sink,
-/// huge (within +-10^4) or plain; values are plain, tied, tiny at the sink, or opposed (what is kept pulls
-/// against what is evicted, where bounds are tight); the kept set is arbitrary or the best; stage one is all of
-/// it, its best, its worst or a part.
-///
-/// Those that merge have, besides, groups whose scores are shifted until m is next to 0, agree or nearly agree; queries
-/// that come later and give nearly the same scores; queries next to parallel; votes of 1, a few, or up to 10^6.
-///
-/// They shrink to what is simpler (simpler.hpp).
-rc::Gen<Instance> instances(Sizes largest);
 
 }  // namespace kvbound::proofs

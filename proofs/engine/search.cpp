@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "draw_instance.hpp"
 #include "prove.hpp"
 #include "simpler.hpp"
 
@@ -20,14 +21,10 @@ constexpr double kLargestNumber = 1e4;
 
 double changed(double number, rc::Random& random) {
   const auto index = [&](uint64_t of) { return static_cast<int>(random.split().next() % of); };
-  switch (index(3)) {
-    case 0:
-      return -number;
-    case 1:
-      return std::clamp(number * (index(2) == 0 ? 0.5 : 2), -kLargestNumber, kLargestNumber);
-    default:
-      return std::clamp(number + std::ldexp(index(33) - 16, -index(7)), -kLargestNumber, kLargestNumber);
-  }
+  const int kind = index(3);
+  if (kind == 0) return -number;
+  if (kind == 1) return std::clamp(number * (index(2) == 0 ? 0.5 : 2), -kLargestNumber, kLargestNumber);
+  return std::clamp(number + std::ldexp(index(33) - 16, -index(7)), -kLargestNumber, kLargestNumber);
 }
 
 // Adds the token to an ascending set, or takes it out.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 namespace kvbound::proofs {
 namespace {
@@ -63,24 +62,6 @@ void Outcome::ratio(const Real& left, const Real& right, const Real& terms) {
   if (!(right > 0) || right * oracle::unit_roundoff() < tolerance(terms)) return;
   const auto ratio = static_cast<double>(Real(left / right));
   ratio_ = std::max(ratio_.value_or(ratio), ratio);
-}
-
-const std::vector<Theorem>& catalogue() {
-  static const std::vector<Theorem> all = [] {
-    std::vector<Theorem> result;
-    const auto add = [&](const char* page, std::initializer_list<std::vector<Theorem>> parts) {
-      for (const std::vector<Theorem>& part : parts) {
-        for (const Theorem& theorem : part) result.emplace_back(theorem).page = page;
-      }
-    };
-    add("critical_kv.md",
-        {perturbation_theorems(), critical_kv_theorems(), window_theorems(), theta_sweep_theorems()});
-    add("obcache.md", {obcache_theorems(), removal_theorems(), zeroing_theorems(), score_sum_theorems()});
-    add("keep_kv.md", {keep_kv_theorems(), lossless_theorems(), joint_merge_theorems(),
-                       moving_average_theorems(), prediction_bound_theorems(), merge_sequence_theorems()});
-    return result;
-  }();
-  return all;
 }
 
 }  // namespace kvbound::proofs

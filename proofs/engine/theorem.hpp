@@ -8,7 +8,7 @@
 
 #include <kvbound/proofs/oracle/bounded.hpp>
 
-#include "instance.hpp"
+#include "draw_instance.hpp"
 
 namespace kvbound::proofs {
 
@@ -80,24 +80,5 @@ struct Theorem {
   Property property;               ///< the theorem itself; its id is the theorem's
   std::vector<Property> weakened;  ///< with a hypothesis dropped: each must find a counterexample
 };
-
-/// Every theorem.
-const std::vector<Theorem>& catalogue();
-
-// The catalogue's parts, one per file.
-std::vector<Theorem> perturbation_theorems();
-std::vector<Theorem> critical_kv_theorems();
-std::vector<Theorem> window_theorems();
-std::vector<Theorem> theta_sweep_theorems();
-std::vector<Theorem> obcache_theorems();
-std::vector<Theorem> removal_theorems();
-std::vector<Theorem> zeroing_theorems();
-std::vector<Theorem> score_sum_theorems();
-std::vector<Theorem> keep_kv_theorems();
-std::vector<Theorem> lossless_theorems();
-std::vector<Theorem> joint_merge_theorems();
-std::vector<Theorem> moving_average_theorems();
-std::vector<Theorem> prediction_bound_theorems();
-std::vector<Theorem> merge_sequence_theorems();
 
 }  // namespace kvbound::proofs

@@ -4,10 +4,10 @@
 #include <functional>
 #include <optional>
 
-#include <kvbound/proofs/engine/theorem.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 
+#include "catalogue.hpp"
 #include "evaluation.hpp"
 #include "selection.hpp"
 

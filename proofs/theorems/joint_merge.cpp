@@ -1,8 +1,11 @@
 // One key and one value for several query heads: which value is best, and what it costs.
 #include <algorithm>
 
-#include "merge_prediction.hpp"
+#include <kvbound/proofs/engine/merge_prediction.hpp>
+
+#include "catalogue.hpp"
 #include "merge_rounding.hpp"
+#include "scoring.hpp"
 
 namespace kvbound::proofs {
 namespace {

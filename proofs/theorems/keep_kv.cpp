@@ -1,7 +1,9 @@
 // What a merged entry weighs: with one vote less than its cluster did, with all votes and the mean key more.
 #include <algorithm>
 
-#include "merge_prediction.hpp"
+#include <kvbound/proofs/engine/merge_prediction.hpp>
+
+#include "catalogue.hpp"
 #include "merge_rounding.hpp"
 
 namespace kvbound::proofs {

@@ -1,8 +1,11 @@
 // When nothing is lost by merging, and with which key.
 #include <algorithm>
 
-#include "merge_prediction.hpp"
+#include <kvbound/proofs/engine/merge_prediction.hpp>
+
+#include "catalogue.hpp"
 #include "merge_rounding.hpp"
+#include "scoring.hpp"
 
 namespace kvbound::proofs {
 namespace {

@@ -19,6 +19,23 @@ using oracle::Bounded;
 using oracle::Row;
 using oracle::Rows;
 
+// Members of a cluster for the reference: doubles, ln s^ of these heads.
+reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
+                                     const Cluster& cluster, size_t first_head, size_t count) {
+  reference::ClusterMembers members;
+  members.log_scores = Matrix(static_cast<int64_t>(count), static_cast<int64_t>(cluster.size()));
+  for (size_t j = 0; j < cluster.size(); ++j) {
+    members.keys.append_row(merging.keys.row(cluster[j]));
+    members.values.append_row(instance.values.row(cluster[j]));
+    members.votes.push_back(instance.votes[static_cast<size_t>(cluster[j])]);
+    for (size_t h = 0; h < count; ++h) {
+      members.log_scores(static_cast<int64_t>(h), static_cast<int64_t>(j)) =
+          static_cast<double>(merging.heads[first_head + h].predicted[static_cast<size_t>(cluster[j])]);
+    }
+  }
+  return members;
+}
+
 Row with_values(Row row, const Reals& exact) {
   for (size_t i = 0; i < row.size(); ++i) row[i].value = exact[i];
   return row;

@@ -2,7 +2,9 @@
 // pseudo_inverse.hpp and merge_baselines.hpp evaluated with bounds, operation by operation.
 #pragma once
 
-#include "merge_prediction.hpp"
+#include <kvbound/proofs/engine/merge_prediction.hpp>
+#include <kvbound/proofs/engine/theorem.hpp>
+#include <kvbound/reference/merging/keep_kv.hpp>
 
 namespace kvbound::proofs {
 

@@ -2,10 +2,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include <kvbound/proofs/engine/merging_case.hpp>
 #include <kvbound/proofs/oracle/definitions.hpp>
 #include <kvbound/reference/merging/score_ema.hpp>
 
-#include "merging_case.hpp"
+#include "catalogue.hpp"
 #include "scoring.hpp"
 
 namespace kvbound::proofs {

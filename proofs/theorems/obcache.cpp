@@ -1,8 +1,7 @@
 // OBCache's scores: what shrinking an entry's value, its key, or both does to the outputs.
 #include <cmath>
 
-#include <kvbound/proofs/engine/theorem.hpp>
-
+#include "catalogue.hpp"
 #include "scoring.hpp"
 
 namespace kvbound::proofs {

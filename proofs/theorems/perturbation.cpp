@@ -1,8 +1,9 @@
 // What eviction does to a query's output: CriticalKV's Theorems 3.2 and 3.3, their stable form, and the layer.
-#include <kvbound/proofs/engine/theorem.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
+#include "as_printed.hpp"
+#include "catalogue.hpp"
 #include "evaluation.hpp"
 
 namespace kvbound::proofs {
@@ -145,12 +146,12 @@ class Held {
   void theta_as_printed() {
     outcome_.reference_within(
         "L as printed",
-        reference::output_perturbation_as_printed(attention(), instance_.values, instance_.output_projection,
-                                                  instance_.kept),
+        proofs::output_perturbation_as_printed(attention(), instance_.values, instance_.output_projection,
+                                               instance_.kept),
         oracle::output_perturbation_as_printed(exact_attention(), instance_.values,
                                                instance_.output_projection, instance_.kept));
     outcome_.reference_within(
-        "theta as printed", reference::perturbation_bound_as_printed(attention(), norms(), instance_.kept),
+        "theta as printed", proofs::perturbation_bound_as_printed(attention(), norms(), instance_.kept),
         oracle::perturbation_bound_as_printed(exact_attention(), bounds_.norms[kOnly], instance_.kept));
   }
   // The weights as they were computed need not add up to 1: they are taken as given.
@@ -189,9 +190,9 @@ void hold_both_forms(const Instance& instance, Outcome& outcome) {
     held.stages("stage two's bound", reference::stage_two_bound, oracle::stage_two_bound);
     held.stages("attention-only bound", reference::attention_only_bound, oracle::attention_only_bound);
     if (held.printable(instance.stage_one)) {
-      held.stages("stage two's bound as printed", reference::stage_two_bound_as_printed,
+      held.stages("stage two's bound as printed", proofs::stage_two_bound_as_printed,
                   oracle::stage_two_bound_as_printed);
-      held.stages("attention-only bound as printed", reference::attention_only_bound_as_printed,
+      held.stages("attention-only bound as printed", proofs::attention_only_bound_as_printed,
                   oracle::attention_only_bound_as_printed);
     }
   }
@@ -236,8 +237,8 @@ Outcome printed_in_double(const Instance& instance) {
       exact::stable_output_change(exact.attention[kOnly], exact.projected[kOnly], instance.kept), Norm::l1);
   const auto stable = oracle::perturbation_bound(
       oracle::eviction_weights(oracle::exactly(instance.logits.row(0)), instance.kept), bounds.norms[kOnly]);
-  const double printed = reference::perturbation_bound_as_printed(computed.attention.row(0),
-                                                                  computed.norms.row(0), instance.kept);
+  const double printed =
+      proofs::perturbation_bound_as_printed(computed.attention.row(0), computed.norms.row(0), instance.kept);
   outcome.at_most("L <= theta as printed, in double precision", perturbation, Real(printed) + stable.bound,
                   perturbation);
   return outcome;

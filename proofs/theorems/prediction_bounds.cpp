@@ -1,8 +1,11 @@
 // By how much later queries' outputs move, if the scores that merging went by are theirs to within epsilon.
 #include <algorithm>
 
-#include "merge_prediction.hpp"
+#include <kvbound/proofs/engine/merge_prediction.hpp>
+
+#include "catalogue.hpp"
 #include "merge_rounding.hpp"
+#include "scoring.hpp"
 
 namespace kvbound::proofs {
 namespace {

@@ -1,10 +1,10 @@
 // What removing entries from a cache does to an output.
 #include <cmath>
 
-#include <kvbound/proofs/engine/theorem.hpp>
 #include <kvbound/proofs/oracle/definitions.hpp>
 #include <kvbound/reference/eviction/removal.hpp>
 
+#include "catalogue.hpp"
 #include "scoring.hpp"
 
 namespace kvbound::proofs {

@@ -123,6 +123,8 @@ struct Terms {
 
 Terms terms_of(Change change, const Bounded& weight, const Bounded& logit, const SlotShares& shares) {
   switch (change) {
+    case Change::value:
+      return {weight, 1, 0};
     case Change::key:
       return {weight * logit, 1, 1};
     case Change::joint:
@@ -133,9 +135,8 @@ Terms terms_of(Change change, const Bounded& weight, const Bounded& logit, const
       const Bounded whole = (Bounded(1) - weight) * shares.entries + shares.slot;
       return {1, weight * shares.entries / whole, (weight * shares.entries - shares.slot) / whole};
     }
-    default:
-      return {weight, 1, 0};
   }
+  return {};  // not reached
 }
 
 Bounded squared_distance(const BoundedSpace& space, const Bounded& a, const Row& x, const Bounded& b,

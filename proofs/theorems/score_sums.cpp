@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include <kvbound/proofs/engine/theorem.hpp>
 #include <kvbound/proofs/oracle/definitions.hpp>
 #include <kvbound/reference/eviction/h2o.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/reference/eviction/tova.hpp>
 
+#include "catalogue.hpp"
 #include "score_bounds.hpp"
 #include "scoring.hpp"
 #include "selection.hpp"

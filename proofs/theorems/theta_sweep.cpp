@@ -1,11 +1,11 @@
 // What theta-sweep promises.
 #include <algorithm>
 
-#include <kvbound/proofs/engine/theorem.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/eviction/theta_sweep.hpp>
 
+#include "catalogue.hpp"
 #include "evaluation.hpp"
 
 namespace kvbound::proofs {

@@ -1,6 +1,6 @@
 // What depends on where logits have their 0: zeroing an entry that keeps its slot, and scores of shrunk keys.
-#include <kvbound/proofs/engine/theorem.hpp>
 
+#include "catalogue.hpp"
 #include "scoring.hpp"
 
 namespace kvbound::proofs {

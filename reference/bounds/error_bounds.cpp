@@ -162,6 +162,15 @@ double product_spread(double x, double dx, double y, double dy) { return dx * y 
 
 Arithmetic single_precision() { return {.unit = 0x1p-24, .smallest = 0x1p-126, .exponential = 0x1p-22}; }
 
+Arithmetic arithmetic_of(const KernelArithmetic& kernel) {
+  Arithmetic arithmetic = kernel.precision == Precision::fp64 ? double_precision() : single_precision();
+  arithmetic.accumulation_depth = kernel.accumulation_depth;
+  arithmetic.product_depth = kernel.product_depth;
+  arithmetic.tensor_sums = kernel.tensor_sums;
+  arithmetic.rescalings = kernel.rescalings;
+  return arithmetic;
+}
+
 Arithmetic tensor_core_precision() { return {.unit = 0x1p-22, .smallest = 0x1p-126, .exponential = 0x1p-22}; }
 
 Arithmetic double_precision() { return {.unit = 0x1p-53, .smallest = 0x1p-1022, .exponential = 0x1p-51}; }
@@ -188,7 +197,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
   add_key_errors(queries, cache.keys, scale, logit_share(queries.cols, arithmetic), arithmetic, coefficients);
   result.logits = coefficients;
-  const double terms = chain(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
+  const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
   const OutputRounding rounding{sum_error(tokens, terms, arithmetic),
                                 gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
                                     2 * arithmetic.weights + arithmetic.input};
@@ -294,8 +303,8 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   require_equal("columns of norms", norms.cols, "rows of values", values.rows);
   Matrix errors(norms.rows, norms.cols);
   const double share = product_error(shape.head_dim, 0, arithmetic);
-  const double adding =
-      gamma(chain(arithmetic, shape.model_dim) + 3, arithmetic) + reference_error(shape.model_dim);
+  const double adding = gamma(accumulation_depth(arithmetic, shape.model_dim) + 3, arithmetic) +
+                        reference_error(shape.model_dim);
   const auto columns = static_cast<double>(shape.model_dim);
   const double lost = norm == Norm::l1
                           ? columns * 2 * static_cast<double>(shape.head_dim + 1) * arithmetic.smallest

@@ -1,7 +1,7 @@
 // How far somebody else's results may lie from the reference's, by nothing but rounding.
 //
 // All bounds are derived (reference/bounds/error_bounds.md) from one model of arithmetic, with the sums of absolute terms taken
-// from the numbers at hand; no constant is tuned. They hold for any order of summation that a chain allows, with or
+// from the numbers at hand; no constant is tuned. They hold for any order of summation that an accumulation depth allows, with or
 // without fused multiply-add. Errors are absolute and per element; those of the double reference itself are included.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include <kvbound/reference/core/arithmetic.hpp>
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/session.hpp>
@@ -25,16 +26,15 @@ struct Arithmetic {
   double input_floor = 0;  ///< and its absolute rounding, for numbers below the normal range of their storage
   double weights = 0;      ///< further relative rounding of attention weights before they multiply values
 
-  /// No sum over tokens has a longer chain of additions than this; -1: as long as there are tokens, any order.
-  int64_t chain = -1;
-  /// And no product of a query and a key, or of a value and a column of W^O; -1: as long as head_dim, any order.
-  int64_t product_chain = -1;
-  /// Such a product may be summed by tensor cores a few terms at a time, from zero, before these sums are added: their
-  /// error as a share of the sum of their terms' absolute values. 0: it is not.
+  // As in KernelArithmetic.
+  int64_t accumulation_depth = -1;
+  int64_t product_depth = -1;
   double tensor_sums = 0;
-  /// How often a running maximum rescales what was summed; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;
 };
+
+/// What a kernel declares, with the rounding of its precision.
+Arithmetic arithmetic_of(const KernelArithmetic& kernel);
 
 /// IEEE single precision, correctly rounded, exponentials within 2 ulp.
 Arithmetic single_precision();
@@ -76,7 +76,7 @@ Matrix max_pool_errors(MatrixView errors, int64_t width);
 Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_size,
                          const Arithmetic& arithmetic);
 
-/// Of reference::projected_value_norms; arithmetic.chain is over the model_dim columns.   returns [query_heads, tokens]
+/// Of reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns.   returns [query_heads, tokens]
 Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, MatrixView output_projection,
                                    Norm norm, MatrixView norms, const Arithmetic& arithmetic);
 

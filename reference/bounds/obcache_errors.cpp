@@ -38,7 +38,7 @@ class UncertainOutput {
                   const Arithmetic& arithmetic)
       : softmax_(softmax_errors(logits, exponents, arithmetic)), space_(space) {
     const auto tokens = static_cast<int64_t>(logits.size());
-    const double terms = chain(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
+    const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
     divisor_ = sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic);
     terms_ = gamma(terms + changes + 3, arithmetic) + reference_error(tokens) + 2 * arithmetic.weights +
              arithmetic.input;

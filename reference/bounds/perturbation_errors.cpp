@@ -236,7 +236,7 @@ class CaseErrors {
       terms += (head.shares[i] + head.share_errors[i]) * absolute_projection(h, head.kept[i]);
     }
     const double common = signed_weights(h, head).value;  // both outputs take the same rounded numbers
-    // A rescaling multiplies what was summed; a sum of a chain's products is stored, projected, subtracted, added up.
+    // A rescaling multiplies what was summed; a sum of products is stored, projected, subtracted, added up.
     const int64_t roundings = tokens() + (tokens() + 15) / 16 + product_length();
     return {terms, propagated + arithmetic_.weights * terms + input() * common +
                        product(roundings_.gamma(roundings), (1 + input()) * terms)};

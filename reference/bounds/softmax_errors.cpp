@@ -16,8 +16,8 @@ constexpr double kDoubleUnit = 0x1p-53;
 constexpr double kMostExponent = 600;
 constexpr double kLostWeight = 1e-62;
 
-double longest(int64_t chain, int64_t terms) {
-  return static_cast<double>(chain < 0 ? terms : std::min(chain, terms));
+double longest(int64_t depth, int64_t terms) {
+  return static_cast<double>(depth < 0 ? terms : std::min(depth, terms));
 }
 
 }  // namespace
@@ -39,13 +39,15 @@ double growth(double x) {
 }
 
 double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
-  const double roundings = longest(arithmetic.product_chain, terms) + 1 + static_cast<double>(further);
+  const double roundings = longest(arithmetic.product_depth, terms) + 1 + static_cast<double>(further);
   const double adding = gamma(roundings, arithmetic) + reference_error(terms);
   const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
   return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
 }
 
-double chain(const Arithmetic& arithmetic, int64_t terms) { return longest(arithmetic.chain, terms); }
+double accumulation_depth(const Arithmetic& arithmetic, int64_t terms) {
+  return longest(arithmetic.accumulation_depth, terms);
+}
 
 double rescalings(const Arithmetic& arithmetic, int64_t tokens) {
   return static_cast<double>(arithmetic.rescalings < 0 ? (tokens + 15) / 16 : arithmetic.rescalings);
@@ -101,7 +103,7 @@ double weight_error(double weight, double share, const Arithmetic& arithmetic) {
 
 double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic) {
   const double log_tokens = std::log(static_cast<double>(tokens));
-  return errors.growth + sum_error(tokens, chain(arithmetic, tokens), arithmetic) +
+  return errors.growth + sum_error(tokens, accumulation_depth(arithmetic, tokens), arithmetic) +
          exponential(arithmetic) * log_tokens + 3 * unit(arithmetic) * (errors.largest + log_tokens);
 }
 

@@ -19,13 +19,13 @@ double unit(const Arithmetic& arithmetic);
 double exponential(const Arithmetic& arithmetic);
 /// gamma_k = k u / (1 - k u), infinity where that is no bound.
 double gamma(double count, const Arithmetic& arithmetic);
-/// What the double reference adds where the claimant's chain is short: its own may be as long as there are terms.
+/// What the double reference adds where the tested implementation's accumulation depth is small: its own may be as many as there are terms.
 double reference_error(int64_t terms);
 /// No less than e^x - 1, x >= 0; infinity where e^x is past counting.
 double growth(double x);
 
-/// Additions on a sum's longest chain over tokens.
-double chain(const Arithmetic& arithmetic, int64_t terms);
+/// The accumulation depth of a sum over tokens.
+double accumulation_depth(const Arithmetic& arithmetic, int64_t terms);
 double rescalings(const Arithmetic& arithmetic, int64_t tokens);
 /// A sum of `terms` products of two stored numbers each, relative to the sum of their absolute values: a product and the
 /// additions are rounded, and what `further` says.

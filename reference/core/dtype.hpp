@@ -45,9 +45,23 @@ constexpr std::optional<Dtype> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-/// The real types a trace may be stored in.
-constexpr bool is_real(Dtype dtype) {
-  return dtype == Dtype::f64 || dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
+/// A binary format of real numbers: fraction * 2^exponent, the fraction in 1..2 with so many bits behind the point.
+struct RealFormat {
+  int fraction_bits;
+  int least_exponent;  ///< of normal numbers
+  int largest_exponent;
+};
+
+/// The format of a type that a trace may be stored in; none for the others.
+constexpr std::optional<RealFormat> real_format(Dtype dtype) {
+  if (dtype == Dtype::f64) return RealFormat{52, -1022, 1023};
+  if (dtype == Dtype::f32) return RealFormat{23, -126, 127};
+  if (dtype == Dtype::f16) return RealFormat{10, -14, 15};
+  if (dtype == Dtype::bf16) return RealFormat{7, -126, 127};
+  return std::nullopt;
 }
+
+/// The real types a trace may be stored in.
+constexpr bool is_real(Dtype dtype) { return real_format(dtype).has_value(); }
 
 }  // namespace kvbound

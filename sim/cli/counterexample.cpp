@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/input_file.hpp>

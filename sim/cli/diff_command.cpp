@@ -84,13 +84,14 @@ int exit_code(const DiffReport& report, bool quiet) {
                                                          others == 1 ? "" : "s", others == 1 ? "s" : ""));
       return kMismatch;
     }
-    default:
+    case Verdict::no_evidence:
       if (!quiet) {
         std::cerr << fmt::format("kvbound: {}: nothing that could tell right from wrong\n",
                                  one_line(report.dump_path));
       }
       return kInconclusive;
   }
+  return kInternal;  // not reached
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/table.hpp>

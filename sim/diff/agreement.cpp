@@ -21,6 +21,7 @@
 #include <kvbound/reference/numerics/columns.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/measure/metrics.hpp>
 
 #include "allocation_agreement.hpp"
 #include "evicted_agreement.hpp"
@@ -385,26 +386,6 @@ class LayerJudge {
 };
 
 }  // namespace
-
-const std::vector<std::string>& tensor_names() {
-  static const std::vector<std::string> names{"score_positions",
-                                              "score",
-                                              "projected_value_norms",
-                                              "stage_two_score",
-                                              "kept_offsets",
-                                              "kept",
-                                              "votes",
-                                              "merged_key",
-                                              "merged_value",
-                                              "left",
-                                              "merged_into",
-                                              "output",
-                                              "kept_mass",
-                                              "bound",
-                                              "perturbation",
-                                              "layer_perturbation"};
-  return names;
-}
 
 std::vector<TensorAgreement> agreement(const traces::Layer& layer, const TestedImplementation& implementation,
                                        const LayerClaims& claims) {

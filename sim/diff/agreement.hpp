@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <kvbound/traces/trace.hpp>
@@ -17,10 +16,6 @@
 #include "tested_implementation.hpp"
 
 namespace kvbound::sim {
-
-/// The tensors that a dump can have, in the order in which each follows from those before: the first that disagrees is
-/// where a fault shows first.
-const std::vector<std::string>& tensor_names();
 
 /// One tensor of one layer.
 struct JudgedTensor {

@@ -3,10 +3,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <kvbound/reference/core/dtype.hpp>
-#include <kvbound/sim/measure/metrics.hpp>
+#include <kvbound/sim/measure/layer_record.hpp>
 
 namespace kvbound::sim {
 
@@ -37,6 +38,10 @@ struct LayerClaims {
   std::optional<RealClaim> perturbation;                ///< [steps, query_heads]
   std::optional<RealClaim> layer_perturbation;          ///< [steps]
 };
+
+/// The names of all these tensors, in the order in which each follows from those before: the first that disagrees is
+/// where a fault shows first.
+const std::vector<std::string>& tensor_names();
 
 /// What a session recorded, as claims. What was measured of it is no claim: one piece of code measures them all.
 ///

@@ -13,26 +13,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A real type's numbers are fraction * 2^exponent with so many bits, and exponents no smaller than this.
-struct RealFormat {
-  int fraction_bits;
-  int least_exponent;
-  int largest_exponent;
-};
-
-RealFormat format_of(Dtype storage) {
-  switch (storage) {
-    case Dtype::f16:
-      return {10, -14, 15};
-    case Dtype::bf16:
-      return {7, -126, 127};
-    case Dtype::f32:
-      return {23, -126, 127};
-    default:
-      return {52, -1022, 1023};
-  }
-}
-
 std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape) {
   std::vector<int64_t> index(shape.size());
   for (size_t d = shape.size(); d-- > 0;) {
@@ -88,13 +68,13 @@ double Offender::share() const {
 double Offender::ulps() const { return error / (2 * half_spacing(storage, expected)); }
 
 double half_spacing(Dtype storage, double x) {
-  const RealFormat format = format_of(storage);
+  const RealFormat format = *real_format(storage);
   const int exponent = x == 0 || !std::isfinite(x) ? format.least_exponent : std::ilogb(x);
   return std::ldexp(0.5, std::max(exponent, format.least_exponent) - format.fraction_bits);
 }
 
 double overflow_threshold(Dtype storage) {
-  const RealFormat format = format_of(storage);
+  const RealFormat format = *real_format(storage);
   // The largest number, 2^emax (2 - 2^-fraction), and half a spacing; beyond double's range that is infinity.
   const double largest = std::ldexp(2 - std::ldexp(1.0, -format.fraction_bits), format.largest_exponent);
   return largest + std::ldexp(0.5, format.largest_exponent - format.fraction_bits);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <set>
 #include <string_view>
@@ -19,8 +20,6 @@
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
-
-#include "agreement.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -303,18 +302,7 @@ class TensorCheck {
   std::string first_with_steps_;
 };
 
-double unit_roundoff(Dtype type) {
-  switch (type) {
-    case Dtype::bf16:
-      return 0x1p-8;
-    case Dtype::f16:
-      return 0x1p-11;
-    case Dtype::f32:
-      return 0x1p-24;
-    default:
-      return 0x1p-53;
-  }
-}
+double unit_roundoff(Dtype type) { return std::ldexp(1, -real_format(type)->fraction_bits - 1); }
 
 }  // namespace
 

@@ -201,7 +201,7 @@ class HeadReplay {
     const Matrix errors =
         reference::attention_weight_errors(queries_, cache().keys, layer_.scale, arithmetic_);
     reference::Arithmetic in_any_order = arithmetic_;
-    in_any_order.chain = in_any_order.product_chain = -1;
+    in_any_order.accumulation_depth = in_any_order.product_depth = -1;
     const double adding = reference::sum_rounding(cache().entries(), in_any_order);
     CountRange all{0, 0};
     for (int64_t h = 0; h < group_size_; ++h) {

@@ -1,6 +1,7 @@
 #include "input_rounding.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include <kvbound/reference/core/float16.hpp>
 
@@ -8,29 +9,16 @@ namespace kvbound::sim {
 namespace {
 
 double stored(double number, Dtype storage) {
-  switch (storage) {
-    case Dtype::f16:
-      return from_float16(to_float16(number));
-    case Dtype::bf16:
-      return from_bfloat16(to_bfloat16(number));
-    case Dtype::f32:
-      return static_cast<double>(static_cast<float>(number));
-    default:
-      return number;
-  }
+  if (storage == Dtype::f16) return from_float16(to_float16(number));
+  if (storage == Dtype::bf16) return from_bfloat16(to_bfloat16(number));
+  return storage == Dtype::f32 ? static_cast<double>(static_cast<float>(number)) : number;
 }
 
 InputRounding rounding_of(Dtype storage) {
-  switch (storage) {
-    case Dtype::f16:
-      return {0x1p-11, 0x1p-25};
-    case Dtype::bf16:
-      return {0x1p-8, 0x1p-134};
-    case Dtype::f32:
-      return {0x1p-24, 0x1p-150};
-    default:
-      return {};
-  }
+  if (storage == Dtype::f64) return {};
+  const RealFormat format = *real_format(storage);
+  return {std::ldexp(1, -format.fraction_bits - 1),
+          std::ldexp(1, format.least_exponent - format.fraction_bits - 1)};
 }
 
 }  // namespace

@@ -168,7 +168,7 @@ class Judge {
     CountRange all{0, 0};
     // Who forms these masses need not have formed the scores: sums in any order.
     reference::Arithmetic arithmetic = implementation_.arithmetic.window_attention;
-    arithmetic.chain = arithmetic.product_chain = -1;
+    arithmetic.accumulation_depth = arithmetic.product_depth = -1;
     for (int64_t i = 0; i < window; ++i) {
       const int64_t visible = n - window + i + 1;
       const Matrix queries = window_queries(layer_.window_queries() - window + i);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <kvbound/reference/core/session.hpp>
-#include <kvbound/sim/measure/metrics.hpp>
+#include <kvbound/sim/measure/layer_record.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "claims.hpp"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/core/arithmetic.hpp>
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/policy.hpp>
 
@@ -15,6 +16,11 @@ namespace kvbound::sim {
 struct OperationArithmetic {
   OperationArithmetic(const reference::Arithmetic& all)
       : window_attention(all), projected_value_norms(all), attention(all) {}
+  /// As its kernels declare it.
+  OperationArithmetic(const SessionArithmetic& declared)
+      : window_attention(reference::arithmetic_of(declared.window_attention)),
+        projected_value_norms(reference::arithmetic_of(declared.projected_value_norms)),
+        attention(reference::arithmetic_of(declared.attention)) {}
 
   reference::Arithmetic window_attention;
   reference::Arithmetic projected_value_norms;

@@ -14,8 +14,6 @@
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/session/head_merging.hpp>
 
-#include "metrics.hpp"
-
 namespace kvbound::sim {
 namespace {
 

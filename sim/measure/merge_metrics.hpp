@@ -11,10 +11,9 @@
 #include <kvbound/traces/trace.hpp>
 
 #include "later_queries.hpp"
+#include "layer_record.hpp"
 
 namespace kvbound::sim {
-
-struct LayerRecord;
 
 /// What one merge, of all clusters of a KV head at one time, did to the query that built it: the last prompt query at the
 /// prompt's end, else the step's own. Norms are in the attention output's space, before W^O.

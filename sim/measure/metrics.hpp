@@ -8,15 +8,10 @@
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "layer_record.hpp"
 #include "merge_metrics.hpp"
 
 namespace kvbound::sim {
-
-/// All that one run (a policy, a budget, a backend) recorded of one layer.
-struct LayerRecord {
-  PromptRecord prompt;
-  std::vector<StepRecord> steps;
-};
 
 /// One layer's figures of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0
 /// is NaN ("undefined"), 0/0 is 0.

@@ -33,6 +33,20 @@ Dtype storage_of(std::string_view backend, Dtype trace) {
 
 Dtype accumulation_of(std::string_view backend) { return backend == kReference ? Dtype::f64 : Dtype::f32; }
 
+SessionArithmetic arithmetic_of(std::string_view backend, Dtype storage, const LayerShape& shape,
+                                int64_t prompt_tokens, int64_t entries) {
+  require_backend(backend);
+  if (backend == kReference) {
+    const KernelArithmetic doubles{.precision = Precision::fp64};
+    return {doubles, doubles, doubles};
+  }
+  const Dtype stored = storage_of(backend, storage);
+  if (backend == "emulated") {
+    return cuda::emulated::session_arithmetic(stored, shape, prompt_tokens, entries);
+  }
+  return native_arithmetic(stored, shape, prompt_tokens, entries);
+}
+
 std::unique_ptr<Session> open_session(std::string_view backend, Dtype storage, OperationTimes* times) {
   require_backend(backend);
   if (backend == kReference) return reference::make_session(times);

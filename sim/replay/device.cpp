@@ -25,11 +25,20 @@ std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times) {
   return cuda::native::make_session(storage, times);
 }
 
+SessionArithmetic native_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
+                                    int64_t entries) {
+  return cuda::native::session_arithmetic(storage, shape, prompt_tokens, entries);
+}
+
 #else
 
 DeviceSearch find_device() { return {false, "", "this program was built without a CUDA toolkit"}; }
 
 std::unique_ptr<Session> native_session(Dtype, OperationTimes*) {
+  throw NoDevice("no CUDA device: " + find_device().why);
+}
+
+SessionArithmetic native_arithmetic(Dtype, const LayerShape&, int64_t, int64_t) {
   throw NoDevice("no CUDA device: " + find_device().why);
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include <kvbound/reference/core/arithmetic.hpp>
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/session.hpp>
@@ -19,5 +20,9 @@ DeviceSearch find_device();
 
 /// A session on it. Throws NoDevice.
 std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times);
+
+/// cuda::session_arithmetic of such a session. Throws NoDevice.
+SessionArithmetic native_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
+                                    int64_t entries);
 
 }  // namespace kvbound::sim

@@ -13,7 +13,6 @@
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
-#include <kvbound/sim/diff/device_arithmetic.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 
 #include "backend.hpp"
@@ -53,9 +52,11 @@ bool is_held_against_reference(const Run& run, const ReplayResult& result) {
 void judge(RunResult& run, const traces::Layer& layer, int64_t index, const ReplayResult& result,
            const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
-  const TestedImplementation implementation{
-      run.run.policy.policy, run.entries, result.scope.steps,
-      device_arithmetic(result.trace, storage, run.entries + result.scope.steps), storage};
+  const SessionArithmetic arithmetic =
+      arithmetic_of(run.run.backend, result.trace.storage, result.trace.shape, result.trace.prompt_tokens,
+                    run.entries + result.scope.steps);
+  const TestedImplementation implementation{run.run.policy.policy, run.entries, result.scope.steps,
+                                            arithmetic, storage};
   const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
   if (!run.agreement) run.agreement.emplace();
   for (TensorAgreement& found : agreement(layer, implementation, claims)) {

@@ -80,9 +80,10 @@ const char* word(Verdict verdict) {
       return "agrees";
     case Verdict::differs:
       return "differs";
-    default:
+    case Verdict::no_evidence:
       return "no evidence";
   }
+  return "";  // not reached
 }
 
 std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors,

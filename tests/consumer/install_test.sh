@@ -42,14 +42,36 @@ for tree in "$build" "$(dirname "$(dirname "$source")")"; do
     exit 1
   fi
 done
-while IFS=: read -r header line; do
-  included=${line#*\"}
-  if [[ ! -e $(dirname "$header")/${included%\"*} ]]; then
-    echo "$header includes $included, which was not installed" >&2
-    exit 1
-  fi
-done < <(grep -r '^#include "' "$folder/prefix/include")
-if find "$folder/prefix/include" -type f ! -name '*.hpp' | grep .; then
-  echo "these are no headers" >&2
+
+# The public headers, all of them, and nothing else: what is not on the lists of kvbound_public_headers is private.
+(cd "$folder/prefix/include/kvbound" && find . -type f | sed 's|^\./||' | sort) >"$folder/installed"
+if ! diff <(sort "$build/public_headers.txt") "$folder/installed"; then
+  echo "left: the public headers (kvbound_public_headers); right: what was installed" >&2
   exit 1
 fi
+for private in reference/numerics/instruction_set.hpp reference/bounds/softmax_errors.hpp cuda/primitives/kernel.hpp \
+  cuda/emulation/block.hpp sim/options/command_line.hpp sim/cli/counterexample.hpp proofs/engine/theorem.hpp; do
+  if [[ ! -e $(dirname "$(dirname "$source")")/$private ]]; then
+    echo "$private, which must not be installed, is not in the source tree" >&2
+    exit 1
+  fi
+  if grep -qx "$private" "$folder/installed"; then
+    echo "$private was installed" >&2
+    exit 1
+  fi
+done
+if grep -rli 'not a public header' "$folder/prefix/include"; then
+  echo "these say of themselves that they are not public" >&2
+  exit 1
+fi
+
+# Each of them compiles on its own, with nothing but the package and what it depends on.
+mkdir "$folder/alone"
+number=0
+while read -r header; do
+  number=$((number + 1))
+  printf '#include <kvbound/%s>\n#include <kvbound/%s>\n' "$header" "$header" >"$folder/alone/$number.cpp"
+done <"$folder/installed"
+[[ $number -gt 50 ]]
+find "$folder/alone" -name '*.cpp' -print0 | xargs -0 -n 8 -P 2 \
+  "$compiler" -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I "$folder/prefix/include"

@@ -1,8 +1,12 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
 #include <kvbound/cuda/attention.hpp>
+#include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/session/session.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/error.hpp>
@@ -106,11 +110,7 @@ class Subject {
 };
 
 reference::Arithmetic arithmetic(int64_t entries, int64_t head_dim) {
-  reference::Arithmetic result = reference::single_precision();
-  result.chain = cuda::attention_chain(entries);
-  result.product_chain = cuda::attention_product_chain(head_dim);
-  result.rescalings = cuda::attention_rescalings(entries);
-  return result;
+  return reference::arithmetic_of(cuda::attention_arithmetic(entries, head_dim));
 }
 
 // Comparators of the operation's three results.
@@ -387,15 +387,37 @@ TYPED_TEST(AttentionParity, NamesShapesThatDoNotFit) {
             "the workspace has 8 bytes but " + std::to_string(memory.view().bytes) + " are needed");
 }
 
-TEST(AttentionChain, CountsAdditionsThatATermMayPassThrough) {
-  EXPECT_EQ(cuda::attention_chain(0), 0);
+TEST(AttentionArithmetic, CountsAdditionsThatATermMayPassThrough) {
+  const auto depth = [](int64_t entries) {
+    return cuda::attention_arithmetic(entries, 128).accumulation_depth;
+  };
+  EXPECT_EQ(depth(0), 0);
   for (const int64_t entries : {1, 33, 512, 513, 32768, 1000000}) {
-    EXPECT_GE(cuda::attention_chain(entries), static_cast<int64_t>(std::log2(static_cast<double>(entries))));
-    EXPECT_LE(cuda::attention_chain(entries), entries + 8);
-    EXPECT_LE(cuda::attention_chain(entries), cuda::attention_chain(entries + 1)) << "does not fall";
+    EXPECT_GE(depth(entries), static_cast<int64_t>(std::log2(static_cast<double>(entries))));
+    EXPECT_LE(depth(entries), entries + 8);
+    EXPECT_LE(depth(entries), depth(entries + 1)) << "does not fall";
   }
-  EXPECT_EQ(cuda::attention_product_chain(1), 1 + 2 + 1);
-  EXPECT_EQ(cuda::attention_product_chain(128), 8 + 2 + 4);
+  EXPECT_EQ(cuda::attention_arithmetic(9, 1).product_depth, 1 + 2 + 1);
+  EXPECT_EQ(cuda::attention_arithmetic(9, 128).product_depth, 8 + 2 + 4);
+}
+
+std::array<double, 4> numbers(const KernelArithmetic& arithmetic) {
+  EXPECT_EQ(arithmetic.precision, Precision::fp32);
+  return {static_cast<double>(arithmetic.accumulation_depth), static_cast<double>(arithmetic.product_depth),
+          static_cast<double>(arithmetic.rescalings), arithmetic.tensor_sums};
+}
+
+TEST(SessionArithmetic, IsWhatItsKernelsDeclare) {
+  const LayerShape shape{.query_heads = 4, .kv_heads = 2, .head_dim = 64, .model_dim = 96};
+  for (const Dtype storage : {Dtype::f32, Dtype::bf16}) {
+    const cuda::NormsKernel kernel = storage == Dtype::f32 ? cuda::chosen_norms_kernel<float>(64)
+                                                           : cuda::chosen_norms_kernel<cuda::Bfloat16>(64);
+    const SessionArithmetic session = cuda::session_arithmetic(storage, shape, 500, 40);
+    EXPECT_EQ(numbers(session.window_attention), numbers(cuda::window_arithmetic(500, 64)));
+    EXPECT_EQ(numbers(session.projected_value_norms), numbers(cuda::norms_arithmetic(64, 96, kernel)));
+    EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic(40, 64)));
+  }
+  EXPECT_THROW(cuda::session_arithmetic(Dtype::f64, shape, 500, 40), InvalidPolicy);
 }
 
 }  // namespace

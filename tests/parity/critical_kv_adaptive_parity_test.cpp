@@ -133,7 +133,7 @@ Mass mass_of(const AdaptiveInput<T>& input, size_t g, int64_t row, int64_t count
     most += weight * std::exp(input.logit_errors[g](row, j)) * (1 + kExponential);
   }
   const double additions =
-      static_cast<double>(cuda::adaptive_stage_one_chain(static_cast<int64_t>(entries.size())));
+      static_cast<double>(cuda::adaptive_stage_one_depth(static_cast<int64_t>(entries.size())));
   const double adding = additions * kUnit / (1 - additions * kUnit);
   const double lost = 2 * static_cast<double>(entries.size()) * kSmallest;
   return {mass, (most - mass) + adding * most + lost + 0x1p-40 * mass};

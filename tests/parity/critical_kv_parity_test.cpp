@@ -81,11 +81,7 @@ std::string name_of(NormsKernel kernel) { return kernel == NormsKernel::mma ? "m
 std::string name_of(Norm norm) { return norm == Norm::l1 ? "L1" : "L2"; }
 
 reference::Arithmetic norms_arithmetic(const LayerShape& shape, NormsKernel kernel) {
-  reference::Arithmetic arithmetic = reference::single_precision();
-  arithmetic.chain = cuda::norms_chain(shape.model_dim);
-  arithmetic.product_chain = cuda::norms_product_chain(shape.head_dim, kernel);
-  arithmetic.tensor_sums = cuda::norms_tensor_sums(kernel);
-  return arithmetic;
+  return reference::arithmetic_of(cuda::norms_arithmetic(shape.head_dim, shape.model_dim, kernel));
 }
 
 // Holds the norms of one test to the reference's.

@@ -92,10 +92,8 @@ class SnapKvParity : public DeviceTest {
   void expect_parity(const Case& c, const Subject<T>& subject,
                      const std::vector<std::vector<float>>& results) {
     const LayerView layer = subject.layer();
-    reference::Arithmetic arithmetic = reference::single_precision();
-    arithmetic.chain = cuda::window_chain(c.tokens);
-    arithmetic.product_chain = cuda::window_product_chain(c.head_dim);
-    arithmetic.rescalings = cuda::window_rescalings(c.tokens);
+    const reference::Arithmetic arithmetic =
+        reference::arithmetic_of(cuda::window_arithmetic(c.tokens, c.head_dim));
     EXPECT_TRUE(
         log_sum_exp_.hold(results[0], window_log_sum_exp(layer),
                           reference::window_log_sum_exp_errors(layer, c.window, arithmetic).numbers()))
@@ -242,12 +240,13 @@ TYPED_TEST(SnapKvParity, NamesShapesThatDoNotFit) {
             "the workspace has 8 bytes but " + std::to_string(memory.view().bytes) + " are needed");
 }
 
-TEST(WindowChain, CountsAdditionsThatATermMayPassThrough) {
-  EXPECT_EQ(cuda::window_chain(0), 0);
+TEST(WindowArithmetic, CountsAdditionsThatATermMayPassThrough) {
+  EXPECT_EQ(cuda::window_arithmetic(0, 128).accumulation_depth, 0);
   for (const int64_t tokens : {1, 33, 512, 513, 32768, 1000000}) {
-    EXPECT_GE(cuda::window_chain(tokens), static_cast<int64_t>(std::log2(static_cast<double>(tokens))));
-    EXPECT_LE(cuda::window_chain(tokens), tokens + 14);
-    EXPECT_LE(cuda::window_rescalings(tokens), (tokens + 15) / 16) << "what is assumed if nothing is known";
+    const KernelArithmetic arithmetic = cuda::window_arithmetic(tokens, 128);
+    EXPECT_GE(arithmetic.accumulation_depth, static_cast<int64_t>(std::log2(static_cast<double>(tokens))));
+    EXPECT_LE(arithmetic.accumulation_depth, tokens + 14);
+    EXPECT_LE(arithmetic.rescalings, (tokens + 15) / 16) << "what is assumed if nothing is known";
   }
 }
 

@@ -46,7 +46,6 @@ TEST(KeptAttentionWeights, NeedKeptMass) {
   EXPECT_EQ(message_of<NonFinite>([] { kept_attention_weights(kWeights, {}); }), refusal);
   EXPECT_EQ(message_of<NonFinite>([] { kept_attention_weights(Numbers{0, 1}, Positions{0}); }), refusal);
   EXPECT_EQ(message_of<NonFinite>([] { eviction_weights(Numbers{0, 1}, Positions{0}); }), refusal);
-  EXPECT_EQ(message_of<NonFinite>([] { perturbation_bound_as_printed(kWeights, kNorms, {}); }), refusal);
 }
 
 TEST(EvictionWeights, TakeFromTheKeptWhatTheEvictedHad) {
@@ -93,7 +92,6 @@ TEST(OutputPerturbation, IsTheNormOfTheOutputsChange) {
   const Numbers weights{0.5, 0.25, 0.25};
   const Matrix values = matrix({{2}, {1}, {-4}}), projection = matrix({{2}});
   EXPECT_EQ(output_perturbation(eviction_weights(weights, Positions{0}), values, projection), 3.5);
-  EXPECT_EQ(output_perturbation_as_printed(weights, values, projection, Positions{0}), 3.5);
   // Its bound: 4/2 + 2/4 + 8/4 = 9/2.
   EXPECT_EQ(perturbation_bound(eviction_weights(weights, Positions{0}), Numbers{4, 2, 8}), 4.5);
 }
@@ -114,13 +112,10 @@ TEST(PerturbationBound, IsReachedByValuesThatPullApart) {
 TEST(PerturbationBound, GrowsFromThetaToStageTwosToAttentions) {
   // C = 5 + 2 + 1 = 8, S = 7, Sigma = 3/4: theta = 8 - (2 - 4/3) 7 = 10/3.
   EXPECT_DOUBLE_EQ(perturbation_bound(eviction_weights(kWeights, kKept), kNorms), 10.0 / 3);
-  EXPECT_DOUBLE_EQ(perturbation_bound_as_printed(kWeights, kNorms, kKept), 10.0 / 3);
   // sigma = 5/8, 2 - 8/5 = 2/5: C' = 8 - 2/5 * 5 = 6, theta^ = 6 - 2/5 * 2 = 26/5.
   EXPECT_DOUBLE_EQ(stage_two_bound(kWeights, kNorms, kOne, kKept), 5.2);
-  EXPECT_DOUBLE_EQ(stage_two_bound_as_printed(kWeights, kNorms, kOne, kKept), 5.2);
   // M = 4: theta^_relax = 6 - 4 * 2/5 * 1/8 = 29/5.
   EXPECT_DOUBLE_EQ(attention_only_bound(kWeights, kNorms, kOne, kKept), 5.8);
-  EXPECT_DOUBLE_EQ(attention_only_bound_as_printed(kWeights, kNorms, kOne, kKept), 5.8);
 }
 
 TEST(StageTwoBound, IsThetaForAnEmptyStageTwo) {
@@ -147,8 +142,7 @@ TEST(StageTwoBound, IsFiniteWhereStageOneNearlyUnderflows) {
 TEST(StageTwoBound, NeedsMassInStageOne) {
   const std::string refusal = "stage one's entries hold no attention mass: 1/mass is infinite";
   using Function = double (*)(VectorView, VectorView, Indices, Indices);
-  for (const Function bound : {Function(stage_two_bound), Function(stage_two_bound_as_printed),
-                               Function(attention_only_bound), Function(attention_only_bound_as_printed)}) {
+  for (const Function bound : {Function(stage_two_bound), Function(attention_only_bound)}) {
     EXPECT_EQ(message_of<NonFinite>([&] { bound(kWeights, kNorms, {}, kKept); }), refusal);
     EXPECT_EQ(message_of<NonFinite>([&] {
                 bound(Numbers{0, 1}, Numbers{1, 1}, Positions{0}, Positions{0});
@@ -177,11 +171,9 @@ TEST(Perturbation, NamesTheShapesThatDiffer) {
 
 TEST(Perturbation, OfStagesNamesTheShapesThatDiffer) {
   using Function = double (*)(VectorView, VectorView, Indices, Indices);
-  for (const Function bound : {Function(stage_two_bound), Function(stage_two_bound_as_printed),
-                               Function(attention_only_bound), Function(attention_only_bound_as_printed)}) {
+  for (const Function bound : {Function(stage_two_bound), Function(attention_only_bound)}) {
     EXPECT_THROW(bound(kWeights, Numbers{1, 2}, kOne, kKept), ShapeMismatch);
   }
-  EXPECT_THROW(perturbation_bound_as_printed(kWeights, Numbers{1, 2}, kKept), ShapeMismatch);
 }
 
 TEST(RoundingScale, AddsUpWithoutSigns) {

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/proofs/engine/instance.hpp>
+#include <kvbound/proofs/engine/draw_instance.hpp>
 #include <kvbound/proofs/engine/simpler.hpp>
 #include <kvbound/reference/core/error.hpp>
 

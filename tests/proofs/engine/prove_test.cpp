@@ -8,6 +8,7 @@
 
 #include <kvbound/proofs/engine/prove.hpp>
 #include <kvbound/proofs/engine/search.hpp>
+#include <kvbound/proofs/theorems/catalogue.hpp>
 
 namespace kvbound::proofs {
 namespace {

@@ -14,6 +14,7 @@
 #include <kvbound/proofs/engine/prove.hpp>
 #include <kvbound/proofs/engine/simpler.hpp>
 #include <kvbound/proofs/engine/theorem.hpp>
+#include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/proofs/theorems/scoring.hpp>
 
 namespace kvbound::proofs {

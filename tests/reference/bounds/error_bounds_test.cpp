@@ -110,6 +110,21 @@ Slack attention_slack(double size, const Order& order, const Arithmetic& arithme
   return slack;
 }
 
+TEST(ArithmeticOf, TakesWhatAKernelDeclares) {
+  const Arithmetic arithmetic = arithmetic_of({.precision = Precision::fp32,
+                                               .accumulation_depth = 9,
+                                               .product_depth = 5,
+                                               .tensor_sums = 0.25,
+                                               .rescalings = 3});
+  EXPECT_EQ(arithmetic.unit, single_precision().unit);
+  EXPECT_EQ(arithmetic.accumulation_depth, 9);
+  EXPECT_EQ(arithmetic.product_depth, 5);
+  EXPECT_EQ(arithmetic.tensor_sums, 0.25);
+  EXPECT_EQ(arithmetic.rescalings, 3);
+  EXPECT_EQ(arithmetic_of({.precision = Precision::fp64}).unit, double_precision().unit);
+  EXPECT_EQ(arithmetic_of({}).rescalings, single_precision().rescalings);
+}
+
 TEST(ErrorBounds, HoldForAttentionInEveryOrderAndForEverySizeOfLogits) {
   Arithmetic arithmetic = single_precision();
   arithmetic.rescalings = 0;
@@ -118,11 +133,11 @@ TEST(ErrorBounds, HoldForAttentionInEveryOrderAndForEverySizeOfLogits) {
   }
 }
 
-TEST(ErrorBounds, OfSumsInPairsAreCloseBecauseTheirChainsAreShort) {
+TEST(ErrorBounds, OfSumsInPairsAreCloseBecauseTheirAccumulationDepthIsSmall) {
   Arithmetic arithmetic = single_precision();
   arithmetic.rescalings = 0;
-  arithmetic.chain = 8;          // 2^8 > 200 tokens
-  arithmetic.product_chain = 5;  // 2^5 > 24 columns
+  arithmetic.accumulation_depth = 8;  // 2^8 > 200 tokens
+  arithmetic.product_depth = 5;       // 2^5 > 24 columns
   for (const double size : {0.1, 1.0, 10.0, 100.0}) {
     EXPECT_LT(attention_slack(size, in_pairs, arithmetic).median(), 1000) << "logits of size " << size;
   }
@@ -135,7 +150,7 @@ TEST(ErrorBounds, HoldForLogitsThatConspireAndAreNotMuchLarger) {
   const Matrix values = stored(random.matrix(300, 4));
   Arithmetic arithmetic = single_precision();
   arithmetic.rescalings = 0;
-  arithmetic.chain = 9;
+  arithmetic.accumulation_depth = 9;
   const AttentionOutput exact = attention(queries, keys, values, 0.25);
   const Matrix off = logit_errors(queries, keys, 0.25, arithmetic);
   const AttentionErrors errors = attention_errors(queries, keys, values, 0.25, {}, arithmetic);

@@ -96,9 +96,11 @@ class Evaluation {
         return weight * weight * logit * logit * squared(one, values_[j], one, output_);
       case Change::joint:
         return weight * weight * squared(one + logit, values_[j], logit, output_);
-      default:
+      case Change::exact:
+      case Change::slot:  // not tried here
         return exact(j);
     }
+    return 0;  // not reached
   }
 
  private:

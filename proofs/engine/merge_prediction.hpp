@@ -2,7 +2,6 @@
 #pragma once
 
 #include "merging_case.hpp"
-#include "scoring.hpp"
 
 namespace kvbound::proofs {
 

@@ -1,10 +1,12 @@
 // An instance as a cache whose entries merge.
 #pragma once
 
-#include <kvbound/proofs/engine/instance.hpp>
-#include <kvbound/proofs/engine/theorem.hpp>
+#include <cstdint>
+#include <vector>
+
 #include <kvbound/proofs/oracle/merging.hpp>
-#include <kvbound/reference/merging/keep_kv.hpp>
+
+#include "instance.hpp"
 
 namespace kvbound::proofs {
 
@@ -13,7 +15,7 @@ using Cluster = std::vector<int64_t>;
 /// Logits are kScale * query . key.
 inline constexpr double kScale = 0.5;
 
-/// Who leaves merges with the last kept entry before it, or with the first kept one if there is none: clusters of two and
+/// An evicted entry merges with the last kept entry before it, or with the first kept one if there is none: clusters of two and
 /// more, the entry that stays first, the others ascending.
 std::vector<Cluster> clusters_of(const Instance& instance);
 
@@ -25,7 +27,7 @@ Matrix keys_of(const Instance& instance);
 struct MergingHead {
   exact::Reals predicted;              ///< ln s^ of every entry: the first query's logits
   exact::Vectors queries;              ///< with the scale in them
-  std::vector<exact::Vectors> values;  ///< [kSpaces][entries]
+  std::vector<exact::Vectors> values;  ///< [2][entries], by Space
   exact::Vectors projection;           ///< its rows of W^O
 
   /// A value as the space has it.
@@ -62,9 +64,6 @@ struct MergingCase {
   std::vector<MergingHead> heads;
 };
 
-inline constexpr Sizes kMergingSizes{
-    .tokens = 7, .head_dim = 3, .model_dim = 3, .query_heads = 2, .queries = 2, .merging = true};
-
 /// Calls look(head, cluster) for all of them.
 template <class Look>
 void for_each_cluster(const MergingCase& merging, const Look& look) {
@@ -77,9 +76,5 @@ void for_each_cluster(const MergingCase& merging, const Look& look) {
 exact::Real absolute_terms(const exact::Reals& a, const exact::Reals& b);
 /// More than the absolute terms that went into a cluster's logarithms.
 exact::Real score_terms(const exact::Reals& log_scores);
-
-/// Members of a cluster for the reference: doubles, ln s^ of these heads.
-reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
-                                     const Cluster& cluster, size_t first_head, size_t count);
 
 }  // namespace kvbound::proofs

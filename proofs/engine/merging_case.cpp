@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "scoring.hpp"
-
 namespace kvbound::proofs {
 
 using exact::Real;
@@ -112,22 +110,6 @@ Real score_terms(const Reals& log_scores) {
   Real largest = 1;
   for (const Real& score : log_scores) largest = std::max<Real>(largest, abs(score));
   return 64 * static_cast<int64_t>(log_scores.size()) * largest;
-}
-
-reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
-                                     const Cluster& cluster, size_t first_head, size_t count) {
-  reference::ClusterMembers members;
-  members.log_scores = Matrix(static_cast<int64_t>(count), static_cast<int64_t>(cluster.size()));
-  for (size_t j = 0; j < cluster.size(); ++j) {
-    members.keys.append_row(merging.keys.row(cluster[j]));
-    members.values.append_row(instance.values.row(cluster[j]));
-    members.votes.push_back(instance.votes[static_cast<size_t>(cluster[j])]);
-    for (size_t h = 0; h < count; ++h) {
-      members.log_scores(static_cast<int64_t>(h), static_cast<int64_t>(j)) =
-          static_cast<double>(merging.heads[first_head + h].predicted[static_cast<size_t>(cluster[j])]);
-    }
-  }
-  return members;
 }
 
 }  // namespace kvbound::proofs

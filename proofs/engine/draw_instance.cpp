@@ -1,0 +1,181 @@
+#include "draw_instance.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <kvbound/proofs/oracle/exact.hpp>
+
+#include "draw.hpp"
+#include "draw_merging.hpp"
+#include "simpler.hpp"
+
+namespace kvbound::proofs {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+enum class Attention { level, flat, peaked, power_law, tied, sink, huge, plain };
+constexpr Attention kAttentions[] = {Attention::level,     Attention::flat, Attention::peaked,
+                                     Attention::power_law, Attention::tied, Attention::sink,
+                                     Attention::huge,      Attention::plain};
+enum class Values { plain, tied, sink, opposed };
+constexpr Values kValues[] = {Values::plain, Values::tied, Values::sink, Values::opposed};
+enum class StageOne { best, worst, part };
+constexpr StageOne kStageOnes[] = {StageOne::best, StageOne::worst, StageOne::part};
+
+void draw_logits(Draw& draw, Attention attention, std::span<double> logits) {
+  const Positions ranks = draw.permutation(static_cast<int64_t>(logits.size()));
+  for (size_t j = 0; j < logits.size(); ++j) {
+    switch (attention) {
+      case Attention::level:
+        logits[j] = 1;
+        break;
+      case Attention::flat:
+        logits[j] = draw.on_grid(0x1p-9, 0x1p-10);
+        break;
+      case Attention::peaked:
+        logits[j] = draw.on_grid(1, 0x1p-4) + (ranks[j] == 0 ? static_cast<double>(draw.integer(6, 18)) : 0);
+        break;
+      case Attention::power_law:
+        logits[j] = std::round(-1.5 * std::log(static_cast<double>(ranks[j] + 1)) * 64) / 64;
+        break;
+      case Attention::tied:
+        logits[j] = static_cast<double>(draw.index(3));
+        break;
+      case Attention::sink:
+        logits[j] = j == 0 ? 6 : draw.on_grid(2, 0x1p-4);
+        break;
+      case Attention::huge:
+        logits[j] = draw.on_grid(1e4, 1);
+        break;
+      case Attention::plain:
+        logits[j] = draw.on_grid(4, 0x1p-4);
+    }
+  }
+}
+
+// Queries of one kind; those of a window often attend alike.
+void draw_attention(Draw& draw, Matrix& logits) {
+  const auto attention = draw.one_of(kAttentions);
+  const bool alike = draw.index(2) == 0;
+  for (int64_t r = 0; r < logits.rows(); ++r) {
+    draw_logits(draw, attention, logits.row(r));
+    if (!alike || r == 0) continue;
+    for (int64_t j = 0; j < logits.cols(); ++j) logits(r, j) = logits(0, j) + draw.on_grid(2, 0.5);
+  }
+}
+
+// The `count` largest logits of the first row.
+Positions best(const Instance& instance, const Positions& of, int64_t count) {
+  Positions order = of;
+  std::ranges::stable_sort(
+      order, [&](int64_t a, int64_t b) { return instance.logits(0, a) > instance.logits(0, b); });
+  order.resize(static_cast<size_t>(count));
+  std::ranges::sort(order);
+  return order;
+}
+
+void draw_kept(Draw& draw, Instance& instance) {
+  const int64_t tokens = instance.tokens();
+  const int64_t kind = draw.index(16);  // one entry, all entries, or anything between
+  const int64_t budget = kind < 2 || tokens < 3 ? 1 : kind == 2 ? tokens : draw.integer(2, tokens - 1);
+  instance.kept = draw.subset(tokens, budget);
+  if (draw.index(2) == 0) instance.kept = best(instance, draw.subset(tokens, tokens), budget);
+  // What is evicted often weighs next to nothing.
+  if (draw.index(3) == 0) {
+    const auto drop = static_cast<double>(draw.integer(34, 70));
+    for (int64_t j = 0; j < tokens; ++j) {
+      if (std::ranges::binary_search(instance.kept, j)) continue;
+      for (int64_t r = 0; r < instance.logits.rows(); ++r) instance.logits(r, j) -= drop;
+    }
+  }
+}
+
+void draw_stage_one(Draw& draw, Instance& instance) {
+  const auto kept = static_cast<int64_t>(instance.kept.size());
+  instance.stage_one = instance.kept;
+  if (kept == 1 || draw.index(8) == 0) return;
+  const int64_t count = draw.integer(1, kept - 1);
+  switch (draw.one_of(kStageOnes)) {
+    case StageOne::best:
+      instance.stage_one = best(instance, instance.kept, count);
+      break;
+    case StageOne::worst:
+      for (const int64_t j : best(instance, instance.kept, kept - count)) std::erase(instance.stage_one, j);
+      break;
+    case StageOne::part:
+      instance.stage_one.clear();
+      for (const int64_t i : draw.subset(kept, count))
+        instance.stage_one.push_back(instance.kept[static_cast<size_t>(i)]);
+  }
+}
+
+void draw_values(Draw& draw, Instance& instance) {
+  const auto values = draw.one_of(kValues);
+  const bool coarse = values == Values::tied;
+  draw.fill(instance.values.view(), coarse ? 1 : 4, coarse ? 1 : 0.25);
+  draw.fill(instance.output_projection.view(), 2, coarse ? 1 : 0.25);
+  // Heads often read different parts of a value.
+  if (draw.index(2) == 0) {
+    for (int64_t i = 0; i < instance.output_projection.rows(); ++i) {
+      if (draw.index(2) == 0) std::ranges::fill(instance.output_projection.row(i), 0.0);
+    }
+  }
+  if (values == Values::sink) {
+    for (double& entry : instance.values.row(0)) entry *= 0x1p-10;
+  }
+  if (values != Values::opposed) return;
+  for (int64_t i = 0; i < instance.tokens(); ++i) {
+    const double sign = std::ranges::binary_search(instance.kept, i) ? -1 : 1;
+    for (double& entry : instance.values.row(i)) entry = sign * std::abs(entry);
+  }
+  for (int64_t i = 0; i < instance.output_projection.rows(); ++i) {
+    for (double& entry : instance.output_projection.row(i)) entry = std::abs(entry);
+  }
+}
+
+// Often two tokens outside stage one are the same, so that the smaller index has to win.
+void draw_twins(Draw& draw, Instance& instance) {
+  const Positions others = all_but(instance, instance.stage_one);
+  if (others.size() < 2 || draw.index(4) != 0) return;
+  const Positions pair = draw.subset(static_cast<int64_t>(others.size()), 2);
+  const int64_t one = others[static_cast<size_t>(pair[0])], other = others[static_cast<size_t>(pair[1])];
+  for (int64_t r = 0; r < instance.logits.rows(); ++r) instance.logits(r, other) = instance.logits(r, one);
+  std::ranges::copy(instance.values.view().row(one), instance.values.row(other).begin());
+}
+
+Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
+  Draw draw(random);
+  // Small instances first: sizes grow to rapidcheck's nominal one.
+  const auto up_to = [&](int64_t most) {
+    const int64_t upper = 1 + (most - 1) * std::min(size + 40, rc::kNominalSize) / rc::kNominalSize;
+    return draw.integer((1 + upper) / 2, upper);
+  };
+  Instance instance;
+  const int64_t tokens = up_to(largest.tokens), head_dim = up_to(largest.head_dim);
+  instance.query_heads = up_to(largest.query_heads);
+  instance.logits = Matrix(instance.query_heads * up_to(largest.queries), tokens);
+  instance.values = Matrix(tokens, head_dim);
+  instance.output_projection = Matrix(instance.query_heads * head_dim, up_to(largest.model_dim));
+  draw_attention(draw, instance.logits);
+  draw_kept(draw, instance);
+  draw_stage_one(draw, instance);
+  draw_values(draw, instance);
+  draw_twins(draw, instance);
+  instance.epsilon = draw.index(3) == 0 ? 0 : std::ldexp(1.0, -static_cast<int>(draw.integer(1, 13)));
+  if (largest.merging) draw_merging(draw, instance);
+  return instance;
+}
+
+}  // namespace
+
+rc::Gen<Instance> instances(Sizes largest) {
+  return [=](const rc::Random& random, int size) {
+    return rc::shrinkable::shrinkRecur(drawn(largest, random, size), [](const Instance& instance) {
+      return rc::seq::fromContainer(simpler(instance));
+    });
+  };
+}
+
+}  // namespace kvbound::proofs

@@ -1,0 +1,16 @@
+// What a session recorded of one layer.
+#pragma once
+
+#include <vector>
+
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::sim {
+
+/// All that one run (a policy, a budget, a backend) recorded of one layer.
+struct LayerRecord {
+  PromptRecord prompt;
+  std::vector<StepRecord> steps;
+};
+
+}  // namespace kvbound::sim
