@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <kvbound/reference/core/policy.hpp>
@@ -82,6 +83,7 @@ class OpenMerges {
     int64_t into = 0;
     reference::GroupMembers members;        // as they were; log_scores may be empty
     std::vector<double> log_merged;         // [heads]: ln s^_r
+    std::vector<double> log_merged_error;   // and how far rounding may take that
     std::vector<double> value_apart;        // [heads]: ||v_r - v-_h||
     std::vector<double> value_apart_error;  // and how far rounding may take that
   };
@@ -99,7 +101,8 @@ class OpenMerges {
   static double weighted_sum(const Merge& merge, VectorView weights,
                              const std::vector<double> Group::*figures, int64_t head);
   void take_in_values(Merge& merge, int64_t seen) const;
-  double bound_with_rounding(const Merge& merge, VectorView weights, double prediction_error,
+  double bound_with_rounding(const Merge& merge, std::span<const reference::MergedGroup> groups,
+                             VectorView weights, double prediction_error,
                              const reference::CacheEntries& present, VectorView query, int64_t head) const;
 
   MatrixView values_;
