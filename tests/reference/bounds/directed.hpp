@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <span>
+#include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <kvbound/reference/bounds/error_bounds.hpp>
 
@@ -71,6 +74,22 @@ inline Matrix filled(int64_t rows, int64_t cols, double number) {
     for (double& x : matrix.row(i)) x = number;
   }
   return matrix;
+}
+
+// A sum is off by as much as can be if its first term is nearly all of it, and passes through all additions.
+inline constexpr double kSmall = 1e-9;
+
+inline Matrix led(int64_t rows, int64_t cols, double number) {
+  Matrix matrix = filled(rows, cols, kSmall * number);
+  matrix(0, 0) = number;
+  return matrix;
+}
+
+// Attained, and at most `slack` times as much is allowed.
+inline void expect_tight(double attained, double bound, double slack, const std::string& what = "") {
+  EXPECT_GT(attained, 0) << what;
+  EXPECT_LE(attained, bound) << what;
+  EXPECT_GE(attained * slack, bound) << what;
 }
 
 }  // namespace kvbound::test

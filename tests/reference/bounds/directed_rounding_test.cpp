@@ -21,22 +21,6 @@ using namespace reference;
 
 constexpr double kUnit = 0x1p-24;
 
-// Attained, and at most `slack` times as much is allowed.
-void expect_tight(double attained, double bound, double slack, const std::string& what = "") {
-  EXPECT_GT(attained, 0) << what;
-  EXPECT_LE(attained, bound) << what;
-  EXPECT_GE(attained * slack, bound) << what;
-}
-
-// A sum is off by as much as can be if its first term is nearly all of it, and passes through all additions.
-constexpr double kSmall = 1e-9;
-
-Matrix led(int64_t rows, int64_t cols, double number) {
-  Matrix matrix = filled(rows, cols, kSmall * number);
-  matrix(0, 0) = number;
-  return matrix;
-}
-
 double kinds(Arithmetic& arithmetic, const std::string& kind) {
   if (kind == "unit") return arithmetic.unit = kUnit;
   if (kind == "coarse unit") return arithmetic.unit = 0x1p-7;
@@ -352,7 +336,9 @@ TEST(DirectedRounding, OfProjectedNormsCountsBothProductsSums) {
             norms(0, 0);
         const Matrix errors = projected_value_norm_errors(shape, values, projection, norm, norms, arithmetic);
         const bool is_floor = kind == std::string("input floor");
-        const double slack = is_floor ? 12 : norm == Norm::l1 ? 1.1 : 2.2;  // in L2 by the triangle inequality
+        const double slack = is_floor           ? 12
+                             : norm == Norm::l1 ? 1.1
+                                                : 2.2;  // in L2 by the triangle inequality
         expect_tight(attained, errors(0, 0), slack, kind);
       }
     }
