@@ -180,7 +180,7 @@ Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Ari
   const double share = logit_share(queries.cols, arithmetic);
   const double lost = (std::abs(scale) + 1) * 2 * static_cast<double>(queries.cols + 1) * arithmetic.smallest;
   for (int64_t i = 0; i < errors.rows(); ++i) {
-    for (double& error : errors.row(i)) error = error * share + lost;
+    for (double& error : errors.row(i)) error = (error > 0 ? error * share : 0) + lost;
   }
   if (arithmetic.input_floor > 0) add_input_floor(queries, keys, scale, arithmetic, errors);
   return errors;
@@ -198,7 +198,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   add_key_errors(queries, cache.keys, scale, logit_share(queries.cols, arithmetic), arithmetic, coefficients);
   result.logits = coefficients;
   const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
-  const OutputRounding rounding{sum_error(tokens, terms, arithmetic),
+  const OutputRounding rounding{sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic),
                                 gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
                                     2 * arithmetic.weights + arithmetic.input};
   Matrix centred(queries.rows, values.cols);
@@ -212,8 +212,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
     }
     const SoftmaxErrors softmax = softmax_errors(row, errors, arithmetic);
     result.log_sum_exp[static_cast<size_t>(i)] = log_sum_exp_error(softmax, tokens, arithmetic);
-    centred_output_errors(row, errors, softmax, values,
-                          {rounding.sum + gamma(changes, arithmetic), rounding.terms}, centred.row(i));
+    centred_output_errors(row, errors, softmax, values, rounding, centred.row(i));
     for (size_t j = 0; j < row.size(); ++j) {
       const double weight = weight_of(row[j], softmax);
       const double share = softmax_share(weight, errors[j], softmax);
@@ -223,7 +222,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   }
   multiply(coefficients, absolute(values), result.output.view());
   const Matrix sizes = absolute(values);
-  const double widest = growth(rounding.sum + rounding.terms + gamma(changes, arithmetic));
+  const double widest = growth(rounding.sum + rounding.terms);
   const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
   for (int64_t c = 0; c < values.cols; ++c) {
     double lost_weights = 0, least = kInfinity, most = -kInfinity;

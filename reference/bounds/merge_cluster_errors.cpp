@@ -10,6 +10,8 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/merging/merge_baselines.hpp>
 #include <kvbound/reference/numerics/inner_product.hpp>
+
+#include "merge_rounding.hpp"
 #include "softmax_errors.hpp"
 
 namespace kvbound::reference {
@@ -19,9 +21,6 @@ using namespace rounding;
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Relative: more than rounding does to a bound's own sums.
-constexpr double kOwnRounding = 0x1p-30;
-// Where a cluster has no ZIP scale: keep_kv.hpp.
 
 double largest_size(VectorView numbers) {
   double result = 0;
@@ -42,45 +41,16 @@ struct MeanErrors {
   double log_weight = 0, mean_log_score = 0, divergence = 0;
 };
 
-// How far m and KL may be off: merge_cluster_errors.md, "KL".
-void add_divergence_errors(const ClusterMembers& members, VectorView scores, VectorView errors,
-                           const Arithmetic& arithmetic, MeanErrors& result) {
-  const ClusterMean& mean = result.mean;
-  const double moved = largest(errors);
-  const double votes = sum(members.votes);
-  double size = 1 + 2 * largest_size(scores) + std::log(votes);
-  for (const double vote : members.votes)
-    size = std::max(size, 1 + 2 * largest_size(scores) + std::log(vote));
-  const double rounding =
-      (2 * exponential(arithmetic) + gamma(2 * static_cast<double>(scores.size()) + 12, arithmetic)) * size;
-  result.log_weight = moved + rounding;
-  if (!(moved < 0.25)) {
-    result.mean_log_score = result.divergence = kInfinity;
-    return;
-  }
-  double spread = 0;
-  for (size_t j = 0; j < scores.size(); ++j) {
-    spread += mean.weights[j] * std::abs(scores[j] - mean.mean_log_score);
-  }
-  const double off = growth(2 * moved);
-  result.mean_log_score = moved + off * spread + rounding;
-  result.divergence = moved * (1 + off) * (spread + 2 * moved + off * spread) + rounding;
-}
-
 MeanErrors mean_errors(const ClusterMembers& members, VectorView scores, VectorView score_errors,
                        const MemberErrors& errors, const Arithmetic& arithmetic) {
-  MeanErrors result{cluster_mean(members, scores), {}, {}};
-  std::vector<double> logits, off;
-  for (size_t j = 0; j < scores.size(); ++j) {
-    const double log_votes = std::log(members.votes[j]);
-    logits.push_back(scores[j] + log_votes);
-    off.push_back(score_errors[j] + exponential(arithmetic) * log_votes +
-                  2 * unit(arithmetic) * (std::abs(scores[j]) + log_votes));
-  }
-  result.key = weighted_mean_errors(logits, off, members.keys, errors.keys, arithmetic);
-  result.value = weighted_mean_errors(logits, off, members.values, errors.values, arithmetic);
-  add_divergence_errors(members, scores, score_errors, arithmetic, result);
-  return result;
+  const ClusterRounding cluster(members, scores, score_errors, Evaluation::any_form, arithmetic);
+  const double reach = largest_size(scores) + largest(score_errors);
+  return {cluster.mean(),
+          cluster.weights().mean_errors(members.keys, errors.keys),
+          cluster.weights().mean_errors(members.values, errors.values),
+          cluster.log_weight_error(),
+          cluster.mean_log_score_error(reach),
+          cluster.divergence_error()};
 }
 
 // mean_h of scores and of their errors.
@@ -264,19 +234,24 @@ std::vector<double> key_errors(const MergeErrorsCase& given, const std::vector<M
                                const UncertainScores& scores, const Arithmetic& arithmetic) {
   std::vector<double> mean_key(means.front().key.size());
   std::vector<double> errors = mean_key_errors(means, mean_key, arithmetic);
-  if (given.rule.key == MergedKey::convex) return errors;
-  const MergingQueries queries = merging_queries(given, arithmetic);
   const MeanErrors& first = means.front();
-  if (given.rule.key == MergedKey::zip) {
-    switch (zip_case(first, scores.scores.row(0), scores.errors.row(0))) {
-      case ZipCase::scaled:
-        return zip_key_errors(first, arithmetic);
-      case ZipCase::unknown:
-        return std::vector<double>(errors.size(), kInfinity);
-      case ZipCase::singular:
-        break;
-    }
+  switch (given.rule.key) {
+    case MergedKey::convex:
+      return errors;
+    case MergedKey::zip:
+      switch (zip_case(first, scores.scores.row(0), scores.errors.row(0))) {
+        case ZipCase::scaled:
+          return zip_key_errors(first, arithmetic);
+        case ZipCase::unknown:
+          return std::vector<double>(errors.size(), kInfinity);
+        case ZipCase::singular:  // merged by the minimum norm
+          break;
+      }
+      break;
+    case MergedKey::min_norm:
+      break;
   }
+  const MergingQueries queries = merging_queries(given, arithmetic);
   if (means.size() == 1) {
     add(single_correction_errors(queries, given.scale, first, arithmetic), errors);
   } else {
@@ -315,42 +290,7 @@ MergedEntryErrors by_keys(VectorView logits, VectorView off, const ClusterMember
 
 std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, MatrixView rows,
                                          MatrixView row_errors, const Arithmetic& arithmetic) {
-  const auto members = static_cast<double>(rows.rows);
-  std::vector<double> result(static_cast<size_t>(rows.cols), kInfinity);
-  std::vector<double> exponents(errors.begin(), errors.end());
-  SoftmaxErrors softmax;
-  if (largest(exponents) < kInfinity) {
-    softmax = softmax_errors(logits, exponents, arithmetic);
-  } else {
-    softmax = {log_sum_exp(logits), kInfinity, 0};
-  }
-  const double rounding = gamma(members + 8, arithmetic);
-  for (int64_t c = 0; c < rows.cols; ++c) {
-    double mean = 0, spread = 0, size = 0, off = 0, least = kInfinity, most = -kInfinity, farthest = 0;
-    for (int64_t j = 0; j < rows.rows; ++j) {
-      mean += weight_of(logits[static_cast<size_t>(j)], softmax) * rows(j, c);
-      least = std::min(least, rows(j, c));
-      most = std::max(most, rows(j, c));
-      farthest = std::max(farthest, row_errors(j, c));
-    }
-    const double widest = std::max(std::abs(least), std::abs(most));
-    // Both are means of rows, whatever the weights.
-    double error = most - least + farthest + 2 * rounding * (widest + farthest);
-    if (softmax.growth < 0.5) {
-      for (int64_t j = 0; j < rows.rows; ++j) {
-        const double weight = weight_of(logits[static_cast<size_t>(j)], softmax);
-        const double moved = weight * growth(exponents[static_cast<size_t>(j)]);
-        spread += moved * std::abs(rows(j, c) - mean);
-        size += (weight + moved) * std::abs(rows(j, c));
-        off += (weight + moved) * row_errors(j, c);
-      }
-      const double share = 1 / (1 - softmax.growth);
-      error = std::min(error, share * (spread + 2 * rounding * (size + off) + off));
-    }
-    result[static_cast<size_t>(c)] = error + 2 * members * arithmetic.smallest * (1 + widest);
-  }
-  widen(result);
-  return result;
+  return UncertainWeights(logits, errors, Evaluation::any_form, arithmetic).mean_errors(rows, row_errors);
 }
 
 MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const ClusterMembers& members,
@@ -365,10 +305,9 @@ MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const Clust
   widen(result.key);
   widen(result.value);
   for (int64_t h = 0; h < members.log_scores.rows(); ++h) {
-    MeanErrors own;
-    own.mean = cluster_mean(members, members.log_scores.row(h));
-    add_divergence_errors(members, members.log_scores.row(h), errors.log_scores.row(h), arithmetic, own);
-    result.log_scores.push_back(own.log_weight * (1 + kOwnRounding));
+    const ClusterRounding own(members, members.log_scores.row(h), errors.log_scores.row(h),
+                              Evaluation::any_form, arithmetic);
+    result.log_scores.push_back(own.log_weight_error() * (1 + kOwnRounding));
   }
   return result;
 }

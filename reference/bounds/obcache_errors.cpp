@@ -1,13 +1,13 @@
 #include "obcache_errors.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <optional>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 
@@ -191,10 +191,12 @@ class ScoreErrors {
         return judged({weight, off, length(query, j, 1 + query.logits[j], query.logits[j]), moved,
                        size + (logit + logit_error) * both});
       }
-      default:
-        assert(change_ == Change::exact);
+      case Change::exact:
         return weight <= 0.5 ? light(query, j, stored) : heavy(query, j, stored);
+      case Change::slot:
+        break;
     }
+    throw InvalidPolicy("no policy scores by this change: there is no bound on its rounding");
   }
 
   // An entry that holds at most half: o_(-j) is never far from o.

@@ -41,6 +41,8 @@ double growth(double x) {
 double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
   const double roundings = longest(arithmetic.product_depth, terms) + 1 + static_cast<double>(further);
   const double adding = gamma(roundings, arithmetic) + reference_error(terms);
+  if (!(adding < kInfinity))
+    return kInfinity;  // also where no input is rounded: 0 times infinity is no number
   const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
   return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
 }

@@ -5,8 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include <kvbound/reference/bounds/error_bounds.hpp>
-#include <kvbound/reference/merging/keep_kv.hpp>
+#include <kvbound/reference/bounds/merge_rounding.hpp>
 #include <kvbound/reference/merging/merge_bounds.hpp>
 #include <kvbound/reference/numerics/inner_product.hpp>
 
@@ -14,66 +13,11 @@ namespace kvbound::sim {
 
 using reference::CacheEntries;
 using reference::distance;
+using reference::EffectRounding;
+using reference::kOwnRounding;
 using reference::MergedCluster;
 using reference::MergeEffect;
 using reference::norm;
-
-namespace {
-
-constexpr double kUnit = 0x1p-53;
-
-// How far rounding may take the mean value by given scores: the exponents' rounding, M terms and a quotient, for v_r likewise.
-double mean_error(const reference::ClusterMembers& members, const reference::ClusterMean& mean,
-                  VectorView log_scores) {
-  double largest = 0, size = 0;
-  for (size_t j = 0; j < log_scores.size(); ++j) {
-    largest = std::max(largest, std::abs(log_scores[j]) + std::log(members.votes[j]));
-    size += mean.weights[j] * norm(members.values.row(static_cast<int64_t>(j)));
-  }
-  return 2 * kUnit * (2 * static_cast<double>(log_scores.size()) + 8 * largest + 32) * size;
-}
-
-// How far rounding may take what a step's query is measured by.
-struct QueryRounding {
-  double weights = 0;  // of attention weights and scores, relative
-  double output = 0;   // of the change of the output, absolute
-};
-
-// Log scores, predicted ones within 40 of them included (else epsilon is 1), are off by no more than l: those of logits and of
-// log-sum-exps. Weights are off by e^{2l} - 1 and their products and sums by gamma_k, k the terms of all sums; in merge_effect they
-// multiply values' distances from o', of which there are at most three times 2 max ||v||, and o' is off by that of max ||v||.
-class RoundingSum {
- public:
-  RoundingSum(VectorView query, double scale)
-      : row_(query.data(), 1, static_cast<int64_t>(query.size())),
-        scale_(scale),
-        terms_(static_cast<double>(query.size()) + 16) {}
-
-  void add(MatrixView keys, MatrixView values, VectorView votes) {
-    const reference::Arithmetic exact{.unit = 0, .smallest = 0x1p-1022, .exponential = 0, .rescalings = 0};
-    const Matrix errors = reference::logit_errors(row_, keys, scale_, exact);
-    const double log_sum_error =
-        reference::attention_errors(row_, keys, values, scale_, votes, exact).log_sum_exp[0];
-    logit_error_ = std::max(logit_error_, 2 * *std::ranges::max_element(errors.row(0)) + log_sum_error);
-    for (int64_t j = 0; j < values.rows; ++j) largest_value_ = std::max(largest_value_, norm(values.row(j)));
-    terms_ += static_cast<double>(values.rows);
-  }
-
-  QueryRounding rounding() const {
-    constexpr double kOfDifferences = 0x1p-43;  // eight roundings of numbers up to 40, at least
-    const double weights = std::expm1(2 * (logit_error_ + kOfDifferences) + 4 * terms_ * kUnit);
-    return {weights, 8 * weights * largest_value_};
-  }
-
- private:
-  MatrixView row_;
-  double scale_;
-  double terms_;
-  double logit_error_ = 0;
-  double largest_value_ = 0;
-};
-
-}  // namespace
 
 void OpenMerges::open(const reference::CacheMerge& merge, const CacheEntries& after, const MergeKind& kind,
                       int64_t seen) {
@@ -105,12 +49,17 @@ OpenMerges::Cluster OpenMerges::open_cluster(const MergeCluster& cluster, const 
   MergedCluster merged = merged_cluster(cluster, before, after);
   opened.members = std::move(merged.members);
   if (cluster.log_scores.cols() == 0) return opened;  // nothing was predicted
+  const std::vector<double> recorded(
+      opened.members.votes.size());  // scores as they were used: off by nothing
   for (int64_t i = 0; i < cluster.log_scores.rows(); ++i) {
     const VectorView log_scores = cluster.log_scores.row(i);
+    const reference::ClusterRounding rounding(opened.members, log_scores, recorded,
+                                              reference::Evaluation::as_group_mean,
+                                              reference::reference_rounding());
     opened.log_merged.push_back(reference::log_mean_score(opened.members.votes, log_scores));
-    const reference::ClusterMean mean = reference::cluster_mean(opened.members, log_scores);
-    opened.value_apart.push_back(distance(mean.value, after.values.row(merged.row)));
-    opened.value_apart_error.push_back(mean_error(opened.members, mean, log_scores));
+    opened.log_merged_error.push_back(rounding.log_weight_error());
+    opened.value_apart.push_back(distance(rounding.mean().value, after.values.row(merged.row)));
+    opened.value_apart_error.push_back(norm(rounding.weights().mean_errors(opened.members.values, {})));
   }
   return opened;
 }
@@ -147,7 +96,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
     }
     // What rounding may have done is only looked at where there seems to be a violation.
     if (!(perturbation <= later.joint_bound(t, h)) &&
-        !(perturbation <= bound_with_rounding(merge, weights, error, present, queries.row(i), i))) {
+        !(perturbation <= bound_with_rounding(merge, clusters, weights, error, present, queries.row(i), i))) {
       violations.push_back({t, h});
     }
   }
@@ -190,22 +139,21 @@ double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
 }
 
 // KKV-5-joint with all that rounding may have done to it and to the perturbation; infinite if epsilon may not be below 1.
-double OpenMerges::bound_with_rounding(const Merge& merge, VectorView weights, double prediction_error,
+double OpenMerges::bound_with_rounding(const Merge& merge, std::span<const MergedCluster> clusters,
+                                       VectorView weights, double prediction_error,
                                        const CacheEntries& present, VectorView query, int64_t head) const {
-  RoundingSum sum(query, scale_);
-  sum.add(present.keys, present.values, present.votes);
+  const EffectRounding::Query rounding = EffectRounding(query, scale_, present, clusters).of_query();
+  double merged = 0;
   for (const Cluster& cluster : merge.clusters)
-    sum.add(cluster.members.keys, cluster.members.values, cluster.members.votes);
-  const QueryRounding rounding = sum.rounding();
-  constexpr double kOwnRounding = 0x1p-30;  // relative, more than rounding does to sums of nonnegative terms
-  const double error =
-      prediction_error + (1 + prediction_error) * rounding.weights + kOwnRounding * prediction_error;
+    merged = std::max(merged, cluster.log_merged_error[static_cast<size_t>(head)]);
+  const double scores = rounding.weights + (1 + rounding.weights) * std::expm1(merged);
+  const double error = prediction_error + (1 + prediction_error) * scores + kOwnRounding * prediction_error;
   const double share = reference::sum(weights);
   const double apart = weighted_sum(merge, weights, &Cluster::value_apart, head) +
                        weighted_sum(merge, weights, &Cluster::value_apart_error, head);
   const double bound =
       (reference::later_bound(error, merge.distance, share) + apart) * (1 + rounding.weights) +
-      rounding.output;
+      rounding.change;
   return bound * (1 + kOwnRounding);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <kvbound/reference/core/policy.hpp>
@@ -66,10 +67,10 @@ class OpenMerges {
   /// The cache was built anew.
   void clear() { merges_.clear(); }
 
-  /// Measures what the latest merge does to a step's queries, if there is one. Fills in row t, the columns of the group.
+  /// Measures what the latest merge does to a step's queries, if there is one. Fills in row t, the columns of the cluster.
   ///
   /// queries     [group_size, head_dim]
-  /// first_head  the group's first query head
+  /// first_head  the cluster's first query head
   /// present     the cache as the queries find it
   /// seen        as in `open`
   /// returns     where the bound is violated
@@ -82,6 +83,7 @@ class OpenMerges {
     int64_t into = 0;
     reference::ClusterMembers members;      // as they were; log_scores may be empty
     std::vector<double> log_merged;         // [heads]: ln s^_r
+    std::vector<double> log_merged_error;   // and how far rounding may take that
     std::vector<double> value_apart;        // [heads]: ||v_r - v-_h||
     std::vector<double> value_apart_error;  // and how far rounding may take that
   };
@@ -99,7 +101,8 @@ class OpenMerges {
   static double weighted_sum(const Merge& merge, VectorView weights,
                              const std::vector<double> Cluster::*figures, int64_t head);
   void take_in_values(Merge& merge, int64_t seen) const;
-  double bound_with_rounding(const Merge& merge, VectorView weights, double prediction_error,
+  double bound_with_rounding(const Merge& merge, std::span<const reference::MergedCluster> clusters,
+                             VectorView weights, double prediction_error,
                              const reference::CacheEntries& present, VectorView query, int64_t head) const;
 
   MatrixView values_;

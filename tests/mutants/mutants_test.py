@@ -1,4 +1,4 @@
-"""Wrong formulas of the reference: each must be noticed by the test that its entry in tests/mutants/mutants.json names.
+"""Wrong formulas: each must be noticed by the test that its entry in tests/mutants/mutants.json names.
 
 usage: mutants_test.py CMAKE BUILD [NAME...]
 CMAKE: the program that builds; BUILD: the build folder; NAME: of the mutants to look at, all by default
@@ -67,11 +67,19 @@ def faults_of_the_list(mutants):
 
 
 def build(cmake, folder, names):
-    targets = [f"mutant_{name}" for name in ("none", *names)] if names else ["mutants"]
+    targets = ["mutants_none", *(f"mutant_{name}" for name in names)] if names else ["mutants"]
     run = subprocess.run([cmake, "--build", folder, "--parallel", str(JOBS), "--target", *targets], text=True,
                          errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if run.returncode != 0:
         sys.exit(run.stdout + "\nthe mutants cannot be built")
+
+
+def program_of(folder, name):
+    """In the folder of its group of killers."""
+    found = list((Path(folder).resolve() / "tests" / "mutants").glob(f"*/{name}"))
+    if len(found) != 1:
+        sys.exit(f"{name}: {len(found)} programs")
+    return found[0]
 
 
 def main(cmake, folder, *names):
@@ -85,21 +93,21 @@ def main(cmake, folder, *names):
     build(cmake, folder, names)
     built = time.monotonic()
 
-    programs = Path(folder).resolve() / "tests" / "mutants"
-    killers = sorted({killer for mutant in mutants for killer in mutant["killed_by"]})
+    programs = {name: program_of(folder, name) for name in (mutant["name"] for mutant in mutants)}
     pairs = [(mutant, killer) for mutant in mutants for killer in mutant["killed_by"]]
+    killers = sorted({(programs[mutant["name"]].with_name("none"), killer) for mutant, killer in pairs})
     with ThreadPoolExecutor(JOBS) as pool:
-        control = list(pool.map(lambda killer: outcome(programs / "none", killer), killers))
+        control = list(pool.map(lambda pair: outcome(*pair), killers))
         faults += [f"{killer}: on the program as it is: {result}"
-                   for killer, result in zip(killers, control) if result != "passed"]
-        results = list(pool.map(lambda pair: outcome(programs / pair[0]["name"], pair[1]), pairs))
+                   for (_, killer), result in zip(killers, control) if result != "passed"]
+        results = list(pool.map(lambda pair: outcome(programs[pair[0]["name"]], pair[1]), pairs))
 
     width = max(len(mutant["name"]) for mutant in mutants)
-    print(f"{'mutant':{width}}  {'file':26}  killed by")
+    print(f"{'mutant':{width}}  {'file':36}  killed by")
     for (mutant, killer), result in zip(pairs, results):
         killed = result == "failed"
         told = killer if killed else f"NOT by {killer}: {result}"
-        print(f"{mutant['name']:{width}}  {mutant['file']:26}  {told}")
+        print(f"{mutant['name']:{width}}  {mutant['file']:36}  {told}")
         if not killed:
             faults.append(f"{mutant['name']} ({mutant['wrong']}): not killed by {killer}: {result}")
     by_theorems = sum(any(killer in theorems() for killer in mutant["killed_by"]) for mutant in mutants)

@@ -1,0 +1,138 @@
+// What merges do to later queries, by hand: one head of one dimension, queries 1, so that logits are keys.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/sim/measure/later_queries.hpp>
+
+#include "support/random_layer.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using reference::CacheEntries;
+using reference::CacheMerge;
+using test::matrix;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+void append(CacheEntries& cache, int64_t position, double votes, double key, double value) {
+  cache.append(position, votes, VectorView(&key, 1), VectorView(&value, 1));
+}
+
+// Positions 0 and 1, of weights 1 and 2 and values 4 and 1, become one entry at 0; position 2 has weight 1 and value 8.
+struct Merging {
+  explicit Merging(double votes = 2, double key = std::log(1.5), double value = 2) {
+    append(before, 0, 1, 0, 4);
+    append(before, 1, 1, std::log(2.0), 1);
+    append(before, 2, 1, 0, 8);
+    append(after, 0, votes, key, value);
+    append(after, 2, 1, 0, 8);
+    for (Matrix* figures : {&later.perturbation, &later.prediction_error, &later.value_distance, &later.share,
+                            &later.sag, &later.bound, &later.shared_bound, &later.joint_bound}) {
+      *figures = matrix({{kNan}, {kNan}});
+    }
+    clusters = {{0, {1}, matrix({{0, std::log(2.0)}})}};
+    merges.open(CacheMerge{before, &clusters}, after, MergeKind{true, ScoreKind::raw}, 3);
+  }
+
+  std::vector<StepHead> measure(int64_t t = 0, int64_t seen = 3) {
+    return merges.measure(matrix({{1}}), after, seen, t, 0, later);
+  }
+
+  CacheEntries before, after;
+  std::vector<MergeCluster> clusters;
+  Matrix values = matrix({{4}, {1}, {8}, {20}});
+  LaterQueries later;
+  OpenMerges merges{values, 1, 1};
+};
+
+TEST(LaterQueries, OfALosslessMergeAreWithinRoundingOfNothing) {
+  Merging merging;
+  EXPECT_TRUE(merging.measure().empty());
+  EXPECT_LT(merging.later.perturbation(0, 0), 1e-15);
+  EXPECT_LT(merging.later.joint_bound(0, 0), 1e-13);
+  EXPECT_NEAR(merging.later.share(0, 0), 0.75, 1e-15);
+  EXPECT_NEAR(merging.later.sag(0, 0), 0, 1e-15);
+  EXPECT_EQ(merging.later.value_distance(0, 0), 7);
+}
+
+TEST(LaterQueries, TellAViolationFromRounding) {
+  EXPECT_TRUE(Merging(2 * (1 + 0x1p-51)).measure().empty()) << "votes that are off by rounding";
+  for (const double votes : {2 * (1 + 1e-9), 2 * (1 - 1e-9), 1.0, 3.0}) {
+    EXPECT_EQ(Merging(votes).measure(), (std::vector<StepHead>{{0, 0}})) << votes;
+  }
+  EXPECT_TRUE(Merging(2, std::log(1.5), 2.5).measure().empty()) << "another value is in the bound";
+  EXPECT_TRUE(Merging(2, std::log(1.6)).measure().empty()) << "another key is a prediction that errs";
+}
+
+TEST(LaterQueries, HoldManyTimesOverWhereBoundsAreNextToNothing) {
+  // Merged in double precision: what is left is rounding, and never a violation.
+  test::Random random(3);
+  for (int round = 0; round < 200; ++round) {
+    const double key = random.uniform(-30, 30), other = random.uniform(-3, 3);
+    Merging merging;
+    merging.merges.clear();
+    merging.before = merging.after = {};
+    append(merging.before, 0, 1, key, 4);
+    append(merging.before, 1, 1, key + other, 1);
+    append(merging.before, 2, 1, 0, 8);
+    const double weight = std::exp(other), value = (4 + weight) / (1 + weight);
+    append(merging.after, 0, 2, key + std::log((1 + weight) / 2), value);
+    append(merging.after, 2, 1, 0, 8);
+    merging.clusters = {{0, {1}, matrix({{key, key + other}})}};
+    merging.merges.open(CacheMerge{merging.before, &merging.clusters}, merging.after,
+                        MergeKind{true, ScoreKind::raw}, 3);
+    EXPECT_TRUE(merging.measure().empty()) << key << " " << other;
+    EXPECT_LT(merging.later.joint_bound(0, 0), 1e-10);
+  }
+}
+
+TEST(LaterQueries, CountValuesThatComeLater) {
+  Merging merging;
+  append(merging.after, 3, 1, 0, 20);
+  merging.measure(1, 4);
+  EXPECT_EQ(merging.later.value_distance(1, 0), 19);
+  EXPECT_TRUE(std::isnan(merging.later.value_distance(0, 0))) << "a row for the step, and no other";
+}
+
+TEST(LaterQueries, AreThoseOfTheMergesThatAreLeft) {
+  Merging merging;
+  merging.merges.close(2);
+  merging.measure(0);
+  EXPECT_FALSE(std::isnan(merging.later.perturbation(0, 0))) << "another entry left";
+  merging.merges.close(0);
+  EXPECT_TRUE(merging.measure(1).empty());
+  EXPECT_TRUE(std::isnan(merging.later.perturbation(1, 0))) << "the merged entry left";
+  Merging rebuilt;
+  rebuilt.merges.clear();
+  rebuilt.measure();
+  EXPECT_TRUE(std::isnan(rebuilt.later.perturbation(0, 0)));
+}
+
+TEST(LaterQueries, MeasurePredictionsInTheirOwnUnit) {
+  Merging merging;
+  merging.merges.clear();
+  // As attention weights of 1, 2 and 3/2, which the query gives 1/4, 1/2 and 3/8.
+  merging.merges.open(CacheMerge{merging.before, &merging.clusters}, merging.after,
+                      MergeKind{true, ScoreKind::attention}, 3);
+  merging.measure();
+  EXPECT_NEAR(merging.later.prediction_error(0, 0), 3, 1e-14);
+  EXPECT_EQ(merging.later.joint_bound(0, 0), std::numeric_limits<double>::infinity());
+}
+
+TEST(LaterQueries, OfMethodsWithoutVotesHaveNoBound) {
+  Merging merging(1);
+  merging.merges.clear();
+  merging.clusters.front().log_scores = Matrix(1, 0);
+  merging.merges.open(CacheMerge{merging.before, &merging.clusters}, merging.after,
+                      MergeKind{false, ScoreKind::raw}, 3);
+  EXPECT_TRUE(merging.measure().empty());
+  EXPECT_NEAR(merging.later.sag(0, 0), 0.75 - 0.6, 1e-15) << "3/4 before, 1.5 of 2.5 now";
+  EXPECT_TRUE(std::isnan(merging.later.joint_bound(0, 0)));
+}
+
+}  // namespace
+}  // namespace kvbound::sim
