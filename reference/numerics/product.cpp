@@ -1,11 +1,22 @@
 #include "product.hpp"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
 
 #include <cblas.h>
 #include <omp.h>
 
+#include "product_kernels.hpp"
 #include "product_shapes.hpp"
+
+// How OpenBLAS chooses its kernels when it is loaded, and forgets the choice when it is unloaded. They are in no header,
+// so a library may do without them; one that was built for a single processor does.
+extern "C" {
+[[gnu::weak]] void gotoblas_dynamic_init();
+[[gnu::weak]] void gotoblas_dynamic_quit();
+}
 
 namespace kvbound::reference {
 namespace {
@@ -61,6 +72,61 @@ void multiply_any(double scale, MatrixView a, MatrixView b, MutableMatrixView ou
               leading(b), 0.0, out.data, leading(out));
 }
 
+constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
+
+// OPENBLAS_CORETYPE with another value, or without one, for as long as this lives.
+class CoreType {
+ public:
+  explicit CoreType(const std::optional<std::string>& core) {
+    if (const char* now = std::getenv(kCoreType)) before_ = now;
+    set(core);
+  }
+  ~CoreType() { set(before_); }
+  CoreType(const CoreType&) = delete;
+  CoreType& operator=(const CoreType&) = delete;
+
+ private:
+  static void set(const std::optional<std::string>& core) {
+    if (core) {
+      setenv(kCoreType, core->c_str(), 1);  // without memory, the kernels stay as they are, which is noticed
+    } else {
+      unsetenv(kCoreType);
+    }
+  }
+
+  std::optional<std::string> before_;
+};
+
+// Only a library that has kernels of several processors reads the variable.
+bool has_several_cores() { return std::strstr(openblas_get_config(), "DYNAMIC_ARCH") != nullptr; }
+
+bool user_has_chosen() {
+  const char* core = std::getenv(kCoreType);
+  return core && *core != '\0' && has_several_cores();
+}
+
+bool can_choose_again() {
+  return gotoblas_dynamic_init != nullptr && gotoblas_dynamic_quit != nullptr && has_several_cores();
+}
+
+// Has OpenBLAS choose its kernels as if OPENBLAS_CORETYPE had had this value, or none, when it was loaded.
+void choose_again(const std::optional<std::string>& core) {
+  const CoreType as_if(core);
+  gotoblas_dynamic_quit();
+  gotoblas_dynamic_init();
+}
+
+// Who chose the kernels that run, and which ran before any other choice.
+struct Kernels {
+  std::string at_load = openblas_get_corename();
+  KernelChoice chosen_by = user_has_chosen() ? KernelChoice::user : KernelChoice::library;
+
+  static Kernels& at_work() {
+    static Kernels kernels;
+    return kernels;
+  }
+};
+
 }  // namespace
 
 void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
@@ -89,8 +155,55 @@ int blas_threads() {
 BlasInfo blas_info() {
   constexpr const char* kFlavours[] = {"serial", "pthread", "openmp"};
   const int flavour = openblas_get_parallel();
-  return {openblas_get_config(), openblas_get_corename(),
-          0 <= flavour && flavour < 3 ? kFlavours[flavour] : "unknown"};
+  const Kernels& kernels = Kernels::at_work();
+  const std::string core = openblas_get_corename();
+  const std::span<const std::string_view> faster = faster_cores(core, processor_features());
+  return {openblas_get_config(),
+          core,
+          0 <= flavour && flavour < 3 ? kFlavours[flavour] : "unknown",
+          kernels.at_load,
+          kernels.chosen_by,
+          std::string(faster.empty() ? "" : faster.front())};
+}
+
+BlasInfo use_fastest_products() {
+  Kernels& kernels = Kernels::at_work();
+  if (user_has_chosen() || !can_choose_again()) return blas_info();
+  if (kernels.chosen_by == KernelChoice::user) {
+    choose_again(std::nullopt);
+    kernels.chosen_by = KernelChoice::library;
+  }
+  if (kernels.chosen_by != KernelChoice::library) return blas_info();
+  const std::string before = openblas_get_corename();
+  for (const std::string_view core : faster_cores(before, processor_features())) {
+    choose_again(std::string(core));
+    if (kernel_level(openblas_get_corename()) > kernel_level(before)) {
+      kernels.chosen_by = KernelChoice::fastest;
+      return blas_info();
+    }
+  }
+  if (before != openblas_get_corename()) choose_again(std::nullopt);  // the library has none of these
+  return blas_info();
+}
+
+BlasInfo use_products_of(const std::string& core) {
+  Kernels& kernels = Kernels::at_work();
+  if (can_choose_again()) {
+    choose_again(core);
+    kernels.chosen_by = KernelChoice::named;
+  }
+  return blas_info();
+}
+
+ProductsOf::ProductsOf(const std::string& core) {
+  const std::string now = openblas_get_corename();
+  if (core == now || !can_choose_again()) return;
+  before_ = now;
+  choose_again(core);
+}
+
+ProductsOf::~ProductsOf() {
+  if (!before_.empty()) choose_again(before_);
 }
 
 }  // namespace kvbound::reference

@@ -57,9 +57,20 @@ int multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out
 int blas_threads() { return 1; }
 
 BlasInfo blas_info() {
+  const std::string core = Eigen::SimdInstructionSetsInUse();
   return {"Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) + "." +
               std::to_string(EIGEN_MINOR_VERSION),
-          Eigen::SimdInstructionSetsInUse(), "serial"};
+          core,
+          "serial",
+          core,
+          KernelChoice::library,
+          ""};
 }
+
+// Eigen's kernels are chosen when it is compiled.
+BlasInfo use_fastest_products() { return blas_info(); }
+BlasInfo use_products_of(const std::string&) { return blas_info(); }
+ProductsOf::ProductsOf(const std::string&) {}
+ProductsOf::~ProductsOf() = default;
 
 }  // namespace kvbound::reference

@@ -121,6 +121,7 @@ struct BenchOptions {
   BenchRounds rounds;
   uint64_t seed = 1;
   int threads = 1;
+  std::string fastest_core = {};  ///< whose DGEMM is the ceiling; empty: that at work
 };
 
 /// How many threads OpenBLAS works on if asked for so many: fewer if it is not built for them.

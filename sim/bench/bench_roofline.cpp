@@ -28,8 +28,10 @@ BenchPiece cube_piece(const BenchOptions& options, int threads, int times) {
   const auto cube = std::make_shared<Cube>(Cube{random_matrix(side, side, BenchLayer::random(options, 5)),
                                                 random_matrix(side, side, BenchLayer::random(options, 6)),
                                                 Matrix(side, side)});
-  return {fmt::format("DGEMM, {}-cube, {}", side, thread_count(blas_threads(threads))),
-          2 * std::pow(static_cast<double>(side), 3) * times, "FLOP", [cube, threads, times] {
+  const std::string core = options.fastest_core.empty() ? reference::blas_info().core : options.fastest_core;
+  return {fmt::format("{} DGEMM, {}-cube, {}", core, side, thread_count(blas_threads(threads))),
+          2 * std::pow(static_cast<double>(side), 3) * times, "FLOP", [cube, threads, times, core] {
+            const reference::ProductsOf fastest(core);
             for (int i = 0; i < times; ++i) {
               reference::multiply_with_blas_threads(cube->a, cube->b, cube->out.view(), threads);
             }

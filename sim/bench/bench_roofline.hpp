@@ -16,7 +16,7 @@ std::string thread_count(int threads);
 /// Why DGEMM on so many threads is no ceiling; empty if it is one.
 std::string no_ceiling(int threads);
 
-/// The product of two square matrices by BLAS with threads of its own, several times over.
+/// The product of two square matrices by BLAS with threads of its own and the fastest core's kernels, several times over.
 BenchPiece cube_piece(const BenchOptions& options, int threads, int times);
 
 /// `rows` rows of `length` exponentials, by as many threads as there are; each row in its thread's cache.

@@ -13,7 +13,6 @@
 #include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/numerics/instruction_set.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/bench/device_bench.hpp>
@@ -47,7 +46,8 @@ std::string details() {
          "hold. Its ceilings are a copy and a product of BF16 matrices: by mma.sync from registers to registers, or,\n"
          "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on pocket:256, so\n"
          "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
-         "\nOPENBLAS_CORETYPE is not heeded: the program starts itself again without it.\n"
+         "\nThe DGEMM that an operation is measured against has OpenBLAS's fastest kernels for this processor, which\n"
+         "its name tells, also where --blas-core gives the operation others. OPENBLAS_CORETYPE is not heeded.\n"
          "\nExamples:\n"
          "  kvbound bench\n"
          "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
@@ -76,16 +76,6 @@ std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
   return chosen;
 }
 
-// Returns only if it fails.
-void start_again(const Arguments& arguments) {
-  std::vector<std::string> words{"kvbound", "bench"};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  execve("/proc/self/exe", pointers.data(), environ);
-}
-
 // Whether a product works, found out by a process of its own: one that meets instructions which the processor
 // does not have is ended.
 bool kernels_run() {
@@ -111,7 +101,7 @@ bool kernels_run() {
 // OpenBLAS passes over a name that it does not know, and some builds over a core whose instructions the
 // processor lacks; others run it nevertheless.
 void require_kernels_of(const std::string& core) {
-  const std::string real = reference::blas_info().core;
+  const std::string real = reference::use_products_of(core).core;
   const auto lower = [](unsigned char c) { return std::tolower(c); };
   if (!std::ranges::equal(core, real, {}, lower, lower)) {
     throw UsageError(
@@ -122,30 +112,25 @@ void require_kernels_of(const std::string& core) {
   }
 }
 
-// OpenBLAS chooses its kernels when it is loaded, before main. So the program begins anew, in its own place,
-// unless the environment is as it should be: with OPENBLAS_CORETYPE = core, or without it if there is none.
-void require_blas_core(const std::optional<std::string>& core, const Arguments& arguments, bool quiet) {
-  const char* now = std::getenv(kCoreType);
-  if (core && now && *core == now) return require_kernels_of(*core);
-  if (!core && !now) return;
-  if (!quiet && now) {
-    std::cerr << fmt::format("kvbound: {}={} of the environment is not heeded: starting again\n", kCoreType,
-                             one_line(now));
+// Goals are for the fastest kernels: what OPENBLAS_CORETYPE says does not count.
+void disregard_core_type(const std::optional<std::string>& asked_for, bool quiet) {
+  const char* core = std::getenv(kCoreType);
+  if (!core) return;
+  if (!quiet && asked_for != core) {
+    std::cerr << fmt::format("kvbound: {}={} of the environment is not heeded; --blas-core is\n", kCoreType,
+                             one_line(core));
   }
-  // Not with the environment as it was: that would begin anew for ever.
-  if ((core ? setenv(kCoreType, core->c_str(), 1) : unsetenv(kCoreType)) == 0) start_again(arguments);
-  throw IoError(fmt::format("cannot start again {} {}{}: {}", core ? "with" : "without", kCoreType,
-                            core ? "=" + one_line(*core) : "", std::strerror(errno)));
+  unsetenv(kCoreType);
+  reference::use_fastest_products();
 }
 
-void warn_of_old_kernels() {
-  const reference::InstructionSet level = reference::instruction_set();
-  const std::string core = reference::blas_info().core;
-  if (level == reference::InstructionSet::generic || core != "Prescott") return;
+void warn_of_slow_kernels() {
+  const reference::BlasInfo blas = reference::blas_info();
+  if (blas.faster_core.empty()) return;
   std::cerr << fmt::format(
-      "kvbound: OpenBLAS does not know this processor and runs its {} kernels, though there is {};\n"
-      "         --blas-core {} shows what it can do\n",
-      core, name(level), level == reference::InstructionSet::avx512 ? "SkylakeX" : "Haswell");
+      "kvbound: this processor can run faster kernels than {}'s, {}'s for one, but this {} has none or cannot "
+      "change to them\n",
+      blas.core, blas.faster_core, blas.library());
 }
 
 CommandLine command_line() {
@@ -155,8 +140,9 @@ CommandLine command_line() {
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
   line.add("repeats", "N",
            "rounds that count (default: as many of 7 as a minute allows, but 3, or 2 if one takes a minute)");
-  line.add("blas-core", "CORE",
-           "have OpenBLAS use its kernels for this processor (default: what it thinks best); reference only");
+  line.add(
+      "blas-core", "CORE",
+      "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
   line.add("seed", "N", "of the random numbers worked on (default: 1)");
   line.add("json", "FILE", "write it as JSON, too (schema: sim/schemas/bench.schema.json)");
   add_work_options(line);
@@ -174,19 +160,28 @@ BenchOptions parse_options(const CommandLine& line, std::string_view backend) {
   return options;
 }
 
-void prepare_blas(const CommandLine& line, std::string_view backend, const Arguments& arguments) {
+// Returns the core whose DGEMM the reference's operations are measured against: the fastest there is.
+std::string prepare_blas(const CommandLine& line, std::string_view backend) {
   const auto core = line.text("blas-core");
   if (core && core->empty()) throw UsageError("--blas-core: an empty name");
   if (backend != kReference) {
     if (core)
       throw UsageError(fmt::format("--blas-core is for the reference, not for --backend {}", backend));
-    return;
+    return "";
   }
-  if (const std::string library = reference::blas_info().library(); library != "OpenBLAS") {
+  const std::string library = reference::blas_info().library();
+  if (library != "OpenBLAS") {
     if (core) throw UsageError(fmt::format("--blas-core is for OpenBLAS; this program has {}", library));
-    return;
+    return reference::blas_info().core;
   }
-  require_blas_core(core, arguments, line.has("quiet"));
+  disregard_core_type(core, line.has("quiet"));
+  if (!line.has("quiet")) warn_of_slow_kernels();
+  const std::string fastest = reference::blas_info().core;
+  if (core) {
+    require_kernels_of(*core);
+    setenv(kCoreType, core->c_str(), 1);  // as if it had been started so
+  }
+  return fastest;
 }
 
 }  // namespace
@@ -197,17 +192,16 @@ int bench_command(const Arguments& arguments) {
   const bool quiet = line.has("quiet");
   const std::string backend = line.text("backend").value_or(std::string(kReference));
   require_backend(backend);
-  const BenchOptions options = parse_options(line, backend);
+  BenchOptions options = parse_options(line, backend);
   constexpr size_t kMostNames = 64;  // more than there are; each may be given once
   const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
-  prepare_blas(line, backend, arguments);
+  options.fastest_core = prepare_blas(line, backend);
 
   std::optional<traces::OutputFile> file;
   if (const auto json = line.text("json")) {
     OutputPaths().add("json", *json);
     file.emplace(*json);
   }
-  if (!quiet && backend == kReference && !line.has("blas-core")) warn_of_old_kernels();
   BenchReport report{backend, options, std::nullopt, {}};
   if (backend != kReference) report.accelerator = accelerator(backend);
   std::cout << heading(report) << std::flush;

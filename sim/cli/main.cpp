@@ -8,6 +8,7 @@
 #include <string>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/traces/generate.hpp>
@@ -33,6 +34,9 @@ constexpr const char* kHelp =
     "\n"
     "  kvbound SUBCOMMAND --help              all options, with examples\n"
     "  kvbound --version\n"
+    "\n"
+    "Matrix products run on the fastest of OpenBLAS's kernels that the processor can run, or on those that\n"
+    "OPENBLAS_CORETYPE in the environment names; each JSON report says which.\n"
     "\n"
     "Exit codes: 0 pass, 1 mismatch or bound violated, 2 usage, 3 invalid input, 4 I/O or resources,\n"
     "5 inconclusive, 70 internal error.\n";
@@ -70,6 +74,7 @@ int dispatch(const Arguments& arguments) {
 }
 
 int run(const Arguments& arguments) try {
+  reference::use_fastest_products();  // before any thread is started
   const int code = dispatch(arguments);
   flush_standard_output();
   return code;

@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 
 std::string row(std::string_view name, std::string_view median, std::string_view least, std::string_view most,
                 std::string_view rate) {
-  return fmt::format("{:<34} {:>9} {:>9} {:>9}   {}\n", name, median, least, most, rate);
+  return fmt::format("{:<38} {:>9} {:>9} {:>9}   {}\n", name, median, least, most, rate);
 }
 
 std::string rates_text(const BenchTimes& times, double seconds) {
@@ -124,9 +124,10 @@ std::string text(const BenchShares& shares) {
 
 std::string where(const BenchOptions& options) {
   const reference::BlasInfo blas = reference::blas_info();
-  return fmt::format("{} thread{}, seed {}; {} loops; {} for {}, {}", options.threads,
+  const std::string instead = blas.core == blas.core_at_load ? "" : " (loaded for " + blas.core_at_load + ")";
+  return fmt::format("{} thread{}, seed {}; {} loops; {} for {}{}, {}", options.threads,
                      options.threads == 1 ? "" : "s", options.seed, name(reference::instruction_set()),
-                     blas.library(), blas.core, blas.flavour);
+                     blas.library(), blas.core, instead, blas.flavour);
 }
 
 std::string where(const BenchOptions& options, const Accelerator& device) {
@@ -173,6 +174,7 @@ Json to_json(const BenchReport& report) {
   document.update(environment());
   document["processors"] = omp_get_num_procs();
   document["blas_threads"] = blas_threads(report.options.threads);
+  document["fastest_core"] = report.options.fastest_core.empty() ? Json() : Json(report.options.fastest_core);
   document["instruction_set"] = name(reference::instruction_set());
   document["backend"] = report.backend;
   document["accelerator"] = report.accelerator ? to_json(*report.accelerator) : Json();

@@ -11,7 +11,8 @@ namespace kvbound::sim {
 std::string version();
 std::string revision();
 
-/// version, revision, compiler, blas {name, core, flavour, core_type_override}, device, threads.
+/// version, revision, compiler, blas {name, core, flavour, core_at_load, core_chosen_by, core_type_override, faster_core},
+/// device, threads.
 nlohmann::ordered_json environment();
 
 }  // namespace kvbound::sim

@@ -15,6 +15,7 @@
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/token_blocks.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/measure/median.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
@@ -34,22 +35,26 @@ constexpr int64_t kQueryBlock = 32;  // queries whose logits are in memory at a 
 int64_t at_most(const Budget& share, int64_t entries) { return std::min(share.entries(entries), entries); }
 
 // Shows a query head's queries in the order of their positions, the recorded ones of the prompt first, then the steps': the
-// query's number and its logits of all that it sees.
+// query's number and its logits of all that it sees. Every block is a product of the same shape, however many steps there
+// are: the last one is filled up with zero queries and takes in as many entries as if they were queries.
 template <class Visit>
 void visit_queries(const traces::Layer& layer, int64_t head, int64_t steps, const Visit& visit) {
-  const MatrixView queries = layer.queries.slice(head), keys = layer.keys.slice(layer.shape.kv_head_of(head));
   const int64_t count = layer.window_queries + steps,
                 first_position = layer.prompt_tokens - layer.window_queries;
+  const MatrixView queries = layer.queries.slice(head).middle_rows(0, count),
+                   keys = layer.keys.slice(layer.shape.kv_head_of(head));
   Matrix logits(kQueryBlock, keys.rows);
-  for (int64_t first = 0; first < count; first += kQueryBlock) {
-    const int64_t here = std::min(kQueryBlock, count - first);
-    Positions visible(static_cast<size_t>(here));
-    std::iota(visible.begin(), visible.end(), first_position + first + 1);
+  for (int64_t b = 0; b < reference::token_blocks(count, kQueryBlock); ++b) {
+    const reference::TokenBlock block(queries, b, kQueryBlock);
+    Positions visible(static_cast<size_t>(kQueryBlock));
+    std::iota(visible.begin(), visible.end(), first_position + block.first + 1);
+    for (int64_t& entries : visible) entries = std::min(entries, keys.rows);
     const MatrixView seen_by_last = keys.middle_rows(0, visible.back());
-    const MutableMatrixView block = logits.view().middle_rows(0, here).middle_cols(0, visible.back());
-    reference::attention_logits(queries.middle_rows(first, here), seen_by_last, layer.scale, visible, block);
-    for (int64_t i = 0; i < here; ++i) {
-      visit(first + i, VectorView(block.row(i)).first(static_cast<size_t>(visible[static_cast<size_t>(i)])));
+    const MutableMatrixView seen = logits.view().middle_cols(0, visible.back());
+    reference::attention_logits(block.rows, seen_by_last, layer.scale, visible, seen);
+    for (int64_t i = 0; i < block.count; ++i) {
+      visit(block.first + i,
+            VectorView(seen.row(i)).first(static_cast<size_t>(visible[static_cast<size_t>(i)])));
     }
   }
 }

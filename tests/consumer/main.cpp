@@ -3,11 +3,13 @@
 #include <vector>
 
 #include <kvbound/cuda/support/device.hpp>
+#include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/trace.hpp>
 
 int main() {
+  if (kvbound::reference::use_fastest_products().core.empty()) return 1;
   kvbound::traces::generate({.tokens = 64, .decode = 1, .layers = 1, .head_dim = 8, .model_dim = 16},
                             "small.safetensors");
   const kvbound::traces::Layer layer = kvbound::traces::Trace("small.safetensors").read_layer(0);

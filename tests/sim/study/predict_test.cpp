@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/study/predict.hpp>
 #include <kvbound/sim/study/score_history.hpp>
@@ -214,6 +215,44 @@ TEST(LayerPrediction, OfConstantRawScoresIsExactButAsPrinted) {
       EXPECT_NEAR(head.relative_errors(row(ScoreKind::raw, by), t), 0, 1e-13) << name(by);
     }
     EXPECT_GT(head.relative_errors(row(ScoreKind::raw, Foretelling::ema_paper), t), 1e-3);
+  }
+}
+
+// Kernels take the last rows of a product another way than the others, by how many rows there are: Prescott's for sure.
+TEST(LayerPrediction, OfAStepDoesNotDependOnHowManyStepsAreMeasured) {
+  constexpr int64_t kSteps = 70, kWindow = 8;
+  const test::RandomLayer random({2, 1, 33, 4}, 300, kWindow, kSteps, 5);
+  traces::Layer layer;
+  layer.shape = random.shape;
+  layer.prompt_tokens = random.tokens;
+  layer.window_queries = kWindow;
+  layer.scale = 0.2;
+  layer.keys = random.all_keys;
+  layer.values = random.all_values;
+  layer.queries = random.all_queries;
+  layer.output_projection = random.output_projection;
+  for (const std::string& core : {reference::blas_info().core, std::string("Prescott")}) {
+    const reference::ProductsOf kernels(core);
+    const auto whole = layer_prediction(layer, options(kSteps, "tova", "20%"), 60);
+    for (const int64_t steps : {1, 2, 23, 24, 25, 40, 57, 69}) {
+      const auto first = layer_prediction(layer, options(steps, "tova", "20%"), 60);
+      ASSERT_EQ(first.size(), whole.size());
+      for (size_t h = 0; h < first.size(); ++h) {
+        for (Matrix HeadPrediction::*const figures :
+             {&HeadPrediction::relative_errors, &HeadPrediction::entry_errors, &HeadPrediction::mass}) {
+          const Matrix &some = first[h].*figures, &all = whole[h].*figures;
+          ASSERT_EQ(some.cols(), steps);
+          for (int64_t i = 0; i < some.rows(); ++i) {
+            for (int64_t t = 0; t < steps; ++t) {
+              ASSERT_EQ(some(i, t), all(i, t)) << core << ", head " << h << ", step " << t << " of " << steps;
+            }
+          }
+        }
+        for (size_t t = 0; t < first[h].reentered.size(); ++t) {
+          EXPECT_EQ(first[h].reentered[t], whole[h].reentered[t]);
+        }
+      }
+    }
   }
 }
 
