@@ -2,6 +2,7 @@
 
 usage: documentation_test.py KVBOUND ROOT      KVBOUND: the program's path; ROOT: the project's top folder
 """
+import json
 import re
 import shlex
 import subprocess
@@ -198,6 +199,19 @@ class Documentation(CommandLineTest):
         columns = set(re.split(r"  +", header.strip())) - {"policy", "budget", "backend"}
         self.assertGreater(len(columns), 20, "this test finds no columns any more")
         self.assertEqual(columns - set(documented), set())
+
+    def test_every_tensor_of_a_dump_is_documented(self):
+        text = section(ROOT / "sim" / "README.md", "## Dumps")
+        self.passes("replay", str(SAMPLES / "pocket-gqa.safetensors"), "--policy", "h2o+critical,h2o+keepkv", "--budget",
+                    "20%", "--layers", "0", "--steps", "3", "--dump", "dumps")
+        names = set()
+        for dump in (self.folder / "dumps").iterdir():
+            data = dump.read_bytes()
+            header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+            self.assertEqual({field for field in header["__metadata__"] if f"`{field}`" not in text}, set())
+            names |= {name.split(".")[-1] for name in header if name != "__metadata__"}
+        self.assertGreater(len(names), 10, "this test finds no tensors any more")
+        self.assertEqual({name for name in names if not re.search(rf"`(layers\.{{l}}\.|\.)?{name}`", text)}, set())
 
     def test_every_theorem_and_weakened_claim_is_listed(self):
         listed = self.passes("prove", "--list")
