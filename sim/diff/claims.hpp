@@ -18,7 +18,7 @@ struct RealClaim {
   Dtype storage = Dtype::f64;   ///< the type that each was rounded to
 };
 
-/// One layer's claims. Names and shapes are those of a dump (README.md); `steps` may be fewer than the trace has.
+/// One layer's claims. Names and shapes are those of a dump (sim/README.md); `steps` may be fewer than the trace has.
 struct LayerClaims {
   std::optional<std::vector<std::vector<int64_t>>> kept;  ///< per KV head
   std::optional<std::vector<int64_t>> kept_offsets;       ///< [kv_heads + 1]

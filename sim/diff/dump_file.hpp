@@ -1,4 +1,4 @@
-// A dump, read strictly: what does not fit the trace is refused before any number is judged. Format: README.md.
+// A dump, read strictly: what does not fit the trace is refused before any number is judged. Format: sim/README.md.
 #pragma once
 
 #include <cstdint>

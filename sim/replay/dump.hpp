@@ -1,4 +1,4 @@
-// What a replay recorded, for kernels to be compared with: one safetensors file per run. Tensors: README.md.
+// What a replay recorded, for kernels to be compared with: one safetensors file per run. Tensors: sim/README.md.
 #pragma once
 
 #include <cstdint>

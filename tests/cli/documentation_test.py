@@ -1,7 +1,8 @@
-"""The documentation speaks of what there is: links, paths, options, commands, the printed table, the layout.
+"""What the documents say holds: links, paths, functions, options, commands, printed tables, the layout, their length.
 
 usage: documentation_test.py KVBOUND ROOT      KVBOUND: the program's path; ROOT: the project's top folder
 """
+import json
 import re
 import shlex
 import subprocess
@@ -15,6 +16,9 @@ from support.kvbound_cli import INCONCLUSIVE, PASS, SAMPLES, CommandLineTest
 ROOT = Path(sys.argv.pop(2)).resolve(strict=True) if len(sys.argv) > 2 else kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
+READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "proofs/README.md",
+           "traces/README.md", "cuda/README.md")
+MOST_WORDS = 1500  # of the root README, tables and code included
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
 MENTION = re.compile(rf"(?<![\w/.{{}}-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w"
                      r"\.(?:md|hpp|cpp|cu|cuh|py|sh|json|txt|safetensors)(?:#[\w.-]+)?\b")
@@ -44,6 +48,22 @@ def code_blocks(path):
     return fenced + [re.sub("^    ", "", block, flags=re.MULTILINE) for block in indented]
 
 
+def table_rows(text):
+    """The cells of every row of every Markdown table, headings included."""
+    for line in text.splitlines():
+        if line.startswith("|") and not set(line) <= set("|-: "):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def section(path, heading):
+    """A section's text, that of deeper headings included."""
+    level = heading.split(" ")[0]
+    found = re.search(rf"^{re.escape(heading)}$(.*?)(?=^#{{1,{len(level)}}} |\Z)", path.read_text("utf-8"),
+                      re.MULTILINE | re.DOTALL)
+    assert found, f"{path} has no section {heading}"
+    return found[1]
+
+
 def commands(path):
     """The lines of code blocks that run kvbound, continued ones joined, as words."""
     for block in code_blocks(path):
@@ -53,6 +73,14 @@ def commands(path):
 
 
 class Documentation(CommandLineTest):
+    results = {}  # of documented commands: several tests look at the same ones
+
+    def run_once(self, *words):
+        """The result of a command that writes no file which another one reads."""
+        if words not in self.results:
+            self.results[words] = self.run_program(*words)
+        return self.results[words]
+
     def require_target(self, target, folder, where):
         path, _, anchor = target.partition("#")
         found = folder / path if path else where
@@ -71,13 +99,14 @@ class Documentation(CommandLineTest):
 
     def test_paths_that_sources_and_documents_mention_exist(self):
         mentions = 0
-        sources = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in TEXT)
+        sources = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in TEXT]
         for path in (ROOT / "README.md", ROOT / "CMakeLists.txt", *sources):
             for target in MENTION.findall(path.read_text("utf-8")):
                 if re.search("STEM|my_kv", target):
                     continue  # stands for any name
                 mentions += 1
-                self.require_target(target, ROOT, path)
+                beside = path.name == "CMakeLists.txt" and (path.parent / target).exists()
+                self.require_target(target, path.parent if beside else ROOT, path)
         self.assertGreater(mentions, 5, "this test finds no paths any more")
 
     def test_options_that_documents_mention_exist(self):
@@ -85,7 +114,7 @@ class Documentation(CommandLineTest):
         for command in ("inspect", "replay", "recall", "predict", "diff", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for document in documents():
-            text = re.sub(r"(cmake|ctest|git|apt-get|tests/\w+\.py) --.*", "", document.read_text("utf-8"))
+            text = re.sub(r"(cmake|ctest|git|apt-get|tests/[\w/]+\.py) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
             self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
 
@@ -108,7 +137,7 @@ class Documentation(CommandLineTest):
                 if words[0] == "prove":
                     words += "--cases", "100"  # all of them take half a minute
                 with self.subTest(" ".join(words)):
-                    result = self.run_program(*words)
+                    result = self.run_once(*words)
                     no_device = any("cuda" in word.split(",") for word in words) and result.returncode == INCONCLUSIVE
                     self.assertTrue(result.returncode == PASS or no_device, result.stderr)
                     ran += 1
@@ -125,19 +154,115 @@ class Documentation(CommandLineTest):
         missing = [line for line in printed if line.strip() not in readme]
         self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
 
-    def test_the_tables_of_hosts_merging_recall_and_predict_in_the_readme_are_what_their_commands_print(self):
-        readme = (ROOT / "README.md").read_text("utf-8")
+    def test_tables_in_documents_are_what_the_commands_above_them_print(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")
-        shown = re.findall(r"\n\n((?:    [^\n]*\n)+)\n```\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
         tables = 0
-        for block, table in shown:
-            command = re.sub("^    ", "", block, flags=re.MULTILINE).replace("\\\n", "").strip()
-            if re.match("kvbound (replay .*--columns|recall |predict )", command):
-                printed = [line.rstrip() for line in self.passes(*shlex.split(command)[1:]).splitlines()]
-                self.assertEqual([line for line in table.splitlines() if line not in printed], [], command)
-                self.assertGreater(len(table.splitlines()), 3)
-                tables += 1
-        self.assertEqual(tables, 6, "this test finds the tables no more")
+        for document in documents():
+            shown = re.findall(r"\n\n((?:    [^\n]*\n)+)\n```\n(.*?)^```$", document.read_text("utf-8"),
+                               re.MULTILINE | re.DOTALL)
+            for block, table in shown:
+                command = re.sub("^    ", "", block, flags=re.MULTILINE).replace("\\\n", "").strip()
+                if re.match("kvbound (replay .*--columns|recall |predict )", command):
+                    result = self.run_once(*shlex.split(command)[1:])
+                    self.assertEqual(result.returncode, PASS, result.stderr)
+                    printed = [line.rstrip() for line in result.stdout.splitlines()]
+                    self.assertEqual([line for line in table.splitlines() if line not in printed], [], command)
+                    self.assertGreater(len(table.splitlines()), 3)
+                    tables += 1
+        self.assertEqual(tables, 6, "this test does not find the tables of hosts, merging, recall and predict any more")
+
+    def test_the_readme_is_short_and_the_others_are_there(self):
+        words = len((ROOT / "README.md").read_text("utf-8").split())
+        self.assertLess(words, MOST_WORDS, "README.md is too long for a newcomer to finish")
+        readme = (ROOT / "README.md").read_text("utf-8")
+        for name in READMES[1:]:
+            self.assertTrue((ROOT / name).is_file(), f"{name} is missing")
+            self.assertIn(f"({name})", readme, f"README.md does not link to {name}")
+
+    def test_every_policy_component_and_option_is_documented(self):
+        text = section(ROOT / "sim" / "README.md", "## Policies")
+        grammar = self.passes("replay", "--help").split("Policies: ")[1].split("\nBudgets ")[0]
+        names = re.findall(r"^  (?:host|score|selection|allocation|merge) +([a-z][a-z0-9-]*)", grammar, re.MULTILINE)
+        options = re.findall(r"^ +:([a-z]+)=", grammar, re.MULTILINE)
+        self.assertGreater(len(names), 10, "this test finds no components any more")
+        self.assertGreater(len(options), 10, "this test finds no options any more")
+        self.assertEqual([name for name in names if f"`{name}`" not in text], [])
+        self.assertEqual([option for option in options if not re.search(rf"`{option}[=`]", text)], [])
+
+    def test_every_column_of_the_replay_table_is_documented(self):
+        documented = re.findall(r"`([^`]+)`", " ".join(
+            row[0] for row in table_rows(section(ROOT / "sim" / "README.md", "## The replay table"))))
+        sample = str(SAMPLES / "pocket-gqa.safetensors")
+        printed = self.passes("replay", sample, "--policy", "snapkv,snapkv+critical,snapkv+keepkv:key=zip:gqa=mean",
+                              "--base", "snapkv", "--budget", "20%", "--merge-bounds", "--layers", "0", "--steps", "3")
+        header = next(line for line in printed.splitlines() if line.startswith("policy "))
+        columns = set(re.split(r"  +", header.strip())) - {"policy", "budget", "backend"}
+        self.assertGreater(len(columns), 20, "this test finds no columns any more")
+        self.assertEqual(columns - set(documented), set())
+
+    def test_every_tensor_of_a_dump_is_documented(self):
+        text = section(ROOT / "sim" / "README.md", "## Dumps")
+        self.passes("replay", str(SAMPLES / "pocket-gqa.safetensors"), "--policy", "h2o+critical,h2o+keepkv", "--budget",
+                    "20%", "--layers", "0", "--steps", "3", "--dump", "dumps")
+        names = set()
+        for dump in (self.folder / "dumps").iterdir():
+            data = dump.read_bytes()
+            header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+            self.assertEqual({field for field in header["__metadata__"] if f"`{field}`" not in text}, set())
+            names |= {name.split(".")[-1] for name in header if name != "__metadata__"}
+        self.assertGreater(len(names), 10, "this test finds no tensors any more")
+        self.assertEqual({name for name in names if not re.search(rf"`(layers\.{{l}}\.|\.)?{name}`", text)}, set())
+
+    def test_every_theorem_and_weakened_claim_is_listed(self):
+        listed = self.passes("prove", "--list")
+        theorems = {row[0].strip("`"): set(re.findall(r"`(:[a-z-]+)`", row[2]))
+                    for row in table_rows((ROOT / "proofs" / "README.md").read_text("utf-8"))
+                    if re.fullmatch(r"`(ckv|obc|kkv)-[\w.-]+`", row[0])}
+        known = {name: set() for name in re.findall(r"^((?:ckv|obc|kkv)-[\w.-]+): ", listed, re.MULTILINE)}
+        for name, weakened in re.findall(r"^  must fail +([\w.-]+)(:[a-z-]+):", listed, re.MULTILINE):
+            known[name].add(weakened)
+        self.assertGreater(len(known), 10, "this test finds no theorems any more")
+        self.assertEqual(theorems, known)
+        self.assertIn(f"as {len(known)} statements", (ROOT / "proofs" / "README.md").read_text("utf-8"))
+
+    def test_the_map_of_papers_names_functions_that_its_files_have(self):
+        readme, named = ROOT / "reference" / "README.md", 0
+        for row in table_rows(section(readme, "## Where a paper's algorithm is")):
+            for target in LINK.findall(row[2]):
+                source = (readme.parent / target).read_text("utf-8")
+                for function in re.findall(r"`([\w:]+)`", row[3]):
+                    named += 1
+                    self.assertRegex(source, rf"\b{function.split('::')[-1]}\b", f"{target}: {function}")
+        self.assertGreater(named, 40, "this test finds no functions any more")
+
+    def test_the_recipe_names_files_and_functions_that_exist(self):
+        named = 0
+        for row in table_rows(section(ROOT / "reference" / "README.md", "## Add a method")):
+            files = re.findall(r"`([\w./*]+\.(?:hpp|cpp|md|py|txt|json))`", row[0])
+            there = [file for file in files if "my_kv" not in file]
+            for file in there:
+                self.assertTrue((ROOT / file).is_file(), f"reference/README.md names {file}, which does not exist")
+            if there != files or not files:
+                continue
+            texts = [(ROOT / file).read_text("utf-8") for file in files]
+            for function in re.findall(r"`(\w+(?:::\w+)*)(?:\([^`]*\))?`", row[1]):
+                named += 1
+                last = function.split("::")[-1]
+                self.assertTrue(any(re.search(rf"\b{last}\b", text) for text in texts), f"{files} lack {function}")
+        self.assertGreater(named, 40, "this test finds no functions any more")
+
+    def test_lists_of_folders_are_complete(self):
+        for readme, heading, folder in (
+                ("README.md", "## Folders", ROOT),
+                ("reference/README.md", "## Map of the house", ROOT / "reference"),
+                ("proofs/README.md", "## Folders", ROOT / "proofs"),
+                ("sim/README.md", "## Folders", ROOT / "sim")):
+            rows = table_rows(section(ROOT / readme, heading))
+            listed = {re.match(r"\[([\w/]+)\]", row[0])[1] for row in rows if row[0].startswith("[")}
+            there = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
+            if folder == ROOT:
+                there &= set(FOLDERS)
+            self.assertEqual(listed, there, readme)
 
     def test_the_top_level_holds_what_the_layout_says_and_no_more(self):
         ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
