@@ -73,7 +73,7 @@ class Schemas(CommandLineTest):
                 yield from undescribed(field, f"{path}/{name}")
 
         for name in ("replay", "recall", "predict", "inspect", "diff", "prove", "bench"):
-            self.assertEqual(list(undescribed(validator(f"sim/{name}.schema.json").schema)), [])
+            self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
         schema = validator("sim/schemas/replay.schema.json")

@@ -180,7 +180,7 @@ def judge_policy(programs, folder, trace, policy, budget, one_in, first, options
 
 
 def test_methods(name):
-    """The tests of tests/cli/NAME_test.py: [(NAME, class, method)]."""
+    """The tests of NAME_test.py of tests/cli: [(NAME, class, method)]."""
     suites = unittest.defaultTestLoader.loadTestsFromModule(test_module(name))
     return [(name, *test.id().split(".")[-2:]) for suite in suites for test in suite]
 
