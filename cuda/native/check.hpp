@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <string>
 
+#include <kvbound/cuda/support/build.hpp>
 #include <kvbound/cuda/support/call_site.hpp>
 #include <kvbound/reference/core/error.hpp>
 
