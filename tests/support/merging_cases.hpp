@@ -23,7 +23,7 @@ Method with_target(Method method, const SimilarTarget& target) {
   return method;
 }
 
-inline KeepKv keep_kv(MergedKey key, MergeGqa gqa, Prediction predict) {
+inline KeepKv keep_kv_by(MergedKey key, MergeGqa gqa, Prediction predict) {
   KeepKv method;
   method.key = key;
   method.gqa = gqa;
@@ -46,10 +46,10 @@ inline std::vector<NamedMerge> keep_kv_merges(const SimilarTarget& target) {
   add("keepkv-paper", KeepKv::as_printed());
   for (const MergeGqa gqa : {MergeGqa::joint, MergeGqa::mean}) {
     const std::string suffix = gqa == MergeGqa::joint ? ":gqa=joint" : ":gqa=mean";
-    add("keepkv:predict=current" + suffix, keep_kv(MergedKey::min_norm, gqa, Prediction::current));
-    add("keepkv:key=convex" + suffix, keep_kv(MergedKey::convex, gqa, Prediction::ema));
+    add("keepkv:predict=current" + suffix, keep_kv_by(MergedKey::min_norm, gqa, Prediction::current));
+    add("keepkv:key=convex" + suffix, keep_kv_by(MergedKey::convex, gqa, Prediction::ema));
   }
-  add("keepkv:key=zip:predict=current", keep_kv(MergedKey::zip, MergeGqa::mean, Prediction::current));
+  add("keepkv:key=zip:predict=current", keep_kv_by(MergedKey::zip, MergeGqa::mean, Prediction::current));
   KeepKv periodic;
   periodic.period = 3;
   add("keepkv:period=3", periodic);

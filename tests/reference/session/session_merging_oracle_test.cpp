@@ -240,7 +240,7 @@ std::vector<NamedMerge> current_merges(const SimilarTarget& target) {
   std::vector<NamedMerge> merges;
   for (const MergeGqa gqa : {MergeGqa::joint, MergeGqa::mean}) {
     const std::string suffix = gqa == MergeGqa::joint ? ":gqa=joint" : ":gqa=mean";
-    KeepKv method = with_target(keep_kv(MergedKey::min_norm, gqa, Prediction::current), target);
+    KeepKv method = with_target(keep_kv_by(MergedKey::min_norm, gqa, Prediction::current), target);
     merges.push_back({"keepkv" + suffix, method});
     method.period = 2;
     merges.push_back({"keepkv:period=2" + suffix, method});
@@ -253,8 +253,8 @@ std::vector<NamedMerge> current_merges(const SimilarTarget& target) {
     convex.gqa = gqa;
     merges.push_back({"convex" + suffix, convex});
   }
-  merges.push_back(
-      {"keepkv:key=zip", with_target(keep_kv(MergedKey::zip, MergeGqa::mean, Prediction::current), target)});
+  merges.push_back({"keepkv:key=zip",
+                    with_target(keep_kv_by(MergedKey::zip, MergeGqa::mean, Prediction::current), target)});
   return merges;
 }
 
@@ -277,7 +277,7 @@ TEST(SessionMergingOracle, KeepsTheBuildingQuerysOutputWithOneQueryHeadPerKvHead
   for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
     for (const std::optional<int64_t> period :
          {std::optional<int64_t>(), std::optional<int64_t>(1), std::optional<int64_t>(3)}) {
-      KeepKv method = with_target(keep_kv(key, MergeGqa::mean, Prediction::current), kMergeAll);
+      KeepKv method = with_target(keep_kv_by(key, MergeGqa::mean, Prediction::current), kMergeAll);
       method.period = period;
       for (const auto& [name, policy, always_kept] : merging_policies({{"keepkv", method}})) {
         SCOPED_TRACE(name + ", key " + std::to_string(static_cast<int>(key)) + ", period " +
@@ -324,7 +324,7 @@ TEST(SessionMergingOracle, KeepsEveryOutputOfQueriesThatPayAllAlike) {
     RandomLayer layer = layer_of(group_size, 72);
     std::ranges::fill(layer.all_queries.numbers(), 0.0);
     for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip, MergedKey::convex}) {
-      const KeepKv method = with_target(keep_kv(key, MergeGqa::mean, Prediction::current), kMergeAll);
+      const KeepKv method = with_target(keep_kv_by(key, MergeGqa::mean, Prediction::current), kMergeAll);
       for (const auto& [name, policy, always_kept] : merging_policies({{"keepkv", method}})) {
         SCOPED_TRACE(name + ", key " + std::to_string(static_cast<int>(key)));
         RecordedSession session(layer, policy, Positions(static_cast<size_t>(layer.shape.kv_heads), 12));

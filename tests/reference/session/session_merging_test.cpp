@@ -431,7 +431,7 @@ TEST(SessionMerging, RefusesWhatHasNoMeaning) {
       make_session()->compress(layer.view(), policy, Positions{12, 12});
     });
   };
-  KeepKv zip = keep_kv(MergedKey::zip, MergeGqa::joint, Prediction::ema);
+  KeepKv zip = keep_kv_by(MergedKey::zip, MergeGqa::joint, Prediction::ema);
   EXPECT_EQ(refused({kHost, {}, {}, {}, zip}),
             "keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint");
   KeepKv first;
