@@ -167,6 +167,7 @@ TEST(MergedCache, RefusesARecordOfThePromptThatContradictsItself) {
   EXPECT_EQ(prompt_error(prompt), "position 3 comes after position 3");
   prompt.kept.pop_back();
   EXPECT_EQ(prompt_error(prompt), "kept positions of 1 KV heads are recorded, but not of KV head 1");
+  prompt.kept.push_back({0, 1});
   prompt.merges.resize(1);
   EXPECT_EQ(prompt_error(prompt), "merges of 1 KV heads are recorded, but not of KV head 1");
   const PromptRecord right = prompt_record();
@@ -200,7 +201,7 @@ TEST(MergedCache, RefusesAStepThatNamesAPositionWhichIsNotThere) {
   step.left = {-1, 3};
   EXPECT_EQ(step_error(step), "position 3 is in no entry of the cache") << "it merged at the prompt's end";
   step.left = {-1};
-  EXPECT_EQ(step_error(step), "departures of 1 KV heads are recorded, but not of KV head 1");
+  EXPECT_EQ(step_error(step), "evictions of 1 KV heads are recorded, but not of KV head 1");
   step.left = {-1, 4};
   step.merges = {HeadMerge(), head_merge({{2, {4}, {}}}, {0}, {4}, {2}, {102})};
   EXPECT_EQ(step_error(step), "no error") << "the group is looked up by who asks for its members";
