@@ -407,7 +407,9 @@ std::array<double, 4> numbers(const KernelArithmetic& arithmetic) {
           static_cast<double>(arithmetic.rescalings), arithmetic.tensor_sums};
 }
 
-TEST(SessionArithmetic, IsWhatItsKernelsDeclare) {
+class SessionArithmeticParity : public DeviceTest {};
+
+TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
   const LayerShape shape{.query_heads = 4, .kv_heads = 2, .head_dim = 64, .model_dim = 96};
   for (const Dtype storage : {Dtype::f32, Dtype::bf16}) {
     const cuda::NormsKernel kernel = storage == Dtype::f32 ? cuda::chosen_norms_kernel<float>(64)

@@ -33,7 +33,7 @@ using testing::MatchesRegex;
 using testing::StartsWith;
 
 const std::filesystem::path kSamples =
-    std::filesystem::path(__FILE__).parent_path().parent_path() / "traces" / "samples";
+    std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() / "traces" / "samples";
 
 std::string sha256_of(std::string_view bytes) {
   Sha256 hash;
