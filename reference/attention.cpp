@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <limits>
 
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/elementwise.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
@@ -15,11 +15,9 @@
 namespace kvbound::reference {
 namespace {
 
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
-
 // Softmax in place; returns the log-sum-exp.
 double softmax(std::span<double> logits) {
-  if (logits.empty()) return kNothing;
+  if (logits.empty()) return -kInfinity;
   const Largest most = largest(logits);
   if (!most.all_finite()) require_finite("logits", logits);
   const double sum = exponentiate(logits, most.value);
@@ -47,7 +45,7 @@ std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double
   require_equal("visible", static_cast<int64_t>(visible.size()), "rows of queries", queries.rows);
   for (const int64_t seen : visible) assert(0 <= seen && seen <= keys.rows);
   require_logits(queries, keys, logits);
-  std::vector<double> result(visible.size(), kNothing);
+  std::vector<double> result(visible.size(), -kInfinity);
   multiply_by_tokens(queries, keys, scale, logits, [&](int64_t first, int64_t count) {
     for (size_t i = 0; i < visible.size(); ++i) {
       const int64_t seen = std::min(count, visible[i] - first);
@@ -73,9 +71,9 @@ Matrix voted_logits(MatrixView logits, VectorView votes) {
 }
 
 double log_sum_exp(VectorView logits) {
-  if (logits.empty()) return kNothing;
+  if (logits.empty()) return -kInfinity;
   const double most = largest(logits).value;
-  if (most == kNothing) return std::log(exponential_sum(logits, 0));  // of nothing, or of NaN
+  if (most == -kInfinity) return std::log(exponential_sum(logits, 0));  // of nothing, or of NaN
   return most + std::log(exponential_sum(logits, most));
 }
 

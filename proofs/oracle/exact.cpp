@@ -16,14 +16,6 @@ double binomial(size_t of, size_t count) {
   return result;
 }
 
-Reals weighted_sum(const Reals& weights, const std::vector<Reals>& vectors) {
-  Reals result(vectors.front().size());
-  for (size_t i = 0; i < weights.size(); ++i) {
-    for (size_t j = 0; j < result.size(); ++j) result[j] += weights[i] * vectors[i][j];
-  }
-  return result;
-}
-
 // 2 - 1/mass
 Real coefficient(const Real& mass) { return 2 - 1 / mass; }
 
@@ -95,6 +87,14 @@ Real total_outside(const Reals& numbers, Indices entries) {
     if (!std::ranges::binary_search(entries, i)) sum += at(numbers, i);
   }
   return sum;
+}
+
+Reals weighted_sum(const Reals& weights, const std::vector<Reals>& vectors) {
+  Reals result(vectors.front().size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    for (size_t j = 0; j < result.size(); ++j) result[j] += weights[i] * vectors[i][j];
+  }
+  return result;
 }
 
 Reals product(const Reals& a, const Reals& b) {

@@ -33,6 +33,8 @@ Real total(const Reals& numbers);
 Real total(const Reals& numbers, Indices entries);
 Real total_outside(const Reals& numbers, Indices entries);
 Reals product(const Reals& a, const Reals& b);  ///< element by element
+/// sum_i weights_i vectors_i
+Reals weighted_sum(const Reals& weights, const std::vector<Reals>& vectors);
 /// What `all` has and `some` has not; ascending sets.
 std::vector<int64_t> difference(Indices all, Indices some);
 

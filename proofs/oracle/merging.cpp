@@ -6,12 +6,6 @@
 namespace kvbound::exact {
 namespace {
 
-Reals weighted_sum(const Reals& weights, const Vectors& vectors) {
-  Reals result(vectors.front().size());
-  for (size_t j = 0; j < weights.size(); ++j) result = combination(1, result, weights[j], vectors[j]);
-  return result;
-}
-
 Reals with_votes(const Reals& logits, const Reals& votes) {
   Reals result;
   for (size_t j = 0; j < logits.size(); ++j) result.push_back(logits[j] + log(votes[j]));

@@ -9,6 +9,7 @@
 
 #include "catalogue.hpp"
 #include "evaluation.hpp"
+#include "papers.hpp"
 #include "selection.hpp"
 
 namespace kvbound::proofs {
@@ -203,8 +204,6 @@ Outcome relaxed_whatever_sigma(const Instance& instance) {
   return outcome;
 }
 
-const std::string kSource = "CriticalKV (arXiv:2502.03805)";
-
 }  // namespace
 
 std::vector<Theorem> critical_kv_theorems() {
@@ -216,7 +215,7 @@ std::vector<Theorem> critical_kv_theorems() {
            "theta <= theta^ = C' - (2 - 1/sigma) S''; among all choices of as many entries, top-k by "
            "A ||V|| minimises theta^ if sigma >= 1/2 and maximises it if sigma <= 1/2",
        .hypotheses = "sigma > 0; for the minimum sigma >= 1/2 (Assumption 3.4)",
-       .source = kSource + ", Theorem 3.5",
+       .source = kCriticalKv + ", Theorem 3.5",
        .ratio = "theta / theta^",
        .sizes = one_query,
        .property = {"ckv-3.5", "theta <= theta^, and sigma decides what stage two does to it", stage_two},
@@ -229,7 +228,7 @@ std::vector<Theorem> critical_kv_theorems() {
            "top-k by (A + epsilon) ||V|| is at most |2 - 1/sigma| epsilon sum_{stage two} ||V|| away "
            "from the extreme of theta^ that sigma asks for",
        .hypotheses = "sigma > 0, epsilon >= 0; for the minimum sigma >= 1/2",
-       .source = "ours, on " + kSource + ", Algorithm 1",
+       .source = "ours, on " + kCriticalKv + ", Algorithm 1",
        .ratio = "loss / what is allowed",
        .sizes = one_query,
        .property = {"ckv-epsilon", "the loss is within its bound", epsilon_loss},
@@ -241,7 +240,7 @@ std::vector<Theorem> critical_kv_theorems() {
            "theta^ <= theta^_relax = C' - M (2 - 1/sigma) sum_{stage two} A, M = min ||V||, which top-k "
            "by A minimises; for sigma <= 1/2 both are reversed",
        .hypotheses = "sigma >= 1/2",
-       .source = kSource + ", appendix E",
+       .source = kCriticalKv + ", appendix E",
        .ratio = "theta^ / theta^_relax",
        .sizes = one_query,
        .property = {"ckv-e.1", "theta^ <= theta^_relax iff sigma >= 1/2, and its extremes", attention_only},

@@ -5,6 +5,7 @@
 
 #include "catalogue.hpp"
 #include "merge_rounding.hpp"
+#include "papers.hpp"
 
 namespace kvbound::proofs {
 namespace {
@@ -186,8 +187,6 @@ Outcome mean_by_votes_is_enough(const Instance& instance) {
   return outcome;
 }
 
-const std::string kSource = "KeepKV (arXiv:2504.09936)";
-
 }  // namespace
 
 std::vector<Theorem> keep_kv_theorems() {
@@ -198,7 +197,7 @@ std::vector<Theorem> keep_kv_theorems() {
                     "keys, A_r <= max A / (max A + A_rest) < sum of A, the maximum over the group; with "
                     "all votes and the weights p s / W it is A_r >= sum of A",
        .hypotheses = "votes >= 1, two members at least, another entry is there",
-       .source = kSource + "; the bound by the heaviest member: ours",
+       .source = kKeepKv + "; the bound by the heaviest member: ours",
        .ratio = "A_r / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-2", "a convex merge weighs at most what its heaviest member did", attention_sags},

@@ -5,6 +5,7 @@
 
 #include "catalogue.hpp"
 #include "merge_rounding.hpp"
+#include "papers.hpp"
 #include "scoring.hpp"
 
 namespace kvbound::proofs {
@@ -288,8 +289,6 @@ Outcome equal_keys_predicted_apart(const Instance& instance) {
   return outcome;
 }
 
-const std::string kSource = "KeepKV (arXiv:2504.09936)";
-
 }  // namespace
 
 std::vector<Theorem> lossless_theorems() {
@@ -300,7 +299,7 @@ std::vector<Theorem> lossless_theorems() {
                     "are the s that it was built from; if m = 0, every multiple of k- moves o by A'_r (1 "
                     "- e^-KL) (v- - o)",
        .hypotheses = "m != 0 or KL = 0 (then z*/m stands for 1)",
-       .source = kSource + "; the condition and what is lost without it: ours",
+       .source = kKeepKv + "; the condition and what is lost without it: ours",
        .ratio = "",
        .sizes = kMergingSizes,
        .property = {"kkv-3", "ZIP loses nothing if it is defined", zip_is_lossless},
@@ -327,7 +326,7 @@ std::vector<Theorem> lossless_theorems() {
        .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the "
                     "members of each group have the same key and the same predicted score",
        .hypotheses = "those; values may differ",
-       .source = kSource + "; that values may differ: ours",
+       .source = kKeepKv + "; that values may differ: ours",
        .ratio = "",
        .sizes = kMergingSizes,
        .property = {"kkv-6", "nothing is lost of what is predicted exactly, nor of equal keys",

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "catalogue.hpp"
+#include "papers.hpp"
 #include "scoring.hpp"
 
 namespace kvbound::proofs {
@@ -208,8 +209,6 @@ Outcome joint_at_least_value(const Instance& instance) {
   return outcome;
 }
 
-const std::string kSource = "OBCache (arXiv:2510.07651)";
-
 }  // namespace
 
 std::vector<Theorem> obcache_theorems() {
@@ -219,7 +218,7 @@ std::vector<Theorem> obcache_theorems() {
        .title = "the value score is exact",
        .statement = "with v_p zeroed and A as it was, || o' - o ||^2 = A_p^2 || v_p ||^2, for every query",
        .hypotheses = "none; any space of values",
-       .source = kSource + ", Table 2",
+       .source = kObcache + ", Table 2",
        .ratio = "",
        .sizes = window,
        .property = {"obc-value", "the value score is the squared change of the output", value_is_exact},
@@ -231,7 +230,7 @@ std::vector<Theorem> obcache_theorems() {
            "A_p^2 z_p^2 || v_p - o ||^2; for every t it is within ((1 - e^-h)/h)^2 and ((e^h - 1)/h)^2 "
            "of it, h = t |z_p|",
        .hypotheses = "t |z_p| <= 1/2 for the linear bound",
-       .source = kSource + ", Table 2; the remainder: ours",
+       .source = kObcache + ", Table 2; the remainder: ours",
        .ratio = "|E(t)/t^2 - score| / allowed",
        .sizes = window,
        .property = {"obc-key", "E(t)/t^2 tends to the key score within the remainder", key_limit},
@@ -245,7 +244,7 @@ std::vector<Theorem> obcache_theorems() {
                     "score = A_p^2 || v_p + z_p (v_p - o) ||^2 = value + key + 2 A_p^2 z_p v_p . (v_p - "
                     "o)",
        .hypotheses = "t |z_p| <= 1/2",
-       .source = kSource + ", Table 2; the remainder and the sum of squares: ours",
+       .source = kObcache + ", Table 2; the remainder and the sum of squares: ours",
        .ratio = "|E(t)/t^2 - score| / allowed",
        .sizes = window,
        .property = {"obc-joint", "E(t)/t^2 tends to the joint score within the remainder", joint_limit},

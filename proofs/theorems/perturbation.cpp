@@ -5,6 +5,7 @@
 #include "as_printed.hpp"
 #include "catalogue.hpp"
 #include "evaluation.hpp"
+#include "papers.hpp"
 
 namespace kvbound::proofs {
 namespace {
@@ -227,7 +228,7 @@ Outcome stable_form(const Instance& instance) {
 }
 
 // It may err by as much as the stable form may: more is cancellation.
-Outcome printed_in_double(const Instance& instance) {
+Outcome theta_as_printed_in_double(const Instance& instance) {
   Outcome outcome;
   const Bounds bounds(instance);
   if (!resolved(bounds.attention[kOnly], instance.kept)) return outcome;
@@ -305,12 +306,10 @@ Outcome largest_head(const Instance& instance) {
   return outcome;
 }
 
-constexpr const char* kSource = "CriticalKV (arXiv:2502.03805)";
-
 }  // namespace
 
 std::vector<Theorem> perturbation_theorems() {
-  const std::string source = kSource;
+  const std::string source = kCriticalKv;
   return {
       {.id = "ckv-3.2",
        .title = "attention on what is kept",
@@ -344,7 +343,7 @@ std::vector<Theorem> perturbation_theorems() {
        .sizes = {},
        .property = {"ckv-stable", "stable and printed forms are equal", stable_form},
        .weakened = {{"ckv-stable:printed-in-double", "L <= theta as printed, evaluated in double precision",
-                     printed_in_double}}},
+                     theta_as_printed_in_double}}},
       {.id = "ckv-layer",
        .title = "the bound on a layer's perturbation",
        .statement = "|| sum_h (o_h - o^_h) || <= sum_h theta_h",

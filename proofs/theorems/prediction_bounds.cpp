@@ -5,6 +5,7 @@
 
 #include "catalogue.hpp"
 #include "merge_rounding.hpp"
+#include "papers.hpp"
 #include "scoring.hpp"
 
 namespace kvbound::proofs {
@@ -185,8 +186,6 @@ Outcome half_of_epsilon(const Instance& instance) {
   return outcome;
 }
 
-const std::string kSource = "KeepKV (arXiv:2504.09936)";
-
 }  // namespace
 
 std::vector<Theorem> prediction_bound_theorems() {
@@ -198,7 +197,7 @@ std::vector<Theorem> prediction_bound_theorems() {
            "entries and the one that they became, gamma = max || v_i - v_j || over all i and merged j, "
            "in every norm",
        .hypotheses = "e < 1; one query head, one group, v_r its own mean; any key",
-       .source = kSource + "; that e must count the merged entry: ours",
+       .source = kKeepKv + "; that e must count the merged entry: ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-5", "Theta is within the bound", one_cluster},

@@ -43,7 +43,7 @@ Outcome exact_removal(const Instance& instance) {
 }
 
 // It may err by as much as the form without cancellation may.
-Outcome printed_in_double(const Instance& instance) {
+Outcome removal_as_printed_in_double(const Instance& instance) {
   Outcome outcome;
   if (instance.tokens() == 1) return outcome;
   const auto computed = computed_scores(Change::value, instance, 0, Space::head);
@@ -212,7 +212,8 @@ std::vector<Theorem> removal_theorems() {
        .sizes = window,
        .property = {"obc-exact", "the closed forms are what deletion does", exact_removal},
        .weakened = {{"obc-exact:printed-in-double",
-                     "(A / (1 - A))^2 || v - o ||^2 is as good in double precision", printed_in_double},
+                     "(A / (1 - A))^2 || v - o ||^2 is as good in double precision",
+                     removal_as_printed_in_double},
                     {"obc-exact:not-rescaled", "the same without the others' growing by 1 / (1 - A)",
                      rest_is_not_rescaled}}},
       {.id = "obc-set",

@@ -9,6 +9,7 @@
 #include <kvbound/reference/eviction/tova.hpp>
 
 #include "catalogue.hpp"
+#include "papers.hpp"
 #include "score_bounds.hpp"
 #include "scoring.hpp"
 #include "selection.hpp"
@@ -306,8 +307,6 @@ Outcome other_norms(const Instance& instance) {
   return outcome;
 }
 
-const std::string kSource = "OBCache (arXiv:2510.07651)";
-
 }  // namespace
 
 std::vector<Theorem> score_sum_theorems() {
@@ -319,7 +318,7 @@ std::vector<Theorem> score_sum_theorems() {
                     "state's squared change is at most the number of heads times the sum in projected "
                     "space",
        .hypotheses = "the heads share the entry; their outputs are looked at side by side",
-       .source = kSource + ", eq. 33-35; the hidden state's bound: ours",
+       .source = kObcache + ", eq. 33-35; the hidden state's bound: ours",
        .ratio = "|| sum_h (o'_h - o_h) W_h ||^2 / bound",
        .sizes = {.tokens = 6, .head_dim = 2, .model_dim = 2, .query_heads = 3, .queries = 2},
        .property = {"obc-gqa", "scores add up over queries and heads", group_sums},
@@ -333,7 +332,7 @@ std::vector<Theorem> score_sum_theorems() {
            "A)^2 / w <= sum A^2 <= (sum A)^2, so it ranks as sum A what every query ranks alike or what "
            "differs by a factor of sqrt(w)",
        .hypotheses = "equal value norms; one query for the same ranking",
-       .source = kSource + ", eq. 8; what really holds of it: ours",
+       .source = kObcache + ", eq. 8; what really holds of it: ours",
        .ratio = "(sum A)^2 / (w sum A^2)",
        .sizes = {.tokens = 10, .head_dim = 2, .model_dim = 2, .queries = 3},
        .property = {"obc-special", "when attention alone ranks as the value score", special_cases},

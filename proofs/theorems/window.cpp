@@ -9,6 +9,7 @@
 
 #include "catalogue.hpp"
 #include "evaluation.hpp"
+#include "papers.hpp"
 #include "selection.hpp"
 
 namespace kvbound::proofs {
@@ -293,8 +294,6 @@ Outcome half_of_the_budget(const Instance& instance) {
   return outcome;
 }
 
-const std::string kSource = "CriticalKV (arXiv:2502.03805)";
-
 }  // namespace
 
 std::vector<Theorem> window_theorems() {
@@ -306,7 +305,7 @@ std::vector<Theorem> window_theorems() {
                     "W_h||, which top-k by T minimises if sigma_min >= 1/2",
        .hypotheses =
            "sigma_min > 0, the smallest over queries and heads; A are attention weights, not pooled",
-       .source = "ours; it licenses " + kSource + ", Algorithm 2",
+       .source = "ours; it licenses " + kCriticalKv + ", Algorithm 2",
        .ratio = "sum of L / bound",
        .sizes = window,
        .property = {"ckv-window", "the window's bound dominates, and sigma_min decides", window_bound},
@@ -322,7 +321,7 @@ std::vector<Theorem> window_theorems() {
            "query and head, k if there is none; with it top-k by T minimises the window's bound whenever "
            "a prefix can",
        .hypotheses = "candidates are ranked beforehand; what is always kept counts",
-       .source = "ours; " + kSource + " leaves the choice of alpha open",
+       .source = "ours; " + kCriticalKv + " leaves the choice of alpha open",
        .ratio = "",
        .sizes = window,
        .property = {"ckv-adaptive-alpha", "shortest, sufficient whenever any is", adaptive_alpha},

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
@@ -18,8 +18,6 @@ namespace kvbound::reference {
 using namespace rounding;
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Matrix absolute(MatrixView matrix) {
   Matrix result(matrix.rows, matrix.cols);

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #define EIGEN_DONT_PARALLELIZE
 #include <Eigen/SVD>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/merging/merge_baselines.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "merge_rounding.hpp"
 #include "softmax_errors.hpp"
@@ -19,16 +19,6 @@ namespace kvbound::reference {
 using namespace rounding;
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-double largest_size(VectorView numbers) {
-  double result = 0;
-  for (const double number : numbers) result = std::max(result, std::abs(number));
-  return result;
-}
-
-double largest(VectorView numbers) { return numbers.empty() ? 0 : *std::ranges::max_element(numbers); }
 
 void widen(std::span<double> errors) {
   for (double& error : errors) error *= 1 + kOwnRounding;
@@ -44,7 +34,7 @@ struct MeanErrors {
 MeanErrors mean_errors(const ClusterMembers& members, VectorView scores, VectorView score_errors,
                        const MemberErrors& errors, const Arithmetic& arithmetic) {
   const ClusterRounding cluster(members, scores, score_errors, Evaluation::any_form, arithmetic);
-  const double reach = largest_size(scores) + largest(score_errors);
+  const double reach = max_abs(scores) + max_abs(score_errors);
   return {cluster.mean(),
           cluster.weights().mean_errors(members.keys, errors.keys),
           cluster.weights().mean_errors(members.values, errors.values),
@@ -204,7 +194,7 @@ enum class ZipCase { scaled, singular, unknown };
 
 ZipCase zip_case(const MeanErrors& mean, VectorView scores, VectorView errors) {
   if (!(mean.divergence < kInfinity)) return ZipCase::unknown;
-  const double size = std::abs(mean.mean.mean_log_score), most = largest_size(scores), off = largest(errors);
+  const double size = std::abs(mean.mean.mean_log_score), most = max_abs(scores), off = max_abs(errors);
   const double limit = kSingularZip * (most + off) * (1 + kOwnRounding);
   if (size - mean.mean_log_score > limit) return ZipCase::scaled;
   const bool surely = size + mean.mean_log_score < kSingularZip * (most - off) * (1 - kOwnRounding);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <limits>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "error_bounds.hpp"
 #include "merge_rounding.hpp"
@@ -19,7 +19,6 @@ using namespace rounding;
 namespace {
 
 constexpr double kUnit = 0x1p-53;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 MatrixView as_row(VectorView vector) { return {vector.data(), 1, static_cast<int64_t>(vector.size())}; }
 
@@ -92,9 +91,7 @@ class ClusterErrors {
   double largest_zip_scale(double divergence_error) const {
     const double mean_size = std::abs(cluster_.mean().mean_log_score);
     const double error = cluster_.mean_log_score_error(largest_);
-    double largest_logit = 0;
-    for (const double logit : logits_.row(0)) largest_logit = std::max(largest_logit, std::abs(logit));
-    const double singular = kSingularZip * largest_logit;
+    const double singular = kSingularZip * max_abs(logits_.row(0));
     if (mean_size + error < singular * (1 - kOwnRounding)) return 1;
     const double least = std::max(mean_size - error, singular * (1 - kOwnRounding));
     const double correction = cluster_.mean().divergence + divergence_error;

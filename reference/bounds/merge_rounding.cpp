@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::reference {
 
@@ -13,20 +13,11 @@ using namespace rounding;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // A prediction that is off by more than this, as a logarithm, is off by 1 to double precision, and there is no bound.
 constexpr double kFarthestPrediction = 40;
 
-double largest(VectorView numbers) { return numbers.empty() ? 0 : *std::ranges::max_element(numbers); }
-
-double largest_size(VectorView numbers) {
-  double result = 0;
-  for (const double number : numbers) result = std::max(result, std::abs(number));
-  return result;
-}
-
 SoftmaxErrors softmax_of(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic) {
-  if (largest(exponents) < kInfinity) return softmax_errors(logits, exponents, arithmetic);
+  if (max_abs(exponents) < kInfinity) return softmax_errors(logits, exponents, arithmetic);
   return {log_sum_exp(logits), kInfinity, 0};
 }
 
@@ -120,8 +111,8 @@ ClusterRounding::ClusterRounding(const ClusterMembers& members, VectorView score
       scores_(scores.begin(), scores.end()),
       mean_(cluster_mean(members, scores)),
       weights_(voted_weights(members.votes, scores, errors, evaluation, arithmetic)),
-      moved_(largest(errors)) {
-  const double votes = sum(members.votes), reach = 1 + 2 * largest_size(scores);
+      moved_(max_abs(errors)) {
+  const double votes = sum(members.votes), reach = 1 + 2 * max_abs(scores);
   double size = reach + std::log(votes);
   for (const double vote : members.votes) {
     size = std::max(size, reach + std::log(vote));

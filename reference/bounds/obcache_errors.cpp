@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <optional>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "softmax_errors.hpp"
 
@@ -18,14 +19,6 @@ namespace kvbound::reference {
 using namespace rounding;
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-double inner_product(VectorView a, VectorView b) {
-  double sum = 0;
-  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
-  return sum;
-}
 
 // What is not to be told is a number all the same.
 double bounded(double error) { return error < kUnbounded ? error : kUnbounded; }

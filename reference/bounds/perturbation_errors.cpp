@@ -5,13 +5,14 @@
 #include <limits>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
 namespace kvbound::reference {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // No bound at all, yet a number.
 constexpr double kUnbounded = 1e200;
 constexpr double kDoubleUnit = std::numeric_limits<double>::epsilon() / 2;
@@ -107,10 +108,6 @@ void set_shares(HeadMasses& head, VectorView direct_errors, const Roundings& rou
   }
 }
 
-double largest(VectorView numbers) {
-  return numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end());
-}
-
 // sum_K A' N. Two convex combinations of the same numbers are no farther apart than the largest of these.
 Uncertain kept_mean_norm(const HeadMasses& head, const Roundings& roundings) {
   std::vector<double> norms, errors;
@@ -121,7 +118,7 @@ Uncertain kept_mean_norm(const HeadMasses& head, const Roundings& roundings) {
     errors.push_back(head.norm_errors[static_cast<size_t>(entry)]);
   }
   Uncertain result = weighted_sum(head.shares, head.share_errors, norms, errors, all, roundings);
-  const double most = largest(norms) + largest(errors);
+  const double most = max_abs(norms) + max_abs(errors);
   result.error = std::min(result.error, (1 + roundings.gamma(static_cast<int64_t>(all.size()) + 4)) * most);
   return result;
 }

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::reference::rounding {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kDoubleUnit = 0x1p-53;
 // Above this exponent e^x is taken for infinity. A weight that double precision takes for 0, being below e^-745, then
 // stays below e^-145 however its logit errs.
@@ -64,12 +64,11 @@ double absolute_sum(VectorView row) {
 double weight_of(double logit, const SoftmaxErrors& softmax) { return std::exp(logit - softmax.log_sum_exp); }
 
 SoftmaxErrors softmax_errors(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic) {
-  SoftmaxErrors result{log_sum_exp(logits), 0, 0};
-  for (const double z : logits) result.largest = std::max(result.largest, std::abs(z));
+  SoftmaxErrors result{log_sum_exp(logits), 0, max_abs(logits)};
   const auto tokens = static_cast<int64_t>(logits.size());
   const double changes = rescalings(arithmetic, tokens);
   const double u = unit(arithmetic), e = exponential(arithmetic);
-  const double most = exponents.empty() ? 0 : *std::ranges::max_element(exponents);
+  const double most = max_abs(exponents);
   const double shared = 4 * u * most + e + u + changes * (e + 2 * u) +
                         (changes > 0 ? 4 * u * result.largest : 0) +
                         2 * u * (result.largest + std::log(static_cast<double>(tokens)));

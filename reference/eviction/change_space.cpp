@@ -4,15 +4,10 @@
 #include <cmath>
 
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::reference {
 namespace {
-
-double inner_product(VectorView a, VectorView b) {
-  double sum = 0;
-  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
-  return sum;
-}
 
 Matrix absolute(MatrixView matrix) {
   Matrix result(matrix.rows, matrix.cols);

@@ -10,8 +10,8 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "window_logits.hpp"
 

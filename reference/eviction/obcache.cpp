@@ -2,22 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/scratch.hpp>
 
+#include "obcache_terms.hpp"
 #include "output_change.hpp"
 #include "scored_queries.hpp"
 #include "window_logits.hpp"
 
 namespace kvbound::reference {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // What is left of e^z_j / sum e^z once j's key is 0, as shares of two numbers of which neither is large:
 // (1 - A) entries + slot, where slot / entries = e^-LSE is what an entry of logit 0 weighs.

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 
 namespace kvbound::reference {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 QueryAttention leave_out(VectorView logits, int64_t dominant, std::span<double> weights) {
   const auto at = static_cast<size_t>(dominant);

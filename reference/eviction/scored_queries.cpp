@@ -6,6 +6,8 @@
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/token_blocks.hpp>
 
+#include "obcache_terms.hpp"
+
 namespace kvbound::reference {
 
 ScoredQueries::ScoredQueries(Change change, const QueryBlock& queries, const EntryBlock& entries,

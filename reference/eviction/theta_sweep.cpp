@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
@@ -12,8 +12,6 @@
 
 namespace kvbound::reference {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<double> lambdas() {
   constexpr int kPoints = 25;

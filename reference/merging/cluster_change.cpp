@@ -5,14 +5,14 @@
 #include <limits>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "weighted_mean.hpp"
 
 namespace kvbound::reference {
 namespace {
 
-std::vector<int64_t> rows_of(const MergeCluster& cluster, const CacheEntries& before) {
+std::vector<int64_t> rows_of_members(const MergeCluster& cluster, const CacheEntries& before) {
   std::vector<int64_t> rows{before.row_of(cluster.into)};
   for (const int64_t position : cluster.from) rows.push_back(before.row_of(position));
   return rows;
@@ -32,7 +32,7 @@ ClusterChanges::ClusterChanges(MatrixView queries, double scale, const CacheEntr
 }
 
 ClusterChange ClusterChanges::of(const MergeCluster& cluster, const CacheEntries& after) const {
-  const std::vector<int64_t> members = rows_of(cluster, before_);
+  const std::vector<int64_t> members = rows_of_members(cluster, before_);
   const int64_t row = after.row_of(cluster.into);
   const VectorView value = after.values.row(row);
   const Matrix logits =

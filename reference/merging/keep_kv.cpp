@@ -9,7 +9,7 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "weighted_mean.hpp"
 
@@ -111,9 +111,7 @@ std::vector<double> min_norm_key(const MergeQueries& queries, const std::vector<
 // z* / m = 1 - KL / m.
 ZipScale zip_scale(const ClusterMean& mean, VectorView log_scores) {
   if (mean.divergence == 0) return {};
-  double largest = 0;
-  for (const double score : log_scores) largest = std::max(largest, std::abs(score));
-  if (std::abs(mean.mean_log_score) <= kSingularZip * largest) return {1, true};
+  if (std::abs(mean.mean_log_score) <= kSingularZip * max_abs(log_scores)) return {1, true};
   return {1 - mean.divergence / mean.mean_log_score, false};
 }
 

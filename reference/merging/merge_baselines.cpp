@@ -6,16 +6,10 @@
 
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::reference {
 namespace {
-
-double largest(VectorView numbers) {
-  double result = 0;
-  for (const double number : numbers) result = std::max(result, std::abs(number));
-  return result;
-}
 
 void require_cluster(MatrixView keys) {
   if (keys.rows < 1) throw ShapeMismatch("a cluster of no keys");
@@ -24,7 +18,7 @@ void require_cluster(MatrixView keys) {
 
 // The vector times a power of two, so that its largest number is in [1/2, 1) and no square is lost or infinite.
 std::vector<double> scaled(VectorView vector) {
-  const double size = largest(vector);
+  const double size = max_abs(vector);
   std::vector<double> result(vector.begin(), vector.end());
   if (size == 0) return result;
   const int exponent = -1 - std::ilogb(size);
@@ -55,9 +49,9 @@ Matrix differences(MatrixView keys, double factor) {
 // ||keys[j,:] - keys[0,:]||^2 in a unit of its own, the same for all: the largest is at least 1/4, or all are 0.
 std::vector<double> relative_squared_distances(MatrixView keys) {
   Matrix moved = differences(keys, 1);
-  if (!std::isfinite(largest(moved.numbers()))) moved = differences(keys, 0.5);
+  if (!std::isfinite(max_abs(moved.numbers()))) moved = differences(keys, 0.5);
   std::vector<double> result(static_cast<size_t>(keys.rows));
-  const double size = largest(moved.numbers());
+  const double size = max_abs(moved.numbers());
   if (size == 0) return result;
   const int exponent = -1 - std::ilogb(size);
   for (int64_t j = 1; j < keys.rows; ++j) {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/token_blocks.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::reference {
 namespace {

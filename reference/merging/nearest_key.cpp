@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/largest.hpp>
 
 namespace kvbound::reference {
 namespace {
-
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 void require_finite_keys(std::string_view what, MatrixView keys) {
   for (int64_t i = 0; i < keys.rows; ++i) require_finite(what, keys.row(i));
@@ -22,12 +20,12 @@ double clamped(double cosine) { return std::clamp(cosine, -1.0, 1.0); }
 // that are not meant.
 void take_nearer(VectorView cosines, int64_t first, NearestKey& nearest) {
   const double largest = largest_of(cosines);
-  if (largest == kNothing) return;
+  if (largest == -kInfinity) return;
   // Those that rounding took beyond 1, or -1, are equally near, and the first of them is taken.
   const double cosine = clamped(largest);
   if (nearest.index >= 0 && cosine <= nearest.cosine) return;
   const auto at =
-      std::ranges::find_if(cosines, [cosine](double x) { return x > kNothing && clamped(x) >= cosine; });
+      std::ranges::find_if(cosines, [cosine](double x) { return x > -kInfinity && clamped(x) >= cosine; });
   nearest = {first + (at - cosines.begin()), cosine};
 }
 
@@ -56,7 +54,7 @@ std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores) 
   return find_nearest(keys, keys, [&](int64_t key, int64_t first, std::span<double> cosines) {
     const double own = scores[static_cast<size_t>(key)];
     const double* const others = scores.data() + first;
-    for (size_t j = 0; j < cosines.size(); ++j) cosines[j] = others[j] > own ? cosines[j] : kNothing;
+    for (size_t j = 0; j < cosines.size(); ++j) cosines[j] = others[j] > own ? cosines[j] : -kInfinity;
   });
 }
 

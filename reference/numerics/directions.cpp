@@ -5,10 +5,10 @@
 
 #include <kvbound/reference/core/shape_check.hpp>
 
-#include "inner_product.hpp"
 #include "parallel.hpp"
 #include "product.hpp"
 #include "token_blocks.hpp"
+#include "vectors.hpp"
 
 namespace kvbound::reference {
 namespace {
@@ -16,12 +16,6 @@ namespace {
 // Rows that are multiplied with as many others at a time: so many that packing them costs the product little, and so few that
 // their cosines are still in the processor's cache when they are looked at.
 constexpr int64_t kBlock = kTokenBlock;
-
-double largest_size(VectorView x) {
-  double largest = 0;
-  for (const double number : x) largest = std::max(largest, std::abs(number));
-  return largest;
-}
 
 // A length is norm 2^exponent.
 struct ScaledLength {
@@ -35,7 +29,7 @@ ScaledLength scaled_length(VectorView x) {
   const double square = inner_product(x, x);
   if (kLeast <= square && square <= kMost) return {std::sqrt(square), 0};
   require_finite("vector", x);
-  const double largest = largest_size(x);
+  const double largest = max_abs(x);
   if (largest == 0) return {};
   const int exponent = std::ilogb(largest);
   std::vector<double> scaled(x.begin(), x.end());

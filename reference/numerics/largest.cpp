@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include <kvbound/reference/core/infinity.hpp>
+
 #include "instruction_set.hpp"
 
 namespace kvbound::reference {
 namespace {
-
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 // Adds kLanes numbers to what is known of those before them.
 template <class L>
@@ -30,7 +30,7 @@ Largest largest(VectorView numbers) {
       instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
         using L = decltype(lanes);
         typename L::Reals most[L::kVectors];
-        for (auto& part : most) part = typename L::Reals{} + kNothing;
+        for (auto& part : most) part = typename L::Reals{} + -kInfinity;
         typename L::Sums poison;
         const size_t whole = numbers.size() / kLanes * kLanes;
         for (size_t i = 0; i < whole; i += kLanes) add_to_largest<L>(numbers.data() + i, most, poison);
@@ -46,12 +46,12 @@ Largest largest(VectorView numbers) {
 }
 
 double largest_of(VectorView numbers) {
-  double result = kNothing;
+  double result = -kInfinity;
   run_at(
       instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
         using L = decltype(lanes);
         typename L::Reals most[L::kVectors];
-        for (auto& part : most) part = typename L::Reals{} + kNothing;
+        for (auto& part : most) part = typename L::Reals{} + -kInfinity;
         size_t j = 0;
         for (; j + kLanes <= numbers.size(); j += kLanes) {
           for (size_t v = 0; v < L::kVectors; ++v) {

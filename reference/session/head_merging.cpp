@@ -72,19 +72,6 @@ struct ClusterMerging {
   }
 };
 
-// Whether query heads that go each by its own scores weigh their values against each other.
-bool weighs_heads(const Merge& merge) {
-  struct WeighsHeads {
-    bool operator()(const KeepKv& one) const { return one.gqa == MergeGqa::joint; }
-    bool operator()(const ConvexMerge& one) const { return one.gqa == MergeGqa::joint; }
-    bool operator()(const NoMerge&) const { return false; }
-    bool operator()(const D2o&) const { return false; }
-    bool operator()(const Cam&) const { return false; }
-    bool operator()(const KvMerger&) const { return false; }
-  };
-  return std::visit(WeighsHeads(), merge);
-}
-
 void count(const ZipScale& zip, MergeCounts& counts) {
   ++counts.clusters;
   counts.singular += zip.singular;
@@ -176,11 +163,10 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
   departure.into = position_of(nearest.index);
   departure.changed = {nearest.index};
   record.clusters.push_back({departure.into, {position_of(leaving)}, scores});
-  const bool weighs = weighs_heads(merge_) && group_size_ > 1;
   const std::vector<std::vector<int64_t>> both{{0, 1}};
   const MergedEntry entry =
       merged_entries({keys, values, votes, scores}, both, queries,
-                     log_denominators(weighs ? prediction_.all() : Matrix(), cache.votes))
+                     log_denominators(weighs_heads() ? prediction_.all() : Matrix(), cache.votes))
           .front();
   put(nearest.index, entry, cache);
   count(entry.zip, record.counts);
@@ -192,12 +178,9 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
   return departure;
 }
 
-// With whom a leaving entry merges; index -1: with nobody.
+// The entry that an evicted one merges with; index -1: none.
 NearestKey HeadMerging::target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const {
-  if (into) {
-    const auto found = std::ranges::find(cache.positions, *into);
-    return {found == cache.positions.end() ? -1 : found - cache.positions.begin(), 0};
-  }
+  if (into) return {cache.find(*into), 0};
   const NearestKey nearest = nearest_key(leaving, cache.keys, key_norms_, cache.positions);
   return is_similar(nearest.cosine, *rules_.target) ? nearest : NearestKey{};
 }
@@ -220,7 +203,7 @@ Matrix HeadMerging::scores_of(const LayerView& layer, const ScoreEma* known) con
 // ln D_h, of the cache before the merge; none unless query heads weigh their values against each other.
 std::vector<double> HeadMerging::log_denominators(MatrixView log_scores, VectorView votes) const {
   std::vector<double> denominators;
-  if (!weighs_heads(merge_) || group_size_ == 1) return denominators;
+  if (!weighs_heads()) return denominators;
   const Matrix voted = votes.empty() ? Matrix() : voted_logits(log_scores, votes);
   for (int64_t h = 0; h < group_size_; ++h) {
     denominators.push_back(log_sum_exp(votes.empty() ? log_scores.row(h) : voted.view().row(h)));

@@ -66,6 +66,8 @@ class HeadMerging {
 
  private:
   bool votes() const { return rules_.votes; }
+  // Whether query heads that go each by its own scores weigh their values against each other.
+  bool weighs_heads() const { return rules_.gqa == MergeGqa::joint && group_size_ > 1; }
   Matrix scores_of(const LayerView& layer, const ScoreEma* known) const;
   void merge_clusters(const LayerView& layer, MergeTargets& targets, const ScoreEma* known, HeadCache& cache,
                       HeadMerge& record);

@@ -8,13 +8,12 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/measure/median.hpp>
+#include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 
 namespace kvbound::sim {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kLeastTokens = 256, kMostTokens = 131072;
 
@@ -26,10 +25,6 @@ const BenchShape kShapes[] = {
     {"qwen2.5-32b", {40, 8, 128, 5120}, 32768, 2048},
     {"pocket", {8, 2, 64, 256}, 1984, 256},
 };
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 double timed(const BenchPiece& piece) {
   if (piece.seconds) return piece.seconds();

@@ -29,7 +29,6 @@ namespace {
 using reference::parallel_for;
 using Numbers = std::vector<double>;
 
-constexpr int64_t kWindow = BenchLayer::kWindow;
 constexpr int kSpeedUpThreads = 2;  // for which the goal of compress is stated
 
 double scalar_exponentials(std::span<double> numbers) {
@@ -39,7 +38,7 @@ double scalar_exponentials(std::span<double> numbers) {
 }
 
 BenchResult bench_exponential(const BenchOptions& options) {
-  const int64_t rows = options.shape.layer.query_heads * kWindow;
+  const int64_t rows = options.shape.layer.query_heads * BenchLayer::kWindow;
   BenchResult result =
       measure({exponential_piece(rows, options.shape.tokens, "exponential", vector_exponentials),
                exponential_piece(rows, options.shape.tokens, "std::exp, one by one", scalar_exponentials)},
@@ -81,7 +80,7 @@ int64_t parts_of_tokens(const BenchOptions& options) {
 // The products of window_attention, each for all queries that share a KV head and as many tokens as leave work
 // for every thread. Into memory that is there already, in pages like those that the operation gets.
 BenchPiece window_products(const BenchOptions& options, const BenchLayer& layer, double work) {
-  const int64_t rows = layer.shape.group_size() * kWindow, parts = parts_of_tokens(options);
+  const int64_t rows = layer.shape.group_size() * BenchLayer::kWindow, parts = parts_of_tokens(options);
   const int64_t most = (options.shape.tokens + parts - 1) / parts;  // tokens of a part
   const auto products = std::make_shared<std::vector<reference::Scratch>>();
   for (int i = 0; i < options.threads; ++i) products->emplace_back(static_cast<size_t>(rows * most));
@@ -101,10 +100,11 @@ BenchPiece window_products(const BenchOptions& options, const BenchLayer& layer,
 
 BenchResult bench_window(const BenchOptions& options) {
   const BenchLayer layer(options);
-  const int64_t rows = layer.shape.query_heads * kWindow;
+  const int64_t rows = layer.shape.query_heads * BenchLayer::kWindow;
   const double flops = 2 * static_cast<double>(rows * options.shape.tokens * layer.shape.head_dim);
   BenchResult result = measure(
-      {{"window-attention", flops, "FLOP", [&] { reference::window_attention(layer.view(), kWindow); }},
+      {{"window-attention", flops, "FLOP",
+        [&] { reference::window_attention(layer.view(), BenchLayer::kWindow); }},
        window_products(options, layer, flops),
        exponential_piece(rows, options.shape.tokens, "its exponentials alone", vector_exponentials)},
       options.rounds, [](std::span<const double> seconds) { return seconds[0] / (seconds[1] + seconds[2]); });

@@ -14,16 +14,15 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr int64_t kWindow = BenchLayer::kWindow;
-
 BenchResult bench_window_scores(const BenchOptions& options, const std::string& name,
                                 reference::Change change) {
   const BenchLayer layer(options);
-  const int64_t rows = layer.shape.query_heads * kWindow;
+  const int64_t rows = layer.shape.query_heads * BenchLayer::kWindow;
   const double flops = 3 * 2 * static_cast<double>(rows * options.shape.tokens * layer.shape.head_dim);
   const BenchPiece cube = cube_piece(options, options.threads, 2);
   const std::vector<BenchPiece> pieces{
-      {name, flops, "FLOP", [&] { reference::window_scores(layer.view(), kWindow, change, Space::head); }},
+      {name, flops, "FLOP",
+       [&] { reference::window_scores(layer.view(), BenchLayer::kWindow, change, Space::head); }},
       cube,
       exponential_piece(rows, options.shape.tokens, "its exponentials alone", vector_exponentials)};
   const auto times_ceilings = [&](std::span<const double> seconds) {
@@ -50,7 +49,7 @@ StepView step_of(const BenchLayer& layer) {
 Policy evicting_policy(const Score& score, const Merge& merge = {}) {
   constexpr int64_t kSinks = 4;
   Policy policy;
-  policy.host = H2o{kWindow, kSinks, kWindow};
+  policy.host = H2o{BenchLayer::kWindow, kSinks, BenchLayer::kWindow};
   policy.score = score;
   policy.merge = merge;
   return policy;

@@ -38,7 +38,6 @@ using cuda::StoredTensor;
 using Stored = cuda::Bfloat16;
 
 constexpr cuda::Stream kStream = nullptr;
-constexpr int64_t kWindow = BenchLayer::kWindow;
 
 #ifdef KVBOUND_CUDA_NATIVE
 constexpr bool kNative = true;
@@ -276,14 +275,14 @@ struct Window {
   explicit Window(const BenchOptions& options)
       : shape(options.shape.layer),
         tokens(options.shape.tokens),
-        sets(window_attention_work(shape, kWindow, tokens).bytes,
+        sets(window_attention_work(shape, BenchLayer::kWindow, tokens).bytes,
              [this, layer = BenchLayer(options)] {
                return Set{{layer.queries, kStream},
                           {layer.keys, kStream},
-                          {shape.query_heads, kWindow},
+                          {shape.query_heads, BenchLayer::kWindow},
                           {shape.query_heads, tokens}};
              }),
-        workspace(cuda::window_log_sum_exp_workspace(shape.query_heads, kWindow, tokens)) {}
+        workspace(cuda::window_log_sum_exp_workspace(shape.query_heads, BenchLayer::kWindow, tokens)) {}
 
   struct Set {
     StoredTensor<Stored> queries, keys;
@@ -299,7 +298,7 @@ struct Window {
   void prepare_attention() {
     Set& set = sets.next();
     log_sum_exp(set);
-    log_sum_exps = std::exchange(set.log_sum_exp, DeviceMatrix(shape.query_heads, kWindow));
+    log_sum_exps = std::exchange(set.log_sum_exp, DeviceMatrix(shape.query_heads, BenchLayer::kWindow));
   }
 
   cuda::WindowView<Stored> view(const Set& set) const {
@@ -320,14 +319,14 @@ struct Window {
 BenchResult bench_window_attention(const BenchOptions& options) {
   Window window(options);
   window.prepare_attention();
-  const DeviceWork work = window_attention_work(window.shape, kWindow, window.tokens);
+  const DeviceWork work = window_attention_work(window.shape, BenchLayer::kWindow, window.tokens);
   return measure_on_device(options, "window-attention", {work, Ceiling::copy_bandwidth, kCopyGoal},
                            [&] { window.attention(); });
 }
 
 BenchResult bench_window_log_sum_exp(const BenchOptions& options) {
   Window window(options);
-  const DeviceWork work = window_log_sum_exp_work(window.shape, kWindow, window.tokens);
+  const DeviceWork work = window_log_sum_exp_work(window.shape, BenchLayer::kWindow, window.tokens);
   return measure_on_device(options, "window-log-sum-exp", {work, Ceiling::copy_bandwidth, kCopyGoal},
                            [&] { window.log_sum_exp(); });
 }
@@ -375,8 +374,8 @@ std::vector<float> random_scores(int64_t count, const traces::Stream& random) {
 struct Candidates {
   explicit Candidates(const BenchOptions& options)
       : rows(options.shape.layer.kv_heads),
-        cols(options.shape.tokens - kWindow),
-        k(bench_budgets(options).front() - kWindow),
+        cols(options.shape.tokens - BenchLayer::kWindow),
+        k(bench_budgets(options).front() - BenchLayer::kWindow),
         scores(random_scores(rows * cols, BenchLayer::random(options, 11))),
         stage_two_scores(random_scores(rows * cols, BenchLayer::random(options, 12))),
         counts(std::span<const int64_t>(std::vector<int64_t>(static_cast<size_t>(rows), k))),

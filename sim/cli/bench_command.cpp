@@ -36,7 +36,7 @@ std::string described(std::string_view backend) {
   return text;
 }
 
-std::string details() {
+std::string bench_details() {
   return "Operations of the reference (default: all):\n" + described(kReference) +
          "\nOperations of a device, with BF16 caches (default: all):\n" + described("emulated") +
          "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens unless they are named) and pocket (1984).\n"
@@ -133,9 +133,9 @@ void warn_of_slow_kernels() {
       blas.core, blas.faster_core, blas.library());
 }
 
-CommandLine command_line() {
+CommandLine bench_command_line() {
   CommandLine line("bench [OPERATION...] [options]: how fast, against ceilings measured in the same run",
-                   details());
+                   bench_details());
   line.add("backend", "B", "what runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
   line.add("repeats", "N",
@@ -149,7 +149,7 @@ CommandLine command_line() {
   return line;
 }
 
-BenchOptions parse_options(const CommandLine& line, std::string_view backend) {
+BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
   BenchOptions options;
   options.shape =
       parse_bench_shape(line.text("shape").value_or(backend == "emulated" ? "pocket:256" : "llama-3.1-8b"));
@@ -187,12 +187,12 @@ std::string prepare_blas(const CommandLine& line, std::string_view backend) {
 }  // namespace
 
 int bench_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = bench_command_line();
   if (!line.parse(arguments)) return kPass;
   const bool quiet = line.has("quiet");
   const std::string backend = line.text("backend").value_or(std::string(kReference));
   require_backend(backend);
-  BenchOptions options = parse_options(line, backend);
+  BenchOptions options = bench_options(line, backend);
   constexpr size_t kMostNames = 64;  // more than there are; each may be given once
   const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
   options.fastest_core = prepare_blas(line, backend);

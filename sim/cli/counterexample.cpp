@@ -9,13 +9,13 @@
 #include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/report/json.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using proofs::Instance;
 
 constexpr const char* kSchema = "kvbound-instance-1";
@@ -28,7 +28,7 @@ std::string lower_case(std::string text) {
   return text;
 }
 
-Json to_json(const Matrix& matrix) {
+Json matrix_json(const Matrix& matrix) {
   Json rows = Json::array();
   for (int64_t i = 0; i < matrix.rows(); ++i) {
     const VectorView row = matrix.row(i);
@@ -191,15 +191,15 @@ nlohmann::ordered_json to_json(const proofs::Property& property, const Instance&
   Json document{{"schema", kSchema},
                 {"property", property.id},
                 {"query_heads", instance.query_heads},
-                {"logits", to_json(instance.logits)},
-                {"values", to_json(instance.values)},
-                {"output_projection", to_json(instance.output_projection)},
+                {"logits", matrix_json(instance.logits)},
+                {"values", matrix_json(instance.values)},
+                {"output_projection", matrix_json(instance.output_projection)},
                 {"stage_one", instance.stage_one},
                 {"kept", instance.kept},
                 {"epsilon", instance.epsilon}};
   if (instance.merges()) {
     document["votes"] = instance.votes;
-    document["query_vectors"] = to_json(instance.query_vectors);
+    document["query_vectors"] = matrix_json(instance.query_vectors);
     document["ema"] = instance.ema;
   }
   return document;

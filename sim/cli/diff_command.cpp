@@ -17,7 +17,7 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr const char* kDetails =
+constexpr const char* kDiffDetails =
     R"(DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata says by which
 policy and budget they came about and in what arithmetic, and that decides how far each number may be off: nothing
 is tuned, and there are no tolerances to set. Who was kept, and who left at every step, is judged by the reference's
@@ -36,9 +36,9 @@ named on standard error), 3 if the dump does not fit the trace, 5 if there was n
 undecided: a choice or number that is not the reference's, and nothing recorded tells whether rounding explains it.
 )";
 
-CommandLine command_line() {
+CommandLine diff_command_line() {
   CommandLine line("diff TRACE DUMP [options]: somebody's results, such as a kernel's, against the reference",
-                   kDetails);
+                   kDiffDetails);
   line.add("json", "FILE", "write all figures as JSON, too (schema: sim/schemas/diff.schema.json)");
   add_common_options(line);
   return line;
@@ -97,7 +97,7 @@ int exit_code(const DiffReport& report, bool quiet) {
 }  // namespace
 
 int diff_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = diff_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const bool quiet = line.has("quiet");

@@ -9,7 +9,7 @@
 namespace kvbound::sim {
 namespace {
 
-std::string details() {
+std::string generate_details() {
   std::string text = "Kinds of attention:\n";
   for (const auto& kind : traces::kAttentionKinds) {
     text += fmt::format("  {:<10} {}\n", kind.name, kind.description);
@@ -26,7 +26,7 @@ std::string details() {
 
 int generate_command(const Arguments& arguments) {
   traces::GenerateOptions options;
-  CommandLine line("generate --kind KIND [options] OUT: write a synthetic trace", details());
+  CommandLine line("generate --kind KIND [options] OUT: write a synthetic trace", generate_details());
   line.add("kind", "KIND", "what the heads' attention looks like (see below)");
   std::vector<std::string> meanings;
   for (const auto& count : traces::kCountOptions) {

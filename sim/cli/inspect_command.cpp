@@ -2,12 +2,11 @@
 #include <iostream>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
-
 #include <kvbound/sim/measure/verify.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/environment.hpp>
+#include <kvbound/sim/report/json.hpp>
 #include <kvbound/sim/report/report.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
@@ -17,8 +16,6 @@
 
 namespace kvbound::sim {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kDetails =
     "--verify reads every number and, where the trace has the model's own attention output, recomputes it\n"
@@ -40,7 +37,7 @@ std::string describe(const traces::TraceInfo& info) {
       info.has_attention_output ? "recorded" : "not recorded", info.has_tokens ? "recorded" : "not recorded");
 }
 
-Json to_json(const traces::TraceInfo& info, const std::string& sha256) {
+Json inspection_json(const traces::TraceInfo& info, const std::string& sha256) {
   Json document{{"schema", "kvbound-inspect-1"}};
   document.update(environment());
   document["trace"] = trace_json(info, sha256);
@@ -49,7 +46,7 @@ Json to_json(const traces::TraceInfo& info, const std::string& sha256) {
   return document;
 }
 
-Json to_json(int64_t layer, const OutputAgreement& agreement) {
+Json agreement_json(int64_t layer, const OutputAgreement& agreement) {
   return {{"layer", layer},
           {"agrees", agreement.agrees()},
           {"worst_error", agreement.worst_error},
@@ -69,7 +66,7 @@ Json verify(const traces::Trace& trace, bool progress_wanted, int& code) {
       if (!layer.attention_output) continue;
       const OutputAgreement agreement = verify_attention_output(layer);
       if (!agreement.agrees()) code = kMismatch;
-      layers.push_back(to_json(l, agreement));
+      layers.push_back(agreement_json(l, agreement));
       std::cout << fmt::format(
           "  layer {:<12} {}: largest error {:.3g}, {:.3g} of its bound (query head {}, row {}, column {})\n",
           l, agreement.agrees() ? "agrees" : "DIFFERS", agreement.worst_error, agreement.worst_share,
@@ -108,7 +105,7 @@ int inspect_command(const Arguments& arguments) {
     sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
   std::cout << describe(trace.info()) << "  sha256             " << sha256 << "\n";
-  Json document = to_json(trace.info(), sha256);
+  Json document = inspection_json(trace.info(), sha256);
   int code = kPass;
   if (line.has("verify")) {
     document["verified_layers"] = verify(trace, !quiet, code);

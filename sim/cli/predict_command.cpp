@@ -19,7 +19,7 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr const char* kDetails =
+constexpr const char* kPredictDetails =
     "Scores s_j of a query, per query head, of the entries j that it sees: attention, exp(z_j) / sum exp(z), and\n"
     "raw, exp(z_j). At every decode step those of all entries but the step's own are foretold, s^_j, from the\n"
     "queries that have seen j before, of the prompt (as many as are recorded) and of earlier steps:\n"
@@ -48,8 +48,9 @@ constexpr const char* kDetails =
     "  kvbound predict trace.safetensors --policy h2o+critical --budget 10% --top 5%\n"
     "\nExit code 5 if the trace has no decode step to foretell.\n";
 
-CommandLine command_line() {
-  CommandLine line("predict TRACE [options]: how well past scores foretell the next query's", kDetails);
+CommandLine predict_command_line() {
+  CommandLine line("predict TRACE [options]: how well past scores foretell the next query's",
+                   kPredictDetails);
   line.add("ema", "A", "weight of the past in moving averages, 0 <= A < 1 (default: 0.9)");
   line.add("window", "W", "how many queries window-mean is over (default: 32)");
   line.add("policy", "P", "who evicts; see kvbound replay --help (default: snapkv)");
@@ -90,7 +91,7 @@ std::vector<Budget> parse_shares(const std::string& list) {
   return shares;
 }
 
-PredictOptions parse_options(const CommandLine& line, const traces::TraceInfo& info) {
+PredictOptions predict_options(const CommandLine& line, const traces::TraceInfo& info) {
   PredictOptions options;
   if (const auto ema = line.text("ema")) options.ema = parse_ema(*ema);
   options.window = line.integer("window", 1, INT64_MAX, options.window);
@@ -115,12 +116,12 @@ PredictOptions parse_options(const CommandLine& line, const traces::TraceInfo& i
 }  // namespace
 
 int predict_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = predict_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const bool quiet = line.has("quiet");
   const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
-  const PredictOptions options = parse_options(line, trace.info());
+  const PredictOptions options = predict_options(line, trace.info());
   const std::vector<int64_t> layers = chosen_layers(line, trace.info().layers);
   OutputPaths outputs;
   for (const std::string& input : trace.paths()) outputs.add_input(input);

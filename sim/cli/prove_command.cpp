@@ -16,7 +16,7 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr const char* kDetails =
+constexpr const char* kProveDetails =
     "Each theorem is evaluated from its definition, in 50 digits, on random instances of many kinds; the\n"
     "double-precision reference is held to the same values within derived error bounds. Each theorem also has\n"
     "claims with a hypothesis dropped: there a counterexample must be found. Written proofs:\n"
@@ -30,8 +30,8 @@ constexpr const char* kDetails =
     "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if a regime that must\n"
     "be tried has less than 5 % of the cases.\n";
 
-CommandLine command_line() {
-  CommandLine line("prove [ID...] [options]: looks for counterexamples to theorems", kDetails);
+CommandLine prove_command_line() {
+  CommandLine line("prove [ID...] [options]: looks for counterexamples to theorems", kProveDetails);
   line.add("cases", "N",
            "instances per theorem (default: 2000); at least ten times as many for a weakened claim");
   line.add("seed", "N", "what the instances are drawn from (default: 1)");
@@ -141,7 +141,7 @@ void refuse_together(const CommandLine& line, const char* option, std::initializ
 }  // namespace
 
 int prove_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = prove_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   refuse_together(line, "list", {"cases", "seed", "search", "replay", "json"});

@@ -6,12 +6,12 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/report/environment.hpp>
+#include <kvbound/sim/report/json.hpp>
 #include <kvbound/sim/report/table.hpp>
 
 namespace kvbound::sim {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using proofs::PropertyResult;
 using proofs::Verdict;
 
@@ -107,8 +107,6 @@ std::string replayed_text(const Replayed& replayed) {
 
 // ---- for programs
 
-Json number(std::optional<double> value) { return value ? Json(*value) : Json(); }
-
 Json counterexample_json(const PropertyResult& result) {
   if (!result.counterexample) return {};
   return {{"failure", result.counterexample->failure},
@@ -130,7 +128,7 @@ Json property_json(const PropertyResult& result) {
           {"cases", result.cases},
           {"regimes", regimes},
           {"reference_held", result.share(result.reference_cases)},
-          {"tightest", number(result.tightest)},
+          {"tightest", json_number(result.tightest)},
           {"counterexample", counterexample_json(result)}};
 }
 
@@ -228,7 +226,7 @@ std::string json_report(const ProveReport& report) {
         {{"id", replayed.stored.property->id},
          {"as_it_must", replayed.as_it_must()},
          {"failure", replayed.failure ? Json(*replayed.failure) : Json()},
-         {"ratio", number(replayed.ratio)},
+         {"ratio", json_number(replayed.ratio)},
          {"instance", to_json(*replayed.stored.property, replayed.stored.instance)}});
   }
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

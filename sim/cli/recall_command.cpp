@@ -15,7 +15,7 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr const char* kDetails =
+constexpr const char* kRecallDetails =
     "The true eviction error of a prompt entry j is || o - o_(-j) ||^2: how far the output o of a decode step\n"
     "moves if j alone is evicted, o being over the prompt's entries and those of the steps so far, this one's\n"
     "included. recall@k is the share of the k entries of largest error that are also the k of largest score\n"
@@ -34,9 +34,9 @@ constexpr const char* kDetails =
     "  kvbound recall trace.safetensors --recent 64 --layers 0,3-5 --json recall.json --csv recall.csv\n"
     "\nExit code 5 if the trace has no decode step to know the errors from.\n";
 
-CommandLine command_line() {
+CommandLine recall_command_line() {
   CommandLine line("recall TRACE [options]: how many of the entries that matter most a score finds",
-                   kDetails);
+                   kRecallDetails);
   line.add("k", "K", "how many entries are wanted (default: 40)");
   line.add("windows", "W[,W]",
            "how many of the prompt's last queries score (default: those of 1,8,16,32,64 that are recorded)");
@@ -64,7 +64,7 @@ std::vector<int64_t> parse_windows(const std::string& list, const traces::TraceI
   return windows;
 }
 
-RecallOptions parse_options(const CommandLine& line, const traces::TraceInfo& info) {
+RecallOptions recall_options(const CommandLine& line, const traces::TraceInfo& info) {
   RecallOptions options;
   options.recent = line.integer("recent", 0, info.prompt_tokens - 1, options.recent);
   options.k = line.integer("k", 1, info.prompt_tokens, options.k);
@@ -84,12 +84,12 @@ RecallOptions parse_options(const CommandLine& line, const traces::TraceInfo& in
 }  // namespace
 
 int recall_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = recall_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const bool quiet = line.has("quiet");
   const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
-  const RecallOptions options = parse_options(line, trace.info());
+  const RecallOptions options = recall_options(line, trace.info());
   const std::vector<int64_t> layers = chosen_layers(line, trace.info().layers);
   OutputPaths outputs;
   for (const std::string& input : trace.paths()) outputs.add_input(input);

@@ -22,7 +22,7 @@
 namespace kvbound::sim {
 namespace {
 
-std::string details() {
+std::string replay_details() {
   return policy_help() +
          "\nBudgets count the entries kept per KV head, always-kept ones included: 256, or 20% of the prompt.\n"
          "\nExamples:\n"
@@ -217,9 +217,9 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
   return code;
 }
 
-CommandLine command_line() {
+CommandLine replay_command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
-                   details());
+                   replay_details());
   const std::string columns = fmt::format("columns of the table beside policy and budget (default: all): {}",
                                           fmt::join(column_names(), ", "));
   line.add("policy", "P[,P]", "policies (grammar below)");
@@ -269,7 +269,7 @@ void write_outputs(const Request& request, const std::vector<Report>& reports,
 }  // namespace
 
 int replay_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = replay_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const Request request = parse_request(line);

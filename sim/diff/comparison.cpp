@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <limits>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/sim/measure/median.hpp>
 
 namespace kvbound::sim {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape) {
   std::vector<int64_t> index(shape.size());

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <string>
 
@@ -14,6 +13,7 @@
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
@@ -31,8 +31,6 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 using reference::columns_of;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // What a layer's steps have in common; columns are positions, rows query heads.
 struct LayerSizes {

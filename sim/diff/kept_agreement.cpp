@@ -14,6 +14,7 @@
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/perturbation.hpp>
@@ -25,7 +26,6 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 
 Positions difference(const Positions& a, const Positions& b) {

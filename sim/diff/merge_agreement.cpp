@@ -1,9 +1,9 @@
 #include "merge_agreement.hpp"
 
 #include <cmath>
-#include <limits>
 
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
@@ -15,8 +15,6 @@ namespace kvbound::sim {
 namespace {
 
 using Positions = std::vector<int64_t>;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // A tensor of caches after the prompt: expected numbers, bounds, and whether each is certain.
 struct Expected {

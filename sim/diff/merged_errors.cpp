@@ -9,6 +9,7 @@
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 #include <kvbound/reference/session/head_merging.hpp>
 
 #include "target_ambiguity.hpp"
@@ -18,14 +19,6 @@ namespace {
 
 using reference::Arithmetic;
 using reference::HeadCache;
-
-double largest_size(MatrixView numbers) {
-  double result = 0;
-  for (int64_t i = 0; i < numbers.rows; ++i) {
-    for (const double number : numbers.row(i)) result = std::max(result, std::abs(number));
-  }
-  return result;
-}
 
 // No |ln s| is larger if no logit is.
 double largest_score(double largest_logit, int64_t tokens) {
@@ -98,7 +91,8 @@ void MergedErrors::take_in_prompt(const LayerView& prompt, const Matrix& log_sum
       const int64_t count = std::min(kQueries, prompt.window_queries() - q);
       const MatrixView queries = prompt.queries.slice(head).middle_rows(q, count);
       const Matrix off = reference::logit_errors(queries, keys, layer_.scale, arithmetic_);
-      largest = std::max(largest, largest_size(reference::attention_logits(queries, keys, layer_.scale)));
+      largest = std::max(
+          largest, reference::max_abs(reference::attention_logits(queries, keys, layer_.scale).numbers()));
       for (int64_t row = 0; row < count; ++row) {
         // ln s = z - LSE of these entries, or z.
         const double sum = is_normalised() ? log_sum_exp_errors(head, q + row) : 0;
@@ -122,7 +116,8 @@ void MergedErrors::observe(MatrixView queries, const HeadCache& cache, int64_t t
                            const reference::AttentionErrors& errors) {
   if (!prediction_) return;
   const bool averaged = prediction_->predict == Prediction::ema;
-  const double largest = largest_size(reference::attention_logits(queries, cache.keys, layer_.scale));
+  const double largest =
+      reference::max_abs(reference::attention_logits(queries, cache.keys, layer_.scale).numbers());
   const double rounding =
       averaged ? reference::score_ema_error(1, prediction_->ema, largest_score(largest, tokens), arithmetic_)
                : 0;

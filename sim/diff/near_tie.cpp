@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 
 namespace kvbound::sim {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double at(VectorView numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
 

@@ -1,10 +1,10 @@
 #include "target_ambiguity.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/merge_cluster_errors.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/merging/merge_targets.hpp>
 #include <kvbound/reference/merging/nearest_key.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
@@ -12,7 +12,6 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kBlock = 64;  // keys that leave, at a time
 
 // What each key contributes to the errors of its cosines: that of a cosine with a key that is exact, so that two of them are no

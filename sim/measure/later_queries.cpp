@@ -7,7 +7,7 @@
 
 #include <kvbound/reference/bounds/merge_rounding.hpp>
 #include <kvbound/reference/merging/merge_bounds.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::sim {
 

@@ -10,8 +10,8 @@
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/merging/merge_effect.hpp>
 #include <kvbound/reference/merging/merged_cache.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 #include <kvbound/reference/session/head_merging.hpp>
 
 namespace kvbound::sim {

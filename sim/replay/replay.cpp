@@ -13,18 +13,13 @@
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 
 #include "backend.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Compresses one layer's prompt and takes its decode steps.
 //

@@ -10,10 +10,10 @@
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/safetensors.hpp>
 
+#include "json.hpp"
+
 namespace kvbound::sim {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::string figure(double value) { return fmt::format("{:#.3g}", value); }
 std::string figure(const std::optional<double>& value) { return value ? figure(*value) : "-"; }

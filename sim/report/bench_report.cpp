@@ -10,11 +10,10 @@
 #include <kvbound/sim/replay/backend.hpp>
 
 #include "environment.hpp"
+#include "json.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::string row(std::string_view name, std::string_view median, std::string_view least, std::string_view most,
                 std::string_view rate) {

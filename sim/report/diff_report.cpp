@@ -16,13 +16,12 @@
 #include <kvbound/traces/messages.hpp>
 
 #include "environment.hpp"
+#include "json.hpp"
 #include "report.hpp"
 #include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 Json to_json(const std::string& path, const DumpInfo& dump) {
   return {{"path", path},

@@ -23,7 +23,7 @@ std::string processor() {
 }
 
 // Who chose the kernels that products run on.
-const char* name(reference::KernelChoice choice) {
+const char* chooser(reference::KernelChoice choice) {
   switch (choice) {
     case reference::KernelChoice::library:
       return "library";
@@ -53,7 +53,7 @@ nlohmann::ordered_json environment() {
             {"core", blas.core},
             {"flavour", blas.flavour},
             {"core_at_load", blas.core_at_load},
-            {"core_chosen_by", name(blas.chosen_by)},
+            {"core_chosen_by", chooser(blas.chosen_by)},
             {"core_type_override", core_type ? nlohmann::ordered_json(core_type) : nlohmann::ordered_json()},
             {"faster_core", blas.faster_core.empty() ? nlohmann::ordered_json()
                                                      : nlohmann::ordered_json(blas.faster_core)}}},

@@ -7,21 +7,18 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
-
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "environment.hpp"
+#include "json.hpp"
 #include "report.hpp"
 #include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Ratios in a word. Those that no double holds are in no mean, and larger than all others to the median.
 struct Figures {
@@ -84,11 +81,10 @@ Reentering reentering(const PredictResult& result) {
   return {mean(ever), mean(steps)};
 }
 
-Json number(std::optional<double> value) { return value ? Json(*value) : Json(); }
-
 Json to_json(const Figures& figures) {
-  return {
-      {"mean", number(figures.mean)}, {"median", number(figures.median)}, {"undefined", figures.undefined}};
+  return {{"mean", json_number(figures.mean)},
+          {"median", json_number(figures.median)},
+          {"undefined", figures.undefined}};
 }
 
 // relative, entry: of the predictor's number, all its errors.

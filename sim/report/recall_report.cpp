@@ -1,20 +1,17 @@
 #include "recall_report.hpp"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
-
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "environment.hpp"
+#include "json.hpp"
 #include "report.hpp"
 #include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Means over layers and query heads of each score with each window, in the order of the layers' scores.
 std::vector<RecallFigures> means(const RecallResult& result) {

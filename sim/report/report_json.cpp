@@ -1,22 +1,17 @@
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/summary.hpp>
 
 #include "agreement_report.hpp"
 #include "environment.hpp"
+#include "json.hpp"
 #include "report.hpp"
 
 namespace kvbound::sim {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-Json number(std::optional<double> value) { return value && std::isfinite(*value) ? Json(*value) : Json(); }
-
-Json mean(const Mean& mean) { return {{"mean", number(mean.value())}, {"undefined", mean.undefined}}; }
+Json mean(const Mean& mean) { return {{"mean", json_number(mean.value())}, {"undefined", mean.undefined}}; }
 
 Json place(const std::optional<Place>& place) {
   if (!place) return {};
@@ -32,22 +27,22 @@ Json merge_place(const std::optional<Place>& place) {
 
 // part / whole
 Json share(int64_t part, int64_t whole) {
-  return number(ratio(static_cast<double>(part), static_cast<double>(whole)));
+  return json_number(ratio(static_cast<double>(part), static_cast<double>(whole)));
 }
 
 Json later(const std::optional<LaterSummary>& summary) {
   if (!summary) return {};
   const bool bounded = !summary->joint_bound.values.empty();
-  return {{"perturbation", number(summary->perturbation.value())},
-          {"sag", number(summary->sag.value())},
+  return {{"perturbation", json_number(summary->perturbation.value())},
+          {"sag", json_number(summary->sag.value())},
           {"predicted", summary->predicted},
           {"predictable", summary->predictable},
           {"share_predictable", share(summary->predictable, summary->predicted)},
-          {"prediction_error", number(summary->prediction_error.value())},
-          {"value_distance", number(summary->value_distance.value())},
-          {"bound", number(summary->bound.value())},
-          {"shared_bound", number(summary->shared_bound.value())},
-          {"joint_bound", number(summary->joint_bound.value())},
+          {"prediction_error", json_number(summary->prediction_error.value())},
+          {"value_distance", json_number(summary->value_distance.value())},
+          {"bound", json_number(summary->bound.value())},
+          {"shared_bound", json_number(summary->shared_bound.value())},
+          {"joint_bound", json_number(summary->joint_bound.value())},
           {"violations", bounded ? Json(summary->violations) : Json()},
           {"first_violation", place(summary->first_violation)}};
 }
@@ -63,11 +58,11 @@ Json merges(const Summary& summary) {
           {"zip_singular", counts.singular},
           {"zip_negative", counts.negative},
           {"zip_far", counts.far},
-          {"perturbation", number(merges.perturbation.value())},
-          {"max_perturbation", number(merges.max_perturbation)},
-          {"group_merged", number(merges.cluster_merged.value())},
-          {"group_evicted", number(merges.cluster_evicted.value())},
-          {"group_floor", number(merges.cluster_floor.value())},
+          {"perturbation", json_number(merges.perturbation.value())},
+          {"max_perturbation", json_number(merges.max_perturbation)},
+          {"group_merged", json_number(merges.cluster_merged.value())},
+          {"group_evicted", json_number(merges.cluster_evicted.value())},
+          {"group_floor", json_number(merges.cluster_floor.value())},
           {"lossless", merges.lossless},
           {"violations", merges.lossless > 0 ? Json(merges.violations) : Json()},
           {"first_violation", merge_place(merges.first_violation)},
@@ -78,17 +73,18 @@ Json stage_one(const Summary& summary) {
   const Mean& mass = summary.stage_one_mass;
   if (mass.count == 0) return {};
   return {
-      {"mean", number(mass.value())},
+      {"mean", json_number(mass.value())},
       {"share_at_most_half", static_cast<double>(summary.stage_one_low) / static_cast<double>(mass.count)}};
 }
 
 Json improvement(const RunResult& run, const RunResult* base) {
   if (!base) return {};
   const ImprovedHeads heads = improved_heads(run, *base);
-  return {{"base", canonical(base->run.policy.policy)},
-          {"improved", heads.improved},
-          {"heads", heads.heads},
-          {"share", number(ratio(static_cast<double>(heads.improved), static_cast<double>(heads.heads)))}};
+  return {
+      {"base", canonical(base->run.policy.policy)},
+      {"improved", heads.improved},
+      {"heads", heads.heads},
+      {"share", json_number(ratio(static_cast<double>(heads.improved), static_cast<double>(heads.heads)))}};
 }
 
 // The mean over steps per query head, of what is defined.
@@ -97,14 +93,14 @@ Json head_means(const Matrix& matrix) {
   for (int64_t h = 0; h < matrix.cols(); ++h) {
     Mean mean;
     for (int64_t t = 0; t < matrix.rows(); ++t) mean.add(matrix(t, h));
-    means.push_back(number(mean.value()));
+    means.push_back(json_number(mean.value()));
   }
   return means;
 }
 
 Json numbers(const std::vector<double>& values) {
   Json list = Json::array();
-  for (const double value : values) list.push_back(number(value));
+  for (const double value : values) list.push_back(json_number(value));
   return list;
 }
 
@@ -115,8 +111,8 @@ Json layer_merges(const LayerMetrics& metrics) {
   for (const MergeChange& change : metrics.merges->changes) {
     changes.push_back({{"step", change.step < 0 ? Json() : Json(change.step)},
                        {"query_head", change.query_head},
-                       {"perturbation", number(change.perturbation)},
-                       {"rounding", number(change.rounding)}});
+                       {"perturbation", json_number(change.perturbation)},
+                       {"rounding", json_number(change.rounding)}});
   }
   Json per_head;
   if (const std::optional<LaterQueries>& later = metrics.merges->later) {
@@ -163,7 +159,7 @@ Json run(const RunResult& run, const ReplayResult& result, const std::optional<P
           {"relative", mean(summary.relative)},
           {"bound", mean(summary.bound)},
           {"tightness", mean(summary.tightness)},
-          {"max_tightness", summary.merges ? Json() : number(summary.max_tightness)},
+          {"max_tightness", summary.merges ? Json() : json_number(summary.max_tightness)},
           {"tightest", place(summary.tightest)},
           {"violations", summary.merges ? Json() : Json(summary.violations)},
           {"first_violation", place(summary.first_violation)},

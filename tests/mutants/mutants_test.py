@@ -54,7 +54,10 @@ def outcome(program, killer):
 
 
 def faults_of_the_list(mutants):
-    faults = [f"{mutant.get('name')}: fields are {sorted(mutant)}" for mutant in mutants if set(mutant) != FIELDS]
+    faults = [f"{mutant.get('name')}: fields are {sorted(mutant)}" for mutant in mutants
+              if set(mutant) - {"compiled_in"} != FIELDS]
+    faults += [f"{mutant.get('name')}: only a header's mutant, and each of them, is compiled in a source"
+               for mutant in mutants if ("compiled_in" in mutant) != str(mutant.get("file")).endswith(".hpp")]
     if faults:
         return faults
     faults += [f"{name}: more than one mutant of this name"

@@ -10,14 +10,13 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 
 #include "distributions.hpp"
 #include "support.hpp"
 
 namespace kvbound::parity {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // A layer's cache and one query per query head, as they were before they are stored.
 struct Case {

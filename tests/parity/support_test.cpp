@@ -2,12 +2,13 @@
 #include <cmath>
 #include <limits>
 
+#include <kvbound/reference/core/infinity.hpp>
+
 #include "support.hpp"
 
 namespace kvbound::parity {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 using Floats = std::vector<float>;

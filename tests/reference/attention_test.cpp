@@ -6,11 +6,12 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::attention_test {
 namespace {
 
 using oracle::all_within;
@@ -19,7 +20,6 @@ using test::matrix;
 using test::message_of;
 using test::Random;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 TEST(Comparator, RefusesWhatProvesNothing) {
@@ -357,4 +357,4 @@ RC_GTEST_PROP(CausalSoftmaxProperty, GivesWeightsThatSumToOneWithinTheirBounds, 
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::attention_test

@@ -11,7 +11,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::perturbation_test {
 namespace {
 
 using oracle::Bounded;
@@ -276,4 +276,4 @@ RC_GTEST_PROP(PerturbationBoundProperty, DominatesThePerturbation, ()) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::perturbation_test

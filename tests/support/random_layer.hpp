@@ -3,35 +3,22 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <initializer_list>
 #include <iosfwd>
 #include <random>
 #include <string>
-#include <typeinfo>
 #include <vector>
 
 #include <rapidcheck.h>
 
 #include <kvbound/reference/core/session.hpp>
 
+#include "support/message_of.hpp"
+
 namespace kvbound::test {
 
 /// A matrix written out row by row.
 Matrix matrix(std::initializer_list<std::vector<double>> rows);
-
-/// What an error of exactly this type says; otherwise what happened instead.
-template <class Expected, class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Expected& error) {
-    return typeid(error) == typeid(Expected) ? error.what() : "another error";
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
-}
 
 /// Real numbers with few bits, so that they are the same everywhere.
 class Random {

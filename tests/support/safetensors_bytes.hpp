@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/message_of.hpp"
+
 namespace kvbound::test {
 
 /// A folder that disappears with this object.
@@ -138,17 +140,6 @@ inline SafetensorsParts small_trace(double magnitude = 1) {
     parts.tensors.push_back({layer + "output_projection", "F32", "[8,3]", f32_data(24), ""});
   }
   return parts;
-}
-
-/// The message of the Expected that `action` throws; "no error" if it throws nothing.
-template <class Expected, class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace kvbound::test

@@ -14,7 +14,7 @@
 #include <kvbound/traces/sha256.hpp>
 #include <kvbound/traces/trace.hpp>
 
-namespace kvbound::traces {
+namespace kvbound::traces::generate_test {
 namespace {
 
 using enum AttentionKind;
@@ -396,4 +396,4 @@ TEST(Generate, KnowsItsKindsByName) {
 }
 
 }  // namespace
-}  // namespace kvbound::traces
+}  // namespace kvbound::traces::generate_test

@@ -17,7 +17,7 @@
 
 #include "support/safetensors_bytes.hpp"
 
-namespace kvbound::traces {
+namespace kvbound::traces::output_file_test {
 namespace {
 
 using test::contents;
@@ -208,4 +208,4 @@ TEST(OutputFile, TwoWritersOfOneNameDoNotMix) {
 }
 
 }  // namespace
-}  // namespace kvbound::traces
+}  // namespace kvbound::traces::output_file_test

@@ -7,7 +7,7 @@
 
 #include <kvbound/traces/portable_random.hpp>
 
-namespace kvbound::traces {
+namespace kvbound::traces::portable_random_test {
 namespace {
 
 TEST(PortableRandom, NaturalLogIsWithinThreeUnitsInTheLastPlace) {
@@ -90,4 +90,4 @@ TEST(PortableRandom, PermutationForgetsWhereItsElementsWere) {
 }
 
 }  // namespace
-}  // namespace kvbound::traces
+}  // namespace kvbound::traces::portable_random_test

@@ -17,7 +17,7 @@
 
 #include "support/safetensors_bytes.hpp"
 
-namespace kvbound::traces {
+namespace kvbound::traces::safetensors_test {
 namespace {
 
 using test::bytes_of;
@@ -433,4 +433,4 @@ TEST(SafetensorsWriter, RefusesNamesThatOccurTwice) {
 }
 
 }  // namespace
-}  // namespace kvbound::traces
+}  // namespace kvbound::traces::safetensors_test

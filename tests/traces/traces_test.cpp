@@ -17,7 +17,7 @@
 
 #include "support/safetensors_bytes.hpp"
 
-namespace kvbound::traces {
+namespace kvbound::traces::traces_test {
 namespace {
 
 using test::bytes_of;
@@ -474,4 +474,4 @@ TEST(Samples, AreTheFilesThatTheirReadmeDescribes) {
 }
 
 }  // namespace
-}  // namespace kvbound::traces
+}  // namespace kvbound::traces::traces_test

@@ -11,7 +11,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::proofs {
+namespace kvbound::proofs::instance_test {
 namespace {
 
 using test::matrix;
@@ -463,4 +463,4 @@ TEST(RequireValid, NamesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace kvbound::proofs
+}  // namespace kvbound::proofs::instance_test

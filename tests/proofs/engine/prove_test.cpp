@@ -10,7 +10,7 @@
 #include <kvbound/proofs/engine/search.hpp>
 #include <kvbound/proofs/theorems/catalogue.hpp>
 
-namespace kvbound::proofs {
+namespace kvbound::proofs::prove_test {
 namespace {
 
 using oracle::Real;
@@ -362,4 +362,4 @@ TEST(SearchTightest, ReportsItsProgress) {
 }
 
 }  // namespace
-}  // namespace kvbound::proofs
+}  // namespace kvbound::proofs::prove_test

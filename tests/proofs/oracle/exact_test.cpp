@@ -5,7 +5,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::exact {
+namespace kvbound::exact::exact_test {
 namespace {
 
 using test::matrix;
@@ -226,4 +226,4 @@ TEST(OverAllChoices, KnowsOneChoiceOfNothingAndOfEverything) {
 }
 
 }  // namespace
-}  // namespace kvbound::exact
+}  // namespace kvbound::exact::exact_test

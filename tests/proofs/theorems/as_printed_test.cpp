@@ -5,7 +5,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::proofs {
+namespace kvbound::proofs::as_printed_test {
 namespace {
 
 using test::matrix;
@@ -54,4 +54,4 @@ TEST(BoundsAsPrinted, RefuseShapesThatDiffer) {
 }
 
 }  // namespace
-}  // namespace kvbound::proofs
+}  // namespace kvbound::proofs::as_printed_test

@@ -17,7 +17,7 @@
 #include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/proofs/theorems/scoring.hpp>
 
-namespace kvbound::proofs {
+namespace kvbound::proofs::theorem_test {
 namespace {
 
 using oracle::Bounded;
@@ -377,4 +377,4 @@ TEST(Outcome, KeepsTheLargestRatio) {
 }
 
 }  // namespace
-}  // namespace kvbound::proofs
+}  // namespace kvbound::proofs::theorem_test

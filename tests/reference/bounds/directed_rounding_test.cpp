@@ -14,7 +14,7 @@
 
 #include "directed.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::directed_rounding_test {
 namespace {
 
 using namespace reference;
@@ -386,4 +386,4 @@ TEST(DirectedRounding, OfStageTwoScoresCountsHeadsAndFactors) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::directed_rounding_test

@@ -12,7 +12,7 @@
 
 #include "directed.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::directed_score_test {
 namespace {
 
 using namespace reference;
@@ -348,4 +348,4 @@ TEST(DirectedFigures, OfATotalCountsTheHeads) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::directed_score_test

@@ -16,7 +16,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::error_bounds_test {
 namespace {
 
 using namespace reference;
@@ -395,4 +395,4 @@ TEST(ErrorBounds, HoldForStageTwoScoresOfFactorsThatAreOff) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::error_bounds_test

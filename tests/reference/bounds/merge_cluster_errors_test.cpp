@@ -13,7 +13,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::merge_cluster_errors_test {
 namespace {
 
 using test::integer;
@@ -204,4 +204,4 @@ TEST(MergeClusterErrors, AreInfiniteWhereASingularValueIsAtTheLimit) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::merge_cluster_errors_test

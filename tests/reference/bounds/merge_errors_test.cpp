@@ -9,12 +9,12 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/merge_errors.hpp>
 #include <kvbound/reference/merging/keep_kv.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::merge_errors_test {
 namespace {
 
 using namespace reference;
@@ -292,4 +292,4 @@ TEST(LosslessMergeError, NeverExceedsWhatMeansOfTheValuesCanBeApart) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::merge_errors_test

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <iostream>
-#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -12,16 +11,15 @@
 #include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/bounds/merge_rounding.hpp>
 #include <kvbound/reference/core/float16.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 
 #include "directed.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::merge_rounding_test {
 namespace {
 
 using namespace reference;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Arithmetic rounding_unit() {
   Arithmetic arithmetic = nothing_rounds();
@@ -302,4 +300,4 @@ TEST(ScoreEmaError, CountsTheUpdates) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::merge_rounding_test

@@ -13,7 +13,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::obcache_errors_test {
 namespace {
 
 using namespace reference;
@@ -448,4 +448,4 @@ TEST(ObcacheErrors, OfRunningSumsHoldAtEveryStep) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::obcache_errors_test

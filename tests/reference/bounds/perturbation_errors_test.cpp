@@ -14,7 +14,7 @@
 
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::perturbation_errors_test {
 namespace {
 
 const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
@@ -282,4 +282,4 @@ TEST(ProjectionRowNorms, AddUpAbsoluteValuesPerHead) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::perturbation_errors_test

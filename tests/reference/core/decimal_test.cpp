@@ -7,7 +7,7 @@
 
 #include <kvbound/reference/core/decimal.hpp>
 
-namespace kvbound {
+namespace kvbound::decimal_test {
 namespace {
 
 /// floor(percent * count / 100)
@@ -97,4 +97,4 @@ TEST(Decimal, HasTheNearestDoubleAsItsValue) {
 }
 
 }  // namespace
-}  // namespace kvbound
+}  // namespace kvbound::decimal_test

@@ -8,11 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/float16.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 
-namespace kvbound {
+namespace kvbound::float16_test {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// A format by its definition, slowly: (-1)^sign 2^(exponent - bias) (1 + fraction / 2^fraction_bits).
 struct Definition {
@@ -140,4 +139,4 @@ TEST(Bfloat16, IsNotRoundedTwice) {
 }
 
 }  // namespace
-}  // namespace kvbound
+}  // namespace kvbound::float16_test

@@ -7,7 +7,7 @@
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 
-namespace kvbound {
+namespace kvbound::rules_test {
 namespace {
 
 using Positions = std::vector<int64_t>;
@@ -136,4 +136,4 @@ TEST(MergeRules, AveragePastQueriesUnlessTheCurrentOnePredicts) {
 }
 
 }  // namespace
-}  // namespace kvbound
+}  // namespace kvbound::rules_test

@@ -7,7 +7,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound {
+namespace kvbound::view_test {
 namespace {
 
 using test::matrix;
@@ -142,4 +142,4 @@ TEST(LayerView, FindsAHeadsRowsOfTheOutputProjection) {
 }
 
 }  // namespace
-}  // namespace kvbound
+}  // namespace kvbound::view_test

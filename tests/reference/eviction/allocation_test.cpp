@@ -12,7 +12,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::allocation_test {
 namespace {
 
 using test::integer;
@@ -305,4 +305,4 @@ RC_GTEST_PROP(PyramidBudgets, AreUniformForABetaOfOne, ()) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::allocation_test

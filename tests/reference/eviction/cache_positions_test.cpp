@@ -5,7 +5,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::cache_positions_test {
 namespace {
 
 using reference::CachePositions;
@@ -97,4 +97,4 @@ TEST(CachePositions, RefuseRecordsThatContradictThemselves) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::cache_positions_test

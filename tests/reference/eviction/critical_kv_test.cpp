@@ -13,7 +13,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::critical_kv_test {
 namespace {
 
 using oracle::all_within;
@@ -307,4 +307,4 @@ TEST(CriticalKv, TakesAttentionFirstAndItsProductsWithNormsThen) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::critical_kv_test

@@ -20,7 +20,7 @@
 #include "support/power_layer.hpp"
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::greedy_test {
 namespace {
 
 using namespace test;
@@ -350,4 +350,4 @@ TEST(Greedy, KeepsWhoIsNotRemovedForEveryBudget) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::greedy_test

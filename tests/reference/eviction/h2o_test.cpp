@@ -14,7 +14,7 @@
 #include "support/power_layer.hpp"
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::h2o_test {
 namespace {
 
 using namespace test;
@@ -176,4 +176,4 @@ TEST(H2o, NamesABudgetBelowThoseThatAlwaysStay) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::h2o_test

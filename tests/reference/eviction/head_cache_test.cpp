@@ -2,7 +2,7 @@
 
 #include <kvbound/reference/eviction/head_cache.hpp>
 
-namespace kvbound::reference {
+namespace kvbound::reference::head_cache_test {
 namespace {
 
 using Positions = std::vector<int64_t>;
@@ -47,4 +47,4 @@ TEST(HeadCache, GivesANewEntryOneVoteWhereEntriesVote) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::head_cache_test

@@ -14,7 +14,7 @@
 #include "support/change_oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::obcache_test {
 namespace {
 
 using oracle::change;
@@ -563,4 +563,4 @@ RC_GTEST_PROP(ScoredAttentionProperty, InTheProjectedSpaceIsThatOfProjectedValue
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::obcache_test

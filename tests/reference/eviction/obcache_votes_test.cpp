@@ -17,7 +17,7 @@
 #include "support/change_oracle.hpp"
 #include "support/merging_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::obcache_votes_test {
 namespace {
 
 using namespace test;
@@ -298,4 +298,4 @@ TEST(EvictionOfMergedEntries, GoesByTheirVotesAndMergedValues) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::obcache_votes_test

@@ -6,6 +6,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/eviction/h2o.hpp>
 #include <kvbound/reference/eviction/recall.hpp>
 #include <kvbound/reference/eviction/removal.hpp>
@@ -13,7 +14,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::recall_test {
 namespace {
 
 using test::message_of;
@@ -21,7 +22,6 @@ using test::Random;
 using Indices = std::vector<int64_t>;
 using Numbers = std::vector<double>;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 0x1p-53;
 
 TEST(ShareFound, CountsWhatIsWantedAndFound) {
@@ -161,7 +161,7 @@ TEST(EvictionErrors, OfNoPromptAreEmptyAndShapesThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::recall_test
 
 namespace kvbound::sim {
 namespace {

@@ -13,7 +13,7 @@
 #include "support/change_oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::removal_test {
 namespace {
 
 using oracle::Measured;
@@ -144,4 +144,4 @@ RC_GTEST_PROP(RemovalChangeProperty, IsThePrintedForm, ()) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::removal_test

@@ -6,17 +6,16 @@
 #include <rapidcheck/gtest.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::selection_test {
 namespace {
 
 using test::message_of;
 using Indices = std::vector<int64_t>;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // A full stable sort: equal scores stay in the order of their indices.
 Indices ranked_by_sorting(const std::vector<double>& scores) {
@@ -104,4 +103,4 @@ RC_GTEST_PROP(SelectTopProperty, FollowsAPermutationOfTheEntries, ()) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::selection_test

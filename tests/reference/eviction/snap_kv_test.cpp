@@ -14,7 +14,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::snap_kv_test {
 namespace {
 
 using test::matrix;
@@ -210,4 +210,4 @@ RC_GTEST_PROP(MaxPoolProperty, IsTheLargestWithinReachAndNoLessThanTheScore, ())
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::snap_kv_test

@@ -11,7 +11,7 @@
 #include "support/power_layer.hpp"
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::streaming_llm_test {
 namespace {
 
 using namespace test;
@@ -94,4 +94,4 @@ RC_GTEST_PROP(StreamingLlmProperty, KeepsAtEveryStepWhatItWouldKeepOfALongerProm
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::streaming_llm_test

@@ -15,7 +15,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::theta_sweep_test {
 namespace {
 
 using oracle::Bounded;
@@ -255,4 +255,4 @@ TEST(ThetaSweepOracle, FindsNearlyAlwaysTheBestOfAllSelections) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::theta_sweep_test

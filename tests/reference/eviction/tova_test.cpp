@@ -12,7 +12,7 @@
 #include "support/power_layer.hpp"
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::tova_test {
 namespace {
 
 using namespace test;
@@ -122,4 +122,4 @@ TEST(Tova, NamesABudgetBelowItsSinks) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::tova_test

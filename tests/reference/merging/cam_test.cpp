@@ -8,7 +8,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::cam_test {
 namespace {
 
 using test::matrix;
@@ -153,4 +153,4 @@ TEST(SpreadEntry, GoesByADecisionThatWasMade) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::cam_test

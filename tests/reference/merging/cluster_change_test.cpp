@@ -6,11 +6,11 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/merging/cluster_change.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::cluster_change_test {
 namespace {
 
 constexpr int64_t kHeadDim = 5, kEntries = 9;
@@ -151,4 +151,4 @@ TEST(ClusterChange, ReachesTheFloorWithTheJointValueAndIsAboveItWithAnyOther) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::cluster_change_test

@@ -14,7 +14,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::keep_kv_oracle_test {
 namespace {
 
 using oracle::Bounded;
@@ -277,4 +277,4 @@ RC_GTEST_PROP(MergeClusterProperty, ByZipGivesTheBuildingQueryTheClustersLogit, 
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::keep_kv_oracle_test

@@ -9,7 +9,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::keep_kv_test {
 namespace {
 
 using test::matrix;
@@ -370,4 +370,4 @@ TEST(MergeCluster, ConvexlyIsNotLossless) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::keep_kv_test

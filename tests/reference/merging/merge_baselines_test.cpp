@@ -11,7 +11,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::merge_baselines_test {
 namespace {
 
 using oracle::all_within;
@@ -232,4 +232,4 @@ TEST(WeightedMean, RefusesWeightsOfOtherRows) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::merge_baselines_test

@@ -1,19 +1,17 @@
 #include <cmath>
-#include <limits>
 
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/merging/merge_bounds.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::merge_bounds_test {
 namespace {
 
 using namespace reference;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 TEST(PredictionError, IsTheLargestRelativeErrorOfScores) {
   // 1/2, 3/4 and 1 of what was said to be 1: off by 1, 1/3 and 0
@@ -106,4 +104,4 @@ TEST(LargestDistance, RefusesWhatIsNoNumberAndOtherShapes) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::merge_bounds_test

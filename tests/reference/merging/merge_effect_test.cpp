@@ -10,7 +10,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::merge_effect_test {
 namespace {
 
 using namespace reference;
@@ -182,4 +182,4 @@ TEST(MergedCluster, IsRefusedWhereAPositionIsNotThere) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::merge_effect_test

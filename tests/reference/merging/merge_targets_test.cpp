@@ -14,7 +14,7 @@
 #include "support/random_layer.hpp"
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::merge_targets_test {
 namespace {
 
 [[maybe_unused]] const testing::Environment* const kOneThread =
@@ -294,4 +294,4 @@ RC_GTEST_PROP(MergeFirstProperty, MeetsItsDefinition, ()) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::merge_targets_test

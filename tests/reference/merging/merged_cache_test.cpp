@@ -5,7 +5,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::test {
+namespace kvbound::test::merged_cache_test {
 namespace {
 
 using namespace reference;
@@ -226,4 +226,4 @@ TEST(MergedCache, RefusesMoreStepsThanTheLayerHas) {
 }
 
 }  // namespace
-}  // namespace kvbound::test
+}  // namespace kvbound::test::merged_cache_test

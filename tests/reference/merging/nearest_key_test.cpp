@@ -11,7 +11,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::nearest_key_test {
 namespace {
 
 using namespace test;
@@ -262,4 +262,4 @@ TEST(NearestKeys, NameWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::nearest_key_test

@@ -11,7 +11,7 @@
 #include "support/power_layer.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::score_ema_test {
 namespace {
 
 using namespace test;
@@ -331,4 +331,4 @@ TEST(PromptEma, RefusesNonNumbersAndAPromptWithoutQueries) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::score_ema_test

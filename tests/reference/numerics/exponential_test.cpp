@@ -8,19 +8,19 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::exponential_test {
 namespace {
 
 using oracle::Real;
 using test::Random;
 using Constants = ExponentialConstants;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kDenormal = std::numeric_limits<double>::denorm_min();
 const Real kUnitRoundoff = ldexp(Real(1), -53);
@@ -216,4 +216,4 @@ RC_GTEST_PROP(ExponentiateProperty, GivesEqualNumbersEqualBitsWhereverTheyStand,
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::exponential_test

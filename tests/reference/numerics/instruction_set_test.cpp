@@ -6,7 +6,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::instruction_set_test {
 namespace {
 
 // The sum of a multiple of kLanes numbers, at a level.
@@ -66,4 +66,4 @@ TEST(InstructionSet, SumsToTheSameBitsAtEveryLevel) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::instruction_set_test

@@ -11,7 +11,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::product_kernels_test {
 namespace {
 
 using test::Random;
@@ -171,4 +171,4 @@ TEST(BlasInfo, NamesAFasterCoreOfASlowOne) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::product_kernels_test

@@ -12,7 +12,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::product_test {
 namespace {
 
 using test::matrix;
@@ -220,4 +220,4 @@ TEST(BlasInfo, SaysWhatWasLoaded) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::product_test

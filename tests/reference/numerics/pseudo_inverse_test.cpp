@@ -11,7 +11,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::pseudo_inverse_test {
 namespace {
 
 using oracle::Bounded;
@@ -179,4 +179,4 @@ TEST(PseudoInverseOracle, IsInTheRowsSpaceAndMeetsTheConditions) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::pseudo_inverse_test

@@ -2,13 +2,13 @@
 // either side of a vector's width.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/numerics/directions.hpp>
 #include <kvbound/reference/numerics/elementwise.hpp>
 #include <kvbound/reference/numerics/largest.hpp>
@@ -17,7 +17,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::vectors_test {
 namespace {
 
 using test::matrix;
@@ -25,7 +25,6 @@ using test::Random;
 using Numbers = std::vector<double>;
 
 constexpr size_t kLengths[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 100};
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Numbers random_numbers(size_t count, uint64_t seed) {
   Random random(seed);
@@ -159,4 +158,4 @@ TEST(ScaledAverages, ChangeNothingForWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::vectors_test

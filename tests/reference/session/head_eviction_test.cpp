@@ -19,7 +19,7 @@
 #include "support/power_layer.hpp"
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::head_eviction_test {
 namespace {
 
 using namespace test;
@@ -345,4 +345,4 @@ TEST(HeadEviction, GivesTheSameBitsForAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::head_eviction_test

@@ -7,7 +7,7 @@
 
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::head_stepper_test {
 namespace {
 
 using namespace test;
@@ -128,4 +128,4 @@ TEST(HeadStepper, OfAHostThatEvictsNothingOnlyGrows) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::head_stepper_test

@@ -12,7 +12,7 @@
 #include "support/merging_cases.hpp"
 #include "support/oracle.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::session_merging_oracle_test {
 namespace {
 
 using namespace test;
@@ -350,4 +350,4 @@ TEST(SessionMergingOracle, KeepsEveryOutputOfQueriesThatPayAllAlike) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::session_merging_oracle_test

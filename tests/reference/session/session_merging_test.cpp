@@ -13,7 +13,7 @@
 #include "support/merging_cases.hpp"
 #include "support/oracle.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::session_merging_test {
 namespace {
 
 using namespace test;
@@ -457,4 +457,4 @@ TEST(SessionMerging, RefusesWhatHasNoMeaning) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::session_merging_test

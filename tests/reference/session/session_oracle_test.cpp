@@ -14,7 +14,7 @@
 #include "support/oracle.hpp"
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::session_oracle_test {
 namespace {
 
 using namespace test;
@@ -330,4 +330,4 @@ TEST(SessionOracle, PerturbsItsOutputsByWhatThePerturbationSays) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::session_oracle_test

@@ -12,7 +12,7 @@
 
 #include "support/merging_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::session_prediction_test {
 namespace {
 
 using namespace test;
@@ -162,4 +162,4 @@ TEST(SessionPrediction, IsTheAverageOfWhatQueriesGave) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::session_prediction_test

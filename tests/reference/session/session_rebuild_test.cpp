@@ -13,7 +13,7 @@
 
 #include "support/merging_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::session_rebuild_test {
 namespace {
 
 using namespace test;
@@ -194,4 +194,4 @@ TEST(SessionRebuild, StartsTheRunningScoresAnew) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::session_rebuild_test

@@ -12,7 +12,7 @@
 
 #include "support/session_cases.hpp"
 
-namespace kvbound::reference {
+namespace kvbound::reference::session_test {
 namespace {
 
 using namespace test;
@@ -209,4 +209,4 @@ TEST(RequireValid, RefusesOptionsOfMergingAndAllocationThatHaveNoMeaning) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference
+}  // namespace kvbound::reference::session_test

@@ -12,7 +12,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::bench_test {
 namespace {
 
 TEST(Spread, IsMedianLeastAndMost) {
@@ -269,4 +269,4 @@ TEST(BenchOperations, AreKnownByName) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::bench_test

@@ -9,7 +9,7 @@
 
 #include "support/session_cases.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::agreement_test {
 namespace {
 
 const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
@@ -202,4 +202,4 @@ TEST(Agreement, OfNoDecodeStepsIsThatOfThePrompt) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::agreement_test

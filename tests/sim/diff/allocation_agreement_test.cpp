@@ -1,22 +1,20 @@
 #include <algorithm>
-#include <limits>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/eviction/allocation.hpp>
 #include <kvbound/sim/diff/allocation_agreement.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::allocation_agreement_test {
 namespace {
 
 using test::integer;
 using Counts = std::vector<int64_t>;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 AdaKv adakv(const std::string& safeguard) { return {*parse_decimal(safeguard)}; }
 
@@ -86,4 +84,4 @@ RC_GTEST_PROP(AllocationExplanation, IsNeverNoneForWhoIsHonestAboutScoresWithinT
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::allocation_agreement_test

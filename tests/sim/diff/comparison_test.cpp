@@ -5,15 +5,15 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/float16.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/sim/diff/comparison.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::comparison_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Claims in double precision, whose own rounding is far below the bounds here.
 TensorAgreement compared(const std::vector<double>& claimed, const std::vector<double>& expected,
@@ -187,4 +187,4 @@ TEST(Comparison, IntegersAreRightOrWrong) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::comparison_test

@@ -9,7 +9,7 @@
 
 #include "support/session_cases.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::evicted_agreement_test {
 namespace {
 
 const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
@@ -288,4 +288,4 @@ TEST(LeftAgreement, IsTheSameForAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::evicted_agreement_test

@@ -1,22 +1,20 @@
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/sim/diff/near_tie.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::near_tie_test {
 namespace {
 
 using Positions = std::vector<int64_t>;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Scores {
   std::vector<double> values, errors;
@@ -238,4 +236,4 @@ RC_GTEST_PROP(AdaptiveCounts, HoldTheCountOfAnyWeightsAndScoresWithinTheirErrors
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::near_tie_test

@@ -7,7 +7,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::spread_ambiguity_test {
 namespace {
 
 const Cam kCam{4, 3};
@@ -79,4 +79,4 @@ TEST(MeanAttention, IsTheGroupsMeanWithAnErrorThatKeysAddTo) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::spread_ambiguity_test

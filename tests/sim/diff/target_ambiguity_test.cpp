@@ -9,7 +9,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::target_ambiguity_test {
 namespace {
 
 using reference::Arithmetic;
@@ -185,4 +185,4 @@ TEST(StorageErrors, AreRelativeAndAFloor) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::target_ambiguity_test

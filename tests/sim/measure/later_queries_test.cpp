@@ -9,7 +9,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::later_queries_test {
 namespace {
 
 using reference::CacheEntries;
@@ -135,4 +135,4 @@ TEST(LaterQueries, OfMethodsWithoutVotesHaveNoBound) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::later_queries_test

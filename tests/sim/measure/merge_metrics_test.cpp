@@ -9,14 +9,14 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/merging/keep_kv.hpp>
 #include <kvbound/reference/merging/merge_bounds.hpp>
-#include <kvbound/reference/numerics/inner_product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 #include <kvbound/sim/measure/merge_metrics.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::merge_metrics_test {
 namespace {
 
 using test::matrix;
@@ -536,4 +536,4 @@ TEST(MergeMetrics, DoNotDependOnThreads) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::merge_metrics_test

@@ -16,7 +16,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::metrics_test {
 namespace {
 
 using test::matrix;
@@ -457,4 +457,4 @@ TEST(Metrics, DoNotDependOnWhatElseIsMeasuredOrOnNormsComputedBefore) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::metrics_test

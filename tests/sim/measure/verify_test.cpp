@@ -9,7 +9,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::verify_test {
 namespace {
 
 constexpr int64_t kTokens = 40;  // 37 of the prompt, 3 decoded
@@ -79,4 +79,4 @@ TEST(AttentionOutput, OfTheWrongScaleIsFound) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::verify_test

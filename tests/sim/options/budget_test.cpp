@@ -8,7 +8,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::budget_test {
 namespace {
 
 using test::message_of;
@@ -109,4 +109,4 @@ TEST(Budget, ThatIsNoneIsRefusedAndSaysWhatIsExpected) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::budget_test

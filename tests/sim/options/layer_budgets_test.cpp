@@ -11,7 +11,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::layer_budgets_test {
 namespace {
 
 using test::integer;
@@ -60,4 +60,4 @@ RC_GTEST_PROP(LayerBudgets, AreValidInEveryLayerIfTheirMeanIs, ()) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::layer_budgets_test

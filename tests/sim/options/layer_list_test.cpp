@@ -2,7 +2,7 @@
 
 #include <kvbound/sim/options/layer_list.hpp>
 
-namespace kvbound::sim {
+namespace kvbound::sim::layer_list_test {
 namespace {
 
 using Layers = std::vector<int64_t>;
@@ -28,4 +28,4 @@ TEST(LayerList, RefusesWhatDoesNotAscendOrIsNotThere) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::layer_list_test

@@ -7,7 +7,7 @@
 
 #include <kvbound/sim/options/number.hpp>
 
-namespace kvbound::sim {
+namespace kvbound::sim::number_test {
 namespace {
 
 TEST(Integers, AreReadWholeOrNotAtAll) {
@@ -61,4 +61,4 @@ RC_GTEST_PROP(ShortestText, ReadsBackAsTheSameNumberAndIsNoLongerThanNeeded, ())
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::number_test

@@ -11,7 +11,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::policy_test {
 namespace {
 
 using test::integer;
@@ -581,4 +581,4 @@ TEST(PolicyHelp, NamesEveryComponentAndOptionWithItsDefault) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::policy_test

@@ -11,7 +11,7 @@
 
 #include "support/safetensors_bytes.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::dump_test {
 namespace {
 
 using test::message_of;
@@ -213,4 +213,4 @@ TEST(Dump, ThatIsNotCommittedLeavesNoFile) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::dump_test

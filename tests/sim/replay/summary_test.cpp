@@ -9,7 +9,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::summary_test {
 namespace {
 
 using test::matrix;
@@ -238,4 +238,4 @@ TEST(ColumnMeans, AreOnePerQueryHead) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::summary_test

@@ -11,7 +11,7 @@
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::report_csv_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -74,4 +74,4 @@ TEST(CsvReport, SaysThatAMergesChangeIsNoNumberWhateverElseMerged) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::report_csv_test

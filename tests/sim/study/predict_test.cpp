@@ -15,7 +15,7 @@
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim {
+namespace kvbound::sim::predict_test {
 namespace {
 
 using oracle::Bounded;
@@ -294,4 +294,4 @@ TEST(LayerPrediction, TellsOfEveryHeadAndRefusesWhatCannotBeMeasured) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::sim::predict_test

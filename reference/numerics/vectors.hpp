@@ -1,6 +1,7 @@
 // Sums over one vector or two, where a BLAS call would cost more than it saves.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -39,6 +40,13 @@ inline double norm(VectorView x) { return std::sqrt(inner_product(x, x)); }
 
 /// || x - y ||_2, likewise.
 inline double distance(VectorView x, VectorView y) { return std::sqrt(squared_distance(x, y)); }
+
+/// || x ||_inf; 0 for no numbers, NaNs do not count.
+inline double max_abs(VectorView x) {
+  double largest = 0;
+  for (const double number : x) largest = std::max(largest, std::abs(number));
+  return largest;
+}
 
 /// sum_c x_c, one after the other.
 inline double sum(VectorView x) {
