@@ -1,12 +1,27 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian 12 or Ubuntu 24.04, builds, and runs the whole test suite.
-# Arguments go to ctest: tests/run.sh -L unit
+# Installs what is missing on a Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
+#
+#   tests/run.sh             what every change must pass
+#   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps
+#   tests/run.sh -L unit     other arguments go to ctest, and choose among all tests
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
 source sim/packages.sh
 
+case "$*" in
+  "") chosen=(-LE long) ;;
+  --all) chosen=() ;;
+  *) chosen=("$@") ;;
+esac
+
+# Code for this machine's GPU, or, to see that it compiles, for one.
+gpu=90a-real
+if nvidia-smi --list-gpus >/dev/null 2>&1; then
+  gpu=native
+fi
+
 install_missing "${build_packages[@]}" "${test_packages[@]}"
-run cmake --preset release -B build/tests
+run cmake --preset release -B build/tests -D "KVBOUND_CUDA_ARCHITECTURES=$gpu"
 run cmake --build build/tests --parallel "$(nproc)"
-run ctest --test-dir build/tests --output-on-failure --no-tests=error --parallel "$(nproc)" "$@"
+run ctest --test-dir build/tests --output-on-failure --no-tests=error --parallel "$(nproc)" "${chosen[@]}"

@@ -491,6 +491,7 @@ class UnfitDumps(DiffTest):
 class NumpyExample(DiffTest):
     """traces/scripts/write_dump.py as it stands, and with a bug planted in it."""
 
+    long = True
     SCRIPT = REPOSITORY / "traces" / "scripts" / "write_dump.py"
 
     def write_dump(self, trace, *arguments, planted=None):

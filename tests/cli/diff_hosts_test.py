@@ -29,25 +29,6 @@ BY_POLICY = -2  # no position: who leaves is up to the policy
 
 
 class RightDumps(DiffTest):
-    def test_the_references_dumps_agree_for_every_policy_in_double_and_rounded_to_single_precision(self):
-        for dtype in ("F64", "BF16"):
-            trace = self.trace(dtype)
-            for policy in DYNAMIC + STATIC:
-                for budget in ("12", "40", "100%"):
-                    with self.subTest(f"{dtype} {policy} {budget}"):
-                        dump = self.reference(trace, policy, budget)
-                        self.agrees(trace, dump)
-                        self.agrees(trace, dump.stored("F32"))
-
-    def test_recomputations_agree_by_the_bounds_of_their_precision(self):
-        for number, (dtype, kind) in enumerate((("F64", "power-law"), ("F32", "sink"), ("F16", "needle"),
-                                                ("BF16", "mixed"), ("F32", "flat"), ("BF16", "tied"))):
-            trace = self.trace(dtype, kind, tokens=90 + number, seed=number)
-            for policy in DYNAMIC + STATIC[:-1]:  # the removals of `greedy` may differ by rounding
-                for precision in (np.float64, np.float32):
-                    with self.subTest(f"{dtype} {kind} {policy} {precision.__name__}"):
-                        self.agrees(trace, recompute(trace, policy, "40", precision))
-
     def test_a_recorded_models_dumps_agree(self):
         trace = SAMPLES / "pocket-gqa.safetensors"
         for policy in ("h2o+obcache-joint", "tova+exact:space=projected", "h2o+critical:alpha=adaptive"):
@@ -305,6 +286,29 @@ class UnfitDumps(DiffTest):
             dump = self.reference(trace, policy, budget)
             dump.metadata["budget"] = wrong
             self.refused(trace, dump, r"at byte \d+: __metadata__\.budget: ")
+
+
+class ManyRightDumps(DiffTest):
+    long = True
+
+    def test_the_references_dumps_agree_for_every_policy_in_double_and_rounded_to_single_precision(self):
+        for dtype in ("F64", "BF16"):
+            trace = self.trace(dtype)
+            for policy in DYNAMIC + STATIC:
+                for budget in ("12", "40", "100%"):
+                    with self.subTest(f"{dtype} {policy} {budget}"):
+                        dump = self.reference(trace, policy, budget)
+                        self.agrees(trace, dump)
+                        self.agrees(trace, dump.stored("F32"))
+
+    def test_recomputations_agree_by_the_bounds_of_their_precision(self):
+        for number, (dtype, kind) in enumerate((("F64", "power-law"), ("F32", "sink"), ("F16", "needle"),
+                                                ("BF16", "mixed"), ("F32", "flat"), ("BF16", "tied"))):
+            trace = self.trace(dtype, kind, tokens=90 + number, seed=number)
+            for policy in DYNAMIC + STATIC[:-1]:  # the removals of `greedy` may differ by rounding
+                for precision in (np.float64, np.float32):
+                    with self.subTest(f"{dtype} {kind} {policy} {precision.__name__}"):
+                        self.agrees(trace, recompute(trace, policy, "40", precision))
 
 
 if __name__ == "__main__":

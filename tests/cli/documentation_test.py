@@ -1,6 +1,6 @@
 """What the documents say holds: links, paths, functions, options, commands, printed tables, the layout, their length.
 
-usage: documentation_test.py KVBOUND ROOT      KVBOUND: the program's path; ROOT: the project's top folder
+usage: documentation_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, PASS, SAMPLES, CommandLineTest
 
-ROOT = Path(sys.argv.pop(2)).resolve(strict=True) if len(sys.argv) > 2 else kvbound_cli.REPOSITORY
+ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
 READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "proofs/README.md",
@@ -73,14 +73,6 @@ def commands(path):
 
 
 class Documentation(CommandLineTest):
-    results = {}  # of documented commands: several tests look at the same ones
-
-    def run_once(self, *words):
-        """The result of a command that writes no file which another one reads."""
-        if words not in self.results:
-            self.results[words] = self.run_program(*words)
-        return self.results[words]
-
     def require_target(self, target, folder, where):
         path, _, anchor = target.partition("#")
         found = folder / path if path else where
@@ -117,59 +109,6 @@ class Documentation(CommandLineTest):
             text = re.sub(r"(cmake|ctest|git|apt-get|tests/[\w/]+\.py) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
             self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
-
-    def test_commands_in_documents_run(self):
-        (self.folder / "traces").symlink_to(ROOT / "traces")
-        sample = SAMPLES / "pocket-gqa.safetensors"
-        subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
-                       check=True)
-        ran = 0
-        for document in documents():
-            for words in commands(document):
-                words = [
-                    str(sample) if word.rstrip(".") == "TRACE" else word for word in words
-                ]
-                if words[0] == "bench":
-                    words += "--shape", "pocket:256", "--repeats", "1"  # what is measured in documents takes minutes
-                    if "--blas-core" in words:  # which cores there are depends on the machine
-                        at = words.index("--blas-core")
-                        words[at:at + 2] = []
-                if words[0] == "prove":
-                    words += "--cases", "100"  # all of them take half a minute
-                with self.subTest(" ".join(words)):
-                    result = self.run_once(*words)
-                    no_device = any("cuda" in word.split(",") for word in words) and result.returncode == INCONCLUSIVE
-                    self.assertTrue(result.returncode == PASS or no_device, result.stderr)
-                    ran += 1
-        self.assertGreaterEqual(ran, 3, "this test finds no commands any more")
-
-    def test_the_table_in_the_readme_is_what_the_quickstart_prints(self):
-        script = (ROOT / "sim" / "quickstart.sh").read_text("utf-8").replace("\\\n", " ")
-        command = re.search(r"run build/\S*kvbound (replay [^>\n]*)", script)[1].split()
-        printed = [
-            line.rstrip() for line in self.passes(*command, cwd=ROOT).splitlines()
-            if "reference" in line or "L/bound" in line
-        ]
-        readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
-        missing = [line for line in printed if line.strip() not in readme]
-        self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
-
-    def test_tables_in_documents_are_what_the_commands_above_them_print(self):
-        (self.folder / "traces").symlink_to(ROOT / "traces")
-        tables = 0
-        for document in documents():
-            shown = re.findall(r"\n\n((?:    [^\n]*\n)+)\n```\n(.*?)^```$", document.read_text("utf-8"),
-                               re.MULTILINE | re.DOTALL)
-            for block, table in shown:
-                command = re.sub("^    ", "", block, flags=re.MULTILINE).replace("\\\n", "").strip()
-                if re.match("kvbound (replay .*--columns|recall |predict )", command):
-                    result = self.run_once(*shlex.split(command)[1:])
-                    self.assertEqual(result.returncode, PASS, result.stderr)
-                    printed = [line.rstrip() for line in result.stdout.splitlines()]
-                    self.assertEqual([line for line in table.splitlines() if line not in printed], [], command)
-                    self.assertGreater(len(table.splitlines()), 3)
-                    tables += 1
-        self.assertEqual(tables, 6, "this test does not find the tables of hosts, merging, recall and predict any more")
 
     def test_the_readme_is_short_and_the_others_are_there(self):
         words = len((ROOT / "README.md").read_text("utf-8").split())
@@ -269,6 +208,70 @@ class Documentation(CommandLineTest):
         entries = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} - ignored
         self.assertEqual(entries - TOP_LEVEL, set())
         self.assertLessEqual({"CMakeLists.txt", "README.md", "LICENSE", "reference", "traces", "sim", "tests"}, entries)
+
+
+class DocumentedCommands(CommandLineTest):
+    long = True
+    results = {}  # of documented commands: several tests look at the same ones
+
+    def run_once(self, *words):
+        """The result of a command that writes no file which another one reads."""
+        if words not in self.results:
+            self.results[words] = self.run_program(*words)
+        return self.results[words]
+
+    def test_commands_in_documents_run(self):
+        (self.folder / "traces").symlink_to(ROOT / "traces")
+        sample = SAMPLES / "pocket-gqa.safetensors"
+        subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
+                       check=True)
+        ran = 0
+        for document in documents():
+            for words in commands(document):
+                words = [
+                    str(sample) if word.rstrip(".") == "TRACE" else word for word in words
+                ]
+                if words[0] == "bench":
+                    words += "--shape", "pocket:256", "--repeats", "1"  # what is measured in documents takes minutes
+                    if "--blas-core" in words:  # which cores there are depends on the machine
+                        at = words.index("--blas-core")
+                        words[at:at + 2] = []
+                if words[0] == "prove":
+                    words += "--cases", "100"  # all of them take half a minute
+                with self.subTest(" ".join(words)):
+                    result = self.run_once(*words)
+                    no_device = any("cuda" in word.split(",") for word in words) and result.returncode == INCONCLUSIVE
+                    self.assertTrue(result.returncode == PASS or no_device, result.stderr)
+                    ran += 1
+        self.assertGreaterEqual(ran, 3, "this test finds no commands any more")
+
+    def test_the_table_in_the_readme_is_what_the_quickstart_prints(self):
+        script = (ROOT / "sim" / "quickstart.sh").read_text("utf-8").replace("\\\n", " ")
+        command = re.search(r"run build/\S*kvbound (replay [^>\n]*)", script)[1].split()
+        printed = [
+            line.rstrip() for line in self.passes(*command, cwd=ROOT).splitlines()
+            if "reference" in line or "L/bound" in line
+        ]
+        readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
+        missing = [line for line in printed if line.strip() not in readme]
+        self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
+
+    def test_tables_in_documents_are_what_the_commands_above_them_print(self):
+        (self.folder / "traces").symlink_to(ROOT / "traces")
+        tables = 0
+        for document in documents():
+            shown = re.findall(r"\n\n((?:    [^\n]*\n)+)\n```\n(.*?)^```$", document.read_text("utf-8"),
+                               re.MULTILINE | re.DOTALL)
+            for block, table in shown:
+                command = re.sub("^    ", "", block, flags=re.MULTILINE).replace("\\\n", "").strip()
+                if re.match("kvbound (replay .*--columns|recall |predict )", command):
+                    result = self.run_once(*shlex.split(command)[1:])
+                    self.assertEqual(result.returncode, PASS, result.stderr)
+                    printed = [line.rstrip() for line in result.stdout.splitlines()]
+                    self.assertEqual([line for line in table.splitlines() if line not in printed], [], command)
+                    self.assertGreater(len(table.splitlines()), 3)
+                    tables += 1
+        self.assertEqual(tables, 6, "this test does not find the tables of hosts, merging, recall and predict any more")
 
 
 if __name__ == "__main__":

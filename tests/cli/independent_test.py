@@ -67,7 +67,7 @@ GENERATED = [  # kind, dtype, query heads, KV heads, head_dim, model_dim, prompt
     ("flat", "BF16", 2, 1, 8, 300, 33, 33, 33), ("mixed", "F64", 40, 5, 64, 16, 90, 32, 32)]
 
 
-class IndependentReplay(CommandLineTest):
+class IndependentTest(CommandLineTest):
     def dump(self, trace, policies, budgets, *options):
         self.passes("replay", trace, "--policy", policies, "--budget", budgets, "--dump", "dumps/", *options)
         paths = sorted((self.folder / "dumps").iterdir())
@@ -92,6 +92,29 @@ class IndependentReplay(CommandLineTest):
                 self.assertEqual("score" in kinds, not policy.startswith("streaming-llm"))
         return merged
 
+    def require_wrong_numbers_to_be_found(self, trace, policy):
+        path = self.dump(trace, policy, "9")[0]
+        good = path.read_bytes()
+        length = 8 + int.from_bytes(good[:8], "little")
+        header = json.loads(good[8:length])
+        recording = independent_replay.Trace(trace)
+        self.assertEqual(independent_replay.Judgement(recording, path).failures, [])
+        for name in (name for name in header if name.startswith("layers.1.")):
+            for change in (lambda x: x + 1, lambda x: x * (1 + 1e-6), lambda x: np.nan):
+                begin = length + header[name]["data_offsets"][0]
+                integers = header[name]["dtype"] == "I64"
+                number = np.frombuffer(good[begin:begin + 8], "<i8" if integers else "<f8")[0]
+                changed = change(number)
+                if integers and changed != number + 1:
+                    continue
+                raw = np.array([changed], "<i8" if integers else "<f8").tobytes()
+                path.write_bytes(good[:begin] + raw + good[begin + 8:])
+                failures = independent_replay.Judgement(recording, path).failures
+                self.assertTrue(failures, f"{name}: {changed} instead of {number} went unnoticed")
+        path.unlink()
+
+
+class IndependentReplay(IndependentTest):
     def test_generated_traces_of_every_kind_type_and_shape_agree(self):
         for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,
                      window) in enumerate(GENERATED):
@@ -106,6 +129,70 @@ class IndependentReplay(CommandLineTest):
                                       ",".join(map(str, sorted({window, (window + tokens) // 2, tokens})))):
                     self.require_agreement(trace, [path])
                     path.unlink()
+
+    def test_h2o_over_all_queries_agrees(self):
+        trace = self.generate("all.safetensors", "--kind", "mixed", "--query-heads", 4, "--kv-heads", 2, "--head-dim", 16,
+                              "--model-dim", 24, "--tokens", 120, "--window-queries", 120, "--decode", 20, "--layers", 2)
+        for score in ("", "+obcache-value", "+obcache-key", "+obcache-joint", "+exact", "+critical:alpha=adaptive",
+                      "+theta-sweep"):
+            paths = self.dump(trace, f"h2o:window=120:sinks=1:recent=4{score}", "5,40,120")
+            self.require_agreement(trace, paths)
+            if score == "+exact":  # the first query sees nothing but the first entry
+                _, tensors = independent_replay.open_tensors(paths[0])
+                score = independent_replay.read_tensor(tensors["layers.0.score"])
+                self.assertTrue(np.isinf(score[:, 0]).all() and np.isfinite(score[:, 1:]).all())
+            for path in paths:
+                path.unlink()
+
+    def test_greedy_agrees_where_one_entry_has_nearly_all_the_weight(self):
+        for gap, second in itertools.product((10, 20, 38, 100, 800), (0, 0.5, 0.9)):
+            trace = TraceFile(layers=1, dtype="F64", prompt_tokens=12, window_queries=2, decode_tokens=1, query_heads=1,
+                              kv_heads=1, head_dim=1, seed=gap)
+            for name, numbers in (("key", [gap, 0, -gap, second * gap, *[0] * 9]), ("query", 1)):
+                trace.tensors[f"layers.0.{name}"][1].reshape(-1)[...] = numbers
+            path = trace.write(self.folder / f"{gap}-{second}.safetensors")
+            for dump in self.dump(path, "snapkv:window=1+greedy", "2,6,11"):
+                self.require_agreement(path, [dump])
+                dump.unlink()
+
+    def test_unusual_numbers_and_files_agree(self):
+        def fill(trace, kind, number):
+            for layer in range(2):
+                trace.tensors[f"layers.{layer}.{kind}"][1][...] = number
+
+        def oddities():
+            yield TraceFile()
+            for kind, number in (("key", 0), ("query", 0), ("value", 0), ("output_projection", 0), ("value", 1)):
+                trace = TraceFile()
+                fill(trace, kind, number)
+                yield trace
+            huge = TraceFile(dtype="F64")
+            for layer in range(2):
+                for kind in ("key", "query"):
+                    huge.tensors[f"layers.{layer}.{kind}"][1][...] *= 70  # logits of some 10^4
+            yield huge
+            scaled = TraceFile()
+            scaled.metadata["scale"] = "2.5e-1"
+            yield scaled
+
+        for number, trace in enumerate(oddities()):
+            with self.subTest(number):
+                path = trace.write(self.folder / f"{number}.safetensors")
+                for dump in self.dump(path, ",".join((UNUSUAL, *UNUSUAL_MERGING)), "9"):
+                    self.require_agreement(path, [dump])
+                    dump.unlink()
+        index, _ = write_sharded(TraceFile(), self.folder, metadata_in="shard")
+        self.require_agreement(index, self.dump(index, "snapkv:window=4+critical", "50%,7"))
+
+    def test_a_dump_with_one_wrong_number_disagrees(self):
+        trace = TraceFile().write(self.folder / "trace.safetensors")
+        for policy in ("snapkv:window=4+critical", "h2o:window=4+exact", "tova+critical", "snapkv:window=4+keepkv:threshold=0",
+                       "h2o:window=4+obcache-value+adakv+keepkv:gqa=mean:threshold=none", "tova+d2o:threshold=none"):
+            self.require_wrong_numbers_to_be_found(trace, policy)
+
+
+class IndependentSweeps(IndependentTest):
+    long = True
 
     def test_every_host_and_score_agrees_on_generated_traces(self):
         for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,
@@ -154,31 +241,6 @@ class IndependentReplay(CommandLineTest):
                 self.require_agreement(trace, [path], layers)
                 path.unlink()
 
-    def test_h2o_over_all_queries_agrees(self):
-        trace = self.generate("all.safetensors", "--kind", "mixed", "--query-heads", 4, "--kv-heads", 2, "--head-dim", 16,
-                              "--model-dim", 24, "--tokens", 120, "--window-queries", 120, "--decode", 20, "--layers", 2)
-        for score in ("", "+obcache-value", "+obcache-key", "+obcache-joint", "+exact", "+critical:alpha=adaptive",
-                      "+theta-sweep"):
-            paths = self.dump(trace, f"h2o:window=120:sinks=1:recent=4{score}", "5,40,120")
-            self.require_agreement(trace, paths)
-            if score == "+exact":  # the first query sees nothing but the first entry
-                _, tensors = independent_replay.open_tensors(paths[0])
-                score = independent_replay.read_tensor(tensors["layers.0.score"])
-                self.assertTrue(np.isinf(score[:, 0]).all() and np.isfinite(score[:, 1:]).all())
-            for path in paths:
-                path.unlink()
-
-    def test_greedy_agrees_where_one_entry_has_nearly_all_the_weight(self):
-        for gap, second in itertools.product((10, 20, 38, 100, 800), (0, 0.5, 0.9)):
-            trace = TraceFile(layers=1, dtype="F64", prompt_tokens=12, window_queries=2, decode_tokens=1, query_heads=1,
-                              kv_heads=1, head_dim=1, seed=gap)
-            for name, numbers in (("key", [gap, 0, -gap, second * gap, *[0] * 9]), ("query", 1)):
-                trace.tensors[f"layers.0.{name}"][1].reshape(-1)[...] = numbers
-            path = trace.write(self.folder / f"{gap}-{second}.safetensors")
-            for dump in self.dump(path, "snapkv:window=1+greedy", "2,6,11"):
-                self.require_agreement(path, [dump])
-                dump.unlink()
-
     def test_samples_agree(self):
         for sample, budgets, policies in (
                 ("pocket-gqa", "5%,20%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep"),
@@ -193,62 +255,6 @@ class IndependentReplay(CommandLineTest):
             self.require_agreement(trace, paths)
             for path in paths:
                 path.unlink()
-
-    def test_unusual_numbers_and_files_agree(self):
-        def fill(trace, kind, number):
-            for layer in range(2):
-                trace.tensors[f"layers.{layer}.{kind}"][1][...] = number
-
-        def oddities():
-            yield TraceFile()
-            for kind, number in (("key", 0), ("query", 0), ("value", 0), ("output_projection", 0), ("value", 1)):
-                trace = TraceFile()
-                fill(trace, kind, number)
-                yield trace
-            huge = TraceFile(dtype="F64")
-            for layer in range(2):
-                for kind in ("key", "query"):
-                    huge.tensors[f"layers.{layer}.{kind}"][1][...] *= 70  # logits of some 10^4
-            yield huge
-            scaled = TraceFile()
-            scaled.metadata["scale"] = "2.5e-1"
-            yield scaled
-
-        for number, trace in enumerate(oddities()):
-            with self.subTest(number):
-                path = trace.write(self.folder / f"{number}.safetensors")
-                for dump in self.dump(path, ",".join((UNUSUAL, *UNUSUAL_MERGING)), "9"):
-                    self.require_agreement(path, [dump])
-                    dump.unlink()
-        index, _ = write_sharded(TraceFile(), self.folder, metadata_in="shard")
-        self.require_agreement(index, self.dump(index, "snapkv:window=4+critical", "50%,7"))
-
-    def test_a_dump_with_one_wrong_number_disagrees(self):
-        trace = TraceFile().write(self.folder / "trace.safetensors")
-        for policy in ("snapkv:window=4+critical", "h2o:window=4+exact", "tova+critical", "snapkv:window=4+keepkv:threshold=0",
-                       "h2o:window=4+obcache-value+adakv+keepkv:gqa=mean:threshold=none", "tova+d2o:threshold=none"):
-            self.require_wrong_numbers_to_be_found(trace, policy)
-
-    def require_wrong_numbers_to_be_found(self, trace, policy):
-        path = self.dump(trace, policy, "9")[0]
-        good = path.read_bytes()
-        length = 8 + int.from_bytes(good[:8], "little")
-        header = json.loads(good[8:length])
-        recording = independent_replay.Trace(trace)
-        self.assertEqual(independent_replay.Judgement(recording, path).failures, [])
-        for name in (name for name in header if name.startswith("layers.1.")):
-            for change in (lambda x: x + 1, lambda x: x * (1 + 1e-6), lambda x: np.nan):
-                begin = length + header[name]["data_offsets"][0]
-                integers = header[name]["dtype"] == "I64"
-                number = np.frombuffer(good[begin:begin + 8], "<i8" if integers else "<f8")[0]
-                changed = change(number)
-                if integers and changed != number + 1:
-                    continue
-                raw = np.array([changed], "<i8" if integers else "<f8").tobytes()
-                path.write_bytes(good[:begin] + raw + good[begin + 8:])
-                failures = independent_replay.Judgement(recording, path).failures
-                self.assertTrue(failures, f"{name}: {changed} instead of {number} went unnoticed")
-        path.unlink()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def at(document, path):
     return document
 
 
-class Schemas(CommandLineTest):
+class SchemaTest(CommandLineTest):
     def document(self, *arguments, code=PASS):
         self.passes(*arguments, "--json", "out.json", code=code)
         return json.loads((self.folder / "out.json").read_text("utf-8"))
@@ -62,6 +62,8 @@ class Schemas(CommandLineTest):
                     survivors += [(*path, key, wrong)] if schema.is_valid(changed) else []
         self.assertEqual(survivors, [])
 
+
+class Schemas(SchemaTest):
     def test_every_field_of_a_schema_is_described_or_of_a_described_kind(self):
         def undescribed(node, path=""):
             for name, field in node.get("properties", {}).items():
@@ -196,6 +198,26 @@ class Schemas(CommandLineTest):
         dump.write(self.folder / "dump.safetensors")
         self.require_tight(schema, self.document("diff", trace, "dump.safetensors", code=MISMATCH))
 
+    def test_the_prove_schema_describes_nothing_else(self):
+        schema = validator("sim/schemas/prove.schema.json")
+        self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "60", "--search", "0.1"))
+
+    def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
+        schema = validator("traces/trace.schema.json")
+        self.generate("generated.safetensors", "--kind", "tied", "--tokens", "64", "--dtype", "BF16")
+        for path in (GQA, MHA, self.folder / "generated.safetensors"):
+            with open(path, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            self.require_valid(schema, header)
+            for path in (("__metadata__",), ("__metadata__", "rope"), ("layers.0.key",), ("layers.0.key", "dtype")):
+                changed = copy.deepcopy(header)
+                del at(changed, path[:-1])[path[-1]]
+                self.assertFalse(schema.is_valid(changed), f"without {path}")
+
+
+class SchemasOfWholeRuns(SchemaTest):
+    long = True
+
     def test_the_prove_schema_describes_proofs_searches_and_replays(self):
         schema = validator("sim/schemas/prove.schema.json")
         # Cases grow up to the hundredth: with fewer, the regimes that need several queries are not reached.
@@ -204,10 +226,6 @@ class Schemas(CommandLineTest):
         (self.folder / "out.json").rename(self.folder / "found.json")
         self.require_valid(schema, self.document("prove", "--replay", "found.json"))
         self.require_valid(schema, self.document("prove", "ckv-3.2", "--cases", "1", code=INCONCLUSIVE))
-
-    def test_the_prove_schema_describes_nothing_else(self):
-        schema = validator("sim/schemas/prove.schema.json")
-        self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "60", "--search", "0.1"))
 
     def test_the_bench_schema_describes_every_device_operation_and_nothing_else(self):
         schema = validator("sim/schemas/bench.schema.json")
@@ -237,18 +255,6 @@ class Schemas(CommandLineTest):
             if threads == "1":
                 self.assertEqual([compress["ratio"], compress["met"]], [None, None])
                 self.assertIn("one thread", compress["no_ratio"])
-
-    def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
-        schema = validator("traces/trace.schema.json")
-        self.generate("generated.safetensors", "--kind", "tied", "--tokens", "64", "--dtype", "BF16")
-        for path in (GQA, MHA, self.folder / "generated.safetensors"):
-            with open(path, "rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            self.require_valid(schema, header)
-            for path in (("__metadata__",), ("__metadata__", "rope"), ("layers.0.key",), ("layers.0.key", "dtype")):
-                changed = copy.deepcopy(header)
-                del at(changed, path[:-1])[path[-1]]
-                self.assertFalse(schema.is_valid(changed), f"without {path}")
 
 
 if __name__ == "__main__":

@@ -164,11 +164,25 @@ class CommandLineTest(unittest.TestCase):
         return self.folder / name
 
 
+class Loader(unittest.TestLoader):
+    """Loads the classes of one length only."""
+
+    def __init__(self, long):
+        super().__init__()
+        self.long = long
+
+    def loadTestsFromTestCase(self, case):
+        is_wanted = getattr(case, "long", False) == self.long
+        return super().loadTestsFromTestCase(case) if is_wanted else self.suiteClass()
+
+
 def main():
     """Runs the calling script's tests on the program named by its first argument. A skipped test is no pass."""
     global program
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} KVBOUND [unittest's options]")
+        sys.exit(f"usage: {sys.argv[0]} KVBOUND [short|long] [unittest's options]      long: the classes that say so")
     program = Path(sys.argv.pop(1)).resolve(strict=True)
-    result = unittest.main(exit=False).result
+    length = sys.argv.pop(1) if sys.argv[1:] and sys.argv[1] in ("short", "long") else None
+    loader = Loader(length == "long") if length else unittest.defaultTestLoader
+    result = unittest.main(exit=False, testLoader=loader).result
     sys.exit(0 if result.wasSuccessful() and result.testsRun and not result.skipped else 1)
