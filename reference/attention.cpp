@@ -42,17 +42,17 @@ Matrix attention_logits(MatrixView queries, MatrixView keys, double scale) {
 
 std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double scale,
                                      std::span<const int64_t> visible, MutableMatrixView logits) {
-  require_equal("visible", static_cast<int64_t>(visible.size()), "rows of queries", queries.rows);
-  for (const int64_t seen : visible) assert(0 <= seen && seen <= keys.rows);
+  require_equal("visible", std::ssize(visible), "rows of queries", queries.rows);
+  for ([[maybe_unused]] const int64_t seen : visible) assert(0 <= seen && seen <= keys.rows);
   require_logits(queries, keys, logits);
   std::vector<double> result(visible.size(), -kInfinity);
   multiply_by_tokens(queries, keys, scale, logits, [&](int64_t first, int64_t count) {
     for (size_t i = 0; i < visible.size(); ++i) {
       const int64_t seen = std::min(count, visible[i] - first);
       if (seen <= 0) continue;
-      const VectorView row = logits.row(static_cast<int64_t>(i));
-      const Largest most = largest(row.subspan(static_cast<size_t>(first), static_cast<size_t>(seen)));
-      if (!most.all_finite()) require_finite("logits", row.first(static_cast<size_t>(first + seen)));
+      const VectorView row = logits.row(i);
+      const Largest most = largest(row.subspan(first, seen));
+      if (!most.all_finite()) require_finite("logits", row.first(first + seen));
       result[i] = std::max(result[i], most.value);
     }
   });
@@ -60,7 +60,7 @@ std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double
 }
 
 Matrix voted_logits(MatrixView logits, VectorView votes) {
-  require_equal("votes", static_cast<int64_t>(votes.size()), "columns of logits", logits.cols);
+  require_equal("votes", std::ssize(votes), "columns of logits", logits.cols);
   Matrix voted(logits.rows, logits.cols);
   std::vector<double> log_votes;
   for (const double vote : votes) log_votes.push_back(std::log(vote));
@@ -85,7 +85,7 @@ double softmax(VectorView logits, double largest, std::span<double> weights) {
 
 void causal_softmax(MutableMatrixView logits, int64_t first_position) {
   for (int64_t i = 0; i < logits.rows; ++i) {
-    const auto visible = static_cast<size_t>(std::min(first_position + i + 1, logits.cols));
+    const int64_t visible = std::min(first_position + i + 1, logits.cols);
     const std::span<double> row = logits.row(i);
     softmax(row.first(visible));
     std::ranges::fill(row.subspan(visible), 0.0);
@@ -102,7 +102,7 @@ AttentionOutput attention(MatrixView queries, MatrixView keys, MatrixView values
                           VectorView votes) {
   require_equal("rows of keys", keys.rows, "rows of values", values.rows);
   if (!votes.empty()) {
-    require_equal("votes", static_cast<int64_t>(votes.size()), "rows of keys", keys.rows);
+    require_equal("votes", std::ssize(votes), "rows of keys", keys.rows);
   }
   Matrix weights = attention_logits(queries, keys, scale);
   if (!votes.empty()) weights = voted_logits(weights, votes);

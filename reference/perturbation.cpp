@@ -13,8 +13,8 @@
 namespace kvbound::reference {
 namespace {
 
-int64_t length(VectorView numbers) { return static_cast<int64_t>(numbers.size()); }
-double at(VectorView numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
+int64_t length(VectorView numbers) { return std::ssize(numbers); }
+double at(VectorView numbers, int64_t i) { return numbers[i]; }
 
 void require_mass(double mass, const char* holder) {
   if (!(mass > 0)) throw NonFinite(std::string(holder) + " hold no attention mass: 1/mass is infinite");
@@ -25,8 +25,8 @@ void require_norms(VectorView attention_weights, VectorView norms) {
 }
 
 std::vector<bool> marks(int64_t tokens, Indices entries) {
-  std::vector<bool> marked(static_cast<size_t>(tokens), false);
-  for (const int64_t i : entries) marked[static_cast<size_t>(i)] = true;
+  std::vector<bool> marked(tokens, false);
+  for (const int64_t i : entries) marked[i] = true;
   return marked;
 }
 
@@ -80,7 +80,7 @@ EvictionWeights signed_weights(VectorView attention_weights, Indices kept, Vecto
     (is_kept[i] ? result.kept_mass : result.evicted_mass) += attention_weights[i];
   }
   for (size_t i = 0; i < kept.size(); ++i) {
-    result.weights[static_cast<size_t>(kept[i])] = -result.evicted_mass * shares[i];
+    result.weights[kept[i]] = -result.evicted_mass * shares[i];
   }
   return result;
 }
@@ -99,7 +99,7 @@ std::vector<double> kept_attention_weights(VectorView attention_weights, Indices
   const double mass = attention_mass(attention_weights, kept);
   require_mass(mass, "the kept entries");
   std::vector<double> weights(attention_weights.size(), 0.0);
-  for (const int64_t i : kept) weights[static_cast<size_t>(i)] = at(attention_weights, i) / mass;
+  for (const int64_t i : kept) weights[i] = at(attention_weights, i) / mass;
   return weights;
 }
 
@@ -160,7 +160,7 @@ double attention_only_bound(VectorView attention_weights, VectorView projected_v
   double two_mass = 0;
   double two_excess = 0;  // sum over stage two of A_i (||V_i|| - M)
   for (const int64_t i : kept) {
-    if (in_one[static_cast<size_t>(i)]) continue;
+    if (in_one[i]) continue;
     two_mass += at(attention_weights, i);
     two_excess += at(attention_weights, i) * (at(projected_value_norms, i) - least);
   }

@@ -94,11 +94,10 @@ class RowWriter {
     const int64_t block = std::max<int64_t>(1, kBlockNumbers / cols);
     for (int64_t first = 0; first < rows; first += block) {
       const int64_t count = std::min(block, rows - first);
-      numbers_.resize(static_cast<size_t>(count * cols));
+      numbers_.resize(count * cols);
 #pragma omp parallel for schedule(static)
       for (int64_t i = 0; i < count; ++i) {
-        fill(first + i,
-             std::span(numbers_).subspan(static_cast<size_t>(i * cols), static_cast<size_t>(cols)));
+        fill(first + i, std::span(numbers_).subspan(i * cols, static_cast<size_t>(cols)));
       }
       file_.append(tensor, numbers_);
       done_ += count * cols * size_of(dtype_);
@@ -120,9 +119,7 @@ void write_layer(const GenerateOptions& options, int64_t layer, RowWriter& write
   const int64_t tokens = options.tokens + options.decode;
   std::vector<SyntheticKvHead> kv_heads;
   for (int64_t head = 0; head < options.kv_heads; ++head) kv_heads.emplace_back(options, layer, head);
-  const auto kv_head = [&](int64_t row) -> const auto& {
-    return kv_heads[static_cast<size_t>(row / tokens)];
-  };
+  const auto kv_head = [&](int64_t row) -> const auto& { return kv_heads[row / tokens]; };
   writer.write(prefix + "key", options.kv_heads * tokens, options.head_dim,
                [&](int64_t row, std::span<double> key) { kv_head(row).fill_key(row % tokens, key); });
   writer.write(prefix + "value", options.kv_heads * tokens, options.head_dim,
@@ -133,12 +130,11 @@ void write_layer(const GenerateOptions& options, int64_t layer, RowWriter& write
   const int64_t first_position = options.tokens - options.window_queries;
   std::vector<SyntheticQueryHead> query_heads;
   for (int64_t head = 0; head < options.query_heads; ++head) {
-    query_heads.emplace_back(options, layer, head, kv_heads[static_cast<size_t>(head / group)]);
+    query_heads.emplace_back(options, layer, head, kv_heads[head / group]);
   }
   writer.write(prefix + "query", options.query_heads * queries, options.head_dim,
                [&](int64_t row, std::span<double> query) {
-                 query_heads[static_cast<size_t>(row / queries)].fill_query(first_position + row % queries,
-                                                                            query);
+                 query_heads[row / queries].fill_query(first_position + row % queries, query);
                });
 
   const SyntheticProjection projection(options, layer);

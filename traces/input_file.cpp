@@ -41,7 +41,7 @@ InputFile::InputFile(const std::string& path) : path_(path) {
 InputFile::~InputFile() { close(descriptor_); }
 
 void InputFile::read(int64_t offset, std::span<char> out, const std::string& field) const {
-  const int64_t end = offset + static_cast<int64_t>(out.size());
+  const int64_t end = offset + std::ssize(out);
   while (!out.empty()) {
     const ssize_t count = pread(descriptor_, out.data(), out.size(), offset);
     if (count < 0 && errno == EINTR) continue;
@@ -50,7 +50,7 @@ void InputFile::read(int64_t offset, std::span<char> out, const std::string& fie
       throw TraceError(path_, offset, field,
                        "the file ended here while it was read; expected bytes up to " + std::to_string(end));
     }
-    out = out.subspan(static_cast<size_t>(count));
+    out = out.subspan(count);
     offset += count;
   }
 }

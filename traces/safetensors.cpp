@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors numbers a
 
 namespace {
 
-constexpr int64_t kPrefix = 8;  // bytes of the header's length
+constexpr int64_t kLengthBytes = 8;  // bytes of the header's length
 constexpr int64_t kChunk = int64_t{1} << 20;
 
 /// What a file is that is no safetensors file; empty if its first bytes don't tell.
@@ -46,16 +46,16 @@ std::string other_format(std::string_view bytes) {
 std::string read_header(const InputFile& file, int64_t limit) {
   const std::string field = "header length";
   const std::string size = std::to_string(file.size());
-  if (file.size() < kPrefix) {
+  if (file.size() < kLengthBytes) {
     throw TraceError(file.path(), file.size(), field,
                      file.size() == 0 ? "the file is empty; expected a safetensors file"
                                       : "the file ends after " + size + " bytes; expected at least 8");
   }
-  std::array<char, kPrefix> prefix{};
+  std::array<char, kLengthBytes> prefix{};
   file.read(0, prefix, field);
   const auto length = std::bit_cast<uint64_t>(prefix);
   const std::string guess = other_format({prefix.data(), prefix.size()});
-  if (length > static_cast<uint64_t>(file.size() - kPrefix)) {
+  if (length > static_cast<uint64_t>(file.size() - kLengthBytes)) {
     throw TraceError(file.path(), 0, field,
                      "is " + std::to_string(length) + ", but the file has only " + size + " bytes" + guess);
   }
@@ -65,7 +65,7 @@ std::string read_header(const InputFile& file, int64_t limit) {
                          " (raise it with --header-limit)" + guess);
   }
   std::string header(length, '\0');
-  file.read(kPrefix, header, "header");
+  file.read(kLengthBytes, header, "header");
   return header;
 }
 
@@ -228,8 +228,8 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 SafetensorsFile::SafetensorsFile(const std::string& path, int64_t header_limit) : file_(path) {
   const std::string text = read_header(file_, header_limit);
-  const Json header = parse_strict_json(path, kPrefix, "header", text);
-  const int64_t data_begin = kPrefix + static_cast<int64_t>(text.size());
+  const Json header = parse_strict_json(path, kLengthBytes, "header", text);
+  const int64_t data_begin = kLengthBytes + std::ssize(text);
   metadata_ = read_metadata(path, header.member("__metadata__"));
   for (const auto& [name, json] : *header.object()) {
     if (name != "__metadata__") tensors_.push_back(EntryReader(path, name, json, data_begin).entry());
@@ -250,17 +250,17 @@ template <class Number, class Check>
 void SafetensorsFile::read_in_chunks(const TensorEntry& tensor, int64_t first, std::span<Number> out,
                                      const Check& check) const {
   const int64_t size = size_of(tensor.dtype);
-  const auto count = static_cast<int64_t>(out.size());
+  const auto count = std::ssize(out);
   if (first < 0 || first > tensor.elements || count > tensor.elements - first) {
     throw ShapeMismatch("elements " + std::to_string(first) + " to " + std::to_string(first + count) +
                         " of " + printable(tensor.name) + ", which has " + std::to_string(tensor.elements));
   }
-  std::vector<char> bytes(static_cast<size_t>(std::min(kChunk, count * size)));
+  std::vector<char> bytes(std::min(kChunk, count * size));
   for (int64_t done = 0; done < count;) {
     const int64_t now = std::min(kChunk / size, count - done);
     const std::span<char> chunk(bytes.data(), static_cast<size_t>(now * size));
     file_.read(tensor.begin + (first + done) * size, chunk, printable(tensor.name));
-    const std::span<Number> numbers = out.subspan(static_cast<size_t>(done), static_cast<size_t>(now));
+    const std::span<Number> numbers = out.subspan(done, static_cast<size_t>(now));
     widen(tensor.dtype, chunk, numbers);
     check(numbers, first + done);
     done += now;

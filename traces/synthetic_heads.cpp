@@ -43,14 +43,14 @@ void fill_normal(const Stream& random, int64_t index, std::span<double> row) {
 }
 
 std::vector<double> normal_vector(const Stream& random, int64_t size) {
-  std::vector<double> vector(static_cast<size_t>(size));
+  std::vector<double> vector(size);
   fill_normal(random, 0, vector);
   return vector;
 }
 
 /// Components of random sign and of magnitudes uniform in (1/2, 3/2), brought to length 1.
 std::vector<double> unit_vector(const Stream& random, int64_t size) {
-  std::vector<double> vector(static_cast<size_t>(size));
+  std::vector<double> vector(size);
   double squares = 0;
   for (size_t i = 0; i < vector.size(); ++i) {
     const double magnitude = 0.5 + random.uniform(2 * i);

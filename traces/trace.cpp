@@ -236,7 +236,7 @@ Layer Trace::read_layer(int64_t layer, bool with_attention_output) const {
 std::vector<int64_t> Trace::tokens() const {
   const StoredTensor stored = files_->find("tokens");
   if (!stored) return {};
-  std::vector<int64_t> tokens(static_cast<size_t>(stored.entry->elements));
+  std::vector<int64_t> tokens(stored.entry->elements);
   stored.file->read(*stored.entry, 0, std::span(tokens));
   return tokens;
 }

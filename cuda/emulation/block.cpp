@@ -118,11 +118,11 @@ class Runner {
   void name_threads();
   void drop_everything();
 
-  Thread& thread(int number) { return threads_[static_cast<size_t>(number)]; }
-  const Thread& thread(int number) const { return threads_[static_cast<size_t>(number)]; }
+  Thread& thread(int number) { return threads_[number]; }
+  const Thread& thread(int number) const { return threads_[number]; }
   Warp& warp_of(int number) { return warps_[warp_number(number)]; }
   const Warp& warp_of(int number) const { return warps_[warp_number(number)]; }
-  std::string name(int number) const { return "thread " + text(names_[static_cast<size_t>(number)]); }
+  std::string name(int number) const { return "thread " + text(names_[number]); }
   int of_this_warp(int lane) const { return current_ - this->lane() + lane; }
 
   int next();
@@ -200,7 +200,7 @@ void Runner::prepare(uint64_t block) {
   const int warps = (count_ + kWarpSize - 1) / kWarpSize;
   for (int w = 0; w < warps; ++w) {
     const unsigned there = ~0U >> std::max(0, (w + 1) * kWarpSize - count_);
-    warps_[static_cast<size_t>(w)] = {.runnable = there, .gone = ~there};
+    warps_[w] = {.runnable = there, .gone = ~there};
   }
   runnable_ = ~0U >> (kMostWarps - warps);
   random_ = Random(Random(grid_->schedule.seed).next() + block);
@@ -323,7 +323,7 @@ int Runner::next() {
   // A warp's lanes go on together for a while, as on a GPU, but not always.
   const bool move = grid_->schedule.seed > 1 && random_.below(16) == 0;
   const int warp = stay && !move ? here : pick(runnable_);
-  return warp * kWarpSize + pick(warps_[static_cast<size_t>(warp)].runnable);
+  return warp * kWarpSize + pick(warps_[warp].runnable);
 }
 
 // Whether the thread had begun before.
@@ -335,7 +335,7 @@ bool Runner::set_current(int number) {
   warp.begun |= bit;
   update_runnable(number);
   current_ = number;
-  threadIdx = names_[static_cast<size_t>(number)];
+  threadIdx = names_[number];
   return begun;
 }
 
@@ -391,9 +391,9 @@ void** Runner::gather(const Step& step, void* argument) {
   }
   if (mine.at_step != 0) refuse_step_of_others(step);
   thread(current_).step = &step;
-  arguments_[static_cast<size_t>(current_)] = argument;
+  arguments_[current_] = argument;
   mine.at_step |= bit;
-  if ((mine.at_step & step.mask) == step.mask) return &arguments_[static_cast<size_t>(of_this_warp(0))];
+  if ((mine.at_step & step.mask) == step.mask) return &arguments_[of_this_warp(0)];
   go_on();
   return nullptr;
 }
@@ -437,8 +437,7 @@ std::string Runner::first_gone() const {
 
 std::string Runner::first_at_barrier() const {
   for (int number = 0; number < count_; ++number) {
-    if (warps_[static_cast<size_t>(number / kWarpSize)].at_barrier >> number % kWarpSize & 1)
-      return name(number);
+    if (warps_[number / kWarpSize].at_barrier >> number % kWarpSize & 1) return name(number);
   }
   return "none";
 }

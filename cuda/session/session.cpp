@@ -73,7 +73,7 @@ class DeviceSession final : public Session {
     status_.clear(stream_);
     const Ranking<T> ranking = rank(layer, std::get<SnapKv>(policy.host));
     PromptRecord record;
-    record.score_positions.resize(static_cast<size_t>(ranking.scores.cols()));
+    record.score_positions.resize(ranking.scores.cols());
     std::iota(record.score_positions.begin(), record.score_positions.end(), 0);
     record.score = ranking.scores.download("score", stream_);
     Kept kept = keep_always(layer, ranking.always_kept, budgets);
@@ -191,7 +191,7 @@ class DeviceSession final : public Session {
     require_numbers("stage_two_score");
     record.projected_value_norms = norms.download("projected_value_norms", stream_);
     record.stage_two_score = stage_two.download("stage_two_score", stream_);
-    std::vector<int64_t> counts(static_cast<size_t>(shape_.kv_heads));
+    std::vector<int64_t> counts(shape_.kv_heads);
     stage_one_counts.download(counts, stream_);
     record.stage_one = stage_one.download(counts, stream_);
     for (std::vector<int64_t>& positions : record.stage_one) {
@@ -259,7 +259,7 @@ class DeviceSession final : public Session {
 
   // Twice the room, by the same compaction that filled the cache.
   void grow() {
-    std::vector<int64_t> all(static_cast<size_t>(most_entries_));
+    std::vector<int64_t> all(most_entries_);
     std::iota(all.begin(), all.end(), 0);
     IndexLists positions(shape_.kv_heads, most_entries_);
     for (int64_t g = 0; g < shape_.kv_heads; ++g) positions.upload(g, 0, all, stream_);

@@ -58,8 +58,7 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(int64_t size)
       : size_(size), data_(size > 0 ? static_cast<T*>(detail::allocate(bytes())) : nullptr) {}
-  explicit Buffer(std::span<const T> numbers, Stream stream = nullptr)
-      : Buffer(static_cast<int64_t>(numbers.size())) {
+  explicit Buffer(std::span<const T> numbers, Stream stream = nullptr) : Buffer(std::ssize(numbers)) {
     upload(numbers, stream);
   }
   ~Buffer() { detail::release(data_); }

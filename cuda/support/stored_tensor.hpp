@@ -43,7 +43,7 @@ class StoredTensor {
 
   /// From a tensor of the same shape; one slice is converted at a time.
   void assign(TensorView tensor, Stream stream) {
-    std::vector<T> slice(static_cast<size_t>(slice_stride()));
+    std::vector<T> slice(slice_stride());
     for (int64_t s = 0; s < slices_; ++s) {
       for (int64_t r = 0; r < rows_; ++r) {
         std::ranges::transform(tensor.slice(s).row(r), slice.begin() + r * padded<T>(cols_), stored<T>);
@@ -54,7 +54,7 @@ class StoredTensor {
 
   /// A tensor of one slice from a matrix, whose rows may lie apart.
   void assign(MatrixView matrix, Stream stream) {
-    std::vector<T> slice(static_cast<size_t>(slice_stride()));
+    std::vector<T> slice(slice_stride());
     for (int64_t r = 0; r < rows_; ++r) {
       std::ranges::transform(matrix.row(r), slice.begin() + r * padded<T>(cols_), stored<T>);
     }
@@ -92,7 +92,7 @@ class DeviceMatrix {
 
   /// Throws NonFinite, naming `what`, if single precision could not hold a result.
   Matrix download(const char* what, Stream stream) const {
-    std::vector<float> singles(static_cast<size_t>(numbers_.size()));
+    std::vector<float> singles(numbers_.size());
     numbers_.download(singles, stream);
     Matrix matrix(rows_, cols_);
     std::ranges::copy(singles, matrix.data());
@@ -123,7 +123,7 @@ class IndexLists {
   std::vector<std::vector<int64_t>> download(std::span<const int64_t> counts, Stream stream) const {
     std::vector<std::vector<int64_t>> lists;
     for (size_t g = 0; g < counts.size(); ++g) {
-      lists.emplace_back(static_cast<size_t>(counts[g]));
+      lists.emplace_back(counts[g]);
       indices_.download(lists.back(), stream, static_cast<int64_t>(g) * stride_);
     }
     return lists;

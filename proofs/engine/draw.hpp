@@ -28,15 +28,15 @@ class Draw {
   std::vector<int64_t> subset(int64_t of, int64_t count) {
     std::vector<int64_t> result;
     for (int64_t i = 0; i < of; ++i) {
-      if (index(of - i) < count - static_cast<int64_t>(result.size())) result.push_back(i);
+      if (index(of - i) < count - std::ssize(result)) result.push_back(i);
     }
     return result;
   }
   std::vector<int64_t> permutation(int64_t count) {
-    std::vector<int64_t> order(static_cast<size_t>(count));
+    std::vector<int64_t> order(count);
     std::iota(order.begin(), order.end(), int64_t{0});
     for (size_t i = order.size(); i > 1; --i) {
-      std::swap(order[i - 1], order[static_cast<size_t>(index(static_cast<int64_t>(i)))]);
+      std::swap(order[i - 1], order[index(static_cast<int64_t>(i))]);
     }
     return order;
   }

@@ -25,7 +25,7 @@ enum class StageOne { best, worst, part };
 constexpr StageOne kStageOnes[] = {StageOne::best, StageOne::worst, StageOne::part};
 
 void draw_logits(Draw& draw, Attention attention, std::span<double> logits) {
-  const Positions ranks = draw.permutation(static_cast<int64_t>(logits.size()));
+  const Positions ranks = draw.permutation(std::ssize(logits));
   for (size_t j = 0; j < logits.size(); ++j) {
     switch (attention) {
       case Attention::level:
@@ -71,7 +71,7 @@ Positions best(const Instance& instance, const Positions& of, int64_t count) {
   Positions order = of;
   std::ranges::stable_sort(
       order, [&](int64_t a, int64_t b) { return instance.logits(0, a) > instance.logits(0, b); });
-  order.resize(static_cast<size_t>(count));
+  order.resize(count);
   std::ranges::sort(order);
   return order;
 }
@@ -93,7 +93,7 @@ void draw_kept(Draw& draw, Instance& instance) {
 }
 
 void draw_stage_one(Draw& draw, Instance& instance) {
-  const auto kept = static_cast<int64_t>(instance.kept.size());
+  const auto kept = std::ssize(instance.kept);
   instance.stage_one = instance.kept;
   if (kept == 1 || draw.index(8) == 0) return;
   const int64_t count = draw.integer(1, kept - 1);
@@ -106,8 +106,7 @@ void draw_stage_one(Draw& draw, Instance& instance) {
       break;
     case StageOne::part:
       instance.stage_one.clear();
-      for (const int64_t i : draw.subset(kept, count))
-        instance.stage_one.push_back(instance.kept[static_cast<size_t>(i)]);
+      for (const int64_t i : draw.subset(kept, count)) instance.stage_one.push_back(instance.kept[i]);
   }
 }
 
@@ -139,8 +138,8 @@ void draw_values(Draw& draw, Instance& instance) {
 void draw_twins(Draw& draw, Instance& instance) {
   const Positions others = all_but(instance, instance.stage_one);
   if (others.size() < 2 || draw.index(4) != 0) return;
-  const Positions pair = draw.subset(static_cast<int64_t>(others.size()), 2);
-  const int64_t one = others[static_cast<size_t>(pair[0])], other = others[static_cast<size_t>(pair[1])];
+  const Positions pair = draw.subset(std::ssize(others), 2);
+  const int64_t one = others[pair[0]], other = others[pair[1]];
   for (int64_t r = 0; r < instance.logits.rows(); ++r) instance.logits(r, other) = instance.logits(r, one);
   std::ranges::copy(instance.values.view().row(one), instance.values.row(other).begin());
 }

@@ -55,7 +55,7 @@ void centre(Instance& instance, const Cluster& cluster) {
     for (const int64_t member : cluster) {
       members.keys.emplace_back(1);
       members.values.emplace_back(1);
-      members.votes.emplace_back(instance.votes[static_cast<size_t>(member)]);
+      members.votes.emplace_back(instance.votes[member]);
       scores.emplace_back(instance.logits(r, member));
     }
     const Real mean = exact::ClusterMean(members, scores).mean_score;
@@ -92,7 +92,7 @@ void draw_merging(Draw& draw, Instance& instance) {
   if (draw.index(2) == 0) agree_later(draw, instance);
   const std::vector<Cluster> clusters = clusters_of(instance);
   if (clusters.empty()) return;
-  const Cluster& cluster = clusters[static_cast<size_t>(draw.index(static_cast<int64_t>(clusters.size())))];
+  const Cluster& cluster = clusters[draw.index(std::ssize(clusters))];
   switch (draw.one_of(kScores)) {
     case Scores::centred:
       centre(instance, cluster);

@@ -34,7 +34,7 @@ void require_within(const std::string& what, VectorView numbers, double limit) {
 
 void require_valid_merging(const Instance& instance) {
   const int64_t rows = instance.logits.rows();
-  require_equal("votes", static_cast<int64_t>(instance.votes.size()), "columns of logits", instance.tokens());
+  require_equal("votes", std::ssize(instance.votes), "columns of logits", instance.tokens());
   require_equal("rows of query_vectors", instance.query_vectors.rows(), "rows of logits", rows);
   require_equal("columns of query_vectors", instance.query_vectors.cols(), "rows of logits", rows);
   require_within("votes", instance.votes, 1e9);
@@ -78,7 +78,7 @@ void require_valid(const Instance& instance) {
 }
 
 std::vector<int64_t> all_but(const Instance& instance, const std::vector<int64_t>& entries) {
-  std::vector<int64_t> all(static_cast<size_t>(instance.tokens()));
+  std::vector<int64_t> all(instance.tokens());
   std::iota(all.begin(), all.end(), int64_t{0});
   return exact::difference(all, entries);
 }

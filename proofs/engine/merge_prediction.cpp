@@ -42,7 +42,7 @@ QueryEffect::QueryEffect(const MergingCase& merging, size_t head, const Merges& 
       after_(seen(head_, query, exact::with_merged(merging.cache, merges.clusters, merges.entries))) {
   for (size_t g = 0; g < merges.clusters.size(); ++g) {
     for (const int64_t member : merges.clusters[g]) {
-      const auto j = static_cast<size_t>(member);
+      const int64_t j = member;
       const Real logit = exact::inner_product(head_.queries[query], merging.cache.keys[j]);
       members_epsilon_ = std::max<Real>(members_epsilon_, relative_error(head_.predicted[j], logit));
     }
@@ -69,7 +69,7 @@ Real QueryEffect::spread(Space space, exact::Norm norm) const {
   for (const Cluster& cluster : merges_.clusters) {
     for (const int64_t member : cluster) {
       for (const Reals& value : values) {
-        const Reals apart = exact::difference(value, values[static_cast<size_t>(member)]);
+        const Reals apart = exact::difference(value, values[member]);
         result = std::max<Real>(result, exact::norm(apart, norm));
       }
     }

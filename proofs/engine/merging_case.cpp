@@ -12,7 +12,7 @@ std::vector<Cluster> clusters_of(const Instance& instance) {
   for (const int64_t position : instance.kept) clusters.push_back({position});
   for (int64_t j = 0; j < instance.tokens(); ++j) {
     const auto after = std::ranges::upper_bound(instance.kept, j);
-    const auto target = static_cast<size_t>(std::max<std::ptrdiff_t>(after - instance.kept.begin() - 1, 0));
+    const int64_t target = std::max<std::ptrdiff_t>(after - instance.kept.begin() - 1, 0);
     if (clusters[target].front() != j) clusters[target].push_back(j);
   }
   std::erase_if(clusters, [](const Cluster& cluster) { return cluster.size() < 2; });
@@ -63,7 +63,7 @@ Reals MergingHead::in(Space space, const Reals& value) const {
 
 Reals MergingCase::predicted(size_t head, const Cluster& cluster) const {
   Reals result;
-  for (const int64_t member : cluster) result.push_back(heads[head].predicted[static_cast<size_t>(member)]);
+  for (const int64_t member : cluster) result.push_back(heads[head].predicted[member]);
   return result;
 }
 
@@ -109,7 +109,7 @@ Real absolute_terms(const Reals& a, const Reals& b) {
 Real score_terms(const Reals& log_scores) {
   Real largest = 1;
   for (const Real& score : log_scores) largest = std::max<Real>(largest, abs(score));
-  return 64 * static_cast<int64_t>(log_scores.size()) * largest;
+  return 64 * std::ssize(log_scores) * largest;
 }
 
 }  // namespace kvbound::proofs

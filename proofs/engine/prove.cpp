@@ -104,9 +104,8 @@ PropertyResult examine(const Theorem& theorem, const Property& property, int64_t
     for (int64_t i = first; i < std::min(first + kBatch, cases); ++i)
       batch.push_back(drawn.emplace_back(draw(generator, property, i, seed)).value());
     std::vector<Case> found(batch.size());
-    reference::parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) {
-      found[static_cast<size_t>(i)] = Case(property, result.regimes(), batch[static_cast<size_t>(i)]);
-    });
+    reference::parallel_for(std::ssize(batch),
+                            [&](int64_t i) { found[i] = Case(property, result.regimes(), batch[i]); });
     for (size_t i = 0; i < batch.size() && !result.counterexample; ++i) {
       count(found[i], result);
       if (!found[i].outcome.holds()) result.counterexample = shrunk(property, drawn[i], result.cases);

@@ -38,7 +38,7 @@ void change_merging(Instance& instance, int64_t token, rc::Random& random) {
     return static_cast<int64_t>(random.split().next() % static_cast<uint64_t>(of));
   };
   if (index(2) == 0) {
-    double& votes = instance.votes[static_cast<size_t>(token)];
+    double& votes = instance.votes[token];
     votes = std::max(1.0, std::round(std::abs(changed(votes, random))));
     return;
   }

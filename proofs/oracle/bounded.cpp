@@ -15,7 +15,7 @@ Real carried_by_product(const Bounded& a, const Bounded& b) {
 
 std::vector<bool> marks(size_t size, Indices indices) {
   std::vector<bool> marked(size, false);
-  for (const int64_t i : indices) marked[static_cast<size_t>(i)] = true;
+  for (const int64_t i : indices) marked[i] = true;
   return marked;
 }
 
@@ -80,7 +80,7 @@ Bounded sum(const Row& terms) {
     total.bound += term.bound;
     sizes += abs(term.value) + term.bound;
   }
-  if (!terms.empty()) total.bound += gamma(static_cast<int64_t>(terms.size()) - 1) * sizes;
+  if (!terms.empty()) total.bound += gamma(std::ssize(terms) - 1) * sizes;
   return total;
 }
 
@@ -97,13 +97,13 @@ Bounded dot(const Row& a, const Row& b) {
     total.bound += carried + kEta;
     sizes += abs(product) + carried + kEta;
   }
-  total.bound += gamma(static_cast<int64_t>(a.size())) * sizes;
+  total.bound += gamma(std::ssize(a)) * sizes;
   return total;
 }
 
 Row at(const Row& row, Indices indices) {
   Row result;
-  for (const int64_t i : indices) result.push_back(row.at(static_cast<size_t>(i)));
+  for (const int64_t i : indices) result.push_back(row.at(i));
   return result;
 }
 

@@ -145,14 +145,14 @@ Rows max_pool(const Rows& scores, int64_t width) {
   Rows result;
   for (const Row& row : scores) {
     Row pooled;
-    const auto size = static_cast<int64_t>(row.size());
+    const auto size = std::ssize(row);
     for (int64_t j = 0; j < size; ++j) {
-      Bounded best = row[static_cast<size_t>(j)];
+      Bounded best = row[j];
       for (int64_t other = 0; other < size; ++other) {
         if (2 * std::abs(other - j) > width - 1) continue;
         // |max fl(x) - max x| is at most the largest |fl(x) - x|.
-        best.value = std::max(best.value, row[static_cast<size_t>(other)].value);
-        best.bound = std::max(best.bound, row[static_cast<size_t>(other)].bound);
+        best.value = std::max(best.value, row[other].value);
+        best.bound = std::max(best.bound, row[other].bound);
       }
       pooled.push_back(best);
     }
@@ -209,7 +209,7 @@ Row kept_attention_weights(const Row& attention_weights, Indices kept) {
   const Bounded mass = sum(at(attention_weights, kept));
   Row result(attention_weights.size());
   for (const int64_t i : kept) {
-    result[static_cast<size_t>(i)] = attention_weights[static_cast<size_t>(i)] / mass;
+    result[i] = attention_weights[i] / mass;
   }
   return result;
 }
@@ -219,7 +219,7 @@ Row eviction_weights(const Row& logits, Indices kept) {
   const Bounded evicted_mass = sum(outside(result, kept));
   const Bounded normaliser = log_sum_exp(at(logits, kept));
   for (const int64_t i : kept) {
-    const auto index = static_cast<size_t>(i);
+    const int64_t index = i;
     result[index] = -(evicted_mass * exp(logits[index] - normaliser));
   }
   return result;
@@ -230,7 +230,7 @@ Row eviction_weights_of_mean(const Row& attention_weights, Indices kept) {
   const Row shares = kept_attention_weights(attention_weights, kept);
   Row result = attention_weights;
   for (const int64_t i : kept) {
-    result[static_cast<size_t>(i)] = -(evicted_mass * shares[static_cast<size_t>(i)]);
+    result[i] = -(evicted_mass * shares[i]);
   }
   return result;
 }

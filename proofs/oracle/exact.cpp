@@ -8,7 +8,7 @@
 namespace kvbound::exact {
 namespace {
 
-const Real& at(const Reals& numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
+const Real& at(const Reals& numbers, int64_t i) { return numbers[i]; }
 
 double binomial(size_t of, size_t count) {
   double result = 1;
@@ -48,10 +48,9 @@ Reals softmax(VectorView logits) { return softmax(Reals(logits.begin(), logits.e
 std::vector<Reals> projected_values(MatrixView values, MatrixView output_projection) {
   std::vector<Reals> result;
   for (int64_t i = 0; i < values.rows; ++i) {
-    Reals& projected = result.emplace_back(static_cast<size_t>(output_projection.cols));
+    Reals& projected = result.emplace_back(output_projection.cols);
     for (int64_t j = 0; j < output_projection.cols; ++j) {
-      for (int64_t c = 0; c < values.cols; ++c)
-        projected[static_cast<size_t>(j)] += Real(values(i, c)) * output_projection(c, j);
+      for (int64_t c = 0; c < values.cols; ++c) projected[j] += Real(values(i, c)) * output_projection(c, j);
     }
   }
   return result;
@@ -83,7 +82,7 @@ Real total(const Reals& numbers, Indices entries) {
 
 Real total_outside(const Reals& numbers, Indices entries) {
   Real sum = 0;
-  for (int64_t i = 0; i < static_cast<int64_t>(numbers.size()); ++i) {
+  for (int64_t i = 0; i < std::ssize(numbers); ++i) {
     if (!std::ranges::binary_search(entries, i)) sum += at(numbers, i);
   }
   return sum;
@@ -112,7 +111,7 @@ std::vector<int64_t> difference(Indices all, Indices some) {
 Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
   const Real mass = total(attention, kept);
   Reals kept_attention(attention.size());
-  for (const int64_t i : kept) kept_attention[static_cast<size_t>(i)] = at(attention, i) / mass;
+  for (const int64_t i : kept) kept_attention[i] = at(attention, i) / mass;
   Reals change = weighted_sum(attention, projected_values);
   const Reals compressed = weighted_sum(kept_attention, projected_values);
   for (size_t j = 0; j < change.size(); ++j) change[j] -= compressed[j];
@@ -122,7 +121,7 @@ Reals output_change(const Reals& attention, const std::vector<Reals>& projected_
 Reals stable_output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
   const Real factor = total_outside(attention, kept) / total(attention, kept);
   Reals weights = attention;
-  for (const int64_t i : kept) weights[static_cast<size_t>(i)] *= -factor;
+  for (const int64_t i : kept) weights[i] *= -factor;
   return weighted_sum(weights, projected_values);
 }
 
@@ -168,11 +167,11 @@ Real stable_attention_only_bound(const Reals& attention, const Reals& norms, Ind
 
 std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t count) {
   std::vector<int64_t> order;
-  for (int64_t i = 0; i < static_cast<int64_t>(scores.size()); ++i) {
+  for (int64_t i = 0; i < std::ssize(scores); ++i) {
     if (!std::ranges::binary_search(excluded, i)) order.push_back(i);
   }
   std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return at(scores, a) > at(scores, b); });
-  order.resize(static_cast<size_t>(count));
+  order.resize(count);
   order.insert(order.end(), excluded.begin(), excluded.end());
   std::ranges::sort(order);
   return order;

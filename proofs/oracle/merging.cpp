@@ -56,7 +56,7 @@ Vectors diagonalised(Vectors& symmetric) {
 Entries Entries::at(Indices indices) const {
   Entries result;
   for (const int64_t i : indices) {
-    const auto index = static_cast<size_t>(i);
+    const int64_t index = i;
     result.keys.push_back(keys[index]);
     result.values.push_back(values[index]);
     result.votes.push_back(votes[index]);
@@ -104,11 +104,11 @@ Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>
                     const std::vector<MergedEntry>& merged) {
   std::vector<bool> gone(cache.count(), false);
   for (const auto& cluster : clusters) {
-    for (const int64_t member : cluster) gone[static_cast<size_t>(member)] = true;
+    for (const int64_t member : cluster) gone[member] = true;
   }
   std::vector<int64_t> staying;
   for (size_t i = 0; i < gone.size(); ++i) {
-    if (!gone[i]) staying.push_back(static_cast<int64_t>(i));
+    if (!gone[i]) staying.push_back(i);
   }
   Entries result = cache.at(staying);
   for (const MergedEntry& entry : merged) {
@@ -145,7 +145,7 @@ Query merged_attention(const Reals& logits, const Entries& cache, const std::vec
   Reals seen, votes;
   Vectors values;
   for (size_t j = 0; j < cache.count(); ++j) {
-    if (std::ranges::find(cluster, static_cast<int64_t>(j)) != cluster.end()) continue;
+    if (std::ranges::find(cluster, j) != cluster.end()) continue;
     seen.push_back(logits[j]);
     votes.push_back(cache.votes[j]);
     values.push_back(cache.values[j]);
@@ -196,7 +196,7 @@ JointMean::JointMean(const std::vector<ClusterMean>& heads, const Vectors& queri
   }
   shares = softmax(log_shares);
   value = weighted_sum(shares, values);
-  key = weighted_sum(Reals(heads.size(), Real(1) / static_cast<int64_t>(heads.size())), keys);
+  key = weighted_sum(Reals(heads.size(), Real(1) / std::ssize(heads)), keys);
   for (size_t h = 0; h < heads.size(); ++h) {
     missing.push_back(inner_product(queries[h], heads[h].key) - heads[h].divergence -
                       inner_product(queries[h], key));

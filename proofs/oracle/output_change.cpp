@@ -50,7 +50,7 @@ Query without(const Query& query, Indices removed) {
   Reals logits;
   Vectors values;
   for (size_t i = 0; i < query.entries(); ++i) {
-    if (std::ranges::binary_search(removed, static_cast<int64_t>(i))) continue;
+    if (std::ranges::binary_search(removed, i)) continue;
     logits.push_back(query.logits[i]);
     values.push_back(query.values[i]);
   }

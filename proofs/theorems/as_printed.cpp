@@ -9,7 +9,7 @@
 namespace kvbound::proofs {
 namespace {
 
-int64_t length(VectorView numbers) { return static_cast<int64_t>(numbers.size()); }
+int64_t length(VectorView numbers) { return std::ssize(numbers); }
 
 void require_norms(VectorView attention_weights, VectorView norms) {
   require_equal("attention weights", length(attention_weights), "projected value norms", length(norms));
@@ -18,7 +18,7 @@ void require_norms(VectorView attention_weights, VectorView norms) {
 // sum A_i ||V_i|| over a set of entries.
 double norm_mass(VectorView weights, VectorView norms, Indices entries) {
   double sum = 0;
-  for (const int64_t i : entries) sum += weights[static_cast<size_t>(i)] * norms[static_cast<size_t>(i)];
+  for (const int64_t i : entries) sum += weights[i] * norms[i];
   return sum;
 }
 

@@ -186,9 +186,9 @@ Outcome attention_only(const Instance& instance) {
   }
   const Computed computed(instance);
   const Bounds bounds(instance);
-  const auto k = instance.stage_two_count() + static_cast<int64_t>(instance.stage_one.size());
+  const auto k = instance.stage_two_count() + std::ssize(instance.stage_one);
   for (int64_t i = 0; i < instance.tokens(); ++i) {
-    const auto index = static_cast<size_t>(i);
+    const int64_t index = i;
     outcome.reference_within("attention weight", computed.attention(0, i), bounds.attention[kOnly][index]);
   }
   hold_selection(instance, bounds.attention[kOnly], exact::with_best(stages.attention, {}, k),

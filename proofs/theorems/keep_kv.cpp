@@ -25,17 +25,16 @@ struct Weighed {
     const Reals all = merging.logits(head, query);
     Reals voted;
     for (size_t j = 0; j < all.size(); ++j) voted.push_back(all[j] + log(merging.cache.votes[j]));
-    heaviest = voted[static_cast<size_t>(cluster.front())];
+    heaviest = voted[cluster.front()];
     for (const int64_t member : cluster) {
-      logits.push_back(all[static_cast<size_t>(member)]);
-      heaviest = std::max<Real>(heaviest, voted[static_cast<size_t>(member)]);
+      logits.push_back(all[member]);
+      heaviest = std::max<Real>(heaviest, voted[member]);
     }
     Reals weights;
     for (const Real& logit : voted) weights.push_back(exp(logit - heaviest));
     whole = exact::total(weights, cluster);
     Cluster others(cluster);
-    others.erase(std::ranges::find(others, heaviest,
-                                   [&](int64_t member) { return voted[static_cast<size_t>(member)]; }));
+    others.erase(std::ranges::find(others, heaviest, [&](int64_t member) { return voted[member]; }));
     lighter = exact::total(weights, others);
     rest = exact::total_outside(weights, cluster);
   }
@@ -54,9 +53,9 @@ struct Weighed {
 // Weights of sum 1 that merging methods give the members.
 std::vector<Reals> convex_weights(const MergingCase& merging, size_t head, const Cluster& cluster) {
   const exact::Entries members = merging.cache.at(cluster);
-  return {Reals(cluster.size(), Real(1) / static_cast<int64_t>(cluster.size())),
-          exact::similarity_weights(members.keys), exact::gaussian_weights(members.keys),
-          exact::softmax(merging.predicted(head, cluster)), merging.mean(head, cluster).weights};
+  return {Reals(cluster.size(), Real(1) / std::ssize(cluster)), exact::similarity_weights(members.keys),
+          exact::gaussian_weights(members.keys), exact::softmax(merging.predicted(head, cluster)),
+          merging.mean(head, cluster).weights};
 }
 
 // Calls look(what the cluster weighs to some query, the logit of a convex combination of its keys).

@@ -280,7 +280,7 @@ Outcome equal_keys_predicted_apart(const Instance& instance) {
   Outcome outcome;
   MergingCase merging(with_equal_values(with_equal_keys(instance)));
   for (const Cluster& cluster : merging.clusters) {
-    for (MergingHead& head : merging.heads) head.predicted[static_cast<size_t>(cluster.front())] += 1;
+    for (MergingHead& head : merging.heads) head.predicted[cluster.front()] += 1;
   }
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     const Merges merges(merging, h, merging.clusters, exact::min_norm_merge);

@@ -23,14 +23,13 @@ using oracle::Rows;
 reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
                                      const Cluster& cluster, size_t first_head, size_t count) {
   reference::ClusterMembers members;
-  members.log_scores = Matrix(static_cast<int64_t>(count), static_cast<int64_t>(cluster.size()));
+  members.log_scores = Matrix(static_cast<int64_t>(count), std::ssize(cluster));
   for (size_t j = 0; j < cluster.size(); ++j) {
     members.keys.append_row(merging.keys.row(cluster[j]));
     members.values.append_row(instance.values.row(cluster[j]));
-    members.votes.push_back(instance.votes[static_cast<size_t>(cluster[j])]);
+    members.votes.push_back(instance.votes[cluster[j]]);
     for (size_t h = 0; h < count; ++h) {
-      members.log_scores(static_cast<int64_t>(h), static_cast<int64_t>(j)) =
-          static_cast<double>(merging.heads[first_head + h].predicted[static_cast<size_t>(cluster[j])]);
+      members.log_scores(h, j) = static_cast<double>(merging.heads[first_head + h].predicted[cluster[j]]);
     }
   }
   return members;
@@ -150,7 +149,7 @@ Real length(const Reals& vector) { return exact::norm(vector, exact::Norm::l2); 
 class BoundedInverse {
  public:
   BoundedInverse(const exact::Vectors& rows, const Real& off) : singular_(rows) {
-    const auto n = static_cast<int64_t>(rows.size()), m = static_cast<int64_t>(rows.front().size());
+    const auto n = std::ssize(rows), m = std::ssize(rows.front());
     Real size = 0;
     for (const Reals& row : rows) size += exact::squared(row);
     backward_ = oracle::gamma(n * (4 * m + 24) + 48 * n * (n - 1) + 8 * n) * sqrt(size);
@@ -183,7 +182,7 @@ class BoundedInverse {
     const Real size = length(exact_targets) + error;
     const bool all = rank == singular_.sigmas.size();
     const Real moved = off_ * (1 + (all ? Real(0) : Real(most / (gap(rank) - off_))));
-    const auto n = static_cast<int64_t>(targets.size());
+    const auto n = std::ssize(targets);
     error =
         (error + 2 * moved / least * size + (4 * backward_ / most + oracle::gamma(2 * n + 6)) * size) / least;
     Row result;
@@ -234,8 +233,7 @@ class BoundedMerge {
       log_denominators_ = {0};
     }
     // The scale's product, and a mean's sum and quotient: of each query's own length, as queries may cancel in their mean.
-    for (const Reals& query : queries)
-      off_ += oracle::gamma(static_cast<int64_t>(queries.size()) + 3) * length(query);
+    for (const Reals& query : queries) off_ += oracle::gamma(std::ssize(queries) + 3) * length(query);
   }
 
   void hold(const reference::MergedEntry& computed, Outcome& outcome) const {
@@ -249,7 +247,7 @@ class BoundedMerge {
   static Reals mean(const std::vector<Reals>& rows) {
     Reals sum(rows.front().size());
     for (const Reals& row : rows) sum = exact::combination(1, sum, 1, row);
-    return exact::scaled(Real(1) / static_cast<int64_t>(rows.size()), sum);
+    return exact::scaled(Real(1) / std::ssize(rows), sum);
   }
 
   void add_head(const reference::ClusterMembers& members, const exact::Entries& exact_members,
@@ -354,7 +352,7 @@ class BoundedMerge {
 reference::MergeQueries merge_queries(const reference::KeyRule& rule, const MergingCase& merging) {
   Matrix queries;
   std::vector<double> log_denominators;
-  const auto per_head = static_cast<int64_t>(merging.heads.front().queries.size());
+  const auto per_head = std::ssize(merging.heads.front().queries);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
     queries.append_row(merging.queries.row(static_cast<int64_t>(h) * per_head));
     log_denominators.push_back(static_cast<double>(merging.log_denominator(h)));
@@ -365,7 +363,7 @@ reference::MergeQueries merge_queries(const reference::KeyRule& rule, const Merg
 // ---- the weights of other methods
 
 Row similarity_weights(const exact::Vectors& keys) {
-  const auto d = static_cast<int64_t>(keys.front().size());
+  const auto d = std::ssize(keys.front());
   Row cosines;  // |error of x . y / (||x|| ||y||)|: a dot product, two norms, their product, a quotient
   for (size_t j = 0; j < keys.size(); ++j) {
     const Real size = sqrt(exact::squared(keys[j]) * exact::squared(keys.front()));
@@ -378,7 +376,7 @@ Row similarity_weights(const exact::Vectors& keys) {
 }
 
 Row gaussian_weights(const exact::Vectors& keys) {
-  const auto d = static_cast<int64_t>(keys.front().size()), n = static_cast<int64_t>(keys.size());
+  const auto d = std::ssize(keys.front()), n = std::ssize(keys);
   Real sum = 0;
   for (const Reals& key : keys) sum += exact::squared(exact::difference(key, keys.front()));
   Row exponents;  // relative errors: of differences, squares and their sum; of the sum of those; of the quotients
@@ -450,7 +448,7 @@ void hold_attention(const Matrix& queries, const Matrix& keys, const Matrix& val
   const reference::AttentionOutput computed = reference::attention(queries, keys, values, kScale, votes);
   const oracle::Attention expected = oracle::attention(queries, keys, values, kScale, votes);
   for (int64_t i = 0; i < queries.rows(); ++i) {
-    const auto index = static_cast<size_t>(i);
+    const int64_t index = i;
     hold("an output with votes", computed.output.row(i), expected.output[index], outcome);
     outcome.reference_within("a log-sum-exp with votes", computed.log_sum_exp[index],
                              expected.log_sum_exp[index]);
@@ -472,7 +470,7 @@ void hold_attention(const Instance& instance, const MergingCase& merging, Outcom
     if (std::ranges::find(cluster, j) != cluster.end()) continue;
     keys.append_row(merging.keys.row(j));
     values.append_row(instance.values.row(j));
-    votes.push_back(instance.votes[static_cast<size_t>(j)]);
+    votes.push_back(instance.votes[j]);
   }
   keys.append_row(merged.key);
   values.append_row(merged.value);

@@ -36,7 +36,7 @@ struct SequentialMerge {
     const Reals logits = exact::logits(head.queries[query], cache.keys);
     return head.in(space, exact::attention(logits, cache.votes, cache.values).output);
   }
-  static const Real& at(const Reals& numbers, int64_t index) { return numbers[static_cast<size_t>(index)]; }
+  static const Real& at(const Reals& numbers, int64_t index) { return numbers[index]; }
 
   const MergingHead& head;
   Entries cache;

@@ -138,7 +138,7 @@ void hold_prompt(const Instance& instance, ScoreKind kind, Outcome& outcome) {
     const reference::ScoreEma computed =
         reference::prompt_ema(layer.view(), 0, options_of(instance, normalisation, kind));
     for (int64_t h = 0; h < instance.query_heads; ++h) {
-      std::vector<MovingAverage> averages(static_cast<size_t>(tokens), MovingAverage(instance.ema));
+      std::vector<MovingAverage> averages(tokens, MovingAverage(instance.ema));
       for (int64_t i = 0; i < layer.window(); ++i) {
         const Row scores = log_scores(kind, oracle::exactly(layer.seen(h, i)));
         for (size_t j = 0; j < scores.size(); ++j) averages[j].observe(scores[j]);
@@ -146,7 +146,7 @@ void hold_prompt(const Instance& instance, ScoreKind kind, Outcome& outcome) {
       for (int64_t j = 0; j < tokens; ++j) {
         outcome.reference_within("ln of a score predicted after the prompt",
                                  computed.log_predicted(h, j, tokens),
-                                 averages[static_cast<size_t>(j)].log_predicted(normalisation, tokens));
+                                 averages[j].log_predicted(normalisation, tokens));
       }
     }
   }

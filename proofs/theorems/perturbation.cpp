@@ -37,7 +37,7 @@ Outcome kept_attention(const Instance& instance) {
   for (const int64_t i : instance.kept) kept_logits.emplace_back(instance.logits(0, i));
   const Reals compressed = exact::softmax(kept_logits);
   for (size_t i = 0; i < compressed.size(); ++i) {
-    const Real& weight = attention[static_cast<size_t>(instance.kept[i])];
+    const Real& weight = attention[instance.kept[i]];
     outcome.equal("A'_i = A_i / Sigma", compressed[i], weight / mass, compressed[i]);
   }
   const Bounds bounds(instance);
@@ -55,11 +55,11 @@ Outcome zeroed_logits(const Instance& instance) {
   Outcome outcome;
   const Reals attention = exact::softmax(instance.logits.row(0));
   const Real mass = exact::total(attention, instance.kept);
-  Reals masked(static_cast<size_t>(instance.tokens()));
-  for (const int64_t i : instance.kept) masked[static_cast<size_t>(i)] = instance.logits(0, i);
+  Reals masked(instance.tokens());
+  for (const int64_t i : instance.kept) masked[i] = instance.logits(0, i);
   const Reals compressed = exact::softmax(masked);
   for (const int64_t i : instance.kept) {
-    const auto index = static_cast<size_t>(i);
+    const int64_t index = i;
     outcome.equal("softmax(N z)_i = A_i / Sigma", compressed[index], attention[index] / mass, Real(1));
   }
   return outcome;

@@ -137,7 +137,7 @@ Outcome with_some_dropped(const Instance& instance) {
     Merges merges(merging, h, merging.clusters, exact::min_norm_merge);
     const exact::Entries staying = merging.cache.at({&merges.clusters.back().front(), 1});
     merges.entries.back() = {staying.keys[0], staying.values[0], staying.votes[0]};
-    const auto target = static_cast<size_t>(merges.clusters.back().front());
+    const int64_t target = merges.clusters.back().front();
     merges.predicted.back() = merging.heads[h].predicted[target];
     const QueryEffect effect(merging, h, merges, 0);
     if (effect.epsilon() < 1) {

@@ -54,7 +54,7 @@ Outcome removal_as_printed_in_double(const Instance& instance) {
     for (int64_t c = 0; c < instance.values.cols(); ++c)
       squared += std::pow(instance.values(j, c) - computed.output(0, c), 2);
     const double printed = ratio * ratio * squared;
-    const oracle::Bounded& score = bounds[static_cast<size_t>(j)];
+    const oracle::Bounded& score = bounds[j];
     outcome.require("(A / (1 - A))^2 || v - o ||^2 in double precision is as near as the stable form",
                     std::isfinite(printed) && abs(Real(printed) - score.value) <= score.bound);
   }
@@ -74,7 +74,7 @@ Outcome rest_is_not_rescaled(const Instance& instance) {
 // ---- OBC-set
 
 Positions evicted(const Instance& instance) {
-  Positions all(static_cast<size_t>(instance.tokens()));
+  Positions all(instance.tokens());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
   return exact::difference(all, instance.kept);
 }
@@ -84,8 +84,8 @@ Reals mean(const Query& query, Indices entries) {
   Reals logits;
   exact::Vectors values;
   for (const int64_t i : entries) {
-    logits.push_back(query.logits[static_cast<size_t>(i)]);
-    values.push_back(query.values[static_cast<size_t>(i)]);
+    logits.push_back(query.logits[i]);
+    values.push_back(query.values[i]);
   }
   return Query(logits, values).output;
 }
@@ -144,7 +144,7 @@ Outcome set_removal(const Instance& instance) {
     Reals sum(moved.size());
     Real sizes = 0, singles = 0;
     for (const int64_t i : removed) {
-      const auto j = static_cast<size_t>(i);
+      const int64_t j = i;
       sum = exact::combination(1, sum, -query.attention[j], query.pull(j));
       sizes += 2 * query.attention[j] * query.size;
       singles += query.rest(j) * sqrt(exact::score(Change::exact, query, j));

@@ -150,7 +150,7 @@ Bounded squared_distance(const BoundedSpace& space, const Bounded& a, const Row&
 Bounded change_of_entry(const Terms& terms, const Row& value, const Row& output, const BoundedSpace& space) {
   const Bounded own =
       terms.a * terms.a * space.squared_norm(value) + terms.b * terms.b * space.squared_norm(output);
-  const Bounded expanded = own - Bounded(2) * (terms.a * terms.b) * dot(space.dual(output), value);
+  const Bounded expanded = own - Bounded(2) * (terms.a * terms.b) * dot(space.gram_product(output), value);
   const Bounded apart = squared_distance(space, terms.a, value, terms.b, output);
   return terms.w * terms.w * by_sign(expanded - kCancelled * own, apart, expanded);
 }
@@ -204,7 +204,7 @@ BoundedSpace::BoundedSpace(Space space, MatrixView output_projection) {
   }
 }
 
-Row BoundedSpace::dual(const Row& x) const {
+Row BoundedSpace::gram_product(const Row& x) const {
   if (gram_.empty()) return x;
   Row result;
   for (size_t c = 0; c < x.size(); ++c) result.push_back(dot(x, column(gram_, c)));

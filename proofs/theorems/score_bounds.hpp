@@ -14,9 +14,9 @@ class BoundedSpace {
   BoundedSpace(Space space, MatrixView output_projection);
 
   /// x G
-  Row dual(const Row& x) const;
+  Row gram_product(const Row& x) const;
   /// x G x^T
-  Bounded squared_norm(const Row& x) const { return dot(x, dual(x)); }
+  Bounded squared_norm(const Row& x) const { return dot(x, gram_product(x)); }
 
  private:
   Rows gram_;  // G; empty: the identity

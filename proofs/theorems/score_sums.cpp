@@ -102,7 +102,7 @@ oracle::Rows transposed(const oracle::Rows& rows) {
 // What query i of a head makes of the entries that it sees; exact values are those of the definitions.
 oracle::Row seen_scores(Change change, const Instance& instance, VectorView logits, int64_t head,
                         Space space) {
-  const auto seen = static_cast<int64_t>(logits.size());
+  const auto seen = std::ssize(logits);
   Instance prefix = instance;
   prefix.query_heads = 1;
   prefix.logits = Matrix(1, seen);
@@ -134,14 +134,13 @@ void hold_window(Change change, const Instance& instance, Space space, Outcome& 
   }
   const oracle::Rows entries = transposed(heads);
   for (int64_t j = 0; j < instance.tokens(); ++j) {
-    const auto index = static_cast<size_t>(j);
+    const int64_t index = j;
     if (change == Change::exact && seen_alone && j == 0) {
       outcome.reference_holds("what a query sees alone is of infinite score", groups(0, j) == HUGE_VAL);
       continue;
     }
     for (size_t h = 0; h < heads.size(); ++h)
-      outcome.reference_within("score of a window", computed.row(static_cast<int64_t>(h))[index],
-                               heads[h][index]);
+      outcome.reference_within("score of a window", computed.row(h)[index], heads[h][index]);
     outcome.reference_within("score of a group", groups(0, j), oracle::sum(entries[index]));
   }
 }
@@ -217,7 +216,7 @@ struct Sums {
 };
 
 Positions best(const Reals& scores, const Instance& instance) {
-  return exact::with_best(scores, {}, static_cast<int64_t>(instance.kept.size()));
+  return exact::with_best(scores, {}, std::ssize(instance.kept));
 }
 
 // The same attention of values that are all as long: the first one, some of them turned round.
@@ -243,7 +242,7 @@ void hold_attention_scores(const Instance& instance, Outcome& outcome) {
     for (size_t j = 0; j < last.size(); ++j) entries[j].push_back(last[j]);
   }
   for (int64_t j = 0; j < instance.tokens(); ++j) {
-    const auto index = static_cast<size_t>(j);
+    const int64_t index = j;
     const oracle::Bounded sum = oracle::sum(entries[index]);
     outcome.reference_within("H2O's score", h2o(0, j), sum);
     outcome.reference_within("SnapKV's score", snap_kv(0, j),
@@ -256,7 +255,7 @@ void hold_value_selection(const Instance& instance, const Positions& exact_choic
   const Instance level = with_level_values(instance);
   const auto computed = computed_scores(Change::value, level, level.queries() - 1, Space::head);
   const oracle::Row scores = bounded_scores(Change::value, level, level.logits.rows() - 1, Space::head);
-  const auto k = static_cast<int64_t>(instance.kept.size());
+  const auto k = std::ssize(instance.kept);
   hold_selection(level, scores, exact_choice, reference::select_top(computed.scores.row(0), k), outcome);
 }
 

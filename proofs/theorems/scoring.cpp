@@ -58,7 +58,7 @@ reference::ScoredAttention computed_scores(Change change, const Instance& instan
     queries(h, h) = 1;
     for (int64_t j = 0; j < instance.tokens(); ++j)
       keys(j, h) = instance.logits(h * instance.queries() + query, j);
-    const std::vector<double> own = spaces[static_cast<size_t>(h)].squared_norms(instance.values);
+    const std::vector<double> own = spaces[h].squared_norms(instance.values);
     std::ranges::copy(own, norms.row(h).begin());
   }
   return reference::scored_attention(change, queries, {keys, instance.values, norms, spaces}, 1);
@@ -81,7 +81,7 @@ void hold_scores(Change change, const Instance& instance, Outcome& outcome) {
       const auto computed = computed_scores(change, instance, row % instance.queries(), space);
       const auto expected = scored(change, instance, row, space);
       for (int64_t j = 0; j < instance.tokens(); ++j) {
-        const auto index = static_cast<size_t>(j);
+        const int64_t index = j;
         outcome.reference_within("weight", computed.weights(head, j), expected.weights[index]);
         if (change == Change::exact && instance.tokens() == 1) {
           outcome.reference_holds("the only entry's removal is infinite",
@@ -127,7 +127,7 @@ LayerView PromptLayer::view() const {
 
 VectorView PromptLayer::seen(int64_t head, int64_t query) const {
   const int64_t row = (head + 1) * instance_.queries() - window() + query;
-  return instance_.logits.row(row).first(static_cast<size_t>(instance_.tokens() - window() + query + 1));
+  return instance_.logits.row(row).first(instance_.tokens() - window() + query + 1);
 }
 
 }  // namespace kvbound::proofs

@@ -17,8 +17,7 @@ void hold_selection(const Instance& instance, const oracle::Row& scores, const P
                           std::ranges::adjacent_find(choice, std::greater_equal<>()) == choice.end());
   for (const int64_t missed : exact::difference(exact_choice, choice)) {
     for (const int64_t taken : exact::difference(choice, exact_choice)) {
-      const oracle::Bounded &better = scores[static_cast<size_t>(missed)],
-                            &worse = scores[static_cast<size_t>(taken)];
+      const oracle::Bounded &better = scores[missed], &worse = scores[taken];
       const std::string pair = std::to_string(taken) + " rather than " + std::to_string(missed);
       outcome.reference_holds("cannot tell their scores apart where it selects " + pair,
                               better.value - worse.value <= better.bound + worse.bound);
@@ -29,10 +28,10 @@ void hold_selection(const Instance& instance, const oracle::Row& scores, const P
 }
 
 Positions computed_choice(const Instance& instance, const std::vector<double>& stage_two_scores) {
-  std::vector<double> certain(static_cast<size_t>(instance.tokens()), 0.0);
-  for (const int64_t i : instance.stage_one) certain[static_cast<size_t>(i)] = 1;
-  return reference::select_critical(certain, stage_two_scores, static_cast<int64_t>(instance.kept.size()),
-                                    static_cast<int64_t>(instance.stage_one.size()))
+  std::vector<double> certain(instance.tokens(), 0.0);
+  for (const int64_t i : instance.stage_one) certain[i] = 1;
+  return reference::select_critical(certain, stage_two_scores, std::ssize(instance.kept),
+                                    std::ssize(instance.stage_one))
       .selected;
 }
 

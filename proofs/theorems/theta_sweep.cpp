@@ -23,18 +23,18 @@ struct Sweep {
     for (int64_t j = 0; j < instance.tokens(); ++j) {
       if (!std::ranges::binary_search(instance.stage_one, j)) candidates.push_back(j);
     }
-    scores = Matrix(instance.query_heads, static_cast<int64_t>(candidates.size()));
+    scores = Matrix(instance.query_heads, std::ssize(candidates));
     Matrix norms(scores.rows(), scores.cols());
     for (int64_t h = 0; h < scores.rows(); ++h) {
       for (int64_t j = 0; j < scores.cols(); ++j) {
-        scores(h, j) = computed.attention(h, candidates[static_cast<size_t>(j)]);
-        norms(h, j) = computed.norms(h, candidates[static_cast<size_t>(j)]);
+        scores(h, j) = computed.attention(h, candidates[j]);
+        norms(h, j) = computed.norms(h, candidates[j]);
       }
     }
     const int64_t k = instance.stage_two_count();
     std::vector<double> total(candidates.size(), 0.0);
     for (int64_t h = 0; h < scores.rows(); ++h) {
-      for (size_t j = 0; j < total.size(); ++j) total[j] += scores(h, static_cast<int64_t>(j));
+      for (size_t j = 0; j < total.size(); ++j) total[j] += scores(h, j);
     }
     const auto stage_two =
         reference::stage_two_scores(scores, norms, instance.epsilon, GqaProduct::mean_of_products);
@@ -48,7 +48,7 @@ struct Sweep {
   // Positions kept when these candidates are selected.
   Positions kept(const Positions& selected) const {
     Positions result = instance.stage_one;
-    for (const int64_t i : selected) result.push_back(candidates[static_cast<size_t>(i)]);
+    for (const int64_t i : selected) result.push_back(candidates[i]);
     std::ranges::sort(result);
     return result;
   }
@@ -106,8 +106,7 @@ Outcome no_worse_than_rivals(const Instance& instance) {
                  outcome);
   if (!sweep.defined()) return outcome;
   const oracle::Bounded reached = sweep.bound(sweep.kept(sweep.choice));
-  outcome.reference_holds("it selects k entries",
-                          static_cast<int64_t>(sweep.choice.size()) == instance.stage_two_count());
+  outcome.reference_holds("it selects k entries", std::ssize(sweep.choice) == instance.stage_two_count());
   const char* names[] = {"top-k", "CriticalKV"};
   for (size_t i = 0; i < sweep.rivals.size(); ++i) {
     const oracle::Bounded rival = sweep.bound(sweep.kept(sweep.rivals[i]));

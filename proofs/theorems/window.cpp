@@ -44,7 +44,7 @@ struct Window {
 
   // The bound's extremes over all stage twos of `count` entries.
   Extremes extremes(Indices stage_one, int64_t count) const {
-    return exact::over_all_choices(static_cast<int64_t>(terms.size()), stage_one, count,
+    return exact::over_all_choices(std::ssize(terms), stage_one, count,
                                    [&](Indices kept) { return bound(kept, largest_factor()); });
   }
 
@@ -146,7 +146,7 @@ Outcome product_of_means(const Instance& instance) {
   const Exact exact(instance);
   const Window window(instance, exact, instance.stage_one);
   if (2 * window.smallest_sigma() <= 1) return outcome;
-  Reals attention(static_cast<size_t>(instance.tokens())), norms(attention.size());
+  Reals attention(instance.tokens()), norms(attention.size());
   for (size_t r = 0; r < exact.attention.size(); ++r) {
     const Reals row_norms = exact.norms_of_row(r);
     for (size_t j = 0; j < attention.size(); ++j) {
@@ -178,7 +178,7 @@ Outcome pooled_stage_one(const Instance& instance) {
   Outcome outcome;
   const Exact exact(instance);
   const Window window(instance, exact, instance.stage_one);
-  if (static_cast<int64_t>(instance.kept.size()) == instance.tokens()) return outcome;  // nothing is evicted
+  if (std::ssize(instance.kept) == instance.tokens()) return outcome;  // nothing is evicted
   Real sigma = exact::total(pooled(exact.attention.front()), instance.stage_one);
   for (const Reals& row : exact.attention)
     sigma = std::min(sigma, exact::total(pooled(row), instance.stage_one));

@@ -44,12 +44,12 @@ void centred_output_errors(VectorView logits, VectorView exponents, const Softma
   }
   std::vector<double> output(errors.size()), spread(errors.size()), size(errors.size());
   for (size_t j = 0; j < logits.size(); ++j) {
-    const VectorView value = values.row(static_cast<int64_t>(j));
+    const VectorView value = values.row(j);
     const double weight = weight_of(logits[j], softmax);
     for (size_t c = 0; c < errors.size(); ++c) output[c] += weight * value[c];
   }
   for (size_t j = 0; j < logits.size(); ++j) {
-    const VectorView value = values.row(static_cast<int64_t>(j));
+    const VectorView value = values.row(j);
     const double weight = weight_of(logits[j], softmax), off = weight * growth(exponents[j]);
     for (size_t c = 0; c < errors.size(); ++c) {
       spread[c] += off * std::abs(value[c] - output[c]);
@@ -74,7 +74,7 @@ void visit_window_softmax(const LayerView& layer, int64_t head, int64_t window, 
   const Matrix logits = attention_logits(queries, keys, layer.scale);
   Matrix exponents = logit_errors(queries, keys, layer.scale, arithmetic);
   for (int64_t i = 0; i < window; ++i) {
-    const auto visible = static_cast<size_t>(layer.prompt_tokens() - window + i + 1);
+    const int64_t visible = layer.prompt_tokens() - window + i + 1;
     const VectorView seen = logits.row(i).first(visible);
     const std::span<double> errors = exponents.row(i).first(visible);
     const SoftmaxErrors softmax = softmax_errors(seen, errors, arithmetic);
@@ -139,7 +139,7 @@ void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double 
   for (int64_t j = 0; j < value_errors.rows; ++j) {
     if (absolute_sum(value_errors.row(j)) == 0) continue;
     for (int64_t i = 0; i < output.rows(); ++i) {
-      const double weight = std::exp(logits(i, j) - log_sums[static_cast<size_t>(i)]);
+      const double weight = std::exp(logits(i, j) - log_sums[i]);
       const double most = std::min(1 + widest, weight + weight_errors(i, j));
       for (int64_t c = 0; c < output.cols(); ++c) output(i, c) += most * value_errors(j, c);
     }
@@ -188,8 +188,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
                                  VectorView votes, const Arithmetic& arithmetic, const CacheErrors& cache) {
   require_equal("rows of keys", keys.rows, "rows of values", values.rows);
   const int64_t tokens = keys.rows;
-  AttentionErrors result{
-      Matrix(queries.rows, values.cols), std::vector<double>(static_cast<size_t>(queries.rows)), {}, {}};
+  AttentionErrors result{Matrix(queries.rows, values.cols), std::vector<double>(queries.rows), {}, {}};
   if (tokens == 0) return result;
   Matrix logits = attention_logits(queries, keys, scale);
   Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
@@ -209,7 +208,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
       row[j] += log_votes;
     }
     const SoftmaxErrors softmax = softmax_errors(row, errors, arithmetic);
-    result.log_sum_exp[static_cast<size_t>(i)] = log_sum_exp_error(softmax, tokens, arithmetic);
+    result.log_sum_exp[i] = log_sum_exp_error(softmax, tokens, arithmetic);
     centred_output_errors(row, errors, softmax, values, rounding, centred.row(i));
     for (size_t j = 0; j < row.size(); ++j) {
       const double weight = weight_of(row[j], softmax);
@@ -247,8 +246,7 @@ Matrix window_log_sum_exp_errors(const LayerView& layer, int64_t window, const A
   parallel_for(layer.shape.query_heads, [&](int64_t h) {
     visit_window_softmax(layer, h, window, arithmetic,
                          [&](int64_t i, VectorView logits, VectorView, const SoftmaxErrors& softmax) {
-                           errors(h, i) =
-                               log_sum_exp_error(softmax, static_cast<int64_t>(logits.size()), arithmetic);
+                           errors(h, i) = log_sum_exp_error(softmax, std::ssize(logits), arithmetic);
                          });
   });
   return errors;
@@ -261,7 +259,7 @@ Matrix window_attention_errors(const LayerView& layer, int64_t window, const Ari
   const auto queries = static_cast<double>(window);
   const auto add_errors = [&](std::span<double> sums, VectorView logits, VectorView exponents,
                               const SoftmaxErrors& softmax) {
-    const auto tokens = static_cast<int64_t>(logits.size());
+    const auto tokens = std::ssize(logits);
     // Holds for weights by the log-sum-exp, and more so for those divided by their sum.
     const double shared = log_sum_exp_error(softmax, tokens, arithmetic);
     for (size_t j = 0; j < logits.size(); ++j) {
@@ -337,7 +335,7 @@ std::vector<double> stage_two_score_errors(MatrixView head_scores, MatrixView he
   require_equal("columns of head_scores", head_scores.cols, "columns of norms", norms.cols);
   const auto heads = static_cast<double>(head_scores.rows);
   const double rounding = gamma(2 * heads + 6, arithmetic);
-  std::vector<double> errors(static_cast<size_t>(norms.cols));
+  std::vector<double> errors(norms.cols);
   for (int64_t j = 0; j < norms.cols; ++j) {
     double spread = 0, size = 0;
     double score = 0, score_error = 0, norm = 0, norm_error = 0;
@@ -355,7 +353,7 @@ std::vector<double> stage_two_score_errors(MatrixView head_scores, MatrixView he
       spread = product_spread(score, score_error, norm, norm_error);
       size = score * norm;
     }
-    errors[static_cast<size_t>(j)] = spread + rounding * (size + spread) + 4 * heads * arithmetic.smallest;
+    errors[j] = spread + rounding * (size + spread) + 4 * heads * arithmetic.smallest;
   }
   return errors;
 }

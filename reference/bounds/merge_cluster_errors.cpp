@@ -154,8 +154,8 @@ std::vector<double> joint_correction_errors(const MergeErrorsCase& given, const 
   const auto columns = static_cast<double>(mean_key.size());
   std::vector<double> targets, target_errors;
   for (size_t h = 0; h < means.size(); ++h) {
-    const VectorView query = queries.rows.row(static_cast<int64_t>(h));
-    const VectorView query_errors = queries.errors.row(static_cast<int64_t>(h));
+    const VectorView query = queries.rows.row(h);
+    const VectorView query_errors = queries.errors.row(h);
     const MeanErrors& mean = means[h];
     double target = -mean.mean.divergence / given.scale, error = 0;
     for (size_t c = 0; c < mean_key.size(); ++c) {
@@ -336,7 +336,7 @@ MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const Memb
                                        const Arithmetic& arithmetic) {
   const int64_t count = members.keys.rows(), columns = members.keys.cols();
   const auto others = static_cast<double>(count - 1);
-  std::vector<double> distances(static_cast<size_t>(count)), off(static_cast<size_t>(count));
+  std::vector<double> distances(count), off(static_cast<size_t>(count));
   const double share = gamma(2 * static_cast<double>(columns) + 8, arithmetic) + 2 * arithmetic.tensor_sums;
   for (int64_t j = 1; j < count; ++j) {
     for (int64_t c = 0; c < columns; ++c) {
@@ -344,14 +344,14 @@ MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const Memb
       const double moved =
           errors.keys(j, c) + errors.keys(0, c) +
           2 * unit(arithmetic) * (std::abs(members.keys(j, c)) + std::abs(members.keys(0, c)));
-      distances[static_cast<size_t>(j)] += apart * apart;
-      off[static_cast<size_t>(j)] += moved * (2 * apart + moved);
+      distances[j] += apart * apart;
+      off[j] += moved * (2 * apart + moved);
     }
-    off[static_cast<size_t>(j)] += share * (distances[static_cast<size_t>(j)] + off[static_cast<size_t>(j)]);
+    off[j] += share * (distances[j] + off[j]);
   }
   const double whole = sum(distances),
                whole_off = sum(off) + gamma(others + 2, arithmetic) * (whole + sum(off));
-  std::vector<double> logits(static_cast<size_t>(count)), logit_errors(static_cast<size_t>(count));
+  std::vector<double> logits(count), logit_errors(static_cast<size_t>(count));
   const bool exact = whole_off == 0;  // no distance at all on either side
   for (size_t j = 0; !exact && j < logits.size(); ++j) {
     const double twice_variance = 2 * whole / others;

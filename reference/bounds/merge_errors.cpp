@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kUnit = 0x1p-53;
 
-MatrixView as_row(VectorView vector) { return {vector.data(), 1, static_cast<int64_t>(vector.size())}; }
+MatrixView as_row(VectorView vector) { return {vector.data(), 1, std::ssize(vector)}; }
 
 // scale sum_c |query_c key_c|
 double absolute_logit(VectorView query, VectorView key, double scale) {
@@ -144,7 +144,7 @@ class LosslessMergeErrors {
   // sum_j A_j t_j || v_j - o' ||
   void add_members(const ClusterMembers& members, const ClusterErrors& own) {
     for (int64_t j = 0; j < members.keys.rows(); ++j) {
-      const double votes = members.votes[static_cast<size_t>(j)];
+      const double votes = members.votes[j];
       bound_ += std::exp(own.logit(j) + std::log(votes) - effect_.log_before()) *
                 effect_.weight_error(own.logit(j), votes, own.logit_error(j)) *
                 distance(members.values.row(j), output());
@@ -155,8 +155,7 @@ class LosslessMergeErrors {
   double merged_weight_error(int64_t entry, const ClusterErrors& own) const {
     const double absolute = absolute_logit(query_, cache_.keys.row(entry), scale_);
     return growth(own.merged_logit_error(key_, absolute)) +
-           effect_.weight_error(logits_(0, entry), cache_.votes[static_cast<size_t>(entry)],
-                                logit_errors_(0, entry));
+           effect_.weight_error(logits_(0, entry), cache_.votes[entry], logit_errors_(0, entry));
   }
 
   // How far apart means of the same values can be, however the weights err.

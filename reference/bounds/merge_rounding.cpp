@@ -77,11 +77,11 @@ double UncertainWeights::moved_mean(VectorView numbers, double mean) const {
 std::vector<double> UncertainWeights::mean_errors(MatrixView rows, MatrixView row_errors) const {
   const auto members = static_cast<double>(rows.rows);
   const auto row_error = [&](int64_t j, int64_t c) { return row_errors.rows == 0 ? 0 : row_errors(j, c); };
-  std::vector<double> result(static_cast<size_t>(rows.cols), kInfinity);
+  std::vector<double> result(rows.cols, kInfinity);
   for (int64_t c = 0; c < rows.cols; ++c) {
     double mean = 0, spread = 0, size = 0, off = 0, least = kInfinity, most = -kInfinity, farthest = 0;
     for (int64_t j = 0; j < rows.rows; ++j) {
-      mean += weights_[static_cast<size_t>(j)] * rows(j, c);
+      mean += weights_[j] * rows(j, c);
       least = std::min(least, rows(j, c));
       most = std::max(most, rows(j, c));
       farthest = std::max(farthest, row_error(j, c));
@@ -91,8 +91,8 @@ std::vector<double> UncertainWeights::mean_errors(MatrixView rows, MatrixView ro
     double error = most - least + farthest + rounded_ * (widest + farthest);
     if (softmax_.growth < 0.5) {
       for (int64_t j = 0; j < rows.rows; ++j) {
-        const double weight = weights_[static_cast<size_t>(j)];
-        const double moved = weight * rounding::growth(exponents_[static_cast<size_t>(j)]);
+        const double weight = weights_[j];
+        const double moved = weight * rounding::growth(exponents_[j]);
         spread += moved * std::abs(rows(j, c) - mean);
         size += (weight + moved) * std::abs(rows(j, c));
         off += (weight + moved) * row_error(j, c);
@@ -100,7 +100,7 @@ std::vector<double> UncertainWeights::mean_errors(MatrixView rows, MatrixView ro
       const double share = 1 / (1 - softmax_.growth);
       error = std::min(error, share * (spread + rounded_ * (size + off) + off));
     }
-    result[static_cast<size_t>(c)] = (error + 2 * members * smallest_ * (1 + widest)) * (1 + kOwnRounding);
+    result[c] = (error + 2 * members * smallest_ * (1 + widest)) * (1 + kOwnRounding);
   }
   return result;
 }
@@ -156,8 +156,7 @@ EffectRounding::EffectRounding(VectorView query, double scale, const CacheEntrie
       scale_(scale),
       cache_(cache),
       clusters_(clusters),
-      log_before_(merge_effect(MatrixView(query.data(), 1, static_cast<int64_t>(query.size())), scale, cache,
-                               clusters)
+      log_before_(merge_effect(MatrixView(query.data(), 1, std::ssize(query)), scale, cache, clusters)
                       .log_sum_exp.front()),
       terms_(static_cast<double>(clusters.size())) {
   for (const MergedCluster& cluster : clusters) terms_ += static_cast<double>(cluster.members.keys.rows());
@@ -173,16 +172,16 @@ double EffectRounding::weight_error(double logit, double votes, double logit_err
 
 double EffectRounding::log_sum_error(std::vector<double> logits, std::vector<double> errors) {
   const SoftmaxErrors softmax = softmax_errors(logits, errors, reference_rounding());
-  return log_sum_exp_error(softmax, static_cast<int64_t>(logits.size()), reference_rounding());
+  return log_sum_exp_error(softmax, std::ssize(logits), reference_rounding());
 }
 
 EffectRounding::Query EffectRounding::of_query() const {
   const Arithmetic arithmetic = reference_rounding();
-  const MatrixView query(query_.data(), 1, static_cast<int64_t>(query_.size()));
+  const MatrixView query(query_.data(), 1, std::ssize(query_));
   std::vector<double> now, now_errors, before, before_errors;
   double widest = 0, largest_value = 0;
   std::vector<bool> merged(cache_.votes.size());
-  for (const MergedCluster& cluster : clusters_) merged[static_cast<size_t>(cluster.row)] = true;
+  for (const MergedCluster& cluster : clusters_) merged[cluster.row] = true;
   const auto add = [&](const Matrix& keys, const Matrix& values, VectorView votes, bool is_member) {
     const Matrix logits = attention_logits(query, keys, scale_);
     const Matrix errors = logit_errors(query, keys, scale_, arithmetic);
@@ -190,7 +189,7 @@ EffectRounding::Query EffectRounding::of_query() const {
       const double logit = logits.row(0)[j], error = errors.row(0)[j], log_votes = std::log(votes[j]);
       const double voted = voted_error(error, logit, log_votes, arithmetic);
       widest = std::max(widest, weight_error(logit, votes[j], error));
-      largest_value = std::max(largest_value, norm(values.row(static_cast<int64_t>(j))));
+      largest_value = std::max(largest_value, norm(values.row(j)));
       if (!is_member) {
         now.push_back(logit + log_votes);
         now_errors.push_back(voted);

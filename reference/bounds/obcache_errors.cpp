@@ -30,7 +30,7 @@ class UncertainOutput {
   UncertainOutput(VectorView logits, std::span<double> exponents, MatrixView values, const ChangeSpace& space,
                   const Arithmetic& arithmetic)
       : softmax_(softmax_errors(logits, exponents, arithmetic)), space_(space) {
-    const auto tokens = static_cast<int64_t>(logits.size());
+    const auto tokens = std::ssize(logits);
     const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
     divisor_ = sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic);
     terms_ = gamma(terms + changes + 3, arithmetic) + reference_error(tokens) + 2 * arithmetic.weights +
@@ -52,7 +52,7 @@ class UncertainOutput {
     const double shifted = softmax_.growth * weight / (rest * rest) * (value_size + output_size_);
     return std::min(error(rest, shifted, (output_size_ + weight * value_size) / rest), range_) + lost_ / rest;
   }
-  // The sum of absolute terms of o, as long as its claimant may have had them: one who projects values first adds up these.
+  // The sum of absolute terms of o, as long as the tested implementation may have had them: one who projects values first adds up these.
   double terms_size() const { return space_.is_projected() ? absolute_size_ : output_size_; }
 
   std::vector<double> weights, weight_errors;  // [tokens]: A, and how far off
@@ -60,19 +60,19 @@ class UncertainOutput {
 
  private:
   void measure(VectorView exponents, MatrixView values, const Arithmetic& arithmetic) {
-    const auto columns = static_cast<size_t>(values.cols);
+    const int64_t columns = values.cols;
     output.resize(columns);
     std::vector<double> spread(columns), size(columns), lost(columns);
     std::vector<double> least(columns, kInfinity), most(columns, -kInfinity);
     for (size_t j = 0; j < weights.size(); ++j) {
-      const VectorView value = values.row(static_cast<int64_t>(j));
-      for (size_t c = 0; c < columns; ++c) output[c] += weights[j] * value[c];
+      const VectorView value = values.row(j);
+      for (int64_t c = 0; c < columns; ++c) output[c] += weights[j] * value[c];
     }
     const double lost_weight = weight_error(0, 0, arithmetic);
     for (size_t j = 0; j < weights.size(); ++j) {
-      const VectorView value = values.row(static_cast<int64_t>(j));
+      const VectorView value = values.row(j);
       const double off = weights[j] > 0 ? weights[j] * growth(exponents[j]) : 0;
-      for (size_t c = 0; c < columns; ++c) {
+      for (int64_t c = 0; c < columns; ++c) {
         spread[c] += off * std::abs(value[c] - output[c]);
         size[c] += (weights[j] + off) * std::abs(value[c]);
         lost[c] += lost_weight * std::abs(value[c]);
@@ -80,7 +80,7 @@ class UncertainOutput {
         most[c] = std::max(most[c], value[c]);
       }
     }
-    for (size_t c = 0; c < columns; ++c) {
+    for (int64_t c = 0; c < columns; ++c) {
       lost[c] += 2 * static_cast<double>(weights.size()) * arithmetic.smallest + 2 * arithmetic.input_floor;
       most[c] =
           most[c] - least[c] + growth(divisor_ + terms_) * std::max(std::abs(most[c]), std::abs(least[c]));
@@ -133,19 +133,20 @@ class ScoreErrors {
     const double products = gamma(terms + 20, arithmetic);
     evaluation_ = products + (1 + products) * projection;
     own_rounding_ = (terms + 20) * 0x1p-53;
-    floor_ = space.size(std::vector<double>(static_cast<size_t>(values.cols), 1.0));
+    floor_ = space.size(std::vector<double>(values.cols, 1.0));
   }
 
   // visit(entry, score, error); logit_errors are overwritten.
   template <class Visit>
   void visit(VectorView logits, std::span<double> logit_errors, const Visit& visit) const {
     const std::vector<double> own_errors(logit_errors.begin(), logit_errors.end());
-    const UncertainOutput output(logits, logit_errors,
-                                 values_.middle_rows(0, static_cast<int64_t>(logits.size())), space_,
+    const UncertainOutput output(logits, logit_errors, values_.middle_rows(0, std::ssize(logits)), space_,
                                  arithmetic_);
-    std::vector<double> dual(output.output.size());
-    std::ranges::copy(space_.lengths().dual({output.output.data(), 1, values_.cols}).row(0), dual.begin());
-    Query query{logits, own_errors, output, dual, inner_product(dual, output.output), output.error(), 0};
+    std::vector<double> gram_product(output.output.size());
+    std::ranges::copy(space_.lengths().gram_product({output.output.data(), 1, values_.cols}).row(0),
+                      gram_product.begin());
+    Query query{logits,         own_errors, output, gram_product, inner_product(gram_product, output.output),
+                output.error(), 0};
     query.all_weight_errors = std::accumulate(output.weight_errors.begin(), output.weight_errors.end(), 0.0);
     for (size_t j = 0; j < logits.size(); ++j) {
       const Judged judged = judge(query, j);
@@ -157,7 +158,7 @@ class ScoreErrors {
   struct Query {
     VectorView logits, logit_errors;
     const UncertainOutput& output;
-    VectorView dual;  // o as inner products want it
+    VectorView gram_product;  // o as inner products want it
     double output_norm = 0;
     double output_error = 0;
     double all_weight_errors = 0;
@@ -215,12 +216,12 @@ class ScoreErrors {
     errors.erase(errors.begin() + at);
     Matrix values(0, values_.cols);
     for (size_t l = 0; l < query.logits.size(); ++l) {
-      if (l != j) values.append_row(values_.row(static_cast<int64_t>(l)));
+      if (l != j) values.append_row(values_.row(l));
     }
     const UncertainOutput others(logits, errors, values, space_, arithmetic_);
     std::vector<double> difference(others.output.size());
     for (size_t c = 0; c < difference.size(); ++c) {
-      difference[c] = values_(static_cast<int64_t>(j), static_cast<int64_t>(c)) - others.output[c];
+      difference[c] = values_(j, c) - others.output[c];
     }
     const double distance = std::sqrt(space_.lengths().squared_norm(difference));
     const double weight = query.output.weights[j], off = query.output.weight_errors[j];
@@ -282,9 +283,9 @@ class ScoreErrors {
 
   // No less than || a v - b o ||.
   double length(const Query& query, size_t j, double a, double b) const {
-    const VectorView value = values_.row(static_cast<int64_t>(j));
-    const double squared =
-        a * a * squared_norms_[j] - 2 * a * b * inner_product(value, query.dual) + b * b * query.output_norm;
+    const VectorView value = values_.row(j);
+    const double squared = a * a * squared_norms_[j] - 2 * a * b * inner_product(value, query.gram_product) +
+                           b * b * query.output_norm;
     const double size = std::abs(a) * sizes_[j] + std::abs(b) * query.output.terms_size();
     return std::sqrt(std::max(0.0, squared) + own_rounding_ * size * size);
   }
@@ -294,8 +295,7 @@ class ScoreErrors {
     const double relative = arithmetic_.input * sizes_[j];
     if (arithmetic_.input_floor == 0) return relative;
     const double columns = std::sqrt(static_cast<double>(space_.model_dim()));
-    const double numbers =
-        absolute_sum(values_.row(static_cast<int64_t>(j))) + absolute_sum(query.output.output);
+    const double numbers = absolute_sum(values_.row(j)) + absolute_sum(query.output.output);
     return relative + 2 * arithmetic_.input_floor * (floor_ + columns * numbers);
   }
 
@@ -330,8 +330,8 @@ Matrix change_score_errors(Change change, MatrixView queries, MatrixView keys, M
   const Matrix logits = attention_logits(queries, keys, scale);
   Matrix logit_off = logit_errors(queries, keys, scale, arithmetic), errors(queries.rows, keys.rows);
   for (int64_t h = 0; h < queries.rows; ++h) {
-    const ScoreErrors scores(change, values, measured.sizes.row(h), measured.squared_norms.row(h),
-                             spaces[static_cast<size_t>(h)], arithmetic);
+    const ScoreErrors scores(change, values, measured.sizes.row(h), measured.squared_norms.row(h), spaces[h],
+                             arithmetic);
     scores.visit(logits.row(h), logit_off.row(h),
                  [&](size_t j, double, double error) { errors.row(h)[j] = error; });
   }
@@ -354,13 +354,13 @@ Matrix window_score_errors(const LayerView& layer, int64_t window, Change change
     const MatrixView queries = layer.queries.slice(h).middle_rows(layer.window_queries() - window, window);
     const Matrix logits = attention_logits(queries, keys, layer.scale);
     Matrix logit_off = logit_errors(queries, keys, layer.scale, arithmetic);
-    const auto own = std::span(spaces).subspan(static_cast<size_t>(h), 1);
+    const auto own = std::span(spaces).subspan(h, 1);
     const MeasuredValues measured(values, own);
     const ScoreErrors scores(change, values, measured.sizes.row(0), measured.squared_norms.row(0), own[0],
                              arithmetic);
-    std::vector<bool> infinite(static_cast<size_t>(values.rows));
+    std::vector<bool> infinite(values.rows);
     for (int64_t i = 0; i < window; ++i) {
-      const auto visible = static_cast<size_t>(layer.prompt_tokens() - window + i + 1);
+      const int64_t visible = layer.prompt_tokens() - window + i + 1;
       scores.visit(logits.row(i).first(visible), logit_off.row(i).first(visible),
                    [&](size_t j, double score, double error) {
                      if (std::isinf(score)) infinite[j] = true;

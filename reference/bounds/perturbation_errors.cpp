@@ -48,10 +48,10 @@ Uncertain sum(VectorView numbers, VectorView errors, std::span<const int64_t> en
               const Roundings& roundings) {
   Uncertain result;
   for (const int64_t i : entries) {
-    result.value += numbers[static_cast<size_t>(i)];
-    result.error += errors[static_cast<size_t>(i)];
+    result.value += numbers[i];
+    result.error += errors[i];
   }
-  result.error += product(roundings.gamma(static_cast<int64_t>(entries.size())), result.reach());
+  result.error += product(roundings.gamma(std::ssize(entries)), result.reach());
   return result;
 }
 
@@ -60,12 +60,12 @@ Uncertain weighted_sum(VectorView weights, VectorView weight_errors, VectorView 
                        std::span<const int64_t> entries, const Roundings& roundings) {
   Uncertain result;
   for (const int64_t entry : entries) {
-    const auto i = static_cast<size_t>(entry);
+    const int64_t i = entry;
     result.value += weights[i] * norms[i];
     result.error +=
         product(weight_errors[i], norms[i] + norm_errors[i]) + product(weights[i], norm_errors[i]);
   }
-  result.error += product(roundings.gamma(static_cast<int64_t>(entries.size()) + 2), result.reach());
+  result.error += product(roundings.gamma(std::ssize(entries) + 2), result.reach());
   return result;
 }
 
@@ -95,7 +95,7 @@ struct HeadMasses {
 void set_shares(HeadMasses& head, VectorView direct_errors, const Roundings& roundings) {
   const double least = head.kept_mass.value - head.kept_mass.error;
   for (size_t i = 0; i < head.kept.size(); ++i) {
-    const auto entry = static_cast<size_t>(head.kept[i]);
+    const int64_t entry = head.kept[i];
     const double share = head.kept_mass.value > 0 ? head.weights[entry] / head.kept_mass.value : 0;
     double error = 1;  // both are in 0..1
     if (least > 0) {
@@ -113,13 +113,13 @@ Uncertain kept_mean_norm(const HeadMasses& head, const Roundings& roundings) {
   std::vector<double> norms, errors;
   std::vector<int64_t> all;
   for (const int64_t entry : head.kept) {
-    all.push_back(static_cast<int64_t>(all.size()));
-    norms.push_back(head.norms[static_cast<size_t>(entry)]);
-    errors.push_back(head.norm_errors[static_cast<size_t>(entry)]);
+    all.push_back(std::ssize(all));
+    norms.push_back(head.norms[entry]);
+    errors.push_back(head.norm_errors[entry]);
   }
   Uncertain result = weighted_sum(head.shares, head.share_errors, norms, errors, all, roundings);
   const double most = max_abs(norms) + max_abs(errors);
-  result.error = std::min(result.error, (1 + roundings.gamma(static_cast<int64_t>(all.size()) + 4)) * most);
+  result.error = std::min(result.error, (1 + roundings.gamma(std::ssize(all) + 4)) * most);
   return result;
 }
 
@@ -139,7 +139,7 @@ double printed_bound_error(const HeadMasses& head, const Roundings& roundings) {
   const double least = head.kept_mass.value - head.kept_mass.error;
   if (!(least > 0)) return kUnbounded;
   const Uncertain all = weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors,
-                                     others(static_cast<int64_t>(head.weights.size()), {}), roundings);
+                                     others(std::ssize(head.weights), {}), roundings);
   const Uncertain kept =
       weighted_sum(head.weights, head.weight_errors, head.norms, head.norm_errors, head.kept, roundings);
   const double inverse = 1 / head.kept_mass.value;
@@ -209,7 +209,7 @@ class CaseErrors {
 
   // As a sum of weights, or from two log-sum-exps.
   Uncertain kept_mass(int64_t h) const {
-    const auto index = static_cast<size_t>(h);
+    const int64_t index = h;
     Uncertain mass = sum(full_.weights.row(h), full_.weight_errors.row(h), given_.kept, roundings_);
     const double logarithms =
         std::abs(full_.outputs.log_sum_exp[index]) + std::abs(compressed_.outputs.log_sum_exp[index]);
@@ -224,7 +224,7 @@ class CaseErrors {
   Uncertain separate_outputs(int64_t h, const HeadMasses& head) const {
     double propagated = 0, terms = 0;
     for (int64_t i = 0; i < tokens(); ++i) {
-      const auto entry = static_cast<size_t>(i);
+      const int64_t entry = i;
       propagated += product(head.weight_errors[entry], norm(head, i));
       terms += (head.weights[entry] + head.weight_errors[entry]) * absolute_projection(h, i);
     }
@@ -243,9 +243,9 @@ class CaseErrors {
   Uncertain signed_weights(int64_t h, const HeadMasses& head) const {
     double terms = 0, propagated = 0;
     for (const int64_t i : evicted_) {
-      const double error = head.weight_errors[static_cast<size_t>(i)];
+      const double error = head.weight_errors[i];
       propagated += product(error, norm(head, i));
-      terms += (head.weights[static_cast<size_t>(i)] + error) * absolute_projection(h, i);
+      terms += (head.weights[i] + error) * absolute_projection(h, i);
     }
     double share_part = 0, share_terms = 0, kept_norms = 0, kept_terms = 0, longest = 0, largest_terms = 0;
     for (size_t i = 0; i < head.kept.size(); ++i) {
@@ -271,10 +271,8 @@ class CaseErrors {
   // Of a value's product with W^O, both rounded when they were stored.
   double input() const { return 2 * arithmetic_.input + arithmetic_.input * arithmetic_.input; }
 
-  // ||v_i W||_1, as large as the claimant may have it.
-  static double norm(const HeadMasses& head, int64_t i) {
-    return head.norms[static_cast<size_t>(i)] + head.norm_errors[static_cast<size_t>(i)];
-  }
+  // ||v_i W||_1, as large as the tested implementation may have it.
+  static double norm(const HeadMasses& head, int64_t i) { return head.norms[i] + head.norm_errors[i]; }
 
   // sum_c |values[i,c]| ||W_h[c,:]||_1
   double absolute_projection(int64_t h, int64_t i) const {
@@ -316,7 +314,7 @@ class CaseErrors {
 
 std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& given,
                                                     const Arithmetic& arithmetic) {
-  require_equal("kept keys", given.kept_keys.rows, "kept entries", static_cast<int64_t>(given.kept.size()));
+  require_equal("kept keys", given.kept_keys.rows, "kept entries", std::ssize(given.kept));
   require_equal("columns of norms", given.norms.cols, "rows of keys", given.keys.rows);
   const CaseErrors errors(given, arithmetic);
   std::vector<PerturbationErrors> result;

@@ -65,7 +65,7 @@ double weight_of(double logit, const SoftmaxErrors& softmax) { return std::exp(l
 
 SoftmaxErrors softmax_errors(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic) {
   SoftmaxErrors result{log_sum_exp(logits), 0, max_abs(logits)};
-  const auto tokens = static_cast<int64_t>(logits.size());
+  const auto tokens = std::ssize(logits);
   const double changes = rescalings(arithmetic, tokens);
   const double u = unit(arithmetic), e = exponential(arithmetic);
   const double most = max_abs(exponents);

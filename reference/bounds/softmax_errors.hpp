@@ -14,7 +14,7 @@ namespace kvbound::reference::rounding {
 /// No bound at all, yet a number, so that 0 times it is 0.
 inline constexpr double kUnbounded = 1e200;
 
-/// Both sides round: the claimant and the double reference.
+/// Both sides round: the tested implementation and the double reference.
 double unit(const Arithmetic& arithmetic);
 double exponential(const Arithmetic& arithmetic);
 /// gamma_k = k u / (1 - k u), infinity where that is no bound.

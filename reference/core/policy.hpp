@@ -151,7 +151,7 @@ enum class Normalisation {
   paper,  ///< by 1 - ema^tokens, as KeepKV prints it
 };
 
-/// How the scores of queries to come are foretold.
+/// How the scores of queries to come are predicted.
 struct PredictedScores {
   Prediction predict = Prediction::ema;
   double ema = 0.9;  ///< weight of the past, 0 <= ema < 1

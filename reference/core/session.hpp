@@ -49,14 +49,14 @@ struct StepView {
 /// Entries of one KV head that became one; with CaM, whose values were spread over entries of which `into` is the first.
 struct MergeCluster {
   int64_t into = 0;           ///< the position that the merged entry has
-  std::vector<int64_t> from;  ///< ascending positions of those who left
+  std::vector<int64_t> from;  ///< ascending positions of the evicted members
   /// [group_size, 1 + from]: the predicted scores by which they merged, natural log, `into` first; empty: methods without.
   Matrix log_scores;
 };
 
 /// How merging went.
 struct MergeCounts {
-  int64_t leaving = 0;   ///< entries that left
+  int64_t leaving = 0;   ///< entries that were evicted
   int64_t merged = 0;    ///< of those, how many found a target
   int64_t clusters = 0;  ///< clusters that became one entry each
   int64_t singular = 0;  ///< of those, where ZIP has no scale
@@ -105,9 +105,10 @@ inline constexpr int64_t kNothingEvicted = -2;  ///< no entry was evicted that c
 /// What one decode step gave.
 struct StepRecord {
   Matrix output;  ///< [query_heads, head_dim]: compressed attention output before W^O
-  std::vector<int64_t>
-      left;  ///< [kv_heads]: the position that left, -1 for none; empty: hosts that only grow
-  /// [kv_heads]: the position that the leaving entry merged into, -1 dropped, -2 nobody left; empty without merging or left.
+  /// [kv_heads]: the position that was evicted, -1 for none; empty: hosts that evict nothing while decoding
+  std::vector<int64_t> evicted = {};
+  /// [kv_heads]: the position that the evicted entry merged into, -1 dropped, -2 nothing evicted; empty without merging or
+  /// `evicted`.
   std::vector<int64_t> merged_into = {};
   std::vector<HeadMerge> merges =
       {};                ///< [kv_heads], of policies that merge where anything may have merged; else empty

@@ -1,7 +1,9 @@
 // What every backend's session asks of its arguments, so that all refuse the same with the same words.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -70,7 +72,9 @@ inline void require_share(const char* name, const std::optional<Decimal>& value)
 
 inline void require_number(const char* name, double value, bool valid, const char* expected) {
   if (valid) return;
-  throw InvalidPolicy(std::string(name) + "=" + std::to_string(value) + " but it must be " + expected);
+  char digits[32];  // the fewest that tell the number from all others; none takes more than 24
+  const auto end = std::to_chars(std::begin(digits), std::end(digits), value).ptr;
+  throw InvalidPolicy(std::string(name) + "=" + std::string(digits, end) + " but it must be " + expected);
 }
 
 // Below 1e-270 nothing of the past is left that a double could hold beside the present.
@@ -190,7 +194,7 @@ inline void require_consistent(const LayerView& layer) {
 /// What `compress` is given. Throws ShapeMismatch, InvalidPolicy.
 inline void require_valid(const LayerView& layer, const Policy& policy, std::span<const int64_t> budgets) {
   require_consistent(layer);
-  require_equal("budgets", static_cast<int64_t>(budgets.size()), "kv_heads", layer.shape.kv_heads);
+  require_equal("budgets", std::ssize(budgets), "kv_heads", layer.shape.kv_heads);
   for (const int64_t budget : budgets) {
     require_valid(policy, budget, layer.prompt_tokens(), layer.window_queries());
   }

@@ -98,8 +98,8 @@ class Matrix {
 
   /// Adds one row below the others; the first row of an empty matrix sets its width.
   void append_row(VectorView row) {
-    if (rows_ == 0) cols_ = static_cast<int64_t>(row.size());
-    assert(static_cast<int64_t>(row.size()) == cols_);
+    if (rows_ == 0) cols_ = std::ssize(row);
+    assert(std::ssize(row) == cols_);
     numbers_.insert(numbers_.end(), row.begin(), row.end());
     ++rows_;
   }

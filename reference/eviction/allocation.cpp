@@ -44,14 +44,13 @@ std::vector<int64_t> filled_up(const Shares& shares, int64_t total) {
   std::ranges::stable_sort(order, std::ranges::greater(), [&](size_t i) { return shares.fraction[i]; });
   std::vector<int64_t> result = shares.whole;
   const int64_t rest = total - std::accumulate(result.begin(), result.end(), int64_t{0});
-  assert(0 <= rest && rest <= static_cast<int64_t>(order.size()));
-  for (int64_t i = 0; i < rest; ++i) ++result[order[static_cast<size_t>(i)]];
+  assert(0 <= rest && rest <= std::ssize(order));
+  for (int64_t i = 0; i < rest; ++i) ++result[order[i]];
   return result;
 }
 
 void require_candidates(MatrixView scores, std::span<const int64_t> candidates) {
-  require_equal("budgets of candidates", static_cast<int64_t>(candidates.size()), "rows of scores",
-                scores.rows);
+  require_equal("budgets of candidates", std::ssize(candidates), "rows of scores", scores.rows);
   for (const int64_t count : candidates) {
     if (0 <= count && count <= scores.cols) continue;
     throw ShapeMismatch("a head cannot keep " + std::to_string(count) + " of " + std::to_string(scores.cols) +
@@ -62,13 +61,13 @@ void require_candidates(MatrixView scores, std::span<const int64_t> candidates) 
 // How many of the `count` largest scores of all heads are in each row.
 std::vector<int64_t> largest_by_head(MatrixView scores, int64_t count) {
   std::vector<double> all;
-  all.reserve(static_cast<size_t>(scores.rows * scores.cols));
+  all.reserve(scores.rows * scores.cols);
   for (int64_t h = 0; h < scores.rows; ++h) {
     const VectorView row = scores.row(h);
     all.insert(all.end(), row.begin(), row.end());
   }
-  std::vector<int64_t> result(static_cast<size_t>(scores.rows));
-  for (const int64_t index : select_top(all, count)) ++result[static_cast<size_t>(index / scores.cols)];
+  std::vector<int64_t> result(scores.rows);
+  for (const int64_t index : select_top(all, count)) ++result[index / scores.cols];
   return result;
 }
 
@@ -144,8 +143,7 @@ std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
 
 std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t> found,
                                   std::span<const int64_t> candidates) {
-  require_equal("counts of large scores", static_cast<int64_t>(found.size()), "budgets of candidates",
-                static_cast<int64_t>(candidates.size()));
+  require_equal("counts of large scores", std::ssize(found), "budgets of candidates", std::ssize(candidates));
   const int64_t total = std::accumulate(candidates.begin(), candidates.end(), int64_t{0});
   require_equal("large scores", std::accumulate(found.begin(), found.end(), int64_t{0}), "the budget", total);
   const Wide unit = detail::power_of_ten(options.safeguard.places);

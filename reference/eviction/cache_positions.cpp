@@ -37,8 +37,8 @@ const std::vector<int64_t>& CachePositions::enter(const StepRecord& step) {
 }
 
 const std::vector<int64_t>& CachePositions::evict(const StepRecord& step) {
-  if (step.left.empty()) return positions_;
-  const int64_t evicted = of_head("evictions", step.left, kv_head_);
+  if (step.evicted.empty()) return positions_;
+  const int64_t evicted = of_head("evictions", step.evicted, kv_head_);
   if (evicted == kNotEvicted) return positions_;
   const auto found = std::ranges::lower_bound(positions_, evicted);
   if (found == positions_.end() || *found != evicted) {
@@ -50,8 +50,8 @@ const std::vector<int64_t>& CachePositions::evict(const StepRecord& step) {
 
 const std::vector<int64_t>& CachePositions::at(std::span<const StepRecord> steps, int64_t step) {
   while (entered_ <= step) {
-    if (entered_ > 0) evict(steps[static_cast<size_t>(entered_ - 1)]);
-    enter(steps[static_cast<size_t>(entered_)]);
+    if (entered_ > 0) evict(steps[entered_ - 1]);
+    enter(steps[entered_]);
   }
   return positions_;
 }

@@ -32,7 +32,7 @@ double ChangeSpace::size(VectorView x) const {
   double squared = 0;
   for (size_t c = 0; c < x.size(); ++c) {
     double row = 0;
-    const VectorView gram = absolute_gram_.row(static_cast<int64_t>(c));
+    const VectorView gram = absolute_gram_.row(c);
     for (size_t k = 0; k < x.size(); ++k) row += gram[k] * std::abs(x[k]);
     squared += std::abs(x[c]) * row;
   }
@@ -49,7 +49,7 @@ std::vector<ChangeSpace> change_spaces(Space space, MatrixView output_projection
 }
 
 MeasuredValues::MeasuredValues(MatrixView values, std::span<const ChangeSpace> spaces)
-    : sizes(static_cast<int64_t>(spaces.size()), values.rows), squared_norms(sizes.rows(), values.rows) {
+    : sizes(std::ssize(spaces), values.rows), squared_norms(sizes.rows(), values.rows) {
   for (size_t h = 0; h < spaces.size(); ++h) {
     const auto row = static_cast<int64_t>(h);
     std::ranges::copy(spaces[h].lengths().squared_norms(values), squared_norms.row(row).begin());

@@ -24,10 +24,10 @@ std::vector<int64_t> with_top_of_others(std::span<const int64_t> chosen, VectorV
       continue;
     }
     others.push_back(i);
-    their_scores.push_back(scores[static_cast<size_t>(i)]);
+    their_scores.push_back(scores[i]);
   }
   std::vector<int64_t> all(chosen.begin(), chosen.end());
-  for (const int64_t i : select_top(their_scores, count)) all.push_back(others[static_cast<size_t>(i)]);
+  for (const int64_t i : select_top(their_scores, count)) all.push_back(others[i]);
   std::ranges::sort(all);
   return all;
 }
@@ -47,7 +47,7 @@ CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& 
                                 std::span<const int64_t> k, OperationTimes* times) {
   const int64_t kv_heads = prompt.scores.rows, group_size = prompt.layer.shape.group_size();
   CriticalKvSelection result{Matrix(kv_heads, prompt.scores.cols), {}};
-  result.heads.resize(static_cast<size_t>(kv_heads));
+  result.heads.resize(kv_heads);
   // (A + epsilon) || V W^O ||_1, for a group of query heads: proofs/critical_kv.md#ckv-window.
   timed(times, "stage_two_scores", [&] {
     for (int64_t g = 0; g < kv_heads; ++g) {
@@ -60,14 +60,13 @@ CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& 
   timed(times, "selection", [&] {
     parallel_for(kv_heads, [&](int64_t g) {
       const auto candidates = [&](VectorView row) {
-        return row.subspan(static_cast<size_t>(prompt.first_candidate),
-                           static_cast<size_t>(prompt.candidates));
+        return row.subspan(prompt.first_candidate, static_cast<size_t>(prompt.candidates));
       };
       const VectorView attention = candidates(prompt.scores.row(g)),
                        stage_two = candidates(result.stage_two_scores.row(g));
-      TwoStageSelection& selection = result.heads[static_cast<size_t>(g)];
+      TwoStageSelection& selection = result.heads[g];
       // b' = floor(alpha b), b'' = b - b'. (The paper's header prints alpha = 0.25, its text and experiments use 0.5.)
-      const int64_t b = k[static_cast<size_t>(g)];
+      const int64_t b = k[g];
       const int64_t b_one = stage_one_count(options, b, [&] {
         return adaptive_stage_one(prompt.layer, g, prompt.window, prompt.always_kept,
                                   ranked_positions(prompt, attention, b));
@@ -113,7 +112,7 @@ std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, d
   require_equal("query heads of the scores", head_scores.rows, "query heads of the norms", norms.rows);
   require_equal("entries of the scores", head_scores.cols, "entries of the norms", norms.cols);
   const auto group_size = static_cast<double>(head_scores.rows);
-  std::vector<double> scores(static_cast<size_t>(head_scores.cols));
+  std::vector<double> scores(head_scores.cols);
   for (int64_t j = 0; j < head_scores.cols; ++j) {
     double products = 0;
     double attention = 0;
@@ -123,17 +122,17 @@ std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, d
       attention += head_scores(h, j);
       norm += norms(h, j);
     }
-    scores[static_cast<size_t>(j)] = gqa == GqaProduct::mean_of_products
-                                         ? products / group_size
-                                         : (attention / group_size + epsilon) * (norm / group_size);
+    scores[j] = gqa == GqaProduct::mean_of_products
+                    ? products / group_size
+                    : (attention / group_size + epsilon) * (norm / group_size);
   }
   return scores;
 }
 
 TwoStageSelection select_critical(VectorView attention_score, VectorView stage_two_score, int64_t k,
                                   int64_t stage_one_count) {
-  require_equal("attention scores", static_cast<int64_t>(attention_score.size()), "stage-two scores",
-                static_cast<int64_t>(stage_two_score.size()));
+  require_equal("attention scores", std::ssize(attention_score), "stage-two scores",
+                std::ssize(stage_two_score));
   if (stage_one_count < 0 || stage_one_count > k) {
     throw ShapeMismatch("stage one of " + std::to_string(stage_one_count) + " entries is outside 0.." +
                         std::to_string(k) + ", the entries selected");
@@ -146,13 +145,13 @@ TwoStageSelection select_critical(VectorView attention_score, VectorView stage_t
 
 int64_t adaptive_stage_one(MatrixView attention_weights, std::span<const int64_t> always_kept,
                            std::span<const int64_t> ranked) {
-  const auto k = static_cast<int64_t>(ranked.size());
+  const auto k = std::ssize(ranked);
   int64_t count = 0;
   for (int64_t row = 0; row < attention_weights.rows; ++row) {
     double mass = 0;
     for (const int64_t position : always_kept) mass += attention_weights(row, position);
     int64_t needed = 0;
-    while (needed < k && !(mass > 0.5)) mass += attention_weights(row, ranked[static_cast<size_t>(needed++)]);
+    while (needed < k && !(mass > 0.5)) mass += attention_weights(row, ranked[needed++]);
     if (!(mass > 0.5)) return k;
     count = std::max(count, needed);
   }
@@ -163,7 +162,7 @@ int64_t adaptive_stage_one(const LayerView& layer, int64_t kv_head, int64_t wind
                            std::span<const int64_t> always_kept, std::span<const int64_t> ranked) {
   int64_t count = 0;
   visit_window_attention(layer, kv_head, window, [&](int64_t, VectorView weights) {
-    const MatrixView row(weights.data(), 1, static_cast<int64_t>(weights.size()));
+    const MatrixView row(weights.data(), 1, std::ssize(weights));
     count = std::max(count, adaptive_stage_one(row, always_kept, ranked));
   });
   return count;

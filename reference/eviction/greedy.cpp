@@ -28,8 +28,7 @@ Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
     logits.visit(heads, [&](const WindowLogitsBlock& block) {
       for (int64_t row = 0; row < block.logits.rows; ++row) {
         const std::span<double> own = block.logits.row(row);
-        std::fill(own.begin() + block.visible[static_cast<size_t>(row)], own.end(),
-                  -std::numeric_limits<double>::infinity());
+        std::fill(own.begin() + block.visible[row], own.end(), -std::numeric_limits<double>::infinity());
         all.append_row(own);
       }
     });
@@ -39,14 +38,14 @@ Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
 
 // Everything depends on differences of values alone: without what they have in common nothing is lost in it.
 Matrix centred(MatrixView values) {
-  std::vector<double> mean(static_cast<size_t>(values.cols));
+  std::vector<double> mean(values.cols);
   for (int64_t j = 0; j < values.rows; ++j) {
     const VectorView value = values.row(j);
     for (size_t c = 0; c < mean.size(); ++c) mean[c] += value[c] / static_cast<double>(values.rows);
   }
   Matrix result(values.rows, values.cols);
   for (int64_t j = 0; j < values.rows; ++j) {
-    for (int64_t c = 0; c < values.cols; ++c) result(j, c) = values(j, c) - mean[static_cast<size_t>(c)];
+    for (int64_t c = 0; c < values.cols; ++c) result(j, c) = values(j, c) - mean[c];
   }
   return result;
 }
@@ -71,7 +70,7 @@ struct Query {
   MatrixView values;  // [n, head_dim]
 
   double weight(const Members& members, int64_t position) const {
-    return std::exp(logits[static_cast<size_t>(position)] - members.log_sum_exp);
+    return std::exp(logits[position] - members.log_sum_exp);
   }
   // sign: 1 puts an entry in, -1 takes it out.
   void count(Members& members, int64_t position, double sign) const {
@@ -82,7 +81,7 @@ struct Query {
   }
   Members gather(const Positions& positions) const {
     std::vector<double> own;
-    for (const int64_t j : positions) own.push_back(logits[static_cast<size_t>(j)]);
+    for (const int64_t j : positions) own.push_back(logits[j]);
     Members members{reference::log_sum_exp(own), 0, std::vector<double>(output.size())};
     for (const int64_t j : positions) count(members, j, 1);
     return members;
@@ -147,8 +146,8 @@ class Remaining {
  private:
   size_t count() const { return positions_.size(); }
   VectorView there(const Matrix& matrix, int64_t row) const { return matrix.row(row).first(count()); }
-  QuerySums& sums(int64_t row) { return sums_[static_cast<size_t>(row)]; }
-  const Query& query(int64_t row) const { return queries_[static_cast<size_t>(row)]; }
+  QuerySums& sums(int64_t row) { return sums_[row]; }
+  const Query& query(int64_t row) const { return queries_[row]; }
 
   void attend() {
     Matrix weights = logits_;
@@ -170,13 +169,12 @@ class Remaining {
   // The columns that depend on the sums over all.
   void note_weights(int64_t i) {
     for (size_t j = 0; j < count(); ++j) {
-      weights_(i, static_cast<int64_t>(j)) = query(i).weight(sums(i).all, positions_[j]);
+      weights_(i, j) = query(i).weight(sums(i).all, positions_[j]);
     }
   }
   void note_products(int64_t i) {
     for (size_t j = 0; j < count(); ++j) {
-      change_products_(i, static_cast<int64_t>(j)) =
-          inner_product(sums(i).all.change, values_.row(positions_[j]));
+      change_products_(i, j) = inner_product(sums(i).all.change, values_.row(positions_[j]));
     }
   }
 
@@ -218,7 +216,7 @@ class Remaining {
     const VectorView weights = there(weights_, i);
     const auto most = std::ranges::max_element(weights);
     std::optional<int64_t> dominant;
-    if (*most > own.all.mass / 2) dominant = positions_[static_cast<size_t>(most - weights.begin())];
+    if (*most > own.all.mass / 2) dominant = positions_[most - weights.begin()];
     if (dominant && dominant != own.dominant) own.others = query(i).gather(left_without(dominant));
     own.dominant = dominant;
     return own;
@@ -231,7 +229,7 @@ class Remaining {
       value_products.push_back(inner_product(values_.row(position), values_.row(other)));
     }
     for (int64_t i = 0; i < logits_.rows(); ++i) {
-      const double weight = weights_(i, static_cast<int64_t>(leaving));
+      const double weight = weights_(i, leaving);
       const std::span<double> products = change_products_.row(i);
       const VectorView output_products = there(output_products_, i);
       for (size_t j = 0; j < count(); ++j) products[j] -= weight * (value_products[j] - output_products[j]);

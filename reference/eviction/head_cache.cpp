@@ -18,10 +18,10 @@ void HeadCache::append(int64_t position, VectorView key, VectorView value) {
 
 void HeadCache::remove(int64_t entry) {
   const int64_t last = entries() - 1;
-  positions[static_cast<size_t>(entry)] = positions.back();
+  positions[entry] = positions.back();
   positions.pop_back();
   if (!votes.empty()) {
-    votes[static_cast<size_t>(entry)] = votes.back();
+    votes[entry] = votes.back();
     votes.pop_back();
   }
   for (Matrix* rows : {&keys, &values}) {

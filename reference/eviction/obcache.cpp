@@ -128,13 +128,13 @@ double dominant_score(Change change, const QueryAttention& attention, VectorView
 ScoredAttention scored_attention(Change change, MatrixView queries, const ScoredCache& cache, double scale) {
   const int64_t entries = cache.keys.rows;
   Matrix logits(queries.rows, entries);
-  const std::vector<int64_t> visible(static_cast<size_t>(queries.rows), entries);
+  const std::vector<int64_t> visible(queries.rows, entries);
   std::vector<double> largest = attention_logits(queries, cache.keys, scale, visible, logits.view());
   Matrix voted;
   if (!cache.votes.empty()) {
     voted = voted_logits(logits, cache.votes);
     for (int64_t h = 0; h < voted.rows(); ++h) {
-      largest[static_cast<size_t>(h)] = *std::ranges::max_element(voted.row(h));
+      largest[h] = *std::ranges::max_element(voted.row(h));
     }
   }
   ScoredAttention result{{}, Matrix(queries.rows, entries), Matrix(queries.rows, entries)};
@@ -161,11 +161,10 @@ Matrix window_scores(const LayerView& layer, int64_t window, Change change, Spac
     Scratch weights;
   };
   parallel_for(
-      static_cast<int64_t>(blocks.size()), [&] { return Memory(layer, window); },
+      std::ssize(blocks), [&] { return Memory(layer, window); },
       [&](Memory& memory, int64_t index) {
-        const HeadBlock& heads = blocks[static_cast<size_t>(index)];
-        const auto own =
-            std::span(spaces).subspan(static_cast<size_t>(heads.first), static_cast<size_t>(heads.count));
+        const HeadBlock& heads = blocks[index];
+        const auto own = std::span(spaces).subspan(heads.first, heads.count);
         const MatrixView values = layer.values.slice(layer.shape.kv_head_of(heads.first));
         const Matrix norms = squared_norms(values, own);
         memory.logits.visit(heads, [&](const WindowLogitsBlock& block) {

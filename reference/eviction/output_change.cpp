@@ -53,12 +53,11 @@ void measure_cancelled(const ChangeTerms& terms,
   for (size_t j = 0; j < changes.size(); ++j) {
     if (changes[j] < 0) cancelled.push_back(j);
   }
-  Matrix differences(static_cast<int64_t>(cancelled.size()), terms.values.cols);
+  Matrix differences(std::ssize(cancelled), terms.values.cols);
   for (size_t i = 0; i < cancelled.size(); ++i) {
     const ScaledDifference<double> by = difference(cancelled[i]);
     scales.push_back(by.scale * by.scale);
-    combine(by, terms.values.row(static_cast<int64_t>(cancelled[i])), terms.output,
-            differences.row(static_cast<int64_t>(i)));
+    combine(by, terms.values.row(static_cast<int64_t>(cancelled[i])), terms.output, differences.row(i));
   }
   const std::vector<double> norms = terms.space.squared_norms(differences);
   for (size_t i = 0; i < cancelled.size(); ++i) changes[cancelled[i]] = scales[i] * norms[i];

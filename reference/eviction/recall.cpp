@@ -30,7 +30,7 @@ Matrix eviction_errors(const LayerShape& shape, double scale, TensorView keys, T
                        MatrixView queries, int64_t prompt_tokens) {
   require_step(shape, keys, values, queries, prompt_tokens);
   const int64_t group = shape.group_size();
-  const std::vector<ValueSpace> spaces(static_cast<size_t>(group));
+  const std::vector<ValueSpace> spaces(group);
   Matrix errors(shape.query_heads, prompt_tokens);
   parallel_for(shape.kv_heads, [&](int64_t g) {
     const std::vector<double> norms = spaces.front().squared_norms(values.slice(g));
@@ -39,8 +39,7 @@ Matrix eviction_errors(const LayerShape& shape, double scale, TensorView keys, T
     const Matrix scores =
         scored_attention(Change::exact, queries.middle_rows(g * group, group), cache, scale).scores;
     for (int64_t h = 0; h < group; ++h) {
-      std::ranges::copy(scores.row(h).first(static_cast<size_t>(prompt_tokens)),
-                        errors.row(g * group + h).begin());
+      std::ranges::copy(scores.row(h).first(prompt_tokens), errors.row(g * group + h).begin());
     }
   });
   return errors;
@@ -53,7 +52,7 @@ double share_found(std::span<const int64_t> wanted, std::span<const int64_t> fou
 }
 
 double recall(VectorView scores, VectorView truth, int64_t k) {
-  require_equal("scores", static_cast<int64_t>(scores.size()), "entries", static_cast<int64_t>(truth.size()));
+  require_equal("scores", std::ssize(scores), "entries", std::ssize(truth));
   return share_found(select_top(truth, k), select_top(scores, k));
 }
 

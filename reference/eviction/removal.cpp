@@ -23,9 +23,9 @@ struct Part {
   // Its output; logits become weights.
   std::vector<double> output() {
     softmax(logits, *std::ranges::max_element(logits), logits);
-    std::vector<double> mean(static_cast<size_t>(values.cols()));
+    std::vector<double> mean(values.cols());
     for (size_t i = 0; i < logits.size(); ++i) {
-      const VectorView value = values.row(static_cast<int64_t>(i));
+      const VectorView value = values.row(i);
       for (size_t c = 0; c < mean.size(); ++c) mean[c] += logits[i] * value[c];
     }
     return mean;
@@ -35,7 +35,7 @@ struct Part {
 }  // namespace
 
 std::vector<double> removal_change(VectorView logits, MatrixView values, std::span<const int64_t> removed) {
-  require_equal("logits", static_cast<int64_t>(logits.size()), "rows of values", values.rows);
+  require_equal("logits", std::ssize(logits), "rows of values", values.rows);
   require_finite("logits", logits);
   for (size_t i = 0; i < removed.size(); ++i) {
     if (removed[i] < 0 || removed[i] >= values.rows || (i > 0 && removed[i] <= removed[i - 1])) {
@@ -43,12 +43,12 @@ std::vector<double> removal_change(VectorView logits, MatrixView values, std::sp
                           "; expected ascending indices of " + std::to_string(values.rows) + " entries");
     }
   }
-  std::vector<double> change(static_cast<size_t>(values.cols));
+  std::vector<double> change(values.cols);
   if (removed.empty()) return change;
   Part leaving, staying;
   for (int64_t i = 0; i < values.rows; ++i) {
     Part& part = std::ranges::binary_search(removed, i) ? leaving : staying;
-    part.add(logits[static_cast<size_t>(i)], values.row(i));
+    part.add(logits[i], values.row(i));
   }
   if (staying.logits.empty()) throw NonFinite("all entries are removed: there is no output without them");
   const double mass = 1 / (1 + std::exp(log_sum_exp(staying.logits) - log_sum_exp(leaving.logits)));

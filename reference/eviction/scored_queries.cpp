@@ -31,7 +31,7 @@ const Matrix& ScoredQueries::attend_values() {
   multiply(weights_, entries_.values, means_.view());
   outputs_ = means_;
   for (int64_t row = 0; row < outputs_.rows(); ++row) {
-    const QueryAttention& attention = attention_[static_cast<size_t>(row)];
+    const QueryAttention& attention = attention_[row];
     if (attention.dominant < 0) continue;
     const VectorView value = entries_.values.row(attention.dominant);
     const std::span<double> output = outputs_.row(row);
@@ -44,7 +44,7 @@ const Matrix& ScoredQueries::attend_values() {
 
 void ScoredQueries::restore_weights() {
   for (int64_t row = 0; row < weights_.rows; ++row) {
-    const QueryAttention& attention = attention_[static_cast<size_t>(row)];
+    const QueryAttention& attention = attention_[row];
     if (attention.dominant < 0) continue;
     for (double& weight : weights_.row(row)) weight *= attention.rest;
     weights_(row, attention.dominant) = attention.lead;
@@ -57,7 +57,7 @@ void ScoredQueries::add_scores(MutableMatrixView scores) {
   Matrix changes(weights_.rows, size);
   for (int64_t b = 0; b < token_blocks(entries_.values.rows, size); ++b) {
     const TokenBlock block(entries_.values, b, size);
-    if (change_ != Change::value) multiply_transposed(duals_, block.rows, changes.view());
+    if (change_ != Change::value) multiply_transposed(gram_products_, block.rows, changes.view());
     for (int64_t row = 0; row < weights_.rows; ++row)
       add_row(row, block.first, block.rows, block.count, changes.row(row), scores);
   }
@@ -65,15 +65,15 @@ void ScoredQueries::add_scores(MutableMatrixView scores) {
 
 // The outputs so that their inner products with values are those of the head's space, and their lengths.
 void ScoredQueries::project_outputs() {
-  output_norms_.assign(static_cast<size_t>(weights_.rows), 0.0);
+  output_norms_.assign(weights_.rows, 0.0);
   if (change_ == Change::value) return;
-  duals_ = Matrix(outputs_.rows(), outputs_.cols());
+  gram_products_ = Matrix(outputs_.rows(), outputs_.cols());
   for (int64_t first = 0; first < outputs_.rows(); first += queries_.per_head) {
     const ValueSpace& space = entries_.spaces[queries_.head_of(first)];
     const MatrixView outputs = outputs_.view().middle_rows(first, queries_.per_head);
-    const Matrix duals = space.dual(outputs);
+    const Matrix gram_products = space.gram_product(outputs);
     const std::vector<double> norms = space.squared_norms(outputs);
-    std::ranges::copy(duals.numbers(), duals_.row(first).begin());
+    std::ranges::copy(gram_products.numbers(), gram_products_.row(first).begin());
     std::ranges::copy(norms, output_norms_.begin() + first);
   }
 }
@@ -81,12 +81,12 @@ void ScoredQueries::project_outputs() {
 // One query's changes of one block of entries, added to its head's scores.
 void ScoredQueries::add_row(int64_t row, int64_t first_entry, MatrixView values, int64_t count,
                             std::span<double> changes, MutableMatrixView scores) {
-  const auto index = static_cast<size_t>(row);
+  const int64_t index = row;
   const QueryAttention& attention = attention_[index];
   const auto first = static_cast<size_t>(first_entry);
   const int64_t seen = std::min(count, queries_.visible[index] - first_entry);
   if (seen <= 0) return;
-  const auto part = [&](auto numbers) { return numbers.subspan(first, static_cast<size_t>(seen)); };
+  const auto part = [&](auto numbers) { return numbers.subspan(first, seen); };
   const auto head = static_cast<int64_t>(queries_.head_of(row));
   const ValueSpace& space = entries_.spaces[queries_.head_of(row)];
   const ChangeTerms terms{part(queries_.logits.row(row)),
@@ -97,10 +97,10 @@ void ScoredQueries::add_row(int64_t row, int64_t first_entry, MatrixView values,
                           output_norms_[index],
                           attention,
                           space};
-  changes = changes.first(static_cast<size_t>(seen));
+  changes = changes.first(seen);
   score_entries(change_, terms, changes);
   if (const int64_t at = attention.dominant - first_entry; 0 <= at && at < seen) {
-    changes[static_cast<size_t>(at)] =
+    changes[at] =
         dominant_score(change_, attention, entries_.values.row(attention.dominant), means_.row(row), space);
   }
   add(changes, part(scores.row(head)));

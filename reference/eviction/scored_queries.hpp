@@ -55,7 +55,7 @@ class ScoredQueries {
   MutableMatrixView weights_;  // of the rows with an entry set aside: shares of `rest`, and 0 for it
   std::vector<QueryAttention> attention_;  // [rows]
   Matrix means_;                           // sum_j weights_ij v_j [rows, head_dim]
-  Matrix outputs_, duals_;                 // [rows, head_dim]
+  Matrix outputs_, gram_products_;         // [rows, head_dim]
   std::vector<double> output_norms_;       // [rows]
 };
 

@@ -11,7 +11,7 @@ namespace kvbound::reference {
 namespace {
 
 void require_ranks(VectorView scores, int64_t k) {
-  if (k < 0 || k > static_cast<int64_t>(scores.size())) {
+  if (k < 0 || k > std::ssize(scores)) {
     throw ShapeMismatch("cannot select " + std::to_string(k) + " of " + std::to_string(scores.size()) +
                         " entries");
   }
@@ -41,7 +41,7 @@ Threshold threshold(VectorView scores, int64_t k) {
 
 std::vector<int64_t> rank_top(VectorView scores, int64_t k) {
   std::vector<int64_t> order = select_top(scores, k);
-  const auto score = [&](int64_t i) { return scores[static_cast<size_t>(i)]; };
+  const auto score = [&](int64_t i) { return scores[i]; };
   std::ranges::sort(order,
                     [&](int64_t a, int64_t b) { return score(a) != score(b) ? score(a) > score(b) : a < b; });
   return order;

@@ -27,7 +27,7 @@ SnapKvSelection snap_kv(const LayerView& layer, const ObservationWindow& window,
   result.scores = group_mean(result.head_scores, layer.shape.group_size());
   for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
     // The top k of the prefix, and the whole window.
-    const int64_t k = budgets[static_cast<size_t>(g)] - window.kept;
+    const int64_t k = budgets[g] - window.kept;
     std::vector<int64_t> kept = select_top(result.scores.row(g), k);
     for (int64_t position = candidates; position < tokens; ++position) kept.push_back(position);
     result.kept.push_back(std::move(kept));

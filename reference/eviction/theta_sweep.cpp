@@ -30,7 +30,7 @@ Matrix relative_norms(const ThetaSweepInput& input) {
     for (const double norm : norms) mean += norm;
     mean /= static_cast<double>(norms.size());
     for (int64_t j = 0; j < relative.cols(); ++j) {
-      const double norm = norms[static_cast<size_t>(input.candidates[static_cast<size_t>(j)])];
+      const double norm = norms[input.candidates[j]];
       relative(h, j) = mean > 0 ? norm / mean : 0;
     }
   }
@@ -38,11 +38,11 @@ Matrix relative_norms(const ThetaSweepInput& input) {
 }
 
 std::vector<double> sweep_scores(MatrixView head_scores, MatrixView relative_norms, double lambda) {
-  std::vector<double> scores(static_cast<size_t>(head_scores.cols), 0.0);
+  std::vector<double> scores(head_scores.cols, 0.0);
   for (int64_t h = 0; h < head_scores.rows; ++h) {
     for (int64_t j = 0; j < head_scores.cols; ++j) {
       const double factor = lambda == kInfinity ? 1 : lambda + relative_norms(h, j);
-      scores[static_cast<size_t>(j)] += head_scores(h, j) * factor;
+      scores[j] += head_scores(h, j) * factor;
     }
   }
   for (double& score : scores) score /= static_cast<double>(head_scores.rows);
@@ -52,7 +52,7 @@ std::vector<double> sweep_scores(MatrixView head_scores, MatrixView relative_nor
 // sum_h theta_h of a selection; infinite if it keeps nothing of a head's attention.
 double total_bound(const ThetaSweepInput& input, const std::vector<int64_t>& selected) {
   std::vector<int64_t> kept(input.always_kept.begin(), input.always_kept.end());
-  for (const int64_t i : selected) kept.push_back(input.candidates[static_cast<size_t>(i)]);
+  for (const int64_t i : selected) kept.push_back(input.candidates[i]);
   std::ranges::sort(kept);
   double total = 0;
   for (int64_t h = 0; h < input.attention_weights.rows; ++h) {
@@ -66,8 +66,7 @@ double total_bound(const ThetaSweepInput& input, const std::vector<int64_t>& sel
 void require_valid(const ThetaSweepInput& input, int64_t k) {
   const MatrixView weights = input.attention_weights;
   const MatrixView norms = input.projected_value_norms;
-  require_equal("candidates", static_cast<int64_t>(input.candidates.size()), "columns of head_scores",
-                input.head_scores.cols);
+  require_equal("candidates", std::ssize(input.candidates), "columns of head_scores", input.head_scores.cols);
   require_equal("columns of attention_weights", weights.cols, "columns of projected_value_norms", norms.cols);
   require_equal("rows of attention_weights", weights.rows, "rows of projected_value_norms", norms.rows);
   require_equal("rows of attention_weights", weights.rows, "rows of head_scores", input.head_scores.rows);
@@ -76,7 +75,7 @@ void require_valid(const ThetaSweepInput& input, int64_t k) {
     require_finite("projected_value_norms", norms.row(h));
   }
   for (const std::vector<int64_t>& rival : input.rivals) {
-    require_equal("entries of a rival", static_cast<int64_t>(rival.size()), "k", k);
+    require_equal("entries of a rival", std::ssize(rival), "k", k);
   }
 }
 

@@ -25,7 +25,7 @@ ValueSpace::ValueSpace(Space space, MatrixView output_projection) {
   multiply_transposed(output_projection, output_projection, gram_->view());
 }
 
-Matrix ValueSpace::dual(MatrixView rows) const {
+Matrix ValueSpace::gram_product(MatrixView rows) const {
   Matrix result(rows.rows, rows.cols);
   if (gram_) {
     require_equal("columns of the rows", rows.cols, "head_dim", gram_->rows());
@@ -49,9 +49,9 @@ std::vector<double> ValueSpace::squared_norms(MatrixView rows) const {
 }
 
 void ValueSpace::append_squared_norms(const TokenBlock& block, std::vector<double>& norms) const {
-  const Matrix duals = dual(block.rows);
+  const Matrix gram_products = gram_product(block.rows);
   for (int64_t i = 0; i < block.count; ++i) {
-    norms.push_back(not_negative(inner_product(block.rows.row(i), duals.row(i))));
+    norms.push_back(not_negative(inner_product(block.rows.row(i), gram_products.row(i))));
   }
 }
 
@@ -64,18 +64,18 @@ double ValueSpace::squared_norm(VectorView x) const {
 
 std::vector<ValueSpace> value_spaces(Space space, MatrixView output_projection, int64_t query_heads) {
   const int64_t head_dim = output_projection.rows / query_heads;
-  std::vector<ValueSpace> spaces(static_cast<size_t>(query_heads));
+  std::vector<ValueSpace> spaces(query_heads);
   if (space == Space::head) return spaces;
   parallel_for(query_heads, [&](int64_t h) {
-    spaces[static_cast<size_t>(h)] = ValueSpace(space, output_projection.middle_rows(h * head_dim, head_dim));
+    spaces[h] = ValueSpace(space, output_projection.middle_rows(h * head_dim, head_dim));
   });
   return spaces;
 }
 
 Matrix squared_norms(MatrixView values, std::span<const ValueSpace> spaces) {
-  Matrix norms(static_cast<int64_t>(spaces.size()), values.rows);
+  Matrix norms(std::ssize(spaces), values.rows);
   for (size_t h = 0; h < spaces.size(); ++h) {
-    const std::span<double> row = norms.row(static_cast<int64_t>(h));
+    const std::span<double> row = norms.row(h);
     if (h > 0 && spaces[h].is_head()) {
       std::ranges::copy(norms.row(0), row.begin());
     } else {

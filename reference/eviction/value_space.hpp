@@ -31,7 +31,7 @@ class ValueSpace {
   /// rows     [rows, head_dim]
   /// returns  [rows, head_dim]
   /// throws   ShapeMismatch
-  Matrix dual(MatrixView rows) const;
+  Matrix gram_product(MatrixView rows) const;
 
   /// x . x of every row: >= 0.
   ///

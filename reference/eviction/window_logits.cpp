@@ -85,12 +85,11 @@ Matrix window_attention_sums(const LayerView& layer, int64_t window) {
   Matrix sums(layer.shape.query_heads, layer.prompt_tokens());
   const std::vector<HeadBlock> blocks = head_blocks(layer.shape);
   parallel_for(
-      static_cast<int64_t>(blocks.size()), [&] { return WindowLogits(layer, window); },
+      std::ssize(blocks), [&] { return WindowLogits(layer, window); },
       [&](WindowLogits& logits, int64_t block) {
-        visit_exponentials(logits, blocks[static_cast<size_t>(block)],
-                           [&](int64_t head, VectorView exponentials, double total) {
-                             add_quotients(exponentials, total, sums.row(head));
-                           });
+        visit_exponentials(logits, blocks[block], [&](int64_t head, VectorView exponentials, double total) {
+          add_quotients(exponentials, total, sums.row(head));
+        });
       });
   return sums;
 }

@@ -54,14 +54,12 @@ bool spreads(double probability, int64_t seed, int64_t kv_head, int64_t position
 std::vector<int64_t> following_entries(std::span<const int64_t> positions, int64_t position, int64_t most) {
   std::vector<int64_t> entries;
   for (size_t j = 0; j < positions.size(); ++j) {
-    if (positions[j] > position) entries.push_back(static_cast<int64_t>(j));
+    if (positions[j] > position) entries.push_back(j);
   }
-  const auto nearer = [&](int64_t a, int64_t b) {
-    return positions[static_cast<size_t>(a)] < positions[static_cast<size_t>(b)];
-  };
+  const auto nearer = [&](int64_t a, int64_t b) { return positions[a] < positions[b]; };
   const auto sharing = std::min(std::ssize(entries), static_cast<std::ptrdiff_t>(most));
   std::ranges::partial_sort(entries, entries.begin() + sharing, nearer);
-  entries.resize(static_cast<size_t>(sharing));
+  entries.resize(sharing);
   return entries;
 }
 
@@ -86,16 +84,16 @@ HeadMerge spread_leaving(const Cam& options, int64_t kv_head, VectorView attenti
     const size_t sharing = std::min(static_cast<size_t>(options.neighbours), cache.positions.size() - next);
     std::vector<double> following;
     for (size_t j = next; j < next + sharing; ++j) {
-      following.push_back(attention[static_cast<size_t>(cache.positions[j])]);
+      following.push_back(attention[cache.positions[j]]);
     }
-    if (!is_drawn(options, kv_head, position, attention[static_cast<size_t>(position)], following)) continue;
+    if (!is_drawn(options, kv_head, position, attention[position], following)) continue;
     ++record.counts.merged;
     if (record.clusters.empty() || record.clusters.back().into != cache.positions[next]) {
       record.clusters.push_back({cache.positions[next], {}, {}});
     }
     record.clusters.back().from.push_back(position);
     for (size_t j = next; j < next + sharing; ++j) {
-      add_share(values.row(position), sharing, cache.values.row(static_cast<int64_t>(j)));
+      add_share(values.row(position), sharing, cache.values.row(j));
     }
   }
   return record;
@@ -104,16 +102,16 @@ HeadMerge spread_leaving(const Cam& options, int64_t kv_head, VectorView attenti
 HeadMerge spread_entry(const Cam& options, int64_t kv_head, VectorView attention, int64_t leaving,
                        std::optional<bool> drawn, HeadCache& cache, std::vector<int64_t>& changed) {
   HeadMerge record;
-  const int64_t position = cache.positions[static_cast<size_t>(leaving)];
+  const int64_t position = cache.positions[leaving];
   const std::vector<int64_t> entries = following_entries(cache.positions, position, options.neighbours);
   std::vector<double> following;
-  for (const int64_t entry : entries) following.push_back(attention[static_cast<size_t>(entry)]);
-  const double own = attention[static_cast<size_t>(leaving)];
+  for (const int64_t entry : entries) following.push_back(attention[entry]);
+  const double own = attention[leaving];
   if (entries.empty() || !drawn.value_or(is_drawn(options, kv_head, position, own, following))) return record;
   const std::vector<double> value(cache.values.row(leaving).begin(), cache.values.row(leaving).end());
   for (const int64_t entry : entries) {
     add_share(value, entries.size(), cache.values.row(entry));
-    record.positions.push_back(cache.positions[static_cast<size_t>(entry)]);
+    record.positions.push_back(cache.positions[entry]);
     record.votes.push_back(1);
     record.keys.append_row(cache.keys.row(entry));
     record.values.append_row(cache.values.row(entry));

@@ -35,9 +35,8 @@ ClusterChange ClusterChanges::of(const MergeCluster& cluster, const CacheEntries
   const std::vector<int64_t> members = rows_of_members(cluster, before_);
   const int64_t row = after.row_of(cluster.into);
   const VectorView value = after.values.row(row);
-  const Matrix logits =
-      voted_logits(attention_logits(queries_, after.keys.view().middle_rows(row, 1), scale_),
-                   {&after.votes[static_cast<size_t>(row)], 1});
+  const Matrix logits = voted_logits(
+      attention_logits(queries_, after.keys.view().middle_rows(row, 1), scale_), {&after.votes[row], 1});
   ClusterChange change;
   for (int64_t h = 0; h < queries_.rows(); ++h) {
     Rest rest = without(h, members);
@@ -53,7 +52,7 @@ ClusterChange ClusterChanges::of(const MergeCluster& cluster, const CacheEntries
 }
 
 ClusterChanges::Rest ClusterChanges::without(int64_t head, std::span<const int64_t> gone) const {
-  const auto h = static_cast<size_t>(head);
+  const int64_t h = head;
   double mass = 0;
   for (const int64_t row : gone) mass += std::exp(logits_(head, row) - log_sum_exp_[h]);
   if (mass > 0.5) return attend_without(head, gone);  // 1 - mass and the difference of outputs would cancel
@@ -69,9 +68,9 @@ ClusterChanges::Rest ClusterChanges::without(int64_t head, std::span<const int64
 
 ClusterChanges::Rest ClusterChanges::attend_without(int64_t head, std::span<const int64_t> gone) const {
   std::vector<double> weights(logits_.row(head).begin(), logits_.row(head).end());
-  for (const int64_t row : gone) weights[static_cast<size_t>(row)] = -std::numeric_limits<double>::infinity();
+  for (const int64_t row : gone) weights[row] = -std::numeric_limits<double>::infinity();
   const double log_sum = log_sum_exp(weights);
-  if (std::isinf(log_sum)) return {log_sum, std::vector<double>(static_cast<size_t>(outputs_.cols()))};
+  if (std::isinf(log_sum)) return {log_sum, std::vector<double>(outputs_.cols())};
   softmax(weights, std::ranges::max(weights), weights);
   return {log_sum, weighted_mean(weights, before_.values)};
 }
@@ -86,7 +85,7 @@ double ClusterChanges::floor_of(std::span<const int64_t> members) const {
       weights.push_back(logits_(h, row));
       values.append_row(before_.values.row(row));
     }
-    factors.push_back(2 * (log_sum_exp(weights) - log_sum_exp_[static_cast<size_t>(h)]));
+    factors.push_back(2 * (log_sum_exp(weights) - log_sum_exp_[h]));
     softmax(weights, std::ranges::max(weights), weights);
     means.append_row(weighted_mean(weights, values));
   }
@@ -95,7 +94,7 @@ double ClusterChanges::floor_of(std::span<const int64_t> members) const {
   const std::vector<double> best = weighted_mean(shares, means);
   double sum = 0;
   for (int64_t h = 0; h < means.rows(); ++h) {
-    sum += std::exp(factors[static_cast<size_t>(h)]) * squared_distance(best, means.row(h));
+    sum += std::exp(factors[h]) * squared_distance(best, means.row(h));
   }
   return std::sqrt(sum);
 }

@@ -54,7 +54,7 @@ ClusterMembers members_of(const MergingCache& cache, std::span<const int64_t> cl
                          {},
                          columns_of(cache.log_scores, cluster)};
   for (const int64_t entry : cluster) {
-    members.votes.push_back(cache.votes.empty() ? 1 : cache.votes[static_cast<size_t>(entry)]);
+    members.votes.push_back(cache.votes.empty() ? 1 : cache.votes[entry]);
   }
   return members;
 }
@@ -96,7 +96,7 @@ std::vector<double> missing_logits(const MergeQueries& queries, const std::vecto
   std::vector<double> apart(key.size());
   for (size_t h = 0; h < means.size(); ++h) {
     for (size_t c = 0; c < key.size(); ++c) apart[c] = means[h].key[c] - key[c];
-    missing.push_back(queries.logit(static_cast<int64_t>(h), apart) - means[h].divergence);
+    missing.push_back(queries.logit(h, apart) - means[h].divergence);
   }
   return missing;
 }
@@ -165,7 +165,7 @@ std::vector<MergedEntry> keep_kv(const MergingCache& cache, std::span<const std:
 }
 
 MergedEntry merge_cluster(const MergeQueries& queries, const ClusterMembers& members) {
-  std::vector<int64_t> all(static_cast<size_t>(members.keys.rows()));
+  std::vector<int64_t> all(members.keys.rows());
   std::iota(all.begin(), all.end(), 0);
   const MergingCache cache{members.keys, members.values, members.votes, members.log_scores};
   return keep_kv(cache, std::span(&all, 1), queries).front();
@@ -179,7 +179,7 @@ MergeQueries::MergeQueries(const KeyRule& rule, MatrixView queries, double scale
   }
   const bool joint = rule.gqa == MergeGqa::joint && heads_ > 1;
   if (joint) {
-    require_equal("log_denominators", static_cast<int64_t>(log_denominators_.size()), "query heads", heads_);
+    require_equal("log_denominators", std::ssize(log_denominators_), "query heads", heads_);
   } else {
     log_denominators_.clear();
   }
@@ -210,12 +210,12 @@ std::vector<double> MergeQueries::correction(VectorView logits) const {
 }
 
 double MergeQueries::log_denominator(int64_t head) const {
-  return log_denominators_.empty() ? 0 : log_denominators_[static_cast<size_t>(head)];
+  return log_denominators_.empty() ? 0 : log_denominators_[head];
 }
 
 ClusterMean cluster_mean(const ClusterMembers& members, VectorView log_scores) {
   require_finite("log_scores", log_scores);
-  require_equal("log_scores", static_cast<int64_t>(log_scores.size()), "rows of keys", members.keys.rows());
+  require_equal("log_scores", std::ssize(log_scores), "rows of keys", members.keys.rows());
   const size_t count = log_scores.size();
   const double all_votes = sum(members.votes);
   ClusterMean mean;

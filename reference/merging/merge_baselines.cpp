@@ -50,13 +50,13 @@ Matrix differences(MatrixView keys, double factor) {
 std::vector<double> relative_squared_distances(MatrixView keys) {
   Matrix moved = differences(keys, 1);
   if (!std::isfinite(max_abs(moved.numbers()))) moved = differences(keys, 0.5);
-  std::vector<double> result(static_cast<size_t>(keys.rows));
+  std::vector<double> result(keys.rows);
   const double size = max_abs(moved.numbers());
   if (size == 0) return result;
   const int exponent = -1 - std::ilogb(size);
   for (int64_t j = 1; j < keys.rows; ++j) {
     for (double& number : moved.row(j)) number = std::scalbn(number, exponent);
-    result[static_cast<size_t>(j)] = inner_product(moved.row(j), moved.row(j));
+    result[j] = inner_product(moved.row(j), moved.row(j));
   }
   return result;
 }

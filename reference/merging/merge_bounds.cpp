@@ -24,8 +24,7 @@ std::vector<double> squared_norms(MatrixView rows) {
 }  // namespace
 
 double prediction_error(VectorView log_predicted, VectorView log_actual) {
-  require_equal("log_predicted", static_cast<int64_t>(log_predicted.size()), "log_actual",
-                static_cast<int64_t>(log_actual.size()));
+  require_equal("log_predicted", std::ssize(log_predicted), "log_actual", std::ssize(log_actual));
   double largest = 0;
   for (size_t i = 0; i < log_actual.size(); ++i) {
     const double error = std::abs(std::expm1(log_predicted[i] - log_actual[i]));
@@ -58,10 +57,10 @@ double largest_distance(MatrixView values, MatrixView others) {
       const TokenBlock right(others, b);
       multiply_transposed(left.rows, right.rows, products.view());
       for (int64_t i = 0; i < left.count; ++i) {
-        const double own = value_norms[static_cast<size_t>(left.first + i)];
+        const double own = value_norms[left.first + i];
         const double* row = products.row(i).data();
         for (int64_t j = 0; j < right.count; ++j) {
-          const double both = own + other_norms[static_cast<size_t>(right.first + j)];
+          const double both = own + other_norms[right.first + j];
           if (both * (1 + rounding) - 2 * row[j] <= farthest) continue;
           farthest =
               std::max(farthest, squared_distance(values.row(left.first + i), others.row(right.first + j)));

@@ -22,7 +22,7 @@ ClusterMembers all_members(std::span<const MergedCluster> clusters) {
     for (int64_t j = 0; j < cluster.members.keys.rows(); ++j) {
       all.keys.append_row(cluster.members.keys.row(j));
       all.values.append_row(cluster.members.values.row(j));
-      all.votes.push_back(cluster.members.votes[static_cast<size_t>(j)]);
+      all.votes.push_back(cluster.members.votes[j]);
     }
   }
   return all;
@@ -41,7 +41,7 @@ class QueryEffect {
         log_sum_exp_now_(reference::log_sum_exp(logits_)) {
     std::vector<double> before(logits_.begin(), logits_.end());
     for (const MergedCluster& cluster : clusters) {
-      before[static_cast<size_t>(cluster.row)] = -std::numeric_limits<double>::infinity();
+      before[cluster.row] = -std::numeric_limits<double>::infinity();
     }
     before.insert(before.end(), member_logits_.begin(), member_logits_.end());
     log_sum_exp_ = reference::log_sum_exp(before);
@@ -61,8 +61,7 @@ class QueryEffect {
       return;
     }
     for (size_t j = 0; j < member_logits_.size(); ++j) {
-      add(change, std::exp(member_logits_[j] - log_sum_exp_), members_.values.row(static_cast<int64_t>(j)),
-          output_now);
+      add(change, std::exp(member_logits_[j] - log_sum_exp_), members_.values.row(j), output_now);
     }
     for (size_t r = 0; r < clusters_.size(); ++r) {
       add(change, -std::exp(logit_of(r) - log_sum_exp_), cache_.values.row(clusters_[r].row), output_now);
@@ -70,7 +69,7 @@ class QueryEffect {
   }
 
  private:
-  double logit_of(size_t cluster) const { return logits_[static_cast<size_t>(clusters_[cluster].row)]; }
+  double logit_of(size_t cluster) const { return logits_[clusters_[cluster].row]; }
 
   // sum_j A_j (v_j - o') over the whole cache before.
   void add_difference(VectorView output_now, std::span<double> change) const {
@@ -78,13 +77,12 @@ class QueryEffect {
     for (size_t j = 0; j < weights.size(); ++j) {
       weights[j] = std::exp(std::min(logits_[j] - log_sum_exp_, 0.0));
     }
-    for (const MergedCluster& cluster : clusters_) weights[static_cast<size_t>(cluster.row)] = 0;
+    for (const MergedCluster& cluster : clusters_) weights[cluster.row] = 0;
     for (size_t j = 0; j < weights.size(); ++j) {
-      if (weights[j] > 0) add(change, weights[j], cache_.values.row(static_cast<int64_t>(j)), output_now);
+      if (weights[j] > 0) add(change, weights[j], cache_.values.row(j), output_now);
     }
     for (size_t j = 0; j < member_logits_.size(); ++j) {
-      add(change, std::exp(member_logits_[j] - log_sum_exp_), members_.values.row(static_cast<int64_t>(j)),
-          output_now);
+      add(change, std::exp(member_logits_[j] - log_sum_exp_), members_.values.row(j), output_now);
     }
   }
 
@@ -107,7 +105,7 @@ MergedCluster merged_cluster(const MergeCluster& cluster, const CacheEntries& be
     const int64_t row = before.row_of(position);
     result.members.keys.append_row(before.keys.row(row));
     result.members.values.append_row(before.values.row(row));
-    result.members.votes.push_back(before.votes[static_cast<size_t>(row)]);
+    result.members.votes.push_back(before.votes[row]);
   };
   append(cluster.into);
   for (const int64_t position : cluster.from) append(position);
@@ -118,7 +116,7 @@ MergedCluster merged_cluster(const MergeCluster& cluster, const CacheEntries& be
 MergeEffect merge_effect(MatrixView queries, double scale, const CacheEntries& cache,
                          std::span<const MergedCluster> clusters) {
   const ClusterMembers members = all_members(clusters);
-  const auto cluster_count = static_cast<int64_t>(clusters.size());
+  const auto cluster_count = std::ssize(clusters);
   MergeEffect effect;
   effect.change = Matrix(queries.rows, cache.values.cols());
   if (clusters.empty()) return effect;

@@ -26,14 +26,14 @@ std::vector<int64_t> roots_of(const std::vector<NearestKey>& parents, const Simi
   std::vector<int64_t> chain;
   for (int64_t i = 0; i < std::ssize(parents); ++i) {
     int64_t root = i;
-    while (roots[static_cast<size_t>(root)] < 0) {
-      const NearestKey& parent = parents[static_cast<size_t>(root)];
+    while (roots[root] < 0) {
+      const NearestKey& parent = parents[root];
       chain.push_back(root);
       if (parent.index < 0 || !is_similar(parent.cosine, target)) break;
       root = parent.index;
     }
-    const int64_t known = roots[static_cast<size_t>(root)];
-    for (const int64_t link : chain) roots[static_cast<size_t>(link)] = known < 0 ? root : known;
+    const int64_t known = roots[root];
+    for (const int64_t link : chain) roots[link] = known < 0 ? root : known;
     chain.clear();
   }
   return roots;
@@ -46,9 +46,9 @@ bool is_similar(double cosine, const SimilarTarget& target) {
 }
 
 std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count) {
-  std::vector<int64_t> others(static_cast<size_t>(count));
+  std::vector<int64_t> others(count);
   std::iota(others.begin(), others.end(), 0);
-  for (const int64_t index : chosen) others[static_cast<size_t>(index)] = -1;
+  for (const int64_t index : chosen) others[index] = -1;
   std::erase(others, -1);
   return others;
 }
@@ -59,14 +59,14 @@ MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const Simil
   std::map<int64_t, std::vector<int64_t>> members;
   for (size_t i = 0; i < leaving.size(); ++i) {
     if (nearest[i].index < 0 || !is_similar(nearest[i].cosine, target)) continue;
-    members[kept[static_cast<size_t>(nearest[i].index)]].push_back(leaving[i]);
+    members[kept[nearest[i].index]].push_back(leaving[i]);
   }
   return {std::move(kept), clusters_of(std::move(members))};
 }
 
 MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
                          std::span<const int64_t> always_kept, int64_t k, const SimilarTarget& target) {
-  const auto candidates = static_cast<int64_t>(scores.size());
+  const auto candidates = std::ssize(scores);
   const std::vector<int64_t> roots =
       roots_of(nearest_better_keys(keys.middle_rows(first, candidates), scores), target);
   std::map<int64_t, double> sums;  // by root
@@ -79,10 +79,10 @@ MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
   }
   std::vector<bool> stays(roots.size());
   MergeTargets result;
-  const int64_t staying = std::min(k, static_cast<int64_t>(root_scores.size()));
+  const int64_t staying = std::min(k, std::ssize(root_scores));
   for (const int64_t index : select_top(root_scores, staying)) {
-    const int64_t root = root_of_sum[static_cast<size_t>(index)];
-    stays[static_cast<size_t>(root)] = true;
+    const int64_t root = root_of_sum[index];
+    stays[root] = true;
     result.kept.push_back(first + root);
   }
   std::ranges::copy(always_kept, std::back_inserter(result.kept));
@@ -90,7 +90,7 @@ MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
   std::map<int64_t, std::vector<int64_t>> members;
   for (size_t i = 0; i < roots.size(); ++i) {
     const int64_t root = roots[i];
-    if (stays[static_cast<size_t>(root)] && root != static_cast<int64_t>(i)) {
+    if (stays[root] && root != static_cast<int64_t>(i)) {
       members[first + root].push_back(first + static_cast<int64_t>(i));
     }
   }

@@ -31,8 +31,8 @@ const Item& of_head(const char* what, const std::vector<Item>& heads, size_t kv_
 }
 
 void require_consistent(const HeadMerge& merge, int64_t head_dim) {
-  const auto count = static_cast<int64_t>(merge.positions.size());
-  require_equal("merged votes", static_cast<int64_t>(merge.votes.size()), "merged positions", count);
+  const auto count = std::ssize(merge.positions);
+  require_equal("merged votes", std::ssize(merge.votes), "merged positions", count);
   for (const auto& [what, rows] :
        {std::pair("merged keys", merge.keys.view()), {"merged values", merge.values.view()}}) {
     require_equal(std::string("rows of ") + what, rows.rows, "merged positions", count);
@@ -68,7 +68,7 @@ CacheEntries CacheEntries::at(const std::vector<int64_t>& wanted) const {
   CacheEntries chosen;
   for (const int64_t position : wanted) {
     const int64_t row = row_of(position);
-    chosen.append(position, votes[static_cast<size_t>(row)], keys.row(row), values.row(row));
+    chosen.append(position, votes[row], keys.row(row), values.row(row));
   }
   return chosen;
 }
@@ -137,9 +137,9 @@ std::optional<CacheMerge> MergedCache::evict(const StepRecord& step) {
   require_consistent(*merge, keys_.cols);
   for (size_t i = 0; i < merge->positions.size(); ++i) {
     const int64_t row = entries_.row_of(merge->positions[i]);
-    entries_.votes[static_cast<size_t>(row)] = merge->votes[i];
-    std::ranges::copy(merge->keys.row(static_cast<int64_t>(i)), entries_.keys.row(row).begin());
-    std::ranges::copy(merge->values.row(static_cast<int64_t>(i)), entries_.values.row(row).begin());
+    entries_.votes[row] = merge->votes[i];
+    std::ranges::copy(merge->keys.row(i), entries_.keys.row(row).begin());
+    std::ranges::copy(merge->values.row(i), entries_.values.row(row).begin());
   }
   return done;
 }

@@ -19,7 +19,7 @@ struct CacheEntries {
   Matrix keys;                ///< [entries, head_dim]
   Matrix values;              ///< [entries, head_dim]
 
-  int64_t entries() const { return static_cast<int64_t>(positions.size()); }
+  int64_t entries() const { return std::ssize(positions); }
   /// The row of the entry at a position; -1 if there is none.
   int64_t find(int64_t position) const;
   /// The same of an entry that has to be there; throws ShapeMismatch if it is not.

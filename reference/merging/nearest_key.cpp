@@ -35,10 +35,10 @@ std::vector<NearestKey> find_nearest(MatrixView leaving, MatrixView staying, con
   require_equal("columns of leaving", leaving.cols, "columns of staying", staying.cols);
   require_finite_keys("leaving", leaving);
   require_finite_keys("staying", staying);
-  std::vector<NearestKey> nearest(static_cast<size_t>(leaving.rows));
+  std::vector<NearestKey> nearest(leaving.rows);
   visit_cosines(leaving, staying, [&](int64_t key, int64_t first, std::span<double> cosines) {
     hide(key, first, cosines);
-    take_nearer(cosines, first, nearest[static_cast<size_t>(key)]);
+    take_nearer(cosines, first, nearest[key]);
   });
   return nearest;
 }
@@ -50,9 +50,9 @@ std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying) {
 }
 
 std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores) {
-  require_equal("scores", static_cast<int64_t>(scores.size()), "rows of keys", keys.rows);
+  require_equal("scores", std::ssize(scores), "rows of keys", keys.rows);
   return find_nearest(keys, keys, [&](int64_t key, int64_t first, std::span<double> cosines) {
-    const double own = scores[static_cast<size_t>(key)];
+    const double own = scores[key];
     const double* const others = scores.data() + first;
     for (size_t j = 0; j < cosines.size(); ++j) cosines[j] = others[j] > own ? cosines[j] : -kInfinity;
   });
@@ -65,17 +65,16 @@ std::vector<double> key_norms(MatrixView keys) {
 }
 
 NearestKey nearest_key(int64_t entry, MatrixView keys, VectorView norms, std::span<const int64_t> positions) {
-  require_equal("norms", static_cast<int64_t>(norms.size()), "rows of keys", keys.rows);
-  require_equal("positions", static_cast<int64_t>(positions.size()), "rows of keys", keys.rows);
+  require_equal("norms", std::ssize(norms), "rows of keys", keys.rows);
+  require_equal("positions", std::ssize(positions), "rows of keys", keys.rows);
   const VectorView key = keys.row(entry);
   NearestKey nearest;
   for (int64_t other = 0; other < keys.rows; ++other) {
     if (other == entry) continue;
-    const auto j = static_cast<size_t>(other);
-    const double near = cosine(key, norms[static_cast<size_t>(entry)], keys.row(other), norms[j]);
-    const bool nearer =
-        nearest.index < 0 || near > nearest.cosine ||
-        (near == nearest.cosine && positions[j] < positions[static_cast<size_t>(nearest.index)]);
+    const int64_t j = other;
+    const double near = cosine(key, norms[entry], keys.row(other), norms[j]);
+    const bool nearer = nearest.index < 0 || near > nearest.cosine ||
+                        (near == nearest.cosine && positions[j] < positions[nearest.index]);
     if (nearer) nearest = {other, near};
   }
   return nearest;

@@ -24,7 +24,7 @@ void normalise(std::span<double> logits, double largest) {
 
 std::vector<double> log_scores(ScoreKind kind, VectorView logits, VectorView votes) {
   if (!votes.empty()) {
-    require_equal("votes", static_cast<int64_t>(votes.size()), "logits", static_cast<int64_t>(logits.size()));
+    require_equal("votes", std::ssize(votes), "logits", std::ssize(logits));
   }
   std::vector<double> scores(logits.begin(), logits.end());
   if (kind == ScoreKind::raw) return scores;
@@ -49,7 +49,7 @@ void ScoreEma::append() {
 void ScoreEma::remove(int64_t entry) {
   assert(0 <= entry && entry < entries());
   const auto leave = [entry](std::vector<double>& numbers) {
-    numbers[static_cast<size_t>(entry)] = numbers.back();
+    numbers[entry] = numbers.back();
     numbers.pop_back();
   };
   leave(weights_);
@@ -63,7 +63,7 @@ void ScoreEma::remove(int64_t entry) {
 ScoreEma ScoreEma::of(std::span<const int64_t> chosen) const {
   ScoreEma result(options_, heads());
   const auto take = [chosen](const std::vector<double>& from, std::vector<double>& to) {
-    for (const int64_t entry : chosen) to.push_back(from[static_cast<size_t>(entry)]);
+    for (const int64_t entry : chosen) to.push_back(from[entry]);
   };
   take(weights_, result.weights_);
   result.exponentials_.resize(chosen.size());
@@ -80,9 +80,9 @@ void ScoreEma::observe(MatrixView log_scores) {
     throw ShapeMismatch("columns of log_scores is " + std::to_string(log_scores.cols) + " but entries is " +
                         std::to_string(entries()));
   }
-  for (int64_t h = 0; h < heads(); ++h) accumulate(sums_[static_cast<size_t>(h)], log_scores.row(h));
+  for (int64_t h = 0; h < heads(); ++h) accumulate(sums_[h], log_scores.row(h));
   for (int64_t j = 0; j < log_scores.cols; ++j) {
-    double& weight = weights_[static_cast<size_t>(j)];
+    double& weight = weights_[j];
     weight = options_.ema * weight + (1 - options_.ema);
   }
 }
@@ -101,9 +101,9 @@ void ScoreEma::accumulate(ScaledAverages& sums, VectorView log_scores) {
 }
 
 void ScoreEma::replace(int64_t entry, VectorView log_scores, int64_t tokens) {
-  require_equal("log_scores", static_cast<int64_t>(log_scores.size()), "query heads", heads());
+  require_equal("log_scores", std::ssize(log_scores), "query heads", heads());
   require_finite("log_scores", log_scores);
-  const auto j = static_cast<size_t>(entry);
+  const int64_t j = entry;
   if (weights_[j] == 0) return;  // what it would take over has no weight
   for (size_t h = 0; h < sums_.size(); ++h) {
     sums_[h].exponents[j] = log_scores[h] + log_divisor(entry, tokens);
@@ -112,7 +112,7 @@ void ScoreEma::replace(int64_t entry, VectorView log_scores, int64_t tokens) {
 }
 
 double ScoreEma::log_divisor(int64_t entry, int64_t tokens) const {
-  if (options_.normalisation == Normalisation::exact) return std::log(weights_[static_cast<size_t>(entry)]);
+  if (options_.normalisation == Normalisation::exact) return std::log(weights_[entry]);
   assert(tokens >= 1);
   return std::log(-std::expm1(static_cast<double>(tokens) * std::log(options_.ema)));
 }
@@ -123,8 +123,7 @@ double ScoreEma::log_predicted(const ScaledAverages& sums, size_t entry, double 
 }
 
 double ScoreEma::log_predicted(int64_t head, int64_t entry, int64_t tokens) const {
-  return log_predicted(sums_[static_cast<size_t>(head)], static_cast<size_t>(entry),
-                       log_divisor(entry, tokens));
+  return log_predicted(sums_[head], static_cast<size_t>(entry), log_divisor(entry, tokens));
 }
 
 Matrix ScoreEma::log_predicted(int64_t tokens) const {
@@ -132,7 +131,7 @@ Matrix ScoreEma::log_predicted(int64_t tokens) const {
   for (int64_t j = 0; j < entries(); ++j) {
     const double divisor = log_divisor(j, tokens);
     for (int64_t h = 0; h < heads(); ++h) {
-      result(h, j) = log_predicted(sums_[static_cast<size_t>(h)], static_cast<size_t>(j), divisor);
+      result(h, j) = log_predicted(sums_[h], static_cast<size_t>(j), divisor);
     }
   }
   return result;
@@ -146,11 +145,10 @@ ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScor
   for (const HeadBlock& heads : head_blocks(layer.shape, kv_head)) {
     window.visit(heads, [&](const WindowLogitsBlock& block) {
       for (int64_t row = 0; row < block.logits.rows; ++row) {
-        const auto index = static_cast<size_t>(row);
-        const std::span<double> logits =
-            block.logits.row(row).first(static_cast<size_t>(block.visible[index]));
+        const int64_t index = row;
+        const std::span<double> logits = block.logits.row(row).first(block.visible[index]);
         if (options.scores == ScoreKind::attention) normalise(logits, block.largest[index]);
-        result.accumulate(result.sums_[static_cast<size_t>(block.head_of(row) - first_head)], logits);
+        result.accumulate(result.sums_[block.head_of(row) - first_head], logits);
       }
     });
   }
@@ -161,7 +159,7 @@ ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScor
   }
   for (int64_t j = 0; j < layer.prompt_tokens(); ++j) {
     const int64_t seen = std::min(layer.window_queries(), layer.prompt_tokens() - j);
-    result.weights_[static_cast<size_t>(j)] = weights[static_cast<size_t>(seen)];
+    result.weights_[j] = weights[seen];
   }
   return result;
 }

@@ -1,4 +1,4 @@
-// What scores the queries to come will give, foretold by a moving average of those that were.
+// What scores the queries to come will give, predicted by a moving average of those that were.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ class ScoreEma {
   /// heads    query heads of the KV head
   ScoreEma(const PredictedScores& options, int64_t heads);
 
-  int64_t heads() const { return static_cast<int64_t>(sums_.size()); }
-  int64_t entries() const { return static_cast<int64_t>(weights_.size()); }
+  int64_t heads() const { return std::ssize(sums_); }
+  int64_t entries() const { return std::ssize(weights_); }
   /// One more entry, which no query has seen.
   void append();
   /// The last entry takes its place.

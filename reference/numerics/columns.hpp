@@ -12,7 +12,7 @@ namespace kvbound::reference {
 /// [rows, columns]; none of a matrix that has none.
 inline Matrix columns_of(MatrixView matrix, std::span<const int64_t> columns) {
   if (matrix.cols == 0) return {};
-  Matrix result(matrix.rows, static_cast<int64_t>(columns.size()));
+  Matrix result(matrix.rows, std::ssize(columns));
   for (int64_t i = 0; i < matrix.rows; ++i) {
     for (size_t j = 0; j < columns.size(); ++j) result.row(i)[j] = matrix(i, columns[j]);
   }
@@ -21,9 +21,9 @@ inline Matrix columns_of(MatrixView matrix, std::span<const int64_t> columns) {
 
 /// [rows, cols]
 inline Matrix rows_of(MatrixView matrix, std::span<const int64_t> rows) {
-  Matrix result(static_cast<int64_t>(rows.size()), matrix.cols);
+  Matrix result(std::ssize(rows), matrix.cols);
   for (size_t i = 0; i < rows.size(); ++i) {
-    std::ranges::copy(matrix.row(rows[i]), result.row(static_cast<int64_t>(i)).begin());
+    std::ranges::copy(matrix.row(rows[i]), result.row(i).begin());
   }
   return result;
 }

@@ -118,7 +118,7 @@ void visit_cosines(MatrixView rows, MatrixView others,
         for (int64_t first = 0; first < others.rows; first += kBlock) {
           multiply_transposed(work.directions, directions.view().middle_rows(first, kBlock),
                               work.cosines.view());
-          const auto there = static_cast<size_t>(std::min(kBlock, others.rows - first));
+          const int64_t there = std::min(kBlock, others.rows - first);
           for (int64_t i = 0; i < here; ++i) visit(first_row + i, first, work.cosines.row(i).first(there));
         }
       });

@@ -36,8 +36,8 @@ PseudoInverse::PseudoInverse(MatrixView rows, double rank) : conditions_(rows.ro
 }
 
 std::vector<double> PseudoInverse::solve(VectorView targets) const {
-  require_equal("targets", static_cast<int64_t>(targets.size()), "conditions", conditions_);
-  std::vector<double> solution(static_cast<size_t>(unknowns_));
+  require_equal("targets", std::ssize(targets), "conditions", conditions_);
+  std::vector<double> solution(unknowns_);
   for (int64_t i = 0; i < rank(); ++i) {
     double length = 0;
     for (size_t j = 0; j < targets.size(); ++j) length += combinations_.row(i)[j] * targets[j];

@@ -40,10 +40,10 @@ void add_row_sums(MatrixView rows, std::span<double> sums) {
   run_at(
       instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
         using L = decltype(lanes);
-        const auto columns = static_cast<size_t>(rows.cols);
+        const size_t columns = static_cast<size_t>(rows.cols);
         const size_t whole = columns / kLanes * kLanes;
         for (size_t i = 0; i < sums.size(); ++i) {
-          const double* row = rows.row(static_cast<int64_t>(i)).data();
+          const double* row = rows.row(i).data();
           typename L::Sums terms;
           for (size_t j = 0; j < whole; j += kLanes) add_terms<norm, L>(row + j, terms);
           if (whole < columns) {
@@ -74,7 +74,7 @@ void block_norms(const TokenBlock& block, MatrixView matrix, Matrix& projected, 
 void block_norms(const RowProduct& product, int64_t block_index, Norm norm, Matrix& projected,
                  std::span<double> all_norms) {
   const TokenBlock block(product.rows, block_index);
-  const auto norms = all_norms.subspan(static_cast<size_t>(block.first), static_cast<size_t>(block.count));
+  const auto norms = all_norms.subspan(block.first, block.count);
   switch (norm) {
     case Norm::l1:
       return block_norms<Norm::l1>(block, product.matrix, projected, norms);
@@ -88,7 +88,7 @@ void block_norms(const RowProduct& product, int64_t block_index, Norm norm, Matr
 std::vector<double> row_norms(MatrixView rows, MatrixView matrix, Norm norm) {
   const RowProduct product{rows, matrix};
   require_equal("columns of the rows", rows.cols, "rows of the matrix", matrix.rows);
-  std::vector<double> norms(static_cast<size_t>(rows.rows));
+  std::vector<double> norms(rows.rows);
   Matrix projected = product_block(matrix);
   for (int64_t b = 0; b < token_blocks(rows.rows); ++b) block_norms(product, b, norm, projected, norms);
   return norms;
@@ -106,7 +106,7 @@ Matrix row_norms(std::span<const RowProduct> products, Norm norm) {
       std::ssize(products) * blocks, [&] { return product_block(products.front().matrix); },
       [&](Matrix& projected, int64_t piece) {
         const int64_t index = piece / blocks;
-        block_norms(products[static_cast<size_t>(index)], piece % blocks, norm, projected, norms.row(index));
+        block_norms(products[index], piece % blocks, norm, projected, norms.row(index));
       });
   return norms;
 }

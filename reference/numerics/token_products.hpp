@@ -30,7 +30,7 @@ void multiply_by_tokens(MatrixView queries, MatrixView tokens, double scale, Mut
       Matrix padded(queries.rows, size);
       multiply_transposed(queries, block.rows, padded.view(), scale);
       for (int64_t i = 0; i < queries.rows; ++i) {
-        std::ranges::copy(padded.row(i).first(static_cast<size_t>(block.count)), there.row(i).begin());
+        std::ranges::copy(padded.row(i).first(block.count), there.row(i).begin());
       }
     }
     visit(block.first, block.count);

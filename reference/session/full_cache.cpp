@@ -17,7 +17,7 @@ std::vector<Matrix> matrices_of(TensorView tensor) {
 
 Tensor tensor_of(const std::vector<Matrix>& matrices) {
   const Matrix& first = matrices.front();
-  Tensor tensor(static_cast<int64_t>(matrices.size()), first.rows(), first.cols());
+  Tensor tensor(std::ssize(matrices), first.rows(), first.cols());
   double* next = tensor.data();
   for (const Matrix& matrix : matrices) next = std::ranges::copy(matrix.numbers(), next).out;
   return tensor;
@@ -30,8 +30,8 @@ FullCache::FullCache(const LayerView& layer)
 
 void FullCache::append(const StepView& view) {
   for (size_t g = 0; g < keys_.size(); ++g) {
-    keys_[g].append_row(view.keys.row(static_cast<int64_t>(g)));
-    values_[g].append_row(view.values.row(static_cast<int64_t>(g)));
+    keys_[g].append_row(view.keys.row(g));
+    values_[g].append_row(view.values.row(g));
   }
   queries_ = Matrix(view.queries.rows, view.queries.cols);
   for (int64_t h = 0; h < queries_.rows(); ++h)

@@ -19,8 +19,7 @@ void copy_row(VectorView from, std::span<double> to) { std::ranges::copy(from, t
 Matrix entry_columns(MatrixView prompt, const std::vector<int64_t>& positions, int64_t room) {
   Matrix columns(prompt.rows, room);
   for (int64_t h = 0; h < prompt.rows; ++h) {
-    for (size_t j = 0; j < positions.size(); ++j)
-      columns(h, static_cast<int64_t>(j)) = prompt(h, positions[j]);
+    for (size_t j = 0; j < positions.size(); ++j) columns(h, j) = prompt(h, positions[j]);
   }
   return columns;
 }
@@ -67,7 +66,7 @@ void HeadEviction::revalue(int64_t entry, const HeadCache& cache) {
   const MatrixView value = cache.values.view().middle_rows(entry, 1);
   for (int64_t h = 0; h < group_size_; ++h) {
     if (!spaces_.empty()) {
-      squared_norms_(h, entry) = spaces_[static_cast<size_t>(h)].squared_norms(value).front();
+      squared_norms_(h, entry) = spaces_[h].squared_norms(value).front();
     }
     if (stages_) {
       const int64_t head_dim = value.cols;
@@ -111,8 +110,7 @@ std::optional<int64_t> HeadEviction::next_evicted(const HeadCache& cache, int64_
   if (entries_ <= budget_) return std::nullopt;
   std::vector<int64_t> candidates;
   for (int64_t entry = 0; entry < entries_; ++entry) {
-    if (!rules_.always_keeps(cache.positions[static_cast<size_t>(entry)], newest))
-      candidates.push_back(entry);
+    if (!rules_.always_keeps(cache.positions[entry], newest)) candidates.push_back(entry);
   }
   std::vector<double> scores = reduced_scores();
   if (stages_) {
@@ -143,11 +141,11 @@ std::vector<int64_t> HeadEviction::outside_stage_one(std::vector<int64_t> candid
 }
 
 int64_t HeadEviction::adaptive_count(const std::vector<int64_t>& ranked, int64_t kept) const {
-  std::vector<int64_t> always_kept(static_cast<size_t>(entries_));
+  std::vector<int64_t> always_kept(entries_);
   std::iota(always_kept.begin(), always_kept.end(), 0);
-  for (const int64_t entry : ranked) always_kept[static_cast<size_t>(entry)] = -1;
+  for (const int64_t entry : ranked) always_kept[entry] = -1;
   std::erase(always_kept, -1);
-  return adaptive_stage_one(weights_, always_kept, std::span(ranked).first(static_cast<size_t>(kept)));
+  return adaptive_stage_one(weights_, always_kept, std::span(ranked).first(kept));
 }
 
 void HeadEviction::remove(int64_t entry) {
@@ -159,7 +157,7 @@ void HeadEviction::remove(int64_t entry) {
 
 // [group_size, entries], as the prompt's scores are reduced.
 std::vector<double> HeadEviction::reduced_scores() const {
-  if (!is_scored()) return std::vector<double>(static_cast<size_t>(entries_));
+  if (!is_scored()) return std::vector<double>(entries_);
   const Matrix reduced = reduce_group(of_entries(scores_), group_size_, score_.group);
   return {reduced.row(0).begin(), reduced.row(0).end()};
 }

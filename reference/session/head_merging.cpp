@@ -157,9 +157,9 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
                scores = prediction_.of(entries);
   std::vector<double> votes;
   if (!cache.votes.empty()) {
-    for (const int64_t entry : entries) votes.push_back(cache.votes[static_cast<size_t>(entry)]);
+    for (const int64_t entry : entries) votes.push_back(cache.votes[entry]);
   }
-  const auto position_of = [&](int64_t entry) { return cache.positions[static_cast<size_t>(entry)]; };
+  const auto position_of = [&](int64_t entry) { return cache.positions[entry]; };
   departure.into = position_of(nearest.index);
   departure.changed = {nearest.index};
   record.clusters.push_back({departure.into, {position_of(leaving)}, scores});
@@ -188,7 +188,7 @@ NearestKey HeadMerging::target(int64_t leaving, const HeadCache& cache, std::opt
 void HeadMerging::leave(int64_t entry) {
   prediction_.leave(entry);
   if (key_norms_.empty()) return;
-  key_norms_[static_cast<size_t>(entry)] = key_norms_.back();
+  key_norms_[entry] = key_norms_.back();
   key_norms_.pop_back();
 }
 
@@ -220,7 +220,7 @@ std::vector<MergedEntry> HeadMerging::merged_entries(const MergingCache& entries
 }
 
 void HeadMerging::put(int64_t entry, const MergedEntry& merged, HeadCache& cache) {
-  const auto index = static_cast<size_t>(entry);
+  const int64_t index = entry;
   std::ranges::copy(merged.key, cache.keys.row(entry).begin());
   std::ranges::copy(merged.value, cache.values.row(entry).begin());
   if (votes()) {

@@ -74,7 +74,7 @@ std::optional<int64_t> HeadStepper::own_choice() const {
 
 EvictedEntry HeadStepper::evict(int64_t entry, MatrixView queries, std::optional<int64_t> into) {
   EvictedEntry evicted;
-  evicted.position = cache_.positions[static_cast<size_t>(entry)];
+  evicted.position = cache_.positions[entry];
   if (merging_) {
     HeadMerging::Departure merged = merging_->merge(entry, queries, cache_, into);
     for (const int64_t changed : merged.changed) eviction_->revalue(changed, cache_);

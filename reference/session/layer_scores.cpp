@@ -40,11 +40,10 @@ const Matrix& LayerScores::norms(const LayerView& layer, Norm norm) {
 const std::vector<std::vector<int64_t>>& LayerScores::removals(const LayerView& layer, int64_t window,
                                                                int64_t candidates) {
   return known(removals_, window, [&] {
-    std::vector<std::vector<int64_t>> orders(static_cast<size_t>(layer.shape.kv_heads));
+    std::vector<std::vector<int64_t>> orders(layer.shape.kv_heads);
     timed(times_, "removal_order", [&] {
-      parallel_for(layer.shape.kv_heads, [&](int64_t g) {
-        orders[static_cast<size_t>(g)] = removal_order(layer, g, window, candidates, candidates);
-      });
+      parallel_for(layer.shape.kv_heads,
+                   [&](int64_t g) { orders[g] = removal_order(layer, g, window, candidates, candidates); });
     });
     return orders;
   });
@@ -52,10 +51,9 @@ const std::vector<std::vector<int64_t>>& LayerScores::removals(const LayerView& 
 
 const std::vector<ScoreEma>& LayerScores::predicted(const LayerView& layer, const PredictedScores& options) {
   return known(predicted_, {options.ema, options.scores, options.normalisation}, [&] {
-    std::vector<ScoreEma> averages(static_cast<size_t>(layer.shape.kv_heads));
+    std::vector<ScoreEma> averages(layer.shape.kv_heads);
     timed(times_, "score_ema", [&] {
-      parallel_for(layer.shape.kv_heads,
-                   [&](int64_t g) { averages[static_cast<size_t>(g)] = prompt_ema(layer, g, options); });
+      parallel_for(layer.shape.kv_heads, [&](int64_t g) { averages[g] = prompt_ema(layer, g, options); });
     });
     return averages;
   });

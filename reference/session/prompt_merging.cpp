@@ -9,7 +9,7 @@ std::vector<MergeTargets> merge_targets(const LayerView& layer, const SimilarTar
                                         std::vector<std::vector<int64_t>>& kept) {
   std::vector<MergeTargets> targets;
   for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-    const auto index = static_cast<size_t>(g);
+    const int64_t index = g;
     const MatrixView keys = layer.keys.slice(g);
     switch (order) {
       case MergeOrder::evict_first:

@@ -22,7 +22,7 @@ std::vector<int64_t> merged(std::span<const int64_t> a, std::span<const int64_t>
 }
 
 std::vector<int64_t> range(int64_t first, int64_t count) {
-  std::vector<int64_t> positions(static_cast<size_t>(count));
+  std::vector<int64_t> positions(count);
   std::iota(positions.begin(), positions.end(), first);
   return positions;
 }
@@ -66,8 +66,7 @@ class PromptSelection {
   std::vector<std::vector<int64_t>> top_k() const {
     std::vector<std::vector<int64_t>> kept;
     for (int64_t g = 0; g < layer_.shape.kv_heads; ++g) {
-      kept.push_back(
-          kept_of(select_top(ranking_.candidate_scores(ranking_.scores, g), kept_[static_cast<size_t>(g)])));
+      kept.push_back(kept_of(select_top(ranking_.candidate_scores(ranking_.scores, g), kept_[g])));
     }
     return kept;
   }
@@ -76,10 +75,10 @@ class PromptSelection {
   void select(const Greedy&) {
     const auto& removals = known_.removals(layer_, ranking_.rules.window, ranking_.candidates);
     for (int64_t g = 0; g < layer_.shape.kv_heads; ++g) {
-      const int64_t leaving = ranking_.candidates - kept_[static_cast<size_t>(g)];
-      const std::vector<int64_t>& order = removals[static_cast<size_t>(g)];
+      const int64_t leaving = ranking_.candidates - kept_[g];
+      const std::vector<int64_t>& order = removals[g];
       std::vector<int64_t> kept = range(0, layer_.prompt_tokens());
-      for (int64_t i = 0; i < leaving; ++i) kept[static_cast<size_t>(order[static_cast<size_t>(i)])] = -1;
+      for (int64_t i = 0; i < leaving; ++i) kept[order[i]] = -1;
       std::erase(kept, -1);
       record_.kept.push_back(std::move(kept));
     }
@@ -101,21 +100,21 @@ class PromptSelection {
     const Matrix weights =
         window_mean(known_.attention(layer_, ranking_.rules.window), ranking_.rules.window);
     const std::vector<int64_t> candidates = range(ranking_.first_candidate, ranking_.candidates);
-    record_.kept.resize(static_cast<size_t>(layer_.shape.kv_heads));
+    record_.kept.resize(layer_.shape.kv_heads);
     const auto select_head = [&](int64_t g) {
-      const int64_t k = kept_[static_cast<size_t>(g)];
+      const int64_t k = kept_[g];
       const auto group = [&](MatrixView rows) {
         return rows.middle_rows(g * layer_.shape.group_size(), layer_.shape.group_size());
       };
       const MatrixView attention = group(weights);
-      const ThetaSweepInput input{attention,
-                                  group(*record_.projected_value_norms),
-                                  attention.middle_cols(ranking_.first_candidate, ranking_.candidates),
-                                  candidates,
-                                  ranking_.always_kept,
-                                  {select_top(ranking_.candidate_scores(ranking_.scores, g), k),
-                                   rivals.heads[static_cast<size_t>(g)].selected}};
-      record_.kept[static_cast<size_t>(g)] = kept_of(select_theta_sweep(input, k));
+      const ThetaSweepInput input{
+          attention,
+          group(*record_.projected_value_norms),
+          attention.middle_cols(ranking_.first_candidate, ranking_.candidates),
+          candidates,
+          ranking_.always_kept,
+          {select_top(ranking_.candidate_scores(ranking_.scores, g), k), rivals.heads[g].selected}};
+      record_.kept[g] = kept_of(select_theta_sweep(input, k));
     };
     timed(times_, "selection", [&] { parallel_for(layer_.shape.kv_heads, select_head); });
   }
@@ -148,7 +147,7 @@ class PromptSelection {
 
 std::vector<int64_t> candidates_kept(const Ranking& ranking, std::span<const int64_t> budgets) {
   std::vector<int64_t> kept(budgets.begin(), budgets.end());
-  for (int64_t& count : kept) count -= static_cast<int64_t>(ranking.always_kept.size());
+  for (int64_t& count : kept) count -= std::ssize(ranking.always_kept);
   return kept;
 }
 

@@ -25,7 +25,7 @@ class AttentionScores {
 
   Scores operator()(const SnapKv& host) const {
     // A budget of the always-kept entries alone: nothing is selected yet, all is scored.
-    const std::vector<int64_t> none(static_cast<size_t>(layer_.shape.kv_heads), ranking_.rules.recent);
+    const std::vector<int64_t> none(layer_.shape.kv_heads, ranking_.rules.recent);
     SnapKvSelection selection = select_snap_kv(layer_, host, ranking_.rules, none, known_);
     return {std::move(selection.head_scores), std::move(selection.scores)};
   }
@@ -77,7 +77,7 @@ Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rule
   ranking.rules = rules;
   ranking.always_kept = rules.always_kept(tokens);
   ranking.first_candidate = ranking.rules.sinks;
-  ranking.candidates = tokens - static_cast<int64_t>(ranking.always_kept.size());
+  ranking.candidates = tokens - std::ssize(ranking.always_kept);
   const ScoreRules score = rules_of(policy.score);
   Scores scores = score.change ? change_scores(layer, score, rules, known)
                                : std::visit(AttentionScores(layer, ranking, known), policy.host);

@@ -24,7 +24,7 @@ struct Ranking {
 
   /// The candidates' columns.
   VectorView candidate_scores(const Matrix& all, int64_t row) const {
-    return all.row(row).subspan(static_cast<size_t>(first_candidate), static_cast<size_t>(candidates));
+    return all.row(row).subspan(first_candidate, candidates);
   }
   /// The positions of indices of candidates.
   std::vector<int64_t> positions_of(std::span<const int64_t> indices) const;

@@ -40,7 +40,7 @@ class ReferenceSession final : public Session {
     }
     steppers_.clear();
     for (int64_t g = 0; g < shape_.kv_heads; ++g) {
-      steppers_.emplace_back(layer, policy, g, budgets_[static_cast<size_t>(g)]);
+      steppers_.emplace_back(layer, policy, g, budgets_[g]);
     }
     fill(layer, ranking, rules_.order,
          rules_.averages() ? &known_.predicted(layer, *rules_.prediction) : nullptr, record);
@@ -75,7 +75,7 @@ class ReferenceSession final : public Session {
 
   // Decode steps that were taken.
   int64_t steps() const { return next_position_ - layer_.prompt_tokens(); }
-  HeadStepper& stepper(int64_t g) { return steppers_[static_cast<size_t>(g)]; }
+  HeadStepper& stepper(int64_t g) { return steppers_[g]; }
   MatrixView group(MatrixView rows, int64_t g) const {
     return rows.rows > 0 ? rows.middle_rows(g * shape_.group_size(), shape_.group_size()) : MatrixView();
   }
@@ -108,14 +108,13 @@ class ReferenceSession final : public Session {
         return MergeTargets{kept, {}};
       });
     }
-    timed(times_, "compaction", [&] {
-      for_each_head([&](int64_t g) { stepper(g).fill(layer, record.kept[static_cast<size_t>(g)]); });
-    });
+    timed(times_, "compaction",
+          [&] { for_each_head([&](int64_t g) { stepper(g).fill(layer, record.kept[g]); }); });
     if (!rules_.merges) return;
     record.merges.resize(targets.size());
     timed(times_, "merging", [&] {
       for_each_head([&](int64_t g) {
-        const auto index = static_cast<size_t>(g);
+        const int64_t index = g;
         record.merges[index] =
             stepper(g).merge(layer, std::move(targets[index]), averages ? &(*averages)[index] : nullptr);
       });
@@ -162,16 +161,16 @@ class ReferenceSession final : public Session {
   }
 
   void evict(const StepView& view, StepRecord& record) {
-    const auto heads = static_cast<size_t>(shape_.kv_heads);
-    record.left.assign(heads, kNotEvicted);
+    const int64_t heads = shape_.kv_heads;
+    record.evicted.assign(heads, kNotEvicted);
     if (rules_.merges) record.merged_into.assign(heads, kNothingEvicted);
     if (rules_.merges && !record.rebuilt) record.merges.resize(heads);
     for_each_head([&](int64_t g) {
       const std::optional<int64_t> entry = stepper(g).own_choice();
       if (!entry) return;
       EvictedEntry evicted = stepper(g).evict(*entry, group(view.queries, g));
-      const auto index = static_cast<size_t>(g);
-      record.left[index] = evicted.position;
+      const int64_t index = g;
+      record.evicted[index] = evicted.position;
       if (!rules_.merges) return;
       record.merged_into[index] = evicted.merged_into;
       record.merges[index] = std::move(evicted.merge);

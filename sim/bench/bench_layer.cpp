@@ -13,12 +13,12 @@ using reference::parallel_for;
 
 void fill(std::span<double> numbers, const traces::Stream& random, double size) {
   constexpr int64_t kBlock = 65536;
-  const auto count = static_cast<int64_t>(numbers.size());
+  const auto count = std::ssize(numbers);
   parallel_for((count + kBlock - 1) / kBlock, [&](int64_t block) {
     for (int64_t i = block * kBlock; i < std::min(count, (block + 1) * kBlock); ++i) {
       const auto index = static_cast<uint64_t>(i);
       const double spike = random.bits(~index) % 1024 == 0 ? 16 : 1;
-      numbers[static_cast<size_t>(i)] = size * spike * random.normal(index);
+      numbers[i] = size * spike * random.normal(index);
     }
   });
 }
@@ -51,7 +51,7 @@ LayerView BenchLayer::view() const {
 }
 
 std::vector<int64_t> bench_budgets(const BenchOptions& options) {
-  return std::vector<int64_t>(static_cast<size_t>(options.shape.layer.kv_heads), options.shape.tokens / 5);
+  return std::vector<int64_t>(options.shape.layer.kv_heads, options.shape.tokens / 5);
 }
 
 }  // namespace kvbound::sim

@@ -116,7 +116,7 @@ BenchResult bench_window(const BenchOptions& options) {
 BenchResult bench_selection(const BenchOptions& options) {
   const int64_t count = 4 * options.shape.tokens, k = count / 5;
   const traces::Stream random = BenchLayer::random(options, 7);
-  Numbers scores(static_cast<size_t>(count));
+  Numbers scores(count);
   for (size_t i = 0; i < scores.size(); ++i) scores[i] = random.exponential(i);
   Numbers copy = scores;
   const auto work = static_cast<double>(count);

@@ -42,7 +42,7 @@ BenchPiece exponential_piece(int64_t rows, int64_t length, const std::string& na
                              const std::function<double(std::span<double>)>& exponentials) {
   return {name, static_cast<double>(rows * length), "exponentials", [=] {
             reference::parallel_for(
-                rows, [&] { return std::vector<double>(static_cast<size_t>(length), 0.0); },
+                rows, [&] { return std::vector<double>(length, 0.0); },
                 [&](std::vector<double>& numbers, int64_t) { exponentials(numbers); });
           }};
 }

@@ -125,7 +125,7 @@ BenchPiece copy_piece(const BenchOptions& options) {
 
 // Numbers that keep the multipliers as busy as a model's do.
 std::vector<Stored> random_stored(int64_t count, const traces::Stream& random) {
-  std::vector<Stored> numbers(static_cast<size_t>(count));
+  std::vector<Stored> numbers(count);
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = cuda::stored<Stored>(random.normal(i));
   return numbers;
 }
@@ -240,8 +240,7 @@ BenchResult bench_attention(const BenchOptions& options, const std::string& name
   const BenchLayer layer(options);
   const StoredTensor<Stored> queries(
       random_tensor(1, shape.query_heads, shape.head_dim, BenchLayer::random(options, 10)), kStream);
-  const Buffer<int64_t> counts(
-      std::span<const int64_t>(std::vector<int64_t>(static_cast<size_t>(shape.kv_heads), entries)));
+  const Buffer<int64_t> counts(std::span<const int64_t>(std::vector<int64_t>(shape.kv_heads, entries)));
   const DeviceWork work = attention_work(shape, entries);
   Rotation<Set> sets(work.bytes, [&] {
     return Set{{layer.keys.view().middle_rows(0, entries), kStream},
@@ -363,7 +362,7 @@ BenchResult bench_portable_norms(const BenchOptions& options) {
 
 // Scores as a softmax makes them: most are next to nothing, a few are nearly all.
 std::vector<float> random_scores(int64_t count, const traces::Stream& random) {
-  std::vector<float> scores(static_cast<size_t>(count));
+  std::vector<float> scores(count);
   for (size_t i = 0; i < scores.size(); ++i) {
     scores[i] = static_cast<float>(std::exp(8 * random.normal(i)));
   }
@@ -378,8 +377,8 @@ struct Candidates {
         k(bench_budgets(options).front() - BenchLayer::kWindow),
         scores(random_scores(rows * cols, BenchLayer::random(options, 11))),
         stage_two_scores(random_scores(rows * cols, BenchLayer::random(options, 12))),
-        counts(std::span<const int64_t>(std::vector<int64_t>(static_cast<size_t>(rows), k))),
-        stage_one_counts(std::span<const int64_t>(std::vector<int64_t>(static_cast<size_t>(rows), k / 2))),
+        counts(std::span<const int64_t>(std::vector<int64_t>(rows, k))),
+        stage_one_counts(std::span<const int64_t>(std::vector<int64_t>(rows, k / 2))),
         status(1) {
     status.clear(kStream);
   }
@@ -437,7 +436,7 @@ IndexLists random_kept(const BenchOptions& options) {
   IndexLists kept(options.shape.layer.kv_heads, budgets.front());
   for (int64_t g = 0; g < options.shape.layer.kv_heads; ++g) {
     const traces::Stream random = BenchLayer::random(options, 13).child(static_cast<uint64_t>(g));
-    std::vector<double> scores(static_cast<size_t>(options.shape.tokens));
+    std::vector<double> scores(options.shape.tokens);
     for (size_t i = 0; i < scores.size(); ++i) scores[i] = random.uniform(i);
     kept.upload(g, 0, reference::select_top(scores, budgets.front()), kStream);
   }

@@ -209,7 +209,7 @@ int bench_command(const Arguments& arguments) {
     BenchResult result;
     {
       Progress progress(fmt::format("measuring {}", operations[i]->name), !quiet);
-      progress.update(static_cast<int64_t>(i), static_cast<int64_t>(operations.size()));
+      progress.update(static_cast<int64_t>(i), std::ssize(operations));
       result = operations[i]->run(options);
     }
     result.operation = operations[i]->name;

@@ -116,7 +116,7 @@ class Reader {
       if (!row.is_array()) refuse(name, "expected a list of rows");
       std::vector<double> numbers;
       for (const Json& item : row) numbers.push_back(number(item, name));
-      if (result.rows() > 0 && static_cast<int64_t>(numbers.size()) != result.cols()) {
+      if (result.rows() > 0 && std::ssize(numbers) != result.cols()) {
         refuse(name, fmt::format("row {} has {} numbers, those before have {}", result.rows(), numbers.size(),
                                  result.cols()));
       }

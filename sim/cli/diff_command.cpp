@@ -56,7 +56,7 @@ void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, 
   Progress progress("judging " + dump.path(), !quiet);
   int64_t done = 0;
   for (const int64_t l : report.dump.layers) {
-    implementation.entries = report.dump.layer_entries[static_cast<size_t>(l)];
+    implementation.entries = report.dump.layer_entries[l];
     const LayerClaims claims = dump.read_layer(l);
     const traces::Layer layer = trace.read_layer(l);
     try {
@@ -66,7 +66,7 @@ void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, 
       throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
                        fmt::format("its numbers are too large for double precision: {}", error.what()));
     }
-    progress.update(++done, static_cast<int64_t>(report.dump.layers.size()));
+    progress.update(++done, std::ssize(report.dump.layers));
   }
 }
 

@@ -26,7 +26,7 @@ constexpr const char* kHelp =
     "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
     "                                         recorded decode steps through compression policies\n"
     "  kvbound recall TRACE                   how many of the entries that matter most a score finds\n"
-    "  kvbound predict TRACE                  how well past scores foretell the next ones\n"
+    "  kvbound predict TRACE                  how well past scores predict the next ones\n"
     "  kvbound diff TRACE DUMP                somebody's results, such as a kernel's, against the reference\n"
     "  kvbound generate --kind KIND OUT       a synthetic trace\n"
     "  kvbound prove [ID...]                  the theorems as properties: looks for counterexamples\n"

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kPredictDetails =
     "Scores s_j of a query, per query head, of the entries j that it sees: attention, exp(z_j) / sum exp(z), and\n"
-    "raw, exp(z_j). At every decode step those of all entries but the step's own are foretold, s^_j, from the\n"
+    "raw, exp(z_j). At every decode step those of all entries but the step's own are predicted, s^_j, from the\n"
     "queries that have seen j before, of the prompt (as many as are recorded) and of earlier steps:\n"
     "  ema          S = ema S + (1 - ema) s, divided by the weights that were really added up\n"
     "  ema-paper    the same, divided by 1 - ema^tokens, as KeepKV (arXiv:2504.09936) prints it\n"
@@ -46,11 +46,10 @@ constexpr const char* kPredictDetails =
     "  kvbound predict traces/samples/pocket-gqa.safetensors\n"
     "  kvbound predict trace.safetensors --ema 0.98 --window 8 --steps 16 --layers 0,3-5 --json predict.json\n"
     "  kvbound predict trace.safetensors --policy h2o+critical --budget 10% --top 5%\n"
-    "\nExit code 5 if the trace has no decode step to foretell.\n";
+    "\nExit code 5 if the trace has no decode step to predict.\n";
 
 CommandLine predict_command_line() {
-  CommandLine line("predict TRACE [options]: how well past scores foretell the next query's",
-                   kPredictDetails);
+  CommandLine line("predict TRACE [options]: how well past scores predict the next query's", kPredictDetails);
   line.add("ema", "A", "weight of the past in moving averages, 0 <= A < 1 (default: 0.9)");
   line.add("window", "W", "how many queries window-mean is over (default: 32)");
   line.add("policy", "P", "who evicts; see kvbound replay --help (default: snapkv)");
@@ -129,7 +128,7 @@ int predict_command(const Arguments& arguments) {
   if (json_path) outputs.add("json", *json_path);
   if (options.steps == 0) {
     if (!quiet) {
-      std::cerr << fmt::format("kvbound: {}: no decode step whose scores could be foretold\n",
+      std::cerr << fmt::format("kvbound: {}: no decode step whose scores could be predicted\n",
                                one_line(trace.info().path));
     }
     return kInconclusive;
@@ -143,7 +142,7 @@ int predict_command(const Arguments& arguments) {
     report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
   {
-    Progress progress("foretelling", !quiet);
+    Progress progress("predicting", !quiet);
     report.result =
         predict(trace, layers, options, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }

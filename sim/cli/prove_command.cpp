@@ -81,9 +81,9 @@ double search_seconds(const CommandLine& line) {
 
 void prove(const std::vector<StoredInstance>& properties, ProveReport& report, bool progress_wanted) {
   Progress progress("proving", progress_wanted);
-  const auto count = static_cast<int64_t>(properties.size());
+  const auto count = std::ssize(properties);
   for (int64_t i = 0; i < count; ++i) {
-    const StoredInstance& wanted = properties[static_cast<size_t>(i)];
+    const StoredInstance& wanted = properties[i];
     report.properties.push_back(
         proofs::examine(*wanted.theorem, *wanted.property, report.cases, report.seed, [&](int64_t done) {
           progress.update(i * report.cases + std::min(done, report.cases), count * report.cases);

@@ -76,10 +76,10 @@ class OutputFigures {
                        query = layer.step(t).queries.middle_rows(h, 1);
       const Matrix full = reference::attention(query, keys, values, layer.scale).output;
       const Matrix off = reference::attention_errors(query, keys, values, layer.scale, {}, arithmetic).output;
-      const VectorView output = judgement.record.steps[static_cast<size_t>(t)].output.row(h);
+      const VectorView output = judgement.record.steps[t].output.row(h);
       for (int64_t c = 0; c < shape.head_dim; ++c) {
         const double error = off(0, c) + judgement.output_errors.slice(t)(h, c);
-        const double size = std::abs(full(0, c)) + std::abs(output[static_cast<size_t>(c)]) + error;
+        const double size = std::abs(full(0, c)) + std::abs(output[c]) + error;
         terms_(t, h) += size * (row_norms(h, c) + floor);
         errors_(t, h) += error * row_norms(h, c) + products * size * row_norms(h, c) + 2 * floor * size;
       }
@@ -121,8 +121,8 @@ class LayerJudge {
       return std::move(results_);
     }
     const bool follows = claims_.output || wants_metrics();
-    if (evicts_ && (claims_.left || follows)) judge_departures();
-    if (follows) record_ = forced_record();
+    if (evicts_ && (claims_.evicted || follows)) judge_departures();
+    if (follows) record_ = teacher_forced_record();
     if (claims_.output) judge_output();
     if (wants_metrics()) judge_metrics();
     return std::move(results_);
@@ -165,9 +165,10 @@ class LayerJudge {
     if (claims_.kept_offsets) {
       results_.push_back(compare("kept_offsets", *claims_.kept_offsets, offsets_of(kept_sizes())));
     }
-    forced_ = reference_.kept;
+    teacher_forced_ = reference_.kept;
     if (!claims_.kept) return;
-    results_.push_back(judge_kept(prompt_, implementation_, reference_, *errors_, *claims_.kept, forced_));
+    results_.push_back(
+        judge_kept(prompt_, implementation_, reference_, *errors_, *claims_.kept, teacher_forced_));
     *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
     results_.back().undecided += allocation_.undecided;
   }
@@ -178,23 +179,23 @@ class LayerJudge {
       return implementation_.budgets;
     Positions sizes;
     for (const Positions& kept : claims_.kept ? *claims_.kept : reference_.kept) {
-      sizes.push_back(static_cast<int64_t>(kept.size()));
+      sizes.push_back(std::ssize(kept));
     }
     return sizes;
   }
 
-  // Who left at which step.
+  // Which entry was evicted at which step.
   void judge_departures() {
-    LeftJudgement judgement =
-        judge_left(layer_, implementation_, reference_, *errors_, forced_, claims_.left);
-    left_ = std::move(judgement.forced);
-    if (claims_.left) results_.push_back(std::move(judgement.agreement));
+    EvictedJudgement judgement =
+        judge_evicted(layer_, implementation_, reference_, *errors_, teacher_forced_, claims_.evicted);
+    evicted_ = std::move(judgement.teacher_forced);
+    if (claims_.evicted) results_.push_back(std::move(judgement.agreement));
   }
 
   // What merged, and all that follows from it.
   void judge_merges() {
     const MergeJudgement judgement =
-        judge_merging(layer_, implementation_, reference_, *errors_, forced_, claims_);
+        judge_merging(layer_, implementation_, reference_, *errors_, teacher_forced_, claims_);
     std::ranges::copy(judgement.agreements, std::back_inserter(results_));
     if (implementation_.steps > 0 && wants_metrics()) judge_metrics_of(judgement);
     if (implementation_.steps == 0) judge_no_metrics();
@@ -212,7 +213,7 @@ class LayerJudge {
       const auto errors = step_errors(t, g, cached, norms, norm_errors, row_norms);
       for (int64_t i = 0; i < group_size(); ++i) {
         const int64_t h = g * group_size() + i;
-        mass(t, h) = errors[static_cast<size_t>(i)].kept_mass;
+        mass(t, h) = errors[i].kept_mass;
         terms(t, h) = figures.terms(t, h);
         perturbation(t, h) = figures.error(t, h);
       }
@@ -227,7 +228,7 @@ class LayerJudge {
   // Tensors without elements, which are neither right nor wrong.
   void judge_no_steps() {
     const Matrix nothing;
-    if (claims_.left) results_.push_back(compare("left", *claims_.left, {}));
+    if (claims_.evicted) results_.push_back(compare("evicted", *claims_.evicted, {}));
     add("output", claims_.output, nothing, nothing);
     judge_no_metrics();
   }
@@ -286,7 +287,7 @@ class LayerJudge {
           step_errors(t, g, cached, norms, norm_errors, row_norms);
       for (int64_t i = 0; i < group_size(); ++i) {
         const int64_t h = g * group_size() + i;
-        const reference::PerturbationErrors& error = errors[static_cast<size_t>(i)];
+        const reference::PerturbationErrors& error = errors[i];
         mass(t, h) = error.kept_mass;
         bound(t, h) = error.bound;
         perturbation(t, h) = error.perturbation;
@@ -303,12 +304,12 @@ class LayerJudge {
   }
 
   // The teacher-forced choices, as a session would have recorded them.
-  LayerRecord forced_record() const {
+  LayerRecord teacher_forced_record() const {
     LayerRecord record;
-    record.prompt.kept = forced_;
-    record.steps.resize(static_cast<size_t>(implementation_.steps));
+    record.prompt.kept = teacher_forced_;
+    record.steps.resize(implementation_.steps);
     for (size_t t = 0; evicts_ && t < record.steps.size(); ++t) {
-      for (const std::vector<int64_t>& head : left_) record.steps[t].left.push_back(head[t]);
+      for (const std::vector<int64_t>& head : evicted_) record.steps[t].evicted.push_back(head[t]);
     }
     return record;
   }
@@ -317,8 +318,7 @@ class LayerJudge {
   LayerMetrics measured(const LayerRecord& record, const Matrix& norms) const {
     Matrix prompt_norms(shape_.query_heads, layer_.prompt_tokens);
     for (int64_t h = 0; h < norms.rows(); ++h) {
-      std::ranges::copy(norms.row(h).first(static_cast<size_t>(layer_.prompt_tokens)),
-                        prompt_norms.row(h).begin());
+      std::ranges::copy(norms.row(h).first(layer_.prompt_tokens), prompt_norms.row(h).begin());
     }
     return std::move(measure(layer_, {record}, prompt_norms).front());
   }
@@ -379,9 +379,10 @@ class LayerJudge {
   const PromptRecord reference_;
   const bool evicts_, merges_;
   std::optional<PromptErrors> errors_;
-  std::vector<Positions> forced_;  // per KV head: who was kept, by the tested implementation's own account
-  std::vector<Positions> left_;    // per KV head: who left at each step, likewise
-  LayerRecord record_;             // both, where numbers of the decode steps are judged
+  std::vector<Positions>
+      teacher_forced_;              // per KV head: who was kept, by the tested implementation's own account
+  std::vector<Positions> evicted_;  // per KV head: the position evicted at each step, likewise
+  LayerRecord record_;              // both, where numbers of the decode steps are judged
   std::vector<TensorAgreement> results_;
 };
 

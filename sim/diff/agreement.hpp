@@ -29,7 +29,7 @@ struct JudgedTensor {
 /// reference's by no more than both errors; with `greedy` a set that is not the reference's is undecided
 /// (kept_agreement.hpp). Its positions must ascend, be of the prompt, include the always-kept ones and be as many as
 /// the budget, with `adakv` as the head's own (allocation_agreement.hpp); one that is no set of the prompt's positions
-/// is replaced by the reference's own from there on, as is one that is not claimed. Who left: left_agreement.hpp; where
+/// is replaced by the reference's own from there on, as is one that is not claimed. Evictions: evicted_agreement.hpp; where
 /// a host evicts and nothing of that is claimed, the reference's own choice on the tested implementation's cache
 /// leaves.
 ///

@@ -125,7 +125,7 @@ AllocationJudgement judge_allocation(const LayerView& layer, const TestedImpleme
   by_attention.policy.selection = TopK{};
   const PromptErrors errors(layer, by_attention, {});
   const reference::Ranking& ranking = errors.ranking;
-  const auto always_kept = static_cast<int64_t>(ranking.always_kept.size());
+  const auto always_kept = std::ssize(ranking.always_kept);
   const Counts candidates(judgement.budgets.size(), implementation.entries - always_kept);
   const Counts own = reference::adakv_budgets(
       *adakv, ranking.scores.view().middle_cols(ranking.first_candidate, ranking.candidates), candidates);

@@ -1,4 +1,4 @@
-// A choice that a tested implementation made at a step, such as who left the cache, and what it is worth.
+// A choice that a tested implementation made at a step, such as which entry was evicted, and what it is worth.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace kvbound::sim {
 inline constexpr int64_t kNoPosition = -1;
 
 struct Choice {
-  int64_t forced =
+  int64_t teacher_forced =
       kNoPosition;  ///< what is taken for chosen from now on: the tested implementation's, if that can be followed
   bool judged = true;                    ///< whether some other choice would have been a fault
   bool near_tie = false;                 ///< it is not the reference's, but rounding explains it

@@ -9,7 +9,7 @@ RealClaim claim(const Matrix& matrix, Dtype storage) {
 
 RealClaim outputs(const std::vector<StepRecord>& steps, Dtype storage) {
   const Matrix& first = steps.front().output;
-  RealClaim claim{{static_cast<int64_t>(steps.size()), first.rows(), first.cols()}, {}, storage};
+  RealClaim claim{{std::ssize(steps), first.rows(), first.cols()}, {}, storage};
   for (const StepRecord& step : steps) {
     claim.numbers.insert(claim.numbers.end(), step.output.numbers().begin(), step.output.numbers().end());
   }
@@ -33,7 +33,7 @@ void add_merges(const std::vector<HeadMerge>& merges, Dtype storage, LayerClaims
     keys.numbers.insert(keys.numbers.end(), merge.keys.numbers().begin(), merge.keys.numbers().end());
     values.numbers.insert(values.numbers.end(), merge.values.numbers().begin(), merge.values.numbers().end());
   }
-  votes.shape[0] = keys.shape[0] = values.shape[0] = static_cast<int64_t>(votes.numbers.size());
+  votes.shape[0] = keys.shape[0] = values.shape[0] = std::ssize(votes.numbers);
   claims.votes = std::move(votes);
   claims.merged_key = std::move(keys);
   claims.merged_value = std::move(values);
@@ -42,22 +42,10 @@ void add_merges(const std::vector<HeadMerge>& merges, Dtype storage, LayerClaims
 }  // namespace
 
 const std::vector<std::string>& tensor_names() {
-  static const std::vector<std::string> names{"score_positions",
-                                              "score",
-                                              "projected_value_norms",
-                                              "stage_two_score",
-                                              "kept_offsets",
-                                              "kept",
-                                              "votes",
-                                              "merged_key",
-                                              "merged_value",
-                                              "left",
-                                              "merged_into",
-                                              "output",
-                                              "kept_mass",
-                                              "bound",
-                                              "perturbation",
-                                              "layer_perturbation"};
+  static const std::vector<std::string> names{
+      "score_positions", "score",      "projected_value_norms", "stage_two_score",   "kept_offsets", "kept",
+      "votes",           "merged_key", "merged_value",          "evicted",           "merged_into",  "output",
+      "kept_mass",       "bound",      "perturbation",          "layer_perturbation"};
   return names;
 }
 
@@ -75,7 +63,7 @@ LayerClaims claims_of(const LayerRecord& record, Dtype storage) {
   add_merges(record.prompt.merges, storage, claims);
   if (record.steps.empty()) return claims;
   claims.output = outputs(record.steps, storage);
-  claims.left = choices(record.steps, &StepRecord::left);
+  claims.evicted = choices(record.steps, &StepRecord::evicted);
   claims.merged_into = choices(record.steps, &StepRecord::merged_into);
   return claims;
 }

@@ -22,9 +22,9 @@ struct RealClaim {
 struct LayerClaims {
   std::optional<std::vector<std::vector<int64_t>>> kept;  ///< per KV head
   std::optional<std::vector<int64_t>> kept_offsets;       ///< [kv_heads + 1]
-  std::optional<std::vector<int64_t>> left;               ///< [steps, kv_heads]; -1 for nobody; any number
+  std::optional<std::vector<int64_t>> evicted;            ///< [steps, kv_heads]; -1 for none; any number
   std::optional<std::vector<int64_t>>
-      merged_into;                        ///< [steps, kv_heads]; -1 dropped, -2 nobody left; any number
+      merged_into;                        ///< [steps, kv_heads]; -1 dropped, -2 nothing evicted; any number
   std::optional<RealClaim> votes;         ///< [sum of kept]: the cache after the prompt
   std::optional<RealClaim> merged_key;    ///< [sum of kept, head_dim]
   std::optional<RealClaim> merged_value;  ///< [sum of kept, head_dim]

@@ -84,7 +84,7 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
   require_length("the bound of " + tensor, bounds.size(), claim.numbers.size());
   TensorAgreement result;
   result.tensor = tensor;
-  result.elements = static_cast<int64_t>(claim.numbers.size());
+  result.elements = std::ssize(claim.numbers);
   const double largest = largest_of(expected);
   bool zero = true, tells_from_zero = false;
   double largest_share = -1;
@@ -143,7 +143,7 @@ TensorAgreement compare(const std::string& tensor, const std::vector<int64_t>& c
   require_length("the reference's " + tensor, expected.size(), claim.size());
   TensorAgreement result;
   result.tensor = tensor;
-  result.elements = result.judged = static_cast<int64_t>(claim.size());
+  result.elements = result.judged = std::ssize(claim);
   for (size_t i = 0; i < claim.size(); ++i) {
     const bool wrong = claim[i] != expected[i];
     result.outside += wrong;

@@ -121,7 +121,7 @@ bool has_ragged_heads(const Policy& policy) {
 bool has(const Policy& policy, const std::string& tensor) {
   const bool merges = rules_of(policy.merge).merges;
   const SelectionRules selection = rules_of(policy.selection);
-  if (tensor == "left") return evicts(policy.host);
+  if (tensor == "evicted") return evicts(policy.host);
   if (tensor == "merged_into") return merges && evicts(policy.host);
   if (is_of_merging(tensor)) return merges;
   if (tensor == "bound") return !merges;
@@ -140,9 +140,12 @@ std::string known_tensors(const Policy& policy) {
 }
 
 bool is_integral(const std::string& tensor) {
-  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions" || tensor == "left" ||
+  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions" || tensor == "evicted" ||
          tensor == "merged_into";
 }
+
+// What dumps call `evicted` that were written before it had this name.
+constexpr std::string_view kFormerEvicted = "left";
 
 // A tensor's name taken apart: layers.{layer}.{tensor}.
 struct LayerTensor {
@@ -159,7 +162,13 @@ std::optional<LayerTensor> taken_apart(std::string_view name) {
   const std::string_view digits = name.substr(0, dot);
   const auto range = parse_layer_range(digits, std::numeric_limits<int64_t>::max());
   if (!range || digits != std::to_string(range->first)) return std::nullopt;
-  return LayerTensor{range->first, std::string(name.substr(dot + 1))};
+  const std::string_view tensor = name.substr(dot + 1);
+  return LayerTensor{range->first, std::string(tensor == kFormerEvicted ? "evicted" : tensor)};
+}
+
+const TensorEntry* find_tensor(const traces::SafetensorsFile& file, int64_t layer, std::string_view tensor) {
+  const TensorEntry* entry = file.find(fmt::format("layers.{}.{}", layer, tensor));
+  return entry || tensor != "evicted" ? entry : file.find(fmt::format("layers.{}.{}", layer, kFormerEvicted));
 }
 
 // Checks what tensors there are, and of what types and shapes.
@@ -190,7 +199,7 @@ class TensorCheck {
     const auto parts = taken_apart(entry.name);
     if (!parts) refuse(entry, "", "no tensor of a dump; expected layers.{l}. and one of " + known());
     const std::string& tensor = parts->tensor;
-    if (tensor == "left" && !has(info_.policy, tensor)) {
+    if (tensor == "evicted" && !has(info_.policy, tensor)) {
       refuse(entry, "", "only policies that evict while decoding have this; this is " + policy());
     }
     if (is_of_merging(tensor) && !has(info_.policy, tensor)) {
@@ -211,14 +220,16 @@ class TensorCheck {
     if (!std::ranges::binary_search(info_.layers, parts->layer)) {
       refuse(entry, "", "the metadata says layers=" + layer_list(info_.layers));
     }
+    const TensorEntry* read = find_tensor(file_, parts->layer, tensor);
+    if (read != &entry) refuse(entry, "", "is " + read->name + " by its former name; expected one of them");
     return tensor;
   }
   std::string known() const { return known_tensors(info_.policy); }
   std::string policy() const { return canonical(info_.policy); }
 
   void check(int64_t layer, const std::string& tensor) {
+    const TensorEntry* entry = find_tensor(file_, layer, tensor);
     const std::string name = fmt::format("layers.{}.{}", layer, tensor);
-    const TensorEntry* entry = file_.find(name);
     if (!entry) throw TraceError(file_.path(), -1, name, "this tensor is missing, but other layers have it");
     const bool suits = is_integral(tensor) ? entry->dtype == Dtype::i64 || entry->dtype == Dtype::i32
                                            : is_real(entry->dtype);
@@ -242,8 +253,7 @@ class TensorCheck {
                fmt::format("needs layers.{}.kept_offsets: KV heads of this policy may keep different numbers",
                            layer));
       }
-      require(entry, {shape.kv_heads * info_.layer_entries[static_cast<size_t>(layer)]},
-              "[kv_heads * budget]");
+      require(entry, {shape.kv_heads * info_.layer_entries[layer]}, "[kv_heads * budget]");
     } else if (tensor == "kept_offsets") {
       require(entry, {shape.kv_heads + 1}, "[kv_heads + 1]");
     } else if (tensor == "score_positions") {
@@ -258,7 +268,7 @@ class TensorCheck {
       require(entry, {kept_entries(entry, layer)}, "[all that is kept]");
     } else if (tensor == "merged_key" || tensor == "merged_value") {
       require(entry, {kept_entries(entry, layer), shape.head_dim}, "[all that is kept, head_dim]");
-    } else if (tensor == "left" || tensor == "merged_into") {
+    } else if (tensor == "evicted" || tensor == "merged_into") {
       require_steps(entry, {shape.kv_heads}, "[steps, kv_heads]");
     } else if (tensor == "layer_perturbation") {
       require_steps(entry, {}, "[steps]");
@@ -274,7 +284,7 @@ class TensorCheck {
       refuse(entry, "",
              fmt::format("needs layers.{}.kept: KV heads of this policy may keep different numbers", layer));
     }
-    return trace_.shape.kv_heads * info_.layer_entries[static_cast<size_t>(layer)];
+    return trace_.shape.kv_heads * info_.layer_entries[layer];
   }
 
   void require(const TensorEntry& entry, const std::vector<int64_t>& shape,
@@ -318,11 +328,11 @@ void DumpFile::require_trace(const std::string& sha256) const {
 }
 
 const TensorEntry* DumpFile::find(int64_t layer, const std::string& tensor) const {
-  return file_.find(fmt::format("layers.{}.{}", layer, tensor));
+  return find_tensor(file_, layer, tensor);
 }
 
 std::vector<int64_t> DumpFile::read_integers(const TensorEntry& entry) const {
-  std::vector<int64_t> numbers(static_cast<size_t>(entry.elements));
+  std::vector<int64_t> numbers(entry.elements);
   file_.read(entry, 0, std::span(numbers));
   return numbers;
 }
@@ -330,7 +340,7 @@ std::vector<int64_t> DumpFile::read_integers(const TensorEntry& entry) const {
 std::optional<RealClaim> DumpFile::read_claim(int64_t layer, const std::string& tensor) const {
   const TensorEntry* entry = find(layer, tensor);
   if (!entry) return std::nullopt;
-  RealClaim claim{entry->shape, std::vector<double>(static_cast<size_t>(entry->elements)), entry->dtype};
+  RealClaim claim{entry->shape, std::vector<double>(entry->elements), entry->dtype};
   file_.read(*entry, 0, std::span(claim.numbers), traces::NonFiniteNumbers::allowed);
   return claim;
 }
@@ -338,7 +348,7 @@ std::optional<RealClaim> DumpFile::read_claim(int64_t layer, const std::string& 
 std::vector<std::vector<int64_t>> DumpFile::read_kept(int64_t layer,
                                                       const std::vector<int64_t>& offsets) const {
   const std::vector<int64_t> all = read_integers(*find(layer, "kept"));
-  const auto size = static_cast<int64_t>(all.size());
+  const auto size = std::ssize(all);
   const bool tile = offsets.front() == 0 && offsets.back() == size && std::ranges::is_sorted(offsets);
   if (!tile) {
     const TensorEntry& entry = *find(layer, "kept_offsets");
@@ -355,14 +365,13 @@ std::vector<std::vector<int64_t>> DumpFile::read_kept(int64_t layer,
 LayerClaims DumpFile::read_layer(int64_t layer) const {
   LayerClaims claims;
   std::vector<int64_t> offsets;
-  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g)
-    offsets.push_back(g * info_.layer_entries[static_cast<size_t>(layer)]);
+  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g) offsets.push_back(g * info_.layer_entries[layer]);
   if (const TensorEntry* entry = find(layer, "kept_offsets"))
     claims.kept_offsets = offsets = read_integers(*entry);
   if (find(layer, "kept")) claims.kept = read_kept(layer, offsets);
   if (const TensorEntry* entry = find(layer, "score_positions"))
     claims.score_positions = read_integers(*entry);
-  if (const TensorEntry* entry = find(layer, "left")) claims.left = read_integers(*entry);
+  if (const TensorEntry* entry = find(layer, "evicted")) claims.evicted = read_integers(*entry);
   if (const TensorEntry* entry = find(layer, "merged_into")) claims.merged_into = read_integers(*entry);
   claims.votes = read_claim(layer, "votes");
   claims.merged_key = read_claim(layer, "merged_key");

@@ -88,7 +88,8 @@ class HeadReplay {
     if (rules_.ranks()) errors_.update(rules_, stepper_.eviction(), cache().positions, contribution_errors());
     const EvictionPlace place{{t, g_}, budget_, rules_, stepper_};
     const Choice choice = claimed ? judge(place, *claimed) : Choice{place.own(), false};
-    if (const int64_t entry = cache().find(choice.forced); entry >= 0) stepper_.evict(entry, queries_);
+    if (const int64_t entry = cache().find(choice.teacher_forced); entry >= 0)
+      stepper_.evict(entry, queries_);
     return choice;
   }
 
@@ -98,8 +99,7 @@ class HeadReplay {
     return rows.rows() > 0 ? rows.view().middle_rows(g_ * group_size_, group_size_) : MatrixView();
   }
   std::span<const reference::ChangeSpace> spaces() const {
-    return std::span(sizes_.spaces)
-        .subspan(static_cast<size_t>(g_ * group_size_), static_cast<size_t>(group_size_));
+    return std::span(sizes_.spaces).subspan(g_ * group_size_, static_cast<size_t>(group_size_));
   }
 
   // How far this query's contributions may be off, [group_size, entries].
@@ -132,7 +132,7 @@ class HeadReplay {
     return judge_scored(place, claimed, positions, fault);
   }
 
-  int64_t position_of(int64_t entry) const { return cache().positions[static_cast<size_t>(entry)]; }
+  int64_t position_of(int64_t entry) const { return cache().positions[entry]; }
   Positions positions_of(const std::vector<int64_t>& entries) const {
     Positions positions;
     for (const int64_t entry : entries) positions.push_back(position_of(entry));
@@ -175,7 +175,7 @@ class HeadReplay {
   std::optional<Fault> critical(const std::vector<int64_t>& entries, const std::vector<int64_t>& kept) const {
     const TwoStage options = *rules_of(implementation_.policy.selection).two_stage;
     const BoundedScores attention = scores(entries), second = stage_two(entries, options);
-    const int64_t k = static_cast<int64_t>(entries.size()) - (cache().entries() - budget_);
+    const int64_t k = std::ssize(entries) - (cache().entries() - budget_);
     const CountRange counts =
         stage_one_range(options, k, [&] { return adaptive_range(entries, attention.view(), k); });
     std::optional<Fault> least;
@@ -227,28 +227,28 @@ class HeadReplay {
 
 }  // namespace
 
-LeftJudgement judge_left(const traces::Layer& layer, const TestedImplementation& implementation,
-                         const PromptRecord& reference, const PromptErrors& errors,
-                         const std::vector<Positions>& kept,
-                         const std::optional<std::vector<int64_t>>& left) {
+EvictedJudgement judge_evicted(const traces::Layer& layer, const TestedImplementation& implementation,
+                               const PromptRecord& reference, const PromptErrors& errors,
+                               const std::vector<Positions>& kept,
+                               const std::optional<std::vector<int64_t>>& evicted) {
   const LayerSizes sizes(layer, implementation);
   const int64_t heads = layer.shape.kv_heads;
   std::vector<std::vector<Choice>> choices(kept.size());
   reference::parallel_for(heads, [&](int64_t g) {
-    const auto index = static_cast<size_t>(g);
+    const int64_t index = g;
     HeadReplay head(layer, implementation, reference, errors, sizes, g, kept[index]);
     for (int64_t t = 0; t < implementation.steps; ++t) {
-      choices[index].push_back(left ? head.step(t, (*left)[static_cast<size_t>(t * heads + g)])
-                                    : head.step(t, std::nullopt));
+      choices[index].push_back(evicted ? head.step(t, (*evicted)[t * heads + g])
+                                       : head.step(t, std::nullopt));
     }
   });
-  LeftJudgement result;
-  ChoiceTally tally("left");
+  EvictedJudgement result;
+  ChoiceTally tally("evicted");
   for (const std::vector<Choice>& head : choices) {
-    std::vector<int64_t>& forced = result.forced.emplace_back();
+    std::vector<int64_t>& teacher_forced = result.teacher_forced.emplace_back();
     for (const Choice& choice : head) {
-      forced.push_back(choice.forced);
-      if (left) tally.add(choice);
+      teacher_forced.push_back(choice.teacher_forced);
+      if (evicted) tally.add(choice);
     }
   }
   result.agreement = tally.result();

@@ -13,12 +13,12 @@ using Positions = std::vector<int64_t>;
 
 int64_t EvictionPlace::own() const {
   const std::optional<int64_t> entry = stepper.own_choice();
-  return entry ? stepper.cache().positions[static_cast<size_t>(*entry)] : kNoPosition;
+  return entry ? stepper.cache().positions[*entry] : kNoPosition;
 }
 
 Positions EvictionPlace::candidates() const {
   const reference::HeadCache& cache = stepper.cache();
-  const auto position_of = [&](int64_t entry) { return cache.positions[static_cast<size_t>(entry)]; };
+  const auto position_of = [&](int64_t entry) { return cache.positions[entry]; };
   Positions entries;
   for (int64_t entry = 0; entry < cache.entries(); ++entry) {
     if (!rules.always_keeps(position_of(entry), stepper.newest())) entries.push_back(entry);
@@ -29,8 +29,7 @@ Positions EvictionPlace::candidates() const {
 
 Positions EvictionPlace::positions_of(const Positions& entries) const {
   Positions positions;
-  for (const int64_t entry : entries)
-    positions.push_back(stepper.cache().positions[static_cast<size_t>(entry)]);
+  for (const int64_t entry : entries) positions.push_back(stepper.cache().positions[entry]);
   return positions;
 }
 
@@ -43,21 +42,22 @@ Positions EvictionPlace::kept(const Positions& positions, int64_t evicted) {
 
 std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed) {
   const int64_t own = place.own();
-  const auto wrong = [&](int64_t forced, const std::string& note) {
-    return Choice{forced, true, false, false, wrong_choice(place.at, claimed, own, note)};
+  const auto wrong = [&](int64_t teacher_forced, const std::string& note) {
+    return Choice{teacher_forced, true, false, false, wrong_choice(place.at, claimed, own, note)};
   };
   const std::string sizes = fmt::format("the cache has {} entries and the budget is {}",
                                         place.stepper.cache().entries(), place.budget);
-  if (claimed == kNoPosition) return wrong(own, fmt::format("nobody left, but {}", sizes));
+  if (claimed == kNoPosition) return wrong(own, fmt::format("nothing was evicted, but {}", sizes));
   if (place.stepper.cache().find(claimed) < 0) {
-    return wrong(own, fmt::format("position {} left, which is not in the cache", claimed));
+    return wrong(own, fmt::format("position {} was evicted, which is not in the cache", claimed));
   }
-  if (own == kNoPosition) return wrong(claimed, fmt::format("position {} left, but {}", claimed, sizes));
+  if (own == kNoPosition)
+    return wrong(claimed, fmt::format("position {} was evicted, but {}", claimed, sizes));
   if (place.rules.always_keeps(claimed, place.stepper.newest())) {
-    return wrong(claimed, fmt::format("position {} left, which always stays", claimed));
+    return wrong(claimed, fmt::format("position {} was evicted, which always stays", claimed));
   }
   if (!place.stepper.eviction().is_scored()) {
-    return wrong(claimed, fmt::format("position {} left rather than {}", claimed, own));
+    return wrong(claimed, fmt::format("position {} was evicted rather than {}", claimed, own));
   }
   return std::nullopt;
 }
@@ -65,8 +65,7 @@ std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed
 Choice judge_scored(const EvictionPlace& place, int64_t claimed, const Positions& positions,
                     const std::optional<Fault>& fault) {
   if (!fault) return {claimed, true, true};
-  const int64_t better = positions[static_cast<size_t>(fault->better)],
-                chosen = positions[static_cast<size_t>(fault->chosen)];
+  const int64_t better = positions[fault->better], chosen = positions[fault->chosen];
   const double apart = std::abs(fault->excess());
   const std::string note = fmt::format(
       "position {} stayed rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; both error bounds together are {:.3g}",

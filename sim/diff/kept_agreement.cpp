@@ -53,7 +53,7 @@ std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, 
     }
   }
   if (kept.empty()) return Disorder{0, fmt::format("nothing is kept; the budget is {}", budget), false};
-  if (static_cast<int64_t>(kept.size()) != budget) {
+  if (std::ssize(kept) != budget) {
     return Disorder{kept.size() - 1,
                     fmt::format("{} entries are kept; the budget is {}", kept.size(), budget), true};
   }
@@ -78,7 +78,7 @@ class Judge {
       best = std::max(best, attention.scores[j] - attention.errors[j]);
       worst = std::min(worst, attention.scores[j] + attention.errors[j]);
     }
-    return best > worst || selected == 0 || selected == static_cast<int64_t>(attention.scores.size());
+    return best > worst || selected == 0 || selected == std::ssize(attention.scores);
   }
 
   // Nothing if legal. claimed, own: candidates selected by the tested implementation and by the reference, ascending.
@@ -91,7 +91,7 @@ class Judge {
  private:
   const reference::Ranking& ranking() const { return errors_.ranking; }
   UncertainScores scores() const { return candidates(ranking().scores, errors_.score); }
-  // Of the candidates alone; nothing for hosts that rank nobody.
+  // Of the candidates alone; nothing for hosts that rank no entries.
   UncertainScores candidates(const Matrix& scores, const Matrix& errors) const {
     if (scores.rows() == 0) return {};
     return {ranking().candidate_scores(scores, g_), ranking().candidate_scores(errors, g_)};
@@ -103,7 +103,7 @@ class Judge {
 
   std::optional<Fault> by(const Critical& options, const Positions& claimed, const Positions&) const {
     const UncertainScores stage_two = candidates(*reference_.stage_two_score, errors_.stage_two_score);
-    const auto k = static_cast<int64_t>(claimed.size());
+    const auto k = std::ssize(claimed);
     const CountRange counts = stage_one_range(options, k, [&] { return adaptive_range(k); });
     std::optional<Fault> least;
     for (int64_t count = counts.first; count <= counts.last; ++count) {
@@ -163,7 +163,7 @@ class Judge {
   CountRange adaptive_range(int64_t k) const {
     const int64_t window = ranking().rules.window, n = layer_.prompt_tokens();
     const std::vector<RankRange> ranks = rank_ranges(scores());
-    Positions all_candidates(static_cast<size_t>(ranking().candidates));
+    Positions all_candidates(ranking().candidates);
     std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
     CountRange all{0, 0};
     // Who forms these masses need not have formed the scores: sums in any order.
@@ -283,8 +283,8 @@ class KeptJudgement {
  private:
   int64_t elements() const { return result_.elements; }
   void count(const Positions& kept, bool judged) {
-    result_.elements += static_cast<int64_t>(kept.size());
-    if (judged) result_.judged += static_cast<int64_t>(kept.size());
+    result_.elements += std::ssize(kept);
+    if (judged) result_.judged += std::ssize(kept);
   }
 
   void blame(const Offender& found, int64_t faulty) {
@@ -299,7 +299,7 @@ class KeptJudgement {
 
 TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& implementation,
                            const PromptRecord& reference, const PromptErrors& errors,
-                           const std::vector<Positions>& kept, std::vector<Positions>& forced) {
+                           const std::vector<Positions>& kept, std::vector<Positions>& teacher_forced) {
   const int64_t n = layer.prompt_tokens();
   const bool merges_first = rules_of(implementation.policy.merge).order == MergeOrder::merge_first;
   const bool untold = merges_first || rules_of(implementation.policy.selection).is_greedy;
@@ -310,9 +310,9 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
     const HostRules rules = rules_of(implementation.policy.host, n, budget);
     const Positions always_kept = rules.always_kept(n);
     // Where merging comes first there may be fewer to stay than the budget has room for.
-    const auto size = static_cast<int64_t>(kept[g].size());
+    const auto size = std::ssize(kept[g]);
     const auto found = disorder(kept[g], layer, always_kept, merges_first ? std::min(size, budget) : budget);
-    if (!found || found->usable) forced[g] = kept[g];
+    if (!found || found->usable) teacher_forced[g] = kept[g];
     if (found) {
       judgement.add(kept[g], own, *found, g);
       continue;
@@ -328,7 +328,7 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
       fault->chosen += rules.sinks;
       fault->better += rules.sinks;
     }
-    judgement.add(kept[g], own, fault, untold || judge.can_tell(static_cast<int64_t>(selected.size())), g);
+    judgement.add(kept[g], own, fault, untold || judge.can_tell(std::ssize(selected)), g);
   }
   return judgement.result();
 }

@@ -19,10 +19,10 @@ namespace kvbound::sim {
 /// budget has room for.
 ///
 /// kept     [kv_heads] of positions; anything
-/// forced   [kv_heads], the reference's own: replaced by what is claimed where that is a set of the prompt's positions
+/// teacher_forced   [kv_heads], the reference's own: replaced by what is claimed where that is a set of the prompt's positions
 TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& implementation,
                            const PromptRecord& reference, const PromptErrors& errors,
                            const std::vector<std::vector<int64_t>>& kept,
-                           std::vector<std::vector<int64_t>>& forced);
+                           std::vector<std::vector<int64_t>>& teacher_forced);
 
 }  // namespace kvbound::sim

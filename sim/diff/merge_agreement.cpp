@@ -30,20 +30,21 @@ struct Expected {
 
 class MergeJudge {
  public:
-  MergeJudge(const MergedLayer& part, const std::vector<Positions>& forced, const LayerClaims& claims)
+  MergeJudge(const MergedLayer& part, const std::vector<Positions>& teacher_forced, const LayerClaims& claims)
       : part_(part),
         claims_(claims),
         shape_(part.layer.shape),
         steps_(part.implementation.steps),
-        heads_(forced.size()) {
+        heads_(teacher_forced.size()) {
     reference::parallel_for(shape_.kv_heads, [&](int64_t g) {
-      const auto index = static_cast<size_t>(g);
-      heads_[index].emplace(part_, g, forced[index], forced[index] == part_.reference.kept[index]);
+      const int64_t index = g;
+      heads_[index].emplace(part_, g, teacher_forced[index],
+                            teacher_forced[index] == part_.reference.kept[index]);
     });
-    for (size_t g = 0; g < forced.size(); ++g) {
-      known_.push_back(!claims.kept || (*claims.kept)[g] == forced[g]);
+    for (size_t g = 0; g < teacher_forced.size(); ++g) {
+      known_.push_back(!claims.kept || (*claims.kept)[g] == teacher_forced[g]);
     }
-    result_.record.prompt.kept = forced;
+    result_.record.prompt.kept = teacher_forced;
   }
 
   MergeJudgement judge() {
@@ -81,16 +82,14 @@ class MergeJudge {
                   std::vector<double> (MergeReplay::*errors)(size_t) const) {
     if (!claim) return;
     Expected expected;
-    const std::vector<double> nothing(static_cast<size_t>(shape_.head_dim)),
-        unbounded(nothing.size(), kInfinity);
+    const std::vector<double> nothing(shape_.head_dim), unbounded(nothing.size(), kInfinity);
     for (size_t g = 0; g < heads_.size(); ++g) {
       for (size_t i = 0; i < claimed_entries(g); ++i) {
         if (!known_[g]) {
           expected.add(nothing, unbounded, false);
           continue;
         }
-        expected.add((heads_[g]->merged().*rows).row(static_cast<int64_t>(i)), ((*heads_[g]).*errors)(i),
-                     heads_[g]->is_certain(i));
+        expected.add((heads_[g]->merged().*rows).row(i), ((*heads_[g]).*errors)(i), heads_[g]->is_certain(i));
       }
     }
     add(tensor, *claim, expected);
@@ -111,20 +110,19 @@ class MergeJudge {
     std::vector<std::vector<MergeStep>> steps(heads_.size());
     reference::parallel_for(shape_.kv_heads, [&](int64_t g) {
       const auto at = [&](const std::optional<std::vector<int64_t>>& claims, int64_t t) {
-        return claims ? std::optional((*claims)[static_cast<size_t>(t * shape_.kv_heads + g)]) : std::nullopt;
+        return claims ? std::optional((*claims)[t * shape_.kv_heads + g]) : std::nullopt;
       };
       for (int64_t t = 0; t < steps_; ++t) {
-        steps[static_cast<size_t>(g)].push_back(
-            heads_[static_cast<size_t>(g)]->step(t, {at(claims_.left, t), at(claims_.merged_into, t)}));
+        steps[g].push_back(heads_[g]->step(t, {at(claims_.evicted, t), at(claims_.merged_into, t)}));
       }
     });
-    ChoiceTally left("left"), into("merged_into");
+    ChoiceTally evicted("evicted"), into("merged_into");
     result_.output_errors = Tensor(steps_, shape_.query_heads, shape_.head_dim);
     for (int64_t t = 0; t < steps_; ++t) {
       StepRecord& record = result_.record.steps.emplace_back();
       record.output = Matrix(shape_.query_heads, shape_.head_dim);
       for (int64_t g = 0; g < shape_.kv_heads; ++g) {
-        const MergeStep& step = steps[static_cast<size_t>(g)][static_cast<size_t>(t)];
+        const MergeStep& step = steps[g][t];
         for (int64_t i = 0; i < shape_.group_size(); ++i) {
           const int64_t h = g * shape_.group_size() + i;
           std::ranges::copy(step.output.row(i), record.output.row(h).begin());
@@ -134,12 +132,12 @@ class MergeJudge {
         record.rebuilt = step.rebuilt;
         if (step.rebuilt) record.merges.emplace_back().positions = step.positions;
         if (!dynamic) continue;
-        record.left.push_back(step.left.forced);
-        left.add(step.left);
+        record.evicted.push_back(step.evicted.teacher_forced);
+        evicted.add(step.evicted);
         into.add(step.into);
       }
     }
-    if (claims_.left) result_.agreements.push_back(left.result());
+    if (claims_.evicted) result_.agreements.push_back(evicted.result());
     if (claims_.merged_into) result_.agreements.push_back(into.result());
     if (claims_.output) judge_output(*claims_.output);
   }
@@ -147,10 +145,10 @@ class MergeJudge {
   void judge_output(const RealClaim& claim) {
     Expected expected;
     for (int64_t t = 0; t < steps_; ++t) {
-      const Matrix& output = result_.record.steps[static_cast<size_t>(t)].output;
+      const Matrix& output = result_.record.steps[t].output;
       for (int64_t h = 0; h < shape_.query_heads; ++h) {
         expected.add(output.row(h), result_.output_errors.slice(t).row(h),
-                     result_.certain[static_cast<size_t>(t * shape_.kv_heads + shape_.kv_head_of(h))]);
+                     result_.certain[t * shape_.kv_heads + shape_.kv_head_of(h)]);
       }
     }
     add("output", claim, expected);
@@ -161,7 +159,8 @@ class MergeJudge {
   const LayerShape shape_;
   const int64_t steps_;
   std::vector<std::optional<MergeReplay>> heads_;
-  std::vector<bool> known_;  // [kv_heads]: what is claimed of the cache after the prompt is of the forced one
+  std::vector<bool>
+      known_;  // [kv_heads]: what is claimed of the cache after the prompt is of the teacher-forced one
   MergeJudgement result_;
 };
 
@@ -198,7 +197,7 @@ std::vector<bool> MergeJudgement::certain_steps(const LayerShape& shape) const {
 
 MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementation& implementation,
                              const PromptRecord& reference, const PromptErrors& errors,
-                             const std::vector<Positions>& forced, const LayerClaims& claims) {
+                             const std::vector<Positions>& teacher_forced, const LayerClaims& claims) {
   MergedLayer part{layer, implementation, reference, errors, layer.prompt()};
   part.rebuilds = rebuilds(layer, implementation);
   const MergeRules rules = rules_of(implementation.policy.merge);
@@ -208,7 +207,7 @@ MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementat
     part.log_sum_exp_errors = reference::window_log_sum_exp_errors(part.prompt, part.prompt.window_queries(),
                                                                    implementation.arithmetic.attention);
   }
-  return MergeJudge(part, forced, claims).judge();
+  return MergeJudge(part, teacher_forced, claims).judge();
 }
 
 }  // namespace kvbound::sim

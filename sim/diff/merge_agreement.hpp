@@ -19,7 +19,7 @@ namespace kvbound::sim {
 /// What claims of a policy that merges are worth, and the replay that they led to.
 struct MergeJudgement {
   std::vector<TensorAgreement>
-      agreements;        ///< votes, merged_key, merged_value, left, merged_into, output: what is claimed
+      agreements;        ///< votes, merged_key, merged_value, evicted, merged_into, output: what is claimed
   LayerRecord record;    ///< the tested implementation's choices; the reference's outputs over its caches
   Tensor output_errors;  ///< [steps, query_heads, head_dim]
   /// [steps * kv_heads]: nothing that a tested implementation may have done otherwise, and of which nothing is
@@ -34,12 +34,12 @@ struct MergeJudgement {
 /// Judges one layer's merging by a replay of the tested implementation's own choices.
 ///
 /// Who merged with whom at the prompt's end is not claimed: it is the reference's own, on the tested implementation's
-/// kept set. An entry that another may have merged with by rounding alone (target_doubt.hpp) is uncertain, and so is
+/// kept set. An entry that another may have merged with by rounding alone (target_ambiguity.hpp) is uncertain, and so is
 /// its KV head from then on: its votes must be possible, and its numbers that are not the reference's are undecided. So
 /// it is, in all of a KV head, with order=merge-first and after a period's first rebuild, whose selections are not
 /// claimed either.
 ///
-/// While decoding, who left is judged as without merging, over the merged cache, and by attention's top-k; by other
+/// While decoding, evictions are judged as without merging, over the merged cache, and by attention's top-k; by other
 /// scores and by CriticalKV's stages one who is not the reference's is undecided. A target is legal if no other that
 /// may have been chosen in its stead had clearly a larger cosine and its own is not clearly below the threshold; being
 /// dropped, if none is clearly above. Whether CaM spreads a value is legal either way where rounding decides the draw.
@@ -48,10 +48,11 @@ struct MergeJudgement {
 /// (reference/bounds/merge_cluster_errors.md), and undecided where there is none.
 ///
 /// reference  of the tested implementation's budgets
-/// forced     [kv_heads]: who was kept, by the tested implementation's account
+/// teacher_forced     [kv_heads]: who was kept, by the tested implementation's account
 /// throws     NonFinite
 MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementation& implementation,
                              const PromptRecord& reference, const PromptErrors& errors,
-                             const std::vector<std::vector<int64_t>>& forced, const LayerClaims& claims);
+                             const std::vector<std::vector<int64_t>>& teacher_forced,
+                             const LayerClaims& claims);
 
 }  // namespace kvbound::sim

@@ -36,18 +36,18 @@ MergeReplay::MergeReplay(const MergedLayer& part, int64_t kv_head, const Positio
       stepper_(part.prompt, policy_, kv_head, budget_),
       errors_(layer_, policy_, arithmetic_, kv_head) {
   const reference::MergeTargets targets = prompt_targets(kept, explained);
-  errors_.take_in_prompt(part.prompt, part.log_sum_exp_errors);
-  fill(part.prompt, targets, part.averages ? &(*part.averages)[static_cast<size_t>(g_)] : nullptr);
+  errors_.accumulate_prompt(part.prompt, part.log_sum_exp_errors);
+  fill(part.prompt, targets, part.averages ? &(*part.averages)[g_] : nullptr);
   if (!rules_.evicts) return;
   begin_evicting(part.prompt, group(part.errors.ranking.head_scores), group(part.errors.head_score));
 }
 
 std::vector<double> MergeReplay::key_errors(size_t entry) const {
-  return errors_.stored_key(merged_.positions[entry], merged_.keys.row(static_cast<int64_t>(entry)));
+  return errors_.stored_key(merged_.positions[entry], merged_.keys.row(entry));
 }
 
 std::vector<double> MergeReplay::value_errors(size_t entry) const {
-  return errors_.stored_value(merged_.positions[entry], merged_.values.row(static_cast<int64_t>(entry)));
+  return errors_.stored_value(merged_.positions[entry], merged_.values.row(entry));
 }
 
 MergeStep MergeReplay::step(int64_t t, const ClaimedStep& claimed) {
@@ -86,8 +86,7 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
     if (!explained) return {kept, {}};
     const reference::Ranking& ranking = part_.errors.ranking;
     return reference::merge_first(keys, ranking.first_candidate, ranking.candidate_scores(ranking.scores, g_),
-                                  ranking.always_kept,
-                                  budget_ - static_cast<int64_t>(ranking.always_kept.size()), *target);
+                                  ranking.always_kept, budget_ - std::ssize(ranking.always_kept), *target);
   }
   members_ = member_ranges(keys, kept, *target, arithmetic_);
   for (const MemberRange& range : members_) certain_ = certain_ && range.least == range.most;
@@ -115,7 +114,7 @@ void MergeReplay::take_cluster_errors(const LayerView& view, const reference::Sc
   if (merge_rules_.prediction) {
     all.log_scores = known ? known->log_predicted(view.prompt_tokens())
                            : reference::attention_logits(all.queries, view.keys.slice(g_), layer_.scale);
-    all.positions.resize(static_cast<size_t>(view.prompt_tokens()));
+    all.positions.resize(view.prompt_tokens());
     std::iota(all.positions.begin(), all.positions.end(), 0);
   }
   // Errors of members are all taken before any of a merged entry is put.
@@ -141,15 +140,16 @@ void MergeReplay::add_spread_errors(const Cam& cam, const LayerView& view) {
     if (std::ranges::binary_search(cache().positions, position)) continue;
     const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
     Positions following;
-    for (const int64_t entry : entries) following.push_back(cache().positions[static_cast<size_t>(entry)]);
-    const SpreadDoubt doubt = spread_doubt(cam, attention, position, following, g_, position, arithmetic_);
-    if (!doubt.may) continue;
-    if (doubt.may_not) certain_ = false;
+    for (const int64_t entry : entries) following.push_back(cache().positions[entry]);
+    const SpreadAmbiguity ambiguity =
+        spread_ambiguity(cam, attention, position, following, g_, position, arithmetic_);
+    if (!ambiguity.may) continue;
+    if (ambiguity.may_not) certain_ = false;
     const VectorView value = values.row(position);
-    const auto sharing = static_cast<int64_t>(entries.size());
+    const auto sharing = std::ssize(entries);
     for (const int64_t entry : entries) {
-      if (doubt.may_not) ++members_[static_cast<size_t>(entry)].most;
-      const int64_t into = cache().positions[static_cast<size_t>(entry)];
+      if (ambiguity.may_not) ++members_[entry].most;
+      const int64_t into = cache().positions[entry];
       errors_.add_spread(into, cache().values.row(entry), value, storage_errors(value, arithmetic_), sharing);
       errors_.add_on_the_way(into, value, sharing);
     }
@@ -174,7 +174,7 @@ LayerView MergeReplay::view_at(int64_t t) const {
 // The reference's own selection, which no choice of before has a part in.
 void MergeReplay::rebuild(int64_t t) {
   certain_ = false;
-  const HeadMerge& record = part_.rebuilds[static_cast<size_t>(t)].merges[static_cast<size_t>(g_)];
+  const HeadMerge& record = part_.rebuilds[t].merges[g_];
   const LayerView view = view_at(t);
   errors_.restart(queries_, view.keys.slice(g_));
   fill(view, {record.positions, record.clusters}, nullptr);
@@ -202,21 +202,21 @@ void MergeReplay::attend(MergeStep& result) {
 
 // Which entry is evicted, and what becomes of it.
 void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& result) {
-  result.left = judge_left({{t, g_}, budget_, rules_, stepper_}, claimed.left);
-  if (result.left.forced == kNoPosition) {
+  result.evicted = judge_evicted({{t, g_}, budget_, rules_, stepper_}, claimed.evicted);
+  if (result.evicted.teacher_forced == kNoPosition) {
     result.into = {kNothingEvicted};
     if (claimed.into && *claimed.into != kNothingEvicted) {
-      result.into.offence = wrong_choice({t, g_}, *claimed.into, kNothingEvicted, "nobody left");
+      result.into.offence = wrong_choice({t, g_}, *claimed.into, kNothingEvicted, "nothing was evicted");
     }
     return;
   }
-  const int64_t entry = cache().find(result.left.forced);
+  const int64_t entry = cache().find(result.evicted.teacher_forced);
   result.into = judge_into(t, entry, claimed.into);
-  evict(entry, result.into.forced);
-  errors_.forget(result.left.forced);
+  evict(entry, result.into.teacher_forced);
+  errors_.forget(result.evicted.teacher_forced);
 }
 
-Choice MergeReplay::judge_left(const EvictionPlace& place, const std::optional<int64_t>& claimed) const {
+Choice MergeReplay::judge_evicted(const EvictionPlace& place, const std::optional<int64_t>& claimed) const {
   const int64_t own = place.own();
   if (!claimed) return {own, false};
   if (*claimed == own) return {own};
@@ -252,7 +252,7 @@ reference::ClusterMembers MergeReplay::members_at(const Positions& positions) co
     const int64_t entry = cache().find(position);
     members.keys.append_row(cache().keys.row(entry));
     members.values.append_row(cache().values.row(entry));
-    members.votes.push_back(cache().votes.empty() ? 1 : cache().votes[static_cast<size_t>(entry)]);
+    members.votes.push_back(cache().votes.empty() ? 1 : cache().votes[entry]);
   }
   return members;
 }
@@ -268,7 +268,7 @@ void MergeReplay::evict(int64_t entry, int64_t into) {
     stepper_.evict(entry, queries_, into);
     return;
   }
-  const Positions positions{into, cache().positions[static_cast<size_t>(entry)]};
+  const Positions positions{into, cache().positions[entry]};
   reference::ClusterMembers members = members_at(positions);
   const MergingCache before{queries_, stepper_.merging().predicted(), cache().votes, cache().positions};
   const reference::EvictedEntry evicted = stepper_.evict(entry, queries_, into);
@@ -278,13 +278,12 @@ void MergeReplay::evict(int64_t entry, int64_t into) {
 }
 
 void MergeReplay::add_spread_error(const Cam& cam, int64_t evicted) {
-  const int64_t position = cache().positions[static_cast<size_t>(evicted)];
+  const int64_t position = cache().positions[evicted];
   const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
   const VectorView value = cache().values.row(evicted);
   const std::vector<double> off = errors_.stored_value(position, value);
   for (const int64_t entry : entries) {
-    errors_.add_spread(cache().positions[static_cast<size_t>(entry)], cache().values.row(entry), value, off,
-                       std::ssize(entries));
+    errors_.add_spread(cache().positions[entry], cache().values.row(entry), value, off, std::ssize(entries));
   }
 }
 

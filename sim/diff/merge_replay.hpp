@@ -42,12 +42,12 @@ struct MergeStep {
   bool certain = true;             ///< that the cache is the tested implementation's
   bool rebuilt = false;            ///< before the outputs
   std::vector<int64_t> positions;  ///< of a rebuilt cache, ascending
-  Choice left, into;               ///< of hosts that evict
+  Choice evicted, into;            ///< of hosts that evict
 };
 
 /// What is claimed of a step; nothing where nothing is.
 struct ClaimedStep {
-  std::optional<int64_t> left, into;
+  std::optional<int64_t> evicted, into;
 };
 
 /// Steps one KV head through the prompt's end and the decode steps.
@@ -80,7 +80,7 @@ class MergeReplay {
   void rebuild(int64_t t);
   void attend(MergeStep& result);
   void choose(int64_t t, const ClaimedStep& claimed, MergeStep& result);
-  Choice judge_left(const EvictionPlace& place, const std::optional<int64_t>& claimed) const;
+  Choice judge_evicted(const EvictionPlace& place, const std::optional<int64_t>& claimed) const;
   Choice judge_by_scores(const EvictionPlace& place, int64_t claimed) const;
   Choice judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed);
   void evict(int64_t entry, int64_t into);

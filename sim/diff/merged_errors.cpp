@@ -51,7 +51,7 @@ MergedErrors::MergedErrors(const traces::Layer& layer, const Policy& policy, con
 EntryErrors MergedErrors::entry(int64_t position) const {
   const auto found = entries_.find(position);
   if (found != entries_.end()) return found->second;
-  const std::vector<double> none(static_cast<size_t>(layer_.shape.head_dim));
+  const std::vector<double> none(layer_.shape.head_dim);
   return {none, none};
 }
 
@@ -77,14 +77,14 @@ bool MergedErrors::is_normalised() const {
   return prediction_->predict == Prediction::ema && prediction_->scores == ScoreKind::attention;
 }
 
-void MergedErrors::take_in_prompt(const LayerView& prompt, const Matrix& log_sum_exp_errors) {
+void MergedErrors::accumulate_prompt(const LayerView& prompt, const Matrix& log_sum_exp_errors) {
   if (!prediction_) return;
   constexpr int64_t kQueries = 32;  // at a time
   const bool averaged = prediction_->predict == Prediction::ema;
   const MatrixView keys = prompt.keys.slice(g_);
   for (int64_t i = 0; i < group_size_; ++i) {
     const int64_t head = g_ * group_size_ + i;
-    const std::span<double> errors = log_scores_.row(i).first(static_cast<size_t>(prompt.prompt_tokens()));
+    const std::span<double> errors = log_scores_.row(i).first(prompt.prompt_tokens());
     double largest = 0;
     const int64_t first = averaged ? 0 : prompt.window_queries() - 1;
     for (int64_t q = first; q < prompt.window_queries(); q += kQueries) {
@@ -122,9 +122,9 @@ void MergedErrors::observe(MatrixView queries, const HeadCache& cache, int64_t t
       averaged ? reference::score_ema_error(1, prediction_->ema, largest_score(largest, tokens), arithmetic_)
                : 0;
   for (int64_t h = 0; h < group_size_; ++h) {
-    const double sum = is_normalised() ? errors.log_sum_exp[static_cast<size_t>(h)] : 0;
+    const double sum = is_normalised() ? errors.log_sum_exp[h] : 0;
     for (int64_t entry = 0; entry < cache.entries(); ++entry) {
-      double& error = log_scores_(h, cache.positions[static_cast<size_t>(entry)]);
+      double& error = log_scores_(h, cache.positions[entry]);
       const double own = errors.logits(h, entry) + sum;
       error = averaged ? std::max(error, own) + rounding : own;
     }
@@ -141,7 +141,7 @@ MergedErrors::Denominators MergedErrors::denominators(const MergingCache& cache)
       off = std::max(off, log_scores_(h, cache.positions[j]));
       if (std::isfinite(logits[j])) size = std::max(size, std::abs(logits[j]));
     }
-    const auto count = static_cast<int64_t>(logits.size());
+    const auto count = std::ssize(logits);
     result.values.push_back(reference::log_sum_exp(logits));
     result.errors.push_back(off + reference::sum_rounding(count + 8, arithmetic_) +
                             8 * (arithmetic_.exponential + 0x1p-51) *
@@ -182,7 +182,7 @@ reference::MergedEntryErrors MergedErrors::merged(const MergingCache& cache,
 
 void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {
   for (size_t h = 0; h < errors.log_scores.size(); ++h) {
-    log_scores_(static_cast<int64_t>(h), position) = errors.log_scores[h];
+    log_scores_(h, position) = errors.log_scores[h];
   }
   entries_[position] = {std::move(errors.key), std::move(errors.value)};
 }

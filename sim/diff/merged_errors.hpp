@@ -53,7 +53,7 @@ class MergedErrors {
   /// Predicted scores after the prompt.
   ///
   /// log_sum_exp_errors  [query_heads, window_queries]; of scores that are normalised
-  void take_in_prompt(const LayerView& prompt, const Matrix& log_sum_exp_errors);
+  void accumulate_prompt(const LayerView& prompt, const Matrix& log_sum_exp_errors);
   /// Predicted scores are these queries' own: a cache that was rebuilt.
   ///
   /// queries  [group_size, head_dim]

@@ -10,7 +10,7 @@
 namespace kvbound::sim {
 namespace {
 
-double at(VectorView numbers, int64_t i) { return numbers[static_cast<size_t>(i)]; }
+double at(VectorView numbers, int64_t i) { return numbers[i]; }
 
 // The least and the most that the tested implementation may have taken a score for.
 double lower(const UncertainScores& scores, int64_t i) {
@@ -69,7 +69,7 @@ std::optional<Fault> fault(const char* by, const UncertainScores& scores, std::s
 }  // namespace
 
 std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const int64_t> selected) {
-  const auto candidates = static_cast<int64_t>(scores.scores.size());
+  const auto candidates = std::ssize(scores.scores);
   return fault("score", scores, selected, complement(selected, candidates));
 }
 
@@ -81,7 +81,7 @@ std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const 
 // lower_z <= Z <= upper_x), with upper_z >= lower_z > upper_x >= Z, and missing before x.
 std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
                                     std::span<const int64_t> selected, int64_t stage_one_count) {
-  const std::vector<int64_t> left_out = complement(selected, static_cast<int64_t>(attention.scores.size()));
+  const std::vector<int64_t> left_out = complement(selected, std::ssize(attention.scores));
   double second_best = -kInfinity, best_left = -kInfinity;
   for (const int64_t i : left_out) {
     second_best = std::max(second_best, lower(stage_two, i));
@@ -89,11 +89,11 @@ std::optional<Fault> critical_fault(const UncertainScores& attention, const Unce
   }
   std::vector<int64_t> stage_one, others;
   for (const int64_t j : selected) (upper(stage_two, j) < second_best ? stage_one : others).push_back(j);
-  const auto needed = static_cast<int64_t>(stage_one.size());
+  const auto needed = std::ssize(stage_one);
   if (needed > stage_one_count) {
     // The best of them, by attention, may be stage one's; the others have no excuse.
     std::ranges::stable_sort(stage_one, std::greater<>(), [&](int64_t j) { return upper(attention, j); });
-    const auto surplus = std::span<const int64_t>(stage_one).subspan(static_cast<size_t>(stage_one_count));
+    const auto surplus = std::span<const int64_t>(stage_one).subspan(stage_one_count);
     return fault("stage-two score", stage_two, surplus, left_out);
   }
   const auto order = [&](int64_t a, int64_t b) {
@@ -109,7 +109,7 @@ std::optional<Fault> critical_fault(const UncertainScores& attention, const Unce
 }
 
 std::vector<RankRange> rank_ranges(const UncertainScores& scores) {
-  const auto count = static_cast<int64_t>(scores.scores.size());
+  const auto count = std::ssize(scores.scores);
   std::vector<double> lowers, uppers;
   for (int64_t i = 0; i < count; ++i) {
     lowers.push_back(lower(scores, i));
@@ -138,14 +138,14 @@ CountRange adaptive_counts(VectorView weights, VectorView errors, std::span<cons
   std::vector<double> sure(static_cast<size_t>(k) + 1), possible(sure.size());
   for (size_t i = 0; i < candidates.size(); ++i) {
     const double weight = at(weights, candidates[i]), error = at(errors, candidates[i]);
-    if (ranks[i].worst <= k) sure[static_cast<size_t>(ranks[i].worst)] += std::max(0.0, weight - error);
-    if (ranks[i].best <= k) possible[static_cast<size_t>(ranks[i].best)] += weight + error;
+    if (ranks[i].worst <= k) sure[ranks[i].worst] += std::max(0.0, weight - error);
+    if (ranks[i].best <= k) possible[ranks[i].best] += weight + error;
   }
   CountRange range{k, k};
   bool may = false;
   for (int64_t s = 0; s <= k; ++s) {
-    least += sure[static_cast<size_t>(s)];
-    most += possible[static_cast<size_t>(s)];
+    least += sure[s];
+    most += possible[s];
     if (!may && most * (1 + adding) > 0.5) {
       range.first = s;
       may = true;

@@ -16,7 +16,7 @@ namespace {
 Matrix first_columns(const Matrix& matrix, int64_t columns) {
   Matrix result(matrix.rows(), columns);
   for (int64_t r = 0; r < matrix.rows(); ++r) {
-    std::ranges::copy(matrix.row(r).first(static_cast<size_t>(columns)), result.row(r).begin());
+    std::ranges::copy(matrix.row(r).first(columns), result.row(r).begin());
   }
   return result;
 }

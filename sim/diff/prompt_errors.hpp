@@ -9,7 +9,7 @@
 namespace kvbound::sim {
 
 /// How the reference ranks a prompt's entries, and how far a tested implementation's numbers after the prompt may be
-/// off. All is empty for hosts that rank nobody.
+/// off. All is empty for hosts that rank no entries.
 struct PromptErrors {
   PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
                const PromptRecord& reference);

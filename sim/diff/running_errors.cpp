@@ -18,7 +18,7 @@ void RunningErrors::update(const HostRules& rules, const reference::HeadEviction
   const MatrixView scores = eviction.head_scores();
   for (int64_t h = 0; h < errors_.rows(); ++h) {
     for (int64_t entry = 0; entry < std::ssize(positions); ++entry) {
-      double& error = errors_(h, positions[static_cast<size_t>(entry)]);
+      double& error = errors_(h, positions[entry]);
       const double own = contributions(h, entry);
       switch (rules.step_update) {
         case StepUpdate::none:

@@ -19,18 +19,17 @@ MeanAttention mean_attention(MatrixView queries, MatrixView keys, double scale, 
   return {{mean.row(0).begin(), mean.row(0).end()}, {mean_off.row(0).begin(), mean_off.row(0).end()}};
 }
 
-SpreadDoubt spread_doubt(const Cam& cam, const MeanAttention& attention, int64_t entry,
-                         std::span<const int64_t> following, int64_t kv_head, int64_t position,
-                         const reference::Arithmetic& arithmetic) {
+SpreadAmbiguity spread_ambiguity(const Cam& cam, const MeanAttention& attention, int64_t entry,
+                                 std::span<const int64_t> following, int64_t kv_head, int64_t position,
+                                 const reference::Arithmetic& arithmetic) {
   if (following.empty()) return {};
   double sum = 0, off = 0;
   for (const int64_t other : following) {
-    sum += attention.weights[static_cast<size_t>(other)];
-    off += attention.errors[static_cast<size_t>(other)];
+    sum += attention.weights[other];
+    off += attention.errors[other];
   }
-  const auto count = static_cast<int64_t>(following.size());
-  const double weight = attention.weights[static_cast<size_t>(entry)],
-               weight_off = attention.errors[static_cast<size_t>(entry)];
+  const auto count = std::ssize(following);
+  const double weight = attention.weights[entry], weight_off = attention.errors[entry];
   const double rounding = reference::sum_rounding(count + 8, arithmetic);
   const auto probability = [&](double one, double all, double share) {
     if (one <= 0) return 0.0;

@@ -24,7 +24,7 @@ MeanAttention mean_attention(MatrixView queries, MatrixView keys, double scale, 
                              const reference::Arithmetic& arithmetic);
 
 /// What a tested implementation whose attention is within its errors may draw.
-struct SpreadDoubt {
+struct SpreadAmbiguity {
   bool may = false;
   bool may_not = true;
 };
@@ -32,8 +32,8 @@ struct SpreadDoubt {
 /// entry      index of the one that leaves
 /// following  indices of those that it may be spread over
 /// position   of the one that leaves
-SpreadDoubt spread_doubt(const Cam& cam, const MeanAttention& attention, int64_t entry,
-                         std::span<const int64_t> following, int64_t kv_head, int64_t position,
-                         const reference::Arithmetic& arithmetic);
+SpreadAmbiguity spread_ambiguity(const Cam& cam, const MeanAttention& attention, int64_t entry,
+                                 std::span<const int64_t> following, int64_t kv_head, int64_t position,
+                                 const reference::Arithmetic& arithmetic);
 
 }  // namespace kvbound::sim

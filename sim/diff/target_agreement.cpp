@@ -38,11 +38,10 @@ UncertainCosines cosines_of(const LeavingEntry& leaving, VectorView norms) {
   UncertainCosines result;
   for (int64_t entry = 0; entry < cache.entries(); ++entry) {
     if (entry == leaving.entry) continue;
-    const int64_t position = cache.positions[static_cast<size_t>(entry)];
+    const int64_t position = cache.positions[entry];
     const VectorView other = cache.keys.row(entry);
     result.positions.push_back(position);
-    result.cosines.push_back(reference::cosine(key, norms[static_cast<size_t>(leaving.entry)], other,
-                                               norms[static_cast<size_t>(entry)]));
+    result.cosines.push_back(reference::cosine(key, norms[leaving.entry], other, norms[entry]));
     result.errors.push_back(reference::cosine_error(
         key, off, other, leaving.errors.stored_key(position, other), leaving.arithmetic));
   }
@@ -73,14 +72,14 @@ TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& t
   const reference::NearestKey nearest =
       reference::nearest_key(leaving.entry, cache.keys, norms, cache.positions);
   const bool merges = nearest.index >= 0 && reference::is_similar(nearest.cosine, target);
-  const int64_t own = merges ? cache.positions[static_cast<size_t>(nearest.index)] : kNoPosition;
+  const int64_t own = merges ? cache.positions[nearest.index] : kNoPosition;
   const TargetRule rule(target, others.cosines, others.errors);
   if (!claimed) {
     return {{own, false}, leaving.certain && possible_outcomes(rule, others.positions.size()) == 1};
   }
   const auto judged = [&](const Choice& choice) { return TargetJudgement{choice, leaving.certain}; };
-  const auto wrong = [&](int64_t forced, const std::string& note) {
-    return judged({forced, true, false, false, wrong_choice(leaving.at, *claimed, own, note)});
+  const auto wrong = [&](int64_t teacher_forced, const std::string& note) {
+    return judged({teacher_forced, true, false, false, wrong_choice(leaving.at, *claimed, own, note)});
   };
   if (*claimed == own) return judged({own});
   const std::optional<size_t> at = others.index_of(*claimed);
@@ -98,16 +97,16 @@ TargetJudgement judge_spread(const LeavingEntry& leaving, const Cam& cam, const 
                              const std::optional<int64_t>& claimed) {
   const Positions& positions = leaving.cache.positions;
   const Positions entries = reference::following_entries(positions, leaving.position(), cam.neighbours);
-  const int64_t first = entries.empty() ? kNoPosition : positions[static_cast<size_t>(entries.front())];
-  const SpreadDoubt doubt = spread_doubt(cam, attention, leaving.entry, entries, leaving.at.kv_head,
-                                         leaving.position(), leaving.arithmetic);
-  const int64_t own = doubt.may && first != kNoPosition ? first : kNoPosition;
-  if (!claimed) return {{own, false}, leaving.certain && !(doubt.may && doubt.may_not)};
-  const bool legal = (*claimed == kNoPosition && doubt.may_not) || (*claimed == first && doubt.may);
-  if (legal) return {{*claimed, true, doubt.may && doubt.may_not}, leaving.certain};
+  const int64_t first = entries.empty() ? kNoPosition : positions[entries.front()];
+  const SpreadAmbiguity ambiguity = spread_ambiguity(
+      cam, attention, leaving.entry, entries, leaving.at.kv_head, leaving.position(), leaving.arithmetic);
+  const int64_t own = ambiguity.may && first != kNoPosition ? first : kNoPosition;
+  if (!claimed) return {{own, false}, leaving.certain && !(ambiguity.may && ambiguity.may_not)};
+  const bool legal = (*claimed == kNoPosition && ambiguity.may_not) || (*claimed == first && ambiguity.may);
+  if (legal) return {{*claimed, true, ambiguity.may && ambiguity.may_not}, leaving.certain};
   if (!leaving.certain) return {{own, false, false, true}, false};
   const std::string rather =
-      own == kNoPosition ? "is spread over nobody" : fmt::format("is spread from {} on", own);
+      own == kNoPosition ? "is spread over no entry" : fmt::format("is spread from {} on", own);
   const std::string note = fmt::format("the value of position {} {}", leaving.position(), rather);
   return {{own, true, false, false, wrong_choice(leaving.at, *claimed, own, note)}, true};
 }

@@ -1,4 +1,4 @@
-// With whom an entry that left merged while decoding, and whether it was one with whom it may have.
+// The entry that an evicted one merged with while decoding, and whether it may have.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct LeavingEntry {
   const reference::Arithmetic& arithmetic;
   bool certain = true;  ///< whether the cache is certain to be the tested implementation's
 
-  int64_t position() const { return cache.positions[static_cast<size_t>(entry)]; }
+  int64_t position() const { return cache.positions[entry]; }
 };
 
 /// A choice, and whether the cache is still certain to be the tested implementation's after it.

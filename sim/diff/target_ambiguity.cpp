@@ -17,8 +17,7 @@ constexpr int64_t kBlock = 64;  // keys that leave, at a time
 // What each key contributes to the errors of its cosines: that of a cosine with a key that is exact, so that two of them are no
 // less than the error of their cosine.
 std::vector<double> cosine_errors(MatrixView keys, const reference::Arithmetic& arithmetic) {
-  const std::vector<double> exact_key(static_cast<size_t>(keys.cols), 1),
-      exact(static_cast<size_t>(keys.cols));
+  const std::vector<double> exact_key(keys.cols, 1), exact(static_cast<size_t>(keys.cols));
   std::vector<double> errors;
   for (int64_t i = 0; i < keys.rows; ++i) {
     const VectorView key = keys.row(i);
@@ -60,10 +59,9 @@ std::vector<MemberRange> member_ranges(MatrixView keys, const std::vector<int64_
     for (size_t i = 0; i < block.size(); ++i) {
       std::vector<double> off;
       for (const int64_t position : kept) {
-        off.push_back(
-            std::min(2.0, errors[static_cast<size_t>(block[i])] + errors[static_cast<size_t>(position)]));
+        off.push_back(std::min(2.0, errors[block[i]] + errors[position]));
       }
-      const TargetRule rule(target, cosines.row(static_cast<int64_t>(i)), off);
+      const TargetRule rule(target, cosines.row(i), off);
       std::vector<size_t> possible;
       for (size_t j = 0; j < kept.size(); ++j) {
         if (rule.may_merge_with(j)) possible.push_back(j);

@@ -17,7 +17,7 @@ class TargetRule {
   /// cosines, errors  [others]; they outlive the rule
   TargetRule(const SimilarTarget& target, VectorView cosines, VectorView errors);
 
-  /// Whether a tested implementation whose cosines are within their errors may merge with this one, or with nobody.
+  /// Whether a tested implementation whose cosines are within their errors may merge with this one, or with none.
   bool may_merge_with(size_t other) const;
   bool may_be_dropped() const;
 

@@ -38,9 +38,7 @@ struct TestedImplementation {
   /// [kv_heads]: the budgets of heads that have each its own; empty: `entries` for all.
   std::vector<int64_t> budgets = {};
 
-  int64_t budget(int64_t kv_head) const {
-    return budgets.empty() ? entries : budgets[static_cast<size_t>(kv_head)];
-  }
+  int64_t budget(int64_t kv_head) const { return budgets.empty() ? entries : budgets[kv_head]; }
 };
 
 }  // namespace kvbound::sim

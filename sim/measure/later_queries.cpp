@@ -72,7 +72,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
   for (const Cluster& cluster : merge.clusters)
     clusters.push_back({cluster.members, present.row_of(cluster.into)});
   const MergeEffect effect = merge_effect(queries, scale_, present, clusters);
-  if (merge.kind.votes) take_in_values(merge, seen);
+  if (merge.kind.votes) accumulate_values(merge, seen);
   const bool predicted = !merge.clusters.front().log_merged.empty();
   std::vector<StepHead> violations;
   for (int64_t i = 0; i < group_size_; ++i) {
@@ -82,7 +82,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
     const double share = reference::sum(weights);
     later.perturbation(t, h) = perturbation;
     later.share(t, h) = share;
-    later.sag(t, h) = effect.members_weight[static_cast<size_t>(i)] - share;
+    later.sag(t, h) = effect.members_weight[i] - share;
     if (!predicted) continue;
     const double error = prediction_error(merge, effect, i);
     later.prediction_error(t, h) = error;
@@ -103,7 +103,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
   return violations;
 }
 
-void OpenMerges::take_in_values(Merge& merge, int64_t seen) const {
+void OpenMerges::accumulate_values(Merge& merge, int64_t seen) const {
   const double farthest =
       reference::largest_distance(values_.middle_rows(merge.seen, seen - merge.seen), merge.merged_values);
   merge.distance = std::max(merge.distance, farthest);
@@ -113,7 +113,7 @@ void OpenMerges::take_in_values(Merge& merge, int64_t seen) const {
 // epsilon of one query head.
 double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effect, int64_t head) {
   const bool normalised = merge.kind.unit == ScoreKind::attention;
-  const double shift = normalised ? effect.log_sum_exp[static_cast<size_t>(head)] : 0;
+  const double shift = normalised ? effect.log_sum_exp[head] : 0;
   std::vector<double> predicted, actual;
   int64_t member = 0;
   for (size_t r = 0; r < merge.clusters.size(); ++r) {
@@ -122,8 +122,8 @@ double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effec
     for (size_t j = 0; j < scores.size(); ++j) {
       actual.push_back(effect.member_logits(head, member++) - shift);
     }
-    predicted.push_back(merge.clusters[r].log_merged[static_cast<size_t>(head)]);
-    actual.push_back(effect.merged_logits(head, static_cast<int64_t>(r)) - shift);
+    predicted.push_back(merge.clusters[r].log_merged[head]);
+    actual.push_back(effect.merged_logits(head, r) - shift);
   }
   return reference::prediction_error(predicted, actual);
 }
@@ -133,7 +133,7 @@ double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
                                 const std::vector<double> Cluster::*figures, int64_t head) {
   double sum = 0;
   for (size_t r = 0; r < merge.clusters.size(); ++r) {
-    sum += weights[r] * (merge.clusters[r].*figures)[static_cast<size_t>(head)];
+    sum += weights[r] * (merge.clusters[r].*figures)[head];
   }
   return sum;
 }
@@ -144,8 +144,7 @@ double OpenMerges::bound_with_rounding(const Merge& merge, std::span<const Merge
                                        const CacheEntries& present, VectorView query, int64_t head) const {
   const EffectRounding::Query rounding = EffectRounding(query, scale_, present, clusters).of_query();
   double merged = 0;
-  for (const Cluster& cluster : merge.clusters)
-    merged = std::max(merged, cluster.log_merged_error[static_cast<size_t>(head)]);
+  for (const Cluster& cluster : merge.clusters) merged = std::max(merged, cluster.log_merged_error[head]);
   const double scores = rounding.weights + (1 + rounding.weights) * std::expm1(merged);
   const double error = prediction_error + (1 + prediction_error) * scores + kOwnRounding * prediction_error;
   const double share = reference::sum(weights);

@@ -58,11 +58,11 @@ class OpenMerges {
 
   /// A merge is done; merged entries that it replaced no longer stand for what they stood for.
   ///
-  /// after  the cache that it left
+  /// after  the cache after it
   /// seen   positions 0..seen - 1 have been in the cache
   void open(const reference::CacheMerge& merge, const reference::CacheEntries& after, const MergeKind& kind,
             int64_t seen);
-  /// The entry at a position has left.
+  /// The entry at a position was evicted.
   void close(int64_t position);
   /// The cache was built anew.
   void clear() { merges_.clear(); }
@@ -100,7 +100,7 @@ class OpenMerges {
   static double prediction_error(const Merge& merge, const reference::MergeEffect& effect, int64_t head);
   static double weighted_sum(const Merge& merge, VectorView weights,
                              const std::vector<double> Cluster::*figures, int64_t head);
-  void take_in_values(Merge& merge, int64_t seen) const;
+  void accumulate_values(Merge& merge, int64_t seen) const;
   double bound_with_rounding(const Merge& merge, std::span<const reference::MergedCluster> clusters,
                              VectorView weights, double prediction_error,
                              const reference::CacheEntries& present, VectorView query, int64_t head) const;

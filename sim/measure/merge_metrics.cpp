@@ -68,16 +68,16 @@ class HeadMerges {
   void run() {
     reference::MergedCache cache(layer_.keys.slice(kv_head_), layer_.values.slice(kv_head_),
                                  layer_.prompt_tokens, kv_head_, record_.prompt);
-    if (cache.prompt_merge()) take_in(*cache.prompt_merge(), cache.entries(), -1, false);
+    if (cache.prompt_merge()) accumulate(*cache.prompt_merge(), cache.entries(), -1, false);
     for (size_t i = 0; i < record_.steps.size(); ++i) {
       const StepRecord& step = record_.steps[i];
       const auto t = static_cast<int64_t>(i);
       if (step.rebuilt) open_.clear();
-      if (const auto merge = cache.enter(step)) take_in(*merge, cache.entries(), t, true);
+      if (const auto merge = cache.enter(step)) accumulate(*merge, cache.entries(), t, true);
       if (later_) measure_later(cache.entries(), t);
       const auto merge = cache.evict(step);
-      if (!step.left.empty()) open_.close(step.left[static_cast<size_t>(kv_head_)]);
-      if (merge) take_in(*merge, cache.entries(), t, false);
+      if (!step.evicted.empty()) open_.close(step.evicted[kv_head_]);
+      if (merge) accumulate(*merge, cache.entries(), t, false);
     }
   }
 
@@ -95,7 +95,7 @@ class HeadMerges {
     return queries;
   }
 
-  void take_in(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
+  void accumulate(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
     measure_change(merge, after, step, rebuilt);
     if (!later_) return;
     open_.open(merge, after, kind_of(policy_, rebuilt), layer_.prompt_tokens + step + 1);
@@ -165,14 +165,14 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
   MergeMetrics metrics;
   metrics.counts = counts_of(record);
   if (later && !rules_of(policy.merge).spreads) {
-    const Matrix matrix = undefined(static_cast<int64_t>(record.steps.size()), layer.shape.query_heads);
+    const Matrix matrix = undefined(std::ssize(record.steps), layer.shape.query_heads);
     metrics.later = LaterQueries{matrix, matrix, matrix, matrix, matrix, matrix, matrix, matrix, {}};
   }
   std::vector<HeadMerges> heads;
   for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
     heads.emplace_back(layer, record, policy, g, metrics.later ? &*metrics.later : nullptr);
   }
-  reference::parallel_for(layer.shape.kv_heads, [&](int64_t g) { heads[static_cast<size_t>(g)].run(); });
+  reference::parallel_for(layer.shape.kv_heads, [&](int64_t g) { heads[g].run(); });
   for (const HeadMerges& head : heads) {
     metrics.changes.insert(metrics.changes.end(), head.changes.begin(), head.changes.end());
     metrics.clusters.insert(metrics.clusters.end(), head.cluster_changes.begin(), head.cluster_changes.end());

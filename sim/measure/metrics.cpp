@@ -31,8 +31,7 @@ void require_stages(const LayerRecord& record, int64_t kv_heads) {
   if (record.prompt.stage_one.empty()) return;
   for (const StepRecord& step : record.steps) {
     if (!step.rebuilt) continue;
-    require_equal("stage_one of a rebuild", static_cast<int64_t>(step.stage_one.size()), "kv_heads",
-                  kv_heads);
+    require_equal("stage_one of a rebuild", std::ssize(step.stage_one), "kv_heads", kv_heads);
   }
 }
 
@@ -54,7 +53,7 @@ Matrix all_value_norms(const traces::Layer& layer, MatrixView prompt_norms) {
 // more than double precision can tell.
 std::vector<std::vector<int64_t>> most_missed(const traces::Layer& layer, int64_t count) {
   const int64_t entries = layer.prompt_tokens + 1;
-  std::vector<std::vector<int64_t>> missed(static_cast<size_t>(layer.shape.kv_heads));
+  std::vector<std::vector<int64_t>> missed(layer.shape.kv_heads);
   try {
     const Matrix errors = reference::group_sum(
         reference::eviction_errors(layer.shape, layer.scale, layer.keys.view().middle_rows(0, entries),
@@ -62,8 +61,7 @@ std::vector<std::vector<int64_t>> most_missed(const traces::Layer& layer, int64_
                                    layer.prompt_tokens),
         layer.shape.group_size());
     for (int64_t g = 0; g < errors.rows(); ++g) {
-      missed[static_cast<size_t>(g)] =
-          reference::select_top(errors.row(g), std::min(count, layer.prompt_tokens));
+      missed[g] = reference::select_top(errors.row(g), std::min(count, layer.prompt_tokens));
     }
   } catch (const NonFinite&) {
   }
@@ -76,13 +74,13 @@ class Measurement {
       : layer_(layer),
         records_(records),
         shape_(layer.shape),
-        steps_(static_cast<int64_t>(records.front().steps.size())),
+        steps_(std::ssize(records.front().steps)),
         blocks_(reference::token_blocks(steps_, kRowBlock)),
         projected_value_norms_(all_value_norms(layer, prompt_norms)),
         rounding_scales_(static_cast<size_t>(shape_.query_heads)),
         full_output_(blocks_ * kRowBlock, shape_.query_heads * shape_.head_dim) {
     reference::parallel_for(shape_.query_heads, [&](int64_t h) {
-      rounding_scales_[static_cast<size_t>(h)] =
+      rounding_scales_[h] =
           reference::rounding_scale(layer_.values.slice(shape_.kv_head_of(h)), head_projection(h));
     });
   }
@@ -93,7 +91,7 @@ class Measurement {
       require_stages(record, shape_.kv_heads);
       LayerMetrics metrics;
       for (const std::vector<int64_t>& kept : record.prompt.kept) {
-        metrics.kept.push_back(static_cast<int64_t>(kept.size()));
+        metrics.kept.push_back(std::ssize(kept));
       }
       for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.kept_mass}) *matrix = zeros;
       if (!merges(record)) metrics.bound = metrics.rounding = zeros;
@@ -158,7 +156,7 @@ class Measurement {
       }
       const std::vector<double> perturbations = projected_l1(head_block(changes_[r], h, steps.first), h);
       for (int64_t i = 0; i < steps.count; ++i) {
-        const auto index = static_cast<size_t>(i);
+        const int64_t index = i;
         metrics_[r].perturbation(steps.first + i, h) = perturbations[index];
         metrics_[r].relative(steps.first + i, h) = ratio(perturbations[index], norms[index]);
       }
@@ -175,7 +173,7 @@ class Measurement {
     Matrix signed_weights(logits.rows(), logits.cols());
     for (int64_t i = 0; i < steps.count; ++i) {
       const int64_t t = steps.first + i;
-      const auto visible = static_cast<size_t>(layer_.prompt_tokens + t + 1);
+      const int64_t visible = layer_.prompt_tokens + t + 1;
       const VectorView attention = weights.row(i).first(visible);
       const std::vector<int64_t>& kept = positions.at(record.steps, t);
       const reference::EvictionWeights eviction =
@@ -184,8 +182,7 @@ class Measurement {
       metrics.kept_mass(t, h) = eviction.kept_mass;
       (*metrics.bound)(t, h) =
           reference::perturbation_bound(eviction, projected_value_norms_.row(h).first(visible));
-      (*metrics.rounding)(t, h) =
-          reference::perturbation_rounding(eviction, rounding_scales_[static_cast<size_t>(h)]);
+      (*metrics.rounding)(t, h) = reference::perturbation_rounding(eviction, rounding_scales_[h]);
       measure_stage_one(r, t, h, attention, positions);
     }
     reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
@@ -199,12 +196,12 @@ class Measurement {
     const MutableMatrixView changes = head_block(changes_[r], h, steps.first);
     for (int64_t i = 0; i < steps.count; ++i) {
       const int64_t t = steps.first + i;
-      const VectorView attention = weights.row(i).first(static_cast<size_t>(layer_.prompt_tokens + t + 1));
+      const VectorView attention = weights.row(i).first(layer_.prompt_tokens + t + 1);
       const std::vector<int64_t>& kept = positions.at(record.steps, t);
       metrics_[r].kept_mass(t, h) = reference::attention_mass(attention, kept);
       measure_stage_one(r, t, h, attention, positions);
-      const VectorView output = record.steps[static_cast<size_t>(t)].output.row(h);
-      for (int64_t c = 0; c < full.cols; ++c) changes(i, c) = full(i, c) - output[static_cast<size_t>(c)];
+      const VectorView output = record.steps[t].output.row(h);
+      for (int64_t c = 0; c < full.cols; ++c) changes(i, c) = full(i, c) - output[c];
     }
   }
 
@@ -233,14 +230,14 @@ class Measurement {
 
   // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O.
   std::vector<double> measure_layer(const Matrix& heads) const {
-    std::vector<std::vector<double>> norms(static_cast<size_t>(blocks_));
+    std::vector<std::vector<double>> norms(blocks_);
     reference::parallel_for(blocks_, [&](int64_t block) {
-      norms[static_cast<size_t>(block)] =
+      norms[block] =
           row_norms(heads.view().middle_rows(block * kRowBlock, kRowBlock), layer_.output_projection);
     });
     std::vector<double> all;
     for (const std::vector<double>& part : norms) all.insert(all.end(), part.begin(), part.end());
-    all.resize(static_cast<size_t>(steps_));
+    all.resize(steps_);
     return all;
   }
 

@@ -42,7 +42,7 @@ Matrix absolute(MatrixView matrix) {
 }
 
 std::vector<double> column_sums(MatrixView matrix) {
-  std::vector<double> sums(static_cast<size_t>(matrix.cols), 0.0);
+  std::vector<double> sums(matrix.cols, 0.0);
   for (int64_t i = 0; i < matrix.rows; ++i) {
     for (size_t c = 0; c < sums.size(); ++c) sums[c] += matrix.row(i)[c];
   }
@@ -69,7 +69,7 @@ OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t fir
   const Rounding storage = rounding_of(layer.attention_output_storage);
   for (int64_t i = 0; i < count; ++i) {
     const auto visible = static_cast<double>(position + i + 1);
-    const VectorView sums = logit_sums.row(i).first(static_cast<size_t>(position + i + 1));
+    const VectorView sums = logit_sums.row(i).first(position + i + 1);
     const double logit_error = gamma(layer.shape.head_dim + 4) * *std::ranges::max_element(sums);
     // Finite, so that times nothing it is nothing.
     const double weight_error =
@@ -77,8 +77,8 @@ OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t fir
                  std::numeric_limits<double>::max());
     for (int64_t c = 0; c < output.cols(); ++c) {
       const double error = std::abs(layer.attention_output->slice(h)(first + i, c) - output(i, c));
-      const double computed = weight_error * output_sums(i, c) +
-                              kSingleSubnormal * (visible + 1 + value_sums[static_cast<size_t>(c)]);
+      const double computed =
+          weight_error * output_sums(i, c) + kSingleSubnormal * (visible + 1 + value_sums[c]);
       const double bound =
           computed * (1 + storage.unit) + storage.unit * std::abs(output(i, c)) + storage.subnormal;
       const double share =
@@ -95,11 +95,10 @@ OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t fir
 OutputAgreement verify_attention_output(const traces::Layer& layer) {
   const int64_t rows = layer.queries.view().rows;
   const int64_t blocks = (rows + kQueryBlock - 1) / kQueryBlock;
-  std::vector<OutputAgreement> pieces(static_cast<size_t>(layer.shape.query_heads * blocks));
-  reference::parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t piece) {
+  std::vector<OutputAgreement> pieces(layer.shape.query_heads * blocks);
+  reference::parallel_for(std::ssize(pieces), [&](int64_t piece) {
     const int64_t first = piece % blocks * kQueryBlock;
-    pieces[static_cast<size_t>(piece)] =
-        compare_block(layer, piece / blocks, first, std::min(kQueryBlock, rows - first));
+    pieces[piece] = compare_block(layer, piece / blocks, first, std::min(kQueryBlock, rows - first));
   });
   return pieces.empty() ? OutputAgreement{}
                         : *std::ranges::max_element(pieces, {}, &OutputAgreement::worst_share);

@@ -19,7 +19,7 @@ struct LayerBudgets {
   const Host& host;
   int64_t entries, layers, prompt_tokens;
 
-  std::vector<int64_t> equal() const { return std::vector<int64_t>(static_cast<size_t>(layers), entries); }
+  std::vector<int64_t> equal() const { return std::vector<int64_t>(layers, entries); }
   std::vector<int64_t> operator()(const Uniform&) const { return equal(); }
   std::vector<int64_t> operator()(const AdaKv&) const { return equal(); }
   std::vector<int64_t> operator()(const Pyramid& pyramid) const {

@@ -86,7 +86,7 @@ std::vector<Number> concatenated(const std::vector<std::vector<Number>>& parts) 
 std::vector<int64_t> offsets(const std::vector<std::vector<int64_t>>& parts) {
   std::vector<int64_t> result{0};
   for (const std::vector<int64_t>& part : parts) {
-    result.push_back(result.back() + static_cast<int64_t>(part.size()));
+    result.push_back(result.back() + std::ssize(part));
   }
   return result;
 }
@@ -129,7 +129,7 @@ void Dump::append(int64_t layer, const char* tensor, std::vector<int64_t> shape,
 void Dump::add(int64_t layer, const LayerRecord& record) {
   layers_.push_back(layer);
   const auto add_integers = [&](const char* tensor, std::span<const int64_t> numbers) {
-    append(layer, tensor, {static_cast<int64_t>(numbers.size())}, numbers);
+    append(layer, tensor, {std::ssize(numbers)}, numbers);
   };
   const auto add_matrix = [&](const char* tensor, const Matrix& matrix) {
     append(layer, tensor, {matrix.rows(), matrix.cols()}, matrix.numbers());
@@ -149,10 +149,10 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   for (const StepRecord& step : record.steps) {
     output.insert(output.end(), step.output.numbers().begin(), step.output.numbers().end());
   }
-  append(layer, "output", {static_cast<int64_t>(record.steps.size()), shape_.query_heads, shape_.head_dim},
+  append(layer, "output", {std::ssize(record.steps), shape_.query_heads, shape_.head_dim},
          VectorView(output));
   if (!evicts_) return;
-  add_choices(layer, "left", record.steps, &StepRecord::left);
+  add_choices(layer, "evicted", record.steps, &StepRecord::evicted);
   if (merges_) add_choices(layer, "merged_into", record.steps, &StepRecord::merged_into);
 }
 
@@ -161,7 +161,7 @@ void Dump::add_choices(int64_t layer, const char* tensor, const std::vector<Step
                        std::vector<int64_t> StepRecord::*choices) {
   std::vector<int64_t> all;
   for (const StepRecord& step : steps) all.insert(all.end(), (step.*choices).begin(), (step.*choices).end());
-  append(layer, tensor, {static_cast<int64_t>(steps.size()), shape_.kv_heads}, std::span<const int64_t>(all));
+  append(layer, tensor, {std::ssize(steps), shape_.kv_heads}, std::span<const int64_t>(all));
 }
 
 // The caches after the prompt, one below the other.
@@ -172,7 +172,7 @@ void Dump::add_merges(int64_t layer, const std::vector<HeadMerge>& merges) {
     keys.insert(keys.end(), merge.keys.numbers().begin(), merge.keys.numbers().end());
     values.insert(values.end(), merge.values.numbers().begin(), merge.values.numbers().end());
   }
-  const auto entries = static_cast<int64_t>(votes.size());
+  const auto entries = std::ssize(votes);
   append(layer, "votes", {entries}, VectorView(votes));
   append(layer, "merged_key", {entries, shape_.head_dim}, VectorView(keys));
   append(layer, "merged_value", {entries, shape_.head_dim}, VectorView(values));
@@ -190,12 +190,11 @@ void Dump::add(int64_t layer, const LayerMetrics& metrics) {
 
 void Dump::prepare(const std::string& path) {
   constexpr int64_t kPiece = int64_t{1} << 17;  // numbers held in memory at a time
-  if (static_cast<int64_t>(layers_.size()) < trace_layers_)
-    metadata_.emplace_back("layers", layer_list(layers_));
+  if (std::ssize(layers_) < trace_layers_) metadata_.emplace_back("layers", layer_list(layers_));
   writer_ = std::make_unique<traces::SafetensorsWriter>(path, metadata_, tensors_);
   const auto copy = [&]<class Number>(const traces::TensorDeclaration& tensor, std::vector<Number> piece) {
-    for (int64_t left = elements(tensor); left > 0; left -= static_cast<int64_t>(piece.size())) {
-      piece.resize(static_cast<size_t>(std::min(left, kPiece)));
+    for (int64_t left = elements(tensor); left > 0; left -= std::ssize(piece)) {
+      piece.resize(std::min(left, kPiece));
       spool_->read(std::span<Number>(piece));
       if constexpr (std::is_same_v<Number, double>) {
         // A stage-two score may be infinite, since epsilon can be any number, and the exact removal error of the only entry

@@ -26,7 +26,7 @@ namespace {
 // entries  the layer's budget per KV head
 LayerRecord run_layer(Session& session, const traces::Layer& layer, int64_t entries, const Scope& scope,
                       RunResult& result) {
-  const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), entries);
+  const std::vector<int64_t> budgets(layer.shape.kv_heads, entries);
   LayerRecord record;
   const Clock::time_point start = Clock::now();
   record.prompt = session.compress(layer.prompt(), result.run.policy.policy, budgets);
@@ -106,7 +106,7 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   Matrix reference_norms;
   for (size_t r = 0; r < result.runs.size(); ++r) {
     RunResult& run = result.runs[r];
-    const int64_t entries = run.layer_entries[static_cast<size_t>(index)];
+    const int64_t entries = run.layer_entries[index];
     records.push_back(run_layer(sessions->of(run.run.backend), layer, entries, result.scope, run));
     if (observer.recorded) observer.recorded(r, index, records.back());
     if (is_held_against_reference(run.run, result)) judge(run, layer, index, result, records.back());
@@ -160,11 +160,11 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
       result.times.push_back({run.backend, {}});
     }
   }
-  const auto pieces_per_layer = static_cast<int64_t>(runs.size()) + 1;  // measuring is the last piece
+  const auto pieces_per_layer = std::ssize(runs) + 1;  // measuring is the last piece
   int64_t done = 0;
   const auto advance = [&] {
     ++done;
-    if (progress) progress(done, pieces_per_layer * static_cast<int64_t>(scope.layers.size()));
+    if (progress) progress(done, pieces_per_layer * std::ssize(scope.layers));
   };
   for (const int64_t l : scope.layers) {
     const traces::Layer layer = trace.read_layer(l);

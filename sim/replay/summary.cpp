@@ -65,7 +65,7 @@ void add_later(LaterSummary& summary, const LaterQueries& later, int64_t layer) 
   for (int64_t t = 0; t < later.perturbation.rows(); ++t) {
     for (int64_t h = 0; h < later.perturbation.cols(); ++h) add_later(summary, later, t, h);
   }
-  summary.violations += static_cast<int64_t>(later.violations.size());
+  summary.violations += std::ssize(later.violations);
   if (!summary.first_violation && !later.violations.empty()) {
     summary.first_violation =
         Place{layer, later.violations.front().step, later.violations.front().query_head};
@@ -114,8 +114,8 @@ Summary summarise(const RunResult& run, const Scope& scope) {
           if (!summary.first_violation) summary.first_violation = place;
         }
       }
-      summary.layer_perturbation.add(metrics.layer_perturbation[static_cast<size_t>(t)]);
-      summary.layer_relative.add(metrics.layer_relative[static_cast<size_t>(t)]);
+      summary.layer_perturbation.add(metrics.layer_perturbation[t]);
+      summary.layer_relative.add(metrics.layer_relative[t]);
     }
   }
   return summary;
@@ -147,7 +147,7 @@ const RunResult* base_of(const RunResult& run, const ReplayResult& result,
 }
 
 std::vector<double> column_means(const Matrix& matrix) {
-  std::vector<double> means(static_cast<size_t>(matrix.cols()), 0.0);
+  std::vector<double> means(matrix.cols(), 0.0);
   for (int64_t t = 0; t < matrix.rows(); ++t) {
     for (size_t h = 0; h < means.size(); ++h) means[h] += matrix.row(t)[h];
   }

@@ -36,7 +36,7 @@ Figures figures(const std::vector<double>& ratios) {
       ++result.undefined;
     }
   }
-  const auto defined = static_cast<int64_t>(ratios.size()) - result.undefined;
+  const auto defined = std::ssize(ratios) - result.undefined;
   if (defined > 0) result.mean = sum / static_cast<double>(defined);
   if (const double median = spread(ratios).median; std::isfinite(median)) result.median = median;
   return result;
@@ -47,7 +47,7 @@ std::vector<double> all_of(const PredictResult& result, Matrix HeadPrediction::*
   std::vector<double> numbers;
   for (const LayerPrediction& layer : result.layers) {
     for (const HeadPrediction& head : layer.heads) {
-      const VectorView part = (head.*matrix).row(static_cast<int64_t>(row));
+      const VectorView part = (head.*matrix).row(row);
       numbers.insert(numbers.end(), part.begin(), part.end());
     }
   }
@@ -55,7 +55,7 @@ std::vector<double> all_of(const PredictResult& result, Matrix HeadPrediction::*
 }
 
 std::vector<double> row_of(const Matrix& matrix, size_t row) {
-  const VectorView numbers = matrix.row(static_cast<int64_t>(row));
+  const VectorView numbers = matrix.row(row);
   return {numbers.begin(), numbers.end()};
 }
 
@@ -133,7 +133,7 @@ std::string cell(std::optional<double> value) { return value ? fmt::format("{:#.
 
 std::string error_table(const PredictResult& result, bool colour) {
   std::vector<TableRow> rows{
-      {"scores", "foretold by", "relative error", "median", "entry error", "median", "undefined"}};
+      {"scores", "predicted by", "relative error", "median", "entry error", "median", "undefined"}};
   for (size_t p = 0; p < predictors().size(); ++p) {
     const Figures relative = figures(all_of(result, &HeadPrediction::relative_errors, p)),
                   entry = figures(all_of(result, &HeadPrediction::entry_errors, p));
@@ -167,7 +167,7 @@ std::string text_report(const PredictReport& report, bool colour) {
       info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, options.steps, info.decode_tokens,
       name(info.storage));
   text += fmt::format(
-      "\nThe next query's scores, foretold from all before, over layers, query heads and steps 1-{}; ema {:g}, window {}\n\n{}",
+      "\nThe next query's scores, predicted from all before, over layers, query heads and steps 1-{}; ema {:g}, window {}\n\n{}",
       options.steps, options.ema, options.window, error_table(result, colour));
   const Reentering back = reentering(result);
   text +=

@@ -149,7 +149,7 @@ Json run(const RunResult& run, const ReplayResult& result, const std::optional<P
   Json layers = Json::array();
   for (size_t l = 0; l < run.layers.size(); ++l) {
     const int64_t index = result.scope.layers[l];
-    layers.push_back(layer(index, run.layer_entries[static_cast<size_t>(index)], run.layers[l]));
+    layers.push_back(layer(index, run.layer_entries[index], run.layers[l]));
   }
   return {{"policy", canonical(run.run.policy.policy)},
           {"budget", to_string(run.run.budget)},

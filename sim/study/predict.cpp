@@ -46,24 +46,23 @@ void visit_queries(const traces::Layer& layer, int64_t head, int64_t steps, cons
   Matrix logits(kQueryBlock, keys.rows);
   for (int64_t b = 0; b < reference::token_blocks(count, kQueryBlock); ++b) {
     const reference::TokenBlock block(queries, b, kQueryBlock);
-    Positions visible(static_cast<size_t>(kQueryBlock));
+    Positions visible(kQueryBlock);
     std::iota(visible.begin(), visible.end(), first_position + block.first + 1);
     for (int64_t& entries : visible) entries = std::min(entries, keys.rows);
     const MatrixView seen_by_last = keys.middle_rows(0, visible.back());
     const MutableMatrixView seen = logits.view().middle_cols(0, visible.back());
     reference::attention_logits(block.rows, seen_by_last, layer.scale, visible, seen);
     for (int64_t i = 0; i < block.count; ++i) {
-      visit(block.first + i,
-            VectorView(seen.row(i)).first(static_cast<size_t>(visible[static_cast<size_t>(i)])));
+      visit(block.first + i, VectorView(seen.row(i)).first(visible[i]));
     }
   }
 }
 
 // sum_j |s^_j - s_j| / sum_j s_j, all in multiples of the largest score.
-double relative_error(const Numbers& foretold, VectorView log_scores) {
+double relative_error(const Numbers& predicted, VectorView log_scores) {
   const double largest = std::ranges::max(log_scores);
   Numbers expected(log_scores.size()), scores(log_scores.size());
-  reference::exponentiate(foretold, largest, expected);
+  reference::exponentiate(predicted, largest, expected);
   const double sum = reference::exponentiate(log_scores, largest, scores);
   double differences = 0;
   for (size_t j = 0; j < scores.size(); ++j) differences += std::abs(expected[j] - scores[j]);
@@ -71,11 +70,11 @@ double relative_error(const Numbers& foretold, VectorView log_scores) {
 }
 
 // The median of |s^_j - s_j| / s_j.
-double entry_error(Numbers foretold, VectorView log_scores) {
-  for (size_t j = 0; j < foretold.size(); ++j) foretold[j] -= log_scores[j];
-  reference::exponentiate(foretold, 0);
-  for (double& ratio : foretold) ratio = std::abs(ratio - 1);
-  return median(std::move(foretold));
+double entry_error(Numbers predicted, VectorView log_scores) {
+  for (size_t j = 0; j < predicted.size(); ++j) predicted[j] -= log_scores[j];
+  reference::exponentiate(predicted, 0);
+  for (double& ratio : predicted) ratio = std::abs(ratio - 1);
+  return median(std::move(predicted));
 }
 
 // Measures one query head as its queries come in.
@@ -88,9 +87,9 @@ class HeadMeasurement {
         histories_{ScoreHistory(options.ema, options.window), ScoreHistory(options.ema, options.window)},
         stays_(std::move(stays)),
         seen_in_top_(stays_.size(), false) {
-    const auto rows = static_cast<int64_t>(predictors().size());
+    const auto rows = std::ssize(predictors());
     result_.relative_errors = result_.entry_errors = Matrix(rows, options.steps);
-    result_.mass = Matrix(static_cast<int64_t>(options.shares.size()), options.steps);
+    result_.mass = Matrix(std::ssize(options.shares), options.steps);
     result_.evicted = std::ranges::count(stays_, false);
   }
 
@@ -108,7 +107,7 @@ class HeadMeasurement {
       histories_[kind].observe(scores);
     }
     if (step < 0) return;
-    look_for_reentering(step, logits);
+    look_for_reentering(logits);
     add_up_mass(step, logits);
   }
 
@@ -124,22 +123,22 @@ class HeadMeasurement {
       const Predictor& predictor = predictors()[p];
       if (predictor.scores != kind) continue;
       const ScoreHistory& history = histories_[kind == kKinds[0] ? 0 : 1];
-      const Numbers foretold = history.foretold(predictor.by, static_cast<int64_t>(log_scores.size()));
-      result_.relative_errors(static_cast<int64_t>(p), step) = relative_error(foretold, log_scores);
-      result_.entry_errors(static_cast<int64_t>(p), step) = entry_error(foretold, log_scores);
+      const Numbers predicted = history.predicted(predictor.by, std::ssize(log_scores));
+      result_.relative_errors(p, step) = relative_error(predicted, log_scores);
+      result_.entry_errors(p, step) = entry_error(predicted, log_scores);
     }
   }
 
-  void look_for_reentering(int64_t step, VectorView logits) {
+  void look_for_reentering(VectorView logits) {
     const VectorView prompt = logits.first(stays_.size());
     int64_t count = 0;
     for (const int64_t j : reference::select_top(prompt, at_most(options_.top, layer_.prompt_tokens))) {
-      if (stays_[static_cast<size_t>(j)]) continue;
-      seen_in_top_[static_cast<size_t>(j)] = true;
+      if (stays_[j]) continue;
+      seen_in_top_[j] = true;
       ++count;
     }
     result_.reentered.push_back(share_of_evicted(count));
-    assert(static_cast<int64_t>(result_.reentered.size()) == step + 1);
+    assert(std::ssize(result_.reentered) == step + 1);
   }
 
   void add_up_mass(int64_t step, VectorView logits) {
@@ -147,9 +146,9 @@ class HeadMeasurement {
     std::ranges::sort(weights, std::greater<>());
     const double sum = reference::exponentiate(weights, weights.front());
     for (size_t s = 0; s < options_.shares.size(); ++s) {
-      const auto count = at_most(options_.shares[s], static_cast<int64_t>(weights.size()));
+      const auto count = at_most(options_.shares[s], std::ssize(weights));
       const double mass = std::accumulate(weights.begin(), weights.begin() + count, 0.0);
-      result_.mass(static_cast<int64_t>(s), step) = std::min(mass / sum, 1.0);
+      result_.mass(s, step) = std::min(mass / sum, 1.0);
     }
   }
 
@@ -165,8 +164,8 @@ class HeadMeasurement {
 };
 
 std::vector<bool> marks(const Positions& positions, int64_t count) {
-  std::vector<bool> marked(static_cast<size_t>(count), false);
-  for (const int64_t position : positions) marked[static_cast<size_t>(position)] = true;
+  std::vector<bool> marked(count, false);
+  for (const int64_t position : positions) marked[position] = true;
   return marked;
 }
 
@@ -174,7 +173,7 @@ void require_valid(const traces::Layer& layer, const PredictOptions& options) {
   const int64_t steps = layer.keys.view().rows - layer.prompt_tokens;
   if (options.steps < 1 || options.steps > steps) {
     throw ShapeMismatch(
-        fmt::format("{} decode steps are to be foretold but {} are recorded", options.steps, steps));
+        fmt::format("{} decode steps are to be predicted but {} are recorded", options.steps, steps));
   }
   if (!(options.ema >= 0 && options.ema < 1) || options.window < 1) {
     throw ShapeMismatch(
@@ -195,7 +194,7 @@ const std::vector<Predictor>& predictors() {
   static const std::vector<Predictor> all = [] {
     std::vector<Predictor> list;
     for (const ScoreKind scores : kKinds) {
-      for (const Foretelling by : kForetellings) list.push_back({scores, by});
+      for (const PredictionRule by : kForetellings) list.push_back({scores, by});
     }
     return list;
   }();
@@ -205,16 +204,16 @@ const std::vector<Predictor>& predictors() {
 std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const PredictOptions& options,
                                              int64_t budget, const std::function<void()>& done) {
   require_valid(layer, options);
-  const std::vector<int64_t> budgets(static_cast<size_t>(layer.shape.kv_heads), budget);
+  const std::vector<int64_t> budgets(layer.shape.kv_heads, budget);
   const auto kept = reference::make_session()->compress(layer.prompt(), options.policy, budgets).kept;
-  std::vector<HeadPrediction> result(static_cast<size_t>(layer.shape.query_heads));
+  std::vector<HeadPrediction> result(layer.shape.query_heads);
   std::mutex one_at_a_time;
   reference::parallel_for(layer.shape.query_heads, [&](int64_t h) {
     const auto g = static_cast<size_t>(layer.shape.kv_head_of(h));
     HeadMeasurement head(layer, options, marks(kept[g], layer.prompt_tokens));
     visit_queries(layer, h, options.steps,
                   [&](int64_t query, VectorView logits) { head.take(query, logits); });
-    result[static_cast<size_t>(h)] = std::move(head).result();
+    result[h] = std::move(head).result();
     if (!done) return;
     const std::scoped_lock lock(
         one_at_a_time);  // what it throws leaves a lock, but not an OpenMP critical region
@@ -234,11 +233,11 @@ PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& la
   int64_t pieces = 0;
   const auto done = [&] {
     ++pieces;
-    if (progress) progress(pieces, info.shape.query_heads * static_cast<int64_t>(layers.size()));
+    if (progress) progress(pieces, info.shape.query_heads * std::ssize(layers));
   };
   for (const int64_t l : layers) {
     const traces::Layer layer = trace.read_layer(l);
-    const int64_t budget = budgets[static_cast<size_t>(l)];
+    const int64_t budget = budgets[l];
     try {
       result.layers.push_back({l, budget, layer_prediction(layer, options, budget, done)});
     } catch (const NonFinite& error) {

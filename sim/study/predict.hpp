@@ -1,4 +1,4 @@
-// How well past scores foretell the next ones, and whether what a prompt's eviction gave up was wanted later.
+// How well past scores predict the next ones, and whether what a prompt's eviction gave up was wanted later.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace kvbound::sim {
 
-/// Scores of one kind foretold in one way.
+/// Scores of one kind predicted in one way.
 struct Predictor {
   ScoreKind scores = ScoreKind::attention;
-  Foretelling by = Foretelling::ema;
+  PredictionRule by = PredictionRule::ema;
 };
 
 /// All of them, in the order of the reports: every way for attention, then for raw scores.

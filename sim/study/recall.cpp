@@ -32,7 +32,7 @@ Truth truth_of(const traces::Layer& layer) {
     const Matrix errors = step_errors(layer, t);
     for (int64_t h = 0; h < errors.rows(); ++h) {
       const std::span<double> sum = truth.mean_step.row(h);
-      for (int64_t j = 0; j < errors.cols(); ++j) sum[static_cast<size_t>(j)] += errors(h, j);
+      for (int64_t j = 0; j < errors.cols(); ++j) sum[j] += errors(h, j);
     }
   }
   for (int64_t h = 0; h < truth.mean_step.rows(); ++h) {
@@ -90,9 +90,9 @@ std::vector<ScoreRecall> layer_recall(const traces::Layer& layer, const RecallOp
     for (const int64_t window : options.windows) {
       const Matrix scores = scores_of(layer, score, window);
       ScoreRecall& recall = result.emplace_back(score.name, window);
-      recall.heads.resize(static_cast<size_t>(layer.shape.query_heads));
+      recall.heads.resize(layer.shape.query_heads);
       reference::parallel_for(layer.shape.query_heads, [&](int64_t h) {
-        recall.heads[static_cast<size_t>(h)] = figures(scores.row(h), truth, h, options);
+        recall.heads[h] = figures(scores.row(h), truth, h, options);
       });
       if (done) done();
     }
@@ -106,7 +106,7 @@ RecallResult recall(const traces::Trace& trace, const std::vector<int64_t>& laye
   int64_t pieces = 0;
   const auto done = [&] {
     ++pieces;
-    if (progress) progress(pieces, recall_pieces(options) * static_cast<int64_t>(layers.size()));
+    if (progress) progress(pieces, recall_pieces(options) * std::ssize(layers));
   };
   for (const int64_t l : layers) {
     const traces::Layer layer = trace.read_layer(l);

@@ -20,12 +20,12 @@ reference::ScoreEma moving_average(double ema, Normalisation normalisation) {
 }
 
 void observe_row(reference::ScoreEma& average, VectorView log_scores) {
-  const auto entries = static_cast<int64_t>(log_scores.size());
+  const auto entries = std::ssize(log_scores);
   while (average.entries() < entries) average.append();
   average.observe({log_scores.data(), 1, entries});
 }
 
-std::vector<double> foretold_row(const reference::ScoreEma& average, int64_t tokens) {
+std::vector<double> predicted_row(const reference::ScoreEma& average, int64_t tokens) {
   const Matrix row = average.log_predicted(tokens);
   return {row.numbers().begin(), row.numbers().end()};
 }
@@ -49,7 +49,7 @@ void ScoreHistory::observe(VectorView log_scores) {
   counts_.resize(log_scores.size());
   for (int64_t& count : counts_) ++count;
   last_.emplace_back(log_scores.begin(), log_scores.end());
-  if (static_cast<int64_t>(last_.size()) > window_) last_.pop_front();
+  if (std::ssize(last_) > window_) last_.pop_front();
 }
 
 // Each sum is one exponential more: of the smaller exponent less the larger.
@@ -77,24 +77,24 @@ std::vector<double> ScoreHistory::mean() const {
 std::vector<double> ScoreHistory::window_mean() const {
   Sums sums;
   for (const std::vector<double>& query : last_) sums.add(query);
-  const auto queries = static_cast<int64_t>(last_.size());
+  const auto queries = std::ssize(last_);
   for (size_t j = 0; j < counts_.size(); ++j) {
     sums.exponents[j] += std::log(sums.sums[j] / static_cast<double>(std::min(queries, counts_[j])));
   }
   return sums.exponents;
 }
 
-std::vector<double> ScoreHistory::foretold(Foretelling by, int64_t tokens) const {
+std::vector<double> ScoreHistory::predicted(PredictionRule by, int64_t tokens) const {
   switch (by) {
-    case Foretelling::ema:
-      return foretold_row(exact_, tokens);
-    case Foretelling::ema_paper:
-      return foretold_row(paper_, tokens);
-    case Foretelling::mean:
+    case PredictionRule::ema:
+      return predicted_row(exact_, tokens);
+    case PredictionRule::ema_paper:
+      return predicted_row(paper_, tokens);
+    case PredictionRule::mean:
       return mean();
-    case Foretelling::window_mean:
+    case PredictionRule::window_mean:
       return window_mean();
-    case Foretelling::last:
+    case PredictionRule::last:
       return last_.empty() ? std::vector<double>() : last_.back();
   }
   return {};

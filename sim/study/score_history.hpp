@@ -12,18 +12,19 @@
 
 namespace kvbound::sim {
 
-/// How the next score of an entry is foretold, from the scores of the queries that have seen it.
-enum class Foretelling {
+/// How the next score of an entry is predicted, from the scores of the queries that have seen it.
+enum class PredictionRule {
   ema,          ///< moving average, divided by the weights that were really added up
   ema_paper,    ///< the same, divided by 1 - ema^tokens
   mean,         ///< of all of them
   window_mean,  ///< of the last few, or of as many as there are
   last,         ///< the last query's itself
 };
-inline constexpr std::array<Foretelling, 5> kForetellings{
-    Foretelling::ema, Foretelling::ema_paper, Foretelling::mean, Foretelling::window_mean, Foretelling::last};
+inline constexpr std::array<PredictionRule, 5> kForetellings{
+    PredictionRule::ema, PredictionRule::ema_paper, PredictionRule::mean, PredictionRule::window_mean,
+    PredictionRule::last};
 
-constexpr std::string_view name(Foretelling by) {
+constexpr std::string_view name(PredictionRule by) {
   return std::array<std::string_view, 5>{"ema", "ema-paper", "mean", "window-mean",
                                          "last"}[static_cast<size_t>(by)];
 }
@@ -41,14 +42,14 @@ class ScoreHistory {
   /// throws      ShapeMismatch if entries are missing; NonFinite
   void observe(VectorView log_scores);
 
-  /// What is foretold of the entries that a query has seen.
+  /// What is predicted of the entries that a query has seen.
   ///
   ///     ema, ema_paper  reference::ScoreEma
   ///     mean            ln (1/m) sum of the m scores of an entry; window_mean: of its last min(m, window) ones
   ///
   /// tokens   positions that the queries so far have seen, by which ema_paper is normalised
   /// returns  [entries], natural log
-  std::vector<double> foretold(Foretelling by, int64_t tokens) const;
+  std::vector<double> predicted(PredictionRule by, int64_t tokens) const;
 
  private:
   // ln of a sum of scores per entry: sums exp(exponents).

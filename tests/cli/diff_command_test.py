@@ -455,7 +455,7 @@ class UnfitDumps(DiffTest):
                               ("layers.2.score", "the trace has 2 layers"), ("scores", "no tensor of a dump"),
                               ("layers.00.score", "no tensor of a dump"), ("layers.-1.score", "no tensor of a dump"),
                               ("layers.0", "no tensor"), ("layers.99999999999999999999.score", "no tensor"),
-                              ("layers.0.left", "only policies that evict while decoding have this"),
+                              ("layers.0.evicted", "only policies that evict while decoding have this"),
                               ("layers.1.votes", "only policies that merge"),
                               ("layers.1.merged_key", "only policies that merge")):
             dump = self.good.copy()

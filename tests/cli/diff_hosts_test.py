@@ -50,7 +50,7 @@ class RightDumps(DiffTest):
                 with self.subTest(f"{policy} {kind}"):
                     self.agrees(trace, dump.only({kind}))
                     self.agrees(trace, dump.only(dump.kinds() - {kind}))
-            self.agrees(trace, dump.only({"left", "output"}))
+            self.agrees(trace, dump.only({"evicted", "output"}))
 
     def test_the_first_steps_and_none_may_be_there(self):
         trace = self.trace(decode=6)
@@ -60,6 +60,20 @@ class RightDumps(DiffTest):
         short = TraceFile(decode_tokens=0).write(self.folder / "short.safetensors")
         self.passes("replay", short, "--policy", "tova", "--budget", "9", "--dump", "d.safetensors", code=INCONCLUSIVE)
         self.passes("diff", short, "d.safetensors")
+
+    def test_evictions_may_have_their_former_name(self):
+        trace = self.trace()
+        dump = self.reference(trace, "tova", "40")
+        for layer in range(2):
+            dump.tensors[f"layers.{layer}.left"] = dump.tensors.pop(f"layers.{layer}.evicted")
+        report, _ = self.diff(trace, dump)
+        self.assertEqual(report["verdict"], "agrees")
+        self.assertIn("evicted", [item["tensor"] for item in report["tensors"]])
+        dump.array(1, "left")[1, 0] = 10**6
+        _, stderr = self.differs(trace, dump, "evicted")
+        self.assertIn("layers.1.evicted[1, 0]: step 1, KV head 0: position 1000000 was evicted, which is not in", stderr)
+        dump.tensors["layers.0.evicted"] = dump.tensors["layers.0.left"]
+        self.refused(trace, dump, r"at byte \d+: layers\.0\.left: is layers\.0\.evicted by its former name; expected one of them")
 
     def test_exactly_tied_entries_may_leave_in_any_order_and_are_counted(self):
         def smaller_first(right):
@@ -74,9 +88,9 @@ class RightDumps(DiffTest):
             dump = recompute(trace, "tova", "60")
         right = recompute(trace, "tova", "60")
         report = self.agrees(trace, dump)
-        swaps = sum(item["near_tie_swaps"] for item in report["tensors"] if item["tensor"] == "left")
+        swaps = sum(item["near_tie_swaps"] for item in report["tensors"] if item["tensor"] == "evicted")
         self.assertGreater(swaps, 0, "the trace has no ties")
-        self.assertTrue(any((dump.array(layer, "left") != right.array(layer, "left")).any() for layer in range(2)))
+        self.assertTrue(any((dump.array(layer, "evicted") != right.array(layer, "evicted")).any() for layer in range(2)))
 
     def test_a_greedy_set_that_is_not_the_references_is_never_a_pass(self):
         trace = self.trace("F32")
@@ -110,7 +124,7 @@ class WrongDumps(DiffTest):
         for policy in ("h2o:window=8+exact", "tova+exact", "snapkv:window=8+exact:space=projected"):
             self.finds("score", policy, policy_changes=[("score", "obcache-value")])
             if not policy.startswith("snapkv"):  # whose window's choice may be the same by either score
-                self.finds("kept", policy, policy_changes=[("score", "obcache-value")], kinds={"kept", "left", "output"})
+                self.finds("kept", policy, policy_changes=[("score", "obcache-value")], kinds={"kept", "evicted", "output"})
         self.finds("score", "tova+obcache-joint", policy_changes=[("space", "projected")])
         self.finds("score", "h2o:window=8+obcache-key", policy_changes=[("score", "obcache-joint")])
 
@@ -141,39 +155,39 @@ class WrongDumps(DiffTest):
                 score, kept = right.array(1, deciding)[1], self.kept_of(right)[1][1]
                 stay = kept[kept < len(score) - 12]
                 best = stay[np.argmax(score[stay])]
-                self.assertNotIn(best, right.array(1, "left")[:, 1])
+                self.assertNotIn(best, right.array(1, "evicted")[:, 1])
                 left = {layer: np.full((4, 2), BY_POLICY) for layer in range(2)}
                 left[1][1, 1] = best
                 for precision in (np.float64, np.float32):
                     with self.subTest(f"{policy} {trace.name} {precision.__name__}"):
-                        consistent = recompute(trace, policy, "50", precision, kept=self.kept_of(right), left=left)
-                        _, stderr = self.differs(trace, consistent, "left")
-                        self.assertRegex(stderr, rf"layers\.1\.left\[1, 1\]: step 1, KV head 1: position \d+ stayed rather "
+                        consistent = recompute(trace, policy, "50", precision, kept=self.kept_of(right), evicted=left)
+                        _, stderr = self.differs(trace, consistent, "evicted")
+                        self.assertRegex(stderr, rf"layers\.1\.evicted\[1, 1\]: step 1, KV head 1: position \d+ stayed rather "
                                                  rf"than {best}, by [a-z -]*score: ")
                         self.assertNotIn("more tensor", stderr, "later numbers are judged on the cache as it was")
                         stale = right.copy()
-                        stale.array(1, "left")[1, 1] = best
-                        self.differs(trace, stale, "left")
+                        stale.array(1, "evicted")[1, 1] = best
+                        self.differs(trace, stale, "evicted")
 
     def test_departures_that_cannot_be_are_found(self):
         trace = self.trace("F32", tokens=160)
         for policy in ("h2o:window=8:sinks=1", "tova:sinks=1", "streaming-llm:sinks=1"):
             right = recompute(trace, policy, "50")
-            gone = right.array(0, "left")[1, 1]
+            gone = right.array(0, "evicted")[1, 1]
             for step, position, pattern in (
-                    (2, gone, f"position {gone} left, which is not in the cache"),
-                    (2, -1, "nobody left, but the cache has 51 entries and the budget is 50"),
-                    (2, 999, "position 999 left, which is not in the cache"),
-                    (2, 164, "position 164 left, which is not in the cache"),
-                    (2, -7, "position -7 left, which is not in the cache"), (0, 0, "position 0 left, which always stays")):
-                dump = right.only({"left", "kept"}).copy()
-                dump.array(0, "left")[step, 1] = position
+                    (2, gone, f"position {gone} was evicted, which is not in the cache"),
+                    (2, -1, "nothing was evicted, but the cache has 51 entries and the budget is 50"),
+                    (2, 999, "position 999 was evicted, which is not in the cache"),
+                    (2, 164, "position 164 was evicted, which is not in the cache"),
+                    (2, -7, "position -7 was evicted, which is not in the cache"), (0, 0, "position 0 was evicted, which always stays")):
+                dump = right.only({"evicted", "kept"}).copy()
+                dump.array(0, "evicted")[step, 1] = position
                 with self.subTest(f"{policy} {pattern}"):
-                    _, stderr = self.differs(trace, dump, "left")
-                    self.assertIn(f"layers.0.left[{step}, 1]: step {step}, KV head 1: {pattern}", stderr)
+                    _, stderr = self.differs(trace, dump, "evicted")
+                    self.assertIn(f"layers.0.evicted[{step}, 1]: step {step}, KV head 1: {pattern}", stderr)
             dump = right.copy()
-            dump.array(0, "left")[2, 1] = -1
-            _, stderr = self.differs(trace, dump, "left")
+            dump.array(0, "evicted")[2, 1] = -1
+            _, stderr = self.differs(trace, dump, "evicted")
             self.assertNotIn("more tensor", stderr, "the reference's own choice leaves instead")
 
     def test_a_recent_window_off_by_one_is_found(self):
@@ -183,7 +197,7 @@ class WrongDumps(DiffTest):
         for trace in self.traces():
             right = recompute(trace, policy, "50")
             dump = recompute(trace, policy, "50", kept=self.kept_of(right), policy_changes=[("recent", 0)])
-            self.differs(trace, dump, "left")
+            self.differs(trace, dump, "evicted")
 
     def test_h2o_that_forgets_its_running_sum_is_found(self):
         def forgetting(right):
@@ -195,10 +209,10 @@ class WrongDumps(DiffTest):
         for policy in ("h2o:window=8", "h2o:window=8+exact"):
             for trace in self.traces():
                 head = independent_decoding.DecodingHead
-                with mock.patch.object(head, "take_in", forgetting(head.take_in)):
+                with mock.patch.object(head, "accumulate", forgetting(head.accumulate)):
                     dump = recompute(trace, policy, "50")
                 with self.subTest(f"{policy} {trace.name}"):
-                    self.differs(trace, dump, "left")
+                    self.differs(trace, dump, "evicted")
 
     def test_critical_without_its_first_stage_while_decoding_is_found(self):
         # With such an epsilon stage two looks at norms alone, and lets those go whom attention protects.
@@ -207,9 +221,9 @@ class WrongDumps(DiffTest):
             right = recompute(trace, policy, "50")
             dump = recompute(trace, policy, "50", kept=self.kept_of(right), policy_changes=[("alpha", Fraction(0))])
             with self.subTest(policy):
-                self.assertFalse(all((dump.array(layer, "left") == right.array(layer, "left")).all()
+                self.assertFalse(all((dump.array(layer, "evicted") == right.array(layer, "evicted")).all()
                                      for layer in range(2)), "the first stage protects nobody here")
-                self.differs(trace, dump, "left")
+                self.differs(trace, dump, "evicted")
 
     def test_a_wrong_kept_set_is_found(self):
         for policy, deciding in DECIDING.items():
@@ -234,9 +248,9 @@ class WrongDumps(DiffTest):
             _, stderr = self.differs(trace, dump, "kept")
             self.assertIn(f"position {tokens - 46} is missing, which always stays", stderr)
             right = recompute(trace, "streaming-llm:sinks=4", "50")
-            right.array(0, "left")[1, 0] += 1  # nothing but the oldest of the others may leave
-            _, stderr = self.differs(trace, right, "left")
-            self.assertIn(f"layers.0.left[1, 0]: step 1, KV head 0: position {tokens - 44} left, which always stays", stderr)
+            right.array(0, "evicted")[1, 0] += 1  # nothing but the oldest of the others may leave
+            _, stderr = self.differs(trace, right, "evicted")
+            self.assertIn(f"layers.0.evicted[1, 0]: step 1, KV head 0: position {tokens - 44} was evicted, which always stays", stderr)
 
     def test_departures_are_counted_where_the_kept_set_has_not_the_budgets_size(self):
         trace = self.trace("F32", tokens=160)
@@ -244,7 +258,7 @@ class WrongDumps(DiffTest):
         for entries in (48, 52):
             kept = [np.resize(right.array(0, "kept"), 50), right.array(0, "kept")[50:]]
             kept[0] = kept[0][2:] if entries == 48 else np.union1d(kept[0], np.setdiff1d(np.arange(150), kept[0])[:2])
-            dump = right.only({"kept", "kept_offsets", "left", "output", "score"})
+            dump = right.only({"kept", "kept_offsets", "evicted", "output", "score"})
             dump.put(0, "kept", np.concatenate(kept))
             dump.put(0, "kept_offsets", np.array([0, entries, entries + 50]))
             _, stderr = self.differs(trace, dump, "kept_offsets")
@@ -256,16 +270,16 @@ class UnfitDumps(DiffTest):
         trace = self.trace("F32")
         good = self.reference(trace, "tova")
         missing = good.copy()
-        del missing.tensors["layers.1.left"]
-        self.refused(trace, missing, r"layers\.1\.left: this tensor is missing, but other layers have it")
+        del missing.tensors["layers.1.evicted"]
+        self.refused(trace, missing, r"layers\.1\.evicted: this tensor is missing, but other layers have it")
         for array in (np.zeros((4, 3)), np.zeros(8), np.zeros((5, 2)), np.zeros((4, 2, 1))):
             dump = good.copy()
-            dump.put(0, "left", array)
-            self.refused(trace, dump, r"at byte \d+: layers\.\d\.(left|output)\.shape: is \[[\d, ]+\]; expected "
+            dump.put(0, "evicted", array)
+            self.refused(trace, dump, r"at byte \d+: layers\.\d\.(evicted|output)\.shape: is \[[\d, ]+\]; expected "
                                       r"\[steps, \w+(, head_dim)?\]")
         dump = good.copy()
-        dump.tensors["layers.0.left"] = "F32", dump.array(0, "left")
-        self.refused(trace, dump, r"at byte \d+: layers\.0\.left\.dtype: is F32; expected I64 or I32")
+        dump.tensors["layers.0.evicted"] = "F32", dump.array(0, "evicted")
+        self.refused(trace, dump, r"at byte \d+: layers\.0\.evicted\.dtype: is F32; expected I64 or I32")
         for kind, shape in (("score", "[kv_heads, prompt_tokens]"), ("score_positions", "[prompt_tokens]")):
             dump = good.copy()
             dump.put(0, kind, dump.array(0, kind)[..., :-8])
@@ -274,7 +288,7 @@ class UnfitDumps(DiffTest):
             dump = self.reference(trace, "streaming-llm")
             dump.tensors[f"layers.0.{kind}"] = "F64", np.zeros(3)
             self.refused(trace, dump, rf"at byte \d+: layers\.0\.{kind}: no tensor of a dump of streaming-llm:sinks=4; "
-                                      "known: kept_offsets, kept, left, output, ")
+                                      "known: kept_offsets, kept, evicted, output, ")
         dump = self.reference(trace, "snapkv:window=8+greedy")
         dump.tensors["layers.0.projected_value_norms"] = "F64", np.zeros(3)
         self.refused(trace, dump, r"at byte \d+: layers\.0\.projected_value_norms: no tensor of a dump of snapkv")

@@ -191,7 +191,7 @@ class WrongMerges(DiffTest):
             step, head = np.argwhere(into >= 0)[-1]  # a later choice would follow from it
             others = kept[head * 30:(head + 1) * 30]
             into[step, head] = next(other for other in others
-                                    if other not in (into[step, head], *dump.array(1, "left")[:step + 1, head]))
+                                    if other not in (into[step, head], *dump.array(1, "evicted")[:step + 1, head]))
 
         for merge in ("keepkv:threshold=none", "d2o:threshold=none", "convex:threshold=none", "kvmerger:threshold=none"):
             self.found("merged_into", "h2o:window=8+" + merge, swap,
@@ -207,7 +207,7 @@ class WrongMerges(DiffTest):
             kept = dump.array(1, "kept")
             step, head = np.argwhere(into == -1)[-1]
             into[step, head] = next(other for other in kept[head * 30:(head + 1) * 30]
-                                    if other not in dump.array(1, "left")[:step + 1, head])
+                                    if other not in dump.array(1, "evicted")[:step + 1, head])
 
         for host in ("h2o:window=8", "streaming-llm"):
             self.found("merged_into", host + "+keepkv:threshold=none", drop)
@@ -235,14 +235,14 @@ class WrongMerges(DiffTest):
 
     def test_another_who_left(self):
         def other(dump):
-            left = dump.array(1, "left")
+            left = dump.array(1, "evicted")
             kept = dump.array(1, "kept")
             step, head = 3, 1
             scores = dump.array(1, "score")[head]
             best = max(kept[head * 30:head * 30 + 22], key=lambda position: scores[position])
             left[step, head] = best
 
-        self.found("left", "h2o:window=8+keepkv:threshold=0.9", other)
+        self.found("evicted", "h2o:window=8+keepkv:threshold=0.9", other)
 
     def test_other_options_of_the_policy(self):
         trace = self.trace("F64", decode=6)
@@ -315,7 +315,7 @@ class Allocations(DiffTest):
         for kind in dump.kinds():
             if kind != "kept":
                 self.agrees(trace, dump.only({kind}))
-        self.agrees(trace, dump.only({"kept", "kept_offsets", "left"}))
+        self.agrees(trace, dump.only({"kept", "kept_offsets", "evicted"}))
         self.refused(trace, dump.only(dump.kinds() - {"kept_offsets"}),
                      r"at byte \d+: layers\.0\.kept: needs layers\.0\.kept_offsets: KV heads of this policy may keep different numbers")
         pyramid = self.reference(trace, "snapkv:window=8+pyramid", "40")

@@ -169,7 +169,7 @@ class Predictions(unittest.TestCase):
                 logits[:, query + 1:] = -np.inf
                 plain = np.exp(logits)
                 plain = plain / ((votes * plain).sum(axis=1, keepdims=True) if scores == "attention" else 1)
-                prediction.take_in(now, logits, np.zeros((2, 6)), votes)
+                prediction.accumulate(now, logits, np.zeros((2, 6)), votes)
                 seen = now <= query
                 sums[:, seen] = decay * sums[:, seen] + (1 - decay) * plain[:, seen]
                 counted[seen] = decay * counted[seen] + 1 - decay
@@ -182,13 +182,13 @@ class Predictions(unittest.TestCase):
         for text, expected in (("exact", 2.0), ("paper", 2 * (1 - 0.9**9) / (1 - 0.9**40))):  # 1.2435
             prediction = Prediction(options(f"keepkv:scores=raw:normalisation={text}"), 1, 1, 40)
             for _ in range(9):
-                prediction.take_in(np.arange(1), np.full((1, 1), np.log(2)), np.zeros((1, 1)), np.ones(1))
+                prediction.accumulate(np.arange(1), np.full((1, 1), np.log(2)), np.zeros((1, 1)), np.ones(1))
             np.testing.assert_allclose(np.exp(prediction.log_scores(np.arange(1))[0]), expected, 1e-12)
 
     def test_huge_logits_do_not_overflow(self):
         prediction, now = Prediction(options("keepkv:scores=raw"), 1, 2, 9), np.arange(2)
         for logit in (-1e4, 1e4, 9e3):
-            prediction.take_in(now, np.array([[logit, -logit]]), np.zeros((1, 2)), np.ones(2))
+            prediction.accumulate(now, np.array([[logit, -logit]]), np.zeros((1, 2)), np.ones(2))
         np.testing.assert_allclose(prediction.log_scores(now)[0][0], [1e4, 1e4], 1e-3)
 
 
@@ -329,7 +329,7 @@ class Replays(unittest.TestCase):
                 self.assertLess(loss[3::4].max(), 1e-11)
                 self.assertGreater(np.delete(loss, [3, 7], axis=0).min(), 1e-6)
                 if not text.startswith("snapkv"):
-                    self.assertTrue((dump.array(layer, "left")[3::4] == -1).all())
+                    self.assertTrue((dump.array(layer, "evicted")[3::4] == -1).all())
                     self.assertTrue((dump.array(layer, "merged_into")[3::4] == -2).all())
 
     def test_a_threshold_of_one_is_plain_eviction(self):

@@ -263,12 +263,12 @@ class Decoding(unittest.TestCase):
                      "h2o:window=4+critical:gqa=product-of-means", "h2o:window=4+theta-sweep", "snapkv:window=4+greedy",
                      "snapkv:window=4+obcache-key", "snapkv:window=8:pool=3+exact:space=projected"):
             dump = recompute(path, text, "12")
-            for kind in ("left", "kept", None):
-                if kind == "left" and "left" not in dump.kinds():
+            for kind in ("evicted", "kept", None):
+                if kind == "evicted" and "evicted" not in dump.kinds():
                     continue
                 changed = dump.copy()
-                if kind == "left":
-                    changed.array(1, "left")[3, 0] = changed.array(1, "left")[4, 0]  # a step early
+                if kind == "evicted":
+                    changed.array(1, "evicted")[3, 0] = changed.array(1, "evicted")[4, 0]  # a step early
                 elif kind == "kept":  # another one of those that the policy may choose
                     row = changed.array(1, "kept")[:12]
                     row[...] = np.sort(np.append(np.delete(row, 1), np.setdiff1d(np.arange(8, 30), row)[0]))
@@ -284,7 +284,7 @@ class Decoding(unittest.TestCase):
         path = TraceFile().write(self.folder / "trace.safetensors")
         trace = independent_replay.Trace(path)
         whole = recompute(path, "h2o:window=4+critical", "9")
-        for text, extra in (("snapkv:window=4", "left"), ("streaming-llm", "score"), ("streaming-llm", "score_positions"),
+        for text, extra in (("snapkv:window=4", "evicted"), ("streaming-llm", "score"), ("streaming-llm", "score_positions"),
                             ("tova", "stage_two_score"), ("tova+exact", "projected_value_norms")):
             dump = recompute(path, text, "9")
             dump.tensors[f"layers.0.{extra}"] = whole.tensors[f"layers.0.{extra}"]
@@ -298,8 +298,8 @@ class Decoding(unittest.TestCase):
         path = file.write(self.folder / "trace.safetensors")
         trace = independent_replay.Trace(path)
         dump = recompute(path, "tova", "9")
-        self.assertEqual(dump.array(0, "left").tolist(), [[24], [25], [26], [27]])
-        other = recompute(path, "tova", "9", left={0: np.array([[3], [24], [5], [25]])})
+        self.assertEqual(dump.array(0, "evicted").tolist(), [[24], [25], [26], [27]])
+        other = recompute(path, "tova", "9", evicted={0: np.array([[3], [24], [5], [25]])})
         judged = independent_replay.Judgement(trace, other.write(self.folder / "dump.safetensors"))
         self.assertEqual(([], 4), (judged.failures, judged.swaps))
         other.put(0, "output", dump.array(0, "output"))

@@ -88,7 +88,7 @@ class IndependentTest(CommandLineTest):
                     if name.endswith((".votes", ".merged_into")):
                         merged += (independent_replay.read_tensor(entry) > (1 if name.endswith("votes") else -1)).sum()
                 kinds = {name.split(".")[-1] for name in judged.tensors}
-                self.assertEqual("left" in kinds, not policy.startswith("snapkv"))
+                self.assertEqual("evicted" in kinds, not policy.startswith("snapkv"))
                 self.assertEqual("score" in kinds, not policy.startswith("streaming-llm"))
         return merged
 

@@ -45,7 +45,7 @@ def log_mean(log_scores, weights, divisor):
     return largest + math.log((weights * np.exp(log_scores - largest)).sum() / divisor)
 
 
-def foretell(predictor, past, ema, window, tokens):
+def predict(predictor, past, ema, window, tokens):
     """ln s^ of one entry from the logarithms of its past scores."""
     past = np.array(past)
     ages = np.arange(len(past))[::-1]
@@ -62,11 +62,11 @@ def step_errors(rows, step, recorded, ema, window):
     past = [[row[j] for row in rows[:recorded + step] if len(row) > j] for j in range(len(actual))]
     errors = {}
     for predictor in PREDICTORS:
-        foretold = np.array([foretell(predictor, scores, ema, window, len(actual)) for scores in past])
+        predicted = np.array([predict(predictor, scores, ema, window, len(actual)) for scores in past])
         shift = actual.max()
         with np.errstate(over="ignore"):
-            differences = np.abs(np.exp(foretold - shift) - np.exp(actual - shift)).sum() / np.exp(actual - shift).sum()
-            errors[predictor] = differences, np.median(np.abs(np.exp(foretold - actual) - 1))
+            differences = np.abs(np.exp(predicted - shift) - np.exp(actual - shift)).sum() / np.exp(actual - shift).sum()
+            errors[predictor] = differences, np.median(np.abs(np.exp(predicted - actual) - 1))
     return errors
 
 
@@ -97,7 +97,7 @@ class Predict(CommandLineTest):
                 self.assertLessEqual(abs(ours[figure] - theirs[figure]), relative * (1 + theirs[figure]), figure)
 
     def rounding(self, trace, layer, head):
-        """By how much, as a share, either side may have any score, foretold or not, by rounding: logits are off by
+        """By how much, as a share, either side may have any score, predicted or not, by rounding: logits are off by
         head_dim + 1 roundings of the sums of their terms, which attention takes twice; every query of the past adds
         those of an exponential whose argument is a difference of logits, and a few more."""
         queries, keys = np.abs(layer.query[head]), np.abs(layer.key[head // trace.group])

@@ -169,8 +169,8 @@ class Schemas(SchemaTest):
             self.passes("replay", trace, "--policy", policy, "--budget", "8", "--dump", "dump.safetensors")
             self.require_valid(schema, self.document("diff", trace, "dump.safetensors"))
             dump = Dump.read(self.folder / "dump.safetensors")
-            if "left" in dump.kinds():
-                dump.array(0, "left")[0] = 10**6
+            if "evicted" in dump.kinds():
+                dump.array(0, "evicted")[0] = 10**6
                 dump.write(self.folder / "changed.safetensors")
                 self.require_valid(schema, self.document("diff", trace, "changed.safetensors", code=MISMATCH))
         dump = Dump.read(self.folder / "dump.safetensors")

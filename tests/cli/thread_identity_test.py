@@ -34,8 +34,6 @@ def without_what_may_differ(document):
 
 
 class ThreadIdentity(CommandLineTest):
-    long = True
-
     def outputs(self, threads, trace, budgets, *options, policies=POLICIES, environment=None):
         """Everything that a replay writes, without the JSON's thread count and times."""
         folder = self.folder / f"threads-{threads}"

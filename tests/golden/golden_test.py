@@ -66,7 +66,7 @@ RELATIVE_MERGED = 1e-8  # as in support/independent_merged_cache.py
 
 
 def kept_hash(positions):
-    """SHA-256 of one KV head's kept positions, ascending (or who left, by steps), as little-endian 64-bit integers."""
+    """SHA-256 of one KV head's kept positions, ascending (or evicted ones, by steps), as little-endian 64-bit integers."""
     return hashlib.sha256(np.asarray(positions, "<i8").tobytes()).hexdigest()
 
 
@@ -89,7 +89,7 @@ def golden_merging(trace, layer, policy, budget):
     hashes = {f"{name}_sha256": [kept_hash(positions) for positions in by_kv_head(tensors, name)]
               for name in ("kept", "votes")}
     hashes |= {f"{name}_sha256": [kept_hash(steps) for steps in tensors[name].T]
-               for name in ("left", "merged_into") if name in tensors}
+               for name in ("evicted", "merged_into") if name in tensors}
     figures = {kind: part.mean(axis=0) for kind, part in results.items()} | merged_figures(tensors)
     return hashes | {kind: rounded(figures[kind]) for kind in FIGURES_OF_MERGING}
 
@@ -107,7 +107,7 @@ def golden_run(trace, layers, policy_text, budget_text):
         left, hashes = None, {"kept_sha256": [kept_hash(positions) for positions in kept]}
         if policy.dynamic:
             left = independent_replay.decode(trace, layer, policy, budget, heads, kept)[0]
-            hashes["left_sha256"] = [kept_hash(steps) for steps in left.T]
+            hashes["evicted_sha256"] = [kept_hash(steps) for steps in left.T]
         results, _ = independent_replay.replay_layer(trace, layer, kept, left)
         golden.append({**hashes, **{kind: rounded(results[kind].mean(axis=0)) for kind in FIGURES}})
     return golden
@@ -155,7 +155,7 @@ class Golden(CommandLineTest):
     def require_layer(self, ours, tensors, index, golden):
         """The figures of a report's layer and what the dump says of it."""
         self.require_kept(tensors, index, golden["kept_sha256"])
-        self.require_left(tensors, index, golden.get("left_sha256"))
+        self.require_evicted(tensors, index, golden.get("evicted_sha256"))
         merges = "votes_sha256" in golden
         if merges:
             ours = ours | self.require_merges(tensors, index, golden)
@@ -180,11 +180,11 @@ class Golden(CommandLineTest):
         heads = [kept[slice(*ends)] for ends in zip(offsets[:-1], offsets[1:])]
         self.assertEqual([kept_hash(positions) for positions in heads], golden, "kept sets")
 
-    def require_left(self, tensors, layer, golden):
-        left = tensors.get(f"layers.{layer}.left")
-        self.assertEqual(left is None, golden is None, "hosts that only grow have nobody who left")
+    def require_evicted(self, tensors, layer, golden):
+        left = tensors.get(f"layers.{layer}.evicted")
+        self.assertEqual(left is None, golden is None, "hosts that only grow evict nothing")
         if golden:
-            self.assertEqual([kept_hash(steps) for steps in independent_replay.read_tensor(left).T], golden, "who left")
+            self.assertEqual([kept_hash(steps) for steps in independent_replay.read_tensor(left).T], golden, "evictions")
 
     def test_the_recorded_model_with_grouped_queries_gives_golden_figures(self):
         self.require_golden("pocket-gqa")

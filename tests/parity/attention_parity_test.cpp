@@ -53,7 +53,7 @@ class Subject {
         votes_(c.kv_heads, c.most_entries()),
         log_votes_(static_cast<size_t>(c.kv_heads * c.room()), std::numeric_limits<float>::quiet_NaN()) {
     for (int64_t g = 0; g < c.kv_heads; ++g) {
-      for (int64_t j = 0; j < c.entries[static_cast<size_t>(g)]; ++j) {
+      for (int64_t j = 0; j < c.entries[g]; ++j) {
         // Rounded as the device sees them.
         set_log_votes(g, j, static_cast<float>(std::log(1 + static_cast<double>((7 * j + g) % 5))));
       }
@@ -62,7 +62,7 @@ class Subject {
 
   void set_log_votes(int64_t kv_head, int64_t entry, float log_votes) {
     votes_(kv_head, entry) = std::exp(static_cast<double>(log_votes));
-    log_votes_[static_cast<size_t>(kv_head * case_.room() + entry)] = log_votes;
+    log_votes_[kv_head * case_.room() + entry] = log_votes;
   }
 
   std::vector<std::vector<float>> run(bool with_logits = true) const {
@@ -88,7 +88,7 @@ class Subject {
   MatrixView values(int64_t g) const { return used_rows(values_, g); }
   VectorView votes(int64_t g) const {
     if (!case_.votes) return {};
-    return votes_.row(g).first(static_cast<size_t>(case_.entries[static_cast<size_t>(g)]));
+    return votes_.row(g).first(case_.entries[g]);
   }
 
  private:
@@ -99,7 +99,7 @@ class Subject {
     return first;
   }
   MatrixView used_rows(const Tensor& tensor, int64_t g) const {
-    return tensor.slice(g).middle_rows(0, case_.entries[static_cast<size_t>(g)]);
+    return tensor.slice(g).middle_rows(0, case_.entries[g]);
   }
 
   Case case_;
@@ -127,7 +127,7 @@ struct Comparators {
 };
 
 std::span<const float> part(const std::vector<float>& all, int64_t first, int64_t count) {
-  return std::span(all).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  return std::span(all).subspan(first, count);
 }
 
 // Holds the logits of the entries, and sees that nothing else was written.
@@ -135,7 +135,7 @@ template <cuda::Storage T>
 void expect_logits(const Case& c, const Subject<T>& subject, const std::vector<float>& logits,
                    Comparator& comparator) {
   for (int64_t g = 0; g < c.kv_heads; ++g) {
-    const int64_t entries = c.entries[static_cast<size_t>(g)];
+    const int64_t entries = c.entries[g];
     const Matrix expected = reference::attention_logits(subject.queries(g), subject.keys(g), c.scale());
     const Matrix bounds = reference::logit_errors(subject.queries(g), subject.keys(g), c.scale(),
                                                   arithmetic(entries, c.head_dim));
@@ -155,7 +155,7 @@ template <cuda::Storage T>
 void expect_outputs(const Case& c, const Subject<T>& subject, const std::vector<float>& output,
                     const std::vector<float>& log_sum_exp, Comparators& comparators) {
   for (int64_t g = 0; g < c.kv_heads; ++g) {
-    const int64_t entries = c.entries[static_cast<size_t>(g)];
+    const int64_t entries = c.entries[g];
     const int64_t first = g * c.group_size;
     const auto actual = part(output, first * c.head_dim, c.group_size * c.head_dim);
     const auto actual_sums = part(log_sum_exp, first, c.group_size);
@@ -339,7 +339,7 @@ TYPED_TEST(AttentionParity, LeavesOutEntriesWithoutVotes) {
   for (int64_t j = 1; j < 70; ++j) subject.set_log_votes(0, j, nothing);
   const auto one_left = subject.run();
   for (int64_t i = 0; i < c.query_heads() * c.head_dim; ++i) {
-    ASSERT_EQ(one_left[0][static_cast<size_t>(i)], subject.values(0)(0, i % c.head_dim));
+    ASSERT_EQ(one_left[0][i], subject.values(0)(0, i % c.head_dim));
   }
   subject.set_log_votes(0, 0, nothing);
   const auto none_left = subject.run();

@@ -26,16 +26,16 @@ struct Shape {
 // So many different positions, in a random order.
 std::vector<int64_t> kept_positions(uint64_t seed, int64_t tokens, int64_t count) {
   const Tensor order = random_tensor(seed, 1, 1, tokens);
-  std::vector<int64_t> positions(static_cast<size_t>(tokens));
+  std::vector<int64_t> positions(tokens);
   std::iota(positions.begin(), positions.end(), 0);
-  std::ranges::sort(positions, {}, [&](int64_t i) { return order.numbers()[static_cast<size_t>(i)]; });
-  positions.resize(static_cast<size_t>(count));
+  std::ranges::sort(positions, {}, [&](int64_t i) { return order.numbers()[i]; });
+  positions.resize(count);
   return positions;
 }
 
 template <cuda::Storage T>
 std::vector<T> with_bits(const std::function<uint32_t(size_t)>& bits, int64_t size) {
-  std::vector<T> numbers(static_cast<size_t>(size));
+  std::vector<T> numbers(size);
   for (size_t i = 0; i < numbers.size(); ++i) {
     const uint32_t word = bits(i);
     std::memcpy(static_cast<void*>(&numbers[i]), &word, sizeof(T));
@@ -52,20 +52,20 @@ uint32_t any_bits(size_t index) {
 
 template <cuda::Storage T>
 void expect_moved(const Shape& shape) {
-  const auto heads = static_cast<int64_t>(shape.count.size());
+  const auto heads = std::ssize(shape.count);
   const int64_t length = cuda::padded<T>(shape.head_dim);
   const int64_t stride = length + cuda::kVector<T>;
   const int64_t kept_stride = shape.capacity + 3;
   const std::vector<T> rows = with_bits<T>(any_bits, heads * shape.tokens * stride);
   std::vector<T> expected = with_bits<T>([](size_t) { return 0xabcdabcdu; }, heads * shape.capacity * stride);
   cuda::Buffer<T> compacted{std::span<const T>(expected)};
-  std::vector<int64_t> kept(static_cast<size_t>(heads * kept_stride), -1);
+  std::vector<int64_t> kept(heads * kept_stride, -1);
   for (int64_t g = 0; g < heads; ++g) {
-    const int64_t count = shape.count[static_cast<size_t>(g)];
+    const int64_t count = shape.count[g];
     const auto positions = kept_positions(static_cast<uint64_t>(g + 1), shape.tokens, count);
     std::ranges::copy(positions, kept.begin() + g * kept_stride);
     for (int64_t i = 0; i < count; ++i) {
-      std::copy_n(rows.begin() + (g * shape.tokens + positions[static_cast<size_t>(i)]) * stride, length,
+      std::copy_n(rows.begin() + (g * shape.tokens + positions[i]) * stride, length,
                   expected.begin() + (g * shape.capacity + i) * stride);
     }
   }

@@ -87,9 +87,9 @@ struct AdaptiveInput {
           reference::logit_errors(head, keys.slice(g), scale, reference::single_precision());
       for (int64_t i = 0; i < shape.window; ++i) {
         const int64_t row = h * shape.window + i;
-        const auto visible = static_cast<size_t>(shape.tokens - shape.window + i + 1);
+        const int64_t visible = shape.tokens - shape.window + i + 1;
         log_sum_exp.push_back(static_cast<float>(log_sum(logits.row(i).first(visible))));
-        for (size_t j = 0; j < visible; ++j) {
+        for (int64_t j = 0; j < visible; ++j) {
           weights.back().row(row)[j] = std::exp(logits.row(i)[j] - log_sum_exp.back());
           // The difference is rounded too.
           logit_errors.back().row(row)[j] =
@@ -107,8 +107,8 @@ struct AdaptiveInput {
   }
   // Of the candidates.
   std::vector<double> mean_weights(int64_t g) const {
-    std::vector<double> mean(static_cast<size_t>(shape.tokens - shape.always_kept));
-    const Matrix& rows = weights[static_cast<size_t>(g)];
+    std::vector<double> mean(shape.tokens - shape.always_kept);
+    const Matrix& rows = weights[g];
     for (int64_t row = 0; row < rows.rows(); ++row) {
       for (size_t j = 0; j < mean.size(); ++j) mean[j] += rows.row(row)[j];
     }
@@ -132,8 +132,7 @@ Mass mass_of(const AdaptiveInput<T>& input, size_t g, int64_t row, int64_t count
     mass += weight;
     most += weight * std::exp(input.logit_errors[g](row, j)) * (1 + kExponential);
   }
-  const double additions =
-      static_cast<double>(cuda::adaptive_stage_one_depth(static_cast<int64_t>(entries.size())));
+  const double additions = static_cast<double>(cuda::adaptive_stage_one_depth(std::ssize(entries)));
   const double adding = additions * kUnit / (1 - additions * kUnit);
   const double lost = 2 * static_cast<double>(entries.size()) * kSmallest;
   return {mass, (most - mass) + adding * most + lost + 0x1p-40 * mass};

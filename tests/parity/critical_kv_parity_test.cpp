@@ -321,8 +321,8 @@ TwoStages device_selection(const std::vector<TwoStageRow>& rows, bool want_stage
   const cuda::Buffer<float> device_stage_two{std::span<const float>(stage_two)};
   const cuda::Buffer<int64_t> device_k{std::span<const int64_t>(k)};
   const cuda::Buffer<int64_t> device_count{std::span<const int64_t>(stage_one_count)};
-  const auto row_count = static_cast<int64_t>(rows.size());
-  const auto cols = static_cast<int64_t>(rows.front().attention.size());
+  const auto row_count = std::ssize(rows);
+  const auto cols = std::ssize(rows.front().attention);
   Indices selected(k), stage_one(stage_one_count);
   WorkingMemory memory(cuda::select_critical_workspace(row_count, cols));
   cuda::select_critical(device_attention.data(), device_stage_two.data(), row_count, cols, device_k.data(),

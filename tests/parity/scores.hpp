@@ -53,7 +53,7 @@ class Indices {
 
   /// Waits. The test fails if a row's room was written to.
   std::vector<std::vector<int64_t>> rows() const {
-    std::vector<int64_t> all(static_cast<size_t>(indices_.size()));
+    std::vector<int64_t> all(indices_.size());
     cuda::synchronise(nullptr);
     indices_.download(all);
     std::vector<std::vector<int64_t>> rows;

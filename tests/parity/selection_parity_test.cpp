@@ -29,11 +29,11 @@ struct Selected {
 // Rows of scores in device memory, NaN between them.
 class UploadedScores {
  public:
-  explicit UploadedScores(const Rows& rows) : rows_(static_cast<int64_t>(rows.size())) {
-    cols_ = static_cast<int64_t>(rows.front().size());
-    std::vector<float> memory(static_cast<size_t>(rows_ * row_stride()), kNan);
+  explicit UploadedScores(const Rows& rows) : rows_(std::ssize(rows)) {
+    cols_ = std::ssize(rows.front());
+    std::vector<float> memory(rows_ * row_stride(), kNan);
     for (int64_t r = 0; r < rows_; ++r) {
-      std::ranges::copy(rows[static_cast<size_t>(r)], memory.begin() + r * row_stride());
+      std::ranges::copy(rows[r], memory.begin() + r * row_stride());
     }
     memory_ = cuda::Buffer<float>(std::span<const float>(memory));
   }

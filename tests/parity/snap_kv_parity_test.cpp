@@ -79,7 +79,7 @@ std::vector<double> window_log_sum_exp(const LayerView& layer) {
     const Matrix logits = reference::attention_logits(
         layer.queries.slice(h), layer.keys.slice(layer.shape.kv_head_of(h)), layer.scale);
     for (int64_t i = 0; i < logits.rows(); ++i) {
-      const auto visible = static_cast<size_t>(logits.cols() - logits.rows() + i + 1);
+      const int64_t visible = logits.cols() - logits.rows() + i + 1;
       result.push_back(reference::log_sum_exp(VectorView(logits.row(i)).first(visible)));
     }
   }
@@ -200,8 +200,7 @@ TYPED_TEST(SnapKvParity, GivesEqualKeysEqualWeights) {
                .distribution = Distribution::tied};
   const std::vector<float> mean = Subject<TypeParam>(c).run()[1];
   for (int64_t h = 0; h < c.query_heads(); ++h) {
-    const auto row =
-        std::span(mean).subspan(static_cast<size_t>(h * c.tokens), static_cast<size_t>(c.tokens));
+    const auto row = std::span(mean).subspan(h * c.tokens, static_cast<size_t>(c.tokens));
     EXPECT_NE(row[0], row[1]);
     for (size_t j = 3; j <= static_cast<size_t>(c.tokens - c.window); ++j) {
       ASSERT_EQ(row[j], row[j % 3]) << "head " << h << ", token " << j << ", which all queries see";
@@ -268,8 +267,7 @@ class PoolParity : public DeviceTest {};
 // Rows lie `gap` numbers apart, which are NaN.
 std::vector<float> pooled(MatrixView scores, int64_t gap, int64_t width) {
   const int64_t stride = scores.cols + gap;
-  std::vector<float> memory(static_cast<size_t>(scores.rows * stride),
-                            std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> memory(scores.rows * stride, std::numeric_limits<float>::quiet_NaN());
   for (int64_t i = 0; i < scores.rows; ++i) {
     std::ranges::transform(scores.row(i), memory.begin() + i * stride, stored<float>);
   }
@@ -294,7 +292,7 @@ TEST_F(PoolParity, ShowsNumbersThatAreNone) {
   scores(0, 20) = std::numeric_limits<double>::quiet_NaN();
   const std::vector<float> actual = pooled(scores, 0, 5);
   for (int64_t j = 0; j < 40; ++j) {
-    EXPECT_EQ(std::isnan(actual[static_cast<size_t>(j)]), 18 <= j && j <= 22) << j;
+    EXPECT_EQ(std::isnan(actual[j]), 18 <= j && j <= 22) << j;
   }
 }
 

@@ -53,13 +53,13 @@ Tensor random_tensor(uint64_t seed, int64_t slices, int64_t rows, int64_t cols, 
 }
 
 Output::Output(int64_t size)
-    : memory_(std::vector<float>(static_cast<size_t>(size + 2 * kGuard), std::bit_cast<float>(kUnwritten))) {}
+    : memory_(std::vector<float>(size + 2 * kGuard, std::bit_cast<float>(kUnwritten))) {}
 
 bool Output::is_unwritten(float number) { return std::bit_cast<uint32_t>(number) == kUnwritten; }
 
 std::vector<float> Output::numbers() const {
   cuda::synchronise(nullptr);
-  std::vector<float> all(static_cast<size_t>(memory_.size()));
+  std::vector<float> all(memory_.size());
   memory_.download(all);
   const auto first = all.begin() + kGuard, last = all.end() - kGuard;
   EXPECT_TRUE(std::all_of(all.begin(), first, is_unwritten)) << "written to the memory before the results";

@@ -71,9 +71,9 @@ class Uploaded {
   /// used      how many rows of each slice are in use; empty: all of numbers
   explicit Uploaded(TensorView numbers, int64_t capacity = 0, std::span<const int64_t> used = {})
       : slices_(numbers.slices), rows_(std::max(numbers.rows, capacity)), cols_(numbers.cols) {
-    std::vector<T> memory(static_cast<size_t>(slices_ * rows_ * row_stride()), nan());
+    std::vector<T> memory(slices_ * rows_ * row_stride(), nan());
     for (int64_t s = 0; s < slices_; ++s) {
-      const int64_t in_use = used.empty() ? numbers.rows : used[static_cast<size_t>(s)];
+      const int64_t in_use = used.empty() ? numbers.rows : used[s];
       for (int64_t i = 0; i < in_use; ++i) {
         T* const row = memory.data() + (s * rows_ + i) * row_stride();
         std::fill_n(row, cuda::padded<T>(cols_), T{});

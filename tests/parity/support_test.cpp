@@ -112,15 +112,14 @@ TEST_F(ParityMemory, HoldsRowsPaddedWithZerosAndNanWhereNobodyMayRead) {
   const cuda::DeviceTensor<const cuda::Float16> view = uploaded.view();
   ASSERT_EQ(view.rows, 3);
   ASSERT_GE(view.row_stride, cuda::padded<cuda::Float16>(3));
-  std::vector<cuda::Float16> memory(static_cast<size_t>(2 * view.slice_stride));
+  std::vector<cuda::Float16> memory(2 * view.slice_stride);
   cuda::detail::to_host(memory.data(), view.data, static_cast<int64_t>(memory.size() * sizeof(cuda::Float16)),
                         nullptr);
   for (int64_t s = 0; s < 2; ++s) {
     for (int64_t i = 0; i < 3; ++i) {
       for (int64_t j = 0; j < view.row_stride; ++j) {
-        const double entry =
-            number(memory[static_cast<size_t>(s * view.slice_stride + i * view.row_stride + j)]);
-        if (i >= used[static_cast<size_t>(s)] || j >= cuda::padded<cuda::Float16>(3)) {
+        const double entry = number(memory[s * view.slice_stride + i * view.row_stride + j]);
+        if (i >= used[s] || j >= cuda::padded<cuda::Float16>(3)) {
           EXPECT_TRUE(std::isnan(entry)) << s << " " << i << " " << j;
         } else {
           EXPECT_EQ(entry, j < 3 ? 7 : 0) << s << " " << i << " " << j;

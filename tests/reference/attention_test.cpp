@@ -253,7 +253,7 @@ TEST(Attention, OfVotesIsThatOfDuplicatedEntries) {
     for (size_t i = 0; i < 2; ++i) {
       for (size_t c = 0; c < 4; ++c) {
         const oracle::Bounded expected(exact.output[i][c].value, voting.output[i][c].bound);
-        EXPECT_TRUE(within(actual.output(static_cast<int64_t>(i), static_cast<int64_t>(c)), expected));
+        EXPECT_TRUE(within(actual.output(i, c), expected));
       }
       EXPECT_TRUE(within(actual.log_sum_exp[i], {exact.log_sum_exp[i].value, voting.log_sum_exp[i].bound}));
     }

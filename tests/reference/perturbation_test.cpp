@@ -230,7 +230,7 @@ struct DrawnEviction {
 
 DrawnEviction drawn_eviction() {
   DrawnEviction drawn{numbers(*test::dyadics(1, 20, 30)), {}};
-  const auto tokens = static_cast<int64_t>(drawn.logits.size());
+  const auto tokens = std::ssize(drawn.logits);
   test::Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   drawn.kept = random.subset(tokens, *test::integer(1, tokens));
   RC_CLASSIFY(drawn.kept.size() == drawn.logits.size(), "nothing evicted");
@@ -260,7 +260,7 @@ RC_GTEST_PROP(PerturbationBoundProperty, DominatesThePerturbation, ()) {
     std::ranges::copy(entries, result.data());
     return result;
   };
-  const Matrix values = drawn_matrix(static_cast<int64_t>(drawn.logits.size()), head_dim);
+  const Matrix values = drawn_matrix(std::ssize(drawn.logits), head_dim);
   const Matrix projection = drawn_matrix(head_dim, model_dim);
   Matrix weights = matrix({drawn.logits});
   causal_softmax(weights.view(), weights.cols() - 1);

@@ -13,9 +13,9 @@ using reference::Change;
 
 // sum_j w_j v_j, or sum_j |w_j| |v_j|.
 Reals combined(const Reals& weights, MatrixView values, bool absolute) {
-  Reals sum(static_cast<size_t>(values.cols));
+  Reals sum(values.cols);
   for (size_t j = 0; j < weights.size(); ++j) {
-    const VectorView value = values.row(static_cast<int64_t>(j));
+    const VectorView value = values.row(j);
     for (size_t c = 0; c < sum.size(); ++c) {
       const Real term = weights[j] * value[c];
       sum[c] += absolute ? abs(term) : term;
@@ -34,7 +34,7 @@ Real squared_length(const Reals& x, MatrixView projection, bool absolute) {
   for (int64_t m = 0; m < projection.cols; ++m) {
     Real entry = 0;
     for (size_t c = 0; c < x.size(); ++c) {
-      const Real weight = projection(static_cast<int64_t>(c), m);
+      const Real weight = projection(c, m);
       entry += x[c] * (absolute ? abs(weight) : weight);
     }
     sum += entry * entry;
@@ -114,9 +114,9 @@ ChangeWeights change_weights(Change change, const Reals& logits, int64_t entry) 
 }  // namespace
 
 Reals exact_logits(VectorView query, MatrixView keys, double scale) {
-  Reals logits(static_cast<size_t>(keys.rows));
+  Reals logits(keys.rows);
   for (int64_t j = 0; j < keys.rows; ++j) {
-    Real& logit = logits[static_cast<size_t>(j)];
+    Real& logit = logits[j];
     for (size_t c = 0; c < query.size(); ++c) logit += Real(query[c]) * keys.row(j)[c];
     logit *= scale;
   }

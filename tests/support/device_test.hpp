@@ -47,7 +47,7 @@ void under_every_schedule(const Test& test) {
 
 template <class T>
 std::vector<T> download(const Buffer<T>& buffer) {
-  std::vector<T> numbers(static_cast<size_t>(buffer.size()));
+  std::vector<T> numbers(buffer.size());
   buffer.download(numbers);
   return numbers;
 }

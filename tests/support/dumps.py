@@ -7,7 +7,7 @@ from support import independent_replay
 from support.independent_allocation import layer_budgets
 from support.kvbound_cli import TraceFile
 
-INTEGRAL = ("kept", "kept_offsets", "score_positions", "left", "merged_into")
+INTEGRAL = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into")
 
 
 class Dump(TraceFile):
@@ -53,13 +53,13 @@ def with_precision(layer, precision):
     return layer
 
 
-def recompute(path, policy_text, budget, precision=np.float64, change_layer=None, kept=None, left=None,
+def recompute(path, policy_text, budget, precision=np.float64, change_layer=None, kept=None, evicted=None,
               policy_changes=(), **metadata):
     """A dump of this trace that shares no code with the program.
 
     precision      what it is computed in
     change_layer   called with each layer, to change it
-    kept, left     {layer: per KV head}, {layer: [steps, kv_heads]}: the choices, instead of the policy's
+    kept, evicted     {layer: per KV head}, {layer: [steps, kv_heads]}: the choices, instead of the policy's
     policy_changes  (option, value) pairs: what is computed is another policy than the dump says
     """
     trace, policy = independent_replay.Trace(path), independent_replay.parse_policy(policy_text)
@@ -76,7 +76,7 @@ def recompute(path, policy_text, budget, precision=np.float64, change_layer=None
         if change_layer:
             change_layer(layer)
         _, tensors = independent_replay.replayed_layer(trace, layer, policy, entries, kept and kept[index],
-                                                       left and left[index])
+                                                       evicted and evicted[index])
         for kind, array in tensors.items():
             dump.tensors[f"layers.{index}.{kind}"] = "I64" if kind in INTEGRAL else real, array
     return dump

@@ -73,7 +73,7 @@ class DecodingHead:
         """The entry leaves."""
         self.positions = np.delete(self.positions, np.searchsorted(self.positions, position))
 
-    def take_in(self, step):
+    def accumulate(self, step):
         """The step's query adds to the scores of the cache as it is (h2o), or makes them (tova): its weights [heads, entries]
         """
         layer, now = self.layer, self.positions
@@ -96,7 +96,7 @@ class DecodingHead:
         self.enter(step)
         now, policy = self.positions, self.policy
         always = always_kept(policy, self.budget, now)
-        weights = self.take_in(step) if policy.dynamic and policy.host != "streaming-llm" else None
+        weights = self.accumulate(step) if policy.dynamic and policy.host != "streaming-llm" else None
         if not policy.dynamic or len(now) <= self.budget:
             return -1, -1, recorded in (None, -1)
         if policy.host == "streaming-llm":
@@ -125,7 +125,7 @@ def decode(trace, layer, policy, budget, scores, kept, recorded=None):
             theirs = None if recorded is None else recorded[step, group]
             left[step, group], should, legal = head.step(step, theirs)
             if not legal:
-                failures.append(f"left of step {step}, KV head {group} is {theirs} where {should} is expected")
+                failures.append(f"evicted of step {step}, KV head {group} is {theirs} where {should} is expected")
             else:
                 swaps += left[step, group] != should
     return left, swaps, failures

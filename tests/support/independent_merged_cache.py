@@ -74,7 +74,7 @@ class MergingHead(DecodingHead):
         self.logits[:, now] = self.queries @ self.key[now].T * self.trace.scale
         self.logit_terms[:, now] = abs(self.queries) @ self.key_terms[now].T * self.trace.scale
         if remember and self.prediction:
-            self.prediction.take_in(now, self.logits[:, now], self.logit_terms[:, now], self.votes[now])
+            self.prediction.accumulate(now, self.logits[:, now], self.logit_terms[:, now], self.votes[now])
         weights = softmax(self.logits[:, now] + np.log(self.votes[now]))
         terms = self.logit_terms[:, now]
         return weights, terms + (weights * terms).sum(axis=1, keepdims=True)

@@ -27,23 +27,23 @@ def keep_and_merge(policy, budget, layer, group, scores, chosen=None, score=None
 
 
 def replay_head(head, steps, recorded=None):
-    """All decode steps of one KV head: output [steps, heads, head_dim], terms; cached [steps, tokens], left, merged_into
-    [steps]; wrong: {first wrong step: texts}; swaps: near ties taken the other way. recorded: output, left and merged_into
+    """All decode steps of one KV head: output [steps, heads, head_dim], terms; cached [steps, tokens], evicted, merged_into
+    [steps]; wrong: {first wrong step: texts}; swaps: near ties taken the other way. recorded: output, evicted and merged_into
     (None for a host that lets nobody go), by the dump.
     """
-    found = SimpleNamespace(output=[], terms=[], cached=np.zeros((steps, len(head.key)), bool), left=[], merged_into=[],
+    found = SimpleNamespace(output=[], terms=[], cached=np.zeros((steps, len(head.key)), bool), evicted=[], merged_into=[],
                             texts=[], first_wrong=steps, swaps=head.swaps)
     for step in range(steps):
-        left = None if recorded is None or recorded.left is None else int(recorded.left[step])
-        head.recorded_into = None if left is None else int(recorded.merged_into[step])
-        gone, should, legal = head.step(step, left)
+        evicted = None if recorded is None or recorded.evicted is None else int(recorded.evicted[step])
+        head.recorded_into = None if evicted is None else int(recorded.merged_into[step])
+        gone, should, legal = head.step(step, evicted)
         found.output.append(head.output)
         found.terms.append(head.output_terms)
         found.cached[step, np.append(head.positions, gone)[:len(head.positions) + (gone >= 0)]] = True
-        found.left.append(gone)
+        found.evicted.append(gone)
         found.merged_into.append(head.merged_into)
         if not legal:
-            found.texts.append(f"left of step {step}, KV head {head.group} is {left} where {should} is expected")
+            found.texts.append(f"evicted of step {step}, KV head {head.group} is {evicted} where {should} is expected")
         if gone < 0 and head.recorded_into not in (None, -2) or not head.legal:
             found.texts.append(f"merged_into of step {step}, KV head {head.group} is {head.recorded_into} where "
                                f"{head.should_merge_into} is expected")
@@ -80,7 +80,7 @@ def replay_group(make_head, steps, recorded=None):
 
 
 def replay_layer(trace, layer, policy, budgets, scores, kept, members, shown=None, recorded=None):
-    """What is measured, its terms: two dicts; left, merged_into [steps, kv_heads]; near-tie swaps, texts of what cannot be;
+    """What is measured, its terms: two dicts; evicted, merged_into [steps, kv_heads]; near-tie swaps, texts of what cannot be;
     the caches after the prompt: votes, merged_key, merged_value and terms, per KV head in the order of kept.
 
         output = sum_j a_j v_j of the cache, perturbation = ||(sum_j A_j v_j - output) W||_1, kept_mass = sum_cached A_j
@@ -119,6 +119,6 @@ def replay_layer(trace, layer, policy, budgets, scores, kept, members, shown=Non
     found = SimpleNamespace(swaps=sum(replay.swaps for replay in replays),
                             texts=[text for replay in replays for text in replay.texts],
                             caches=[dict(caches)[group] for group in range(trace.kv_heads)])
-    found.left, found.merged_into = (np.array([getattr(replay, kind) for replay in replays], np.int64).reshape(-1, steps).T
-                                     for kind in ("left", "merged_into"))
+    found.evicted, found.merged_into = (np.array([getattr(replay, kind) for replay in replays], np.int64).reshape(-1, steps).T
+                                     for kind in ("evicted", "merged_into"))
     return results, terms, found

@@ -30,7 +30,7 @@ class Prediction:
         self.log_sums, self.terms = np.full((heads, tokens), -np.inf, dtype), np.zeros((heads, tokens), dtype)
         self.weights, self.queries = np.zeros(tokens, dtype), queries
 
-    def take_in(self, now, logits, terms, votes):
+    def accumulate(self, now, logits, terms, votes):
         """One query's logits of the entries now [heads, entries], -infinity for what it does not see; votes [entries]."""
         if self.attention:
             weighed = logits + np.log(votes)

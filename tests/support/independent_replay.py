@@ -81,25 +81,25 @@ class Trace:
         layer.output_projection = layer.output_projection.reshape(self.query_heads, self.head_dim, self.model_dim)
         return layer
 
-def cached_entries(trace, kept, left=None):
+def cached_entries(trace, kept, evicted=None):
     """Which tokens one KV head's queries see while decoding: booleans [tokens], or [steps, tokens] where entries leave.
 
-    kept: the positions after the prompt; left [steps]: who leaves after each step's query, -1 for nobody
+    kept: the positions after the prompt; evicted [steps]: the position that is evicted after each step's query, -1 for none
     """
     cached = np.arange(trace.prompt_tokens + trace.decode_tokens) >= trace.prompt_tokens
     cached[kept] = True
-    if left is None:
+    if evicted is None:
         return cached
     cached = np.tile(cached, (trace.decode_tokens, 1))
-    for step, position in enumerate(left):
+    for step, position in enumerate(evicted):
         if position >= 0:
             cached[step + 1:, position] = False
     return cached
 
-def replay_layer(trace, layer, kept, left=None):
+def replay_layer(trace, layer, kept, evicted=None):
     """What is measured in the decode steps, and the sums of absolute terms: two dicts of [steps, query_heads, ...].
 
-    kept: positions per KV head; left [steps, kv_heads]: who leaves after each step, None for hosts that keep all.
+    kept: positions per KV head; evicted [steps, kv_heads]: the positions that are evicted after each step, None for hosts that keep all.
     A over all entries, a over the cache, e = sum_evicted A; signed = A on evicted entries, -e a on cached ones:
         output = sum_j a_j v_j, perturbation = ||sum_j signed_j v_j W||_1, bound = sum_j |signed_j| ||v_j W||_1
     """
@@ -107,11 +107,11 @@ def replay_layer(trace, layer, kept, left=None):
     for head in range(trace.query_heads):
         group = head // trace.group
         values, projection = layer.value[group], layer.output_projection[head]
-        cached = cached_entries(trace, kept[group], None if left is None else left[:, group])
+        cached = cached_entries(trace, kept[group], None if evicted is None else evicted[:, group])
         attention = layer.query[head, trace.window_queries:], layer.key[group], trace.prompt_tokens, trace.scale
         full, compressed = attention_weights(*attention), attention_weights(*attention, cached)
-        evicted, mass = np.where(cached, 0.0, full), np.where(cached, full, 0.0).sum(axis=1)
-        signed = evicted - evicted.sum(axis=1, keepdims=True) * compressed
+        lost, mass = np.where(cached, 0.0, full), np.where(cached, full, 0.0).sum(axis=1)
+        signed = lost - lost.sum(axis=1, keepdims=True) * compressed
         head_difference = signed @ values @ projection  # [steps, model_dim]
         difference = difference + head_difference
         loss, original = (abs(outputs).sum(axis=1) for outputs in (head_difference, full @ values @ projection))
@@ -182,13 +182,13 @@ class Judgement:
         budgets, kept, members = self.judge_kept(trace, policy, budget, layer, heads, their_scores, prefix)
         if policy.merge:
             return self.judge_merging(trace, layer, policy, budgets, heads, kept, members, prefix)
-        left = None
+        evicted = None
         if policy.dynamic:
-            theirs = self.fetch(prefix + "left", "I64", (trace.decode_tokens, trace.kv_heads))
-            left, swaps, failures = decode(trace, layer, policy, budgets, heads, kept, theirs)
+            theirs = self.fetch(prefix + "evicted", "I64", (trace.decode_tokens, trace.kv_heads))
+            evicted, swaps, failures = decode(trace, layer, policy, budgets, heads, kept, theirs)
             self.swaps += swaps
             self.failures += [(np.inf, prefix + failure) for failure in failures]
-        results, terms = replay_layer(trace, layer, kept, left)
+        results, terms = replay_layer(trace, layer, kept, evicted)
         for kind in ("output", "perturbation", "kept_mass", "bound", "layer_perturbation"):
             self.judge(prefix + kind, results[kind], terms[kind])
         return results["relative"]
@@ -200,12 +200,12 @@ class Judgement:
             ("votes", ()), ("merged_key", (trace.head_dim,)), ("merged_value", (trace.head_dim,))))
         shown = [SimpleNamespace(votes=part[0], key=part[1], value=part[2])
                  for part in zip(*(np.split(whole, ends[:-1]) for whole in (votes, key, value)))]
-        left, merged_into = (self.fetch(prefix + kind, "I64", steps) if policy.dynamic else None
-                             for kind in ("left", "merged_into"))
+        evicted, merged_into = (self.fetch(prefix + kind, "I64", steps) if policy.dynamic else None
+                             for kind in ("evicted", "merged_into"))
         output = self.fetch(prefix + "output", "F64", (trace.decode_tokens, trace.query_heads, trace.head_dim))
         recorded = [SimpleNamespace(output=output[:, group * trace.group:(group + 1) * trace.group],
-                                    left=left if left is None else left[:, group],
-                                    merged_into=left if left is None else merged_into[:, group])
+                                    evicted=evicted if evicted is None else evicted[:, group],
+                                    merged_into=evicted if evicted is None else merged_into[:, group])
                     for group in range(trace.kv_heads)]
         results, terms, found = independent_merged_replay.replay_layer(trace, layer, policy, budgets, heads, kept, members,
                                                                        shown, recorded)
@@ -268,10 +268,10 @@ class Judgement:
         self.judge(prefix + "kept_offsets", np.cumsum([0, *(map(len, kept) if merge_first else budgets)]))
         return budgets, kept, members
 
-def replayed_layer(trace, layer, policy, budget, kept=None, left=None):
+def replayed_layer(trace, layer, policy, budget, kept=None, evicted=None):
     """By the policy alone: what is measured, and all tensors of a dump's layer, both {kind: array}.
 
-    kept: per KV head, left [steps, kv_heads]: who stays and who leaves instead (without merging).
+    kept: per KV head, evicted [steps, kv_heads]: what is kept and evicted instead (without merging).
     """
     heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
     budgets = head_budgets(policy, budget, heads)
@@ -296,11 +296,11 @@ def replayed_layer(trace, layer, policy, budget, kept=None, left=None):
             tensors[kind if kind == "votes" else "merged_" + kind] = np.concatenate(
                 [getattr(cache, kind) for cache in found.caches])
         if policy.dynamic:
-            tensors.update(left=found.left, merged_into=found.merged_into)
+            tensors.update(evicted=found.evicted, merged_into=found.merged_into)
     else:
         if policy.dynamic:
-            left = tensors["left"] = decode(trace, layer, policy, budgets, heads, kept, left)[0]
-        results, _ = replay_layer(trace, layer, kept, left) if policy.dynamic else replay_layer(trace, layer, kept)
+            evicted = tensors["evicted"] = decode(trace, layer, policy, budgets, heads, kept, evicted)[0]
+        results, _ = replay_layer(trace, layer, kept, evicted) if policy.dynamic else replay_layer(trace, layer, kept)
     tensors.update({kind: array for kind, array in results.items() if kind != "relative"})
     return results, tensors
 

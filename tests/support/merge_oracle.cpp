@@ -58,7 +58,7 @@ Softmax softmax(const Row& logits) {
   }
   Softmax result;
   result.log_sum = rounded(largest + boost::multiprecision::log(total), log(sum(exponentials)).bound);
-  const Real sums = gamma(static_cast<int64_t>(logits.size()));  // of the sum and of the division
+  const Real sums = gamma(std::ssize(logits));  // of the sum and of the division
   for (const Bounded& exponential : exponentials) {
     Real others = 0, others_bound = 0;
     for (const Bounded& other : exponentials) {
@@ -267,8 +267,8 @@ Solution solution(const Rows& rows, double share, const Row& targets) {
     error += bound;
     squares += size * size;
   }
-  const auto count = static_cast<int64_t>(rows.size());
-  const Real orthogonality = decomposition_error(static_cast<int64_t>(result.x.size()), count);
+  const auto count = std::ssize(rows);
+  const Real orthogonality = decomposition_error(std::ssize(result.x), count);
   error += orthogonality * boost::multiprecision::sqrt(squares);
   const Real least = std::max(Real(share), Real(1e-14)) * largest;  // what is less is as good as 0
   std::vector<Real> exact_targets, x(result.x.size());

@@ -159,15 +159,15 @@ class RecordedSession {
         prompt(session_->compress(layer.view(), policy, budgets)) {
     for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
       caches.emplace_back();
-      for (const int64_t position : prompt.kept[static_cast<size_t>(g)]) enter(g, position);
-      if (!prompt.merges.empty()) caches.back().put(prompt.merges[static_cast<size_t>(g)]);
+      for (const int64_t position : prompt.kept[g]) enter(g, position);
+      if (!prompt.merges.empty()) caches.back().put(prompt.merges[g]);
     }
   }
 
   StepRecord step() {
     StepRecord record = session_->step(layer_.step(steps));
     for (int64_t g = 0; g < layer_.shape.kv_heads; ++g) {
-      const auto index = static_cast<size_t>(g);
+      const int64_t index = g;
       if (record.rebuilt) {
         caches[index].entries.clear();
         caches[index].put(record.merges[index]);
@@ -177,19 +177,18 @@ class RecordedSession {
     }
     seen = caches;
     ++steps;
-    if (record.left.empty()) return record;
+    if (record.evicted.empty()) return record;
     for (size_t g = 0; g < caches.size(); ++g) {
-      if (record.left[g] < 0) continue;
+      if (record.evicted[g] < 0) continue;
       if (!record.merges.empty()) caches[g].put(record.merges[g]);
-      EXPECT_EQ(caches[g].entries.erase(record.left[g]), 1u) << "who leaves was there";
+      EXPECT_EQ(caches[g].entries.erase(record.evicted[g]), 1u) << "who leaves was there";
     }
     return record;
   }
 
  private:
   void enter(int64_t g, int64_t position) {
-    caches[static_cast<size_t>(g)].put(position, layer_.all_keys.slice(g).row(position),
-                                       layer_.all_values.slice(g).row(position));
+    caches[g].put(position, layer_.all_keys.slice(g).row(position), layer_.all_values.slice(g).row(position));
   }
 
   const RandomLayer& layer_;

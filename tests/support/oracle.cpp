@@ -29,11 +29,11 @@ testing::AssertionResult all_within(VectorView actual, const Row& expected) {
 }
 
 testing::AssertionResult all_within(MatrixView actual, const Rows& expected) {
-  if (actual.rows != static_cast<int64_t>(expected.size()) || expected.empty()) {
+  if (actual.rows != std::ssize(expected) || expected.empty()) {
     return testing::AssertionFailure() << actual.rows << " rows for " << expected.size();
   }
   for (int64_t i = 0; i < actual.rows; ++i) {
-    if (auto result = all_within(VectorView(actual.row(i)), expected[static_cast<size_t>(i)]); !result) {
+    if (auto result = all_within(VectorView(actual.row(i)), expected[i]); !result) {
       return result << " in row " << i;
     }
   }

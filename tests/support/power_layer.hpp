@@ -20,14 +20,14 @@ class PowerLayer {
   PowerLayer(const std::vector<double>& bases, const std::vector<double>& values,
              const std::vector<std::vector<double>>& queries, int64_t tokens)
       : tokens_(tokens),
-        steps_(static_cast<int64_t>(bases.size()) - tokens),
+        steps_(std::ssize(bases) - tokens),
         keys_(1, tokens + steps_, 1),
         values_(1, tokens + steps_, 1),
-        queries_(static_cast<int64_t>(queries.size()), static_cast<int64_t>(queries[0].size()), 1),
-        output_projection_(static_cast<int64_t>(queries.size()), 1) {
+        queries_(std::ssize(queries), std::ssize(queries[0]), 1),
+        output_projection_(std::ssize(queries), 1) {
     for (int64_t j = 0; j < tokens + steps_; ++j) {
-      keys_.slice(0)(j, 0) = std::log(bases[static_cast<size_t>(j)]);
-      values_.slice(0)(j, 0) = values[static_cast<size_t>(j)];
+      keys_.slice(0)(j, 0) = std::log(bases[j]);
+      values_.slice(0)(j, 0) = values[j];
     }
     for (size_t h = 0; h < queries.size(); ++h) {
       const auto head = static_cast<int64_t>(h);

@@ -33,7 +33,7 @@ std::vector<int64_t> Random::subset(int64_t of, int64_t count) {
   std::vector<int64_t> result;
   for (int64_t i = 0; i < of; ++i) {
     // Each of the `of - i` left is as likely as the other to be among the `count - size` wanted.
-    if (index(of - i) < count - static_cast<int64_t>(result.size())) result.push_back(i);
+    if (index(of - i) < count - std::ssize(result)) result.push_back(i);
   }
   return result;
 }

@@ -62,7 +62,7 @@ inline std::vector<Policy> all_policies() {
 }
 
 inline Positions range(int64_t first, int64_t last) {
-  Positions positions(static_cast<size_t>(last - first));
+  Positions positions(last - first);
   std::iota(positions.begin(), positions.end(), first);
   return positions;
 }

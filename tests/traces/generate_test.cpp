@@ -82,9 +82,9 @@ std::vector<double> slice_numbers(const Tensor& tensor, int64_t index) {
 std::vector<double> attention_weights(const Layer& layer, int64_t query_head, int64_t row) {
   const MatrixView keys = layer.keys.slice(layer.shape.kv_head_of(query_head));
   const VectorView query = layer.queries.slice(query_head).row(row);
-  std::vector<double> weights(static_cast<size_t>(layer.prompt_tokens - layer.window_queries + row + 1));
+  std::vector<double> weights(layer.prompt_tokens - layer.window_queries + row + 1);
   for (size_t j = 0; j < weights.size(); ++j) {
-    weights[j] = layer.scale * dot(query, keys.row(static_cast<int64_t>(j)));
+    weights[j] = layer.scale * dot(query, keys.row(j));
   }
   const double largest = *std::max_element(weights.begin(), weights.end());
   for (double& weight : weights) weight = std::exp(weight - largest);
@@ -106,7 +106,7 @@ void for_each_query(const Trace& trace, const Claim& claim) {
 
 double mass(const std::vector<double>& weights, const std::vector<int64_t>& positions) {
   double sum = 0;
-  for (const int64_t position : positions) sum += weights[static_cast<size_t>(position)];
+  for (const int64_t position : positions) sum += weights[position];
   return sum;
 }
 
@@ -114,8 +114,8 @@ std::vector<int64_t> largest_positions(const std::vector<double>& weights, int64
   std::vector<int64_t> order(weights.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::partial_sort(order, order.begin() + count, std::greater{},
-                            [&](int64_t j) { return weights[static_cast<size_t>(j)]; });
-  order.resize(static_cast<size_t>(count));
+                            [&](int64_t j) { return weights[j]; });
+  order.resize(count);
   std::ranges::sort(order);
   return order;
 }

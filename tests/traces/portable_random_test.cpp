@@ -67,10 +67,10 @@ TEST(PortableRandom, StreamsOfDifferentSeedsAndNamesAreUncorrelated) {
 TEST(PortableRandom, PermutationTakesEveryPlaceOnce) {
   for (const int64_t count : {1, 2, 3, 4, 5, 31, 32, 33, 1000, 4096, 4097, 100000}) {
     const Permutation permutation(Stream(9), count);
-    std::vector<int64_t> places(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) places[static_cast<size_t>(i)] = permutation(i);
+    std::vector<int64_t> places(count);
+    for (int64_t i = 0; i < count; ++i) places[i] = permutation(i);
     std::ranges::sort(places);
-    for (int64_t i = 0; i < count; ++i) ASSERT_EQ(places[static_cast<size_t>(i)], i) << "of " << count;
+    for (int64_t i = 0; i < count; ++i) ASSERT_EQ(places[i], i) << "of " << count;
   }
 }
 

@@ -280,7 +280,7 @@ TEST(Trace, HashesTheWholeFileAndReportsProgress) {
   std::vector<std::pair<int64_t, int64_t>> calls;
   const std::string hash = trace.sha256([&](int64_t done, int64_t all) { calls.emplace_back(done, all); });
   EXPECT_EQ(hash, sha256_of(bytes));
-  const auto size = static_cast<int64_t>(bytes.size());
+  const auto size = std::ssize(bytes);
   ASSERT_FALSE(calls.empty());
   EXPECT_EQ(calls.back(), std::pair(size, size));
 }
@@ -427,16 +427,16 @@ std::vector<double> attention_output(const Layer& layer, int64_t head, int64_t r
   std::vector<double> logits;
   for (int64_t i = 0; i < visible; ++i) {
     double logit = 0;
-    for (int64_t d = 0; d < keys.cols; ++d) logit += layer.scale * query[static_cast<size_t>(d)] * keys(i, d);
+    for (int64_t d = 0; d < keys.cols; ++d) logit += layer.scale * query[d] * keys(i, d);
     logits.push_back(logit);
   }
   const double largest = *std::max_element(logits.begin(), logits.end());
-  std::vector<double> output(static_cast<size_t>(values.cols));
+  std::vector<double> output(values.cols);
   double sum = 0;
   for (int64_t i = 0; i < visible; ++i) {
-    const double weight = std::exp(logits[static_cast<size_t>(i)] - largest);
+    const double weight = std::exp(logits[i] - largest);
     sum += weight;
-    for (int64_t d = 0; d < values.cols; ++d) output[static_cast<size_t>(d)] += weight * values(i, d);
+    for (int64_t d = 0; d < values.cols; ++d) output[d] += weight * values(i, d);
   }
   for (double& number : output) number /= sum;
   return output;
@@ -457,7 +457,7 @@ TEST(Samples, RecordTheAttentionOutputThatTheirTensorsGive) {
           for (const double number : expected) scale = std::max(scale, std::abs(number));
           for (int64_t d = 0; d < recorded.cols; ++d) {
             // F32 arithmetic over at most 2048 entries.
-            ASSERT_NEAR(recorded(row, d), expected[static_cast<size_t>(d)], 1e-4 * scale)
+            ASSERT_NEAR(recorded(row, d), expected[d], 1e-4 * scale)
                 << name << " layer " << index << " head " << head << " row " << row;
           }
         }

@@ -28,7 +28,7 @@ LaunchShape one_warp(int64_t shared = 0, CallSite where = CallSite::current()) {
 }
 
 std::vector<int> iota(int count) {
-  std::vector<int> numbers(static_cast<size_t>(count));
+  std::vector<int> numbers(count);
   std::iota(numbers.begin(), numbers.end(), 0);
   return numbers;
 }
@@ -74,7 +74,7 @@ TEST_F(Primitives, ShufflesReadTheLaneThatTheyName) {
     const std::vector<int> found = download(numbers);
     for (int lane = 0; lane < kLanes; ++lane) {
       const int within = lane % 8;
-      const int* const mine = &found[static_cast<size_t>(lane * kShuffles)];
+      const int* const mine = &found[lane * kShuffles];
       EXPECT_EQ(mine[0], 31 - lane);
       EXPECT_EQ(mine[1], lane - within + 5);
       EXPECT_EQ(mine[2], lane < 3 ? lane : lane - 3);
@@ -130,7 +130,7 @@ TEST_F(Primitives, PartsOfAWarpTakeStepsOfTheirOwn) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int pair =
           4 * (16 + lane % 4) + (0 + 4 + 8 + 12);  // lanes 16 + lane % 4 and every fourth from there
-      EXPECT_EQ(found[static_cast<size_t>(lane)], lane < 16 ? 120 : pair);
+      EXPECT_EQ(found[lane], lane < 16 ? 120 : pair);
     }
   });
 }
@@ -189,8 +189,7 @@ TEST_F(Primitives, ABarrierShowsEverybodyWhatWasWrittenBefore) {
     launch(LaunchShape(extent(3), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr),
            rotation_kernel, numbers.data(), kRounds);
     const std::vector<int> found = download(numbers);
-    for (int i = 0; i < 3 * kThreads; ++i)
-      EXPECT_EQ(found[static_cast<size_t>(i)], (i % kThreads + kRounds) % kThreads);
+    for (int i = 0; i < 3 * kThreads; ++i) EXPECT_EQ(found[i], (i % kThreads + kRounds) % kThreads);
   });
 }
 
@@ -234,7 +233,7 @@ TEST_F(Primitives, AWarpsBarrierShowsItsLanesWhatWasWrittenBefore) {
     Buffer<int> numbers(96);
     launch(LaunchShape(extent(1), extent(96), 96 * 4, nullptr), exchange_in_warp_kernel, numbers.data());
     const std::vector<int> found = download(numbers);
-    for (int i = 0; i < 96; ++i) EXPECT_EQ(found[static_cast<size_t>(i)], i ^ 31);
+    for (int i = 0; i < 96; ++i) EXPECT_EQ(found[i], i ^ 31);
   });
 }
 
@@ -329,8 +328,7 @@ __global__ void histogram_kernel(const int* values, int count, int* counts) {
 TEST_F(Primitives, AtomicsWorkInSharedMemory) {
   std::vector<int> values(1000);
   std::vector<int> expected(16);
-  for (size_t i = 0; i < values.size(); ++i)
-    ++expected[static_cast<size_t>(values[i] = static_cast<int>(i * i % 16))];
+  for (size_t i = 0; i < values.size(); ++i) ++expected[values[i] = static_cast<int>(i * i % 16)];
   const Buffer<int> input = upload(values);
   under_every_schedule([&] {
     Buffer<int> counts(16);
@@ -494,7 +492,7 @@ TEST_F(Primitives, AsyncCopiesLandBeforeTheirGroupHasBeenWaitedFor) {
         const int stage = i / kThreads;
         const int first = 4 * (stage * kThreads + (i + 1) % kThreads);
         const int there = stage == kStages - 1 ? last_bytes / 4 : 4;  // the rest is zero
-        EXPECT_EQ(found[static_cast<size_t>(i)], there * first + there * (there - 1) / 2);
+        EXPECT_EQ(found[i], there * first + there * (there - 1) / 2);
       }
     }
   });

@@ -44,7 +44,7 @@ TEST_F(Ceilings, ACopyBeyondABufferIsAnError) {
 // The 16-bit numbers of tensor_products' operands, all the same.
 std::vector<uint32_t> operands_of(double number) {
   const uint32_t bits = to_bfloat16(number);
-  return std::vector<uint32_t>(static_cast<size_t>(kProductOperands), bits | bits << 16);
+  return std::vector<uint32_t>(kProductOperands, bits | bits << 16);
 }
 
 double sum_of_products(const std::vector<uint32_t>& operands, int64_t repeats) {
@@ -108,8 +108,8 @@ TEST_F(Ceilings, AMatrixLibraryMultipliesOrSaysWhyThereIsNone) {
   constexpr int64_t kSide = 64;
   std::vector<Bfloat16> a(kSide * kSide), b(kSide * kSide);
   for (int64_t i = 0; i < kSide * kSide; ++i) {  // small integers: exact, and no transpose of anything
-    a[static_cast<size_t>(i)] = {to_bfloat16(static_cast<double>(i % 7 - 3))};
-    b[static_cast<size_t>(i)] = {to_bfloat16(static_cast<double>(i % 5 - 2))};
+    a[i] = {to_bfloat16(static_cast<double>(i % 7 - 3))};
+    b[i] = {to_bfloat16(static_cast<double>(i % 5 - 2))};
   }
   Buffer<Bfloat16> product(kSide * kSide);
   library->multiply(upload(a).data(), upload(b).data(), product.data(), kSide, nullptr);
@@ -118,11 +118,9 @@ TEST_F(Ceilings, AMatrixLibraryMultipliesOrSaysWhyThereIsNone) {
     for (int64_t col = 0; col < kSide; ++col) {
       double expected = 0;
       for (int64_t k = 0; k < kSide; ++k) {
-        expected += from_bfloat16(a[static_cast<size_t>(row * kSide + k)].bits) *
-                    from_bfloat16(b[static_cast<size_t>(k * kSide + col)].bits);
+        expected += from_bfloat16(a[row * kSide + k].bits) * from_bfloat16(b[k * kSide + col].bits);
       }
-      ASSERT_EQ(from_bfloat16(result[static_cast<size_t>(row * kSide + col)].bits),
-                from_bfloat16(to_bfloat16(expected)));
+      ASSERT_EQ(from_bfloat16(result[row * kSide + col].bits), from_bfloat16(to_bfloat16(expected)));
     }
   }
 }

@@ -341,9 +341,7 @@ TEST(Regimes, WithoutVotesThereAreNoneOfMerging) {
 
 TEST(Regimes, AClusterAgreesIfItsScoresAreEqual) {
   const auto shown = [](const Matrix& logits, Positions kept, Regime regime) {
-    return shows(
-        merging_with(logits, std::move(kept), std::vector<double>(static_cast<size_t>(logits.cols()), 1)),
-        regime);
+    return shows(merging_with(logits, std::move(kept), std::vector<double>(logits.cols(), 1)), regime);
   };
   EXPECT_TRUE(shown(matrix({{2, 2, 5}}), {0, 2}, Regime::agreed));
   EXPECT_FALSE(shown(matrix({{2, 2, 5}}), {0, 1, 2}, Regime::agreed)) << "nobody merges";

@@ -88,13 +88,13 @@ TEST(DirectedRounding, OfProductsThatUnderflowLosesThemAll) {
 constexpr double kFarBelow = -20;
 
 std::vector<double> exponentials(const Directed& round, int64_t tokens) {
-  std::vector<double> terms(static_cast<size_t>(tokens), round.exp(kFarBelow));
+  std::vector<double> terms(tokens, round.exp(kFarBelow));
   terms.front() = round.exp(0);
   return terms;
 }
 
 std::vector<double> exact_logits(int64_t tokens) {
-  std::vector<double> logits(static_cast<size_t>(tokens), kFarBelow);
+  std::vector<double> logits(tokens, kFarBelow);
   logits.front() = 0;
   return logits;
 }
@@ -211,7 +211,7 @@ TEST(DirectedRounding, OfLogitsIsTakenByTheEntriesThatHaveTheWeight) {
 
 TEST(DirectedRounding, OfALogSumExpAttainsItsBound) {
   const int64_t tokens = 1024;
-  std::vector<double> logits(static_cast<size_t>(tokens));
+  std::vector<double> logits(tokens);
   const auto log_sum_error = [&](const Arithmetic& arithmetic) {
     std::vector<double> exponents(logits.size());
     const rounding::SoftmaxErrors errors = rounding::softmax_errors(logits, exponents, arithmetic);

@@ -102,7 +102,7 @@ TEST(DirectedScores, CountTheErrorOfTheWeight) {
   given.keys(0, 0) = 0;
   const Arithmetic arithmetic = rounding_unit();
   Directed round(arithmetic);
-  std::vector<double> terms(static_cast<size_t>(entries), std::exp(-20.0));
+  std::vector<double> terms(entries, std::exp(-20.0));
   terms.front() = 1;
   const double weight = round.up()(1 / round.down().sum(terms)), exact = given.score(Change::value, 0);
   expect_tight(weight * weight - exact, given.bound(Change::value, 0, arithmetic), 1.1);
@@ -135,10 +135,10 @@ TEST(DirectedScores, CountTheErrorOfTheOutput) {
   given.values(0, 0) = 1e6;
   const Arithmetic arithmetic = rounding_unit();
   Directed round(arithmetic);
-  std::vector<double> terms(static_cast<size_t>(entries), std::exp(-10.0));
+  std::vector<double> terms(entries, std::exp(-10.0));
   terms.front() = 1;
   const double below = round.down().sum(terms);
-  std::vector<double> numerators(static_cast<size_t>(entries));
+  std::vector<double> numerators(entries);
   numerators.front() = 1e6;
   const double output = round.up()(round.sum(numerators) / below), weight = round(terms[1] / below);
   expect_tight(std::pow(weight * 10 * output, 2) - given.score(Change::key, 1),
@@ -158,7 +158,7 @@ TEST(DirectedScores, CountWhatIsLeftWithoutAnEntry) {
   given.values(1, 0) = -1;
   const Arithmetic arithmetic = rounding_unit();
   Directed round(arithmetic);
-  std::vector<double> terms(static_cast<size_t>(entries), std::exp(-20.0));
+  std::vector<double> terms(entries, std::exp(-20.0));
   terms[0] = terms[1] = 1;
   const double weight = round.up()(1 / round.down().sum(terms));
   expect_tight(std::pow(weight / (1 - weight), 2) - given.score(Change::exact, 0),
@@ -240,9 +240,8 @@ struct Compressed {
 
 // Values 1 under these logits, W^O is 1.
 Compressed flat(const std::vector<double>& logits, std::vector<int64_t> kept) {
-  Compressed given{
-      filled(1, 1, 1), Matrix(static_cast<int64_t>(logits.size()), 1), {}, filled(1, 1, 1), std::move(kept)};
-  for (size_t j = 0; j < logits.size(); ++j) given.keys(static_cast<int64_t>(j), 0) = logits[j];
+  Compressed given{filled(1, 1, 1), Matrix(std::ssize(logits), 1), {}, filled(1, 1, 1), std::move(kept)};
+  for (size_t j = 0; j < logits.size(); ++j) given.keys(j, 0) = logits[j];
   given.values = filled(given.keys.rows(), 1, 1);
   return given;
 }
@@ -339,7 +338,7 @@ TEST(DirectedFigures, OfATotalCountsTheHeads) {
   }();
   const Arithmetic arithmetic = rounding_unit();
   const std::vector<int64_t> kept{1};
-  std::vector<double> thetas(static_cast<size_t>(heads), 1e-9);
+  std::vector<double> thetas(heads, 1e-9);
   thetas.front() = 1;
   const double exact = 1 + 1e-9 * static_cast<double>(heads - 1);
   expect_tight(Directed(arithmetic).sum(thetas) - exact,

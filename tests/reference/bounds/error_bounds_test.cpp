@@ -73,7 +73,7 @@ std::vector<float> attention_in_single(VectorView query, MatrixView keys, Matrix
   for (int64_t c = 0; c < values.cols; ++c) {
     std::vector<float> terms;
     for (int64_t j = 0; j < keys.rows; ++j) {
-      terms.push_back(weights[static_cast<size_t>(j)] * single(values(j, c)));
+      terms.push_back(weights[j] * single(values(j, c)));
     }
     output.push_back(add(terms) / sum);
   }
@@ -104,7 +104,7 @@ Slack attention_slack(double size, const Order& order, const Arithmetic& arithme
   for (int64_t i = 0; i < queries.rows(); ++i) {
     const std::vector<float> output = attention_in_single(queries.row(i), keys, values, scale, order);
     for (int64_t c = 0; c < values.cols(); ++c) {
-      slack.add(output[static_cast<size_t>(c)] - exact.output(i, c), errors.output(i, c));
+      slack.add(output[c] - exact.output(i, c), errors.output(i, c));
     }
   }
   return slack;
@@ -197,8 +197,7 @@ TEST(ErrorBounds, GrowWithTheRoundingOfTheInputs) {
   const AttentionErrors errors = attention_errors(queries, keys, values, 0.25, {}, arithmetic);
   Slack slack;
   for (int64_t i = 0; i < 2; ++i) {
-    slack.add(exact.log_sum_exp[static_cast<size_t>(i)] - rounded.log_sum_exp[static_cast<size_t>(i)],
-              errors.log_sum_exp[static_cast<size_t>(i)]);
+    slack.add(exact.log_sum_exp[i] - rounded.log_sum_exp[i], errors.log_sum_exp[i]);
     for (int64_t c = 0; c < 16; ++c)
       slack.add(rounded.output(i, c) - exact.output(i, c), errors.output(i, c));
   }
@@ -317,7 +316,7 @@ TEST(ErrorBounds, HoldForProjectedValueNormsInBothNorms) {
 
 // The window's mean weights of one head, in single precision, with a log-sum-exp.
 std::vector<float> window_in_single(const LayerView& layer, int64_t head, int64_t window, const Order& add) {
-  std::vector<std::vector<float>> terms(static_cast<size_t>(layer.prompt_tokens()));
+  std::vector<std::vector<float>> terms(layer.prompt_tokens());
   const MatrixView keys = layer.keys.slice(layer.shape.kv_head_of(head));
   for (int64_t i = 0; i < window; ++i) {
     const VectorView query = layer.queries.slice(head).row(layer.window_queries() - window + i);

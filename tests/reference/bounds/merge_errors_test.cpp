@@ -42,11 +42,11 @@ Merged merge(const Case& given, MergedKey key, const std::function<void(MergedEn
   std::vector<int64_t> gone;
   for (const std::vector<int64_t>& cluster : given.clusters) {
     ClusterMembers members;
-    members.log_scores = Matrix(1, static_cast<int64_t>(cluster.size()));
+    members.log_scores = Matrix(1, std::ssize(cluster));
     for (size_t j = 0; j < cluster.size(); ++j) {
       members.keys.append_row(given.before.keys.row(cluster[j]));
       members.values.append_row(given.before.values.row(cluster[j]));
-      members.votes.push_back(given.before.votes[static_cast<size_t>(cluster[j])]);
+      members.votes.push_back(given.before.votes[cluster[j]]);
       members.log_scores.row(0)[j] = logits(0, cluster[j]);
       if (j > 0) gone.push_back(cluster[j]);
     }
@@ -55,19 +55,18 @@ Merged merge(const Case& given, MergedKey key, const std::function<void(MergedEn
     if (spoil) spoil(entry);
     std::ranges::copy(entry.key, changed.keys.row(cluster.front()).begin());
     std::ranges::copy(entry.value, changed.values.row(cluster.front()).begin());
-    changed.votes[static_cast<size_t>(cluster.front())] = entry.votes;
+    changed.votes[cluster.front()] = entry.votes;
   }
   std::vector<int64_t> staying;
   for (int64_t j = 0; j < changed.entries(); ++j) {
-    if (std::ranges::find(gone, j) == gone.end())
-      staying.push_back(changed.positions[static_cast<size_t>(j)]);
+    if (std::ranges::find(gone, j) == gone.end()) staying.push_back(changed.positions[j]);
   }
   result.after = changed.at(staying);
   for (const std::vector<int64_t>& cluster : given.clusters) {
     MergeCluster positions;
-    positions.into = given.before.positions[static_cast<size_t>(cluster.front())];
+    positions.into = given.before.positions[cluster.front()];
     for (size_t j = 1; j < cluster.size(); ++j) {
-      positions.from.push_back(given.before.positions[static_cast<size_t>(cluster[j])]);
+      positions.from.push_back(given.before.positions[cluster[j]]);
     }
     result.clusters.push_back(merged_cluster(positions, given.before, result.after));
   }
@@ -101,8 +100,7 @@ Case random_case(uint64_t seed, const Shape& shape, double size = 1) {
   const std::vector<int64_t> merging = random.subset(shape.entries, shape.clusters * shape.members);
   for (int64_t r = 0; r < shape.clusters; ++r) {
     std::vector<int64_t>& cluster = given.clusters.emplace_back();
-    for (int64_t j = 0; j < shape.members; ++j)
-      cluster.push_back(merging[static_cast<size_t>(j * shape.clusters + r)]);
+    for (int64_t j = 0; j < shape.members; ++j) cluster.push_back(merging[j * shape.clusters + r]);
   }
   return given;
 }
@@ -223,7 +221,7 @@ Case logits_of(const std::vector<double>& cluster, const std::vector<double>& vo
   }
   given.before.append(100, 1, matrix({{0.25}}).row(0), matrix({{0.5}}).row(0));
   given.clusters = {{}};
-  for (size_t j = 0; j < cluster.size(); ++j) given.clusters.front().push_back(static_cast<int64_t>(j));
+  for (size_t j = 0; j < cluster.size(); ++j) given.clusters.front().push_back(j);
   return given;
 }
 

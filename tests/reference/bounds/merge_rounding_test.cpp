@@ -33,7 +33,7 @@ TEST(UncertainWeights, CountTheSumsOfAMean) {
   const int64_t members = 2000;
   const Arithmetic arithmetic = rounding_unit();
   Directed round(arithmetic);
-  std::vector<double> logits(static_cast<size_t>(members), -20), weights(logits.size(), std::exp(-20.0));
+  std::vector<double> logits(members, -20), weights(logits.size(), std::exp(-20.0));
   logits.front() = 0;
   weights.front() = 1;
   const double below = round.down().sum(weights);
@@ -67,10 +67,10 @@ TEST(UncertainWeights, LeaveTheRangeOfTheRowsWhereNothingIsKnown) {
 
 // Members of one score each.
 ClusterMembers members_of(const std::vector<double>& scores) {
-  const auto count = static_cast<int64_t>(scores.size());
+  const auto count = std::ssize(scores);
   ClusterMembers members{filled(count, 1, 1), filled(count, 1, 1), std::vector<double>(scores.size(), 1),
                          Matrix(1, count)};
-  for (size_t j = 0; j < scores.size(); ++j) members.log_scores(0, static_cast<int64_t>(j)) = scores[j];
+  for (size_t j = 0; j < scores.size(); ++j) members.log_scores(0, j) = scores[j];
   return members;
 }
 
@@ -197,8 +197,8 @@ SingleMerge merge_in_single(const Case& given, MergedKey rule, float scale) {
     weights[j] /= sum;
     mean += weights[j] * single(scores[j]);
     for (size_t c = 0; c < columns; ++c) {
-      merged.key[c] += weights[j] * single(given.stored.keys.row(static_cast<int64_t>(j))[c]);
-      merged.value[c] += weights[j] * single(given.stored.values.row(static_cast<int64_t>(j))[c]);
+      merged.key[c] += weights[j] * single(given.stored.keys.row(j)[c]);
+      merged.value[c] += weights[j] * single(given.stored.values.row(j)[c]);
     }
   }
   const float divergence = mean - (most + std::log(sum) - std::log(votes));

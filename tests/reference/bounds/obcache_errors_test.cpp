@@ -232,7 +232,7 @@ Slack slack_of(const Query& given, Change change, Space space, const Arithmetic&
         if (change != Change::exact && without != Without::anew) continue;
         const Evaluation<Real> evaluation(given, space, length, without, order);
         for (size_t j = 0; j < judged.scores().size(); ++j) {
-          const double rest = 1 - judged.scored.weights(0, static_cast<int64_t>(j));
+          const double rest = 1 - judged.scored.weights(0, j);
           const bool lost = without != Without::anew && rest < 1e6 * arithmetic.unit;
           if (change == Change::exact && lost) continue;
           const auto score = static_cast<double>(evaluation.score(change, j));

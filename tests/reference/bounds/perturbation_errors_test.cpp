@@ -71,8 +71,8 @@ template <class Real>
 struct Figures {
   Figures(const Instance& instance, int64_t h) {
     const int64_t tokens = instance.keys.rows(), head_dim = instance.keys.cols();
-    std::vector<bool> is_kept(static_cast<size_t>(tokens));
-    for (const int64_t i : instance.kept) is_kept[static_cast<size_t>(i)] = true;
+    std::vector<bool> is_kept(tokens);
+    for (const int64_t i : instance.kept) is_kept[i] = true;
     const std::vector<Real> all = softmax(instance, h, std::vector<bool>(is_kept.size(), true));
     const std::vector<Real> some = softmax(instance, h, is_kept);
     Real evicted = 0, all_norms = 0, kept_norms = 0, stable = 0;
@@ -88,10 +88,10 @@ struct Figures {
       stable += std::abs(signed_weights[i]) * norms[i];
     }
     bounds = {stable, all_norms - (2 - 1 / kept_mass) * kept_norms};
-    std::vector<Real> full(static_cast<size_t>(head_dim)), compressed = full, change = full;
+    std::vector<Real> full(head_dim), compressed = full, change = full;
     for (size_t i = 0; i < all.size(); ++i) {
       for (size_t c = 0; c < full.size(); ++c) {
-        const Real value = real(instance.values(static_cast<int64_t>(i), static_cast<int64_t>(c)));
+        const Real value = real(instance.values(i, c));
         full[c] += all[i] * value;
         compressed[c] += some[i] * value;
         change[c] += signed_weights[i] * value;
@@ -115,7 +115,7 @@ struct Figures {
     Real most = -std::numeric_limits<Real>::infinity(), sum = 0;
     for (size_t i = 0; i < there.size(); ++i) {
       for (int64_t c = 0; c < instance.keys.cols(); ++c) {
-        weights[i] += real(instance.queries(h, c)) * real(instance.keys(static_cast<int64_t>(i), c));
+        weights[i] += real(instance.queries(h, c)) * real(instance.keys(i, c));
       }
       weights[i] *= real(instance.scale);
       if (there[i]) most = std::max(most, weights[i]);
@@ -127,10 +127,10 @@ struct Figures {
 
   static std::vector<Real> projected(const Instance& instance, int64_t h, const std::vector<Real>& row) {
     const MatrixView projection = instance.head_projection(h);
-    std::vector<Real> result(static_cast<size_t>(projection.cols));
+    std::vector<Real> result(projection.cols);
     for (int64_t c = 0; c < projection.rows; ++c) {
       for (int64_t j = 0; j < projection.cols; ++j) {
-        result[static_cast<size_t>(j)] += row[static_cast<size_t>(c)] * real(projection(c, j));
+        result[j] += row[c] * real(projection(c, j));
       }
     }
     return result;
@@ -164,7 +164,7 @@ TEST(PerturbationErrors, HoldForEveryFormInSinglePrecision) {
       for (int64_t h = 0; h < 2; ++h) {
         const Figures<float> single(instance, h);
         const Figures<long double> exact(instance, h);
-        const PerturbationErrors& allowed = errors[static_cast<size_t>(h)];
+        const PerturbationErrors& allowed = errors[h];
         const auto off = [](float a, long double b) { return static_cast<double>(std::abs(a - b)); };
         EXPECT_LE(off(single.kept_mass, exact.kept_mass), allowed.kept_mass);
         EXPECT_LE(off(single.bounds[0], exact.bounds[0]), allowed.bound);
@@ -191,7 +191,7 @@ TEST(PerturbationErrors, OfDoublePrecisionHoldForTheReference) {
         Matrix weights = logits;
         causal_softmax(weights.view(), instance.keys.rows());
         const EvictionWeights eviction = eviction_weights(logits.row(h), weights.row(h), instance.kept);
-        const PerturbationErrors& allowed = errors[static_cast<size_t>(h)];
+        const PerturbationErrors& allowed = errors[h];
         const auto off = [](double a, long double b) { return static_cast<double>(std::abs(a - b)); };
         EXPECT_LE(off(eviction.kept_mass, exact.kept_mass), allowed.kept_mass);
         EXPECT_LE(off(perturbation_bound(eviction, instance.norms.row(h)), exact.bounds[0]), allowed.bound);
@@ -209,7 +209,7 @@ TEST(PerturbationErrors, AreSmallBesideWhatTheyBound) {
     const std::vector<PerturbationErrors> errors = instance.errors(single_precision());
     for (int64_t h = 0; h < 2; ++h) {
       const Figures<long double> exact(instance, h);
-      const PerturbationErrors& allowed = errors[static_cast<size_t>(h)];
+      const PerturbationErrors& allowed = errors[h];
       EXPECT_LT(allowed.kept_mass, 1e-3 * static_cast<double>(exact.kept_mass));
       EXPECT_LT(allowed.bound, 1e-3 * static_cast<double>(exact.bounds[0]));
       EXPECT_LT(allowed.perturbation, 1e-2 * static_cast<double>(exact.perturbations[1]));

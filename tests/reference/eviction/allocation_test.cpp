@@ -44,7 +44,7 @@ Counts largest_remainders(const std::vector<Number>& shares, int64_t sum, const 
   }
   while (total(counts) < sum) {
     const auto best = std::ranges::max_element(fractions);
-    ++counts[static_cast<size_t>(best - fractions.begin())];
+    ++counts[best - fractions.begin()];
     *best = -1;
   }
   return counts;
@@ -60,7 +60,7 @@ Counts adakv_by_definition(Decimal safeguard, const std::vector<std::vector<doub
   std::ranges::stable_sort(entries, std::ranges::greater(),
                            [&](const auto& entry) { return scores[entry.first][entry.second]; });
   Counts found(scores.size());
-  for (int64_t i = 0; i < total(candidates); ++i) ++found[entries[static_cast<size_t>(i)].first];
+  for (int64_t i = 0; i < total(candidates); ++i) ++found[entries[i].first];
   Integer unit = 1;
   for (int place = 0; place < safeguard.places; ++place) unit *= 10;
   const Rational s(Integer(safeguard.digits), unit);

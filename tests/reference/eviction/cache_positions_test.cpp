@@ -21,7 +21,7 @@ PromptRecord prompt_record() {
 // What the second of two KV heads evicts.
 StepRecord evicting(int64_t position) {
   StepRecord step;
-  step.left = {kNotEvicted, position};
+  step.evicted = {kNotEvicted, position};
   return step;
 }
 
@@ -60,7 +60,7 @@ TEST(CachePositions, AreTheRebuildsOwnAfterARebuild) {
   const PromptRecord prompt = prompt_record();
   StepRecord rebuilding;
   rebuilding.rebuilt = true;
-  rebuilding.left = {kNotEvicted, kNotEvicted};
+  rebuilding.evicted = {kNotEvicted, kNotEvicted};
   rebuilding.merges.resize(2);
   rebuilding.merges[1].positions = {0, 2, 5};
   rebuilding.stage_one = {{}, {2}};
@@ -89,7 +89,7 @@ TEST(CachePositions, RefuseRecordsThatContradictThemselves) {
   EXPECT_EQ(message_of<ShapeMismatch>([&] { positions.evict(evicting(2)); }),
             "position 2 is in no entry of the cache");
   StepRecord short_of_heads;
-  short_of_heads.left = {1};
+  short_of_heads.evicted = {1};
   EXPECT_EQ(message_of<ShapeMismatch>([&] { positions.evict(short_of_heads); }),
             "evictions of 1 KV heads are recorded, but not of KV head 1");
   EXPECT_EQ(message_of<ShapeMismatch>([&] { CachePositions(prompt, 2, 5); }),

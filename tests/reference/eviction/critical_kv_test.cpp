@@ -71,8 +71,7 @@ TEST(ProjectedValueNorms, AreBitEqualForEqualValuesWhereverTheyStand) {
           const auto norms = projected_value_norms(values.view().middle_rows(0, tokens), projection, norm);
           for (const int64_t place : places) {
             if (place >= tokens) continue;
-            ASSERT_EQ(norms[static_cast<size_t>(place)], norms[0])
-                << head_dim << " " << model_dim << " " << place;
+            ASSERT_EQ(norms[place], norms[0]) << head_dim << " " << model_dim << " " << place;
           }
         }
       }
@@ -231,21 +230,20 @@ RC_GTEST_PROP(SelectCriticalProperty, KeepsStageOneAndNothingBetterIsLeft, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   std::vector<double> stage_two;
   for (size_t i = 0; i < attention.size(); ++i) stage_two.push_back(static_cast<double>(random.index(6)));
-  const int64_t k = *test::integer(0, static_cast<int64_t>(attention.size()));
+  const int64_t k = *test::integer(0, std::ssize(attention));
   const int64_t one = *test::integer(0, k);
   const TwoStageSelection selection = select_critical(attention, stage_two, k, one);
   RC_ASSERT(selection.stage_one == select_top(attention, one));
-  RC_ASSERT(static_cast<int64_t>(selection.selected.size()) == k);
+  RC_ASSERT(std::ssize(selection.selected) == k);
   RC_ASSERT(std::ranges::includes(selection.selected, selection.stage_one));
   RC_ASSERT(std::ranges::adjacent_find(selection.selected, std::ranges::greater_equal()) ==
             selection.selected.end());
   const auto in = [](const Positions& set, int64_t i) { return std::ranges::binary_search(set, i); };
   for (const int64_t taken : selection.selected) {
     if (in(selection.stage_one, taken)) continue;
-    for (int64_t left = 0; left < static_cast<int64_t>(attention.size()); ++left) {
+    for (int64_t left = 0; left < std::ssize(attention); ++left) {
       if (in(selection.selected, left)) continue;
-      const double better = stage_two[static_cast<size_t>(taken)],
-                   worse = stage_two[static_cast<size_t>(left)];
+      const double better = stage_two[taken], worse = stage_two[left];
       RC_ASSERT(better > worse || (better == worse && taken < left));
     }
   }

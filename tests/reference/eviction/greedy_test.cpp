@@ -111,11 +111,10 @@ Positions naive_order(const LayerView& layer, int64_t g, int64_t window, int64_t
     for (const int64_t j : left) errors.push_back(error_of(layer, g, window, with(removed, j)));
     const auto least = std::ranges::min_element(errors) - errors.begin();
     for (size_t j = 0; j < errors.size(); ++j) {
-      EXPECT_TRUE(static_cast<int64_t>(j) == least ||
-                  errors[j] > errors[static_cast<size_t>(least)] * (1 + 1e-6))
+      EXPECT_TRUE(static_cast<int64_t>(j) == least || errors[j] > errors[least] * (1 + 1e-6))
           << "too near to tell: take another seed";
     }
-    order.push_back(left[static_cast<size_t>(least)]);
+    order.push_back(left[least]);
     removed = with(removed, order.back());
     left.erase(left.begin() + least);
   }
@@ -186,7 +185,7 @@ RC_GTEST_PROP(RemovalOrderProperty, OfFewerIsThePrefixOfThatOfMore, ()) {
   const int64_t g = *test::integer(0, 1), count = *test::integer(0, 9);
   const Positions all = removal_order(layer.view(), g, 3, 9, 9);
   const Positions some = removal_order(layer.view(), g, 3, 9, count);
-  RC_ASSERT(static_cast<int64_t>(some.size()) == count);
+  RC_ASSERT(std::ssize(some) == count);
   RC_ASSERT(std::equal(some.begin(), some.end(), all.begin()));
   Positions sorted = all;
   std::ranges::sort(sorted);
@@ -231,8 +230,7 @@ class RemovalError {
     for (const Matrix& logits : logits_) {
       for (int64_t i = 0; i < kWindow; ++i) {
         const int64_t seen = kCandidates + i + 1;
-        const auto change = removal_change(logits.row(i).first(static_cast<size_t>(seen)),
-                                           values_.middle_rows(0, seen), removed);
+        const auto change = removal_change(logits.row(i).first(seen), values_.middle_rows(0, seen), removed);
         error += ValueSpace().squared_norm(change);
       }
     }
@@ -246,7 +244,7 @@ class RemovalError {
       for (int64_t j = 0; j < kCandidates; ++j) {
         if ((bits >> j & 1U) != 0) removed.push_back(j);
       }
-      if (static_cast<int64_t>(removed.size()) == count) least = std::min(least, (*this)(removed));
+      if (std::ssize(removed) == count) least = std::min(least, (*this)(removed));
     }
     return least;
   }
@@ -344,7 +342,7 @@ TEST(Greedy, KeepsWhoIsNotRemovedForEveryBudget) {
            removal_order(layer.view(), g, kHost.window, candidates, kTokens - (g == 0 ? budget : 13))) {
         std::erase(expected, j);
       }
-      EXPECT_EQ(kept[static_cast<size_t>(g)], expected) << "budget " << budget;
+      EXPECT_EQ(kept[g], expected) << "budget " << budget;
     }
   }
 }

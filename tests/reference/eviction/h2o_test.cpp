@@ -18,7 +18,7 @@ namespace kvbound::reference::h2o_test {
 namespace {
 
 using namespace test;
-using Left = std::vector<Positions>;
+using Evictions = std::vector<Positions>;
 
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
@@ -96,41 +96,41 @@ TEST(H2o, AddsWhatEveryStepPaysToTheSum) {
   // Sums (4, 1, 2)/7. Step 0 pays 1/4 each; 1 has the least and leaves. Step 1 pays (2, 4, 8, 1)/15 to 0, 2, 3, 4: sums
   // 0.95, 0.80, 0.78 - 3 leaves, though it was paid most and 4, which always stays, least.
   const PowerLayer layer({4, 1, 2, 1, 8}, {0, 0, 0, 0, 0}, {{1, 0, -1}}, 3);
-  EXPECT_EQ(left(layer, h2o(1, 0, 1), 3), (Left{{1}, {3}}));
+  EXPECT_EQ(evictions(layer, h2o(1, 0, 1), 3), (Evictions{{1}, {3}}));
 }
 
 TEST(H2o, LetsTheNewEntryGoAtOnceWhereNoneIsRecent) {
   // Sums (1/2, 1/2); each step pays 1/3 each: the new one has only that.
   const PowerLayer layer({1, 1, 1, 1}, {0, 0, 0, 0}, {{0, 0, 0}}, 2);
-  EXPECT_EQ(left(layer, h2o(1, 0, 0), 2), (Left{{2}, {3}}));
+  EXPECT_EQ(evictions(layer, h2o(1, 0, 0), 2), (Evictions{{2}, {3}}));
   // A step that pays it nearly all keeps it: 0 and 1 tie, the larger leaves.
   const PowerLayer heavy({1, 1, 1e6, 1}, {0, 0, 0, 0}, {{0, 1, 0}}, 2);
-  EXPECT_EQ(left(heavy, h2o(1, 0, 0), 2), (Left{{1}, {3}}));
+  EXPECT_EQ(evictions(heavy, h2o(1, 0, 0), 2), (Evictions{{1}, {3}}));
 }
 
 TEST(H2o, NeverLetsSinksGo) {
   // The first two are paid least, and stay.
   const PowerLayer layer({1e-9, 1e-9, 1, 2, 3, 4, 5}, std::vector<double>(7, 0), {{1, 1, 1, 1}}, 4);
-  EXPECT_EQ(left(layer, h2o(1, 2, 1), 4), (Left{{2}, {4}, {5}}));
-  EXPECT_EQ(left(layer, h2o(1, 0, 1), 4), (Left{{1}, {0}, {2}}));
+  EXPECT_EQ(evictions(layer, h2o(1, 2, 1), 4), (Evictions{{2}, {4}, {5}}));
+  EXPECT_EQ(evictions(layer, h2o(1, 0, 1), 4), (Evictions{{1}, {0}, {2}}));
 }
 
 TEST(H2o, AtTheBudgetOfThoseThatAlwaysStayIsAWindowThatMovesOn) {
   const PowerLayer layer({1, 9, 1, 9, 1, 9, 1, 9}, std::vector<double>(8, 0), {{1, 1, 1, 1, 1}}, 4);
-  EXPECT_EQ(left(layer, h2o(1, 1, 2), 3), (Left{{2}, {3}, {4}, {5}}));
+  EXPECT_EQ(evictions(layer, h2o(1, 1, 2), 3), (Evictions{{2}, {3}, {4}, {5}}));
   const Policy streaming{StreamingLlm{1}, {}, {}, {}, {}};
-  EXPECT_EQ(left(layer, h2o(1, 1, 2), 3), left(layer, streaming, 3));
+  EXPECT_EQ(evictions(layer, h2o(1, 1, 2), 3), evictions(layer, streaming, 3));
 }
 
 TEST(H2o, AtTheBudgetOfThePromptLetsOneGoPerStep) {
   const PowerLayer layer({4, 2, 1, 8, 8}, std::vector<double>(5, 0), {{1, 1, 1}}, 3);
-  EXPECT_EQ(left(layer, h2o(1, 0, 1), 3), (Left{{2}, {1}}));
+  EXPECT_EQ(evictions(layer, h2o(1, 0, 1), 3), (Evictions{{2}, {1}}));
 }
 
 TEST(H2o, OfTiesLetsTheLargerPositionGo) {
   // All the same: 0, 1, 2 tie, since 3 is recent; then 0, 1, 3.
   const PowerLayer layer({1, 1, 1, 1, 1, 1}, std::vector<double>(6, 0), {{0, 0, 0}}, 4);
-  EXPECT_EQ(left(layer, h2o(1, 0, 2), 4), (Left{{2}, {3}}));
+  EXPECT_EQ(evictions(layer, h2o(1, 0, 2), 4), (Evictions{{2}, {3}}));
 }
 
 TEST(H2o, AnswersFromWhoIsThereBeforeAnybodyLeaves) {
@@ -140,9 +140,9 @@ TEST(H2o, AnswersFromWhoIsThereBeforeAnybodyLeaves) {
   session->compress(layer.view(), h2o(1, 0, 0), Positions{3});
   const StepRecord first = session->step(layer.step(0)), second = session->step(layer.step(1));
   EXPECT_NEAR(first.output(0, 0), 16, 1e-13);
-  EXPECT_EQ(first.left, Positions{3});
+  EXPECT_EQ(first.evicted, Positions{3});
   EXPECT_NEAR(second.output(0, 0), 22, 1e-13);
-  EXPECT_EQ(second.left, Positions{4}) << "1/4 against 1/7 + 1/8 + 1/4";
+  EXPECT_EQ(second.evicted, Positions{4}) << "1/4 against 1/7 + 1/8 + 1/4";
 }
 
 TEST(H2o, ByRemovalKeepsForEverWhoWasOnceAlone) {
@@ -153,7 +153,7 @@ TEST(H2o, ByRemovalKeepsForEverWhoWasOnceAlone) {
   const PromptRecord record = session->compress(layer.view(), policy, Positions{2});
   EXPECT_EQ(record.score(0, 0), INFINITY);
   EXPECT_EQ(record.kept[0].front(), 0);
-  for (int64_t t = 0; t < 8; ++t) EXPECT_GT(session->step(layer.step(t)).left[0], 0);
+  for (int64_t t = 0; t < 8; ++t) EXPECT_GT(session->step(layer.step(t)).evicted[0], 0);
 }
 
 TEST(H2o, NamesABudgetBelowThoseThatAlwaysStay) {

@@ -175,7 +175,7 @@ TEST(ScoredAttention, RefusesQueriesOfAnotherWidth) {
 
 TEST(ValueSpace, NamesRowsOfAnotherWidth) {
   const ValueSpace space(Space::projected, matrix({{1}, {2}}));
-  EXPECT_EQ(message_of<ShapeMismatch>([&] { space.dual(Matrix(1, 3)); }),
+  EXPECT_EQ(message_of<ShapeMismatch>([&] { space.gram_product(Matrix(1, 3)); }),
             "columns of the rows is 3 but head_dim is 2");
   EXPECT_EQ(message_of<ShapeMismatch>([&] { space.squared_norms(Matrix(1, 3)); }),
             "columns of the rows is 3 but head_dim is 2");
@@ -189,8 +189,8 @@ TEST(ValueSpace, MeasuresLengthsAndInnerProducts) {
   EXPECT_EQ(own.squared_norms(matrix({{2}, {-1}})), (std::vector<double>{4, 1}));
   EXPECT_EQ(projected.squared_norms(matrix({{2}, {-1}})), (std::vector<double>{100, 25}));
   EXPECT_EQ(projected.squared_norm(std::vector<double>{2}), 100);
-  EXPECT_EQ(projected.dual(matrix({{2}}))(0, 0), 50);
-  EXPECT_EQ(own.dual(matrix({{2}}))(0, 0), 2);
+  EXPECT_EQ(projected.gram_product(matrix({{2}}))(0, 0), 50);
+  EXPECT_EQ(own.gram_product(matrix({{2}}))(0, 0), 2);
   EXPECT_TRUE(own.squared_norms(Matrix(0, 3)).empty());
 }
 
@@ -204,10 +204,10 @@ struct NamedCache {
 // Logits on the first dimension; the others blur them.
 Cache with_logits(const std::vector<double>& logits, uint64_t seed) {
   Random random(seed);
-  const auto entries = static_cast<int64_t>(logits.size());
+  const auto entries = std::ssize(logits);
   Cache cache{random.matrix(entries, 3, 0.1), random.matrix(entries, 3), random.matrix(2, 3), {}};
   for (int64_t j = 0; j < entries; ++j) {
-    cache.keys(j, 0) = logits[static_cast<size_t>(j)];
+    cache.keys(j, 0) = logits[j];
     const double length = random.uniform(0.1, 2);
     for (double& entry : cache.values.row(j)) entry *= length;
   }
@@ -253,16 +253,16 @@ void expect_definition(const Cache& cache, Change change) {
   for (int64_t h = 0; h < cache.queries.rows(); ++h) {
     const oracle::Reals logits = exact_logits(cache.queries.row(h), cache.keys, cache.scale);
     const oracle::Reals weights = oracle::exact_weights(logits);
-    std::vector<Measured> output(static_cast<size_t>(cache.values.cols()));
+    std::vector<Measured> output(cache.values.cols());
     for (int64_t j = 0; j < cache.keys.rows(); ++j) {
-      const oracle::Real weight = weights[static_cast<size_t>(j)];
+      const oracle::Real weight = weights[j];
       EXPECT_TRUE(near(attention.weights(h, j), {weight, weight}));
       EXPECT_TRUE(
           near(attention.scores(h, j), oracle::change(change, logits, cache.values, cache.projection(h), j)))
           << "head " << h << ", entry " << j;
       EXPECT_GE(attention.scores(h, j), 0);
       for (size_t c = 0; c < output.size(); ++c) {
-        const oracle::Real term = weight * cache.values(j, static_cast<int64_t>(c));
+        const oracle::Real term = weight * cache.values(j, c);
         output[c] += {term, abs(term)};
       }
     }
@@ -360,10 +360,10 @@ TEST(WindowScores, AreTheSumOverQueriesOfWhatEachSees) {
           const Matrix one = scored_attention(change, view.queries.slice(h).middle_rows(i, 1),
                                               {keys, values, norms, spaces}, view.scale)
                                  .scores;
-          for (int64_t j = 0; j < seen; ++j) sum[static_cast<size_t>(j)] += one(0, j);
+          for (int64_t j = 0; j < seen; ++j) sum[j] += one(0, j);
         }
         for (int64_t j = 0; j < 600; ++j) {
-          const double expected = sum[static_cast<size_t>(j)];
+          const double expected = sum[j];
           EXPECT_NEAR(scores(h, j), expected, 1e-9 * expected + 1e-300) << name(change) << " " << j;
         }
       }
@@ -484,12 +484,12 @@ Cache shifted(const Cache& cache, double shift) {
 // Logits and values of few bits, so that logits and their sums with the shift are exact.
 Drawn drawn_cache() {
   const std::vector<double> logits = numbers(*test::dyadics(2, 12, 40));
-  const auto entries = static_cast<int64_t>(logits.size());
+  const auto entries = std::ssize(logits);
   Drawn drawn{{Matrix(entries, 1), Matrix(entries, 1), matrix({{1}}), {}}, (*test::dyadic(30)).value};
   const std::vector<double> values = numbers(*test::dyadics(entries, entries, 4));
   for (int64_t j = 0; j < entries; ++j) {
-    drawn.cache.keys(j, 0) = logits[static_cast<size_t>(j)];
-    drawn.cache.values(j, 0) = values[static_cast<size_t>(j)];
+    drawn.cache.keys(j, 0) = logits[j];
+    drawn.cache.values(j, 0) = values[j];
   }
   return drawn;
 }

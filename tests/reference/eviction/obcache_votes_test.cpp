@@ -81,7 +81,7 @@ Measured voted_change(Change change, const Reals& logits, const VotingCache& cac
     const Real value = cache.values.row(entry)[c];
     Real output = 0, size = 0;
     for (size_t j = 0; j < weights.size(); ++j) {
-      const Real term = weights[j] * cache.values.row(static_cast<int64_t>(j))[c];
+      const Real term = weights[j] * cache.values.row(j)[c];
       output += term;
       size += abs(term);
     }
@@ -93,11 +93,11 @@ Measured voted_change(Change change, const Reals& logits, const VotingCache& cac
   for (int64_t m = 0; m < (projection.rows == 0 ? cache.values.cols() : projection.cols); ++m) {
     Real sum = 0, size = 0;
     if (projection.rows == 0) {
-      sum = moved[static_cast<size_t>(m)];
-      size = terms[static_cast<size_t>(m)];
+      sum = moved[m];
+      size = terms[m];
     } else {
       for (size_t c = 0; c < head_dim; ++c) {
-        const Real weight = projection(static_cast<int64_t>(c), m);
+        const Real weight = projection(c, m);
         sum += moved[c] * weight;
         size += terms[c] * abs(weight);
       }
@@ -113,11 +113,11 @@ void expect_definition(const VotingCache& cache) {
     for (int64_t h = 0; h < cache.queries.rows(); ++h) {
       const Reals logits = exact_logits(cache.queries.row(h), cache.keys, cache.scale);
       const Reals weights = exact_weights(voted(logits, cache.votes));
-      std::vector<Measured> output(static_cast<size_t>(cache.values.cols()));
+      std::vector<Measured> output(cache.values.cols());
       for (int64_t j = 0; j < cache.keys.rows(); ++j) {
         SCOPED_TRACE("change " + std::to_string(static_cast<int>(change)) + ", head " + std::to_string(h) +
                      ", entry " + std::to_string(j));
-        const Real& weight = weights[static_cast<size_t>(j)];
+        const Real& weight = weights[j];
         EXPECT_TRUE(near(attention.weights(h, j), {weight, weight}));
         EXPECT_TRUE(near(attention.scores(h, j), voted_change(change, logits, cache, h, j)));
         for (size_t c = 0; c < output.size(); ++c) {
@@ -133,10 +133,10 @@ void expect_definition(const VotingCache& cache) {
 // Logits on the first dimension; the others blur them.
 VotingCache with_logits(const Numbers& logits, const Numbers& votes, uint64_t seed) {
   Random random(seed);
-  const auto entries = static_cast<int64_t>(logits.size());
+  const auto entries = std::ssize(logits);
   VotingCache cache{
       random.matrix(entries, 3, 0.1), random.matrix(entries, 3), random.matrix(2, 3), votes, {}};
-  for (int64_t j = 0; j < entries; ++j) cache.keys(j, 0) = logits[static_cast<size_t>(j)];
+  for (int64_t j = 0; j < entries; ++j) cache.keys(j, 0) = logits[j];
   for (int64_t h = 0; h < 2; ++h) cache.queries(h, 0) = 1;
   return cache;
 }
@@ -180,8 +180,8 @@ TEST(ScoredAttentionWithVotes, IsThatOfSoManyCopies) {
     Matrix keys, values;
     std::vector<std::vector<int64_t>> copies(5);
     for (int64_t j = 0; j < 5; ++j) {
-      for (int copy = 0; copy < cache.votes[static_cast<size_t>(j)]; ++copy) {
-        copies[static_cast<size_t>(j)].push_back(keys.rows());
+      for (int copy = 0; copy < cache.votes[j]; ++copy) {
+        copies[j].push_back(keys.rows());
         keys.append_row(cache.keys.row(j));
         values.append_row(cache.values.row(j));
       }
@@ -190,9 +190,9 @@ TEST(ScoredAttentionWithVotes, IsThatOfSoManyCopies) {
     const Reals weights = exact_weights(logits);
     const ScoredAttention attention = cache.scored(Change::exact);
     for (int64_t j = 0; j < 5; ++j) {
-      const std::vector<int64_t>& mine = copies[static_cast<size_t>(j)];
+      const std::vector<int64_t>& mine = copies[j];
       Real weight = 0;
-      for (const int64_t copy : mine) weight += weights[static_cast<size_t>(copy)];
+      for (const int64_t copy : mine) weight += weights[copy];
       EXPECT_TRUE(near(attention.weights(0, j), {weight, weight}));
       Measured removed;
       for (const Measured& change : oracle::removal(logits, values, mine)) {
@@ -275,8 +275,8 @@ TEST(EvictionOfMergedEntries, GoesByTheirVotesAndMergedValues) {
       for (int64_t t = 0; t < 20; ++t) {
         const StepRecord record = session.step();
         for (int64_t g = 0; g < 2; ++g) {
-          const auto index = static_cast<size_t>(g);
-          if (record.left[index] < 0) continue;
+          const int64_t index = g;
+          if (record.evicted[index] < 0) continue;
           merges += record.merged_into[index] >= 0;
           const RecordedCache& cache = session.seen[index];
           const std::vector<double> scores =
@@ -286,7 +286,7 @@ TEST(EvictionOfMergedEntries, GoesByTheirVotesAndMergedValues) {
           for (size_t j = 0; j < positions.size(); ++j) {
             if (positions[j] < 2) continue;  // the sinks
             least = std::min(least, scores[j]);
-            if (positions[j] == record.left[index]) left = scores[j];
+            if (positions[j] == record.evicted[index]) left = scores[j];
           }
           // Entries lie in another order in the session, so that sums round otherwise.
           EXPECT_LE(left, least * (1 + 1e-12)) << "step " << t;

@@ -73,7 +73,7 @@ TEST(Recall, RefusesWhatHasNoTop) {
 
 // One head of width 1.
 Tensor column(const Numbers& numbers) {
-  Tensor tensor(1, static_cast<int64_t>(numbers.size()), 1);
+  Tensor tensor(1, std::ssize(numbers), 1);
   std::ranges::copy(numbers, tensor.numbers().begin());
   return tensor;
 }
@@ -237,7 +237,7 @@ TEST(LayerRecall, OfAttentionIsThatOfTheDefinition) {
   const Matrix attention = reference::accumulated_attention(layer.prompt(), 4);
   const ScoreRecall recall = layer_recall(layer, {k, recent, {4}}).front();
   for (int64_t h = 0; h < 4; ++h) {
-    const RecallFigures& head = recall.heads[static_cast<size_t>(h)];
+    const RecallFigures& head = recall.heads[h];
     EXPECT_EQ(head.mean_step, reference::recall(attention.row(h), sum.row(h), k));
     EXPECT_EQ(head.mean_step_recent, reference::recall(attention.row(h).first(25), sum.row(h).first(25), k));
   }

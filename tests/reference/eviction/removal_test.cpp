@@ -80,7 +80,7 @@ TEST(RemovalChange, OfOneEntryIsItsExactScore) {
   const Matrix scores = scored_attention(Change::exact, query, {keys, values, norms, spaces}, 1).scores;
   Numbers logits(9);
   for (int64_t j = 0; j < 9; ++j) {
-    for (int64_t c = 0; c < 4; ++c) logits[static_cast<size_t>(j)] += query(0, c) * keys(j, c);
+    for (int64_t c = 0; c < 4; ++c) logits[j] += query(0, c) * keys(j, c);
   }
   for (int64_t j = 0; j < 9; ++j) {
     const double squared = ValueSpace().squared_norm(removal_change(logits, values, Positions{j}));
@@ -108,12 +108,12 @@ TEST(RemovalChangeOracle, IsMetWhereNearlyAllAttentionLeaves) {
 
 RC_GTEST_PROP(RemovalChangeProperty, IsDeletionForSetsOfAnySize, ()) {
   const Numbers logits = numbers(*test::dyadics(1, 12, 60));
-  const auto entries = static_cast<int64_t>(logits.size());
+  const auto entries = std::ssize(logits);
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const Positions removed = random.subset(entries, *test::integer(0, entries - 1));
   const Matrix values = random.matrix(entries, *test::integer(1, 4));
   RC_CLASSIFY(removed.empty(), "nothing removed");
-  RC_CLASSIFY(static_cast<int64_t>(removed.size()) == entries - 1, "one left");
+  RC_CLASSIFY(std::ssize(removed) == entries - 1, "one left");
   const Numbers change = removal_change(logits, values, removed);
   const auto expected = oracle::removal({logits.begin(), logits.end()}, values, removed);
   for (size_t c = 0; c < change.size(); ++c) RC_ASSERT(bool(near(change[c], expected[c])));
@@ -122,24 +122,24 @@ RC_GTEST_PROP(RemovalChangeProperty, IsDeletionForSetsOfAnySize, ()) {
 // The printed form (1 / (1 - A_E)) sum_E A_j (o - v_j), where it does not cancel.
 RC_GTEST_PROP(RemovalChangeProperty, IsThePrintedForm, ()) {
   const Numbers logits = numbers(*test::dyadics(2, 10, 2));
-  const auto entries = static_cast<int64_t>(logits.size());
+  const auto entries = std::ssize(logits);
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const Positions removed = random.subset(entries, *test::integer(1, entries - 1));
   const Matrix values = random.matrix(entries, 2);
   const oracle::Reals weights = oracle::exact_weights({logits.begin(), logits.end()});
   oracle::Real left = 1, output[2];
-  for (const int64_t j : removed) left -= weights[static_cast<size_t>(j)];
+  for (const int64_t j : removed) left -= weights[j];
   for (int64_t j = 0; j < entries; ++j) {
-    for (int64_t c = 0; c < 2; ++c) output[c] += weights[static_cast<size_t>(j)] * values(j, c);
+    for (int64_t c = 0; c < 2; ++c) output[c] += weights[j] * values(j, c);
   }
   const Numbers change = removal_change(logits, values, removed);
   for (int64_t c = 0; c < 2; ++c) {
     Measured expected;
     for (const int64_t j : removed) {
-      const oracle::Real term = weights[static_cast<size_t>(j)] * (output[c] - values(j, c)) / left;
+      const oracle::Real term = weights[j] * (output[c] - values(j, c)) / left;
       expected += {term, abs(term)};
     }
-    RC_ASSERT(bool(near(change[static_cast<size_t>(c)], expected)));
+    RC_ASSERT(bool(near(change[c], expected)));
   }
 }
 

@@ -21,8 +21,7 @@ using Indices = std::vector<int64_t>;
 Indices ranked_by_sorting(const std::vector<double>& scores) {
   Indices order(scores.size());
   std::iota(order.begin(), order.end(), int64_t{0});
-  std::ranges::stable_sort(order, std::ranges::greater(),
-                           [&](int64_t i) { return scores[static_cast<size_t>(i)]; });
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](int64_t i) { return scores[i]; });
   return order;
 }
 
@@ -67,11 +66,11 @@ TEST(RankTop, NamesWhatItRefuses) {
 
 RC_GTEST_PROP(RankTopProperty, AgreesWithAFullStableSort, ()) {
   const std::vector<double> scores = numbers(*test::dyadics(0, 60, 4));
-  const int64_t k = *test::integer(0, static_cast<int64_t>(scores.size()));
+  const int64_t k = *test::integer(0, std::ssize(scores));
   const auto tied = static_cast<size_t>(std::ranges::count(scores, scores.empty() ? 0 : scores.front()));
   RC_CLASSIFY(tied > 1, "ties");
   Indices expected = ranked_by_sorting(scores);
-  expected.resize(static_cast<size_t>(k));
+  expected.resize(k);
   RC_ASSERT(rank_top(scores, k) == expected);
   std::ranges::sort(expected);
   RC_ASSERT(select_top(scores, k) == expected);
@@ -85,20 +84,20 @@ RC_GTEST_PROP(SelectTopProperty, FollowsAPermutationOfTheEntries, ()) {
   std::iota(places.begin(), places.end(), int64_t{0});
   test::Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   for (size_t i = places.size(); i > 1; --i) {
-    std::swap(places[i - 1], places[static_cast<size_t>(random.index(static_cast<int64_t>(i)))]);
+    std::swap(places[i - 1], places[random.index(static_cast<int64_t>(i))]);
   }
   std::vector<double> permuted;
-  for (const int64_t place : places) permuted.push_back(scores[static_cast<size_t>(place)]);
-  const int64_t k = *test::integer(0, static_cast<int64_t>(scores.size()));
+  for (const int64_t place : places) permuted.push_back(scores[place]);
+  const int64_t k = *test::integer(0, std::ssize(scores));
   Indices original = rank_top(scores, k), back;
-  for (const int64_t i : rank_top(permuted, k)) back.push_back(places[static_cast<size_t>(i)]);
+  for (const int64_t i : rank_top(permuted, k)) back.push_back(places[i]);
   std::vector<double> sorted = scores;
   std::ranges::sort(sorted);
   const bool distinct = std::ranges::adjacent_find(sorted) == sorted.end();
   RC_CLASSIFY(distinct, "distinct scores");
   if (distinct) RC_ASSERT(back == original);
   for (size_t i = 0; i < back.size(); ++i) {
-    RC_ASSERT(scores[static_cast<size_t>(back[i])] == scores[static_cast<size_t>(original[i])]);
+    RC_ASSERT(scores[back[i]] == scores[original[i]]);
   }
 }
 

@@ -123,8 +123,8 @@ TEST(WindowAttention, IsTheMeanOfWhatVisitorsSeeForAnyNumberOfHeads) {
   for (const int64_t g : {0, 1}) {
     visit_window_attention(layer.view(), g, 40, [&](int64_t query_head, VectorView weights) {
       ASSERT_EQ(query_head / 6, g);
-      ++queries[static_cast<size_t>(query_head)];
-      for (int64_t j = 0; j < 90; ++j) sum(query_head, j) += weights[static_cast<size_t>(j)];
+      ++queries[query_head];
+      for (int64_t j = 0; j < 90; ++j) sum(query_head, j) += weights[j];
     });
   }
   EXPECT_EQ(queries, std::vector<int64_t>(12, 40));
@@ -196,7 +196,7 @@ TEST(SnapKvOracle, IsMetWithinTheDerivedBounds) {
 RC_GTEST_PROP(MaxPoolProperty, IsTheLargestWithinReachAndNoLessThanTheScore, ()) {
   const std::vector<double> scores = numbers(*test::dyadics(1, 30, 8));
   const int64_t width = 2 * *test::integer(0, 20) + 1;
-  Matrix row(1, static_cast<int64_t>(scores.size()));
+  Matrix row(1, std::ssize(scores));
   std::ranges::copy(scores, row.row(0).begin());
   const Matrix pooled = max_pool(row, width);
   for (int64_t j = 0; j < row.cols(); ++j) {

@@ -15,7 +15,7 @@ namespace kvbound::reference::streaming_llm_test {
 namespace {
 
 using namespace test;
-using Left = std::vector<Positions>;
+using Evictions = std::vector<Positions>;
 
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
@@ -53,14 +53,15 @@ TEST(StreamingLlm, ScoresNothing) {
 TEST(StreamingLlm, LetsTheOldestThatIsNoSinkGo) {
   // Whatever is paid: the heaviest leaves in its turn.
   const PowerLayer layer({1, 1, 1e3, 1, 1, 1, 1, 1}, std::vector<double>(8, 0), {{1, 1, 1, 1, 1}}, 4);
-  EXPECT_EQ(left(layer, streaming_llm(1), 3), (Left{{2}, {3}, {4}, {5}}));
-  EXPECT_EQ(left(layer, streaming_llm(0), 1), (Left{{3}, {4}, {5}, {6}})) << "the newest alone";
-  EXPECT_EQ(left(layer, streaming_llm(1), 4), (Left{{1}, {2}, {3}, {4}})) << "all of the prompt at first";
+  EXPECT_EQ(evictions(layer, streaming_llm(1), 3), (Evictions{{2}, {3}, {4}, {5}}));
+  EXPECT_EQ(evictions(layer, streaming_llm(0), 1), (Evictions{{3}, {4}, {5}, {6}})) << "the newest alone";
+  EXPECT_EQ(evictions(layer, streaming_llm(1), 4), (Evictions{{1}, {2}, {3}, {4}}))
+      << "all of the prompt at first";
 }
 
 TEST(StreamingLlm, OfSinksAloneLetsTheNewEntryGoAtOnce) {
   const PowerLayer layer({1, 1, 1, 1, 1}, {1, 2, 3, 6, 9}, {{0, 0, 0}}, 3);
-  EXPECT_EQ(left(layer, streaming_llm(2), 2), (Left{{3}, {4}}));
+  EXPECT_EQ(evictions(layer, streaming_llm(2), 2), (Evictions{{3}, {4}}));
   // But its own query sees it: (1 + 2 + 6) / 3, then (1 + 2 + 9) / 3.
   const auto session = make_session();
   session->compress(layer.view(), streaming_llm(2), Positions{2});
@@ -82,13 +83,13 @@ TEST(StreamingLlm, NamesABudgetBelowItsSinks) {
 RC_GTEST_PROP(StreamingLlmProperty, KeepsAtEveryStepWhatItWouldKeepOfALongerPrompt, ()) {
   const int64_t tokens = *test::integer(1, 12), steps = *test::integer(1, 12);
   const int64_t budget = *test::integer(1, tokens), sinks = *test::integer(0, budget);
-  const std::vector<double> ones(static_cast<size_t>(tokens + steps), 1);
-  const PowerLayer layer(ones, ones, {std::vector<double>(static_cast<size_t>(steps), 1)}, tokens);
+  const std::vector<double> ones(tokens + steps, 1);
+  const PowerLayer layer(ones, ones, {std::vector<double>(steps, 1)}, tokens);
   Positions cached = sinks_and_newest(tokens, sinks, budget);
-  const Left gone = left(layer, streaming_llm(sinks), budget);
+  const Evictions gone = evictions(layer, streaming_llm(sinks), budget);
   for (int64_t t = 0; t < steps; ++t) {
     cached.push_back(tokens + t);
-    std::erase(cached, gone[static_cast<size_t>(t)][0]);
+    std::erase(cached, gone[t][0]);
     RC_ASSERT(cached == sinks_and_newest(tokens + t + 1, sinks, budget));
   }
 }

@@ -32,7 +32,7 @@ struct Head {
     for (int64_t i = 0; i + 1 < weights.cols(); ++i) candidates.push_back(i);
   }
   ThetaSweepInput input(std::vector<Positions> rivals = {}) const {
-    const auto scores = weights.view().middle_cols(0, static_cast<int64_t>(candidates.size()));
+    const auto scores = weights.view().middle_cols(0, std::ssize(candidates));
     return {weights, norms, scores, candidates, always, std::move(rivals)};
   }
 
@@ -150,16 +150,16 @@ TEST(ThetaSweepOracle, IsNeverWorseThanItsRivals) {
   for (uint64_t seed = 0; seed < 150; ++seed) {
     Random random(seed);
     const Head head = random_head(random, 1 + random.index(4), 4 + random.index(20));
-    const auto candidates = static_cast<int64_t>(head.candidates.size());
+    const auto candidates = std::ssize(head.candidates);
     const int64_t k = random.index(candidates + 1);
     const Matrix score = group_mean(head.weights, head.weights.rows());
     const auto stage_two = stage_two_scores(head.weights, head.norms, 1e-4, GqaProduct::mean_of_products);
-    const auto row = score.row(0).first(static_cast<size_t>(candidates));
-    const auto two = VectorView(stage_two).first(static_cast<size_t>(candidates));
+    const auto row = score.row(0).first(candidates);
+    const auto two = VectorView(stage_two).first(candidates);
     const std::vector<Positions> rivals{select_top(row, k), select_critical(row, two, k, k / 2).selected,
                                         random.subset(candidates, k)};
     const Positions selected = select_theta_sweep(head.input(rivals), k);
-    ASSERT_EQ(static_cast<int64_t>(selected.size()), k);
+    ASSERT_EQ(std::ssize(selected), k);
     const Bounded bound = total_bound(head, selected);
     bool better = true;
     for (const Positions& rival : rivals) {
@@ -187,9 +187,8 @@ std::vector<Positions> swept_selections(const Head& head, int64_t k) {
       }
     }
     Positions ranked = head.candidates;
-    std::ranges::stable_sort(ranked, std::ranges::greater(),
-                             [&](int64_t i) { return scores[static_cast<size_t>(i)]; });
-    ranked.resize(static_cast<size_t>(k));
+    std::ranges::stable_sort(ranked, std::ranges::greater(), [&](int64_t i) { return scores[i]; });
+    ranked.resize(k);
     std::ranges::sort(ranked);
     selections.push_back(ranked);
   }
@@ -212,7 +211,7 @@ TEST(ThetaSweepOracle, TakesTheLeastBoundOfAllItsSelections) {
     const std::vector<Positions> choices = swept_selections(head, k);
     const auto chosen = std::ranges::find(choices, selected);
     ASSERT_NE(chosen, choices.end()) << "seed " << seed;
-    ++times_best[static_cast<size_t>(chosen - choices.begin())];
+    ++times_best[chosen - choices.begin()];
     for (const Positions& choice : choices) {
       const Bounded other = total_bound(head, choice);
       EXPECT_LE(bound.value - bound.bound, other.value + other.bound) << "seed " << seed;

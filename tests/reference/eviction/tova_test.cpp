@@ -16,7 +16,7 @@ namespace kvbound::reference::tova_test {
 namespace {
 
 using namespace test;
-using Left = std::vector<Positions>;
+using Evictions = std::vector<Positions>;
 
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
@@ -69,41 +69,41 @@ TEST(Tova, KeepsSinksAndWhomTheLastQueryHeedsMost) {
 TEST(Tova, ForgetsWhatEarlierQueriesPaid) {
   // Step 0 pays (4, 1, 2, 8)/15: 1 leaves. Step 1 turns it round, (1/4, 1/2, 1/8, 1): 3 leaves, which was paid most.
   const PowerLayer layer({4, 1, 2, 8, 1}, {0, 0, 0, 0, 0}, {{1, 1, -1}}, 3);
-  EXPECT_EQ(left(layer, tova(0), 3), (Left{{1}, {3}}));
+  EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{1}, {3}}));
 }
 
 TEST(Tova, LetsTheNewEntryGoAtOnceIfItIsHeededLeast) {
   const PowerLayer layer({4, 2, 1, 8}, {0, 0, 0, 0}, {{1, 1, 1}}, 2);
-  EXPECT_EQ(left(layer, tova(0), 2), (Left{{2}, {1}}));
+  EXPECT_EQ(evictions(layer, tova(0), 2), (Evictions{{2}, {1}}));
 }
 
 TEST(Tova, NeverLetsSinksGo) {
   const PowerLayer layer({1, 2, 8, 4, 3}, std::vector<double>(5, 0), {{1, 1, 1}}, 3);
-  EXPECT_EQ(left(layer, tova(2), 3), (Left{{3}, {4}}));
-  EXPECT_EQ(left(layer, tova(3), 3), (Left{{3}, {4}})) << "only the new one may go";
-  EXPECT_EQ(left(layer, tova(0), 3), (Left{{0}, {1}}));
+  EXPECT_EQ(evictions(layer, tova(2), 3), (Evictions{{3}, {4}}));
+  EXPECT_EQ(evictions(layer, tova(3), 3), (Evictions{{3}, {4}})) << "only the new one may go";
+  EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{0}, {1}}));
 }
 
 TEST(Tova, OfTiesLetsTheLargerPositionGoWhereverItLies) {
   // 0 leaves first, and 4 takes its place in memory. Then 1, 2, 3 and 4 tie.
   const PowerLayer layer({0.5, 1, 1, 1, 1, 2}, std::vector<double>(6, 0), {{1, 1, 1}}, 4);
-  EXPECT_EQ(left(layer, tova(0), 4), (Left{{0}, {4}}));
+  EXPECT_EQ(evictions(layer, tova(0), 4), (Evictions{{0}, {4}}));
   // All the same: the newest goes.
   const PowerLayer tied({1, 1, 1, 1, 1}, std::vector<double>(5, 0), {{0, 3, -2}}, 3);
-  EXPECT_EQ(left(tied, tova(0), 3), (Left{{3}, {4}}));
+  EXPECT_EQ(evictions(tied, tova(0), 3), (Evictions{{3}, {4}}));
 }
 
 TEST(Tova, TakesTheMeanOverTheGroupsQueryHeads) {
   // Heads 0 and 1 pay (4, 1, 2, 1)/8 and the inverse (1, 4, 2, 4)/11: the sums put 2 last, whom no head puts last.
   const PowerLayer layer({4, 1, 2, 1}, {0, 0, 0, 0}, {{1, 1}, {-1, -1}}, 3);
-  EXPECT_EQ(left(layer, tova(0), 3), (Left{{2}}));
+  EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{2}}));
 }
 
 TEST(Tova, ByValueCountsHowLargeItIs) {
   // Weights (1, 2, 4, 8)/15 of values 8, 1, 1, 2: products 8, 2, 4, 16.
   const PowerLayer layer({1, 2, 4, 8}, {8, 1, 1, 2}, {{1, 1}}, 3);
-  EXPECT_EQ(left(layer, Policy{Tova{0}, ObcacheValue(), {}, {}, {}}, 3), (Left{{1}}));
-  EXPECT_EQ(left(layer, tova(0), 3), (Left{{0}}));
+  EXPECT_EQ(evictions(layer, Policy{Tova{0}, ObcacheValue(), {}, {}, {}}, 3), (Evictions{{1}}));
+  EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{0}}));
 }
 
 TEST(Tova, NamesABudgetBelowItsSinks) {

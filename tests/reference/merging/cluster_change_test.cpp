@@ -39,11 +39,11 @@ CacheEntries without(const CacheEntries& cache, const std::vector<int64_t>& gone
 CacheEntries merged(const CacheEntries& cache, MatrixView queries, const KeyRule& rule) {
   const Matrix logits = attention_logits(queries, cache.keys, 1);
   ClusterMembers members;
-  members.log_scores = Matrix(queries.rows, static_cast<int64_t>(kMembers.size()));
+  members.log_scores = Matrix(queries.rows, std::ssize(kMembers));
   for (size_t j = 0; j < kMembers.size(); ++j) {
     members.keys.append_row(cache.keys.row(kMembers[j]));
     members.values.append_row(cache.values.row(kMembers[j]));
-    members.votes.push_back(cache.votes[static_cast<size_t>(kMembers[j])]);
+    members.votes.push_back(cache.votes[kMembers[j]]);
     for (int64_t h = 0; h < queries.rows; ++h) members.log_scores.row(h)[j] = logits(h, kMembers[j]);
   }
   const std::vector<double> denominators =
@@ -51,7 +51,7 @@ CacheEntries merged(const CacheEntries& cache, MatrixView queries, const KeyRule
   const MergedEntry entry = merge_cluster(MergeQueries(rule, queries, 1, denominators), members);
   CacheEntries after = without(cache, kCluster.from);
   const int64_t row = after.find(kCluster.into);
-  after.votes[static_cast<size_t>(row)] = entry.votes;
+  after.votes[row] = entry.votes;
   std::ranges::copy(entry.key, after.keys.row(row).begin());
   std::ranges::copy(entry.value, after.values.row(row).begin());
   return after;

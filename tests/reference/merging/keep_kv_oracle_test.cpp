@@ -73,8 +73,7 @@ void make_queries(Regime regime, Random& random, Matrix& queries) {
     for (int64_t c = 0; c < queries.cols(); ++c)
       queries(h, c) = factor * queries(0, c) + apart * random.normal();
   }
-  if (regime == Regime::zero_query)
-    set_row(queries, random.index(queries.rows()), Numbers(static_cast<size_t>(queries.cols())));
+  if (regime == Regime::zero_query) set_row(queries, random.index(queries.rows()), Numbers(queries.cols()));
   if (regime != Regime::tiny_queries) return;
   for (int64_t h = 0; h < queries.rows(); ++h) {
     for (double& number : queries.row(h)) number *= 1e-200;
@@ -120,7 +119,7 @@ Case draw(Regime regime, Random& random) {
       set_row(drawn.members.values, j, drawn.members.values.row(0));
     }
     if (regime == Regime::zero_keys && random.index(2) == 0) {
-      set_row(drawn.members.keys, j, Numbers(static_cast<size_t>(head_dim)));
+      set_row(drawn.members.keys, j, Numbers(head_dim));
     }
   }
   make_queries(regime, random, drawn.queries);

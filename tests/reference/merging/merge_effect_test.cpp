@@ -26,10 +26,8 @@ struct Case {
     for (const auto& [row, members] : {std::pair{1, 2}, {4, 3}}) {
       MergedCluster& cluster = clusters.emplace_back();
       cluster.row = row;
-      cluster.members = {random.matrix(members, 6),
-                         random.matrix(members, 6),
-                         std::vector<double>(static_cast<size_t>(members), 2),
-                         {}};
+      cluster.members = {
+          random.matrix(members, 6), random.matrix(members, 6), std::vector<double>(members, 2), {}};
     }
   }
 
@@ -39,13 +37,11 @@ struct Case {
       entries.append(entries.entries(), votes, key, value);
     };
     for (int64_t j = 0; j < 9; ++j) {
-      if (j != 1 && j != 4)
-        append(cache.votes[static_cast<size_t>(j)], cache.keys.row(j), cache.values.row(j));
+      if (j != 1 && j != 4) append(cache.votes[j], cache.keys.row(j), cache.values.row(j));
     }
     for (const MergedCluster& cluster : clusters) {
       for (int64_t j = 0; j < cluster.members.keys.rows(); ++j) {
-        append(cluster.members.votes[static_cast<size_t>(j)], cluster.members.keys.row(j),
-               cluster.members.values.row(j));
+        append(cluster.members.votes[j], cluster.members.keys.row(j), cluster.members.values.row(j));
       }
     }
     return entries;
@@ -75,8 +71,7 @@ void expect_difference_of_outputs(const Case& given) {
     for (size_t c = 0; c < 6; ++c) {
       const oracle::Bounded& o = before.output[i][c];
       const oracle::Bounded& o_now = now.output[i][c];
-      EXPECT_TRUE(oracle::within(effect.change(row, static_cast<int64_t>(c)),
-                                 {o.value - o_now.value, o.bound + o_now.bound}));
+      EXPECT_TRUE(oracle::within(effect.change(row, c), {o.value - o_now.value, o.bound + o_now.bound}));
     }
     EXPECT_TRUE(oracle::within(effect.log_sum_exp[i], before.log_sum_exp[i]));
     // Weights follow from logits and log-sum-exps: a hundred roundings of a double cover both.

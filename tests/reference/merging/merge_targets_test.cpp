@@ -254,7 +254,7 @@ RC_GTEST_PROP(MergeFirstProperty, MeetsItsDefinition, ()) {
   const IntegerKeys keys = drawn_keys(random, first + candidates + last);
   Numbers scores;  // dyadic: their sums are exact
   for (int64_t i = 0; i < candidates; ++i) scores.push_back(static_cast<double>(1 + random.index(8)) / 8);
-  const auto score = [&](int64_t i) { return scores[static_cast<size_t>(i - first)]; };
+  const auto score = [&](int64_t i) { return scores[i - first]; };
 
   std::map<int64_t, int64_t> root;
   std::map<int64_t, double> sums;
@@ -287,7 +287,7 @@ RC_GTEST_PROP(MergeFirstProperty, MeetsItsDefinition, ()) {
   std::ranges::sort(kept);
 
   RC_CLASSIFY(!expected.empty(), "some merge");
-  RC_CLASSIFY(static_cast<int64_t>(sums.size()) < k, "fewer roots than places");
+  RC_CLASSIFY(std::ssize(sums) < k, "fewer roots than places");
   const MergeTargets targets = merge_first(keys.keys, first, scores, always_kept, k, target);
   RC_ASSERT(targets.kept == kept);
   RC_ASSERT(members(targets) == expected);

@@ -61,7 +61,7 @@ TEST(MergedCache, OfAPolicyThatDoesNotMergeHasTheLayersEntries) {
   PromptRecord prompt;
   prompt.kept = {{1, 3}};
   StepRecord step;
-  step.left = {3};
+  step.evicted = {3};
   MergedCache cache(layer.keys, layer.values, 5, 0, prompt);
   EXPECT_FALSE(cache.prompt_merge());
   EXPECT_FALSE(cache.enter(step));
@@ -75,7 +75,7 @@ TEST(MergedCache, FollowsMergesWhileDecoding) {
   const PromptRecord prompt = prompt_record();
   MergedCache cache(layer.keys, layer.values, 5, 1, prompt);
   StepRecord merging;
-  merging.left = {-1, 4};
+  merging.evicted = {-1, 4};
   merging.merged_into = {-2, 0};
   merging.merges = {HeadMerge(), head_merge({{0, {4}, {}}}, {0}, {4},
                                             {
@@ -94,14 +94,14 @@ TEST(MergedCache, LeavesOutWhoIsDropped) {
   const PromptRecord prompt = prompt_record();
   MergedCache cache(layer.keys, layer.values, 5, 1, prompt);
   StepRecord dropping;
-  dropping.left = {-1, 0};
+  dropping.evicted = {-1, 0};
   dropping.merged_into = {-2, -1};
   dropping.merges.resize(2);
   cache.enter(dropping);
   EXPECT_FALSE(cache.evict(dropping)) << "nothing merged";
   expect_entries(cache.entries(), {4, 5}, {1, 1}, {4, 5}, {104, 105});
   StepRecord nobody;
-  nobody.left = {-1, -1};
+  nobody.evicted = {-1, -1};
   nobody.merged_into = {-2, -2};
   cache.enter(nobody);
   EXPECT_FALSE(cache.evict(nobody));
@@ -113,12 +113,12 @@ TEST(MergedCache, IsAnotherAfterARebuild) {
   const PromptRecord prompt = prompt_record();
   MergedCache cache(layer.keys, layer.values, 5, 1, prompt);
   StepRecord plain;
-  plain.left = {-1, 0};
+  plain.evicted = {-1, 0};
   plain.merges.resize(2);
   cache.enter(plain);
   cache.evict(plain);
   StepRecord rebuilding;
-  rebuilding.left = {-1, -1};
+  rebuilding.evicted = {-1, -1};
   rebuilding.rebuilt = true;
   rebuilding.merges = {HeadMerge(),
                        head_merge({{2, {0}, {}}, {6, {1, 5}, {}}}, {2, 6}, {2, 3}, {1, 4}, {101, 104})};
@@ -141,7 +141,7 @@ TEST(MergedCache, SpreadsOneValueOverSeveralEntries) {
   MergedCache cache(layer.keys, layer.values, 5, 0, prompt);
   EXPECT_FALSE(cache.prompt_merge());
   StepRecord spreading;
-  spreading.left = {0};
+  spreading.evicted = {0};
   spreading.merged_into = {2};
   spreading.merges = {head_merge({{2, {0}, {}}}, {2, 4, 5}, {1, 1, 1}, {2, 4, 5}, {135, 137, 138})};
   cache.enter(spreading);
@@ -198,11 +198,11 @@ std::string step_error(const StepRecord& step) {
 
 TEST(MergedCache, RefusesAStepThatNamesAPositionWhichIsNotThere) {
   StepRecord step;
-  step.left = {-1, 3};
+  step.evicted = {-1, 3};
   EXPECT_EQ(step_error(step), "position 3 is in no entry of the cache") << "it merged at the prompt's end";
-  step.left = {-1};
+  step.evicted = {-1};
   EXPECT_EQ(step_error(step), "evictions of 1 KV heads are recorded, but not of KV head 1");
-  step.left = {-1, 4};
+  step.evicted = {-1, 4};
   step.merges = {HeadMerge(), head_merge({{2, {4}, {}}}, {0}, {4}, {2}, {102})};
   EXPECT_EQ(step_error(step), "no error") << "the group is looked up by who asks for its members";
   step.merges[1] = head_merge({{0, {3}, {}}}, {0}, {4}, {2}, {102});

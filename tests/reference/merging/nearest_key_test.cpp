@@ -42,7 +42,7 @@ std::vector<NearestKey> one_by_one(MatrixView leaving, MatrixView staying) {
     cache.append_row(leaving.row(i));
     positions.push_back(-1);
     NearestKey nearest = nearest_key(staying.rows, cache, key_norms(cache), positions);
-    if (nearest.index >= 0) nearest.index = positions[static_cast<size_t>(nearest.index)];
+    if (nearest.index >= 0) nearest.index = positions[nearest.index];
     result.push_back(nearest);
   }
   return result;
@@ -74,9 +74,9 @@ TEST(NearestKeys, TakeTheSmallerIndexOfEqualsInOtherBlocks) {
   for (int64_t j = 0; j < 1000; ++j) many.append_row(few.row(j % 37));
   const std::vector<NearestKey> nearest = nearest_keys(many, many);
   for (int64_t i = 0; i < 1000; ++i) {
-    const NearestKey& key = nearest[static_cast<size_t>(i)];
+    const NearestKey& key = nearest[i];
     EXPECT_EQ(key.index, i % 37) << i;
-    EXPECT_EQ(key.cosine, nearest[static_cast<size_t>(i % 37)].cosine) << i;
+    EXPECT_EQ(key.cosine, nearest[i % 37].cosine) << i;
   }
 }
 
@@ -172,8 +172,8 @@ TEST(NearestKeysOracle, AreTheNearestWithinTheirBounds) {
       const oracle::Row own = direction(leaving.row(i));
       oracle::Row expected;
       for (const oracle::Row& other : directions) expected.push_back(oracle::dot(own, other));
-      for (const NearestKey& nearest : {all[static_cast<size_t>(i)], single[static_cast<size_t>(i)]}) {
-        const Bounded& found = expected[static_cast<size_t>(nearest.index)];
+      for (const NearestKey& nearest : {all[i], single[i]}) {
+        const Bounded& found = expected[nearest.index];
         EXPECT_TRUE(oracle::within(nearest.cosine, found)) << head_dim << " " << i;
         for (const Bounded& other : expected) {
           EXPECT_LE(other.value - other.bound, found.value + found.bound) << head_dim << " " << i;
@@ -224,14 +224,14 @@ TEST(NearestBetterKeys, AreTheNearestOfThoseKeysAlone) {
     Matrix better(0, 6);
     std::vector<int64_t> positions;
     for (int64_t j = 0; j < 400; ++j) {
-      if (scores[static_cast<size_t>(j)] <= scores[static_cast<size_t>(i)]) continue;
+      if (scores[j] <= scores[i]) continue;
       better.append_row(keys.row(j));
       positions.push_back(j);
     }
     const NearestKey expected =
         better.rows() == 0 ? NearestKey{} : nearest_keys(keys.view().middle_rows(i, 1), better)[0];
-    const NearestKey& found = nearest[static_cast<size_t>(i)];
-    EXPECT_EQ(found.index, expected.index < 0 ? -1 : positions[static_cast<size_t>(expected.index)]) << i;
+    const NearestKey& found = nearest[i];
+    EXPECT_EQ(found.index, expected.index < 0 ? -1 : positions[expected.index]) << i;
     EXPECT_EQ(found.cosine, expected.cosine) << i;
   }
 }

@@ -147,7 +147,7 @@ TEST(ScoreEma, NamesWhatDoesNotFit) {
 // logarithms: 4 of tokens ln a, the exponential and the difference, 2 of each logarithm, 1 of each of the sums.
 Bounded log_ema(const oracle::Row& log_scores, const PredictedScores& prediction, int64_t tokens) {
   const Real a = prediction.ema, u = oracle::unit_roundoff();
-  const auto queries = static_cast<int64_t>(log_scores.size());
+  const auto queries = std::ssize(log_scores);
   Real largest = log_scores[0].value, least = largest, carried = 0;
   for (const Bounded& score : log_scores) {
     largest = std::max(largest, score.value);
@@ -295,9 +295,9 @@ oracle::Row log_scores_of(const LayerView& layer, int64_t head, int64_t entry, S
   for (int64_t i = 0; i < layer.window_queries(); ++i) {
     const int64_t position = layer.prompt_tokens() - layer.window_queries() + i;
     if (position < entry) continue;
-    const oracle::Row& all = logits[static_cast<size_t>(i)];
+    const oracle::Row& all = logits[i];
     const oracle::Row seen(all.begin(), all.begin() + position + 1);
-    const Bounded& logit = seen[static_cast<size_t>(entry)];
+    const Bounded& logit = seen[entry];
     scores.push_back(kind == ScoreKind::raw ? logit : logit - oracle::log_sum_exp(seen));
   }
   return scores;

@@ -99,7 +99,7 @@ TEST(Multiply, TakesOneThreadHoweverManyOpenMpHas) {
 }
 
 Matrix repeated(VectorView row, int64_t rows) {
-  Matrix matrix(rows, static_cast<int64_t>(row.size()));
+  Matrix matrix(rows, std::ssize(row));
   for (int64_t i = 0; i < rows; ++i) std::ranges::copy(row, matrix.row(i).begin());
   return matrix;
 }

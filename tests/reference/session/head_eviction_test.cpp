@@ -25,7 +25,7 @@ namespace {
 using namespace test;
 using oracle::Real;
 using oracle::Reals;
-using Left = std::vector<Positions>;
+using Evictions = std::vector<Positions>;
 
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
@@ -44,45 +44,46 @@ TEST(CriticalInDecoding, LetsTheLeastByStageTwoGoOutsideStageOne) {
   // Paid (8, 4, 2, 1, 1)/16 with norms (1, 1, 8, 32, 2): products 8, 4, 16, 32, 2 - of all, 4 is least. Of k = 4 entries
   // stage one protects floor(4 alpha) by attention, 0 first.
   const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 8, 32, 2}, {{1, 1}}, 4);
-  EXPECT_EQ(left(layer, critical(Tova{0}, Decimal{5, 1}), 4), (Left{{4}}));
+  EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{5, 1}), 4), (Evictions{{4}}));
   // Norms (1, 1, 8, 32, 6): product 6 of 4 is more than 4 of 1, which stage one protects if it has two places.
   const PowerLayer other({8, 4, 2, 1, 1}, {1, 1, 8, 32, 6}, {{1, 1}}, 4);
-  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{5, 1}), 4), (Left{{4}}));
-  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{49, 2}), 4), (Left{{1}})) << "floor(1.96) is 1";
-  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{0, 0}), 4), (Left{{1}})) << "no stage one";
-  EXPECT_EQ(left(other, critical(Tova{0}, Decimal{1, 0}), 4), (Left{{4}}))
+  EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{5, 1}), 4), (Evictions{{4}}));
+  EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{49, 2}), 4), (Evictions{{1}})) << "floor(1.96) is 1";
+  EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{0, 0}), 4), (Evictions{{1}})) << "no stage one";
+  EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{1, 0}), 4), (Evictions{{4}}))
       << "stage one is all but one: 3 and 4 tie";
   // k = 3 beside a sink: floor(0.75) protects nobody, where floor(1) would protect 1.
-  EXPECT_EQ(left(other, critical(Tova{1}, Decimal{25, 2}), 4), (Left{{1}}));
+  EXPECT_EQ(evictions(other, critical(Tova{1}, Decimal{25, 2}), 4), (Evictions{{1}}));
 }
 
 TEST(CriticalInDecoding, AddsEpsilonToTheScore) {
   // Attention (4, 2, 1, 1)/8, norms (1, 1, 2, 5): products 4, 2, 2, 5 of 8. With epsilon 1: 12, 10, 18, 45 of 8.
   const PowerLayer layer({4, 2, 1, 1}, {1, 1, 2, 5}, {{1, 1}}, 3);
-  EXPECT_EQ(left(layer, critical(Tova{0}, Decimal{0, 0}, 1), 3), (Left{{1}}));
-  EXPECT_EQ(left(layer, critical(Tova{0}, Decimal{0, 0}, 0), 3), (Left{{2}}))
+  EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{0, 0}, 1), 3), (Evictions{{1}}));
+  EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{0, 0}, 0), 3), (Evictions{{2}}))
       << "1 and 2 tie: the larger goes";
 }
 
 TEST(CriticalInDecoding, OfH2oWeighsTheRunningSum) {
   // Sums (4, 2, 1)/7, step pays all 1/4: 0.82, 0.54, 0.39, 0.25; norms (1, 1, 4, 8): products 0.82, 0.54, 1.57, 2.
   const PowerLayer layer({4, 2, 1, 1}, {1, 1, 4, 8}, {{1, 0}}, 3);
-  EXPECT_EQ(left(layer, critical(H2o{1, 0, 0}, Decimal{0, 0}), 3), (Left{{1}}));
-  EXPECT_EQ(left(layer, critical(H2o{1, 0, 0}, Decimal{7, 1}), 3), (Left{{2}})) << "0 and 1 are stage one";
+  EXPECT_EQ(evictions(layer, critical(H2o{1, 0, 0}, Decimal{0, 0}), 3), (Evictions{{1}}));
+  EXPECT_EQ(evictions(layer, critical(H2o{1, 0, 0}, Decimal{7, 1}), 3), (Evictions{{2}}))
+      << "0 and 1 are stage one";
 }
 
 TEST(CriticalInDecoding, AdaptsStageOneToTheStepsQuery) {
   // Paid (8, 4, 2, 1, 1)/16: 0 alone holds 1/2, which is not more; with 1 it is. 2 has product 1, 3 and 4 have 32.
   const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 0.5, 32, 32}, {{1, 1}}, 4);
-  EXPECT_EQ(left(layer, critical(Tova{0}, {}), 4), (Left{{2}}));
+  EXPECT_EQ(evictions(layer, critical(Tova{0}, {}), 4), (Evictions{{2}}));
   // As (9, 4, 2, 1, 1)/17, 0 is enough: then 1 is out, with product 1 of norm 1/4 less than 2's.
   const PowerLayer lighter({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 32}, {{1, 1}}, 4);
-  EXPECT_EQ(left(lighter, critical(Tova{0}, {}), 4), (Left{{1}}));
+  EXPECT_EQ(evictions(lighter, critical(Tova{0}, {}), 4), (Evictions{{1}}));
   // The sink counts: with 0 always kept nobody else is needed.
-  EXPECT_EQ(left(lighter, critical(Tova{1}, {}), 4), (Left{{1}}));
+  EXPECT_EQ(evictions(lighter, critical(Tova{1}, {}), 4), (Evictions{{1}}));
   // A second head that pays all the same needs 3 of 5: 1 and 2 are safe, and so all of k = 4 but who is fourth.
   const PowerLayer two({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 16}, {{1, 1}, {0, 0}}, 4);
-  EXPECT_EQ(left(two, critical(Tova{0}, {}), 4), (Left{{4}}));
+  EXPECT_EQ(evictions(two, critical(Tova{0}, {}), 4), (Evictions{{4}}));
 }
 
 // ---- every host and score, without any running state
@@ -104,9 +105,9 @@ class Definition {
   }
 
   // What the step's queries pay to the entries that are there.
-  void take_in(int64_t step, const Positions& cached) {
+  void accumulate(int64_t step, const Positions& cached) {
     for (int64_t h = 0; h < heads(); ++h) {
-      auto& paid = paid_[static_cast<size_t>(h)];
+      auto& paid = paid_[h];
       if (rules_.step_update != StepUpdate::accumulate) paid.clear();
       const VectorView query = layer_.step(step).queries.row(head(h));
       add(paid, query, head(h), cached);
@@ -163,7 +164,7 @@ class Definition {
     for (int64_t h = 0; h < heads(); ++h) {
       const MatrixView value = layer_.all_values.slice(g_).middle_rows(j, 1);
       const Real norm = projected_value_norms(value, layer_.view().head_projection(head(h)), options.norm)[0];
-      products += (paid_[static_cast<size_t>(h)].at(j) + options.epsilon) * norm;
+      products += (paid_[h].at(j) + options.epsilon) * norm;
       norms += norm;
     }
     if (options.gqa == GqaProduct::mean_of_products) return products / heads();
@@ -178,7 +179,7 @@ class Definition {
       Real mass = 1;
       for (const int64_t j : ranked) mass -= weight[j];
       int64_t needed = 0;
-      while (needed < k && mass <= 0.5) mass += weight[ranked[static_cast<size_t>(needed++)]];
+      while (needed < k && mass <= 0.5) mass += weight[ranked[needed++]];
       count = std::max(count, needed);
     }
     return count;
@@ -240,15 +241,15 @@ TEST(EvictionOracle, LetsThoseGoWhomTheDefinitionsNameAtEveryStep) {
       std::vector<StepRecord> records;
       for (int64_t t = 0; t < kManySteps; ++t) records.push_back(session->step(layer.step(t)));
       for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-        const auto index = static_cast<size_t>(g);
+        const int64_t index = g;
         Definition definition(layer, policy, g);
         Positions cached = kept[index];
         for (int64_t t = 0; t < kManySteps; ++t) {
           const auto record = static_cast<size_t>(t);
           cached.push_back(layer.tokens + t);
-          definition.take_in(t, cached);
+          definition.accumulate(t, cached);
           const int64_t expected = definition.who_leaves(t, budgets[index], cached);
-          ASSERT_EQ(records[record].left[index], expected) << "step " << t << ", KV head " << g;
+          ASSERT_EQ(records[record].evicted[index], expected) << "step " << t << ", KV head " << g;
           new_at_once.insert(expected == cached.back());
           std::erase(cached, expected);
         }
@@ -277,13 +278,13 @@ TEST(HeadEviction, AnswersAsTheEntriesThatAreLeft) {
           for (int64_t c = 0; c < 3; ++c) {
             oracle::Measured output;
             for (int64_t j = 0; j < values.rows(); ++j) {
-              const Real term = weights[static_cast<size_t>(j)] * values(j, c);
+              const Real term = weights[j] * values(j, c);
               output += {term, abs(term)};
             }
             EXPECT_TRUE(near(record.output(h, c), output)) << "step " << t;
           }
         }
-        std::erase(cached[g], record.left[g]);
+        std::erase(cached[g], record.evicted[g]);
       }
     }
   }
@@ -307,7 +308,7 @@ std::vector<double> everything(kvbound::Session& session, const RandomLayer& lay
   for (int64_t t = 0; t < kManySteps; ++t) {
     const StepRecord step = session.step(layer.step(t));
     add(step.output.numbers());
-    add(step.left);
+    add(step.evicted);
   }
   return numbers;
 }

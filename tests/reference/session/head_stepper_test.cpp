@@ -64,7 +64,7 @@ TEST(HeadStepper, ByItsOwnChoicesIsTheSession) {
       const std::optional<int64_t> own = head.stepper.own_choice();
       ASSERT_TRUE(own) << "one more than the budget";
       const EvictedEntry evicted = head.evict(t, *own);
-      EXPECT_EQ(evicted.position, record.left[0]);
+      EXPECT_EQ(evicted.position, record.evicted[0]);
       if (rules_of(policy.merge).merges) {
         EXPECT_EQ(evicted.merged_into, record.merged_into[0]);
         EXPECT_EQ(evicted.merge.counts.merged, 1);
@@ -82,8 +82,8 @@ TEST(HeadStepper, EvictsWhatItIsTold) {
       head.attend(t);
       const int64_t own = *head.stepper.own_choice();
       const int64_t forced = own == 0 ? 1 : 0;
-      const int64_t position = head.stepper.cache().positions[static_cast<size_t>(forced)];
-      const int64_t kept = head.stepper.cache().positions[static_cast<size_t>(own)];
+      const int64_t position = head.stepper.cache().positions[forced];
+      const int64_t kept = head.stepper.cache().positions[own];
       EXPECT_EQ(head.evict(t, forced).position, position);
       EXPECT_EQ(head.stepper.cache().find(position), -1);
       EXPECT_GE(head.stepper.cache().find(kept), 0);
@@ -97,7 +97,7 @@ TEST(HeadStepper, MergesIntoWhatItIsToldOrDropsTheEntry) {
   head.attend(0);
   const HeadCache& cache = head.stepper.cache();
   const int64_t entry = *head.stepper.own_choice();
-  const int64_t into = cache.positions[static_cast<size_t>(entry == 0 ? 1 : 0)];
+  const int64_t into = cache.positions[entry == 0 ? 1 : 0];
   const std::vector<double> before(cache.values.row(cache.find(into)).begin(),
                                    cache.values.row(cache.find(into)).end());
   const EvictedEntry merged = head.evict(0, entry, into);

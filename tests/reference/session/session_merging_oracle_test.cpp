@@ -105,8 +105,7 @@ Merged merged_by_definition(const Moment& moment, const Merge& merge, const Head
   const Row denominators = log_denominators(moment);
   for (const MergeCluster& cluster : record.clusters) {
     const Rows scores = scores_of(moment, cluster);
-    for (size_t h = 0; h < scores.size(); ++h)
-      expect_within(cluster.log_scores.row(static_cast<int64_t>(h)), scores[h]);
+    for (size_t h = 0; h < scores.size(); ++h) expect_within(cluster.log_scores.row(h), scores[h]);
     clusters[cluster.into] = oracle::merge_cluster(rule_of(merge), moment.queries, moment.scale,
                                                    members_of(moment.before, cluster), scores, denominators);
     result.decided = result.decided && clusters[cluster.into].decided;
@@ -139,7 +138,7 @@ void expect_definition(const Merged& expected, const RecordedCache& actual) {
 
 // The query's exact output over a cache of doubles.
 std::vector<Real> exact_output(VectorView query, const RecordedCache& cache, double scale) {
-  const MatrixView one(query.data(), 1, static_cast<int64_t>(query.size()));
+  const MatrixView one(query.data(), 1, std::ssize(query));
   const auto attention = oracle::attention(one, cache.keys(), cache.values(), scale, cache.votes());
   std::vector<Real> result;
   for (const Bounded& number : attention.output.front()) result.push_back(number.value);
@@ -189,13 +188,12 @@ class Follower {
       const MatrixView queries =
           layer_.all_queries.view().row_of_slices(kRecorded - 1).middle_rows(g * heads, heads);
       judge({whole_cache(layer_, g, kTokens), copied(queries), layer_.view().scale},
-            session_.prompt.merges[static_cast<size_t>(g)], session_.caches[static_cast<size_t>(g)],
-            lossless);
+            session_.prompt.merges[g], session_.caches[g], lossless);
     }
     for (int64_t t = 0; t < kManySteps; ++t) {
       const StepRecord record = session_.step();
       for (int64_t g = 0; g < layer_.shape.kv_heads; ++g) {
-        const auto index = static_cast<size_t>(g);
+        const int64_t index = g;
         SCOPED_TRACE("step " + std::to_string(t) + ", KV head " + std::to_string(g));
         if (record.merges.empty()) continue;
         const Matrix queries = copied(layer_.step(t).queries.middle_rows(g * heads, heads));
@@ -264,7 +262,7 @@ TEST(SessionMergingOracle, IsMetByEveryMergeThatPredictsByTheCurrentQuery) {
     for (const auto& [name, policy, always_kept] :
          merging_policies(current_merges(SimilarTarget{Decimal{3, 1}}))) {
       SCOPED_TRACE(name + ", group of " + std::to_string(group_size));
-      const Positions budgets(static_cast<size_t>(layer.shape.kv_heads), 12);
+      const Positions budgets(layer.shape.kv_heads, 12);
       EXPECT_GT(Follower(layer, policy, budgets).follow(false), 0) << "or nothing was tested";
     }
   }
@@ -300,7 +298,7 @@ TEST(SessionMergingOracle, KeepsEveryOutputWithAPeriodOfOneStep) {
     for (int64_t t = 0; t < kManySteps; ++t) {
       const StepRecord record = session.step();
       for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-        const auto index = static_cast<size_t>(g);
+        const int64_t index = g;
         const Moment moment{whole_cache(layer, g, kTokens + t + 1),
                             copied(layer.step(t).queries.middle_rows(g, 1)), layer.view().scale};
         const Merged merged =
@@ -327,7 +325,7 @@ TEST(SessionMergingOracle, KeepsEveryOutputOfQueriesThatPayAllAlike) {
       const KeepKv method = with_target(keep_kv_by(key, MergeGqa::mean, Prediction::current), kMergeAll);
       for (const auto& [name, policy, always_kept] : merging_policies({{"keepkv", method}})) {
         SCOPED_TRACE(name + ", key " + std::to_string(static_cast<int>(key)));
-        RecordedSession session(layer, policy, Positions(static_cast<size_t>(layer.shape.kv_heads), 12));
+        RecordedSession session(layer, policy, Positions(layer.shape.kv_heads, 12));
         for (int64_t t = 0; t < kManySteps; ++t) {
           const StepRecord record = session.step();
           for (int64_t h = 0; h < kQueryHeads; ++h) {

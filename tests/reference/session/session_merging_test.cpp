@@ -29,7 +29,7 @@ RandomLayer layer_of(int64_t group_size, uint64_t seed) {
 }
 
 Positions equal_budgets(const RandomLayer& layer, int64_t budget) {
-  return Positions(static_cast<size_t>(layer.shape.kv_heads), budget);
+  return Positions(layer.shape.kv_heads, budget);
 }
 
 std::vector<NamedMerge> all_merges(const SimilarTarget& target) {
@@ -51,7 +51,7 @@ class Everything {
   }
   void add(const StepRecord& record) {
     add_all(record.output.numbers());
-    add_all(record.left);
+    add_all(record.evicted);
     add_all(record.merged_into);
     for (const HeadMerge& merge : record.merges) add(merge);
   }
@@ -131,9 +131,9 @@ void expect_eviction(const RandomLayer& layer, const Policy& policy, const Merge
     }
     const StepRecord evicted = expected.step(), merged = actual.step();
     EXPECT_TRUE(std::ranges::equal(merged.output.numbers(), evicted.output.numbers())) << "step " << t;
-    EXPECT_EQ(merged.left, evicted.left);
-    for (size_t g = 0; g < merged.left.size(); ++g) {
-      EXPECT_EQ(merged.merged_into[g], merged.left[g] < 0 ? -2 : -1);
+    EXPECT_EQ(merged.evicted, evicted.evicted);
+    for (size_t g = 0; g < merged.evicted.size(); ++g) {
+      EXPECT_EQ(merged.merged_into[g], merged.evicted[g] < 0 ? -2 : -1);
     }
   }
 }
@@ -216,7 +216,7 @@ TEST(SessionMerging, AnswersByTheCacheThatItsRecordsDescribe) {
         const StepRecord record = session.step();
         const StepView view = layer.step(t);
         for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-          const RecordedCache& cache = session.seen[static_cast<size_t>(g)];
+          const RecordedCache& cache = session.seen[g];
           const auto expected =
               oracle::attention(view.queries.middle_rows(g * group_size, group_size), cache.keys(),
                                 cache.values(), layer.view().scale, cache.votes());
@@ -241,22 +241,22 @@ TEST(SessionMerging, CountsThoseWhoLeaveAndThoseWhoMerge) {
       merged += merge.counts.merged;
       if (std::holds_alternative<Cam>(policy.merge)) return;
       int64_t from = 0;
-      for (const MergeCluster& cluster : merge.clusters) from += static_cast<int64_t>(cluster.from.size());
+      for (const MergeCluster& cluster : merge.clusters) from += std::ssize(cluster.from);
       EXPECT_EQ(merge.counts.merged, from);
-      EXPECT_EQ(merge.counts.clusters, static_cast<int64_t>(merge.clusters.size()));
+      EXPECT_EQ(merge.counts.clusters, std::ssize(merge.clusters));
     };
     for (size_t g = 0; g < 2; ++g) {
       EXPECT_EQ(session.prompt.merges[g].positions, session.prompt.kept[g]);
-      expect_counts(session.prompt.merges[g], kTokens - static_cast<int64_t>(session.prompt.kept[g].size()));
+      expect_counts(session.prompt.merges[g], kTokens - std::ssize(session.prompt.kept[g]));
     }
     for (int64_t t = 0; t < kManySteps; ++t) {
       const StepRecord record = session.step();
-      EXPECT_EQ(record.left.empty(), record.merged_into.empty());
+      EXPECT_EQ(record.evicted.empty(), record.merged_into.empty());
       for (size_t g = 0; g < record.merges.size(); ++g) {
-        const int64_t entries = static_cast<int64_t>(session.seen[g].entries.size());
-        expect_counts(record.merges[g], record.rebuilt        ? kTokens + t + 1 - entries
-                                        : record.left[g] >= 0 ? 1
-                                                              : 0);
+        const int64_t entries = std::ssize(session.seen[g].entries);
+        expect_counts(record.merges[g], record.rebuilt           ? kTokens + t + 1 - entries
+                                        : record.evicted[g] >= 0 ? 1
+                                                                 : 0);
       }
     }
     EXPECT_GT(merged, 0) << "or nothing was tested";
@@ -287,7 +287,7 @@ TEST(SessionMerging, InDecodingSendsWhoLeavesToTheMostSimilarOfTheOthers) {
     for (int64_t t = 0; t < kManySteps; ++t) {
       const StepRecord record = session.step();
       for (size_t g = 0; g < 2; ++g) {
-        const int64_t into = record.merged_into[g], left = record.left[g];
+        const int64_t into = record.merged_into[g], left = record.evicted[g];
         if (left < 0) {
           EXPECT_EQ(into, -2);
           EXPECT_TRUE(record.rebuilt) << "else one is too many";
@@ -371,7 +371,7 @@ void expect_sound(const RandomLayer& layer, const Policy& policy, int64_t budget
     const StepRecord record = session.step();
     for (const double number : record.output.numbers()) ASSERT_TRUE(std::isfinite(number));
     for (const RecordedCache& cache : session.caches) {
-      EXPECT_LE(static_cast<int64_t>(cache.entries.size()), budget + (evicts(policy.host) ? 0 : t + 1));
+      EXPECT_LE(std::ssize(cache.entries), budget + (evicts(policy.host) ? 0 : t + 1));
       for (const auto& [position, entry] : cache.entries) {
         EXPECT_GE(entry.votes, 1);
         for (const double number : entry.key) ASSERT_TRUE(std::isfinite(number)) << position;
@@ -413,7 +413,7 @@ TEST(SessionMerging, LeavesThePromptAloneWhereNobodyLeaves) {
     SCOPED_TRACE(name);
     const RecordedSession session(layer, policy, {kTokens, kTokens});
     for (int64_t g = 0; g < 2; ++g) {
-      const HeadMerge& merge = session.prompt.merges[static_cast<size_t>(g)];
+      const HeadMerge& merge = session.prompt.merges[g];
       EXPECT_EQ(merge.counts.leaving, 0);
       EXPECT_EQ(merge.positions, range(0, kTokens));
       EXPECT_TRUE(std::ranges::equal(merge.keys.numbers(),

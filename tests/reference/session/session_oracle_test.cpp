@@ -52,7 +52,7 @@ struct Expected {
     return result;
   }
   static Rows candidates_of(Rows rows) {
-    for (Row& row : rows) row.resize(static_cast<size_t>(kTokens - kHost.window));
+    for (Row& row : rows) row.resize(kTokens - kHost.window);
     return rows;
   }
   static Rows group(const Rows& rows, int64_t g, int64_t group_size) {
@@ -79,9 +79,8 @@ struct Expected {
 
 // The k best of the candidates by falling score, ties by rising position: sorted as they are, none left out.
 Positions best(VectorView scores, Positions candidates, int64_t k) {
-  std::ranges::stable_sort(candidates, std::ranges::greater(),
-                           [&](int64_t i) { return scores[static_cast<size_t>(i)]; });
-  candidates.resize(static_cast<size_t>(k));
+  std::ranges::stable_sort(candidates, std::ranges::greater(), [&](int64_t i) { return scores[i]; });
+  candidates.resize(k);
   return candidates;
 }
 
@@ -96,11 +95,11 @@ Positions with_window(Positions selected) {
 int64_t adaptive_count(const Expected& expected, int64_t g, int64_t group_size, const Positions& ranked) {
   int64_t count = 0;
   for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) {
-    for (const Row& row : expected.window[static_cast<size_t>(h)]) {
+    for (const Row& row : expected.window[h]) {
       Row held = oracle::at(row, range(kTokens - kHost.window, kTokens));
       size_t needed = 0;
       while (needed < ranked.size() && sum(held).value <= Real("0.5")) {
-        held.push_back(row[static_cast<size_t>(ranked[needed++])]);
+        held.push_back(row[ranked[needed++]]);
       }
       const Bounded mass = sum(held);
       EXPECT_GT(abs(mass.value - Real("0.5")), mass.bound) << "too near to 1/2 to tell: take another seed";
@@ -131,7 +130,7 @@ void expect_prompt(const PromptRecord& record, const LayerView& layer, const Pol
     const int64_t k = budgets[head] - kHost.window;
     const Positions ranked = best(record.score.row(g), range(0, candidates), k);
     const Positions& kept = record.kept[head];
-    EXPECT_EQ(static_cast<int64_t>(kept.size()), budgets[head]);
+    EXPECT_EQ(std::ssize(kept), budgets[head]);
     EXPECT_EQ(Positions(kept.end() - kHost.window, kept.end()), range(candidates, kTokens));
     EXPECT_TRUE(std::ranges::is_sorted(kept));
     if (std::holds_alternative<TopK>(policy.selection)) {
@@ -165,19 +164,19 @@ class ExpectedSteps {
     const std::vector<Rows>& expected = of(kept);
     for (int64_t t = 0; t < kSteps; ++t) {
       const StepRecord record = session.step(layer_.step(t));
-      EXPECT_TRUE(record.left.empty());
-      EXPECT_TRUE(oracle::all_within(record.output, expected[static_cast<size_t>(t)])) << "step " << t;
+      EXPECT_TRUE(record.evicted.empty());
+      EXPECT_TRUE(oracle::all_within(record.output, expected[t])) << "step " << t;
     }
   }
 
  private:
   const std::vector<Rows>& of(const std::vector<Positions>& kept) {
     std::vector<Rows>& steps = by_kept_[kept];
-    for (auto t = static_cast<int64_t>(steps.size()); t < kSteps; ++t) {
+    for (auto t = std::ssize(steps); t < kSteps; ++t) {
       Rows outputs;
       for (int64_t h = 0; h < kQueryHeads; ++h) {
         const int64_t g = layer_.shape.kv_head_of(h);
-        Positions cached = kept[static_cast<size_t>(g)];
+        Positions cached = kept[g];
         for (int64_t i = 0; i <= t; ++i) cached.push_back(kTokens + i);
         const oracle::Attention attention =
             oracle::attention(layer_.step(t).queries.middle_rows(h, 1), rows_at(layer_.keys(g, t), cached),
@@ -211,7 +210,7 @@ TEST(SessionOracle, FollowsTheDefinitionsForEveryPolicyAndGroupSize) {
         steps.expect(*session, record.kept);
         const auto* const critical = std::get_if<Critical>(&policy.selection);
         for (size_t g = 0; critical && !critical->alpha && g < budgets.size(); ++g) {
-          const auto stage_one = static_cast<int64_t>(record.stage_one[g].size());
+          const auto stage_one = std::ssize(record.stage_one[g]);
           adapted = adapted || (kHost.window < stage_one && stage_one < budgets[g]);
         }
       }
@@ -229,19 +228,17 @@ std::vector<Positions> swept_selections(const Expected& expected, int64_t g, int
   lambdas.emplace_back();  // infinity
   std::vector<Positions> selections;
   for (const std::optional<Real>& lambda : lambdas) {
-    std::vector<Real> scores(static_cast<size_t>(kTokens - kHost.window));
+    std::vector<Real> scores(kTokens - kHost.window);
     for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) {
-      const Row &weights = expected.mean[static_cast<size_t>(h)],
-                &norms = expected.norms_in(norm)[static_cast<size_t>(h)];
+      const Row &weights = expected.mean[h], &norms = expected.norms_in(norm)[h];
       const Real mean_norm = sum(norms).value / kTokens;
       for (size_t j = 0; j < scores.size(); ++j) {
         scores[j] += weights[j].value * (lambda ? *lambda + norms[j].value / mean_norm : Real(1));
       }
     }
     Positions ranked = range(0, kTokens - kHost.window);
-    std::ranges::stable_sort(ranked, std::ranges::greater(),
-                             [&](int64_t i) { return scores[static_cast<size_t>(i)]; });
-    ranked.resize(static_cast<size_t>(k));
+    std::ranges::stable_sort(ranked, std::ranges::greater(), [&](int64_t i) { return scores[i]; });
+    ranked.resize(k);
     selections.push_back(with_window(ranked));
   }
   return selections;
@@ -299,7 +296,7 @@ TEST(SessionOracle, PerturbsItsOutputsByWhatThePerturbationSays) {
     const MatrixView keys = layer.keys(g, 0), values = layer.values(g, 0),
                      projection = view.head_projection(h);
     const MatrixView query = layer.step(0).queries.middle_rows(h, 1);
-    Positions cached = kept[static_cast<size_t>(g)];
+    Positions cached = kept[g];
     cached.push_back(kTokens);
 
     const oracle::Attention full = oracle::attention(query, keys, values, view.scale);
@@ -309,7 +306,7 @@ TEST(SessionOracle, PerturbsItsOutputsByWhatThePerturbationSays) {
     for (int64_t j = 0; j < projection.cols; ++j) {
       Real change = 0;
       for (int64_t c = 0; c < values.cols; ++c) {
-        const auto index = static_cast<size_t>(c);
+        const int64_t index = c;
         change += (full.output[0][index].value - Real(output(h, c))) * projection(c, j);
         bound += compressed.output[0][index].bound * abs(Real(projection(c, j)));
       }

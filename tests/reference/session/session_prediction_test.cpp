@@ -56,9 +56,9 @@ class Averages {
       positions_.push_back(kTokens + t);
     }
     observe(t, seen);
-    if (record.left.empty() || record.left[static_cast<size_t>(kv_head_)] < 0) return;
-    const int64_t left = record.left[static_cast<size_t>(kv_head_)];
-    for (const MergeCluster& cluster : record.merges[static_cast<size_t>(kv_head_)].clusters) {
+    if (record.evicted.empty() || record.evicted[kv_head_] < 0) return;
+    const int64_t left = record.evicted[kv_head_];
+    for (const MergeCluster& cluster : record.merges[kv_head_].clusters) {
       for (int64_t h = 0; h < cluster.log_scores.rows(); ++h) {
         expect_predicted(cluster, h, 0, averages_.log_predicted(h, entry(cluster.into), kTokens + t + 1));
         expect_predicted(cluster, h, 1, averages_.log_predicted(h, entry(left), kTokens + t + 1));
@@ -68,7 +68,7 @@ class Averages {
       ++merges;
     }
     averages_.remove(entry(left));
-    positions_[static_cast<size_t>(entry(left))] = positions_.back();
+    positions_[entry(left)] = positions_.back();
     positions_.pop_back();
   }
 
@@ -141,10 +141,10 @@ TEST(SessionPrediction, IsTheAverageOfWhatQueriesGave) {
         SCOPED_TRACE(name + ", ema " + std::to_string(options.ema) + ", scores " +
                      std::to_string(static_cast<int>(options.scores)) + ", normalisation " +
                      std::to_string(static_cast<int>(options.normalisation)));
-        RecordedSession session(layer, policy, Positions(static_cast<size_t>(layer.shape.kv_heads), 12));
+        RecordedSession session(layer, policy, Positions(layer.shape.kv_heads, 12));
         std::vector<Averages> averages;
         for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-          const auto index = static_cast<size_t>(g);
+          const int64_t index = g;
           averages.emplace_back(layer, g, options);
           averages.back().begin(session.prompt.merges[index], session.prompt.kept[index]);
           EXPECT_FALSE(session.prompt.merges[index].clusters.empty());

@@ -48,10 +48,9 @@ TEST(SessionRebuild, ComesAfterEveryPeriodAndLosesNobodyThen) {
         const StepRecord record = session.step();
         ASSERT_EQ(record.rebuilt, (t + 1) % period == 0) << "step " << t;
         for (size_t g = 0; g < 2; ++g) {
-          EXPECT_EQ(static_cast<int64_t>(session.caches[g].entries.size()),
-                    kBudget + (evicts(host.host) ? 0 : t + 1));
+          EXPECT_EQ(std::ssize(session.caches[g].entries), kBudget + (evicts(host.host) ? 0 : t + 1));
           if (!record.rebuilt || !evicts(host.host)) continue;
-          EXPECT_EQ(record.left[g], -1);
+          EXPECT_EQ(record.evicted[g], -1);
           EXPECT_EQ(record.merged_into[g], -2);
         }
       }
@@ -144,7 +143,7 @@ TEST(SessionRebuild, OfSnapKvChoosesAgainAmongThePromptsCandidates) {
         const Matrix scores = group_mean(max_pool(weights.view().middle_cols(0, candidates), kHost.pool), 2);
         Positions expected = select_top(scores.row(0), kBudget - 3 * g - kHost.window);
         for (int64_t i = candidates; i <= kTokens + t; ++i) expected.push_back(i);
-        EXPECT_EQ(record.merges[static_cast<size_t>(g)].positions, expected) << "step " << t;
+        EXPECT_EQ(record.merges[g].positions, expected) << "step " << t;
       }
     }
   }
@@ -161,8 +160,7 @@ TEST(SessionRebuild, StartsTheRunningScoresAnew) {
     RecordedSession session(layer, {host, {}, {}, {}, method}, {kBudget, kBudget});
     std::vector<std::map<int64_t, double>> scores(2);
     for (size_t g = 0; g < 2; ++g) {
-      for (const int64_t i : session.prompt.kept[g])
-        scores[g][i] = session.prompt.score(static_cast<int64_t>(g), i);
+      for (const int64_t i : session.prompt.kept[g]) scores[g][i] = session.prompt.score(g, i);
     }
     int leaving = 0;
     for (int64_t t = 0; t < kManySteps; ++t) {
@@ -182,10 +180,10 @@ TEST(SessionRebuild, StartsTheRunningScoresAnew) {
           const bool stays = rules_of(host, kTokens, kBudget).always_keeps(positions[j], kTokens + t);
           if (!stays) least = std::min(least, score);
         }
-        if (record.left[g] < 0) continue;
+        if (record.evicted[g] < 0) continue;
         // Entries lie in another order in the session, so that sums round otherwise.
-        EXPECT_LE(scores[g].at(record.left[g]), least * (1 + 1e-12)) << "step " << t;
-        scores[g].erase(record.left[g]);
+        EXPECT_LE(scores[g].at(record.evicted[g]), least * (1 + 1e-12)) << "step " << t;
+        scores[g].erase(record.evicted[g]);
         ++leaving;
       }
     }

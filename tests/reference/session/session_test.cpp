@@ -25,7 +25,7 @@ void expect_attention_over(const Positions& kept, kvbound::Session& session, con
   const int64_t group_size = layer.shape.group_size();
   for (int64_t t = 0; t < kSteps; ++t) {
     const StepRecord record = session.step(layer.step(t));
-    EXPECT_TRUE(record.left.empty()) << "nobody has to leave";
+    EXPECT_TRUE(record.evicted.empty()) << "nobody has to leave";
     Positions cached = kept;
     for (int64_t i = 0; i <= t; ++i) cached.push_back(kTokens + i);
     for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
@@ -196,7 +196,7 @@ TEST(RequireValid, RefusesOptionsOfMergingAndAllocationThatHaveNoMeaning) {
   EXPECT_EQ(refusal(Uniform{}, Cam{1, -1}), "seed=-1 but it must be at least 0");
   KeepKv merge;
   merge.rank = 1.5;
-  EXPECT_EQ(refusal(Uniform{}, merge), "rank=1.500000 but it must be from 0 to 1");
+  EXPECT_EQ(refusal(Uniform{}, merge), "rank=1.5 but it must be from 0 to 1");
   merge.rank = std::nan("");
   EXPECT_EQ(refusal(Uniform{}, merge), "rank=nan but it must be from 0 to 1");
   merge.rank = 1;
@@ -204,7 +204,9 @@ TEST(RequireValid, RefusesOptionsOfMergingAndAllocationThatHaveNoMeaning) {
   EXPECT_EQ(refusal(Uniform{}, merge), "period=0 but it must be at least 1");
   ConvexMerge convex;
   convex.prediction.ema = 1;
-  EXPECT_EQ(refusal(Uniform{}, convex), "ema=1.000000 but it must be 0, or from 1e-270 to below 1");
+  EXPECT_EQ(refusal(Uniform{}, convex), "ema=1 but it must be 0, or from 1e-270 to below 1");
+  convex.prediction.ema = 1e-300;
+  EXPECT_EQ(refusal(Uniform{}, convex), "ema=1e-300 but it must be 0, or from 1e-270 to below 1");
   EXPECT_EQ(refusal(AdaKv{{1, 0}}, KeepKv::as_printed()), "no error");
 }
 

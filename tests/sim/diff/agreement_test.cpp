@@ -37,7 +37,7 @@ constexpr int64_t kEntries = 14;
 LayerRecord record_of(const traces::Layer& layer, const Policy& policy, int64_t steps = test::kSteps) {
   const auto session = reference::make_session();
   LayerRecord record;
-  const Positions budgets(static_cast<size_t>(layer.shape.kv_heads), kEntries);
+  const Positions budgets(layer.shape.kv_heads, kEntries);
   record.prompt = session->compress(layer.prompt(), policy, budgets);
   for (int64_t t = 0; t < steps; ++t) record.steps.push_back(session->step(layer.step(t)));
   return record;
@@ -99,8 +99,7 @@ TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
   EXPECT_EQ(find(found, "kept").outside, 1);
   EXPECT_EQ(find(found, "kept").worst->claimed, static_cast<double>(worst));
   EXPECT_EQ(find(found, "kept").worst->expected, static_cast<double>(best));
-  EXPECT_NEAR(find(found, "kept").worst->error,
-              score[static_cast<size_t>(best)] - score[static_cast<size_t>(worst)], 1e-15);
+  EXPECT_NEAR(find(found, "kept").worst->error, score[best] - score[worst], 1e-15);
   EXPECT_NE(find(found, "kept").worst->note.find("KV head 0"), std::string::npos);
   EXPECT_FALSE(find(found, "output").agrees()) << "they are of another cache";
   claims.kept.reset();

@@ -73,8 +73,7 @@ RC_GTEST_PROP(AllocationExplanation, IsNeverNoneForWhoIsHonestAboutScoresWithinT
     }
   }
   const Counts counts(static_cast<size_t>(heads), *integer(0, candidates));
-  const AdaKv options =
-      adakv(std::vector<std::string>{"0", "0.2", "0.5", "1"}[static_cast<size_t>(*integer(0, 3))]);
+  const AdaKv options = adakv(std::vector<std::string>{"0", "0.2", "0.5", "1"}[*integer(0, 3)]);
   const Counts shared = reference::adakv_budgets(options, theirs, counts);
   const Explanation explanation = sim::explain(options, {scores, errors}, counts, shared);
   RC_CLASSIFY(

@@ -18,7 +18,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 // Claims in double precision, whose own rounding is far below the bounds here.
 TensorAgreement compared(const std::vector<double>& claimed, const std::vector<double>& expected,
                          const std::vector<double>& bounds, Dtype storage = Dtype::f64) {
-  return compare("score", {{static_cast<int64_t>(claimed.size())}, claimed, storage}, expected, bounds);
+  return compare("score", {{std::ssize(claimed)}, claimed, storage}, expected, bounds);
 }
 
 TEST(Comparison, JudgesEveryElementByItsOwnBound) {
@@ -113,8 +113,7 @@ TEST(Comparison, EveryRoundingOfRandomNumbersIsWithinHalfASpacing) {
 
 TensorAgreement compared_uncertain(const std::vector<double>& claimed, const std::vector<double>& expected,
                                    const std::vector<double>& bounds, const std::vector<bool>& certain) {
-  return compare_uncertain("output", {{static_cast<int64_t>(claimed.size())}, claimed, Dtype::f64}, expected,
-                           bounds, certain);
+  return compare_uncertain("output", {{std::ssize(claimed)}, claimed, Dtype::f64}, expected, bounds, certain);
 }
 
 TEST(UncertainComparison, LeavesUndecidedWhatIsBeyondAnUncertainBoundOrHasNone) {

@@ -62,8 +62,7 @@ struct Case {
         implementation{policy, kEntries, kSteps, arithmetic, Dtype::f64},
         prompt(layer.prompt()),
         session(reference::make_session()),
-        record(session->compress(prompt, policy,
-                                 Positions(static_cast<size_t>(layer.shape.kv_heads), kEntries))),
+        record(session->compress(prompt, policy, Positions(layer.shape.kv_heads, kEntries))),
         errors(prompt, implementation, record),
         kept(record.kept) {}
 
@@ -72,13 +71,13 @@ struct Case {
     Positions left;
     for (int64_t t = 0; t < kSteps; ++t) {
       const StepRecord step = session->step(layer.step(t));
-      left.insert(left.end(), step.left.begin(), step.left.end());
+      left.insert(left.end(), step.evicted.begin(), step.evicted.end());
     }
     return left;
   }
 
-  LeftJudgement judge(const std::optional<Positions>& left) const {
-    return judge_left(layer, implementation, record, errors, kept, left);
+  EvictedJudgement judge(const std::optional<Positions>& left) const {
+    return judge_evicted(layer, implementation, record, errors, kept, left);
   }
 
   const traces::Layer& layer;
@@ -90,26 +89,25 @@ struct Case {
   std::vector<Positions> kept;
 };
 
-TEST(LeftAgreement, OfTheReferenceWithItselfIsCompleteAndWithoutSwaps) {
+TEST(EvictedAgreement, OfTheReferenceWithItselfIsCompleteAndWithoutSwaps) {
   for (const uint64_t seed : {1, 2, 3}) {
     const traces::Layer layer = layer_of(seed);
     for (const Policy& policy : policies()) {
       Case given(layer, policy);
       const Positions left = given.own();
-      const LeftJudgement found = given.judge(left);
+      const EvictedJudgement found = given.judge(left);
       EXPECT_EQ(found.agreement.elements, 2 * kSteps);
       EXPECT_EQ(found.agreement.judged, 2 * kSteps);
       EXPECT_EQ(found.agreement.outside, 0);
       EXPECT_EQ(found.agreement.near_tie_swaps, 0);
       EXPECT_FALSE(found.agreement.worst);
-      const LeftJudgement unclaimed = given.judge({});
-      EXPECT_EQ(unclaimed.forced, found.forced)
+      const EvictedJudgement unclaimed = given.judge({});
+      EXPECT_EQ(unclaimed.teacher_forced, found.teacher_forced)
           << "where nothing is claimed, the reference's own choice leaves";
       EXPECT_EQ(unclaimed.agreement.elements, 0);
       for (int64_t t = 0; t < kSteps; ++t) {
         for (int64_t g = 0; g < 2; ++g) {
-          EXPECT_EQ(found.forced[static_cast<size_t>(g)][static_cast<size_t>(t)],
-                    left[static_cast<size_t>(2 * t + g)]);
+          EXPECT_EQ(found.teacher_forced[g][t], left[2 * t + g]);
         }
       }
     }
@@ -118,14 +116,13 @@ TEST(LeftAgreement, OfTheReferenceWithItselfIsCompleteAndWithoutSwaps) {
 
 // Who is in KV head g's cache at step t, the new entry included.
 std::set<int64_t> cache_at(const Case& given, const Positions& left, int64_t t, int64_t g) {
-  std::set<int64_t> cache(given.kept[static_cast<size_t>(g)].begin(),
-                          given.kept[static_cast<size_t>(g)].end());
+  std::set<int64_t> cache(given.kept[g].begin(), given.kept[g].end());
   for (int64_t step = 0; step <= t; ++step) cache.insert(kTokens + step);
-  for (int64_t step = 0; step < t; ++step) cache.erase(left[static_cast<size_t>(2 * step + g)]);
+  for (int64_t step = 0; step < t; ++step) cache.erase(left[2 * step + g]);
   return cache;
 }
 
-TEST(LeftAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
+TEST(EvictedAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
   const traces::Layer layer = layer_of(4);
   for (const Policy& policy : policies()) {
     Case given(layer, policy);
@@ -137,40 +134,41 @@ TEST(LeftAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
         Positions left(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(at) + 1);
         left[at] = other;
         given.implementation.steps = t + 1;
-        const LeftJudgement found = given.judge([&] {
-          left.resize(static_cast<size_t>(2 * (t + 1)));
+        const EvictedJudgement found = given.judge([&] {
+          left.resize(2 * (t + 1));
           return left;
         }());
         ASSERT_EQ(found.agreement.outside, 1);
         EXPECT_EQ(found.agreement.worst->index, (Positions{t, 1}));
         EXPECT_EQ(found.agreement.worst->claimed, static_cast<double>(other));
-        EXPECT_EQ(found.forced[1].back(), other) << "the cache follows the implementation all the same";
+        EXPECT_EQ(found.teacher_forced[1].back(), other)
+            << "the cache follows the implementation all the same";
       }
     }
   }
 }
 
-TEST(LeftAgreement, SaysWhatIsWrongWithADepartureThatCannotBe) {
+TEST(EvictedAgreement, SaysWhatIsWrongWithADepartureThatCannotBe) {
   const traces::Layer layer = layer_of(5);
   Case given(layer, policy_of(kH2o));
   const Positions own = given.own();
   const auto note = [&](int64_t claimed) {
     Positions left = own;
     left[2 * 3] = claimed;
-    const LeftJudgement found = given.judge(left);
+    const EvictedJudgement found = given.judge(left);
     EXPECT_GE(found.agreement.outside, 1);
     return found.agreement.worst->note;
   };
   EXPECT_EQ(note(own[2 * 2]),
-            "step 3, KV head 0: position " + std::to_string(own[2 * 2]) + " left, which is not in the cache");
-  EXPECT_EQ(note(-1), "step 3, KV head 0: nobody left, but the cache has 15 entries and the budget is 14");
-  EXPECT_EQ(note(-99), "step 3, KV head 0: position -99 left, which is not in the cache");
-  EXPECT_EQ(note(kTokens + 4), "step 3, KV head 0: position 34 left, which is not in the cache");
-  EXPECT_EQ(note(0), "step 3, KV head 0: position 0 left, which always stays");
-  EXPECT_EQ(note(kTokens + 3), "step 3, KV head 0: position 33 left, which always stays");
+            "step 3, KV head 0: position " + std::to_string(own[2 * 2]) + " was evicted, which is not in the cache");
+  EXPECT_EQ(note(-1), "step 3, KV head 0: nothing was evicted, but the cache has 15 entries and the budget is 14");
+  EXPECT_EQ(note(-99), "step 3, KV head 0: position -99 was evicted, which is not in the cache");
+  EXPECT_EQ(note(kTokens + 4), "step 3, KV head 0: position 34 was evicted, which is not in the cache");
+  EXPECT_EQ(note(0), "step 3, KV head 0: position 0 was evicted, which always stays");
+  EXPECT_EQ(note(kTokens + 3), "step 3, KV head 0: position 33 was evicted, which always stays");
 }
 
-TEST(LeftAgreement, LetsTheReferencesChoiceLeaveWhereTheClaimedOneCannot) {
+TEST(EvictedAgreement, LetsTheReferencesChoiceLeaveWhereTheClaimedOneCannot) {
   const traces::Layer layer = layer_of(6);
   for (const Policy& policy : policies()) {
     Case given(layer, policy);
@@ -178,9 +176,9 @@ TEST(LeftAgreement, LetsTheReferencesChoiceLeaveWhereTheClaimedOneCannot) {
     for (const int64_t claimed : {int64_t{-1}, int64_t{1000}}) {
       Positions left = own;
       left[2 * 3] = claimed;
-      const LeftJudgement found = given.judge(left);
+      const EvictedJudgement found = given.judge(left);
       EXPECT_EQ(found.agreement.outside, 1) << "and nothing that follows is wrong";
-      EXPECT_EQ(found.forced, given.judge(own).forced);
+      EXPECT_EQ(found.teacher_forced, given.judge(own).teacher_forced);
     }
   }
 }
@@ -193,7 +191,7 @@ void make_twin(traces::Layer& layer, int64_t model, int64_t twin) {
   }
 }
 
-TEST(LeftAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
+TEST(EvictedAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
   constexpr int64_t kWindowBegins = kTokens - 6;
   for (const Policy& policy : policies()) {
     if (std::holds_alternative<StreamingLlm>(policy.host)) continue;
@@ -202,7 +200,7 @@ TEST(LeftAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
       traces::Layer layer = layer_of(seed);
       Case before(layer, policy);
       before.implementation.steps = 1;
-      const int64_t model = before.judge({}).forced[1][0];
+      const int64_t model = before.judge({}).teacher_forced[1][0];
       const auto twin = std::ranges::find_if(before.kept[1], [&](int64_t i) { return i >= 2 && i != model; });
       if (model < 2 || model >= kWindowBegins || *twin >= kWindowBegins)
         continue;  // not all queries see them
@@ -212,14 +210,14 @@ TEST(LeftAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
         Case given(layer, policy, single ? reference::single_precision() : reference::double_precision());
         given.kept = kept;
         given.implementation.steps = 1;
-        const std::vector<Positions> own = given.judge({}).forced;
+        const std::vector<Positions> own = given.judge({}).teacher_forced;
         const bool twins = own[1][0] == model || own[1][0] == *twin;
         if (!twins) continue;  // somebody else is worse now
         const int64_t other = own[1][0] == model ? *twin : model;
-        const LeftJudgement found = given.judge(Positions{own[0][0], other});
+        const EvictedJudgement found = given.judge(Positions{own[0][0], other});
         EXPECT_EQ(found.agreement.outside, single ? 0 : 1);
         EXPECT_EQ(found.agreement.near_tie_swaps, single ? 1 : 0);
-        EXPECT_EQ(found.forced[1][0], other);
+        EXPECT_EQ(found.teacher_forced[1][0], other);
         if (found.agreement.worst) {
           EXPECT_NE(found.agreement.worst->note.find("both error bounds together are"), std::string::npos);
           EXPECT_LT(found.agreement.worst->bound, found.agreement.worst->error);
@@ -231,21 +229,21 @@ TEST(LeftAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
   }
 }
 
-TEST(LeftAgreement, JudgesH2oByTheSumOfAllStepsAndTovaByTheLastOne) {
+TEST(EvictedAgreement, JudgesH2oByTheSumOfAllStepsAndTovaByTheLastOne) {
   const traces::Layer layer = layer_of(8);
   Case h2o(layer, policy_of(H2o{6, 0, 3})), tova(layer, policy_of(Tova{0}));
   tova.kept = h2o.kept;
   tova.record.kept = h2o.kept;
-  const LeftJudgement by_sum = h2o.judge({}), by_last = tova.judge({});
-  EXPECT_NE(by_sum.forced, by_last.forced);
+  const EvictedJudgement by_sum = h2o.judge({}), by_last = tova.judge({});
+  EXPECT_NE(by_sum.teacher_forced, by_last.teacher_forced);
   Positions left;
   for (size_t t = 0; t < kSteps; ++t) {
-    for (size_t g = 0; g < 2; ++g) left.push_back(by_last.forced[g][t]);
+    for (size_t g = 0; g < 2; ++g) left.push_back(by_last.teacher_forced[g][t]);
   }
   EXPECT_GT(h2o.judge(left).agreement.outside, 0) << "forgetting is found";
 }
 
-TEST(LeftAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
+TEST(EvictedAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
   const traces::Layer layer = layer_of(9);
   for (const Policy& policy : policies()) {
     Case given(layer, policy);
@@ -255,14 +253,15 @@ TEST(LeftAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
         given.kept[1].insert(std::ranges::lower_bound(given.kept[1], i), i);
       }
     }
-    const LeftJudgement found = given.judge({});
+    const EvictedJudgement found = given.judge({});
     for (size_t t = 0; t < kSteps; ++t) {
-      EXPECT_EQ(found.forced[0][t] == -1, t < 4) << "nobody leaves before the budget is reached";
-      EXPECT_NE(found.forced[1][t], -1);
+      EXPECT_EQ(found.teacher_forced[0][t] == -1, t < 4) << "nobody leaves before the budget is reached";
+      EXPECT_NE(found.teacher_forced[1][t], -1);
     }
-    const LeftJudgement early = given.judge([&] {
+    const EvictedJudgement early = given.judge([&] {
       Positions left;
-      for (size_t t = 0; t < kSteps; ++t) left.insert(left.end(), {found.forced[0][t], found.forced[1][t]});
+      for (size_t t = 0; t < kSteps; ++t)
+        left.insert(left.end(), {found.teacher_forced[0][t], found.teacher_forced[1][t]});
       left[0] = given.kept[0][5];
       return left;
     }());
@@ -273,7 +272,7 @@ TEST(LeftAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
   }
 }
 
-TEST(LeftAgreement, IsTheSameForAnyNumberOfThreads) {
+TEST(EvictedAgreement, IsTheSameForAnyNumberOfThreads) {
   const traces::Layer layer = layer_of(10);
   Case given(layer, policy_of(kH2o, ExactRemoval{}));
   Positions left = given.own();

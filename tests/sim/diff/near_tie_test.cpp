@@ -139,21 +139,20 @@ bool explained(const Scores& attention, const Scores& stage_two, const Positions
     const auto a = static_cast<size_t>(i), b = static_cast<size_t>(j);
     return scores.values[a] - scores.errors[a] > scores.values[b] + scores.errors[b];
   };
-  const auto count = static_cast<int64_t>(attention.values.size());
+  const auto count = std::ssize(attention.values);
   for (unsigned subset = 0; subset < 1u << selected.size(); ++subset) {
     if (__builtin_popcount(subset) != stage_one) continue;
     std::vector<bool> first(attention.values.size()), chosen(first.size());
     for (size_t s = 0; s < selected.size(); ++s) {
-      chosen[static_cast<size_t>(selected[s])] = true;
-      first[static_cast<size_t>(selected[s])] = subset >> s & 1;
+      chosen[selected[s]] = true;
+      first[selected[s]] = subset >> s & 1;
     }
     bool legal = true;
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t j = 0; j < count; ++j) {
-        const bool i_first = first[static_cast<size_t>(i)], j_first = first[static_cast<size_t>(j)];
+        const bool i_first = first[i], j_first = first[j];
         if (j_first && !i_first && is_clearly_better(attention, i, j)) legal = false;
-        if (chosen[static_cast<size_t>(j)] && !j_first && !chosen[static_cast<size_t>(i)] &&
-            is_clearly_better(stage_two, i, j)) {
+        if (chosen[j] && !j_first && !chosen[i] && is_clearly_better(stage_two, i, j)) {
           legal = false;
         }
       }
@@ -222,7 +221,7 @@ RC_GTEST_PROP(AdaptiveCounts, HoldTheCountOfAnyWeightsAndScoresWithinTheirErrors
     weights.errors.push_back(0.02 * random.uniform(0, 1) * weight);
   }
   const Scores scores = random_scores(random, candidates);
-  Positions places(static_cast<size_t>(candidates)), always_kept{candidates, candidates + 1};
+  Positions places(candidates), always_kept{candidates, candidates + 1};
   std::iota(places.begin(), places.end(), 0);
   const int64_t k = random.index(candidates + 1);
   const Positions ranked = reference::rank_top(perturbed(scores, random), k);

@@ -13,15 +13,16 @@ namespace {
 const Cam kCam{4, 3};
 
 // Of an entry, 0, before two others: a probability of weight / mean of 0.2 and 0.6.
-SpreadDoubt doubt(double weight, double error, int64_t position, const reference::Arithmetic& arithmetic) {
+SpreadAmbiguity ambiguity(double weight, double error, int64_t position,
+                          const reference::Arithmetic& arithmetic) {
   const std::vector<int64_t> following{1, 2};
-  return spread_doubt(kCam, {{weight, 0.2, 0.6}, {error, 0, 0}}, 0, following, 1, position, arithmetic);
+  return spread_ambiguity(kCam, {{weight, 0.2, 0.6}, {error, 0, 0}}, 0, following, 1, position, arithmetic);
 }
 
-TEST(SpreadDoubt, IsNoneWhereAttentionIsExact) {
+TEST(SpreadAmbiguity, IsNoneWhereAttentionIsExact) {
   int64_t drawn = 0;
   for (int64_t position = 0; position < 1000; ++position) {
-    const SpreadDoubt result = doubt(0.2, 0, position, reference::double_precision());
+    const SpreadAmbiguity result = ambiguity(0.2, 0, position, reference::double_precision());
     EXPECT_NE(result.may, result.may_not);
     EXPECT_EQ(result.may, reference::spreads(0.5, kCam.seed, 1, position));
     drawn += result.may;
@@ -30,10 +31,10 @@ TEST(SpreadDoubt, IsNoneWhereAttentionIsExact) {
   EXPECT_LT(drawn, 600);
 }
 
-TEST(SpreadDoubt, IsWhereTheDrawIsWithinTheProbabilitysError) {
+TEST(SpreadAmbiguity, IsWhereTheDrawIsWithinTheProbabilitysError) {
   int64_t open = 0;
   for (int64_t position = 0; position < 1000; ++position) {
-    const SpreadDoubt result = doubt(0.2, 0.04, position, reference::double_precision());
+    const SpreadAmbiguity result = ambiguity(0.2, 0.04, position, reference::double_precision());
     EXPECT_EQ(result.may, reference::spreads(0.6, kCam.seed, 1, position));
     EXPECT_EQ(result.may_not, !reference::spreads(0.4, kCam.seed, 1, position));
     open += result.may && result.may_not;
@@ -42,17 +43,18 @@ TEST(SpreadDoubt, IsWhereTheDrawIsWithinTheProbabilitysError) {
   EXPECT_LT(open, 300);
 }
 
-TEST(SpreadDoubt, IsNoneOfAProbabilityThatIsOneOrZeroHoweverItErrs) {
+TEST(SpreadAmbiguity, IsNoneOfAProbabilityThatIsOneOrZeroHoweverItErrs) {
   for (int64_t position = 0; position < 1000; ++position) {
-    const SpreadDoubt always = doubt(0.5, 0.05, position, reference::single_precision());
+    const SpreadAmbiguity always = ambiguity(0.5, 0.05, position, reference::single_precision());
     EXPECT_TRUE(always.may && !always.may_not);
-    const SpreadDoubt never = doubt(0, 0, position, reference::single_precision());
+    const SpreadAmbiguity never = ambiguity(0, 0, position, reference::single_precision());
     EXPECT_TRUE(!never.may && never.may_not);
   }
 }
 
-TEST(SpreadDoubt, IsNoneWhereNobodyFollows) {
-  const SpreadDoubt result = spread_doubt(kCam, {{0.5}, {0.5}}, 0, {}, 0, 7, reference::double_precision());
+TEST(SpreadAmbiguity, IsNoneWhereNobodyFollows) {
+  const SpreadAmbiguity result =
+      spread_ambiguity(kCam, {{0.5}, {0.5}}, 0, {}, 0, 7, reference::double_precision());
   EXPECT_TRUE(!result.may && result.may_not);
 }
 

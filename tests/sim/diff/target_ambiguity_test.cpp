@@ -163,7 +163,7 @@ TEST(MemberRanges, EncloseTheReferencesMembersAndThoseOfRoundedKeys) {
     for (const Matrix* of : {&keys, &rounded}) {
       std::vector<int64_t> members(kept.size());
       for (const MergeCluster& cluster : reference::evict_first(*of, kept, target).clusters) {
-        members[static_cast<size_t>(cluster.into / 4)] = std::ssize(cluster.from);
+        members[cluster.into / 4] = std::ssize(cluster.from);
         merged += std::ssize(cluster.from);
       }
       for (size_t j = 0; j < kept.size(); ++j) {

@@ -26,7 +26,7 @@ using Positions = std::vector<int64_t>;
 constexpr double kUnit = 0x1p-53;
 
 Tensor column(const std::vector<double>& numbers) {
-  Tensor tensor(1, static_cast<int64_t>(numbers.size()), 1);
+  Tensor tensor(1, std::ssize(numbers), 1);
   std::ranges::copy(numbers, tensor.numbers().begin());
   return tensor;
 }
@@ -202,7 +202,7 @@ class Session {
  public:
   Session(const traces::Layer& layer, const KeepKv& options, double noise, uint64_t seed)
       : layer_(layer), options_(options), noise_(noise), random_(seed) {
-    record_.prompt.kept.resize(static_cast<size_t>(layer.shape.kv_heads));
+    record_.prompt.kept.resize(layer.shape.kv_heads);
     record_.prompt.merges.resize(record_.prompt.kept.size());
     caches_.resize(record_.prompt.kept.size());
     for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
@@ -218,26 +218,25 @@ class Session {
         }
         if (cluster.size() > 1) clusters.push_back(cluster);
       }
-      HeadMerge& merge = record_.prompt.merges[static_cast<size_t>(g)];
+      HeadMerge& merge = record_.prompt.merges[g];
       merge = merged(cache, g, -1, clusters, true);
-      record_.prompt.kept[static_cast<size_t>(g)] = merge.positions;
-      caches_[static_cast<size_t>(g)] = std::move(cache);
+      record_.prompt.kept[g] = merge.positions;
+      caches_[g] = std::move(cache);
     }
   }
 
   // A step in which the given position leaves each KV head's cache for another one; -1: is dropped.
   void step(int64_t leaving, int64_t into) {
-    const auto t = static_cast<int64_t>(record_.steps.size());
+    const auto t = std::ssize(record_.steps);
     StepRecord& step = record_.steps.emplace_back();
     step.output = Matrix(layer_.shape.query_heads, layer_.shape.head_dim);
     step.merges.resize(caches_.size());
     for (int64_t g = 0; g < layer_.shape.kv_heads; ++g) {
-      Cache& cache = caches_[static_cast<size_t>(g)];
+      Cache& cache = caches_[g];
       cache[layer_.prompt_tokens + t] = original(layer_, g, layer_.prompt_tokens + t);
-      step.left.push_back(leaving);
+      step.evicted.push_back(leaving);
       step.merged_into.push_back(leaving < 0 ? -2 : into);
-      if (leaving >= 0 && into >= 0)
-        step.merges[static_cast<size_t>(g)] = merged(cache, g, t, {{into, leaving}}, false);
+      if (leaving >= 0 && into >= 0) step.merges[g] = merged(cache, g, t, {{into, leaving}}, false);
       cache.erase(leaving);
     }
   }
@@ -262,7 +261,7 @@ class Session {
                                           denominators);
     for (const Positions& cluster : clusters) {
       reference::ClusterMembers members;
-      members.log_scores = Matrix(queries.rows(), static_cast<int64_t>(cluster.size()));
+      members.log_scores = Matrix(queries.rows(), std::ssize(cluster));
       for (size_t j = 0; j < cluster.size(); ++j) {
         const Entry& entry = cache.at(cluster[j]);
         members.keys.append_row(entry.key);
@@ -272,8 +271,7 @@ class Session {
           const bool attention = options_.prediction.scores == ScoreKind::attention &&
                                  options_.prediction.predict == Prediction::ema;
           members.log_scores.row(i)[j] = layer_.scale * reference::inner_product(queries.row(i), entry.key) -
-                                         (attention ? denominators[static_cast<size_t>(i)] : 0) +
-                                         noise_ * random_.uniform(-1, 1);
+                                         (attention ? denominators[i] : 0) + noise_ * random_.uniform(-1, 1);
         }
       }
       const reference::MergedEntry entry = reference::merge_cluster(merging, members);
@@ -282,8 +280,8 @@ class Session {
       if (all) {
         for (size_t j = 1; j < cluster.size(); ++j) cache.erase(cluster[j]);
       }
-      record.counts.leaving += static_cast<int64_t>(cluster.size()) - 1;
-      record.counts.merged += static_cast<int64_t>(cluster.size()) - 1;
+      record.counts.leaving += std::ssize(cluster) - 1;
+      record.counts.merged += std::ssize(cluster) - 1;
       ++record.counts.clusters;
     }
     for (const auto& [position, entry] : cache) {
@@ -372,7 +370,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
   const int64_t n = layer.prompt_tokens;
   for (int64_t g = 0; g < 2; ++g) {
     // Step 0: the prompt's clusters, all of them.
-    const HeadMerge& merge = record.prompt.merges[static_cast<size_t>(g)];
+    const HeadMerge& merge = record.prompt.merges[g];
     Matrix keys, values, all_keys, all_values, members;
     std::vector<double> votes, all_votes;
     std::map<int64_t, int64_t> row;
@@ -421,9 +419,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
         }
         for (double& number : mean) number /= sum;
         // The merged entry's own score, by the denominator of the cache before.
-        const double actual =
-            weight / size *
-            std::exp(now.log_sum_exp[static_cast<size_t>(i)] - before.log_sum_exp[static_cast<size_t>(i)]);
+        const double actual = weight / size * std::exp(now.log_sum_exp[i] - before.log_sum_exp[i]);
         epsilon = std::max(epsilon, std::abs(1 - sum / size / actual));
         joint += weight * distance(mean, values.row(row.at(cluster.into)));
       }

@@ -27,7 +27,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kUnit = 0x1p-53;
 
 Tensor column(const std::vector<double>& numbers) {
-  Tensor tensor(1, static_cast<int64_t>(numbers.size()), 1);
+  Tensor tensor(1, std::ssize(numbers), 1);
   std::ranges::copy(numbers, tensor.numbers().begin());
   return tensor;
 }
@@ -192,7 +192,7 @@ TEST(Metrics, AreWhatTheReferenceSaysOfEachQueryAlone) {
   for (size_t r = 0; r < records.size(); ++r) {
     for (int64_t t = 0; t < 35; ++t) {
       for (int64_t h = 0; h < 4; ++h) {
-        Positions residents = records[r].prompt.kept[static_cast<size_t>(h / 2)];
+        Positions residents = records[r].prompt.kept[h / 2];
         for (int64_t s = 0; s <= t; ++s) residents.push_back(40 + s);
         expect_direct_figures(layer, metrics[r], t, h, residents);
       }
@@ -248,17 +248,16 @@ TEST(RunRecall, AddsErrorsUpOverTheQueryHeadsOfAKvHead) {
 TEST(Metrics, NoLongerCountWhoLeftAfterThatStep) {
   const traces::Layer layer = random_layer(2);
   LayerRecord leaving = record({{0, 7, 39}, {1, 38, 39}}, 3);
-  leaving.steps[0].left = {7, -1};   // seen by the query of step 0, gone at step 1
-  leaving.steps[1].left = {40, 38};  // the first decoded token leaves KV head 0
-  leaving.steps[2].left = {0, 0};
+  leaving.steps[0].evicted = {7, -1};   // seen by the query of step 0, gone at step 1
+  leaving.steps[1].evicted = {40, 38};  // the first decoded token leaves KV head 0
+  leaving.steps[2].evicted = {0, 0};
   const LayerMetrics metrics = measure(layer, {leaving}).front();
   const std::vector<std::vector<Positions>> residents{{{0, 7, 39, 40}, {1, 38, 39, 40}},
                                                       {{0, 39, 40, 41}, {1, 38, 39, 40, 41}},
                                                       {{0, 39, 41, 42}, {1, 39, 40, 41, 42}}};
   for (int64_t t = 0; t < 3; ++t) {
     for (int64_t h = 0; h < 4; ++h) {
-      expect_direct_figures(layer, metrics, t, h,
-                            residents[static_cast<size_t>(t)][static_cast<size_t>(h / 2)]);
+      expect_direct_figures(layer, metrics, t, h, residents[t][h / 2]);
     }
   }
 }
@@ -285,8 +284,8 @@ TEST(Metrics, OfARunThatMergesFollowWhoIsThereAfterARebuild) {
   LayerRecord merging = record({{0, 7, 39}, {1, 38, 39}}, 3);
   merging.prompt.merges.resize(2);
   for (StepRecord& step : merging.steps) step.output = Matrix(4, 5);
-  merging.steps[0].left = {7, -1};
-  merging.steps[1].left = {-1, -1};
+  merging.steps[0].evicted = {7, -1};
+  merging.steps[1].evicted = {-1, -1};
   merging.steps[1].rebuilt = true;
   merging.steps[1].merges.resize(2);
   merging.steps[1].merges[0].positions = {3, 5, 40, 41};
@@ -296,7 +295,7 @@ TEST(Metrics, OfARunThatMergesFollowWhoIsThereAfterARebuild) {
       {{0, 7, 39, 40}, {1, 38, 39, 40}}, {{3, 5, 40, 41}, {1, 41}}, {{3, 5, 40, 41, 42}, {1, 41, 42}}};
   for (int64_t t = 0; t < 3; ++t) {
     for (int64_t h = 0; h < 4; ++h) {
-      const Direct direct(layer, t, h, residents[static_cast<size_t>(t)][static_cast<size_t>(h / 2)]);
+      const Direct direct(layer, t, h, residents[t][h / 2]);
       EXPECT_NEAR(metrics.kept_mass(t, h), direct.kept_mass, 2 * direct.weight_error);
       EXPECT_NEAR(metrics.relative(t, h), 1, 16 * kUnit) << "outputs of zero";
     }
@@ -326,7 +325,7 @@ TEST(Metrics, GoByTheStageOneOfTheLastRebuild) {
                                                          {{3, 41, 42, 43}, {1, 40, 41, 42, 43}}};
   for (int64_t t = 0; t < 4; ++t) {
     for (int64_t h = 0; h < 4; ++h) {
-      const Direct direct(layer, t, h, of_stage_one[static_cast<size_t>(t)][static_cast<size_t>(h / 2)]);
+      const Direct direct(layer, t, h, of_stage_one[t][h / 2]);
       EXPECT_NEAR(metrics.stage_one_mass.value()(t, h), direct.kept_mass, 2 * direct.weight_error);
     }
   }
@@ -353,7 +352,7 @@ TEST(Metrics, OfAReplayThatRebuildsGoByStageOneOfTheCacheInUse) {
                 one = (kBudget - kWindow) / 2;  // alpha is 1/2
   int64_t differ = 0;
   for (int64_t g = 0; g < 2; ++g) {
-    Positions stage_one = replayed.prompt.stage_one[static_cast<size_t>(g)];
+    Positions stage_one = replayed.prompt.stage_one[g];
     for (int64_t t = 0; t < kSteps; ++t) {
       Matrix scores(1, candidates);
       for (int64_t h = 2 * g; h < 2 * g + 2; ++h) {
@@ -395,7 +394,7 @@ TEST(Metrics, OfALayerAreNormsOfTheSumOverHeads) {
       const MatrixView values = layer.values.slice(h / 2).middle_rows(0, position + 1);
       const Matrix weights = reference::attention_weights(
           query, layer.keys.slice(h / 2).middle_rows(0, position + 1), layer.scale, position);
-      Positions residents = kept[static_cast<size_t>(h / 2)];
+      Positions residents = kept[h / 2];
       for (int64_t s = 0; s <= t; ++s) residents.push_back(40 + s);
       const auto remaining = reference::kept_attention_weights(weights.row(0), residents);
       error = std::max(error, Direct(layer, t, h, residents).weight_error);
@@ -403,9 +402,9 @@ TEST(Metrics, OfALayerAreNormsOfTheSumOverHeads) {
         for (int64_t c = 0; c < 5; ++c) {
           for (int64_t m = 0; m < 7; ++m) {
             const double projected = values(j, c) * layer.output_projection(h * 5 + c, m);
-            whole[static_cast<size_t>(m)] += weights(0, j) * projected;
-            change[static_cast<size_t>(m)] += (weights(0, j) - remaining[static_cast<size_t>(j)]) * projected;
-            terms += (weights(0, j) + remaining[static_cast<size_t>(j)]) * std::abs(projected);
+            whole[m] += weights(0, j) * projected;
+            change[m] += (weights(0, j) - remaining[j]) * projected;
+            terms += (weights(0, j) + remaining[j]) * std::abs(projected);
           }
         }
       }
@@ -415,9 +414,9 @@ TEST(Metrics, OfALayerAreNormsOfTheSumOverHeads) {
                              [](double sum, double x) { return sum + std::abs(x); });
     };
     const double tolerance = 2 * (error + 4 * 42 * 5 * kUnit) * terms;
-    const double perturbation = metrics.layer_perturbation[static_cast<size_t>(t)];
+    const double perturbation = metrics.layer_perturbation[t];
     EXPECT_NEAR(perturbation, l1(change), tolerance);
-    EXPECT_NEAR(perturbation / metrics.layer_relative[static_cast<size_t>(t)], l1(whole), tolerance);
+    EXPECT_NEAR(perturbation / metrics.layer_relative[t], l1(whole), tolerance);
   }
 }
 
@@ -428,7 +427,7 @@ TEST(Metrics, OfAStepDoNotDependOnHowManyFollow) {
   for (const int64_t steps : {1, 2, 31, 32, 33}) {
     const LayerMetrics some = measure(layer, {record(kept, static_cast<size_t>(steps), kept)}).front();
     const auto equals_part = [steps](const Matrix& matrix, const Matrix& whole) {
-      return std::ranges::equal(matrix.numbers(), whole.numbers().first(static_cast<size_t>(steps * 4)));
+      return std::ranges::equal(matrix.numbers(), whole.numbers().first(steps * 4));
     };
     EXPECT_TRUE(equals_part(some.perturbation, all.perturbation)) << steps << " steps";
     EXPECT_TRUE(equals_part(some.relative, all.relative));

@@ -34,7 +34,7 @@ std::vector<std::string> column(const std::string& csv, const std::string& name)
   std::string line;
   std::getline(lines, line);
   const std::vector<std::string> names = fields(line);
-  const auto index = static_cast<size_t>(std::ranges::find(names, name) - names.begin());
+  const int64_t index = std::ranges::find(names, name) - names.begin();
   const auto head = static_cast<size_t>(std::ranges::find(names, "head") - names.begin());
   std::vector<std::string> result;
   while (std::getline(lines, line)) {

@@ -27,39 +27,39 @@ using Numbers = std::vector<double>;
 constexpr int64_t kTokens = 7;  // of matter to ema-paper alone
 
 // Of one entry that was scored so; not their logarithms.
-double foretold(Foretelling by, const Numbers& scores, double ema = 0.5, int64_t window = 2) {
+double predicted(PredictionRule by, const Numbers& scores, double ema = 0.5, int64_t window = 2) {
   ScoreHistory history(ema, window);
   for (const double score : scores) history.observe(Numbers{std::log(score)});
-  return std::exp(history.foretold(by, kTokens)[0]);
+  return std::exp(history.predicted(by, kTokens)[0]);
 }
 
 TEST(ScoreHistory, ForetellsByMeansOfAllOfTheLastFewAndByTheLast) {
   const Numbers scores{1, 3, 8};
-  EXPECT_NEAR(foretold(Foretelling::mean, scores), 4, 1e-14);
-  EXPECT_NEAR(foretold(Foretelling::window_mean, scores), 5.5, 1e-14);
-  EXPECT_NEAR(foretold(Foretelling::window_mean, scores, 0.5, 3), 4, 1e-14);
-  EXPECT_NEAR(foretold(Foretelling::window_mean, scores, 0.5, 100), 4, 1e-14);
-  EXPECT_NEAR(foretold(Foretelling::window_mean, scores, 0.5, 1), 8, 1e-14);
-  EXPECT_NEAR(foretold(Foretelling::last, scores), 8, 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::mean, scores), 4, 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::window_mean, scores), 5.5, 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::window_mean, scores, 0.5, 3), 4, 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::window_mean, scores, 0.5, 100), 4, 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::window_mean, scores, 0.5, 1), 8, 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::last, scores), 8, 1e-14);
 }
 
 TEST(ScoreHistory, ForetellsByMovingAverages) {
   // S = 1/8 + 3/4 + 4 = 39/8; the weights are 7/8 in all, or 1 - 2^-7.
-  EXPECT_NEAR(foretold(Foretelling::ema, {1, 3, 8}), 39.0 / 7, 1e-14);
-  EXPECT_NEAR(foretold(Foretelling::ema_paper, {1, 3, 8}), 39.0 / 8 / (1 - 0x1p-7), 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::ema, {1, 3, 8}), 39.0 / 7, 1e-14);
+  EXPECT_NEAR(predicted(PredictionRule::ema_paper, {1, 3, 8}), 39.0 / 8 / (1 - 0x1p-7), 1e-14);
 }
 
 TEST(ScoreHistory, CountsForAnEntryOnlyTheQueriesThatSawIt) {
   ScoreHistory history(0.5, 2);
   history.observe(Numbers{0});
   history.observe(Numbers{0, std::log(4.0)});
-  for (const Foretelling by :
-       {Foretelling::ema, Foretelling::mean, Foretelling::window_mean, Foretelling::last}) {
-    EXPECT_NEAR(std::exp(history.foretold(by, kTokens)[1]), 4, 1e-14) << name(by);
+  for (const PredictionRule by :
+       {PredictionRule::ema, PredictionRule::mean, PredictionRule::window_mean, PredictionRule::last}) {
+    EXPECT_NEAR(std::exp(history.predicted(by, kTokens)[1]), 4, 1e-14) << name(by);
   }
   history.observe(Numbers{0, std::log(2.0)});
-  EXPECT_NEAR(std::exp(history.foretold(Foretelling::mean, kTokens)[1]), 3, 1e-14);
-  EXPECT_NEAR(std::exp(history.foretold(Foretelling::window_mean, kTokens)[1]), 3, 1e-14);
+  EXPECT_NEAR(std::exp(history.predicted(PredictionRule::mean, kTokens)[1]), 3, 1e-14);
+  EXPECT_NEAR(std::exp(history.predicted(PredictionRule::window_mean, kTokens)[1]), 3, 1e-14);
 }
 
 // ln of the mean of exp(x): every term adds an exponential of a difference, off by 2 roundings and one of its argument (at
@@ -72,9 +72,9 @@ Bounded log_mean(VectorView log_scores) {
     least = std::min(least, Real(x));
   }
   for (const double x : log_scores) sum += exp(Real(x) - largest);
-  const Real value = largest + log(sum / static_cast<int64_t>(log_scores.size()));
+  const Real value = largest + log(sum / std::ssize(log_scores));
   const Real argument = std::min(Real(746), Real(largest - least));
-  const Real terms = static_cast<int64_t>(log_scores.size()) * (5 + argument) * u;
+  const Real terms = std::ssize(log_scores) * (5 + argument) * u;
   return {value, (terms + 4 * u + 2 * u * (abs(largest) + abs(value))) * Real("1.01")};
 }
 
@@ -83,8 +83,8 @@ TEST(ScoreHistoryOracle, MeansHoldForLogitsOfAnySize) {
     const Matrix scores = Random(5).matrix(40, 11, size);
     ScoreHistory history(0.9, 7);
     for (int64_t i = 0; i < scores.rows(); ++i) history.observe(scores.row(i));
-    const Numbers mean = history.foretold(Foretelling::mean, kTokens),
-                  window = history.foretold(Foretelling::window_mean, kTokens);
+    const Numbers mean = history.predicted(PredictionRule::mean, kTokens),
+                  window = history.predicted(PredictionRule::window_mean, kTokens);
     for (size_t j = 0; j < 11; ++j) {
       Numbers column;
       for (int64_t i = 0; i < scores.rows(); ++i) column.push_back(scores.row(i)[j]);
@@ -106,7 +106,7 @@ TEST(ScoreHistory, RefusesEntriesThatAreMissingAndScoresThatAreNone) {
 }
 
 Tensor column(const Numbers& numbers) {
-  Tensor tensor(1, static_cast<int64_t>(numbers.size()), 1);
+  Tensor tensor(1, std::ssize(numbers), 1);
   std::ranges::copy(numbers, tensor.numbers().begin());
   return tensor;
 }
@@ -117,7 +117,7 @@ traces::Layer power_layer(const Numbers& bases, const Numbers& queries, int64_t 
   traces::Layer layer;
   layer.shape = {1, 1, 1, 1};
   layer.prompt_tokens = prompt_tokens;
-  layer.window_queries = static_cast<int64_t>(queries.size()) - steps;
+  layer.window_queries = std::ssize(queries) - steps;
   Numbers keys;
   for (const double base : bases) keys.push_back(std::log(base));
   layer.keys = column(keys);
@@ -136,7 +136,7 @@ PredictOptions options(int64_t steps, const std::string& policy, const std::stri
   return result;
 }
 
-int64_t row(ScoreKind scores, Foretelling by) {
+int64_t row(ScoreKind scores, PredictionRule by) {
   const auto& all = predictors();
   const auto found =
       std::ranges::find_if(all, [&](const Predictor& p) { return p.scores == scores && p.by == by; });
@@ -149,12 +149,12 @@ TEST(LayerPrediction, OfAHandMadeStepIsThatOfPaper) {
       layer_prediction(power_layer({1, 3, 4}, {1, 1}, 2, 1), options(1, "streaming-llm:sinks=1", "1"), 1);
   ASSERT_EQ(heads.size(), 1u);
   const HeadPrediction& head = heads[0];
-  const int64_t last = row(ScoreKind::attention, Foretelling::last);
+  const int64_t last = row(ScoreKind::attention, PredictionRule::last);
   EXPECT_NEAR(head.relative_errors(last, 0), 1, 1e-14) << "(1/8 + 3/8) / (1/2)";
   EXPECT_NEAR(head.entry_errors(last, 0), 1, 1e-14);
-  EXPECT_NEAR(head.relative_errors(row(ScoreKind::raw, Foretelling::last), 0), 0, 1e-14);
+  EXPECT_NEAR(head.relative_errors(row(ScoreKind::raw, PredictionRule::last), 0), 0, 1e-14);
   // By 1 - 0.9^2 instead of 0.1: 10/19 of the scores.
-  const int64_t paper = row(ScoreKind::raw, Foretelling::ema_paper);
+  const int64_t paper = row(ScoreKind::raw, PredictionRule::ema_paper);
   EXPECT_NEAR(head.relative_errors(paper, 0), 9.0 / 19, 1e-14);
   EXPECT_NEAR(head.entry_errors(paper, 0), 9.0 / 19, 1e-14);
   EXPECT_EQ(head.evicted, 1);
@@ -168,7 +168,7 @@ TEST(LayerPrediction, WeighsRelativeErrorsByTheScoresAndTakesTheMedianOfEntries)
   // Foretold (1, 1, 1, 1) raw; then 1, 1/2, 4, 8 of the prompt's four and 1 of the step's own.
   const auto heads =
       layer_prediction(power_layer({1, 0.5, 4, 8, 1}, {0, 1}, 4, 1), options(1, "tova", "1"), 2);
-  const int64_t last = row(ScoreKind::raw, Foretelling::last);
+  const int64_t last = row(ScoreKind::raw, PredictionRule::last);
   EXPECT_NEAR(heads[0].relative_errors(last, 0), (0 + 0.5 + 3 + 7) / 13.5, 1e-14);
   // 0, 1, 3/4 and 7/8: between 3/4 and 7/8.
   EXPECT_NEAR(heads[0].entry_errors(last, 0), 13.0 / 16, 1e-14);
@@ -193,13 +193,13 @@ TEST(LayerPrediction, LetsTheSmallerPositionBeTheTopOfEquals) {
 }
 
 TEST(LayerPrediction, IsInfiniteWhereNoDoubleHoldsARatio) {
-  // Raw scores e^1000 are foretold where 1 is scored. Attention is 1/2 each, of logits 1000 that are rounded with their sum's
+  // Raw scores e^1000 are predicted where 1 is scored. Attention is 1/2 each, of logits 1000 that are rounded with their sum's
   // logarithm.
   const HeadPrediction head = layer_prediction(
       power_layer({std::exp(1.0), std::exp(1.0), 1}, {1000, 0}, 2, 1), options(1, "tova", "1"), 1)[0];
-  EXPECT_EQ(head.relative_errors(row(ScoreKind::raw, Foretelling::last), 0), INFINITY);
-  EXPECT_EQ(head.entry_errors(row(ScoreKind::raw, Foretelling::last), 0), INFINITY);
-  EXPECT_NEAR(head.relative_errors(row(ScoreKind::attention, Foretelling::last), 0), 0.5, 2000 * 0x1p-53)
+  EXPECT_EQ(head.relative_errors(row(ScoreKind::raw, PredictionRule::last), 0), INFINITY);
+  EXPECT_EQ(head.entry_errors(row(ScoreKind::raw, PredictionRule::last), 0), INFINITY);
+  EXPECT_NEAR(head.relative_errors(row(ScoreKind::attention, PredictionRule::last), 0), 0.5, 2000 * 0x1p-53)
       << "1/2 each where it is 1/3";
 }
 
@@ -210,11 +210,11 @@ TEST(LayerPrediction, OfConstantRawScoresIsExactButAsPrinted) {
   const HeadPrediction head =
       layer_prediction(power_layer(bases, queries, 50, 60), options(60, "tova", "5"), 10)[0];
   for (int64_t t = 0; t < 60; ++t) {
-    for (const Foretelling by :
-         {Foretelling::ema, Foretelling::mean, Foretelling::window_mean, Foretelling::last}) {
+    for (const PredictionRule by :
+         {PredictionRule::ema, PredictionRule::mean, PredictionRule::window_mean, PredictionRule::last}) {
       EXPECT_NEAR(head.relative_errors(row(ScoreKind::raw, by), t), 0, 1e-13) << name(by);
     }
-    EXPECT_GT(head.relative_errors(row(ScoreKind::raw, Foretelling::ema_paper), t), 1e-3);
+    EXPECT_GT(head.relative_errors(row(ScoreKind::raw, PredictionRule::ema_paper), t), 1e-3);
   }
 }
 
@@ -282,7 +282,7 @@ TEST(LayerPrediction, TellsOfEveryHeadAndRefusesWhatCannotBeMeasured) {
   layer_prediction(layer, options(1, "tova", "1"), 1, [&] { ++pieces; });
   EXPECT_EQ(pieces, 1);
   EXPECT_EQ(message_of<ShapeMismatch>([&] { layer_prediction(layer, options(2, "tova", "1"), 1); }),
-            "2 decode steps are to be foretold but 1 are recorded");
+            "2 decode steps are to be predicted but 1 are recorded");
   EXPECT_EQ(message_of<ShapeMismatch>([&] { layer_prediction(layer, options(1, "tova", "3"), 1); }),
             "3 of 2 entries are no top");
   PredictOptions wrong = options(1, "tova", "1");
