@@ -318,7 +318,7 @@ struct Split {
     }
     const int warp = thread / 32;
     for (int half = kTeamWarps / 2; half > 0; half /= 2) {
-      __syncthreads();  // nobody reads the tiles, or the sums of the step before, any more
+      __syncthreads();  // no thread reads the tiles, or the sums of the step before, any more
       if (half <= warp && warp < 2 * half) exchange<false>(warp - half, sums);
       __syncthreads();
       if (warp < half) exchange<true>(warp, sums);

@@ -26,7 +26,7 @@ class AsyncCopies {
   void commit() { group_ends_.push_back(copies_.size()); }
   /// Lands all groups but the latest `in_flight`.
   void wait(int in_flight, bool eager);
-  /// A copy that nobody has waited for; null if there is none.
+  /// A copy that no thread has waited for; null if there is none.
   const AsyncCopy* in_flight() const { return landed_ < copies_.size() ? &copies_[landed_] : nullptr; }
   void clear();
 

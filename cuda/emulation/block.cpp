@@ -219,7 +219,7 @@ void Runner::name_threads() {
   }
 }
 
-// After a fault, whose threads nobody goes on with.
+// After a fault, whose threads never go on.
 void Runner::drop_everything() {
   idle_.clear();
   for (const auto& fiber : fibers_) {
@@ -278,7 +278,7 @@ void Runner::refuse_to_return() {
 bool Runner::begin_another() {
   const int following = next();
   if (following < 0 && gone_ < count_)
-    fail("has returned, and nobody can go on: " + all_waits(), first_wait());
+    fail("has returned, and no thread can go on: " + all_waits(), first_wait());
   Fiber& mine = *fiber_;
   if (following < 0) {
     idle_.push_back(&mine);
@@ -347,7 +347,7 @@ void Runner::update_runnable(int number) {
 // Of a thread that has put itself where it waits. Returns when it has been chosen to go on.
 void Runner::go_on() {
   const int following = next();
-  if (following < 0) fail("waits, and nobody can go on: " + all_waits(), first_wait());
+  if (following < 0) fail("waits, and no thread can go on: " + all_waits(), first_wait());
   const int me = current_;
   Fiber& mine = *fiber_;
   const bool begun = set_current(following);

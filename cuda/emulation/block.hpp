@@ -70,7 +70,7 @@ void run_grid(const Grid& grid, CallSite where);
 
 /// Whether the caller is a kernel's thread.
 bool in_kernel();
-/// Ends the kernel from a place that nobody may return to or unwind from: for whoever handles signals.
+/// Ends the kernel from a place that must not be returned to or unwound from: for signal handlers.
 [[noreturn]] void fail_for_good(std::string (*problem)());
 /// Whether the address lies below the running thread's stack; and that stack's upper end.
 bool stack_overflown_at(const void* address);

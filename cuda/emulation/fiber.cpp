@@ -86,7 +86,7 @@ Fiber::~Fiber() {
 }
 
 void Fiber::restart() {
-  allow(bottom_, bytes_);  // frames that nobody returned from have left their red zones
+  allow(bottom_, bytes_);  // frames that never returned have left their red zones
   fake_stack_ = nullptr;
 #ifdef KVBOUND_TSAN
   __tsan_destroy_fiber(shadow_);
@@ -111,7 +111,7 @@ void Fiber::restart() {
 
 void Fiber::leave(Fiber& from, Fiber& to) {
   from.jump(to, nullptr);
-  std::abort();  // nobody switches to a fiber that was left
+  std::abort();  // a fiber that was left is never switched to
 }
 
 void Fiber::begin([[maybe_unused]] Fiber& first) {

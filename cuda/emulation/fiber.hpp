@@ -20,7 +20,7 @@ class Fiber {
  public:
   /// The stack on which the caller already is.
   Fiber();
-  /// A stack of its own, above a page that nobody may touch. `number` says where on its page the stack begins: fibers
+  /// A stack of its own, above an inaccessible page. `number` says where on its page the stack begins: fibers
   /// that all began at the same place would fight over the same lines of the cache.
   Fiber(void (*entry)(), int number);
   ~Fiber();

@@ -1,4 +1,4 @@
-// The emulated device's memory: every buffer between two stretches of pages that nobody may touch.
+// The emulated device's memory: every buffer between two stretches of inaccessible pages.
 //
 //     | no access | canaries | the buffer | canaries | no access |
 //

@@ -1,4 +1,4 @@
-// What AddressSanitizer and ThreadSanitizer want to know of stacks that change and of memory that nobody may touch.
+// What AddressSanitizer and ThreadSanitizer want to know of stacks that change and of memory that must not be touched.
 // Without them, nothing.
 #pragma once
 

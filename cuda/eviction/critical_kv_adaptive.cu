@@ -102,7 +102,7 @@ __device__ void attention_weights(const Arguments<T>& p, const float* queries, i
 // Sums over this thread and all before it, in a fixed order. All threads call it.
 template <int kCount>
 __device__ void prefix_sums(float (&numbers)[kCount], float* warp_totals) {
-  __syncthreads();  // whoever still reads the totals of the last call
+  __syncthreads();  // other threads may still read the totals of the last call
 #pragma unroll
   for (int q = 0; q < kCount; ++q) {
     for (int distance = 1; distance < 32; distance *= 2) {

@@ -152,7 +152,7 @@ __device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_
     below -= bits;
     prefix = prefix << bits | found.digit;
     wanted -= found.above;
-    if (found.same == wanted) break;  // whoever shares these digits is selected, whatever follows
+    if (found.same == wanted) break;  // all scores that share these digits are selected, whatever follows
   }
   return prefix << below;
 }
@@ -189,7 +189,7 @@ __device__ void write_keys(int64_t cols, const Key& key, uint32_t* keys, int* st
     keys[j] = key(j);
     nan |= keys[j] == kNanKey;
   }
-  if (nan && status) *status = 1;  // whoever writes, it is the same number
+  if (nan && status) *status = 1;  // every thread that writes writes the same number
 }
 
 /// Whether a row's keys fit into a block's shared memory; if not, they are in the workspace.

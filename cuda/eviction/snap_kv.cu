@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int64_t head = g * window.group_size() + h;
     float sums[kTokens] = {};
     for (int64_t first = 0; first < window.size(); first += shape.query_rows) {
-      __syncthreads();  // the keys are there for all, and nobody reads the queries before any more
+      __syncthreads();  // the keys are there for all, and no thread reads the previous queries any more
       load_queries(window, g, h * window.size() + first,
                    static_cast<int>(min(window.size() - first, static_cast<int64_t>(shape.query_rows))),
                    shape, shared.queries);
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       add_weights(window, logits, first, first_token, log_sum_exp + head * window.size(), sums);
     }
     const int row_lane = thread / kTokenLanes;
-    __syncthreads();  // nobody reads the queries any more
+    __syncthreads();  // no thread reads the queries any more
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       shared.partials[row_lane * kTileTokens + Logits<T, kRows>::token(t)] = sums[t];
@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t last = min(cols - 1, j + reach);
   float most = row[max(int64_t{0}, j - reach)];
   for (int64_t i = max(int64_t{0}, j - reach) + 1; i <= last; ++i) {
-    // NaN is to be seen by whoever selects.
+    // The selection must see NaN.
     if (row[i] > most || row[i] != row[i]) most = row[i];
   }
   pooled[blockIdx.y * cols + j] = most;

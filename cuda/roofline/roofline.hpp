@@ -22,7 +22,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 void copy(void* to, const void* from, int64_t bytes, Stream stream);
 
 /// Multiplies bf16 matrices (mma.sync m16n8k16, sums in fp32) on all multiprocessors, entirely in registers: what
-/// instructions of this kind can reach, whoever feeds them. Every warp does the same 16 products, `repeats` times:
+/// instructions of this kind can reach, however they are fed. Every warp does the same 16 products, `repeats` times:
 ///
 ///     C[i][j] += A[i] B[j],  i, j = 0..3,  A [16, 16], B [16, 8]
 ///

@@ -9,7 +9,7 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-// As much of cublas_v2.h as is needed, so that nobody needs that to build this. Its functions are the same from CUDA 11 on.
+// As much of cublas_v2.h as is needed, so that building this does not need it. Its functions are the same from CUDA 11 on.
 namespace cublas {
 using Handle = void*;
 using Status = int;

@@ -368,7 +368,7 @@ std::vector<Theorem> joint_merge_theorems() {
        .title = "the bound for a joint merge",
        .statement = "Theta_h <= A'_R 2 e (1 + e) gamma / (1 - e)^2 + sum_r A'_r || v_r - v-_h,r || for "
                     "each query head, e its own, A'_R = sum_r A'_r",
-       .hypotheses = "e < 1; disjoint groups merged at one time, nobody dropped; any keys, any v_r",
+       .hypotheses = "e < 1; disjoint groups merged at one time, no entry dropped; any keys, any v_r",
        .source = "ours",
        .ratio = "Theta_h / bound",
        .sizes = kMergingSizes,

@@ -207,7 +207,7 @@ std::vector<Theorem> prediction_bound_theorems() {
        .title = "the bound for many groups, with what they weigh",
        .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged "
                     "entries get together",
-       .hypotheses = "e < 1; one query head, disjoint groups merged at one time, nobody dropped; any key",
+       .hypotheses = "e < 1; one query head, disjoint groups merged at one time, no entry dropped; any key",
        .source = "ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,

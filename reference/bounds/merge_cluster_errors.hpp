@@ -33,7 +33,7 @@ struct MergedEntryErrors {
 std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, MatrixView rows,
                                          MatrixView row_errors, const Arithmetic& arithmetic);
 
-/// For whom a cluster merges, and how far D_h may be off.
+/// The query heads for which a cluster merges, and how far D_h may be off.
 struct MergeErrorsCase {
   KeyRule rule;
   MatrixView queries;  ///< [heads, head_dim]

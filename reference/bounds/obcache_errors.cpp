@@ -227,7 +227,7 @@ class ScoreErrors {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j];
     const double rest = std::exp(others.log_sum_exp() - query.output.log_sum_exp());
     Judged result = judged({weight, off, distance, others.error() + stored, sizes_[j] + others.terms_size()});
-    // Who forms 1 - A_j, or adds up the others, keeps at least half of it, or is on his own.
+    // An implementation that forms 1 - A_j, or adds up the others, keeps at least half of it, or this bound does not cover it.
     double by_difference = off + unit(arithmetic_), by_sum = sum_of_others_error(query, j, rest);
     if (by_difference > rest / 2) by_difference = 0;
     if (by_sum > rest / 2) by_sum = 0;
@@ -266,7 +266,7 @@ class ScoreErrors {
   }
 
   // Of a form whose x cancels to a vector of terms no larger than `left`, as long as rounding leaves half of that: by inner
-  // products, else element by element; 0 where nobody can take it so.
+  // products, else element by element; 0 where it cannot be taken so.
   double error_where_left(Form form, double left) const {
     const bool by_products = evaluation_ * form.size * form.size <= left * left / 2;
     if (!by_products) {

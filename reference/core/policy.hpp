@@ -33,7 +33,7 @@ struct H2o {
   }
 };
 
-/// TOVA (arXiv:2401.06104): whom the last query heeds least leaves, the first `sinks` excepted.
+/// TOVA (arXiv:2401.06104): the entry with the least attention of the last query is evicted, the first `sinks` excepted.
 struct Tova {
   int64_t sinks = 0;  ///< first positions that always stay
   friend bool operator==(const Tova&, const Tova&) = default;
@@ -127,12 +127,12 @@ struct Pyramid {
 };
 using Allocation = std::variant<Uniform, AdaKv, Pyramid>;
 
-/// Who leaves is gone.
+/// An evicted entry is gone.
 struct NoMerge {
   friend bool operator==(const NoMerge&, const NoMerge&) = default;
 };
 
-/// Who leaves merges with the staying entry whose key is most like its own, if it is alike enough.
+/// An evicted entry merges with the kept entry whose key is nearest to its own, if it is near enough.
 struct SimilarTarget {
   std::optional<Decimal> threshold = Decimal{8, 1};  ///< merge if the cosine is larger; nullopt: always
   friend bool operator==(const SimilarTarget&, const SimilarTarget&) = default;

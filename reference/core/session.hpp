@@ -129,7 +129,7 @@ struct Session {
   virtual PromptRecord compress(const LayerView& layer, const Policy& policy,
                                 std::span<const int64_t> budgets) = 0;
 
-  /// One decode step: the new entry enters, the queries attend, whoever has to leave leaves.
+  /// One decode step: the new entry enters, the queries attend, and an entry is evicted if there is one too many.
   /// After compress. Throws ShapeMismatch, NonFinite.
   virtual StepRecord step(const StepView& view) = 0;
 };

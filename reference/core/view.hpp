@@ -23,7 +23,7 @@ struct BasicMatrixView {
   BasicMatrixView(T* data_, int64_t rows_, int64_t cols_) : BasicMatrixView(data_, rows_, cols_, cols_) {}
   BasicMatrixView(T* data_, int64_t rows_, int64_t cols_, int64_t row_stride_)
       : data(data_), rows(rows_), cols(cols_), row_stride(row_stride_) {}
-  /// Whoever may write may read.
+  /// A view for writing converts to one for reading.
   template <class U>
   requires(std::is_same_v<T, const U>) BasicMatrixView(const BasicMatrixView<U>& other)
       : BasicMatrixView(other.data, other.rows, other.cols, other.row_stride) {}

@@ -158,7 +158,7 @@ class Remaining {
     multiply(weights, values_, outputs_.view());
   }
 
-  // Who is left, candidate or not, but for one.
+  // All that is left, candidates or not, but for one entry.
   Positions left_without(std::optional<int64_t> position) const {
     Positions left;
     std::ranges::copy_if(positions_, std::back_inserter(left), [&](int64_t j) { return j != position; });

@@ -47,8 +47,8 @@ template <Change change, class Number>
     case Change::exact:  // (A / (1 - A))^2 || v - o ||^2: not in the table; KeepKV's eq. 4 implies it
       term = {A / (one - A), one, one};
       return;
-    case Change::
-        slot: {  // || (A / q)(v - o) + (r / q) o ||^2, r = e^-LSE, q = 1 - A + r: the table's eq. 1 itself
+    case Change::slot: {
+      // || (A / q)(v - o) + (r / q) o ||^2, r = e^-LSE, q = 1 - A + r: the table's eq. 1 itself
       const Number q = (one - A) * shares.entries + shares.slot;
       term = {one, A * shares.entries / q, (A * shares.entries - shares.slot) / q};
       return;
@@ -68,8 +68,8 @@ ScaledDifference<double> dominant_term(Change change, const QueryAttention& atte
       return {A, 1, 1};
     case Change::joint:
       return {A, 1 + turned, turned};
-    case Change::
-        slot:  // with a logit of 0 against theirs it leaves the others what the logistic function says
+    case Change::slot:
+      // With a logit of 0 against theirs it leaves the others what the logistic function says.
       return {1, A, sigmoid(attention.others) - attention.rest};
   }
   return {};

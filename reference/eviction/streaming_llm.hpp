@@ -6,7 +6,7 @@
 
 namespace kvbound::reference {
 
-/// Who stays of a prompt.
+/// The positions of a prompt that are kept.
 ///
 ///     0..sinks - 1  and  n - (budget - sinks)..n - 1
 ///

@@ -17,7 +17,7 @@ namespace kvbound::reference {
 ///     min(1, A_e / mean of A over those that share it);   0/0 is 0, x/0 is 1
 ///
 /// following  [count >= 1]: their attention weights
-/// throws     ShapeMismatch for nobody who follows; NonFinite
+/// throws     ShapeMismatch if no entry follows; NonFinite
 double spread_probability(double attention_weight, VectorView following);
 
 /// Whether it is: a draw that depends on these three alone.
@@ -27,7 +27,7 @@ double spread_probability(double attention_weight, VectorView following);
 /// mix: SplitMix64's finaliser, G = 0x9e3779b97f4a7c15, everything modulo 2^64
 bool spreads(double probability, int64_t seed, int64_t kv_head, int64_t position);
 
-/// Who shares the value of an entry that leaves: those of the next larger positions, nearest first.
+/// The entries that share an evicted one's value: those at the next larger positions, nearest first.
 ///
 /// positions  of a cache, in any order
 /// most       >= 1

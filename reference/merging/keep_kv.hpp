@@ -56,7 +56,7 @@ struct KeyRule {
   double rank = 0.3;  ///< of `joint`: singular values below this share of the largest are dropped
 };
 
-/// For whom the clusters of one KV head merge at one time.
+/// The query heads for which the clusters of one KV head merge at one time.
 class MergeQueries {
  public:
   /// rule              not zip with joint of several heads

@@ -1,4 +1,4 @@
-// Who merges with whom at the prompt's end, of one KV head.
+// The clusters that form at the prompt's end, of one KV head.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvbound::reference {
 
-/// Who stays, and who becomes one with whom. Who is in neither is dropped.
+/// The entries that stay, and the clusters that become one entry each. An entry in neither is dropped.
 struct MergeTargets {
   std::vector<int64_t> kept;           ///< ascending positions
   std::vector<MergeCluster> clusters;  ///< by ascending `into`; without scores

@@ -1,4 +1,4 @@
-// Who among those that stay has the key most like that of one who leaves.
+// The kept entry whose key is nearest to an evicted one's.
 #pragma once
 
 #include <cstdint>

@@ -116,7 +116,7 @@ void choose_again(const std::optional<std::string>& core) {
   gotoblas_dynamic_init();
 }
 
-// Who chose the kernels that run, and which ran before any other choice.
+// What chose the kernels that run, and which ran before any other choice.
 struct Kernels {
   std::string at_load = openblas_get_corename();
   KernelChoice chosen_by = user_has_chosen() ? KernelChoice::user : KernelChoice::library;

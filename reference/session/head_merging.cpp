@@ -144,14 +144,14 @@ void HeadMerging::observe(MatrixView queries, const HeadCache& cache, int64_t to
   if (predicts) prediction_.observe(logits_, cache.votes, tokens);
 }
 
-HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, HeadCache& cache,
-                                          std::optional<int64_t> into) {
+HeadMerging::EvictedMerge HeadMerging::merge(int64_t leaving, MatrixView queries, HeadCache& cache,
+                                             std::optional<int64_t> into) {
   if (const auto* cam = std::get_if<Cam>(&merge_)) return spread(*cam, leaving, cache, into);
-  Departure departure;
-  HeadMerge& record = departure.record;
+  EvictedMerge merged;
+  HeadMerge& record = merged.record;
   record.counts.leaving = 1;
   const NearestKey nearest = target(leaving, cache, into);
-  if (nearest.index < 0) return departure;
+  if (nearest.index < 0) return merged;
   const std::vector<int64_t> entries{nearest.index, leaving};
   const Matrix keys = rows_of(cache.keys, entries), values = rows_of(cache.values, entries),
                scores = prediction_.of(entries);
@@ -160,9 +160,9 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
     for (const int64_t entry : entries) votes.push_back(cache.votes[entry]);
   }
   const auto position_of = [&](int64_t entry) { return cache.positions[entry]; };
-  departure.into = position_of(nearest.index);
-  departure.changed = {nearest.index};
-  record.clusters.push_back({departure.into, {position_of(leaving)}, scores});
+  merged.into = position_of(nearest.index);
+  merged.changed = {nearest.index};
+  record.clusters.push_back({merged.into, {position_of(leaving)}, scores});
   const std::vector<std::vector<int64_t>> both{{0, 1}};
   const MergedEntry entry =
       merged_entries({keys, values, votes, scores}, both, queries,
@@ -171,11 +171,11 @@ HeadMerging::Departure HeadMerging::merge(int64_t leaving, MatrixView queries, H
   put(nearest.index, entry, cache);
   count(entry.zip, record.counts);
   record.counts.merged = 1;
-  record.positions = {departure.into};
+  record.positions = {merged.into};
   record.votes = {entry.votes};
   record.keys.append_row(entry.key);
   record.values.append_row(entry.value);
-  return departure;
+  return merged;
 }
 
 // The entry that an evicted one merges with; index -1: none.
@@ -231,15 +231,14 @@ void HeadMerging::put(int64_t entry, const MergedEntry& merged, HeadCache& cache
   if (!merged.log_scores.empty()) prediction_.replace(entry, merged.log_scores);
 }
 
-HeadMerging::Departure HeadMerging::spread(const Cam& cam, int64_t leaving, HeadCache& cache,
-                                           std::optional<int64_t> into) const {
-  Departure departure;
+HeadMerging::EvictedMerge HeadMerging::spread(const Cam& cam, int64_t leaving, HeadCache& cache,
+                                              std::optional<int64_t> into) const {
+  EvictedMerge merged;
   const std::optional<bool> drawn = into ? std::optional(*into >= 0) : std::nullopt;
-  departure.record =
-      spread_entry(cam, kv_head_, mean_attention(logits_), leaving, drawn, cache, departure.changed);
-  departure.record.counts.leaving = 1;
-  if (!departure.record.clusters.empty()) departure.into = departure.record.clusters.front().into;
-  return departure;
+  merged.record = spread_entry(cam, kv_head_, mean_attention(logits_), leaving, drawn, cache, merged.changed);
+  merged.record.counts.leaving = 1;
+  if (!merged.record.clusters.empty()) merged.into = merged.record.clusters.front().into;
+  return merged;
 }
 
 }  // namespace kvbound::reference

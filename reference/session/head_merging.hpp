@@ -24,7 +24,7 @@ namespace kvbound::reference {
 ///     d2o, kvmerger    by similarity or distance to the target (merge_baselines.hpp)
 ///     cam              the leaving value is spread over those that follow, or not (cam.hpp)
 ///
-/// In decoding: the new entry enters, queries attend, predictions take in their scores, whoever leaves merges.
+/// In decoding: the new entry enters, queries attend, predictions accumulate their scores, the evicted entry merges.
 class HeadMerging {
  public:
   /// merge    not NoMerge
@@ -48,7 +48,7 @@ class HeadMerging {
   void observe(MatrixView queries, const HeadCache& cache, int64_t tokens);
 
   /// What became of an entry that leaves.
-  struct Departure {
+  struct EvictedMerge {
     int64_t into = -1;  ///< the position that it merged with, of several the next one; -1: it is dropped
     std::vector<int64_t> changed;  ///< entries that are not what they were
     HeadMerge record;
@@ -56,8 +56,8 @@ class HeadMerging {
   /// Merges an entry that is to leave, and is still there, with others. After observe, with the same queries.
   ///
   /// into  the position that it merges with, -1 for none, where somebody else has decided that; cam's first one
-  Departure merge(int64_t leaving, MatrixView queries, HeadCache& cache,
-                  std::optional<int64_t> into = std::nullopt);
+  EvictedMerge merge(int64_t leaving, MatrixView queries, HeadCache& cache,
+                     std::optional<int64_t> into = std::nullopt);
   /// Forgets the entry, before it is removed from the cache.
   void leave(int64_t entry);
   /// ln s^ of the cache's entries as it is now, natural log [group_size, entries]; no columns for methods that predict
@@ -76,7 +76,7 @@ class HeadMerging {
                                           std::span<const std::vector<int64_t>> clusters, MatrixView queries,
                                           const std::vector<double>& log_denominators) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
-  Departure spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
+  EvictedMerge spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
   NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;
 
   Merge merge_;

@@ -76,7 +76,7 @@ EvictedEntry HeadStepper::evict(int64_t entry, MatrixView queries, std::optional
   EvictedEntry evicted;
   evicted.position = cache_.positions[entry];
   if (merging_) {
-    HeadMerging::Departure merged = merging_->merge(entry, queries, cache_, into);
+    HeadMerging::EvictedMerge merged = merging_->merge(entry, queries, cache_, into);
     for (const int64_t changed : merged.changed) eviction_->revalue(changed, cache_);
     merging_->leave(entry);
     evicted.merged_into = merged.into;

@@ -1,4 +1,4 @@
-// Who stays at the prompt's end.
+// The entries that are kept at the prompt's end.
 #pragma once
 
 #include <cstdint>

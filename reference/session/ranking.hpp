@@ -13,7 +13,7 @@
 
 namespace kvbound::reference {
 
-/// Who is ranked, and how.
+/// Which entries are ranked, and how.
 struct Ranking {
   HostRules rules;
   int64_t first_candidate = 0;  ///< candidates are successive positions

@@ -16,7 +16,7 @@ BenchResult bench_step_value(const BenchOptions& options);
 BenchResult bench_step_key(const BenchOptions& options);
 BenchResult bench_step_joint(const BenchOptions& options);
 BenchResult bench_step_exact(const BenchOptions& options);
-/// The same with attention and KeepKV, whoever leaves merges.
+/// The same with attention and KeepKV, every evicted entry merges.
 BenchResult bench_step_keepkv(const BenchOptions& options);
 
 }  // namespace kvbound::sim

@@ -121,7 +121,7 @@ class LayerJudge {
       return std::move(results_);
     }
     const bool follows = claims_.output || wants_metrics();
-    if (evicts_ && (claims_.evicted || follows)) judge_departures();
+    if (evicts_ && (claims_.evicted || follows)) judge_evictions();
     if (follows) record_ = teacher_forced_record();
     if (claims_.output) judge_output();
     if (wants_metrics()) judge_metrics();
@@ -185,7 +185,7 @@ class LayerJudge {
   }
 
   // Which entry was evicted at which step.
-  void judge_departures() {
+  void judge_evictions() {
     EvictedJudgement judgement =
         judge_evicted(layer_, implementation_, reference_, *errors_, teacher_forced_, claims_.evicted);
     evicted_ = std::move(judgement.teacher_forced);

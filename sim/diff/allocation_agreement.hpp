@@ -20,8 +20,8 @@ enum class Explanation {
 
 /// Whether uncertain scores explain a sharing out.
 ///
-/// The largest scores of all heads are those above some limit: for a limit T whoever has score - error > T is among
-/// them, and whoever has score + error < T is not. Every limit and every choice that it leaves is tried.
+/// The largest scores of all heads are those above some limit: for a limit T every entry with score - error > T is among
+/// them, and no entry with score + error < T is. Every limit and every choice that it leaves is tried.
 ///
 /// scores      [kv_heads * candidates], one head after the other
 /// candidates  [kv_heads]: how many each head would keep without

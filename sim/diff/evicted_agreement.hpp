@@ -20,13 +20,13 @@ struct EvictedJudgement {
   TensorAgreement agreement;                         ///< of no elements if nothing is claimed
 };
 
-/// Judges every departure by the reference's scores on the cache that the tested implementation's earlier choices
+/// Judges every eviction by the reference's scores on the cache that the tested implementation's earlier choices
 /// produced.
 ///
 /// Running scores carry running error bounds: with h2o those of the prompt's score and of every step's contribution so
 /// far, with tova the step's own. An eviction is legal if no other entry that might have been evicted in its stead had clearly less:
 /// the near-tie rule of top-k, or, with `critical`, of its two stages (near_tie.hpp), all others being selected. Legal
-/// departures that are not the reference's are near-tie swaps. With streaming-llm nothing is scored, and only one may
+/// evictions that are not the reference's are near-tie swaps. With streaming-llm nothing is scored, and only one may
 /// leave.
 ///
 /// What cannot be followed, because it is not in the cache or because nothing was evicted where an entry had to be, is a fault; the

@@ -166,7 +166,7 @@ class Judge {
     Positions all_candidates(ranking().candidates);
     std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
     CountRange all{0, 0};
-    // Who forms these masses need not have formed the scores: sums in any order.
+    // An implementation that forms these masses need not have formed the scores: sums in any order.
     reference::Arithmetic arithmetic = implementation_.arithmetic.window_attention;
     arithmetic.accumulation_depth = arithmetic.product_depth = -1;
     for (int64_t i = 0; i < window; ++i) {

@@ -1,4 +1,4 @@
-// Whether who was kept after the prompt is who the reference keeps, or near enough.
+// Whether the entries kept after the prompt are those that the reference keeps, or near enough.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ namespace kvbound::sim {
 ///
 /// With `greedy` the reference's own set agrees, and any other is undecided: every removal follows from those before,
 /// so rounding at one of them may lead anywhere, and no score of the prompt's end says where. So it is where merging
-/// comes before the selection, whose scores then follow from who merged with whom; there fewer may be kept than the
+/// comes before the selection, whose scores then follow from the clusters that merged; there fewer may be kept than the
 /// budget has room for.
 ///
 /// kept     [kv_heads] of positions; anything

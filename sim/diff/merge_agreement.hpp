@@ -33,7 +33,7 @@ struct MergeJudgement {
 
 /// Judges one layer's merging by a replay of the tested implementation's own choices.
 ///
-/// Who merged with whom at the prompt's end is not claimed: it is the reference's own, on the tested implementation's
+/// The clusters at the prompt's end are not claimed: they are the reference's own, on the tested implementation's
 /// kept set. An entry that another may have merged with by rounding alone (target_ambiguity.hpp) is uncertain, and so is
 /// its KV head from then on: its votes must be possible, and its numbers that are not the reference's are undecided. So
 /// it is, in all of a KV head, with order=merge-first and after a period's first rebuild, whose selections are not

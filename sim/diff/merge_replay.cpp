@@ -74,7 +74,7 @@ MatrixView MergeReplay::last_queries(const LayerView& view) const {
   return group(view.queries.row_of_slices(view.window_queries() - 1));
 }
 
-// Who goes to whom by the reference, and who may go where.
+// The reference's targets, and those that rounding allows.
 reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool explained) {
   members_.assign(kept.size(), {});
   const MatrixView keys = part_.prompt.keys.slice(g_);

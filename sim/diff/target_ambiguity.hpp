@@ -1,4 +1,4 @@
-// Who may have merged with whom, where rounding leaves more than one answer.
+// The targets that an entry may have merged with, where rounding leaves more than one.
 #pragma once
 
 #include <cstdint>

@@ -158,7 +158,7 @@ Option merged_key(MergedKey& field) {
 }
 
 Option merge_order(MergeOrder& field) {
-  return choice("order", "merge whom the selection left, or before it selects", field,
+  return choice("order", "merge what the selection evicts, or before it selects", field,
                 std::array{std::pair{std::string_view("evict-first"), MergeOrder::evict_first},
                            std::pair{std::string_view("merge-first"), MergeOrder::merge_first}});
 }

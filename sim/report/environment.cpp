@@ -22,7 +22,7 @@ std::string processor() {
   return "unknown";
 }
 
-// Who chose the kernels that products run on.
+// What chose the kernels that products run on.
 const char* chooser(reference::KernelChoice choice) {
   switch (choice) {
     case reference::KernelChoice::library:

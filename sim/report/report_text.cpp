@@ -69,7 +69,7 @@ std::string merge_cell(const Subject& subject) {
   return subject.summary.merges ? figure(((*subject.summary.merges).*figures).value()) : "-";
 }
 
-// How many leaving entries found whom to merge with.
+// How many evicted entries found a target to merge with.
 std::string found_target(const Subject& subject) {
   if (!subject.summary.merges) return "-";
   const MergeCounts& counts = subject.summary.merges->counts;

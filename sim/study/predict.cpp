@@ -107,7 +107,7 @@ class HeadMeasurement {
       histories_[kind].observe(scores);
     }
     if (step < 0) return;
-    look_for_reentering(logits);
+    look_for_reentering(step, logits);
     add_up_mass(step, logits);
   }
 
@@ -129,7 +129,7 @@ class HeadMeasurement {
     }
   }
 
-  void look_for_reentering(VectorView logits) {
+  void look_for_reentering([[maybe_unused]] int64_t step, VectorView logits) {
     const VectorView prompt = logits.first(stays_.size());
     int64_t count = 0;
     for (const int64_t j : reference::select_top(prompt, at_most(options_.top, layer_.prompt_tokens))) {

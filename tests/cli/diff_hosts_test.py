@@ -148,7 +148,7 @@ class WrongDumps(DiffTest):
                 dump = recompute(path, policy, "12")
             self.differs(path, dump, "score")
 
-    def test_a_wrong_departure_is_found_and_what_follows_it_is_judged_on_the_cache_as_it_was(self):
+    def test_a_wrong_eviction_is_found_and_what_follows_it_is_judged_on_the_cache_as_it_was(self):
         for policy, deciding in DECIDING.items():
             for trace in self.traces():
                 right = recompute(trace, policy, "50")
@@ -169,7 +169,7 @@ class WrongDumps(DiffTest):
                         stale.array(1, "evicted")[1, 1] = best
                         self.differs(trace, stale, "evicted")
 
-    def test_departures_that_cannot_be_are_found(self):
+    def test_evictions_that_cannot_be_are_found(self):
         trace = self.trace("F32", tokens=160)
         for policy in ("h2o:window=8:sinks=1", "tova:sinks=1", "streaming-llm:sinks=1"):
             right = recompute(trace, policy, "50")
@@ -252,7 +252,7 @@ class WrongDumps(DiffTest):
             _, stderr = self.differs(trace, right, "evicted")
             self.assertIn(f"layers.0.evicted[1, 0]: step 1, KV head 0: position {tokens - 44} was evicted, which always stays", stderr)
 
-    def test_departures_are_counted_where_the_kept_set_has_not_the_budgets_size(self):
+    def test_evictions_are_counted_where_the_kept_set_has_not_the_budgets_size(self):
         trace = self.trace("F32", tokens=160)
         right = recompute(trace, "h2o:window=8", "50")
         for entries in (48, 52):

@@ -106,7 +106,7 @@ class Documentation(CommandLineTest):
         for command in ("inspect", "replay", "recall", "predict", "diff", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for document in documents():
-            text = re.sub(r"(cmake|ctest|git|apt-get|tests/[\w/]+\.py) --.*", "", document.read_text("utf-8"))
+            text = re.sub(r"(cmake|ctest|git|apt-get|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
             self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
 

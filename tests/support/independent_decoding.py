@@ -90,7 +90,7 @@ class DecodingHead:
         return np.stack(weights)
 
     def step(self, step, recorded=None):
-        """A new entry, its query, and a departure if there is one too many: who left (-1: nobody), who should have, and
+        """A new entry, its query, and an eviction if there is one too many: who left (-1: nobody), who should have, and
         whether it may have been the former. recorded: who left by the dump, believed if it can have left.
         """
         self.enter(step)

@@ -39,7 +39,7 @@ class MergingHead(DecodingHead):
     """Keys, values, votes, predicted scores by position; what merged at the prompt's end has merged when it is made.
 
     members  {staying: [leaving]}: merge-first's groups; None: evict-first, by cosine
-    recorded_into: whom the dump's next departure merges with, believed if rounding makes that legal; None: ours
+    recorded_into: what the dump's next eviction merges with, believed if rounding makes that legal; None: ours
     shown    votes, key, value after the prompt in the order of kept, by the dump: near ties are what explains them
     """
 

@@ -199,10 +199,10 @@ TEST(Emulation, ADeadlockIsReportedWithEveryPlaceWhereThreadsWait) {
     const ScopedSchedule scoped(schedule);
     Buffer<int> numbers(64);
     const std::string fault = fault_of([&] { launch(shape(1, 64), deadlock_kernel, numbers.data()); });
-    expect_words(fault,
-                 {"nobody can go on", "32 from thread (0,0,0) on wait at __syncthreads at ", here(kDeadlock),
-                  "32 from thread (1,0,0) on wait at __shfl_sync of mask 0xffffffff at ", here(kDeadlock + 1),
-                  "0 have returned"});
+    expect_words(
+        fault, {"no thread can go on", "32 from thread (0,0,0) on wait at __syncthreads at ", here(kDeadlock),
+                "32 from thread (1,0,0) on wait at __shfl_sync of mask 0xffffffff at ", here(kDeadlock + 1),
+                "0 have returned"});
   }
 }
 

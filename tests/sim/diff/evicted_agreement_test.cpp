@@ -66,7 +66,7 @@ struct Case {
         errors(prompt, implementation, record),
         kept(record.kept) {}
 
-  // The session's own departures.
+  // The session's own evictions.
   Positions own() {
     Positions left;
     for (int64_t t = 0; t < kSteps; ++t) {
@@ -122,7 +122,7 @@ std::set<int64_t> cache_at(const Case& given, const Positions& left, int64_t t, 
   return cache;
 }
 
-TEST(EvictedAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
+TEST(EvictedAgreement, FindsEveryOtherEvictionAtTheStepWhereItHappens) {
   const traces::Layer layer = layer_of(4);
   for (const Policy& policy : policies()) {
     Case given(layer, policy);
@@ -148,7 +148,7 @@ TEST(EvictedAgreement, FindsEveryOtherDepartureAtTheStepWhereItHappens) {
   }
 }
 
-TEST(EvictedAgreement, SaysWhatIsWrongWithADepartureThatCannotBe) {
+TEST(EvictedAgreement, SaysWhatIsWrongWithAnEvictionThatCannotBe) {
   const traces::Layer layer = layer_of(5);
   Case given(layer, policy_of(kH2o));
   const Positions own = given.own();
@@ -159,9 +159,10 @@ TEST(EvictedAgreement, SaysWhatIsWrongWithADepartureThatCannotBe) {
     EXPECT_GE(found.agreement.outside, 1);
     return found.agreement.worst->note;
   };
-  EXPECT_EQ(note(own[2 * 2]),
-            "step 3, KV head 0: position " + std::to_string(own[2 * 2]) + " was evicted, which is not in the cache");
-  EXPECT_EQ(note(-1), "step 3, KV head 0: nothing was evicted, but the cache has 15 entries and the budget is 14");
+  EXPECT_EQ(note(own[2 * 2]), "step 3, KV head 0: position " + std::to_string(own[2 * 2]) +
+                                  " was evicted, which is not in the cache");
+  EXPECT_EQ(note(-1),
+            "step 3, KV head 0: nothing was evicted, but the cache has 15 entries and the budget is 14");
   EXPECT_EQ(note(-99), "step 3, KV head 0: position -99 was evicted, which is not in the cache");
   EXPECT_EQ(note(kTokens + 4), "step 3, KV head 0: position 34 was evicted, which is not in the cache");
   EXPECT_EQ(note(0), "step 3, KV head 0: position 0 was evicted, which always stays");
