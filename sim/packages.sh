@@ -2,7 +2,7 @@
 # What sim/quickstart.sh and tests/run.sh share; sourced by both. The names are those of Debian 12 and Ubuntu 24.04.
 
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
-                libeigen3-dev nlohmann-json3-dev librapidcheck-dev)
+                libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
 
 # fail MESSAGE [STATUS]: ends the script.

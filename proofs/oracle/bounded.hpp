@@ -17,14 +17,16 @@
 #include <span>
 #include <vector>
 
-#include <boost/multiprecision/cpp_bin_float.hpp>
+#include <boost/multiprecision/mpfr.hpp>
 
 #include <kvbound/reference/core/view.hpp>
 
 namespace kvbound::oracle {
 
 /// 168 bits: every double converts exactly, exp(+-20000) neither overflows nor underflows.
-using Real = boost::multiprecision::cpp_bin_float_50;
+using Real = boost::multiprecision::number<
+    boost::multiprecision::mpfr_float_backend<50, boost::multiprecision::allocate_stack>,
+    boost::multiprecision::et_off>;
 using Indices = std::span<const int64_t>;
 
 /// gamma_k = k u / (1 - k u) for double precision.

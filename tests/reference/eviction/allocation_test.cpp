@@ -4,9 +4,9 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
-#include <boost/multiprecision/cpp_bin_float.hpp>
 #include <boost/multiprecision/cpp_int.hpp>
 
+#include <kvbound/proofs/oracle/bounded.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/allocation.hpp>
 
@@ -21,7 +21,7 @@ using test::message_of;
 using Counts = std::vector<int64_t>;
 using Integer = boost::multiprecision::cpp_int;
 using Rational = boost::multiprecision::cpp_rational;
-using Real = boost::multiprecision::cpp_bin_float_50;
+using Real = oracle::Real;
 
 int64_t total(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
