@@ -63,7 +63,7 @@ bool redirect([[maybe_unused]] ucontext_t& context, [[maybe_unused]] std::byte* 
 void handle(int number, siginfo_t* info, void* context) {
   if (in_kernel()) {
     raised = {number, info->si_code, info->si_addr};
-    std::byte* const stack = stack_overflown_at(info->si_addr) ? top_of_stack() : nullptr;
+    std::byte* const stack = stack_overflown_at(info->si_addr) ? clear_stack() : nullptr;
     if (redirect(*static_cast<ucontext_t*>(context), stack)) return;
   }
   for (size_t i = 0; i < kSignals.size(); ++i) {  // the instruction is repeated, and then it is theirs

@@ -480,7 +480,7 @@ void fail_for_good(std::string (*problem)()) {
 }
 
 bool stack_overflown_at(const void* address) { return running->fiber().overflown_at(address); }
-std::byte* top_of_stack() { return running->fiber().top(); }
+std::byte* clear_stack() { return running->fiber().clear(); }
 
 std::string place_in_memory(const void* address) {
   return running->shared().place(address).value_or(place_in_device_memory(address));

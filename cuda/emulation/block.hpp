@@ -72,9 +72,10 @@ void run_grid(const Grid& grid, CallSite where);
 bool in_kernel();
 /// Ends the kernel from a place that must not be returned to or unwound from: for signal handlers.
 [[noreturn]] void fail_for_good(std::string (*problem)());
-/// Whether the address lies below the running thread's stack; and that stack's upper end.
+/// Whether the address lies below the running thread's stack.
 bool stack_overflown_at(const void* address);
-std::byte* top_of_stack();
+/// Gives up all of the running thread's frames. Returns its stack's upper end.
+std::byte* clear_stack();
 /// Where the address lies in the block's shared memory or in device memory, in words.
 std::string place_in_memory(const void* address);
 

@@ -39,8 +39,8 @@ class Fiber {
 
   /// Whether the address lies below this stack: the mark of one that has overflown.
   bool overflown_at(const void* address) const;
-  /// The stack's upper end, where a function may begin.
-  std::byte* top() const { return top_; }
+  /// Gives up all frames, and with them their red zones. Returns the stack's upper end, where a function may begin.
+  std::byte* clear() const;
 
  private:
   void jump(Fiber& to, void** fake_stack);
