@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim")
 SUFFIXES = (".hpp", ".cuh", ".cpp", ".cu")
 COMPILER = []
+STANDARD = ("algorithm", "cmath", "functional", "map", "memory", "numeric", "span", "string", "variant", "vector")
 
 STRUCT = "struct {0} {{\n  friend bool operator==(const {0}&, const {0}&) = default;\n}};\nusing {1} = std::variant<{0}, "
 ALTERNATIVES = {"Host": "NewHost", "Score": "NewScore", "Selection": "NewSelection", "Allocation": "NewAllocation",
@@ -50,9 +51,11 @@ FILLERS = {
         ("reference/eviction/obcache.cpp", "dominant_term", NEW_CHANGE),
         ("reference/eviction/obcache.cpp", "score_entries",
          NEW_CHANGE + " return score_entries<Change::new_change>(terms, scores);"),
+        ("reference/eviction/scored_queries.cpp", "leaves_out_dominant", NEW_CHANGE),
         ("reference/bounds/obcache_errors.cpp", "judge", NEW_CHANGE),
         ("proofs/oracle/output_change.cpp", "score", NEW_CHANGE),
-        ("proofs/theorems/score_bounds.cpp", "terms_of", NEW_CHANGE)),
+        ("proofs/theorems/score_bounds.cpp", "terms_of", NEW_CHANGE),
+        ("proofs/theorems/score_bounds.cpp", "terms_of_aside", NEW_CHANGE)),
     "A selection": (
         ("reference/core/selection_rules.hpp", "selection_rules",
          "inline SelectionRules selection_rules(const NewSelection&) { return {}; }"),
@@ -79,7 +82,8 @@ FILLERS = {
         ("reference/bounds/merge_cluster_errors.cpp", "key_errors", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "scaling_error", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "largest_scale", NEW_KEY),
-        ("sim/measure/merge_metrics.cpp", "lossless_key", NEW_KEY)),
+        ("sim/measure/merge_metrics.cpp", "lossless_key", NEW_KEY),
+        ("proofs/theorems/merge_rounding.cpp", "hold", NEW_KEY)),
 }
 PLACES = [place for places in FILLERS.values() for place in places]
 # A declared overload is missed where it is called.
@@ -130,18 +134,24 @@ def includes(folder, path, seen):
 
 
 def sources(folder):
-    """What can have a place: a file that sees core/policy.hpp, and visits, switches or counts alternatives."""
+    """What can have a place: a file that sees core/policy.hpp and visits or counts alternatives, or has a case for one."""
     policy = folder / "kvbound" / "reference" / "core" / "policy.hpp"
     return [path for path in sorted((folder / "kvbound").rglob("*")) if path.suffix in SUFFIXES
-            if re.search(r"\b(?:visit|switch|variant_\w+)\b", path.read_text("utf-8"))
+            if re.search(rf"\bvisit\b|\bvariant_|\bcase [\w:]*\b(?:{'|'.join(ENUMERATORS)})::", path.read_text("utf-8"))
             if policy in includes(folder, path, set())]
+
+
+def precompile(folder):
+    """Precompiles the standard headers that most sources include: it halves the time of this test."""
+    (folder / "standard.hpp").write_text("".join(f"#include <{name}>\n" for name in STANDARD), "utf-8")
+    subprocess.run([*COMPILER, "-x", "c++-header", "standard.hpp", "-o", "standard.hpp.gch"], check=True, cwd=folder)
 
 
 def complaints(folder, file, *options):
     """What the compiler says of a file; it looks for errors and switches that lack a case."""
-    run = subprocess.run([*COMPILER, "-fsyntax-only", "-Wswitch", *options, "-I", folder,
+    run = subprocess.run([*COMPILER, "-fsyntax-only", "-Wswitch", *options, "-I.", "-include", "standard.hpp",
                           "-x", "c++", "-include", file, os.devnull],  # a header, too, is included
-                         capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+                         capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "LC_ALL": "C"})
     return run.stderr
 
 
@@ -160,6 +170,7 @@ class NewMethods(unittest.TestCase):
         cls.scratch = tempfile.TemporaryDirectory()
         cls.folder = Path(cls.scratch.name).resolve()
         copy_with_newcomers(cls.folder)
+        precompile(cls.folder)
         cls.pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
     @classmethod
@@ -169,7 +180,8 @@ class NewMethods(unittest.TestCase):
 
     def test_the_compiler_needs_nothing_but_the_fillers(self):
         files = sources(self.folder)
-        self.assertGreater(len(files), 35, "this test finds no sources any more")
+        places = {self.folder / "kvbound" / SEEN_BY.get(file, file) for file, _, _ in PLACES}
+        self.assertLessEqual(places, set(files), "this test does not find all sources any more")
         for file, said in zip(files, self.pool.map(lambda file: complaints(self.folder, file), files)):
             self.assertEqual(said, "", f"{file}: is a place missing in FILLERS?")
 
