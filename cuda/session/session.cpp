@@ -201,10 +201,9 @@ class DeviceSession final : public Session {
     }
   }
 
-  template <class Unsupported>
-  void select(const LayerView&, const Ranking<T>&, const Unsupported&, Kept&, PromptRecord&) {
-    throw InvalidPolicy("this selection runs on the reference only");  // as require_supported has said
-  }
+  // Policies with these selections do not pass require_supported.
+  void select(const LayerView&, const Ranking<T>&, const ThetaSweep&, Kept&, PromptRecord&) { assert(false); }
+  void select(const LayerView&, const Ranking<T>&, const Greedy&, Kept&, PromptRecord&) { assert(false); }
 
   Buffer<int64_t> stage_one_counts_of(const Ranking<T>& ranking, const Critical& options, const Kept& kept) {
     if (options.alpha) {

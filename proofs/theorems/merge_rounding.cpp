@@ -238,9 +238,14 @@ class BoundedMerge {
 
   void hold(const reference::MergedEntry& computed, Outcome& outcome) const {
     proofs::hold("a merged value", computed.value, value(), outcome);
-    if (rule_.key == MergedKey::convex) proofs::hold("a merged key", computed.key, mean_key(), outcome);
-    if (rule_.key == MergedKey::min_norm) hold_min_norm(computed, outcome);
-    if (rule_.key == MergedKey::zip) hold_zip(computed, outcome);
+    switch (rule_.key) {
+      case MergedKey::min_norm:
+        return hold_min_norm(computed, outcome);
+      case MergedKey::zip:
+        return hold_zip(computed, outcome);
+      case MergedKey::convex:
+        return proofs::hold("a merged key", computed.key, mean_key(), outcome);
+    }
   }
 
  private:

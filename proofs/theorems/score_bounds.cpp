@@ -155,16 +155,29 @@ Bounded change_of_entry(const Terms& terms, const Row& value, const Row& output,
   return terms.w * terms.w * by_sign(expanded - kCancelled * own, apart, expanded);
 }
 
+Terms terms_of_aside(Change change, const Attended& attended, const Bounded& logit) {
+  switch (change) {
+    case Change::value:
+      return {attended.lead, 1, 0};
+    case Change::key:
+    case Change::exact:
+      return {attended.lead, 1, 1};
+    case Change::joint: {
+      const Bounded turned = logit * attended.rest;
+      return {attended.lead, Bounded(1) + turned, turned};
+    }
+    case Change::slot: {
+      const Bounded others = attended.log_others ? sigmoid(*attended.log_others) : Bounded(0);
+      return {1, attended.lead, others - attended.rest};
+    }
+  }
+  return {};  // not reached
+}
+
 // w^2 || a v - b o' ||^2, o' the others' output.
 Bounded change_of_aside(Change change, const Attended& attended, const Bounded& logit, const Row& value,
                         const BoundedSpace& space) {
-  const Bounded turned = logit * attended.rest;
-  Terms terms{attended.lead, 1, 1};
-  if (change == Change::joint) terms = {attended.lead, Bounded(1) + turned, turned};
-  if (change == Change::slot) {
-    const Bounded others = attended.log_others ? sigmoid(*attended.log_others) : Bounded(0);
-    terms = {1, attended.lead, others - attended.rest};
-  }
+  const Terms terms = terms_of_aside(change, attended, logit);
   return terms.w * terms.w * squared_distance(space, terms.a, value, terms.b, attended.mean);
 }
 

@@ -9,17 +9,32 @@
 #include "obcache_terms.hpp"
 
 namespace kvbound::reference {
+namespace {
+
+// Whether an entry with more than half of the attention is scored by the others' own softmax.
+bool leaves_out_dominant(Change change) {
+  switch (change) {
+    case Change::value:
+    case Change::key:
+      return false;
+    case Change::joint:
+    case Change::exact:
+    case Change::slot:
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 ScoredQueries::ScoredQueries(Change change, const QueryBlock& queries, const EntryBlock& entries,
                              MutableMatrixView weights)
     : change_(change), queries_(queries), entries_(entries), weights_(weights) {
-  const bool leaves_out_dominant =
-      change == Change::joint || change == Change::exact || change == Change::slot;
   for (int64_t row = 0; row < weights.rows; ++row) {
     const auto index = static_cast<size_t>(row), seen = static_cast<size_t>(queries.visible[index]);
     const std::span<double> own = weights.row(row);
     attention_.push_back(query_attention(queries.voted.row(row).first(seen), queries.largest[index],
-                                         leaves_out_dominant, own.first(seen)));
+                                         leaves_out_dominant(change), own.first(seen)));
     QueryAttention& attention = attention_.back();
     if (attention.dominant >= 0) attention.logit = queries.logits(row, attention.dominant);
     std::ranges::fill(own.subspan(seen), 0.0);

@@ -1,10 +1,10 @@
 #include "merge_baselines.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/directions.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
@@ -24,11 +24,6 @@ std::vector<double> scaled(VectorView vector) {
   const int exponent = -1 - std::ilogb(size);
   for (double& number : result) number = std::scalbn(number, exponent);
   return result;
-}
-
-double cosine(VectorView x, VectorView y) {
-  const double norms = std::sqrt(inner_product(x, x)) * std::sqrt(inner_product(y, y));
-  return norms == 0 ? 0 : std::clamp(inner_product(x, y) / norms, -1.0, 1.0);
 }
 
 std::vector<double> normalised(std::vector<double> log_weights) {
@@ -66,8 +61,12 @@ std::vector<double> relative_squared_distances(MatrixView keys) {
 std::vector<double> similarity_weights(MatrixView keys) {
   require_cluster(keys);
   const std::vector<double> target = scaled(keys.row(0));
+  const double target_length = length(target);
   std::vector<double> cosines{1};  // a zero key's with itself, too
-  for (int64_t j = 1; j < keys.rows; ++j) cosines.push_back(cosine(scaled(keys.row(j)), target));
+  for (int64_t j = 1; j < keys.rows; ++j) {
+    const std::vector<double> key = scaled(keys.row(j));
+    cosines.push_back(cosine(key, length(key), target, target_length));
+  }
   return normalised(std::move(cosines));
 }
 
