@@ -120,7 +120,8 @@ TEST_P(SelectionParity, TakesInfinitiesAndZerosForTheScoresThatTheyAre) {
 }
 
 TEST_P(SelectionParity, LetsTheSmallerPositionWinTies) {
-  expect_parity({scores_of(ScoreKind::few_values, 4, 300), scores_of(ScoreKind::equal, 5, 300)}, {150, 77});
+  expect_parity({scores_of(ScoreKind::few_values, 4, 1100), scores_of(ScoreKind::equal, 5, 1100)},
+                {550, 277});
 }
 
 TEST_P(SelectionParity, TellsOfNan) {
