@@ -18,8 +18,6 @@ using namespace rounding;
 
 namespace {
 
-constexpr double kUnit = 0x1p-53;
-
 MatrixView as_row(VectorView vector) { return {vector.data(), 1, std::ssize(vector)}; }
 
 // scale sum_c |query_c key_c|
@@ -32,13 +30,13 @@ double absolute_logit(VectorView query, VectorView key, double scale) {
 // How far a cluster's merge may take the merged entry's logit, and its value.
 class ClusterErrors {
  public:
-  ClusterErrors(VectorView query, double scale, const ClusterMembers& members)
-      : count_(static_cast<double>(members.keys.rows())),
+  ClusterErrors(VectorView query, double scale, const ClusterMembers& members, const Arithmetic& arithmetic)
+      : arithmetic_(arithmetic),
+        count_(static_cast<double>(members.keys.rows())),
         dimensions_(static_cast<double>(query.size())),
         logits_(attention_logits(as_row(query), members.keys, scale)),
-        logit_errors_(logit_errors(as_row(query), members.keys, scale, reference_rounding())),
-        cluster_(members, logits_.row(0), logit_errors_.row(0), Evaluation::as_group_mean,
-                 reference_rounding()) {
+        logit_errors_(logit_errors(as_row(query), members.keys, scale, arithmetic)),
+        cluster_(members, logits_.row(0), logit_errors_.row(0), Evaluation::as_group_mean, arithmetic) {
     logit_error_ = *std::ranges::max_element(logit_errors_.row(0));
     for (int64_t j = 0; j < members.keys.rows(); ++j) {
       largest_ = std::max(largest_, absolute_logit(query, members.keys.row(j), scale));
@@ -55,20 +53,20 @@ class ClusterErrors {
 
   /// T of the merged entry. absolute_logit: of its key.
   double merged_logit_error(MergedKey key, double absolute_logit) const {
-    const double mean_error = logit_error_ + 3 * gamma(count_ + 6, reference_rounding()) * largest_;
+    const double mean_error = logit_error_ + 3 * gamma(count_ + 6, arithmetic_) * largest_;
     const double divergence_error = cluster_.divergence_rounding(largest_);
     const double correction =
-        gamma(8 * dimensions_ + 40, reference_rounding()) * (cluster_.mean().divergence + divergence_error);
+        gamma(8 * dimensions_ + 40, arithmetic_) * (cluster_.mean().divergence + divergence_error);
     const double conditioned = mean_error * largest_scale(key, divergence_error);
     return logit_error_ + conditioned + divergence_error + correction + scaling_error(key) +
-           2 * kUnit * absolute_logit + gamma(count_, reference_rounding());
+           2 * unit(arithmetic_) * absolute_logit + gamma(count_, arithmetic_);
   }
 
  private:
   double scaling_error(MergedKey key) const {
     switch (key) {
       case MergedKey::zip:
-        return 4 * kUnit * (cluster_.mean().divergence + largest_);
+        return 4 * unit(arithmetic_) * (cluster_.mean().divergence + largest_);
       case MergedKey::min_norm:
       case MergedKey::convex:
         return 0;
@@ -98,6 +96,7 @@ class ClusterErrors {
     return least > 0 ? 1 + correction / least : 1 + (correction > 0 ? kInfinity : 0);
   }
 
+  Arithmetic arithmetic_;
   double count_;
   double dimensions_;
   Matrix logits_;        // [1, members]
@@ -111,16 +110,17 @@ class ClusterErrors {
 class LosslessMergeErrors {
  public:
   LosslessMergeErrors(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
-                      std::span<const MergedCluster> clusters)
-      : query_(query),
+                      std::span<const MergedCluster> clusters, const Arithmetic& arithmetic)
+      : arithmetic_(arithmetic),
+        query_(query),
         scale_(scale),
         key_(key),
         cache_(cache),
         clusters_(clusters),
         output_(attention(row(), cache.keys, cache.values, scale, cache.votes).output),
         logits_(attention_logits(row(), cache.keys, scale)),
-        logit_errors_(reference::logit_errors(row(), cache.keys, scale, reference_rounding())),
-        effect_(query, scale, cache, clusters) {
+        logit_errors_(reference::logit_errors(row(), cache.keys, scale, arithmetic)),
+        effect_(query, scale, cache, clusters, arithmetic) {
     for (const MergedCluster& cluster : clusters) add(cluster);
   }
 
@@ -131,7 +131,7 @@ class LosslessMergeErrors {
   VectorView output() const { return output_.row(0); }
 
   void add(const MergedCluster& cluster) {
-    const ClusterErrors own(query_, scale_, cluster.members);
+    const ClusterErrors own(query_, scale_, cluster.members, arithmetic_);
     add_members(cluster.members, own);
     const double share = std::exp(own.log_weight() - effect_.log_before());
     if (share == 0) return;
@@ -170,11 +170,13 @@ class LosslessMergeErrors {
     look_at(cache_.values);
     for (const MergedCluster& cluster : clusters_) look_at(cluster.members.values);
     const double count = static_cast<double>(cache_.entries()) + effect_.terms();
-    return 2 * farthest +
-           10 * growth(gamma(count + 6, reference_rounding()) + 4 * kUnit * std::abs(effect_.log_before())) *
-               largest;
+    return 2 * farthest + 10 *
+                              growth(gamma(count + 6, arithmetic_) +
+                                     4 * unit(arithmetic_) * std::abs(effect_.log_before())) *
+                              largest;
   }
 
+  Arithmetic arithmetic_;
   VectorView query_;
   double scale_;
   MergedKey key_;
@@ -192,8 +194,13 @@ class LosslessMergeErrors {
 
 double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
                             std::span<const MergedCluster> clusters) {
+  return lossless_merge_error(query, scale, key, cache, clusters, reference_rounding());
+}
+
+double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
+                            std::span<const MergedCluster> clusters, const Arithmetic& arithmetic) {
   assert(key != MergedKey::convex);
-  return clusters.empty() ? 0 : LosslessMergeErrors(query, scale, key, cache, clusters).bound();
+  return clusters.empty() ? 0 : LosslessMergeErrors(query, scale, key, cache, clusters, arithmetic).bound();
 }
 
 }  // namespace kvbound::reference

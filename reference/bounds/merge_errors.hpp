@@ -8,6 +8,8 @@
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/merging/merge_effect.hpp>
 
+#include "error_bounds.hpp"
+
 namespace kvbound::reference {
 
 /// A bound on || o - o' ||_2 as merge_effect evaluates it, where all clusters were merged by merge_cluster in double precision, by
@@ -29,5 +31,9 @@ namespace kvbound::reference {
 /// proof    proofs/keep_kv.md#kkv-3-prime, #kkv-3
 double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
                             std::span<const MergedCluster> clusters);
+
+/// The same of merges that were computed, and whose effect was evaluated, in another arithmetic by the same steps.
+double lossless_merge_error(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
+                            std::span<const MergedCluster> clusters, const Arithmetic& arithmetic);
 
 }  // namespace kvbound::reference

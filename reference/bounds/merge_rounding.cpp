@@ -151,11 +151,12 @@ double ClusterRounding::divergence_rounding(double reach) const {
 }
 
 EffectRounding::EffectRounding(VectorView query, double scale, const CacheEntries& cache,
-                               std::span<const MergedCluster> clusters)
+                               std::span<const MergedCluster> clusters, const Arithmetic& arithmetic)
     : query_(query),
       scale_(scale),
       cache_(cache),
       clusters_(clusters),
+      arithmetic_(arithmetic),
       log_before_(merge_effect(MatrixView(query.data(), 1, std::ssize(query)), scale, cache, clusters)
                       .log_sum_exp.front()),
       terms_(static_cast<double>(clusters.size())) {
@@ -163,20 +164,18 @@ EffectRounding::EffectRounding(VectorView query, double scale, const CacheEntrie
 }
 
 double EffectRounding::weight_error(double logit, double votes, double logit_error) const {
-  const Arithmetic arithmetic = reference_rounding();
   const double log_votes = std::abs(std::log(votes));
-  return growth(logit_error + exponential(arithmetic) * (1 + log_votes) +
-                4 * unit(arithmetic) * (std::abs(logit) + log_votes + std::abs(log_before_))) +
-         2 * gamma(terms_ + 6, arithmetic);
+  return growth(logit_error + exponential(arithmetic_) * (1 + log_votes) +
+                4 * unit(arithmetic_) * (std::abs(logit) + log_votes + std::abs(log_before_))) +
+         2 * gamma(terms_ + 6, arithmetic_);
 }
 
-double EffectRounding::log_sum_error(std::vector<double> logits, std::vector<double> errors) {
-  const SoftmaxErrors softmax = softmax_errors(logits, errors, reference_rounding());
-  return log_sum_exp_error(softmax, std::ssize(logits), reference_rounding());
+double EffectRounding::log_sum_error(std::vector<double> logits, std::vector<double> errors) const {
+  const SoftmaxErrors softmax = softmax_errors(logits, errors, arithmetic_);
+  return log_sum_exp_error(softmax, std::ssize(logits), arithmetic_);
 }
 
 EffectRounding::Query EffectRounding::of_query() const {
-  const Arithmetic arithmetic = reference_rounding();
   const MatrixView query(query_.data(), 1, std::ssize(query_));
   std::vector<double> now, now_errors, before, before_errors;
   double widest = 0, largest_value = 0;
@@ -184,10 +183,10 @@ EffectRounding::Query EffectRounding::of_query() const {
   for (const MergedCluster& cluster : clusters_) merged[cluster.row] = true;
   const auto add = [&](const Matrix& keys, const Matrix& values, VectorView votes, bool is_member) {
     const Matrix logits = attention_logits(query, keys, scale_);
-    const Matrix errors = logit_errors(query, keys, scale_, arithmetic);
+    const Matrix errors = logit_errors(query, keys, scale_, arithmetic_);
     for (size_t j = 0; j < votes.size(); ++j) {
       const double logit = logits.row(0)[j], error = errors.row(0)[j], log_votes = std::log(votes[j]);
-      const double voted = voted_error(error, logit, log_votes, arithmetic);
+      const double voted = voted_error(error, logit, log_votes, arithmetic_);
       widest = std::max(widest, weight_error(logit, votes[j], error));
       largest_value = std::max(largest_value, norm(values.row(j)));
       if (!is_member) {
@@ -206,11 +205,12 @@ EffectRounding::Query EffectRounding::of_query() const {
   }
   const double log_now = log_sum_exp(now);
   const double sums = std::max(log_sum_error(now, now_errors), log_sum_error(before, before_errors)) +
-                      unit(arithmetic) * (kFarthestPrediction + 4 * std::abs(log_now)) +
-                      exponential(arithmetic);
-  const double common = growth(sums) + gamma(terms_ + static_cast<double>(cache_.entries()) + 6, arithmetic);
-  const double output = norm(
-      attention_errors(query, cache_.keys, cache_.values, scale_, cache_.votes, arithmetic).output.numbers());
+                      unit(arithmetic_) * (kFarthestPrediction + 4 * std::abs(log_now)) +
+                      exponential(arithmetic_);
+  const double common = growth(sums) + gamma(terms_ + static_cast<double>(cache_.entries()) + 6, arithmetic_);
+  const double output =
+      norm(attention_errors(query, cache_.keys, cache_.values, scale_, cache_.votes, arithmetic_)
+               .output.numbers());
   const double weights = widest + (1 + widest) * common;
   return {weights, 6 * weights * largest_value + 2 * output};
 }

@@ -92,7 +92,8 @@ class EffectRounding {
  public:
   /// As merge_effect's. cache and clusters have to outlive this.
   EffectRounding(VectorView query, double scale, const CacheEntries& cache,
-                 std::span<const MergedCluster> clusters);
+                 std::span<const MergedCluster> clusters,
+                 const Arithmetic& arithmetic = reference_rounding());
 
   /// ln D, over the cache before
   double log_before() const { return log_before_; }
@@ -113,12 +114,13 @@ class EffectRounding {
 
  private:
   // Over the logits with votes: how far their log-sum-exp is off.
-  static double log_sum_error(std::vector<double> logits, std::vector<double> errors);
+  double log_sum_error(std::vector<double> logits, std::vector<double> errors) const;
 
   VectorView query_;
   double scale_;
   const CacheEntries& cache_;
   std::span<const MergedCluster> clusters_;
+  Arithmetic arithmetic_;
   double log_before_ = 0;
   double terms_ = 0;
 };

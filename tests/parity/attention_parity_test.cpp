@@ -264,6 +264,16 @@ TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
   this->comparators_.expect_tight();
 }
 
+// One KV head of so many entries that the joining threads have more than one part of their splits to add up.
+TYPED_TEST(AttentionParity, MatchesReferenceForManySplits) {
+  for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
+    const Case c{
+        .kv_heads = 1, .group_size = 1, .head_dim = 8, .entries = {5000}, .distribution = distribution};
+    const Subject<TypeParam> subject(c);
+    expect_parity(c, subject, subject.run(), this->comparators_);
+  }
+}
+
 // Where shared memory is short a block has one tile at a time, then one team: nobody can tell from the results.
 TYPED_TEST(AttentionParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
   for (const int64_t head_dim : {128, 256}) {

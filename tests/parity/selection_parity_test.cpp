@@ -119,6 +119,11 @@ TEST_P(SelectionParity, TakesInfinitiesAndZerosForTheScoresThatTheyAre) {
   for (int64_t k = 0; k <= 11; ++k) expect_parity(rows, {k});
 }
 
+TEST_P(SelectionParity, LetsTheSmallerPositionWinTies) {
+  expect_parity({scores_of(ScoreKind::few_values, 4, 1100), scores_of(ScoreKind::equal, 5, 1100)},
+                {550, 277});
+}
+
 TEST_P(SelectionParity, TellsOfNan) {
   for (const float nan : {kNan, -kNan}) {
     std::vector<float> scores = scores_of(ScoreKind::normal, 5, 77);

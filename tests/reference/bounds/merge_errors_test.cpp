@@ -1,4 +1,5 @@
-// The rounding bound of lossless merges, from both sides: every merge inside, and merges that are wrong outside.
+// The rounding bound of lossless merges, from both sides: every merge inside, and merges that are wrong outside. In single
+// precision rounding is large enough for the double reference to be exact beside it.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -8,9 +9,11 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/merge_errors.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/merging/keep_kv.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
+#include "directed.hpp"
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
@@ -287,6 +290,229 @@ TEST(LosslessMergeError, NeverExceedsWhatMeansOfTheValuesCanBeApart) {
   const Merged merged = merge(given, MergedKey::zip);
   EXPECT_LE(change(given, merged), bound(given, MergedKey::zip, merged));
   EXPECT_LT(bound(given, MergedKey::zip, merged), 2.01 * 3) << "values lie within 3 of each other";
+}
+
+// A thousand equal members become one entry, beside another with as many votes; sums of the merge round to units of 2^-24.
+struct LargeCluster {
+  static constexpr int64_t kMembers = 1000;
+  static constexpr double kSums = kMembers * 0x1p-24;
+
+  LargeCluster(const Matrix& key, double value, double other)
+      : members{filled(kMembers, 2, 0), filled(kMembers, 2, value), std::vector<double>(kMembers, 1), {}} {
+    for (int64_t j = 0; j < kMembers; ++j) std::ranges::copy(key.row(0), members.keys.row(j).begin());
+    after.append(0, kMembers, key.row(0), filled(1, 2, value).row(0));
+    after.append(kMembers, kMembers, Matrix(1, 2).row(0), filled(1, 2, other).row(0));
+  }
+  double bound() const {
+    Arithmetic arithmetic = nothing_rounds();
+    arithmetic.unit = 0x1p-24;
+    return lossless_merge_error(query.row(0), 1, MergedKey::min_norm, after, clusters(), arithmetic);
+  }
+  double change() const {
+    const Matrix change = merge_effect(query, 1, after, clusters()).change;
+    return std::sqrt(inner_product(change.row(0), change.row(0)));
+  }
+  std::vector<MergedCluster> clusters() const { return {{members, 0}}; }
+
+  Matrix query = filled(1, 2, 1);
+  ClusterMembers members;
+  CacheEntries after;
+};
+
+TEST(LosslessMergeError, CountsTheRoundingOfValues) {
+  // All values are equal, so that nothing else matters: a sum of weights rounds down, a sum of products up.
+  LargeCluster cluster(Matrix(1, 2), 1, 1);
+  for (double& number : cluster.after.values.row(0)) number += 2 * LargeCluster::kSums;
+  expect_tight(cluster.change(), cluster.bound(), 2.1);
+}
+
+TEST(LosslessMergeError, CountsTheRoundingOfLogits) {
+  // Products 1 and -1, whose sum is 0: the sums of a mean key's two components round apart.
+  LargeCluster cluster(matrix({{1, -1}}), 1, -1);
+  for (double& number : cluster.after.keys.row(0)) number += LargeCluster::kSums;
+  expect_tight(cluster.change(), cluster.bound(), 10);
+}
+
+// The same steps as merge_cluster and merge_effect take, every operation rounded to single precision. Float arithmetic is not
+// contracted, nor widened (-ffp-contract=off, SSE).
+namespace single {
+
+using Row = std::vector<float>;
+
+float of(double x) { return static_cast<float>(x); }
+
+Row row_of(VectorView row) {
+  Row result;
+  for (const double x : row) result.push_back(of(x));
+  return result;
+}
+
+float logit(const Row& query, VectorView key, double scale) {
+  float sum = 0;
+  for (size_t c = 0; c < query.size(); ++c) sum += query[c] * of(key[c]);
+  return of(scale) * sum;
+}
+
+float largest(const Row& row) { return *std::ranges::max_element(row); }
+
+float log_sum_exp(const Row& logits) {
+  float sum = 0;
+  for (const float z : logits) sum += std::exp(z - largest(logits));
+  return largest(logits) + std::log(sum);
+}
+
+MergedEntry merge_cluster(const Row& query, double scale, MergedKey rule, const ClusterMembers& members) {
+  const size_t count = members.votes.size();
+  Row logits, weights;
+  float votes = 0;
+  for (size_t j = 0; j < count; ++j) {
+    logits.push_back(logit(query, members.keys.row(static_cast<int64_t>(j)), scale));
+    weights.push_back(logits[j] + std::log(of(members.votes[j])));
+    votes += of(members.votes[j]);
+  }
+  const float most = largest(weights);
+  float sum = 0;
+  for (float& weight : weights) sum += weight = std::exp(weight - most);
+  Row key(query.size()), value(query.size());
+  float apart = 0, size = 0;
+  for (size_t j = 0; j < count; ++j) {
+    weights[j] /= sum;
+    apart += weights[j] * (logits[j] - logits[0]);
+    size = std::max(size, std::abs(logits[j]));
+    for (size_t c = 0; c < key.size(); ++c) {
+      key[c] += weights[j] * of(members.keys.row(static_cast<int64_t>(j))[c]);
+      value[c] += weights[j] * of(members.values.row(static_cast<int64_t>(j))[c]);
+    }
+  }
+  const float mean = logits[0] + apart;
+  float below = 0, whole = 0, squares = 0;
+  for (size_t j = 0; j < count; ++j) {
+    below += of(members.votes[j]) / votes * std::expm1(logits[j] - mean);
+    whole += of(members.votes[j]) / votes * std::exp(logits[j] - mean);
+  }
+  for (const float x : query) squares += of(scale) * x * (of(scale) * x);
+  const float divergence = std::max(0.0f, below > -0.5f ? -std::log1p(below) : -std::log(whole));
+  const bool scaled = rule == MergedKey::zip && divergence > 0 && std::abs(mean) > 1e-12f * size;
+  for (size_t c = 0; c < key.size(); ++c) {
+    if (scaled) {
+      key[c] *= 1 - divergence / mean;
+    } else if (rule == MergedKey::min_norm || divergence > 0) {
+      key[c] -= divergence * (of(scale) * query[c]) / squares;
+    }
+  }
+  MergedEntry entry;
+  entry.key.assign(key.begin(), key.end());
+  entry.value.assign(value.begin(), value.end());
+  entry.votes = votes;
+  return entry;
+}
+
+// || o - o' ||_2
+double change(const Case& given, const Merged& merged) {
+  const Row query = row_of(given.query.row(0));
+  const CacheEntries& after = merged.after;
+  Row now, before;
+  std::vector<bool> is_merged(after.votes.size());
+  for (const MergedCluster& cluster : merged.clusters) is_merged[cluster.row] = true;
+  for (int64_t j = 0; j < after.entries(); ++j) {
+    now.push_back(logit(query, after.keys.row(j), given.scale) + std::log(of(after.votes[j])));
+    if (!is_merged[j]) before.push_back(now.back());
+  }
+  std::vector<Row> members;
+  for (const MergedCluster& cluster : merged.clusters) {
+    Row& logits = members.emplace_back();
+    for (int64_t j = 0; j < cluster.members.keys.rows(); ++j) {
+      logits.push_back(logit(query, cluster.members.keys.row(j), given.scale) +
+                       std::log(of(cluster.members.votes[j])));
+      before.push_back(logits.back());
+    }
+  }
+  const float most = largest(now), log_before = log_sum_exp(before);
+  float sum = 0;
+  for (const float z : now) sum += std::exp(z - most);
+  Row output(query.size()), result(query.size());
+  for (int64_t j = 0; j < after.entries(); ++j) {
+    for (size_t c = 0; c < output.size(); ++c)
+      output[c] += std::exp(now[j] - most) / sum * of(after.values.row(j)[c]);
+  }
+  const auto add = [&](float weight, VectorView value) {
+    for (size_t c = 0; c < result.size(); ++c) result[c] += weight * (of(value[c]) - output[c]);
+  };
+  for (size_t r = 0; r < members.size(); ++r) {
+    const MergedCluster& cluster = merged.clusters[r];
+    for (size_t j = 0; j < members[r].size(); ++j) {
+      add(std::exp(members[r][j] - log_before), cluster.members.values.row(static_cast<int64_t>(j)));
+    }
+    add(-std::exp(now[cluster.row] - log_before), after.values.row(cluster.row));
+  }
+  return std::sqrt(inner_product(std::vector<double>(result.begin(), result.end()),
+                                 std::vector<double>(result.begin(), result.end())));
+}
+
+}  // namespace single
+
+// Of numbers that single precision stores.
+Case single_precision_case(uint64_t seed, const Shape& shape, double size) {
+  Case given = random_case(seed, shape, size);
+  for (Matrix* numbers : {&given.query, &given.before.keys, &given.before.values}) {
+    for (int64_t i = 0; i < numbers->rows(); ++i) {
+      for (double& x : numbers->row(i)) x = single::of(x);
+    }
+  }
+  given.scale = single::of(given.scale);
+  return given;
+}
+
+Merged merge_in_single(const Case& given, MergedKey key) {
+  const single::Row query = single::row_of(given.query.row(0));
+  Merged merged = merge(given, key);
+  for (MergedCluster& cluster : merged.clusters) {
+    const MergedEntry entry = single::merge_cluster(query, given.scale, key, cluster.members);
+    std::ranges::copy(entry.key, merged.after.keys.row(cluster.row).begin());
+    std::ranges::copy(entry.value, merged.after.values.row(cluster.row).begin());
+    merged.after.votes[cluster.row] = entry.votes;
+  }
+  return merged;
+}
+
+struct SingleShape {
+  Shape shape;
+  uint64_t cases;
+  double median;  // of bound over error, is to be below
+};
+
+// Measured: of 200 merges of each shape, one bound of one shape is above 1 % of the values' length; medians of bound over error are 49,
+// 319 to 363, 186 to 198, 1,180 to 1,350 and 1,760 to 1,930 in this order. What is asserted leaves a factor of two.
+TEST(LosslessMergeError, HoldsInSinglePrecisionAndSaysSomething) {
+  for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
+    for (const auto& [shape, cases, median] : {SingleShape{kShapes[0], 200, 100},
+                                               {kShapes[1], 200, 700},
+                                               {kShapes[5], 200, 400},
+                                               {kShapes[2], 50, 2700},
+                                               {kShapes[3], 20, 3900}}) {
+      Ratios ratios;
+      uint64_t vacuous = 0;
+      for (uint64_t seed = 0; seed < cases; ++seed) {
+        const Case given = single_precision_case(seed, shape, seed % 2 == 0 ? 1 : 2);
+        const Merged merged = merge_in_single(given, key);
+        const double allowed = lossless_merge_error(given.query.row(0), given.scale, key, merged.after,
+                                                    merged.clusters, single_precision());
+        // What the merged numbers change, and what evaluating the change in single precision as well makes of it.
+        const double of_merge = change(given, merged), of_both = single::change(given, merged);
+        ASSERT_TRUE(of_merge <= allowed && of_both <= allowed)
+            << "seed " << seed << ", " << shape.entries << " entries: " << of_merge << ", " << of_both
+            << " > " << allowed;
+        vacuous += !(allowed < 0.01 * std::sqrt(static_cast<double>(shape.head_dim)));
+        if (of_both > 0) ratios.ratios.push_back(allowed / of_both);
+      }
+      std::cout << (key == MergedKey::zip ? "zip" : "min-norm") << ", " << shape.entries
+                << " entries, head_dim " << shape.head_dim << ": " << vacuous << " of " << cases
+                << " bounds above 1 % of the values' length; bound/error, median " << ratios.median()
+                << ", least " << ratios.ratios.front() << "\n";
+      EXPECT_LE(vacuous, cases / 20);
+      EXPECT_LT(ratios.median(), median) << shape.entries << " entries";
+    }
+  }
 }
 
 }  // namespace

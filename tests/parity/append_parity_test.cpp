@@ -1,0 +1,103 @@
+// append copies bits: every KV head's new row behind its last one, and nothing else.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <kvbound/cuda/session/append.hpp>
+#include <kvbound/reference/core/error.hpp>
+
+#include "support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+template <class T>
+class AppendParity : public DeviceTest {};
+TYPED_TEST_SUITE(AppendParity, StorageTypes, StorageName);
+
+constexpr int64_t kCapacity = 5;
+
+// A tensor of any bits at all, NaN included, with a gap behind each row.
+template <cuda::Storage T>
+struct Rows {
+  int64_t slices, rows, cols;
+  std::vector<T> numbers;
+
+  Rows(uint64_t seed, int64_t slice_count, int64_t row_count, int64_t col_count)
+      : slices(slice_count), rows(row_count), cols(col_count), numbers(slices * rows * stride()) {
+    uint64_t state = seed;
+    for (T& number : numbers) {
+      state = state * 0x5851f42d4c957f2d + 0x14057b7ef767814f;
+      const auto bits = static_cast<uint32_t>(state >> 32);
+      std::memcpy(static_cast<void*>(&number), &bits, sizeof(T));
+    }
+  }
+
+  int64_t stride() const { return cuda::padded<T>(cols) + cuda::kVector<T>; }
+  auto row(int64_t slice, int64_t i) { return numbers.begin() + (slice * rows + i) * stride(); }
+  cuda::DeviceTensor<T> view(cuda::Buffer<T>& buffer) const {
+    return {buffer.data(), slices, rows, cols, stride(), rows * stride()};
+  }
+};
+
+template <cuda::Storage T>
+std::vector<T> downloaded(const cuda::Buffer<T>& buffer) {
+  std::vector<T> numbers(buffer.size());
+  buffer.download(numbers);
+  return numbers;
+}
+
+template <cuda::Storage T>
+void expect_appended(int64_t head_dim, const std::vector<int64_t>& entries) {
+  const auto heads = std::ssize(entries);
+  Rows<T> keys(1, heads, kCapacity, head_dim), values(2, heads, kCapacity, head_dim);
+  Rows<T> new_keys(3, heads, 1, head_dim), new_values(4, heads, 1, head_dim);
+  cuda::Buffer<T> key_memory{std::span<const T>(keys.numbers)},
+      value_memory{std::span<const T>(values.numbers)};
+  cuda::Buffer<T> new_key_memory{std::span<const T>(new_keys.numbers)};
+  cuda::Buffer<T> new_value_memory{std::span<const T>(new_values.numbers)};
+  cuda::Buffer<int64_t> counts{std::span<const int64_t>(entries)};
+  cuda::append<T>(new_keys.view(new_key_memory), new_values.view(new_value_memory), keys.view(key_memory),
+                  values.view(value_memory), counts.data(), nullptr);
+  cuda::synchronise(nullptr);
+  std::vector<int64_t> grown = entries;
+  for (int64_t g = 0; g < heads; ++g) {
+    if (entries[g] == kCapacity) continue;
+    std::copy_n(new_keys.row(g, 0), cuda::padded<T>(head_dim), keys.row(g, entries[g]));
+    std::copy_n(new_values.row(g, 0), cuda::padded<T>(head_dim), values.row(g, entries[g]));
+    ++grown[g];
+  }
+  EXPECT_TRUE(same_bits(downloaded(key_memory), keys.numbers));
+  EXPECT_TRUE(same_bits(downloaded(value_memory), values.numbers));
+  std::vector<int64_t> counted(entries.size());
+  counts.download(counted);
+  EXPECT_EQ(counted, grown);
+}
+
+TYPED_TEST(AppendParity, WritesOneRowBehindEachHeadsLastAndLeavesAFullHeadAlone) {
+  for (const int64_t head_dim : {1, 8, 10, 64, 80, 128, 256}) {
+    for_each_schedule([&](const std::string& schedule) {
+      SCOPED_TRACE("head_dim " + std::to_string(head_dim) + ", " + schedule);
+      expect_appended<TypeParam>(head_dim, {0, 3, kCapacity, kCapacity - 1});
+    });
+  }
+}
+
+TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
+  const auto call = [](int64_t new_heads, int64_t new_rows, int64_t new_cols, int64_t value_rows) {
+    cuda::Buffer<TypeParam> memory(std::vector<TypeParam>(1000));
+    const auto view = [&](int64_t slices, int64_t rows, int64_t cols) {
+      return Rows<TypeParam>(1, slices, rows, cols).view(memory);
+    };
+    cuda::append<TypeParam>(view(new_heads, new_rows, new_cols), view(2, 1, 8), view(2, kCapacity, 8),
+                            view(2, value_rows, 8), nullptr, nullptr);
+  };
+  EXPECT_THROW(call(3, 1, 8, kCapacity), ShapeMismatch);
+  EXPECT_THROW(call(2, 2, 8, kCapacity), ShapeMismatch);
+  EXPECT_THROW(call(2, 1, 9, kCapacity), ShapeMismatch);
+  EXPECT_THROW(call(2, 1, 8, kCapacity + 1), ShapeMismatch);
+}
+
+}  // namespace
+}  // namespace kvbound::parity
