@@ -327,9 +327,9 @@ TEST(LosslessMergeError, CountsTheRoundingOfValues) {
 }
 
 TEST(LosslessMergeError, CountsTheRoundingOfLogits) {
-  // Products 1 and -1, whose sum is 0: the sums of a mean key's two components round apart.
-  LargeCluster cluster(matrix({{1, -1}}), 1, -1);
-  for (double& number : cluster.after.keys.row(0)) number += LargeCluster::kSums;
+  // Products 100 and -100, whose sum is 0: the sums of a mean key's two components round apart, and more than weights do.
+  LargeCluster cluster(matrix({{100, -100}}), 1, -1);
+  for (double& number : cluster.after.keys.row(0)) number += 100 * LargeCluster::kSums;
   expect_tight(cluster.change(), cluster.bound(), 10);
 }
 
