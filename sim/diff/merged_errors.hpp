@@ -85,6 +85,7 @@ class MergedErrors {
 
  private:
   struct Denominators;
+  struct ClusterErrors;
   Denominators denominators(const MergingCache& cache) const;
   bool is_normalised() const;
   double unit() const { return arithmetic_.unit + 0x1p-53; }  // both sides round
