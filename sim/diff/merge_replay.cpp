@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -133,6 +134,7 @@ void MergeReplay::take_errors(const SimilarTarget&, const LayerView& view, const
 void MergeReplay::take_errors(const Cam& cam, const LayerView& view, const reference::ScoreEma*) {
   const MatrixView keys = view.keys.slice(g_), values = view.values.slice(g_);
   const MeanAttention attention = mean_attention(last_queries(view), keys, layer_.scale, {}, arithmetic_);
+  std::set<int64_t> stored;  // entries whose own storage is counted
   for (int64_t position = 0; position < view.prompt_tokens(); ++position) {
     if (std::ranges::binary_search(cache().positions, position)) continue;
     const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
@@ -147,6 +149,7 @@ void MergeReplay::take_errors(const Cam& cam, const LayerView& view, const refer
     for (const int64_t entry : entries) {
       if (ambiguity.may_not) ++members_[entry].most;
       const int64_t into = cache().positions[entry];
+      if (stored.insert(into).second) errors_.add_storage(into, values.row(into));
       errors_.add_spread(into, cache().values.row(entry), value, storage_errors(value, arithmetic_), sharing);
       errors_.add_on_the_way(into, value, sharing);
     }
@@ -288,7 +291,9 @@ void MergeReplay::merge(const Cam& cam, int64_t evicted, int64_t into) {
   const VectorView value = cache().values.row(evicted);
   const std::vector<double> off = errors_.stored_value(position, value);
   for (const int64_t entry : entries) {
-    errors_.add_spread(cache().positions[entry], cache().values.row(entry), value, off, std::ssize(entries));
+    const int64_t shared_by = cache().positions[entry];
+    errors_.add_storage(shared_by, cache().values.row(entry));
+    errors_.add_spread(shared_by, cache().values.row(entry), value, off, std::ssize(entries));
   }
   stepper_.evict(evicted, queries_, into);
 }

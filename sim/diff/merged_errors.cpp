@@ -206,6 +206,12 @@ void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {
   entries_[position] = {std::move(errors.key), std::move(errors.value)};
 }
 
+void MergedErrors::add_storage(int64_t position, VectorView value) {
+  EntryErrors errors = entry(position);
+  errors.value = stored(value, std::move(errors.value), arithmetic_);
+  entries_[position] = std::move(errors);
+}
+
 void MergedErrors::add_spread(int64_t position, VectorView own, VectorView value, VectorView value_errors,
                               int64_t sharing) {
   const double share = 1 / static_cast<double>(sharing);
