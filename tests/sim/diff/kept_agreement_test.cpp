@@ -170,6 +170,14 @@ TEST(KeptAgreement, JudgesAThetaSweepByItsBoundAlone) {
   EXPECT_EQ(ties.judge({{0, 3, 5}}).outside, 1);
 }
 
+TEST(KeptAgreement, RejectsASweepsSetWithoutMassWhereAnotherHasSome) {
+  // The always-kept entry and two others are so far behind that their weights are 0 in double precision.
+  const traces::Layer layer = test::weighted_layer(6, {{1e20, 1e20, 5e-324, 5e-324, 1e19, 5e-324}});
+  Case given(layer, kHost + "+theta-sweep", 3);
+  EXPECT_EQ(given.judge({{0, 1, 5}}).outside, 0);
+  EXPECT_EQ(given.judge({{2, 3, 5}}).outside, 2);
+}
+
 TEST(KeptAgreement, LeavesAnotherGreedySetUndecided) {
   Case given(test::weighted_layer(6, {{8, 1, 4, 3, 2, 1}}, {{1, 2, 3, 4, 5, 6}}),
              "snapkv:window=1:pool=1+greedy", 3);

@@ -263,12 +263,12 @@ TEST(MergeAgreement, NeverAcceptsNan) {
 
 TEST(MergeAgreement, IsCertainOfAStepIfItIsOfAllKvHeads) {
   MergeJudgement judgement;
-  judgement.certain = {true, true, true, false, false, false};
+  judgement.certain = {true, true, false, true, false, false};
   const LayerShape shape{4, 2, 6, 9};
   EXPECT_EQ(judgement.certain_steps(shape), (std::vector<bool>{true, false, false}));
   EXPECT_EQ(
       judgement.certain_query_heads(shape),
-      (std::vector<bool>{true, true, true, true, true, true, false, false, false, false, false, false}));
+      (std::vector<bool>{true, true, true, true, false, false, true, true, false, false, false, false}));
 }
 
 }  // namespace
