@@ -93,6 +93,55 @@ AllScores candidates_of(const PromptErrors& errors) {
   return all;
 }
 
+// By the allocation; across layers, budgets are given and the same for all heads.
+struct AllocationJudge {
+  const LayerView& layer;
+  const TestedImplementation& implementation;
+  const std::vector<std::vector<int64_t>>* kept;
+
+  AllocationJudgement operator()(const Uniform&) const { return same_for_all(); }
+  AllocationJudgement operator()(const Pyramid&) const { return same_for_all(); }
+  AllocationJudgement operator()(const AdaKv& adakv) const;
+
+ private:
+  AllocationJudgement same_for_all() const {
+    return {Counts(static_cast<size_t>(layer.shape.kv_heads), implementation.entries)};
+  }
+};
+
+AllocationJudgement AllocationJudge::operator()(const AdaKv& adakv) const {
+  AllocationJudgement judgement = same_for_all();
+  TestedImplementation by_attention = implementation;
+  by_attention.policy.score = AttentionScore{};
+  by_attention.policy.selection = TopK{};
+  const PromptErrors errors(layer, by_attention, {});
+  const reference::Ranking& ranking = errors.ranking;
+  const auto always_kept = std::ssize(ranking.always_kept);
+  const Counts candidates(judgement.budgets.size(), implementation.entries - always_kept);
+  const Counts own = reference::adakv_budgets(
+      adakv, ranking.scores.view().middle_cols(ranking.first_candidate, ranking.candidates), candidates);
+  Counts shared = own;
+  for (size_t g = 0; kept && g < kept->size(); ++g) {
+    shared[g] = static_cast<int64_t>((*kept)[g].size()) - always_kept;
+  }
+  int64_t moved = 0;
+  for (size_t g = 0; g < own.size(); ++g) moved += std::abs(shared[g] - own[g]);
+  if (moved > 0) {
+    switch (explain(adakv, candidates_of(errors).view(), candidates, shared)) {
+      case Explanation::found:
+        judgement.near_tie_swaps = moved / 2;
+        break;
+      case Explanation::unknown:
+        judgement.undecided = moved / 2;
+        break;
+      case Explanation::none:
+        shared = own;
+    }
+  }
+  for (size_t g = 0; g < own.size(); ++g) judgement.budgets[g] = shared[g] + always_kept;
+  return judgement;
+}
+
 }  // namespace
 
 Explanation explain(const AdaKv& options, const UncertainScores& scores, std::span<const int64_t> candidates,
@@ -117,38 +166,7 @@ Explanation explain(const AdaKv& options, const UncertainScores& scores, std::sp
 
 AllocationJudgement judge_allocation(const LayerView& layer, const TestedImplementation& implementation,
                                      const std::vector<std::vector<int64_t>>* kept) {
-  AllocationJudgement judgement{Counts(static_cast<size_t>(layer.shape.kv_heads), implementation.entries)};
-  const auto* adakv = std::get_if<AdaKv>(&implementation.policy.allocation);
-  if (!adakv) return judgement;
-  TestedImplementation by_attention = implementation;
-  by_attention.policy.score = AttentionScore{};
-  by_attention.policy.selection = TopK{};
-  const PromptErrors errors(layer, by_attention, {});
-  const reference::Ranking& ranking = errors.ranking;
-  const auto always_kept = std::ssize(ranking.always_kept);
-  const Counts candidates(judgement.budgets.size(), implementation.entries - always_kept);
-  const Counts own = reference::adakv_budgets(
-      *adakv, ranking.scores.view().middle_cols(ranking.first_candidate, ranking.candidates), candidates);
-  Counts shared = own;
-  for (size_t g = 0; kept && g < kept->size(); ++g) {
-    shared[g] = static_cast<int64_t>((*kept)[g].size()) - always_kept;
-  }
-  int64_t moved = 0;
-  for (size_t g = 0; g < own.size(); ++g) moved += std::abs(shared[g] - own[g]);
-  if (moved > 0) {
-    switch (explain(*adakv, candidates_of(errors).view(), candidates, shared)) {
-      case Explanation::found:
-        judgement.near_tie_swaps = moved / 2;
-        break;
-      case Explanation::unknown:
-        judgement.undecided = moved / 2;
-        break;
-      case Explanation::none:
-        shared = own;
-    }
-  }
-  for (size_t g = 0; g < own.size(); ++g) judgement.budgets[g] = shared[g] + always_kept;
-  return judgement;
+  return std::visit(AllocationJudge{layer, implementation, kept}, implementation.policy.allocation);
 }
 
 }  // namespace kvbound::sim

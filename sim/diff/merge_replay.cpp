@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -79,7 +80,7 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
   members_.assign(kept.size(), {});
   const MatrixView keys = part_.prompt.keys.slice(g_);
   const std::optional<SimilarTarget>& target = merge_rules_.target;
-  if (!target) return {kept, {}};  // CaM's draws: add_spread_errors
+  if (!target) return {kept, {}};  // CaM's draws: take_errors
   if (merge_rules_.order == MergeOrder::merge_first) {
     certain_ = false;
     for (MemberRange& range : members_) range.most = layer_.prompt_tokens;
@@ -101,15 +102,12 @@ void MergeReplay::fill(const LayerView& view, const reference::MergeTargets& tar
   errors_.forget_entries();
   stepper_.fill(view, targets.kept);
   merged_ = stepper_.merge(view, targets, known);
-  if (const auto* cam = std::get_if<Cam>(&policy_.merge)) {
-    add_spread_errors(*cam, view);
-  } else if (!merged_.clusters.empty()) {
-    take_cluster_errors(view, known);
-  }
+  std::visit([&](const auto& method) { take_errors(method, view, known); }, policy_.merge);
 }
 
 // What merging whole groups of original entries may be off by.
-void MergeReplay::take_cluster_errors(const LayerView& view, const reference::ScoreEma* known) {
+void MergeReplay::take_errors(const SimilarTarget&, const LayerView& view, const reference::ScoreEma* known) {
+  if (merged_.clusters.empty()) return;
   MergingCache all{last_queries(view), {}, {}, {}};
   if (merge_rules_.prediction) {
     all.log_scores = known ? known->log_predicted(view.prompt_tokens())
@@ -133,9 +131,10 @@ void MergeReplay::take_cluster_errors(const LayerView& view, const reference::Sc
 }
 
 // After the prompt; the cache's values are merged already, which differs from values on the way by no more than they.
-void MergeReplay::add_spread_errors(const Cam& cam, const LayerView& view) {
+void MergeReplay::take_errors(const Cam& cam, const LayerView& view, const reference::ScoreEma*) {
   const MatrixView keys = view.keys.slice(g_), values = view.values.slice(g_);
   const MeanAttention attention = mean_attention(last_queries(view), keys, layer_.scale, {}, arithmetic_);
+  std::set<int64_t> stored;  // entries whose own storage is counted
   for (int64_t position = 0; position < view.prompt_tokens(); ++position) {
     if (std::ranges::binary_search(cache().positions, position)) continue;
     const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
@@ -150,6 +149,7 @@ void MergeReplay::add_spread_errors(const Cam& cam, const LayerView& view) {
     for (const int64_t entry : entries) {
       if (ambiguity.may_not) ++members_[entry].most;
       const int64_t into = cache().positions[entry];
+      if (stored.insert(into).second) errors_.add_storage(into, values.row(into));
       errors_.add_spread(into, cache().values.row(entry), value, storage_errors(value, arithmetic_), sharing);
       errors_.add_on_the_way(into, value, sharing);
     }
@@ -239,11 +239,20 @@ Choice MergeReplay::judge_by_scores(const EvictionPlace& place, int64_t claimed)
 
 Choice MergeReplay::judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed) {
   const LeavingEntry entry{{t, g_}, leaving, cache(), errors_, arithmetic_, certain_};
-  const auto* cam = std::get_if<Cam>(&policy_.merge);
-  const TargetJudgement judgement = cam ? judge_spread(entry, *cam, attention_, claimed)
-                                        : judge_target(entry, *merge_rules_.target, claimed);
+  const TargetJudgement judgement =
+      std::visit([&](const auto& method) { return judge_into(method, entry, claimed); }, policy_.merge);
   certain_ = judgement.certain;
   return judgement.choice;
+}
+
+TargetJudgement MergeReplay::judge_into(const SimilarTarget& target, const LeavingEntry& leaving,
+                                        const std::optional<int64_t>& claimed) const {
+  return judge_target(leaving, target, claimed);
+}
+
+TargetJudgement MergeReplay::judge_into(const Cam& cam, const LeavingEntry& leaving,
+                                        const std::optional<int64_t>& claimed) const {
+  return judge_spread(leaving, cam, attention_, claimed);
 }
 
 reference::ClusterMembers MergeReplay::members_at(const Positions& positions) const {
@@ -259,15 +268,14 @@ reference::ClusterMembers MergeReplay::members_at(const Positions& positions) co
 
 // Evicts and merges as chosen, and derives how far the merged numbers may be off.
 void MergeReplay::evict(int64_t entry, int64_t into) {
-  if (const auto* cam = std::get_if<Cam>(&policy_.merge)) {
-    if (into != kNotMerged) add_spread_error(*cam, entry);
-    stepper_.evict(entry, queries_, into);
-    return;
-  }
   if (into == kNotMerged) {
     stepper_.evict(entry, queries_, into);
-    return;
+  } else {
+    std::visit([&](const auto& method) { merge(method, entry, into); }, policy_.merge);
   }
+}
+
+void MergeReplay::merge(const SimilarTarget&, int64_t entry, int64_t into) {
   const Positions positions{into, cache().positions[entry]};
   reference::ClusterMembers members = members_at(positions);
   const MergingCache before{queries_, stepper_.merging().predicted(), cache().votes, cache().positions};
@@ -277,14 +285,17 @@ void MergeReplay::evict(int64_t entry, int64_t into) {
   errors_.put(into, errors_.merged(before, members, positions));
 }
 
-void MergeReplay::add_spread_error(const Cam& cam, int64_t evicted) {
+void MergeReplay::merge(const Cam& cam, int64_t evicted, int64_t into) {
   const int64_t position = cache().positions[evicted];
   const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
   const VectorView value = cache().values.row(evicted);
   const std::vector<double> off = errors_.stored_value(position, value);
   for (const int64_t entry : entries) {
-    errors_.add_spread(cache().positions[entry], cache().values.row(entry), value, off, std::ssize(entries));
+    const int64_t shared_by = cache().positions[entry];
+    errors_.add_storage(shared_by, cache().values.row(entry));
+    errors_.add_spread(shared_by, cache().values.row(entry), value, off, std::ssize(entries));
   }
+  stepper_.evict(evicted, queries_, into);
 }
 
 }  // namespace kvbound::sim

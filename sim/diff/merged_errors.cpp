@@ -1,6 +1,7 @@
 #include "merged_errors.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <utility>
 #include <variant>
@@ -150,6 +151,41 @@ MergedErrors::Denominators MergedErrors::denominators(const MergingCache& cache)
   return result;
 }
 
+// A cluster's merged entry, by the method.
+struct MergedErrors::ClusterErrors {
+  const MergedErrors& of;
+  const MergingCache& cache;
+  const reference::ClusterMembers& members;
+  const reference::MemberErrors& errors;
+
+  reference::MergedEntryErrors operator()(const KeepKv& method) const {
+    return by_predicted_scores({method.key, method.gqa, method.rank});
+  }
+  reference::MergedEntryErrors operator()(const ConvexMerge& method) const {
+    return by_predicted_scores({MergedKey::convex, method.gqa, 0});
+  }
+  reference::MergedEntryErrors operator()(const D2o&) const {
+    return reference::similarity_mean_errors(members, errors, of.arithmetic_);
+  }
+  reference::MergedEntryErrors operator()(const KvMerger&) const {
+    return reference::gaussian_mean_errors(members, errors, of.arithmetic_);
+  }
+  reference::MergedEntryErrors operator()(const NoMerge&) const { return none(); }
+  reference::MergedEntryErrors operator()(const Cam&) const { return none(); }
+
+ private:
+  reference::MergedEntryErrors by_predicted_scores(const reference::KeyRule& rule) const {
+    const Denominators sums = of.denominators(cache);
+    const reference::MergeErrorsCase given{rule, cache.queries, of.layer_.scale, sums.values, sums.errors};
+    return reference::merge_cluster_errors(given, members, errors, of.arithmetic_);
+  }
+  // Methods that form no clusters.
+  static reference::MergedEntryErrors none() {
+    assert(false);
+    return {};
+  }
+};
+
 reference::MergedEntryErrors MergedErrors::merged(const MergingCache& cache,
                                                   const reference::ClusterMembers& members,
                                                   const std::vector<int64_t>& positions) const {
@@ -160,24 +196,7 @@ reference::MergedEntryErrors MergedErrors::merged(const MergingCache& cache,
     errors.values.append_row(stored_value(positions[j], members.values.row(row)));
   }
   errors.log_scores = reference::columns_of(log_scores_, positions);
-  if (std::holds_alternative<D2o>(policy_.merge)) {
-    return reference::similarity_mean_errors(members, errors, arithmetic_);
-  }
-  if (std::holds_alternative<KvMerger>(policy_.merge)) {
-    return reference::gaussian_mean_errors(members, errors, arithmetic_);
-  }
-  reference::MergeErrorsCase given;
-  if (const auto* keep_kv = std::get_if<KeepKv>(&policy_.merge)) {
-    given.rule = {keep_kv->key, keep_kv->gqa, keep_kv->rank};
-  } else {
-    given.rule = {MergedKey::convex, std::get<ConvexMerge>(policy_.merge).gqa, 0};
-  }
-  const Denominators sums = denominators(cache);
-  given.queries = cache.queries;
-  given.scale = layer_.scale;
-  given.log_denominators = sums.values;
-  given.denominator_errors = sums.errors;
-  return reference::merge_cluster_errors(given, members, errors, arithmetic_);
+  return std::visit(ClusterErrors{*this, cache, members, errors}, policy_.merge);
 }
 
 void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {
@@ -185,6 +204,12 @@ void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {
     log_scores_(h, position) = errors.log_scores[h];
   }
   entries_[position] = {std::move(errors.key), std::move(errors.value)};
+}
+
+void MergedErrors::add_storage(int64_t position, VectorView value) {
+  EntryErrors errors = entry(position);
+  errors.value = stored(value, std::move(errors.value), arithmetic_);
+  entries_[position] = std::move(errors);
 }
 
 void MergedErrors::add_spread(int64_t position, VectorView own, VectorView value, VectorView value_errors,

@@ -72,6 +72,8 @@ class MergedErrors {
   reference::MergedEntryErrors merged(const MergingCache& cache, const reference::ClusterMembers& members,
                                       const std::vector<int64_t>& positions) const;
   void put(int64_t position, reference::MergedEntryErrors errors);
+  /// What storing an entry's value cost before CaM adds to it.
+  void add_storage(int64_t position, VectorView value);
   /// What CaM adds to an entry's value, each time rounded: a share of a value that is itself off.
   ///
   /// sharing  how many entries that value is spread over
@@ -85,6 +87,7 @@ class MergedErrors {
 
  private:
   struct Denominators;
+  struct ClusterErrors;
   Denominators denominators(const MergingCache& cache) const;
   bool is_normalised() const;
   double unit() const { return arithmetic_.unit + 0x1p-53; }  // both sides round

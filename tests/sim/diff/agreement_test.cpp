@@ -6,8 +6,11 @@
 
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/measure/metrics.hpp>
+#include <kvbound/sim/options/policy.hpp>
 
 #include "support/session_cases.hpp"
+#include "support/trace_layer.hpp"
 
 namespace kvbound::sim::agreement_test {
 namespace {
@@ -16,19 +19,8 @@ const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneTh
 
 using test::Positions;
 
-// A random layer as a trace has it, small enough to look at.
 traces::Layer layer_of(int64_t group_size, uint64_t seed) {
-  test::RandomLayer random = test::random_layer(group_size, seed);
-  traces::Layer layer;
-  layer.shape = random.shape;
-  layer.scale = random.view().scale;
-  layer.prompt_tokens = test::kTokens;
-  layer.window_queries = test::kRecorded;
-  layer.keys = std::move(random.all_keys);
-  layer.values = std::move(random.all_values);
-  layer.queries = std::move(random.all_queries);
-  layer.output_projection = std::move(random.output_projection);
-  return layer;
+  return test::trace_layer(test::random_layer(group_size, seed));
 }
 
 constexpr int64_t kEntries = 14;
@@ -186,6 +178,90 @@ TEST(Agreement, FindsAnyOneNumberThatIsOffByTwiceItsBound) {
       }
     }
   }
+}
+
+TEST(Agreement, AllowsForInputsThatStorageRounds) {
+  const traces::Layer layer = layer_of(2, 11);
+  const LayerClaims claims = claims_of(record_of(test::stored_in_single_precision(layer), test::kTopK));
+  TestedImplementation tested = implementation(test::kTopK);
+  EXPECT_FALSE(agrees(agreement(layer, tested, claims))) << "it says that it rounds nothing";
+  tested.storage = Dtype::f32;
+  const std::vector<TensorAgreement> found = agreement(layer, tested, claims);
+  EXPECT_TRUE(agrees(found));
+  EXPECT_EQ(find(found, "output").judged, find(found, "output").elements);
+}
+
+// What was measured of a record, as claims.
+LayerClaims measured_claims(const traces::Layer& layer, const LayerRecord& record) {
+  const LayerMetrics metrics = measure(layer, {record}).front();
+  const auto claim = [](const Matrix& figures) {
+    return RealClaim{{figures.rows(), figures.cols()}, {figures.numbers().begin(), figures.numbers().end()}};
+  };
+  LayerClaims claims;
+  claims.kept = record.prompt.kept;
+  claims.kept_mass = claim(metrics.kept_mass);
+  if (metrics.bound) claims.bound = claim(*metrics.bound);
+  claims.perturbation = claim(metrics.perturbation);
+  claims.layer_perturbation = RealClaim{{std::ssize(record.steps)}, metrics.layer_perturbation};
+  if (!record.steps[0].evicted.empty()) claims.evicted = claims_of(record).evicted;
+  if (!record.prompt.merges.empty()) claims.merged_into = claims_of(record).merged_into;
+  return claims;
+}
+
+std::vector<Policy> measured_policies() {
+  return {test::kTopK, {H2o{6, 1, 3}, {}, {}, {}, {}}, {H2o{6, 1, 3}, {}, {}, {}, KeepKv{}}};
+}
+
+TEST(Agreement, JudgesEveryFigureThatIsMeasuredWithinItsOwnBound) {
+  const traces::Layer layer = layer_of(2, 12);
+  for (const Policy& policy : measured_policies()) {
+    const LayerClaims claims = measured_claims(layer, record_of(layer, policy));
+    EXPECT_TRUE(agrees(agreement(layer, implementation(policy), claims)));
+    for (const auto& [tensor, member] :
+         {std::pair("kept_mass", &LayerClaims::kept_mass), std::pair("bound", &LayerClaims::bound),
+          std::pair("perturbation", &LayerClaims::perturbation),
+          std::pair("layer_perturbation", &LayerClaims::layer_perturbation)}) {
+      if (!(claims.*member)) continue;
+      LayerClaims changed = claims;
+      double& number = (changed.*member)->numbers.back();
+      const double right = number;
+      number = right + 1;
+      const TensorAgreement far = find(agreement(layer, implementation(policy), changed), tensor);
+      EXPECT_EQ(far.outside, 1) << tensor;
+      EXPECT_EQ(far.judged, far.elements) << tensor;
+      EXPECT_LT(far.worst->bound, 1e-8 * (1 + right)) << tensor;
+      number = right + 3 * far.worst->bound;
+      EXPECT_EQ(find(agreement(layer, implementation(policy), changed), tensor).outside, 1) << tensor;
+    }
+  }
+}
+
+TEST(Agreement, AcceptsFiguresOfInputsInSinglePrecision) {
+  const traces::Layer layer = layer_of(2, 13), stored = test::stored_in_single_precision(layer);
+  for (const Policy& policy : measured_policies()) {
+    TestedImplementation tested = implementation(policy);
+    tested.storage = Dtype::f32;
+    const LayerClaims claims = measured_claims(stored, record_of(stored, policy));
+    EXPECT_TRUE(agrees(agreement(layer, tested, claims)));
+    EXPECT_FALSE(agrees(agreement(layer, implementation(policy), claims))) << "rounding was to matter";
+  }
+}
+
+TEST(Agreement, CountsTheEntriesThatHeadsShareOutOtherwise) {
+  // The fourth of the largest weights is head 0's or, but for a billionth, head 1's.
+  const traces::Layer layer = test::weighted_layer(5, {{9, 8, 4 * (1 + 1e-8), 1, 1}, {9, 4, 3, 3, 4}});
+  TestedImplementation tested{parse_policy("h2o:window=1:recent=1+adakv:safeguard=0"), 3, 0,
+                              reference::single_precision(), Dtype::f64};
+  LayerClaims claims;
+  claims.kept = std::vector<Positions>{{0, 1, 4}, {0, 1, 4}};
+  claims.kept_offsets = Positions{0, 3, 6};
+  std::vector<TensorAgreement> found = agreement(layer, tested, claims);
+  EXPECT_TRUE(agrees(found));
+  EXPECT_EQ(find(found, "kept").near_tie_swaps, 1);
+  tested.arithmetic = reference::double_precision();
+  found = agreement(layer, tested, claims);
+  EXPECT_EQ(find(found, "kept").outside, 2) << "neither has its own budget";
+  EXPECT_EQ(find(found, "kept_offsets").outside, 1);
 }
 
 TEST(Agreement, OfNoDecodeStepsIsThatOfThePrompt) {

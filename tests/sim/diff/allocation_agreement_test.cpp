@@ -8,7 +8,7 @@
 #include <kvbound/sim/diff/allocation_agreement.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
-#include "support/random_layer.hpp"
+#include "support/trace_layer.hpp"
 
 namespace kvbound::sim::allocation_agreement_test {
 namespace {
@@ -80,6 +80,46 @@ RC_GTEST_PROP(AllocationExplanation, IsNeverNoneForWhoIsHonestAboutScoresWithinT
       shared == reference::adakv_budgets(options, MatrixView(scores.data(), heads, candidates), counts),
       "the reference's");
   RC_ASSERT(explanation == Explanation::found);
+}
+
+constexpr double kTie = 1 + 1e-8;  // single precision does not tell it from 1, double precision does
+
+// Two KV heads of four candidates each, and one entry that always stays: of the four largest weights three are head 0's, the
+// least of which is nearly one of head 1's.
+AllocationJudgement judged(const std::string& policy, const Counts& kept,
+                           const reference::Arithmetic& arithmetic) {
+  const traces::Layer layer = test::weighted_layer(5, {{9, 8, 4 * kTie, 1, 1}, {9, 4, 3, 3, 4}});
+  const TestedImplementation implementation{parse_policy(policy), 3, 0, arithmetic, Dtype::f64};
+  std::vector<Counts> sets;
+  for (const int64_t count : kept) sets.emplace_back(static_cast<size_t>(count));
+  return judge_allocation(layer.prompt(), implementation, sets.empty() ? nullptr : &sets);
+}
+
+const std::string kAdaKv = "h2o:window=1:recent=1+adakv:safeguard=0";
+
+TEST(AllocationAgreement, FollowsWhatIsClaimedOnlyWhereRoundingExplainsIt) {
+  const reference::Arithmetic exact = reference::double_precision(), single = reference::single_precision();
+  const Counts own{4, 2}, tied{3, 3}, wrong{5, 1};
+  for (const reference::Arithmetic& arithmetic : {exact, single}) {
+    EXPECT_EQ(judged(kAdaKv, {}, arithmetic).budgets, own);
+    EXPECT_EQ(judged(kAdaKv, own, arithmetic).budgets, own);
+    EXPECT_EQ(judged(kAdaKv, own, arithmetic).near_tie_swaps, 0);
+    const AllocationJudgement rejected = judged(kAdaKv, wrong, arithmetic);
+    EXPECT_EQ(rejected.budgets, own) << "the reference's";
+    EXPECT_EQ(rejected.near_tie_swaps + rejected.undecided, 0);
+  }
+  EXPECT_EQ(judged(kAdaKv, tied, single).budgets, tied);
+  EXPECT_EQ(judged(kAdaKv, tied, single).near_tie_swaps, 1) << "one entry is another head's";
+  EXPECT_EQ(judged(kAdaKv, tied, exact).budgets, own);
+  EXPECT_EQ(judged(kAdaKv, tied, exact).near_tie_swaps, 0);
+}
+
+TEST(AllocationAgreement, IsTheBudgetForAllHeadsWithoutAdaKv) {
+  for (const char* policy : {"h2o:window=1:recent=1", "h2o:window=1:recent=1+pyramid"}) {
+    const AllocationJudgement found = judged(policy, {4, 2}, reference::double_precision());
+    EXPECT_EQ(found.budgets, (Counts{3, 3}));
+    EXPECT_EQ(found.near_tie_swaps, 0);
+  }
 }
 
 }  // namespace

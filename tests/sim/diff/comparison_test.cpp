@@ -182,6 +182,7 @@ TEST(Comparison, IntegersAreRightOrWrong) {
   EXPECT_EQ(result.worst->index, std::vector<int64_t>{1}) << "the first";
   EXPECT_EQ(result.worst->claimed, 5);
   EXPECT_EQ(result.worst->expected, 1);
+  EXPECT_EQ(compare("score_positions", {0, 1}, {0, 2}).outside, 1);
   EXPECT_TRUE(compare("score_positions", {4, 5}, {4, 5}).agrees());
 }
 

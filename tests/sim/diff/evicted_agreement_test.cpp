@@ -8,6 +8,7 @@
 #include <kvbound/sim/diff/evicted_agreement.hpp>
 
 #include "support/session_cases.hpp"
+#include "support/trace_layer.hpp"
 
 namespace kvbound::sim::evicted_agreement_test {
 namespace {
@@ -18,19 +19,7 @@ using test::Positions;
 
 constexpr int64_t kEntries = 14, kSteps = 12, kTokens = 30;
 
-traces::Layer layer_of(uint64_t seed) {
-  test::RandomLayer random({4, 2, 6, 9}, kTokens, 8, kSteps, seed);
-  traces::Layer layer;
-  layer.shape = random.shape;
-  layer.scale = random.view().scale;
-  layer.prompt_tokens = kTokens;
-  layer.window_queries = 8;
-  layer.keys = std::move(random.all_keys);
-  layer.values = std::move(random.all_values);
-  layer.queries = std::move(random.all_queries);
-  layer.output_projection = std::move(random.output_projection);
-  return layer;
-}
+traces::Layer layer_of(uint64_t seed) { return test::trace_layer({{4, 2, 6, 9}, kTokens, 8, kSteps, seed}); }
 
 Policy policy_of(Host host, Score score = {}, Selection selection = {}) {
   return {host, score, selection, {}, {}};

@@ -52,6 +52,17 @@ TEST(SpreadAmbiguity, IsNoneOfAProbabilityThatIsOneOrZeroHoweverItErrs) {
   }
 }
 
+TEST(SpreadAmbiguity, IsWhereTheMeanOfThoseThatFollowIsTooFarOff) {
+  const std::vector<int64_t> following{1, 2};
+  for (int64_t position = 0; position < 1000; ++position) {
+    // A probability of 0.3 / mean, the mean of 0.4 and 0.8 off by 0.1.
+    const SpreadAmbiguity result = spread_ambiguity(kCam, {{0.3, 0.4, 0.8}, {0, 0.1, 0.1}}, 0, following, 1,
+                                                    position, reference::double_precision());
+    EXPECT_EQ(result.may, reference::spreads(0.6, kCam.seed, 1, position));
+    EXPECT_EQ(result.may_not, !reference::spreads(0.3 / 0.7, kCam.seed, 1, position));
+  }
+}
+
 TEST(SpreadAmbiguity, IsNoneWhereNobodyFollows) {
   const SpreadAmbiguity result =
       spread_ambiguity(kCam, {{0.5}, {0.5}}, 0, {}, 0, 7, reference::double_precision());

@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/report/recall_report.hpp>
 #include <kvbound/sim/report/report.hpp>
 
 #include "support/random_layer.hpp"
@@ -16,31 +19,48 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
+// A line's fields; those in quotes without them.
 std::vector<std::string> fields(const std::string& line) {
   std::vector<std::string> result(1);
-  for (const char c : line) {
-    if (c == ',') {
+  bool quoted = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const bool doubled = quoted && line.compare(i, 2, "\"\"") == 0;
+    if (line[i] == '"' && !doubled) {
+      quoted = !quoted;
+    } else if (line[i] == ',' && !quoted) {
       result.emplace_back();
     } else {
-      result.back() += c;
+      i += doubled;
+      result.back() += line[i];
     }
   }
   return result;
 }
 
+// The lines of a table, each by the names of its columns.
+struct Table {
+  explicit Table(const std::string& csv) {
+    std::istringstream lines(csv);
+    std::string line;
+    std::getline(lines, line);
+    names = fields(line);
+    while (std::getline(lines, line)) {
+      const std::vector<std::string> row = fields(line);
+      EXPECT_EQ(row.size(), names.size()) << line;
+      rows.emplace_back();
+      for (size_t i = 0; i < std::min(row.size(), names.size()); ++i) rows.back()[names[i]] = row[i];
+    }
+  }
+
+  std::vector<std::string> names;
+  std::vector<std::map<std::string, std::string>> rows;
+};
+
 // What the rows of single query heads have in a column.
 std::vector<std::string> column(const std::string& csv, const std::string& name) {
-  std::istringstream lines(csv);
-  std::string line;
-  std::getline(lines, line);
-  const std::vector<std::string> names = fields(line);
-  const int64_t index = std::ranges::find(names, name) - names.begin();
-  const auto head = static_cast<size_t>(std::ranges::find(names, "head") - names.begin());
   std::vector<std::string> result;
-  while (std::getline(lines, line)) {
-    const std::vector<std::string> row = fields(line);
-    EXPECT_EQ(row.size(), names.size());
-    if (row.at(head) != "all") result.push_back(row.at(index));
+  for (const auto& row : Table(csv).rows) {
+    if (row.at("head") != "all") result.push_back(row.at(name));
   }
   return result;
 }
@@ -71,6 +91,216 @@ TEST(CsvReport, SaysThatAMergesChangeIsNoNumberWhateverElseMerged) {
       {{0, 0, kNan, {}}, {0, 0, 1, {}}, {0, 1, 1, {}}, {0, 1, kNan, {}}, {1, 0, kNan, {}}, {1, 1, 2, {}}});
   EXPECT_EQ(column(csv_report({report}), "merge_perturbation"),
             (std::vector<std::string>{"nan", "nan", "nan", "2"}));
+}
+
+// Numbers that no other matrix has, and which a double holds.
+Matrix figures(double first) {
+  Matrix numbers(2, 2);
+  for (int64_t i = 0; i < 4; ++i) numbers(i / 2, i % 2) = first + static_cast<double>(i) / 8;
+  return numbers;
+}
+
+// Two steps of two query heads; every figure's numbers begin with another one.
+LayerMetrics metrics_from(double first) {
+  LayerMetrics metrics;
+  metrics.perturbation = figures(first + 1);
+  metrics.relative = figures(first + 2);
+  metrics.kept_mass = figures(first + 3);
+  metrics.layer_perturbation = {first + 4, first + 5};
+  metrics.layer_relative = {first + 6, first + 7};
+  return metrics;
+}
+
+LayerMetrics evicting_metrics(double first) {
+  LayerMetrics metrics = metrics_from(first);
+  metrics.bound = figures(2 * (first + 1));
+  metrics.rounding = Matrix(2, 2);
+  metrics.stage_one_mass = figures(first + 8);
+  return metrics;
+}
+
+LayerMetrics merging_metrics(double first) {
+  LayerMetrics metrics = metrics_from(first);
+  MergeMetrics& merges = metrics.merges.emplace();
+  for (int64_t t = 0; t < 2; ++t) {
+    for (int64_t h = 0; h < 2; ++h) merges.changes.push_back({t, h, figures(first + 9)(t, h), {}});
+  }
+  LaterQueries& later = merges.later.emplace();
+  later.perturbation = figures(first + 10);
+  later.prediction_error = figures(first + 11);
+  later.value_distance = figures(first + 12);
+  later.bound = figures(first + 13);
+  later.shared_bound = figures(first + 14);
+  later.joint_bound = figures(first + 15);
+  later.sag = figures(first + 16);
+  later.share = figures(first + 17);
+  return metrics;
+}
+
+// Two runs of layers 3 and 7.
+Report report_of(const std::string& path) {
+  RunResult evicting, merging;
+  evicting.run = {{"h2o", parse_policy("h2o")}, parse_budget("20%"), "reference"};
+  evicting.entries = 12;
+  merging.run = {{"mine", parse_policy("h2o+keepkv")}, parse_budget("9"), "emulated"};
+  merging.entries = 9;
+  evicting.layers = {evicting_metrics(100), evicting_metrics(200)};
+  merging.layers = {merging_metrics(300), merging_metrics(400)};
+  Report report;
+  report.result.trace.path = path;
+  report.result.scope = {{3, 7}, 2};
+  report.result.runs = {evicting, merging};
+  return report;
+}
+
+using Row = std::map<std::string, std::string>;
+
+const std::vector<std::string> kNames{"trace",
+                                      "policy",
+                                      "budget",
+                                      "entries",
+                                      "backend",
+                                      "layer",
+                                      "step",
+                                      "head",
+                                      "perturbation",
+                                      "relative",
+                                      "bound",
+                                      "tightness",
+                                      "kept_mass",
+                                      "stage_one_mass",
+                                      "violation",
+                                      "merge_perturbation",
+                                      "later_perturbation",
+                                      "prediction_error",
+                                      "value_distance",
+                                      "later_bound",
+                                      "later_shared_bound",
+                                      "later_joint_bound",
+                                      "sag"};
+
+// A row with what all runs have at a step and query head.
+Row row_of(double first, const std::string& path, int64_t layer, int64_t t, int64_t h) {
+  Row row;
+  for (const std::string& name : kNames) row[name] = "";
+  row["trace"] = path;
+  row["layer"] = std::to_string(layer);
+  row["step"] = std::to_string(t);
+  row["head"] = std::to_string(h);
+  row["perturbation"] = shortest(figures(first + 1)(t, h));
+  row["relative"] = shortest(figures(first + 2)(t, h));
+  row["kept_mass"] = shortest(figures(first + 3)(t, h));
+  return row;
+}
+
+void evicts(Row& row, double first, int64_t t, int64_t h) {
+  row["policy"] = canonical(parse_policy("h2o"));
+  row["budget"] = "20%";
+  row["entries"] = "12";
+  row["backend"] = "reference";
+  if (row["head"] == "all") return;
+  row["bound"] = shortest(figures(2 * (first + 1))(t, h));
+  row["tightness"] = shortest(figures(first + 1)(t, h) / figures(2 * (first + 1))(t, h));
+  row["stage_one_mass"] = shortest(figures(first + 8)(t, h));
+  row["violation"] = "0";
+}
+
+void merges(Row& row, double first, int64_t t, int64_t h) {
+  row["policy"] = canonical(parse_policy("h2o+keepkv"));
+  row["budget"] = "9";
+  row["entries"] = "9";
+  row["backend"] = "emulated";
+  if (row["head"] == "all") return;
+  row["merge_perturbation"] = shortest(figures(first + 9)(t, h));
+  double next = first + 10;
+  for (const char* name : {"later_perturbation", "prediction_error", "value_distance", "later_bound",
+                           "later_shared_bound", "later_joint_bound", "sag"}) {
+    row[name] = shortest(figures(next++)(t, h));
+  }
+}
+
+// All rows that a report is to have, in their order.
+std::vector<Row> expected_rows(const std::string& path) {
+  std::vector<Row> rows;
+  for (const double first : {100.0, 200.0, 300.0, 400.0}) {
+    const int64_t layer = first == 100 || first == 300 ? 3 : 7;
+    const auto finish = first < 300 ? evicts : merges;
+    for (int64_t t = 0; t < 2; ++t) {
+      for (int64_t h = 0; h < 2; ++h) {
+        rows.push_back(row_of(first, path, layer, t, h));
+        finish(rows.back(), first, t, h);
+      }
+      Row all = row_of(first, path, layer, t, 0);
+      all["head"] = "all";
+      all["perturbation"] = shortest(first + 4 + static_cast<double>(t));
+      all["relative"] = shortest(first + 6 + static_cast<double>(t));
+      all["kept_mass"] = "";
+      finish(all, first, t, 0);
+      rows.push_back(all);
+    }
+  }
+  return rows;
+}
+
+TEST(CsvReport, HasInEveryColumnTheFigureOfItsRunLayerStepAndHead) {
+  const std::string first = "a, \"b\".safetensors", second = "c.safetensors";
+  const Table table(csv_report({report_of(first), report_of(second)}));
+  EXPECT_EQ(table.names, kNames);
+  std::vector<Row> expected = expected_rows(first);
+  for (const Row& row : expected_rows(second)) expected.push_back(row);
+  ASSERT_EQ(table.rows.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    for (const std::string& name : kNames) {
+      EXPECT_EQ(table.rows[i].at(name), expected[i].at(name)) << name << " of row " << i;
+    }
+  }
+}
+
+TEST(CsvReport, SaysWhereABoundIsViolatedByMoreThanRounding) {
+  Report report = report_of("a");
+  LayerMetrics& metrics = report.result.runs[0].layers[0];
+  metrics.perturbation = test::matrix({{1, 2}, {2, kNan}});
+  metrics.bound = test::matrix({{1, 1}, {1, 1}});
+  metrics.rounding = test::matrix({{0, 0.5}, {1, 1}});
+  report.result.runs.resize(1);
+  report.result.runs[0].layers.resize(1);
+  EXPECT_EQ(column(csv_report({report}), "violation"), (std::vector<std::string>{"0", "1", "0", "1"}));
+}
+
+TEST(CsvReport, LeavesUndefinedRatiosAndBoundsThatBoundNothingEmpty) {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  Report report = report_of("a");
+  LayerMetrics& evicting = report.result.runs[0].layers[0];
+  evicting.perturbation = test::matrix({{0, 1}, {1, 3}});
+  evicting.bound = test::matrix({{0, 0}, {2, 2}});
+  evicting.relative = test::matrix({{kNan, 0}, {1, kNan}});
+  EXPECT_EQ(Table(csv_report({report})).rows[0].at("tightness"), "0");
+  EXPECT_EQ(Table(csv_report({report})).rows[1].at("tightness"), "") << "1/0";
+  EXPECT_EQ(Table(csv_report({report})).rows[4].at("tightness"), "1.5");
+  EXPECT_EQ(Table(csv_report({report})).rows[0].at("relative"), "");
+  LaterQueries& later = *report.result.runs[1].layers[0].merges->later;
+  later.bound(0, 0) = kInfinite;
+  later.sag(0, 0) = kNan;
+  const Row row = Table(csv_report({report})).rows[12];
+  EXPECT_EQ(row.at("later_bound"), "");
+  EXPECT_EQ(row.at("sag"), "");
+  EXPECT_EQ(row.at("later_shared_bound"), "314");
+}
+
+TEST(CsvReport, OfRecallHasInEveryColumnTheFigureOfItsLayerHeadAndScore) {
+  RecallReport report;
+  report.result.trace.path = "a, \"b\"";
+  report.result.options.k = 5;
+  report.result.options.recent = 6;
+  report.result.layers = {{3,
+                           {{"exact", 8, {{0.5, 0.25, 0.125, 0.0625}, {0.75, 0.625, 0.375, 1}}},
+                            {"key", 16, {{0.1, 0.2, 0.3, 0.4}, {0.6, 0.7, 0.8, 0.9}}}}}};
+  EXPECT_EQ(csv_report(report),
+            "trace,layer,head,score,window,k,recent,first_step,first_step_recent,mean_step,mean_step_recent\n"
+            "\"a, \"\"b\"\"\",3,0,exact,8,5,6,0.5,0.25,0.125,0.0625\n"
+            "\"a, \"\"b\"\"\",3,0,key,16,5,6,0.1,0.2,0.3,0.4\n"
+            "\"a, \"\"b\"\"\",3,1,exact,8,5,6,0.75,0.625,0.375,1\n"
+            "\"a, \"\"b\"\"\",3,1,key,16,5,6,0.6,0.7,0.8,0.9\n");
 }
 
 }  // namespace

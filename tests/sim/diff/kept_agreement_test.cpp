@@ -1,0 +1,250 @@
+#include <algorithm>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/diff/kept_agreement.hpp>
+#include <kvbound/sim/options/policy.hpp>
+
+#include "support/session_cases.hpp"
+#include "support/trace_layer.hpp"
+
+namespace kvbound::sim::kept_agreement_test {
+namespace {
+
+const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
+
+using reference::Arithmetic;
+using test::Positions;
+
+// A tested implementation, and what the reference says of the prompt.
+struct Case {
+  Case(traces::Layer layer_, const std::string& policy, int64_t budget,
+       const Arithmetic& arithmetic = reference::double_precision())
+      : layer(std::move(layer_)),
+        implementation{parse_policy(policy), budget, 0, arithmetic, Dtype::f64},
+        record(reference::make_session()->compress(layer.prompt(), implementation.policy,
+                                                   Positions(layer.shape.kv_heads, budget))),
+        errors(layer.prompt(), implementation, record) {}
+
+  TensorAgreement judge(const std::vector<Positions>& kept) {
+    teacher_forced = record.kept;
+    return judge_kept(layer.prompt(), implementation, record, errors, kept, teacher_forced);
+  }
+
+  traces::Layer layer;
+  TestedImplementation implementation;
+  PromptRecord record;
+  PromptErrors errors;
+  std::vector<Positions> teacher_forced;
+};
+
+const std::string kHost = "h2o:window=1:recent=1";  // the last position always stays
+constexpr double kTie = 1 + 1e-8;  // single precision does not tell it from 1, double precision does
+
+TEST(KeptAgreement, AcceptsAnotherEntryOnlyWhereRoundingExplainsIt) {
+  const traces::Layer layer = test::weighted_layer(6, {{8, 1, 4, 4 * kTie, 2, 1}});
+  Case exact(layer, kHost, 3), single(layer, kHost, 3, reference::single_precision());
+  ASSERT_EQ(exact.record.kept.front(), (Positions{0, 3, 5}));
+  const TensorAgreement tie = single.judge({{0, 2, 5}});
+  EXPECT_EQ(tie.outside, 0);
+  EXPECT_EQ(tie.near_tie_swaps, 1);
+  EXPECT_EQ(tie.judged, 3);
+  EXPECT_EQ(single.teacher_forced.front(), (Positions{0, 2, 5}));
+  const TensorAgreement wrong = exact.judge({{0, 2, 5}});
+  EXPECT_EQ(wrong.outside, 1);
+  EXPECT_EQ(wrong.near_tie_swaps, 0);
+  EXPECT_EQ(wrong.worst->index, Positions{1});
+  EXPECT_EQ(wrong.worst->note.rfind("KV head 0 kept position 2 rather than 3, by score: 0.2 against", 0), 0)
+      << wrong.worst->note;
+  EXPECT_NEAR(wrong.worst->error, 4 * 1e-8 / 20, 1e-14);
+}
+
+TEST(KeptAgreement, CountsTheEntriesThatHaveNoPlace) {
+  const traces::Layer layer = test::weighted_layer(6, {{8, 1, 4, 4 * kTie, 2, 1}, {1, 8, 1, 4, 2, 1}});
+  for (const Arithmetic& arithmetic : {reference::double_precision(), reference::single_precision()}) {
+    Case given(layer, kHost, 3, arithmetic);
+    const TensorAgreement one = given.judge({{0, 4, 5}, {1, 3, 5}});
+    EXPECT_EQ(one.outside, 1);
+    EXPECT_EQ(one.worst->claimed, 4);
+    EXPECT_EQ(one.elements, 6);
+    EXPECT_EQ(one.judged, 6);
+    const TensorAgreement two = given.judge({{0, 3, 5}, {0, 2, 5}});
+    EXPECT_EQ(two.outside, 2);
+    EXPECT_EQ(two.worst->index, Positions{3}) << "of all heads' entries, head by head";
+    EXPECT_EQ(two.worst->note.rfind("KV head 1 kept position 0 rather than 1", 0), 0) << two.worst->note;
+  }
+}
+
+TEST(KeptAgreement, NamesPositionsAndNotCandidates) {
+  Case given(test::weighted_layer(6, {{1, 1, 1, 8, 4, 1}}), "h2o:window=1:sinks=2:recent=1", 4);
+  const TensorAgreement found = given.judge({{0, 1, 2, 5}});
+  EXPECT_EQ(found.outside, 1);
+  EXPECT_EQ(found.worst->claimed, 2);
+  EXPECT_EQ(found.worst->expected, 3);
+  EXPECT_EQ(found.worst->index, Positions{2});
+  EXPECT_TRUE(given.judge({{0, 1, 3, 5}}).agrees());
+}
+
+TEST(KeptAgreement, FollowsASetOfPositionsHoweverWrongAndNoOtherList) {
+  Case given(test::weighted_layer(6, {{8, 1, 4, 3, 2, 1}}), kHost, 3);
+  const Positions own = given.record.kept.front();
+  for (const Positions& usable : {Positions{1, 4, 5}, Positions{0, 5}, Positions{0, 2, 3}}) {
+    EXPECT_GT(given.judge({usable}).outside, 0);
+    EXPECT_EQ(given.teacher_forced.front(), usable);
+  }
+  for (const Positions& unusable :
+       {Positions{}, Positions{0, 2, 6}, Positions{-1, 0, 5}, Positions{2, 0, 5}, Positions{0, 0, 5}}) {
+    EXPECT_EQ(given.judge({unusable}).outside, 1);
+    EXPECT_EQ(given.teacher_forced.front(), own);
+  }
+  const TensorAgreement evicted = given.judge({{0, 2, 3}});
+  EXPECT_EQ(evicted.worst->note, "KV head 0: position 5 is missing, which always stays");
+  EXPECT_EQ(evicted.judged, 3);
+}
+
+TEST(KeptAgreement, SaysNothingWhereBoundsTellNoCandidateFromAnother) {
+  Case equal(test::weighted_layer(6, {{1, 1, 1, 1, 1, 1}}), kHost, 3);
+  const TensorAgreement found = equal.judge({{3, 4, 5}});
+  EXPECT_EQ(found.outside, 0);
+  EXPECT_EQ(found.near_tie_swaps, 2);
+  EXPECT_EQ(found.elements, 3);
+  EXPECT_EQ(found.judged, 0);
+  EXPECT_EQ(Case(test::weighted_layer(6, {{1, 1, 1, 1, 1, 1}}), kHost, 6).judge({{0, 1, 2, 3, 4, 5}}).judged,
+            6)
+      << "all are kept";
+}
+
+const std::string kCritical = kHost + "+critical:epsilon=0";
+
+TEST(KeptAgreement, JudgesEachOfTheTwoStagesByItsOwnScore) {
+  // Stage one is entry 0, stage two entries 1 and 3.
+  const traces::Layer layer = test::weighted_layer(6, {{8, 1, 1, 1, 1, 1}}, {{0.01, 5, 4, 4 * kTie, 1, 1}});
+  Case exact(layer, kCritical, 4), single(layer, kCritical, 4, reference::single_precision());
+  ASSERT_EQ(exact.record.kept.front(), (Positions{0, 1, 3, 5}));
+  const TensorAgreement tie = single.judge({{0, 1, 2, 5}});
+  EXPECT_EQ(tie.outside, 0);
+  EXPECT_EQ(tie.near_tie_swaps, 1);
+  EXPECT_EQ(exact.judge({{0, 1, 2, 5}}).outside, 1);
+  for (Case* given : {&exact, &single}) {
+    const TensorAgreement second = given->judge({{0, 2, 3, 5}});
+    EXPECT_EQ(second.outside, 1);
+    EXPECT_NE(second.worst->note.find("by stage-two score"), std::string::npos) << second.worst->note;
+    EXPECT_EQ(second.worst->expected, 1);
+    const TensorAgreement first = given->judge({{1, 2, 3, 5}});
+    EXPECT_EQ(first.outside, 1);
+    EXPECT_NE(first.worst->note.find("rather than 0, by attention score"), std::string::npos)
+        << first.worst->note;
+  }
+}
+
+TEST(KeptAgreement, AllowsAStageOneOfEitherSizeWhereItsMassIsAHalf) {
+  const Positions one{0, 3, 4, 5}, two{0, 1, 3, 5};  // by a stage one of entry 0, and of 0 and 1
+  const auto judge = [&](double weight, const Positions& kept) {
+    // With the last entry's 1, entry 0 has half of the mass if its weight is 4.
+    Case given(test::weighted_layer(6, {{weight, 2, 1.5, 1, 0.5, 1}}, {{1, 0.1, 1, 10, 10, 1}}),
+               kCritical + ":alpha=adaptive", 4);
+    return given.judge({kept}).outside;
+  };
+  EXPECT_EQ(judge(4, one), 0);
+  EXPECT_EQ(judge(4, two), 0);
+  EXPECT_EQ(judge(4.5, one), 0);
+  EXPECT_EQ(judge(4.5, two), 1) << "entry 1 has no place: stage one is entry 0 alone";
+  EXPECT_EQ(judge(3.5, one), 1) << "entry 1 is of stage one";
+  EXPECT_EQ(judge(3.5, two), 0);
+}
+
+TEST(KeptAgreement, JudgesAThetaSweepByItsBoundAlone) {
+  const traces::Layer layer = test::weighted_layer(6, {{8, 4, 2, 1, 1, 1}});
+  Case given(layer, kHost + "+theta-sweep", 3);
+  ASSERT_EQ(given.record.kept.front(), (Positions{0, 1, 5}));
+  EXPECT_EQ(given.judge({{0, 1, 5}}).outside, 0);
+  const TensorAgreement wrong = given.judge({{2, 3, 5}});
+  EXPECT_EQ(wrong.outside, 2) << "two of them are not of the best set";
+  EXPECT_NE(wrong.worst->note.find("by bound of the whole selection"), std::string::npos)
+      << wrong.worst->note;
+  Case ties(test::weighted_layer(6, {{8, 4, 4 * kTie, 1, 1, 1}}), kHost + "+theta-sweep", 3,
+            reference::single_precision());
+  EXPECT_EQ(ties.judge({{0, 1, 5}}).near_tie_swaps, 1);
+  EXPECT_EQ(ties.judge({{0, 3, 5}}).outside, 1);
+}
+
+TEST(KeptAgreement, RejectsASweepsSetWithoutMassWhereAnotherHasSome) {
+  // The always-kept entry and two others are so far behind that their weights are 0 in double precision.
+  const traces::Layer layer = test::weighted_layer(6, {{1e20, 1e20, 5e-324, 5e-324, 1e19, 5e-324}});
+  Case given(layer, kHost + "+theta-sweep", 3);
+  EXPECT_EQ(given.judge({{0, 1, 5}}).outside, 0);
+  EXPECT_EQ(given.judge({{2, 3, 5}}).outside, 2);
+}
+
+TEST(KeptAgreement, LeavesAnotherGreedySetUndecided) {
+  Case given(test::weighted_layer(6, {{8, 1, 4, 3, 2, 1}}, {{1, 2, 3, 4, 5, 6}}),
+             "snapkv:window=1:pool=1+greedy", 3);
+  const Positions own = given.record.kept.front();
+  EXPECT_EQ(given.judge({own}).judged, 3);
+  Positions other = own;
+  other.front() = own.front() == 1 ? 0 : 1;
+  std::ranges::sort(other);
+  const TensorAgreement found = given.judge({other});
+  EXPECT_EQ(found.outside, 0);
+  EXPECT_EQ(found.undecided, 1);
+  EXPECT_EQ(found.judged, 0);
+  EXPECT_EQ(given.teacher_forced.front(), other);
+}
+
+TEST(KeptAgreement, AllowsFewerThanTheBudgetOnlyWhereMergingComesFirst) {
+  const std::vector<double> weights{8, 1, 4, 3, 2, 1};
+  Case first(test::weighted_layer(6, {weights}), kHost + "+keepkv:order=merge-first", 3),
+      evict(test::weighted_layer(6, {weights}), kHost + "+keepkv", 3);
+  EXPECT_EQ(first.judge({{0, 5}}).outside, 0);
+  EXPECT_EQ(first.judge({{0, 1, 2, 5}}).outside, 1) << "there is no room for four";
+  EXPECT_EQ(first.judge({{0, 1}}).outside, 1) << "the last one always stays";
+  const TensorAgreement fewer = evict.judge({{0, 5}});
+  EXPECT_EQ(fewer.outside, 1);
+  EXPECT_EQ(fewer.worst->note, "KV head 0: 2 entries are kept; the budget is 3");
+}
+
+// What an implementation keeps that has these scores of the candidates.
+Positions kept_by(const Case& given, const std::vector<double>& scores) {
+  std::vector<size_t> order(scores.size());
+  for (size_t j = 0; j < order.size(); ++j) order[j] = j;
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](size_t j) { return scores[j]; });
+  const std::vector<int64_t>& always_kept = given.errors.ranking.always_kept;
+  Positions kept = always_kept;
+  for (size_t j = 0; std::ssize(kept) < given.implementation.entries; ++j) {
+    kept.push_back(static_cast<int64_t>(order[j]));
+  }
+  std::ranges::sort(kept);
+  return kept;
+}
+
+RC_GTEST_PROP(KeptAgreement, AcceptsEverySetByScoresWithinTheirErrorsAndNoneWithAClearlyWorseEntry, ()) {
+  test::Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
+  std::vector<double> weights(13);
+  for (double& weight : weights) {
+    weight = static_cast<double>(1 + random.index(4)) * (1 + 1e-7 * random.uniform(0, 1));
+  }
+  Case given(test::weighted_layer(13, {weights}), kHost, 2 + random.index(11), reference::single_precision());
+  const auto count = static_cast<size_t>(given.errors.ranking.candidates);
+  const VectorView own = given.errors.ranking.scores.row(0).first(count),
+                   errors = given.errors.score.row(0).first(count);
+  std::vector<double> theirs(own.begin(), own.end());
+  for (size_t j = 0; j < count; ++j) theirs[j] += random.uniform(-1, 1) * errors[j];
+  const Positions kept = kept_by(given, theirs);
+  const TensorAgreement found = given.judge({kept});
+  RC_CLASSIFY(*found.near_tie_swaps > 0);
+  RC_ASSERT(found.agrees());
+  // The best score that is not kept, three bounds better than it is.
+  Positions wrong = kept;
+  const auto worst = std::ranges::min_element(own) - own.begin(),
+             best = std::ranges::max_element(own) - own.begin();
+  const bool clear = own[best] - own[worst] > 3 * (errors[best] + errors[worst]);
+  if (!clear || !std::ranges::binary_search(kept, best) || std::ranges::binary_search(kept, worst)) return;
+  std::ranges::replace(wrong, best, worst);
+  std::ranges::sort(wrong);
+  RC_ASSERT(given.judge({wrong}).outside >= 1);
+}
+
+}  // namespace
+}  // namespace kvbound::sim::kept_agreement_test

@@ -1,0 +1,275 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/sim/diff/claims.hpp>
+#include <kvbound/sim/diff/merge_agreement.hpp>
+
+#include "support/merged_case.hpp"
+#include "support/merging_cases.hpp"
+
+namespace kvbound::sim::merge_agreement_test {
+namespace {
+
+const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneThread);
+
+using test::MergedCase;
+using test::Positions;
+
+constexpr int64_t kTokens = 30, kSteps = 6, kBudget = 14;
+
+traces::Layer layer_of(uint64_t seed, int64_t query_heads = 4) {
+  return test::trace_layer({{query_heads, 2, 6, 9}, kTokens, 8, kSteps, seed});
+}
+
+const TensorAgreement& find(const MergeJudgement& judgement, const std::string& tensor) {
+  const auto found = std::ranges::find(judgement.agreements, tensor, &TensorAgreement::tensor);
+  EXPECT_NE(found, judgement.agreements.end()) << tensor;
+  return *found;
+}
+
+int64_t total(const MergeJudgement& judgement, int64_t TensorAgreement::*figure) {
+  int64_t sum = 0;
+  for (const TensorAgreement& tensor : judgement.agreements) sum += tensor.*figure;
+  return sum;
+}
+
+std::vector<test::NamedPolicy> policies() {
+  std::vector<test::NamedMerge> merges = test::targeted_merges(test::kMergeAll);
+  merges.push_back({"cam", Cam{4, 3}});
+  merges.push_back({"keepkv above 0.5", test::with_target(KeepKv{}, {Decimal{5, 1}})});
+  return test::merging_policies(merges);
+}
+
+bool is_periodic(const Policy& policy) { return rules_of(policy.merge).period.has_value(); }
+
+TEST(MergeAgreement, OfTheReferenceWithItselfIsCompleteForEveryMethodAndHost) {
+  for (const auto& [name, policy, always_kept] : policies()) {
+    SCOPED_TRACE(name);
+    const MergedCase given(layer_of(5), policy, kBudget, kSteps);
+    const MergeJudgement found = given.judge(claims_of(given.own));
+    EXPECT_EQ(total(found, &TensorAgreement::outside), 0);
+    EXPECT_EQ(total(found, &TensorAgreement::undecided), 0);
+    EXPECT_EQ(found.agreements.size(), evicts(policy.host) ? 6u : 4u);
+    for (const TensorAgreement& tensor : found.agreements) {
+      EXPECT_EQ(tensor.judged, tensor.elements) << tensor.tensor;
+      EXPECT_GT(tensor.elements, 0) << tensor.tensor;
+    }
+    EXPECT_EQ(std::ranges::count(found.certain, true), is_periodic(policy) ? 4 : 12)
+        << "nothing is certain from a rebuild on";
+  }
+}
+
+TEST(MergeAgreement, AcceptsWhatInputsInSinglePrecisionLeadTo) {
+  int64_t merged = 0, different = 0;
+  for (const auto& [name, policy, always_kept] : policies()) {
+    SCOPED_TRACE(name);
+    for (uint64_t seed = 10; seed < 13; ++seed) {
+      const MergedCase given(layer_of(seed), policy, kBudget, kSteps, test::single_precision_inputs());
+      const LayerRecord theirs =
+          test::recorded(test::stored_in_single_precision(given.layer), policy, kBudget, kSteps);
+      const MergeJudgement found = given.judge(claims_of(theirs));
+      for (const TensorAgreement& tensor : found.agreements) {
+        EXPECT_EQ(tensor.outside, 0) << tensor.tensor << " " << tensor.worst->note;
+      }
+      EXPECT_GT(find(found, "output").judged, find(found, "output").elements / 2);
+      for (const HeadMerge& merge : theirs.prompt.merges) merged += merge.counts.merged;
+      different += find(found, "output").worst->error > 1e-12;
+    }
+  }
+  EXPECT_GT(merged, 500);
+  EXPECT_GT(different, 100) << "rounding was to matter";
+}
+
+const Policy kKeepKv{H2o{6, 2, 4}, {}, {}, {}, test::with_target(KeepKv{}, test::kMergeAll)};
+
+TEST(MergeAgreement, FindsOneVoteTooManyOrTooFew) {
+  const MergedCase given(layer_of(6), kKeepKv, kBudget, kSteps);
+  LayerClaims claims = claims_of(given.own);
+  for (const double wrong : {-1.0, 1.0, 0.5}) {
+    for (const size_t at : {size_t{0}, claims.votes->numbers.size() - 1}) {
+      LayerClaims changed = claims;
+      changed.votes->numbers[at] += wrong;
+      const MergeJudgement found = given.judge(changed);
+      EXPECT_EQ(find(found, "votes").outside, 1) << wrong;
+      EXPECT_EQ(find(found, "votes").worst->index, (Positions{static_cast<int64_t>(at)}));
+      EXPECT_EQ(total(found, &TensorAgreement::outside), 1) << "and nothing else is wrong";
+    }
+  }
+}
+
+TEST(MergeAgreement, FindsAnyMergedNumberOrOutputThatIsOffByThreeBounds) {
+  for (const auto& [name, policy, always_kept] : policies()) {
+    SCOPED_TRACE(name);
+    const MergedCase given(layer_of(7), policy, kBudget, 2, test::single_precision_inputs());
+    const LayerClaims claims = claims_of(given.own);
+    for (const auto& [tensor, member] :
+         {std::pair("merged_key", &LayerClaims::merged_key),
+          std::pair("merged_value", &LayerClaims::merged_value), std::pair("output", &LayerClaims::output)}) {
+      const size_t count = (claims.*member)->numbers.size();
+      for (const size_t at : {size_t{1}, count / 2, count - 1}) {
+        LayerClaims changed = claims;
+        double& number = ((changed.*member)->numbers)[at];
+        const double right = number;
+        number = right + 1;
+        const double bound = find(given.judge(changed), tensor).worst->bound;
+        EXPECT_LT(bound, 1e-3);
+        number = right + 3 * bound;
+        EXPECT_EQ(total(given.judge(changed), &TensorAgreement::outside), 1) << tensor;
+        number = right - 0.3 * bound;
+        EXPECT_EQ(total(given.judge(changed), &TensorAgreement::outside), 0) << tensor;
+      }
+    }
+  }
+}
+
+TEST(MergeAgreement, FindsRowsThatAreOneEntryOff) {
+  const MergedCase given(layer_of(8), kKeepKv, kBudget, kSteps);
+  for (const auto& [tensor, member] : {std::pair("merged_key", &LayerClaims::merged_key),
+                                       std::pair("merged_value", &LayerClaims::merged_value)}) {
+    LayerClaims claims = claims_of(given.own);
+    std::vector<double>& numbers = (claims.*member)->numbers;
+    std::ranges::rotate(numbers, numbers.begin() + 6);
+    const TensorAgreement& found = find(given.judge(claims), tensor);
+    EXPECT_EQ(found.outside, found.elements);
+  }
+}
+
+TEST(MergeAgreement, FindsAnotherTargetAndJudgesWhatFollowsOnTheCacheThatItMade) {
+  const MergedCase given(layer_of(9), kKeepKv, kBudget, kSteps);
+  LayerClaims claims = claims_of(given.own);
+  const int64_t own = claims.merged_into->front();
+  claims.merged_into->front() = own == 0 ? 1 : 0;  // these two are always kept
+  const MergeJudgement found = given.judge(claims);
+  EXPECT_GE(find(found, "merged_into").outside, 1);
+  EXPECT_EQ(find(found, "merged_into").worst->index, (Positions{0, 0}));
+  EXPECT_EQ(find(found, "merged_into").worst->expected, static_cast<double>(own));
+  EXPECT_EQ(found.record.steps[0].output.numbers().size(), 24u);
+  const TensorAgreement& output = find(found, "output");
+  EXPECT_GT(output.outside, 0) << "the claimed outputs are of another cache";
+  EXPECT_GE(output.worst->index.front(), 1) << "not those before the merge";
+  EXPECT_LT(output.worst->index[1], 2) << "not those of the other KV head";
+}
+
+TEST(MergeAgreement, FindsAnotherEviction) {
+  const MergedCase given(layer_of(9), kKeepKv, kBudget, kSteps);
+  LayerClaims claims = claims_of(given.own);
+  claims.merged_into.reset();
+  claims.output.reset();
+  const auto other = std::ranges::find_if(given.own.prompt.kept[1], [&](int64_t position) {
+    return position >= 2 && position != (*claims.evicted)[1];
+  });
+  (*claims.evicted)[1] = *other;
+  claims.evicted->resize(2);
+  MergedCase first(given.layer, kKeepKv, kBudget, 1);
+  const MergeJudgement found = first.judge(claims);
+  EXPECT_EQ(find(found, "evicted").outside, 1);
+  EXPECT_EQ(find(found, "evicted").worst->claimed, static_cast<double>(*other));
+  EXPECT_EQ(found.record.steps[0].evicted, *claims.evicted);
+  EXPECT_EQ(found.agreements.size(), 4u) << "nothing is said of what is not claimed";
+}
+
+// Entries 1 and 2 of KV head 0 are kept and have keys between which only rounding tells; entry 0, which leaves, is as near to either.
+traces::Layer ambiguous_layer() {
+  traces::Layer layer = test::weighted_layer(5, {{1, 9, 8, 7, 9, 1}, {1, 9, 8, 7, 9, 1}});
+  layer.shape.head_dim = 2;
+  layer.shape.model_dim = 2;
+  layer.keys = Tensor(2, 6, 2);
+  layer.queries = Tensor(2, 2, 2);
+  layer.values = Tensor(2, 6, 2);
+  layer.output_projection = Matrix(4, 2);
+  test::Random random(3);
+  for (double& number : layer.values.numbers()) number = random.normal();
+  for (double& number : layer.queries.numbers()) number = 1;
+  for (int64_t i = 0; i < 4; ++i) layer.output_projection(i, i % 2) = 1;
+  const Matrix keys = test::matrix({{0.5, 0.5}, {3, 1}, {1, 3}, {-2, 6}, {6, -2}, {1, 1}});
+  for (int64_t g = 0; g < 2; ++g) std::ranges::copy(keys.numbers(), layer.keys.slice(g).row(0).begin());
+  layer.keys.slice(1)(0, 0) = 0.75;  // of KV head 1 it is nearer to entry 1
+  return layer;
+}
+
+struct AmbiguousCase : MergedCase {
+  AmbiguousCase()
+      : MergedCase(ambiguous_layer(), {Tova{0}, {}, {}, {}, test::with_target(KeepKv{}, test::kMergeAll)}, 4,
+                   1) {}
+};
+
+TEST(MergeAgreement, AcceptsVotesThatOneAmbiguousMemberAllowsAndNoOthers) {
+  const AmbiguousCase given;
+  ASSERT_EQ(given.own.prompt.kept.front(), (Positions{1, 2, 3, 4}));
+  LayerClaims claims;
+  const auto judged = [&](const std::vector<double>& votes) {
+    claims.votes = RealClaim{{8}, votes, Dtype::f64};
+    return given.judge(claims).agreements.front();
+  };
+  EXPECT_EQ(judged({2, 1, 1, 1, 2, 1, 1, 1}).outside, 0);
+  const TensorAgreement other = judged({1, 2, 1, 1, 2, 1, 1, 1});
+  EXPECT_EQ(other.outside, 0);
+  EXPECT_EQ(other.undecided, given.own.prompt.merges[0].votes[0] == 2 ? 2 : 0);
+  EXPECT_EQ(judged({3, 1, 1, 1, 2, 1, 1, 1}).outside, 1) << "there is one member";
+  EXPECT_EQ(judged({1.5, 1, 1, 1, 2, 1, 1, 1}).outside, 1) << "no number of entries";
+  EXPECT_EQ(judged({0, 1, 1, 1, 2, 1, 1, 1}).outside, 1) << "the entry itself votes";
+  EXPECT_EQ(judged({2, 1, 2, 1, 2, 1, 1, 1}).outside, 1) << "entry 3 is far";
+  EXPECT_EQ(judged({2, 1, 1, 1, 1, 2, 1, 1}).outside, 2) << "KV head 1 is certain";
+}
+
+TEST(MergeAgreement, LeavesUndecidedTheNumbersOfAnAmbiguousKvHeadAlone) {
+  const AmbiguousCase given;
+  LayerClaims claims = claims_of(given.own);
+  for (double& number : claims.merged_value->numbers) number += 1;
+  for (double& number : claims.output->numbers) number += 1;
+  const MergeJudgement found = given.judge(claims);
+  EXPECT_EQ(find(found, "merged_value").undecided, 4) << "two entries of KV head 0, which has two dimensions";
+  EXPECT_EQ(find(found, "merged_value").outside, 12);
+  EXPECT_EQ(find(found, "output").undecided, 2);
+  EXPECT_EQ(find(found, "output").outside, 2);
+  EXPECT_EQ(found.certain, (std::vector<bool>{false, true}));
+}
+
+TEST(MergeAgreement, JudgesNoOutputAfterARebuildAndAllBeforeIt) {
+  KeepKv periodic = test::with_target(KeepKv{}, test::kMergeAll);
+  periodic.period = 4;
+  const MergedCase given(layer_of(11), {test::kHost, {}, {}, {}, periodic}, kBudget, kSteps);
+  LayerClaims claims = claims_of(given.own);
+  for (double& number : claims.output->numbers) number += 1;
+  const TensorAgreement output = find(given.judge(claims), "output");
+  EXPECT_EQ(output.outside, 3 * 24) << "of the steps before the fourth";
+  EXPECT_EQ(output.undecided, 3 * 24);
+}
+
+TEST(MergeAgreement, LeavesUndecidedWhatIsClaimedOfAKeptSetThatCannotBeFollowed) {
+  const MergedCase given(layer_of(12), kKeepKv, kBudget, kSteps);
+  LayerClaims claims = claims_of(given.own);
+  (*claims.kept)[0].front() = -5;
+  const MergeJudgement found = given.judge(claims, given.own.prompt.kept);
+  EXPECT_EQ(find(found, "votes").undecided, kBudget);
+  EXPECT_EQ(find(found, "merged_key").undecided, 6 * kBudget);
+  EXPECT_EQ(total(found, &TensorAgreement::outside), 0);
+  claims.votes->numbers.back() += 1;
+  EXPECT_EQ(find(given.judge(claims, given.own.prompt.kept), "votes").outside, 1) << "KV head 1 is known";
+}
+
+TEST(MergeAgreement, NeverAcceptsNan) {
+  const AmbiguousCase given;
+  for (const auto member :
+       {&LayerClaims::votes, &LayerClaims::merged_key, &LayerClaims::merged_value, &LayerClaims::output}) {
+    LayerClaims claims = claims_of(given.own);
+    (claims.*member)->numbers.front() = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_EQ(total(given.judge(claims), &TensorAgreement::outside), 1);
+  }
+}
+
+TEST(MergeAgreement, IsCertainOfAStepIfItIsOfAllKvHeads) {
+  MergeJudgement judgement;
+  judgement.certain = {true, true, false, true, false, false};
+  const LayerShape shape{4, 2, 6, 9};
+  EXPECT_EQ(judgement.certain_steps(shape), (std::vector<bool>{true, false, false}));
+  EXPECT_EQ(
+      judgement.certain_query_heads(shape),
+      (std::vector<bool>{true, true, true, true, false, false, true, true, false, false, false, false}));
+}
+
+}  // namespace
+}  // namespace kvbound::sim::merge_agreement_test

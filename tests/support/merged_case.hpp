@@ -1,0 +1,72 @@
+// A tested implementation of a policy that merges, and what the reference says of the prompt.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/diff/merge_agreement.hpp>
+#include <kvbound/sim/diff/merge_replay.hpp>
+#include <kvbound/sim/options/policy.hpp>
+
+#include "session_cases.hpp"
+#include "trace_layer.hpp"
+
+namespace kvbound::test {
+
+/// What a session of these inputs records.
+inline sim::LayerRecord recorded(const traces::Layer& layer, const Policy& policy, int64_t budget,
+                                 int64_t steps) {
+  const auto session = reference::make_session();
+  sim::LayerRecord record;
+  record.prompt = session->compress(layer.prompt(), policy, Positions(layer.shape.kv_heads, budget));
+  for (int64_t t = 0; t < steps; ++t) record.steps.push_back(session->step(layer.step(t)));
+  return record;
+}
+
+/// Exact arithmetic on inputs that were stored in single precision.
+inline reference::Arithmetic single_precision_inputs() {
+  reference::Arithmetic arithmetic = reference::double_precision();
+  arithmetic.input = 0x1p-24;
+  return arithmetic;
+}
+
+struct MergedCase {
+  MergedCase(traces::Layer layer_, const Policy& policy, int64_t budget, int64_t steps,
+             const reference::Arithmetic& arithmetic = reference::double_precision())
+      : layer(std::move(layer_)),
+        implementation{policy, budget, steps, arithmetic, Dtype::f64},
+        own(recorded(layer, policy, budget, steps)),
+        errors(layer.prompt(), implementation, own.prompt),
+        part{layer, implementation, own.prompt, errors, layer.prompt()},
+        scores(nullptr) {
+    const MergeRules rules = rules_of(policy.merge);
+    if (!rules.averages()) return;
+    part.averages = &scores.predicted(part.prompt, *rules.prediction);
+    part.log_sum_exp_errors =
+        reference::window_log_sum_exp_errors(part.prompt, part.prompt.window_queries(), arithmetic);
+  }
+  MergedCase(const MergedCase&) = delete;  // parts refer to each other
+  MergedCase& operator=(const MergedCase&) = delete;
+
+  /// As these claims have it; with no other kept set, on the reference's.
+  sim::MergeJudgement judge(const sim::LayerClaims& claims) const {
+    return judge(claims, claims.kept.value_or(own.prompt.kept));
+  }
+  sim::MergeJudgement judge(const sim::LayerClaims& claims,
+                            const std::vector<Positions>& teacher_forced) const {
+    return sim::judge_merging(layer, implementation, own.prompt, errors, teacher_forced, claims);
+  }
+
+  traces::Layer layer;
+  sim::TestedImplementation implementation;
+  sim::LayerRecord own;
+  sim::PromptErrors errors;
+  sim::MergedLayer part;
+
+ private:
+  reference::LayerScores scores;
+};
+
+}  // namespace kvbound::test

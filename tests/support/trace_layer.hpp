@@ -1,0 +1,66 @@
+// Layers as a trace has them, for tests of what is recorded of them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <kvbound/traces/trace.hpp>
+
+#include "random_layer.hpp"
+
+namespace kvbound::test {
+
+/// A random layer as a trace has it.
+inline traces::Layer trace_layer(RandomLayer random) {
+  traces::Layer layer;
+  layer.shape = random.shape;
+  layer.scale = random.view().scale;
+  layer.prompt_tokens = random.tokens;
+  layer.window_queries = random.window_queries;
+  layer.keys = std::move(random.all_keys);
+  layer.values = std::move(random.all_values);
+  layer.queries = std::move(random.all_queries);
+  layer.output_projection = std::move(random.output_projection);
+  return layer;
+}
+
+/// The same layer as an implementation sees it that stores its inputs in single precision.
+inline traces::Layer stored_in_single_precision(traces::Layer layer) {
+  const auto round = [](std::span<double> numbers) {
+    for (double& number : numbers) number = static_cast<float>(number);
+  };
+  round(layer.keys.numbers());
+  round(layer.values.numbers());
+  round(layer.queries.numbers());
+  for (int64_t i = 0; i < layer.output_projection.rows(); ++i) round(layer.output_projection.row(i));
+  return layer;
+}
+
+/// A layer of one query head for each KV head and of one recorded prompt query, which can be computed by hand: the attention that
+/// any query pays an entry is proportional to the entry's weight, and an entry's projected value is its value.
+///
+/// weights  [kv_heads][tokens + steps], > 0
+/// values   likewise; of no KV heads: 1 for all
+inline traces::Layer weighted_layer(int64_t tokens, const std::vector<std::vector<double>>& weights,
+                                    const std::vector<std::vector<double>>& values = {}) {
+  const auto heads = std::ssize(weights), entries = std::ssize(weights.front());
+  traces::Layer layer;
+  layer.shape = {heads, heads, 1, 1};
+  layer.prompt_tokens = tokens;
+  layer.window_queries = 1;
+  layer.keys = layer.values = Tensor(heads, entries, 1);
+  layer.queries = Tensor(heads, 1 + entries - tokens, 1);
+  for (double& query : layer.queries.numbers()) query = 1;
+  for (int64_t g = 0; g < heads; ++g) {
+    for (int64_t i = 0; i < entries; ++i) {
+      layer.keys.slice(g)(i, 0) = std::log(weights[g][i]);
+      layer.values.slice(g)(i, 0) = values.empty() ? 1 : values[g][i];
+    }
+    layer.output_projection.append_row(std::vector{1.0});
+  }
+  return layer;
+}
+
+}  // namespace kvbound::test
