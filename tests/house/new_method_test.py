@@ -22,7 +22,7 @@ FOLDERS = ("reference", "cuda", "traces", "proofs", "sim")
 SUFFIXES = (".hpp", ".cuh", ".cpp", ".cu")
 COMPILER = []
 PRECOMPILED = ("algorithm", "cmath", "functional", "map", "memory", "numeric", "span", "string", "variant", "vector",
-               "boost/multiprecision/cpp_bin_float.hpp")
+               "boost/multiprecision/mpfr.hpp")
 
 STRUCT = "struct {0} {{\n  friend bool operator==(const {0}&, const {0}&) = default;\n}};\nusing {1} = std::variant<{0}, "
 ALTERNATIVES = {"Host": "NewHost", "Score": "NewScore", "Selection": "NewSelection", "Allocation": "NewAllocation",
@@ -71,13 +71,22 @@ FILLERS = {
         ("reference/session/head_budgets.cpp", "HeadBudgets",
          "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }"),
         ("sim/options/layer_budgets.cpp", "LayerBudgets",
-         "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }")),
+         "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }"),
+        ("sim/diff/allocation_agreement.cpp", "AllocationJudge",
+         "AllocationJudgement operator()(const NewAllocation&) const { return {}; }")),
     "A merging method": (
         ("reference/core/merge_rules.hpp", "merge_rules", "inline MergeRules merge_rules(const NewMerge&) { return {}; }"),
         ("reference/core/session_check.hpp", "require_composable",
          "inline void require_composable(const NewMerge&, const Policy&) {}"),
         ("reference/session/head_merging.cpp", "ClusterMerging",
-         "std::vector<MergedEntry> operator()(const NewMerge&) const { return {}; }")),
+         "std::vector<MergedEntry> operator()(const NewMerge&) const { return {}; }"),
+        ("sim/diff/merged_errors.cpp", "ClusterErrors",
+         "reference::MergedEntryErrors operator()(const NewMerge&) const { return {}; }"),
+        ("sim/diff/merge_replay.hpp", "take_errors",
+         "void take_errors(const NewMerge&, const LayerView&, const reference::ScoreEma*) {}"),
+        ("sim/diff/merge_replay.hpp", "judge_into",
+         "TargetJudgement judge_into(const NewMerge&, const LeavingEntry&, const std::optional<int64_t>&) const { return {}; }"),
+        ("sim/diff/merge_replay.hpp", "merge", "void merge(const NewMerge&, int64_t, int64_t) {}")),
     "A merging key": (
         ("reference/merging/keep_kv.cpp", "keep_kv", NEW_KEY),
         ("reference/bounds/merge_cluster_errors.cpp", "key_errors", NEW_KEY),
@@ -88,7 +97,7 @@ FILLERS = {
 }
 PLACES = [place for places in FILLERS.values() for place in places]
 # A declared overload is missed where it is called.
-SEEN_BY = {"sim/options/component.hpp": "sim/options/policy.cpp"}
+SEEN_BY = {"sim/options/component.hpp": "sim/options/policy.cpp", "sim/diff/merge_replay.hpp": "sim/diff/merge_replay.cpp"}
 
 
 def without(file, function):
