@@ -31,6 +31,7 @@ TEST(AllocationExplanation, OfExactScoresIsTheReferencesAlone) {
   EXPECT_EQ(explain("1", scores, exact, {1, 2}, {1, 2}), Explanation::found);
   EXPECT_EQ(explain("0", scores, exact, {1, 2}, {2, 2}), Explanation::none) << "another total";
   EXPECT_EQ(explain("0", scores, exact, {0, 0}, {0, 0}), Explanation::found);
+  EXPECT_EQ(explain("0", {5, 3}, {0, 0}, {1, 1}, {1, 1}), Explanation::found) << "all are among the largest";
   EXPECT_EQ(explain("0", scores, exact, {0, 0}, {1, -1}), Explanation::none);
 }
 

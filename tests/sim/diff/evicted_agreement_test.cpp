@@ -219,6 +219,34 @@ TEST(EvictedAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
   }
 }
 
+// Whether an implementation may evict the entry that has, but for a hundred-millionth, the smallest score at the first step.
+bool may_evict_second_smallest(const Host& host, const reference::Arithmetic& prompt,
+                               const reference::Arithmetic& steps) {
+  const traces::Layer layer = test::weighted_layer(5, {{8, 2 * (1 + 1e-8), 7, 2, 6, 5}});
+  TestedImplementation tested{policy_of(host), 5, 1, prompt, Dtype::f64};
+  tested.arithmetic.attention = steps;
+  const PromptRecord record =
+      reference::make_session()->compress(layer.prompt(), tested.policy, Positions{5});
+  const PromptErrors errors(layer.prompt(), tested, record);
+  const auto judged = [&](int64_t position) {
+    return judge_evicted(layer, tested, record, errors, record.kept, Positions{position}).agreement.outside ==
+           0;
+  };
+  EXPECT_TRUE(judged(3));
+  EXPECT_FALSE(judged(4));
+  return judged(1);
+}
+
+TEST(EvictedAgreement, CountsTheErrorsOfThePromptAndOfEachStepAsTheHostAddsTheirScores) {
+  const reference::Arithmetic exact = reference::double_precision(), single = reference::single_precision();
+  for (const Host& host : {Host{H2o{1, 0, 1}}, Host{Tova{0}}}) {
+    EXPECT_FALSE(may_evict_second_smallest(host, exact, exact));
+    EXPECT_TRUE(may_evict_second_smallest(host, exact, single));
+  }
+  EXPECT_TRUE(may_evict_second_smallest(H2o{1, 0, 1}, single, exact)) << "the sum began with the prompt's";
+  EXPECT_FALSE(may_evict_second_smallest(Tova{0}, single, exact)) << "the last step's alone count";
+}
+
 TEST(EvictedAgreement, JudgesH2oByTheSumOfAllStepsAndTovaByTheLastOne) {
   const traces::Layer layer = layer_of(8);
   Case h2o(layer, policy_of(H2o{6, 0, 3})), tova(layer, policy_of(Tova{0}));

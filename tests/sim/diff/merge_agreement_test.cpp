@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include <gtest/gtest.h>
 
@@ -26,7 +27,7 @@ traces::Layer layer_of(uint64_t seed, int64_t query_heads = 4) {
 
 const TensorAgreement& find(const MergeJudgement& judgement, const std::string& tensor) {
   const auto found = std::ranges::find(judgement.agreements, tensor, &TensorAgreement::tensor);
-  EXPECT_NE(found, judgement.agreements.end()) << tensor;
+  if (found == judgement.agreements.end()) throw std::out_of_range(tensor + " was not judged");
   return *found;
 }
 
@@ -171,7 +172,8 @@ TEST(MergeAgreement, FindsAnotherEviction) {
   EXPECT_EQ(found.agreements.size(), 4u) << "nothing is said of what is not claimed";
 }
 
-// Entries 1 and 2 of KV head 0 are kept and have keys between which only rounding tells; entry 0, which leaves, is as near to either.
+// All but entry 0 are kept. Its key in KV head 0 has the same cosine with those of entries 1 and 2, and in KV head 1 is nearer to
+// entry 1's.
 traces::Layer ambiguous_layer() {
   traces::Layer layer = test::weighted_layer(5, {{1, 9, 8, 7, 9, 1}, {1, 9, 8, 7, 9, 1}});
   layer.shape.head_dim = 2;
@@ -186,7 +188,7 @@ traces::Layer ambiguous_layer() {
   for (int64_t i = 0; i < 4; ++i) layer.output_projection(i, i % 2) = 1;
   const Matrix keys = test::matrix({{0.5, 0.5}, {3, 1}, {1, 3}, {-2, 6}, {6, -2}, {1, 1}});
   for (int64_t g = 0; g < 2; ++g) std::ranges::copy(keys.numbers(), layer.keys.slice(g).row(0).begin());
-  layer.keys.slice(1)(0, 0) = 0.75;  // of KV head 1 it is nearer to entry 1
+  layer.keys.slice(1)(0, 0) = 0.75;
   return layer;
 }
 

@@ -33,7 +33,7 @@ ClaimedStep claimed(const StepRecord& step) {
   return {step.evicted[1], step.merged_into[1]};
 }
 
-// How many numbers are beyond their bounds; of those bounds, the largest is of interest, too.
+// How many numbers are beyond their bounds, and the largest of these bounds.
 struct Beyond {
   int64_t count = 0;
   double largest_bound = 0;
@@ -102,7 +102,7 @@ TEST(MergeReplay, HoldsWhatInputsInSinglePrecisionLeadToAndNothingFarFromIt) {
   }
 }
 
-// All entries have one key, so that the last query's attention, by which tova evicts, is equal; with weights it is not.
+// A cache of five entries of one KV head, from which tova evicts the one of least weight.
 MergedCase weighted_case(const std::vector<double>& weights, const Merge& merge,
                          const reference::Arithmetic& arithmetic = reference::double_precision()) {
   return {test::weighted_layer(5, {weights}),
@@ -212,7 +212,7 @@ TEST(MergeReplay, StopsBeingCertainWhereAnUnclaimedTargetIsAmbiguous) {
   EXPECT_TRUE(forced.step(1, {}).certain);
 }
 
-// With CaM the value of the entry that leaves is spread over the two entries behind it, or not: equal attention spreads it for certain.
+// CaM spreads the value of an evicted entry over the two behind it, for certain where all get equal attention.
 TEST(MergeReplay, SpreadsValuesAsClaimed) {
   const MergedCase given = weighted_case({8, 8, 8, 8, 8, 8, 8}, Cam{2, 3});
   MergeReplay spread(given.part, 0, {0, 1, 2, 3, 4}, true), dropped(given.part, 0, {0, 1, 2, 3, 4}, true);

@@ -137,7 +137,7 @@ TEST(MergedErrors, OfAveragesAreTheLargestOfAllQueriesAndOfTheLastQuerysScoresIt
   EXPECT_NEAR(error(Prediction::current), 2 * kLogit, 0.1 * kLogit);
 }
 
-// What a step's attention may be off by: its logits by 1 for entry 0 and by 1/16 for others, their sum by 1/8.
+// What a step's attention may be off by: its two logits by `logit`, their log-sum-exp by 1/8.
 reference::AttentionErrors step_errors(double logit) {
   reference::AttentionErrors errors;
   errors.log_sum_exp = {0.125};
