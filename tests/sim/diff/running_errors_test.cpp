@@ -14,7 +14,7 @@ struct Case {
       : host(host_),
         layer(test::weighted_layer(3, {{1, 1, 1, 1, 1}})),
         prompt_errors(test::matrix({{0.5, 0.25, 0.125}})),
-        eviction(layer.prompt(), {host, {}, {}, {}, {}}, 0, 3, test::matrix({{2, 2, 2}}), {}, filled()),
+        eviction(layer.prompt(), {host, {}, {}, {}, {}}, 0, 3, test::matrix({{2, 2, 2, 2}}), {}, filled()),
         errors(prompt_errors, 1, 5, arithmetic) {
     arithmetic.unit = 0x1p-4;
   }
