@@ -101,7 +101,7 @@ void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Ar
   }
 }
 
-// Of a product of a query and a key that somebody scales.
+// Of a product of a query and a key, scaled.
 double logit_share(int64_t head_dim, const Arithmetic& arithmetic) {
   // By the scale and, if logits are taken to base 2, by log2 e; each itself rounded.
   constexpr int64_t kScalings = 4;
