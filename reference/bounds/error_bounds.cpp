@@ -10,6 +10,7 @@
 #include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "softmax_errors.hpp"
 
@@ -18,14 +19,6 @@ namespace kvbound::reference {
 using namespace rounding;
 
 namespace {
-
-Matrix absolute(MatrixView matrix) {
-  Matrix result(matrix.rows, matrix.cols);
-  for (int64_t i = 0; i < matrix.rows; ++i) {
-    std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
-  }
-  return result;
-}
 
 // What rounding does to an output beside what it does to logits and exponentials.
 struct OutputRounding {
