@@ -141,8 +141,8 @@ struct Split {
     async_commit();
   }
 
-  // Waits for the n-th tile. Where there is room for it the next is on its way meanwhile: it takes a place that nobody
-  // reads any more.
+  // Waits for the n-th tile. Where there is room for it the next is on its way meanwhile: it takes a place that is
+  // no longer read.
   __device__ const uint4* next_tile(int n) const {
     if (stages == 1 && n > 0) {
       __syncthreads();  // all are through with the tile before

@@ -30,7 +30,7 @@ class Fiber {
   /// Forgets what is on the stack: the next switch to it begins at its entry.
   void restart();
 
-  /// Saves the caller's place in `from` and goes on in `to`; returns when somebody switches to `from`.
+  /// Saves the caller's place in `from` and goes on in `to`; returns when another fiber switches to `from`.
   static void change(Fiber& from, Fiber& to);
   /// The same without a way back: `from` has to be restarted before anybody may switch to it.
   [[noreturn]] static void leave(Fiber& from, Fiber& to);

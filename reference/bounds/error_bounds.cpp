@@ -10,6 +10,7 @@
 #include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "softmax_errors.hpp"
 
@@ -18,14 +19,6 @@ namespace kvbound::reference {
 using namespace rounding;
 
 namespace {
-
-Matrix absolute(MatrixView matrix) {
-  Matrix result(matrix.rows, matrix.cols);
-  for (int64_t i = 0; i < matrix.rows; ++i) {
-    std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
-  }
-  return result;
-}
 
 // What rounding does to an output beside what it does to logits and exponentials.
 struct OutputRounding {
@@ -101,7 +94,7 @@ void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Ar
   }
 }
 
-// Of a product of a query and a key that somebody scales.
+// Of a product of a query and a key, scaled.
 double logit_share(int64_t head_dim, const Arithmetic& arithmetic) {
   // By the scale and, if logits are taken to base 2, by log2 e; each itself rounded.
   constexpr int64_t kScalings = 4;

@@ -1,4 +1,4 @@
-// How far somebody else's results may lie from the reference's, by nothing but rounding.
+// How far another implementation's results may differ from the reference's by rounding alone.
 //
 // All bounds are derived (reference/bounds/error_bounds.md) from one model of arithmetic, with the sums of absolute terms taken
 // from the numbers at hand; no constant is tuned. They hold for any order of summation that an accumulation depth allows, with or

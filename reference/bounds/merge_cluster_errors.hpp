@@ -1,4 +1,4 @@
-// How far a merged entry that somebody else computed may lie from the reference's, by nothing but rounding.
+// How far another implementation's merged entry may differ from the reference's by rounding alone.
 //
 // Derived in reference/bounds/merge_cluster_errors.md from the model of error_bounds.md; no constant is tuned. Bounds are infinite where
 // rounding may lead anywhere: a singular value at the rank's limit, a ZIP scale next to a singular one, queries next to zero.

@@ -1,4 +1,4 @@
-// How far somebody else's scores of what an entry is worth may lie from the reference's, by nothing but rounding.
+// How far another implementation's OBCache scores may differ from the reference's by rounding alone.
 //
 // Derived in reference/bounds/obcache_errors.md. Each bound covers the forms in which a score can sensibly be computed: from the
 // difference of value and output element by element, in the head's space or after W^O; expanded into inner products; the

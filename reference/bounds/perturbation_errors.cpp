@@ -17,7 +17,7 @@ namespace {
 constexpr double kUnbounded = 1e200;
 constexpr double kDoubleUnit = std::numeric_limits<double>::epsilon() / 2;
 
-// Roundings of somebody else's arithmetic and of the reference's.
+// Roundings of another implementation's arithmetic and of the reference's.
 class Roundings {
  public:
   explicit Roundings(const Arithmetic& arithmetic) : unit_(arithmetic.unit + kDoubleUnit) {}

@@ -1,4 +1,4 @@
-// How far somebody else's figures of a compressed cache may lie from the reference's, by nothing but rounding.
+// How far another implementation's figures of a compressed cache may differ from the reference's by rounding alone.
 //
 // Derived in reference/bounds/perturbation_errors.md. Each bound covers the forms in which a figure can sensibly be computed:
 // the one without cancellation of reference/perturbation.hpp, and the papers' printed one.

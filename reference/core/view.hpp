@@ -11,7 +11,7 @@ namespace kvbound {
 
 using VectorView = std::span<const double>;
 
-/// rows x cols numbers that somebody else owns; consecutive rows lie row_stride numbers apart.
+/// rows x cols numbers, not owned; consecutive rows lie row_stride numbers apart.
 template <class T>
 struct BasicMatrixView {
   T* data = nullptr;
@@ -50,7 +50,7 @@ struct BasicMatrixView {
 using MatrixView = BasicMatrixView<const double>;
 using MutableMatrixView = BasicMatrixView<double>;
 
-/// slices x rows x cols numbers that somebody else owns; consecutive slices lie slice_stride numbers apart.
+/// slices x rows x cols numbers, not owned; consecutive slices lie slice_stride numbers apart.
 struct TensorView {
   const double* data = nullptr;
   int64_t slices = 0;

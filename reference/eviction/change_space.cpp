@@ -7,17 +7,6 @@
 #include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::reference {
-namespace {
-
-Matrix absolute(MatrixView matrix) {
-  Matrix result(matrix.rows, matrix.cols);
-  for (int64_t i = 0; i < matrix.rows; ++i) {
-    std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
-  }
-  return result;
-}
-
-}  // namespace
 
 ChangeSpace::ChangeSpace(Space space, MatrixView output_projection) : lengths_(space, output_projection) {
   if (space == Space::head) return;

@@ -55,7 +55,7 @@ HeadMerge spread_leaving(const Cam& options, int64_t kv_head, VectorView attenti
 /// Spreads the value of an entry that is to leave a cache, and is still there, likewise.
 ///
 /// attention  [entries]: mean_attention of the step's query
-/// drawn      whether it is spread, where somebody else has decided that
+/// drawn      whether it is spread, where that is already decided
 /// changed    the entries that share it are added
 HeadMerge spread_entry(const Cam& options, int64_t kv_head, VectorView attention, int64_t leaving,
                        std::optional<bool> drawn, HeadCache& cache, std::vector<int64_t>& changed);

@@ -48,6 +48,15 @@ inline double max_abs(VectorView x) {
   return largest;
 }
 
+/// | X |, element by element
+inline Matrix absolute(MatrixView matrix) {
+  Matrix result(matrix.rows, matrix.cols);
+  for (int64_t i = 0; i < matrix.rows; ++i) {
+    std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
+  }
+  return result;
+}
+
 /// sum_c x_c, one after the other.
 inline double sum(VectorView x) {
   double result = 0;

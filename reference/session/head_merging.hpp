@@ -55,7 +55,7 @@ class HeadMerging {
   };
   /// Merges an entry that is to leave, and is still there, with others. After observe, with the same queries.
   ///
-  /// into  the position that it merges with, -1 for none, where somebody else has decided that; cam's first one
+  /// into  the position that it merges with, -1 for none, where that is already decided; cam's first one
   EvictedMerge merge(int64_t leaving, MatrixView queries, HeadCache& cache,
                      std::optional<int64_t> into = std::nullopt);
   /// Forgets the entry, before it is removed from the cache.

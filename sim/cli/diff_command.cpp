@@ -37,8 +37,9 @@ undecided: a choice or number that is not the reference's, and nothing recorded 
 )";
 
 CommandLine diff_command_line() {
-  CommandLine line("diff TRACE DUMP [options]: somebody's results, such as a kernel's, against the reference",
-                   kDiffDetails);
+  CommandLine line(
+      "diff TRACE DUMP [options]: another implementation's results, such as a kernel's, against the reference",
+      kDiffDetails);
   line.add("json", "FILE", "write all figures as JSON, too (schema: sim/schemas/diff.schema.json)");
   add_common_options(line);
   return line;

@@ -27,7 +27,7 @@ constexpr const char* kHelp =
     "                                         recorded decode steps through compression policies\n"
     "  kvbound recall TRACE                   how many of the entries that matter most a score finds\n"
     "  kvbound predict TRACE                  how well past scores predict the next ones\n"
-    "  kvbound diff TRACE DUMP                somebody's results, such as a kernel's, against the reference\n"
+    "  kvbound diff TRACE DUMP                another implementation's results against the reference\n"
     "  kvbound generate --kind KIND OUT       a synthetic trace\n"
     "  kvbound prove [ID...]                  the theorems as properties: looks for counterexamples\n"
     "  kvbound bench [OPERATION...]           how fast, against ceilings measured in the same run\n"

@@ -1,4 +1,4 @@
-// What somebody says that a layer's compressed cache was and did: any subset of a dump's tensors, to be judged.
+// What a tested implementation recorded of a layer's compressed cache: any subset of a dump's tensors, to be judged.
 #pragma once
 
 #include <cstdint>

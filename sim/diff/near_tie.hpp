@@ -1,4 +1,4 @@
-// Whether somebody else's selection is one that only rounding tells from the reference's.
+// Whether another implementation's selection differs from the reference's by rounding alone.
 //
 // Scores come with bounds on how far the tested implementation's may be off. A tested implementation that is honest
 // about its own scores may prefer j to i only if score_i - score_j <= error_i + error_j: everything else is no near tie
@@ -55,7 +55,7 @@ std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const 
 std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
                                     std::span<const int64_t> selected, int64_t stage_one_count);
 
-/// Places that an entry may have in somebody else's ranking, from 1.
+/// Places that an entry may have in another implementation's ranking, from 1.
 struct RankRange {
   int64_t best = 1;
   int64_t worst = 1;

@@ -8,6 +8,7 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -33,14 +34,6 @@ Rounding rounding_of(Dtype dtype) {
   return {kSingle, kSingleSubnormal};  // the model worked in single precision, whatever it was stored in
 }
 
-Matrix absolute(MatrixView matrix) {
-  Matrix result(matrix.rows, matrix.cols);
-  for (int64_t i = 0; i < matrix.rows; ++i) {
-    std::ranges::transform(matrix.row(i), result.row(i).begin(), [](double x) { return std::abs(x); });
-  }
-  return result;
-}
-
 std::vector<double> column_sums(MatrixView matrix) {
   std::vector<double> sums(matrix.cols, 0.0);
   for (int64_t i = 0; i < matrix.rows; ++i) {
@@ -56,10 +49,10 @@ OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t fir
   const MatrixView queries = layer.queries.slice(h).middle_rows(first, count);
   const MatrixView values = layer.values.slice(g);
   const Matrix weights = reference::attention_weights(queries, layer.keys.slice(g), layer.scale, position);
-  const Matrix absolute_values = absolute(values);
+  const Matrix absolute_values = reference::absolute(values);
   const std::vector<double> value_sums = column_sums(absolute_values);
-  const Matrix logit_sums =
-      reference::attention_logits(absolute(queries), absolute(layer.keys.slice(g)), layer.scale);
+  const Matrix logit_sums = reference::attention_logits(
+      reference::absolute(queries), reference::absolute(layer.keys.slice(g)), layer.scale);
   Matrix output(count, values.cols);
   Matrix output_sums(count, values.cols);
   reference::multiply(weights, values, output.view());

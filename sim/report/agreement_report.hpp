@@ -1,4 +1,4 @@
-// How what somebody recorded agrees with the reference: verdicts, and the words and figures that reports share.
+// How a tested implementation agrees with the reference: verdicts, and the words and figures that reports share.
 #pragma once
 
 #include <string>

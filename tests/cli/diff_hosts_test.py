@@ -215,14 +215,14 @@ class WrongDumps(DiffTest):
                     self.differs(trace, dump, "evicted")
 
     def test_critical_without_its_first_stage_while_decoding_is_found(self):
-        # With such an epsilon stage two looks at norms alone, and lets those go whom attention protects.
+        # With such an epsilon stage two looks at norms alone, and evicts those that attention protects.
         for policy in ("h2o:window=8+critical:alpha=0.9:epsilon=1", "tova+critical:alpha=adaptive:epsilon=1"):
             trace = self.trace("F32", "flat", tokens=161, decode=12)
             right = recompute(trace, policy, "50")
             dump = recompute(trace, policy, "50", kept=self.kept_of(right), policy_changes=[("alpha", Fraction(0))])
             with self.subTest(policy):
                 self.assertFalse(all((dump.array(layer, "evicted") == right.array(layer, "evicted")).all()
-                                     for layer in range(2)), "the first stage protects nobody here")
+                                     for layer in range(2)), "the first stage protects no entry here")
                 self.differs(trace, dump, "evicted")
 
     def test_a_wrong_kept_set_is_found(self):

@@ -213,11 +213,11 @@ class WrongMerges(DiffTest):
             self.found("merged_into", host + "+keepkv:threshold=none", drop)
             self.found("merged_into", host + "+keepkv:threshold=1", merge)
 
-    def test_a_target_that_is_not_there_and_one_where_nobody_left(self):
+    def test_a_target_that_is_not_there_and_one_where_no_entry_was_evicted(self):
         def nowhere(dump):
             dump.array(0, "merged_into")[3, 1] = 1000
 
-        def though_nobody_left(dump):
+        def though_none_was_evicted(dump):
             dump.array(0, "merged_into")[0, 1] = 5
 
         self.found("merged_into", "tova+keepkv:threshold=none", nowhere)

@@ -318,7 +318,7 @@ class Replays(unittest.TestCase):
                         np.testing.assert_allclose(after, head.output[0], 1e-8, 1e-11)
                         lossy += left >= 0
                         self.assertEqual(head.votes[now].sum(), n + step + 1)
-        self.assertGreater(lossy, 0, "nobody ever left")
+        self.assertGreater(lossy, 0, "no entry was ever evicted")
 
     def test_rebuilds_lose_nothing(self):
         path, trace = self.trace(query_heads=2)

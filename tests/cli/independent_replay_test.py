@@ -149,7 +149,7 @@ class GreedySelection(unittest.TestCase):
             np.testing.assert_allclose(share.sum(axis=1), 1, rtol=1e-12)
 
     def test_ties_leave_the_smaller_index_and_may_be_swapped(self):
-        logits, values = np.zeros((2, 5)), np.ones((5, 2))  # whoever goes, nothing moves
+        logits, values = np.zeros((2, 5)), np.ones((5, 2))  # whichever is evicted, nothing moves
         self.assertEqual(list(greedy(logits, values, np.arange(4), 2)[0]), [0, 1])
         kept, swaps, wrong = greedy(logits, values, np.arange(4), 2, np.array([2, 3]))
         self.assertEqual((list(kept), swaps, wrong), ([2, 3], 2, 0))

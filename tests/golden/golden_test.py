@@ -165,7 +165,7 @@ class Golden(CommandLineTest):
                                 f"{kind} of head {head}: {pair[0]}, golden {pair[1]}")
 
     def require_merges(self, tensors, layer, golden):
-        """Who merged with whom, and the votes; the cache's figures."""
+        """The targets of merges, and the votes; the cache's figures."""
         ours = {name.split(".")[-1]: independent_replay.read_tensor(tensor) for name, tensor in tensors.items()
                 if name.startswith(f"layers.{layer}.")}
         self.assertEqual([kept_hash(votes) for votes in by_kv_head(ours, "votes")], golden["votes_sha256"], "votes")
@@ -205,11 +205,11 @@ class Golden(CommandLineTest):
         self.assertTrue(is_near(1 + 1e-10, 1.0))
 
     def test_every_golden_policy_that_merges_does_merge(self):
-        nobody = kept_hash(np.full(64, -1))  # in decoding
+        none = kept_hash(np.full(64, -1))  # in decoding
         for path in GOLDEN.glob("*.json"):
             for run in json.loads(path.read_text())["runs"]:
                 for layer in run["layers"]:
-                    self.assertNotIn(nobody, layer.get("merged_into_sha256", ()), run["policy"])
+                    self.assertNotIn(none, layer.get("merged_into_sha256", ()), run["policy"])
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ class Dumps(unittest.TestCase):
 REPORT = {"schema": "kvbound-diff-1", "revision": "a", "blas": {"core": "Haswell"}, "verdict": "differs", "threads": 1,
           "dump": {"path": "d", "tensors": ["left", "score"]},
           "tensors": [{"layer": 0, "tensor": "left", "outside": 1,
-                       "worst": {"index": [1, 0], "error": 0.0, "note": "nobody left"}},
+                       "worst": {"index": [1, 0], "error": 0.0, "note": "none evicted"}},
                       {"layer": 0, "tensor": "score", "outside": 0, "worst": None}]}
 
 

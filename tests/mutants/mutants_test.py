@@ -1,7 +1,8 @@
 """Wrong formulas: each must be noticed by the test that its entry in tests/mutants/mutants.json names.
 
-usage: mutants_test.py CMAKE BUILD [NAME...]
+usage: mutants_test.py [CMAKE BUILD [NAME...]]
 CMAKE: the program that builds; BUILD: the build folder; NAME: of the mutants to look at, all by default
+Without arguments only the list is checked: that every mutant still changes one place, and every theorem kills one.
 """
 import json
 import os
@@ -63,6 +64,8 @@ def faults_of_the_list(mutants):
     faults += [f"{name}: more than one mutant of this name"
                for name, count in Counter(mutant["name"] for mutant in mutants).items() if count > 1]
     faults += [f"{mutant['name']}: nothing is said to kill it" for mutant in mutants if not mutant["killed_by"]]
+    faults += [f"{mutant['name']}: its original text is not once in {mutant['file']}"
+               for mutant in mutants if (ROOT / mutant["file"]).read_text("utf-8").count(mutant["original"]) != 1]
     killers = {killer for mutant in mutants for killer in mutant["killed_by"]}
     faults += [f"{theorem}: no mutant is said to violate this theorem"
                for theorem in theorems() if theorem not in killers]
@@ -83,6 +86,14 @@ def program_of(folder, name):
     if len(found) != 1:
         sys.exit(f"{name}: {len(found)} programs")
     return found[0]
+
+
+def check_list():
+    mutants = json.loads(LIST.read_text("utf-8"))
+    faults = faults_of_the_list(mutants)
+    if faults:
+        sys.exit("\n".join(faults))
+    print(f"{len(mutants)} mutants, each of which changes one place")
 
 
 def main(cmake, folder, *names):
@@ -121,6 +132,9 @@ def main(cmake, folder, *names):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) == 2:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    if len(sys.argv) == 1:
+        check_list()
+    else:
+        main(*sys.argv[1:])

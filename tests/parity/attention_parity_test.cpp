@@ -274,7 +274,7 @@ TYPED_TEST(AttentionParity, MatchesReferenceForManySplits) {
   }
 }
 
-// Where shared memory is short a block has one tile at a time, then one team: nobody can tell from the results.
+// Where shared memory is short a block has one tile at a time, then one team: the results do not show it.
 TYPED_TEST(AttentionParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
   for (const int64_t head_dim : {128, 256}) {
     for (const int64_t group_size : {7, 16}) {

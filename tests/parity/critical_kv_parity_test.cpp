@@ -379,7 +379,7 @@ TEST_F(SelectCriticalParity, MatchesReferenceForTheLongestRows) {
                   cols / 10}});
 }
 
-TEST_F(SelectCriticalParity, PutsNobodyTwiceWhereBothStagesWantTheSame) {
+TEST_F(SelectCriticalParity, PutsNoEntryTwiceWhereBothStagesWantTheSame) {
   const std::vector<float> infinities(40, std::numeric_limits<float>::infinity());
   expect_parity({{infinities, infinities, 17, 9}});
 }

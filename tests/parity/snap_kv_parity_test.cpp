@@ -174,7 +174,7 @@ TYPED_TEST(SnapKvParity, GivesTheSameBitsWithOneTileAtATime) {
   });
 }
 
-// Where shared memory is short blocks are smaller: same_bits says that nobody can tell from the results.
+// Where shared memory is short blocks are smaller: same_bits: the results do not show it.
 TYPED_TEST(SnapKvParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
   for (const int64_t head_dim : {128, 256}) {
     for (const Case& c :

@@ -92,7 +92,7 @@ TEST(EmulationCopies, EagerCopiesShowABufferThatIsStillRead) {
   EXPECT_FALSE(copies({.reused_buffer = true}, true).right);
 }
 
-TEST(EmulationCopies, ACopyThatNobodyWaitsForIsReportedWithItsPlace) {
+TEST(EmulationCopies, ACopyThatIsNeverWaitedForIsReportedWithItsPlace) {
   for (const bool eager : {false, true}) {
     for (const CopyFaults& faults :
          {CopyFaults{.no_commit = true}, CopyFaults{.no_wait = true, .no_last_wait = true}}) {

@@ -129,7 +129,7 @@ __global__ void uninitialised_kernel(float* numbers) {
   *shared = 7;  // not for the next block
 }
 
-TEST(Emulation, MemoryThatNobodyWroteIsNan) {
+TEST(Emulation, MemoryThatWasNeverWrittenIsNan) {
   Buffer<float> numbers(8);
   for (const float number : download(numbers)) EXPECT_TRUE(std::isnan(number)) << "device memory";
   launch(shape(8, 1, 4), uninitialised_kernel, numbers.data());
@@ -332,8 +332,8 @@ TEST(Emulation, AnAccessFarOutsideABufferNamesThreadAndBuffer) {
     expect_words(fault_of([&] { launch(shape(4, 32), write_kernel, -1100, numbers.data()); }),
                  {"4400 bytes before the begin of a buffer of 400 bytes"});
   }
-  float* const nobody_s = reinterpret_cast<float*>(uintptr_t{64});
-  expect_words(fault_of([&] { launch(shape(4, 32), write_kernel, 0, nobody_s); }),
+  float* const unowned = reinterpret_cast<float*>(uintptr_t{64});
+  expect_words(fault_of([&] { launch(shape(4, 32), write_kernel, 0, unowned); }),
                {"far from all device memory"});
   EXPECT_EQ(fault_of([&] { launch(shape(4, 32), write_kernel, 99, numbers.data()); }), "");
   EXPECT_EQ(download(numbers)[99], 1.0F);

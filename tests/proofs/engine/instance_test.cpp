@@ -344,7 +344,7 @@ TEST(Regimes, AClusterAgreesIfItsScoresAreEqual) {
     return shows(merging_with(logits, std::move(kept), std::vector<double>(logits.cols(), 1)), regime);
   };
   EXPECT_TRUE(shown(matrix({{2, 2, 5}}), {0, 2}, Regime::agreed));
-  EXPECT_FALSE(shown(matrix({{2, 2, 5}}), {0, 1, 2}, Regime::agreed)) << "nobody merges";
+  EXPECT_FALSE(shown(matrix({{2, 2, 5}}), {0, 1, 2}, Regime::agreed)) << "no entry merges";
   EXPECT_FALSE(shown(matrix({{2, 3, 3}}), {0, 2}, Regime::agreed)) << "0 and 1 merge";
   EXPECT_FALSE(shown(matrix({{2, 3}, {2, 2}}), {0}, Regime::agreed)) << "the second is a later query's";
   EXPECT_TRUE(shown(matrix({{2, 2 + 0x1p-20}}), {0}, Regime::nearly_agreed)) << "KL = 2^-43";

@@ -25,7 +25,7 @@ namespace {
 using test::integer;
 using test::Random;
 
-// Somebody else's numbers: each of another's, off by no more than its error.
+// Another implementation's numbers: each off by no more than its error.
 Matrix moved(const Matrix& numbers, const Matrix& errors, Random& random) {
   Matrix result = numbers;
   for (int64_t i = 0; i < numbers.rows(); ++i) {

@@ -22,7 +22,7 @@ namespace {
 
 using namespace reference;
 
-// A cache before a merge, the clusters that merge in it, and for whom.
+// A cache before a merge, the clusters that merge in it, and the queries.
 struct Case {
   Matrix query;  // [1, head_dim]
   double scale = 1;

@@ -221,7 +221,7 @@ struct Slack {
   std::vector<double> ratios;
 };
 
-// Every form of one score; forms of 1 - A that leave nothing of it are nobody's who knows what he does.
+// Every form of one score; forms of 1 - A that lose all its digits are not admitted.
 template <class Real>
 Slack slack_of(const Query& given, Change change, Space space, const Arithmetic& arithmetic) {
   const Judged judged(given, change, space, arithmetic);

@@ -75,7 +75,7 @@ TEST(RemovalOrder, NamesWhatItRefuses) {
   const std::string why = " candidates among 6 tokens, the last 2 of which are none";
   EXPECT_EQ(refused(4, 5), "cannot remove 5 of 4" + why);
   EXPECT_EQ(refused(4, -1), "cannot remove -1 of 4" + why);
-  EXPECT_EQ(refused(5, 2), "cannot remove 2 of 5" + why) << "a query of which nobody need be left";
+  EXPECT_EQ(refused(5, 2), "cannot remove 2 of 5" + why) << "a query of which no entry need be left";
   EXPECT_EQ(message_of<ShapeMismatch>([&] { removal_order(layer.view(), 0, 3, 3, 1); }),
             "window is 3 but 2 prompt queries are recorded");
   layer.all_values.slice(0)(1, 1) = 1e200;
@@ -152,7 +152,7 @@ TEST(RemovalOrderOracle, IsMetWhereOneCandidateHoldsNearlyAll) {
   }
 }
 
-// Two share nearly all, and a third holds nearly all of the rest: whoever is left of them leads in turn.
+// Two share nearly all, and a third holds nearly all of the rest: the one that is left of them leads in turn.
 TEST(RemovalOrderOracle, IsMetWhereLeadsFollowOneAnother) {
   for (const double gap : {6.0, 25.0}) {
     for (const uint64_t seed : {41, 42, 43}) {

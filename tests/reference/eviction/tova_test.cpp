@@ -94,7 +94,7 @@ TEST(Tova, OfTiesLetsTheLargerPositionGoWhereverItLies) {
 }
 
 TEST(Tova, TakesTheMeanOverTheGroupsQueryHeads) {
-  // Heads 0 and 1 pay (4, 1, 2, 1)/8 and the inverse (1, 4, 2, 4)/11: the sums put 2 last, whom no head puts last.
+  // Heads 0 and 1 pay (4, 1, 2, 1)/8 and the inverse (1, 4, 2, 4)/11: the sums put 2 last, which no head does.
   const PowerLayer layer({4, 1, 2, 1}, {0, 0, 0, 0}, {{1, 1}, {-1, -1}}, 3);
   EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{2}}));
 }

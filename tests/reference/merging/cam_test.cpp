@@ -115,7 +115,7 @@ TEST(SpreadLeaving, AddsEqualSharesOfOriginalValuesToThoseThatFollow) {
       spread_leaving({2, 0}, 0, std::vector{0.4, 0.1, 0.3, 0.1, 0.1, 0.0}, values, cache);
   EXPECT_EQ(cache.values(0, 0), 10 + 8 / 2.0);
   EXPECT_EQ(cache.values(1, 0), 30 + 8 / 2.0 + 2 / 2.0);
-  EXPECT_EQ(cache.values(2, 0), 40 + 2 / 2.0) << "and nothing of the last, whom nobody follows";
+  EXPECT_EQ(cache.values(2, 0), 40 + 2 / 2.0) << "and nothing of the last, which no entry follows";
   ASSERT_EQ(record.clusters.size(), 2U);
   EXPECT_EQ(record.clusters[0].into, 1);
   EXPECT_EQ(record.clusters[1].into, 3);

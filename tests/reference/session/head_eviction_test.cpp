@@ -17,6 +17,7 @@
 #include "support/change_oracle.hpp"
 #include "support/decoding.hpp"
 #include "support/power_layer.hpp"
+#include "support/recorded_numbers.hpp"
 #include "support/session_cases.hpp"
 
 namespace kvbound::reference::head_eviction_test {
@@ -290,27 +291,9 @@ TEST(HeadEviction, AnswersAsTheEntriesThatAreLeft) {
   }
 }
 
-// Everything that a session gives for one policy, as one list of numbers.
 std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
                                const Positions& budgets) {
-  std::vector<double> numbers;
-  const auto add = [&](const auto& range) {
-    numbers.push_back(static_cast<double>(std::size(range)));
-    for (const auto number : range) numbers.push_back(static_cast<double>(number));
-  };
-  const PromptRecord record = session.compress(layer.view(), policy, budgets);
-  for (const Positions& kept : record.kept) add(kept);
-  for (const Positions& stage_one : record.stage_one) add(stage_one);
-  add(record.score_positions);
-  add(record.score.numbers());
-  if (record.stage_two_score) add(record.stage_two_score->numbers());
-  if (record.projected_value_norms) add(record.projected_value_norms->numbers());
-  for (int64_t t = 0; t < kManySteps; ++t) {
-    const StepRecord step = session.step(layer.step(t));
-    add(step.output.numbers());
-    add(step.evicted);
-  }
-  return numbers;
+  return recorded_numbers(session, layer, policy, budgets, kManySteps);
 }
 
 TEST(HeadEviction, StartsOverWhenTheSessionCompressesAgain) {

@@ -12,6 +12,7 @@
 
 #include "support/merging_cases.hpp"
 #include "support/oracle.hpp"
+#include "support/recorded_numbers.hpp"
 
 namespace kvbound::reference::session_merging_test {
 namespace {
@@ -41,52 +42,9 @@ std::vector<NamedMerge> all_merges(const SimilarTarget& target) {
   return merges;
 }
 
-// Whatever a session says, as one list of numbers.
-class Everything {
- public:
-  void add(const PromptRecord& record) {
-    for (const Positions& kept : record.kept) add_all(kept);
-    add_all(record.score.numbers());
-    for (const HeadMerge& merge : record.merges) add(merge);
-  }
-  void add(const StepRecord& record) {
-    add_all(record.output.numbers());
-    add_all(record.evicted);
-    add_all(record.merged_into);
-    for (const HeadMerge& merge : record.merges) add(merge);
-  }
-  friend bool operator==(const Everything&, const Everything&) = default;
-
- private:
-  void add(const HeadMerge& merge) {
-    for (const MergeCluster& cluster : merge.clusters) {
-      numbers_.push_back(static_cast<double>(cluster.into));
-      add_all(cluster.from);
-      add_all(cluster.log_scores.numbers());
-    }
-    const MergeCounts& counts = merge.counts;
-    add_all(Positions{counts.leaving, counts.merged, counts.clusters, counts.singular, counts.negative,
-                      counts.far});
-    add_all(merge.positions);
-    add_all(merge.votes);
-    add_all(merge.keys.numbers());
-    add_all(merge.values.numbers());
-  }
-  template <class Range>
-  void add_all(const Range& range) {
-    numbers_.push_back(static_cast<double>(std::size(range)));
-    for (const auto number : range) numbers_.push_back(static_cast<double>(number));
-  }
-
-  std::vector<double> numbers_;
-};
-
-Everything everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
-                      const Positions& budgets, int64_t steps = kManySteps) {
-  Everything result;
-  result.add(session.compress(layer.view(), policy, budgets));
-  for (int64_t t = 0; t < steps; ++t) result.add(session.step(layer.step(t)));
-  return result;
+std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
+                               const Positions& budgets, int64_t steps = kManySteps) {
+  return recorded_numbers(session, layer, policy, budgets, steps);
 }
 
 // ---- a threshold of one
@@ -335,7 +293,7 @@ TEST(SessionMerging, GivesTheSameBitsForAnyNumberOfThreads) {
     if (name.find("gqa=mean") != std::string::npos || name.find("convex") != std::string::npos) continue;
     SCOPED_TRACE(name);
     omp_set_num_threads(1);
-    const Everything alone = everything(*make_session(), layer, policy, budgets, 4);
+    const std::vector<double> alone = everything(*make_session(), layer, policy, budgets, 4);
     for (const int threads : {2, 4}) {
       omp_set_num_threads(threads);
       EXPECT_EQ(everything(*make_session(), layer, policy, budgets, 4), alone) << threads << " threads";

@@ -10,6 +10,7 @@
 #include <kvbound/reference/perturbation.hpp>
 #include <kvbound/reference/session/session.hpp>
 
+#include "support/recorded_numbers.hpp"
 #include "support/session_cases.hpp"
 
 namespace kvbound::reference::session_test {
@@ -105,23 +106,9 @@ TEST(Session, AdaptsStageOneToTheNeediestHead) {
   EXPECT_EQ(record.kept, std::vector(1, Positions{0, 1, 2, 3}));
 }
 
-// Everything that a session gives for one policy, as one list of numbers.
 std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
                                const Positions& budgets) {
-  std::vector<double> numbers;
-  const auto add = [&](const auto& range) {
-    numbers.push_back(static_cast<double>(std::size(range)));
-    for (const auto number : range) numbers.push_back(static_cast<double>(number));
-  };
-  const PromptRecord record = session.compress(layer.view(), policy, budgets);
-  for (const Positions& kept : record.kept) add(kept);
-  for (const Positions& stage_one : record.stage_one) add(stage_one);
-  add(record.score_positions);
-  add(record.score.numbers());
-  if (record.stage_two_score) add(record.stage_two_score->numbers());
-  if (record.projected_value_norms) add(record.projected_value_norms->numbers());
-  for (int64_t t = 0; t < kSteps; ++t) add(session.step(layer.step(t)).output.numbers());
-  return numbers;
+  return recorded_numbers(session, layer, policy, budgets, kSteps);
 }
 
 TEST(Session, StartsOverWhenItCompressesAgain) {

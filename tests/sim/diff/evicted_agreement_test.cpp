@@ -202,7 +202,7 @@ TEST(EvictedAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
         given.implementation.steps = 1;
         const std::vector<Positions> own = given.judge({}).teacher_forced;
         const bool twins = own[1][0] == model || own[1][0] == *twin;
-        if (!twins) continue;  // somebody else is worse now
+        if (!twins) continue;  // another entry is worse now
         const int64_t other = own[1][0] == model ? *twin : model;
         const EvictedJudgement found = given.judge(Positions{own[0][0], other});
         EXPECT_EQ(found.agreement.outside, single ? 0 : 1);
