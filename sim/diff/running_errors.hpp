@@ -28,7 +28,7 @@ class RunningErrors {
   RunningErrors(MatrixView prompt, int64_t group_size, int64_t positions,
                 const reference::Arithmetic& arithmetic);
 
-  /// After a step's queries attended.
+  /// After a step's queries attended, of a host that ranks.
   ///
   /// eviction       with the scores as they are now
   /// positions      of its entries

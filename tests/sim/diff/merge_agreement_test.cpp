@@ -133,7 +133,7 @@ TEST(MergeAgreement, FindsRowsThatAreOneEntryOff) {
     LayerClaims claims = claims_of(given.own);
     std::vector<double>& numbers = (claims.*member)->numbers;
     std::ranges::rotate(numbers, numbers.begin() + 6);
-    const TensorAgreement& found = find(given.judge(claims), tensor);
+    const TensorAgreement found = find(given.judge(claims), tensor);
     EXPECT_EQ(found.outside, found.elements);
   }
 }

@@ -62,10 +62,6 @@ TEST(RunningErrors, OfTheLastQueryAreItsOwn) {
   EXPECT_EQ(tova.after(test::matrix({{0.5, 0.25, 0.125}})), (std::vector<double>{0.25, 0.25, 0.125, 0.5}));
 }
 
-TEST(RunningErrors, OfAHostThatScoresNothingStayAsTheyWere) {
-  EXPECT_EQ(Case(StreamingLlm{1}).after(kContributions), (std::vector<double>{0.5, 0.25, 0.125, 0}));
-}
-
 TEST(RunningErrors, BeginWithThePromptsOrNone) {
   const reference::Arithmetic arithmetic = reference::double_precision();
   const Matrix prompt = test::matrix({{1, 2}, {3, 4}});
