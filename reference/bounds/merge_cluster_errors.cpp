@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#define EIGEN_DONT_PARALLELIZE
-#include <Eigen/SVD>
-
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/merging/merge_baselines.hpp>
+#include <kvbound/reference/numerics/pseudo_inverse.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "merge_rounding.hpp"
@@ -120,12 +118,8 @@ struct InverseErrors {
 
 InverseErrors inverse_errors(const MergingQueries& queries, double rank, const Arithmetic& arithmetic) {
   const int64_t heads = queries.rows.rows(), columns = queries.rows.cols();
-  Eigen::MatrixXd rows(columns, heads);
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t c = 0; c < columns; ++c) rows(c, h) = queries.rows(h, c);
-  }
-  const Eigen::VectorXd sigmas = Eigen::JacobiSVD<Eigen::MatrixXd>(rows).singularValues();
-  Eigen::Index kept = 0;
+  const std::vector<double> sigmas = singular_values(queries.rows);
+  size_t kept = 0;
   while (kept < sigmas.size() && sigmas[kept] > 0 && sigmas[kept] >= rank * sigmas[0]) ++kept;
   const double stored = norm(queries.errors.numbers());
   if (kept == 0) return {0, stored == 0 ? 0 : kInfinity};

@@ -9,17 +9,29 @@
 #include <kvbound/reference/core/shape_check.hpp>
 
 namespace kvbound::reference {
+namespace {
+
+Eigen::MatrixXd transposed(MatrixView rows) {
+  Eigen::MatrixXd columns(rows.cols, rows.rows);
+  for (int64_t i = 0; i < rows.rows; ++i) {
+    for (int64_t c = 0; c < rows.cols; ++c) columns(c, i) = rows(i, c);
+  }
+  return columns;
+}
+
+}  // namespace
+
+std::vector<double> singular_values(MatrixView matrix) {
+  const Eigen::VectorXd sigmas = Eigen::JacobiSVD<Eigen::MatrixXd>(transposed(matrix)).singularValues();
+  return {sigmas.begin(), sigmas.end()};
+}
 
 PseudoInverse::PseudoInverse(MatrixView rows, double rank) : conditions_(rows.rows), unknowns_(rows.cols) {
   for (int64_t i = 0; i < rows.rows; ++i) require_finite("conditions", rows.row(i));
   combinations_ = Matrix(0, rows.rows);
   directions_ = Matrix(0, rows.cols);
   if (rows.rows == 0 || rows.cols == 0) return;
-  Eigen::MatrixXd columns(rows.cols, rows.rows);
-  for (int64_t i = 0; i < rows.rows; ++i) {
-    for (int64_t c = 0; c < rows.cols; ++c) columns(c, i) = rows(i, c);
-  }
-  const Eigen::JacobiSVD<Eigen::MatrixXd> svd(columns, Eigen::ComputeThinU | Eigen::ComputeThinV);
+  const Eigen::JacobiSVD<Eigen::MatrixXd> svd(transposed(rows), Eigen::ComputeThinU | Eigen::ComputeThinV);
   const Eigen::VectorXd& sigmas = svd.singularValues();
   const auto append = [](Matrix& matrix, const Eigen::VectorXd& row) {
     matrix.append_row({row.data(), static_cast<size_t>(row.size())});
