@@ -27,8 +27,8 @@ constexpr const char* kProveDetails =
     "  kvbound prove ckv-3.5 ckv-window:pooled\n"
     "  kvbound prove ckv-3.3 --search 60\n"
     "  kvbound prove --replay proved.json\n"
-    "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if a regime that must\n"
-    "be tried has less than 5 % of the cases.\n";
+    "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if an instance could\n"
+    "not be evaluated or a regime that must be tried has less than 5 % of the cases.\n";
 
 CommandLine prove_command_line() {
   CommandLine line("prove [ID...] [options]: looks for counterexamples to theorems", kProveDetails);
@@ -124,11 +124,12 @@ int exit_code(const ProveReport& report) {
   };
   const bool search_failed =
       std::ranges::any_of(report.searches, [](const Searched& s) { return s.tightest.failure.has_value(); });
-  if (any(Verdict::violated) || any(Verdict::none_found) || any(Verdict::undecided) || search_failed ||
-      !std::ranges::all_of(report.replayed, &Replayed::as_it_must)) {
-    return kMismatch;
-  }
-  return any(Verdict::regimes_too_rare) ? kInconclusive : kPass;
+  const bool replay_failed = std::ranges::any_of(
+      report.replayed, [](const Replayed& replayed) { return !replayed.undecided && !replayed.as_it_must(); });
+  if (any(Verdict::violated) || any(Verdict::none_found) || search_failed || replay_failed) return kMismatch;
+  const bool undecided =
+      any(Verdict::undecided) || std::ranges::any_of(report.replayed, &Replayed::undecided);
+  return undecided || any(Verdict::regimes_too_rare) ? kInconclusive : kPass;
 }
 
 void refuse_together(const CommandLine& line, const char* option, std::initializer_list<const char*> others) {

@@ -188,7 +188,7 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
   for (const Report& report : reports) {
     if (report.result.scope.steps == 0) {
       if (!quiet) {
-        std::cerr << "kvbound: " << report.result.trace.path << ": no decode step, so nothing was measured\n";
+        std::cerr << "kvbound: " << one_line(report.result.trace.path) << ": no decode step, so nothing was measured\n";
       }
       code = code == kPass ? kInconclusive : code;
     }
@@ -199,7 +199,7 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
         if (violations == 0) return;
         const std::string step = place->step < 0 ? "the prompt's end" : fmt::format("step {}", place->step);
         std::cerr << fmt::format("kvbound: {}: {} at {}: {} {} times, first at layer {}, {}, query head {}\n",
-                                 report.result.trace.path, run.run.policy.label, to_string(run.run.budget),
+                                 one_line(report.result.trace.path), run.run.policy.label, to_string(run.run.budget),
                                  what, violations, place->layer, step, place->query_head);
         code = kMismatch;
       };

@@ -131,8 +131,10 @@ std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers) {
 namespace {
 
 std::filesystem::path canonical_path(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::weakly_canonical(std::filesystem::absolute(path), ignored);
+  const std::filesystem::path whole = std::filesystem::absolute(path);
+  std::error_code error;
+  const std::filesystem::path canonical = std::filesystem::weakly_canonical(whole, error);
+  return error ? whole.lexically_normal() : canonical;
 }
 
 }  // namespace

@@ -4,9 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
+#include <functional>
 #include <span>
 #include <type_traits>
 
@@ -17,18 +18,38 @@
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/sha256.hpp>
 
 #include "backend.hpp"
 
 namespace kvbound::sim {
 
+namespace {
+
+std::string digest(const std::string& text) {
+  traces::Sha256 sha256;
+  sha256.update(text);
+  return sha256.hexadecimal().substr(0, 16);
+}
+
+}  // namespace
+
 std::string dump_name(const Run& run) {
-  std::string name = canonical(run.policy.policy) + "@" + to_string(run.budget) + "@" + run.backend;
-  for (char& c : name) {
-    const bool plain = ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9');
-    if (!plain && std::string_view("=.+@%-").find(c) == std::string_view::npos) c = '_';
+  const auto plain = [](char c) {
+    return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9') ||
+           std::string_view("=.+@%-").find(c) != std::string_view::npos;
+  };
+  std::string policy = canonical(run.policy.policy);
+  const std::string hash = "~" + digest(policy);
+  std::string rest = "@" + to_string(run.budget) + "@" + run.backend + ".safetensors";
+  for (std::string* part : {&policy, &rest}) {
+    std::ranges::replace_if(*part, std::not_fn(plain), '_');
   }
-  return name + ".safetensors";
+  if (policy.size() + rest.size() > NAME_MAX) {
+    policy.resize(NAME_MAX - rest.size() - hash.size());  // budgets' and backends' names are short
+    policy += hash;
+  }
+  return policy + rest;
 }
 
 /// Numbers of 8 bytes each, in a file without a name, written once and then read once.

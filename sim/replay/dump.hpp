@@ -15,7 +15,8 @@
 namespace kvbound::sim {
 
 /// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors; what is no letter, digit or one of
-/// =.+@%- becomes an underscore.
+/// =.+@%- becomes an underscore. Of a name that file systems refuse (above 255 bytes) the policy is cut and followed by ~ and
+/// 16 hexadecimal digits of its SHA-256.
 std::string dump_name(const Run& run);
 
 /// A dump in the making. Layers are spooled to a nameless file on the target's disk, because a safetensors

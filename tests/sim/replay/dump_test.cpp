@@ -49,6 +49,20 @@ TEST(DumpName, KeepsLettersDigitsAndAFewMarksOnly) {
   EXPECT_EQ(dump_name(run), "snapkv_window=32_pool=7@256@a_b_c_d____=.+@%-Z9.safetensors");
 }
 
+TEST(DumpName, OfALongPolicyIsCutAndStaysItsOwn) {
+  const std::string whole = dump_name(run_of("snapkv+critical:alpha=adaptive+keepkv", "20%"));
+  EXPECT_EQ(whole.size(), 255u);
+  EXPECT_EQ(whole.find('~'), std::string::npos);
+  const std::string cut = dump_name(run_of("snapkv+critical:alpha=adaptive+adakv+keepkv", "20%"));
+  const std::string other =
+      dump_name(run_of("snapkv+critical:alpha=adaptive+adakv+keepkv:threshold=0.7", "20%"));
+  EXPECT_EQ(cut.size(), 255u);
+  EXPECT_TRUE(cut.ends_with("@20%@reference.safetensors"));
+  const size_t mark = cut.find('~');
+  EXPECT_EQ(cut.substr(0, mark), other.substr(0, mark));
+  EXPECT_NE(cut, other);
+}
+
 TEST(DumpTargets, OfOneDumpAreThatFileUnlessAFolderIsMeant) {
   const TemporaryFolder folder;
   const auto run = run_of("snapkv", "256");
@@ -67,14 +81,14 @@ TEST(DumpTargets, OfSeveralTracesAreFoldersNamedLikeThem) {
   EXPECT_EQ(message_of<UsageError>([&] {
               targets_for(folder.path("out"), {"x/a.safetensors", "y/a.safetensors"}, 1);
             }),
-            "--dump: two traces are called 'a', and so would be their folders");
+            "--dump: two traces are called 'a', so their dump folders would be the same");
 }
 
 TEST(DumpTargets, RefuseAFileWhereAFolderIsNeeded) {
   const TemporaryFolder folder;
   const std::string file = folder.write("file", "precious");
   EXPECT_EQ(message_of<UsageError>([&] { targets_for(file, {"a.safetensors"}, 2); }),
-            "--dump '" + file + "': several dumps need a folder, and this is none");
+            "--dump '" + file + "': several dumps need a folder, but this is not one");
   EXPECT_EQ(targets_for(file, {"a.safetensors"}, 1).path(0, run_of("snapkv", "256")), file)
       << "one dump replaces it";
 }
