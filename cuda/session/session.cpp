@@ -15,6 +15,7 @@
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 
 #include "append.hpp"
@@ -71,7 +72,7 @@ class DeviceSession final : public Session {
     require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                   keys_.rows());
     status_.clear(stream_);
-    const Ranking<T> ranking = rank(layer, std::get<SnapKv>(policy.host));
+    const Ranking<T> ranking = rank(layer, rules_of(policy.host, layer.prompt_tokens(), 0));
     PromptRecord record;
     record.score_positions.resize(ranking.scores.cols());
     std::iota(record.score_positions.begin(), record.score_positions.end(), 0);
@@ -133,12 +134,13 @@ class DeviceSession final : public Session {
     status_.clear(stream_);
   }
 
-  Ranking<T> rank(const LayerView& layer, const SnapKv& host) {
-    const WindowScores<T>& window = window_scores_of(layer, host.window);
-    const int64_t tokens = layer.prompt_tokens(), candidates = tokens - host.window;
-    Ranking<T> ranking{&window, host.window, {shape_.query_heads, candidates}, {shape_.kv_heads, candidates}};
+  Ranking<T> rank(const LayerView& layer, const HostRules& rules) {
+    assert(rules.ranks() && rules.window_reduction == WindowReduction::mean && rules.sinks == 0);
+    const WindowScores<T>& window = window_scores_of(layer, rules.window);
+    const int64_t tokens = layer.prompt_tokens(), candidates = rules.scored;
+    Ranking<T> ranking{&window, rules.recent, {shape_.query_heads, candidates}, {shape_.kv_heads, candidates}};
     run("window_attention", [&] {
-      max_pool(window.mean.data(), shape_.query_heads, candidates, tokens, host.pool,
+      max_pool(window.mean.data(), shape_.query_heads, candidates, tokens, rules.pool,
                ranking.head_scores.data(), stream_);
       group_mean(ranking.head_scores.data(), shape_.query_heads, candidates, shape_.group_size(),
                  ranking.scores.data(), stream_);

@@ -129,9 +129,10 @@ class Code(unittest.TestCase):
         files = {"/reference/core/host_rules.hpp": "bool b = std::holds_alternative<SnapKv>(host);\n",
                  "/reference/session/a.cpp": "\nbool b = std::holds_alternative<kvbound::SnapKv>(host);\n",
                  "/sim/diff/b.cpp": "auto* h = std::get_if<const H2o>(&host);\n",
-                 "/sim/diff/c.cpp": "bool b = std::holds_alternative<NoMerge>(merge);\n"}
+                 "/sim/diff/c.cpp": "bool b = std::holds_alternative<NoMerge>(merge);\n",
+                 "/cuda/session/d.cpp": "rank(layer, std::get<SnapKv>(policy.host));\n"}
         self.assertEqual(planted(files, rules.host_questions),
-                         {"/reference/session/a.cpp": "line 2", "/sim/diff/b.cpp": "line 1"})
+                         {"/reference/session/a.cpp": "line 2", "/sim/diff/b.cpp": "line 1", "/cuda/session/d.cpp": "line 1"})
 
     def test_of_defaults(self):
         ours = "enum class Kind { a, b };\nenum { kOne, kTwo };\n"

@@ -215,7 +215,7 @@ def host_questions(tree):
     names = "|".join(hosts(tree))
     if not names:
         return {"reference/core/policy.hpp": "has no variant Host, or not where it was"}
-    return matches(tree, rf"\b(?:holds_alternative|get_if)\s*<\s*(?:const\s+)?(?:\w+::)*(?:{names})\s*>",
+    return matches(tree, rf"\b(?:holds_alternative|get|get_if)\s*<\s*(?:const\s+)?(?:\w+::)*(?:{names})\s*>",
                    lambda file: file.startswith("reference/core/"))
 
 
