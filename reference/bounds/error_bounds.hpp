@@ -31,6 +31,13 @@ struct Arithmetic {
   int64_t product_depth = -1;
   double tensor_sums = 0;
   int64_t rescalings = -1;
+
+  /// The same for sums whose order nothing is known of.
+  Arithmetic in_any_order() const {
+    Arithmetic result = *this;
+    result.accumulation_depth = result.product_depth = -1;
+    return result;
+  }
 };
 
 /// What a kernel declares, with the rounding of its precision.

@@ -1,23 +1,18 @@
 #include "evicted_agreement.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <string>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/bounds/group_errors.hpp>
 #include <kvbound/reference/bounds/obcache_errors.hpp>
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
-#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
-#include <kvbound/reference/eviction/group_reduction.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 
@@ -123,36 +118,24 @@ class HeadReplay {
 
   // An entry that may be evicted was, but not the one that the reference evicts.
   Choice judge_by_scores(const EvictionPlace& place, int64_t claimed) const {
-    const std::vector<int64_t> entries = place.candidates();
-    const Positions positions = place.positions_of(entries);
-    const std::vector<int64_t> kept = EvictionPlace::kept(positions, claimed);
+    const EvictionCandidates candidates = place.candidates();
+    const std::vector<int64_t> kept = candidates.without(claimed);
     const std::optional<Fault> fault = rules_of(implementation_.policy.selection).in_decoding
-                                           ? critical(entries, kept)
-                                           : top_k_fault(scores(entries).view(), kept);
-    return judge_scored(place, claimed, positions, fault);
-  }
-
-  int64_t position_of(int64_t entry) const { return cache().positions[entry]; }
-  Positions positions_of(const std::vector<int64_t>& entries) const {
-    Positions positions;
-    for (const int64_t entry : entries) positions.push_back(position_of(entry));
-    return positions;
+                                           ? critical(candidates, kept)
+                                           : top_k_fault(scores(candidates).view(), kept);
+    return judge_scored(place, claimed, candidates, fault);
   }
 
   // Reduced over the group.
-  BoundedScores scores(const std::vector<int64_t>& entries) const {
-    const Matrix own = columns_of(stepper_.eviction().head_scores(), entries);
-    const Matrix off = errors_.at(positions_of(entries));
-    const Matrix reduced = reference::reduce_group(own, group_size_, score_.group);
-    const Matrix errors = reference::group_errors(own, off, group_size_, score_.group, arithmetic_);
-    return {{reduced.row(0).begin(), reduced.row(0).end()}, {errors.row(0).begin(), errors.row(0).end()}};
+  BoundedScores scores(const EvictionCandidates& candidates) const {
+    return errors_.reduced(stepper_.eviction(), candidates, score_.group);
   }
 
-  BoundedScores stage_two(const std::vector<int64_t>& entries, const TwoStage& options) const {
-    const Matrix own = columns_of(stepper_.eviction().head_scores(), entries);
-    const Matrix off = errors_.at(positions_of(entries));
-    const Matrix norms = columns_of(stepper_.eviction().norms(), entries);
-    const Matrix norm_errors = columns_of(group(sizes_.norm_errors), positions_of(entries));
+  BoundedScores stage_two(const EvictionCandidates& candidates, const TwoStage& options) const {
+    const Matrix own = columns_of(stepper_.eviction().head_scores(), candidates.entries);
+    const Matrix off = errors_.at(candidates.positions);
+    const Matrix norms = columns_of(stepper_.eviction().norms(), candidates.entries);
+    const Matrix norm_errors = columns_of(group(sizes_.norm_errors), candidates.positions);
     return {reference::stage_two_scores(own, norms, options.epsilon, options.gqa),
             reference::stage_two_score_errors(own, off, norms, norm_errors, options.epsilon, options.gqa,
                                               arithmetic_)};
@@ -160,31 +143,19 @@ class HeadReplay {
 
   // Whether the bounds tell the best of the entries that may be evicted from the worst.
   bool can_tell(const EvictionPlace& place) const {
-    const std::vector<int64_t> entries = place.candidates();
-    if (!rules_.ranks() || entries.size() == 1) return true;
-    const BoundedScores all = scores(entries);
-    double best = -kInfinity, worst = kInfinity;
-    for (size_t j = 0; j < entries.size(); ++j) {
-      best = std::max(best, all.scores[j] - all.errors[j]);
-      worst = std::min(worst, all.scores[j] + all.errors[j]);
-    }
-    return best > worst;
+    const EvictionCandidates candidates = place.candidates();
+    return !rules_.ranks() || candidates.entries.size() == 1 || separates(scores(candidates).view());
   }
 
   // CriticalKV's stages, of any size of stage one that rounding may lead to.
-  std::optional<Fault> critical(const std::vector<int64_t>& entries, const std::vector<int64_t>& kept) const {
+  std::optional<Fault> critical(const EvictionCandidates& candidates,
+                                const std::vector<int64_t>& kept) const {
     const TwoStage options = *rules_of(implementation_.policy.selection).two_stage;
-    const BoundedScores attention = scores(entries), second = stage_two(entries, options);
-    const int64_t k = std::ssize(entries) - (cache().entries() - budget_);
+    const BoundedScores attention = scores(candidates), second = stage_two(candidates, options);
+    const int64_t k = std::ssize(candidates.entries) - (cache().entries() - budget_);
     const CountRange counts =
-        stage_one_range(options, k, [&] { return adaptive_range(entries, attention.view(), k); });
-    std::optional<Fault> least;
-    for (int64_t count = counts.first; count <= counts.last; ++count) {
-      const std::optional<Fault> found = critical_fault(attention.view(), second.view(), kept, count);
-      if (!found) return std::nullopt;
-      if (!least || found->faulty < least->faulty) least = found;
-    }
-    return least;
+        stage_one_range(options, k, [&] { return adaptive_range(candidates.entries, attention.view(), k); });
+    return critical_fault(attention.view(), second.view(), kept, counts);
   }
 
   CountRange adaptive_range(const std::vector<int64_t>& entries, const UncertainScores& scores,
@@ -192,21 +163,17 @@ class HeadReplay {
     const std::vector<RankRange> ranks = rank_ranges(scores);
     std::vector<int64_t> always_kept;
     for (int64_t entry = 0; entry < cache().entries(); ++entry) {
-      if (rules_.always_keeps(position_of(entry), stepper_.newest())) always_kept.push_back(entry);
+      if (rules_.always_keeps(cache().positions[entry], stepper_.newest())) always_kept.push_back(entry);
     }
     const Matrix weights =
         reference::attention_weights(queries_, cache().keys, layer_.scale, cache().entries() - 1);
     const Matrix errors =
         reference::attention_weight_errors(queries_, cache().keys, layer_.scale, arithmetic_);
-    reference::Arithmetic in_any_order = arithmetic_;
-    in_any_order.accumulation_depth = in_any_order.product_depth = -1;
-    const double adding = reference::sum_rounding(cache().entries(), in_any_order);
+    const double adding = reference::sum_rounding(cache().entries(), arithmetic_.in_any_order());
     CountRange all{0, 0};
     for (int64_t h = 0; h < group_size_; ++h) {
-      const CountRange counts =
-          adaptive_counts(weights.row(h), errors.row(h), always_kept, entries, ranks, k, adding);
-      all.first = std::max(all.first, counts.first);
-      all.last = std::max(all.last, counts.last);
+      all = CountRange::most(
+          all, adaptive_counts(weights.row(h), errors.row(h), always_kept, entries, ranks, k, adding));
     }
     return all;
   }

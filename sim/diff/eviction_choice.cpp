@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <iterator>
 #include <string>
 
 #include <fmt/format.h>
@@ -11,33 +11,29 @@ namespace kvbound::sim {
 
 using Positions = std::vector<int64_t>;
 
+Positions EvictionCandidates::without(int64_t position) const {
+  Positions kept;
+  for (int64_t i = 0; i < std::ssize(positions); ++i) {
+    if (positions[i] != position) kept.push_back(i);
+  }
+  return kept;
+}
+
 int64_t EvictionPlace::own() const {
   const std::optional<int64_t> entry = stepper.own_choice();
   return entry ? stepper.cache().positions[*entry] : kNoPosition;
 }
 
-Positions EvictionPlace::candidates() const {
+EvictionCandidates EvictionPlace::candidates() const {
   const reference::HeadCache& cache = stepper.cache();
   const auto position_of = [&](int64_t entry) { return cache.positions[entry]; };
-  Positions entries;
+  EvictionCandidates candidates;
   for (int64_t entry = 0; entry < cache.entries(); ++entry) {
-    if (!rules.always_keeps(position_of(entry), stepper.newest())) entries.push_back(entry);
+    if (!rules.always_keeps(position_of(entry), stepper.newest())) candidates.entries.push_back(entry);
   }
-  std::ranges::sort(entries, {}, position_of);
-  return entries;
-}
-
-Positions EvictionPlace::positions_of(const Positions& entries) const {
-  Positions positions;
-  for (const int64_t entry : entries) positions.push_back(stepper.cache().positions[entry]);
-  return positions;
-}
-
-Positions EvictionPlace::kept(const Positions& positions, int64_t evicted) {
-  Positions kept(positions.size());
-  std::iota(kept.begin(), kept.end(), 0);
-  kept.erase(kept.begin() + (std::ranges::lower_bound(positions, evicted) - positions.begin()));
-  return kept;
+  std::ranges::sort(candidates.entries, {}, position_of);
+  std::ranges::transform(candidates.entries, std::back_inserter(candidates.positions), position_of);
+  return candidates;
 }
 
 std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed) {
@@ -62,14 +58,13 @@ std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed
   return std::nullopt;
 }
 
-Choice judge_scored(const EvictionPlace& place, int64_t claimed, const Positions& positions,
+Choice judge_scored(const EvictionPlace& place, int64_t claimed, const EvictionCandidates& candidates,
                     const std::optional<Fault>& fault) {
   if (!fault) return {claimed, true, true};
-  const int64_t better = positions[fault->better], chosen = positions[fault->chosen];
+  const int64_t better = candidates.positions[fault->better], chosen = candidates.positions[fault->chosen];
   const double apart = std::abs(fault->excess());
-  const std::string note = fmt::format(
-      "position {} stayed rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; both error bounds together are {:.3g}",
-      chosen, better, fault->by, fault->chosen_score, fault->better_score, apart, fault->band);
+  const std::string note =
+      fmt::format("position {} stayed rather than {}, {}", chosen, better, text_of(*fault));
   return {claimed, true, false, false, wrong_choice(place.at, claimed, chosen, note, apart, fault->band)};
 }
 

@@ -13,6 +13,14 @@
 
 namespace kvbound::sim {
 
+/// Entries of a cache that may be evicted, by ascending positions.
+struct EvictionCandidates {
+  std::vector<int64_t> entries, positions;
+
+  /// Indices of all candidates but the one at this position: those that are kept if it is evicted.
+  std::vector<int64_t> without(int64_t position) const;
+};
+
 /// One KV head's cache after a step's queries, when an entry may have to be evicted.
 struct EvictionPlace {
   ChoicePlace at;
@@ -22,11 +30,7 @@ struct EvictionPlace {
 
   /// The position that the reference evicts; kNoPosition for none.
   int64_t own() const;
-  /// Entries that may be evicted, by rising position.
-  std::vector<int64_t> candidates() const;
-  std::vector<int64_t> positions_of(const std::vector<int64_t>& entries) const;
-  /// Indices of these positions, which ascend, without the evicted one.
-  static std::vector<int64_t> kept(const std::vector<int64_t>& positions, int64_t evicted);
+  EvictionCandidates candidates() const;
 };
 
 /// What can be said of an eviction that is not the reference's before any score is looked at.
@@ -36,9 +40,9 @@ std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed
 
 /// What scores say.
 ///
-/// positions  ascending; of which the fault's entries are indices
-/// fault      nothing: rounding explains the choice
-Choice judge_scored(const EvictionPlace& place, int64_t claimed, const std::vector<int64_t>& positions,
+/// candidates  of which the fault's are indices
+/// fault       nothing: rounding explains the choice
+Choice judge_scored(const EvictionPlace& place, int64_t claimed, const EvictionCandidates& candidates,
                     const std::optional<Fault>& fault);
 
 }  // namespace kvbound::sim

@@ -70,15 +70,10 @@ class Judge {
         const PromptErrors& errors, int64_t kv_head)
       : layer_(layer), implementation_(implementation), reference_(reference), errors_(errors), g_(kv_head) {}
 
-  // Whether the bounds tell the best candidate from the worst: if not, every choice is as good as any other.
+  // Whether another choice of so many candidates would have been a fault.
   bool can_tell(int64_t selected) const {
     const UncertainScores attention = scores();
-    double best = -kInfinity, worst = kInfinity;
-    for (size_t j = 0; j < attention.scores.size(); ++j) {
-      best = std::max(best, attention.scores[j] - attention.errors[j]);
-      worst = std::min(worst, attention.scores[j] + attention.errors[j]);
-    }
-    return best > worst || selected == 0 || selected == std::ssize(attention.scores);
+    return selected == 0 || selected == std::ssize(attention.scores) || separates(attention);
   }
 
   // Nothing if legal. claimed, own: candidates selected by the tested implementation and by the reference, ascending.
@@ -105,13 +100,7 @@ class Judge {
     const UncertainScores stage_two = candidates(*reference_.stage_two_score, errors_.stage_two_score);
     const auto k = std::ssize(claimed);
     const CountRange counts = stage_one_range(options, k, [&] { return adaptive_range(k); });
-    std::optional<Fault> least;
-    for (int64_t count = counts.first; count <= counts.last; ++count) {
-      const std::optional<Fault> found = critical_fault(scores(), stage_two, claimed, count);
-      if (!found) return std::nullopt;
-      if (!least || found->faulty < least->faulty) least = found;
-    }
-    return least;
+    return critical_fault(scores(), stage_two, claimed, counts);
   }
 
   // By its bound: the sweep promises no more than that.
@@ -166,9 +155,8 @@ class Judge {
     Positions all_candidates(ranking().candidates);
     std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
     CountRange all{0, 0};
-    // An implementation that forms these masses need not have formed the scores: sums in any order.
-    reference::Arithmetic arithmetic = implementation_.arithmetic.window_attention;
-    arithmetic.accumulation_depth = arithmetic.product_depth = -1;
+    // An implementation that forms these masses need not have formed the scores.
+    const reference::Arithmetic arithmetic = implementation_.arithmetic.window_attention.in_any_order();
     for (int64_t i = 0; i < window; ++i) {
       const int64_t visible = n - window + i + 1;
       const Matrix queries = window_queries(layer_.window_queries() - window + i);
@@ -180,10 +168,8 @@ class Judge {
                 n);
       const double adding = reference::sum_rounding(visible, arithmetic);
       for (int64_t h = 0; h < weights.rows(); ++h) {
-        const CountRange counts = adaptive_counts(weights.row(h), errors.row(h), ranking().always_kept,
-                                                  all_candidates, ranks, k, adding);
-        all.first = std::max(all.first, counts.first);
-        all.last = std::max(all.last, counts.last);
+        all = CountRange::most(all, adaptive_counts(weights.row(h), errors.row(h), ranking().always_kept,
+                                                    all_candidates, ranks, k, adding));
       }
     }
     return all;
@@ -220,11 +206,8 @@ Positions candidates_of(const Positions& kept, const Positions& always_kept, int
 }
 
 std::string text_of(const Fault& fault, size_t kv_head) {
-  return fmt::format(
-      "KV head {} kept position {} rather than {}, by {}: {:.9g} against {:.9g}, which are {:.3g} apart; "
-      "both error bounds together are {:.3g}",
-      kv_head, fault.chosen, fault.better, fault.by, fault.chosen_score, fault.better_score,
-      std::abs(fault.excess()), fault.band);
+  return fmt::format("KV head {} kept position {} rather than {}, {}", kv_head, fault.chosen, fault.better,
+                     text_of(fault));
 }
 
 // The kept sets' agreement, one KV head after the other.

@@ -10,7 +10,6 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
-#include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/reference/merging/cam.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
 
@@ -20,7 +19,6 @@ namespace kvbound::sim {
 namespace {
 
 using Positions = std::vector<int64_t>;
-using reference::columns_of;
 
 }  // namespace
 
@@ -227,14 +225,10 @@ Choice MergeReplay::judge_evicted(const EvictionPlace& place, const std::optiona
 }
 
 Choice MergeReplay::judge_by_scores(const EvictionPlace& place, int64_t claimed) const {
-  const Positions entries = place.candidates(), positions = place.positions_of(entries);
-  const Matrix own = columns_of(stepper_.eviction().head_scores(), entries);
-  const Matrix scores = reference::group_mean(own, group_size_);
-  const Matrix errors =
-      reference::group_mean_errors(own, running_errors_->at(positions), group_size_, arithmetic_);
-  const std::optional<Fault> fault =
-      top_k_fault({scores.row(0), errors.row(0)}, EvictionPlace::kept(positions, claimed));
-  return judge_scored(place, claimed, positions, fault);
+  const EvictionCandidates candidates = place.candidates();
+  const BoundedScores scores =
+      running_errors_->reduced(stepper_.eviction(), candidates, rules_of(policy_.score).group);
+  return judge_scored(place, claimed, candidates, top_k_fault(scores.view(), candidates.without(claimed)));
 }
 
 Choice MergeReplay::judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed) {

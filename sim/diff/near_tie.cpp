@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 
@@ -68,6 +70,10 @@ std::optional<Fault> fault(const char* by, const UncertainScores& scores, std::s
 
 }  // namespace
 
+CountRange CountRange::most(const CountRange& a, const CountRange& b) {
+  return {std::max(a.first, b.first), std::max(a.last, b.last)};
+}
+
 std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const int64_t> selected) {
   const auto candidates = std::ssize(scores.scores);
   return fault("score", scores, selected, complement(selected, candidates));
@@ -106,6 +112,32 @@ std::optional<Fault> critical_fault(const UncertainScores& attention, const Unce
   std::vector<int64_t> outside(first_outside, others.end());
   outside.insert(outside.end(), left_out.begin(), left_out.end());
   return fault("attention score", attention, stage_one, outside);
+}
+
+std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
+                                    std::span<const int64_t> selected, const CountRange& stage_one_counts) {
+  std::optional<Fault> least;
+  for (int64_t count = stage_one_counts.first; count <= stage_one_counts.last; ++count) {
+    const std::optional<Fault> found = critical_fault(attention, stage_two, selected, count);
+    if (!found) return std::nullopt;
+    if (!least || found->faulty < least->faulty) least = found;
+  }
+  return least;
+}
+
+bool separates(const UncertainScores& scores) {
+  double best = -kInfinity, worst = kInfinity;
+  for (int64_t i = 0; i < std::ssize(scores.scores); ++i) {
+    best = std::max(best, lower(scores, i));
+    worst = std::min(worst, upper(scores, i));
+  }
+  return best > worst;
+}
+
+std::string text_of(const Fault& fault) {
+  return fmt::format(
+      "by {}: {:.9g} against {:.9g}, which are {:.3g} apart; both error bounds together are {:.3g}", fault.by,
+      fault.chosen_score, fault.better_score, std::abs(fault.excess()), fault.band);
 }
 
 std::vector<RankRange> rank_ranges(const UncertainScores& scores) {

@@ -37,6 +37,15 @@ struct Fault {
   double excess() const { return better_score - chosen_score; }
 };
 
+/// Sizes of stage one that rounding may lead to, first..last.
+struct CountRange {
+  int64_t first = 0;
+  int64_t last = 0;
+
+  /// Of several queries, of which the one that needs most decides.
+  static CountRange most(const CountRange& a, const CountRange& b);
+};
+
 /// The near-tie rule for a top-k selection.
 ///
 ///     legal  <=>  score_i - score_j <= error_i + error_j   for every i left out and j selected
@@ -55,6 +64,17 @@ std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const 
 std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
                                     std::span<const int64_t> selected, int64_t stage_one_count);
 
+/// The same of any size of stage one that rounding may lead to: legal if it is for one of them, else the fault of the size with the
+/// fewest faulty candidates.
+std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
+                                    std::span<const int64_t> selected, const CountRange& stage_one_counts);
+
+/// Whether the errors leave the best candidate surely above the worst: if not, every choice is as good as any other.
+bool separates(const UncertainScores& scores);
+
+/// What a message says of a fault: by which score, both scores, their distance and both bounds.
+std::string text_of(const Fault& fault);
+
 /// Places that an entry may have in another implementation's ranking, from 1.
 struct RankRange {
   int64_t best = 1;
@@ -63,11 +83,6 @@ struct RankRange {
 /// best = 1 + how many clearly beat it; worst = 1 + how many it does not clearly beat.
 std::vector<RankRange> rank_ranges(const UncertainScores& scores);
 
-/// Sizes of stage one that rounding may lead to, first..last.
-struct CountRange {
-  int64_t first = 0;
-  int64_t last = 0;
-};
 /// Those of k selected entries: one size only unless alpha is adaptive.
 ///
 /// adaptive  their range if it is; not called otherwise

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include <kvbound/reference/bounds/group_errors.hpp>
 #include <kvbound/reference/bounds/obcache_errors.hpp>
+#include <kvbound/reference/eviction/group_reduction.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
 
 namespace kvbound::sim {
@@ -36,6 +38,15 @@ void RunningErrors::update(const HostRules& rules, const reference::HeadEviction
 
 Matrix RunningErrors::at(const std::vector<int64_t>& positions) const {
   return reference::columns_of(errors_, positions);
+}
+
+BoundedScores RunningErrors::reduced(const reference::HeadEviction& eviction,
+                                     const EvictionCandidates& candidates, GroupReduction group) const {
+  const Matrix own = reference::columns_of(eviction.head_scores(), candidates.entries);
+  const Matrix off = at(candidates.positions);
+  const Matrix scores = reference::reduce_group(own, own.rows(), group);
+  const Matrix errors = reference::group_errors(own, off, own.rows(), group, *arithmetic_);
+  return {{scores.row(0).begin(), scores.row(0).end()}, {errors.row(0).begin(), errors.row(0).end()}};
 }
 
 }  // namespace kvbound::sim

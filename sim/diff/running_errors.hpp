@@ -6,9 +6,11 @@
 
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/view.hpp>
 #include <kvbound/reference/session/head_eviction.hpp>
 
+#include "eviction_choice.hpp"
 #include "near_tie.hpp"
 
 namespace kvbound::sim {
@@ -38,6 +40,10 @@ class RunningErrors {
 
   /// [group_size, entries]: of the entries at these positions.
   Matrix at(const std::vector<int64_t>& positions) const;
+
+  /// The candidates' scores, reduced over the group, with their bounds.
+  BoundedScores reduced(const reference::HeadEviction& eviction, const EvictionCandidates& candidates,
+                        GroupReduction group) const;
 
  private:
   const reference::Arithmetic* arithmetic_;

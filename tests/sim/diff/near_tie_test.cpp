@@ -122,6 +122,28 @@ TEST(CriticalFault, PutsAnEntryOfWideErrorIntoStageOneIfThatIsTheOnlyWay) {
   EXPECT_FALSE(critical_fault(attention, stage_two, Positions{0, 1}, 1));
 }
 
+TEST(CriticalFault, OfSeveralSizesIsNoneIfOneOfThemAllowsTheSelection) {
+  const Scores attention = with_error({9, 8, 1, 1, 1}, 0.1), stage_two = with_error({0, 0, 3, 2, 1}, 0.1);
+  EXPECT_FALSE(critical_fault(attention, stage_two, Positions{0, 1, 2}, CountRange{0, 2}));
+  const auto fault = critical_fault(attention, stage_two, Positions{0, 1, 2}, CountRange{0, 1});
+  ASSERT_TRUE(fault);
+  EXPECT_EQ(fault->faulty, 1) << "of two entries with no place and of one, the one";
+  EXPECT_EQ(fault->chosen, 1);
+}
+
+TEST(Separates, AsksWhetherTheBestIsSurelyAboveTheWorst) {
+  EXPECT_TRUE(separates(with_error({1, 2, 1.5}, 0.49)));
+  EXPECT_FALSE(separates(with_error({1, 2, 1.5}, 0.5)));
+  EXPECT_FALSE(separates(Scores{{1, 9}, {0, kInfinity}})) << "nothing is known of the best";
+  EXPECT_FALSE(separates(with_error({1}, 0.1)));
+}
+
+TEST(CountRange, OfSeveralQueriesIsOfTheMostDemanding) {
+  const CountRange both = CountRange::most({1, 5}, {2, 3});
+  EXPECT_EQ(both.first, 2);
+  EXPECT_EQ(both.last, 5);
+}
+
 RC_GTEST_PROP(CriticalFault, IsNoneForBothStagesOnScoresWithinTheirErrors, ()) {
   test::Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const int64_t count = 1 + random.index(12), k = random.index(count + 1), stage_one = random.index(k + 1);
