@@ -4,15 +4,17 @@
 
 namespace kvbound::sim {
 
-Offender wrong_choice(const ChoicePlace& at, int64_t claimed, int64_t expected, const std::string& note,
-                      double error, double bound) {
-  return {{at.step, at.kv_head},
-          static_cast<double>(claimed),
-          static_cast<double>(expected),
-          error,
-          bound,
-          Dtype::i64,
-          fmt::format("step {}, KV head {}: {}", at.step, at.kv_head, note)};
+Choice wrong_choice(const ChoicePlace& at, int64_t teacher_forced, int64_t claimed, int64_t expected,
+                    const std::string& note, double error, double bound) {
+  Choice choice{teacher_forced};
+  choice.offence = {{at.step, at.kv_head},
+                    static_cast<double>(claimed),
+                    static_cast<double>(expected),
+                    error,
+                    bound,
+                    Dtype::i64,
+                    fmt::format("step {}, KV head {}: {}", at.step, at.kv_head, note)};
+  return choice;
 }
 
 ChoiceTally::ChoiceTally(const std::string& tensor) {

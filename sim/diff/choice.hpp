@@ -28,9 +28,20 @@ struct ChoicePlace {
   int64_t kv_head = 0;
 };
 
+/// The reference's own choice.
+inline Choice same_choice(int64_t own) { return {own}; }
+/// The reference's own choice, where nothing is claimed or nothing could have been a fault.
+inline Choice unjudged_choice(int64_t own) { return {own, false}; }
+/// Another choice, which rounding explains.
+inline Choice near_tie_choice(int64_t claimed) { return {claimed, true, true}; }
+/// Another choice, of which nothing tells whether it is right.
+inline Choice undecided_choice(int64_t teacher_forced) { return {teacher_forced, false, false, true}; }
+/// A wrong one.
+///
 /// error, bound  of what it was chosen by
-Offender wrong_choice(const ChoicePlace& at, int64_t claimed, int64_t expected, const std::string& note,
-                      double error = std::numeric_limits<double>::infinity(), double bound = 0);
+Choice wrong_choice(const ChoicePlace& at, int64_t teacher_forced, int64_t claimed, int64_t expected,
+                    const std::string& note, double error = std::numeric_limits<double>::infinity(),
+                    double bound = 0);
 
 /// Choices of all steps and KV heads as one tensor.
 class ChoiceTally {

@@ -82,7 +82,7 @@ class HeadReplay {
     stepper_.attend(queries_);
     if (rules_.ranks()) errors_.update(rules_, stepper_.eviction(), cache().positions, contribution_errors());
     const EvictionPlace place{{t, g_}, budget_, rules_, stepper_};
-    const Choice choice = claimed ? judge(place, *claimed) : Choice{place.own(), false};
+    const Choice choice = claimed ? judge(place, *claimed) : unjudged_choice(place.own());
     if (const int64_t entry = cache().find(choice.teacher_forced); entry >= 0)
       stepper_.evict(entry, queries_);
     return choice;
@@ -111,7 +111,9 @@ class HeadReplay {
 
   Choice judge(const EvictionPlace& place, int64_t claimed) const {
     const int64_t own = place.own();
-    if (claimed == own) return {own, own == kNoPosition || can_tell(place)};
+    if (claimed == own) {
+      return own == kNoPosition || can_tell(place) ? same_choice(own) : unjudged_choice(own);
+    }
     if (const std::optional<Choice> unscored = judge_unscored(place, claimed)) return *unscored;
     return judge_by_scores(place, claimed);
   }

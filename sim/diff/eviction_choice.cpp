@@ -39,7 +39,7 @@ EvictionCandidates EvictionPlace::candidates() const {
 std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed) {
   const int64_t own = place.own();
   const auto wrong = [&](int64_t teacher_forced, const std::string& note) {
-    return Choice{teacher_forced, true, false, false, wrong_choice(place.at, claimed, own, note)};
+    return wrong_choice(place.at, teacher_forced, claimed, own, note);
   };
   const std::string sizes = fmt::format("the cache has {} entries and the budget is {}",
                                         place.stepper.cache().entries(), place.budget);
@@ -60,12 +60,12 @@ std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed
 
 Choice judge_scored(const EvictionPlace& place, int64_t claimed, const EvictionCandidates& candidates,
                     const std::optional<Fault>& fault) {
-  if (!fault) return {claimed, true, true};
+  if (!fault) return near_tie_choice(claimed);
   const int64_t better = candidates.positions[fault->better], chosen = candidates.positions[fault->chosen];
   const double apart = std::abs(fault->excess());
   const std::string note =
       fmt::format("position {} stayed rather than {}, {}", chosen, better, text_of(*fault));
-  return {claimed, true, false, false, wrong_choice(place.at, claimed, chosen, note, apart, fault->band)};
+  return wrong_choice(place.at, claimed, claimed, chosen, note, apart, fault->band);
 }
 
 }  // namespace kvbound::sim

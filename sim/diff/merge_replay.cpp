@@ -204,7 +204,8 @@ void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& resul
   if (result.evicted.teacher_forced == kNoPosition) {
     result.into = {kNothingEvicted};
     if (claimed.into && *claimed.into != kNothingEvicted) {
-      result.into.offence = wrong_choice({t, g_}, *claimed.into, kNothingEvicted, "nothing was evicted");
+      result.into =
+          wrong_choice({t, g_}, kNothingEvicted, *claimed.into, kNothingEvicted, "nothing was evicted");
     }
     return;
   }
@@ -216,11 +217,11 @@ void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& resul
 
 Choice MergeReplay::judge_evicted(const EvictionPlace& place, const std::optional<int64_t>& claimed) const {
   const int64_t own = place.own();
-  if (!claimed) return {own, false};
-  if (*claimed == own) return {own};
+  if (!claimed) return unjudged_choice(own);
+  if (*claimed == own) return same_choice(own);
   if (const std::optional<Choice> unscored = judge_unscored(place, *claimed)) return *unscored;
   const bool by_attention = !rules_of(policy_.score).change && !rules_of(policy_.selection).in_decoding;
-  if (!by_attention || !certain_) return {*claimed, false, false, true};
+  if (!by_attention || !certain_) return undecided_choice(*claimed);
   return judge_by_scores(place, *claimed);
 }
 

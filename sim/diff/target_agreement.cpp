@@ -75,20 +75,20 @@ TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& t
   const int64_t own = merges ? cache.positions[nearest.index] : kNoPosition;
   const TargetRule rule(target, others.cosines, others.errors);
   if (!claimed) {
-    return {{own, false}, leaving.certain && possible_outcomes(rule, others.positions.size()) == 1};
+    return {unjudged_choice(own), leaving.certain && possible_outcomes(rule, others.positions.size()) == 1};
   }
   const auto judged = [&](const Choice& choice) { return TargetJudgement{choice, leaving.certain}; };
   const auto wrong = [&](int64_t teacher_forced, const std::string& note) {
-    return judged({teacher_forced, true, false, false, wrong_choice(leaving.at, *claimed, own, note)});
+    return judged(wrong_choice(leaving.at, teacher_forced, *claimed, own, note));
   };
-  if (*claimed == own) return judged({own});
+  if (*claimed == own) return judged(same_choice(own));
   const std::optional<size_t> at = others.index_of(*claimed);
   if (*claimed != kNoPosition && !at) {
     return wrong(own, fmt::format("position {} merged with {}, which is not in the cache", leaving.position(),
                                   *claimed));
   }
-  if (at ? rule.may_merge_with(*at) : rule.may_be_dropped()) return judged({*claimed, true, true});
-  if (!leaving.certain) return judged({*claimed, false, false, true});
+  if (at ? rule.may_merge_with(*at) : rule.may_be_dropped()) return judged(near_tie_choice(*claimed));
+  if (!leaving.certain) return judged(undecided_choice(*claimed));
   return wrong(*claimed, fault_text(leaving.position(), *claimed, own, nearest.cosine,
                                     at ? others.cosines[*at] : std::nan("")));
 }
@@ -101,14 +101,17 @@ TargetJudgement judge_spread(const LeavingEntry& leaving, const Cam& cam, const 
   const SpreadAmbiguity ambiguity = spread_ambiguity(
       cam, attention, leaving.entry, entries, leaving.at.kv_head, leaving.position(), leaving.arithmetic);
   const int64_t own = ambiguity.may && first != kNoPosition ? first : kNoPosition;
-  if (!claimed) return {{own, false}, leaving.certain && !(ambiguity.may && ambiguity.may_not)};
+  if (!claimed) return {unjudged_choice(own), leaving.certain && !(ambiguity.may && ambiguity.may_not)};
   const bool legal = (*claimed == kNoPosition && ambiguity.may_not) || (*claimed == first && ambiguity.may);
-  if (legal) return {{*claimed, true, ambiguity.may && ambiguity.may_not}, leaving.certain};
-  if (!leaving.certain) return {{own, false, false, true}, false};
+  if (legal) {
+    const bool either = ambiguity.may && ambiguity.may_not;
+    return {either ? near_tie_choice(*claimed) : same_choice(own), leaving.certain};
+  }
+  if (!leaving.certain) return {undecided_choice(own), false};
   const std::string rather =
       own == kNoPosition ? "is spread over no entry" : fmt::format("is spread from {} on", own);
   const std::string note = fmt::format("the value of position {} {}", leaving.position(), rather);
-  return {{own, true, false, false, wrong_choice(leaving.at, *claimed, own, note)}, true};
+  return {wrong_choice(leaving.at, own, *claimed, own, note), true};
 }
 
 }  // namespace kvbound::sim
