@@ -19,6 +19,10 @@ struct LayerShape {
 
   int64_t group_size() const { return query_heads / kv_heads; }
   int64_t kv_head_of(int64_t query_head) const { return query_head / group_size(); }
+  /// The rows of KV head g's query heads, of one row per query head; nothing of nothing.
+  MatrixView group_rows(MatrixView rows, int64_t g) const {
+    return rows.rows > 0 ? rows.middle_rows(g * group_size(), group_size()) : MatrixView();
+  }
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 

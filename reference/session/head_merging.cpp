@@ -18,9 +18,7 @@ namespace {
 // [group_size, head_dim]
 MatrixView last_queries(const LayerView& layer, int64_t kv_head) {
   if (layer.window_queries() == 0) throw ShapeMismatch("no prompt query is recorded to merge for");
-  const int64_t group_size = layer.shape.group_size();
-  return layer.queries.row_of_slices(layer.window_queries() - 1)
-      .middle_rows(kv_head * group_size, group_size);
+  return layer.shape.group_rows(layer.queries.row_of_slices(layer.window_queries() - 1), kv_head);
 }
 
 // Clusters by weights that follow from their keys alone, without votes.

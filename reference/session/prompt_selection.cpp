@@ -103,13 +103,10 @@ class PromptSelection {
     record_.kept.resize(layer_.shape.kv_heads);
     const auto select_head = [&](int64_t g) {
       const int64_t k = kept_[g];
-      const auto group = [&](MatrixView rows) {
-        return rows.middle_rows(g * layer_.shape.group_size(), layer_.shape.group_size());
-      };
-      const MatrixView attention = group(weights);
+      const MatrixView attention = layer_.shape.group_rows(weights, g);
       const ThetaSweepInput input{
           attention,
-          group(*record_.projected_value_norms),
+          layer_.shape.group_rows(*record_.projected_value_norms, g),
           attention.middle_cols(ranking_.first_candidate, ranking_.candidates),
           candidates,
           ranking_.always_kept,

@@ -76,9 +76,6 @@ class ReferenceSession final : public Session {
   // Decode steps that were taken.
   int64_t steps() const { return next_position_ - layer_.prompt_tokens(); }
   HeadStepper& stepper(int64_t g) { return steppers_[g]; }
-  MatrixView group(MatrixView rows, int64_t g) const {
-    return rows.rows > 0 ? rows.middle_rows(g * shape_.group_size(), shape_.group_size()) : MatrixView();
-  }
   template <class Work>
   void for_each_head(const Work& work) const {
     parallel_for(shape_.kv_heads, work);
@@ -126,8 +123,9 @@ class ReferenceSession final : public Session {
     const MatrixView norms =
         record.projected_value_norms ? record.projected_value_norms->view() : MatrixView();
     timed(times_, "compaction", [&] {
-      for_each_head(
-          [&](int64_t g) { stepper(g).begin_evicting(layer, group(head_scores, g), group(norms, g)); });
+      for_each_head([&](int64_t g) {
+        stepper(g).begin_evicting(layer, shape_.group_rows(head_scores, g), shape_.group_rows(norms, g));
+      });
     });
   }
 
@@ -154,7 +152,7 @@ class ReferenceSession final : public Session {
 
   void attend(const StepView& view, int64_t g, StepRecord& record) {
     if (!record.rebuilt) stepper(g).enter(next_position_, view.keys.row(g), view.values.row(g));
-    const Matrix output = stepper(g).attend(group(view.queries, g));
+    const Matrix output = stepper(g).attend(shape_.group_rows(view.queries, g));
     for (int64_t i = 0; i < output.rows(); ++i) {
       std::ranges::copy(output.row(i), record.output.row(g * shape_.group_size() + i).begin());
     }
@@ -168,7 +166,7 @@ class ReferenceSession final : public Session {
     for_each_head([&](int64_t g) {
       const std::optional<int64_t> entry = stepper(g).own_choice();
       if (!entry) return;
-      EvictedEntry evicted = stepper(g).evict(*entry, group(view.queries, g));
+      EvictedEntry evicted = stepper(g).evict(*entry, shape_.group_rows(view.queries, g));
       const int64_t index = g;
       record.evicted[index] = evicted.position;
       if (!rules_.merges) return;

@@ -241,7 +241,7 @@ class LayerJudge {
   }
 
   MatrixView step_queries(int64_t g, int64_t t) const {
-    return layer_.step(t).queries.middle_rows(g * group_size(), group_size());
+    return layer_.shape.group_rows(layer_.step(t).queries, g);
   }
 
   void judge_output() {
@@ -340,7 +340,7 @@ class LayerJudge {
     const int64_t tokens = layer_.prompt_tokens + t + 1;
     const Matrix keys = reference::rows_of(layer_.keys.slice(g), cached),
                  values = reference::rows_of(layer_.values.slice(g), cached);
-    const auto group = [&](MatrixView rows) { return rows.middle_rows(g * group_size(), group_size()); };
+    const auto group = [&](MatrixView rows) { return layer_.shape.group_rows(rows, g); };
     reference::PerturbationCase given;
     given.queries = step_queries(g, t);
     given.keys = layer_.keys.slice(g).middle_rows(0, tokens);

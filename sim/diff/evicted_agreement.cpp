@@ -78,7 +78,7 @@ class HeadReplay {
   Choice step(int64_t t, const std::optional<int64_t>& claimed) {
     const StepView view = layer_.step(t);
     stepper_.enter(layer_.prompt_tokens + t, view.keys.row(g_), view.values.row(g_));
-    queries_ = view.queries.middle_rows(g_ * group_size_, group_size_);
+    queries_ = group(view.queries);
     stepper_.attend(queries_);
     if (rules_.ranks()) errors_.update(rules_, stepper_.eviction(), cache().positions, contribution_errors());
     const EvictionPlace place{{t, g_}, budget_, rules_, stepper_};
@@ -90,9 +90,7 @@ class HeadReplay {
 
  private:
   const reference::HeadCache& cache() const { return stepper_.cache(); }
-  MatrixView group(const Matrix& rows) const {
-    return rows.rows() > 0 ? rows.view().middle_rows(g_ * group_size_, group_size_) : MatrixView();
-  }
+  MatrixView group(MatrixView rows) const { return layer_.shape.group_rows(rows, g_); }
   std::span<const reference::ChangeSpace> spaces() const {
     return std::span(sizes_.spaces).subspan(g_ * group_size_, static_cast<size_t>(group_size_));
   }

@@ -128,9 +128,7 @@ class Judge {
     double error = 0;
   };
 
-  MatrixView group(const Matrix& rows) const {
-    return rows.view().middle_rows(g_ * layer_.shape.group_size(), layer_.shape.group_size());
-  }
+  MatrixView group(MatrixView rows) const { return layer_.shape.group_rows(rows, g_); }
 
   // sum_h theta_h, with the window's mean attention, of a selection and the always-kept entries.
   Uncertain total_bound(const Positions& selected) const {

@@ -51,7 +51,7 @@ std::vector<double> MergeReplay::value_errors(size_t entry) const {
 
 MergeStep MergeReplay::step(int64_t t, const ClaimedStep& claimed) {
   const StepView view = layer_.step(t);
-  queries_ = view.queries.middle_rows(g_ * group_size_, group_size_);
+  queries_ = group(view.queries);
   MergeStep result;
   result.rebuilt = merge_rules_.rebuilds_at(t);
   if (result.rebuilt) {
@@ -63,10 +63,6 @@ MergeStep MergeReplay::step(int64_t t, const ClaimedStep& claimed) {
   attend(result);
   if (rules_.evicts) choose(t, claimed, result);
   return result;
-}
-
-MatrixView MergeReplay::group(MatrixView rows) const {
-  return rows.rows > 0 ? rows.middle_rows(g_ * group_size_, group_size_) : MatrixView();
 }
 
 MatrixView MergeReplay::last_queries(const LayerView& view) const {

@@ -98,7 +98,7 @@ class MergeReplay {
   void merge(const Cam& cam, int64_t evicted, int64_t into);
   const reference::HeadCache& cache() const { return stepper_.cache(); }
   LayerView view_at(int64_t t) const;
-  MatrixView group(MatrixView rows) const;
+  MatrixView group(MatrixView rows) const { return layer_.shape.group_rows(rows, g_); }
   MatrixView last_queries(const LayerView& view) const;
   reference::ClusterMembers members_at(const std::vector<int64_t>& positions) const;
 

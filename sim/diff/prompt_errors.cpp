@@ -65,9 +65,7 @@ PromptErrors::PromptErrors(const LayerView& layer, const TestedImplementation& i
   const Matrix scored_norm_errors = first_columns(norms, scored);
   stage_two_score = Matrix(layer.shape.kv_heads, scored);
   for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-    const auto group = [&](const Matrix& rows) {
-      return rows.view().middle_rows(g * group_size, group_size);
-    };
+    const auto group = [&](MatrixView rows) { return layer.shape.group_rows(rows, g); };
     const std::vector<double> errors = reference::stage_two_score_errors(
         group(ranking.head_scores), group(head_score), group(scored_norms), group(scored_norm_errors),
         options->epsilon, options->gqa, arithmetic);
