@@ -138,7 +138,8 @@ class DeviceSession final : public Session {
     assert(rules.ranks() && rules.window_reduction == WindowReduction::mean && rules.sinks == 0);
     const WindowScores<T>& window = window_scores_of(layer, rules.window);
     const int64_t tokens = layer.prompt_tokens(), candidates = rules.scored;
-    Ranking<T> ranking{&window, rules.recent, {shape_.query_heads, candidates}, {shape_.kv_heads, candidates}};
+    Ranking<T> ranking{
+        &window, rules.recent, {shape_.query_heads, candidates}, {shape_.kv_heads, candidates}};
     run("window_attention", [&] {
       max_pool(window.mean.data(), shape_.query_heads, candidates, tokens, rules.pool,
                ranking.head_scores.data(), stream_);

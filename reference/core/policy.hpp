@@ -24,8 +24,8 @@ struct SnapKv {
 /// attention that they ever got, from the prompt's last `window` queries on. In decoding the cache never grows.
 struct H2o {
   int64_t window = 32;            ///< prompt queries that count
-  int64_t sinks = 0;              ///< first positions that always stay
-  std::optional<int64_t> recent;  ///< newest entries that always stay; nullopt: as many as `window`
+  int64_t sinks = 0;              ///< first positions, always kept
+  std::optional<int64_t> recent;  ///< newest entries, always kept; nullopt: as many as `window`
 
   int64_t recent_entries() const { return recent.value_or(window); }
   friend bool operator==(const H2o& a, const H2o& b) {
@@ -35,13 +35,13 @@ struct H2o {
 
 /// TOVA (arXiv:2401.06104): the entry with the least attention of the last query is evicted, the first `sinks` excepted.
 struct Tova {
-  int64_t sinks = 0;  ///< first positions that always stay
+  int64_t sinks = 0;  ///< first positions, always kept
   friend bool operator==(const Tova&, const Tova&) = default;
 };
 
 /// StreamingLLM (arXiv:2309.17453): the first `sinks` and the newest entries stay; nothing is ranked.
 struct StreamingLlm {
-  int64_t sinks = 4;  ///< first positions that always stay
+  int64_t sinks = 4;  ///< first positions, always kept
   friend bool operator==(const StreamingLlm&, const StreamingLlm&) = default;
 };
 using Host = std::variant<SnapKv, H2o, Tova, StreamingLlm>;

@@ -44,7 +44,7 @@ inline void require_valid(const SnapKv& host, int64_t budget) {
   }
   if (budget < host.window) {
     throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " +
-                        std::to_string(host.window) + " of the observation window, which always stay");
+                        std::to_string(host.window) + " of the observation window, which are always kept");
   }
 }
 
@@ -55,7 +55,7 @@ inline void require_room(int64_t sinks, int64_t recent, int64_t budget) {
   if (sinks <= budget && recent <= budget - sinks) return;
   throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " +
                       std::to_string(sinks) + " sinks and " + std::to_string(recent) +
-                      " recent entries, which always stay");
+                      " recent entries, which are always kept");
 }
 
 inline void require_valid(const H2o& host, int64_t budget) {

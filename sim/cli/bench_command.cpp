@@ -47,7 +47,7 @@ std::string bench_details() {
          "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on pocket:256, so\n"
          "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
          "\nThe DGEMM that an operation is measured against has OpenBLAS's fastest kernels for this processor, which\n"
-         "its name tells, also where --blas-core gives the operation others. OPENBLAS_CORETYPE is not heeded.\n"
+         "its name tells, also where --blas-core gives the operation others. OPENBLAS_CORETYPE is ignored.\n"
          "\nExamples:\n"
          "  kvbound bench\n"
          "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
@@ -117,7 +117,7 @@ void disregard_core_type(const std::optional<std::string>& asked_for, bool quiet
   const char* core = std::getenv(kCoreType);
   if (!core) return;
   if (!quiet && asked_for != core) {
-    std::cerr << fmt::format("kvbound: {}={} of the environment is not heeded; --blas-core is\n", kCoreType,
+    std::cerr << fmt::format("kvbound: {}={} of the environment is ignored; --blas-core is not\n", kCoreType,
                              one_line(core));
   }
   unsetenv(kCoreType);
@@ -138,8 +138,9 @@ CommandLine bench_command_line() {
                    bench_details());
   line.add("backend", "B", "what runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
-  line.add("repeats", "N",
-           "rounds that count (default: as many of 7 as a minute allows, but 3, or 2 if one takes a minute)");
+  line.add(
+      "repeats", "N",
+      "counted rounds (default: 3 to 7, until a minute has passed; 2 if one takes longer than a minute)");
   line.add(
       "blas-core", "CORE",
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");

@@ -20,9 +20,8 @@ namespace {
 constexpr const char* kDiffDetails =
     R"(DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata says by which
 policy and budget they came about and in what arithmetic, and that decides how far each number may be off: nothing
-is tuned, and there are no tolerances to set. Who was kept, and who left at every step, is judged by the reference's
-scores, all later numbers too on the cache that the dump's own choices produced; swaps that rounding explains are
-legal and counted.
+is tuned, and there are no tolerances to set. Kept and evicted entries are judged by the reference's scores, and all
+later numbers on the cache that the dump's own choices produced; swaps that rounding explains are legal and counted.
 
 Columns: error and bound where error/bound is largest, ulp of the type that the tensor is stored in;
 bound/error is the median over elements, in the layer where the bounds are loosest.
@@ -87,8 +86,9 @@ int exit_code(const DiffReport& report, bool quiet) {
     }
     case Verdict::no_evidence:
       if (!quiet) {
-        std::cerr << fmt::format("kvbound: {}: nothing that could tell right from wrong\n",
-                                 one_line(report.dump_path));
+        std::cerr << fmt::format(
+            "kvbound: {}: inconclusive: no bound is small enough, or a choice is undecided\n",
+            one_line(report.dump_path));
       }
       return kInconclusive;
   }

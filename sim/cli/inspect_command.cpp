@@ -81,8 +81,9 @@ Json verify(const traces::Trace& trace, bool progress_wanted, int& code) {
 }  // namespace
 
 int inspect_command(const Arguments& arguments) {
-  CommandLine line("inspect TRACE [options]: what a trace holds, and whether it means what it says",
-                   kDetails);
+  CommandLine line(
+      "inspect TRACE [options]: what a trace holds, and whether its recorded outputs can be reproduced",
+      kDetails);
   line.add_flag("verify", "read all numbers; recompute the recorded attention output");
   line.add("json", "FILE", "write it as JSON, too (schema: sim/schemas/inspect.schema.json)");
   add_common_options(line);

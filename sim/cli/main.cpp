@@ -22,7 +22,7 @@ using namespace kvbound::sim;
 constexpr const char* kHelp =
     "kvbound: KV-cache compression for large language models with its guarantees checked\n"
     "\n"
-    "  kvbound inspect TRACE [--verify]       what a trace holds, and whether it means what it says\n"
+    "  kvbound inspect TRACE [--verify]       what a trace holds, and whether its recorded outputs can be reproduced\n"
     "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
     "                                         recorded decode steps through compression policies\n"
     "  kvbound recall TRACE                   how many of the entries that matter most a score finds\n"

@@ -52,10 +52,11 @@ CommandLine predict_command_line() {
   CommandLine line("predict TRACE [options]: how well past scores predict the next query's", kPredictDetails);
   line.add("ema", "A", "weight of the past in moving averages, 0 <= A < 1 (default: 0.9)");
   line.add("window", "W", "how many queries window-mean is over (default: 32)");
-  line.add("policy", "P", "who evicts; see kvbound replay --help (default: snapkv)");
+  line.add("policy", "P",
+           "the policy that evicts at the prompt's end; see kvbound replay --help (default: snapkv)");
   line.add("budget", "B", "how many entries per KV head it keeps, such as 256 or 20% (default: 20%)");
-  line.add("top", "K", "how many of the prompt's entries are the top, such as 100 or 5% (default: 20%)");
-  line.add("shares", "K[,K]", "of how many entries attention is added up (default: 1%,2%,5%,10%,20%,50%)");
+  line.add("top", "K", "size of the prompt's top set, such as 100 or 5% (default: 20%)");
+  line.add("shares", "K[,K]", "numbers of entries whose attention is summed (default: 1%,2%,5%,10%,20%,50%)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps (default: all)");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/predict.schema.json)");

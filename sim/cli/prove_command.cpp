@@ -124,8 +124,9 @@ int exit_code(const ProveReport& report) {
   };
   const bool search_failed =
       std::ranges::any_of(report.searches, [](const Searched& s) { return s.tightest.failure.has_value(); });
-  const bool replay_failed = std::ranges::any_of(
-      report.replayed, [](const Replayed& replayed) { return !replayed.undecided && !replayed.as_it_must(); });
+  const bool replay_failed = std::ranges::any_of(report.replayed, [](const Replayed& replayed) {
+    return !replayed.undecided && !replayed.as_it_must();
+  });
   if (any(Verdict::violated) || any(Verdict::none_found) || search_failed || replay_failed) return kMismatch;
   const bool undecided =
       any(Verdict::undecided) || std::ranges::any_of(report.replayed, &Replayed::undecided);

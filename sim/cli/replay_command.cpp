@@ -35,9 +35,9 @@ std::string replay_details() {
          "      --recall 100 --columns perturbation,recall\n"
          "  kvbound replay a.safetensors --policy snapkv,snapkv+keepkv,snapkv+convex --budget 20% \\\n"
          "      --merge-bounds --csv merges.csv\n"
-         "\nWhere the reference is among several backends, all that the others recorded is held against it,\n"
+         "\nWhere the reference is among several backends, all that the others recorded is compared with it,\n"
          "element by element, within bounds derived for single precision.\n"
-         "\nColumns that have nothing to say of any run, such as those about merges, are left out.\n"
+         "\nColumns that apply to no run, such as those about merges, are left out.\n"
          "\nExit code 1 if a bound is violated, a merge that should be lossless is not, or a backend does not\n"
          "agree with the reference; 5 if the trace has no decode step to measure or there is no device.\n";
 }
@@ -172,7 +172,7 @@ ExitCode agreement_code(const std::string& trace, const RunResult& run) {
     const bool real = summary.worst && is_real(summary.worst->agreement.worst->storage);
     evidence = evidence || (real && verdict(summary.total) == Verdict::agrees);
   }
-  if (!evidence) tell("nothing that could tell whether it agrees with the reference");
+  if (!evidence) tell("inconclusive: no bound is small enough to show that it agrees with the reference");
   return evidence ? kPass : kInconclusive;
 }
 
@@ -188,7 +188,8 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
   for (const Report& report : reports) {
     if (report.result.scope.steps == 0) {
       if (!quiet) {
-        std::cerr << "kvbound: " << one_line(report.result.trace.path) << ": no decode step, so nothing was measured\n";
+        std::cerr << "kvbound: " << one_line(report.result.trace.path)
+                  << ": no decode step, so nothing was measured\n";
       }
       code = code == kPass ? kInconclusive : code;
     }
@@ -199,8 +200,9 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
         if (violations == 0) return;
         const std::string step = place->step < 0 ? "the prompt's end" : fmt::format("step {}", place->step);
         std::cerr << fmt::format("kvbound: {}: {} at {}: {} {} times, first at layer {}, {}, query head {}\n",
-                                 one_line(report.result.trace.path), run.run.policy.label, to_string(run.run.budget),
-                                 what, violations, place->layer, step, place->query_head);
+                                 one_line(report.result.trace.path), run.run.policy.label,
+                                 to_string(run.run.budget), what, violations, place->layer, step,
+                                 place->query_head);
         code = kMismatch;
       };
       tell("the perturbation exceeds its bound", summary.violations, summary.first_violation);

@@ -50,7 +50,7 @@ std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed
   if (own == kNoPosition)
     return wrong(claimed, fmt::format("position {} was evicted, but {}", claimed, sizes));
   if (place.rules.always_keeps(claimed, place.stepper.newest())) {
-    return wrong(claimed, fmt::format("position {} was evicted, which always stays", claimed));
+    return wrong(claimed, fmt::format("position {} was evicted, which is always kept", claimed));
   }
   if (!place.stepper.eviction().is_scored()) {
     return wrong(claimed, fmt::format("position {} was evicted rather than {}", claimed, own));

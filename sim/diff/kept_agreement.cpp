@@ -59,8 +59,8 @@ std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, 
   }
   const Positions missing = difference(always_kept, kept);
   if (missing.empty()) return std::nullopt;
-  return Disorder{kept.size() - 1, fmt::format("position {} is missing, which always stays", missing.front()),
-                  true};
+  return Disorder{kept.size() - 1,
+                  fmt::format("position {} is missing, which is always kept", missing.front()), true};
 }
 
 // One KV head's selection and what it is judged by.

@@ -23,7 +23,7 @@ constexpr const char* kPositionals = "arguments";
 
 CommandLine::CommandLine(std::string synopsis, std::string details)
     : synopsis_(std::move(synopsis)), details_(std::move(details)), options_("Options", 110) {
-  options_.add_options()("help,h", "say this and exit");
+  options_.add_options()("help,h", "print this help and exit");
 }
 
 void CommandLine::add(const char* name, const char* value, const char* meaning) {

@@ -94,7 +94,7 @@ Option real(std::string_view name, std::string_view meaning, double& field, std:
 
 // Unlike other fields, it follows another one until it is set.
 Option recent(H2o& host) {
-  return {"recent", "newest entries that always stay; by default as many as the window", "an integer >= 0",
+  return {"recent", "newest entries, always kept; by default as many as the window", "an integer >= 0",
           [&host] { return std::to_string(host.recent_entries()); },
           [&host](std::string_view text) {
             const auto number = parse_integer(text);
@@ -178,28 +178,28 @@ Option period(std::optional<int64_t>& field) {
 
 Component describe(SnapKv& host) {
   return {"snapkv",
-          "the last `window` positions stay; the others are ranked by the score that those give them",
+          "the last `window` positions are kept; the others are ranked by the score of the queries there",
           {integer("window", "observation window, in tokens", host.window, 1), pool(host.pool)}};
 }
 
 Component describe(H2o& host) {
   return {
       "h2o",
-      "the first and newest entries stay; the others are ranked by all that the score ever gave them, in decoding too",
+      "the first and newest entries are kept; the others are ranked by their accumulated scores, in decoding too",
       {integer("window", "prompt queries that count", host.window, 1),
-       integer("sinks", "first positions that always stay", host.sinks, 0), recent(host)}};
+       integer("sinks", "first positions, always kept", host.sinks, 0), recent(host)}};
 }
 
 Component describe(Tova& host) {
   return {"tova",
-          "the first entries stay; the others are ranked by the last query's score, in decoding too",
-          {integer("sinks", "first positions that always stay", host.sinks, 0)}};
+          "the first entries are kept; the others are ranked by the last query's score, in decoding too",
+          {integer("sinks", "first positions, always kept", host.sinks, 0)}};
 }
 
 Component describe(StreamingLlm& host) {
   return {"streaming-llm",
-          "the first and the newest entries stay, in decoding too; takes no score, no selection",
-          {integer("sinks", "first positions that always stay", host.sinks, 0)}};
+          "the first and the newest entries are kept, in decoding too; takes no score, no selection",
+          {integer("sinks", "first positions, always kept", host.sinks, 0)}};
 }
 
 Component describe(AttentionScore&) { return {"", "attention weights", {}}; }
@@ -235,7 +235,9 @@ Component describe(ThetaSweep& selection) {
 
 Component describe(Greedy&) {
   return {
-      "greedy", "one after the other leaves, each time the entry that the window's outputs miss least", {}};
+      "greedy",
+      "entries are evicted one by one, each time the one whose removal changes the window's outputs least",
+      {}};
 }
 
 Component describe(Uniform&) { return {"", "every KV head gets the same budget", {}}; }
@@ -243,7 +245,7 @@ Component describe(Uniform&) { return {"", "every KV head gets the same budget",
 Component describe(AdaKv& allocation) {
   return {"adakv",
           "a layer's KV heads share out the candidates' budget by whose scores are largest",
-          {share("safeguard", "share that every head has for certain", allocation.safeguard)}};
+          {share("safeguard", "share of the budget that every head is guaranteed", allocation.safeguard)}};
 }
 
 Component describe(Pyramid& allocation) {
@@ -255,7 +257,7 @@ Component describe(Pyramid& allocation) {
                              std::pair{std::string_view("cosine"), Decay::cosine}})}};
 }
 
-Component describe(NoMerge&) { return {"", "who leaves is gone", {}}; }
+Component describe(NoMerge&) { return {"", "evicted entries are dropped", {}}; }
 
 Component describe(KeepKv& merge) {
   std::vector<Option> options = prediction_options(merge.prediction);
@@ -268,7 +270,7 @@ Component describe(KeepKv& merge) {
     options.push_back(std::move(option));
   }
   return {"keepkv",
-          "KeepKV: who leaves merges with who stays, which votes for all that it replaces",
+          "KeepKV: an evicted entry merges into a kept one, which counts for all entries that it replaces",
           std::move(options),
           {{"keepkv-paper", "keepkv with the options of the paper, as printed",
             [&merge] { merge = KeepKv::as_printed(); }}}};
@@ -278,24 +280,27 @@ Component describe(ConvexMerge& merge) {
   std::vector<Option> options = prediction_options(merge.prediction);
   options.insert(options.begin(), threshold(merge));
   options.push_back(merge_gqa(merge.gqa));
-  return {"convex", "who leaves merges into a mean weighted by predicted scores, without votes",
+  return {"convex",
+          "an evicted entry merges into a kept one: their mean weighted by predicted scores, without votes",
           std::move(options)};
 }
 
 Component describe(D2o& merge) {
-  return {"d2o", "D2O: who leaves merges into a mean weighted by the softmax of cosines", {threshold(merge)}};
+  return {"d2o",
+          "D2O: an evicted entry merges into a kept one: their mean weighted by the softmax of cosines",
+          {threshold(merge)}};
 }
 
 Component describe(Cam& merge) {
   return {"cam",
-          "CaM: by chance, the value of who leaves is spread over those that follow",
+          "CaM: an evicted value is, at random, added in equal shares to the kept values that follow",
           {integer("neighbours", "following kept values that share it", merge.neighbours, 1),
-           integer("seed", "of the draws that decide whether it is", merge.seed, 0)}};
+           integer("seed", "of these random draws", merge.seed, 0)}};
 }
 
 Component describe(KvMerger& merge) {
   return {"kvmerger",
-          "KVMerger: who leaves merges into a mean weighted by a Gaussian of distances",
+          "KVMerger: an evicted entry merges into a kept one: their mean weighted by a Gaussian of distances",
           {threshold(merge)}};
 }
 

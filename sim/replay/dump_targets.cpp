@@ -21,7 +21,7 @@ DumpTargets::DumpTargets(const std::string& target, const std::vector<std::strin
                    !fs::is_directory(target)) {
   if (target.empty()) throw UsageError("--dump: an empty file name");
   if (!single_file_ && fs::exists(target) && !fs::is_directory(target)) {
-    throw UsageError(fmt::format("--dump '{}': several dumps need a folder, and this is none", target));
+    throw UsageError(fmt::format("--dump '{}': several dumps need a folder, but this is not one", target));
   }
   std::set<std::string> names;
   for (const std::string& trace : traces) {
@@ -31,7 +31,7 @@ DumpTargets::DumpTargets(const std::string& target, const std::vector<std::strin
     }
     if (!names.insert(name).second) {
       throw UsageError(
-          fmt::format("--dump: two traces are called '{}', and so would be their folders", name));
+          fmt::format("--dump: two traces are called '{}', so their dump folders would be the same", name));
     }
     targets_.push_back(traces.size() == 1 ? fs::path(target) : fs::path(target) / name);
   }

@@ -109,7 +109,7 @@ class BadOptions(CommandLineTest):
                                       ("tova:sinks=9", 9, 0), ("streaming-llm:sinks=9", 9, 0),
                                       ("snapkv:window=4,tova:sinks=9+exact", 9, 0)):
             self.refuses_values("--policy", (policy,), f"budget of 8 entries is below the {sinks} sinks and {recent} recent "
-                                                       "entries, which always stay$")
+                                                       "entries, which are always kept$")
         self.refuses_values("--policy", ("h2o:window=9:recent=1", "h2o:window=9:recent=1+exact"),
                             "window=9 but the trace records only 8 prompt queries$")
 

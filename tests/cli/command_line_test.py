@@ -458,7 +458,7 @@ class Bench(CommandLineTest):
             self.refuses(USAGE, "--blas-core is for OpenBLAS; this program has Eigen", *self.SMALL, "--blas-core",
                          "Haswell")
             return
-        self.assertIn("kvbound: OPENBLAS_CORETYPE=Prescott of the environment is not heeded", result.stderr)
+        self.assertIn("kvbound: OPENBLAS_CORETYPE=Prescott of the environment is ignored", result.stderr)
         # One that OpenBLAS has for sure, in other letters.
         core = document["blas"]["core"].swapcase()
         document, result = self.document("selection", "--blas-core", core, "--quiet", OPENBLAS_CORETYPE="Prescott")

@@ -94,7 +94,7 @@ TEST(H2o, ScoresAllPositionsByTheSumAndKeepsSinksAndRecentBesideTheBest) {
 
 TEST(H2o, AddsWhatEveryStepPaysToTheSum) {
   // Sums (4, 1, 2)/7. Step 0 pays 1/4 each; 1 has the least and leaves. Step 1 pays (2, 4, 8, 1)/15 to 0, 2, 3, 4: sums
-  // 0.95, 0.80, 0.78 - 3 leaves, though it was paid most and 4, which always stays, least.
+  // 0.95, 0.80, 0.78 - 3 leaves, though it was paid most and 4, which is always kept, least.
   const PowerLayer layer({4, 1, 2, 1, 8}, {0, 0, 0, 0, 0}, {{1, 0, -1}}, 3);
   EXPECT_EQ(evictions(layer, h2o(1, 0, 1), 3), (Evictions{{1}, {3}}));
 }
@@ -163,9 +163,9 @@ TEST(H2o, NamesABudgetBelowThoseThatAlwaysStay) {
         [&] { make_session()->compress(layer.view(), policy, Positions{budget}); });
   };
   EXPECT_EQ(refused(h2o(1, 2, 1), 2),
-            "budget of 2 entries is below the 2 sinks and 1 recent entries, which always stay");
+            "budget of 2 entries is below the 2 sinks and 1 recent entries, which are always kept");
   EXPECT_EQ(refused(Policy{H2o{2, 0, {}}, {}, {}, {}, {}}, 1),
-            "budget of 1 entries is below the 0 sinks and 2 recent entries, which always stay")
+            "budget of 1 entries is below the 0 sinks and 2 recent entries, which are always kept")
       << "recent follows window";
   EXPECT_EQ(refused(h2o(3, 0, 0), 2), "window=3 but the trace records only 2 prompt queries");
   EXPECT_EQ(refused(h2o(0, 0, 0), 2), "window=0 but it must be at least 1");

@@ -76,7 +76,7 @@ TEST(StreamingLlm, NamesABudgetBelowItsSinks) {
         [&] { make_session()->compress(layer.view(), streaming_llm(sinks), Positions{budget}); });
   };
   EXPECT_EQ(refused(4, 3),
-            "budget of 3 entries is below the 4 sinks and 0 recent entries, which always stay");
+            "budget of 3 entries is below the 4 sinks and 0 recent entries, which are always kept");
   EXPECT_EQ(refused(-1, 3), "sinks=-1 but it must be at least 0");
 }
 

@@ -113,7 +113,7 @@ TEST(Tova, NamesABudgetBelowItsSinks) {
         [&] { make_session()->compress(layer.view(), tova(sinks), Positions{budget}); });
   };
   EXPECT_EQ(refused(3, 2),
-            "budget of 2 entries is below the 3 sinks and 0 recent entries, which always stay");
+            "budget of 2 entries is below the 3 sinks and 0 recent entries, which are always kept");
   EXPECT_EQ(refused(-1, 2), "sinks=-1 but it must be at least 0");
   const RandomLayer unrecorded({2, 1, 3, 2}, 6, 0, 1, 1);
   EXPECT_EQ(

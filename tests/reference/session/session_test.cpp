@@ -155,7 +155,7 @@ TEST(Session, NamesTheBudgetsThatDoNotFit) {
   EXPECT_EQ(refused(kTopK, {0, 10}), "budget of 0 entries is outside 1..30, the prompt's tokens");
   EXPECT_EQ(refused(kTopK, {-5, 10}), "budget of -5 entries is outside 1..30, the prompt's tokens");
   EXPECT_EQ(refused(kTopK, {10, 5}),
-            "budget of 5 entries is below the 6 of the observation window, which always stay");
+            "budget of 5 entries is below the 6 of the observation window, which are always kept");
   Policy unrecorded = kTopK;
   unrecorded.host = SnapKv{9, 7};
   EXPECT_EQ(refused(unrecorded, {10, 10}), "window=9 but the trace records only 8 prompt queries");

@@ -123,7 +123,7 @@ TEST(Agreement, FindsEveryKeptSetThatIsNone) {
   EXPECT_EQ(outside({}), "KV head 2: nothing is kept; the budget is 14");
   EXPECT_EQ(outside(Positions(good.begin() + 1, good.end())),
             "KV head 2: 13 entries are kept; the budget is 14");
-  EXPECT_EQ(outside(test::range(0, 14)), "KV head 2: position 24 is missing, which always stays");
+  EXPECT_EQ(outside(test::range(0, 14)), "KV head 2: position 24 is missing, which is always kept");
 }
 
 TEST(Agreement, AllowsTiesAndCountsThem) {

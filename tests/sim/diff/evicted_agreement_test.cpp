@@ -154,8 +154,8 @@ TEST(EvictedAgreement, SaysWhatIsWrongWithAnEvictionThatCannotBe) {
             "step 3, KV head 0: nothing was evicted, but the cache has 15 entries and the budget is 14");
   EXPECT_EQ(note(-99), "step 3, KV head 0: position -99 was evicted, which is not in the cache");
   EXPECT_EQ(note(kTokens + 4), "step 3, KV head 0: position 34 was evicted, which is not in the cache");
-  EXPECT_EQ(note(0), "step 3, KV head 0: position 0 was evicted, which always stays");
-  EXPECT_EQ(note(kTokens + 3), "step 3, KV head 0: position 33 was evicted, which always stays");
+  EXPECT_EQ(note(0), "step 3, KV head 0: position 0 was evicted, which is always kept");
+  EXPECT_EQ(note(kTokens + 3), "step 3, KV head 0: position 33 was evicted, which is always kept");
 }
 
 TEST(EvictedAgreement, LetsTheReferencesChoiceLeaveWhereTheClaimedOneCannot) {

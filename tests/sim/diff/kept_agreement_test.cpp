@@ -100,7 +100,7 @@ TEST(KeptAgreement, FollowsASetOfPositionsHoweverWrongAndNoOtherList) {
     EXPECT_EQ(given.teacher_forced.front(), own);
   }
   const TensorAgreement evicted = given.judge({{0, 2, 3}});
-  EXPECT_EQ(evicted.worst->note, "KV head 0: position 5 is missing, which always stays");
+  EXPECT_EQ(evicted.worst->note, "KV head 0: position 5 is missing, which is always kept");
   EXPECT_EQ(evicted.judged, 3);
 }
 
