@@ -6,7 +6,6 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
-#include <Eigen/SVD>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/merge_cluster_errors.hpp>
@@ -18,6 +17,12 @@
 
 #include "directed.hpp"
 #include "support/random_layer.hpp"
+
+/// LAPACK's solution of least squares and least norm in single precision; matrices by columns, overwritten.
+extern "C" void sgelss_(const int* rows, const int* columns, const int* right_sides, float* matrix,
+                        const int* matrix_stride, float* right, const int* right_stride,
+                        float* singular_values, const float* least_ratio, int* rank, float* scratch,
+                        const int* scratch_size, int* status);
 
 namespace kvbound::reference::merge_cluster_errors_test {
 namespace {
@@ -532,18 +537,22 @@ struct SingleEntry {
 
 // The shortest correction for which every query has its target, by the queries' truncated singular value decomposition.
 Row shortest_correction(const Matrix& queries, const Row& targets, float rank) {
-  Eigen::MatrixXf rows(queries.rows(), queries.cols());
-  for (int64_t h = 0; h < queries.rows(); ++h) {
-    for (int64_t c = 0; c < queries.cols(); ++c) rows(h, c) = single(queries(h, c));
+  const int rows = static_cast<int>(queries.rows()), columns = static_cast<int>(queries.cols()), one = 1;
+  const int longer = std::max(rows, columns);
+  std::vector<float> by_columns;
+  for (int64_t c = 0; c < queries.cols(); ++c) {
+    for (int64_t h = 0; h < queries.rows(); ++h) by_columns.push_back(single(queries(h, c)));
   }
-  const Eigen::JacobiSVD<Eigen::MatrixXf> svd(rows, Eigen::ComputeThinU | Eigen::ComputeThinV);
-  Eigen::VectorXf sum = Eigen::VectorXf::Zero(queries.cols());
-  const Eigen::Map<const Eigen::VectorXf> wanted(targets.data(), std::ssize(targets));
-  const auto& sigmas = svd.singularValues();
-  for (Eigen::Index i = 0; i < sigmas.size() && sigmas[i] >= rank * sigmas[0]; ++i) {
-    sum += svd.matrixU().col(i).dot(wanted) / sigmas[i] * svd.matrixV().col(i);
-  }
-  return {sum.begin(), sum.end()};
+  Row solution = targets;
+  solution.resize(longer);
+  std::vector<float> singular_values(longer), scratch(100 * longer);
+  const int scratch_size = static_cast<int>(std::ssize(scratch));
+  int found_rank = 0, status = 0;
+  sgelss_(&rows, &columns, &one, by_columns.data(), &rows, solution.data(), &longer, singular_values.data(),
+          &rank, &found_rank, scratch.data(), &scratch_size, &status);
+  EXPECT_EQ(status, 0);
+  solution.resize(columns);
+  return solution;
 }
 
 SingleEntry merge_in_single(const KeyRule& rule, const Case& given) {

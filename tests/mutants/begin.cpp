@@ -1,0 +1,1 @@
+// Compiled for its precompiled headers, with which every mutant begins.
