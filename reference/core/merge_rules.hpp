@@ -10,9 +10,9 @@
 namespace kvbound {
 
 struct MergeRules {
-  bool merges = true;    ///< evicted entries leave something behind
-  bool spreads = false;  ///< an evicted value is spread over several entries; no clusters form
-  bool votes = false;    ///< merged entries count for all that they replace
+  bool merges = true;              ///< evicted entries leave something behind
+  std::optional<Cam> spread = {};  ///< an evicted value is spread over several entries; no clusters form
+  bool votes = false;              ///< merged entries count for all that they replace
   std::optional<SimilarTarget> target =
       {};  ///< evicted entries merge with the most similar kept key; none: no one target
   std::optional<PredictedScores> prediction = {};  ///< of methods that weigh by predicted scores
@@ -44,7 +44,7 @@ inline MergeRules merge_rules(const ConvexMerge& merge) {
 }
 inline MergeRules merge_rules(const D2o& merge) { return {.target = merge}; }
 inline MergeRules merge_rules(const KvMerger& merge) { return {.target = merge}; }
-inline MergeRules merge_rules(const Cam&) { return {.spreads = true}; }
+inline MergeRules merge_rules(const Cam& merge) { return {.spread = merge}; }
 
 }  // namespace detail
 

@@ -92,9 +92,9 @@ HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, co
   const MatrixView keys = layer.keys.slice(kv_head_), values = layer.values.slice(kv_head_);
   prediction_.begin(known, targets.kept, layer.prompt_tokens());
   HeadMerge record;
-  if (const auto* cam = std::get_if<Cam>(&merge_)) {
+  if (rules_.spread) {
     const Matrix logits = attention_logits(last_queries(layer, kv_head_), keys, scale_);
-    record = spread_leaving(*cam, kv_head_, mean_attention(logits), values, cache);
+    record = spread_leaving(*rules_.spread, kv_head_, mean_attention(logits), values, cache);
   }
   merge_clusters(layer, targets, known, cache, record);
   if (rules_.target) key_norms_ = key_norms(cache.keys);
@@ -137,14 +137,14 @@ void HeadMerging::enter(const HeadCache& cache) {
 
 void HeadMerging::observe(MatrixView queries, const HeadCache& cache, int64_t tokens) {
   const bool predicts = rules_.prediction.has_value();
-  if (!predicts && !rules_.spreads) return;
+  if (!predicts && !rules_.spread) return;
   logits_ = attention_logits(queries, cache.keys, scale_);
   if (predicts) prediction_.observe(logits_, cache.votes, tokens);
 }
 
 HeadMerging::EvictedMerge HeadMerging::merge(int64_t leaving, MatrixView queries, HeadCache& cache,
                                              std::optional<int64_t> into) {
-  if (const auto* cam = std::get_if<Cam>(&merge_)) return spread(*cam, leaving, cache, into);
+  if (rules_.spread) return spread(leaving, cache, into);
   EvictedMerge merged;
   HeadMerge& record = merged.record;
   record.counts.leaving = 1;
@@ -229,11 +229,12 @@ void HeadMerging::put(int64_t entry, const MergedEntry& merged, HeadCache& cache
   if (!merged.log_scores.empty()) prediction_.replace(entry, merged.log_scores);
 }
 
-HeadMerging::EvictedMerge HeadMerging::spread(const Cam& cam, int64_t leaving, HeadCache& cache,
+HeadMerging::EvictedMerge HeadMerging::spread(int64_t leaving, HeadCache& cache,
                                               std::optional<int64_t> into) const {
   EvictedMerge merged;
   const std::optional<bool> drawn = into ? std::optional(*into >= 0) : std::nullopt;
-  merged.record = spread_entry(cam, kv_head_, mean_attention(logits_), leaving, drawn, cache, merged.changed);
+  merged.record =
+      spread_entry(*rules_.spread, kv_head_, mean_attention(logits_), leaving, drawn, cache, merged.changed);
   merged.record.counts.leaving = 1;
   if (!merged.record.clusters.empty()) merged.into = merged.record.clusters.front().into;
   return merged;

@@ -76,7 +76,7 @@ class HeadMerging {
                                           std::span<const std::vector<int64_t>> clusters, MatrixView queries,
                                           const std::vector<double>& log_denominators) const;
   void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
-  EvictedMerge spread(const Cam& cam, int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
+  EvictedMerge spread(int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
   NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;
 
   Merge merge_;

@@ -187,7 +187,7 @@ void MergeReplay::attend(MergeStep& result) {
       running_errors_->update(rules_, stepper_.eviction(), cache().positions, errors.weights);
     }
     errors_.observe(queries_, cache(), stepper_.newest() + 1, errors);
-    if (merge_rules_.spreads) {
+    if (merge_rules_.spread) {
       attention_ = mean_attention(queries_, cache().keys, layer_.scale, rows.keys, arithmetic_);
     }
   }

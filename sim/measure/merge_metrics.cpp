@@ -116,7 +116,7 @@ class HeadMerges {
     for (const MergeCluster& cluster : *merge.clusters) {
       clusters.push_back(merged_cluster(cluster, merge.before, after));
     }
-    const Matrix changed = rules_of(policy_.merge).spreads
+    const Matrix changed = rules_of(policy_.merge).spread
                                ? output_difference(queries, merge.before, after)
                                : merge_effect(queries, layer_.scale, after, clusters).change;
     const std::optional<MergedKey> key = lossless_key(policy_, layer_.shape, rebuilt);
@@ -164,7 +164,7 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
                             bool later) {
   MergeMetrics metrics;
   metrics.counts = counts_of(record);
-  if (later && !rules_of(policy.merge).spreads) {
+  if (later && !rules_of(policy.merge).spread) {
     const Matrix matrix = undefined(std::ssize(record.steps), layer.shape.query_heads);
     metrics.later = LaterQueries{matrix, matrix, matrix, matrix, matrix, matrix, matrix, matrix, {}};
   }

@@ -115,7 +115,7 @@ TEST(MergeRules, TellWhatAMethodNeedsAndLeavesBehind) {
     EXPECT_TRUE(rules_of(merge).target);
     EXPECT_FALSE(rules_of(merge).votes || rules_of(merge).prediction || rules_of(merge).key);
   }
-  EXPECT_TRUE(rules_of(Cam()).merges && rules_of(Cam()).spreads);
+  EXPECT_TRUE(rules_of(Cam()).merges && rules_of(Cam()).spread == Cam());
   EXPECT_FALSE(rules_of(Cam()).target);
 }
 

@@ -54,8 +54,7 @@ TEST(DumpName, OfALongPolicyIsCutAndStaysItsOwn) {
   EXPECT_EQ(whole.size(), 255u);
   EXPECT_EQ(whole.find('~'), std::string::npos);
   const std::string cut = dump_name(run_of("snapkv+critical:alpha=adaptive+adakv+keepkv", "20%"));
-  const std::string other =
-      dump_name(run_of("snapkv+critical:alpha=adaptive+adakv+keepkv:rank=0.25", "20%"));
+  const std::string other = dump_name(run_of("snapkv+critical:alpha=adaptive+adakv+keepkv:rank=0.25", "20%"));
   EXPECT_EQ(cut.size(), 255u);
   EXPECT_TRUE(cut.ends_with("@20%@reference.safetensors"));
   const size_t mark = cut.find('~');
