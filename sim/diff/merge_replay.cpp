@@ -5,7 +5,6 @@
 #include <numeric>
 #include <set>
 #include <utility>
-#include <variant>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
@@ -17,10 +16,8 @@
 
 namespace kvbound::sim {
 namespace {
-
 using Positions = std::vector<int64_t>;
-
-}  // namespace
+}
 
 MergeReplay::MergeReplay(const MergedLayer& part, int64_t kv_head, const Positions& kept, bool explained)
     : part_(part),
@@ -74,7 +71,7 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
   members_.assign(kept.size(), {});
   const MatrixView keys = part_.prompt.keys.slice(g_);
   const std::optional<SimilarTarget>& target = merge_rules_.target;
-  if (!target) return {kept, {}};  // CaM's draws: take_errors
+  if (!target) return {kept, {}};  // CaM's draws: derive_spread_errors
   if (merge_rules_.order == MergeOrder::merge_first) {
     certain_ = false;
     for (MemberRange& range : members_) range.most = layer_.prompt_tokens;
@@ -88,7 +85,7 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
   return reference::evict_first(keys, kept, *target);
 }
 
-// A cache of those who stay, merged with those who do not.
+// The cache of the kept entries, after the evicted ones have merged with them.
 //
 // view  ends with the queries that merge
 void MergeReplay::fill(const LayerView& view, const reference::MergeTargets& targets,
@@ -96,11 +93,15 @@ void MergeReplay::fill(const LayerView& view, const reference::MergeTargets& tar
   errors_.forget_entries();
   stepper_.fill(view, targets.kept);
   merged_ = stepper_.merge(view, targets, known);
-  std::visit([&](const auto& method) { take_errors(method, view, known); }, policy_.merge);
+  if (merge_rules_.spread) {
+    derive_spread_errors(*merge_rules_.spread, view);
+  } else {
+    derive_cluster_errors(view, known);
+  }
 }
 
-// What merging whole groups of original entries may be off by.
-void MergeReplay::take_errors(const SimilarTarget&, const LayerView& view, const reference::ScoreEma* known) {
+// What merging whole clusters of original entries may be off by.
+void MergeReplay::derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known) {
   if (merged_.clusters.empty()) return;
   MergingCache all{last_queries(view), {}, {}, {}};
   if (merge_rules_.prediction) {
@@ -109,7 +110,7 @@ void MergeReplay::take_errors(const SimilarTarget&, const LayerView& view, const
     all.positions.resize(view.prompt_tokens());
     std::iota(all.positions.begin(), all.positions.end(), 0);
   }
-  // Errors of members are all taken before any of a merged entry is put.
+  // All members' errors are read before any merged entry's are written.
   std::map<int64_t, reference::MergedEntryErrors> found;
   for (const MergeCluster& merged : merged_.clusters) {
     Positions positions{merged.into};
@@ -124,8 +125,8 @@ void MergeReplay::take_errors(const SimilarTarget&, const LayerView& view, const
   for (auto& [into, errors] : found) errors_.put(into, std::move(errors));
 }
 
-// After the prompt; the cache's values are merged already, which differs from values on the way by no more than they.
-void MergeReplay::take_errors(const Cam& cam, const LayerView& view, const reference::ScoreEma*) {
+// After the prompt. The cache's values are sums already: add_on_the_way covers those that were larger in between.
+void MergeReplay::derive_spread_errors(const Cam& cam, const LayerView& view) {
   const MatrixView keys = view.keys.slice(g_), values = view.values.slice(g_);
   const MeanAttention attention = mean_attention(last_queries(view), keys, layer_.scale, {}, arithmetic_);
   std::set<int64_t> stored;  // entries whose own storage is counted
@@ -165,7 +166,7 @@ LayerView MergeReplay::view_at(int64_t t) const {
   return view;
 }
 
-// The reference's own selection, which no choice of before has a part in.
+// The reference's own selection, which does not depend on earlier choices.
 void MergeReplay::rebuild(int64_t t) {
   certain_ = false;
   const HeadMerge& record = part_.rebuilds[t].merges[g_];
@@ -182,7 +183,7 @@ void MergeReplay::attend(MergeStep& result) {
   result.output = stepper_.attend(queries_);
   result.certain = certain_;
   if (rules_.evicts) {
-    // Of running scores other than attention nothing is known.
+    // Bounds are known only of running scores that are attention.
     if (rules_.ranks()) {
       running_errors_->update(rules_, stepper_.eviction(), cache().positions, errors.weights);
     }
@@ -230,20 +231,11 @@ Choice MergeReplay::judge_by_scores(const EvictionPlace& place, int64_t claimed)
 
 Choice MergeReplay::judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed) {
   const LeavingEntry entry{{t, g_}, leaving, cache(), errors_, arithmetic_, certain_};
-  const TargetJudgement judgement =
-      std::visit([&](const auto& method) { return judge_into(method, entry, claimed); }, policy_.merge);
+  const TargetJudgement judgement = merge_rules_.spread
+                                        ? judge_spread(entry, *merge_rules_.spread, attention_, claimed)
+                                        : judge_target(entry, *merge_rules_.target, claimed);
   certain_ = judgement.certain;
   return judgement.choice;
-}
-
-TargetJudgement MergeReplay::judge_into(const SimilarTarget& target, const LeavingEntry& leaving,
-                                        const std::optional<int64_t>& claimed) const {
-  return judge_target(leaving, target, claimed);
-}
-
-TargetJudgement MergeReplay::judge_into(const Cam& cam, const LeavingEntry& leaving,
-                                        const std::optional<int64_t>& claimed) const {
-  return judge_spread(leaving, cam, attention_, claimed);
 }
 
 reference::ClusterMembers MergeReplay::members_at(const Positions& positions) const {
@@ -261,12 +253,14 @@ reference::ClusterMembers MergeReplay::members_at(const Positions& positions) co
 void MergeReplay::evict(int64_t entry, int64_t into) {
   if (into == kNotMerged) {
     stepper_.evict(entry, queries_, into);
+  } else if (merge_rules_.spread) {
+    spread(*merge_rules_.spread, entry, into);
   } else {
-    std::visit([&](const auto& method) { merge(method, entry, into); }, policy_.merge);
+    merge(entry, into);
   }
 }
 
-void MergeReplay::merge(const SimilarTarget&, int64_t entry, int64_t into) {
+void MergeReplay::merge(int64_t entry, int64_t into) {
   const Positions positions{into, cache().positions[entry]};
   reference::ClusterMembers members = members_at(positions);
   const MergingCache before{queries_, stepper_.merging().predicted(), cache().votes, cache().positions};
@@ -276,17 +270,17 @@ void MergeReplay::merge(const SimilarTarget&, int64_t entry, int64_t into) {
   errors_.put(into, errors_.merged(before, members, positions));
 }
 
-void MergeReplay::merge(const Cam& cam, int64_t evicted, int64_t into) {
-  const int64_t position = cache().positions[evicted];
+void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {
+  const int64_t position = cache().positions[entry];
   const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
-  const VectorView value = cache().values.row(evicted);
+  const VectorView value = cache().values.row(entry);
   const std::vector<double> off = errors_.stored_value(position, value);
-  for (const int64_t entry : entries) {
-    const int64_t shared_by = cache().positions[entry];
-    errors_.add_storage(shared_by, cache().values.row(entry));
-    errors_.add_spread(shared_by, cache().values.row(entry), value, off, std::ssize(entries));
+  for (const int64_t sharing : entries) {
+    const int64_t shared_by = cache().positions[sharing];
+    errors_.add_storage(shared_by, cache().values.row(sharing));
+    errors_.add_spread(shared_by, cache().values.row(sharing), value, off, std::ssize(entries));
   }
-  stepper_.evict(evicted, queries_, into);
+  stepper_.evict(entry, queries_, into);
 }
 
 }  // namespace kvbound::sim

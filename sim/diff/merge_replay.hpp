@@ -24,7 +24,7 @@
 
 namespace kvbound::sim {
 
-/// What the KV heads of a layer have in common. References outlive it.
+/// What the KV heads of a layer have in common, of a policy that merges. References outlive it.
 struct MergedLayer {
   const traces::Layer& layer;
   const TestedImplementation& implementation;
@@ -53,8 +53,8 @@ struct ClaimedStep {
 /// Steps one KV head through the prompt's end and the decode steps.
 class MergeReplay {
  public:
-  /// kept       ascending: who was kept, by the tested implementation's account
-  /// explained  they are the reference's, whose groups are known where merging comes first
+  /// kept       ascending: the tested implementation's kept positions
+  /// explained  they are the reference's, whose clusters are known where merging comes first
   MergeReplay(const MergedLayer& part, int64_t kv_head, const std::vector<int64_t>& kept, bool explained);
   MergeReplay(const MergeReplay&) = delete;  // parts refer to each other
   MergeReplay& operator=(const MergeReplay&) = delete;
@@ -74,10 +74,8 @@ class MergeReplay {
  private:
   reference::MergeTargets prompt_targets(const std::vector<int64_t>& kept, bool explained);
   void fill(const LayerView& view, const reference::MergeTargets& targets, const reference::ScoreEma* known);
-  // By the method; one that does not merge is not replayed.
-  void take_errors(const NoMerge&, const LayerView&, const reference::ScoreEma*) {}
-  void take_errors(const SimilarTarget& target, const LayerView& view, const reference::ScoreEma* known);
-  void take_errors(const Cam& cam, const LayerView& view, const reference::ScoreEma* known);
+  void derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known);
+  void derive_spread_errors(const Cam& cam, const LayerView& view);
   void begin_evicting(const LayerView& view, MatrixView head_scores, MatrixView head_errors);
   void rebuild(int64_t t);
   void attend(MergeStep& result);
@@ -85,17 +83,9 @@ class MergeReplay {
   Choice judge_evicted(const EvictionPlace& place, const std::optional<int64_t>& claimed) const;
   Choice judge_by_scores(const EvictionPlace& place, int64_t claimed) const;
   Choice judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed);
-  TargetJudgement judge_into(const NoMerge&, const LeavingEntry&, const std::optional<int64_t>&) const {
-    return {};
-  }
-  TargetJudgement judge_into(const SimilarTarget& target, const LeavingEntry& leaving,
-                             const std::optional<int64_t>& claimed) const;
-  TargetJudgement judge_into(const Cam& cam, const LeavingEntry& leaving,
-                             const std::optional<int64_t>& claimed) const;
   void evict(int64_t entry, int64_t into);
-  void merge(const NoMerge&, int64_t, int64_t) {}
-  void merge(const SimilarTarget& target, int64_t entry, int64_t into);
-  void merge(const Cam& cam, int64_t evicted, int64_t into);
+  void merge(int64_t entry, int64_t into);
+  void spread(const Cam& cam, int64_t entry, int64_t into);
   const reference::HeadCache& cache() const { return stepper_.cache(); }
   LayerView view_at(int64_t t) const;
   MatrixView group(MatrixView rows) const { return layer_.shape.group_rows(rows, g_); }
