@@ -34,7 +34,7 @@ struct JudgedTensor {
 /// leaves.
 ///
 /// claims   shapes as in a dump of this trace, which dump_file.hpp sees to
-/// returns  what was claimed, in the order of tensor_names()
+/// returns  what was claimed, in the order of dump_tensors()
 /// throws   NonFinite if the trace's numbers are too large for double precision
 std::vector<TensorAgreement> agreement(const traces::Layer& layer, const TestedImplementation& implementation,
                                        const LayerClaims& claims);

@@ -41,14 +41,6 @@ void add_merges(const std::vector<HeadMerge>& merges, Dtype storage, LayerClaims
 
 }  // namespace
 
-const std::vector<std::string>& tensor_names() {
-  static const std::vector<std::string> names{
-      "score_positions", "score",      "projected_value_norms", "stage_two_score",   "kept_offsets", "kept",
-      "votes",           "merged_key", "merged_value",          "evicted",           "merged_into",  "output",
-      "kept_mass",       "bound",      "perturbation",          "layer_perturbation"};
-  return names;
-}
-
 LayerClaims claims_of(const LayerRecord& record, Dtype storage) {
   LayerClaims claims;
   claims.kept = record.prompt.kept;

@@ -18,7 +18,7 @@ struct RealClaim {
   Dtype storage = Dtype::f64;   ///< the type that each was rounded to
 };
 
-/// One layer's claims. Names and shapes are those of a dump (sim/README.md); `steps` may be fewer than the trace has.
+/// One layer's claims. Names and shapes are those of dump_tensors(); `steps` may be fewer than the trace has.
 struct LayerClaims {
   std::optional<std::vector<std::vector<int64_t>>> kept;  ///< per KV head
   std::optional<std::vector<int64_t>> kept_offsets;       ///< [kv_heads + 1]
@@ -38,10 +38,6 @@ struct LayerClaims {
   std::optional<RealClaim> perturbation;                ///< [steps, query_heads]
   std::optional<RealClaim> layer_perturbation;          ///< [steps]
 };
-
-/// The names of all these tensors, in the order in which each follows from those before: the first that disagrees is
-/// where a fault shows first.
-const std::vector<std::string>& tensor_names();
 
 /// What a session recorded, as claims. What was measured of it is no claim: one piece of code measures them all.
 ///

@@ -1,25 +1,26 @@
 #include "dump_file.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
 #include <string_view>
-#include <variant>
+#include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <kvbound/reference/core/allocation_rules.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
-#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
+
+#include "dump_tensors.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -105,43 +106,17 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   return info;
 }
 
-// Tensors of policies that merge.
-constexpr std::array<std::string_view, 4> kMergeTensors{"votes", "merged_key", "merged_value", "merged_into"};
-
-bool is_of_merging(const std::string& tensor) {
-  return std::ranges::find(kMergeTensors, tensor) != kMergeTensors.end();
-}
-
 // Whether KV heads may keep different numbers, so that nothing but offsets tells where one's entries end.
 bool has_ragged_heads(const Policy& policy) {
   return rules_of(policy.allocation).across_heads || rules_of(policy.merge).order == MergeOrder::merge_first;
 }
 
-// Whether dumps of this policy have the tensor.
-bool has(const Policy& policy, const std::string& tensor) {
-  const bool merges = rules_of(policy.merge).merges;
-  const SelectionRules selection = rules_of(policy.selection);
-  if (tensor == "evicted") return evicts(policy.host);
-  if (tensor == "merged_into") return merges && evicts(policy.host);
-  if (is_of_merging(tensor)) return merges;
-  if (tensor == "bound") return !merges;
-  if (tensor == "score" || tensor == "score_positions") return ranks(policy.host);
-  if (tensor == "stage_two_score") return selection.in_decoding;
-  if (tensor == "projected_value_norms") return selection.two_stage.has_value();
-  return std::ranges::find(tensor_names(), tensor) != tensor_names().end();
-}
-
 std::string known_tensors(const Policy& policy) {
   std::string list;
-  for (const std::string& tensor : tensor_names()) {
-    if (has(policy, tensor)) (list += list.empty() ? "" : ", ") += tensor;
+  for (const DumpTensor& tensor : dump_tensors()) {
+    if (has(policy, tensor)) (list += list.empty() ? "" : ", ") += tensor.name;
   }
   return list;
-}
-
-bool is_integral(const std::string& tensor) {
-  return tensor == "kept" || tensor == "kept_offsets" || tensor == "score_positions" || tensor == "evicted" ||
-         tensor == "merged_into";
 }
 
 // What dumps call `evicted` that were written before it had this name.
@@ -179,11 +154,11 @@ class TensorCheck {
 
   void run() {
     info_.steps = trace_.decode_tokens;
-    std::set<std::string> found;
-    for (const TensorEntry& entry : file_.tensors()) found.insert(tensor_of(entry));
-    for (const std::string& tensor : tensor_names()) {
-      if (!found.contains(tensor)) continue;
-      info_.tensors.push_back(tensor);
+    std::set<const DumpTensor*> found;
+    for (const TensorEntry& entry : file_.tensors()) found.insert(&tensor_of(entry));
+    for (const DumpTensor& tensor : dump_tensors()) {
+      if (!found.contains(&tensor)) continue;
+      info_.tensors.push_back(tensor.name);
       for (const int64_t layer : info_.layers) check(layer, tensor);
     }
   }
@@ -194,87 +169,98 @@ class TensorCheck {
     throw TraceError(file_.path(), entry.header_offset, printable(entry.name) + field, problem);
   }
 
-  // The name without its layer, if both are known.
-  std::string tensor_of(const TensorEntry& entry) const {
+  // Which of them this is, if the layer is one of the dump's.
+  const DumpTensor& tensor_of(const TensorEntry& entry) const {
     const auto parts = taken_apart(entry.name);
     if (!parts) refuse(entry, "", "no tensor of a dump; expected layers.{l}. and one of " + known());
-    const std::string& tensor = parts->tensor;
-    if (tensor == "evicted" && !has(info_.policy, tensor)) {
-      refuse(entry, "", "only policies that evict while decoding have this; this is " + policy());
+    const DumpTensor* tensor = find_dump_tensor(parts->tensor);
+    const bool is_of = tensor && has(info_.policy, *tensor);
+    if (tensor && !is_of && !tensor->only_of.empty()) {
+      refuse(entry, "",
+             fmt::format("only policies that {} have this; this is {}", tensor->only_of, policy()));
     }
-    if (is_of_merging(tensor) && !has(info_.policy, tensor)) {
-      const char* which = tensor == "merged_into"
-                              ? "only policies that merge while decoding have this; this is "
-                              : "only policies that merge have this; this is ";
-      refuse(entry, "", which + policy());
-    }
-    if (tensor == "bound" && !has(info_.policy, tensor)) {
-      refuse(entry, "", "only policies that do not merge have this; this is " + policy());
-    }
-    if (!has(info_.policy, tensor)) {
-      refuse(entry, "", "no tensor of a dump of " + policy() + "; known: " + known());
-    }
+    if (!is_of) refuse(entry, "", "no tensor of a dump of " + policy() + "; known: " + known());
     if (parts->layer >= trace_.layers) {
       refuse(entry, "", fmt::format("the trace has {} layers", trace_.layers));
     }
     if (!std::ranges::binary_search(info_.layers, parts->layer)) {
       refuse(entry, "", "the metadata says layers=" + layer_list(info_.layers));
     }
-    const TensorEntry* read = find_tensor(file_, parts->layer, tensor);
+    const TensorEntry* read = find_tensor(file_, parts->layer, tensor->name);
     if (read != &entry) refuse(entry, "", "is " + read->name + " by its former name; expected one of them");
-    return tensor;
+    return *tensor;
   }
   std::string known() const { return known_tensors(info_.policy); }
   std::string policy() const { return canonical(info_.policy); }
 
-  void check(int64_t layer, const std::string& tensor) {
-    const TensorEntry* entry = find_tensor(file_, layer, tensor);
-    const std::string name = fmt::format("layers.{}.{}", layer, tensor);
+  void check(int64_t layer, const DumpTensor& tensor) {
+    const TensorEntry* entry = find_tensor(file_, layer, tensor.name);
+    const std::string name = fmt::format("layers.{}.{}", layer, tensor.name);
     if (!entry) throw TraceError(file_.path(), -1, name, "this tensor is missing, but other layers have it");
-    const bool suits = is_integral(tensor) ? entry->dtype == Dtype::i64 || entry->dtype == Dtype::i32
-                                           : is_real(entry->dtype);
+    const bool suits =
+        tensor.integral ? entry->dtype == Dtype::i64 || entry->dtype == Dtype::i32 : is_real(entry->dtype);
     if (!suits) {
       refuse(*entry, ".dtype",
              fmt::format("is {}; expected {}", kvbound::name(entry->dtype),
-                         is_integral(tensor) ? "I64 or I32" : "F64, F32, F16 or BF16"));
+                         tensor.integral ? "I64 or I32" : "F64, F32, F16 or BF16"));
     }
-    check_shape(*entry, tensor, layer);
+    if (tensor.name == "kept") {
+      check_kept(*entry, layer);
+    } else {
+      check_shape(*entry, tensor, layer);
+    }
   }
 
-  void check_shape(const TensorEntry& entry, const std::string& tensor, int64_t layer) {
-    const LayerShape& shape = trace_.shape;
-    const int64_t scored = rules_of(info_.policy.host, trace_.prompt_tokens, info_.entries).scored;
-    const std::string m = scored == trace_.prompt_tokens ? "prompt_tokens" : "prompt_tokens - window";
-    if (tensor == "kept") {
-      const bool has_offsets = file_.find(fmt::format("layers.{}.kept_offsets", layer));
-      if (has_offsets && entry.shape.size() == 1) return;  // read_kept holds them against each other
-      if (has_ragged_heads(info_.policy)) {
-        refuse(entry, "",
-               fmt::format("needs layers.{}.kept_offsets: KV heads of this policy may keep different numbers",
-                           layer));
-      }
-      require(entry, {shape.kv_heads * info_.layer_entries[layer]}, "[kv_heads * budget]");
-    } else if (tensor == "kept_offsets") {
-      require(entry, {shape.kv_heads + 1}, "[kv_heads + 1]");
-    } else if (tensor == "score_positions") {
-      require(entry, {scored}, "[" + m + "]");
-    } else if (tensor == "score" || tensor == "stage_two_score") {
-      require(entry, {shape.kv_heads, scored}, "[kv_heads, " + m + "]");
-    } else if (tensor == "projected_value_norms") {
-      require(entry, {shape.query_heads, trace_.prompt_tokens}, "[query_heads, prompt_tokens]");
-    } else if (tensor == "output") {
-      require_steps(entry, {shape.query_heads, shape.head_dim}, "[steps, query_heads, head_dim]");
-    } else if (tensor == "votes") {
-      require(entry, {kept_entries(entry, layer)}, "[all that is kept]");
-    } else if (tensor == "merged_key" || tensor == "merged_value") {
-      require(entry, {kept_entries(entry, layer), shape.head_dim}, "[all that is kept, head_dim]");
-    } else if (tensor == "evicted" || tensor == "merged_into") {
-      require_steps(entry, {shape.kv_heads}, "[steps, kv_heads]");
-    } else if (tensor == "layer_perturbation") {
-      require_steps(entry, {}, "[steps]");
-    } else {
-      require_steps(entry, {shape.query_heads}, "[steps, query_heads]");
+  void check_kept(const TensorEntry& entry, int64_t layer) {
+    const bool has_offsets = file_.find(fmt::format("layers.{}.kept_offsets", layer));
+    if (has_offsets && entry.shape.size() == 1) return;  // read_kept holds them against each other
+    if (has_ragged_heads(info_.policy)) {
+      refuse(entry, "",
+             fmt::format("needs layers.{}.kept_offsets: KV heads of this policy may keep different numbers",
+                         layer));
     }
+    require(entry, {trace_.shape.kv_heads * info_.layer_entries[layer]}, "[kv_heads * budget]");
+  }
+
+  void check_shape(const TensorEntry& entry, const DumpTensor& tensor, int64_t layer) {
+    std::vector<int64_t> shape;
+    std::vector<std::string> meaning;
+    for (const Extent extent : tensor.shape) {
+      const auto [length, text] = measured(extent, entry, layer);
+      shape.push_back(length);
+      meaning.push_back(text);
+    }
+    const bool other_steps = tensor.shape.front() == Extent::steps && first_with_steps_ != entry.name &&
+                             info_.steps != trace_.decode_tokens;
+    require(entry, shape,
+            fmt::format("[{}]{}", fmt::join(meaning, ", "),
+                        other_steps ? " as " + first_with_steps_ + " has it," : ""));
+  }
+
+  // A dimension's length, and what it is called.
+  std::pair<int64_t, std::string> measured(Extent extent, const TensorEntry& entry, int64_t layer) {
+    const LayerShape& shape = trace_.shape;
+    switch (extent) {
+      case Extent::steps:
+        return {steps_of(entry), "steps"};
+      case Extent::query_heads:
+        return {shape.query_heads, "query_heads"};
+      case Extent::kv_heads:
+        return {shape.kv_heads, "kv_heads"};
+      case Extent::kv_head_offsets:
+        return {shape.kv_heads + 1, "kv_heads + 1"};
+      case Extent::head_dim:
+        return {shape.head_dim, "head_dim"};
+      case Extent::prompt_tokens:
+        return {trace_.prompt_tokens, "prompt_tokens"};
+      case Extent::scored: {
+        const int64_t scored = rules_of(info_.policy.host, trace_.prompt_tokens, info_.entries).scored;
+        return {scored, scored == trace_.prompt_tokens ? "prompt_tokens" : "prompt_tokens - window"};
+      }
+      case Extent::kept_of_all_heads:
+        return {kept_entries(entry, layer), "all that is kept"};
+    }
+    return {};  // not reached
   }
 
   // How many entries all KV heads of a layer keep together.
@@ -295,15 +281,13 @@ class TensorCheck {
                traces::shape_text(shape));
   }
 
-  // The first tensor says how many steps there are.
-  void require_steps(const TensorEntry& entry, std::vector<int64_t> shape, const std::string& meaning) {
+  // The first tensor with steps says how many there are.
+  int64_t steps_of(const TensorEntry& entry) {
     if (first_with_steps_.empty() && !entry.shape.empty() && entry.shape.front() <= trace_.decode_tokens) {
       info_.steps = entry.shape.front();
       first_with_steps_ = entry.name;
     }
-    shape.insert(shape.begin(), info_.steps);
-    const bool other_steps = first_with_steps_ != entry.name && info_.steps != trace_.decode_tokens;
-    require(entry, shape, meaning + (other_steps ? " as " + first_with_steps_ + " has it," : ""));
+    return info_.steps;
   }
 
   const traces::SafetensorsFile& file_;

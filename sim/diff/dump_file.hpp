@@ -29,7 +29,7 @@ struct DumpInfo {
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< decode steps recorded; the trace's if no tensor has any
 
-  std::vector<std::string> tensors;  ///< what there is of every layer, in the order of tensor_names()
+  std::vector<std::string> tensors;  ///< what there is of every layer, in the order of dump_tensors()
 };
 
 class DumpFile {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/diff/dump_tensors.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/safetensors.hpp>
@@ -89,9 +90,9 @@ const char* word(Verdict verdict) {
 std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors,
                                      const std::vector<std::string>& names) {
   std::vector<TensorSummary> all;
-  for (const std::string& tensor : tensor_names()) {
-    if (std::ranges::find(names, tensor) != names.end()) {
-      all.push_back(summary_of(tensors, tensor));
+  for (const DumpTensor& tensor : dump_tensors()) {
+    if (std::ranges::find(names, tensor.name) != names.end()) {
+      all.push_back(summary_of(tensors, tensor.name));
     }
   }
   return all;

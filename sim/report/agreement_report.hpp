@@ -27,7 +27,7 @@ struct TensorSummary {
   const JudgedTensor* worst = nullptr;  ///< in the layer of the largest share of its bound
 };
 
-/// A summary per name, in the order of tensor_names().
+/// A summary per name, in the order of dump_tensors().
 std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors,
                                      const std::vector<std::string>& names);
 /// Of every tensor that there is.

@@ -1,7 +1,6 @@
 #include "diff_report.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -9,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/dump_tensors.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/number.hpp>
@@ -37,13 +37,6 @@ Json to_json(const std::string& path, const DumpInfo& dump) {
           {"tensors", dump.tensors}};
 }
 
-// Whether a tensor follows from who was kept, so that it is right if its tested implementation computes at all.
-bool is_derived(const std::string& tensor) {
-  constexpr std::array<std::string_view, 4> kDerived{"kept_mass", "bound", "perturbation",
-                                                     "layer_perturbation"};
-  return std::ranges::find(kDerived, tensor) != kDerived.end();
-}
-
 }  // namespace
 
 Verdict DiffReport::verdict() const {
@@ -52,7 +45,8 @@ Verdict DiffReport::verdict() const {
     if (!summary.total.agrees()) return Verdict::differs;
     evidence = evidence || sim::verdict(summary.total) == Verdict::agrees;
     unjudged = unjudged || summary.total.undecided > 0 ||
-               (summary.total.elements > 0 && summary.total.judged == 0 && !is_derived(summary.total.tensor));
+               (summary.total.elements > 0 && summary.total.judged == 0 &&
+                !find_dump_tensor(summary.total.tensor)->derived);
   }
   return evidence && !unjudged ? Verdict::agrees : Verdict::no_evidence;
 }

@@ -21,12 +21,12 @@ struct DiffReport {
   std::string dump_path;
   DumpInfo dump;
   reference::Arithmetic arithmetic;
-  std::vector<JudgedTensor> tensors;  ///< by layer, then in the order of tensor_names()
+  std::vector<JudgedTensor> tensors;  ///< by layer, then in the order of dump_tensors()
 
   /// differs if any tensor does; no_evidence if none agrees, or one has elements of which none was
   /// judged; those that follow from the kept set, such as the perturbation, may.
   Verdict verdict() const;
-  /// The first tensor, in the order of tensor_names(), that differs, in the layer where it is farthest out; null if all
+  /// The first tensor, in the order of dump_tensors(), that differs, in the layer where it is farthest out; null if all
   /// agree.
   const JudgedTensor* first_difference() const;
   /// Tensors, layers counted together, that differ.
