@@ -1,15 +1,15 @@
 #include "trace.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <string_view>
 
 #include <kvbound/reference/core/error.hpp>
 
 #include "messages.hpp"
+#include "metadata_fields.hpp"
+#include "number_in.hpp"
 #include "shards.hpp"
 
 namespace kvbound::traces {
@@ -18,76 +18,24 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();  // so that products of two fit int64_t
 
-/// The whole of `text` as a number, or nothing.
-template <class Number>
-std::optional<Number> number_in(std::string_view text) {
-  Number number{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-/// The trace's __metadata__, field by field.
-class Fields {
- public:
-  explicit Fields(const Metadata& metadata) : metadata_(metadata) {}
-
-  bool has(const std::string& name) const { return metadata_.strings.contains(name); }
-
-  const std::string& text(const std::string& name) const {
-    const auto found = metadata_.strings.find(name);
-    if (found == metadata_.strings.end()) {
-      throw TraceError(metadata_.path, metadata_.offset, "__metadata__." + name, "is missing");
-    }
-    return found->second;
-  }
-
-  [[noreturn]] void refuse(const std::string& name, const std::string& expected) const {
-    throw TraceError(metadata_.path, metadata_.offset, "__metadata__." + name,
-                     "is " + in_quotes(text(name)) + "; expected " + expected);
-  }
-
-  void require(const std::string& name, const std::string& value) const {
-    if (text(name) != value) refuse(name, in_quotes(value));
-  }
-
-  /// An integer in plain digits: no sign, no space, no leading zero.
-  int64_t count(const std::string& name, int64_t least, int64_t most = kMaxCount) const {
-    const auto number = number_in<int64_t>(text(name));
-    if (!number || *number < least || *number > most || std::to_string(*number) != text(name)) {
-      refuse(name, "an integer from " + std::to_string(least) + " to " + std::to_string(most));
-    }
-    return *number;
-  }
-
-  double positive(const std::string& name) const {
-    const auto number = number_in<double>(text(name));
-    if (!number || !std::isfinite(*number) || !(*number > 0)) refuse(name, "a positive decimal number");
-    return *number;
-  }
-
- private:
-  const Metadata& metadata_;
-};
-
 TraceInfo read_info(const std::string& path, const Metadata& metadata) {
-  const Fields fields(metadata);
+  const MetadataFields fields(metadata);
   fields.require("format", "kvbound-trace");
   fields.require("version", "1");
   TraceInfo info;
   info.path = path;
   info.model = fields.text("model");
   info.source = fields.text("source");
-  info.layers = fields.count("layers", 1);
-  info.shape.query_heads = fields.count("query_heads", 1);
-  info.shape.kv_heads = fields.count("kv_heads", 1);
+  info.layers = fields.count("layers", 1, kMaxCount);
+  info.shape.query_heads = fields.count("query_heads", 1, kMaxCount);
+  info.shape.kv_heads = fields.count("kv_heads", 1, kMaxCount);
   if (info.shape.query_heads % info.shape.kv_heads != 0) {
     fields.refuse("query_heads", "a multiple of kv_heads, " + std::to_string(info.shape.kv_heads));
   }
-  info.shape.head_dim = fields.count("head_dim", 1);
-  info.shape.model_dim = fields.count("model_dim", 1);
-  info.prompt_tokens = fields.count("prompt_tokens", 1);
-  info.decode_tokens = fields.count("decode_tokens", 0);
+  info.shape.head_dim = fields.count("head_dim", 1, kMaxCount);
+  info.shape.model_dim = fields.count("model_dim", 1, kMaxCount);
+  info.prompt_tokens = fields.count("prompt_tokens", 1, kMaxCount);
+  info.decode_tokens = fields.count("decode_tokens", 0, kMaxCount);
   info.window_queries = fields.count("window_queries", 1, info.prompt_tokens);
   info.scale = fields.has("scale") ? fields.positive("scale")
                                    : 1 / std::sqrt(static_cast<double>(info.shape.head_dim));

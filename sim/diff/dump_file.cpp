@@ -1,6 +1,7 @@
 #include "dump_file.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -19,6 +20,7 @@
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/metadata_fields.hpp>
 
 #include "dump_tensors.hpp"
 
@@ -26,74 +28,41 @@ namespace kvbound::sim {
 namespace {
 
 using traces::in_quotes;
+using traces::MetadataFields;
 using traces::printable;
 using traces::TensorEntry;
 
-// The dump's __metadata__, field by field.
-class Fields {
- public:
-  explicit Fields(const traces::Metadata& metadata) : metadata_(metadata) {}
+constexpr std::array kRealTypes{Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16};
+constexpr std::array kAccumulated{Dtype::f64, Dtype::f32};
 
-  bool has(const std::string& field) const { return metadata_.strings.contains(field); }
-
-  const std::string& text(const std::string& field) const {
-    const auto found = metadata_.strings.find(field);
-    if (found == metadata_.strings.end()) fail(field, "is missing");
-    return found->second;
+// What parse() makes of a field's text; its InvalidPolicy becomes the field's fault.
+template <class Parse>
+auto parsed(const MetadataFields& fields, const std::string& field, const Parse& parse) {
+  try {
+    return parse(fields.text(field));
+  } catch (const InvalidPolicy& error) {
+    fields.fail(field, error.what());
   }
-
-  [[noreturn]] void fail(const std::string& field, const std::string& problem) const {
-    throw TraceError(metadata_.path, metadata_.offset, "__metadata__." + field, problem);
-  }
-  [[noreturn]] void refuse(const std::string& field, const std::string& expected) const {
-    fail(field, "is " + in_quotes(text(field)) + "; expected " + expected);
-  }
-
-  void require(const std::string& field, const std::string& value) const {
-    if (text(field) != value) refuse(field, in_quotes(value));
-  }
-
-  // One of some types, by its safetensors name.
-  Dtype dtype(const std::string& field, std::initializer_list<Dtype> allowed) const {
-    const auto named = dtype_named(text(field));
-    if (named && std::ranges::find(allowed, *named) != allowed.end()) return *named;
-    std::string known;
-    for (const Dtype type : allowed) known += (known.empty() ? "" : ", ") + std::string(name(type));
-    refuse(field, "one of " + known);
-  }
-
-  // What parse() makes of the text, whose InvalidPolicy becomes this field's fault.
-  template <class Parse>
-  auto parsed(const std::string& field, const Parse& parse) const {
-    try {
-      return parse(text(field));
-    } catch (const InvalidPolicy& error) {
-      fail(field, error.what());
-    }
-  }
-
- private:
-  const traces::Metadata& metadata_;
-};
+}
 
 DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& trace) {
-  const Fields fields(metadata);
+  const MetadataFields fields(metadata);
   fields.require("format", "kvbound-dump");
   fields.require("version", "1");
   DumpInfo info;
-  info.policy = fields.parsed("policy", parse_policy);
-  info.budget = fields.parsed("budget", parse_budget);
+  info.policy = parsed(fields, "policy", parse_policy);
+  info.budget = parsed(fields, "budget", parse_budget);
   info.entries = info.budget.entries(trace.prompt_tokens);
-  fields.parsed("budget", [&](const std::string&) {
+  parsed(fields, "budget", [&](const std::string&) {
     kvbound::require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
     return 0;
   });
   info.layer_entries = layer_budgets(info.policy, info.entries, trace.layers, trace.prompt_tokens);
   info.backend = fields.text("backend");
-  info.storage = fields.dtype("storage", {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16});
-  info.accumulate = fields.dtype("accumulate", {Dtype::f64, Dtype::f32});
+  info.storage = fields.dtype("storage", kRealTypes);
+  info.accumulate = fields.dtype("accumulate", kAccumulated);
   if (fields.has("weights")) {
-    info.weights = fields.dtype("weights", {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16});
+    info.weights = fields.dtype("weights", kRealTypes);
   }
   info.trace_sha256 = fields.text("trace_sha256");
   const auto layers = parse_layer_list(
@@ -307,7 +276,7 @@ DumpFile::DumpFile(const std::string& path, const traces::TraceInfo& trace, int6
 
 void DumpFile::require_trace(const std::string& sha256) const {
   if (info_.trace_sha256 == sha256) return;
-  Fields(file_.metadata())
+  MetadataFields(file_.metadata())
       .refuse("trace_sha256", in_quotes(sha256) + ", the hash of " + printable(trace_.path, 200));
 }
 

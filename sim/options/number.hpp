@@ -9,24 +9,19 @@
 #include <string>
 #include <string_view>
 
+#include <kvbound/traces/number_in.hpp>
+
 namespace kvbound::sim {
 
 /// An integer in decimal digits with an optional minus sign; nullopt for anything else, or beyond 64 bits.
 inline std::optional<int64_t> parse_integer(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
+  return traces::number_in<int64_t>(text);
 }
 
 /// A finite real number, such as 0.5 or 1e-4; nullopt for anything else.
 inline std::optional<double> parse_real(std::string_view text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() || !std::isfinite(number)) {
-    return std::nullopt;
-  }
-  return number;
+  const auto number = traces::number_in<double>(text);
+  return number && std::isfinite(*number) ? number : std::nullopt;
 }
 
 /// The shortest text that reads back as the same number: 0.5, 1e-4, 12. Exponents without padding.
