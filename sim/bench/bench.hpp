@@ -1,4 +1,4 @@
-// How fast an operation is, against ceilings that are measured in the same run.
+// How fast an operation is, against rooflines that are measured in the same run.
 //
 // Rounds: in each, every piece of work is timed once, the operation and what it is measured against in turn,
 // so that all see the same noise of the machine; a ratio is taken per round. A pause before each lets threads
@@ -22,7 +22,7 @@ struct BenchShape {
   std::string name;  ///< as it is asked for, without the tokens
   LayerShape layer;
   int64_t tokens = 0;
-  int64_t cube = 0;  ///< side of the matrices whose product is DGEMM's ceiling
+  int64_t cube = 0;  ///< side of the matrices whose product is DGEMM's roofline
 
   friend bool operator==(const BenchShape&, const BenchShape&) = default;
 };
@@ -81,7 +81,7 @@ struct BenchResult {
   std::vector<double> ratios;  ///< one per round; empty if there is none
   std::string no_ratio;        ///< why not
   std::optional<BenchGoal> goal;
-  std::optional<BenchShares> shares;  ///< on a device; its ceilings are then all times but the first
+  std::optional<BenchShares> shares;  ///< on a device; its rooflines are then all times but the first
 
   /// Whether the median ratio meets the goal; nullopt without ratio or goal.
   std::optional<bool> met() const;
@@ -121,7 +121,7 @@ struct BenchOptions {
   BenchRounds rounds;
   uint64_t seed = 1;
   int threads = 1;
-  std::string fastest_core = {};  ///< whose DGEMM is the ceiling; empty: that at work
+  std::string fastest_core = {};  ///< whose DGEMM is the roofline; empty: that at work
 };
 
 /// How many threads OpenBLAS works on if asked for so many: fewer if it is not built for them.

@@ -20,7 +20,7 @@ BenchResult bench_nearest_key(const BenchOptions& options) {
   const auto share = [&](std::span<const double> seconds) {
     return flops / seconds[0] / (cube.work / seconds[1]);
   };
-  const std::string no_ratio = no_ceiling(options.threads);
+  const std::string no_ratio = no_roofline(options.threads);
   BenchResult result = no_ratio.empty() ? measure({search, cube}, options.rounds, share)
                                         : measure({search, cube}, options.rounds);
   result.ratio_meaning = "share of the DGEMM rate";

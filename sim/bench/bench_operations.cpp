@@ -61,7 +61,7 @@ BenchResult bench_norms(const BenchOptions& options) {
   const auto share = [&](std::span<const double> seconds) {
     return flops / seconds[0] / (cube.work / seconds[1]);
   };
-  const std::string no_ratio = no_ceiling(options.threads);
+  const std::string no_ratio = no_roofline(options.threads);
   BenchResult result = no_ratio.empty() ? measure({norms, cube}, options.rounds, share)
                                         : measure({norms, cube}, options.rounds);
   result.ratio_meaning = "share of the DGEMM rate";
@@ -148,7 +148,7 @@ BenchPiece compress_piece(const BenchOptions& options, const BenchLayer& layer, 
 std::string no_speed_up(const BenchOptions& options) {
   if (options.threads < kSpeedUpThreads) return "one thread: no speed-up";
   if (omp_get_num_procs() < kSpeedUpThreads) return "one processor: no speed-up";
-  return no_ceiling(kSpeedUpThreads);
+  return no_roofline(kSpeedUpThreads);
 }
 
 BenchResult measure_compress(const BenchOptions& options, const BenchLayer& layer, bool speed_up) {

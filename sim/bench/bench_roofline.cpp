@@ -15,7 +15,7 @@ namespace kvbound::sim {
 
 std::string thread_count(int threads) { return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"); }
 
-std::string no_ceiling(int threads) {
+std::string no_roofline(int threads) {
   const int real = blas_threads(threads);
   return real == threads ? "" : reference::blas_info().library() + " works on " + thread_count(real);
 }

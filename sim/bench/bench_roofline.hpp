@@ -13,8 +13,8 @@ namespace kvbound::sim {
 /// "1 thread", "2 threads".
 std::string thread_count(int threads);
 
-/// Why DGEMM on so many threads is no ceiling; empty if it is one.
-std::string no_ceiling(int threads);
+/// Why DGEMM on so many threads is no roofline; empty if it is one.
+std::string no_roofline(int threads);
 
 /// The product of two square matrices by BLAS with threads of its own and the fastest core's kernels, several times over.
 BenchPiece cube_piece(const BenchOptions& options, int threads, int times);

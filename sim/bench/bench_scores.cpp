@@ -25,12 +25,12 @@ BenchResult bench_window_scores(const BenchOptions& options, const std::string& 
        [&] { reference::window_scores(layer.view(), BenchLayer::kWindow, change, Space::head); }},
       cube,
       exponential_piece(rows, options.shape.tokens, "its exponentials alone", vector_exponentials)};
-  const auto times_ceilings = [&](std::span<const double> seconds) {
+  const auto times_rooflines = [&](std::span<const double> seconds) {
     return seconds[0] / (flops / (cube.work / seconds[1]) + seconds[2]);
   };
-  const std::string no_ratio = no_ceiling(options.threads);
+  const std::string no_ratio = no_roofline(options.threads);
   BenchResult result =
-      no_ratio.empty() ? measure(pieces, options.rounds, times_ceilings) : measure(pieces, options.rounds);
+      no_ratio.empty() ? measure(pieces, options.rounds, times_rooflines) : measure(pieces, options.rounds);
   result.ratio_meaning = "times its products at the DGEMM rate and its exponentials alone";
   result.no_ratio = no_ratio;
   result.goal = at_most(1.25);

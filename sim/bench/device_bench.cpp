@@ -165,15 +165,15 @@ BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const Benc
 }
 
 // What an operation's ratio is of.
-enum class Ceiling { copy_bandwidth, matrix_rate, time };
+enum class Roofline { copy_bandwidth, matrix_rate, time };
 
 struct Measured {
   DeviceWork work;
-  Ceiling ceiling;
+  Roofline roofline;
   std::optional<double> goal;  // a share, or seconds
 };
 
-// Of each round, the operation's share of the ceilings that were timed in it: first the copy, last the product.
+// Of each round, the operation's share of the rooflines that were timed in it: first the copy, last the product.
 class Shares {
  public:
   Shares(DeviceWork work, const std::vector<BenchPiece>& pieces)
@@ -193,12 +193,12 @@ class Shares {
 
 std::optional<BenchGoal> goal_of(const Measured& measured) {
   if (!kNative || !measured.goal) return std::nullopt;  // goals are a GPU's
-  return measured.ceiling == Ceiling::time ? at_most(1) : at_least(*measured.goal);
+  return measured.roofline == Roofline::time ? at_most(1) : at_least(*measured.goal);
 }
 
 std::string meaning_of(const Measured& measured, bool library) {
-  if (measured.ceiling == Ceiling::copy_bandwidth) return "share of the copy bandwidth";
-  if (measured.ceiling == Ceiling::matrix_rate)
+  if (measured.roofline == Roofline::copy_bandwidth) return "share of the copy bandwidth";
+  if (measured.roofline == Roofline::matrix_rate)
     return library ? "share of the cuBLAS rate" : "share of the mma.sync rate";
   return "times " + duration_text(*measured.goal);
 }
@@ -213,14 +213,14 @@ BenchResult measure_on_device(const BenchOptions& options, const std::string& na
   Shares shares(measured.work, pieces);
   BenchResult result = measure(pieces, options.rounds, [&](std::span<const double> seconds) {
     shares.add(seconds);
-    if (measured.ceiling == Ceiling::time) return seconds[0] / *measured.goal;
-    return measured.ceiling == Ceiling::matrix_rate ? shares.all().matrix_rate.back()
-                                                    : shares.all().copy_bandwidth.back();
+    if (measured.roofline == Roofline::time) return seconds[0] / *measured.goal;
+    return measured.roofline == Roofline::matrix_rate ? shares.all().matrix_rate.back()
+                                                      : shares.all().copy_bandwidth.back();
   });
   result.shares = shares.all();
   result.ratio_meaning = meaning_of(measured, has_library);
   result.goal = goal_of(measured);
-  if (!kNative && measured.ceiling == Ceiling::time) {
+  if (!kNative && measured.roofline == Roofline::time) {
     result.ratios.clear();
     result.no_ratio = "its goal is a GPU's time";
   }
@@ -251,7 +251,7 @@ BenchResult bench_attention(const BenchOptions& options, const std::string& name
   });
   Buffer<std::byte> workspace(
       cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, entries));
-  return measure_on_device(options, name, {work, Ceiling::copy_bandwidth, kCopyGoal}, [&] {
+  return measure_on_device(options, name, {work, Roofline::copy_bandwidth, kCopyGoal}, [&] {
     Set& set = sets.next();
     cuda::attention<Stored>(
         queries.view(),
@@ -319,14 +319,14 @@ BenchResult bench_window_attention(const BenchOptions& options) {
   Window window(options);
   window.prepare_attention();
   const DeviceWork work = window_attention_work(window.shape, BenchLayer::kWindow, window.tokens);
-  return measure_on_device(options, "window-attention", {work, Ceiling::copy_bandwidth, kCopyGoal},
+  return measure_on_device(options, "window-attention", {work, Roofline::copy_bandwidth, kCopyGoal},
                            [&] { window.attention(); });
 }
 
 BenchResult bench_window_log_sum_exp(const BenchOptions& options) {
   Window window(options);
   const DeviceWork work = window_log_sum_exp_work(window.shape, BenchLayer::kWindow, window.tokens);
-  return measure_on_device(options, "window-log-sum-exp", {work, Ceiling::copy_bandwidth, kCopyGoal},
+  return measure_on_device(options, "window-log-sum-exp", {work, Roofline::copy_bandwidth, kCopyGoal},
                            [&] { window.log_sum_exp(); });
 }
 
@@ -344,7 +344,7 @@ BenchResult bench_norms(const BenchOptions& options, const std::string& name, No
     return Set{{layer.values, kStream}, {projection, kStream}, {shape.query_heads, options.shape.tokens}};
   });
   const auto goal = kernel == NormsKernel::mma ? std::optional(kMatrixGoal) : std::nullopt;
-  return measure_on_device(options, name, {work, Ceiling::matrix_rate, goal}, [&] {
+  return measure_on_device(options, name, {work, Roofline::matrix_rate, goal}, [&] {
     Set& set = sets.next();
     cuda::projected_value_norms<Stored>(std::as_const(set.values).view(),
                                         std::as_const(set.output_projection).view(), Norm::l1,
@@ -402,7 +402,7 @@ BenchResult bench_select_top(const BenchOptions& options) {
     return Set{Buffer<float>(std::span<const float>(from.scores)), IndexLists(from.rows, from.k)};
   });
   Buffer<std::byte> workspace(cuda::select_top_workspace(from.rows, from.cols));
-  return measure_on_device(options, "select-top", {work, Ceiling::time, kSelectionGoal}, [&] {
+  return measure_on_device(options, "select-top", {work, Roofline::time, kSelectionGoal}, [&] {
     Set& set = sets.next();
     cuda::select_top(set.scores.data(), from.rows, from.cols, from.cols, from.counts.data(),
                      from.into(set.selected), {workspace.data(), workspace.bytes()}, kStream);
@@ -422,7 +422,7 @@ BenchResult bench_select_critical(const BenchOptions& options) {
                IndexLists(from.rows, from.k)};
   });
   Buffer<std::byte> workspace(cuda::select_critical_workspace(from.rows, from.cols));
-  return measure_on_device(options, "select-critical", {work, Ceiling::time, kSelectionGoal}, [&] {
+  return measure_on_device(options, "select-critical", {work, Roofline::time, kSelectionGoal}, [&] {
     Set& set = sets.next();
     cuda::select_critical(set.scores.data(), set.stage_two_scores.data(), from.rows, from.cols,
                           from.counts.data(), from.stage_one_counts.data(), from.into(set.selected),
@@ -459,7 +459,7 @@ BenchResult bench_compact(const BenchOptions& options) {
                {shape.kv_heads, budgets.front(), shape.head_dim},
                {shape.kv_heads, budgets.front(), shape.head_dim}};
   });
-  return measure_on_device(options, "compact", {work, Ceiling::copy_bandwidth, kCopyGoal}, [&] {
+  return measure_on_device(options, "compact", {work, Roofline::copy_bandwidth, kCopyGoal}, [&] {
     Set& set = sets.next();
     cuda::compact<Stored>(std::as_const(set.keys).view(), kept.data(), kept.stride(), counts.data(),
                           set.kept_keys.view(), kStream);
@@ -486,8 +486,8 @@ BenchResult bench_compress(const BenchOptions& options) {
   const std::vector<int64_t> budgets = bench_budgets(options);
   BenchPiece compress{"compress", 1, "layers", nullptr, [&] { return compress_seconds(layer, budgets); }};
   BenchResult result = measure({compress}, options.rounds);
-  result.ratio_meaning = "share of a ceiling";
-  result.no_ratio = "its operations have ceilings of their own";
+  result.ratio_meaning = "share of a roofline";
+  result.no_ratio = "its operations have rooflines of their own";
   return result;
 }
 

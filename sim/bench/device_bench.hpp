@@ -24,7 +24,7 @@ struct Accelerator {
   int64_t l2_bytes = 0;               ///< of the cache that buffers have to exceed
   std::optional<std::string> driver;  ///< its version; nullopt: unknown, or there is none
   std::optional<std::string>
-      matrix_library;             ///< the cuBLAS found when the program runs, whose rate is then the ceiling
+      matrix_library;             ///< the cuBLAS found when the program runs, whose rate is then the roofline
   std::string no_matrix_library;  ///< why there is none
 };
 

@@ -21,6 +21,7 @@
 #include <kvbound/sim/report/bench_report.hpp>
 #include <kvbound/traces/output_file.hpp>
 
+#include "commands.hpp"
 #include "progress.hpp"
 
 namespace kvbound::sim {
@@ -43,7 +44,7 @@ std::string bench_details() {
          "In every round an operation and what it is measured against are timed in turn; ratios are taken per\n"
          "round. The goals are this project's own: a missed one is shown, and no failure.\n"
          "\nOn a device a call's time is the device's own, over 10 ms of calls whose arguments the L2 cache does not\n"
-         "hold. Its ceilings are a copy and a product of BF16 matrices: by mma.sync from registers to registers, or,\n"
+         "hold. Its rooflines are a copy and a product of BF16 matrices: by mma.sync from registers to registers, or,\n"
          "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on pocket:256, so\n"
          "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
          "\nThe DGEMM that an operation is measured against has OpenBLAS's fastest kernels for this processor, which\n"
@@ -134,7 +135,7 @@ void warn_of_slow_kernels() {
 }
 
 CommandLine bench_command_line() {
-  CommandLine line("bench [OPERATION...] [options]: how fast, against ceilings measured in the same run",
+  CommandLine line("bench [OPERATION...] [options]: how fast, against rooflines measured in the same run",
                    bench_details());
   line.add("backend", "B", "what runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");

@@ -12,6 +12,7 @@
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "commands.hpp"
 #include "progress.hpp"
 
 namespace kvbound::sim {

@@ -4,6 +4,7 @@
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/generate.hpp>
 
+#include "commands.hpp"
 #include "progress.hpp"
 
 namespace kvbound::sim {

@@ -1,11 +1,18 @@
 // The program: finds the subcommand and turns what it throws into an exit code and one line on standard
 // error.
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <new>
 #include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/numerics/product.hpp>
@@ -14,23 +21,34 @@
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/output_file.hpp>
 
+#include "commands.hpp"
+
 namespace {
 
 using namespace kvbound;
 using namespace kvbound::sim;
 
-constexpr const char* kHelp =
-    "kvbound: KV-cache compression for large language models with its guarantees checked\n"
-    "\n"
-    "  kvbound inspect TRACE [--verify]       what a trace holds, and whether its recorded outputs can be reproduced\n"
-    "  kvbound replay TRACE... --policy P[,P] --budget B[,B]\n"
-    "                                         recorded decode steps through compression policies\n"
-    "  kvbound recall TRACE                   how many of the entries that matter most a score finds\n"
-    "  kvbound predict TRACE                  how well past scores predict the next ones\n"
-    "  kvbound diff TRACE DUMP                another implementation's results against the reference\n"
-    "  kvbound generate --kind KIND OUT       a synthetic trace\n"
-    "  kvbound prove [ID...]                  the theorems as properties: looks for counterexamples\n"
-    "  kvbound bench [OPERATION...]           how fast, against ceilings measured in the same run\n"
+struct Command {
+  std::string_view name;
+  std::string_view arguments;
+  std::string_view meaning;
+  int (*run)(const Arguments&);
+};
+
+constexpr std::array kCommands{
+    Command{"inspect", "TRACE [--verify]",
+            "what a trace holds, and whether its recorded outputs can be reproduced", inspect_command},
+    Command{"replay", "TRACE... --policy P[,P] --budget B[,B]",
+            "recorded decode steps through compression policies", replay_command},
+    Command{"recall", "TRACE", "how many of the entries that matter most a score finds", recall_command},
+    Command{"predict", "TRACE", "how well past scores predict the next ones", predict_command},
+    Command{"diff", "TRACE DUMP", "another implementation's results against the reference", diff_command},
+    Command{"generate", "--kind KIND OUT", "a synthetic trace", generate_command},
+    Command{"prove", "[ID...]", "the theorems as properties: looks for counterexamples", prove_command},
+    Command{"bench", "[OPERATION...]", "how fast, against rooflines measured in the same run",
+            bench_command}};
+
+constexpr const char* kMoreHelp =
     "\n"
     "  kvbound SUBCOMMAND --help              all options, with examples\n"
     "  kvbound --version\n"
@@ -41,36 +59,42 @@ constexpr const char* kHelp =
     "Exit codes: 0 pass, 1 mismatch or bound violated, 2 usage, 3 invalid input, 4 I/O or resources,\n"
     "5 inconclusive, 70 internal error.\n";
 
+std::string help() {
+  constexpr size_t kColumn = 41;  // where the meanings begin
+  std::string text =
+      "kvbound: KV-cache compression for large language models with its guarantees checked\n\n";
+  for (const Command& command : kCommands) {
+    const std::string call = fmt::format("  kvbound {} {}", command.name, command.arguments);
+    const bool fits = call.size() + 2 <= kColumn;
+    text += fits ? fmt::format("{:<{}}", call, kColumn) : call + "\n" + std::string(kColumn, ' ');
+    text += fmt::format("{}\n", command.meaning);
+  }
+  return text + kMoreHelp;
+}
+
 int fail(ExitCode code, const std::string& message) {
   std::cerr << "kvbound: " << one_line(message) << "\n";
   return code;
 }
 
 int dispatch(const Arguments& arguments) {
-  const std::string command = arguments.empty() ? "" : arguments.front();
-  const Arguments rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
-  if (command == "inspect") return inspect_command(rest);
-  if (command == "replay") return replay_command(rest);
-  if (command == "recall") return recall_command(rest);
-  if (command == "predict") return predict_command(rest);
-  if (command == "diff") return diff_command(rest);
-  if (command == "generate") return generate_command(rest);
-  if (command == "prove") return prove_command(rest);
-  if (command == "bench") return bench_command(rest);
-  if (arguments.size() > 1 && command.starts_with('-'))
+  const std::string name = arguments.empty() ? "" : arguments.front();
+  const auto command = std::ranges::find(kCommands, name, &Command::name);
+  if (command != kCommands.end()) return command->run(Arguments(arguments.begin() + 1, arguments.end()));
+  if (arguments.size() > 1 && name.starts_with('-'))
     throw UsageError("unexpected argument '" + arguments[1] + "'");
-  if (command == "--help" || command == "-h") {
-    std::cout << kHelp;
+  if (name == "--help" || name == "-h") {
+    std::cout << help();
     return kPass;
   }
-  if (command == "--version") {
+  if (name == "--version") {
     std::cout << "kvbound " << version() << " (" << revision() << ")\n";
     return kPass;
   }
-  throw UsageError(command.empty()
-                       ? "no subcommand; try 'kvbound --help'"
-                       : "no subcommand '" + command +
-                             "'; known: inspect, replay, recall, predict, diff, generate, prove, bench");
+  if (name.empty()) throw UsageError("no subcommand; try 'kvbound --help'");
+  std::vector<std::string_view> known;
+  for (const Command& one : kCommands) known.push_back(one.name);
+  throw UsageError(fmt::format("no subcommand '{}'; known: {}", name, fmt::join(known, ", ")));
 }
 
 int run(const Arguments& arguments) try {

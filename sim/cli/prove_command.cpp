@@ -10,6 +10,7 @@
 #include <kvbound/sim/report/table.hpp>
 #include <kvbound/traces/output_file.hpp>
 
+#include "commands.hpp"
 #include "progress.hpp"
 #include "prove_report.hpp"
 

@@ -97,14 +97,4 @@ void flush_standard_output();
 /// Sets the number of OpenMP threads from --threads.
 void apply_threads(const CommandLine& line);
 
-// One per subcommand: returns the exit code, throws what main turns into one.
-int inspect_command(const Arguments& arguments);
-int replay_command(const Arguments& arguments);
-int recall_command(const Arguments& arguments);
-int predict_command(const Arguments& arguments);
-int diff_command(const Arguments& arguments);
-int generate_command(const Arguments& arguments);
-int bench_command(const Arguments& arguments);
-int prove_command(const Arguments& arguments);  // in the program only: the library knows no proofs
-
 }  // namespace kvbound::sim

@@ -89,7 +89,7 @@ Json to_json(const Accelerator& device) {
 }
 
 // How fast what every operation was held against was, over all rounds of all operations.
-Json ceilings(const std::vector<BenchResult>& results) {
+Json rooflines(const std::vector<BenchResult>& results) {
   std::vector<BenchTimes> all;  // seconds of the same work
   for (const BenchResult& result : results) {
     if (!result.shares) continue;
@@ -180,7 +180,7 @@ Json to_json(const BenchReport& report) {
   document["storage"] = report.accelerator ? "BF16" : "F64";
   document["seed"] = report.options.seed;
   document["shape"] = to_json(report.options.shape);
-  document["ceilings"] = ceilings(report.results);
+  document["ceilings"] = rooflines(report.results);
   document["operations"] = Json::array();
   for (const BenchResult& result : report.results) document["operations"].push_back(to_json(result));
   return document;

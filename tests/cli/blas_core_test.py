@@ -130,9 +130,9 @@ class BlasCore(CommandLineTest):
             self.assertEqual(LEVELS[fastest], processor_level())
             self.assertEqual(document["blas"]["core"], core or fastest)
             self.assertEqual(document["blas"]["core_chosen_by"], "--blas-core" if core else "kvbound")
-            ceiling = document["operations"][0]["times"][1]["name"]
-            self.assertTrue(ceiling.startswith(f"{fastest} DGEMM, 256-cube"), ceiling)
-            self.assertIn(ceiling, stdout)
+            roofline = document["operations"][0]["times"][1]["name"]
+            self.assertTrue(roofline.startswith(f"{fastest} DGEMM, 256-cube"), roofline)
+            self.assertIn(roofline, stdout)
 
     def test_exit_codes_and_messages_are_those_of_the_command(self):
         for environment in ({}, self.old("unknown-processor")):

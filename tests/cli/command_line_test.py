@@ -480,7 +480,7 @@ class Bench(CommandLineTest):
         else:
             self.assertIsNone(compress["ratio"])
 
-    def test_a_blas_without_threads_is_no_ceiling(self):
+    def test_a_blas_without_threads_is_no_roofline(self):
         document, _ = self.document("projected-value-norms", "--threads", "2")
         norms, = document["operations"]
         if document["blas_threads"] == 2:
@@ -497,13 +497,13 @@ class Bench(CommandLineTest):
         self.assertEqual([item["met"] for item in document["operations"]], [None, None])
         self.assertEqual((document["accelerator"]["name"], document["accelerator"]["driver"]), ("emulated", None))
 
-    def test_a_device_operation_is_given_as_shares_of_the_ceilings_of_its_rounds(self):
+    def test_a_device_operation_is_given_as_shares_of_the_rooflines_of_its_rounds(self):
         document, result = self.document("window-attention", "--backend", "emulated")
         item, = document["operations"]
         operation, copy, product = item["times"]
-        for share, work, ceiling in (("copy_bandwidth", operation["bytes"], copy), ("matrix_rate", operation["work"], product)):
-            best = work / operation["seconds"]["least"] / (ceiling["work"] / ceiling["seconds"]["most"])
-            worst = work / operation["seconds"]["most"] / (ceiling["work"] / ceiling["seconds"]["least"])
+        for share, work, roofline in (("copy_bandwidth", operation["bytes"], copy), ("matrix_rate", operation["work"], product)):
+            best = work / operation["seconds"]["least"] / (roofline["work"] / roofline["seconds"]["most"])
+            worst = work / operation["seconds"]["most"] / (roofline["work"] / roofline["seconds"]["least"])
             for end in item["shares"][share].values():
                 self.assertTrue(worst <= end * (1 + 1e-9) and end <= best * (1 + 1e-9), share)
         self.assertEqual(item["ratio"], item["shares"]["copy_bandwidth"])
