@@ -1,8 +1,8 @@
-// Decode attention: a block takes some tokens of one KV head and up to 16 of the query heads that share it.
+// Decode attention: a block has one split of a KV head's tokens and up to 16 of the query heads that share the KV head.
 //
-// Its keys, then its values stream through two buffers in shared memory. All logits of a block are there before the first
-// weight is formed, so nothing is ever rescaled but once, where a second kernel joins the blocks' results in a fixed
-// order. How tokens are split depends on the capacity and the number of KV heads alone.
+// The split's keys, then its values are copied to shared memory by tiles of 64 tokens. A block forms all of its logits
+// before its first weight, so that partial sums are rescaled only once: by attention_join_kernel, which combines the
+// splits in a fixed order. The splits depend on the capacity and the number of KV heads alone.
 #include "attention.hpp"
 
 #include <algorithm>
@@ -21,18 +21,18 @@ using namespace attention_splits;
 
 namespace {
 
-// A team works on up to eight heads, with two threads per token of a tile when it forms logits; teams of a block share
-// its tiles.
+// A team is the 128 threads that work on the same up to eight query heads, two threads for each token of a tile. A
+// block has one team or two, which share its tiles.
 constexpr int kTeam = 2 * kTileTokens;
 constexpr int kTeamWarps = kTeam / 32;
 constexpr int kMostTeams = 2;
 constexpr int kMostTeamHeads = 8;
 
 constexpr int kMostStages = 2;
-constexpr int kLaneNumbers = 8;  // numbers of a row of values for which a lane sums
+constexpr int kLaneNumbers = 8;  // columns of the output that a lane sums
 
-// A product of a query and a key is summed in parts of 32 numbers, each in four partial sums: a small accumulation depth, tight
-// bounds.
+// A product of a query and a key is summed in parts of 32 numbers, each in four partial sums: the accumulation depth is
+// small and the error bounds are tight.
 constexpr int kPartNumbers = 32;
 constexpr int kPartSums = 4;
 template <Storage T>
@@ -51,23 +51,23 @@ struct Arguments {
   __host__ __device__ int group_size() const { return static_cast<int>(queries.rows / cache.keys.slices); }
 };
 
-// kHeads: the heads of one team. Their weights for a token lie together, for loads of 16 bytes.
+// kHeads: the query heads of one team. Their weights for a token are adjacent, for loads of 16 bytes.
 template <int kHeads>
 inline constexpr int kWeightRow = kHeads <= 2 ? kHeads : (kHeads + 3) / 4 * 4;
-// Heads for which one of the two threads of a token forms logits.
+// The query heads for which each of a token's two threads forms logits.
 template <int kHeads>
 inline constexpr int kThreadHeads = (kHeads + 1) / 2;
 
 struct Shape {
   int teams;
   int stages;      // tiles at a time
-  int heads;       // of a team
+  int heads;       // of a team, kHeads
   int weight_row;  // kWeightRow
   int vectors;     // of a row of keys or values
   int row;         // numbers in them
   int64_t split_tokens;
 
-  // Vectors in all tiles, and no fewer than there are in the sums that half of each team's warps leave in their place.
+  // Vectors in all tiles; at least as many as the sums take that half of each team's warps later write in their place.
   __host__ __device__ int64_t stage_vectors() const {
     const int64_t sums = teams * (kTeamWarps / 2) * heads * kLaneNumbers * power_of_two_above(vectors, 32);
     return max(int64_t{stages} * tile_vectors(vectors), (sums + 3) / 4);
@@ -75,11 +75,11 @@ struct Shape {
 };
 
 struct Shared {
-  uint4* tiles;    // [stages, tile]; later for the teams' sums
+  uint4* tiles;    // [stages, tile]; later the teams' sums
   float* queries;  // [teams * heads, row]
   float* weights;  // [teams, split_tokens, weight_row]: first z = logit + ln votes, then exp(z - largest)
-  float* largest;  // [teams * kTeamWarps, thread heads], of the tokens of one warp
-  float* sums;     // likewise
+  float* largest;  // [teams * kTeamWarps, kMostTeamHeads]: the largest z of a warp's tokens
+  float* sums;     // [teams * kTeamWarps, kMostTeamHeads]: the sum of their weights
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stage_vectors())),
@@ -89,7 +89,7 @@ struct Shared {
         sums(memory.array<float>(shape.teams * kTeamWarps * kMostTeamHeads)) {}
 };
 
-// One block's part of the work.
+// One block's split as one of its threads sees it, and the steps of the kernel.
 template <Storage T, int kHeads>
 struct Split {
   static constexpr int kMine = kThreadHeads<kHeads>;
@@ -103,7 +103,7 @@ struct Split {
   int count;           // tokens; <= 0: none
   int tiles;           // of keys
   int64_t first_head;  // of this thread's team, as a query head
-  int heads;           // that the team really has
+  int heads;           // of the team that exist; below kHeads in a group's last block
   int team, thread;    // the thread's number within its team
 
   __device__ Split(const Arguments<T>& arguments, const Shared& memory, int tiles_at_a_time)
@@ -130,7 +130,7 @@ struct Split {
     return shared.weights + (team * p.splits.tokens + token) * kWeightRow<kHeads>;
   }
 
-  // Starts to copy the n-th tile: first come the keys', then the values'.
+  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
   __device__ void load(int n) const {
     const bool of_keys = n < tiles;
     const int tile = of_keys ? n : n - tiles;
@@ -141,11 +141,11 @@ struct Split {
     async_commit();
   }
 
-  // Waits for the n-th tile. Where there is room for it the next is on its way meanwhile: it takes a place that is
-  // no longer read.
+  // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into the stage
+  // that no thread reads any more.
   __device__ const uint4* next_tile(int n) const {
     if (stages == 1 && n > 0) {
-      __syncthreads();  // all are through with the tile before
+      __syncthreads();  // no thread reads the previous tile any more
       load(n);
     }
     async_wait<0>();
@@ -154,7 +154,7 @@ struct Split {
     return stage(n);
   }
 
-  // Heads that there are not get queries of zeros.
+  // Query heads beyond the group's last have queries of zeros.
   __device__ void load_queries() const {
     const int row = keys.vectors * static_cast<int>(kVector<T>);
     float* to = shared.queries + team * kHeads * row;
@@ -166,7 +166,7 @@ struct Split {
     }
   }
 
-  // The first of the heads for which this thread forms logits.
+  // The first of the team's heads for which this thread forms logits.
   __device__ int my_head() const { return thread / kTileTokens * kMine; }
 
   // Forms the logits of one token of a tile.
@@ -223,24 +223,24 @@ struct Split {
     }
   }
 
-  // Joins what each warp knows of its tokens with what the other warp of the same heads knows; a barrier.
+  // Reduces numbers[h] over the 64 threads with the same heads: within each warp, then over the two warps; one barrier.
   template <class Join>
   __device__ void join(float (&numbers)[kMine], float* by_warp, const Join& join_two) const {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
       for (int offset = 16; offset > 0; offset /= 2) {
         numbers[h] = join_two(numbers[h], __shfl_xor_sync(kAllLanes, numbers[h], offset));
       }
-      if (threadIdx.x % 32 == 0) by_warp[warp * kMostTeamHeads + h] = numbers[h];
+      if (lane() == 0) by_warp[warp() * kMostTeamHeads + h] = numbers[h];
     }
     __syncthreads();
-    const float* of_pair = by_warp + warp / 2 * 2 * kMostTeamHeads;
+    const float* of_pair = by_warp + warp() / 2 * 2 * kMostTeamHeads;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) numbers[h] = join_two(of_pair[h], of_pair[kMostTeamHeads + h]);
   }
 
-  // Turns z into exp(z - largest), writes down the largest and the sum; a barrier behind all.
+  // Replaces every z in shared memory by its weight exp(z - largest) and writes the split's largest z and sum of
+  // weights. A barrier lies behind the last weight.
   __device__ void form_weights(float (&largest)[kMine]) const {
     join(largest, shared.largest, [](float a, float b) { return fmaxf(a, b); });
     float sums[kMine] = {};
@@ -264,12 +264,12 @@ struct Split {
     }
   }
 
-  // Lanes that share a row of values. Each sums kLaneNumbers of its numbers: one vector of 16-bit numbers, two of fp32,
-  // a row's first and second half.
+  // The lanes that share a row of values. Each sums kLaneNumbers of its columns: one vector of 16-bit numbers, or two
+  // vectors of fp32, 32 vectors apart.
   __device__ int columns() const { return power_of_two_above(values.vectors, 32); }
   __device__ int my_column() const { return thread % columns(); }
 
-  // sums[h] += weights[h] * values, for every so-many-th token of a tile
+  // sums[h] += weights[h] * values, for the tile's tokens thread / columns(), + kTeam / columns(), ...
   __device__ void add_values(const uint4* tile, int n, float (&sums)[kHeads][kLaneNumbers]) const {
     constexpr int kVectors = kLaneNumbers / static_cast<int>(kVector<T>);
     if (my_column() >= values.vectors) return;
@@ -307,7 +307,8 @@ struct Split {
     }
   }
 
-  // Adds the sums of all of a team's threads of one column: within warps, then warps 2 and 3 to 0 and 1, then 1 to 0.
+  // Adds the sums of all threads of a team that have the same column: within warps, then warps 2 and 3 to 0 and 1, then
+  // 1 to 0.
   __device__ void join_sums(float (&sums)[kHeads][kLaneNumbers]) const {
     for (int offset = 16; offset >= columns(); offset /= 2) {
 #pragma unroll
@@ -318,17 +319,17 @@ struct Split {
     }
     const int warp = thread / 32;
     for (int half = kTeamWarps / 2; half > 0; half /= 2) {
-      __syncthreads();  // no thread reads the tiles, or the sums of the step before, any more
+      __syncthreads();  // no thread reads the tiles, or the previous step's sums, any more
       if (half <= warp && warp < 2 * half) exchange<false>(warp - half, sums);
       __syncthreads();
       if (warp < half) exchange<true>(warp, sums);
     }
   }
 
-  // Writes a warp's sums to shared memory, or adds what is there.
+  // Writes a warp's sums to shared memory, or adds the sums there to them.
   template <bool add>
   __device__ void exchange(int place, float (&sums)[kHeads][kLaneNumbers]) const {
-    if (thread % 32 >= columns()) return;
+    if (lane() >= columns()) return;
     float* there = reinterpret_cast<float*>(shared.tiles) +
                    (team * (kTeamWarps / 2) + place) * kHeads * kLaneNumbers * columns() + my_column();
 #pragma unroll
@@ -383,6 +384,25 @@ Shape shape_of(const DeviceTensor<const T>& keys, int teams, int stages, int64_t
   return {teams, stages, kHeads, kWeightRow<kHeads>, row / static_cast<int>(kVector<T>), row, split_tokens};
 }
 
+// Logits, weights and weighted values of one split of a KV head's tokens.
+//
+//                   64 tokens   64 tokens
+//       keys       |  tile 0   |  tile 1   | ... | tile n-1 |  ->  z, then exp(z - largest): shared memory
+//       values     |  tile 0   |  tile 1   | ... | tile n-1 |  ->  sum_j exp(z_j - largest) values[j,:]: registers
+//
+//       keys: a thread has token t % 64 and one half of the team's heads, t / 64, for its number t = 0..127 in the team
+//       values: a thread has vector t % p, in fp32 also vector t % p + 32, of the tokens t / p, t / p + 128 / p, ...
+//
+// grid       (ceil(capacity / split_tokens), kv_heads, ceil(group / (teams * kHeads))), group = query_heads / kv_heads
+// block      128 teams; 2 teams for groups of more than 8, unless shared memory is short
+// shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens weight_row + 64) bytes,
+//            with v vectors and `row` numbers in a padded row, p = v rounded up to a power of two, at most 32; for
+//            head_dim 128, BF16, 4 heads and splits of 512 tokens: 45,312
+// registers  sm_90a: 54-64 (kHeads 1), 64 (2), 64-80 (4), 127 (6, 8); sm_80: 58-63, 64, 79-80, 109, 127
+// bytes      read: 32 v a token, its keys and values, once for each block along z; queries and log votes; written: 4
+//            row + 8 for each query head and split, 4 for each logit if wanted
+// FLOP       4 query_heads entries head_dim, and an exponential for each query head and entry; a team computes kHeads
+//            heads even if fewer exist
 template <Storage T, int kHeads>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_split_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
@@ -405,8 +425,8 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_range("head_dim", queries.cols, 1, 256);
 }
 
-// Where shared memory is short a block has one tile at a time, or one team. Neither changes which heads a team has or in
-// which order it sums, so bits do not depend on it.
+// Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its
+// sums, so results are the same bits.
 template <int kHeads, Storage T>
 void launch_split(const Arguments<T>& arguments, int teams, Stream stream) {
   const DeviceTensor<const T>& keys = arguments.cache.keys;
@@ -434,14 +454,13 @@ void launch_split(const Arguments<T>& arguments, Stream stream) {
   launch_split<8>(arguments, teams, stream);
 }
 
-// Of the sum over at most so many entries, whatever the cache's capacity.
+// The accumulation depth of a sum over at most so many entries, for any capacity of the cache.
 int64_t accumulation_depth(int64_t entries) {
   int64_t longest = 0;
   for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
     // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
     const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
-    // Splits have fewer than the most tokens only where there are then not more of them than are wanted, and one for
-    // a KV head's last tokens.
+    // Splits of fewer than kMostSplitTokens tokens are at most kBlocksWanted, and one more for a KV head's last tokens.
     const int64_t splits =
         std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
     const int64_t in_slice = ceil_division(splits, kJoinSlices);

@@ -13,8 +13,9 @@ namespace kvbound::cuda {
 struct AttentionResult {
   float* output = nullptr;       ///< [query_heads, head_dim], rows without padding
   float* log_sum_exp = nullptr;  ///< [query_heads], natural log, votes included
-  float* logits = nullptr;  ///< [query_heads, capacity]: scale * q . k, votes not included; null: not wanted.
-                            ///< Columns from `entries` on are left as they are
+  float* logits =
+      nullptr;  ///< [query_heads, capacity]: scale * q . k, votes not included; null: not written.
+                ///< Columns from `entries` on are left as they are
 };
 
 inline namespace KVBOUND_CUDA_BUILD {

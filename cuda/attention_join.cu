@@ -1,4 +1,4 @@
-// Attention's second kernel: joins, in a fixed order, what the blocks of the first have left.
+// Attention's second kernel: combines the splits' partial results in a fixed order.
 #include "attention_splits.hpp"
 
 namespace kvbound::cuda {
@@ -6,7 +6,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace attention_splits {
 namespace {
 
-// A block has one query head and 64 numbers of its output, four for each of 16 threads, and 16 splits at a time.
+// A block has 64 columns of one query head's output, four for each of 16 threads, and 16 slices of the splits.
 constexpr int kJoinThreads = 256;
 constexpr int kJoinWarps = kJoinThreads / 32;
 constexpr int kJoinColumns = 16;
@@ -20,21 +20,21 @@ struct JoinShared {
       : by_warp(memory.array<float>(kJoinWarps)), outputs(memory.array<float4>(kJoinThreads)) {}
 };
 
-// One number for the block out of one for each thread; two barriers.
+// Reduces one number of each thread to one for the block, in a fixed order; two barriers.
 template <class Join>
 __device__ float join_block(float number, float* by_warp, const Join& join) {
   for (int offset = 16; offset > 0; offset /= 2) {
     number = join(number, __shfl_xor_sync(kAllLanes, number, offset));
   }
-  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = number;
+  if (lane() == 0) by_warp[warp()] = number;
   __syncthreads();
   number = by_warp[0];
-  for (int warp = 1; warp < kJoinWarps; ++warp) number = join(number, by_warp[warp]);
+  for (int w = 1; w < kJoinWarps; ++w) number = join(number, by_warp[w]);
   __syncthreads();
   return number;
 }
 
-// What the sums of a split are multiplied with where the largest of all is this.
+// The factor that rescales a split's sums from its own largest z to the largest z of all splits.
 __device__ float rescaling(float largest_of_split, float largest) {
   return largest_of_split == kNothing ? 0 : expf(largest_of_split - largest);
 }
@@ -43,7 +43,7 @@ __device__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// sum_split rescaling * its output, of four numbers; threads 0..15 have the sums in the end.
+// The sum over splits of rescaling * outputs, for four columns; threads 0..15 return the block's sums.
 __device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, int64_t splits,
                                float largest) {
   const int64_t first = blockIdx.x * p.splits.count;
@@ -76,6 +76,21 @@ __device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared,
   return shared.outputs[threadIdx.x];
 }
 
+// Combines the splits of a query head: output and log-sum-exp.
+//
+//                  columns 0..3     4..7    ...   60..63
+//       slice  0   thread 0       thread 1  ...  thread 15     splits  0, 16, 32, ...
+//       slice  1   thread 16      thread 17 ...  thread 31     splits  1, 17, 33, ...
+//       ...                                                    then a tree over the 16 slices
+//       slice 15   thread 240     ...            thread 255    splits 15, 31, 47, ...
+//
+// grid       (query_heads, ceil(head_dim / 64))
+// block      256
+// shared     4,128 bytes: 8 floats, 256 float4
+// registers  40 (sm_90a), 39 (sm_80)
+// bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query head and split in use, and the
+//            splits' largest z again from the L1 cache; written: 4 head_dim + 4 for each query head
+// FLOP       2 head_dim for each query head and split in use, and 17 exponentials for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
   SharedMemory memory;
   const JoinShared shared(memory);

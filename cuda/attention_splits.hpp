@@ -1,8 +1,7 @@
-// How attention's tokens are split over blocks, and what each block leaves to the kernel that joins them.
+// How attention's tokens are split over blocks, and the partial results that attention_join_kernel combines.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include <kvbound/cuda/primitives/token_tile.hpp>
 
@@ -12,22 +11,16 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace attention_splits {
 
-inline constexpr unsigned kAllLanes = 0xffffffffu;
-inline constexpr float kNothing = -INFINITY;
-
 inline constexpr int64_t kMostSplitTokens = 512;
-/// Four for each multiprocessor of an H200; bits must not depend on the device, so this does not.
+/// Four for each multiprocessor of an H200. A constant, because results must not depend on the device.
 inline constexpr int64_t kBlocksWanted = 528;
-/// Rows of partial outputs are a multiple of this long.
+/// The length of a row of partial outputs is a multiple of this.
 inline constexpr int64_t kRowUnit = 8;
 
-/// Splits are joined in so many slices at a time, one thread for each, by a tree in the end ...
+/// A query head's splits are dealt to so many slices; a thread sums each slice, and a tree adds the slices' sums.
 inline constexpr int kJoinSlices = 16;
-/// ... and a thread adds up so many splits before it adds their sum to the others'.
+/// Within its slice a thread sums so many splits to a part before it adds the part to the slice's sum.
 inline constexpr int kJoinPart = 4;
-
-constexpr int64_t ceil_division(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
-constexpr int64_t round_up(int64_t number, int64_t unit) { return ceil_division(number, unit) * unit; }
 
 /// How the tokens of a cache are split.
 struct Splits {
@@ -40,7 +33,7 @@ struct Splits {
         count(ceil_division(capacity, tokens)) {}
 };
 
-/// What every block leaves to the kernel that joins them.
+/// The partial results of all splits: written by attention_split_kernel, read by attention_join_kernel.
 struct Partials {
   float* outputs;  ///< [query_heads, splits, row]: sum_j exp(z_j - largest) values[j,:]
   float* largest;  ///< [query_heads, splits]: max_j z_j
@@ -57,7 +50,7 @@ struct Partials {
   }
 };
 
-/// What joining takes.
+/// The arguments of attention_join_kernel.
 struct JoinArguments {
   const int64_t* entries;
   Partials partials;
@@ -66,7 +59,7 @@ struct JoinArguments {
   int64_t query_heads, group_size, head_dim;
 };
 
-/// Queues the kernel that makes results of what the blocks have left.
+/// Queues attention_join_kernel, which combines the splits to the results.
 void join_splits(const JoinArguments& arguments, Stream stream);
 
 }  // namespace attention_splits

@@ -6,7 +6,7 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr size_t kWholeCopy = 16;
-constexpr size_t kMostForgotten = 256;  // landed copies that are kept before they are swept away
+constexpr size_t kMostForgotten = 256;  // landed copies that are stored before they are erased
 
 }  // namespace
 

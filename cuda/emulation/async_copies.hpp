@@ -18,13 +18,13 @@ struct AsyncCopy {
   void land() const;
 };
 
-/// In the order in which they were issued. Eager copies land as they are issued, others when they are waited for.
+/// A thread's copies in the order of issue. Eager copies land when they are issued, others when they are waited for.
 class AsyncCopies {
  public:
   void issue(const AsyncCopy& copy, bool eager);
   /// Closes the group of all copies since the last call.
   void commit() { group_ends_.push_back(copies_.size()); }
-  /// Lands all groups but the latest `in_flight`.
+  /// Completes the copies of all groups but the latest `in_flight`.
   void wait(int in_flight, bool eager);
   /// A copy that no thread has waited for; null if there is none.
   const AsyncCopy* in_flight() const { return landed_ < copies_.size() ? &copies_[landed_] : nullptr; }

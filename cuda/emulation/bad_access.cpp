@@ -36,7 +36,8 @@ std::string problem() {
 
 [[noreturn]] void fail_for_signal() { fail_for_good(&problem); }
 
-// Makes the thread go on in fail_for_signal, on its own stack. False: not known how.
+// Makes the thread continue in fail_for_signal, on its own stack. False on processors for which this is not
+// implemented.
 bool redirect([[maybe_unused]] ucontext_t& context, [[maybe_unused]] std::byte* stack) {
   constexpr uintptr_t kRedZone = 256;
   [[maybe_unused]] const auto place = [stack](auto old) {
@@ -66,7 +67,7 @@ void handle(int number, siginfo_t* info, void* context) {
     std::byte* const stack = stack_overflown_at(info->si_addr) ? clear_stack() : nullptr;
     if (redirect(*static_cast<ucontext_t*>(context), stack)) return;
   }
-  for (size_t i = 0; i < kSignals.size(); ++i) {  // the instruction is repeated, and then it is theirs
+  for (size_t i = 0; i < kSignals.size(); ++i) {  // the instruction is repeated under the previous handler
     if (kSignals[i] == number) sigaction(number, &before[i], nullptr);
   }
 }

@@ -1,9 +1,9 @@
-// Signals that a kernel's thread raises become its faults: SIGSEGV and SIGBUS for memory that is not there, SIGFPE for a
+// Signals that a kernel's thread raises become its faults: SIGSEGV and SIGBUS for inaccessible memory, SIGFPE for a
 // division of integers by zero.
 //
-// The handler sends the thread, still on its own stack, into a function that records the fault and never returns; so
-// nothing is jumped over that a sanitizer knows of. Where it does not know how (neither x86-64 nor AArch64), and for
-// signals of others, what was in place before acts.
+// The handler makes the thread continue, still on its own stack, in a function that records the fault and never
+// returns; so no frame is skipped that a sanitizer has recorded. On other processors than x86-64 and AArch64, and for
+// signals of other code, the previous handler acts.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace kvbound::cuda::emulation {
 
-/// Has the handlers in place, and a stack for them on this thread of the operating system, as long as it lives.
+/// Installs the handlers, and gives this thread of the operating system a signal stack for the guard's lifetime.
 class SignalGuard {
  public:
   SignalGuard();
@@ -20,7 +20,7 @@ class SignalGuard {
   SignalGuard& operator=(const SignalGuard&) = delete;
 
  private:
-  std::unique_ptr<std::byte[]> stack_;  // null: there was one
+  std::unique_ptr<std::byte[]> stack_;  // null: the thread had a signal stack before
 };
 
 }  // namespace kvbound::cuda::emulation

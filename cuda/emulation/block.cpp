@@ -23,17 +23,17 @@ constexpr int kMostWarps = kMostThreads / kWarpSize;
 constexpr const char* kBarrier = "__syncthreads";
 
 struct Thread {
-  Fiber* fiber = nullptr;      // where it waits
-  const Step* step = nullptr;  // what it waits for; on its stack as long as it does
+  Fiber* fiber = nullptr;      // on which the thread waits
+  const Step* step = nullptr;  // for which the thread waits; lies on its stack until then
   AsyncCopies copies;
 };
 
 // Sets of lanes.
 struct Warp {
-  unsigned runnable = 0;  // may go on or begin
+  unsigned runnable = 0;  // may continue or begin
   unsigned at_barrier = 0;
   unsigned at_step = 0;
-  unsigned gone = 0;  // has returned, or never was
+  unsigned gone = 0;  // have returned, or do not exist
   unsigned begun = 0;
 };
 
@@ -51,7 +51,7 @@ class Random {
     return z ^ (z >> 31);
   }
   int below(int bound) { return static_cast<int>((next() >> 32) * static_cast<uint64_t>(bound) >> 32); }
-  // One of the set's members.
+  // A random member of the set.
   int of(unsigned set) {
     for (int skipped = below(std::popcount(set)); skipped > 0; --skipped) set &= set - 1;
     return std::countr_zero(set);
@@ -61,7 +61,7 @@ class Random {
   uint64_t state_;
 };
 
-// Thrown through a kernel's thread whose fault has been recorded.
+// Thrown to unwind a kernel's thread after its fault has been recorded.
 struct Failed {};
 
 bool same_place(CallSite a, CallSite b) {
@@ -83,7 +83,7 @@ std::string text(const Step& step) {
   return name + " at " + text(step.where);
 }
 
-// Runs blocks, one after the other. One for each thread of the operating system that does.
+// Runs blocks, one after the other. Every thread of the operating system that runs blocks has one.
 class Runner {
  public:
   static Runner& here() {
@@ -147,7 +147,7 @@ class Runner {
   std::array<Warp, kMostWarps> warps_;
   std::array<uint3, kMostThreads> names_;
   std::array<void*, kMostThreads> arguments_;
-  dim3 begun_for_;  // what names_ are for
+  dim3 begun_for_;  // the block shape that names_ belong to
 
   Fiber main_;
   Fiber* fiber_ = &main_;  // the running one
@@ -156,12 +156,12 @@ class Runner {
 
   const Grid* grid_ = nullptr;
   int count_ = 0;          // threads of the block
-  int gone_ = 0;           // of them, have returned
-  int at_barrier_ = 0;     // of them, wait there
-  int flags_ = 0;          // of those
-  int last_flags_ = 0;     // at the last barrier
-  CallSite barrier_;       // where they wait
-  unsigned runnable_ = 0;  // warps
+  int gone_ = 0;           // threads that have returned
+  int at_barrier_ = 0;     // threads that wait at the barrier
+  int flags_ = 0;          // threads at the barrier that passed true
+  int last_flags_ = 0;     // flags_ of the last barrier
+  CallSite barrier_;       // the barrier at which threads wait
+  unsigned runnable_ = 0;  // warps with runnable lanes
   int current_ = -1;
   Random random_{0};
   std::optional<Fault> fault_;
@@ -219,7 +219,7 @@ void Runner::name_threads() {
   }
 }
 
-// After a fault, whose threads never go on.
+// Resets the fibers and copies after a fault: the block's threads never continue.
 void Runner::drop_everything() {
   idle_.clear();
   for (const auto& fiber : fibers_) {
@@ -229,7 +229,8 @@ void Runner::drop_everything() {
   for (Thread& each : threads_) each.copies.clear();
 }
 
-// What every fiber does: the current thread, then any that has not begun, until others have to go on.
+// The loop of every fiber: runs the current thread, then threads that have not begun, until a waiting one is to
+// continue.
 void Runner::run_threads() {
   Runner& runner = *running;
   Fiber::begin(runner.main_);
@@ -253,7 +254,7 @@ void Runner::run_threads() {
   runner.leave();
 }
 
-// Counts the current thread as gone.
+// Counts the current thread as returned, unless other threads wait for it.
 void Runner::refuse_to_return() {
   Thread& me = thread(current_);
   if (const AsyncCopy* copy = me.copies.in_flight()) {
@@ -274,7 +275,8 @@ void Runner::refuse_to_return() {
   ++gone_;
 }
 
-// Of a fiber whose thread is gone: true if it has another one to begin. Returns when there is one.
+// Called by a fiber whose thread has returned: switches to the next thread, and returns true when this fiber is to
+// begin another one.
 bool Runner::begin_another() {
   const int following = next();
   if (following < 0 && gone_ < count_)
@@ -305,7 +307,7 @@ Fiber& Runner::idle_fiber() {
   return fiber;
 }
 
-// A thread that may go on or begin, by the schedule; -1 if there is none.
+// The next thread by the schedule, of those that may continue or begin; -1 if there is none.
 int Runner::next() {
   if (runnable_ == 0) return -1;
   const int here = current_ < 0 ? 0 : static_cast<int>(warp_number(current_));
@@ -320,13 +322,13 @@ int Runner::next() {
         return random_.of(set);
     }
   };
-  // A warp's lanes go on together for a while, as on a GPU, but not always.
+  // Mostly the same warp continues, as on a GPU; at one wait in 16 another warp may.
   const bool move = grid_->schedule.seed > 1 && random_.below(16) == 0;
   const int warp = stay && !move ? here : pick(runnable_);
   return warp * kWarpSize + pick(warps_[warp].runnable);
 }
 
-// Whether the thread had begun before.
+// Makes the thread the current one. Returns whether it had begun before.
 bool Runner::set_current(int number) {
   const unsigned bit = bit_of(number);
   Warp& warp = warp_of(number);
@@ -344,7 +346,8 @@ void Runner::update_runnable(int number) {
   runnable_ = warp_of(number).runnable != 0 ? runnable_ | bit : runnable_ & ~bit;
 }
 
-// Of a thread that has put itself where it waits. Returns when it has been chosen to go on.
+// Called by a thread that has registered its wait: switches to the next thread, and returns when this one is to
+// continue.
 void Runner::go_on() {
   const int following = next();
   if (following < 0) fail("waits, and no thread can go on: " + all_waits(), first_wait());
@@ -398,14 +401,14 @@ void** Runner::gather(const Step& step, void* argument) {
   return nullptr;
 }
 
-// Lanes that wait have to be in the same step or in one that has nothing to do with it.
+// Lanes that wait have to be in the same step, or in one whose mask is disjoint.
 void Runner::refuse_step_of_others(const Step& step) {
   const Warp& mine = warp_of(current_);
   const auto refuse = [&](int other) {
     fail("is in " + text(step) + ", but " + name(other) + " in " + text(*thread(other).step), step.where);
   };
   if (const unsigned partners = mine.at_step & step.mask; partners != 0) {
-    const int other = of_this_warp(std::countr_zero(partners));  // it agrees with the others
+    const int other = of_this_warp(std::countr_zero(partners));  // all partners are in the same step
     const Step& theirs = *thread(other).step;
     if (theirs.mask != step.mask || theirs.kind != step.kind || !same_place(theirs.where, step.where))
       refuse(other);
@@ -454,7 +457,7 @@ std::string Runner::all_waits() const {
     int first = 0;
     int count = 0;
   };
-  std::map<std::string, Crowd> crowds;  // by what they wait for
+  std::map<std::string, Crowd> crowds;  // by the step for which the threads wait
   for (int number = 0; number < count_; ++number) {
     if (!waits(number)) continue;
     Crowd& crowd = crowds[text(*thread(number).step)];
@@ -475,7 +478,7 @@ bool in_kernel() { return running != nullptr && running->in_kernel(); }
 void fail(const std::string& problem, CallSite where) { running->fail(problem, where); }
 
 void fail_for_good(std::string (*problem)()) {
-  running->record(problem(), {});  // nothing that has to be destroyed is left when it leaves
+  running->record(problem(), {});  // its temporaries are destroyed before leave(), which never returns
   running->leave();
 }
 
@@ -512,7 +515,7 @@ void copy_async(void* shared, const void* global, int bytes, CallSite where) {
   require_shared(shared, 16, 16, "cp.async", where);
   if (reinterpret_cast<uintptr_t>(global) % 16 != 0) fail("cp.async reads from a misaligned address", where);
   if (bytes < 0 || bytes > 16) fail("cp.async copies " + std::to_string(bytes) + " bytes", where);
-  if (bytes > 0) {  // what is not there is not there now
+  if (bytes > 0) {  // inaccessible memory is a fault of the copy, not of the wait
     static_cast<void>(*static_cast<const volatile std::byte*>(global));
     static_cast<void>(static_cast<const volatile std::byte*>(global)[bytes - 1]);
   }

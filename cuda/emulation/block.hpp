@@ -1,4 +1,4 @@
-// A block's threads on one thread of the operating system: what kernels ask of the block, and who runs it.
+// A block's threads on one thread of the operating system: barriers, warp steps, shared memory and async copies.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct dim3 {
 
 inline uint64_t count(dim3 extent) { return uint64_t{extent.x} * extent.y * extent.z; }
 
-// The running thread's, set whenever another one goes on.
+// The running thread's, set whenever another thread continues.
 inline constinit thread_local uint3 threadIdx{};
 inline constinit thread_local uint3 blockIdx{};
 inline constinit thread_local dim3 blockDim{};
@@ -55,7 +55,7 @@ struct Grid {
   Schedule schedule;
 };
 
-/// What a kernel did wrong, and where: `where.file` is null if that is not known.
+/// A kernel's fault and its place: `where.file` is null if the place is not known.
 struct Fault {
   std::string message;
   CallSite where;
@@ -64,8 +64,8 @@ struct Fault {
 /// Runs block number `block`, counted along x, then y, then z.
 std::optional<Fault> run_block(const Grid& grid, uint64_t block);
 
-/// Runs all blocks, on as many threads as OpenMP would take. Throws DeviceError for the first fault in the order of the
-/// schedule, for memory that was written outside a buffer, and for what no device accepts; `where` is the launch.
+/// Runs all blocks, on at most as many threads as OpenMP would use. Throws DeviceError for the first fault in the
+/// schedule's order, for a write outside a buffer, and for a launch that no device accepts; `where` is the launch.
 void run_grid(const Grid& grid, CallSite where);
 
 /// Whether the caller is a kernel's thread.
@@ -79,30 +79,30 @@ std::byte* clear_stack();
 /// Where the address lies in the block's shared memory or in device memory, in words.
 std::string place_in_memory(const void* address);
 
-// What follows may be called by a kernel's threads only.
+// The functions below may be called by a kernel's threads only.
 
 /// Ends the kernel with a fault of this thread.
 [[noreturn]] void fail(const std::string& problem, CallSite where);
 
-/// Returns when all threads of the block have called it from the same place: how many of them with `flag`.
+/// Waits until all threads of the block have called it from the same place. Returns how many passed true.
 int wait_for_block(bool flag, CallSite where);
 
 /// A step that lanes of one warp take together.
 struct Step {
   const char* name;
-  unsigned mask;     ///< who takes it
-  const void* kind;  ///< the same for lanes that do the same
+  unsigned mask;     ///< the lanes that take part
+  const void* kind;  ///< equal for equal operations
   CallSite where;
 };
 
-/// Waits for all lanes of the mask. To the last that comes it returns everybody's `argument` by lane; when that lane has
-/// done the step for all it calls `finish`. To the others it returns null when all is done.
+/// Waits for all lanes of the mask. In the last lane that calls it, it returns the `argument` pointers of all lanes;
+/// that lane executes the step for all and then calls `finish`. In the other lanes it returns null, after `finish`.
 void** gather(const Step& step, void* argument);
 void finish(const Step& step);
 
 int lane();
 
-/// Lets one lane do `operation(argument_of)` for all of the mask, where argument_of(l) is lane l's argument.
+/// One lane executes `operation(argument_of)` for all lanes of the mask; argument_of(l) is lane l's argument.
 template <class Argument, class Operation>
 void together(const char* name, unsigned mask, Argument& argument, CallSite where,
               const Operation& operation) {
@@ -114,8 +114,8 @@ void together(const char* name, unsigned mask, Argument& argument, CallSite wher
   }
 }
 
-/// Array `number` of the block's shared memory, which on a GPU begins at byte `offset`. All threads have to ask for the
-/// same ones.
+/// Array `number` of the block's shared memory, which on a GPU begins at byte `offset`. All threads have to request the
+/// same arrays.
 void* shared_array(int number, int64_t offset, int64_t bytes, int64_t alignment, CallSite where);
 /// Fails unless the bytes lie within one array of shared memory, on a multiple of the alignment.
 void require_shared(const void* memory, int64_t bytes, int64_t alignment, const char* name, CallSite where);
@@ -127,7 +127,7 @@ inline void require_aligned(const void* address, int64_t alignment, const char* 
   }
 }
 
-/// Copies `bytes` of 16 and sets the rest to zero, now or at the wait.
+/// Copies the first `bytes` of 16 and sets the others to zero, at once or at the wait.
 void copy_async(void* shared, const void* global, int bytes, CallSite where);
 void commit_copies();
 /// Returns when all but the latest `in_flight` groups of this thread have landed.

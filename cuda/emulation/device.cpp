@@ -19,7 +19,7 @@ int64_t system_limit(int name, int64_t otherwise) {
   return limit > 0 ? limit : otherwise;
 }
 
-// The same multiprocessors everywhere, so that what a kernel does cannot depend on the machine.
+// A constant number of multiprocessors, so that launches do not depend on the machine.
 DeviceInfo processor() {
   return {.name = "emulated",
           .compute_capability = 90,
@@ -40,7 +40,7 @@ void require_device_memory(const char* call, const void* memory, int64_t bytes,
 
 std::optional<DeviceInfo> find_device(std::string*) { return processor(); }
 
-// One for each limit of shared memory that was ever set: what one call returned stays as it is.
+// One entry for each limit of shared memory that was ever set, so that returned references stay valid.
 const DeviceInfo& device() {
   static std::mutex mutex;
   static std::map<int64_t, const DeviceInfo> by_limit;

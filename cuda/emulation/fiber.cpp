@@ -8,7 +8,7 @@
 #include "sanitizer.hpp"
 
 #ifndef KVBOUND_UCONTEXT
-// Pushes what the calling convention wants kept, and takes it from the other stack.
+// Pushes the registers that the calling convention preserves, and pops them from the other stack.
 asm(R"(
 .pushsection .text
 .globl kvbound_switch_stack
@@ -40,7 +40,7 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr size_t kGuardBytes = 4096;
-// A kernel's locals and what the runtime calls; the sanitizers' frames are larger.
+// Enough for a kernel's locals and the functions it calls; the sanitizers' frames are larger.
 #if defined(KVBOUND_ASAN) || defined(KVBOUND_TSAN)
 constexpr size_t kStackBytes = size_t{256} << 10;
 #else
@@ -99,8 +99,8 @@ void Fiber::restart() {
   context_.uc_link = nullptr;
   makecontext(&context_, entry_, 0);
 #else
-  // As kvbound_switch_stack leaves it: six registers, the place to return to; and above it, on an address that ends in
-  // 8 as the calling convention wants it, the end of all stack traces.
+  // As kvbound_switch_stack leaves a stack: six registers and the return address; above it, at an address that ends in
+  // 8 as the calling convention requires, a null that ends stack traces.
   auto* slots = reinterpret_cast<void**>(top_);
   *--slots = nullptr;
   *--slots = reinterpret_cast<void*>(entry_);

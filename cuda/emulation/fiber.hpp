@@ -7,7 +7,7 @@
 #define KVBOUND_UCONTEXT
 #include <ucontext.h>
 #else
-/// Saves the caller's place and goes on where the other stack was left.
+/// Saves the caller's stack pointer and continues where the other stack was left.
 extern "C" void kvbound_switch_stack(void** save, void* to);
 #endif
 
@@ -15,29 +15,29 @@ extern "C" void kvbound_switch_stack(void** save, void* to);
 
 namespace kvbound::cuda::emulation {
 
-/// A stack, and where on it to go on.
+/// A stack and the place on it where execution continues.
 class Fiber {
  public:
-  /// The stack on which the caller already is.
+  /// The caller's own stack.
   Fiber();
-  /// A stack of its own, above an inaccessible page. `number` says where on its page the stack begins: fibers
-  /// that all began at the same place would fight over the same lines of the cache.
+  /// A new stack, above an inaccessible page. `number` selects the stack's first cache line in its page, so that
+  /// fibers' stacks do not all use the same sets of the cache.
   Fiber(void (*entry)(), int number);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Forgets what is on the stack: the next switch to it begins at its entry.
+  /// Discards the stack's contents: the next switch to it begins at its entry.
   void restart();
 
-  /// Saves the caller's place in `from` and goes on in `to`; returns when another fiber switches to `from`.
+  /// Saves the caller's state in `from` and continues in `to`; returns when another fiber switches to `from`.
   static void change(Fiber& from, Fiber& to);
-  /// The same without a way back: `from` has to be restarted before anybody may switch to it.
+  /// Continues in `to` without saving the caller's state: `from` has to be restarted before the next switch to it.
   [[noreturn]] static void leave(Fiber& from, Fiber& to);
-  /// What an entry has to call first; `first` is the fiber that was there before all others.
+  /// An entry calls this first; `first` is the fiber of the caller's own stack.
   static void begin(Fiber& first);
 
-  /// Whether the address lies below this stack: the mark of one that has overflown.
+  /// Whether the address lies in the page below this stack, which an overflow accesses.
   bool overflown_at(const void* address) const;
   /// Gives up all frames, and with them their red zones. Returns the stack's upper end, where a function may begin.
   std::byte* clear() const;

@@ -42,7 +42,7 @@ void require_launchable(const Grid& grid, CallSite where) {
   }
 }
 
-// In which order blocks begin: position -> block.
+// The order in which blocks begin: position -> block.
 class BlockOrder {
  public:
   explicit BlockOrder(const Grid& grid) : count_(count(grid.grid)), descending_(grid.schedule.seed == 1) {
@@ -63,7 +63,7 @@ class BlockOrder {
   std::vector<uint64_t> shuffled_;
 };
 
-// The fault that comes first in the order, whichever thread finds which one first.
+// The fault with the first position in the order, whichever thread reports its fault first.
 class FirstFault {
  public:
   bool before(uint64_t position) const { return position_.load(std::memory_order_relaxed) < position; }
@@ -98,7 +98,7 @@ void run_grid(const Grid& grid, CallSite where) {
          position = next++) {
       try {
         if (auto fault = run_block(grid, order[position])) first.add(position, std::move(*fault));
-      } catch (const std::exception& error) {  // no memory for a fiber
+      } catch (const std::exception& error) {  // out of memory for a fiber
         first.add(position, {error.what(), {}});
       }
     }
@@ -107,7 +107,7 @@ void run_grid(const Grid& grid, CallSite where) {
                            std::to_string(where.line);
   if (const std::optional<Fault>& fault = first.get()) {
     const CallSite place = fault->where.file == nullptr ? where : fault->where;
-    static_cast<void>(overwritten_canaries());  // what else it did is forgotten
+    static_cast<void>(overwritten_canaries());  // further damage is not reported
     throw DeviceError(call, fault->message, place.file, place.line);
   }
   if (const auto overwritten = overwritten_canaries())

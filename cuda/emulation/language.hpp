@@ -1,8 +1,8 @@
-// What CUDA C++ has and C++ has not, as far as kernels here use it, under the same names. Kernels see it through
-// kernel.hpp. Where CUDA leaves open what happens to a kernel that is wrong, the kernel ends with a fault.
+// The parts of CUDA C++ that the kernels here use and C++ lacks, under the same names. Kernels include it through
+// kernel.hpp. Where CUDA leaves a kernel's behaviour undefined, the kernel ends with a fault.
 //
-// Stricter than CUDA: every thread of a block has to come to a barrier, and from the same line; lanes named in a mask
-// have to be there; a lane that another one reads has to be in the mask.
+// Stricter than CUDA: every thread of a block has to reach a barrier, and at the same line; all lanes named in a mask
+// have to take part; a lane that another one reads has to be in the mask.
 #pragma once
 
 #include <math.h>  // expf and the like without std::, as in CUDA
@@ -35,7 +35,7 @@ using emulation::uint3;
 
 inline constexpr int warpSize = emulation::kWarpSize;
 
-// Kernels read whatever is there through them.
+// Kernels access memory of any type through these vectors.
 struct [[gnu::may_alias]] alignas(8) float2 {
   float x, y;
 };
@@ -108,7 +108,8 @@ inline void __syncwarp(unsigned mask = ~0U, CallSite where = CallSite::current()
   char nothing = 0;
   emulation::together("__syncwarp", mask, nothing, where, [](const auto&) {});
 }
-inline void __threadfence() {}  // the emulation's memory is sequentially consistent where threads meet
+inline void __threadfence() {
+}  // memory accesses of the emulation are sequentially consistent at every switch of threads
 inline void __threadfence_block() {}
 
 }  // namespace KVBOUND_CUDA_BUILD
@@ -121,7 +122,7 @@ struct Exchanged {
   int source;  // lane
 };
 
-/// Everybody in the mask gets the value of its source.
+/// Every lane in the mask gets the value of its source lane.
 template <class T>
 T shuffle(const char* name, unsigned mask, T value, int source, CallSite where) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8), "CUDA shuffles 32 or 64 bits");
@@ -166,7 +167,8 @@ inline unsigned ballot(const char* name, unsigned mask, bool flag, CallSite wher
 
 inline namespace KVBOUND_CUDA_BUILD {
 
-// Shuffles, within parts of the warp of `width` lanes, a power of two. Who would read past its part's end gets its own.
+// Shuffles within parts of `width` lanes of the warp, a power of two. A lane whose source lies outside its part gets
+// its own value.
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = warpSize,
@@ -211,7 +213,7 @@ inline int __all_sync(unsigned mask, int flag, CallSite where = CallSite::curren
   return emulation::ballot("__all_sync", mask, flag == 0, where) == 0 ? 1 : 0;
 }
 
-// Atomics, in shared and in device memory. None of them for numbers whose sum depends on the order.
+// Atomics, in shared and in device memory; not for floating-point numbers, whose sums depend on the order.
 
 template <Word T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {

@@ -14,7 +14,7 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kGuard = size_t{64} << 20;  // on either side; it costs addresses, but no memory
+constexpr size_t kGuard = size_t{64} << 20;  // on either side; takes addresses, but no memory
 constexpr size_t kAlignment = 256;
 using Word [[gnu::may_alias]] = uint64_t;
 constexpr Word kCanaryWord = 0x7fff7fff7fff7fff;
@@ -45,7 +45,7 @@ std::string offset_from(const Area& area, const std::byte* place) {
   return "byte " + std::to_string(place - area.data) + " of" + buffer;
 }
 
-// One sentence on a written canary, which is then set right, so that it is reported once.
+// Describes an overwritten canary and restores it, so that it is reported once.
 std::optional<std::string> overwritten(const Area& area) {
   std::optional<std::string> report;
   const auto check = [&](std::byte* from, std::byte* to) {
@@ -61,7 +61,7 @@ std::optional<std::string> overwritten(const Area& area) {
   return report;
 }
 
-// All buffers there are, by their address.
+// All allocated buffers, by their address.
 class Areas {
  public:
   void insert(const Area& area) {
@@ -88,7 +88,7 @@ class Areas {
     return report;
   }
 
-  // The buffer that the address is in or next to, guard pages included.
+  // The buffer whose mapping contains the address, guard pages included.
   std::optional<Area> around(const void* address) {
     const std::lock_guard lock(mutex_);
     const auto place = reinterpret_cast<uintptr_t>(address);
@@ -166,7 +166,7 @@ void write_canaries(void* memory, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) to[i] = canary_at(to + i);
 }
 
-// Reads what AddressSanitizer forbids.
+// Reads poisoned memory, and so is not instrumented by AddressSanitizer.
 __attribute__((no_sanitize("address"))) int64_t overwritten_byte(const void* memory, size_t bytes) {
   const auto* const from = static_cast<const unsigned char*>(memory);
   size_t i = 0;

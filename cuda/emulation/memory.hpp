@@ -2,9 +2,10 @@
 //
 //     | no access | canaries | the buffer | canaries | no access |
 //
-// The buffer begins on 256 bytes as cudaMalloc's do and ends as near to the pages behind it as that allows. An access beyond
-// the canaries raises SIGSEGV, which becomes a fault of the thread that did it; what is written to the canaries is found
-// after the kernel; what is read from them is NaN in every storage type. AddressSanitizer knows them to be forbidden.
+// The buffer begins on 256 bytes as cudaMalloc's do and ends as near to the pages behind it as that allows. An access
+// beyond the canaries raises SIGSEGV, which becomes a fault of the accessing thread; a write to the canaries is
+// detected after the kernel; a read from them returns NaN in every storage type. For AddressSanitizer they are
+// poisoned.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +17,10 @@ namespace kvbound::cuda::emulation {
 
 /// Bytes, all of them 0xff. Throws std::bad_alloc.
 void* allocate_device_memory(size_t bytes);
-/// Of what allocate_device_memory returned. Canaries that were overwritten are remembered for overwritten_canaries().
+/// Releases a buffer of allocate_device_memory. Overwritten canaries are recorded for overwritten_canaries().
 void release_device_memory(void* memory) noexcept;
 
-/// What was written outside a buffer since the last call, in words; nullopt if nothing was.
+/// A description of a write outside a buffer since the last call; nullopt if there was none.
 std::optional<std::string> overwritten_canaries();
 
 /// Whether the bytes lie within one buffer.
@@ -28,9 +29,9 @@ bool is_device_memory(const void* memory, size_t bytes);
 /// Where the address lies, seen from the nearest buffer: "5 bytes past the end of a buffer of 400 bytes".
 std::string place_in_device_memory(const void* address);
 
-/// Fills memory with what may not be overwritten: NaN in fp32, fp16 and bf16.
+/// Fills memory with canaries, which are NaN in fp32, fp16 and bf16.
 void write_canaries(void* memory, size_t bytes);
-/// The first byte of `bytes` that is no longer as write_canaries left it; -1 if all are.
+/// The first byte of `bytes` that differs from what write_canaries wrote; -1 if none does.
 int64_t overwritten_byte(const void* memory, size_t bytes);
 
 }  // namespace kvbound::cuda::emulation

@@ -1,5 +1,5 @@
-// What AddressSanitizer and ThreadSanitizer want to know of stacks that change and of memory that must not be touched.
-// Without them, nothing.
+// The calls that tell AddressSanitizer and ThreadSanitizer of switched stacks and of forbidden memory; empty without a
+// sanitizer.
 #pragma once
 
 #include <cstddef>

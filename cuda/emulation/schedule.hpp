@@ -1,24 +1,25 @@
-// In which order the emulation runs what a GPU would run at once.
+// The order in which the emulation runs threads and blocks, which a GPU would run concurrently.
 #pragma once
 
 #include <cstdint>
 
 namespace kvbound::cuda::emulation {
 
-/// A correct kernel gives the same bits under every schedule. A thread runs until it has to wait; then the next one.
+/// A correct kernel gives the same bits under every schedule. A thread runs until it has to wait; then the next one
+/// runs.
 struct Schedule {
-  /// 0: blocks, warps and lanes in ascending order. 1: all in descending order, so that of two threads between two
-  /// barriers each is first under one of 0 and 1. Others: a random order, drawn anew at every wait.
+  /// 0: blocks, warps and lanes in ascending order. 1: all in descending order, so that between two barriers each of
+  /// two threads runs first under 0 or under 1. Others: a random order, drawn anew at every wait.
   uint64_t seed = 0;
-  /// When an async copy lands: false, at the wait for it, which shows a missing wait; true, when it is issued, which
-  /// shows a buffer that is still being read.
+  /// When an async copy is done: false, at the wait for it, which reveals a missing wait; true, when it is issued,
+  /// which reveals a buffer that other threads still read.
   bool eager_copies = false;
 };
 
 /// The schedule of launches from now on, in all threads.
 Schedule schedule();
 
-/// Sets the schedule for its own life, then the one before again.
+/// Sets the schedule for its own lifetime, then restores the previous one.
 class ScopedSchedule {
  public:
   explicit ScopedSchedule(Schedule schedule);

@@ -12,10 +12,10 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kGuard = size_t{64} << 20;  // on either side; it costs addresses, but no memory
+constexpr size_t kGuard = size_t{64} << 20;  // on either side; takes addresses, but no memory
 constexpr size_t kGap = 1024;
 constexpr size_t kMostArrays = 64;
-// An array's alignment may cost as much as its gap.
+// An array's alignment may take as many bytes as its gap.
 constexpr size_t kRoom = (static_cast<size_t>(kMostSharedMemory) + 2 * kGap * kMostArrays) / kPage * kPage;
 
 std::byte* round_up(std::byte* address, int64_t alignment) {

@@ -16,20 +16,20 @@ class SharedArena {
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
-  /// Forgets all arrays; the next block may have so many bytes.
+  /// Removes all arrays; the next block may have `bytes` bytes.
   void restart(int64_t bytes);
 
-  /// Array `number` of the block; the first thread that asks for it makes it, filled with NaN. The offset counts as on
-  /// a GPU, where there is nothing between arrays. Null if it does not fit; `problem` then says how.
+  /// Array `number` of the block; the first request creates it, filled with NaN. The offset is the one on a GPU, where
+  /// no canaries lie between arrays. Null if the array does not fit; `problem` then says why.
   void* array(int number, int64_t offset, int64_t bytes, int64_t alignment, std::string& problem);
 
   /// Whether the bytes lie within one array.
   bool holds(const void* memory, int64_t bytes) const;
 
-  /// What was written outside the arrays, in words.
+  /// A description of a write outside the arrays; nullopt if there was none.
   std::optional<std::string> overwritten() const;
 
-  /// Where the address lies, seen from the nearest array; nullopt if it is not here.
+  /// Where the address lies, relative to the nearest array; nullopt if it is outside this memory.
   std::optional<std::string> place(const void* address) const;
 
  private:

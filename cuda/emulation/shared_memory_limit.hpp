@@ -1,19 +1,19 @@
-// How much shared memory the emulated device grants a block.
+// The shared memory that a block of the emulated device may have.
 #pragma once
 
 #include <cstdint>
 
 namespace kvbound::cuda::emulation {
 
-/// What compute capability 9.0 grants a block, bytes; the emulated device grants it, too, unless it is told otherwise.
+/// Bytes of shared memory that compute capability 9.0 grants a block, and the emulated device by default.
 inline constexpr int64_t kMostSharedMemory = 232448;
-/// And what 8.0 does, and 8.6 and 8.9, which grant the least of all that the kernels run on.
+/// The same of 8.0, and of 8.6 and 8.9, which grant the least of all devices that the kernels run on.
 inline constexpr int64_t kSharedMemoryOf80 = 166912, kSharedMemoryOf86 = 101376;
 
-/// What the device grants a block from now on, in all threads.
+/// The current limit, in all threads.
 int64_t shared_memory_limit();
 
-/// Sets the limit, at most kMostSharedMemory, for its own life, then the one before again.
+/// Sets the limit, at most kMostSharedMemory, for its own lifetime, then restores the previous one.
 class ScopedSharedMemoryLimit {
  public:
   explicit ScopedSharedMemoryLimit(int64_t bytes);

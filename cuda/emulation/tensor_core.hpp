@@ -1,4 +1,4 @@
-// What a warp's tensor core instructions do, lane by lane.
+// The semantics of a warp's tensor core instructions, lane by lane.
 #pragma once
 
 #include <algorithm>
@@ -34,12 +34,12 @@ inline void load_matrices(uint32_t (&fragment)[4], const void* row, bool transpo
   });
 }
 
-/// What a tensor core aligns at a time: so many products and the running sum.
+/// The products that a tensor core aligns and adds at a time, together with the running sum.
 inline constexpr int kAligned = 8;
 
-/// total + the sum of products, as coarsely as may be: PTX promises no more than single precision, and tensor cores align
-/// addends to the largest and cut. Here every addend is cut to a multiple of the last of the largest's 24 bits, and so is
-/// the sum.
+/// total + the sum of products, with the largest error that is to be expected: PTX promises no more than single
+/// precision, and tensor cores align addends to the largest and truncate. Here every addend is truncated to a multiple
+/// of the last of the largest's 24 bits, and so is the sum.
 inline float add_aligned(const float (&products)[kAligned], float total) {
   constexpr uint32_t kMagnitude = 0x7fffffff, kOne = 1 << 23, kInfinity = 255 * kOne;
   uint32_t largest = std::bit_cast<uint32_t>(total) & kMagnitude;

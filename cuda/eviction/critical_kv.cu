@@ -35,6 +35,13 @@ struct StageTwoArguments {
   float* scores;
 };
 
+// Stage two's score of one entry and KV head: a thread adds the query heads of the group in their order.
+//
+// grid       (ceil(cols / 256), kv_heads)
+// block      256; no shared memory
+// registers  32 (sm_90a and sm_80)
+// bytes      read: 8 query_heads cols; written: 4 kv_heads cols
+// FLOP       5 query_heads cols
 __global__ void __launch_bounds__(kThreads) stage_two_scores_kernel(StageTwoArguments p) {
   const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (j >= p.cols) return;
@@ -111,7 +118,7 @@ void stage_two_scores(const float* head_scores, const float* norms, int64_t norm
   const StageTwoArguments arguments{
       head_scores, norms, norms_stride, query_heads / kv_heads, cols, static_cast<float>(epsilon),
       gqa,         scores};
-  launch({extent(critical_kv_norms::ceil_div(cols, kThreads), kv_heads), extent(kThreads), 0, stream},
+  launch({extent(ceil_division(cols, kThreads), kv_heads), extent(kThreads), 0, stream},
          stage_two_scores_kernel, arguments);
 }
 

@@ -14,7 +14,7 @@
 namespace kvbound::cuda {
 
 /// Which kernel forms the projected values: mma needs a 16-bit type, head_dim a multiple of 16 and compute capability
-/// 8.0; portable runs anywhere.
+/// 8.0; portable has no requirements.
 enum class NormsKernel { chosen, portable, mma };
 
 inline namespace KVBOUND_CUDA_BUILD {
@@ -24,7 +24,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// values             [kv_heads, tokens, head_dim], head_dim 1..256
 /// output_projection  [query_heads, head_dim, model_dim]: block h is query head h's rows of W^O
 /// norms              [query_heads, tokens], device memory, without gaps
-/// kernel             chosen: mma where it can be; asking for one that cannot throws ShapeMismatch
+/// kernel             chosen: mma where its requirements are met; mma where they are not throws ShapeMismatch
 /// precision          products and sums in fp32, squares too: an L2 norm above 1.8e19 overflows to infinity, and projected
 ///                    values below 1e-19 count as 0 in it. Error: reference/bounds/error_bounds.hpp with
 ///                    norms_arithmetic()
@@ -35,12 +35,12 @@ template <Storage T>
 void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection, Norm norm,
                            float* norms, Stream stream, NormsKernel kernel = NormsKernel::chosen);
 
-/// The kernel that `chosen` stands for on this device.
+/// The kernel that `chosen` selects on this device.
 template <Storage T>
 NormsKernel chosen_norms_kernel(int64_t head_dim);
 
 /// The arithmetic of `projected_value_norms`: accumulation_depth over the model_dim columns of one norm, product_depth over
-/// the head_dim products of one projected value; with mma over the sums of 16 products that the tensor cores give.
+/// the head_dim products of one projected value; with mma over the tensor cores' sums of 16 products.
 ///
 /// kernel  portable or mma
 KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel);
@@ -64,7 +64,7 @@ int64_t select_critical_workspace(int64_t rows, int64_t cols);
 ///
 /// attention_scores, stage_two_scores  [rows, cols], device memory, without gaps
 /// k, stage_one_count  [rows], device memory; 0 <= stage_one_count[r] <= k[r] <= cols <= 131072
-/// selection           where the selected indices go; stage_one where stage one's alone go (indices null: not wanted)
+/// selection           receives the indices of both stages; stage_one those of stage one (indices null: not written)
 /// exact; a NaN raises selection.status, unless it is the stage-two score of an entry of stage one
 /// stage_one.status    not used
 /// throws              ShapeMismatch; DeviceError

@@ -1,8 +1,13 @@
-// The smallest stage one that holds more than half of everybody's attention.
+// CriticalKV's adaptive first stage: the fewest candidates with which every window query of a KV head's group has more
+// than half of its attention on kept entries.
 //
-// For every query, entries come in a row: first those that are always kept, then the candidates, best first. Wanted is
-// where the sum of attention weights first exceeds 1/2. One kernel sums the weights tile by tile; one finds the tile in
-// which a query's sum gets there, forms that tile's weights again and counts; one takes the group's maximum.
+// Entries are ordered: first those that are always kept, then the candidates, best first. For each query the kernels
+// find the entry at which the prefix sum of attention weights first exceeds 1/2:
+//
+//       entries      | tile 0 | tile 1 | ... | tile c | ... |     tile_masses_kernel: the sum of weights m of a tile
+//       prefix sum   0       m0   m0 + m1  <= 1/2  > 1/2          needed_kernel: tile c, and the entry in it
+//
+// most_needed_kernel takes the maximum over the queries of a group.
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -16,8 +21,7 @@ namespace {
 
 constexpr int kTile = 256;  // entries, one per thread
 constexpr int kWarps = kTile / 32;
-constexpr int kQueries = 8;  // for which a thread reads its key once
-constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kQueries = 8;  // queries that share one read of a key
 
 template <Storage T>
 struct Arguments {
@@ -37,7 +41,7 @@ struct Arguments {
   __device__ int64_t tokens() const { return window.keys.rows; }
   __device__ int64_t group_size() const { return window.queries.slices / window.keys.slices; }
 
-  // The position of the g-th KV head's entry, -1 behind the last.
+  // The position of KV head g's entry, -1 behind the last entry.
   __device__ int64_t position(int64_t g, int64_t entry) const {
     if (entry < always_kept) return tokens() - always_kept + entry;
     return entry < always_kept + k[g] ? ranked[g * ranked_stride + entry - always_kept] : -1;
@@ -57,10 +61,7 @@ struct Shared {
         firsts(memory.array<int>(kWarps)) {}
 };
 
-__device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
-__device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
-
-// Rows first, first + 1, ... of a query head, padding included; 0 behind the last.
+// Loads queries first..first + kCount - 1 of a query head, padding included; zeros behind the last query.
 template <int kCount, Storage T>
 __device__ void load_queries(const Arguments<T>& p, int64_t head, int64_t first, float* shared) {
   const DeviceTensor<const T>& queries = p.window.queries;
@@ -73,7 +74,7 @@ __device__ void load_queries(const Arguments<T>& p, int64_t head, int64_t first,
   }
 }
 
-// The attention weights that kCount queries pay one position.
+// The attention weights of kCount queries on one position; 0 for a position of -1 or in a query's future.
 template <int kCount, Storage T>
 __device__ void attention_weights(const Arguments<T>& p, const float* queries, int64_t head, int64_t first,
                                   int64_t position, float (&weights)[kCount]) {
@@ -99,10 +100,10 @@ __device__ void attention_weights(const Arguments<T>& p, const float* queries, i
   }
 }
 
-// Sums over this thread and all before it, in a fixed order. All threads call it.
+// Inclusive prefix sums over the block's threads, in a fixed order. All threads call it.
 template <int kCount>
 __device__ void prefix_sums(float (&numbers)[kCount], float* warp_totals) {
-  __syncthreads();  // other threads may still read the totals of the last call
+  __syncthreads();  // other threads may still read the previous call's totals
 #pragma unroll
   for (int q = 0; q < kCount; ++q) {
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -120,6 +121,16 @@ __device__ void prefix_sums(float (&numbers)[kCount], float* warp_totals) {
   }
 }
 
+// The sums of attention weights of one tile of 256 entries, for the window's queries of one query head. A thread has
+// one entry, and eight queries at a time.
+//
+// grid       (tiles, query_heads), tiles = ceil((always_kept + min(ranked_stride, tokens)) / 256)
+// block      256
+// shared     32 pitch + 1,312 bytes, pitch = numbers in a padded row; 5,408 for head_dim 128 in a 16-bit type
+// registers  sm_90a: 96 (16-bit types), 80 (fp32); sm_80: 91
+// bytes      read: the entries' keys for each query head, again for every eight queries; queries and log-sum-exp for
+//            each block; written: 4 query_heads window tiles
+// FLOP       2 query_heads window entries pitch, and an exponential for each product; entries = always_kept + k
 template <Storage T>
 __global__ void __launch_bounds__(kTile, 1) tile_masses_kernel(Arguments<T> p) {
   SharedMemory memory;
@@ -143,7 +154,7 @@ __global__ void __launch_bounds__(kTile, 1) tile_masses_kernel(Arguments<T> p) {
   }
 }
 
-// The first thread for which this is so; kTile if there is none. All threads call it.
+// The number of the first thread that passes true; kTile if none does. All threads call it.
 __device__ int first_where(bool so, int* firsts) {
   const unsigned lanes = __ballot_sync(kAllLanes, so);
   __syncthreads();
@@ -154,9 +165,9 @@ __device__ int first_where(bool so, int* firsts) {
   return first;
 }
 
-// Where a sum gets beyond 1/2, and what it is before.
+// The tile in which a query's prefix sum first exceeds 1/2, and the sum before that tile.
 struct Crossing {
-  int64_t tile;  // -1: nowhere
+  int64_t tile;  // -1: the sum of all tiles is at most 1/2
   float before;
 };
 
@@ -174,6 +185,15 @@ __device__ Crossing crossing_tile(const float* masses, int64_t tiles, const Shar
   return {-1, before};
 }
 
+// The candidates that one query needs: scans its tiles' sums 256 at a time, then forms the weights of the crossing tile
+// again and scans them, one entry to a thread.
+//
+// grid       (window, query_heads)
+// block      256
+// shared     as tile_masses_kernel
+// registers  sm_90a and sm_80: 50 (16-bit types), 112 (fp32)
+// bytes      read: 4 tiles and 256 keys for each query; written: 8 for each query
+// FLOP       512 pitch for each query, and 256 exponentials
 template <Storage T>
 __global__ void __launch_bounds__(kTile, 1) needed_kernel(Arguments<T> p) {
   SharedMemory memory;
@@ -197,6 +217,12 @@ __global__ void __launch_bounds__(kTile, 1) needed_kernel(Arguments<T> p) {
   if (threadIdx.x == 0) p.needed[row] = needed;
 }
 
+// The maximum over the window's queries of a KV head's group.
+//
+// grid       kv_heads
+// block      32; no shared memory
+// registers  50 (sm_90a and sm_80)
+// bytes      read: 8 query_heads window; written: 8 kv_heads; no FLOP
 template <Storage T>
 __global__ void __launch_bounds__(32) most_needed_kernel(Arguments<T> p) {
   const int64_t rows = p.group_size() * p.queries();
@@ -209,12 +235,12 @@ __global__ void __launch_bounds__(32) most_needed_kernel(Arguments<T> p) {
   if (threadIdx.x == 0) p.count[blockIdx.x] = most;
 }
 
-int64_t tiles_of(int64_t entries) { return (entries + kTile - 1) / kTile; }
+int64_t tiles_of(int64_t entries) { return ceil_division(entries, kTile); }
 
 }  // namespace
 
 int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_t tokens) {
-  // Every position may be always kept and ranked too.
+  // The always kept and the ranked entries may each be all positions.
   return query_heads * window *
          (static_cast<int64_t>(sizeof(int64_t)) + tiles_of(2 * tokens) * static_cast<int64_t>(sizeof(float)));
 }
@@ -258,7 +284,8 @@ template void adaptive_stage_one(const WindowView<Float16>&, const float*, int64
 template void adaptive_stage_one(const WindowView<Bfloat16>&, const float*, int64_t, const int64_t*, int64_t,
                                  const int64_t*, int64_t*, Workspace, Stream);
 
-// 32 lanes by a tree of depth 5, 8 warps; the tiles' sums in the same way, 256 at a time; a tile's own sum on top.
+// A tile's prefix sums add 32 lanes by a tree of depth 5, then up to 8 warps. The tiles' sums are added likewise, 256
+// at a time; one addition joins the two.
 int64_t adaptive_stage_one_depth(int64_t entries) {
   constexpr int64_t kPrefix = 5 + kWarps;
   return kPrefix + kPrefix + tiles_of(tiles_of(entries)) + 1;

@@ -1,4 +1,4 @@
-// The two kernels behind projected_value_norms: what they share and how they are launched.
+// What the two kernels of projected_value_norms share: arguments, norms, launches.
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -12,10 +12,6 @@ namespace critical_kv_norms {
 /// The columns of W^O that a block has in shared memory at a time.
 inline constexpr int kColumns = 64;
 
-__host__ __device__ constexpr int64_t ceil_div(int64_t number, int64_t divisor) {
-  return (number + divisor - 1) / divisor;
-}
-
 template <Storage T>
 struct Arguments {
   DeviceTensor<const T> values;             ///< [kv_heads, tokens, head_dim]
@@ -25,10 +21,12 @@ struct Arguments {
 
   __host__ __device__ int64_t tokens() const { return values.rows; }
   __host__ __device__ int64_t group_size() const { return output_projection.slices / values.slices; }
-  __host__ __device__ int64_t blocks_per_group() const { return ceil_div(group_size(), heads_per_block); }
+  __host__ __device__ int64_t blocks_per_group() const {
+    return ceil_division(group_size(), heads_per_block);
+  }
 };
 
-/// The query heads that a block is there for: some of a group.
+/// The query heads that a block computes norms for: all of a group, or one.
 struct Heads {
   int64_t kv_head, first, count;
 
@@ -41,7 +39,7 @@ struct Heads {
   }
 };
 
-/// |projected| or its square, by the norm: the terms that are summed.
+/// The term of a norm's sum: |projected| for L1, its square for L2.
 template <Norm norm>
 __device__ float term(float projected) {
   return norm == Norm::l1 ? fabsf(projected) : projected * projected;
@@ -58,12 +56,13 @@ void launch_portable(const Arguments<T>& arguments, Norm norm, Stream stream);
 template <Storage T>
 void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream);
 
-/// Launches blocks of `block_tokens` tokens each. Blocks use their values for the whole group, unless that leaves
-/// multiprocessors without work. The results are the same bits either way.
+/// Launches a grid of (ceil(tokens / block_tokens), kv_heads * ceil(group / heads_per_block)) blocks. A block computes
+/// all query heads of its group, or one if there would otherwise be fewer blocks than multiprocessors. Results are the
+/// same bits either way.
 template <Storage T>
 void launch_blocks(void (*kernel)(Arguments<T>), Arguments<T> arguments, int64_t block_tokens, int threads,
                    int64_t bytes, Stream stream) {
-  const int64_t tiles = ceil_div(arguments.tokens(), block_tokens);
+  const int64_t tiles = ceil_division(arguments.tokens(), block_tokens);
   const bool enough = tiles * arguments.values.slices >= device().multiprocessors;
   arguments.heads_per_block = enough ? arguments.group_size() : 1;
   launch(
@@ -74,11 +73,12 @@ void launch_blocks(void (*kernel)(Arguments<T>), Arguments<T> arguments, int64_t
 /// The accumulation depth of the sum over the columns of one norm.
 int64_t portable_accumulation_depth(int64_t model_dim);
 int64_t mma_accumulation_depth(int64_t model_dim);
-/// And over the products of one projected value, or their sums by 16.
+/// The product depth of one projected value: over its products, or with mma over the sums of 16 products.
 int64_t portable_product_depth(int64_t head_dim);
 int64_t mma_product_depth(int64_t head_dim);
 
-/// A sum of 16 products by tensor cores: 17 cuts to 24 bits (reference/bounds/error_bounds.md, "The model").
+/// The error of a tensor core's sum of 16 products: 17 truncations to 24 bits
+/// (reference/bounds/error_bounds.md, "The model").
 inline constexpr double kTensorSums = 17 * 0x1p-23;
 
 }  // namespace critical_kv_norms

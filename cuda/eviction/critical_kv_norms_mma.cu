@@ -1,8 +1,8 @@
 // Projected value norms by mma.sync: 16-bit types, head_dim a multiple of 16, compute capability 8.0.
 //
-// A warp has its tokens' values in registers, as the A operand, for all query heads of the group. W^O streams through
-// shared memory, 64 columns at a time, three stages of asynchronous copies deep, and every warp multiplies by all of it.
-// The projected values are summed where the tensor cores leave them: in registers.
+// A warp has its tokens' values in registers, as the A operand, for all query heads of its block. W^O is copied to
+// shared memory 64 columns at a time, in three stages, and every warp of the block multiplies by every stage. The
+// projected values exist only in registers.
 #include <kvbound/cuda/primitives/async_copy.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 
@@ -19,11 +19,11 @@ constexpr int kStages = 3;
 constexpr int kTile = 16;  // tokens, columns and depth of the tensor cores' tiles, taken two by two
 constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes
 constexpr int kChunks = kColumns / kChunk;       // of a row of a stage
-constexpr int kRowsAtOnce = kThreads / kChunks;  // that a block copies
+constexpr int kRowsAtOnce = kThreads / kChunks;  // copied by a block in one iteration
 static_assert(kRowsAtOnce % 8 == 0, "a thread's chunk is permuted in the same way in all its rows");
 static_assert(kChunks == 8, "eight rows' chunks of the same column lie in different banks");
 
-// kSteps: the tiles of 16 that head_dim is widened to, by zeros. Up to 8, a warp's registers hold 32 tokens, else 16.
+// kSteps: the tiles of 16 that head_dim is padded to with zeros. A warp has 32 tokens for up to 8 steps, else 16.
 template <int kSteps>
 inline constexpr int kTokenTiles = kSteps <= 8 ? 2 : 1;
 template <int kSteps>
@@ -37,15 +37,14 @@ struct Shared {
       : stages(memory.array<uint16_t>(kStages * kStageSize<kSteps>)) {}
 };
 
-// Where a row's chunk lies in a stage: ldmatrix reads one chunk of eight rows at a time, without bank conflicts.
+// The place of a row's chunk in a stage: ldmatrix reads one chunk of eight rows at a time, without bank conflicts.
 __device__ int swizzled(int row, int chunk) { return (row * kChunks + (chunk ^ (row % 8))) * kChunk; }
 
 __host__ __device__ int stages_of(int64_t model_dim) {
-  return static_cast<int>(ceil_div(model_dim, kColumns));
+  return static_cast<int>(ceil_division(model_dim, kColumns));
 }
 
-// Starts the copy of the n-th stage, counted over all heads of the block, if there is one. What lies outside W^O
-// becomes 0.
+// Starts the copy of the n-th stage, counted over all heads of the block, if it exists; zeros outside W^O.
 template <int kSteps, Storage T>
 __device__ void load_stage(const Arguments<T>& p, const Heads& heads, int n, uint16_t* stages) {
   const DeviceTensor<const T>& projection = p.output_projection;
@@ -75,15 +74,14 @@ struct Values {
 
   template <Storage T>
   __device__ Values(const DeviceTensor<const T>& values, int64_t g, int64_t first_token) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int64_t token = first_token + tile * kTile + lane / 4 + i % 2 * 8;
-          const int dim = step * kTile + lane % 4 * 2 + i / 2 * 8;
+          const int64_t token = first_token + tile * kTile + lane() / 4 + i % 2 * 8;
+          const int dim = step * kTile + lane() % 4 * 2 + i / 2 * 8;
           const T* from = values.data + g * values.slice_stride + token * values.row_stride + dim;
           const bool inside = token < values.rows && dim < values.cols;
           fragments[tile][step][i] = inside ? *reinterpret_cast<const uint32_t*>(from) : 0;
@@ -93,8 +91,8 @@ struct Values {
   }
 };
 
-// The tensor cores sum 16 products at a time, and cut. Added up here, where sums are rounded, these sums are several
-// times as accurate as if the tensor cores added them too, and provably so.
+// A tensor core sums 16 products and truncates. These sums are added here, by rounded fp32 additions: the error bound
+// is several times smaller than if the tensor core accumulated them, too.
 template <Storage T>
 __device__ void add_product(float (&projected)[4], const uint32_t (&tokens)[4],
                             const uint32_t (&columns)[2]) {
@@ -104,19 +102,18 @@ __device__ void add_product(float (&projected)[4], const uint32_t (&tokens)[4],
   for (int i = 0; i < 4; ++i) projected[i] += part[i];
 }
 
-// One stage's terms of the lane's tokens, added to sums[tile][l / 4 or l / 4 + 8].
+// Adds one stage's terms to sums[tile][half], of the tokens lane / 4 + 8 half of a tile.
 template <Norm norm, Storage T, int kSteps>
 __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
                           float (&sums)[kTokenTiles<kSteps>][2]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   float stage_sums[kTokenTiles<kSteps>][2] = {};
-#pragma unroll 1  // the addresses of all pairs at once would not leave registers enough
+#pragma unroll 1  // unrolled, the addresses of all pairs would take too many registers
   for (int pair = 0; pair < kColumns / kTile; ++pair) {
     float projected[kTokenTiles<kSteps>][2][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t columns[4];  // 16 rows of W^O by twice 8 columns
-      ldmatrix_x4_trans(columns, stage + swizzled(step * kTile + lane % 16, pair * 2 + lane / 16));
+      ldmatrix_x4_trans(columns, stage + swizzled(step * kTile + lane() % 16, pair * 2 + lane() / 16));
       const uint32_t left[2] = {columns[0], columns[1]};
       const uint32_t right[2] = {columns[2], columns[3]};
 #pragma unroll
@@ -142,32 +139,51 @@ __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
   }
 }
 
-// Adds what the four lanes of a token have, and writes its norm.
+// Adds the sums of the four lanes that share a token and writes its norm.
 template <Norm norm, int kTiles>
 __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token, int64_t tokens,
                             float* norms) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = sums[tile][half];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int64_t token = first_token + tile * kTile + lane / 4 + half * 8;
-      if (lane % 4 == 0 && token < tokens) norms[token] = norm_of<norm>(sum);
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      const int64_t token = first_token + tile * kTile + lane() / 4 + half * 8;
+      if (lane() % 4 == 0 && token < tokens) norms[token] = norm_of<norm>(sum);
     }
   }
 }
 
+// The norms of 128 tokens' projected values, for the query heads of a block; 16 tokens a warp for kSteps 16, not drawn.
+//
+//                                       W^O of a head, a stage: 64 columns, 3 stages in shared memory
+//                                       +------+------+------+------+
+//                                       |  16  |  16  |  16  |  16  |  head_dim, in kSteps steps of 16
+//                                       +------+------+------+------+
+//       values, in registers            +------+------+------+------+
+//       warp 0: 32 tokens, head_dim     |      |      |      |      |
+//       warp 1: 32 tokens, head_dim     |   projected values, in    |  -> the sums of the terms |x| or x^2, in
+//       warp 2: 32 tokens, head_dim     |   registers, 32 x 16 at   |     registers, over all columns
+//       warp 3: 32 tokens, head_dim     |   a time                  |
+//                                       +------+------+------+------+
+//
+// grid       (ceil(tokens / 128), kv_heads * ceil(group / heads_per_block)): launch_blocks; tokens / 64 for kSteps 16
+// block      128
+// shared     6,144 kSteps bytes: 24,576, 49,152 or 98,304 for kSteps 4, 8 and 16
+// registers  kSteps 4: 139-140, 8: 168, 16: 164 (sm_90a); 138, 168, 164 (sm_80)
+// bytes      read: the values once for each block of their group; 2 head_dim model_dim of W^O for each query head and
+//            block along x, mostly from the L2 cache; written: 4 query_heads tokens
+// FLOP       2 query_heads tokens (16 kSteps) model_dim on tensor cores; kSteps + 2 on fp32 units for each of the
+//            query_heads tokens model_dim projected values
 template <Norm norm, int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
   SharedMemory memory;
   const Shared<kSteps> shared(memory);
   const Heads heads(p);
   constexpr int kTiles = kTokenTiles<kSteps>;
-  const int64_t first_token =
-      (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * (kTiles * kTile);
+  const int64_t first_token = (static_cast<int64_t>(blockIdx.x) * kWarps + warp()) * (kTiles * kTile);
   const int stages_per_head = stages_of(p.output_projection.cols);
   for (int n = 0; n < kStages - 1; ++n) load_stage<kSteps>(p, heads, n, shared.stages);
   const Values<kSteps> values(p.values, heads.kv_head, first_token);
@@ -176,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) 
     float sums[kTiles][2] = {};
     for (int s = 0; s < stages_per_head; ++s, ++n) {
       async_wait<kStages - 2>();
-      __syncthreads();  // stage n is there for all, and all are through with the stage that is filled next
+      __syncthreads();  // all threads see stage n, and none reads the stage that is filled next
       load_stage<kSteps>(p, heads, n + kStages - 1, shared.stages);
       if (first_token >= p.tokens()) continue;
       add_stage<norm, T>(shared.stages + n % kStages * kStageSize<kSteps>, values, sums);
@@ -217,10 +233,10 @@ void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream) {
 template void launch_mma(const Arguments<Float16>&, Norm, Stream);
 template void launch_mma(const Arguments<Bfloat16>&, Norm, Stream);
 
-// 4 terms by a tree, 4 such sums to a stage, the stages, 4 lanes by a tree.
+// 4 terms are added by a tree, then 4 such sums of a stage, then the stages in order, then 4 lanes by a tree.
 int64_t mma_accumulation_depth(int64_t model_dim) { return 2 + 4 + stages_of(model_dim) + 2; }
 
-int64_t mma_product_depth(int64_t head_dim) { return ceil_div(head_dim, kTile); }
+int64_t mma_product_depth(int64_t head_dim) { return ceil_division(head_dim, kTile); }
 
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD

@@ -1,8 +1,5 @@
-// Projected value norms by fp32 multiply-adds: any head_dim, any type, any device.
-//
-// A block has 64 tokens' values in shared memory, widened to fp32, and streams W^O through it, 64 columns by 32 rows at
-// a time. A thread forms 4 x 4 projected values in registers, adds their absolute values or squares to its 4 tokens'
-// sums and forgets them.
+// Projected value norms by fp32 multiply-adds: any head_dim, any type, any device. The projected values exist only in
+// registers.
 #include <algorithm>
 
 #include "critical_kv_norms.hpp"
@@ -14,11 +11,11 @@ namespace {
 
 constexpr int kTokens = 64;
 constexpr int kDepth = 32;  // rows of W^O at a time
-constexpr int kPart = 16;   // products that are summed on their own, which keeps the accumulation depth small
+constexpr int kPart = 16;   // products of a partial sum: parts keep the accumulation depth small
 constexpr int kEach = 4;    // tokens and columns of a thread
 constexpr int kSide = kTokens / kEach;
 constexpr int kThreads = kSide * kSide;
-constexpr int kPitch = kTokens + 4;  // keeps float4 aligned and spreads the transposing writes over banks
+constexpr int kPitch = kTokens + 4;  // aligned for float4; the transposing writes hit different banks
 static_assert(kColumns == kTokens && kSide == 16, "16 neighbouring lanes share their tokens");
 
 struct Shared {
@@ -26,7 +23,7 @@ struct Shared {
   float* projection;  // [kDepth, kPitch]
 
   __host__ __device__ Shared(SharedMemory& memory, int64_t head_dim)
-      : values(memory.array<float>(ceil_div(head_dim, kDepth) * kDepth * kPitch)),
+      : values(memory.array<float>(round_up(head_dim, kDepth) * kPitch)),
         projection(memory.array<float>(kDepth * kPitch)) {}
 };
 
@@ -41,7 +38,7 @@ __device__ void load_values(const Arguments<T>& p, const T* values, int64_t firs
   }
 }
 
-// Rows first_row.. and columns first_column.. of one head's W^O; what lies outside is 0.
+// Loads rows first_row.. and columns first_column.. of one head's W^O; zeros outside the matrix.
 template <Storage T>
 __device__ void load_projection(const Arguments<T>& p, const T* projection, int64_t first_row,
                                 int64_t first_column, float* shared) {
@@ -82,7 +79,7 @@ __device__ float sum_of_terms(const float (&projected)[kEach]) {
          (term<norm>(projected[2]) + term<norm>(projected[3]));
 }
 
-// Adds this thread's share of one head's terms to sums.
+// Adds the terms of this thread's 4 tokens and 4 columns of every tile, for one query head.
 template <Norm norm, Storage T>
 __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* projection, int my_tokens,
                           int my_columns, float (&sums)[kEach]) {
@@ -107,11 +104,30 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
 // The sum over the 16 lanes that share their tokens, by a fixed tree.
 __device__ float sum_of_columns(float number) {
   for (int distance = kSide / 2; distance > 0; distance /= 2) {
-    number += __shfl_xor_sync(0xffffffffu, number, distance);
+    number += __shfl_xor_sync(kAllLanes, number, distance);
   }
   return number;
 }
 
+// The norms of 64 tokens' projected values, for the query heads of a block.
+//
+//                              W^O of a head, 32 rows by 64 columns at a time, in shared memory
+//                              +--------------------------------------+
+//                              | thread t: columns 4 (t % 16) .. + 3  |
+//                              +--------------------------------------+
+//       values, fp32, in       +--------------------------------------+
+//       shared memory:         | thread t: 4 x 4 projected values, in |  -> the sums of the terms |x| or x^2 of 4 tokens
+//       64 tokens, head_dim;   | registers                            |     in registers, then a tree over 16 threads
+//       thread t: tokens       |                                      |
+//       4 (t / 16) .. + 3      +--------------------------------------+
+//
+// grid       (ceil(tokens / 64), kv_heads * ceil(group / heads_per_block)): launch_blocks
+// block      256, as 16 x 16
+// shared     272 (round_up(head_dim, 32) + 32) bytes; 43,520 for head_dim 128
+// registers  110-113 (sm_90a), 108 (sm_80)
+// bytes      read: the values once for each block of their group; head_dim model_dim sizeof(T) of W^O for each query
+//            head and 64 tokens, mostly from the L2 cache; written: 4 query_heads tokens
+// FLOP       2 query_heads tokens head_dim model_dim, and 2 for the term of each projected value
 template <Norm norm, Storage T>
 __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T> p) {
   SharedMemory memory;
@@ -154,11 +170,11 @@ template void launch_portable(const Arguments<float>&, Norm, Stream);
 template void launch_portable(const Arguments<Float16>&, Norm, Stream);
 template void launch_portable(const Arguments<Bfloat16>&, Norm, Stream);
 
-// 4 terms by a tree, the tiles of columns, 16 lanes by a tree.
-int64_t portable_accumulation_depth(int64_t model_dim) { return 2 + ceil_div(model_dim, kColumns) + 4; }
+// 4 terms are added by a tree, then the tiles of columns in order, then 16 lanes by a tree.
+int64_t portable_accumulation_depth(int64_t model_dim) { return 2 + ceil_division(model_dim, kColumns) + 4; }
 
 int64_t portable_product_depth(int64_t head_dim) {
-  return std::min<int64_t>(head_dim, kPart) + ceil_div(head_dim, kPart);
+  return std::min<int64_t>(head_dim, kPart) + ceil_division(head_dim, kPart);
 }
 
 }  // namespace critical_kv_norms

@@ -1,8 +1,12 @@
-// Selection by one thread block: what select_top, rank_top and select_critical are made of.
+// Selection by one thread block: the steps of select_top, rank_top and select_critical.
 //
-// Every entry has a rank, a number of 49 bits: the score's key in front, the index, reversed, behind. Ranks are all
-// different and their order is the one that the reference selects by, so that k entries are selected by one comparison
-// with the k-th largest rank, and ties need no care of their own.
+// Every entry has a rank, a number of 49 bits: the key of its score in front, its index, reversed, behind. Ranks are
+// distinct and ordered as the reference orders entries, ties included, so that an entry is selected if its rank is at
+// least the k-th largest rank. That rank is found by its digits of 11 bits, most significant first, one pass over the
+// keys for each:
+//
+//       rank     | key: 32 bits                          | reversed index: 17 bits |
+//       digits   | 0: 11 bits  | 1: 11 bits  | 2: 11 bits  | 3: 11 bits | 4: 5 bits |
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -15,7 +19,6 @@ namespace radix_selection {
 
 inline constexpr int kThreads = 1024;
 inline constexpr int kWarps = kThreads / 32;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline constexpr int kIndexBits = 17;
 static_assert(kMostScores == int64_t{1} << kIndexBits);
@@ -27,7 +30,7 @@ inline constexpr int kCopies = 4;
 inline constexpr int kCounters = kBins * kCopies;
 inline constexpr int kBinsPerThread = kBins / kThreads;
 
-/// Keys of what is no score: below and above all keys of scores.
+/// Keys that no score has: NaN's, below all scores, and that of entries selected before, above all scores.
 inline constexpr uint32_t kNanKey = 0;
 inline constexpr uint32_t kFirstKey = 0xffffffffu;
 
@@ -42,11 +45,11 @@ __device__ inline uint64_t rank_of(uint32_t key, int64_t index) {
   return static_cast<uint64_t>(key) << kIndexBits | static_cast<uint64_t>(kMostScores - 1 - index);
 }
 
-/// What a pass over the ranks' digits found.
+/// The result of a pass over one digit of the ranks.
 struct Found {
   uint32_t digit;  ///< of the k-th largest rank
-  int above;       ///< how many ranks have a larger one
-  int same;        ///< how many have this one
+  int above;       ///< ranks with a larger digit
+  int same;        ///< ranks with this digit
 };
 
 /// Shared memory of a selecting block.
@@ -63,8 +66,6 @@ struct Shared {
         keys(memory.array<uint32_t>(cols_here)) {}
 };
 
-__device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
-__device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ inline unsigned lanes_below() { return (1u << lane()) - 1; }
 
 __device__ inline int warp_sum(int number) {
@@ -79,7 +80,7 @@ __device__ inline int sum_before(const int* warp_totals) {
   return warp_sum(lane() < warp() ? warp_totals[lane()] : 0);
 }
 
-/// The sum over this thread and all before it. All threads call it; before the next call they meet at a barrier.
+/// The inclusive prefix sum over the block's threads. All threads call it, and need a barrier before the next call.
 __device__ inline int prefix_sum(int number, int* warp_totals) {
   for (int distance = 1; distance < 32; distance *= 2) {
     const int other = __shfl_up_sync(kAllLanes, number, static_cast<unsigned>(distance));
@@ -90,7 +91,8 @@ __device__ inline int prefix_sum(int number, int* warp_totals) {
   return number + sum_before(warp_totals);
 }
 
-/// Adds to a bin for every lane that counts. Whole warps call it. Lanes that agree are counted together.
+/// Counts a digit for every lane with `counts`. Whole warps call it; one atomic operation counts lanes that all have
+/// the same digit.
 __device__ inline void count(int* counters, bool counts, uint32_t digit) {
   const unsigned counting = __ballot_sync(kAllLanes, counts);
   if (counting == 0) return;
@@ -109,7 +111,7 @@ __device__ inline int in_bin(const int* counters, int bin) {
   return sum;
 }
 
-/// Finds the bin that the wanted-th largest of all counted ranks is in. 1 <= wanted <= all that were counted.
+/// Finds the bin of the wanted-th largest counted rank. 1 <= wanted <= the number of counted ranks.
 __device__ inline void find_digit(const Shared& shared, int wanted) {
   int sizes[kBinsPerThread];
   int mine = 0;
@@ -127,8 +129,8 @@ __device__ inline void find_digit(const Shared& shared, int wanted) {
   }
 }
 
-/// The smallest rank that is selected: k entries have this rank or a larger one. 0 <= k <= cols. All threads call it,
-/// after a barrier that the keys were written before.
+/// The smallest rank that is selected: k entries have this rank or a larger one. 0 <= k <= cols. All threads call it;
+/// between writing the keys and the call there is a barrier.
 __device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_t k, const Shared& shared) {
   if (k == 0) return ~uint64_t{0};
   uint64_t prefix = 0;  // the digits found
@@ -152,15 +154,15 @@ __device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_
     below -= bits;
     prefix = prefix << bits | found.digit;
     wanted -= found.above;
-    if (found.same == wanted) break;  // all scores that share these digits are selected, whatever follows
+    if (found.same == wanted) break;  // all ranks with these digits are selected, whatever their other digits
   }
   return prefix << below;
 }
 
-/// Writes the selected indices, ascending. selected(j) says whether j is; all threads call this, after a barrier.
+/// Writes the indices j for which selected(j) is true, ascending. All threads call it, after a barrier.
 template <class Selected>
 __device__ void write_ascending(int64_t cols, const Selected& selected, int64_t* indices, int* warp_totals) {
-  const int64_t segment = (cols + kThreads - 1) / kThreads * 32;
+  const int64_t segment = ceil_division(cols, kThreads) * 32;
   const int64_t begin = warp() * segment;
   const int64_t end = min(begin + segment, cols);
   int total = 0;
@@ -181,7 +183,7 @@ __device__ void write_ascending(int64_t cols, const Selected& selected, int64_t*
   __syncthreads();
 }
 
-/// Writes key(j) for every column and raises the status if a score is NaN.
+/// Writes key(j) for every column and sets the status to 1 if a score is NaN.
 template <class Key>
 __device__ void write_keys(int64_t cols, const Key& key, uint32_t* keys, int* status) {
   bool nan = false;
@@ -189,7 +191,7 @@ __device__ void write_keys(int64_t cols, const Key& key, uint32_t* keys, int* st
     keys[j] = key(j);
     nan |= keys[j] == kNanKey;
   }
-  if (nan && status) *status = 1;  // every thread that writes writes the same number
+  if (nan && status) *status = 1;  // several threads may write, all of them 1
 }
 
 /// Whether a row's keys fit into a block's shared memory; if not, they are in the workspace.
@@ -197,7 +199,7 @@ inline bool keys_fit(int64_t cols) { return shared_bytes<Shared>(cols) <= device
 
 /// Bytes for the keys of all rows, a multiple of 256.
 inline int64_t keys_bytes(int64_t rows, int64_t cols) {
-  return (rows * cols * static_cast<int64_t>(sizeof(uint32_t)) + 255) / 256 * 256;
+  return round_up(rows * cols * static_cast<int64_t>(sizeof(uint32_t)), 256);
 }
 
 }  // namespace radix_selection

@@ -17,10 +17,10 @@ struct SelectArguments {
   const int64_t* k;
   SelectionResult result;
   uint32_t* keys;   // [rows, cols]; null: they are in shared memory
-  uint64_t* items;  // [rows, 2, cols], for ranking
+  uint64_t* items;  // [rows, 2, cols]: what rank_top_kernel sorts
 };
 
-// Loads a row's keys. returns the smallest rank that is selected
+// Writes a row's keys and returns the smallest rank that is selected.
 __device__ uint64_t select_row(const SelectArguments& p, int64_t row, uint32_t* keys, const Shared& shared) {
   const float* scores = p.scores + row * p.row_stride;
   write_keys(
@@ -29,6 +29,15 @@ __device__ uint64_t select_row(const SelectArguments& p, int64_t row, uint32_t* 
   return least_rank(keys, p.cols, p.k[row], shared);
 }
 
+// The k largest scores of one row, ascending.
+//
+// grid       rows
+// block      1024
+// shared     32,912 bytes, and 4 cols if the keys fit (else they are in the workspace)
+// registers  40 (sm_90a), 39 (sm_80)
+// bytes      read: 4 cols a row; written: 8 k; keys are written once and read up to 7 times (4 cols each), in shared
+//            memory or through the L2 cache
+// no FLOP
 __global__ void __launch_bounds__(kThreads, 1) select_top_kernel(SelectArguments p) {
   SharedMemory memory;
   const Shared shared(memory, p.keys ? 0 : p.cols);
@@ -40,12 +49,12 @@ __global__ void __launch_bounds__(kThreads, 1) select_top_kernel(SelectArguments
       p.result.indices + row * p.result.stride, shared.warp_totals);
 }
 
-// Sorting is by 8 bits of the key at a time, least significant first, each time keeping the order of equals.
+// Ranking is a stable radix sort by 8 bits of the key at a time, least significant first.
 constexpr int kSortBits = 8;
 constexpr int kSortBins = 1 << kSortBits;
 static_assert(kSortBins * kWarps == kCounters, "sorting counts where selecting does");
 
-// An entry to be sorted: what is large comes first, so the key is turned round.
+// An entry as it is sorted: the key's complement in front, so that ascending items are descending scores.
 __device__ uint64_t item_of(uint32_t key, int64_t index) {
   return static_cast<uint64_t>(~key) << 32 | static_cast<uint64_t>(index);
 }
@@ -58,13 +67,13 @@ __device__ int sort_bin(uint64_t item, int pass) {
 struct Segment {
   int64_t begin, end;
   __device__ explicit Segment(int64_t size) {
-    const int64_t length = (size + kThreads - 1) / kThreads * 32;
+    const int64_t length = ceil_division(size, kThreads) * 32;
     begin = min(warp() * length, size);
     end = min(begin + length, size);
   }
 };
 
-// counters[bin, warp] becomes how many items come before the first of this warp in this bin.
+// Replaces counters[bin, warp] by the number of items before this warp's first item in this bin.
 __device__ void sum_counters(const Shared& shared) {
   constexpr int kEach = kCounters / kThreads;
   int* mine = shared.counters + static_cast<int>(threadIdx.x) * kEach;
@@ -79,7 +88,7 @@ __device__ void sum_counters(const Shared& shared) {
   __syncthreads();
 }
 
-// The lanes among `active` whose bin is this lane's.
+// The lanes among `active` that have this lane's bin.
 __device__ unsigned peers_of(int bin, unsigned active) {
   unsigned peers = active;
   for (int bit = 0; bit < kSortBits; ++bit) {
@@ -117,6 +126,14 @@ __device__ void sort_pass(const uint64_t* from, uint64_t* to, int64_t size, int 
   __syncthreads();
 }
 
+// The k largest scores of one row, best first: select_top_kernel's selection, then four stable passes over its k
+// entries.
+//
+// grid, block, shared: as select_top_kernel
+// registers  56 (sm_90a), 54 (sm_80)
+// bytes      select_top_kernel's; in the workspace 8 k to write the items, 24 k a pass and 8 k to read the result; 16 k
+//            to read and write the indices once more
+// no FLOP
 __global__ void __launch_bounds__(kThreads, 1) rank_top_kernel(SelectArguments p) {
   SharedMemory memory;
   const Shared shared(memory, p.keys ? 0 : p.cols);

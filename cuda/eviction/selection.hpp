@@ -1,4 +1,4 @@
-// Which entries have the largest scores, on the device.
+// Selection of the entries with the largest scores, on the device.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace kvbound::cuda {
 
-/// Where a selection goes; device memory.
+/// Where a selection is written; device memory.
 struct SelectionResult {
   int64_t* indices = nullptr;  ///< row r's begin at indices + r * stride; stride >= the largest k
   int64_t stride = 0;

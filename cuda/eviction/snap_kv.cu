@@ -1,9 +1,19 @@
-// SnapKV's scores. Both kernels that form logits give a thread a few queries and four tokens; keys are in shared memory as
-// they are stored, queries as fp32.
+// SnapKV's scores. In both kernels that form logits, window_log_sum_exp_split_kernel and window_attention_kernel, a
+// thread has kRows queries and four tokens of a tile; shared memory holds keys in their storage type and queries as
+// fp32:
+//
+//                        token 0 .. 15   16 .. 31   32 .. 47   48 .. 63     of a tile of keys
+//       query  0        | 0 ..  15  |   0 ..  15 |  0 ..  15 |  0 ..  15 |  thread
+//       query  1        | 16 .. 31  |  16 ..  31 | 16 ..  31 | 16 ..  31 |
+//       ...
+//       query  7        | 112.. 127 | 112 .. 127 | 112.. 127 | 112.. 127 |
+//       query  8        | 0 ..  15  |   0 ..  15 |  0 ..  15 |  0 ..  15 |  and so on, up to query 8 kRows - 1
+//
+// In the heads of the kernels below, group = query_heads / kv_heads, query_rows = 8 kRows, and a padded row of keys has
+// v vectors of 16 bytes, `row` numbers in all.
 #include "snap_kv.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -13,25 +23,20 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kNothing = -INFINITY;
-
 constexpr int kThreads = 128;
 constexpr int kTokenLanes = 16;                     // a thread has every sixteenth token of a tile
-constexpr int kTokens = kTileTokens / kTokenLanes;  // so many
-constexpr int kRowLanes = kThreads / kTokenLanes;   // and every eighth query of a block's
+constexpr int kTokens = kTileTokens / kTokenLanes;  // tokens of a thread
+constexpr int kRowLanes = kThreads / kTokenLanes;   // a thread has every eighth query of a block
 constexpr int kMostStages = 2;
 constexpr int64_t kMostSplitTokens = 512;
 constexpr int64_t kSplitsWanted = 64;
 constexpr int kJoinWarps = 4;
 
-// A product of a query and a key is summed in parts of eight numbers: that keeps the accumulation depth, and so the
-// bounds, small.
+// A product of a query and a key is summed in parts of eight numbers, which keeps the accumulation depth and the error
+// bounds small.
 constexpr int kPartNumbers = 8;
 template <Storage T>
 inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
-
-constexpr int64_t ceil_division(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
 
 // How the tokens of a prompt are split for window_log_sum_exp.
 struct Splits {
@@ -39,8 +44,8 @@ struct Splits {
   int64_t count;
 
   explicit Splits(int64_t all)
-      : tokens(std::clamp(ceil_division(ceil_division(all, kSplitsWanted), kTileTokens) * kTileTokens,
-                          int64_t{kTileTokens}, kMostSplitTokens)),
+      : tokens(std::clamp(round_up(ceil_division(all, kSplitsWanted), kTileTokens), int64_t{kTileTokens},
+                          kMostSplitTokens)),
         count(ceil_division(all, tokens)) {}
 };
 
@@ -57,7 +62,7 @@ struct Window {
   __host__ __device__ int64_t tokens() const { return keys.rows; }
   __host__ __device__ int64_t size() const { return queries.rows; }
   __host__ __device__ int64_t group_size() const { return queries.slices / keys.slices; }
-  // How many tokens its query at this place sees.
+  // The number of tokens that window query `place` attends to.
   __device__ int64_t visible(int64_t place) const { return tokens() - size() + place + 1; }
 };
 
@@ -72,14 +77,14 @@ struct Shape {
       : stages(stages_),
         vectors(static_cast<int>(padded<T>(keys.cols) / kVector<T>)),
         query_rows(query_rows_),
-        // Two successive queries, which a warp reads at a time, begin in different banks.
+        // A warp reads two successive queries at a time; they begin in different banks.
         query_row(static_cast<int>(padded<T>(keys.cols)) + 4) {}
 };
 
 struct Shared {
   uint4* tiles;     // [stages, tile] of keys
   float* queries;   // [query_rows, query_row]
-  float* partials;  // [kRowLanes, kTileTokens], in the queries' place
+  float* partials;  // [kRowLanes, kTileTokens], in the memory of `queries`
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stages * tile_vectors(shape.vectors))),
@@ -87,7 +92,7 @@ struct Shared {
         partials(queries) {}
 };
 
-// Puts queries first, first + 1, ... of the group of KV head g into shared memory, its query heads one after the other.
+// Copies queries first, first + 1, ... of KV head g's group to shared memory, counted over its query heads in order.
 // Rows from `count` on are filled with zeros.
 template <Storage T>
 __device__ void load_queries(const Window<T>& window, int64_t g, int64_t first, int count, const Shape& shape,
@@ -109,7 +114,7 @@ __device__ void load_queries(const Window<T>& window, int64_t g, int64_t first, 
   }
 }
 
-// A thread's logits: rows lane / 16 + 8 r, tokens lane % 16 + 16 t of a tile.
+// A thread's logits: queries thread / 16 + 8 r, tokens thread % 16 + 16 t of a tile.
 template <Storage T, int kRows>
 struct Logits {
   float numbers[kRows][kTokens];
@@ -117,7 +122,7 @@ struct Logits {
   __device__ static int row(int r) { return static_cast<int>(threadIdx.x) / kTokenLanes + r * kRowLanes; }
   __device__ static int token(int t) { return static_cast<int>(threadIdx.x) % kTokenLanes + t * kTokenLanes; }
 
-  // Of a whole tile; what stands for tokens and queries that there are not means nothing.
+  // Forms the logits of a whole tile; those of tokens and queries that do not exist are undefined.
   __device__ Logits(const uint4* tile, const Shared& shared, const Shape& shape, float scale) : numbers{} {
     for (int v = 0; v < shape.vectors; v += kPartVectors<T>) {
       float part[kRows][kTokens] = {};
@@ -138,7 +143,7 @@ struct Logits {
     }
   }
 
-  // sums += what one vector of every row adds to the products
+  // Adds the products of one vector of every key and query to sums.
   __device__ static void add_products(const uint4* tile, int vector, const Shared& shared, const Shape& shape,
                                       float (&sums)[kRows][kTokens]) {
     float keys[kTokens][kVector<T>];
@@ -166,11 +171,11 @@ struct Logits {
 
 struct SplitPartials {
   float*
-      largest;  // [query_heads * window, splits]: max_j z_j; -infinity if the query sees nothing of the split
+      largest;  // [query_heads * window, splits]: max_j z_j; -infinity if the query attends to no token of the split
   float* sums;  // [query_heads * window, splits]: sum_j exp(z_j - largest)
 };
 
-// A thread's part of the sums over tokens, each relative to the largest logit that it has met.
+// A thread's sums of exp(z - largest) over its tokens, where largest is the thread's largest logit so far.
 template <Storage T, int kRows>
 struct RunningSums {
   float largest[kRows], sums[kRows];
@@ -180,8 +185,8 @@ struct RunningSums {
     for (float& entry : largest) entry = kNothing;
   }
 
-  // visible  so many of the split's tokens each row sees
-  // first    where the tile begins in the split
+  // visible  for each row the number of the split's tokens that it attends to
+  // first    the tile's first token, counted in the split
   __device__ void add(const Logits<T, kRows>& logits, int first, const int (&visible)[kRows]) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -200,7 +205,7 @@ struct RunningSums {
     }
   }
 
-  // Joins what the lanes of the same rows have.
+  // Combines the sums of the 16 lanes that share their rows.
   __device__ void join_lanes() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -217,7 +222,7 @@ struct RunningSums {
   }
 };
 
-// How many of `count` tokens from `first` on each of the thread's rows sees.
+// For each of the thread's rows, how many of the `count` tokens from `first` on it attends to.
 template <Storage T, int kRows>
 __device__ void visible_of_split(const Window<T>& window, int64_t first_row, int64_t first, int count,
                                  int (&visible)[kRows]) {
@@ -229,7 +234,18 @@ __device__ void visible_of_split(const Window<T>& window, int64_t first_row, int
   }
 }
 
-// A block has some queries of a KV head's group and one split of its tokens.
+// The largest logit and the sum of exponentials over one split of the tokens, for query_rows queries of a KV head's
+// group.
+//
+// grid       (ceil(group window / query_rows), ceil(tokens / split_tokens), kv_heads)
+// block      128
+// shared     1024 stages (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 68,608 for head_dim 128, BF16, kRows 8, 2
+//            stages
+// registers  kRows 4: 107 (16-bit types), 96 (fp32), kRows 8: 153, 128 (sm_90a); 101, 96, 151, 168 (sm_80)
+// bytes      read: 16 v for each token and KV head, again for each block along x; the queries for each split; written:
+//            8 for each query and split
+// FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; tokens in a query's future and
+//            rows beyond the last query cost products, too
 template <Storage T, int kRows>
 __global__ void __launch_bounds__(kThreads)
     window_log_sum_exp_split_kernel(Window<T> window, Splits splits, SplitPartials partials, Shape shape) {
@@ -256,11 +272,11 @@ __global__ void __launch_bounds__(kThreads)
   RunningSums<T, kRows> running;
   for (int tile = 0; tile * kTileTokens < count; ++tile) {
     if (shape.stages == 1 && tile > 0) {
-      __syncthreads();  // all are through with the tile before
+      __syncthreads();  // no thread reads the previous tile any more
       load(tile);
     }
     async_wait<0>();
-    __syncthreads();  // the tile is there for all, and of two stages all are through with the other
+    __syncthreads();  // all threads see the tile, and with two stages none reads the other any more
     if (shape.stages > 1) load(tile + 1);
     const Logits<T, kRows> logits(shared.tiles + tile % shape.stages * tile_vectors(shape.vectors), shared,
                                   shape, window.scale);
@@ -278,28 +294,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp joins the splits of one query.
+// Combines the splits of a query: one warp for each query.
+//
+// grid       ceil(query_heads window / 4)
+// block      128; no shared memory
+// registers  32 (sm_90a and sm_80)
+// bytes      read: 8 for each query and split; written: 4 for each query
+// FLOP       2 and an exponential for each query and split
 __global__ void __launch_bounds__(kJoinWarps * 32)
     window_log_sum_exp_join_kernel(SplitPartials partials, int64_t queries, int64_t splits,
                                    float* log_sum_exp) {
-  const int64_t query = blockIdx.x * static_cast<int64_t>(kJoinWarps) + threadIdx.x / 32;
+  const int64_t query = blockIdx.x * static_cast<int64_t>(kJoinWarps) + warp();
   if (query >= queries) return;
   const float* largest_of = partials.largest + query * splits;
   float largest = kNothing;
-  for (int64_t s = threadIdx.x % 32; s < splits; s += 32) largest = fmaxf(largest, largest_of[s]);
+  for (int64_t s = lane(); s < splits; s += 32) largest = fmaxf(largest, largest_of[s]);
   for (int offset = 16; offset > 0; offset /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, offset));
   }
   float sum = 0;
-  for (int64_t s = threadIdx.x % 32; s < splits; s += 32) {
+  for (int64_t s = lane(); s < splits; s += 32) {
     if (largest_of[s] == kNothing) continue;
     sum += partials.sums[query * splits + s] * expf(largest_of[s] - largest);
   }
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
-  if (threadIdx.x % 32 == 0) log_sum_exp[query] = largest + logf(sum);
+  if (lane() == 0) log_sum_exp[query] = largest + logf(sum);
 }
 
-// Adds up the thread's rows of weights exp(z - log-sum-exp), of queries first, first + 1, ... of one head.
+// Adds the weights exp(z - log-sum-exp) of the thread's rows, of queries first, first + 1, ... of one query head.
 template <Storage T, int kRows>
 __device__ void add_weights(const Window<T>& window, const Logits<T, kRows>& logits, int64_t first,
                             int64_t first_token, const float* log_sum_exp, float (&sums)[kTokens]) {
@@ -316,7 +338,16 @@ __device__ void add_weights(const Window<T>& window, const Logits<T, kRows>& log
   }
 }
 
-// A block has one tile of tokens and takes the query heads of their KV head one by one, so that keys are read once.
+// The window's mean attention to one tile of tokens, for all query heads of its KV head, one after the other.
+//
+// grid       (ceil(tokens / 64), kv_heads)
+// block      128
+// shared     1024 (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 34,304 for head_dim 128, BF16, kRows 4
+// registers  kRows 4: 105 (16-bit types), 96 (fp32), kRows 8: 128, 121 (sm_90a); 102, 96, 128, 122 (sm_80)
+// bytes      read: 16 v for each token and KV head; the group's queries and log-sum-exp for each block, mostly from the
+//            L2 cache; written: 4 query_heads tokens
+// FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; rows up to a multiple of
+//            query_rows cost products, too
 template <Storage T, int kRows>
 __global__ void __launch_bounds__(kThreads, 4)
     window_attention_kernel(Window<T> window, const float* log_sum_exp, float* mean, Shape shape) {
@@ -333,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int64_t head = g * window.group_size() + h;
     float sums[kTokens] = {};
     for (int64_t first = 0; first < window.size(); first += shape.query_rows) {
-      __syncthreads();  // the keys are there for all, and no thread reads the previous queries any more
+      __syncthreads();  // all threads see the keys, and none reads the previous queries any more
       load_queries(window, g, h * window.size() + first,
                    static_cast<int>(min(window.size() - first, static_cast<int64_t>(shape.query_rows))),
                    shape, shared.queries);
@@ -357,6 +388,13 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
+// The maximum over the columns j - reach .. j + reach: a thread has one column.
+//
+// grid       (ceil(cols / 128), rows)
+// block      128; no shared memory
+// registers  30 (sm_90a and sm_80)
+// bytes      read: 4 rows cols, the neighbours from the L1 cache; written: 4 rows cols
+// no FLOP    2 reach comparisons for each column
 __global__ void __launch_bounds__(kThreads)
     max_pool_kernel(const float* scores, int64_t cols, int64_t row_stride, int64_t reach, float* pooled) {
   const int64_t j = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
@@ -365,12 +403,19 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t last = min(cols - 1, j + reach);
   float most = row[max(int64_t{0}, j - reach)];
   for (int64_t i = max(int64_t{0}, j - reach) + 1; i <= last; ++i) {
-    // The selection must see NaN.
+    // NaN is passed on, for the selection to report.
     if (row[i] > most || row[i] != row[i]) most = row[i];
   }
   pooled[blockIdx.y * cols + j] = most;
 }
 
+// The mean over a group's query heads: a thread has one column.
+//
+// grid       (ceil(cols / 128), query_heads / group_size)
+// block      128; no shared memory
+// registers  32 (sm_90a and sm_80)
+// bytes      read: 4 query_heads cols; written: 4 query_heads / group_size cols
+// FLOP       query_heads cols, and a division for each mean
 __global__ void __launch_bounds__(kThreads)
     group_mean_kernel(const float* scores, int64_t cols, int64_t group_size, float* mean) {
   const int64_t j = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
@@ -393,8 +438,8 @@ void require_valid(const WindowView<T>& window) {
 
 constexpr int kFewRows = 4, kManyRows = 8;  // queries of a thread
 
-// What a block has at a time: many rows or few, and so many tiles. Where shared memory is short it is fewer tiles, then
-// fewer rows. Neither changes in which order anything is summed, so bits do not depend on it.
+// The first shape that fits into shared memory: many rows or few, and up to `stages` tiles at a time; where memory is
+// short, fewer tiles, then fewer rows. Neither changes the order of a sum, so results are the same bits.
 template <Storage T>
 Shape shape_that_fits(const Window<T>& window, bool many, int stages) {
   const auto with = [&](int rows, int tiles) { return Shape(window.keys, tiles, rows * kRowLanes); };
@@ -427,7 +472,7 @@ void launch_attention(const Window<T>& window, const float* log_sum_exp, float* 
 
 int64_t accumulation_depth(int64_t tokens) {
   if (tokens <= 0) return 0;
-  // A thread adds up four tokens of a tile and then tiles; sixteen lanes are joined by a tree; then come the splits.
+  // A thread adds the four tokens of a tile, then the tiles; a tree adds sixteen lanes; then the splits are added.
   const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
   return (kTokens - 1) + tiles + 4 + ceil_division(Splits(tokens).count, 32) + 5;
 }
@@ -437,7 +482,7 @@ int64_t product_depth(int64_t head_dim) {
 }
 
 int64_t rescalings(int64_t tokens) {
-  // With every tile of a split but the first, when lanes are joined, and when splits are.
+  // At every tile of a split but the first, where lanes are combined, and where splits are.
   const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
   return tiles + (Splits(tokens).count > 1 ? 1 : 0);
 }

@@ -1,4 +1,4 @@
-// SnapKV's scores: what attention the observation window pays every token of the prompt.
+// SnapKV's scores: the mean attention of the observation window's queries to every token of the prompt.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// Bytes that `window_log_sum_exp` needs.
 int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_t tokens);
 
-/// The log-sum-exp of every window query, for those who do not have it from the prefill.
+/// The log-sum-exp of every window query, for callers that do not have it from the prefill.
 ///
 ///     log_sum_exp[h, i] = ln sum_{j visible to i} exp(scale * queries[h,i,:] . keys[j,:])
 ///
@@ -34,7 +34,7 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 template <Storage T>
 void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspace workspace, Stream stream);
 
-/// The mean attention that the window's queries pay each token: reference::window_attention, by one pass over the keys.
+/// The mean attention of the window's queries to each token: reference::window_attention, by one pass over the keys.
 ///
 ///     mean[h, j] = (1 / window) sum_i exp(scale * queries[h,i,:] . keys[j,:] - log_sum_exp[h, i])
 ///
@@ -51,7 +51,7 @@ KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim);
 ///
 /// scores, pooled  [rows, cols], device memory, scores with row_stride numbers from row to row, pooled without gaps;
 ///                 not the same memory
-/// width           of the pool
+/// width           the pool's, odd
 /// throws          ShapeMismatch for a width that is even or below 1, and where row_stride < cols; DeviceError
 void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, int64_t width,
               float* pooled, Stream stream);

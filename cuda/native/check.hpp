@@ -1,4 +1,4 @@
-// What the CUDA runtime's errors become.
+// The CUDA runtime's errors as exceptions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ inline std::string words(cudaError_t error) {
 /// Throws DeviceError unless the call succeeded.
 inline void check(cudaError_t error, const std::string& call, CallSite where = CallSite::current()) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // an error that is not for good is not the next call's
+  cudaGetLastError();  // clears an error that is not sticky, so that the next call does not return it
   throw DeviceError(call, words(error), where.file, where.line);
 }
 

@@ -81,7 +81,7 @@ void* allocate(int64_t bytes) {
 }
 
 void release(void* memory) noexcept {
-  if (memory != nullptr) cudaFree(memory);  // what fails here is said by the next call
+  if (memory != nullptr) cudaFree(memory);  // a failure here is reported by the next call
 }
 
 void to_device(void* to, const void* from, int64_t bytes, Stream stream) {
@@ -105,8 +105,8 @@ void set_zero(void* to, int64_t bytes, Stream stream) {
 
 namespace {
 
-// Grants the kernel all the shared memory that a block of the current device may have, once: what one launch asked for
-// could else be less than what another, by another thread, needs.
+// Allows the kernel all the shared memory that a block of the current device may have, once for each kernel and device.
+// A limit set for one launch could be too small for the launch of another thread.
 void grant_shared_memory(const void* kernel, const std::string& call, CallSite where) {
   static std::mutex mutex;
   static std::set<std::pair<int, const void*>> granted;

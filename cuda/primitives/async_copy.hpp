@@ -1,8 +1,8 @@
-// Copies from global to shared memory that go on while the thread does (cp.async, sm_80).
+// Asynchronous copies from global to shared memory (cp.async, sm_80).
 //
-// A thread issues copies, closes a group of them, and waits until all but the latest few groups have landed. Then it
-// alone may read what they brought; the others may after a barrier. All that was issued has to be waited for before the
-// thread returns.
+// A thread issues copies, commits them as a group, and waits until all but the latest few of its groups have landed.
+// After the wait the issuing thread may read the copied bytes; the other threads of the block may read them after a
+// barrier. A thread has to wait for all of its copies before it returns.
 #pragma once
 
 #include "kernel.hpp"
@@ -13,7 +13,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 #ifdef KVBOUND_CUDA_NATIVE
 
 /// Begins to copy 16 bytes, of which `source_bytes` (0..16) are read and the rest are zero. Both addresses are 16-byte
-/// aligned. Past the L1 cache.
+/// aligned. The copy bypasses the L1 cache.
 __device__ __forceinline__ void async_copy16(void* shared, const void* global, int source_bytes = 16) {
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),

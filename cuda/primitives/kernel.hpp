@@ -1,7 +1,7 @@
-// All that kernels include besides the primitives and their own declarations. By nvcc it is CUDA; by the C++ compiler the
-// emulation of CUDA (emulation/language.hpp), which runs a block's threads in turns on a processor.
+// What every kernel needs: launches, shared memory, lanes, loads. Compiled by nvcc this is CUDA, by the C++ compiler it
+// is the emulation of CUDA (emulation/language.hpp), which runs a block's threads in turns on a processor.
 //
-// House rules: kernels live in kvbound::cuda; they have no static __shared__ variables, all shared memory comes from
+// Rules for kernels: they live in kvbound::cuda; they have no static __shared__ variables, all shared memory comes from
 // SharedMemory; blocks are whole warps; no thread returns before the block's last barrier; every *_sync names all lanes
 // that take part; no float atomics.
 #pragma once
@@ -32,8 +32,17 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// A grid's or block's extent. Throws ShapeMismatch for what is negative or more than a grid can have: 2^31 - 1 blocks
-/// along x, 65,535 along y and z.
+/// number / divisor, rounded up; for number >= 0 and divisor > 0.
+__host__ __device__ constexpr int64_t ceil_division(int64_t number, int64_t divisor) {
+  return (number + divisor - 1) / divisor;
+}
+/// The smallest multiple of `unit` that is not below `number`.
+__host__ __device__ constexpr int64_t round_up(int64_t number, int64_t unit) {
+  return ceil_division(number, unit) * unit;
+}
+
+/// A grid's or block's extent. Throws ShapeMismatch for a length that is negative or above a grid's limit: 2^31 - 1
+/// blocks along x, 65,535 along y and z.
 inline dim3 extent(int64_t x, int64_t y = 1, int64_t z = 1) {
   constexpr int64_t kMostX = std::numeric_limits<int>::max(), kMostYZ = 65535;
   const auto require_within = [](char axis, int64_t length, int64_t most) {
@@ -47,7 +56,7 @@ inline dim3 extent(int64_t x, int64_t y = 1, int64_t z = 1) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
-/// How to launch a kernel, and where in our source that is.
+/// The configuration of a launch, and the place in our source that requests it.
 struct LaunchShape {
   dim3 grid;
   dim3 block;
@@ -65,7 +74,7 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments);
 }
 #endif
 
-/// Queues the kernel. Throws DeviceError, emulated also for whatever the kernel does wrong.
+/// Queues the kernel. Throws DeviceError if the launch fails; emulated, also if the kernel has a fault.
 template <class... P>
 void launch(const LaunchShape& shape, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
 #ifdef KVBOUND_CUDA_NATIVE
@@ -82,9 +91,9 @@ void launch(const LaunchShape& shape, void (*kernel)(P...), std::type_identity_t
 #endif
 }
 
-/// A cursor over the block's dynamic shared memory. In a kernel it hands out arrays, one behind the other; on the host it
-/// hands out null and only counts. So a struct of arrays whose constructor takes them from a cursor is both the layout
-/// and, by shared_bytes, its size.
+/// A cursor over the block's dynamic shared memory. In a kernel `array` returns one array behind the other; on the host
+/// it returns null and only counts bytes. So a struct of arrays whose constructor takes them from a cursor defines both
+/// the layout and, by shared_bytes, its size.
 class SharedMemory {
  public:
   /// `count` objects, not initialised (emulated: NaN, guarded, and the same in every thread). alignment: a power of two,
@@ -110,14 +119,14 @@ class SharedMemory {
   }
 #endif
 
-  /// Up to the end of the last array.
+  /// Bytes up to the end of the last array.
   __host__ __device__ int64_t bytes() const { return used_; }
 
  private:
   template <class T>
   __host__ __device__ int64_t place(int64_t count, int alignment) {
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16);
-    const int64_t begin = (used_ + alignment - 1) / alignment * alignment;
+    const int64_t begin = round_up(used_, alignment);
     used_ = begin + count * static_cast<int64_t>(sizeof(T));
     return begin;
   }
@@ -128,7 +137,7 @@ class SharedMemory {
 #endif
 };
 
-/// The bytes that Layout(SharedMemory&, sizes...) takes.
+/// The bytes of shared memory that Layout(SharedMemory&, sizes...) takes.
 template <class Layout, class... Sizes>
 int64_t shared_bytes(Sizes... sizes) {
   SharedMemory counter;
@@ -136,8 +145,8 @@ int64_t shared_bytes(Sizes... sizes) {
   return counter.bytes();
 }
 
-/// The first of these shapes of a block for which Layout(SharedMemory&, shape) takes no more than a block of this device
-/// may have. Throws ShapeMismatch if there is none.
+/// The first of these block shapes whose Layout(SharedMemory&, shape) fits into the shared memory that a block of this
+/// device may have. Throws ShapeMismatch if there is none.
 template <class Layout, class Shape>
 Shape first_that_fits(std::initializer_list<Shape> shapes) {
   const int64_t most = device().shared_memory_per_block;
@@ -154,6 +163,16 @@ Shape first_that_fits(std::initializer_list<Shape> shapes) {
 
 #if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // what follows is for kernels
 
+/// The mask of a whole warp.
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// The calling thread's lane in its warp and its warp's number in the block; blocks are one-dimensional.
+__device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
+
+/// The natural log of 0: the largest logit of no entries.
+inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
 /// Exact; a NaN stays NaN.
 __host__ __device__ inline float to_float(float number) { return number; }
 #ifdef KVBOUND_CUDA_NATIVE
@@ -164,7 +183,7 @@ inline float to_float(Bfloat16 number) { return __uint_as_float(uint32_t{number.
 inline float to_float(Float16 number) {
   constexpr uint32_t kExponent = 0x7c00;
   const uint32_t sign = (number.bits & 0x8000U) << 16;
-  // As a binary32 with the fraction in place, 2^112 times too small; subnormal numbers become normal by the product.
+  // As bits of a binary32 the number is 2^112 times too small; the product makes subnormal numbers normal.
   const float small = __uint_as_float((number.bits & 0x7fffU) << 13);
   const bool finite = (number.bits & kExponent) != kExponent;
   const uint32_t magnitude =

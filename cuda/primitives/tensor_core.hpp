@@ -1,6 +1,6 @@
-// Products of small matrices by a whole warp (sm_80), and how their operands get into its registers.
+// Products of small matrices by a warp's tensor cores (mma.sync, sm_80), and the loads of their operands (ldmatrix).
 //
-// Where the numbers of a fragment are, for lane l with row = l / 4 and pair = 2 (l % 4), low half of a register first:
+// The numbers that lane l has of a fragment, with row = l / 4 and pair = 2 (l % 4), low half of a register first:
 //
 //     A  16 x 16  register 0: A[row, pair..pair+1]       1: A[row + 8, pair..]   2: A[row, pair + 8..]   3: A[row + 8, pair + 8..]
 //     B  16 x 8   register 0: B[pair..pair+1, row]       1: B[pair + 8.., row]

@@ -1,4 +1,4 @@
-// What a device can do at most, to hold operations against: how fast it copies, and how fast it multiplies matrices.
+// A device's rooflines, which operations are compared with: the rates at which it copies and multiplies matrices.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +17,30 @@ inline constexpr int64_t kProductOperands = (4 * 4 + 4 * 2) * 32;
 
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Copies within device memory by the runtime's own means. Reads `bytes` and writes as many. Not overlapping.
+/// Copies within device memory by cudaMemcpyAsync: reads `bytes` and writes as many. The ranges must not overlap.
 /// Throws DeviceError.
 void copy(void* to, const void* from, int64_t bytes, Stream stream);
 
-/// Multiplies bf16 matrices (mma.sync m16n8k16, sums in fp32) on all multiprocessors, entirely in registers: what
-/// instructions of this kind can reach, however they are fed. Every warp does the same 16 products, `repeats` times:
+/// Multiplies bf16 matrices (mma.sync m16n8k16, sums in fp32) on all multiprocessors, entirely in registers: an
+/// upper bound of the rate of any kernel that uses these instructions. Every warp repeats the same 16 products:
 ///
 ///     C[i][j] += A[i] B[j],  i, j = 0..3,  A [16, 16], B [16, 8]
 ///
 /// operands  [kProductOperands], device memory, two numbers each: word w of lane l at 32 w + l, first those of A[0..3],
 ///           then those of B[0..3], in the layout of primitives/tensor_core.hpp
-/// sums      [tensor_product_threads()]: for every thread the sum of its numbers of C, so that nothing is left out
+/// sums      [tensor_product_threads()]: for every thread the sum of its numbers of C, which keeps every product alive
 /// throws    DeviceError
 void tensor_products(const uint32_t* operands, int64_t repeats, float* sums, Stream stream);
 int64_t tensor_product_threads();
-/// The FLOP of tensor_products, a product and a sum being two.
+/// The FLOP of tensor_products; a multiplication and an addition count as two.
 double tensor_product_flop(int64_t repeats);
 
-/// The matrix products of cuBLAS, found when the program runs: nothing of ours is linked to it.
+/// The matrix products of cuBLAS, which is loaded at run time: no library of ours links to it.
 class MatrixLibrary {
  public:
   virtual ~MatrixLibrary() = default;
 
-  /// Null if there is none, with the reason in `why`; never in the emulation.
+  /// Null if cuBLAS is not found, as always in the emulation; the reason is then in `why`.
   static std::unique_ptr<MatrixLibrary> open(std::string* why);
 
   virtual std::string name() const = 0;  ///< the file that was found

@@ -9,7 +9,8 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-// As much of cublas_v2.h as is needed, so that building this does not need it. Its functions are the same from CUDA 11 on.
+// The declarations of cublas_v2.h that are used here, so that the build does not need cuBLAS. They are the same from
+// CUDA 11 on.
 namespace cublas {
 using Handle = void*;
 using Status = int;
@@ -32,7 +33,7 @@ void check_library(cublas::Status status, const char* call, CallSite where = Cal
   throw DeviceError(call, "cuBLAS status " + std::to_string(status), where.file, where.line);
 }
 
-// A shared library for as long as this lives.
+// A shared library, closed by the destructor.
 class SharedLibrary {
  public:
   explicit SharedLibrary(const char* name) : handle_(dlopen(name, RTLD_NOW | RTLD_LOCAL)) {}
@@ -76,7 +77,7 @@ class Cublas final : public MatrixLibrary {
     const float one = 1, zero = 0;
     const int n = static_cast<int>(side);
     check_library(set_stream_(handle_, stream), "cublasSetStream");
-    // It sees columns where we see rows, and so transposes of all three: their product in reverse order.
+    // cuBLAS is column-major and so reads our row-major matrices as their transposes: product^T = b^T a^T.
     check_library(gemm_(handle_, cublas::kAsItIs, cublas::kAsItIs, n, n, n, &one, b, cublas::kBfloat16, n, a,
                         cublas::kBfloat16, n, &zero, product, cublas::kBfloat16, n, cublas::kSumsInFloat32,
                         cublas::kBestGuess),

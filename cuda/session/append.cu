@@ -9,7 +9,12 @@ namespace {
 
 constexpr int kThreads = 64;
 
-// One block per KV head: it alone reads and changes its count.
+// Copies one key and one value to the end of a KV head's cache. Only this block reads and changes the head's count.
+//
+// grid       kv_heads
+// block      64; no shared memory
+// registers  32 (sm_90a and sm_80)
+// bytes      read and written: 2 padded rows and the count, 8, for each KV head; no FLOP
 template <Storage T>
 __global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values,
                               DeviceTensor<T> keys, DeviceTensor<T> values, int64_t* entries) {

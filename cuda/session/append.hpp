@@ -1,4 +1,4 @@
-// A decode step's new entry enters the cache.
+// Appends a decode step's entry to the cache.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// keys[g, entries[g], :] = new_keys[g, 0, :], values likewise, padding included; then entries[g] grows by 1. Copies bits.
 ///
 /// new_keys, new_values  [kv_heads, 1, head_dim]
-/// keys, values          [kv_heads, capacity, head_dim]; the caller sees to entries[g] < capacity. A full head stays as it
-///                       is
+/// keys, values          [kv_heads, capacity, head_dim]; the caller ensures entries[g] < capacity. A full head is left
+///                       as it is
 /// entries               [kv_heads], device memory
 /// throws                ShapeMismatch; DeviceError
 template <Storage T>

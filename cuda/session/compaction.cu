@@ -16,11 +16,18 @@ struct CompactArguments {
   const int64_t* count;
   uint4* compacted;
   int64_t kept_stride;
-  int64_t vectors;                   // of 16 bytes, in a row without what lies behind its padding
-  int64_t row_stride, slice_stride;  // in vectors
+  int64_t vectors;                                       // of 16 bytes in a row, padding included
+  int64_t row_stride, slice_stride;                      // in vectors
   int64_t compacted_row_stride, compacted_slice_stride;  // in vectors
 };
 
+// Copies the kept rows of one KV head, counted in vectors of 16 bytes; a thread has four vectors, 256 apart.
+//
+// grid       (ceil(capacity vectors / 1024), kv_heads)
+// block      256; no shared memory
+// registers  42 (sm_90a), 40 (sm_80)
+// bytes      read: 16 vectors + 8 for each kept row, its index again from the L1 cache; written: 16 vectors for each
+// no FLOP
 __global__ void __launch_bounds__(kThreads) compact_kernel(CompactArguments p) {
   const int64_t g = blockIdx.y;
   const int64_t size = p.count[g] * p.vectors;
@@ -53,7 +60,7 @@ void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_strid
   require_equal("columns of rows", rows.cols, "columns of compacted", compacted.cols);
   const int64_t vectors = padded<T>(rows.cols) / kVector<T>;
   constexpr int64_t kBlock = kThreads * kVectorsPerThread;
-  const int64_t blocks = (compacted.rows * vectors + kBlock - 1) / kBlock;
+  const int64_t blocks = ceil_division(compacted.rows * vectors, kBlock);
   if (blocks == 0 || rows.slices == 0) return;
   const CompactArguments arguments{reinterpret_cast<const uint4*>(rows.data),
                                    kept,

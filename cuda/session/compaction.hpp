@@ -1,4 +1,4 @@
-// Moving the entries that stay to where they stay.
+// Compaction: copies each KV head's kept entries to the front of its cache.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,7 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-// Entries that a cache has room for beyond those it begins with, and grows by when it is full.
+// The entries that a cache has room for beyond those that compression kept.
 constexpr int64_t kRoom = 256;
 
 TensorView as_slices(MatrixView matrix, int64_t rows) {
@@ -33,7 +33,7 @@ TensorView as_slices(MatrixView matrix, int64_t rows) {
   return {matrix.data, matrix.rows / rows, rows, matrix.cols, rows * matrix.row_stride};
 }
 
-// What the window says of the prompt.
+// The observation window's attention over the prompt.
 template <Storage T>
 struct WindowScores {
   StoredTensor<T> queries;   // [query_heads, window, head_dim]
@@ -41,7 +41,7 @@ struct WindowScores {
   DeviceMatrix mean;         // [query_heads, n], not pooled
 };
 
-// How the host judges: who stays in any case are the last `window` tokens, and how good the others are.
+// The host policy's ranking: the last `always_kept` tokens are always kept; the m tokens before them are candidates.
 template <Storage T>
 struct Ranking {
   const WindowScores<T>* window;
@@ -50,7 +50,7 @@ struct Ranking {
   DeviceMatrix scores;       // [kv_heads, m]
 };
 
-// Which entries stay: per KV head first the selected, then those always kept.
+// The kept entries of each KV head: first the selected ones, then those that are always kept.
 struct Kept {
   std::vector<int64_t> budgets;  // [kv_heads]
   std::vector<int64_t> selected_counts;
@@ -101,7 +101,7 @@ class DeviceSession final : public Session {
   }
 
  private:
-  // Queues an operation; waits for it only if its time is wanted.
+  // Queues an operation; waits for it only if times are measured.
   template <class Operation>
   void run(const char* name, const Operation& operation) {
     timed(times_, name, [&] {
@@ -112,7 +112,7 @@ class DeviceSession final : public Session {
 
   Workspace workspace(int64_t bytes) {
     if (workspace_.size() < bytes) {
-      synchronise(stream_);  // who works in the old one
+      synchronise(stream_);  // queued operations may still use the old workspace
       workspace_ = Buffer<std::byte>(bytes);
     }
     return {workspace_.data(), workspace_.size()};
@@ -204,7 +204,7 @@ class DeviceSession final : public Session {
     }
   }
 
-  // Policies with these selections do not pass require_supported.
+  // require_supported throws for policies with these selections.
   void select(const LayerView&, const Ranking<T>&, const ThetaSweep&, Kept&, PromptRecord&) { assert(false); }
   void select(const LayerView&, const Ranking<T>&, const Greedy&, Kept&, PromptRecord&) { assert(false); }
 
@@ -227,7 +227,7 @@ class DeviceSession final : public Session {
       adaptive_stage_one<T>({window.queries.view(), keys_.view(), scale_}, window.log_sum_exp.data(),
                             ranking.always_kept, ranked.data(), ranked.stride(), kept.device_counts.data(),
                             counts.data(), workspace(bytes), stream_);
-      synchronise(stream_);  // `ranked` ends here
+      synchronise(stream_);  // `ranked` is released here
     });
     return counts;
   }
@@ -240,7 +240,7 @@ class DeviceSession final : public Session {
     if (is_nan) throw NonFinite(std::string(what) + " is not a number in single precision");
   }
 
-  // Moves what stays to the front of a cache with room for more.
+  // Copies the kept entries to the front of a cache with room for decode steps.
   void fill_cache(Kept& kept) {
     most_entries_ = std::ranges::max(kept.budgets);
     reserve(most_entries_ + kRoom);
@@ -251,7 +251,7 @@ class DeviceSession final : public Session {
                    to->view(), stream_);
       }
     });
-    synchronise(stream_);  // the lists of positions end here
+    synchronise(stream_);  // the caller releases the lists of positions
   }
 
   void reserve(int64_t capacity) {
@@ -259,7 +259,7 @@ class DeviceSession final : public Session {
     cache_values_ = StoredTensor<T>(shape_.kv_heads, capacity, shape_.head_dim);
   }
 
-  // Twice the room, by the same compaction that filled the cache.
+  // Doubles the capacity, by the compaction that filled the cache.
   void grow() {
     std::vector<int64_t> all(most_entries_);
     std::iota(all.begin(), all.end(), 0);
@@ -282,7 +282,7 @@ class DeviceSession final : public Session {
                  {output_.data(), log_sum_exp_.data(), nullptr}, workspace(bytes), stream_);
   }
 
-  // What depends on the layer alone is computed once, however many policies and budgets are tried.
+  // Computed once for each window size and then reused by all policies and budgets.
   const WindowScores<T>& window_scores_of(const LayerView& layer, int64_t size) {
     const auto [entry, is_new] = window_scores_.try_emplace(size);
     WindowScores<T>& scores = entry->second;
@@ -341,7 +341,7 @@ class DeviceSession final : public Session {
   throw InvalidPolicy("a device stores a cache as F32, F16 or BF16, not as " + std::string(name(storage)));
 }
 
-// The one that a session of this storage has its norms from.
+// The kernel that computes the norms of a session of this storage.
 NormsKernel norms_kernel(Dtype storage, int64_t head_dim) {
   if (storage == Dtype::f32) return chosen_norms_kernel<float>(head_dim);
   if (storage == Dtype::f16) return chosen_norms_kernel<Float16>(head_dim);

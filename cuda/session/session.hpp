@@ -1,4 +1,4 @@
-// A layer's compressed cache on a device: the whole of SnapKV + CriticalKV without leaving it.
+// A layer's compressed cache on a device: SnapKV and CriticalKV, computed entirely on the device.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace kvbound::cuda {
 
-/// Why the device cannot do a part of a policy yet; null: it can. All alternatives are named, so that a new one does not
-/// compile until it is, too.
+/// Why the device does not support a part of a policy; null: it does. Every alternative has an overload, so that a new
+/// alternative does not compile until it has one, too.
 struct DeviceLimits {
   const char* operator()(const SnapKv&) const { return nullptr; }
   const char* operator()(const H2o&) const { return kHosts; }
@@ -49,7 +49,7 @@ struct DeviceLimits {
   static constexpr const char* kMerges = "merging runs on the reference only";
 };
 
-/// Throws InvalidPolicy for what the device cannot do yet.
+/// Throws InvalidPolicy for a policy that the device does not support.
 inline void require_supported(const Policy& policy) {
   const DeviceLimits limits;
   for (const char* why : {std::visit(limits, policy.host), std::visit(limits, policy.score),
@@ -59,8 +59,9 @@ inline void require_supported(const Policy& policy) {
   }
 }
 
-// Both builds' are declared whichever of them the translation unit speaks to (build.hpp), for a program chooses between them
-// while it runs. native's is there only where a CUDA compiler was (KVBOUND_HAS_NATIVE).
+// Both builds' functions are declared, whichever build the translation unit selects (build.hpp), because a program
+// chooses between them at run time. Those of native are defined only in builds with a CUDA compiler
+// (KVBOUND_HAS_NATIVE).
 namespace native {
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
@@ -72,11 +73,11 @@ namespace emulated {
 /// A session that stores keys, values, queries and W^O as F32, F16 or BF16, rounded once, and computes in fp32.
 ///
 /// storage  throws InvalidPolicy for any other type
-/// times    where the time of every operation is added up: upload, window_attention, projected_value_norms,
-///          stage_two_scores, selection, compaction, attention; each is then waited for. Null: not measured
-/// stream   on which everything is queued
-/// compress and step throw what the reference throws, NonFinite also for what overflows single precision; InvalidPolicy for
-/// what the device cannot do yet; DeviceError. Results are the same bits at every call
+/// times    receives the time of every operation: upload, window_attention, projected_value_norms, stage_two_scores,
+///          selection, compaction, attention; the session then waits for each operation. Null: not measured
+/// stream   on which all operations are queued
+/// compress and step throw what the reference throws, NonFinite also for results that overflow single precision;
+/// InvalidPolicy for a policy that the device does not support; DeviceError. Results are the same bits at every call
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
 

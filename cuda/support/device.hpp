@@ -28,10 +28,10 @@ struct DeviceInfo {
   int multiprocessors;
   int64_t memory;  ///< bytes
   int64_t l2_bytes;
-  int64_t shared_memory_per_block;  ///< bytes, the most that a kernel may ask for
+  int64_t shared_memory_per_block;  ///< bytes, the most that a block may have
 };
 
-/// The current device; nullopt if there is none that these kernels can run on, with the runtime's words in `why`.
+/// The current device; nullopt if the kernels cannot run on it or there is none, with the runtime's message in `why`.
 std::optional<DeviceInfo> find_device(std::string* why = nullptr);
 
 /// The current device. Throws DeviceError if there is none.
@@ -46,7 +46,7 @@ void to_host(void* to, const void* from, int64_t bytes, Stream stream);
 void set_zero(void* to, int64_t bytes, Stream stream);
 }  // namespace detail
 
-/// Waits for all that was queued on the stream. Throws DeviceError, also for what failed before.
+/// Waits for everything that was queued on the stream. Throws DeviceError, also for an earlier operation's failure.
 void synchronise(Stream stream);
 
 /// `size` objects in device memory, not initialised.
@@ -75,12 +75,12 @@ class Buffer {
   T* data() { return data_; }
   const T* data() const { return data_; }
 
-  /// Copies numbers to positions first, first + 1, ...; returns when they may be changed again.
+  /// Copies numbers to positions first, first + 1, ...; returns when `numbers` may be changed again.
   void upload(std::span<const T> numbers, Stream stream = nullptr, int64_t first = 0) {
     require_inside(first, numbers.size());
     detail::to_device(data_ + first, numbers.data(), static_cast<int64_t>(numbers.size_bytes()), stream);
   }
-  /// Copies from positions first, first + 1, ... until `numbers` is full; returns when they are there.
+  /// Copies from positions first, first + 1, ... until `numbers` is full; returns when the copy is complete.
   void download(std::span<T> numbers, Stream stream = nullptr, int64_t first = 0) const {
     require_inside(first, numbers.size());
     detail::to_host(numbers.data(), data_ + first, static_cast<int64_t>(numbers.size_bytes()), stream);
@@ -100,8 +100,8 @@ class Buffer {
   T* data_ = nullptr;
 };
 
-/// Memory that an operation works in: at least as much as its ..._workspace function says, 256-byte aligned. Nothing in
-/// it has to outlive the operation.
+/// An operation's scratch memory: at least as many bytes as its ..._workspace function returns, 256-byte aligned. Its
+/// contents need not outlive the operation.
 struct Workspace {
   void* data = nullptr;
   int64_t bytes = 0;

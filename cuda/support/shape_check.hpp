@@ -27,7 +27,7 @@ inline void require_groups(int64_t query_heads, int64_t kv_heads) {
                       " KV heads");
 }
 
-/// Throws ShapeMismatch where a tensor is not laid out as view.hpp asks.
+/// Throws ShapeMismatch for a tensor whose layout is not the one that view.hpp requires.
 template <class T>
 void require_layout(std::string_view what, const DeviceTensor<T>& tensor) {
   using Number = std::remove_const_t<T>;
@@ -53,7 +53,7 @@ void require_layout(std::string_view what, const DeviceTensor<T>& tensor) {
   }
 }
 
-/// Throws ShapeMismatch if there is less workspace than an operation needs, or if it is not aligned.
+/// Throws ShapeMismatch if the workspace has fewer bytes than an operation needs, or is not aligned.
 inline void require_workspace(const Workspace& workspace, int64_t bytes) {
   if (workspace.bytes < bytes) {
     throw ShapeMismatch("the workspace has " + std::to_string(workspace.bytes) + " bytes but " +

@@ -26,11 +26,11 @@ inline constexpr Dtype dtype_of = std::is_same_v<T, float>     ? Dtype::f32
                                   : std::is_same_v<T, Float16> ? Dtype::f16
                                                                : Dtype::bf16;
 
-/// Numbers in 16 bytes, which is what one load takes.
+/// Numbers in 16 bytes, the width of one load.
 template <Storage T>
 inline constexpr int64_t kVector = 16 / static_cast<int64_t>(sizeof(T));
 
-/// The length of a row of `cols` numbers in device memory: whole loads of 16 bytes.
+/// The length of a row of `cols` numbers in device memory, rounded up to whole loads of 16 bytes.
 template <Storage T>
 constexpr int64_t padded(int64_t cols) {
   return (cols + kVector<T> - 1) / kVector<T> * kVector<T>;

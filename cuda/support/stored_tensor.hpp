@@ -1,4 +1,4 @@
-// Numbers of the host's doubles in device memory: stored in a cache's type, or results in single precision.
+// The host's doubles in device memory, rounded to a cache's storage type, and the device's single-precision results.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace kvbound::cuda {
 
-/// A number in storage, rounded once.
+/// A number in its storage type, rounded once.
 template <Storage T>
 T stored(double number) {
   if constexpr (std::is_same_v<T, Float16>) {
@@ -52,7 +52,7 @@ class StoredTensor {
     }
   }
 
-  /// A tensor of one slice from a matrix, whose rows may lie apart.
+  /// A tensor of one slice, from a matrix whose rows may have a stride.
   void assign(MatrixView matrix, Stream stream) {
     std::vector<T> slice(slice_stride());
     for (int64_t r = 0; r < rows_; ++r) {

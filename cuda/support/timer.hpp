@@ -1,4 +1,4 @@
-// How long what was queued on a stream takes, by the device's own clock.
+// The time that operations queued on a stream take, by the device's clock.
 #pragma once
 
 #include <memory>
@@ -8,11 +8,11 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Two marks on a stream. Native: CUDA events, which the device stamps when it comes to them, to half a microsecond.
-/// Emulated: the clock on the wall, since everything queued has been done.
+/// Two marks on a stream. Native: CUDA events, whose times the device records, with a resolution of half a microsecond.
+/// Emulated: the processor's steady clock, because launches are synchronous there.
 class Timer {
  public:
-  Timer();  ///< throws DeviceError, as everything here
+  Timer();  ///< throws DeviceError, as all members do
   ~Timer();
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
@@ -20,7 +20,7 @@ class Timer {
   void start(Stream stream);
   void stop(Stream stream);
 
-  /// From start to stop; waits for the stop.
+  /// Seconds from start to stop; waits until the stop has been recorded.
   double seconds();
 
  private:

@@ -11,8 +11,8 @@ namespace kvbound::cuda {
 /// slices x rows x cols stored numbers in device memory.
 ///
 /// data is 16-byte aligned; row_stride and slice_stride are multiples of 16 bytes, row_stride >= padded<T>(cols), and
-/// the numbers between cols and padded<T>(cols) of every row are 0, so that whole loads need no special end. Operations
-/// throw ShapeMismatch where strides are not so; that the padding is 0 is up to the caller.
+/// the numbers between cols and padded<T>(cols) of every row are 0, so that rows are read by whole loads alone.
+/// Operations throw ShapeMismatch for other strides; the caller ensures that the padding is 0.
 template <class T>
 struct DeviceTensor {
   T* data = nullptr;
@@ -29,13 +29,12 @@ struct DeviceTensor {
   }
 };
 
-/// A layer's cache: per KV head so many entries, with room for more.
+/// A layer's cache: for each KV head its entries and room for more.
 template <Storage T>
 struct CacheView {
-  DeviceTensor<const T> keys;    ///< [kv_heads, capacity, head_dim]
-  DeviceTensor<const T> values;  ///< [kv_heads, capacity, head_dim]
-  const int64_t* entries =
-      nullptr;  ///< [kv_heads], device memory: the first so many rows are in use, 0..capacity
+  DeviceTensor<const T> keys;        ///< [kv_heads, capacity, head_dim]
+  DeviceTensor<const T> values;      ///< [kv_heads, capacity, head_dim]
+  const int64_t* entries = nullptr;  ///< [kv_heads], device memory: the number of rows in use, 0..capacity
   const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
 };
 
