@@ -1,5 +1,4 @@
-"""Every kernel compiles for both generations of GPUs that it is written for, without a warning and without registers
-that spill into memory.
+"""Every kernel compiles for both supported GPU generations without a warning and without spilling registers.
 
 usage: cuda_compile_test.py INCLUDE KERNEL... -- NVCC...
 INCLUDE: the folder in which <kvbound/...> is; KERNEL: the *.cu files that are built; NVCC: the compiler with its options
@@ -30,7 +29,7 @@ GOOD = "__global__ void good_kernel(int* to) { *to = 1; }\n"
 
 
 def complaints(source):
-    """What is wrong with the source file, line by line; nothing if it is as it ought to be."""
+    """The compiler's warnings, errors and register spills for a source file, as lines; empty if there are none."""
     architectures = [f"--generate-code=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
