@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
+# Installs missing packages on Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
 #
-#   tests/run.sh             what every change must pass
+#   tests/run.sh             the tests that every change must pass
 #   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps
-#   tests/run.sh -L unit     other arguments go to ctest, and choose among all tests
+#   tests/run.sh -L unit     other arguments go to ctest and select from all tests
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
@@ -15,7 +15,7 @@ case "$*" in
   *) chosen=("$@") ;;
 esac
 
-# Code for this machine's GPU. Where there is none, that the kernels compile for one is a long test.
+# Kernels for this machine's GPU. On a machine without one a long test checks that the kernels compile.
 cuda=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=90a-real)
 if nvidia-smi --list-gpus >/dev/null 2>&1; then
   cuda=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)
