@@ -265,8 +265,7 @@ TEST(EvictedAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
   const traces::Layer layer = layer_of(9);
   for (const Policy& policy : policies()) {
     Case given(layer, policy);
-    given.kept[0].erase(given.kept[0].begin() + 5,
-                        given.kept[0].begin() + 9);  // keeps ten of fourteen entries
+    given.kept[0].erase(given.kept[0].begin() + 5, given.kept[0].begin() + 9);  // keeps ten of fourteen
     for (int64_t i = 0; given.kept[1].size() < 17; ++i) {
       if (!std::ranges::binary_search(given.kept[1], i)) {
         given.kept[1].insert(std::ranges::lower_bound(given.kept[1], i), i);
