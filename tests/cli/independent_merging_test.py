@@ -21,7 +21,7 @@ from support.independent_allocation import (adakv_wins, floors_and_largest_fract
                                             legal_head_budgets)
 from support.independent_merged_cache import MergingHead
 from support.independent_merged_replay import keep_and_merge
-from support.independent_merging import cosines, merge_group, one_score, similarity_weights
+from support.independent_merging import cosines, merge_cluster, one_score, similarity_weights
 from support.independent_policy import parse_policy
 from support.independent_prediction import Prediction, log_sum
 from support.independent_scores import softmax
@@ -35,70 +35,72 @@ def options(text):
     return parse_policy("tova+" + text).merge
 
 
-def random_group(seed, heads=1, entries=4, width=5, spread=1.0):
+def random_cluster(seed, heads=1, entries=4, width=5, spread=1.0):
     """A random cluster with its queries' raw scores; the cache has no other entries."""
     random = np.random.default_rng(seed)
-    group = SimpleNamespace(keys=random.standard_normal((entries, width)), values=random.standard_normal((entries, width)),
-                            votes=random.integers(1, 9, entries).astype(float), scale=0.4,
-                            queries=spread * random.standard_normal((heads, width)))
-    group.log_scores = group.scale * group.queries @ group.keys.T
-    group.key_terms, group.value_terms, group.score_terms = abs(group.keys), abs(group.values), abs(group.log_scores)
-    group.log_totals = log_sum(group.log_scores + np.log(group.votes))
-    group.log_total_terms = np.zeros(heads)
-    return group
+    cluster = SimpleNamespace(keys=random.standard_normal((entries, width)),
+                              values=random.standard_normal((entries, width)),
+                              votes=random.integers(1, 9, entries).astype(float), scale=0.4,
+                              queries=spread * random.standard_normal((heads, width)))
+    cluster.log_scores = cluster.scale * cluster.queries @ cluster.keys.T
+    cluster.key_terms, cluster.value_terms = abs(cluster.keys), abs(cluster.values)
+    cluster.score_terms = abs(cluster.log_scores)
+    cluster.log_totals = log_sum(cluster.log_scores + np.log(cluster.votes))
+    cluster.log_total_terms = np.zeros(heads)
+    return cluster
 
 
 class Groups(unittest.TestCase):
-    def require_lossless(self, group, result, tolerance=1e-12):
+    def require_lossless(self, cluster, result, tolerance=1e-12):
         """The merged entry has the members' total votes and, with them, the logit ln W of the cluster for every query.
         """
-        for query, logs in zip(group.queries, group.log_scores + np.log(group.votes)):
-            logit = group.scale * query @ result.key + np.log(result.votes)
+        for query, logs in zip(cluster.queries, cluster.log_scores + np.log(cluster.votes)):
+            logit = cluster.scale * query @ result.key + np.log(result.votes)
             np.testing.assert_allclose(logit, log_sum(logs), tolerance, 1e-12)
-        self.assertEqual(result.votes, group.votes.sum())
+        self.assertEqual(result.votes, cluster.votes.sum())
 
     def test_minimum_norm_and_zip_are_lossless_for_one_head_and_a_convex_key_is_not(self):
         for seed in range(200):
-            group = random_group(seed, spread=(0.01, 1, 100)[seed % 3])
+            cluster = random_cluster(seed, spread=(0.01, 1, 100)[seed % 3])
             for text in ("keepkv", "keepkv:gqa=mean", "keepkv-paper"):
-                result, *others = merge_group(options(text), group)
+                result, *others = merge_cluster(options(text), cluster)
                 self.assertEqual(others, [])
-                self.require_lossless(group, result, 1e-9)
-                np.testing.assert_allclose(result.value, softmax(group.log_scores[0] + np.log(group.votes)) @ group.values,
-                                           1e-10, 1e-12)
+                self.require_lossless(cluster, result, 1e-9)
+                shares = softmax(cluster.log_scores[0] + np.log(cluster.votes))
+                np.testing.assert_allclose(result.value, shares @ cluster.values, 1e-10, 1e-12)
             if seed % 3:
                 with self.assertRaises(AssertionError):
-                    self.require_lossless(group, merge_group(options("keepkv:key=convex"), group)[0])
+                    self.require_lossless(cluster, merge_cluster(options("keepkv:key=convex"), cluster)[0])
 
     def test_joint_gives_independent_queries_their_logits_and_its_value_cannot_be_bettered(self):
         for seed in range(50):
-            group = random_group(seed, heads=3)
-            group.log_totals = group.log_totals + np.log([1.5, 3, 9])
-            result = merge_group(options("keepkv:rank=0"), group)[0]
-            self.require_lossless(group, result)
-            weights = np.exp(log_sum(group.log_scores + np.log(group.votes)) - group.log_totals)
-            means = np.stack([softmax(logs) @ group.values for logs in group.log_scores + np.log(group.votes)])
+            cluster = random_cluster(seed, heads=3)
+            cluster.log_totals = cluster.log_totals + np.log([1.5, 3, 9])
+            result = merge_cluster(options("keepkv:rank=0"), cluster)[0]
+            self.require_lossless(cluster, result)
+            weights = np.exp(log_sum(cluster.log_scores + np.log(cluster.votes)) - cluster.log_totals)
+            means = np.stack([softmax(logs) @ cluster.values for logs in cluster.log_scores + np.log(cluster.votes)])
 
             def loss(value):
                 return ((weights[:, None] * (value - means))**2).sum()
 
             for step in np.random.default_rng(seed).standard_normal((20, 5)) * 0.01:
                 self.assertLess(loss(result.value), loss(result.value + step))
-            across = np.linalg.svd(group.queries)[2][3:]  # orthogonal to all queries
-            keys = [softmax(logs) @ group.keys for logs in group.log_scores + np.log(group.votes)]
+            across = np.linalg.svd(cluster.queries)[2][3:]  # orthogonal to all queries
+            keys = [softmax(logs) @ cluster.keys for logs in cluster.log_scores + np.log(cluster.votes)]
             np.testing.assert_allclose(across @ result.key, across @ np.mean(keys, axis=0), 1e-9, 1e-12)
 
     def test_dropped_directions_do_not_move_the_key_and_both_sides_of_the_bar_are_legal(self):
-        group = random_group(1, heads=2, width=3)
-        group.queries = np.array([[1.0, 0, 0], [0, 0.3, 0]])
-        group.log_scores = group.scale * group.queries @ group.keys.T
-        both, neither = (merge_group(options(f"keepkv:rank={rank}"), group) for rank in ("0.29", "0.31"))
+        cluster = random_cluster(1, heads=2, width=3)
+        cluster.queries = np.array([[1.0, 0, 0], [0, 0.3, 0]])
+        cluster.log_scores = cluster.scale * cluster.queries @ cluster.keys.T
+        both, neither = (merge_cluster(options(f"keepkv:rank={rank}"), cluster) for rank in ("0.29", "0.31"))
         self.assertEqual((len(both), len(neither)), (1, 1))
-        at_the_bar = merge_group(options("keepkv:rank=0.3"), group)
+        at_the_bar = merge_cluster(options("keepkv:rank=0.3"), cluster)
         self.assertEqual(len(at_the_bar), 2)
         for result in (both[0], neither[0]):
             self.assertTrue(any(np.allclose(result.key, other.key, 1e-12) for other in at_the_bar))
-        mean = np.mean([softmax(logs) @ group.keys for logs in group.log_scores + np.log(group.votes)], axis=0)
+        mean = np.mean([softmax(logs) @ cluster.keys for logs in cluster.log_scores + np.log(cluster.votes)], axis=0)
         np.testing.assert_allclose(neither[0].key[1:], mean[1:], 1e-12)
         self.assertGreater(abs(both[0].key[1] - mean[1]), 1e-3)
 
@@ -116,19 +118,19 @@ class Groups(unittest.TestCase):
         self.assertEqual(one_score(np.full(3, 7.7), np.ones(3), np.array([1.0, 2, 9])).divergence, 0)
 
     def test_zip_of_equal_scores_leaves_the_mean_and_singular_groups_take_the_minimum_norm(self):
-        group = random_group(3, entries=2)
+        cluster = random_cluster(3, entries=2)
         for score in (0.0, 5.0):
-            group.log_scores[...] = score
-            result, *_ = merge_group(options("keepkv-paper"), group)
-            np.testing.assert_allclose(result.key, group.votes @ group.keys / group.votes.sum(), 1e-12)
-        group.votes[...] = 1
-        group.log_scores = np.array([[1.0, 0.0]])
-        group.log_scores[0] -= softmax(group.log_scores[0]) @ group.log_scores[0]  # m = 0 < KL up to rounding
-        results = merge_group(options("keepkv-paper"), group)
-        minimum_norm = merge_group(options("keepkv:gqa=mean"), group)[0]
+            cluster.log_scores[...] = score
+            result, *_ = merge_cluster(options("keepkv-paper"), cluster)
+            np.testing.assert_allclose(result.key, cluster.votes @ cluster.keys / cluster.votes.sum(), 1e-12)
+        cluster.votes[...] = 1
+        cluster.log_scores = np.array([[1.0, 0.0]])
+        cluster.log_scores[0] -= softmax(cluster.log_scores[0]) @ cluster.log_scores[0]  # m = 0 < KL up to rounding
+        results = merge_cluster(options("keepkv-paper"), cluster)
+        minimum_norm = merge_cluster(options("keepkv:gqa=mean"), cluster)[0]
         self.assertTrue(any(np.allclose(result.key, minimum_norm.key, 1e-12) for result in results))
-        group.log_scores += 1e-3  # near the singularity: the key is far away, and its error bounds are large
-        result, *others = merge_group(options("keepkv-paper"), group)
+        cluster.log_scores += 1e-3  # near the singularity: the key is far away, and its error bounds are large
+        result, *others = merge_cluster(options("keepkv-paper"), cluster)
         self.assertEqual(others, [])
         self.assertGreater(abs(result.key).max(), 50)
         self.assertGreater(result.key_terms.min(), 1e3)
@@ -140,12 +142,12 @@ class Groups(unittest.TestCase):
         squared = np.array([0, 5, 9, 4.0])
         np.testing.assert_allclose(similarity_weights(options("kvmerger"), keys), softmax(-squared / (2 * 6)), 1e-14)
         np.testing.assert_allclose(similarity_weights(options("kvmerger"), keys[[0, 0]]), [0.5, 0.5])
-        group = random_group(4)
+        cluster = random_cluster(4)
         for text in ("convex", "convex:gqa=mean"):
-            group.votes[...] = 1
-            result = merge_group(options(text), group)[0]
+            cluster.votes[...] = 1
+            result = merge_cluster(options(text), cluster)[0]
             self.assertEqual(result.votes, 1)
-            np.testing.assert_allclose(result.key, softmax(group.log_scores[0]) @ group.keys, 1e-12)
+            np.testing.assert_allclose(result.key, softmax(cluster.log_scores[0]) @ cluster.keys, 1e-12)
         self.assertEqual(mixed(GOLDEN), 0xE220A8397B1DCDAF)  # SplitMix64's first number for seed 0
         twice = mixed((mixed(GOLDEN) + GOLDEN) % 2**64)
         self.assertEqual(cam_draw(0, 0, 0), (mixed((twice + GOLDEN) % 2**64) >> 11) / 2**53)

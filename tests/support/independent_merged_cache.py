@@ -4,12 +4,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from support.independent_decoding import DecodingHead
-from support.independent_merging import cosines, merge_group
+from support.independent_merging import cosines, merge_cluster
 from support.independent_prediction import Prediction, log_sum
 from support.independent_prompt import rebuild_scores
 from support.independent_scores import softmax
 from support.independent_selection import OF_TERMS, near_swaps
-from support.independent_targets import (cam_receivers, cam_takes, cosine_terms, groups_of, legal_targets, settle)
+from support.independent_targets import (cam_receivers, cam_takes, cosine_terms, clusters_of, legal_targets, settle)
 
 RELATIVE = 1e-8
 SMALLEST_NORMAL = np.finfo(np.float64).tiny
@@ -129,16 +129,16 @@ class MergingHead(DecodingHead):
     def results(self, target, members, totals):
         """All results that rounding allows for the staying entry after these members have been merged into it."""
         now = np.array([target, *members])
-        group = SimpleNamespace(keys=self.key[now], key_terms=self.key_terms[now], values=self.value[now],
-                                value_terms=self.value_terms[now], votes=self.votes[now], queries=self.queries,
-                                scale=self.trace.scale)
+        cluster = SimpleNamespace(keys=self.key[now], key_terms=self.key_terms[now], values=self.value[now],
+                                  value_terms=self.value_terms[now], votes=self.votes[now], queries=self.queries,
+                                  scale=self.trace.scale)
         if not members:
-            return [SimpleNamespace(key=group.keys[0], key_terms=group.key_terms[0], value=group.values[0],
-                                    value_terms=group.value_terms[0], votes=group.votes[0], log_scores=None)]
+            return [SimpleNamespace(key=cluster.keys[0], key_terms=cluster.key_terms[0], value=cluster.values[0],
+                                    value_terms=cluster.value_terms[0], votes=cluster.votes[0], log_scores=None)]
         if self.merge.predicts:
-            group.log_scores, group.score_terms = self.scores_for_merging(now)
-            group.log_totals, group.log_total_terms = totals
-        return merge_group(self.merge, group)
+            cluster.log_scores, cluster.score_terms = self.scores_for_merging(now)
+            cluster.log_totals, cluster.log_total_terms = totals
+        return merge_cluster(self.merge, cluster)
 
     def become(self, target, result):
         self.key[target], self.key_terms[target] = result.key, result.key_terms
@@ -176,12 +176,12 @@ class MergingHead(DecodingHead):
         if members is None:
             options = self.options(leaving)
             if self.shown is None:
-                members = groups_of({entry: self.choices.pick(legal) for entry, legal in options.items()})
+                members = clusters_of({entry: self.choices.pick(legal) for entry, legal in options.items()})
             else:
                 assignment, self.swaps = settle(options, [int(entry) for entry in self.positions], agrees)
-                members = groups_of(assignment)
-        for target, group in [(target, group) for target, group in members.items() if group]:
-            legal = results(target, group)
+                members = clusters_of(assignment)
+        for target, cluster in [(target, cluster) for target, cluster in members.items() if cluster]:
+            legal = results(target, cluster)
             seen = [] if self.shown is None else [result for result in legal if self.is_shown(target, result)]
             self.become(target, seen[0] if seen else legal[0] if self.shown is not None else self.choices.pick(legal))
 

@@ -63,15 +63,15 @@ def zip_keys(found, log_scores, terms, mean, mean_terms, minimum_norm):
     return options
 
 
-def merge_mean(merge, group):
+def merge_mean(merge, cluster):
     """Merges by one score exp(mean_h ln s^^h) for all heads, and q = mean_h q_h: [(key, terms)], (value, terms)."""
-    log_scores, terms = group.log_scores.mean(axis=0), group.score_terms.mean(axis=0)
-    found, query = one_score(log_scores, terms, group.votes), group.queries.mean(axis=0)
-    mean, mean_terms = mean_of(found.shares, found.spread, group.keys, group.key_terms)
-    value = mean_of(found.shares, found.spread, group.values, group.value_terms)
+    log_scores, terms = cluster.log_scores.mean(axis=0), cluster.score_terms.mean(axis=0)
+    found, query = one_score(log_scores, terms, cluster.votes), cluster.queries.mean(axis=0)
+    mean, mean_terms = mean_of(found.shares, found.spread, cluster.keys, cluster.key_terms)
+    value = mean_of(found.shares, found.spread, cluster.values, cluster.value_terms)
     if merge.key == "convex":
         return [(mean, mean_terms)], value
-    shift, shift_terms = correction(found.divergence, found.divergence_terms, query, group.scale)
+    shift, shift_terms = correction(found.divergence, found.divergence_terms, query, cluster.scale)
     minimum_norm = mean - shift, mean_terms + shift_terms
     if merge.key == "zip":
         return zip_keys(found, log_scores, terms, mean, mean_terms, minimum_norm), value
@@ -101,19 +101,19 @@ def corrections_to_targets(merge, queries, wanted, wanted_terms):
     return options
 
 
-def merge_joint(merge, group):
+def merge_joint(merge, cluster):
     """Merges with a score per query head; one key serves all their logits, one value all their outputs."""
-    heads, queries = [], group.scale * group.queries
-    for log_scores, terms in zip(group.log_scores, group.score_terms):
-        found = one_score(log_scores, terms, group.votes)
-        found.key, found.key_terms = mean_of(found.shares, found.spread, group.keys, group.key_terms)
-        found.value, found.value_terms = mean_of(found.shares, found.spread, group.values, group.value_terms)
+    heads, queries = [], cluster.scale * cluster.queries
+    for log_scores, terms in zip(cluster.log_scores, cluster.score_terms):
+        found = one_score(log_scores, terms, cluster.votes)
+        found.key, found.key_terms = mean_of(found.shares, found.spread, cluster.keys, cluster.key_terms)
+        found.value, found.value_terms = mean_of(found.shares, found.spread, cluster.values, cluster.value_terms)
         heads.append(found)
     keys, key_terms, divergences, divergence_terms, values, value_terms, log_totals, log_total_terms = (
         np.stack([getattr(found, kind) for found in heads]) for kind in (
             "key", "key_terms", "divergence", "divergence_terms", "value", "value_terms", "log_total", "log_total_terms"))
-    weights = softmax(2 * (log_totals - group.log_totals))
-    terms = 2 * (log_total_terms + group.log_total_terms + abs(log_totals) + abs(group.log_totals))
+    weights = softmax(2 * (log_totals - cluster.log_totals))
+    terms = 2 * (log_total_terms + cluster.log_total_terms + abs(log_totals) + abs(cluster.log_totals))
     value = weights @ values, weights @ (value_terms + (abs(values) + abs(weights @ values))
                                          * (terms + weights @ terms)[:, None])
     mean, mean_terms = keys.mean(axis=0), key_terms.mean(axis=0)
@@ -145,25 +145,25 @@ def similarity_weights(merge, keys):
     return softmax(-distances / (2 * variance) if variance > 0 else np.zeros_like(distances))
 
 
-def merge_group(merge, group):
+def merge_cluster(merge, cluster):
     """All results of merging a cluster that rounding allows, ours first."""
     log_scores = score_terms = None
     if merge.predicts:
-        keys, value = (merge_joint if merge.gqa == "joint" else merge_mean)(merge, group)
-        logs = group.log_scores + np.log(group.votes)
-        score_terms = (softmax(logs) * group.score_terms).sum(axis=1)
-        log_scores = log_sum(logs) - np.log(group.votes.sum())
+        keys, value = (merge_joint if merge.gqa == "joint" else merge_mean)(merge, cluster)
+        logs = cluster.log_scores + np.log(cluster.votes)
+        score_terms = (softmax(logs) * cluster.score_terms).sum(axis=1)
+        log_scores = log_sum(logs) - np.log(cluster.votes.sum())
     else:
-        shares = similarity_weights(merge, group.keys)
-        lengths, longest = np.linalg.norm(group.keys, axis=1), np.linalg.norm(group.key_terms, axis=1)
+        shares = similarity_weights(merge, cluster.keys)
+        lengths, longest = np.linalg.norm(cluster.keys, axis=1), np.linalg.norm(cluster.key_terms, axis=1)
         moved = np.divide(longest, lengths, out=np.zeros_like(lengths), where=lengths > 0)
         if merge.name == "kvmerger":
-            distances = np.linalg.norm(group.keys - group.keys[0], axis=1)
+            distances = np.linalg.norm(cluster.keys - cluster.keys[0], axis=1)
             moved = np.divide(longest + longest[0], distances[1:].max(), out=np.zeros_like(lengths),
                               where=np.full(len(lengths), distances[1:].max() > 0))
         spread = moved + moved.max() + 1
-        keys = [mean_of(shares, spread, group.keys, group.key_terms)]
-        value = mean_of(shares, spread, group.values, group.value_terms)
-    votes = group.votes.sum() if merge.votes else group.votes[0]
+        keys = [mean_of(shares, spread, cluster.keys, cluster.key_terms)]
+        value = mean_of(shares, spread, cluster.values, cluster.value_terms)
+    votes = cluster.votes.sum() if merge.votes else cluster.votes[0]
     return [SimpleNamespace(key=key, key_terms=key_terms, value=value[0], value_terms=value[1], votes=votes,
                             log_scores=log_scores, score_terms=score_terms) for key, key_terms in keys]

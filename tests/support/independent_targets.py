@@ -68,13 +68,13 @@ def merged_first(merge, score, score_terms, candidates, keys, count, chosen=None
     return {int(heads[i]): [entry for entry in members[heads[i]] if entry != heads[i]] for i in ours}, bool(legal)
 
 
-def groups_of(assignment):
+def clusters_of(assignment):
     """{evicted: target} -> {target: [evicted, ascending]}, without dropped entries."""
-    groups = {}
+    clusters = {}
     for entry, target in sorted(assignment.items()):
         if target >= 0:
-            groups.setdefault(target, []).append(entry)
-    return groups
+            clusters.setdefault(target, []).append(entry)
+    return clusters
 
 
 def connected(options, staying):
@@ -106,13 +106,13 @@ def settle(options, staying, agrees):
     """
     assignment, swaps = {entry: legal[0] for entry, legal in options.items()}, 0
     for targets, undecided in connected(options, staying):
-        groups = groups_of(assignment)
-        if not undecided or all(agrees(target, groups.get(target, [])) for target in targets):
+        clusters = clusters_of(assignment)
+        if not undecided or all(agrees(target, clusters.get(target, [])) for target in targets):
             continue
         for choice in itertools.islice(itertools.product(*(options[entry] for entry in undecided)), MOST):
             tried = {**assignment, **dict(zip(undecided, choice))}
-            groups = groups_of(tried)
-            if all(agrees(target, groups.get(target, [])) for target in targets):
+            clusters = clusters_of(tried)
+            if all(agrees(target, clusters.get(target, [])) for target in targets):
                 swaps += sum(tried[entry] != assignment[entry] for entry in undecided)
                 assignment = tried
                 break
