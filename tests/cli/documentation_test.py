@@ -1,5 +1,4 @@
-"""What the documents state is true: links, paths, functions, options, commands, printed tables, layout and length
-limits.
+"""The documents' statements are true: links, paths, functions, options, commands, printed tables, layout, length limits.
 
 usage: documentation_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -19,7 +18,7 @@ FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
 READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "proofs/README.md",
            "traces/README.md", "cuda/README.md")
-MOST_WORDS = 1500  # of the root README, tables and code included
+MOST_WORDS = 1500  # words in the root README, tables and code included
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
 MENTION = re.compile(rf"(?<![\w/.{{}}-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w"
                      r"\.(?:md|hpp|cpp|cu|cuh|py|sh|json|txt|safetensors)(?:#[\w.-]+)?\b")

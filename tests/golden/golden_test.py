@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Replays of the samples against golden figures, which another implementation produced (tests/golden/README.md).
+"""Replays of the samples against golden numbers by the independent implementation (tests/golden/README.md).
 
 usage: golden_test.py KVBOUND          KVBOUND: the program's path
        golden_test.py --regenerate     write tests/golden/*.json anew, without the program
@@ -21,7 +21,7 @@ POLICIES = ("snapkv:window=32:pool=7",
             "snapkv:window=16:pool=1+critical:alpha=0.25:epsilon=0:gqa=mean-of-products:norm=l2",
             "snapkv:window=32:pool=7+theta-sweep:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1")
 BUDGETS = ("32", "10%", "20%", "40%", "80%")
-# Other scores, and hosts that go on evicting.
+# Other scores, and hosts that evict while decoding.
 MORE_POLICIES = ("snapkv:window=32:pool=7+exact:space=head",
                  "snapkv:window=16:pool=1+obcache-key:space=projected",
                  "h2o:window=32:sinks=0:recent=32",
@@ -42,7 +42,7 @@ def keep_kv(**changes):
     return "keepkv" + "".join(f":{name}={option}" for name, option in (options | changes).items())
 
 
-# Entries that merge, at the prompt's end and in decoding.
+# Policies that merge, at the prompt's end and while decoding.
 MERGING_POLICIES = (f"snapkv:window=32:pool=7+{keep_kv(threshold='0.8')}",
                     f"snapkv:window=32:pool=7+{keep_kv(scores='raw', normalisation='paper', key='zip', gqa='mean')}",
                     f"snapkv:window=16:pool=1+{keep_kv(order='merge-first', gqa='mean')}",
@@ -56,10 +56,10 @@ MERGING_POLICIES = (f"snapkv:window=32:pool=7+{keep_kv(threshold='0.8')}",
                     "h2o:window=32:sinks=0:recent=8+cam:neighbours=8:seed=3")
 # Policies, budgets, layers (None: all)
 GROUPS = ((POLICIES, BUDGETS, None), (MORE_POLICIES, ("15%",), None),
-          (("snapkv:window=8:pool=7+greedy",), ("90%",), None),  # NumPy takes its time for every entry that leaves
-          (MERGING_POLICIES, ("15%",), (1,)))  # and for every one that merges
+          (("snapkv:window=8:pool=7+greedy",), ("90%",), None),  # high budgets: NumPy is slow for every evicted entry
+          (MERGING_POLICIES, ("15%",), (1,)))  # and for every merged one
 FIGURES = ("perturbation", "bound", "relative", "kept_mass")  # means over the decode steps, per query head
-MERGED = ("merged_key", "merged_value")  # the cache after the prompt: the mean of their numbers' sizes, per KV head
+MERGED = ("merged_key", "merged_value")  # the cache after the prompt: the mean of their absolute values, per KV head
 FIGURES_OF_MERGING = ("perturbation", "relative", "kept_mass", *MERGED)
 RELATIVE = 1e-9  # as in support/independent_replay.py
 RELATIVE_MERGED = 1e-8  # as in support/independent_merged_cache.py
@@ -75,7 +75,7 @@ def rounded(numbers):
 
 
 def by_kv_head(tensors, name):
-    """The part of each KV head."""
+    """The tensor's parts, one per KV head."""
     return np.split(tensors[name], tensors["kept_offsets"][1:-1])
 
 
@@ -84,7 +84,7 @@ def merged_figures(tensors):
 
 
 def golden_merging(trace, layer, policy, budget):
-    """One layer of a policy that merges."""
+    """The golden numbers of one layer of a policy that merges."""
     results, tensors = independent_replay.replayed_layer(trace, layer, policy, budget)
     hashes = {f"{name}_sha256": [kept_hash(positions) for positions in by_kv_head(tensors, name)]
               for name in ("kept", "votes")}
@@ -95,7 +95,8 @@ def golden_merging(trace, layer, policy, budget):
 
 
 def golden_run(trace, layers, policy_text, budget_text):
-    """One policy at one budget by the independent implementation: a list of one object per layer. layers: by index."""
+    """The golden numbers of one policy at one budget, by the independent implementation: one object per layer. layers:
+    by index."""
     policy = independent_replay.parse_policy(policy_text)
     budget = independent_replay.resolve_budget(budget_text, trace, policy)
     if policy.merge:
@@ -153,7 +154,7 @@ class Golden(CommandLineTest):
                     self.require_layer(runs[*key, index], dumps[key], index, layer)
 
     def require_layer(self, ours, tensors, index, golden):
-        """The figures of a report's layer and what the dump says of it."""
+        """Compares a layer's numbers in the report and its tensors in the dump with the golden ones."""
         self.require_kept(tensors, index, golden["kept_sha256"])
         self.require_evicted(tensors, index, golden.get("evicted_sha256"))
         merges = "votes_sha256" in golden
@@ -165,7 +166,7 @@ class Golden(CommandLineTest):
                                 f"{kind} of head {head}: {pair[0]}, golden {pair[1]}")
 
     def require_merges(self, tensors, layer, golden):
-        """The targets of merges, and the votes; the cache's figures."""
+        """Compares the targets of merges and the votes; returns the merged cache's numbers."""
         ours = {name.split(".")[-1]: independent_replay.read_tensor(tensor) for name, tensor in tensors.items()
                 if name.startswith(f"layers.{layer}.")}
         self.assertEqual([kept_hash(votes) for votes in by_kv_head(ours, "votes")], golden["votes_sha256"], "votes")
@@ -205,7 +206,7 @@ class Golden(CommandLineTest):
         self.assertTrue(is_near(1 + 1e-10, 1.0))
 
     def test_every_golden_policy_that_merges_does_merge(self):
-        none = kept_hash(np.full(64, -1))  # in decoding
+        none = kept_hash(np.full(64, -1))  # while decoding
         for path in GOLDEN.glob("*.json"):
             for run in json.loads(path.read_text())["runs"]:
                 for layer in run["layers"]:

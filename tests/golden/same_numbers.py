@@ -28,7 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where `support` is
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of `support`
 import same_policies
 from changed_dumps import dumps_to_judge, in_newer_names
 from same_files import (common_report, compare_dumps, compare_reports, newer_name, older_name, renamed_file)

@@ -226,7 +226,7 @@ class Grammar(unittest.TestCase):
     def test_no_method_is_left_out(self):
         components = collections.defaultdict(lambda: collections.defaultdict(set))
         for policy in same_policies.POLICIES + same_policies.GREEDY:
-            independent_policy.parse_policy(policy)  # which refuses what is no policy
+            independent_policy.parse_policy(policy)  # raises an error for an invalid policy
             for component in policy.split("+"):
                 name, *options = component.split(":")
                 values = components[name]

@@ -56,5 +56,5 @@ GENERATED = {
     "needle-F32": {"kind": "needle", "dtype": "F32", "tokens": 239, "layers": 2, "query-heads": 2, "kv-heads": 2},
     "tied-F32": {"kind": "tied", "dtype": "F32", "tokens": 256, "layers": 2, "query-heads": 4, "kv-heads": 2},
     "flat-BF16": {"kind": "flat", "dtype": "BF16", "tokens": 243, "layers": 2, "query-heads": 4, "kv-heads": 2}}
-SIZES = {"head-dim": 16, "model-dim": 24, "window-queries": 40, "decode": 7}  # of all generated traces
+SIZES = {"head-dim": 16, "model-dim": 24, "window-queries": 40, "decode": 7}  # for all generated traces
 SAMPLES = ("pocket-gqa", "pocket-mha")

@@ -154,7 +154,7 @@ TYPED_TEST(SnapKvParity, MatchesReferenceAcrossDistributions) {
 
 TYPED_TEST(SnapKvParity, MatchesReferenceForALargePrompt) {
   for (const Case& c : {Case{.head_dim = 64, .window = 32, .tokens = 3000},
-                        // So many tokens that a split has 512 of them: eight tiles.
+                        // A prompt so long that a split has 512 tokens: eight tiles.
                         Case{.kv_heads = 1, .group_size = 1, .head_dim = 8, .window = 3, .tokens = 33000}}) {
     const Subject<TypeParam> subject(c);
     const auto results = subject.run();
@@ -164,7 +164,7 @@ TYPED_TEST(SnapKvParity, MatchesReferenceForALargePrompt) {
   this->expect_tight();
 }
 
-// So many tokens that a split has two tiles, which are processed in turn where shared memory has room for one.
+// A prompt so long that a split has two tiles, which are processed in turn where shared memory has room for one.
 TYPED_TEST(SnapKvParity, GivesTheSameBitsWithOneTileAtATime) {
   const Case c{.kv_heads = 1, .group_size = 1, .head_dim = 256, .window = 3, .tokens = 4200};
   const Subject<TypeParam> subject(c);

@@ -58,7 +58,7 @@ Softmax softmax(const Row& logits) {
   }
   Softmax result;
   result.log_sum = rounded(largest + boost::multiprecision::log(total), log(sum(exponentials)).bound);
-  const Real sums = gamma(std::ssize(logits));  // of the sum and of the division
+  const Real sums = gamma(std::ssize(logits));  // for the sum and the division
   for (const Bounded& exponential : exponentials) {
     Real others = 0, others_bound = 0;
     for (const Bounded& other : exponentials) {

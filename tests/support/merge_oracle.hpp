@@ -26,7 +26,7 @@ Bounded log_mean_score(const Row& votes, const Row& log_scores);
 struct Solution {
   Row x;
   int64_t rank = 0;
-  bool decided = true;  ///< false: double precision may drop others, so that nothing can be said
+  bool decided = true;  ///< false: in double precision other directions may be dropped
 };
 /// All elements have one bound: Wedin's for the pseudo-inverse of a matrix that is off by the rounding of a singular
 /// value decomposition with reflections and rotations.
@@ -42,7 +42,7 @@ struct MergedCluster {
   Row log_scores;         ///< [heads]: ln(W_h / P)
   Bounded zip_scale = 1;  ///< z*/m
   bool singular = false;
-  bool decided = true;  ///< false: a choice is so near that double precision may make another
+  bool decided = true;  ///< false: double precision may decide a choice the other way
 };
 
 /// log_scores        [heads][members]

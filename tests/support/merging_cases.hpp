@@ -196,9 +196,9 @@ class RecordedSession {
 
  public:
   PromptRecord prompt;
-  std::vector<RecordedCache> caches;  ///< [kv_heads], as they are now
-  std::vector<RecordedCache> seen;    ///< what the last step's queries attended to
-  int64_t steps = 0;                  ///< taken
+  std::vector<RecordedCache> caches;  ///< [kv_heads], the current caches
+  std::vector<RecordedCache> seen;    ///< the caches that the last step's queries attended to
+  int64_t steps = 0;                  ///< steps taken
 };
 
 }  // namespace kvbound::test

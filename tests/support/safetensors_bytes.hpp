@@ -70,7 +70,7 @@ struct SafetensorsParts {
     std::string dtype;
     std::string shape;  ///< as JSON: "[2, 3]"
     std::string data;
-    std::string data_offsets;  ///< as JSON; empty: where the data really is
+    std::string data_offsets;  ///< as JSON; empty: the actual offsets
   };
   std::vector<std::pair<std::string, std::string>> metadata;
   std::vector<TensorPart> tensors;

@@ -123,7 +123,7 @@ std::vector<int64_t> largest_positions(const std::vector<double>& weights, int64
 /// weight of rank r ~ factor * r^-exponent, fitted at ranks 4, 8, 16, ... up to a quarter of the tokens.
 struct PowerLaw {
   double exponent = 0;
-  double worst_ratio = 1;  ///< between a weight at those ranks and the fit, the larger over the smaller
+  double worst_ratio = 1;  ///< the largest factor between a weight at those ranks and the fit
 };
 
 PowerLaw fitted_power_law(std::vector<double> weights) {

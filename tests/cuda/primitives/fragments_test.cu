@@ -134,7 +134,7 @@ void check_impulses(const Kernel& kernel) {
     for (size_t i = 0; i < 128; ++i) {
       const size_t row = i / 8;
       const size_t col = i % 8;
-      const size_t place = product - kInA;  // of the impulse in B
+      const size_t place = product - kInA;  // position of the impulse in B
       if (product < kInA && product / 16 == row)
         expected[product * 128 + i] += static_cast<float>(product % 16 * 8 + col + 1);
       if (product >= kInA && place % 8 == col) {

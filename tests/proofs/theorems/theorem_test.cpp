@@ -55,7 +55,7 @@ std::string test_name(const testing::TestParamInfo<Claim>& claim) {
   return name;
 }
 
-std::string told(const PropertyResult& result) {
+std::string description(const PropertyResult& result) {
   return result.counterexample
              ? result.counterexample->failure + ", case " + std::to_string(result.counterexample->found_at)
              : "no counterexample";
@@ -68,7 +68,8 @@ INSTANTIATE_TEST_SUITE_P(Catalogue, TheoremProperty, testing::ValuesIn(theorems(
 
 TEST_P(TheoremProperty, HasNoCounterexample) {
   const PropertyResult result = examine(*GetParam().theorem, *GetParam().property, kCases, kSeed);
-  EXPECT_EQ(result.verdict, Verdict::no_counterexample) << name(result.verdict) << ": " << told(result);
+  EXPECT_EQ(result.verdict, Verdict::no_counterexample)
+      << name(result.verdict) << ": " << description(result);
   EXPECT_EQ(result.cases, kCases);
   EXPECT_GE(result.reference_cases, kCases / 2) << "the reference is hardly looked at";
   for (size_t i = 0; i < result.regimes().size(); ++i) {

@@ -230,7 +230,7 @@ Case logits_of(const std::vector<double>& cluster, const std::vector<double>& vo
 }
 
 TEST(LosslessMergeError, HasTheConditionOfScalesNextToSingularOnes) {
-  // Weights 2 and 2: but for the shift the mean logit would be 0, while KL is not.
+  // Weights 2 and 2: without the shift the mean logit would be 0, while KL would not.
   double last = 0;
   for (const double shift : {1e-2, 1e-5, 1e-8, 1e-11}) {
     const Case given = logits_of({std::log(2) + shift, -std::log(2) + shift}, {1, 4});

@@ -170,7 +170,7 @@ TEST(PerturbationErrors, HoldForEveryFormInSinglePrecision) {
         EXPECT_LE(off(single.bounds[0], exact.bounds[0]), allowed.bound);
         EXPECT_LE(off(single.perturbations[0], exact.perturbations[1]), allowed.perturbation);
         EXPECT_LE(off(single.perturbations[1], exact.perturbations[1]), allowed.perturbation);
-        // Where the kept mass is smaller than about its error, the printed form proves nothing.
+        // If the kept mass is at most twice its error, the printed form proves nothing.
         if (static_cast<double>(exact.kept_mass) > 2 * allowed.kept_mass) {
           EXPECT_LE(off(single.bounds[1], exact.bounds[0]), allowed.bound)
               << size.tokens << " " << size.kept << " " << size.key_size << " seed " << seed;

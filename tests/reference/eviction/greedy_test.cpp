@@ -212,7 +212,7 @@ const std::vector<std::pair<std::string, Policy>> kSelections{
     {"greedy", chosen({}, Greedy())},
 };
 
-Positions gone(const Positions& kept) {
+Positions evicted(const Positions& kept) {
   Positions result;
   std::ranges::set_difference(range(0, kSmall), kept, std::back_inserter(result));
   return result;
@@ -288,7 +288,7 @@ TEST(ExhaustiveOptimum, IsNoMoreThanTheErrorOfAnySelection) {
       for (size_t s = 0; s < kSelections.size(); ++s) {
         const auto kept =
             session->compress(layer.view(), kSelections[s].second, Positions{kSmall - leaving}).kept;
-        const double ratio = error(gone(kept[0])) / optimum;
+        const double ratio = error(evicted(kept[0])) / optimum;
         EXPECT_GE(ratio, 1 - kSame) << kSelections[s].first;
         gaps[s].add(ratio);
       }
@@ -315,7 +315,7 @@ TEST(ExhaustiveOptimum, IsReachedByGreedyAndByExactWhereOneLeaves) {
     for (const auto& [name, policy] : kSelections) {
       if (name != "greedy" && name != "top-k by exact") continue;
       const auto kept = make_session()->compress(layer.view(), policy, Positions{kSmall - 1}).kept;
-      EXPECT_LE(error(gone(kept[0])), optimum * (1 + kSame)) << name << ", seed " << seed;
+      EXPECT_LE(error(evicted(kept[0])), optimum * (1 + kSame)) << name << ", seed " << seed;
     }
   }
 }

@@ -123,7 +123,7 @@ TEST(ExponentiateOracle, IsMetWithinTheDerivedBound) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     for (const double x : numbers_of_all_regimes(seed)) ASSERT_TRUE(is_within_its_bound(x));
   }
-  // Where the multiple of ln 2 changes, and where results become subnormal.
+  // Arguments where the multiple of ln 2 changes, and where results become subnormal.
   for (int k = -1075; k <= 1023; ++k) {
     const double x = (k + 0.5) * Constants::kLn2High;
     if (x > 709.78) continue;

@@ -103,21 +103,21 @@ class Definition {
     const LayerView view = layer.view();
     rules_ = rules_of(policy.host, layer.tokens, 0);
     for (int64_t h = 0; h < heads(); ++h) {
-      auto& paid = paid_.emplace_back();
+      auto& sums = sums_.emplace_back();
       for (int64_t i = view.window_queries() - rules_.window; i < view.window_queries(); ++i) {
         const Positions seen = range(0, layer.tokens - view.window_queries() + i + 1);
-        add(paid, view.queries.slice(head(h)).row(i), head(h), seen);
+        add(sums, view.queries.slice(head(h)).row(i), head(h), seen);
       }
     }
   }
 
-  // Adds the attention weights of the step's queries over the cached entries.
+  // Adds the scores that the step's queries give the cached entries.
   void accumulate(int64_t step, const Positions& cached) {
     for (int64_t h = 0; h < heads(); ++h) {
-      auto& paid = paid_[h];
-      if (rules_.step_update != StepUpdate::accumulate) paid.clear();
+      auto& sums = sums_[h];
+      if (rules_.step_update != StepUpdate::accumulate) sums.clear();
       const VectorView query = layer_.step(step).queries.row(head(h));
-      add(paid, query, head(h), cached);
+      add(sums, query, head(h), cached);
     }
   }
 
@@ -139,7 +139,7 @@ class Definition {
   }
 
  private:
-  using Paid = std::map<int64_t, Real>;
+  using ScoreSums = std::map<int64_t, Real>;
 
   int64_t heads() const { return layer_.shape.group_size(); }
   int64_t head(int64_t h) const { return g_ * heads() + h; }
@@ -150,12 +150,12 @@ class Definition {
   Reals logits(VectorView query, const Positions& seen) const {
     return oracle::exact_logits(query, rows_at(layer_.all_keys.slice(g_), seen), layer_.view().scale);
   }
-  void add(Paid& paid, VectorView query, int64_t h, const Positions& seen) const {
+  void add(ScoreSums& sums, VectorView query, int64_t h, const Positions& seen) const {
     const Reals all = logits(query, seen), weights = oracle::exact_weights(all);
     const Matrix values = rows_at(layer_.all_values.slice(g_), seen);
     const auto change = rules_of(policy_.score).change;
     for (size_t j = 0; j < seen.size(); ++j) {
-      paid[seen[j]] +=
+      sums[seen[j]] +=
           change ? oracle::change(*change, all, values, projection(h), static_cast<int64_t>(j)).value
                  : weights[j];
     }
@@ -163,7 +163,7 @@ class Definition {
 
   Real score(int64_t j) const {
     Real sum = 0;
-    for (const Paid& paid : paid_) sum += paid.at(j);
+    for (const ScoreSums& sums : sums_) sum += sums.at(j);
     return rules_of(policy_.score).change ? sum : Real(sum / heads());
   }
   Real stage_two(int64_t j, const TwoStage& options) const {
@@ -171,7 +171,7 @@ class Definition {
     for (int64_t h = 0; h < heads(); ++h) {
       const MatrixView value = layer_.all_values.slice(g_).middle_rows(j, 1);
       const Real norm = projected_value_norms(value, layer_.view().head_projection(head(h)), options.norm)[0];
-      products += (paid_[h].at(j) + options.epsilon) * norm;
+      products += (sums_[h].at(j) + options.epsilon) * norm;
       norms += norm;
     }
     if (options.gqa == GqaProduct::mean_of_products) return products / heads();
@@ -207,7 +207,7 @@ class Definition {
   const Policy& policy_;
   int64_t g_;
   HostRules rules_;
-  std::vector<Paid> paid_;  // per query head of the group
+  std::vector<ScoreSums> sums_;  // per query head of the group
 };
 
 template <class Kind>

@@ -39,7 +39,7 @@ struct Case {
   RunningErrors errors;
 };
 
-const Matrix kContributions = test::matrix({{1, 2, 4}});  // of positions 3, 0 and 2
+const Matrix kContributions = test::matrix({{1, 2, 4}});  // for positions 3, 0 and 2
 
 TEST(RunningErrors, OfASumGrowByEachContributionsAndByTheAdditions) {
   Case h2o(H2o{1, 0, 1});

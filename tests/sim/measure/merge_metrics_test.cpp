@@ -225,7 +225,8 @@ class Session {
     }
   }
 
-  // A step in which every KV head evicts the position `leaving` (-1: none) and merges it into `into` (-1: drops it).
+  // A step in which every KV head evicts the position `leaving` (-1: evicts none) and merges it into `into` (-1: drops
+  // it).
   void step(int64_t leaving, int64_t into) {
     const auto t = std::ssize(record_.steps);
     StepRecord& step = record_.steps.emplace_back();
