@@ -44,7 +44,8 @@ std::set<uint64_t> seeds_that_show(const std::function<bool()>& right) {
 
 // A missing barrier.
 
-// Every thread reads the number of the thread `distance` lanes further on, without a barrier after that thread's write.
+// Every thread reads the number of the thread `distance` places further on, without waiting for that thread to write
+// it.
 __global__ void missing_barrier_kernel(unsigned distance, float* numbers) {
   SharedMemory memory;
   float* const shared = memory.array<float>(blockDim.x);

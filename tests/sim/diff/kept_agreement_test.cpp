@@ -142,7 +142,7 @@ TEST(KeptAgreement, JudgesEachOfTheTwoStagesByItsOwnScore) {
 TEST(KeptAgreement, AllowsAStageOneOfEitherSizeWhereItsMassIsAHalf) {
   const Positions one{0, 3, 4, 5}, two{0, 1, 3, 5};  // with a stage one of {0}, and of {0, 1}
   const auto judge = [&](double weight, const Positions& kept) {
-    // The always-kept last entry has weight 1: together with a weight of 4, entry 0 reaches half of the mass.
+    // With the always-kept last entry, whose weight is 1, entry 0 has half of the mass if its weight is 4.
     Case given(test::weighted_layer(6, {{weight, 2, 1.5, 1, 0.5, 1}}, {{1, 0.1, 1, 10, 10, 1}}),
                kCritical + ":alpha=adaptive", 4);
     return given.judge({kept}).outside;
