@@ -437,7 +437,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
       EXPECT_TRUE(std::isnan(later.bound(0, h))) << "claimed for one query head per KV head";
       // Later steps: a merge at step 1 and 2 is the latest at 2 and 3; then the prompt's remaining clusters.
       for (int64_t t = 0; t < later.perturbation.rows(); ++t) EXPECT_GT(later.share(t, h), 0) << t;
-      EXPECT_LT(later.share(2, h), share) << "one group";
+      EXPECT_LT(later.share(2, h), share) << "one cluster";
     }
   }
   EXPECT_GT(later.share(4, 0), later.share(3, 0))
