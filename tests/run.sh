@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
+# Installs missing packages on Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
 #
-#   tests/run.sh             what every change must pass; code for a GPU only if this machine has one
+#   tests/run.sh             the tests that every change must pass; code for a GPU only if this machine has one
 #   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps
-#   tests/run.sh -L unit     other arguments go to ctest, and choose among all tests
+#   tests/run.sh -L unit     other arguments go to ctest and select from all tests
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh

@@ -1,4 +1,4 @@
-"""Whole decode replays on the reference and on the device's kernels, held against each other.
+"""Whole decode replays run by the reference and by the device kernels, whose results are compared.
 
 usage: backend_test.py KVBOUND      KVBOUND: the program's path
 With KVBOUND_REQUIRE_GPU=1 it fails where there is no GPU.
@@ -16,7 +16,7 @@ OPERATIONS = {"window_attention", "projected_value_norms", "stage_two_scores", "
 
 
 class Backends(CommandLineTest):
-    devices = ["emulated"]  # and cuda, where there is a GPU
+    devices = ["emulated"]  # setUpClass adds "cuda" where there is a GPU
 
     @classmethod
     def setUpClass(cls):
@@ -29,7 +29,8 @@ class Backends(CommandLineTest):
             raise AssertionError(found.stderr)
 
     def replay(self, trace, *options, backends=None):
-        """The report's only trace, after a replay that passed. backends: the reference and all devices if left out"""
+        """The report on the only trace, after a replay that passed. backends: by default the reference and all devices
+        """
         backends = backends or ",".join(["reference", *self.devices])
         self.passes("replay", trace, "--backend", backends, "--json", "out.json", *options)
         report = json.loads((self.folder / "out.json").read_text())
@@ -37,7 +38,8 @@ class Backends(CommandLineTest):
         return report["traces"][0]
 
     def require_agreement(self, trace, policies=POLICIES, budgets="20%", *options):
-        """Every run on a device agrees with the reference in every tensor it has, and something was judged."""
+        """Requires that every run on a device agrees with the reference in all its tensors, and that some elements were
+        judged."""
         runs = self.replay(trace, "--policy", policies, "--budget", budgets, *options)["runs"]
         on_devices = [run for run in runs if run["backend"] != "reference"]
         self.assertEqual({run["backend"] for run in on_devices}, set(self.devices))

@@ -1,4 +1,4 @@
-"""Hostile traces, senseless options and a world that refuses: one clear line, the right exit code, nothing left behind.
+"""Malformed traces, and files that cannot be read: one clear error line, the right exit code, no output files left.
 
 usage: bad_input_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -19,7 +19,8 @@ KEY = "layers.0.key"
 
 class BadTraces(CommandLineTest):
     def refuses_trace(self, pattern, name="bad.safetensors", code=INVALID, options=()):
-        """Both commands refuse the file called so, whatever outputs they were asked for, and name it."""
+        """Both commands, inspect and replay with all outputs, refuse the file `name`, and their message names the file.
+        """
         for arguments in (("inspect", name, "--verify", "--json", "out.json"), ("replay", name, *POLICY, *OUTPUTS)):
             with self.subTest(arguments[0]):
                 self.refuses(code, pattern, *arguments, *options, silent=False)
@@ -29,14 +30,15 @@ class BadTraces(CommandLineTest):
         self.refuses_trace(r"bad\.safetensors: .*" + pattern, **options)
 
     def refuses_header(self, pattern, change, data_change=bytes):
-        """What `change` does to the header of a good trace, as a dict (or returns in its place), is refused."""
+        """Refuses a good trace whose header dict `change` has modified in place, or replaced by the dict that it
+        returns."""
         header, data = TraceFile().header()
         changed = change(header)
         with self.subTest(pattern):
             self.refuses_bytes(pattern, file_bytes(header if changed is None else changed, data_change(data)))
 
     def refuses_metadata(self, pattern, **fields):
-        """None: the field is missing."""
+        """A field that is given as None is left out of the metadata."""
         trace = TraceFile()
         trace.metadata = {key: value for key, value in (trace.metadata | fields).items() if value is not None}
         with self.subTest(fields):
@@ -252,7 +254,7 @@ class BadTraces(CommandLineTest):
                            name=path.name)
 
     def test_a_trace_cut_while_it_is_read_is_refused(self):
-        layers, entry = 64, 16384 * 64 * 2  # all zeros, in a file with holes: 256 MiB that take no room
+        layers, entry = 64, 16384 * 64 * 2  # all zeros: 256 MiB in a sparse file, which take no disk space
         header, position = {"__metadata__": TraceFile(layers, 1, 1, 64, 1, 16383, 1, 1).metadata}, 0
         for layer in range(layers):
             for name, shape, size in (("key", [1, 16384, 64], entry), ("value", [1, 16384, 64], entry),
@@ -275,7 +277,8 @@ class BadTraces(CommandLineTest):
         self.assertEqual(os.listdir(self.folder), [trace.name])
 
     def await_file(self, process, pattern, size=0):
-        """Returns as soon as a file of more than `size` bytes matches; the program is then at work."""
+        """Returns as soon as a file of at least `size` bytes matches the pattern, which shows that the program has
+        started."""
         while process.poll() is None:
             if any(path.stat().st_size >= size for path in self.folder.rglob(pattern)):
                 return
@@ -287,7 +290,7 @@ class BadTraces(CommandLineTest):
 class ValidOddities(CommandLineTest):
     def accepts(self, data, policy="snapkv:window=4+theta-sweep:alpha=adaptive", budget="4,8,100%", code=0):
         (self.folder / "odd.safetensors").write_bytes(data)
-        self.passes("inspect", "odd.safetensors", "--verify", code=INCONCLUSIVE)  # no attention output to compare with
+        self.passes("inspect", "odd.safetensors", "--verify", code=INCONCLUSIVE)  # no recorded output to verify against
         self.passes("replay", "odd.safetensors", "--policy", f"{policy},{policy.split('+')[0]}", "--budget", budget,
                     "--json", "out.json", "--csv", "out.csv", "--dump", "dumps/", code=code)
         return json.loads((self.folder / "out.json").read_text())["traces"][0]["runs"]
@@ -300,7 +303,7 @@ class ValidOddities(CommandLineTest):
                     dtype, array = trace.tensors[f"layers.{layer}.{name}"]
                     array[...] = value
                     if abs(key) > 1 and name == "key":
-                        array[:, ::2] *= -1  # logits of both signs, +-10^4 * 2
+                        array[:, ::2] *= -1  # logits of both signs, up to 2 * 10^4
             for run in self.accepts(trace.bytes()):
                 self.assertEqual(run["violations"], 0)
         trace = TraceFile()

@@ -1,4 +1,4 @@
-"""Options without sense, outputs that cannot be written, and signals: the right exit code, and nothing torn or left.
+"""Senseless options, outputs that cannot be written, signals: the right exit code, and no partial or leftover files.
 
 usage: bad_option_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -25,7 +25,8 @@ class BadOptions(CommandLineTest):
             self.refuses(USAGE, pattern, *arguments)
 
     def refuses_values(self, option, values, pattern):
-        """Each of the values of one option of replay, whatever else is right and whatever outputs are wanted."""
+        """Refuses each of these values of one option of replay, while the other options are valid and all outputs are
+        requested."""
         others = [word for pair in (POLICY, BUDGET) if pair[0] != option for word in pair]
         for value in values:
             self.refuses_options(pattern, "replay", TRACE, *others, option, value, "--json", "out.json", "--csv",
@@ -231,7 +232,7 @@ class BadOptions(CommandLineTest):
         eigen = "is for OpenBLAS; this program has Eigen"
         self.refuses_options(rf"--blas-core ('Foo\\x0a': OpenBLAS runs its \w+ kernels instead|{eigen})", "bench",
                              *small, "--blas-core", "Foo\n", "--json", "out.json")
-        for core in ("Bulldozer", "SkylakeX", "POWER9"):  # some processors can run one, none can run all
+        for core in ("Bulldozer", "SkylakeX", "POWER9"):  # no processor can run all three
             result = self.run_program("bench", *small, "selection", "--repeats", "1", "--blas-core", core)
             self.assertIn(result.returncode, (PASS, USAGE), f"{core}: {result.stderr}")
             if result.returncode == USAGE:
@@ -315,7 +316,8 @@ class AWorldThatRefuses(CommandLineTest):
         TraceFile().write(self.folder / TRACE)
 
     def refuses_outputs(self, pattern, **outputs):
-        """A replay with all three outputs, these ones instead of those that could be written."""
+        """Refuses a replay that requests all three outputs, of which `outputs` replaces some by targets that cannot be
+        written."""
         chosen = {**self.OUTPUTS, **{f"--{option}": target for option, target in outputs.items()}}
         with self.subTest(outputs):
             self.refuses(WORLD, pattern, "replay", TRACE, *POLICY, *BUDGET,
@@ -377,7 +379,8 @@ class Signals(CommandLineTest):
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def interrupt(self, number, pattern, least_size, *arguments):
-        """Sends the signal as soon as a file of this size matches: the program dies of it; files are as before."""
+        """Sends the signal once a matching file has `least_size` bytes: the program dies of the signal and no file has
+        changed."""
         before = contents(self.folder)
         process = self.start(*arguments, stdout=subprocess.DEVNULL)
         self.addCleanup(process.kill)

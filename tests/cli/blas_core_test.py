@@ -1,7 +1,7 @@
-"""Which of OpenBLAS's kernels every command runs, and that it says so.
+"""Every command runs the OpenBLAS kernels that it should, and the report names them.
 
 usage: blas_core_test.py KVBOUND OLD_OPENBLAS
-       KVBOUND: the program's path; OLD_OPENBLAS: that of the library of support/old_openblas.cpp
+       KVBOUND: the program's path; OLD_OPENBLAS: the path of the library built from support/old_openblas.cpp
 """
 import json
 import os
@@ -17,7 +17,8 @@ old_openblas = None
 
 
 def processor_level():
-    """As the kernel of the operating system, not the program, tells."""
+    """The processor's level, 0 to 3 as in LEVELS, by the flags that the operating system reports, not by the program.
+    """
     flags = set()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("flags"):
@@ -41,7 +42,7 @@ class BlasCore(CommandLineTest):
         return {**preload, **environment}
 
     def replay(self, **environment):
-        """What the report says of the matrix library, and the dumps."""
+        """Replays, and returns the report's "blas" object, which describes the matrix library, and the dumps."""
         self.runs += 1
         folder = self.folder / str(self.runs)
         folder.mkdir()
@@ -54,7 +55,7 @@ class BlasCore(CommandLineTest):
     def is_openblas(self):
         blas, _ = self.replay()
         several = "DYNAMIC_ARCH" in blas["name"]
-        if not several:  # a portable program, or a library for one processor: nothing changes
+        if not several:  # a portable program, or a library for one processor: it has only one set of kernels
             self.assertEqual((blas["core_chosen_by"], blas["core_at_load"]), ("library", blas["core"]))
         return several
 

@@ -1,4 +1,4 @@
-"""What the command line promises: help, reports that agree with each other, subsets, names, and terminals.
+"""What the command line promises: help texts, reports that agree with each other, subsets, names, terminals.
 
 usage: command_line_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -57,14 +57,14 @@ class Help(CommandLineTest):
                 words = example.replace("\\\n", " ").split()
                 if command == "prove" and "--cases" not in words and not {"--list", "--replay"} & set(words):
                     words += "--cases", "1000"
-                for option in ("--cases", "--search"):  # no more of it than parsing takes
+                for option in ("--cases", "--search"):  # 1: only the parsing is tested
                     if option in words:
                         words[words.index(option) + 1] = "1"
                 if command == "generate":
-                    words[-1] = "missing/out"  # so that it stops where it would begin to write
+                    words[-1] = "missing/out"  # an output folder that does not exist: generate stops before it writes
                 if command == "bench":
                     words = [word for word in words if word not in ("--json", "bench.json")]
-                    if "--blas-core" in words:  # which cores there are depends on the machine
+                    if "--blas-core" in words:  # the available cores depend on the machine
                         at = words.index("--blas-core")
                         words[at:at + 2] = []
                     words += "--json", "missing/out"
@@ -77,7 +77,8 @@ class Help(CommandLineTest):
 
 class Reports(CommandLineTest):
     def replay(self, *arguments, code=0):
-        """A replay with every output: the JSON, the CSV's rows, {dump's name: tensors}, and the table."""
+        """Replays with every output; returns the JSON report, the CSV's rows, {dump's name: tensors}, and the printed
+        table."""
         table = self.passes("replay", *arguments, "--json", "out.json", "--csv", "out.csv", "--dump", "dumps/",
                             code=code)
         document = json.loads((self.folder / "out.json").read_text())
@@ -357,7 +358,7 @@ class Terminals(CommandLineTest):
               "--steps", "2")
 
     def on_terminal(self, *arguments, streams=("stdout",), **environment):
-        """What the program prints on a terminal that these streams are connected to, and its exit code."""
+        """What the program prints, with `streams` connected to a terminal, and its exit code."""
         master, slave = pty.openpty()
         outputs = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **{name: slave for name in streams}}
         without = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
@@ -367,7 +368,7 @@ class Terminals(CommandLineTest):
         while True:
             try:
                 piece = os.read(master, 65536)
-            except OSError:  # the terminal is gone with the last that had it open
+            except OSError:  # EIO: the last process that had the terminal open has closed it
                 break
             if not piece:
                 break
@@ -392,7 +393,7 @@ class Terminals(CommandLineTest):
 
     def test_progress_shows_on_a_terminal_only_and_is_wiped(self):
         budgets, policies, seconds = ",".join(map(str, range(32, 512, 16))), [], 0
-        while seconds < 3:  # progress shows after two seconds: twice the work until that much time is needed
+        while seconds < 3:  # progress shows after two seconds: double the work until it takes that long
             policies += [f"snapkv:pool={2 * i + 1}+theta-sweep" for i in range(len(policies), 2 * len(policies) + 1)]
             long = "replay", SAMPLES / "pocket-mha.safetensors", "--policy", ",".join(policies), "--budget", budgets
             start = time.monotonic()
@@ -416,7 +417,7 @@ class Terminals(CommandLineTest):
 
 
 class Bench(CommandLineTest):
-    """What bench says; never how fast anything is."""
+    """The output of bench, whatever the measured times are."""
 
     SMALL = "bench", "--shape", "pocket:256", "--repeats", "2", "--json", "out.json"
 
@@ -453,13 +454,13 @@ class Bench(CommandLineTest):
     def test_openblas_core_type_is_what_the_option_says_and_not_what_the_environment_says(self):
         document, result = self.document("selection", OPENBLAS_CORETYPE="Prescott")
         self.assertIsNone(document["blas"]["core_type_override"])
-        if document["blas"]["name"].startswith("Eigen"):  # a portable program, which has no other kernels
+        if document["blas"]["name"].startswith("Eigen"):  # a portable program, which has only Eigen's kernels
             self.assertEqual(result.stderr, "")
             self.refuses(USAGE, "--blas-core is for OpenBLAS; this program has Eigen", *self.SMALL, "--blas-core",
                          "Haswell")
             return
         self.assertIn("kvbound: OPENBLAS_CORETYPE=Prescott of the environment is ignored", result.stderr)
-        # One that OpenBLAS has for sure, in other letters.
+        # A core that this OpenBLAS certainly has, with the case of its letters swapped.
         core = document["blas"]["core"].swapcase()
         document, result = self.document("selection", "--blas-core", core, "--quiet", OPENBLAS_CORETYPE="Prescott")
         self.assertEqual(document["blas"]["core_type_override"], core)

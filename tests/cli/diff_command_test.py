@@ -1,4 +1,4 @@
-"""`kvbound diff`: right dumps agree, wrong ones are found and the wrong tensor is named, unfit ones are refused.
+"""`kvbound diff`: correct dumps agree, wrong ones differ in the tensor that is named, and malformed ones are refused.
 
 usage: diff_command_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -166,7 +166,7 @@ class RightDumps(DiffTest):
             swapped = recompute(trace, policy, "60", kept=kept)
             report = self.agrees(trace, swapped)
             self.assertEqual(sum(item["near_tie_swaps"] or 0 for item in report["tensors"]), swaps)
-            if kind == "mixed":  # neighbours whose pooled scores tie are different tokens
+            if kind == "mixed":  # pooling makes different neighbours tie: swapping them changes the output
                 for layer in range(2):
                     swapped.put(layer, "output", dump.array(layer, "output"))
                 self.differs(trace, swapped, "output")
@@ -200,7 +200,7 @@ class RightDumps(DiffTest):
             trace.tensors[f"layers.{layer}.key"][1][...] *= 1000
         path = trace.write(self.folder / "wide.safetensors")
         dump = self.reference(path, "snapkv:window=4", "9").only({"score", "score_positions", "kept", "kept_offsets"})
-        dump.metadata["storage"] = "BF16"  # which moves such logits so far that any score may come out
+        dump.metadata["storage"] = "BF16"  # rounding such logits to BF16 makes any score possible
         for layer in range(2):
             dump.array(layer, "score")[...] = 0
             dump.array(layer, "kept")[...] = [*range(5), *range(56, 60)] * 2
@@ -210,7 +210,7 @@ class RightDumps(DiffTest):
 
 
 class WrongDumps(DiffTest):
-    """Dumps of a deliberately wrong copy of the reference."""
+    """Dumps of a recomputation with a deliberate fault."""
 
     def test_an_output_scaled_by_1_01_is_found(self):
         def scale(dump):
@@ -280,7 +280,7 @@ class WrongDumps(DiffTest):
                 for item in self.agrees(trace, right)["tensors"]:
                     worst = item["worst"]
                     if worst is None or worst["ulps"] is None or item["layer"] != 1:
-                        continue  # integers
+                        continue  # a tensor of integers
                     for factor in (2, 0.5):
                         dump = right.copy()
                         array = dump.array(1, item["tensor"])
@@ -319,7 +319,8 @@ class WrongDumps(DiffTest):
                 kept[1][1] = np.sort(np.append(positions[positions != best], worst))
                 for precision in (np.float64, np.float32):
                     with self.subTest(f"{policy} {trace.name} {precision.__name__}"):
-                        # Once with what follows from the swap, once with what followed from the right choice.
+                        # First a dump whose other tensors follow from the swap, then one whose other tensors follow
+                        # from the correct choice.
                         consistent = recompute(trace, policy, "50", precision, kept=kept)
                         _, stderr = self.differs(trace, consistent, "kept")
                         self.assertRegex(stderr, rf"layers\.1\.kept\[\d+\]: KV head 1 kept position {worst} rather than "
@@ -489,7 +490,7 @@ class UnfitDumps(DiffTest):
 
 
 class NumpyExample(DiffTest):
-    """traces/scripts/write_dump.py as it stands, and with a bug planted in it."""
+    """traces/scripts/write_dump.py, unchanged and with a bug planted in it."""
 
     long = True
     SCRIPT = REPOSITORY / "traces" / "scripts" / "write_dump.py"

@@ -1,4 +1,4 @@
-"""`kvbound diff` of hosts that evict while decoding, of scores of an entry's removal, and of greedy selection.
+"""`kvbound diff` for hosts that evict while decoding, for scores based on removing an entry, and for greedy selection.
 
 usage: diff_hosts_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -25,7 +25,7 @@ STATIC = ("snapkv:window=8+obcache-value", "snapkv:window=8:pool=1+obcache-key:s
 SCORED = tuple(policy for policy in DYNAMIC + STATIC if not policy.startswith("streaming-llm"))
 DECIDING = {"h2o:window=8": "score", "tova": "score", "h2o:window=8+exact": "score",
             "tova+obcache-joint:space=projected": "score", "h2o:window=8+critical": "stage_two_score"}
-BY_POLICY = -2  # no position: who leaves is up to the policy
+BY_POLICY = -2  # not a position: the policy chooses the evicted entry
 
 
 class RightDumps(DiffTest):
@@ -104,7 +104,7 @@ class RightDumps(DiffTest):
         entries = {(item["layer"], item["tensor"]): item for item in report["tensors"]}
         self.assertEqual([entries[layer, "kept"]["undecided"] for layer in range(2)], [0, 1])
         self.assertEqual(entries[1, "kept"]["verdict"], "no evidence")
-        kept[1][1] = np.sort(np.append(kept[1][1][:-1], out[1]))  # without one of the window
+        kept[1][1] = np.sort(np.append(kept[1][1][:-1], out[1]))  # one entry of the observation window is missing
         self.differs(trace, recompute(trace, "snapkv:window=8+greedy", "40", kept=kept), "kept")
 
 
@@ -123,7 +123,7 @@ class WrongDumps(DiffTest):
     def test_another_score_is_found(self):
         for policy in ("h2o:window=8+exact", "tova+exact", "snapkv:window=8+exact:space=projected"):
             self.finds("score", policy, policy_changes=[("score", "obcache-value")])
-            if not policy.startswith("snapkv"):  # whose window's choice may be the same by either score
+            if not policy.startswith("snapkv"):  # snapkv may keep the same entries by either score
                 self.finds("kept", policy, policy_changes=[("score", "obcache-value")], kinds={"kept", "evicted", "output"})
         self.finds("score", "tova+obcache-joint", policy_changes=[("space", "projected")])
         self.finds("score", "h2o:window=8+obcache-key", policy_changes=[("score", "obcache-joint")])
@@ -139,7 +139,7 @@ class WrongDumps(DiffTest):
         trace = TraceFile(dtype="F64", prompt_tokens=60)
         for layer in range(2):
             for kind in ("key", "query"):
-                trace.tensors[f"layers.{layer}.{kind}"][1][...] *= 12  # one entry often holds all but e^-40
+                trace.tensors[f"layers.{layer}.{kind}"][1][...] *= 12  # one weight is often 1 - e^-40
         path = trace.write(self.folder / "peaked.safetensors")
         for policy in ("h2o:window=4+exact", "tova+exact:space=projected"):
             self.agrees(path, recompute(path, policy, "12"))
@@ -192,7 +192,8 @@ class WrongDumps(DiffTest):
 
     def test_a_recent_window_off_by_one_is_found(self):
         self.finds("kept", "h2o:window=8:recent=8", policy_changes=[("recent", 7)])
-        # After the prompt it is right, while decoding the oldest of the recent ones may leave, and soon does.
+        # The entries kept after the prompt are correct, but while decoding the oldest recent entry may be evicted, and
+        # soon is.
         policy = "h2o:window=8:recent=30"
         for trace in self.traces():
             right = recompute(trace, policy, "50")
@@ -215,7 +216,7 @@ class WrongDumps(DiffTest):
                     self.differs(trace, dump, "evicted")
 
     def test_critical_without_its_first_stage_while_decoding_is_found(self):
-        # With such an epsilon stage two looks at norms alone, and evicts those that attention protects.
+        # With such an epsilon stage two ranks by norms alone, and evicts entries that attention would protect.
         for policy in ("h2o:window=8+critical:alpha=0.9:epsilon=1", "tova+critical:alpha=adaptive:epsilon=1"):
             trace = self.trace("F32", "flat", tokens=161, decode=12)
             right = recompute(trace, policy, "50")
@@ -243,12 +244,12 @@ class WrongDumps(DiffTest):
     def test_streaming_llm_that_keeps_one_newest_less_is_found(self):
         for trace in self.traces():
             tokens = independent_replay.Trace(trace).prompt_tokens
-            wrong = np.r_[np.arange(5), np.arange(tokens - 45, tokens)]  # five sinks for four
+            wrong = np.r_[np.arange(5), np.arange(tokens - 45, tokens)]  # five sinks instead of four
             dump = recompute(trace, "streaming-llm:sinks=4", "50", kept={layer: [wrong] * 2 for layer in range(2)})
             _, stderr = self.differs(trace, dump, "kept")
             self.assertIn(f"position {tokens - 46} is missing, which is always kept", stderr)
             right = recompute(trace, "streaming-llm:sinks=4", "50")
-            right.array(0, "evicted")[1, 0] += 1  # nothing but the oldest of the others may leave
+            right.array(0, "evicted")[1, 0] += 1  # only the oldest non-sink entry may be evicted
             _, stderr = self.differs(trace, right, "evicted")
             self.assertIn(f"layers.0.evicted[1, 0]: step 1, KV head 0: position {tokens - 44} was evicted, which is always kept", stderr)
 
@@ -319,7 +320,7 @@ class ManyRightDumps(DiffTest):
         for number, (dtype, kind) in enumerate((("F64", "power-law"), ("F32", "sink"), ("F16", "needle"),
                                                 ("BF16", "mixed"), ("F32", "flat"), ("BF16", "tied"))):
             trace = self.trace(dtype, kind, tokens=90 + number, seed=number)
-            for policy in DYNAMIC + STATIC[:-1]:  # the removals of `greedy` may differ by rounding
+            for policy in DYNAMIC + STATIC[:-1]:  # rounding may change which entries `greedy` evicts
                 for precision in (np.float64, np.float32):
                     with self.subTest(f"{dtype} {kind} {policy} {precision.__name__}"):
                         self.agrees(trace, recompute(trace, policy, "40", precision))

@@ -1,4 +1,4 @@
-"""`kvbound diff` of policies that share budgets out and of policies that merge.
+"""`kvbound diff` of policies that allocate budgets to layers and heads, and of policies that merge.
 
 usage: diff_merging_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -98,7 +98,7 @@ class MergingDumps(DiffTest):
 
 
 class Recomputations(DiffTest):
-    """Dumps of the independent implementation, which rounds otherwise."""
+    """Dumps of the independent implementation, whose results are rounded differently."""
 
     long = True
     POLICIES = [f"{host}+{merge}" for host in (STATIC, "h2o:window=8", "tova") for merge in MERGES] + list(SELECTIONS[:-1] + ORDERS)
@@ -131,7 +131,7 @@ class Recomputations(DiffTest):
             with self.subTest(policy):
                 self.diff(trace, dump, MISMATCH)
             for kind in ("merged_key", "merged_value"):
-                if "cam" not in policy and "threshold=1" not in policy:  # cam's values are exact but for a few
+                if "cam" not in policy and "threshold=1" not in policy:  # nearly all values of cam are exact
                     self.differs(trace, dump.only({"kept", kind}), kind)
 
 
@@ -188,7 +188,7 @@ class WrongMerges(DiffTest):
         def swap(dump):
             into = dump.array(1, "merged_into")
             kept = dump.array(1, "kept")
-            step, head = np.argwhere(into >= 0)[-1]  # a later choice would follow from it
+            step, head = np.argwhere(into >= 0)[-1]  # the last merge, so that no later choice depends on it
             others = kept[head * 30:(head + 1) * 30]
             into[step, head] = next(other for other in others
                                     if other not in (into[step, head], *dump.array(1, "evicted")[:step + 1, head]))
@@ -274,7 +274,7 @@ class WrongMerges(DiffTest):
                 self.found(tensor, policy, put(1, tensor, *index))
 
     def test_what_is_not_recorded_of_is_never_a_pass_where_it_is_wrong(self):
-        """After a rebuild, and where merging comes first, a number that is not the reference's is undecided."""
+        """An output that differs after a rebuild, or under merge-first, is undecided: the dump records too little to judge it."""
         def perturb(dump):
             dump.array(1, "output")[4, 1, 3] *= 1 + 1e-6
 

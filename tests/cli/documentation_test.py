@@ -1,4 +1,5 @@
-"""What the documents say holds: links, paths, functions, options, commands, printed tables, the layout, their length.
+"""What the documents state is true: links, paths, functions, options, commands, printed tables, layout and length
+limits.
 
 usage: documentation_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -30,7 +31,7 @@ def documents():
 
 
 def anchors(path):
-    """What a Markdown file can be entered at: GitHub's slugs of its headings, and explicit ids."""
+    """The anchors of a Markdown file: GitHub's slugs of its headings, and explicit ids."""
     text = path.read_text("utf-8")
     slugs = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
     for heading in re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE):
@@ -40,7 +41,7 @@ def anchors(path):
 
 
 def code_blocks(path):
-    """The text of all fenced and indented code blocks."""
+    """The text of each fenced or indented code blocks."""
     text = path.read_text("utf-8")
     fenced = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -49,14 +50,14 @@ def code_blocks(path):
 
 
 def table_rows(text):
-    """The cells of every row of every Markdown table, headings included."""
+    """The cells of every row of every Markdown table, header rows included."""
     for line in text.splitlines():
         if line.startswith("|") and not set(line) <= set("|-: "):
             yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def section(path, heading):
-    """A section's text, that of deeper headings included."""
+    """The text of a section, its subsections included."""
     level = heading.split(" ")[0]
     found = re.search(rf"^{re.escape(heading)}$(.*?)(?=^#{{1,{len(level)}}} |\Z)", path.read_text("utf-8"),
                       re.MULTILINE | re.DOTALL)
@@ -65,7 +66,7 @@ def section(path, heading):
 
 
 def commands(path):
-    """The lines of code blocks that run kvbound, continued ones joined, as words."""
+    """The commands in code blocks that run kvbound, as lists of words; continued lines are joined."""
     for block in code_blocks(path):
         for line in block.replace("\\\n", "").splitlines():  # as a shell joins them
             if re.match(r"\s*(\./|build/\S*/)?kvbound\s", line):
@@ -95,7 +96,7 @@ class Documentation(CommandLineTest):
         for path in (ROOT / "README.md", ROOT / "CMakeLists.txt", *sources):
             for target in MENTION.findall(path.read_text("utf-8")):
                 if re.search("STEM|my_kv", target):
-                    continue  # stands for any name
+                    continue  # a placeholder for any name
                 mentions += 1
                 beside = path.name == "CMakeLists.txt" and (path.parent / target).exists()
                 self.require_target(target, path.parent if beside else ROOT, path)
@@ -212,10 +213,10 @@ class Documentation(CommandLineTest):
 
 class DocumentedCommands(CommandLineTest):
     long = True
-    results = {}  # of documented commands: several tests look at the same ones
+    results = {}  # results of documented commands, which several tests use
 
     def run_once(self, *words):
-        """The result of a command that writes no file which another one reads."""
+        """The result of a command, cached: only for a command whose output files no other command reads."""
         if words not in self.results:
             self.results[words] = self.run_program(*words)
         return self.results[words]
@@ -232,12 +233,12 @@ class DocumentedCommands(CommandLineTest):
                     str(sample) if word.rstrip(".") == "TRACE" else word for word in words
                 ]
                 if words[0] == "bench":
-                    words += "--shape", "pocket:256", "--repeats", "1"  # what is measured in documents takes minutes
-                    if "--blas-core" in words:  # which cores there are depends on the machine
+                    words += "--shape", "pocket:256", "--repeats", "1"  # the shapes measured in documents take minutes
+                    if "--blas-core" in words:  # the available cores depend on the machine
                         at = words.index("--blas-core")
                         words[at:at + 2] = []
                 if words[0] == "prove":
-                    words += "--cases", "100"  # all of them take half a minute
+                    words += "--cases", "100"  # the documented number of cases takes half a minute
                 with self.subTest(" ".join(words)):
                     result = self.run_once(*words)
                     no_device = any("cuda" in word.split(",") for word in words) and result.returncode == INCONCLUSIVE

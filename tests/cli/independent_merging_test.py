@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The independent implementation's merging and allocation themselves: identities, plain lists, all digits, cases by hand.
+"""Tests of the independent implementation's merging and allocation: identities, plain lists, 60 digits, cases by hand.
 
 usage: independent_merging_test.py      needs no program
 """
@@ -36,7 +36,7 @@ def options(text):
 
 
 def random_group(seed, heads=1, entries=4, width=5, spread=1.0):
-    """A group with raw scores of its queries, alone in its cache."""
+    """A random cluster with its queries' raw scores; the cache has no other entries."""
     random = np.random.default_rng(seed)
     group = SimpleNamespace(keys=random.standard_normal((entries, width)), values=random.standard_normal((entries, width)),
                             votes=random.integers(1, 9, entries).astype(float), scale=0.4,
@@ -50,7 +50,8 @@ def random_group(seed, heads=1, entries=4, width=5, spread=1.0):
 
 class Groups(unittest.TestCase):
     def require_lossless(self, group, result, tolerance=1e-12):
-        """The merged entry gives its query the logit ln W and the group's mean value."""
+        """The merged entry has the members' total votes and, with them, the logit ln W of the cluster for every query.
+        """
         for query, logs in zip(group.queries, group.log_scores + np.log(group.votes)):
             logit = group.scale * query @ result.key + np.log(result.votes)
             np.testing.assert_allclose(logit, log_sum(logs), tolerance, 1e-12)
@@ -83,7 +84,7 @@ class Groups(unittest.TestCase):
 
             for step in np.random.default_rng(seed).standard_normal((20, 5)) * 0.01:
                 self.assertLess(loss(result.value), loss(result.value + step))
-            across = np.linalg.svd(group.queries)[2][3:]  # no query sees these directions: nothing moves there
+            across = np.linalg.svd(group.queries)[2][3:]  # orthogonal to all queries
             keys = [softmax(logs) @ group.keys for logs in group.log_scores + np.log(group.votes)]
             np.testing.assert_allclose(across @ result.key, across @ np.mean(keys, axis=0), 1e-9, 1e-12)
 
@@ -122,11 +123,11 @@ class Groups(unittest.TestCase):
             np.testing.assert_allclose(result.key, group.votes @ group.keys / group.votes.sum(), 1e-12)
         group.votes[...] = 1
         group.log_scores = np.array([[1.0, 0.0]])
-        group.log_scores[0] -= softmax(group.log_scores[0]) @ group.log_scores[0]  # m = 0 < KL, up to rounding
+        group.log_scores[0] -= softmax(group.log_scores[0]) @ group.log_scores[0]  # m = 0 < KL up to rounding
         results = merge_group(options("keepkv-paper"), group)
         minimum_norm = merge_group(options("keepkv:gqa=mean"), group)[0]
         self.assertTrue(any(np.allclose(result.key, minimum_norm.key, 1e-12) for result in results))
-        group.log_scores += 1e-3  # near it: far away, and the errors say so
+        group.log_scores += 1e-3  # near the singularity: the key is far away, and its error bounds are large
         result, *others = merge_group(options("keepkv-paper"), group)
         self.assertEqual(others, [])
         self.assertGreater(abs(result.key).max(), 50)
@@ -145,7 +146,7 @@ class Groups(unittest.TestCase):
             result = merge_group(options(text), group)[0]
             self.assertEqual(result.votes, 1)
             np.testing.assert_allclose(result.key, softmax(group.log_scores[0]) @ group.keys, 1e-12)
-        self.assertEqual(mixed(GOLDEN), 0xE220A8397B1DCDAF)  # SplitMix64's first number from 0
+        self.assertEqual(mixed(GOLDEN), 0xE220A8397B1DCDAF)  # SplitMix64's first number for seed 0
         twice = mixed((mixed(GOLDEN) + GOLDEN) % 2**64)
         self.assertEqual(cam_draw(0, 0, 0), (mixed((twice + GOLDEN) % 2**64) >> 11) / 2**53)
         draws = [cam_draw(7, head, position) for head in range(4) for position in range(500)]
@@ -179,7 +180,7 @@ class Predictions(unittest.TestCase):
             np.testing.assert_allclose(prediction.log_scores(now)[0][:, 2], [-1, 3], 1e-12)
 
     def test_constant_scores_are_exact_by_exact_and_short_by_paper(self):
-        for text, expected in (("exact", 2.0), ("paper", 2 * (1 - 0.9**9) / (1 - 0.9**40))):  # 1.2435
+        for text, expected in (("exact", 2.0), ("paper", 2 * (1 - 0.9**9) / (1 - 0.9**40))):  # paper: 1.2435
             prediction = Prediction(options(f"keepkv:scores=raw:normalisation={text}"), 1, 1, 40)
             for _ in range(9):
                 prediction.accumulate(np.arange(1), np.full((1, 1), np.log(2)), np.zeros((1, 1)), np.ones(1))
@@ -210,7 +211,7 @@ class Targets(unittest.TestCase):
         score, candidates = np.array([5.0, 1, 4, 4, 2]), np.arange(5)
         merge = options("keepkv:order=merge-first")
         likeness = cosines(keys, keys)
-        self.assertEqual(chains(merge, score, candidates, likeness), {0: 0, 1: 0, 2: 2, 3: 3, 4: 0})  # 1 by way of 4
+        self.assertEqual(chains(merge, score, candidates, likeness), {0: 0, 1: 0, 2: 2, 3: 3, 4: 0})  # 1 merges into 0 by way of 4
         self.assertEqual(chains(options("keepkv:order=merge-first:threshold=none"), score, candidates, likeness),
                          dict.fromkeys(range(5), 0))
         self.assertEqual(merged_first(merge, score, score, candidates, keys, 2), ({0: [1, 4], 2: []}, True))
@@ -250,7 +251,7 @@ class Allocation(unittest.TestCase):
         heads = [head(9.0, 8, 7, 1), head(6.0, 5, 1, 1)]
         policy = parse_policy("tova+adakv")
         self.assertEqual(adakv_wins(heads, 2)[0].tolist(), [3, 1])
-        self.assertEqual(head_budgets(policy, 2, heads), [3, 1])  # 2.8 and 1.2
+        self.assertEqual(head_budgets(policy, 2, heads), [3, 1])  # from 2.8 and 1.2
         self.assertEqual(head_budgets(parse_policy("tova+adakv:safeguard=0.5"), 2, heads), [3, 1])  # 2.5 and 1.5: a tie
         self.assertEqual(head_budgets(parse_policy("tova+adakv:safeguard=1"), 2, heads), [2, 2])
         self.assertEqual(head_budgets(parse_policy("tova"), 2, heads), [2, 2])
@@ -286,7 +287,7 @@ class Replays(unittest.TestCase):
         return [text for _, text in judged.failures], judged.swaps
 
     def heads(self, trace, text, budget=12):
-        """Every merging head as it is after the prompt."""
+        """Every merging head in its state after the prompt."""
         policy = parse_policy(text)
         for index in range(trace.layers):
             layer = trace.layer(index)
@@ -368,7 +369,7 @@ class Replays(unittest.TestCase):
 
     def test_tied_targets_taken_the_other_way_are_followed_and_counted(self):
         def twins(file):
-            for layer in range(2):  # entries 0 and 1 are always kept, as like as can be, and their values differ
+            for layer in range(2):  # entries 0 and 1 are always kept, with equal keys and different values
                 key = file.tensors[f"layers.{layer}.key"][1]
                 key[:, 1] = key[:, 0]
                 key[:, 2:8] = key[:, [0]] + 0.05 * key[:, 2:8]

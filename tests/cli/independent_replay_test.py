@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The independent implementation itself (support/independent_replay.py): hand-computed cases, brute force, 50 digits.
+"""Tests of the independent implementation (support/independent_replay.py): cases by hand, brute force, 400 digits.
 
 usage: independent_replay_test.py      needs no program
 """
@@ -21,13 +21,13 @@ from support.independent_scores import entry_scores, removal_scores, softmax
 from support.independent_selection import Greedy, choices, greedy, keep, near_tie, select_top, within_tie
 from support.kvbound_cli import TraceFile
 
-decimal.getcontext().prec = 400  # e^-800 beside 1
+decimal.getcontext().prec = 400  # enough digits for 1 + e^-800
 LN3 = float(np.log(3))
 SIZES = SimpleNamespace(prompt_tokens=100, window_queries=40)
 
 
 def deletion(logits, values, gone):
-    """|| o' - o ||^2, all digits: the softmax anew over the entries that are not gone."""
+    """|| o' - o ||^2 with 400 digits; o' is the output after the entries in `gone` are deleted."""
     weights = [Decimal(float(logit)).exp() for logit in logits]
 
     def output(kept):
@@ -40,7 +40,7 @@ def deletion(logits, values, gone):
 
 
 def window_deletion(logits, values, gone):
-    """The same in double precision, summed over queries."""
+    """The same as deletion(), but in double precision and summed over the queries, one per row of logits."""
     left = np.array([j for j in range(len(values)) if j not in gone])
     return sum(((softmax(row[left]) @ values[left] - softmax(row) @ values)**2).sum() for row in logits)
 
@@ -149,7 +149,7 @@ class GreedySelection(unittest.TestCase):
             np.testing.assert_allclose(share.sum(axis=1), 1, rtol=1e-12)
 
     def test_ties_leave_the_smaller_index_and_may_be_swapped(self):
-        logits, values = np.zeros((2, 5)), np.ones((5, 2))  # whichever is evicted, nothing moves
+        logits, values = np.zeros((2, 5)), np.ones((5, 2))  # evicting any entry leaves the output as it is
         self.assertEqual(list(greedy(logits, values, np.arange(4), 2)[0]), [0, 1])
         kept, swaps, wrong = greedy(logits, values, np.arange(4), 2, np.array([2, 3]))
         self.assertEqual((list(kept), swaps, wrong), ([2, 3], 2, 0))
@@ -179,7 +179,8 @@ class Decoding(unittest.TestCase):
         return trace, layer, kept, independent_replay.decode(trace, layer, policy, budget, heads, kept)[0]
 
     def plain(self, trace, layer, group, kept, policy, budget, running):
-        """Who leaves, written with lists: attention scores of h2o (running: {position: score of the group}) and tova."""
+        """The evicted positions by attention scores, computed with lists, for tova and h2o (running: {position: score
+        so far})."""
         cache, left = [int(position) for position in kept], []
         for step in range(trace.decode_tokens):
             now = trace.prompt_tokens + step
@@ -246,8 +247,8 @@ class Decoding(unittest.TestCase):
         self.assertEqual(leaves("tova+critical:alpha=adaptive"), 3)
         stage_two[:] = [0.1, 2, 3, 0.5, 0]
         self.assertEqual(leaves("tova+critical:alpha=0"), 0)
-        self.assertEqual(leaves("tova+critical:alpha=0.34"), 3)  # stage one is entry 0
-        self.assertEqual(leaves("tova+critical:alpha=adaptive"), 0)  # the always-kept one has more than half
+        self.assertEqual(leaves("tova+critical:alpha=0.34"), 3)  # stage one protects entry 0
+        self.assertEqual(leaves("tova+critical:alpha=adaptive"), 0)  # the always-kept entry holds more than half
         self.assertEqual(leaves("tova+critical:alpha=adaptive", np.array([[0.1, 0.1, 0.1, 0.3, 0.4]])), 3)
 
     def test_ties_leave_the_larger_position_and_the_others_are_legal(self):
@@ -268,8 +269,8 @@ class Decoding(unittest.TestCase):
                     continue
                 changed = dump.copy()
                 if kind == "evicted":
-                    changed.array(1, "evicted")[3, 0] = changed.array(1, "evicted")[4, 0]  # a step early
-                elif kind == "kept":  # another one of those that the policy may choose
+                    changed.array(1, "evicted")[3, 0] = changed.array(1, "evicted")[4, 0]  # one step too early
+                elif kind == "kept":  # replaces an entry by another candidate
                     row = changed.array(1, "kept")[:12]
                     row[...] = np.sort(np.append(np.delete(row, 1), np.setdiff1d(np.arange(8, 30), row)[0]))
                 out = changed.write(self.folder / "dump.safetensors")
@@ -294,7 +295,7 @@ class Decoding(unittest.TestCase):
 
     def test_a_near_tie_taken_the_other_way_is_followed(self):
         file = TraceFile(layers=1, query_heads=1, kv_heads=1, decode_tokens=4)
-        file.tensors["layers.0.key"][1][...] = 0  # everybody weighs the same
+        file.tensors["layers.0.key"][1][...] = 0  # all entries have the same attention weight
         path = file.write(self.folder / "trace.safetensors")
         trace = independent_replay.Trace(path)
         dump = recompute(path, "tova", "9")

@@ -1,4 +1,4 @@
-"""Dumps against an implementation that shares no code with the program: support/independent_replay.py (NumPy).
+"""The program's dumps judged by an independent implementation in NumPy, support/independent_replay.py.
 
 usage: independent_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -15,7 +15,7 @@ POLICIES = ("snapkv:window={w}", "snapkv:window={w}:pool=1", "snapkv:window={w}+
             "snapkv:window={w}:pool=3+critical:alpha=adaptive:gqa=product-of-means",
             "snapkv:window={w}+critical:alpha=0.25:epsilon=0:norm=l2", "snapkv:window={w}:pool=1+theta-sweep",
             "snapkv:window={w}+theta-sweep:alpha=adaptive:gqa=product-of-means:norm=l2")
-# Every host, score and space; {s} sinks and {r} recent entries fit into the window {w}.
+# Every host, score and space; {s} sinks and {r} recent entries fit into the observation window {w}.
 HOST_POLICIES = (
     "tova", "tova:sinks={s}+obcache-value:space=projected", "tova+obcache-key", "tova:sinks={s}+obcache-joint",
     "tova+exact", "tova+exact:space=projected", "tova:sinks={s}+critical:alpha=0.25",
@@ -28,7 +28,8 @@ HOST_POLICIES = (
     "snapkv:window={w}+obcache-value", "snapkv:window={w}:pool=1+obcache-key", "snapkv:window={w}:pool=3+obcache-joint",
     "snapkv:window={w}+obcache-joint:space=projected", "snapkv:window={w}+exact", "snapkv:window={w}:pool=1+exact:space=projected",
     "snapkv:window={w}+greedy")
-# Every way to merge, host with merging, allocation. The first of a pair is replayed on traces of even number, the other on odd.
+# Every way to merge, every host with merging, every allocation, in pairs: traces with an even number replay the first
+# policy of each pair, the others the second.
 MERGING = (
     "snapkv:window={w}+keepkv", "snapkv:window={w}+keepkv:threshold=0.3:order=merge-first",
     "snapkv:window={w}:pool=1+keepkv-paper:threshold=none", "h2o:window={w}:sinks={s}:recent={r}+keepkv:threshold=none",
@@ -75,7 +76,8 @@ class IndependentTest(CommandLineTest):
         return paths
 
     def require_agreement(self, trace, paths, layers=None):
-        """Every dump agrees; how many entries have merged, by what the dumps show of it."""
+        """Every dump agrees with the independent implementation; returns how many entries were merged, according to the
+        dumps."""
         recording, merged = independent_replay.Trace(trace), 0
         for path in paths:
             with self.subTest(path.name):
@@ -137,7 +139,7 @@ class IndependentReplay(IndependentTest):
                       "+theta-sweep"):
             paths = self.dump(trace, f"h2o:window=120:sinks=1:recent=4{score}", "5,40,120")
             self.require_agreement(trace, paths)
-            if score == "+exact":  # the first query sees nothing but the first entry
+            if score == "+exact":  # the first query attends to the first entry only
                 _, tensors = independent_replay.open_tensors(paths[0])
                 score = independent_replay.read_tensor(tensors["layers.0.score"])
                 self.assertTrue(np.isinf(score[:, 0]).all() and np.isfinite(score[:, 1:]).all())
@@ -169,7 +171,7 @@ class IndependentReplay(IndependentTest):
             huge = TraceFile(dtype="F64")
             for layer in range(2):
                 for kind in ("key", "query"):
-                    huge.tensors[f"layers.{layer}.{kind}"][1][...] *= 70  # logits of some 10^4
+                    huge.tensors[f"layers.{layer}.{kind}"][1][...] *= 70  # logits of about 10^4
             yield huge
             scaled = TraceFile()
             scaled.metadata["scale"] = "2.5e-1"

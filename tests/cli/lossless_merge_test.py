@@ -15,7 +15,7 @@ LAYERS, HEADS, STEPS = 4, 2, 64
 
 class LosslessMerges(CommandLineTest):
     def changes(self, policy, budget="10%"):
-        """What every merge of every layer and head did, by decode step, and the run's summary."""
+        """What every merge of every layer and head changed, as a list, and the run's summary of its merges."""
         self.passes("replay", MHA, "--policy", policy, "--budget", budget, "--json", "out.json")
         run = json.loads((self.folder / "out.json").read_text())["traces"][0]["runs"][0]
         changes = [change for layer in run["layers"] for change in layer["merges"]["changes"]]

@@ -1,4 +1,4 @@
-"""kvbound predict against NumPy: every figure by its definition.
+"""kvbound predict against NumPy: every printed quantity, computed from its definition.
 
 usage: predict_command_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -21,12 +21,12 @@ UNIT = 2.0**-53
 
 
 def amount(text, entries):
-    """A count, or a share of the entries, rounded down."""
+    """An option's amount: a count, or a percentage of the entries, rounded down."""
     return entries * int(text[:-1]) // 100 if text.endswith("%") else min(int(text), entries)
 
 
 def logits_of(trace, layer, head):
-    """Of every recorded query, in the order of their positions: its logits of all that it sees."""
+    """For each recorded query, in order of position, its logits of all entries that it attends to."""
     keys = layer.key[head // trace.group]
     first = trace.prompt_tokens - trace.window_queries
     return [keys[:first + i + 1] @ query * trace.scale for i, query in enumerate(layer.query[head])]
@@ -46,7 +46,7 @@ def log_mean(log_scores, weights, divisor):
 
 
 def predict(predictor, past, ema, window, tokens):
-    """ln s^ of one entry from the logarithms of its past scores."""
+    """ln s^, the predicted log score of one entry, from the logarithms of its past scores."""
     past = np.array(past)
     ages = np.arange(len(past))[::-1]
     if predictor in ("ema", "ema-paper"):
@@ -88,7 +88,7 @@ class Predict(CommandLineTest):
         return json.loads((self.folder / "out.json").read_text())
 
     def require_near(self, ours, theirs, relative):
-        """theirs: mean, median and undefined; both sides' ratios are off by at most `relative` of 1 + themselves."""
+        """Compares {mean, median, undefined}: our mean and median must be within `relative` times (1 + theirs)."""
         self.assertEqual(ours["undefined"], theirs["undefined"])
         for figure in ("mean", "median"):
             if theirs[figure] is None:
@@ -97,16 +97,17 @@ class Predict(CommandLineTest):
                 self.assertLessEqual(abs(ours[figure] - theirs[figure]), relative * (1 + theirs[figure]), figure)
 
     def rounding(self, trace, layer, head):
-        """By how much, as a share, either side may have any score, predicted or not, by rounding: logits are off by
-        head_dim + 1 roundings of the sums of their terms, which attention takes twice; every query of the past adds
-        those of an exponential whose argument is a difference of logits, and a few more."""
+        """The relative rounding error of any score, recorded or predicted. A logit is off by head_dim + 1 roundings of
+        the sum of its absolute terms, and normalised scores use two logits; every past query adds the error of an
+        exponential of a difference of logits, and a few roundings more."""
         queries, keys = np.abs(layer.query[head]), np.abs(layer.key[head // trace.group])
         size = (queries @ keys.T).max() * trace.scale
         return UNIT * (2 * (trace.head_dim + 2) * size + len(queries) * (2 * size + 16) + keys.shape[0])
 
     def require_head(self, trace, layer, head, kept, options, said):
         logits = logits_of(trace, layer, head)
-        # Of either side, each of |s^|, |s| and the sum; a quotient's: twice that; and the other side's.
+        # Each side contributes the errors of |s^|, |s| and their sum; a quotient doubles them; two sides double them
+        # again.
         relative = 8 * self.rounding(trace, layer, head)
         self.assertLess(relative, 1e-9, "bounds so wide that they prove little")
         for item, (kind, predictor) in zip(said["predictions"], [(k, p) for k in SCORES for p in PREDICTORS], strict=True):
@@ -196,7 +197,7 @@ class Predict(CommandLineTest):
         self.assertEqual(len(heads), 8)
         mean = lambda numbers: sum(numbers) / len(numbers)
         for index, item in enumerate(document["predictions"]):
-            for error in ("relative_error", "entry_error"):  # as many steps in each: the mean of means
+            for error in ("relative_error", "entry_error"):  # heads have equally many steps
                 self.assertTrue(math.isclose(item[error]["mean"],
                                              mean([head["predictions"][index][error]["mean"] for head in heads]),
                                              rel_tol=1e-14))

@@ -1,4 +1,4 @@
-"""kvbound prove: verdicts, reports that agree, instances that run again, and arguments that make no sense.
+"""kvbound prove: verdicts, text and JSON reports that agree, replayed instances, and invalid arguments.
 
 usage: prove_command_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -10,21 +10,21 @@ from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, WORLD, CommandLineTest
 
 PROOFS = {page.name: page.read_text("utf-8") for page in sorted((REPOSITORY / "proofs").glob("*.md"))}
-# Of every theorem the page that proves it.
+# {theorem's id: the page that proves it}
 THEOREMS = {theorem: page for page, text in PROOFS.items()
             for theorem in re.findall(r'^<a id="([^"]+)"></a>$', text, re.MULTILINE)}
 WEAKENED = {claim for text in PROOFS.values() for claim in re.findall(r"`([a-z0-9.-]+:[a-z-]+)`", text)
             if claim.split(":")[0] in THEOREMS}
-# Two equal tokens, one kept: o = 1/2, o^ = 0, L = theta = 1/2.
+# Two tokens of equal logits, one kept: o = 1/2, o^ = 0, L = theta = 1/2.
 INSTANCE = {"schema": "kvbound-instance-1", "property": "ckv-3.3", "query_heads": 1, "logits": [[0.0, 0.0]],
             "values": [[0.0], [1.0]], "output_projection": [[1.0]], "stage_one": [0], "kept": [0], "epsilon": 0.0}
-# Two entries of scores 1 and e that merge: m = e/(1 + e), z* = ln((1 + e)/2), KL = 0.110944; the range allows 1/8.
+# Two merged entries of scores 1 and e: m = e/(1 + e), z* = ln((1 + e)/2), KL = 0.110944; the range allows 1/8.
 MERGING = INSTANCE | {"property": "kkv-kl", "logits": [[0.0, 1.0]], "votes": [1, 1], "query_vectors": [[1.0]], "ema": 0.5}
 
 
 class ProveTest(CommandLineTest):
     def prove(self, *arguments, code=PASS):
-        """The text and the JSON of a run."""
+        """Runs `kvbound prove`; returns its text output and its JSON report."""
         text = self.passes("prove", *arguments, "--json", "out.json", code=code)
         return text, json.loads((self.folder / "out.json").read_text())
 

@@ -1,4 +1,4 @@
-"""The NumPy writer in traces/README.md, run as it stands: kvbound must accept what it writes.
+"""The NumPy writer in traces/README.md, run unchanged: kvbound must accept the file that it writes.
 
 usage: readme_writer_test.py KVBOUND      KVBOUND: the program's path
 """

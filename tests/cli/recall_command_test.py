@@ -1,4 +1,4 @@
-"""kvbound recall, and the column recall@K of replay, against NumPy: entries deleted one by one, scores by their formulas.
+"""kvbound recall and the column recall@K of replay, against NumPy: true errors by deleting entries, scores by formula.
 
 usage: recall_command_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -32,14 +32,14 @@ def attend(query, keys, values, scale):
 
 
 def eviction_errors(query, keys, values, scale):
-    """|| o - o(-j) ||^2 of every entry, by deleting it."""
+    """|| o - o(-j) ||^2 of every entry j, computed by deleting the entry."""
     _, _, output = attend(query, keys, values, scale)
     without = (attend(query, np.delete(keys, j, 0), np.delete(values, j, 0), scale)[2] for j in range(len(keys)))
     return np.array([((output - other)**2).sum() for other in without])
 
 
 def zeroing_errors(query, keys, values, scale):
-    """|| o - o' ||^2 with an entry's key and value zeroed and the entry still there."""
+    """|| o - o' ||^2 of every entry, computed by zeroing its key and value but leaving the entry in the cache."""
     _, _, output = attend(query, keys, values, scale)
     errors = []
     for j in range(len(keys)):
@@ -50,7 +50,7 @@ def zeroing_errors(query, keys, values, scale):
 
 
 def query_scores(query, keys, values, scale):
-    """Every score of every entry that the query sees."""
+    """Every kind of score, for every entry that the query attends to."""
     logits, weights, output = attend(query, keys, values, scale)
     squares = lambda rows: (rows**2).sum(axis=1)
     distances = values - output
@@ -61,7 +61,7 @@ def query_scores(query, keys, values, scale):
 
 
 def top(numbers, k):
-    """The k largest; among equals the first."""
+    """The indices of the k largest numbers; among equals the smaller index wins."""
     return set(np.argsort(-numbers, kind="stable")[:k])
 
 
@@ -71,7 +71,7 @@ def head_parts(trace, layer, head):
 
 
 def step_errors(trace, layer, head, step):
-    """Of every prompt entry, on a decode step counted from 1."""
+    """The eviction error of every prompt entry at a decode step; steps count from 1."""
     queries, keys, values = head_parts(trace, layer, head)
     there = trace.prompt_tokens + step
     return eviction_errors(queries[trace.window_queries + step - 1], keys[:there], values[:there],
@@ -89,7 +89,7 @@ def window_scores(trace, layer, head, window):
 
 
 def head_recalls(trace, layer, head, windows, k, recent):
-    """{(score, window): figures} of one query head."""
+    """{(score, window): recalls in the order of FIGURES} of one query head."""
     errors = [step_errors(trace, layer, head, step) for step in range(1, trace.decode_tokens + 1)]
     old = trace.prompt_tokens - recent
     recalls = {}
@@ -134,9 +134,9 @@ class Recall(CommandLineTest):
             self.assertGreater(len(shares), 3, f"{kind}: recalls that are all alike show nothing")
 
     def test_scores_that_differ_have_recalls_that_differ(self):
-        """Else a score could stand for another, and no test would tell."""
+        """Otherwise one score could be reported in place of another without failing a test."""
         trace = TraceFile(prompt_tokens=60, window_queries=20, decode_tokens=4, dtype="F64")
-        for layer in range(2):  # logits below 0, so that a slot of logit 0 weighs something
+        for layer in range(2):  # negative logits, so that a zeroed key (logit 0) has a noticeable weight
             trace.tensors[f"layers.{layer}.query"][1][...] += 2
             trace.tensors[f"layers.{layer}.key"][1][...] -= 2
         path = trace.write(self.folder / TRACE)
@@ -205,7 +205,7 @@ class Recall(CommandLineTest):
         self.refuses(INVALID, r"trace\.safetensors: layers\.1: its numbers are too large", "recall", TRACE, "--k", "5",
                      "--recent", "2", "--json", "out.json")
         trace = TraceFile(dtype="F64", layers=1)
-        trace.tensors["layers.0.query"][1][...] *= 1000  # one entry holds all but 1e-300 of some query's attention
+        trace.tensors["layers.0.query"][1][...] *= 1000  # some query gives one entry all but 1e-300
         trace.write(self.folder / TRACE)
         self.document(TRACE, "--k", "5", "--recent", "2")
 
@@ -280,7 +280,7 @@ class ReplayRecall(CommandLineTest):
         self.assertGreater(len(seen), 3, "recalls that are all alike show nothing")
 
     def label(self, run):
-        """The words of POLICIES that mean this run's policy."""
+        """The element of the list POLICIES that stands for this run's policy."""
         (label,) = (label for label in self.POLICIES.split(",")
                     if independent_words(label) <= independent_words(run["policy"])
                     and len(label.split("+")) == len(run["policy"].split("+")))

@@ -47,7 +47,8 @@ class SchemaTest(CommandLineTest):
         self.assertEqual(errors, [])
 
     def require_tight(self, schema, document):
-        """Whatever is taken from any object, added to it, or replaced by -2 or [-2], the document is invalid."""
+        """The document is invalid after removing any member of any object, adding one, or replacing any value by -2 or
+        [-2]."""
         survivors = []
         for path in objects(document):
             changed = copy.deepcopy(document)
@@ -220,7 +221,7 @@ class SchemasOfWholeRuns(SchemaTest):
 
     def test_the_prove_schema_describes_proofs_searches_and_replays(self):
         schema = validator("sim/schemas/prove.schema.json")
-        # Cases grow up to the hundredth: with fewer, the regimes that need several queries are not reached.
+        # Cases grow in size up to the hundredth: with fewer cases, regimes that need several queries are not reached.
         self.require_valid(schema, self.document("prove", "--cases", "200", "--search", "0.1"))
         self.document("prove", "ckv-3.3", "ckv-3.2", "--cases", "60", "--search", "0.1")
         (self.folder / "out.json").rename(self.folder / "found.json")

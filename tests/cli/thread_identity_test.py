@@ -22,7 +22,8 @@ MERGING = ",".join((
 
 
 def without_what_may_differ(document):
-    """Takes the thread count and the times out of a report; fails if they are not there."""
+    """Removes the thread count and the times from a report; a missing one raises KeyError. Returns (thread count,
+    report)."""
     threads = document.pop("threads")
     for trace in document.get("traces", []):
         for backend in trace["times"]:
@@ -35,7 +36,8 @@ def without_what_may_differ(document):
 
 class ThreadIdentity(CommandLineTest):
     def outputs(self, threads, trace, budgets, *options, policies=POLICIES, environment=None):
-        """Everything that a replay writes, without the JSON's thread count and times."""
+        """Everything that a replay writes (standard output, JSON report, files), without the report's thread count and
+        times."""
         folder = self.folder / f"threads-{threads}"
         folder.mkdir()
         count = () if environment else ("--threads", threads)

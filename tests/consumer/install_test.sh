@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The installed package works from anywhere: a program that finds it builds against it, runs, and needs nothing of
-# the source or build tree.
+# The installed package works from any folder: a program that finds it with find_package builds and runs, and needs no
+# file of the source or build tree.
 #
-# usage: install_test.sh BUILD_DIR CXX_COMPILER      BUILD_DIR: all of it is built; CXX_COMPILER: that built it
+# usage: install_test.sh BUILD_DIR CXX_COMPILER      BUILD_DIR: a complete build; CXX_COMPILER: its compiler
 set -euo pipefail
 build=$(realpath "$1")
 compiler=$2
@@ -10,7 +10,7 @@ source=$(dirname "$(realpath "$0")")
 folder=$(mktemp -d "${TMPDIR:-/tmp}/kvbound-install-XXXXXX")
 trap 'rm -rf "$folder"' EXIT
 
-# cached NAME: the value of a variable of the build, whose flags (sanitizers, say) the consumer must share.
+# cached NAME: the value of a cache variable of the build; the consumer shares its flags, such as sanitizers.
 cached() {
   sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"
 }
@@ -25,7 +25,7 @@ cmake --build "$folder/build"
 
 echo "what each KV head keeps:"
 (cd "$folder" && build/consumer | tee kept)
-# Ten positions per KV head, ascending, the last four of 64 among them.
+# Two KV heads keep ten positions each, ascending, among them the last four of 64.
 if ! [[ $(wc -w <"$folder/kept") == 20 && $(grep -cx '\([0-9]* \)\{6\}60 61 62 63 ' "$folder/kept") == 2 ]]; then
   echo "expected 2 lines of 10 positions that end in 60 61 62 63" >&2
   exit 1
@@ -34,7 +34,7 @@ fi
 "$folder/prefix/bin/kvbound" --version | tee "$folder/version"
 grep -q '^kvbound [0-9.]* (.*)$' "$folder/version"
 
-# Nothing that was installed may lead back.
+# No installed file may name the build tree or the source tree.
 for tree in "$build" "$(dirname "$(dirname "$source")")"; do
   if grep -rlF "$tree/" "$folder/prefix" --include='*.cmake' --include='*.hpp' ||
     grep -F "$tree/" "$folder/build/compile_commands.json"; then
@@ -43,7 +43,7 @@ for tree in "$build" "$(dirname "$(dirname "$source")")"; do
   fi
 done
 
-# The public headers, all of them, and nothing else: what is not on the lists of kvbound_public_headers is private.
+# Exactly the public headers are installed: a header that no list of kvbound_public_headers names is private.
 (cd "$folder/prefix/include/kvbound" && find . -type f | sed 's|^\./||' | sort) >"$folder/installed"
 if ! diff <(sort "$build/public_headers.txt") "$folder/installed"; then
   echo "left: the public headers (kvbound_public_headers); right: what was installed" >&2
@@ -65,7 +65,7 @@ if grep -rli 'not a public header' "$folder/prefix/include"; then
   exit 1
 fi
 
-# Each of them compiles on its own, with nothing but the package and what it depends on.
+# Every public header compiles on its own, with only the package and its dependencies.
 mkdir "$folder/alone"
 number=0
 while read -r header; do

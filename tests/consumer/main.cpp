@@ -1,4 +1,4 @@
-// Compresses the first layer of a small synthetic trace, and prints what each KV head keeps.
+// Compresses the first layer of a small synthetic trace and prints the positions that each KV head keeps.
 #include <iostream>
 #include <vector>
 

@@ -4,7 +4,7 @@ a warning and without registers that spill into memory.
 usage: cuda_compile_test.py KERNEL... -- ARCHITECTURE... -- NVCC...
 KERNEL: the *.cu files that are built; ARCHITECTURE: what they are built for, as CMake's CUDA_ARCHITECTURES; NVCC: the
 compiler with the options of the build
-Skipped without a compiler (no NVCC), and in a build in which nvcc's warnings are not errors: it shows nothing.
+Skipped without a compiler (no NVCC), and in a build in which nvcc's warnings are not errors: its success shows nothing.
 """
 import subprocess
 import sys
@@ -61,6 +61,6 @@ if __name__ == "__main__":
     ARCHITECTURES = sys.argv[first + 1:second]
     NVCC = [word for word in sys.argv[second + 1:] if word]
     if "-Werror=all-warnings" not in NVCC:
-        print("skipped: no CUDA compiler, or its warnings are no errors: the build shows nothing of them")
+        print("skipped: no CUDA compiler, or one whose warnings are not errors")
         sys.exit(SKIPPED)
     unittest.main(argv=sys.argv[:1], verbosity=2)

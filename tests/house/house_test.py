@@ -1,4 +1,4 @@
-"""The sources keep the rules of the house (tests/house/rules.py), and the rules find what they are for.
+"""The sources follow the rules of tests/house/rules.py, and each rule finds the violations that it is for.
 
 usage: house_test.py
 """
@@ -20,7 +20,7 @@ def sources():
 
 
 def planted(files, rule):
-    """What a rule says of a tree of these files, {path: text}, and of POLICY; paths begin with a slash."""
+    """The rule's findings in a tree of these files, {path: text}, and of POLICY; paths begin with a slash."""
     with tempfile.TemporaryDirectory() as folder:
         for path, text in {**POLICY, **files}.items():
             target = Path(folder + path)

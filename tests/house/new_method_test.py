@@ -2,10 +2,10 @@
 
 usage: new_method_test.py COMPILER [OPTION...]      how C++ is compiled, without -c and -o
 
-In a copy of the sources, core gets a new alternative of every component, a new Change and a new MergedKey, and the places
-of FILLERS the least that makes them compile. Then
-- the copy compiles without a warning: no other place needs anything;
-- without the fillers of one function, the compiler names its file, the function and what it does not know;
+In a copy of the sources, core gets a new alternative of every component, a new Change and a new MergedKey, and every
+place of FILLERS gets the least code that makes the copy compile. Then
+- the copy compiles without a warning: no other place needs a change;
+- without the fillers of one function, the compiler's errors name its file, the function and the new alternative;
 - the rows of "Add a method" that are marked with a dot are the places of FILLERS.
 """
 import concurrent.futures
@@ -30,8 +30,8 @@ ALTERNATIVES = {"Host": "NewHost", "Score": "NewScore", "Selection": "NewSelecti
 ENUMERATORS = {"Change": "new_change", "MergedKey": "new_key"}
 NEWCOMER = re.compile("|".join((*ALTERNATIVES.values(), *ENUMERATORS.values())))
 
-# Section of "Add a method" -> (file, the function or visitor that the table names, what it needs): an overload or a case.
-# An overload is put before the first that begins as it does; a case comes first in the function's first switch.
+# Section of "Add a method" -> (file, function or visitor named in the table, the overload or case that it needs). An
+# overload is put before the first existing one that begins like it; a case comes first in the function's first switch.
 NEW_CHANGE, NEW_KEY = "case Change::new_change:", "case MergedKey::new_key:"
 FILLERS = {
     "Every method": (
@@ -91,17 +91,17 @@ FILLERS = {
         ("proofs/theorems/merge_rounding.cpp", "hold", NEW_KEY)),
 }
 PLACES = [place for places in FILLERS.values() for place in places]
-# A declared overload is missed where it is called.
+# A missing definition of an overload that a header declares shows in the source that calls it.
 SEEN_BY = {"sim/options/component.hpp": "sim/options/policy.cpp"}
 
 
 def without(file, function):
-    """The macro that leaves a function's fillers out."""
+    """The macro that, when defined, leaves the function's fillers out."""
     return "without_" + re.sub(r"\W", "_", f"{file}_{function}")
 
 
 def position(text, function, filler):
-    """Where a filler belongs in its file's text."""
+    """The position in the file's text where the filler is inserted."""
     if filler.startswith("case "):
         return re.search(rf"\b{function}\([^;{{]*\{{.*?switch \([^\n]*\) \{{\n", text, re.DOTALL).end()
     begin = filler[:NEWCOMER.search(filler).start()]
@@ -128,7 +128,7 @@ def copy_with_newcomers(folder):
 
 
 def includes(folder, path, seen):
-    """All files of ours that a file includes, itself among them."""
+    """All files of the copy that a file includes, directly or not, and the file itself."""
     if path not in seen:
         seen.add(path)
         for name in re.findall(r'^#include ["<]([\w./-]+)[">]', path.read_text("utf-8"), re.MULTILINE):
@@ -139,7 +139,8 @@ def includes(folder, path, seen):
 
 
 def sources(folder):
-    """What can have a place: a file that sees core/policy.hpp and visits or counts alternatives, or has a case for one."""
+    """The files that may need a filler: those that see core/policy.hpp and visit alternatives, count them or switch on
+    them."""
     policy = folder / "kvbound" / "reference" / "core" / "policy.hpp"
     return [path for path in sorted((folder / "kvbound").rglob("*")) if path.suffix in SUFFIXES
             if re.search(rf"\bvisit\b|\bvariant_|\bcase [\w:]*\b(?:{'|'.join(ENUMERATORS)})::", path.read_text("utf-8"))
@@ -147,21 +148,22 @@ def sources(folder):
 
 
 def precompile(folder):
-    """Precompiles the headers of others that many sources include: it halves the time of this test."""
+    """Precompiles the third-party headers that many sources include, which halves the time of this test."""
     (folder / "precompiled.hpp").write_text("".join(f"#include <{name}>\n" for name in PRECOMPILED), "utf-8")
     subprocess.run([*COMPILER, "-x", "c++-header", "precompiled.hpp", "-o", "precompiled.hpp.gch"], check=True, cwd=folder)
 
 
 def complaints(folder, file, *options):
-    """What the compiler says of a file; it looks for errors and switches that lack a case."""
+    """The compiler's errors for a file, and its warnings about switches that lack a case."""
     run = subprocess.run([*COMPILER, "-fsyntax-only", "-Wswitch", *options, "-I.", "-include", "precompiled.hpp",
-                          "-x", "c++", "-include", file, os.devnull],  # a header, too, is included
+                          "-x", "c++", "-include", file, os.devnull],  # a header is compiled in the same way
                          capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "LC_ALL": "C"})
     return run.stderr
 
 
 def marked(section):
-    """The (file, function) of a section's table that a dot follows, all of a row's C++ files with each."""
+    """The (file, function) pairs that a dot marks in a section's table; each function of a row with each C++ file of
+    the row."""
     text = (ROOT / "reference" / "README.md").read_text("utf-8")
     table = re.search(rf"^### {re.escape(section)}$(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL)[1]
     rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("|")]

@@ -1,6 +1,6 @@
-"""The rules of the house, for any tree of C++ sources: which folder may include which, and what may stand where.
+"""The house rules for any tree of C++ sources: which folder may include which, and which constructs may stand where.
 
-Every rule returns its findings as {file: what is wrong there}; files are paths below the tree's root, with slashes.
+Every rule returns its findings as {file: the violations}; files are paths below the tree's root, with slashes.
 """
 import re
 from collections import defaultdict
@@ -11,7 +11,7 @@ FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 MOST_STEMS = 30
 GENERATED = {"revision.hpp"}  # sim/revision.cmake writes it
 
-# A folder includes itself and what stands before it in its list; "." is the top folder itself.
+# A folder may include itself and the folders before it in its list; "." is the top folder itself.
 ORDER = {
     "reference": ["core", "numerics", ".", "eviction", "merging", "session", "bounds"],
     "cuda": ["support", "emulation", "primitives", "native", "roofline", ".", "eviction", "merging", "session"],
@@ -19,7 +19,7 @@ ORDER = {
     "proofs": ["oracle", "engine", "theorems"],
     "sim": ["options", "measure", "diff", "replay", "study", "bench", "report", "cli"],
 }
-# And from the other top folders, these; tests include anything.
+# The other top folders that it may also include; tests may include everything.
 USES = {
     "reference": [],
     "cuda": ["reference/core"],
@@ -27,7 +27,7 @@ USES = {
     "traces/models": ["reference/core", "reference/numerics"],
     "proofs": ["reference"],
     "sim": ["reference", "cuda", "traces"],
-    "sim/cli": ["reference", "cuda", "traces", "proofs"],  # proofs are the program's: the library needs no rapidcheck
+    "sim/cli": ["reference", "cuda", "traces", "proofs"],  # only the program uses proofs, which need rapidcheck
 }
 
 
@@ -53,7 +53,7 @@ class Tree:
 
     @staticmethod
     def target(file, quote, name, known):
-        """The included file; None: there is none; "": it is not this tree's."""
+        """The included file; None if it does not exist; "" if it is not a file of this tree."""
         if quote == "<" and not name.startswith("kvbound/"):
             return ""
         places = [name.removeprefix("kvbound/")] if quote == "<" else [
@@ -80,7 +80,7 @@ TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|"(?:\
 
 
 def code_of(text):
-    """The text with comments and literals blanked, line by line as long as before."""
+    """The text with comments and literals blanked out; every line keeps its length."""
     def blank(match):
         kept = "".join(c if c == "\n" else " " for c in match[0])
         return kept if match[0].startswith("/") else '"' + kept[1:-1] + '"'
@@ -100,13 +100,13 @@ def unresolved_includes(tree):
 
 
 def place_of(folder):
-    """The top folder, and the folder in it, "." for itself."""
+    """The top folder and the folder in it; "." for the top folder itself."""
     top, _, below = folder.partition("/")
     return top, below or "."
 
 
 def may_include(folder, other):
-    """Whether a file of this folder may include one of the other; None: a folder has no place in ORDER."""
+    """Whether a file of `folder` may include a file of `other`; None if a folder is missing from ORDER."""
     top, below = place_of(folder)
     other_top, other_below = place_of(other)
     if top == "tests":
@@ -211,7 +211,7 @@ def hosts(tree):
 
 
 def host_questions(tree):
-    """Which host is it? Only reference/core asks; all others read what it derives (host_rules.hpp)."""
+    """Tests for a certain host outside reference/core: other folders must use the properties in host_rules.hpp."""
     names = "|".join(hosts(tree))
     if not names:
         return {"reference/core/policy.hpp": "has no variant Host, or not where it was"}
@@ -242,7 +242,7 @@ def closing(code, opening):
 
 
 def defaults_in(code, scoped, enumerators):
-    """The lines of all `default:` in switches over these enums."""
+    """The line numbers of every `default:` in a switch over one of these enums."""
     blocks = []
     for match in re.finditer(r"\bswitch\s*\(", code):
         depth, end = 0, match.end() - 1
@@ -271,7 +271,7 @@ def defaults_in(code, scoped, enumerators):
 
 
 def defaults(tree):
-    """Switches over an enum of the tree's own that have a default: a new enumerator would slip through."""
+    """Switches over an enum of the tree that have a default: the compiler would not report a missing enumerator."""
     scoped, enumerators = enums(tree)
     found = {}
     for file in tree.files:
@@ -286,9 +286,9 @@ RULES = [unresolved_includes, includes_upwards, folder_cycles, header_cycles, cr
 
 
 def complaints(tree, allowances):
-    """All findings that are not allowed, and all allowances that nothing needs any more.
+    """All findings that are not allowed, and all allowances that have become unnecessary.
 
-    allowances  {name of a rule: files in which its findings are let pass}
+    allowances  {name of a rule: files whose findings are tolerated}
     """
     said = []
     for rule in RULES:

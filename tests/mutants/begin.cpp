@@ -1,1 +1,1 @@
-// Compiled for its precompiled headers, with which every mutant begins.
+// Compiled for its precompiled headers, which all mutants share.

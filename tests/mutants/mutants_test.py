@@ -1,8 +1,8 @@
-"""Wrong formulas: each must be noticed by the test that its entry in tests/mutants/mutants.json names.
+"""Mutation tests: each wrong formula must be noticed by the tests that its entry in tests/mutants/mutants.json names.
 
 usage: mutants_test.py [CMAKE BUILD [NAME...]]
-CMAKE: the program that builds; BUILD: the build folder; NAME: of the mutants to look at, all by default
-Without arguments only the list is checked: that every mutant still changes one place, and every theorem kills one.
+CMAKE: the program that builds; BUILD: the build folder; NAME: a mutant to test; all by default
+Without arguments only the list is checked: every mutant changes exactly one place, and every theorem kills a mutant.
 """
 import json
 import os
@@ -17,27 +17,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = ROOT / "tests" / "mutants" / "mutants.json"
 JOBS = 2
-SECONDS = 60  # for one test on one mutant: an endless loop is not noticed but hangs
+SECONDS = 60  # limit for one test on one mutant, which may have become an endless loop
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GTEST_COLOR": "no", "RC_PARAMS": "seed=1"}
 ENVIRONMENT.pop("GTEST_FILTER", None)
 FIELDS = {"name", "file", "original", "mutated", "wrong", "killed_by"}
 
 
 def theorems():
-    """The ids of the catalogue, which tests/proofs/theorems/theorem_test.cpp holds to the anchors of the written proofs."""
+    """The ids of the catalogue; theorem_test.cpp requires that they are the anchors of the written proofs."""
     return [theorem for page in sorted((ROOT / "proofs").glob("*.md"))
             for theorem in re.findall(r'<a id="([^"]+)"', page.read_text("utf-8"))]
 
 
 def test_of(killer):
-    """The full name of the test that a theorem's id stands for; a test's name stands for itself."""
+    """The full name of the test for a theorem's id; the name of a test is returned as it is."""
     if killer not in theorems():
         return killer
     return "Catalogue/TheoremProperty.HasNoCounterexample/" + re.sub(r"[^0-9A-Za-z]", "_", killer)
 
 
 def outcome(program, killer):
-    """What became of one test: "passed", "failed", or what else happened."""
+    """The result of one test: "passed", "failed", or a description of any other outcome."""
     test = test_of(killer)
     command = [program, f"--gtest_filter={test}"]
     try:
@@ -81,7 +81,7 @@ def build(cmake, folder, names):
 
 
 def program_of(folder, name):
-    """In the folder of its group of killers."""
+    """The path of a mutant's program, in the folder of its group."""
     found = list((Path(folder).resolve() / "tests" / "mutants").glob(f"*/{name}"))
     if len(found) != 1:
         sys.exit(f"{name}: {len(found)} programs")

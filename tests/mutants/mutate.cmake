@@ -16,7 +16,7 @@ elseif(original STREQUAL mutated)
 endif()
 string(REPLACE "${original}" "${mutated}" source "${source}")
 
-# Written only if it is another, so that a change of one mutant does not compile them all.
+# Written only if its contents change, so that editing one mutant does not recompile them all.
 set(written "")
 if(EXISTS ${OUTPUT})
   file(READ ${OUTPUT} written)

@@ -1,4 +1,4 @@
-// append copies bits: every KV head's new row behind its last one, and nothing else.
+// append copies bits: every KV head's new row goes behind its last row, and nothing else is written.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -18,7 +18,7 @@ TYPED_TEST_SUITE(AppendParity, StorageTypes, StorageName);
 
 constexpr int64_t kCapacity = 5;
 
-// A tensor of any bits at all, NaN included, with a gap behind each row.
+// A tensor of arbitrary bits, NaN included, with a gap behind each row.
 template <cuda::Storage T>
 struct Rows {
   int64_t slices, rows, cols;

@@ -18,13 +18,13 @@
 namespace kvbound::parity {
 namespace {
 
-// A layer's cache and one query per query head, as they were before they are stored.
+// A layer's cache and one query per query head, in double precision, before they are rounded to the storage type.
 struct Case {
   int64_t kv_heads = 2;
   int64_t group_size = 4;
   int64_t head_dim = 10;
   std::vector<int64_t> entries;  // [kv_heads]
-  int64_t capacity = 0;          // at least the most entries
+  int64_t capacity = 0;          // raised to the largest of `entries`
   Distribution distribution = Distribution::random;
   bool votes = false;
 
@@ -41,7 +41,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << " of " << c.room();
 }
 
-// The case's numbers, rounded, and the device's results with them.
+// The case's numbers rounded to T, and the device's results for them.
 template <cuda::Storage T>
 class Subject {
  public:
@@ -54,7 +54,7 @@ class Subject {
         log_votes_(static_cast<size_t>(c.kv_heads * c.room()), std::numeric_limits<float>::quiet_NaN()) {
     for (int64_t g = 0; g < c.kv_heads; ++g) {
       for (int64_t j = 0; j < c.entries[g]; ++j) {
-        // Rounded as the device sees them.
+        // Rounded to float, as the device reads them.
         set_log_votes(g, j, static_cast<float>(std::log(1 + static_cast<double>((7 * j + g) % 5))));
       }
     }
@@ -92,7 +92,7 @@ class Subject {
   }
 
  private:
-  // The first query of each group.
+  // The first query of each group of query heads.
   Matrix group_queries() const {
     Matrix first;
     for (int64_t g = 0; g < case_.kv_heads; ++g) first.append_row(queries(g).row(0));
@@ -130,7 +130,7 @@ std::span<const float> part(const std::vector<float>& all, int64_t first, int64_
   return std::span(all).subspan(first, count);
 }
 
-// Holds the logits of the entries, and sees that nothing else was written.
+// Compares the logits of the entries, and requires that nothing else was written.
 template <cuda::Storage T>
 void expect_logits(const Case& c, const Subject<T>& subject, const std::vector<float>& logits,
                    Comparator& comparator) {
@@ -244,8 +244,9 @@ TYPED_TEST(AttentionParity, MatchesReferenceForRaggedCaches) {
   this->comparators_.expect_tight();
 }
 
-// So much capacity that a split has 512 tokens, eight tiles. Where attention is spread over thousands of entries their
-// errors average out, which no bound for the worst case knows: tightness is asked of concentrated attention only.
+// A capacity so large that a split has 512 tokens, eight tiles. Where attention is spread over thousands of entries
+// their errors average out, which a worst-case bound cannot reflect: tightness is required of concentrated attention
+// only.
 TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
   Comparators spread("spread out");
   for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
@@ -264,7 +265,7 @@ TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
   this->comparators_.expect_tight();
 }
 
-// One KV head of so many entries that the joining threads have more than one part of their splits to add up.
+// One KV head with so many entries that the threads that join the splits add up more than one part each.
 TYPED_TEST(AttentionParity, MatchesReferenceForManySplits) {
   for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
     const Case c{
@@ -274,7 +275,7 @@ TYPED_TEST(AttentionParity, MatchesReferenceForManySplits) {
   }
 }
 
-// Where shared memory is short a block has one tile at a time, then one team: the results do not show it.
+// With little shared memory a block has one tile at a time, then one team; the results must not depend on it.
 TYPED_TEST(AttentionParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
   for (const int64_t head_dim : {128, 256}) {
     for (const int64_t group_size : {7, 16}) {
@@ -291,8 +292,8 @@ TYPED_TEST(AttentionParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
   }
 }
 
-// The most shared memory that a block asks for: 16 heads of 256 numbers, and so much capacity, all KV heads together, that a
-// split has the most tokens. The KV heads share one memory.
+// The largest request for shared memory of a block: 16 heads of 256 numbers, and a total capacity of all KV heads at
+// which a split has the most tokens. All KV heads read the same keys and values.
 TYPED_TEST(AttentionParity, FitsItsLargestBlocksOnEveryDevice) {
   constexpr int64_t kKvHeads = 30, kGroup = 16, kHeadDim = 256, kCapacity = 8000;
   const Uploaded<TypeParam> queries(rounded<TypeParam>(random_tensor(1, 1, kKvHeads * kGroup, kHeadDim)));
@@ -341,7 +342,8 @@ TYPED_TEST(AttentionParity, GivesEqualKeysEqualLogits) {
   }
 }
 
-// With votes of which the logarithm is -infinity an entry counts nothing, and if all are so there is no attention.
+// An entry whose log votes are -infinity has no weight; if all entries are such, the output is 0 and the log-sum-exp
+// -infinity.
 TYPED_TEST(AttentionParity, LeavesOutEntriesWithoutVotes) {
   const auto nothing = static_cast<float>(-kInfinity);
   const Case c{.kv_heads = 1, .entries = {70}, .votes = true};

@@ -1,4 +1,4 @@
-// compact moves bits: every kept row, its padding, and nothing else.
+// compact moves bits: every kept row and its padding, and nothing else is written.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -23,7 +23,7 @@ struct Shape {
   int64_t capacity;
 };
 
-// So many different positions, in a random order.
+// `count` different positions in a random order.
 std::vector<int64_t> kept_positions(uint64_t seed, int64_t tokens, int64_t count) {
   const Tensor order = random_tensor(seed, 1, 1, tokens);
   std::vector<int64_t> positions(tokens);
@@ -43,7 +43,7 @@ std::vector<T> with_bits(const std::function<uint32_t(size_t)>& bits, int64_t si
   return numbers;
 }
 
-// Any bits at all, NaN included.
+// Arbitrary bits, NaN included.
 uint32_t any_bits(size_t index) {
   uint64_t x = (index + 1) * 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;

@@ -1,4 +1,5 @@
-// CriticalKV's adaptive stage one on the device: as many entries as the reference takes, but for near ties of the mass.
+// CriticalKV's adaptive stage one on the device: it takes as many entries as the reference, except where the mass
+// nearly ties with 1/2.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -22,7 +23,7 @@ struct AdaptiveShape {
   int64_t query_heads, kv_heads, head_dim, tokens, window, always_kept;
 };
 
-// A window over a prompt, exact in T. The candidates are all positions that are not always kept.
+// An observation window over a prompt, exact in T. The candidates are all positions that are not always kept.
 template <cuda::Storage T>
 struct AdaptiveInput {
   AdaptiveShape shape;
@@ -34,7 +35,7 @@ struct AdaptiveInput {
   std::vector<Matrix> logit_errors;          // likewise
   std::vector<std::vector<int64_t>> ranked;  // per KV head
 
-  // share  of the candidates that are ranked
+  // share  the share of the candidates that are ranked
   AdaptiveInput(const AdaptiveShape& s, double sharpness, double share)
       : shape(s),
         keys(rounded<T>(random_tensor(21, s.kv_heads, s.tokens, s.head_dim))),
@@ -91,7 +92,7 @@ struct AdaptiveInput {
         log_sum_exp.push_back(static_cast<float>(log_sum(logits.row(i).first(visible))));
         for (int64_t j = 0; j < visible; ++j) {
           weights.back().row(row)[j] = std::exp(logits.row(i)[j] - log_sum_exp.back());
-          // The difference is rounded too.
+          // The difference of logit and log-sum-exp is rounded too.
           logit_errors.back().row(row)[j] =
               errors.row(i)[j] +
               0x1p-23 * (std::abs(logits.row(i)[j]) + errors.row(i)[j] + std::abs(log_sum_exp.back()));
@@ -105,7 +106,7 @@ struct AdaptiveInput {
     for (const double z : logits) sum += std::exp(z - largest);
     return largest + std::log(sum);
   }
-  // Of the candidates.
+  // The summed weights of the candidates.
   std::vector<double> mean_weights(int64_t g) const {
     std::vector<double> mean(shape.tokens - shape.always_kept);
     const Matrix& rows = weights[g];
@@ -116,7 +117,7 @@ struct AdaptiveInput {
   }
 };
 
-// What a row's entries weigh, and by how much fp32 may be off.
+// The attention mass of a row's entries, and a bound on its error in fp32.
 struct Mass {
   double mass = 0, error = 0;
 };
@@ -138,7 +139,8 @@ Mass mass_of(const AdaptiveInput<T>& input, size_t g, int64_t row, int64_t count
   return {mass, (most - mass) + adding * most + lost + 0x1p-40 * mass};
 }
 
-// Beyond doubt, for every query, the count is enough and one less is not.
+// Whether the count may be right, given fp32's errors: with it every query's mass may exceed 1/2 (or it is k), and with
+// one entry less some query's mass may not.
 template <cuda::Storage T>
 bool is_legal(const AdaptiveInput<T>& input, size_t g, int64_t count) {
   bool enough = true;
@@ -155,7 +157,7 @@ bool is_legal(const AdaptiveInput<T>& input, size_t g, int64_t count) {
 
 template <cuda::Storage T>
 struct AdaptiveCheck {
-  int inside = 0;  // counts that are neither 0 nor k
+  int inside = 0;  // number of counts that are neither 0 nor k
 
   void hold(const AdaptiveInput<T>& input) {
     const std::vector<int64_t> counts = input.device_counts();

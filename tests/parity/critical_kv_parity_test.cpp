@@ -1,4 +1,4 @@
-// CriticalKV on the device: norms and scores within their bounds, selections exactly the reference's.
+// CriticalKV on the device: norms and scores within their error bounds, selections equal to the reference's.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,7 +18,7 @@ namespace {
 
 using cuda::NormsKernel;
 
-// A layer's values and W^O, exact in T, here and on the device.
+// A layer's values and W^O, exact in T, for the host and the device.
 template <cuda::Storage T>
 struct NormsInput {
   LayerShape shape;
@@ -46,7 +46,7 @@ struct NormsInput {
   }
 };
 
-// Tokens of very different sizes: the third is a sink, the fifth nearly nothing.
+// Tokens of very different norms: the third is large like a sink, the fifth almost 0.
 Tensor values_of(const LayerShape& shape, int64_t tokens) {
   Tensor values = random_tensor(11, shape.kv_heads, tokens, shape.head_dim);
   for (int64_t g = 0; g < shape.kv_heads; ++g) {
@@ -70,7 +70,7 @@ LayerShape layer_shape(int64_t query_heads, int64_t kv_heads, int64_t head_dim, 
   return {query_heads, kv_heads, head_dim, model_dim};
 }
 
-// Both kernels, or the only one that can.
+// Both kernels, or only the portable one where mma does not support the shape.
 template <cuda::Storage T>
 std::vector<NormsKernel> kernels(int64_t head_dim) {
   if (cuda::chosen_norms_kernel<T>(head_dim) == NormsKernel::portable) return {NormsKernel::portable};
@@ -84,7 +84,7 @@ reference::Arithmetic norms_arithmetic(const LayerShape& shape, NormsKernel kern
   return reference::arithmetic_of(cuda::norms_arithmetic(shape.head_dim, shape.model_dim, kernel));
 }
 
-// Holds the norms of one test to the reference's.
+// Compares the norms of one test with the reference's.
 template <cuda::Storage T>
 class NormsCheck {
  public:
@@ -153,7 +153,7 @@ TYPED_TEST(ProjectedValueNormsParity, IsExactlyZeroForZeroValues) {
   }
 }
 
-// So that equal tokens tie in every selection.
+// Otherwise equal tokens would not tie in selections.
 TYPED_TEST(ProjectedValueNormsParity, GivesEqualValuesEqualBitsWhereverTheyStand) {
   const int64_t tokens = 333;
   const LayerShape shape = layer_shape(2, 2, 80, 100);
@@ -176,9 +176,10 @@ TYPED_TEST(ProjectedValueNormsParity, GivesEqualValuesEqualBitsWhereverTheyStand
   }
 }
 
-// Also whether a block takes one query head of a group or all of them, which the number of tokens decides.
+// The number of tokens decides whether a block takes one query head of a group or all of them: the bits must not
+// change.
 TYPED_TEST(ProjectedValueNormsParity, DoesNotDependOnHowManyTokensThereAre) {
-  const int64_t tokens = 128 * cuda::device().multiprocessors;  // a block takes no more than 128
+  const int64_t tokens = 128 * cuda::device().multiprocessors;  // a block takes at most 128 tokens
   const LayerShape shape = layer_shape(2, 1, 16, 3);
   const NormsInput<TypeParam> input = norms_input<TypeParam>(shape, tokens);
   Tensor first(1, 5, 16);
@@ -349,7 +350,7 @@ void expect_parity(const std::vector<TwoStageRow>& rows) {
   }
 }
 
-// Every k and stage one worth trying.
+// Rows for several k, each with stage one empty, half of k and all of k.
 std::vector<TwoStageRow> rows_of(ScoreKind attention, ScoreKind stage_two, int64_t cols) {
   std::vector<TwoStageRow> rows;
   for (const int64_t k : {int64_t{0}, cols / 5, cols / 2, cols}) {
@@ -395,7 +396,7 @@ TEST_F(SelectCriticalParity, TellsOfNanWhereverTheReferenceDoes) {
   TwoStageRow attention = row, stage_two = row, stage_one = row;
   attention.attention[0] = nan;
   stage_two.stage_two[0] = nan;
-  stage_one.stage_two[49] = nan;  // has been selected by then
+  stage_one.stage_two[49] = nan;  // stage one has already selected this entry
   EXPECT_EQ(device_selection({attention}).status, 1);
   EXPECT_EQ(device_selection({stage_two}).status, 1);
   EXPECT_EQ(device_selection({stage_one}).status, 0);

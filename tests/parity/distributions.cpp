@@ -10,7 +10,7 @@ double key_size(Distribution distribution) {
   return distribution == Distribution::peaked ? 8 : 1;
 }
 
-// key = the multiple of the query whose logit is this one
+// Sets the key to the multiple of the query that has this logit.
 void set_logit(std::span<double> key, VectorView query, double logit, double scale) {
   double square = 0;
   for (const double entry : query) square += entry * entry;
@@ -33,7 +33,7 @@ Tensor keys_of(Distribution distribution, uint64_t seed, MatrixView queries, int
         std::ranges::copy(rows.row(j % 3), rows.row(j).begin());
       if (distribution == Distribution::sink && j == 0) set_logit(rows.row(j), queries.row(g), 30, scale);
       if (distribution == Distribution::extreme) {
-        // A hundredth of what random keys are, as a share: so that there are no ties.
+        // Each number is perturbed by about 1 %, so that there are no ties.
         const std::vector<double> noise(rows.row(j).begin(), rows.row(j).end());
         set_logit(rows.row(j), queries.row(g), j % 2 == 0 ? -1e4 : 1e4, scale);
         for (size_t i = 0; i < noise.size(); ++i) rows.row(j)[i] *= 1 + 0.01 * noise[i];

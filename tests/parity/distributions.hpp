@@ -1,4 +1,4 @@
-// Keys that make attention peaked, flat, tied and so on.
+// Keys that make attention random, flat, peaked, tied, dominated by a sink, or extreme.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 
 namespace kvbound::parity {
 
-/// softmax: attention scores, crowded into few powers of two; few_values: nearly all are ties.
+/// softmax: attention scores, which lie within few powers of two; few_values: nearly all scores tie.
 enum class ScoreKind { normal, softmax, peaked, few_values, equal, rising };
 inline constexpr ScoreKind kScoreKinds[] = {ScoreKind::normal,     ScoreKind::softmax, ScoreKind::peaked,
                                             ScoreKind::few_values, ScoreKind::equal,   ScoreKind::rising};
@@ -29,7 +29,7 @@ inline std::vector<float> scores_of(ScoreKind kind, uint64_t seed, int64_t cols)
   for (const double x : normal.numbers()) {
     const auto index = static_cast<double>(scores.size());
     const double score = kind == ScoreKind::softmax      ? std::exp(2 * x) / static_cast<double>(cols)
-                         : kind == ScoreKind::peaked     ? std::exp(40 * x - 60)  // many of them 0
+                         : kind == ScoreKind::peaked     ? std::exp(40 * x - 60)  // many underflow to 0
                          : kind == ScoreKind::few_values ? std::round(x)
                          : kind == ScoreKind::equal      ? 0.25
                          : kind == ScoreKind::rising     ? index
@@ -39,10 +39,10 @@ inline std::vector<float> scores_of(ScoreKind kind, uint64_t seed, int64_t cols)
   return scores;
 }
 
-/// Where a selection goes: room behind every row, and everything -1.
+/// Device memory for a selection's result: every row has two spare numbers behind it, and all are -1 at first.
 class Indices {
  public:
-  /// k  what each row selects
+  /// k  how many indices each row selects
   explicit Indices(std::vector<int64_t> k)
       : k_(std::move(k)),
         stride_(*std::ranges::max_element(k_) + 2),
@@ -51,7 +51,7 @@ class Indices {
 
   cuda::SelectionResult result() { return {indices_.data(), stride_, status_.data()}; }
 
-  /// Waits. The test fails if a row's room was written to.
+  /// Waits for the default stream. The test fails if the spare numbers behind a row were overwritten.
   std::vector<std::vector<int64_t>> rows() const {
     std::vector<int64_t> all(indices_.size());
     cuda::synchronise(nullptr);

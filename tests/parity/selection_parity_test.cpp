@@ -26,7 +26,7 @@ struct Selected {
   int status;
 };
 
-// Rows of scores in device memory, NaN between them.
+// Rows of scores in device memory, separated by NaN.
 class UploadedScores {
  public:
   explicit UploadedScores(const Rows& rows) : rows_(std::ssize(rows)) {
@@ -79,7 +79,7 @@ class SelectionParity : public DeviceTest, public testing::WithParamInterface<Ca
   }
 };
 
-// 0, all, and in between.
+// Counts of 0, all, and in between.
 std::vector<int64_t> counts_of(int64_t cols) {
   std::vector<int64_t> counts{0, 1, cols / 5, cols / 2, cols - 1, cols};
   std::erase_if(counts, [&](int64_t k) { return k < 0 || k > cols; });

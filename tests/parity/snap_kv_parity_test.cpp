@@ -14,7 +14,7 @@
 namespace kvbound::parity {
 namespace {
 
-// A layer's window and keys, as they were before they are stored.
+// A layer's window queries and keys, in double precision, before they are rounded to the storage type.
 struct Case {
   int64_t kv_heads = 2;
   int64_t group_size = 4;
@@ -32,7 +32,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << name(c.distribution) << ", window " << c.window << " of " << c.tokens;
 }
 
-// The case's numbers, rounded, and the device's results with them.
+// The case's numbers rounded to T, and the device's results for them.
 template <cuda::Storage T>
 class Subject {
  public:
@@ -41,7 +41,7 @@ class Subject {
         queries_(rounded<T>(random_tensor(1, c.query_heads(), c.window, c.head_dim))),
         keys_(rounded<T>(keys_of(c.distribution, 2, group_queries(), c.tokens, c.scale()))) {}
 
-  /// Log-sum-exp, then mean attention.
+  /// {log-sum-exp, mean attention weights}
   std::vector<std::vector<float>> run() const {
     const Case& c = case_;
     const Uploaded<T> queries(queries_), keys(keys_);
@@ -59,7 +59,7 @@ class Subject {
   }
 
  private:
-  // The first query of each group.
+  // The first query of each group of query heads.
   Matrix group_queries() const {
     Matrix first;
     for (int64_t g = 0; g < case_.kv_heads; ++g) {
@@ -154,7 +154,7 @@ TYPED_TEST(SnapKvParity, MatchesReferenceAcrossDistributions) {
 
 TYPED_TEST(SnapKvParity, MatchesReferenceForALargePrompt) {
   for (const Case& c : {Case{.head_dim = 64, .window = 32, .tokens = 3000},
-                        // So many tokens that a split has 512 of them, eight tiles.
+                        // So many tokens that a split has 512 of them: eight tiles.
                         Case{.kv_heads = 1, .group_size = 1, .head_dim = 8, .window = 3, .tokens = 33000}}) {
     const Subject<TypeParam> subject(c);
     const auto results = subject.run();
@@ -164,7 +164,7 @@ TYPED_TEST(SnapKvParity, MatchesReferenceForALargePrompt) {
   this->expect_tight();
 }
 
-// So many tokens that a split has two tiles, which take turns where there is room for one.
+// So many tokens that a split has two tiles, which are processed in turn where shared memory has room for one.
 TYPED_TEST(SnapKvParity, GivesTheSameBitsWithOneTileAtATime) {
   const Case c{.kv_heads = 1, .group_size = 1, .head_dim = 256, .window = 3, .tokens = 4200};
   const Subject<TypeParam> subject(c);
@@ -174,7 +174,7 @@ TYPED_TEST(SnapKvParity, GivesTheSameBitsWithOneTileAtATime) {
   });
 }
 
-// Where shared memory is short blocks are smaller: same_bits: the results do not show it.
+// With little shared memory blocks are smaller; the results must not depend on it.
 TYPED_TEST(SnapKvParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
   for (const int64_t head_dim : {128, 256}) {
     for (const Case& c :
@@ -249,7 +249,7 @@ TEST(WindowArithmetic, CountsAdditionsThatATermMayPassThrough) {
   }
 }
 
-// rows x cols numbers, some of them equal.
+// A rows x cols matrix of numbers, some of them equal.
 Matrix scores_of(int64_t rows, int64_t cols) {
   Matrix scores(rows, cols);
   const Tensor random = random_tensor(5, 1, rows, cols);
@@ -264,7 +264,7 @@ Matrix scores_of(int64_t rows, int64_t cols) {
 
 class PoolParity : public DeviceTest {};
 
-// Rows lie `gap` numbers apart, which are NaN.
+// max_pool on the device; between rows there are `gap` numbers, which are NaN.
 std::vector<float> pooled(MatrixView scores, int64_t gap, int64_t width) {
   const int64_t stride = scores.cols + gap;
   std::vector<float> memory(scores.rows * stride, std::numeric_limits<float>::quiet_NaN());

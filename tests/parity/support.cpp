@@ -18,7 +18,7 @@
 namespace kvbound::parity {
 namespace {
 
-constexpr uint32_t kUnwritten = 0x7fc5a5a5;  // a NaN that no computation makes
+constexpr uint32_t kUnwritten = 0x7fc5a5a5;  // a NaN with a payload that no computation produces
 constexpr double kSlackLimit = 1000;
 constexpr double kSmallestNormal = std::numeric_limits<float>::min();
 

@@ -1,7 +1,7 @@
-// What every parity test needs: the device of the build under test, inputs that are rounded before anybody computes with
-// them, and a comparator that lets nothing pass that proves nothing.
+// Shared by all parity tests: the device of the build under test, inputs that are rounded to device precision before
+// both sides use them, and a comparator that refuses comparisons which prove nothing.
 //
-// A parity test is compiled once for each build (cuda/support/build.hpp) and speaks of `cuda::` only.
+// A parity test is compiled once for each build (cuda/support/build.hpp) and uses only the namespace `cuda::`.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct StorageName {
   }
 };
 
-/// The stored number nearest to this one, by one rounding.
+/// The number of type T nearest to this one, rounded once.
 template <cuda::Storage T>
 T stored(double number) {
   if constexpr (std::is_same_v<T, float>) {
@@ -51,18 +51,18 @@ inline double number(float stored) { return stored; }
 inline double number(cuda::Float16 stored) { return from_float16(stored.bits); }
 inline double number(cuda::Bfloat16 stored) { return from_bfloat16(stored.bits); }
 
-/// The same tensor after storing it as T: what the device sees, for the reference to compute with.
+/// The same tensor after storing it as T: the numbers that the device reads, for the reference to compute with.
 template <cuda::Storage T>
 Tensor rounded(Tensor tensor) {
   for (double& entry : tensor.numbers()) entry = number(stored<T>(entry));
   return tensor;
 }
 
-/// size * nearly normal numbers, the same on every platform.
+/// Numbers that are roughly normal with standard deviation `size`, the same on every platform.
 Tensor random_tensor(uint64_t seed, int64_t slices, int64_t rows, int64_t cols, double size = 1);
 
-/// A tensor in device memory. Whatever an operation has no business to read is NaN: rows that are not in use, and the
-/// gap behind the padding of each row. The padding itself is 0, as DeviceTensor demands.
+/// A tensor in device memory. Everything that an operation must not read is NaN: rows that are not in use, and the gap
+/// behind the padding of each row. The padding itself is 0, as DeviceTensor requires.
 template <cuda::Storage T>
 class Uploaded {
  public:
@@ -96,16 +96,16 @@ class Uploaded {
   cuda::Buffer<T> memory_;
 };
 
-/// Device memory that an operation fills with numbers. What it does not write stays NaN, recognisably, and it is noticed
-/// if it writes before or behind them.
+/// Device memory that an operation fills with numbers. Numbers that it does not write stay recognisable NaNs, and a
+/// write before or behind the memory is detected.
 class Output {
  public:
   explicit Output(int64_t size);
 
   float* data() { return memory_.data() + kGuard; }
-  /// Waits for the default stream; fails the test if the memory around was written to.
+  /// Waits for the default stream; fails the test if the memory around the numbers was overwritten.
   std::vector<float> numbers() const;
-  /// Whether this is what was there before anybody wrote.
+  /// Whether this number has not been written since construction.
   static bool is_unwritten(float number);
 
  private:
@@ -114,7 +114,7 @@ class Output {
   cuda::Buffer<float> memory_;
 };
 
-/// Working memory of exactly so many bytes, filled with NaN.
+/// Working memory of exactly `bytes` bytes, filled with NaN.
 class WorkingMemory {
  public:
   explicit WorkingMemory(int64_t bytes);
@@ -124,7 +124,7 @@ class WorkingMemory {
   cuda::Buffer<unsigned char> memory_;
 };
 
-/// Two results that are the same to the last bit.
+/// Whether two results are the same to the last bit.
 template <class T>
 bool same_bits(const std::vector<T>& one, const std::vector<T>& other) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -141,13 +141,13 @@ bool same_bits(const std::vector<std::vector<T>>& one, const std::vector<std::ve
 /// Emulated: calls work(name) under each of three schedules with async copies landing early and late. Native: twice.
 void for_each_schedule(const std::function<void(const std::string& name)>& work);
 
-/// Emulated: calls work(name) on devices that grant a block as much shared memory as those of compute capability 9.0, 8.0
-/// and 8.6 do, then ever less until `work` throws ShapeMismatch; it fails the test if that never comes. Native: once, on the
-/// device that there is.
+/// Emulated: calls work(name) on devices that grant a block as much shared memory as those of compute capability 9.0,
+/// 8.0 and 8.6 do, then on ever smaller ones until `work` throws ShapeMismatch; the test fails if it never does.
+/// Native: once, on the GPU at hand.
 void for_each_device(const std::function<void(const std::string& name)>& work);
 
-/// What `results()` gives, a vector or a vector of vectors. The test fails if it is not the same bits under every
-/// schedule, and for a second call under the same one.
+/// Returns results(), a vector or a vector of vectors. The test fails if any schedule, or a second call under the same
+/// schedule, gives other bits.
 template <class Results>
 auto in_every_schedule(const Results& results) {
   const auto first = results();
@@ -157,22 +157,22 @@ auto in_every_schedule(const Results& results) {
   return first;
 }
 
-/// Holds an operation's results to the reference's and keeps count of how much of their bounds they use.
+/// Compares an operation's results with the reference's and records how much of their error bounds they use.
 class Comparator {
  public:
   explicit Comparator(std::string operation) : operation_(std::move(operation)) {}
 
-  /// |actual - expected| <= bound, element by element; where infinity is expected, the same infinity. Refused, because
-  /// they prove nothing: different sizes, no elements, a reference of zeros only, bounds that are negative, NaN,
-  /// infinite or nowhere smaller than the value. NaN fails under any bound.
+  /// Succeeds if |actual - expected| <= bound element by element, and where infinity is expected, actual is the same
+  /// infinity. Fails, because they would prove nothing, for: different sizes, no elements, a reference of zeros only,
+  /// bounds that are negative, NaN, infinite or nowhere smaller than the value. NaN fails under any bound.
   testing::AssertionResult hold(std::span<const float> actual, VectorView expected, VectorView bounds);
 
-  /// The median of bound / |actual - expected| over the elements held so far. Left out are results without any error and
-  /// expectations below the normal range of fp32, whose bounds are of the size of its smallest number. NaN if none are
-  /// left.
+  /// The median of bound / |actual - expected| over the elements compared so far, without results that have no error
+  /// and without expectations below the normal range of fp32, whose bounds are about its smallest number. NaN if no
+  /// element is left.
   double median_slack() const;
 
-  /// Prints the median; a failure unless it is below 1,000, that is, unless the bounds say something.
+  /// Prints the median; fails unless it is below 1,000, since wider bounds would prove little.
   testing::AssertionResult is_tight() const;
 
  private:

@@ -1,4 +1,4 @@
-// Tests of what the parity tests rely on.
+// Tests of the helpers that the parity tests rely on.
 #include <cmath>
 #include <limits>
 

@@ -54,7 +54,7 @@ TEST(Comparator, NoticesOneWrongElementAmongMany) {
 
 TEST(Oracle, IsExactWhereDoubleIsNot) {
   using oracle::Real;
-  // 1/3 in 50 digits, and its double evaluation within u/3.
+  // 1/3 in 50 digits; the error of its evaluation in double precision is at most u/3.
   const oracle::Bounded third = oracle::Bounded(1.0) / oracle::Bounded(3.0);
   EXPECT_LT(abs(third.value * 3 - 1), oracle::oracle_precision());
   EXPECT_TRUE(within(1.0 / 3, third));
@@ -107,7 +107,7 @@ TEST(AttentionLogits, AreBitEqualForEqualKeysWhereverTheyStand) {
   }
 }
 
-// So many tokens that a product takes 512 or 1024 of them at a time.
+// More tokens than a matrix product takes at a time (512 or 1024).
 TEST(AttentionLogits, AreBitEqualForEqualKeysInLargeBlocks) {
   Random random(4);
   for (const int64_t tokens : {5000, 33000}) {
@@ -171,7 +171,7 @@ TEST(AttentionLogits, OfATokenDoNotDependOnThoseThatFollow) {
 }
 
 TEST(LogSumExp, IsTheLogarithmOfTheSum) {
-  // ln(1 + 1) = ln 2; ln(e^10000 + e^10000) = 10000 + ln 2; a token that is not there adds nothing.
+  // ln(1 + 1) = ln 2; ln(e^10000 + e^10000) = 10000 + ln 2; a logit of -infinity adds nothing.
   EXPECT_DOUBLE_EQ(log_sum_exp(std::vector{0.0, 0.0}), std::log(2.0));
   EXPECT_DOUBLE_EQ(log_sum_exp(std::vector{1e4, 1e4}), 1e4 + std::log(2.0));
   EXPECT_DOUBLE_EQ(log_sum_exp(std::vector{-1e4, -1e4}), -1e4 + std::log(2.0));
@@ -269,7 +269,7 @@ TEST(Attention, OfNoEntriesIsZeroWithNoMass) {
 }
 
 TEST(Attention, KeepsTheLargestTermOfHugeLogits) {
-  // Logits 10^4, -10^4, 10^4: the two large ones share, the small one is 2 * 10^4 nats behind.
+  // Logits 10^4, -10^4, 10^4: the two large ones share the weight; the small one is 2 * 10^4 nats below.
   const AttentionOutput result =
       attention(matrix({{1e4}}), matrix({{1}, {-1}, {1}}), matrix({{1}, {77}, {2}}), 1);
   EXPECT_EQ(result.output(0, 0), 1.5);
@@ -298,7 +298,7 @@ TEST(AttentionOracle, IsMetWithinTheDerivedBounds) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     Random random(seed);
     const int64_t tokens = 1 + random.index(40), head_dim = 1 + random.index(16), count = 1 + random.index(3);
-    const double size = seed % 3 == 0 ? 60 : 1;  // a third with logits of thousands
+    const double size = seed % 3 == 0 ? 60 : 1;  // a third of the cases has logits in the thousands
     const Matrix queries = random.matrix(count, head_dim, size), keys = random.matrix(tokens, head_dim, size);
     const Matrix values = random.matrix(tokens, 3);
     const int64_t first = random.index(tokens);
@@ -322,7 +322,7 @@ TEST(AttentionOracle, IsMetForLogitsOfTenThousand) {
     Random random(seed);
     std::vector<double> logits;
     for (int64_t j = 0; j < 20; ++j) logits.push_back(random.uniform(-1e4, 1e4));
-    logits.push_back(logits[3] - random.uniform(0, 30));  // two that share
+    logits.push_back(logits[3] - random.uniform(0, 30));  // two logits that share the weight
     EXPECT_TRUE(within(log_sum_exp(logits), oracle::log_sum_exp(oracle::exactly(logits))));
     Matrix weights = matrix({logits});
     causal_softmax(weights.view(), 20);
@@ -341,7 +341,7 @@ RC_GTEST_PROP(CausalSoftmaxProperty, IsNotMovedByAConstantAddedToAllLogits, ()) 
   for (int64_t j = 0; j < plain.cols(); ++j) RC_ASSERT(plain(0, j) == shifted(0, j));
 }
 
-// 1 = sum of exact weights, each computed within its bound.
+// The exact weights sum to 1, and each is computed within its bound.
 RC_GTEST_PROP(CausalSoftmaxProperty, GivesWeightsThatSumToOneWithinTheirBounds, ()) {
   const std::vector<double> logits = numbers(*test::dyadics(1, 20, 30));
   Matrix weights = matrix({logits});

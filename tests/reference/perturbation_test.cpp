@@ -33,7 +33,7 @@ TEST(AttentionMass, AddsTheChosenEntries) {
 }
 
 TEST(KeptAttentionWeights, AreSharesOfTheKeptMass) {
-  // 5/8 and 1/8 of 3/4: 5/6 and 1/6.
+  // 5/8 and 1/8 divided by 3/4: 5/6 and 1/6.
   const Numbers shares = kept_attention_weights(kWeights, kKept);
   EXPECT_DOUBLE_EQ(shares[0], 5.0 / 6);
   EXPECT_DOUBLE_EQ(shares[1], 1.0 / 6);
@@ -49,7 +49,7 @@ TEST(KeptAttentionWeights, NeedKeptMass) {
 }
 
 TEST(EvictionWeights, TakeFromTheKeptWhatTheEvictedHad) {
-  // e = 1/4 is taken from the kept as 5/6 and 1/6: -5/24 and -1/24.
+  // e = 1/4 is subtracted from the kept entries in shares of 5/6 and 1/6: -5/24 and -1/24.
   const EvictionWeights eviction = eviction_weights(kWeights, kKept);
   EXPECT_DOUBLE_EQ(eviction.weights[0], -5.0 / 24);
   EXPECT_DOUBLE_EQ(eviction.weights[1], -1.0 / 24);
@@ -70,7 +70,7 @@ TEST(EvictionWeights, AreZeroWhereNothingIsEvicted) {
 }
 
 TEST(EvictionWeights, NeedOnlyTheKeptLogitsWhereTheKeptMassUnderflows) {
-  // All attention is on entry 0; the kept ones, 10^4 nats behind, share it as 1 : 3.
+  // Entry 0 has all attention; the kept entries, 10^4 nats below, share it as 1 : 3.
   const Numbers logits{0, -1e4, -1e4 + std::log(3.0)}, weights{1, 0, 0};
   const EvictionWeights eviction = eviction_weights(logits, weights, Positions{1, 2});
   const Row expected = oracle::eviction_weights(oracle::exactly(logits), Positions{1, 2});
@@ -131,7 +131,7 @@ TEST(StageTwoBound, DoesNotDependOnStageTwoAtHalfTheMass) {
   }
 }
 
-// sigma = e^-710: 1/sigma is more than a double holds, but what it multiplies is 0.
+// sigma = e^-710: 1/sigma overflows a double, but its factor is 0.
 TEST(StageTwoBound, IsFiniteWhereStageOneNearlyUnderflows) {
   const double sigma = std::exp(-710);
   const Numbers weights{1, sigma}, norms{2, 0};
@@ -177,8 +177,8 @@ TEST(Perturbation, OfStagesNamesTheShapesThatDiffer) {
 }
 
 TEST(RoundingScale, AddsUpWithoutSigns) {
-  // W's rows add up to |1| + |-3| = 4 and 2; the value (1, -2) gives 1*4 + 2*2 = 8, its projection (1, -7)
-  // just 8, and (1, 2) with the projection (1, 1) gives 8 too.
+  // The rows of |W| sum to 4 and 2. The value (1, -2) gives 1*4 + 2*2 = 8, as does its projection (1, -7); (1, 2) with
+  // the projection (1, 1) gives 8, too.
   const RoundingScale scale = rounding_scale(matrix({{1, -2}, {1, 2}, {0, 0}}), matrix({{1, -3}, {0, 2}}));
   EXPECT_EQ(scale.absolute_projections, (Numbers{8, 8, 0}));
   EXPECT_EQ(scale.projection_sum, 6);
@@ -208,8 +208,8 @@ TEST(PerturbationRounding, NamesTheTokensThatTheScaleLacks) {
             "2 eviction weights but a rounding scale of 1 tokens");
 }
 
-// The evicted weight e^-715.5 is subnormal, where a product's error is absolute: 2^-1075, whatever its size.
-// Its two factors 0.25 and 0.9 are multiplied in another order in L than in theta.
+// The evicted weight e^-715.5 is subnormal, where a product's error is absolute: 2^-1075, whatever its size. L and
+// theta multiply the weight by 0.25 and 0.9 in different orders.
 TEST(PerturbationRounding, CoversUnderflow) {
   for (double logit = -700; logit > -745; logit -= 0.5) {
     const Numbers logits{0, logit};
@@ -238,7 +238,7 @@ DrawnEviction drawn_eviction() {
   return drawn;
 }
 
-// Exactly they sum to e - e = 0; computed, to no more than their bounds together.
+// The exact weights sum to e - e = 0; the computed ones to at most the sum of their bounds.
 RC_GTEST_PROP(EvictionWeightsProperty, SumToZeroWithinTheirBounds, ()) {
   const DrawnEviction drawn = drawn_eviction();
   Matrix weights = matrix({drawn.logits});
@@ -271,7 +271,7 @@ RC_GTEST_PROP(PerturbationBoundProperty, DominatesThePerturbation, ()) {
   RC_CLASSIFY(perturbation > 0, "a perturbation");
   RC_CLASSIFY(perturbation > 0 && bound - perturbation <= 1e-9 * bound, "theta reached");
   RC_ASSERT(perturbation <= bound + slack);
-  // A slack that lets everything pass would be no slack.
+  // The slack must be small, or the inequality would prove nothing.
   RC_ASSERT(slack <= 1e-6 * bound || bound < 1e-6);
 }
 

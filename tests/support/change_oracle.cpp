@@ -42,7 +42,7 @@ Real squared_length(const Reals& x, MatrixView projection, bool absolute) {
   return sum;
 }
 
-// The weights of a cache from which some entries are deleted: 0 for those.
+// The weights after deleting some entries; 0 for the deleted ones.
 Reals weights_without(Reals logits, Indices removed) {
   for (auto entry = removed.rbegin(); entry != removed.rend(); ++entry) logits.erase(logits.begin() + *entry);
   Reals weights = exact_weights(logits);
@@ -50,7 +50,7 @@ Reals weights_without(Reals logits, Indices removed) {
   return weights;
 }
 
-// By how much weights change on deletion, A'_i - A_i: also where that is less than a 10^-50th of A_i, A_i A_E / (1 - A_E).
+// The changes of weights by deletion, A'_i - A_i = A_i A_E / (1 - A_E), accurate even where they are below 10^-50 A_i.
 Reals gained_weights(const Reals& logits, Indices removed) {
   const Reals before = exact_weights(logits), after = weights_without(logits, removed);
   Real left = 0, taken = 0;
@@ -63,7 +63,7 @@ Reals gained_weights(const Reals& logits, Indices removed) {
   return gained;
 }
 
-// Which combination of the values a change is, and what its terms weigh without their signs.
+// A change as a combination of the values, and the weights of its absolute terms.
 struct ChangeWeights {
   Reals signed_sum, terms;
 };
@@ -80,8 +80,8 @@ ChangeWeights taylor_weights(const Reals& weights, const Real& logit, const Real
   return result;
 }
 
-// o - o' where the key and the value of an entry are 0 and it keeps its slot: A v + (sum of the others A_i v_i) (r - A) / q
-// with r = e^0 / sum e^z, q = 1 - A + r.
+// o - o' where an entry's key and value are 0 but its slot remains: A v + (sum of the others A_i v_i) (r - A) / q with
+// r = e^0 / sum e^z, q = 1 - A + r.
 ChangeWeights slot_weights(const Reals& logits, const Reals& weights, size_t at) {
   const Real r = weights[at] * exp(-logits[at]);
   Real q = r;

@@ -1,4 +1,4 @@
-// Who leaves, step by step.
+// The evictions of a replay, step by step.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvbound::test {
 
-/// Per step, who left each KV head; every KV head has this budget.
+/// For each step the entries that the KV heads evict; every KV head has this budget.
 template <class Layer>
 std::vector<std::vector<int64_t>> evictions(const Layer& layer, const Policy& policy, int64_t budget,
                                             int64_t steps) {

@@ -1,4 +1,4 @@
-// Tests of one source that run emulated and, where there is a device, natively.
+// Tests in one source that run emulated everywhere and natively where there is a device.
 #pragma once
 
 #include <cstdlib>
@@ -17,7 +17,7 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Skips its tests where there is no device; with KVBOUND_REQUIRE_GPU=1 they fail there.
+/// Skips its tests where there is no device, or fails them with KVBOUND_REQUIRE_GPU=1.
 class DeviceTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -29,7 +29,7 @@ class DeviceTest : public testing::Test {
   }
 };
 
-/// Calls test() under every kind of schedule; natively once.
+/// Calls test() under several schedules; natively once.
 template <class Test>
 void under_every_schedule(const Test& test) {
 #ifdef KVBOUND_CUDA_NATIVE

@@ -1,4 +1,4 @@
-"""Tests of `kvbound diff`: traces to compare with, and what must become of a dump."""
+"""Base class for tests of `kvbound diff`: traces to compare dumps with, and the expected verdicts."""
 import importlib
 import json
 from unittest import mock
@@ -23,7 +23,7 @@ class DiffTest(CommandLineTest):
                              *(word for size, count in sizes.items() for word in (f"--{size}", count)))
 
     def diff(self, trace, dump, code=PASS):
-        """Runs `diff` on a Dump, which must end so; returns (JSON report, standard error)."""
+        """Runs `diff` on a Dump and requires this exit code; returns (JSON report, standard error)."""
         dump.write(self.folder / "dump.safetensors")
         result = self.run_program("diff", trace, "dump.safetensors", "--json", "out.json")
         self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
@@ -37,7 +37,7 @@ class DiffTest(CommandLineTest):
         return report
 
     def differs(self, trace, dump, tensor):
-        """The dump is found wrong, and this tensor named first, by the line on standard error."""
+        """Requires that the dump differs, and that the message on standard error names this tensor first."""
         report, stderr = self.diff(trace, dump, MISMATCH)
         self.assertRegex(stderr, rf"\Akvbound: dump\.safetensors: layers\.\d+\.{tensor}\[\d+(, \d+)*\]:? [^\n]+\n\Z")
         self.assertEqual(report["verdict"], "differs")
@@ -49,7 +49,7 @@ class DiffTest(CommandLineTest):
                      silent=True)
 
     def reference(self, trace, policy=CRITICAL, budget="40", *options):
-        """What the program itself dumps."""
+        """The program's own dump."""
         self.passes("replay", trace, "--policy", policy, "--budget", budget, "--dump", "reference.safetensors",
                     *options)
         return Dump.read(self.folder / "reference.safetensors")
@@ -61,9 +61,9 @@ class DiffTest(CommandLineTest):
 
     def finds(self, tensor, policy=CRITICAL, change=None, patch=None, precisions=(np.float64, np.float32),
               kinds=None, **options):
-        """What a fault does to a dump is found, whatever the arithmetic, and this tensor named.
+        """Requires that a dump with a fault differs in this tensor, whatever the arithmetic.
 
-        change(dump)         what the fault does to its numbers
+        change(dump)         changes the dump's numbers
         patch                (name, function(right one) -> wrong one) of independent_replay, or of MODULE where it is MODULE.name
         """
         for trace in self.traces():

@@ -1,4 +1,4 @@
-"""Dumps for tests: read, changed, computed anew by support/independent_replay.py, written."""
+"""Dumps for tests: read, changed, recomputed by support/independent_replay.py, written."""
 import copy
 
 import numpy as np
@@ -11,7 +11,7 @@ INTEGRAL = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into")
 
 
 class Dump(TraceFile):
-    """Metadata, and tensors {name: (dtype, array)}, to be changed before they are written."""
+    """Metadata and tensors {name: (dtype, array)} of a dump, which can be changed before it is written."""
 
     def __init__(self, metadata, tensors):
         self.metadata, self.tensors = metadata, tensors
@@ -25,7 +25,7 @@ class Dump(TraceFile):
         return copy.deepcopy(self)
 
     def kinds(self):
-        """The names without their layers."""
+        """The names of its tensors without their layers."""
         return {name.split(".")[-1] for name in self.tensors}
 
     def array(self, layer, kind):
@@ -36,18 +36,18 @@ class Dump(TraceFile):
         self.tensors[name] = self.tensors[name][0], array
 
     def only(self, kinds):
-        """The same with these tensors alone."""
+        """A copy with only these tensors."""
         return Dump(dict(self.metadata), {name: value for name, value in self.tensors.items()
                                           if name.split(".")[-1] in kinds})
 
     def stored(self, dtype):
-        """The same with every real tensor in this type."""
+        """A copy with every real tensor stored in this type."""
         return Dump(dict(self.metadata), {name: (kind if kind == "I64" else dtype, array)
                                           for name, (kind, array) in self.tensors.items()})
 
 
 def with_precision(layer, precision):
-    """The layer in this NumPy type: what is computed from it is computed in that."""
+    """The layer in this NumPy type, so that computations with it have that precision."""
     for name, array in vars(layer).items():
         setattr(layer, name, array.astype(precision))
     return layer
@@ -57,10 +57,10 @@ def recompute(path, policy_text, budget, precision=np.float64, change_layer=None
               policy_changes=(), **metadata):
     """A dump of this trace that shares no code with the program.
 
-    precision      what it is computed in
+    precision      the NumPy type of the computation
     change_layer   called with each layer, to change it
     kept, evicted     {layer: per KV head}, {layer: [steps, kv_heads]}: the choices, instead of the policy's
-    policy_changes  (option, value) pairs: what is computed is another policy than the dump says
+    policy_changes  (option, value) pairs: the dump is computed by another policy than it claims
     """
     trace, policy = independent_replay.Trace(path), independent_replay.parse_policy(policy_text)
     entries = independent_replay.resolve_budget(budget, trace, policy)

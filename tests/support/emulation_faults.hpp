@@ -1,4 +1,4 @@
-// What launches throw in the emulation, and what tests of it say.
+// The error messages of emulated launches, and assertions about them.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// What a launch throws, in words; empty if it does not.
+/// The message that a launch throws; empty if it does not throw.
 inline std::string fault_of(const std::function<void()>& launches) {
   try {
     launches();
@@ -22,7 +22,7 @@ inline std::string fault_of(const std::function<void()>& launches) {
   return "";
 }
 
-/// The words must all be in the text, which is shown if they are not.
+/// Requires that the text contains all these words; prints it if not.
 inline void expect_words(const std::string& text, const std::vector<std::string>& words) {
   for (const std::string& word : words) {
     EXPECT_NE(text.find(word), std::string::npos) << "\"" << word << "\" is not in: " << text;

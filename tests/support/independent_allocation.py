@@ -1,4 +1,4 @@
-"""Budgets that differ by layer or KV head, for support/independent_replay.py: pyramid and adakv, in exact arithmetic."""
+"""Budgets that differ by layer or KV head, for support/independent_replay.py: pyramid and adakv in exact arithmetic."""
 import itertools
 from fractions import Fraction
 
@@ -10,14 +10,15 @@ COSINES = {Fraction(0): 1, Fraction(1, 3): Fraction(1, 2), Fraction(1, 2): 0, Fr
 
 
 def floors_and_largest_fractions(shares, total):
-    """Whole numbers of this total: the floors, and one more for the largest fractional parts, ties to the smaller index."""
+    """Integers with this total: floors, plus one for the largest fractional parts; ties go to the smaller index."""
     whole = [int(share // 1) for share in shares]
     rest = sorted(range(len(shares)), key=lambda i: (whole[i] - shares[i], i))[:total - sum(whole)]
     return [number + (i in rest) for i, number in enumerate(whole)]
 
 
 def least_kept(policy):
-    """The smallest budget that holds what the host always keeps, and an entry; of streaming-llm's window nothing has to be."""
+    """The smallest valid budget: the always-kept entries and one more; none of streaming-llm's window is always kept.
+    """
     return max(1, {"snapkv": policy.window, "h2o": policy.sinks + policy.recent}.get(policy.host, policy.sinks))
 
 
@@ -36,14 +37,14 @@ def layer_budgets(trace, policy, budget):
 
 
 def adakv_shares(policy, wins, count):
-    """Candidates' budgets from the numbers f_h of wins: (1 - s) f_h + s k, k = count."""
+    """The candidates' budgets from the counts f_h of wins: (1 - s) f_h + s k with k = count."""
     safeguard = policy.allocation.safeguard
     return floors_and_largest_fractions([(1 - safeguard) * won + safeguard * count for won in wins], len(wins) * count)
 
 
 def adakv_wins(heads, count):
-    """f_h, how many of the KV_heads * count largest attention scores are head h's, ties to the smaller head, then index;
-    and how many at least and at most, whatever rounding does. heads: the prompt's scores per KV head.
+    """f_h, how many of the KV_heads * count largest attention scores are head h's (ties: smaller head, then smaller index),
+    and the least and the largest number that rounding allows. heads: the prompt's scores per KV head.
     """
     scores = [scores.attention[scores.candidates] for scores in heads]
     everyone, owners = np.concatenate(scores), np.repeat(np.arange(len(heads)), [len(part) for part in scores])
@@ -59,7 +60,7 @@ def adakv_wins(heads, count):
 
 
 def head_budgets(policy, budget, heads):
-    """Entries per KV head of one layer, all included."""
+    """Entries kept per KV head of one layer, the always-kept ones included."""
     if policy.allocation is None or policy.allocation.name != "adakv":
         return [budget] * len(heads)
     always = int(heads[0].always.sum())
@@ -67,7 +68,7 @@ def head_budgets(policy, budget, heads):
 
 
 def legal_head_budgets(policy, budget, heads, theirs):
-    """May these be the budgets, by rounding of attention scores?"""
+    """Whether `theirs` may be the budgets, given the rounding of attention scores."""
     if list(theirs) == head_budgets(policy, budget, heads):
         return True
     if policy.allocation is None or policy.allocation.name != "adakv":

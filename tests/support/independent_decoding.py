@@ -8,18 +8,18 @@ from support.independent_selection import stage_one_sizes, within_tie
 
 
 def leaving(policy, budget, always, score, score_terms, stage_two, stage_two_terms, weights):
-    """Which entry goes, and which may go by rounding: an index, and booleans [entries].
+    """The entry to evict, and the entries that rounding allows to be evicted: an index, and booleans [entries].
 
     always [entries]; score, score_terms [entries] of the KV head; stage_two, its terms: CriticalKV's;
-    weights [heads, entries] of the step's query. Smallest score of those not always kept, ties: the larger index; with
-    critical the smallest stage two of those outside stage one, the best by score.
+    weights [heads, entries] of the step's query. Evicted is the smallest score of those not always kept, ties: the larger
+    index; with critical the smallest stage two outside stage one, which takes the best by score.
     """
     candidates = np.flatnonzero(~always)
 
     def smallest(deciding, among):
         return among[::-1][np.argmin(deciding[among[::-1]])]
 
-    def may_go(deciding, terms, surely):  # beside these, others may be candidates too
+    def may_go(deciding, terms, surely):  # surely: certain candidates, beside which there may be others
         least = smallest(deciding, surely)
         return within_tie(deciding, deciding[least], terms + terms[least])
 
@@ -30,7 +30,7 @@ def leaving(policy, budget, always, score, score_terms, stage_two, stage_two_ter
     legal = np.zeros(len(always), bool)
     for size in sizes:
         last, first = ranked[size - 1] if size else None, ranked[size]
-        inside, outside = np.zeros(len(always), bool), ~always  # for sure, whatever rounding does
+        inside, outside = np.zeros(len(always), bool), ~always  # certainly in and certainly out of stage one
         if size:
             inside = ~within_tie(score, score[first], score_terms + score_terms[first])
             outside = outside & ~within_tie(score[last], score, score_terms + score_terms[last])
@@ -40,7 +40,7 @@ def leaving(policy, budget, always, score, score_terms, stage_two, stage_two_ter
 
 
 class DecodingHead:
-    """One KV head's cache while it decodes: positions, ascending, and h2o's running scores of its query heads.
+    """One KV head's cache while decoding: positions, ascending, and h2o's running scores per query head.
 
     key, value, votes: indexed by position; only those of MergingHead ever change.
     """
@@ -55,27 +55,27 @@ class DecodingHead:
         if policy.host == "h2o":
             self.per_head[:, :trace.prompt_tokens] = scores.per_head
             self.terms[:, :trace.prompt_tokens] = scores.per_head_terms
-        self.norms = [self.value_norms(self.value), self.value_norms(abs(self.value), np.abs)]  # and their absolute terms
+        self.norms = [self.value_norms(self.value), self.value_norms(abs(self.value), np.abs)]  # their absolute terms
 
     def value_norms(self, values, change=np.asarray):
         return np.stack([projected_value_norms(values, change(self.layer.output_projection[head]), self.policy.norm)
                          for head in self.heads])
 
     def merged(self, now):
-        """What entry_scores needs of a cache that has merged."""
+        """The arguments of entry_scores for a cache with merged entries."""
         return None
 
     def enter(self, step):
-        """The new entry is there, and what happens before its query judges anything has happened."""
+        """Adds the new entry, and does everything that comes before its query scores the cache."""
         self.positions = np.append(self.positions, self.trace.prompt_tokens + step)
 
     def depart(self, step, position):
-        """The entry leaves."""
+        """Removes the evicted entry."""
         self.positions = np.delete(self.positions, np.searchsorted(self.positions, position))
 
     def accumulate(self, step):
-        """The step's query adds to the scores of the cache as it is (h2o), or makes them (tova): its weights [heads, entries]
-        """
+        """The step's query updates the scores of the cached entries: h2o adds to them, tova replaces them. Returns its weights
+        [heads, entries]."""
         layer, now = self.layer, self.positions
         key, value, weights = self.key[now], self.value[now], []
         for index, head in enumerate(self.heads):
@@ -90,8 +90,9 @@ class DecodingHead:
         return np.stack(weights)
 
     def step(self, step, recorded=None):
-        """A new entry, its query, and an eviction if there is one too many: who left (-1: nobody), who should have, and
-        whether it may have been the former. recorded: who left by the dump, believed if it can have left.
+        """Adds a new entry, scores by its query, and evicts an entry if the cache is over budget. Returns the evicted position
+        (-1: none), the expected one, and whether rounding allows the former. recorded: the dump's evicted position, which is
+        taken if it can be evicted.
         """
         self.enter(step)
         now, policy = self.positions, self.policy
@@ -115,8 +116,8 @@ class DecodingHead:
 
 
 def decode(trace, layer, policy, budget, scores, kept, recorded=None):
-    """Who leaves at each step, by the policy or as recorded: left I64 [steps, kv_heads], -1 for nobody; the number of near
-    ties that went the other way; texts of what cannot be. scores, kept: per KV head.
+    """The evicted positions by the policy or as recorded, I64 [steps, kv_heads], -1 for none; the number of near ties
+    decided the other way; and descriptions of illegal evictions. scores, kept: per KV head.
     """
     left, swaps, failures = np.full((trace.decode_tokens, trace.kv_heads), -1), 0, []
     for group, entries in enumerate(np.broadcast_to(budget, trace.kv_heads)):

@@ -1,4 +1,4 @@
-"""One KV head's cache whose leaving entries merge, for support/independent_replay.py."""
+"""One KV head's cache whose evicted entries merge, for support/independent_replay.py."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +20,9 @@ def within(theirs, ours, terms):
 
 
 class Choices:
-    """Decisions that rounding may have taken the other way and that no dump shows: ours, or as the script has it.
+    """Decisions that rounding may turn and that no dump shows: our own, or those of a script.
 
-    script {which decision: which option}; made: the step of each
+    script {index of a decision: index of its option}; made: the step of each decision
     """
 
     def __init__(self, script=None):
@@ -36,11 +36,11 @@ class Choices:
 
 
 class MergingHead(DecodingHead):
-    """Keys, values, votes, predicted scores by position; what merged at the prompt's end has merged when it is made.
+    """Keys, values, votes and predicted scores by position; the constructor performs the prompt's merges.
 
-    members  {staying: [leaving]}: merge-first's groups; None: evict-first, by cosine
-    recorded_into: what the dump's next eviction merges with, believed if rounding makes that legal; None: ours
-    shown    votes, key, value after the prompt in the order of kept, by the dump: near ties are what explains them
+    members  {staying: [evicted]}: merge-first's clusters; None: evict-first, by cosine
+    recorded_into: the dump's target for the next evicted entry, taken if rounding allows it; None: our own
+    shown    the dump's votes, key, value after the prompt in the order of kept, which decide near ties
     """
 
     def __init__(self, trace, layer, policy, budget, group, scores, kept, members=None, shown=None, choices=None):
@@ -59,7 +59,7 @@ class MergingHead(DecodingHead):
         self.shown = None
 
     def restore(self):
-        """Every entry is its own again."""
+        """Resets every entry to its original key, value and vote."""
         self.key, self.value = self.layer.key[self.group].copy(), self.layer.value[self.group].copy()
         self.key_terms, self.value_terms = abs(self.key), abs(self.value)
         self.votes[...] = 1
@@ -69,7 +69,8 @@ class MergingHead(DecodingHead):
         return self.votes[now], self.key_terms[now], self.value_terms[now]
 
     def attend(self, row, now, remember=True):
-        """A recorded query looks at these entries: its weights [heads, entries] and the terms of their relative errors."""
+        """The attention of a recorded query over these entries: its weights [heads, entries] and their relative error
+        terms."""
         self.queries = self.layer.query[self.heads, row]
         self.logits[:, now] = self.queries @ self.key[now].T * self.trace.scale
         self.logit_terms[:, now] = abs(self.queries) @ self.key_terms[now].T * self.trace.scale
@@ -80,7 +81,7 @@ class MergingHead(DecodingHead):
         return weights, terms + (weights * terms).sum(axis=1, keepdims=True)
 
     def enter(self, step):
-        """Then, in this order: the cache is rebuilt, if it is time; its outputs; the moving averages."""
+        """Rebuilds the cache if a period ends; then computes the outputs; then updates the moving averages."""
         super().enter(step)
         self.choices.step, row = step, self.trace.window_queries + step
         if self.prediction:
@@ -94,7 +95,7 @@ class MergingHead(DecodingHead):
         self.merged_into, self.should_merge_into, self.legal = -2, -2, True
 
     def rebuild(self, step):
-        """From all the original entries, by this step's query alone."""
+        """Rebuilds the cache from all original entries, by this step's query alone."""
         self.restore()
         scores = rebuild_scores(self.trace, self.layer, self.policy, self.group, self.budget, step)
         window = self.policy.window if self.policy.host == "snapkv" else scores.always.sum()
@@ -109,16 +110,16 @@ class MergingHead(DecodingHead):
         self.per_head[...], self.terms[...] = 0, 0
 
     def scores_for_merging(self, now):
-        """ln s^ and its terms: both [heads, entries]"""
+        """ln s^ and its error terms: both [heads, entries]"""
         return self.prediction.log_scores(now) if self.prediction else (self.logits[:, now], self.logit_terms[:, now])
 
     def likeness(self, leaving, staying):
-        """cos [leaving, staying] of the keys as they are, and terms."""
+        """The cosines [leaving, staying] of the current keys, and their error terms."""
         return (cosines(self.key[leaving], self.key[staying]),
                 cosine_terms(self.key[leaving], self.key_terms[leaving], self.key[staying], self.key_terms[staying]))
 
     def totals(self, everyone):
-        """ln D_h and terms, each [heads], before anything merges; None where scores are not predicted."""
+        """ln D_h and its error terms, each [heads], before anything merges; None where scores are not predicted."""
         if not self.merge.predicts:
             return None
         logs, terms = self.scores_for_merging(everyone)
@@ -126,7 +127,7 @@ class MergingHead(DecodingHead):
         return log_sum(logs), (softmax(logs) * terms).sum(axis=1)
 
     def results(self, target, members, totals):
-        """What the staying entry may be after these have merged with it."""
+        """All results that rounding allows for the staying entry after these members have been merged into it."""
         now = np.array([target, *members])
         group = SimpleNamespace(keys=self.key[now], key_terms=self.key_terms[now], values=self.value[now],
                                 value_terms=self.value_terms[now], votes=self.votes[now], queries=self.queries,
@@ -158,7 +159,7 @@ class MergingHead(DecodingHead):
                     and within(self.shown.value[at], result.value, result.value_terms))
 
     def merge_away(self, everyone, leaving, members=None):
-        """All these leave at one time. everyone: the cache before; self.positions: who stays."""
+        """Evicts all of `leaving` at once. everyone: the cache before; self.positions: the cache after."""
         if self.merge.name == "cam":
             return self.spread(leaving)
         found, totals = {}, self.totals(everyone)
@@ -185,7 +186,7 @@ class MergingHead(DecodingHead):
             self.become(target, seen[0] if seen else legal[0] if self.shown is not None else self.choices.pick(legal))
 
     def options(self, leaving):
-        """{leaving: the positions it may merge with, ours first; -1: it is dropped}"""
+        """{evicted: the positions that it may be merged into, our choice first; -1: it is dropped}"""
         if not len(leaving):
             return {}
         staying = np.setdiff1d(self.positions, leaving)
@@ -195,7 +196,7 @@ class MergingHead(DecodingHead):
         return {int(entry): [int(staying[at]) if at >= 0 else -1 for at in legal] for entry, legal in zip(leaving, targets)}
 
     def spread(self, leaving):
-        """CaM at the prompt's end, by the last query's weights."""
+        """CaM's spreading at the prompt's end, by the last query's weights."""
         everyone = np.arange(self.trace.prompt_tokens)
         weights = self.attend(self.trace.window_queries - 1, everyone, remember=False)[0].mean(axis=0)
         values = [(entry, cam_receivers(self.merge, self.positions, entry)) for entry in leaving]
@@ -204,13 +205,13 @@ class MergingHead(DecodingHead):
                 self.give(entry, receivers)
 
     def give(self, entry, receivers):
-        """The receivers share the entry's value evenly."""
+        """Spreads the entry's value evenly over the receivers."""
         for entries in (self.value, self.value_terms):
             entries[receivers] += entries[entry] / len(receivers)
         self.renew_norms(receivers)
 
     def depart(self, step, position):
-        """The entry merges, then it leaves."""
+        """Merges the entry, then removes it."""
         now, recorded = self.positions, self.recorded_into
         if self.merge.name == "cam":
             weights = np.zeros(len(self.key))

@@ -1,4 +1,5 @@
-"""Replays of policies that merge, for support/independent_replay.py: one layer, and what its decode steps measure."""
+"""Replays of policies that merge, for support/independent_replay.py: one layer, and the measures of its decode steps.
+"""
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,13 +9,13 @@ from support.independent_scores import attention_weights
 from support.independent_selection import keep
 from support.independent_targets import merged_first
 
-MOST_REPLAYS = 200  # of one KV head, in search of what rounding may have done where no dump shows it
+MOST_REPLAYS = 200  # of one KV head, in search of the decisions of rounding that no dump shows
 
 
 def keep_and_merge(policy, budget, layer, group, scores, chosen=None, score=None):
-    """Who stays in one KV head after the prompt, ascending; merge-first's members {staying: [leaving]}, or None.
+    """The positions kept by one KV head after the prompt, ascending; merge-first's members {staying: [merged]}, or None.
 
-    chosen: by the dump, without those always kept, believed if rounding makes it legal; score: the dump's own.
+    chosen: the dump's set without the always-kept entries, taken if rounding allows it; score: the dump's own.
     """
     count = budget - scores.always.sum()
     if policy.merge.order != "merge-first":
@@ -28,8 +29,8 @@ def keep_and_merge(policy, budget, layer, group, scores, chosen=None, score=None
 
 def replay_head(head, steps, recorded=None):
     """All decode steps of one KV head: output [steps, heads, head_dim], terms; cached [steps, tokens], evicted, merged_into
-    [steps]; wrong: {first wrong step: texts}; swaps: near ties taken the other way. recorded: output, evicted and merged_into
-    (None for a host that lets nobody go), by the dump.
+    [steps]; wrong: {first wrong step: texts}; swaps: near ties decided the other way. recorded: the dump's output, evicted
+    and merged_into (None for a host that evicts nothing).
     """
     found = SimpleNamespace(output=[], terms=[], cached=np.zeros((steps, len(head.key)), bool), evicted=[], merged_into=[],
                             texts=[], first_wrong=steps, swaps=head.swaps)
@@ -55,9 +56,10 @@ def replay_head(head, steps, recorded=None):
 
 
 def replay_group(make_head, steps, recorded=None):
-    """One KV head, with those decisions that no dump shows taken so that its records agree, if rounding can have done that.
+    """One KV head's replay, with the decisions that no dump shows made so that its records agree, if rounding allows that.
 
-    make_head: from Choices. Of all single changes to decisions before the first wrong step, the one that gets furthest; on.
+    make_head: a function of Choices. Greedy search: of all changes to one decision before the first wrong step, the one that
+    gets furthest is kept, and so on.
     """
     def replay(script):
         choices = Choices(script)
@@ -68,7 +70,7 @@ def replay_group(make_head, steps, recorded=None):
     while recorded is not None and best.first_wrong < steps and replays < MOST_REPLAYS:
         trials = [(which, option) for which, (step, count) in enumerate(made)
                   if step <= best.first_wrong and which not in script for option in range(1, count)]
-        trials = trials[::-1][:MOST_REPLAYS - replays]  # the latest first
+        trials = trials[::-1][:MOST_REPLAYS - replays]  # the latest decisions first
         tried = [({**script, which: option}, *replay({**script, which: option})) for which, option in trials]
         replays += len(tried) + 1
         further = max(tried, key=lambda trial: trial[1].first_wrong, default=None)
@@ -80,8 +82,9 @@ def replay_group(make_head, steps, recorded=None):
 
 
 def replay_layer(trace, layer, policy, budgets, scores, kept, members, shown=None, recorded=None):
-    """What is measured, its terms: two dicts; evicted, merged_into [steps, kv_heads]; near-tie swaps, texts of what cannot be;
-    the caches after the prompt: votes, merged_key, merged_value and terms, per KV head in the order of kept.
+    """Measures and their error terms, two dicts; evicted, merged_into [steps, kv_heads]; the number of near-tie swaps;
+    descriptions of illegal choices; the caches after the prompt: votes, merged_key, merged_value and terms, per KV head in
+    the order of kept.
 
         output = sum_j a_j v_j of the cache, perturbation = ||(sum_j A_j v_j - output) W||_1, kept_mass = sum_cached A_j
     """

@@ -1,8 +1,9 @@
-"""What becomes of a group of cache entries that merge, for support/independent_replay.py: every method, in the log domain.
+"""The merge of a cluster of cache entries, for support/independent_replay.py: every method, in the log domain.
 
-A group has its staying entry first: keys, values [entries, head_dim], votes [entries], log_scores [heads, entries], and what
-it merges for: queries [heads, head_dim], scale, log_totals [heads] = ln D_h. *_terms: sums of absolute terms, first order:
-an error is OF_TERMS times these. A result: key, value, votes, log_scores [heads] (None: no predicted scores), *_terms.
+A cluster has its staying entry first: keys, values [entries, head_dim], votes [entries], log_scores [heads, entries], and
+the queries that it is merged for: queries [heads, head_dim], scale, log_totals [heads] = ln D_h. *_terms: sums of absolute
+terms to first order: an error is OF_TERMS times these. A result: key, value, votes, log_scores [heads] (None: no predicted
+scores), *_terms.
 """
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ def mean_of(shares, spread, entries, entry_terms):
 
 
 def one_score(log_scores, terms, votes):
-    """What one score [entries] makes of a group: shares w / W, log_total ln W, divergence KL(w / W || p / P), and terms."""
+    """A cluster by one score [entries]: shares w / W, log_total ln W, divergence KL(w / W || p / P), and terms."""
     logs = log_scores + np.log(votes)
     shares, chances = softmax(logs), votes / votes.sum()
     found = SimpleNamespace(shares=shares, spread=terms + shares @ terms, log_total=log_sum(logs),
@@ -36,7 +37,7 @@ def one_score(log_scores, terms, votes):
 
 
 def correction(divergence, divergence_terms, query, scale):
-    """KL q / (scale |q|^2), nothing if that is not finite; and its terms."""
+    """KL q / (scale |q|^2), or 0 if that is not finite; and its error terms."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         direction = query / (scale * (query @ query))
         if not np.isfinite(divergence * direction).all():
@@ -45,7 +46,7 @@ def correction(divergence, divergence_terms, query, scale):
 
 
 def zip_keys(found, log_scores, terms, mean, mean_terms, minimum_norm):
-    """kbar z* / m with its terms, or the minimum-norm key where m is singular: all that rounding makes legal, ours first."""
+    """kbar z* / m with its terms, or the minimum-norm key where m is singular: all that rounding allows, ours first."""
     m, largest = found.shares @ log_scores, abs(log_scores).max()
     m_terms = found.shares @ (terms + (abs(log_scores) + abs(m)) * found.spread)
     if found.divergence == 0:
@@ -63,7 +64,7 @@ def zip_keys(found, log_scores, terms, mean, mean_terms, minimum_norm):
 
 
 def merge_mean(merge, group):
-    """One score exp(mean_h ln s^^h) for all query heads, q = mean_h q_h: [(key, terms)], (value, terms)."""
+    """Merges by one score exp(mean_h ln s^^h) for all heads, and q = mean_h q_h: [(key, terms)], (value, terms)."""
     log_scores, terms = group.log_scores.mean(axis=0), group.score_terms.mean(axis=0)
     found, query = one_score(log_scores, terms, group.votes), group.queries.mean(axis=0)
     mean, mean_terms = mean_of(found.shares, found.spread, group.keys, group.key_terms)
@@ -78,8 +79,8 @@ def merge_mean(merge, group):
 
 
 def corrections_to_targets(merge, queries, wanted, wanted_terms):
-    """The smallest shifts of a key that change its logits [heads] by what is wanted: queries scale q_h [heads, head_dim],
-    directions with singular values below rank of the largest dropped; all that rounding makes legal, ours first, with terms.
+    """The smallest shifts of a key that change its logits [heads] by `wanted`: queries scale q_h [heads, head_dim], without
+    directions whose singular values are below rank of the largest; all that rounding allows, ours first, with terms.
     """
     left, sizes, right = np.linalg.svd(queries, full_matrices=False)
     if not sizes.size or sizes[0] == 0:
@@ -101,7 +102,7 @@ def corrections_to_targets(merge, queries, wanted, wanted_terms):
 
 
 def merge_joint(merge, group):
-    """Every query head its own score; one key for all their logits, one value for all their outputs."""
+    """Merges with a score per query head; one key serves all their logits, one value all their outputs."""
     heads, queries = [], group.scale * group.queries
     for log_scores, terms in zip(group.log_scores, group.score_terms):
         found = one_score(log_scores, terms, group.votes)
@@ -125,7 +126,7 @@ def merge_joint(merge, group):
 
 
 def cosines(keys, others):
-    """cos of every pair, 0 with a zero key: [keys, others]; equal keys have equal cosines, to the bit."""
+    """The cosine of every pair, 0 with a zero key: [keys, others]; equal keys have bit-equal cosines."""
     unique, where = np.unique(np.concatenate((keys, others)), axis=0, return_inverse=True)
     lengths = np.linalg.norm(unique, axis=1)
     units = np.divide(unique, lengths[:, None], out=np.zeros_like(unique), where=lengths[:, None] > 0)
@@ -134,7 +135,7 @@ def cosines(keys, others):
 
 
 def similarity_weights(merge, keys):
-    """d2o: softmax of cos(k_j, k_c); kvmerger: exp(-|k_j - k_c|^2 / 2 sigma^2), sigma^2 the leaving ones' mean: sum 1."""
+    """d2o: softmax of cos(k_j, k_c); kvmerger: exp(-|k_j - k_c|^2 / 2 sigma^2), sigma^2 the mean over j != c."""
     if merge.name == "d2o":
         likeness = cosines(keys, keys[:1])[:, 0]
         likeness[0] = 1
@@ -145,7 +146,7 @@ def similarity_weights(merge, keys):
 
 
 def merge_group(merge, group):
-    """Results that rounding makes legal, ours first."""
+    """All results of merging a cluster that rounding allows, ours first."""
     log_scores = score_terms = None
     if merge.predicts:
         keys, value = (merge_joint if merge.gqa == "joint" else merge_mean)(merge, group)

@@ -1,4 +1,4 @@
-"""Policies and budgets of support/independent_replay.py: their text, what is refused, who always stays."""
+"""Policies and budgets for support/independent_replay.py: parsing, refusals, and the entries that are always kept."""
 import re
 from fractions import Fraction
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import numpy as np
 
 COUNT, REAL = r"\d+", r"[\d.]+(?:e[+-]?\d+)?"
 HOSTS = {"snapkv": {"window": ("32", COUNT), "pool": ("7", COUNT)},
-         "h2o": {"window": ("32", COUNT), "sinks": ("0", COUNT), "recent": (None, COUNT)},  # recent: as the window
+         "h2o": {"window": ("32", COUNT), "sinks": ("0", COUNT), "recent": (None, COUNT)},  # recent: default window
          "tova": {"sinks": ("0", COUNT)},
          "streaming-llm": {"sinks": ("4", COUNT)}}
 SCORES = {name: {"space": ("head", "head|projected")}
@@ -31,7 +31,7 @@ KINDS = {"score": SCORES, "selection": SELECTIONS, "allocation": ALLOCATIONS, "m
 
 
 def named_options(text, known):
-    """NAME[:key=value]... -> the name and its options as text, the default where none is given."""
+    """NAME[:key=value]... -> the name and all its options as text, with defaults for those not given."""
     name, *given = text.split(":")
     if name not in known:
         raise ValueError(f"{name!r} is none of {', '.join(known)}")
@@ -46,9 +46,9 @@ def named_options(text, known):
 
 
 def merge_options(name, options):
-    """What merging needs, numbers as numbers; threshold None: whatever the cosine. keepkv-paper is a keepkv.
+    """The merging options, numbers parsed; threshold None: merge whatever the cosine. keepkv-paper becomes a keepkv.
 
-    convex, like keepkv, has weights by predicted scores; its key is the mean's.
+    convex, like keepkv, weighs by predicted scores; its key is the weighted mean.
     """
     merge = SimpleNamespace(**{"name": "keepkv" if name == "keepkv-paper" else name, "key": "convex", "period": None,
                                "order": "evict-first", "threshold": None, **options})
@@ -68,7 +68,7 @@ def merge_options(name, options):
 
 
 def refuse_compositions(policy):
-    """Raises ValueError where merging or allocation has no meaning with the host, score or selection."""
+    """Raises ValueError where merging or allocation is meaningless with the host, score or selection."""
     merge, allocation = policy.merge, policy.allocation
     if merge and merge.order == "merge-first" and (policy.host == "streaming-llm" or policy.score != "attention"
                                                    or policy.selection != "top-k"):
@@ -80,10 +80,10 @@ def refuse_compositions(policy):
 
 
 def parse_policy(text):
-    """HOST[:option]...[+COMPONENT[:option]...]... -> all options by name; allocation and merge apart, or None.
+    """HOST[:option]...[+COMPONENT[:option]...]... -> all options by name; allocation and merge separately, or None.
 
-    alpha is a Fraction, or None for adaptive; an option that the policy has not: the default, which says nothing.
-    window: how many queries judge (tova: the last one).
+    alpha is a Fraction, or None for adaptive. An option that the policy does not have gets its default, which has no effect.
+    window: the number of queries that judge (tova: 1).
     """
     host, *components = text.split("+")
     policy = SimpleNamespace(window=1, pool=1, sinks=0, recent=0, space="head", score="attention", selection="top-k",
@@ -128,7 +128,7 @@ def parse_policy(text):
 
 
 def resolve_budget(text, trace, policy):
-    """Entries kept per KV head, all included: a count, or floor(percent * prompt_tokens / 100) exactly."""
+    """Entries kept per KV head, the always-kept ones included: a count, or floor(percent * prompt / 100)."""
     budget = int(Fraction(text[:-1]) * trace.prompt_tokens // 100 if text.endswith("%") else int(text))
     always = {"snapkv": policy.window, "h2o": policy.sinks + policy.recent}.get(policy.host, policy.sinks)
     if not max(1, always) <= budget <= trace.prompt_tokens or policy.window > trace.window_queries:
@@ -137,6 +137,6 @@ def resolve_budget(text, trace, policy):
 
 
 def always_kept(policy, budget, positions):
-    """Which of the cache's entries may not leave: positions [entries], ascending -> booleans."""
+    """Which of the cache's entries are always kept: positions [entries], ascending -> booleans."""
     newest = {"snapkv": policy.window, "h2o": policy.recent, "tova": 0, "streaming-llm": budget - policy.sinks}[policy.host]
     return (positions < policy.sinks) | (np.arange(len(positions)) >= len(positions) - newest)

@@ -3,7 +3,7 @@ import numpy as np
 
 
 def log_sum(logs, axis=-1, keepdims=False):
-    """ln sum exp; -infinity for a sum of nothing but zeros."""
+    """ln sum exp along an axis; -infinity if all numbers are -infinity."""
     largest = logs.max(axis=axis, keepdims=True)
     shift = np.where(np.isfinite(largest), largest, 0)
     with np.errstate(divide="ignore"):
@@ -17,12 +17,12 @@ def log(number):
 
 
 class Prediction:
-    """One KV head's s^, indexed by position, per query head, of everything seen so far.
+    """One KV head's predicted scores s^, indexed by position, per query head, from all queries so far.
 
         S' = a S + (1 - a) s,  c' = a c + 1 - a,  both from 0;  exact: s^ = S / c,  paper: s^ = S / (1 - a^queries)
 
     attention: ln s = z - ln sum p e^z over what the query sees; raw: ln s = z.
-    queries: L of the paper's formula: positions seen by the last query. terms: error of ln S, sums of absolute terms.
+    queries: L of the paper's formula: positions seen by the last query. terms: absolute error terms of ln S.
     """
 
     def __init__(self, merge, heads, tokens, queries, dtype=np.float64):
@@ -31,7 +31,7 @@ class Prediction:
         self.weights, self.queries = np.zeros(tokens, dtype), queries
 
     def accumulate(self, now, logits, terms, votes):
-        """One query's logits of the entries now [heads, entries], -infinity for what it does not see; votes [entries]."""
+        """Takes in one query's logits of the entries `now` [heads, entries], -infinity if not seen; votes [entries]."""
         if self.attention:
             weighed = logits + np.log(votes)
             total = log_sum(weighed, keepdims=True)
@@ -46,18 +46,18 @@ class Prediction:
         self.weights[now] = self.decay * self.weights[now] + 1 - self.decay
 
     def normaliser(self, now):
-        """ln of what ln S is divided by: [entries]"""
+        """The logarithm of the number by which S is divided: [entries]"""
         if self.exact:
             return log(self.weights[now])
         return np.full(len(now), log(-np.expm1(self.queries * log(self.decay))))
 
     def log_scores(self, now):
-        """ln s^ of these entries, and the errors' absolute terms: both [heads, entries]"""
+        """ln s^ of these entries, and their absolute error terms: both [heads, entries]"""
         logs = self.log_sums[:, now] - self.normaliser(now)
         return logs, self.terms[:, now] + abs(logs)
 
     def replace(self, position, log_scores, terms):
-        """The entry is now one of this ln s^ [heads]; its c stays."""
+        """Sets the entry's ln s^ [heads] after a merge; its c does not change."""
         self.log_sums[:, position] = log_scores + self.normaliser(np.array([position]))
         self.terms[:, position] = terms
 

@@ -1,4 +1,4 @@
-"""What decides who stays, at the prompt's end and when a cache is rebuilt, for support/independent_replay.py."""
+"""The scores that decide which entries are kept, at the prompt's end and in rebuilds, for independent_replay.py."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,16 +9,16 @@ from support.independent_scores import (entry_scores, group_score, max_pool, pro
 
 
 def deciding_scores(trace, layer, policy, group, always, rows):
-    """What decides in one KV head; h are its query heads. rows: the recorded queries that judge, the last one at the
-    position of the last of the entries; always [entries]: who stays anyway.
+    """The scores of one KV head; h are its query heads. rows: the recorded queries that judge, of which the last is at the
+    position of the last entry; always [entries]: the always-kept ones.
 
-    candidates: the positions of the others, score's indices
+    candidates: the other positions, which index score
     weights [heads, rows, entries]   A of each such query;  mean [heads, entries]   their mean
     window                           logits [heads*rows, entries] and values [entries, head_dim], for greedy
     per_head [heads, positions]      the score over the rows: attention's mean (snapkv), sum (h2o), last query (tova);
-                                     the other scores' sum (tova: last query); for snapkv of the candidates, max-pooled
+                                     the other scores' sum (tova: last query); snapkv: over the candidates, max-pooled
     score [positions]                of the group: the mean of attention, the sum of every other score
-    attention [positions]            the same of attention, whatever the policy's score: for adakv
+    attention [positions]            the same for attention, whatever the policy's score, for adakv
     norms [heads, entries]           N^h_j = ||v_j W^O_h||
     stage_two [positions]            mean_h (per_head^h + epsilon) N^h, or (score + epsilon) mean_h N^h
     *_terms: sums of absolute terms; norms with |v| and |W^O|
@@ -53,14 +53,14 @@ def deciding_scores(trace, layer, policy, group, always, rows):
 
 
 def prompt_scores(trace, layer, policy, group, budget=None):
-    """At the prompt's end, by the host's window. budget: only streaming-llm needs it."""
+    """The scores at the prompt's end, by the host's window. budget: only streaming-llm needs it."""
     always = always_kept(policy, budget or trace.prompt_tokens, np.arange(trace.prompt_tokens))
     return deciding_scores(trace, layer, policy, group, always,
                            slice(trace.window_queries - policy.window, trace.window_queries))
 
 
 def rebuild_scores(trace, layer, policy, group, budget, step):
-    """When the cache is rebuilt, by this step's query alone, over all entries so far."""
+    """The scores for a rebuild: by this step's query alone, over all entries so far."""
     positions, row = np.arange(trace.prompt_tokens + step + 1), trace.window_queries + step
     always = (positions >= trace.prompt_tokens - policy.window if policy.host == "snapkv"
               else always_kept(policy, budget, positions))

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """An independent replay of kvbound traces: NumPy, double precision, straight from the definitions.
 
-    independent_replay.py TRACE DUMP_DIR_OR_FILE...                 compare dumps with what the trace says
+    independent_replay.py TRACE DUMP_DIR_OR_FILE...                 compare dumps with a replay of the trace
     independent_replay.py --replay TRACE --policy P --budget B      replay without a dump, print the means
 
 Shares no code with the program. Beside it: independent_policy.py (text), independent_allocation.py, independent_scores.py,
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where `support` is, when this file is the program
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of `support`, for when this file is run
 from support import independent_merged_replay
 from support.independent_allocation import head_budgets, layer_budgets, legal_head_budgets
 from support.independent_decoding import decode
@@ -28,7 +28,7 @@ from support.independent_scores import attention_weights, projected_value_norms
 from support.independent_selection import NEAR_TIE, OF_TERMS, explained_by_near_ties, keep
 
 RELATIVE = 1e-9
-SMALLEST_NORMAL = np.finfo(np.float64).tiny  # below it a double has no relative precision left
+SMALLEST_NORMAL = np.finfo(np.float64).tiny  # below it doubles lose relative precision
 STORAGE = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 def open_tensors(path):
@@ -82,7 +82,7 @@ class Trace:
         return layer
 
 def cached_entries(trace, kept, evicted=None):
-    """Which tokens one KV head's queries see while decoding: booleans [tokens], or [steps, tokens] where entries leave.
+    """The tokens that one KV head's queries see while decoding: booleans [tokens], or [steps, tokens] with evictions.
 
     kept: the positions after the prompt; evicted [steps]: the position that is evicted after each step's query, -1 for none
     """
@@ -97,7 +97,7 @@ def cached_entries(trace, kept, evicted=None):
     return cached
 
 def replay_layer(trace, layer, kept, evicted=None):
-    """What is measured in the decode steps, and the sums of absolute terms: two dicts of [steps, query_heads, ...].
+    """The measures of the decode steps, and their sums of absolute terms: two dicts of [steps, query_heads, ...].
 
     kept: positions per KV head; evicted [steps, kv_heads]: the positions that are evicted after each step, None for hosts that keep all.
     A over all entries, a over the cache, e = sum_evicted A; signed = A on evicted entries, -e a on cached ones:
@@ -129,7 +129,7 @@ def replay_layer(trace, layer, kept, evicted=None):
     return results, terms
 
 class Judgement:
-    """One dump against the trace: near-tie swaps, the worst share of the tolerance per tensor, and the failures.
+    """A dump compared with the trace: near-tie swaps, the worst share of the tolerance per tensor, the failures.
 
     layers: those that were replayed, None: all
     """
@@ -151,7 +151,7 @@ class Judgement:
                           for name in sorted(set(self.tensors) - self.asked)]
 
     def fetch(self, name, dtype, shape):
-        """The dump's tensor; a failure, and -1 everywhere, where it is missing or has another type or shape."""
+        """The dump's tensor; where it is missing or of another type or shape: a failure, and a tensor of -1."""
         self.asked.add(name)
         found = self.tensors.get(name, ("missing", (), b""))
         if found[:2] == (dtype, tuple(shape)):
@@ -160,7 +160,7 @@ class Judgement:
         return np.full(shape, -1)
 
     def judge(self, name, ours, terms=0):
-        """Hold one tensor against ours within the tolerance (below 1 for integers); returns the dump's tensor."""
+        """Compares the dump's tensor with ours within the tolerance (below 1 for integers); returns the dump's."""
         theirs = self.fetch(name, "I64" if ours.dtype == np.int64 else "F64", ours.shape)
         tolerance = self.tolerance * abs(ours) + OF_TERMS * terms + SMALLEST_NORMAL
         with np.errstate(invalid="ignore", over="ignore"):
@@ -175,7 +175,7 @@ class Judgement:
         return theirs
 
     def judge_layer(self, trace, policy, budget, index):
-        """Every tensor of one layer, the decode steps on the dump's own choices; relative L [steps, query_heads]."""
+        """Judges every tensor of one layer, decoding with the dump's choices; returns relative L [steps, heads]."""
         layer, prefix = trace.layer(index), f"layers.{index}."
         heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
         their_scores = self.judge_scores(policy, heads, prefix)
@@ -194,7 +194,7 @@ class Judgement:
         return results["relative"]
 
     def judge_merging(self, trace, layer, policy, budgets, heads, kept, members, prefix):
-        """The cache after the prompt and the decode steps, near ties as the dump's own numbers have them."""
+        """Judges the cache after the prompt and the decode steps; near ties are decided as the dump's numbers show."""
         steps, ends = (trace.decode_tokens, trace.kv_heads), np.cumsum([len(positions) for positions in kept])
         votes, key, value = (self.fetch(prefix + kind, "F64", (ends[-1], *width)) for kind, width in (
             ("votes", ()), ("merged_key", (trace.head_dim,)), ("merged_value", (trace.head_dim,))))
@@ -220,7 +220,7 @@ class Judgement:
         return results["relative"]
 
     def judge_scores(self, policy, heads, prefix):
-        """What decides at the prompt's end, if anything does; the dump's own score and stage two per KV head."""
+        """Judges the scores at the prompt's end, if there are any; returns the dump's score and stage two per head."""
         if policy.host == "streaming-llm":
             return [(None, None)] * len(heads)
         score, score_terms, stage_two, stage_two_terms, norms, norms_terms = (
@@ -235,8 +235,8 @@ class Judgement:
         return list(zip(their_score, their_stage_two))
 
     def judge_kept(self, trace, policy, budget, layer, heads, their_scores, prefix):
-        """Every KV head's budget, who stays after the prompt, merge-first's members or None: as the dump has it, unless that
-        cannot be a choice of the policy.
+        """Judges the budgets and kept sets; returns every KV head's budget, its kept positions, and merge-first's members or
+        None: those of the dump, unless the policy cannot have chosen them.
         """
         offsets = self.fetch(prefix + "kept_offsets", "I64", [trace.kv_heads + 1])
         counts, merge_first = np.diff(offsets), policy.merge is not None and policy.merge.order == "merge-first"
@@ -269,9 +269,9 @@ class Judgement:
         return budgets, kept, members
 
 def replayed_layer(trace, layer, policy, budget, kept=None, evicted=None):
-    """By the policy alone: what is measured, and all tensors of a dump's layer, both {kind: array}.
+    """A replay by the policy alone: the measures, and all tensors of a dump's layer, both {kind: array}.
 
-    kept: per KV head, evicted [steps, kv_heads]: what is kept and evicted instead (without merging).
+    kept: per KV head, evicted [steps, kv_heads]: choices to make instead of the policy's (without merging).
     """
     heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
     budgets = head_budgets(policy, budget, heads)
@@ -305,7 +305,7 @@ def replayed_layer(trace, layer, policy, budget, kept=None, evicted=None):
     return results, tensors
 
 def replay(trace, policy, budget):
-    """The means over layers, steps and query heads, as a line; violations are L > bound * (1 + 1e-9)."""
+    """The means over layers, steps and query heads as one line; a violation is L > bound * (1 + 1e-9)."""
     parts = []
     for index, entries in enumerate(layer_budgets(trace, policy, budget)):
         parts.append(replayed_layer(trace, trace.layer(index), policy, entries)[0])

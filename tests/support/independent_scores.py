@@ -3,7 +3,7 @@ import numpy as np
 
 
 def softmax(logits):
-    """Over the last axis; -infinity is weight 0."""
+    """The softmax over the last axis; -infinity has weight 0."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
@@ -31,14 +31,14 @@ def squares(vectors):
 
 
 def removal_scores(kind, logits, values, votes=None):
-    """What losing entry j costs one query: logits [tokens], -infinity where it does not see; values [tokens, width];
-    votes [tokens]: A is of z + ln votes, z without. None: one each.
+    """The cost for one query of removing entry j: logits [tokens], -infinity if not seen; values [tokens, width];
+    votes [tokens]: A is the softmax of z + ln votes, z is without votes. None: one vote each.
 
     obcache-value  A_j^2 ||v_j||^2
     obcache-key    A_j^2 z_j^2 ||v_j - o||^2
     obcache-joint  A_j^2 ||v_j + z_j (v_j - o)||^2
-    exact          A_j^2 ||v_j - o_-j||^2, o_-j the output without j; +infinity if j is all that the query sees.
-                   For A_j > 1/2, at most one entry, o_-j is made anew from the others' logits; else nothing cancels in
+    exact          A_j^2 ||v_j - o_-j||^2, o_-j the output without j; +infinity if the query sees j alone.
+                   For A_j > 1/2, at most one entry, o_-j is computed from the others' logits; else nothing cancels in
                    v_j - o_-j = (v_j - o) / (1 - A_j).
     """
     weighed = logits if votes is None else logits + np.log(votes)
@@ -61,7 +61,7 @@ def removal_scores(kind, logits, values, votes=None):
 
 
 def removal_score_terms(kind, logits, absolute_logits, absolute_values, votes=None):
-    """The same with every product and difference a sum of absolute terms; absolute_logits = scale |q|.|k_j|."""
+    """The same formulas with sums of absolute terms for products and differences; absolute_logits = scale |q|.|k_j|."""
     logits = logits if votes is None else logits + np.log(votes)
     weights = softmax(logits)
     if kind == "obcache-value":
@@ -82,8 +82,8 @@ def removal_score_terms(kind, logits, absolute_logits, absolute_values, votes=No
 def entry_scores(policy, queries, keys, values, projection, logits, scale, merged=None):
     """One query head's score of every entry for every query, and its sums of absolute terms: both [queries, tokens].
 
-    logits [queries, tokens] as seen; the rest as in a layer, one head's. Space projected: v and o after W^O.
-    merged: votes [tokens] and the terms of keys and values, where these have merged.
+    logits [queries, tokens] as seen; the other arguments as in a layer, for one head. Space projected: v and o after W^O.
+    merged: votes [tokens] and the error terms of keys and values, if the cache has merged entries.
     """
     if merged is not None:
         return merged_entry_scores(policy, queries, keys, values, projection, logits, scale, *merged)
@@ -99,9 +99,9 @@ def entry_scores(policy, queries, keys, values, projection, logits, scale, merge
 
 
 def merged_entry_scores(policy, queries, keys, values, projection, logits, scale, votes, key_terms, value_terms):
-    """The same of a cache that has merged: attention with votes; errors of merged keys and values as they spread, first order.
+    """The scores of a cache with merged entries: attention with votes, first-order errors of merged keys and values.
     """
-    def growth(terms, sizes):  # of errors, over those of entries that never merged
+    def growth(terms, sizes):  # of errors, relative to entries that were never merged
         return np.maximum(1, np.divide(terms, sizes, out=np.ones_like(terms), where=sizes > 0))
 
     weights, logit_terms = softmax(logits + np.log(votes)), scale * abs(queries) @ key_terms.T
@@ -118,12 +118,12 @@ def merged_entry_scores(policy, queries, keys, values, projection, logits, scale
 
 
 def group_score(policy, per_head):
-    """From [heads, ...] of one KV head: the mean of attention, the sum of every other score."""
+    """The score of a KV head from [heads, ...]: the mean of attention, the sum of every other score."""
     return per_head.mean(axis=0) if policy.score == "attention" else per_head.sum(axis=0)
 
 
 def stage_two_score(policy, per_head, norms):
-    """CriticalKV's: mean_h (a^h + epsilon) N^h, or (mean_h a^h + epsilon) mean_h N^h: both [heads, entries]."""
+    """CriticalKV's stage two: mean_h (a^h + epsilon) N^h, or (mean_h a^h + epsilon) mean_h N^h; of [heads, entries]."""
     factor = per_head if policy.gqa == "mean-of-products" else per_head.mean(axis=0)
     return ((factor + policy.epsilon) * norms).mean(axis=0)
 

@@ -1,4 +1,4 @@
-"""Who stays at the prompt's end, for support/independent_replay.py: every selection; which other choices are near ties."""
+"""The entries kept at the prompt's end, for support/independent_replay.py: every selection, and near ties."""
 import numpy as np
 
 from support.independent_scores import softmax, squares
@@ -12,17 +12,17 @@ def select_top(score, count):
 
 
 def within_tie(larger, smaller, terms=0.0):
-    """Could rounding have put the smaller before the larger? terms: the sum of both sums of absolute terms."""
+    """Whether rounding could have put the smaller before the larger. terms: the sum of both sums of absolute terms."""
     with np.errstate(invalid="ignore"):
         return ((larger <= smaller) | np.isfinite(larger)
                 & (larger - smaller <= NEAR_TIE * np.maximum(abs(larger), abs(smaller)) + OF_TERMS * terms))
 
 
 def stage_one_sizes(alpha, count, ranked, always, weights):
-    """How many entries stage one takes: the number, and all those that rounding could make of it.
+    """The number of entries that stage one takes, and all numbers that rounding allows.
 
     floor(alpha * count), or adaptive: the fewest of the ranked whose weight, with the always-kept entries', exceeds 1/2
-    for all queries, else count. ranked: best first; always: which entries stay anyway; weights [..., entries]
+    for all queries, else count. ranked: best first; always: the always-kept entries; weights [..., entries]
     """
     if alpha is not None:
         return int(alpha * count // 1), range(int(alpha * count // 1), int(alpha * count // 1) + 1)
@@ -36,7 +36,8 @@ def stage_one_sizes(alpha, count, ranked, always, weights):
 
 
 def choices(policy, count, scores, score, stage_two, stage_one_size=None):
-    """What the policy weighs for one KV head: [(stage 1, the score that decides the rest, all chosen, ascending)].
+    """The selections that a policy compares for one KV head: [(stage 1, the score that decides the rest, all,
+    ascending)].
 
     theta-sweep: lambda in 0, 25 points from 1e-3 to 1e3, infinity by mean_h A^h (lambda + N^h / mean_j N^h), unpooled;
     then the top-k set and the critical set of the host's scores.
@@ -64,7 +65,7 @@ def choices(policy, count, scores, score, stage_two, stage_one_size=None):
 
 
 def window_bound(scores, chosen):
-    """sum_h theta_h of the window's mean A: sum_evicted A N + (e / sum_kept A) sum_kept A N, e = sum_evicted A."""
+    """sum_h theta_h by the window's mean A: sum_evicted A N + (e / sum_kept A) sum_kept A N with e = sum_evicted A."""
     kept = scores.always.copy()
     kept[chosen] = True
     products, lost, mass = scores.mean * scores.norms, scores.mean[:, ~kept].sum(axis=1), scores.mean[:, kept].sum(axis=1)
@@ -73,12 +74,12 @@ def window_bound(scores, chosen):
 
 
 class Greedy:
-    """Entries removed one at a time: next is the one that, with those already gone, moves the outputs least, squared and
-    summed over queries: logits [queries, tokens], -infinity if not seen; values [tokens, head_dim].
+    """Removes entries one at a time: each time the one whose removal, with those already removed, changes the outputs least,
+    squared and summed over queries: logits [queries, tokens], -infinity if not seen; values [tokens, head_dim].
 
-    With w the weights over all, a those over what is left, u_j = v_j - o, d the outputs' shift so far:
-        shift after j = (d - a_j u_j) / (1 - a_j),   d = -(sum_gone w u) / (sum_left w)
-    Where more than half of the weight is gone d is made from what is left; where a_j > 1/2, from what is left without j.
+    With w the weights over all entries, a those over the remaining ones, u_j = v_j - o, d the outputs' shift so far:
+        shift after j = (d - a_j u_j) / (1 - a_j),   d = -(sum_removed w u) / (sum_remaining w)
+    If more than half of the weight is removed, d is computed from the remaining entries; if a_j > 1/2, from those without j.
     """
 
     def __init__(self, logits, values):
@@ -95,7 +96,7 @@ class Greedy:
         self.gone_mass += self.weights[:, j]
 
     def shifts(self):
-        """d [queries, head_dim], and a [queries, tokens], 0 for what is gone"""
+        """d [queries, head_dim], and a [queries, tokens], 0 for removed entries"""
         left_weights = np.where(self.left, self.weights, 0.0)
         left_mass = left_weights.sum(axis=1, keepdims=True)
         heavy = self.gone_mass > 0.5
@@ -107,7 +108,7 @@ class Greedy:
         return shift, share
 
     def objectives(self):
-        """sum over queries of ||o' - o||^2 if j goes as well: [tokens]; means nothing for what is gone"""
+        """sum over queries of ||o' - o||^2 if j is removed, too: [tokens]; meaningless for removed entries"""
         shift, share = self.shifts()
         products = shift @ self.values.T - (shift * self.outputs).sum(axis=1, keepdims=True)
         dominant = share > 0.5
@@ -120,7 +121,7 @@ class Greedy:
         return squared.sum(axis=0)
 
     def terms(self, j):
-        """The sum of absolute terms of objectives()[j], from above."""
+        """An upper bound on the sum of absolute terms of objectives()[j]."""
         _, share = self.shifts()
         heavy = self.gone_mass > 0.5
         before = np.where(heavy, self.lengths.max(axis=1), (self.weights * ~self.left * self.lengths).sum(axis=1)
@@ -130,8 +131,8 @@ class Greedy:
 
 
 def greedy(logits, values, candidates, count, chosen=None):
-    """The count candidates that stay, ascending, ties to the smaller index; how many removals were not the best, and how
-    many of these are no near ties. chosen: those that shall stay, whoever is best.
+    """The count candidates that are kept, ascending, ties to the smaller index; how many removals were not the best, and how
+    many of these are no near ties. chosen: candidates that must be kept, whatever is best.
     """
     state, swaps, wrong = Greedy(logits, values), 0, 0
     may_go = np.isin(np.arange(len(values)), candidates)
@@ -151,7 +152,7 @@ def greedy(logits, values, candidates, count, chosen=None):
 
 
 def keep(policy, count, scores):
-    """The positions kept in one KV head, ascending: the choice of smallest bound (the first such) and those always kept."""
+    """The positions kept in one KV head, ascending: the first selection of smallest bound, and the always-kept ones."""
     if policy.selection == "greedy":
         chosen, _, _ = greedy(*scores.window, scores.candidates, count)
     elif policy.host == "streaming-llm":
@@ -163,9 +164,9 @@ def keep(policy, count, scores):
 
 
 def near_swaps(policy, count, scores, most=16):
-    """The positions kept, as `keep` has them, and the same with one entry for another that rounding could have preferred.
+    """The positions kept, as by `keep`, and the same sets with one entry exchanged for one that rounding could have preferred.
 
-    For top-k and critical, whose second stage alone is looked at; the nearest `most` swaps.
+    For top-k and critical only, whose second stage is varied; the nearest `most` swaps.
     """
     ours, swaps = keep(policy, count, scores), []
     if policy.selection == "top-k":
@@ -187,7 +188,7 @@ def near_swaps(policy, count, scores, most=16):
 
 
 def near_tie(deciding, terms, ours, theirs):
-    """Are the sets equal, but for swaps of entries that rounding could have swapped?"""
+    """Whether the sets are equal up to swaps of entries that rounding could have swapped."""
     missing, extra = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
     if len(ours) != len(theirs) or not missing.size:
         return len(ours) == len(theirs)
@@ -196,11 +197,11 @@ def near_tie(deciding, terms, ours, theirs):
 
 
 def explained_by_near_ties(policy, count, scores, chosen, score, stage_two):
-    """Is the dump's set, other than ours, legal? chosen without those always kept; score, stage_two: the dump's own.
+    """Whether the dump's set, if it is not ours, is legal. chosen excludes the always-kept; score, stage_two: the dump's own.
 
-    It must be what the policy picks by the dump's own scores, and every swap, stage by stage, a near tie by ours.
-    For theta-sweep, whose deciding scores are not dumped: a near tie of one of the choices, no worse than the best.
-    For greedy: every removal, the best of those that the dump made, a near tie with the best of all.
+    It must be what the policy selects by the dump's own scores, and every swap, stage by stage, a near tie by our scores.
+    For theta-sweep, whose deciding scores are not dumped: a near tie with one of the selections, no worse than the best.
+    For greedy: every removal, the best of those that the dump made, must be a near tie with the best of all.
     """
     if policy.host == "streaming-llm":
         return False

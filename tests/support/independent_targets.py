@@ -1,4 +1,4 @@
-"""Whom leaving cache entries merge with, for support/independent_replay.py, and which other targets rounding makes legal."""
+"""The targets that evicted entries may be merged into, given rounding, for support/independent_replay.py."""
 import itertools
 
 import numpy as np
@@ -10,7 +10,7 @@ GOLDEN, MASK, MOST = 0x9E3779B97F4A7C15, 2**64 - 1, 4096
 
 
 def cosine_terms(keys, key_terms, others, other_terms):
-    """Errors' absolute terms of cosines(keys, others)."""
+    """The absolute error terms of cosines(keys, others)."""
     def relative(vectors, terms):
         lengths = np.linalg.norm(vectors, axis=1)
         return np.divide(np.linalg.norm(terms, axis=1), lengths, out=np.zeros_like(lengths), where=lengths > 0)
@@ -19,7 +19,7 @@ def cosine_terms(keys, key_terms, others, other_terms):
 
 
 def legal_targets(merge, likeness, terms):
-    """Per leaving entry the indices it may merge with, ours first; -1: dropped. likeness, terms [leaving, staying].
+    """Per evicted entry the indices it may be merged into, ours first; -1: dropped. likeness, terms [evicted, staying].
 
     The largest cosine, ties to the smaller index, if it exceeds the threshold; any within rounding of that.
     """
@@ -40,9 +40,9 @@ def legal_targets(merge, likeness, terms):
 
 
 def chains(merge, score, candidates, likeness):
-    """merge-first: each candidate's root. score [positions], likeness [candidates, candidates] of original keys."""
+    """merge-first: the root of each candidate. score [positions], likeness [candidates]^2 of original keys."""
     root, bar = {}, -np.inf if merge.threshold is None else merge.threshold
-    for i in sorted(range(len(candidates)), key=lambda i: -score[candidates[i]]):  # the higher ones' roots are known
+    for i in sorted(range(len(candidates)), key=lambda i: -score[candidates[i]]):  # in descending order
         higher = np.flatnonzero(score[candidates] > score[candidates[i]])
         target = higher[np.argmax(likeness[i, higher])] if higher.size else i
         root[i] = root[target] if target != i and likeness[i, target] > bar else i
@@ -50,7 +50,7 @@ def chains(merge, score, candidates, likeness):
 
 
 def merged_first(merge, score, score_terms, candidates, keys, count, chosen=None):
-    """Who stays among the candidates and each one's members, itself excluded; and may `chosen`, other roots, stay instead?"""
+    """The kept roots with their members (except the root), and whether the roots `chosen` may be kept instead."""
     roots = chains(merge, score, candidates, cosines(keys[candidates], keys[candidates]))
     members = {}
     for entry, root in sorted(roots.items()):
@@ -69,7 +69,7 @@ def merged_first(merge, score, score_terms, candidates, keys, count, chosen=None
 
 
 def groups_of(assignment):
-    """{leaving: target} -> {target: [leaving, ascending]}, without what is dropped."""
+    """{evicted: target} -> {target: [evicted, ascending]}, without dropped entries."""
     groups = {}
     for entry, target in sorted(assignment.items()):
         if target >= 0:
@@ -78,7 +78,7 @@ def groups_of(assignment):
 
 
 def connected(options, staying):
-    """Staying entries that share an undecided leaving one: lists of (staying, undecided)."""
+    """The staying entries, partitioned by the undecided entries that they share: lists of (staying, undecided)."""
     parent = {target: target for target in staying}
 
     def find(target):
@@ -100,9 +100,9 @@ def connected(options, staying):
 
 
 def settle(options, staying, agrees):
-    """The targets that explain what was seen: {leaving: target or -1}, ours where none do; how many are not ours.
+    """The targets that explain the dump: {evicted: target or -1}, ours where none do; and how many are not ours.
 
-    options {leaving: [targets that rounding makes legal, ours first]}; agrees(staying entry, its leaving ones) -> bool
+    options {evicted: [targets that rounding allows, ours first]}; agrees(staying entry, entries merged into it) -> bool
     """
     assignment, swaps = {entry: legal[0] for entry, legal in options.items()}, 0
     for targets, undecided in connected(options, staying):
@@ -120,14 +120,14 @@ def settle(options, staying, agrees):
 
 
 def mixed(number):
-    """SplitMix64's last step."""
+    """The final mixing steps of SplitMix64."""
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & MASK
     number = ((number ^ number >> 27) * 0x94D049BB133111EB) & MASK
     return number ^ number >> 31
 
 
 def cam_draw(seed, kv_head, position):
-    """CaM's number in [0, 1) for an entry that leaves."""
+    """CaM's draw in [0, 1) for an evicted entry."""
     bits = seed
     for word in (0, kv_head, position):
         bits = mixed((bits + word + GOLDEN) & MASK)
@@ -135,12 +135,13 @@ def cam_draw(seed, kv_head, position):
 
 
 def cam_receivers(merge, staying, position):
-    """The staying positions that share a leaving one's value: the next `neighbours` that follow it."""
+    """The staying positions over which an evicted entry's value is spread: the next `neighbours` behind it."""
     return staying[staying > position][:merge.neighbours]
 
 
 def cam_takes(merge, kv_head, position, weight, following_weights):
-    """Is the value taken, and may rounding have it otherwise? weight A_e; following_weights A of the receivers."""
+    """Whether the value is spread, and whether rounding may decide it the other way. weight A_e; following_weights A of
+    the receivers."""
     if not len(following_weights):
         return False, False
     mean = following_weights.mean()

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running the program, and making traces that may be broken on purpose."""
+"""Shared by the tests of the command line: running the program, and making traces that may be deliberately broken."""
 import json
 import os
 import resource
@@ -15,8 +15,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 SAMPLES = REPOSITORY / "traces" / "samples"
 STORAGE = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 PASS, MISMATCH, USAGE, INVALID, WORLD, INCONCLUSIVE = 0, 1, 2, 3, 4, 5
-program = None  # its path, set by main()
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads take no processor from tests that run beside
+program = None  # the program's path, set by main()
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads must not slow down concurrent tests
 
 
 def encode(array, dtype):
@@ -30,7 +30,7 @@ def encode(array, dtype):
 
 
 def file_bytes(header, data=b"", length=None):
-    """A safetensors file: header is text, bytes, or what is to be JSON; length is what the file claims of it."""
+    """A safetensors file. header: text, bytes, or an object to be written as JSON; length: the claimed one."""
     if not isinstance(header, (bytes, str)):
         header = json.dumps(header)
     header = header if isinstance(header, bytes) else header.encode()
@@ -38,10 +38,10 @@ def file_bytes(header, data=b"", length=None):
 
 
 class TraceFile:
-    """A small valid trace of random numbers, to be changed before it is written.
+    """A small valid trace of random numbers, which can be changed before it is written.
 
     metadata       {field: text}
-    tensors        {name: (dtype, array)}, in the order in which their data will lie
+    tensors        {name: (dtype, array)}, in the order of their data in the file
     """
 
     def __init__(self, layers=2, query_heads=4, kv_heads=2, head_dim=4, model_dim=8, prompt_tokens=24, decode_tokens=3,
@@ -60,7 +60,7 @@ class TraceFile:
                 self.tensors[f"layers.{layer}.{name}"] = dtype, random(shape)
 
     def header(self):
-        """The JSON header as a dict, and all tensors' data."""
+        """The JSON header as a dict, and the data of all tensors."""
         header, data = {"__metadata__": self.metadata}, b""
         for name, (dtype, array) in self.tensors.items():
             raw = encode(array, dtype)
@@ -78,8 +78,8 @@ class TraceFile:
 
 
 def write_sharded(trace, folder, index="trace.index.json", shards=2, metadata_in="index"):
-    """The trace's tensors dealt out to files beside an index: returns the index's path, and the index.
-    metadata_in: "index", or "shard" for the first one.
+    """Distributes the trace's tensors over shards beside an index; returns the index's path, and the index.
+    metadata_in: "index", or "shard" for the first shard.
     """
     header, data = trace.header()
     del header["__metadata__"]
@@ -99,7 +99,7 @@ def write_sharded(trace, folder, index="trace.index.json", shards=2, metadata_in
 
 
 def start(*arguments, file_size_limit=None, **options):
-    """Starts the program; file_size_limit: writing beyond so many bytes fails, as on a full disk."""
+    """Starts the program; file_size_limit: writing beyond this many bytes fails, as on a full disk."""
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
 
@@ -111,14 +111,14 @@ def start(*arguments, file_size_limit=None, **options):
 
 
 def run(*arguments, **options):
-    """Runs the program to its end: returncode, stdout, stderr."""
+    """Runs the program to its end; returns returncode, stdout, stderr."""
     process = start(*arguments, **options)
     stdout, stderr = process.communicate(timeout=300)
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
 
 def contents(folder):
-    """Everything below a folder: {relative path: bytes of a file, or None}."""
+    """Everything below a folder: {relative path: bytes of a file, None for a folder}."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
@@ -139,14 +139,14 @@ class CommandLineTest(unittest.TestCase):
         return run(*arguments, **{"cwd": self.folder, **options})
 
     def passes(self, *arguments, code=PASS, **options):
-        """Runs the program, which must exit with this code; returns what it printed on standard output."""
+        """Runs the program and requires this exit code; returns its standard output."""
         result = self.run_program(*arguments, **options)
         self.assertEqual(result.returncode, code, f"{arguments}\n{result.stdout}{result.stderr}")
         return result.stdout
 
     def refuses(self, code, pattern, *arguments, silent=None, **options):
-        """Runs the program, which must exit with this code and one line on standard error that the pattern matches,
-        print nothing else if it is to be silent (default: for usage errors), and leave every file as it was."""
+        """Runs the program, which must exit with this code and one line on standard error that the pattern matches, print
+        nothing else if `silent` (default: for usage errors), and leave every file as it was."""
         before = contents(self.folder)
         result = self.run_program(*arguments, **options)
         self.assertEqual(result.returncode, code, f"{arguments}\n{result.stdout}{result.stderr}")
@@ -159,13 +159,13 @@ class CommandLineTest(unittest.TestCase):
         self.assertEqual([name for name in before if after[name] != before[name]], [], "files changed")
 
     def generate(self, name, *arguments):
-        """A trace by `kvbound generate`; returns its path."""
+        """Generates a trace by `kvbound generate`; returns its path."""
         self.passes("generate", *arguments, name)
         return self.folder / name
 
 
 class Loader(unittest.TestLoader):
-    """Loads the classes of one length only."""
+    """Loads only the test classes of one length, long or short."""
 
     def __init__(self, long):
         super().__init__()
@@ -177,7 +177,7 @@ class Loader(unittest.TestLoader):
 
 
 def main():
-    """Runs the calling script's tests on the program named by its first argument. A skipped test is no pass."""
+    """Runs the calling script's tests on the program named by its first argument. A skipped test fails the run."""
     global program
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} KVBOUND [short|long] [unittest's options]      long: the classes that say so")

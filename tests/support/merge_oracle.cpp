@@ -29,7 +29,7 @@ Row mean(const Rows& rows) {
   return result;
 }
 
-// e^x - 1 to 1 ulp, as the C library promises.
+// e^x - 1, accurate to 1 ulp in the C library.
 Bounded expm1(const Bounded& x) {
   if (x.bound > 1) throw std::domain_error("an exponential of what is hardly known");
   const Real power = boost::multiprecision::exp(x.value);
@@ -41,9 +41,9 @@ struct Softmax {
   Bounded log_sum;
 };
 
-// exp(z_j) / sum exp(z), as m + ln sum exp(z - m) and its quotients are computed, m the largest. With e_j the relative error
-// of the exponential of j, a quotient's is (e_j - sum w e) / (1 + sum w e): where one entry holds nearly all, its error
-// counts little. m is subtracted from all alike, so that its own error does not matter.
+// exp(z_j) / sum exp(z), evaluated as m + ln sum exp(z - m) and its quotients, with m the largest logit. With e_j the
+// relative error of exponential j, a quotient's is (e_j - sum w e) / (1 + sum w e): where one entry has nearly all
+// weight, its own error matters little. m is subtracted from all logits, so that its own error cancels.
 Softmax softmax(const Row& logits) {
   const Real largest = std::ranges::max_element(logits, {}, &Bounded::value)->value;
   Real furthest = 0;
@@ -81,8 +81,8 @@ Row voted(const Row& votes, const Row& log_scores) {
   return result;
 }
 
-// sum (w/W) ln((w/W) / (p/P)). Of scores that are apart by less than 10^-15, whose shares differ by too little for 50 digits,
-// half the variance by shares p/P, of which it differs by less than the third power.
+// sum (w/W) ln((w/W) / (p/P)). For scores less than 10^-15 apart, whose shares differ by too little for 50 digits: half
+// the variance by shares p/P, which differs by less than the third power of the distance.
 Bounded divergence(const Row& votes, const Row& log_scores, const Row& weights) {
   Real all_votes = 0, furthest = 0;
   for (const Bounded& vote : votes) all_votes += vote.value;
@@ -104,7 +104,7 @@ Bounded divergence(const Row& votes, const Row& log_scores, const Row& weights) 
   return {Real(variance / 2), Real(furthest * furthest * furthest)};
 }
 
-// -ln sum_j (p_j / P) exp(x_j), x the scores less their mean: from expm1 if that is above 1/2, else plainly.
+// -ln sum_j (p_j / P) exp(x_j), x the scores minus their mean: by expm1 if the sum is above 1/2, else directly.
 Real divergence_bound(const Row& votes, const Row& centred) {
   const Bounded all_votes = sum(votes);
   Row below, whole;
@@ -123,7 +123,7 @@ Real divergence_bound(const Row& votes, const Row& centred) {
   return bound;
 }
 
-// One matrix's singular values, falling, by rotating its rows until they are orthogonal.
+// A matrix's singular values in descending order, by rotating its rows until they are orthogonal.
 struct SingularValues {
   explicit SingularValues(const Rows& matrix) {
     const size_t count = matrix.size();
@@ -157,13 +157,13 @@ struct SingularValues {
     return result;
   }
 
-  // Hestenes' rotations of every pair of rows; whether all were orthogonal.
+  // Applies Hestenes' rotation to every pair of rows; returns whether all pairs were orthogonal.
   static bool turn_all(std::vector<std::vector<Real>>& rows, std::vector<std::vector<Real>>& turns) {
     bool done = true;
     for (size_t p = 0; p + 1 < rows.size(); ++p) {
       for (size_t q = p + 1; q < rows.size(); ++q) {
         const Real a = inner(rows[p], rows[p]), b = inner(rows[q], rows[q]), c = inner(rows[p], rows[q]);
-        // Of a row that is nothing but the other's rounding there is nothing to turn.
+        // A row that is mere rounding of the other one needs no rotation.
         if (c * c <= Real("1e-94") * a * b || std::min(a, b) <= Real("1e-90") * std::max(a, b)) continue;
         done = false;
         const Real zeta = (b - a) / (2 * c);
@@ -187,11 +187,12 @@ struct SingularValues {
   std::vector<std::vector<Real>> left, right;
 };
 
-// By how much a decomposition's factors belong to another matrix, and are not orthogonal, as a share of the matrix's
-// Frobenius norm. A reflection of d numbers costs at most (4 d + 30) u of their length (a product of d terms, a multiple and
-// a difference, with a vector whose length is a sum of d squares); there is one per row or column, whichever are fewer, for the
-// matrix and again for the factor. A rotation of two numbers costs at most 12 u; a sweep turns each pair from both sides and in both factors, and at
-// most 16 sweeps are made. What is then off the diagonal is at most 4 u of the largest, and left alone.
+// By how much the computed factors of a decomposition belong to another matrix, and are not orthogonal, relative to the
+// matrix's Frobenius norm. A reflection of d numbers costs at most (4 d + 30) u of their length (a product of d terms,
+// a multiple and a difference, with a vector whose length is a sum of d squares); there is one per row or column,
+// whichever are fewer, for the matrix and again for the factor. A rotation of two numbers costs at most 12 u; a sweep
+// rotates each pair from both sides and in both factors, and there are at most 16 sweeps. Off-diagonal elements that
+// remain are at most 4 u of the largest and are ignored.
 Real decomposition_error(int64_t unknowns, int64_t conditions) {
   const int64_t few = std::min(unknowns, conditions), many = std::max(unknowns, conditions);
   const int64_t reflections = 2 * few * (4 * many + 30);
@@ -216,7 +217,7 @@ Row scaled_query(double scale, const Row& query) {
   return result;
 }
 
-// The key's correction; none where it is no number of double precision.
+// The key's correction; 0 if a double cannot represent it.
 Solution correction(const Rows& queries, double rank, const Row& missing) {
   Solution result = solution(queries, rank, missing);
   const bool is_finite = std::ranges::all_of(result.x, [](const Bounded& number) {
@@ -226,7 +227,7 @@ Solution correction(const Rows& queries, double rank, const Row& missing) {
   return result;
 }
 
-// Whether a double that is off by so much is certain to be on its side of the limit.
+// Whether a double with this error is certain to be on the same side of the limit.
 bool is_certain(const Bounded& number, const Real& limit) { return abs(number.value - limit) > number.bound; }
 
 }  // namespace
@@ -252,9 +253,10 @@ Bounded log_mean_score(const Row& votes, const Row& log_scores) {
   return softmax(voted(votes, log_scores)).log_sum - log(sum(votes));
 }
 
-// With A the rows, B = sum sigma_i u_i v_i^T without those that are dropped, B~ what the computed factors make of it, e a
-// bound on |A~ - A|: |B~ - B| <= e if none is dropped, else e (1 + sigma_1 / (sigma_r - sigma_{r+1} - e)), as the subspaces
-// turn (Wedin 1972); |B~^+ - B^+| <= (1 + sqrt 5)/2 |B~ - B| |B^+| |B~^+| (Wedin 1973), |B~^+| <= 1 / (sigma_r - |B~ - B|).
+// With A the rows, B = sum sigma_i u_i v_i^T without the dropped terms, B~ the same from the computed factors, e a
+// bound on |A~ - A|: |B~ - B| <= e if none is dropped, else e (1 + sigma_1 / (sigma_r - sigma_{r+1} - e)), since
+// subspaces rotate (Wedin 1972); |B~^+ - B^+| <= (1 + sqrt 5)/2 |B~ - B| |B^+| |B~^+| (Wedin 1973), |B~^+| <= 1 /
+// (sigma_r - |B~ - B|).
 Solution solution(const Rows& rows, double share, const Row& targets) {
   Solution result;
   result.x.resize(rows.front().size());
@@ -270,7 +272,7 @@ Solution solution(const Rows& rows, double share, const Row& targets) {
   const auto count = std::ssize(rows);
   const Real orthogonality = decomposition_error(std::ssize(result.x), count);
   error += orthogonality * boost::multiprecision::sqrt(squares);
-  const Real least = std::max(Real(share), Real(1e-14)) * largest;  // what is less is as good as 0
+  const Real least = std::max(Real(share), Real(1e-14)) * largest;  // smaller ones count as 0
   std::vector<Real> exact_targets, x(result.x.size());
   for (const Bounded& target : targets) exact_targets.push_back(target.value);
   size_t rank = 0;
@@ -331,7 +333,7 @@ MergedCluster merge_cluster(const reference::KeyRule& rule, MatrixView queries, 
     const Real limit = Real(1e-12) * size;
     const Bounded& m = first.mean_log_score;
     result.singular = abs(m.value) <= limit;
-    // A divergence that may be computed as 0 has a scale of 1, which is right but where m vanishes, too.
+    // A divergence that may be computed as 0 gives a scale of 1, which is right unless m vanishes, too.
     result.decided =
         is_certain(abs(m), limit) && (!result.singular || first.divergence.value > first.divergence.bound);
     if (!result.singular && result.decided) {
@@ -345,7 +347,7 @@ MergedCluster merge_cluster(const reference::KeyRule& rule, MatrixView queries, 
   for (size_t h = 0; h < means.size(); ++h) {
     Row apart;
     for (size_t c = 0; c < result.key.size(); ++c) apart.push_back(means[h].key[c] - result.key[c]);
-    if (!joint) apart.assign(apart.size(), Bounded());  // the same number less itself
+    if (!joint) apart.assign(apart.size(), Bounded());  // the difference of a number and itself
     missing.push_back(dot(asking[h], apart) - means[h].divergence);
   }
   const Solution shift = correction(asking, rule.rank, missing);

@@ -1,5 +1,5 @@
-// Merging in 50 digits, straight from the definitions of reference/merging/keep_kv.hpp, every number with the bound on its evaluation
-// in double precision.
+// Merging in 50 digits by the definitions of reference/merging/keep_kv.hpp; every number has a bound on its error when
+// evaluated in double precision.
 #pragma once
 
 #include <kvbound/proofs/oracle/bounded.hpp>
@@ -7,7 +7,7 @@
 
 namespace kvbound::oracle {
 
-/// What a group is to one query head. Letters as in reference/merging/keep_kv.hpp.
+/// A cluster as one query head weighs it. Letters as in reference/merging/keep_kv.hpp.
 struct ClusterMean {
   Row weights;             ///< w/W
   Bounded log_weight;      ///< ln W
@@ -16,7 +16,7 @@ struct ClusterMean {
   Row key, value;          ///< k-, v-
 };
 
-/// log_scores  [members], with the errors that they came with
+/// log_scores  [members], with the errors of their evaluation
 ClusterMean cluster_mean(const Row& votes, const Row& log_scores, MatrixView keys, MatrixView values);
 
 /// ln(W / P)
@@ -28,14 +28,14 @@ struct Solution {
   int64_t rank = 0;
   bool decided = true;  ///< false: double precision may drop others, so that nothing can be said
 };
-/// The bounds are one for all elements: Wedin's on the pseudo-inverse of a matrix that is off by what a singular value
-/// decomposition of reflections and rotations costs.
+/// All elements have one bound: Wedin's for the pseudo-inverse of a matrix that is off by the rounding of a singular
+/// value decomposition with reflections and rotations.
 ///
 /// rows   [conditions][unknowns]
-/// share  singular values below this share of the largest are dropped, and those that are 0
+/// share  singular values below this share of the largest are dropped, as are those that are 0
 Solution solution(const Rows& rows, double share, const Row& targets);
 
-/// What a group becomes.
+/// The merged entry of a cluster.
 struct MergedCluster {
   Row key, value;
   Bounded votes;
@@ -46,12 +46,12 @@ struct MergedCluster {
 };
 
 /// log_scores        [heads][members]
-/// log_denominators  [heads], of joint
+/// log_denominators  [heads], for joint merges
 MergedCluster merge_cluster(const reference::KeyRule& rule, MatrixView queries, double scale,
                             const reference::ClusterMembers& members, const Rows& log_scores,
                             const Row& log_denominators);
 
-/// Attention over entries that vote, whose keys and values are known within bounds: sum p exp(z) v / sum p exp(z).
+/// Attention over entries with votes, whose keys and values have error bounds: sum p exp(z) v / sum p exp(z).
 Row attention(VectorView query, const Rows& keys, const Rows& values, const Row& votes, double scale);
 
 }  // namespace kvbound::oracle

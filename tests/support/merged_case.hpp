@@ -1,4 +1,4 @@
-// A tested implementation of a policy that merges, and what the reference says of the prompt.
+// A tested implementation of a policy that merges, and the reference's record of the prompt.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@
 
 namespace kvbound::test {
 
-/// What a session of these inputs records.
+/// The record of a session with these inputs.
 inline sim::LayerRecord recorded(const traces::Layer& layer, const Policy& policy, int64_t budget,
                                  int64_t steps) {
   const auto session = reference::make_session();
@@ -25,7 +25,7 @@ inline sim::LayerRecord recorded(const traces::Layer& layer, const Policy& polic
   return record;
 }
 
-/// Exact arithmetic on inputs that were stored in single precision.
+/// Double-precision arithmetic on inputs that were stored in single precision.
 inline reference::Arithmetic single_precision_inputs() {
   reference::Arithmetic arithmetic = reference::double_precision();
   arithmetic.input = 0x1p-24;
@@ -50,7 +50,7 @@ struct MergedCase {
   MergedCase(const MergedCase&) = delete;  // parts refer to each other
   MergedCase& operator=(const MergedCase&) = delete;
 
-  /// As these claims have it; with no other kept set, on the reference's.
+  /// Judges these claims; without claimed kept sets on the reference's.
   sim::MergeJudgement judge(const sim::LayerClaims& claims) const {
     return judge(claims, claims.kept.value_or(own.prompt.kept));
   }

@@ -1,4 +1,4 @@
-// Sessions that merge, with the caches that their records speak of, and the hosts and methods that tests try.
+// Sessions that merge, with the caches that their records describe, and the hosts and methods that tests try.
 #pragma once
 
 #include <map>
@@ -56,7 +56,7 @@ inline std::vector<NamedMerge> keep_kv_merges(const SimilarTarget& target) {
   return merges;
 }
 
-/// All methods that send each to the most similar key.
+/// All methods that merge each evicted entry into the one with the most similar key.
 inline std::vector<NamedMerge> targeted_merges(const SimilarTarget& target) {
   std::vector<NamedMerge> merges = keep_kv_merges(target);
   merges.push_back({"convex", with_target(ConvexMerge{}, target)});
@@ -81,7 +81,7 @@ inline std::vector<NamedHost> all_hosts() {
           {"streaming-llm", StreamingLlm{3}, 3}};
 }
 
-/// Policies of all hosts with these methods, those that the host cannot have left out.
+/// Policies of all hosts with these methods; combinations that are refused are left out.
 struct NamedPolicy {
   std::string name;
   Policy policy;
@@ -101,7 +101,7 @@ inline std::vector<NamedPolicy> merging_policies(const std::vector<NamedMerge>& 
   return policies;
 }
 
-/// What one position of a cache holds.
+/// One cached entry.
 struct CachedEntry {
   std::vector<double> key, value;
   double votes = 1;
@@ -139,7 +139,7 @@ struct RecordedCache {
   void put(int64_t position, VectorView key, VectorView value, double votes = 1) {
     entries[position] = {{key.begin(), key.end()}, {value.begin(), value.end()}, votes};
   }
-  /// What a merge changed, or all of a rebuilt cache.
+  /// Stores the entries that a merge changed, or all entries of a rebuilt cache.
   void put(const HeadMerge& merge) {
     ASSERT_EQ(merge.votes.size(), merge.positions.size());
     for (size_t i = 0; i < merge.positions.size(); ++i) {
@@ -149,7 +149,7 @@ struct RecordedCache {
   }
 };
 
-/// A session, followed by what its records say of its caches.
+/// A session, and its caches as its records describe them.
 class RecordedSession {
  public:
   RecordedSession(const RandomLayer& layer, const Policy& policy, const Positions& budgets,

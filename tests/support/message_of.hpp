@@ -1,4 +1,4 @@
-// What a call throws.
+// The error message of a call.
 #pragma once
 
 #include <exception>
@@ -7,7 +7,7 @@
 
 namespace kvbound::test {
 
-/// What an error of exactly this type says; otherwise what happened instead.
+/// The message of the exception, if its type is exactly Expected; otherwise a description of what happened instead.
 template <class Expected, class Call>
 std::string message_of(const Call& call) {
   try {

@@ -1,7 +1,8 @@
-// To be preloaded into a program: an OpenBLAS that does not know the processor, or that has kernels for one only.
+// Preloaded into a program, it imitates an OpenBLAS that does not recognise the processor, or that has kernels for one
+// only.
 //
-// KVBOUND_OLD_OPENBLAS=unknown-processor    it chooses its Prescott kernels when it is loaded
-// KVBOUND_OLD_OPENBLAS=one-core             the same, and says that it was built without DYNAMIC_ARCH
+// KVBOUND_OLD_OPENBLAS=unknown-processor    OpenBLAS chooses its Prescott kernels when it is loaded
+// KVBOUND_OLD_OPENBLAS=one-core             the same, and reports that it was built without DYNAMIC_ARCH
 #include <cstdlib>
 #include <cstring>
 
@@ -24,7 +25,7 @@ bool is(const char* kind) {
 
 }  // namespace
 
-// The first to ask for the variable is OpenBLAS, while it is loaded.
+// OpenBLAS, while it is being loaded, is the first to read the variable.
 extern "C" char* getenv(const char* name) noexcept {
   static bool loaded = false;
   static char prescott[] = "Prescott";

@@ -7,7 +7,7 @@
 namespace kvbound::oracle {
 
 testing::AssertionResult within(double actual, const Bounded& expected) {
-  // Infinity and NaN are no numbers of the oracle's; refused here, whatever the bound.
+  // The oracle's numbers are finite: infinity and NaN fail whatever the bound.
   if (std::isfinite(actual) && abs(Real(actual) - expected.value) <= expected.bound) {
     return testing::AssertionSuccess();
   }

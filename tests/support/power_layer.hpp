@@ -1,4 +1,4 @@
-// One KV head whose attention can be worked out by hand.
+// One KV head whose attention can be computed by hand.
 #pragma once
 
 #include <cmath>
@@ -9,14 +9,14 @@
 
 namespace kvbound::test {
 
-/// Keys ln b_j of dimension 1: a query e pays entry j  b_j^e / sum b^e. Query 1 weighs as the bases do, 0 all the same, -1
-/// the other way round.
+/// Keys are ln b_j in dimension 1: query e gives entry j the weight b_j^e / sum b^e. Query 1 weighs in proportion to
+/// the bases, 0 equally, -1 in inverse proportion.
 class PowerLayer {
  public:
   /// bases    [tokens + steps], > 0
   /// values   [tokens + steps]
   /// queries  per query head, [window_queries + steps]
-  /// tokens   of the prompt
+  /// tokens   length of the prompt
   PowerLayer(const std::vector<double>& bases, const std::vector<double>& values,
              const std::vector<std::vector<double>>& queries, int64_t tokens)
       : tokens_(tokens),

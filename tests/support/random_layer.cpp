@@ -32,7 +32,7 @@ int64_t Random::index(int64_t count) {
 std::vector<int64_t> Random::subset(int64_t of, int64_t count) {
   std::vector<int64_t> result;
   for (int64_t i = 0; i < of; ++i) {
-    // Each of the `of - i` left is as likely as the other to be among the `count - size` wanted.
+    // Selection sampling: `of - i` numbers are left, of which `count - size` are still wanted.
     if (index(of - i) < count - std::ssize(result)) result.push_back(i);
   }
   return result;
@@ -56,7 +56,7 @@ RandomLayer::RandomLayer(LayerShape shape_, int64_t tokens_, int64_t window_quer
                          uint64_t seed)
     : shape(shape_), tokens(tokens_), window_queries(window_queries_) {
   Random random(seed);
-  // Keys of varied length make the attention uneven, values of varied length tell norms from weights.
+  // Keys of varied length make attention uneven; values of varied length make norms differ from weights.
   all_keys = random.tensor(shape.kv_heads, tokens + steps, shape.head_dim, 1.5);
   all_values = random.tensor(shape.kv_heads, tokens + steps, shape.head_dim);
   for (int64_t g = 0; g < shape.kv_heads; ++g) {
@@ -96,7 +96,7 @@ std::vector<double> numbers(const std::vector<Dyadic>& dyadics) {
 }
 
 rc::Gen<int64_t> integer(int64_t low, int64_t high) {
-  // Left to itself inRange hugs its lower end at small sizes.
+  // At small sizes rapidcheck's inRange would only draw numbers near its lower end.
   return rc::gen::resize(rc::kNominalSize, rc::gen::inRange<int64_t>(low, high + 1));
 }
 

@@ -1,5 +1,5 @@
-// Small random inputs for tests: the same numbers from the same seed on every platform (where they take a
-// logarithm, but for its last bit).
+// Small random inputs for tests: a seed gives the same numbers on every platform (up to the last bit where a logarithm
+// is taken).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace kvbound::test {
 /// A matrix written out row by row.
 Matrix matrix(std::initializer_list<std::vector<double>> rows);
 
-/// Real numbers with few bits, so that they are the same everywhere.
+/// Random numbers with few bits, so that they are the same on every platform.
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
@@ -42,7 +42,7 @@ struct RandomLayer {
 
   LayerView view() const;
   StepView step(int64_t index) const;
-  /// One KV head's keys or values over prompt and steps 0..last.
+  /// One KV head's keys or values over the prompt and steps 0..last.
   MatrixView keys(int64_t kv_head, int64_t last) const {
     return all_keys.slice(kv_head).middle_rows(0, tokens + last + 1);
   }
@@ -59,19 +59,18 @@ struct RandomLayer {
   Matrix output_projection;
 };
 
-/// A multiple of 2^-10 that counterexamples print in full; shrinks to 0. Small sums of them are exact.
+/// A multiple of 2^-10 that counterexamples print in full; shrinks to 0. Sums of a few dyadics are exact.
 struct Dyadic {
   double value = 0;
 };
 std::ostream& operator<<(std::ostream& out, const Dyadic& number);
 std::vector<double> numbers(const std::vector<Dyadic>& dyadics);
 
-/// An integer, every one of low..high equally likely at every size; shrinks to low.
+/// An integer in low..high, uniform at every rapidcheck size; shrinks to low.
 rc::Gen<int64_t> integer(int64_t low, int64_t high);
-/// -limit..limit
+/// A multiple of 2^-10 in -limit..limit.
 rc::Gen<Dyadic> dyadic(int64_t limit);
-/// Between min_size and max_size of them; about a third of the draws come from a grid so coarse that ties
-/// abound.
+/// Between min_size and max_size dyadics; about a third of the draws come from a grid so coarse that ties are frequent.
 rc::Gen<std::vector<Dyadic>> dyadics(int64_t min_size, int64_t max_size, int64_t limit);
 
 }  // namespace kvbound::test

@@ -1,4 +1,4 @@
-// All that a session records, as one list of numbers: two sessions that did the same give the same list.
+// Everything that a session records, as one list of numbers: sessions with the same results give the same list.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ class RecordedNumbers {
   std::vector<double> numbers_;
 };
 
-/// What a session records of a layer's prompt and of its first `steps` steps.
+/// The numbers that a session records for a layer's prompt and its first `steps` steps.
 inline std::vector<double> recorded_numbers(Session& session, const RandomLayer& layer, const Policy& policy,
                                             const std::vector<int64_t>& budgets, int64_t steps) {
   RecordedNumbers result;

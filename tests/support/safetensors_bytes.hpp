@@ -1,4 +1,4 @@
-// Trace files made byte by byte, so that a test can break any part of one; and a folder to put them in.
+// Trace files built byte by byte, so that a test can break any part, and a temporary folder for them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace kvbound::test {
 
-/// A folder that disappears with this object.
+/// A folder that is deleted with this object.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -32,13 +32,13 @@ class TemporaryFolder {
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
   std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
-  /// Writes a file there, and returns its path.
+  /// Writes a file into the folder and returns its path.
   std::string write(const std::string& name, std::string_view bytes) const {
     std::ofstream(path(name), std::ios::binary)
         .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     return path(name);
   }
-  /// How many files are there.
+  /// The number of files in the folder.
   int64_t size() const {
     return std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator());
   }
@@ -58,12 +58,12 @@ std::string bytes_of(Number number) {
   return {reinterpret_cast<const char*>(&number), sizeof number};
 }
 
-/// A safetensors file of any header, well-formed or not.
+/// A safetensors file with any header, well-formed or not.
 inline std::string safetensors_bytes(std::string_view header, std::string_view data = "") {
   return bytes_of(uint64_t{header.size()}).append(header).append(data);
 }
 
-/// A safetensors file in parts. Texts go into the header as they are: nothing is checked or escaped.
+/// A safetensors file in parts. Texts are put into the header as they are: nothing is checked or escaped.
 struct SafetensorsParts {
   struct TensorPart {
     std::string name;
@@ -115,7 +115,7 @@ struct SafetensorsParts {
   }
 };
 
-/// `count` F32 numbers magnitude * -1, -3/4, -1/2, ..., 3/4, again and again.
+/// `count` F32 numbers that cycle through magnitude * -1, -3/4, -1/2, ..., 3/4.
 inline std::string f32_data(int64_t count, double magnitude = 1) {
   std::string data;
   for (int64_t i = 0; i < count; ++i) {

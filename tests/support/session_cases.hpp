@@ -1,4 +1,4 @@
-// The small layers, policies and budgets that the tests of sessions share.
+// Small layers, policies and budgets shared by the tests of sessions.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline constexpr SnapKv kHost{6, 5};
 inline constexpr int64_t kTokens = 30, kRecorded = 8, kSteps = 3, kQueryHeads = 4;
 inline constexpr int64_t kGroupSizes[] = {1, 2, 4};
 
-/// A small layer whose tests have a shape in common.
+/// A small layer of a shape shared by tests.
 inline RandomLayer random_layer(int64_t group_size, uint64_t seed) {
   return {{kQueryHeads, kQueryHeads / group_size, 6, 9}, kTokens, kRecorded, kSteps, seed};
 }
@@ -74,8 +74,8 @@ inline Matrix rows_at(MatrixView matrix, const Positions& positions) {
   return result;
 }
 
-/// Waking threads for layers as small as these costs more than they compute, on a busy machine a hundred
-/// times more. The test that is about threads sets their number itself.
+/// Waking threads for layers this small costs more than it saves, on a busy machine a hundred times more. The test of
+/// thread counts sets their number itself.
 struct OneThread : testing::Environment {
   void SetUp() override { omp_set_num_threads(1); }
 };

@@ -1,4 +1,4 @@
-// Layers as a trace has them, for tests of what is recorded of them.
+// Layers as a trace holds them, for tests of records.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace kvbound::test {
 
-/// A random layer as a trace has it.
+/// A random layer in the form in which a trace holds it.
 inline traces::Layer trace_layer(RandomLayer random) {
   traces::Layer layer;
   layer.shape = random.shape;
@@ -26,7 +26,7 @@ inline traces::Layer trace_layer(RandomLayer random) {
   return layer;
 }
 
-/// The same layer as an implementation sees it that stores its inputs in single precision.
+/// The layer as seen by an implementation that stores its inputs in single precision.
 inline traces::Layer stored_in_single_precision(traces::Layer layer) {
   const auto round = [](std::span<double> numbers) {
     for (double& number : numbers) number = static_cast<float>(number);
@@ -38,11 +38,11 @@ inline traces::Layer stored_in_single_precision(traces::Layer layer) {
   return layer;
 }
 
-/// A layer of one query head for each KV head and of one recorded prompt query, which can be computed by hand: the attention that
-/// any query pays an entry is proportional to the entry's weight, and an entry's projected value is its value.
+/// A layer that can be computed by hand, with one query head per KV head and one recorded prompt query: every query's
+/// attention is proportional to the entries' weights, and an entry's projected value is its value.
 ///
 /// weights  [kv_heads][tokens + steps], > 0
-/// values   likewise; of no KV heads: 1 for all
+/// values   likewise; empty: all 1
 inline traces::Layer weighted_layer(int64_t tokens, const std::vector<std::vector<double>>& weights,
                                     const std::vector<std::vector<double>>& values = {}) {
   const auto heads = std::ssize(weights), entries = std::ssize(weights.front());

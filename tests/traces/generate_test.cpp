@@ -41,7 +41,7 @@ std::string path_for_this_test() {
   return testing::TempDir() + test.test_suite_name() + "." + test.name() + ".safetensors";
 }
 
-/// A generated trace, and the file that it is in for as long as it lives.
+/// A generated trace; its file exists as long as this object.
 class Generated {
  public:
   explicit Generated(const GenerateOptions& options, const std::string& suffix = "")
@@ -78,7 +78,7 @@ std::vector<double> slice_numbers(const Tensor& tensor, int64_t index) {
   return {slice.data, slice.data + slice.rows * slice.cols};
 }
 
-/// What query row `row` of a head pays to each token that it can see.
+/// The attention weights of query row `row` of a head over the tokens that it sees.
 std::vector<double> attention_weights(const Layer& layer, int64_t query_head, int64_t row) {
   const MatrixView keys = layer.keys.slice(layer.shape.kv_head_of(query_head));
   const VectorView query = layer.queries.slice(query_head).row(row);
@@ -120,7 +120,7 @@ std::vector<int64_t> largest_positions(const std::vector<double>& weights, int64
   return order;
 }
 
-/// weight of rank r ~ factor * r^-exponent, fitted over ranks 4, 8, 16, ... up to a quarter of the tokens.
+/// weight of rank r ~ factor * r^-exponent, fitted at ranks 4, 8, 16, ... up to a quarter of the tokens.
 struct PowerLaw {
   double exponent = 0;
   double worst_ratio = 1;  ///< between a weight at those ranks and the fit, the larger over the smaller
@@ -223,7 +223,7 @@ TEST(Generate, PowerLawHeadsFollowAPowerLaw) {
   const Generated generated(long_prompt(power_law));
   for_each_query(generated.trace(), [](const Layer& layer, int64_t head, int64_t row) {
     const PowerLaw law = fitted_power_law(attention_weights(layer, head, row));
-    EXPECT_GE(law.exponent, 0.8);  // a p is in [0.88, 1.58); the noise shifts the fit a little
+    EXPECT_GE(law.exponent, 0.8);  // the product a p is in [0.88, 1.58); noise shifts the fit a little
     EXPECT_LE(law.exponent, 1.7);
     EXPECT_LE(law.worst_ratio, 2);
   });
@@ -241,7 +241,7 @@ TEST(Generate, FlatHeadsHaveNearlyEqualWeights) {
   });
 }
 
-/// Lengths of rows that have no, little and much room beside the direction of their head.
+/// Row lengths that have no, little and much room beside the direction of their head.
 constexpr int64_t kHeadDims[] = {1, 2, 7, 8, 64};
 
 TEST(Generate, SinksTakeMostOfTheWeight) {

@@ -1,4 +1,4 @@
-// Output files exist whole or not at all.
+// Output files are written completely or not at all.
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>

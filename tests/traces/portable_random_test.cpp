@@ -27,7 +27,7 @@ TEST(PortableRandom, NaturalLogIsWithinThreeUnitsInTheLastPlace) {
 }
 
 TEST(PortableRandom, BitsAreThoseOfSplitMix64) {
-  EXPECT_EQ(Stream(0).bits(0), 0xe220a8397b1dcdafu);  // how SplitMix64 begins from state 0, as published
+  EXPECT_EQ(Stream(0).bits(0), 0xe220a8397b1dcdafu);  // SplitMix64's first number from state 0, as published
   EXPECT_EQ(Stream(1).bits(0), 13830413928045401970u);
   EXPECT_EQ(Stream(1).child(2).bits(3), 13768872034826471435u);
 }

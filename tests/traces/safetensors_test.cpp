@@ -1,5 +1,5 @@
-// The safetensors reader and writer: what is legal is read exactly, all else is refused with a message that
-// says where.
+// The safetensors reader and writer: legal files are read exactly, all others are refused with a message that names the
+// place.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-/// What the reader says of a file with these bytes; one line that begins with the path.
+/// The reader's error message for a file with these bytes: one line that begins with the path.
 std::string refusal(std::string_view bytes, int64_t header_limit = kDefaultHeaderLimit) {
   const TemporaryFolder folder;
   const std::string path = folder.write("bad.safetensors", bytes);

@@ -1,4 +1,4 @@
-// The trace format: what its metadata, tensors and shards must say, and what is read from them.
+// The trace format: the required metadata, tensors and shards, and the numbers read from them.
 #include <unistd.h>
 #include <algorithm>
 #include <cmath>
@@ -41,7 +41,7 @@ std::string sha256_of(std::string_view bytes) {
   return hash.hexadecimal();
 }
 
-/// What is said of a trace of these parts: "field: problem", without path and offset.
+/// The error message for a trace of these parts: "field: problem", without path and offset.
 std::string refusal(const SafetensorsParts& parts) {
   const TemporaryFolder folder;
   const std::string path = folder.write("bad.safetensors", parts.bytes());
@@ -285,7 +285,7 @@ TEST(Trace, HashesTheWholeFileAndReportsProgress) {
   EXPECT_EQ(calls.back(), std::pair(size, size));
 }
 
-/// small_trace in two shards, one layer each, with the metadata where the caller wants it.
+/// small_trace in two shards, one layer each; the caller chooses where the metadata goes.
 class Shards : public testing::Test {
  protected:
   Shards() {
@@ -418,7 +418,7 @@ TEST_F(Shards, HaveAnIndexNoLongerThanTheLimit) {
               HasSubstr("the limit is 100 (raise it with --header-limit)"));
 }
 
-/// Attention as the format defines it, for one query: the proof that a recording means what it says.
+/// Attention of one query as the format defines it, to verify recorded outputs.
 std::vector<double> attention_output(const Layer& layer, int64_t head, int64_t row) {
   const MatrixView keys = layer.keys.slice(layer.shape.kv_head_of(head));
   const MatrixView values = layer.values.slice(layer.shape.kv_head_of(head));

@@ -1,5 +1,5 @@
-// The emulation finds what is wrong with a kernel's asynchronous copies: a kernel that is correct with every fault turned off,
-// and copies that go where they must not.
+// The emulation reports faulty asynchronous copies: one kernel with a template of faults, correct while all are turned
+// off, and copies to places where they must not go.
 #include <numeric>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// The emulation finds what is wrong with a kernel: each kernel here has one fault, and each must be reported, with the
-// place where there is one to blame.
+// The emulation reports faulty kernels: each kernel here has one fault, which must be reported with its source line
+// where one line is to blame.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -32,7 +32,7 @@ std::string here(int line) { return "emulation_test.cu:" + std::to_string(line);
 
 const std::vector<Schedule> kSchedules{{0, false}, {1, false}, {2, false}, {3, false}};
 
-/// The schedules' seeds under which `right` says no.
+/// The seeds of the schedules under which `right` returns false.
 std::set<uint64_t> seeds_that_show(const std::function<bool()>& right) {
   std::set<uint64_t> seeds;
   for (const Schedule& schedule : kSchedules) {
@@ -44,7 +44,7 @@ std::set<uint64_t> seeds_that_show(const std::function<bool()>& right) {
 
 // A missing barrier.
 
-// Every thread reads what the thread `distance` further wrote, without waiting for it.
+// Every thread reads the number of the thread `distance` lanes further on, without a barrier after that thread's write.
 __global__ void missing_barrier_kernel(unsigned distance, float* numbers) {
   SharedMemory memory;
   float* const shared = memory.array<float>(blockDim.x);
@@ -64,7 +64,8 @@ TEST(Emulation, AMissingBarrierShowsInAResult) {
   EXPECT_TRUE(right(0));
 }
 
-// Only thread 0 writes, and only the last one reads: right in ascending order, wrong in descending.
+// Only thread 0 writes and only the last thread reads: right if threads run in ascending order, wrong in descending
+// order.
 __global__ void lucky_order_kernel(bool first_writes, float* number) {
   SharedMemory memory;
   float* const shared = memory.array<float>(1);
@@ -126,7 +127,7 @@ __global__ void uninitialised_kernel(float* numbers) {
   SharedMemory memory;
   float* const shared = memory.array<float>(1);
   numbers[blockIdx.x] = *shared;
-  *shared = 7;  // not for the next block
+  *shared = 7;  // must not be visible to the next block
 }
 
 TEST(Emulation, MemoryThatWasNeverWrittenIsNan) {
@@ -137,12 +138,12 @@ TEST(Emulation, MemoryThatWasNeverWrittenIsNan) {
     EXPECT_TRUE(std::isnan(number)) << "shared memory, of every block anew";
 }
 
-// Barriers that not everybody comes to.
+// Barriers that not all threads reach.
 
 constexpr int kTwoBarriers = __LINE__ + 4;
 __global__ void divergent_barrier_kernel() {
   if (threadIdx.x < 32) {
-    // One half waits here,
+    // One half of the block waits here,
     __syncthreads();
   } else {
     __syncthreads();  // the other half here.
@@ -319,7 +320,7 @@ TEST(Emulation, AnAccessFarOutsideABufferNamesThreadAndBuffer) {
   Buffer<float> number(1);
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    // 400 bytes are followed by 112 of canaries.
+    // 400 bytes are followed by 112 bytes of canaries, so index 128 is the first beyond them.
     for (const int64_t index : {128, 1000}) {
       const std::vector<std::string> words{
           "block (2,0,0), thread (3,0,0)", "accesses ",
@@ -339,7 +340,7 @@ TEST(Emulation, AnAccessFarOutsideABufferNamesThreadAndBuffer) {
   EXPECT_EQ(download(numbers)[99], 1.0F);
 }
 
-// What AddressSanitizer reports it reports itself, and ends the program.
+// Under AddressSanitizer a stray access ends the program with the sanitizer's own report.
 void expect_stray(const std::function<void()>& launches, const std::vector<std::string>& words) {
   if constexpr (emulation::kAddressSanitizer) {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -398,7 +399,7 @@ TEST(Emulation, WhatAProcessorRefusesIsAFault) {
   expect_words(fault_of([&] { launch(shape(1, 2), misaligned_load_kernel, numbers.data(), number.data()); }),
                {"thread (1,0,0)", "load16 accesses a misaligned address", here(kMisaligned)});
 #ifndef __SANITIZE_UNDEFINED__
-  if (!emulation::kAddressSanitizer) {  // which come with a sanitizer that ends the program first
+  if (!emulation::kAddressSanitizer) {  // the sanitizers that are excluded here would end the program first
     expect_words(fault_of([&] { launch(shape(1, 1), division_kernel, 0, quotient.data()); }),
                  {"divides an integer by zero"});
   }
@@ -548,7 +549,7 @@ TEST(Emulation, AScheduleLastsAsLongAsItsScope) {
   EXPECT_FALSE(emulation::schedule().eager_copies);
 }
 
-// A view that may be written is one that may be read, made as before from its fields.
+// A view for writing converts to one for reading, which can also still be made from its fields.
 TEST(DeviceTensor, WhoeverMayWriteMayRead) {
   Buffer<float> numbers(8);
   const DeviceTensor<float> writable{numbers.data(), 1, 2, 4, 4, 8};

@@ -1,4 +1,4 @@
-// The emulated tensor core cuts as coarsely as PTX allows, and no more than reference/bounds/error_bounds.md says.
+// The emulated tensor core truncates addends as coarsely as PTX permits, and loses no more than error_bounds.md says.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -10,7 +10,7 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-constexpr float kUnit = 0x1p-23F;  // the last of 1's 24 bits
+constexpr float kUnit = 0x1p-23F;  // the last of the 24 bits of 1.0F
 
 TEST(TensorCore, CutsAddendsToTheLastBitOfTheLargest) {
   const float small[kAligned] = {kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2,
@@ -21,7 +21,7 @@ TEST(TensorCore, CutsAddendsToTheLastBitOfTheLargest) {
 }
 
 TEST(TensorCore, CutsTheSumOnceMore) {
-  const float products[kAligned] = {1 + kUnit, 1 + kUnit, 0, 0, 0, 0, 0, 0};  // 3 + 3 units with the next
+  const float products[kAligned] = {1 + kUnit, 1 + kUnit, 0, 0, 0, 0, 0, 0};  // exact sum below: 3 + 3 units
   EXPECT_EQ(add_aligned(products, 1 + kUnit), 3 + 2 * kUnit);
   const float negative[kAligned] = {-1 - kUnit, -1 - kUnit, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(add_aligned(negative, -1 - kUnit), -3 - 2 * kUnit);

@@ -1,4 +1,4 @@
-// What tensor cores make of their fragments, and how ldmatrix fills them.
+// How tensor cores interpret their operand fragments, and how ldmatrix fills them.
 #include <numeric>
 #include <vector>
 
@@ -37,7 +37,7 @@ __global__ void ldmatrix_kernel(const uint16_t* numbers, uint32_t* fragments, ui
 TEST_F(Fragments, LdmatrixGivesEveryLaneItsPairs) {
   std::vector<uint16_t> numbers(kLanes * 8);
   for (size_t i = 0; i < numbers.size(); ++i)
-    numbers[i] = static_cast<uint16_t>(i);  // matrix 64 + row 8 + column
+    numbers[i] = static_cast<uint16_t>(i);  // 64 matrix + 8 row + column
   const Buffer<uint16_t> input = upload(numbers);
   under_every_schedule([&] {
     Buffer<uint32_t> fragments(kLanes * 4);
@@ -57,7 +57,8 @@ TEST_F(Fragments, LdmatrixGivesEveryLaneItsPairs) {
   });
 }
 
-// A [16, 16], B [16, 8] and C [16, 8] row by row; one product per block, operands from where the fragments want them.
+// C += A B for row-major A [16, 16], B [16, 8] and C [16, 8]; one product per block, each operand loaded from where its
+// fragment expects it.
 template <Storage16 T>
 __global__ void mma_kernel(const T* a_all, const T* b_all, float* c_all) {
   const T* const a = a_all + blockIdx.x * 256;
@@ -77,7 +78,8 @@ __global__ void mma_kernel(const T* a_all, const T* b_all, float* c_all) {
   for (unsigned i = 0; i < 4; ++i) c[(row + 8 * (i / 2)) * 8 + pair + i % 2] = sums[i];
 }
 
-// The same operands through shared memory, as kernels get them: A by ldmatrix, B stored [k][n] by its transpose.
+// The same product with operands from shared memory, as kernels load them: A by ldmatrix, B, stored as [k][n], by
+// ldmatrix with transposition.
 template <Storage16 T>
 __global__ void mma_from_shared_kernel(const T* a_all, const T* b_all, float* c_all) {
   SharedMemory memory;
@@ -90,7 +92,7 @@ __global__ void mma_from_shared_kernel(const T* a_all, const T* b_all, float* c_
   const unsigned row = threadIdx.x / 4;
   const unsigned pair = threadIdx.x % 4 * 2;
   uint32_t left[4];
-  uint32_t both[4];  // ldmatrix gives four matrices; B has two, twice
+  uint32_t both[4];  // ldmatrix loads four 8 x 8 matrices: both of B twice
   ldmatrix_x4(left, a + (threadIdx.x % 16) * 16 + threadIdx.x / 16 * 8);
   ldmatrix_x4_trans(both, b + (threadIdx.x % 16) * 8);
   const uint32_t right[2] = {both[0], both[1]};
@@ -105,8 +107,8 @@ T stored(double number) {
   return T{std::is_same_v<T, Float16> ? to_float16(number) : to_bfloat16(number)};
 }
 
-// Every element of A at a time is 1, the others 0, and B holds 128 numbers of which no two are equal; then the other way
-// round. So every wrong place in a fragment gives a wrong number.
+// One product for each element of A, with that element 1, the others 0, and 128 different numbers in B; then one for
+// each element of B likewise. Every misplaced element of a fragment gives a wrong number.
 template <Storage16 T, class Kernel>
 void check_impulses(const Kernel& kernel) {
   constexpr size_t kInA = 256;

@@ -1,4 +1,4 @@
-// Every primitive that kernels are made of, against what the CUDA documents say it does. One source: run emulated
+// Every primitive that the kernels use, against its specification in the CUDA documents. One source: run emulated
 // everywhere, and natively on a GPU.
 #include <algorithm>
 #include <cmath>
@@ -82,7 +82,8 @@ TEST_F(Primitives, ShufflesReadTheLaneThatTheyName) {
       EXPECT_EQ(mine[4], lane > 28 ? lane : lane + 3);
       EXPECT_EQ(mine[5], within > 4 ? lane : lane + 3);
       EXPECT_EQ(mine[6], lane ^ 21);
-      // Within 8 lanes, xor 12 reaches the part before or behind; only the part before may be read.
+      // In parts of 8 lanes xor 12 names a lane of another part: an earlier part is read, a later one gives the lane's
+      // own number.
       EXPECT_EQ(mine[7], lane % 16 >= 8 ? lane ^ 12 : lane);
     }
   });
@@ -128,8 +129,7 @@ TEST_F(Primitives, PartsOfAWarpTakeStepsOfTheirOwn) {
     launch(one_warp(), halves_kernel, sums.data());
     const std::vector<int> found = download(sums);
     for (int lane = 0; lane < kLanes; ++lane) {
-      const int pair =
-          4 * (16 + lane % 4) + (0 + 4 + 8 + 12);  // lanes 16 + lane % 4 and every fourth from there
+      const int pair = 4 * (16 + lane % 4) + (0 + 4 + 8 + 12);  // lanes 16 + lane % 4, 20 + lane % 4, ...
       EXPECT_EQ(found[lane], lane < 16 ? 120 : pair);
     }
   });
@@ -280,7 +280,7 @@ __global__ void atomics_kernel(T* numbers, T* seen) {
   atomicOr(&numbers[3], static_cast<T>(1) << (mine % 20));
   atomicAnd(&numbers[4], ~(static_cast<T>(1) << (mine % 20)));
   atomicExch(&numbers[5], mine);
-  for (T found = 0, expected = 1; found != expected;) {  // adds 2 by hand
+  for (T found = 0, expected = 1; found != expected;) {  // adds 2 by compare-and-swap
     expected = found;
     found = atomicCAS(&numbers[6], expected, expected + 2);
   }
@@ -470,7 +470,7 @@ __global__ void pipeline_kernel(const int* numbers, int stages, int last_bytes, 
     issue(stage + 1);
     async_wait<1>();
     __syncthreads();
-    // What a neighbour has copied.
+    // The numbers that the neighbouring thread has copied.
     const int* const read = shared + (stage % 2 * blockDim.x + (threadIdx.x + 1) % blockDim.x) * 4;
     sums[static_cast<unsigned>(stage) * blockDim.x + threadIdx.x] = read[0] + read[1] + read[2] + read[3];
     __syncthreads();
@@ -491,7 +491,7 @@ TEST_F(Primitives, AsyncCopiesLandBeforeTheirGroupHasBeenWaitedFor) {
       for (int i = 0; i < kStages * kThreads; ++i) {
         const int stage = i / kThreads;
         const int first = 4 * (stage * kThreads + (i + 1) % kThreads);
-        const int there = stage == kStages - 1 ? last_bytes / 4 : 4;  // the rest is zero
+        const int there = stage == kStages - 1 ? last_bytes / 4 : 4;  // the rest of the last stage is zero
         EXPECT_EQ(found[i], there * first + there * (there - 1) / 2);
       }
     }

@@ -1,5 +1,5 @@
-// What the bench holds operations against does the work that it says it does. One source: run emulated everywhere, and
-// natively on a GPU.
+// The kernels that measure the rooflines for bench do the work that they claim. One source: run emulated everywhere,
+// and natively on a GPU.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -41,7 +41,7 @@ TEST_F(Ceilings, ACopyBeyondABufferIsAnError) {
 }
 #endif
 
-// The 16-bit numbers of tensor_products' operands, all the same.
+// The operands of tensor_products, all equal to this number rounded to bfloat16.
 std::vector<uint32_t> operands_of(double number) {
   const uint32_t bits = to_bfloat16(number);
   return std::vector<uint32_t>(kProductOperands, bits | bits << 16);
@@ -66,7 +66,7 @@ TEST_F(Ceilings, EveryOperandTakesPartInItsProducts) {
   for (int64_t word = 0; word < kProductOperands / 32; ++word) {
     std::vector<uint32_t> without = operands_of(1);
     std::fill_n(without.begin() + 32 * word, 32, 0U);
-    // Of A a register has a quarter of a matrix that four of sixteen products use, of B one half.
+    // A register of A holds a quarter of a matrix that 4 of the 16 products use, one of B half of such a matrix.
     const double share = word < 16 ? 1.0 / 16 : 1.0 / 8;
     EXPECT_EQ(sum_of_products(without, 1), all * (1 - share)) << "word " << word;
   }
@@ -107,7 +107,7 @@ TEST_F(Ceilings, AMatrixLibraryMultipliesOrSaysWhyThereIsNone) {
   }
   constexpr int64_t kSide = 64;
   std::vector<Bfloat16> a(kSide * kSide), b(kSide * kSide);
-  for (int64_t i = 0; i < kSide * kSide; ++i) {  // small integers: exact, and no transpose of anything
+  for (int64_t i = 0; i < kSide * kSide; ++i) {  // small integers: exact; no symmetric matrix
     a[i] = {to_bfloat16(static_cast<double>(i % 7 - 3))};
     b[i] = {to_bfloat16(static_cast<double>(i % 5 - 2))};
   }

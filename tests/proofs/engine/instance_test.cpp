@@ -37,7 +37,7 @@ bool equal(const Instance& a, const Instance& b) {
          a.ema == b.ema;
 }
 
-// One KV head with these logits, whose values and projection are 1.
+// One KV head with these logits; all values and the projection are 1.
 Instance with_logits(const Matrix& logits, Positions stage_one, Positions kept) {
   Instance instance;
   instance.logits = logits;
@@ -126,14 +126,14 @@ TEST(DrawnInstances, AreTheSameForTheSameSeed) {
 
 // ---- shrinking
 
-// What every simplification makes smaller, the weightiest first.
+// A lexicographic measure, the most important part first, that every simplification reduces.
 auto size_of(const Instance& instance) {
   double magnitude = 0;
   int64_t negative = 0;
   for (const Matrix* numbers :
        {&instance.logits, &instance.values, &instance.output_projection, &instance.query_vectors}) {
     for (const double number : numbers->numbers()) {
-      magnitude += std::abs(number);  // exact: few bits
+      magnitude += std::abs(number);  // exact: the numbers have few bits
       negative += std::signbit(number);
     }
   }
@@ -144,7 +144,7 @@ auto size_of(const Instance& instance) {
   for (const double number : instance.votes) votes += number;
   for (int64_t r = 0; r < instance.query_vectors.rows(); ++r) {
     not_one += instance.query_vectors(r, r) != 1;
-    magnitude -= std::abs(instance.query_vectors(r, r));  // becomes 1, be that more or less
+    magnitude -= std::abs(instance.query_vectors(r, r));  // left out: a simplification to 1 may increase it
   }
   return std::tuple(numbers, instance.kept.size() + instance.stage_one.size(),
                     instance.epsilon + instance.ema + votes + not_one, magnitude, negative);
@@ -162,7 +162,7 @@ TEST(Simpler, IsValidAndSmaller) {
   }
 }
 
-// Whatever fails and whatever holds, shrinking comes to an end.
+// Shrinking ends with the simplest instance, whichever simplification is accepted at each step.
 TEST(Simpler, EndsAtTheSimplestInstanceWhicheverStepIsTaken) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     rc::Random random(seed);
@@ -359,7 +359,7 @@ TEST(Regimes, AClusterIsNearlySingularIfItsMeanScoreHasNoLogarithm) {
   const double x = 0.5;
   EXPECT_FALSE(nearly_singular(x, 0)) << "m = 0.31";
   EXPECT_FALSE(nearly_singular(0, 0)) << "KL = 0";
-  const double centre = x / (1 + std::exp(-x));  // m of x and 0
+  const double centre = x / (1 + std::exp(-x));  // the weighted mean m of scores x and 0
   EXPECT_TRUE(nearly_singular(x - centre, -centre));
   EXPECT_FALSE(nearly_singular(x - centre + 1e-6, -centre + 1e-6)) << "KL = 0.03";
 }
@@ -385,13 +385,14 @@ TEST(Regimes, AClusterIsPredictedIfItsMergedEntryIsToo) {
   EXPECT_FALSE(predicted(matrix({{0, 0}, {0, 0}}))) << "epsilon = 0";
   EXPECT_TRUE(predicted(matrix({{0, 0}, {0, -0.5}}))) << "e^0.5 - 1 = 0.65";
   EXPECT_FALSE(predicted(matrix({{0, 0}, {0, -0.7}}))) << "e^0.7 - 1 = 1.01";
-  // Each member exactly, but the later query is at right angles to the first, and sees the mean key: m = 5.99, z* = 5.31.
+  // Each member is predicted exactly, but the later query is orthogonal to the first and sees the mean key: m = 5.99,
+  // z* = 5.31.
   EXPECT_TRUE(predicted(matrix({{0, 6}, {0, 6}}))) << "1 - e^-0.68 = 0.49";
 }
 
 // ---- validity
 
-// What the Expected says that a valid instance of 3 tokens is refused with once it is spoilt.
+// The message of the exception of type Expected with which a valid instance of 3 tokens is refused after `spoil`.
 template <class Expected, class Spoil>
 std::string refused(const Spoil& spoil) {
   Instance instance = with_logits(matrix({{0, 1, 2}}), {0}, {0, 2});

@@ -1,4 +1,4 @@
-// The search for counterexamples, on properties whose simplest counterexample is plain, and on the catalogue.
+// The search for counterexamples, on properties whose simplest counterexample is known, and on the catalogue.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -127,7 +127,7 @@ TEST(Examine, TellsTheCaseThatFailedFirst) {
   EXPECT_EQ(examine(theorem, theorem.property, found_at, kSeed).counterexample->found_at, found_at);
 }
 
-// Neither refutes a theorem nor a weakened claim, of which a counterexample is asked for.
+// An evaluation that throws neither refutes a theorem nor serves as the counterexample that a weakened claim needs.
 TEST(Examine, IsUndecidedWhereEvaluationThrows) {
   const Theorem theorem = theorem_of(thrown, {{"made-up:throws", "throws", thrown}});
   for (const Property& property : {theorem.property, theorem.weakened.front()}) {
@@ -139,7 +139,7 @@ TEST(Examine, IsUndecidedWhereEvaluationThrows) {
   }
 }
 
-// What throws is simpler than what fails, but shows something else.
+// The instance of one token, which throws, is simpler than any that fails, but shows a different fault.
 TEST(Examine, DoesNotShrinkAFailureToWhatThrows) {
   const Theorem theorem = theorem_of([](const Instance& instance) {
     if (instance.tokens() == 1) throw std::runtime_error("one token");
@@ -177,7 +177,7 @@ TEST(Examine, EndsTheSearchForAWeakenedClaimWithItsFirstCounterexample) {
 TEST(Examine, IsNotContentWithCasesOfOneKind) {
   Theorem theorem = theorem_of(always);
   EXPECT_EQ(examine(theorem, theorem.property, 500, kSeed).verdict, Verdict::no_counterexample);
-  theorem.sizes = {.tokens = 1};  // nothing can be evicted or tied
+  theorem.sizes = {.tokens = 1};  // with one token no entry can be evicted or tied
   const PropertyResult result = examine(theorem, theorem.property, 500, kSeed);
   EXPECT_EQ(result.verdict, Verdict::regimes_too_rare);
   EXPECT_FALSE(result.counterexample);
@@ -238,7 +238,7 @@ TEST(Examine, ReportsItsProgress) {
 }
 
 TEST(Examine, DependsOnTheSeedAndThePropertysId) {
-  // A fingerprint of the cases drawn.
+  // The ratio is a fingerprint of the cases drawn.
   const Theorem theorem = theorem_of([](const Instance& instance) {
     Outcome outcome;
     Real sum = 0;
@@ -289,7 +289,7 @@ TEST(Verdict, HasANameForEach) {
 TEST(SearchTightest, ReachesTheEqualityOfTheorem33) {
   constexpr double kReached = 0.99, kLongest = 32;
   Tightest found;
-  // How much is tried in a second is up to the machine and what else it does.
+  // How many instances a second suffices for depends on the machine and its load.
   for (double seconds = 1; seconds <= kLongest && !(found.ratio >= kReached); seconds *= 2) {
     found = search_tightest(ckv_3_3(), seconds, kSeed);
   }
@@ -301,7 +301,7 @@ TEST(SearchTightest, ReachesTheEqualityOfTheorem33) {
 }
 
 TEST(SearchTightest, ClimbsBeyondWhatIsDrawn) {
-  // Values are drawn up to 4.
+  // Drawn values are at most 4 in magnitude: only climbing reaches 100.
   const Theorem theorem = theorem_of([](const Instance& instance) {
     Outcome outcome;
     outcome.ratio(std::abs(instance.values(0, 0)), 1);
@@ -320,7 +320,7 @@ TEST(SearchTightest, LooksAtOneInstanceAtLeast) {
   EXPECT_NO_THROW(require_valid(found.instance));
 }
 
-// The instance that fails, even if its ratio is below that of the one before.
+// The search returns the failing instance even if the ratio of an earlier instance is larger.
 TEST(SearchTightest, EndsWithTheInstanceThatFails) {
   const Theorem theorem = theorem_of([](const Instance& instance) {
     Outcome outcome;

@@ -1,4 +1,4 @@
-// The definitions on instances worked out by hand: those of proofs/critical_kv.md.
+// The definitions on instances computed by hand: the examples of proofs/critical_kv.md.
 #include <gtest/gtest.h>
 
 #include <kvbound/proofs/oracle/exact.hpp>
@@ -20,7 +20,7 @@ Reals fractions(std::initializer_list<int64_t> numerators, int64_t denominator) 
   return result;
 }
 
-// Values that are projected to one number each.
+// Values whose projections are these numbers, one each.
 std::vector<Reals> numbers(std::initializer_list<int64_t> projected) {
   std::vector<Reals> result;
   for (const int64_t number : projected) result.push_back({Real(number)});
@@ -93,7 +93,7 @@ std::vector<Change> changes() {
           {fractions({7, 1}, 8), numbers({-1, 1}), {0}, fraction(1, 4), fraction(1, 4)},
           // L = |1/4 (1 - 3)| where theta = 1/4 3 + 1/3 3/4 1
           {fractions({3, 1}, 4), numbers({1, 3}), {0}, fraction(1, 2), 1},
-          // all are kept: nothing changes
+          // all are kept: the output does not change
           {fractions({3, 1}, 4), numbers({1, 3}), {0, 1}, 0, 0}};
 }
 

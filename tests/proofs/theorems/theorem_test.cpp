@@ -1,5 +1,5 @@
-// The catalogue of theorems: no theorem has a counterexample, every weakened claim has one, and the ids are
-// those of the written proofs.
+// The catalogue of theorems: no theorem has a counterexample, every weakened claim has one, and the ids are those of
+// the written proofs.
 #include <algorithm>
 #include <cctype>
 #include <fstream>
@@ -46,7 +46,7 @@ std::vector<Claim> weakened_claims() {
   return claims;
 }
 
-// "ckv-3.5:strict" as a name for a test: "ckv_3_5_strict"
+// "ckv-3.5:strict" as part of a test's name: "ckv_3_5_strict"
 std::string test_name(const testing::TestParamInfo<Claim>& claim) {
   std::string name = claim.param.property->id;
   for (char& c : name) {
@@ -77,32 +77,32 @@ TEST_P(TheoremProperty, HasNoCounterexample) {
   }
 }
 
-// Every inequality of the catalogue is reached or nearly so: examples far from it would say little.
+// Instances reach every inequality of the catalogue, or nearly so: instances far from equality would prove little.
 TEST_P(TheoremProperty, IsTight) {
   const std::map<std::string, double> least{
       {"ckv-3.3", 0.99},        // reached by opposed values
-      {"ckv-layer", 0.99},      // likewise, in every head
+      {"ckv-layer", 0.99},      // reached by opposed values in every head
       {"ckv-3.5", 1},           // reached if stage two is empty
       {"ckv-epsilon", 0.4},     // 1 in the limit only
       {"ckv-e.1", 1},           // reached if stage two is empty
       {"ckv-window", 0.99},     // reached by opposed values if stage one is all that is kept
       {"ckv-theta-sweep", 1},   // reached where a rival is chosen
-      {"obc-key", 0.99},        // as A -> 0 or 1, for h = 1/2, but for 11/8 against 1.3667
-      {"obc-joint", 0.9},       // key's and value's remainders at once, in one direction
+      {"obc-key", 0.99},        // limit A -> 0 or 1 for h = 1/2; the bound has 11/8, not 1.3667
+      {"obc-joint", 0.9},       // the remainders of key and value have the same direction
       {"obc-set", 1},           // reached by one entry
-      {"obc-gqa", 0.99},        // reached by heads that are alike
-      {"obc-special", 1},       // reached by queries that are alike
+      {"obc-gqa", 0.99},        // reached by identical heads
+      {"obc-special", 1},       // reached by identical queries
       {"kkv-2", 0.999},         // reached by equal logits and votes of 1
-      {"kkv-kl", 0.999},        // as two members of equal votes come to agree
-      {"kkv-3-prime", 0.999},   // likewise
-      {"kkv-5", 0.24},          // 1/4 in the limit, by kkv-5-sharp
-      {"kkv-5-prime", 0.95},    // as merged entries get no attention and epsilon goes to 0
-      {"kkv-5-sharp", 0.99},    // reached by a group of one error
+      {"kkv-kl", 0.999},        // limit: two members of equal votes and nearly equal scores
+      {"kkv-3-prime", 0.999},   // the same limit
+      {"kkv-5", 0.24},          // 1/4 in the limit, as kkv-5-sharp shows
+      {"kkv-5-prime", 0.95},    // limit: no attention on merged entries, epsilon -> 0
+      {"kkv-5-sharp", 0.99},    // reached by a cluster with one common error
       {"kkv-5-joint", 0.999},   // reached by epsilon = 0
       {"kkv-sequence", 0.999},  // reached by one merge
   };
   const Theorem& theorem = *GetParam().theorem;
-  constexpr int64_t kManyCases = 2000;  // the tightest are rare
+  constexpr int64_t kManyCases = 2000;  // the tightest instances are rare
   const PropertyResult result = examine(theorem, theorem.property, kManyCases, kSeed);
   ASSERT_EQ(result.tightest.has_value(), !theorem.ratio.empty());
   ASSERT_EQ(least.contains(theorem.id), !theorem.ratio.empty()) << "how tight must it be?";
@@ -111,7 +111,7 @@ TEST_P(TheoremProperty, IsTight) {
   EXPECT_LE(*result.tightest, 1 + 1e-12) << theorem.ratio << ", rounded to double precision";
 }
 
-// A kept mass that a double holds, though not its inverse, times norms of 0.
+// A kept mass of e^-720, whose inverse exceeds a double, multiplied by norms of 0.
 TEST(StableForm, HoldsWhereTheInverseMassExceedsADouble) {
   Instance instance;
   instance.logits = Matrix(1, 2);
@@ -126,7 +126,7 @@ TEST(StableForm, HoldsWhereTheInverseMassExceedsADouble) {
   EXPECT_TRUE(outcome.holds()) << outcome.failure();
 }
 
-// Nearly all attention on one entry, and more than a double can tell from all of it: without it the output is the other's.
+// One entry's weight rounds to 1 in double precision: without that entry the output is the other entry's value.
 TEST(ExactRemoval, KeepsItsDigitsHoweverMuchTheEntryHolds) {
   for (const double gap : {38, 800}) {
     Instance instance;
@@ -147,7 +147,7 @@ TEST(ExactRemoval, KeepsItsDigitsHoweverMuchTheEntryHolds) {
   }
 }
 
-// Both 1 - A and exp(-LSE) are below the smallest double.
+// Both 1 - A and exp(-LSE) underflow.
 TEST(Zeroing, IsDefinedWhereOneEntryHoldsAllAttention) {
   for (const int64_t entries : {1, 2}) {
     Instance instance;
@@ -186,7 +186,7 @@ TEST_P(WeakenedClaim, HasASimplestCounterexample) {
 
 // ---- ids
 
-// The pages that the catalogue names.
+// The text of each page of written proofs that the catalogue names.
 std::map<std::string, std::string> written_proofs() {
   std::map<std::string, std::string> pages;
   for (const Theorem& theorem : catalogue()) {
@@ -196,7 +196,7 @@ std::map<std::string, std::string> written_proofs() {
   return pages;
 }
 
-// What the pattern's first group matches, wherever it does.
+// The pattern's first capture group, for every match.
 std::vector<std::string> matches(const std::string& text, const char* pattern) {
   const std::regex regex(pattern);
   std::vector<std::string> found;
@@ -261,7 +261,7 @@ TEST(Catalogue, HasThePropertiesOfTheWrittenProofsAndNoOthers) {
       << "mentions";
 }
 
-// ---- what an instance says of a property
+// ---- evaluating a property on an instance
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 const Real exact_nan = std::numeric_limits<Real>::quiet_NaN();

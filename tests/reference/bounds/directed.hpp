@@ -1,5 +1,6 @@
-// Arithmetic whose every operation is off by as much as the model of reference/bounds/error_bounds.md allows, in a direction that
-// the test chooses: the worst that a tested implementation can do, where float32 only shows what it happens to do.
+// Arithmetic whose every operation is off by as much as the model of reference/bounds/error_bounds.md allows, in a
+// direction that the test chooses: the worst that an implementation can do, whereas float32 shows only its own
+// rounding.
 #pragma once
 
 #include <cmath>
@@ -13,7 +14,7 @@
 
 namespace kvbound::test {
 
-/// One operation after the other, all rounded the same way until the direction is changed.
+/// Performs operations one after the other, all rounded in the same direction until it is changed.
 class Directed {
  public:
   explicit Directed(const reference::Arithmetic& arithmetic) : arithmetic_(arithmetic) {}
@@ -26,31 +27,31 @@ class Directed {
     return *this;
   }
 
-  /// Of + - x / and the square root: what the exact result becomes.
+  /// The rounded result of an addition, subtraction, product, quotient or square root whose exact result is given.
   double operator()(double exact) const {
     const double rounded = exact * (1 + direction_ * arithmetic_.unit);
     return direction_ < 0 && std::abs(rounded) < arithmetic_.smallest ? 0 : rounded;
   }
   double exp(double x) const { return std::exp(x) * (1 + direction_ * arithmetic_.exponential); }
   double log(double x) const { return std::log(x) * (1 + direction_ * arithmetic_.exponential); }
-  /// A number as it is stored.
+  /// The number after rounding to the storage type.
   double stored(double x) const {
     return x * (1 + direction_ * arithmetic_.input) + direction_ * arithmetic_.input_floor;
   }
 
-  /// Every term passes through as many additions as there are terms: to 0 the first is added, too.
+  /// Sums from first to last, beginning with 0: n terms take n additions.
   double sum(std::span<const double> terms) const {
     double total = 0;
     for (const double term : terms) total = (*this)(total + term);
     return total;
   }
-  /// A binary tree: 2^chain terms.
+  /// Sums in a binary tree of 2^depth terms.
   double sum_in_pairs(std::span<const double> terms) const {
     if (terms.size() == 1) return terms.front();
     const size_t half = terms.size() / 2;
     return (*this)(sum_in_pairs(terms.first(half)) + sum_in_pairs(terms.subspan(half)));
   }
-  /// sum_c a_c b_c; chain: of additions, -1 for as many as there are terms
+  /// sum_c a_c b_c, added from first to last if chain < 0, else in a binary tree
   double dot(std::span<const double> a, std::span<const double> b, int64_t chain = -1) const {
     std::vector<double> terms;
     for (size_t c = 0; c < a.size(); ++c) terms.push_back((*this)(stored(a[c]) * stored(b[c])));
@@ -63,7 +64,7 @@ class Directed {
   double direction_ = 1;
 };
 
-/// A model in which nothing rounds but what the test then says.
+/// A model of exact arithmetic, for a test to add one kind of rounding to.
 inline reference::Arithmetic nothing_rounds() {
   return {.unit = 0, .smallest = 1e-300, .exponential = 0, .rescalings = 0};
 }
@@ -76,7 +77,7 @@ inline Matrix filled(int64_t rows, int64_t cols, double number) {
   return matrix;
 }
 
-// A sum is off by as much as can be if its first term is nearly all of it, and passes through all additions.
+// A sum's error is largest if its first term is nearly the whole sum and passes through all additions.
 inline constexpr double kSmall = 1e-9;
 
 inline Matrix led(int64_t rows, int64_t cols, double number) {
@@ -85,7 +86,7 @@ inline Matrix led(int64_t rows, int64_t cols, double number) {
   return matrix;
 }
 
-// Attained, and at most `slack` times as much is allowed.
+// Requires that the attained error is within the bound, and the bound within `slack` times the attained error.
 inline void expect_tight(double attained, double bound, double slack, const std::string& what = "") {
   EXPECT_GT(attained, 0) << what;
   EXPECT_LE(attained, bound) << what;

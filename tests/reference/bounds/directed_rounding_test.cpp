@@ -1,5 +1,5 @@
-// Bounds against roundings that all go the wrong way, one kind of rounding at a time: each must hold, and be no further
-// from what is attained than its derivation says.
+// Bounds against roundings that all go in the worst direction, one kind of rounding at a time: each bound must hold,
+// and exceed the attained error by no more than its derivation says.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -39,7 +39,7 @@ Arithmetic only(const std::string& kind) {
   return arithmetic;
 }
 
-// A logit to base 2: the scale and log2 e are rounded themselves, and multiply one after the other.
+// A logit to base 2: the scale and log2 e are rounded themselves and multiplied one after the other.
 double logit(const Directed& round, VectorView query, VectorView key, double scale, int64_t chain) {
   return round(round(1.0) * round(round(1.0) * round.dot(query, key, chain) * scale));
 }
@@ -84,7 +84,7 @@ TEST(DirectedRounding, OfProductsThatUnderflowLosesThemAll) {
   expect_tight(exact, logit_errors(query, key, 1, arithmetic)(0, 0), 5);
 }
 
-// Logits: the first 0, all others far below.
+// The first logit is 0, all others are far below.
 constexpr double kFarBelow = -20;
 
 std::vector<double> exponentials(const Directed& round, int64_t tokens) {
@@ -99,7 +99,7 @@ std::vector<double> exact_logits(int64_t tokens) {
   return logits;
 }
 
-// The mean of ones by these weights: sums up, what divides them down.
+// The mean of values 1 with these weights; sums in the numerator are rounded up, those in the denominator down.
 double mean_of_ones(const Arithmetic& arithmetic, int64_t tokens, int64_t rescaled) {
   Directed round(arithmetic);
   const auto sum = [&] {
@@ -176,7 +176,7 @@ TEST(DirectedRounding, OfExponentialsMovesWeightsOneAgainstTheOther) {
 }
 
 TEST(DirectedRounding, OfDifferencesFromALargeMaximumMovesWeights) {
-  // -80 is 80 away from the maximum that is subtracted; the two 0 that matter are as well.
+  // Logit -80 is 80 away from the subtracted maximum; computed as differences from -80, the two logits of 0 are too.
   const Arithmetic arithmetic = only("unit");
   Matrix keys(3, 1), values = filled(3, 1, 1);
   keys(2, 0) = -80;
@@ -199,7 +199,7 @@ TEST(DirectedRounding, OfWeightsThatUnderflowLosesThemAll) {
 }
 
 TEST(DirectedRounding, OfLogitsIsTakenByTheEntriesThatHaveTheWeight) {
-  // Half of the entries have their logits moved up, half down, as far as they may be.
+  // Half of the entries have their logits moved up, half down, as far as the error bound allows.
   const int64_t tokens = 64, dimensions = 40;
   const Arithmetic arithmetic = only("unit");
   const Matrix query = filled(1, dimensions, 1), keys = filled(tokens, dimensions, 0.5);
@@ -238,7 +238,7 @@ TEST(DirectedRounding, GrowthIsNeverBelowTheExponentialAndNotFarAbove) {
   EXPECT_EQ(rounding::growth(601), std::numeric_limits<double>::infinity());
 }
 
-// One head of one dimension: queries 1, and a key 0 before others that are logits.
+// One head of one dimension with queries 1; keys are the logits: the first 0, the others `others`.
 struct FlatLayer {
   FlatLayer(int64_t tokens, int64_t window, double others)
       : queries(1, window, 1), keys(1, tokens, 1), values(1, tokens, 1), projection(1, 1) {
@@ -260,7 +260,7 @@ struct FlatLayer {
 TEST(DirectedRounding, OfAWindowsMeanCountsItsQueries) {
   const int64_t window = 500;
   Arithmetic arithmetic = only("unit");
-  arithmetic.accumulation_depth = 1;  // of sums over tokens, so that those over queries show
+  arithmetic.accumulation_depth = 1;  // depth of sums over tokens, so that only sums over queries matter
   const FlatLayer layer(window, window, 0);
   const Matrix exact = window_attention(layer.view, window);
   Directed round(arithmetic);
@@ -338,7 +338,7 @@ TEST(DirectedRounding, OfProjectedNormsCountsBothProductsSums) {
         const bool is_floor = kind == std::string("input floor");
         const double slack = is_floor           ? 12
                              : norm == Norm::l1 ? 1.1
-                                                : 2.2;  // in L2 by the triangle inequality
+                                                : 2.2;  // in L2 the bound uses the triangle inequality
         expect_tight(attained, errors(0, 0), slack, kind);
       }
     }
@@ -380,7 +380,7 @@ TEST(DirectedRounding, OfStageTwoScoresCountsHeadsAndFactors) {
       stage_two_score_errors(terms, none, terms, none, 0, GqaProduct::mean_of_products, arithmetic).front(),
       2.2);
   for (const GqaProduct gqa : {GqaProduct::product_of_means, GqaProduct::mean_of_products}) {
-    // Both factors are off by as much as they are: (1 + 1)(1 + 1) - 1.
+    // Both factors are 1 with an error of 1: (1 + 1)(1 + 1) - 1.
     expect_tight(3, stage_two_score_errors(ones, ones, ones, ones, 0, gqa, nothing_rounds()).front(), 1.001);
   }
 }

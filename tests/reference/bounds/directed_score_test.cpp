@@ -1,4 +1,5 @@
-// Bounds on scores of what an entry is worth, and on the figures of a compressed cache, against roundings that all go the wrong way.
+// Bounds on entries' scores and on the measures of a compressed cache, against roundings that all go in the worst
+// direction.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -23,7 +24,7 @@ Arithmetic rounding_unit(double unit = 0x1p-24) {
   return arithmetic;
 }
 
-// One query over some entries.
+// One query and the entries that it scores.
 struct Scored {
   Matrix query, keys, values, projection;
   Space space = Space::head;
@@ -41,7 +42,7 @@ struct Scored {
   }
 };
 
-// Sums of many terms, of which the first is nearly all.
+// Sums of many terms, the first of which dominates.
 Scored long_sums(int64_t entries, int64_t dimensions, Space space, int64_t model_dim) {
   Scored given{Matrix(1, dimensions), Matrix(entries, dimensions), led(1, dimensions, 1),
                led(dimensions, model_dim, 1), space};
@@ -84,7 +85,7 @@ TEST(DirectedScores, CountBothProductsOfASquaredLength) {
 }
 
 TEST(DirectedScores, CountInnerProductsThatCancel) {
-  // Both values are the output: the score is 0, but for three inner products that round apart.
+  // Both values equal the output: the exact score is 0, but its three inner products are rounded differently.
   for (const Space space : {Space::head, Space::projected}) {
     Scored given = long_sums(2, 1000, space, 4);
     given.query(0, 0) = given.keys(0, 0) = given.keys(1, 0) = 1;
@@ -108,7 +109,7 @@ TEST(DirectedScores, CountTheErrorOfTheWeight) {
   expect_tight(weight * weight - exact, given.bound(Change::value, 0, arithmetic), 1.1);
 }
 
-// An entry of few among many whose logits and values are 0.
+// One entry with a logit and a value, among many whose logits and values are 0.
 Scored one_of_many(int64_t dimensions) {
   Scored given{led(1, dimensions, 1), Matrix(64, dimensions), Matrix(64, dimensions), {}, Space::head};
   std::ranges::copy(given.query.row(0), given.keys.row(0).begin());
@@ -128,7 +129,7 @@ TEST(DirectedScores, CountTheErrorOfTheLogit) {
 }
 
 TEST(DirectedScores, CountTheErrorOfTheOutput) {
-  // The output is that of the first entry, and its sums are as far off as they may be.
+  // The output is the first entry's value, and its sums are off as far as the model allows.
   const int64_t entries = 4000;
   Scored given{filled(1, 1, 1), filled(entries, 1, -10), Matrix(entries, 1), {}, Space::head};
   given.keys(0, 0) = 0;
@@ -150,7 +151,7 @@ TEST(DirectedScores, CountTheErrorOfTheOutput) {
 }
 
 TEST(DirectedScores, CountWhatIsLeftWithoutAnEntry) {
-  // Two entries share the weight; 1 - A inherits the error of A.
+  // The first two entries share nearly all weight; 1 - A inherits the error of A.
   const int64_t entries = 4000;
   Scored given{filled(1, 1, 1), filled(entries, 1, -20), Matrix(entries, 1), {}, Space::head};
   given.keys(0, 0) = given.keys(1, 0) = 0;
@@ -212,7 +213,7 @@ TEST(DirectedScores, ThereIsNoBoundForAChangeByWhichNoPolicyScores) {
   EXPECT_THROW(given.bound(Change::slot, 0, rounding_unit()), InvalidPolicy);
 }
 
-// One query head over a cache of which some entries are kept.
+// One query head over a cache in which only some entries are kept.
 struct Compressed {
   Matrix query, keys, values, projection;
   std::vector<int64_t> kept;
@@ -238,7 +239,7 @@ struct Compressed {
   }
 };
 
-// Values 1 under these logits, W^O is 1.
+// All values and W^O are 1; the keys are these logits.
 Compressed flat(const std::vector<double>& logits, std::vector<int64_t> kept) {
   Compressed given{filled(1, 1, 1), Matrix(std::ssize(logits), 1), {}, filled(1, 1, 1), std::move(kept)};
   for (size_t j = 0; j < logits.size(); ++j) given.keys(j, 0) = logits[j];
@@ -286,7 +287,7 @@ TEST(DirectedFigures, OfTheBoundCountsThePrintedForm) {
 }
 
 TEST(DirectedFigures, OfAPerturbationCountsBothOutputs) {
-  // Nothing is evicted, and the outputs are apart only by what rounding does to one and the other.
+  // Nothing is evicted: the two outputs differ only by their roundings.
   std::vector<double> logits(kTokens, kFarBelow);
   logits.front() = 0;
   const Compressed given = flat(logits, all_of(kTokens));
@@ -325,7 +326,7 @@ TEST(DirectedFigures, OfAPerturbationCountsWhatIsStored) {
                "floor");
   arithmetic = nothing_rounds();
   arithmetic.weights = 0x1p-9;
-  const double output = arithmetic.weights, compressed = 1 - arithmetic.weights;  // of 0 and 1
+  const double output = arithmetic.weights, compressed = 1 - arithmetic.weights;  // exactly 0 and 1
   expect_tight(exact - (compressed - output), given.errors(arithmetic).perturbation, 1.1, "weights");
 }
 

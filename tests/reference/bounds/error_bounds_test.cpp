@@ -1,5 +1,5 @@
-// The bounds against computations in single precision, in many orders: every result inside, and none so far inside
-// that the bound says nothing.
+// The bounds against single-precision computations in many orders of summation: every result must be within its bound,
+// and the bounds must not be so wide that they prove nothing.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -21,7 +21,7 @@ namespace {
 
 using namespace reference;
 
-// An order in which n terms are added.
+// An order in which a list of terms is added.
 using Order = std::function<float(const std::vector<float>&)>;
 
 float forward(const std::vector<float>& terms) {
@@ -47,7 +47,7 @@ const std::vector<Order> kOrders{forward, backward, smallest_first, in_pairs};
 
 float single(double x) { return static_cast<float>(x); }
 
-// Numbers that single precision holds exactly.
+// The numbers rounded to values that single precision holds exactly.
 Matrix stored(Matrix matrix) {
   for (int64_t i = 0; i < matrix.rows(); ++i) {
     for (double& x : matrix.row(i)) x = from_bfloat16(to_bfloat16(x));
@@ -61,7 +61,7 @@ float dot(VectorView a, VectorView b, const Order& add) {
   return add(terms);
 }
 
-// Attention of one query, in single precision.
+// Attention of one query in single precision.
 std::vector<float> attention_in_single(VectorView query, MatrixView keys, MatrixView values, double scale,
                                        const Order& add) {
   std::vector<float> weights;
@@ -92,7 +92,7 @@ struct Slack {
   std::vector<double> ratios;
 };
 
-// How far attention in single precision, with sums in this order, is within its bound.
+// The ratios of bound to error for attention in single precision with sums in this order.
 Slack attention_slack(double size, const Order& order, const Arithmetic& arithmetic) {
   Random random(7);
   const Matrix queries = stored(random.matrix(3, 24, size)), keys = stored(random.matrix(200, 24));
@@ -143,7 +143,7 @@ TEST(ErrorBounds, OfSumsInPairsAreCloseBecauseTheirAccumulationDepthIsSmall) {
   }
 }
 
-// Errors of logits that are as bad as can be for an output: weights of values above it too large, all others too small.
+// The logit errors that are worst for an output: weights of values above the output too large, all others too small.
 TEST(ErrorBounds, HoldForLogitsThatConspireAndAreNotMuchLarger) {
   Random random(13);
   const Matrix queries = stored(random.matrix(2, 16)), keys = stored(random.matrix(300, 16));
@@ -215,7 +215,7 @@ TEST(ErrorBounds, OfVotesCountTheirLogarithms) {
   EXPECT_GT(with.output(0, 0), without.output(0, 0));
 }
 
-// Attention of queries over keys and values that are each off by so much, in the direction that hurts.
+// Attention over keys and values whose errors all have the direction that moves the result most.
 TEST(ErrorBounds, HoldForKeysAndValuesThatAreOffThemselvesAndAreHardlyLarger) {
   Random random(5);
   for (int round = 0; round < 20; ++round) {
@@ -314,7 +314,7 @@ TEST(ErrorBounds, HoldForProjectedValueNormsInBothNorms) {
   }
 }
 
-// The window's mean weights of one head, in single precision, with a log-sum-exp.
+// The mean attention weights of one head's window in single precision, computed from a log-sum-exp.
 std::vector<float> window_in_single(const LayerView& layer, int64_t head, int64_t window, const Order& add) {
   std::vector<std::vector<float>> terms(layer.prompt_tokens());
   const MatrixView keys = layer.keys.slice(layer.shape.kv_head_of(head));

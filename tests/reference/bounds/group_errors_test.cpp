@@ -10,7 +10,7 @@ namespace {
 using namespace reference;
 
 TEST(GroupErrors, AreThoseOfTheReduction) {
-  // Two groups of four heads, one entry: all heads of a group are off in the same direction.
+  // Two groups of four heads, one entry: the errors of a group's heads all have the same direction.
   const Matrix scores = filled(8, 1, 1), errors = filled(8, 1, 0.125);
   const Matrix mean = group_errors(scores, errors, 4, GroupReduction::mean, nothing_rounds());
   const Matrix sum = group_errors(scores, errors, 4, GroupReduction::sum, nothing_rounds());

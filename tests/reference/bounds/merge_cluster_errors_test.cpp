@@ -18,7 +18,7 @@
 #include "directed.hpp"
 #include "support/random_layer.hpp"
 
-/// LAPACK's solution of least squares and least norm in single precision; matrices by columns, overwritten.
+/// LAPACK's minimum-norm least-squares solver in single precision; matrices are column-major and are overwritten.
 extern "C" void sgelss_(const int* rows, const int* columns, const int* right_sides, float* matrix,
                         const int* matrix_stride, float* right, const int* right_stride,
                         float* singular_values, const float* least_ratio, int* rank, float* scratch,
@@ -30,7 +30,7 @@ namespace {
 using test::integer;
 using test::Random;
 
-// Another implementation's numbers: each off by no more than its error.
+// Another implementation's numbers, each off by at most its error.
 Matrix moved(const Matrix& numbers, const Matrix& errors, Random& random) {
   Matrix result = numbers;
   for (int64_t i = 0; i < numbers.rows(); ++i) {
@@ -49,7 +49,8 @@ Matrix errors_of(const Matrix& numbers, double share, Random& random) {
   return result;
 }
 
-// A cluster as two sides see it, one off by what is called the members' errors, the queries by their storage.
+// A cluster as the reference and as another implementation has it: the other's members are off by at most `errors`, its
+// queries by rounding to the storage type.
 struct Case {
   ClusterMembers members, theirs;
   MemberErrors errors;
@@ -148,7 +149,7 @@ RC_GTEST_PROP(CosineError, BoundsWhatErrorsOfKeysDoToTheirCosine, ()) {
                          given.errors.keys.row(1), given.arithmetic));
 }
 
-// In single precision, so that its rounding shows: an average in the linear domain.
+// The average in the linear domain and in single precision, so that its rounding is visible.
 RC_GTEST_PROP(ScoreEmaError, BoundsAnAverageInSinglePrecision, ()) {
   Random random(static_cast<uint64_t>(*integer(0, 1 << 30)));
   const int64_t updates = *integer(1, 60);
@@ -179,7 +180,7 @@ RC_GTEST_PROP(ScoreEmaError, BoundsAnAverageInSinglePrecision, ()) {
 }
 
 TEST(MergeClusterErrors, AreSmallInDoublePrecision) {
-  // Three keys, logits of a few nats: nothing is off by more than some hundred roundings.
+  // Three keys, logits of a few nats: each number's bound is at most some hundred roundings.
   Random random(7);
   ClusterMembers members{random.matrix(3, 8), random.matrix(3, 8), {1, 2, 1}, random.matrix(2, 3, 2)};
   const MemberErrors exact{Matrix(3, 8), Matrix(3, 8), Matrix(2, 3)};
@@ -215,7 +216,7 @@ TEST(MergeClusterErrors, AreInfiniteWhereASingularValueIsAtTheLimit) {
 }
 
 TEST(MergeClusterErrors, AreInfiniteWhereAScaleMayBeSingular) {
-  // Weights 2 and 2: the mean score is the shift alone.
+  // Weights 2 and 2: the mean score equals the shift.
   const auto key_error = [](double shift, double off) {
     ClusterMembers members{test::matrix({{1}, {2}}),
                            test::matrix({{1}, {2}}),
@@ -237,13 +238,13 @@ TEST(MergeClusterErrors, AreInfiniteWhereAScaleMayBeSingular) {
 
 using Numbers = std::vector<double>;
 
-// A cluster of which some numbers are off, and what a method makes of it.
+// A cluster in which some inputs have errors, with a merging method and its error bounds.
 struct Attack {
   Case given;
   std::function<Numbers(const Case&)> merged;
   std::function<Numbers(const Case&)> bounds;
-  std::function<std::vector<double*>(Case&)> off;  // the numbers that are
-  std::function<double(double)> error;             // by how much a number is
+  std::function<std::vector<double*>(Case&)> off;  // the inputs with errors
+  std::function<double(double)> error;             // the size of an input's error
 
   Numbers moved(const Numbers& directions) const {
     Case theirs = given;
@@ -252,7 +253,8 @@ struct Attack {
     return merged(theirs);
   }
 
-  // The largest share of its bound that a number can be moved by: the least of keys, values and log scores, if they move at all.
+  // The largest share of a bound that any number attains: the smallest such share among keys, values and log scores,
+  // where they change.
   double attained() const {
     const Numbers exact = merged(given), allowed = bounds(given);
     Case copy = given;
@@ -343,7 +345,7 @@ Attack attack(const KeyRule& rule, Case given) {
   return attack;
 }
 
-// The largest of the attained shares over some seeds: what is allowed is nearly needed by one of them.
+// The largest attained share over some seeds: at least one seed must nearly need its whole bound.
 void expect_attained(const std::string& what, const std::function<Attack(uint64_t)>& attack, double least) {
   double most = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) most = std::max(most, attack(seed).attained());
@@ -357,8 +359,8 @@ std::string name_of(const AttackedRule& each) {
          " heads";
 }
 
-// What at least one of the seeds attains: nearly all of a bound (0.99 were measured), but of joint corrections, whose pseudo-inverse
-// is bounded by norms alone, 0.15 to 0.3.
+// The share of the bound that at least one seed must attain: nearly all of it (0.99 was measured), but 0.15 to 0.3 for
+// joint corrections, whose pseudo-inverse is bounded by norms alone.
 double least_of(const AttackedRule& each) { return each.rule.gqa == MergeGqa::joint ? 0.1 : 0.8; }
 
 TEST(MergeClusterErrors, CountEveryErrorOfAMember) {
@@ -447,7 +449,7 @@ TEST(MergeClusterErrors, OfTheBaselinesCountEveryErrorOfAMember) {
   expect("gaussian", gaussian_weights, gaussian_mean_errors);
 }
 
-// ---- merges in single precision, every operation rounded: float arithmetic is not contracted, nor widened
+// ---- merges in single precision, every operation rounded: no fused or wider float arithmetic
 
 using Row = std::vector<float>;
 
@@ -474,7 +476,7 @@ std::vector<Row> rows_of(const Matrix& matrix) {
   return rows;
 }
 
-// Of logits; logarithm of the sum of their exponentials.
+// The softmax of logits, and the logarithm of the sum of their exponentials.
 struct Softmax {
   Row weights;
   float log_sum = 0;
@@ -509,7 +511,7 @@ struct SingleMean {
   }
 };
 
-// A cluster of numbers that single precision stores, and of nothing else that is off.
+// A cluster whose numbers single precision holds exactly, so that only the merge's own roundings are errors.
 Case single_precision_case(uint64_t seed, int64_t heads) {
   Random random(seed);
   const int64_t count = 2 + random.index(5), head_dim = 16;
@@ -535,7 +537,8 @@ struct SingleEntry {
   Row key, value, log_scores;
 };
 
-// The shortest correction for which every query has its target, by the queries' truncated singular value decomposition.
+// The shortest correction with which every query attains its target, by the queries' truncated singular value
+// decomposition.
 Row shortest_correction(const Matrix& queries, const Row& targets, float rank) {
   const int rows = static_cast<int>(queries.rows()), columns = static_cast<int>(queries.cols()), one = 1;
   const int longer = std::max(rows, columns);
@@ -606,7 +609,7 @@ SingleEntry merge_in_single(const KeyRule& rule, const Case& given) {
   return entry;
 }
 
-// D2O's and KVMerger's weights.
+// The weights of D2O and of KVMerger.
 Row similarity_in_single(const std::vector<Row>& keys) {
   const auto dot = [](const Row& a, const Row& b) {
     float sum = 0;
@@ -635,7 +638,7 @@ Row gaussian_in_single(const std::vector<Row>& keys) {
   return Softmax(distances).weights;
 }
 
-// What single precision came to beside what the bounds allow, over many clusters.
+// Collects the errors of single precision and their bounds over many clusters.
 class Tally {
  public:
   void hold(const Row& actual, const std::vector<double>& expected, const std::vector<double>& bounds,
@@ -671,12 +674,12 @@ constexpr uint64_t kSingleCases = 400;
 struct SingleRule {
   KeyRule rule;
   int64_t heads;
-  double key;  // the median of bound over error is to be below
+  double key;  // upper limit for the median of bound over error of keys
 };
 
-// Measured over these clusters: not one bound is infinite; medians of bound over error are 77 to 204 of keys (7,500 and 31,400 of
-// joint corrections for two and four heads, of which the pseudo-inverse's error is bounded by norms alone), 71 to 178 of values and
-// 172 to 182 of log scores. What is asserted leaves a factor of two.
+// Measured over these clusters: no bound is infinite; medians of bound over error are 77 to 204 for keys (7,500 and
+// 31,400 for joint corrections with two and four heads, whose pseudo-inverse's error is bounded by norms alone), 71 to
+// 178 for values and 172 to 182 for log scores. The limits asserted are about twice as large.
 TEST(MergeClusterErrors, HoldInSinglePrecisionAndSaySomething) {
   for (const SingleRule& each :
        std::vector<SingleRule>{{{MergedKey::convex, MergeGqa::mean, 0.3}, 1, 150},

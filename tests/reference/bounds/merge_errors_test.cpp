@@ -1,5 +1,5 @@
-// The rounding bound of lossless merges, from both sides: every merge inside, and merges that are wrong outside. In single
-// precision rounding is large enough for the double reference to be exact beside it.
+// The rounding bound of lossless merges, from both sides: every correct merge is within it, every wrong one exceeds it.
+// In single precision rounding is so large that the double reference is exact in comparison.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -22,12 +22,12 @@ namespace {
 
 using namespace reference;
 
-// A cache before a merge, the clusters that merge in it, and the queries.
+// A cache before a merge, the clusters that are merged, and the query.
 struct Case {
   Matrix query;  // [1, head_dim]
   double scale = 1;
   CacheEntries before;
-  std::vector<std::vector<int64_t>> clusters;  // rows of `before`, disjoint, who stays first
+  std::vector<std::vector<int64_t>> clusters;  // disjoint rows of `before`, the staying entry first
 };
 
 struct Merged {
@@ -36,7 +36,7 @@ struct Merged {
   int64_t singular = 0;
 };
 
-// Merges by the query's own scores, and lets `spoil` change every merged entry.
+// Merges by the query's own scores; `spoil`, if given, changes every merged entry.
 Merged merge(const Case& given, MergedKey key, const std::function<void(MergedEntry&)>& spoil = {}) {
   Merged result;
   const Matrix logits = attention_logits(given.query, given.before.keys, given.scale);
@@ -87,7 +87,7 @@ double bound(const Case& given, MergedKey key, const Merged& merged) {
 
 struct Shape {
   int64_t entries, head_dim, clusters, members;
-  double votes = 1;  // at most so many
+  double votes = 1;  // the largest number of votes
 };
 
 Case random_case(uint64_t seed, const Shape& shape, double size = 1) {
@@ -112,7 +112,7 @@ const std::vector<Shape> kShapes{{2, 4, 1, 2},          {20, 16, 3, 2},        {
                                  {300, 64, 40, 3, 7},   {300, 128, 3, 90, 40}, {30, 8, 2, 4, 1e6},
                                  {1200, 64, 100, 10, 3}};
 
-// What the merged numbers, as they are, change in exact arithmetic.
+// The exact change of the query's output by the merged numbers as they were computed.
 double exact_change(const Case& given, const Merged& merged) {
   const auto output = [&](const CacheEntries& cache) {
     return oracle::attention(given.query, cache.keys, cache.values, given.scale, cache.votes).output.front();
@@ -170,7 +170,8 @@ TEST(LosslessMergeError, BoundsWhatMergesOfOrdinaryNumbersChange) {
   }
 }
 
-// How many of the seeds' merges the bound catches if each is spoilt: of a small cache, and of a few in a large one.
+// The number of spoilt merges that exceed the bound; each seed gives one merge in a small cache and one in a large
+// cache.
 int64_t caught(MergedKey key, const std::function<void(MergedEntry&)>& spoil, int64_t seeds) {
   int64_t count = 0;
   for (int64_t seed = 0; seed < seeds; ++seed) {
@@ -214,7 +215,7 @@ TEST(LosslessMergeError, IsExceededByConvexCombinationsAndByLostVotes) {
   }
 }
 
-// One dimension, query 1, scale 1: keys are logits.
+// A cluster in one dimension with query 1 and scale 1, so that keys are logits.
 Case logits_of(const std::vector<double>& cluster, const std::vector<double>& votes) {
   Case given;
   given.query = matrix({{1}});
@@ -229,7 +230,7 @@ Case logits_of(const std::vector<double>& cluster, const std::vector<double>& vo
 }
 
 TEST(LosslessMergeError, HasTheConditionOfScalesNextToSingularOnes) {
-  // Weights 2 and 2: the mean logit would be 0, but for the shift, and KL is not.
+  // Weights 2 and 2: but for the shift the mean logit would be 0, while KL is not.
   double last = 0;
   for (const double shift : {1e-2, 1e-5, 1e-8, 1e-11}) {
     const Case given = logits_of({std::log(2) + shift, -std::log(2) + shift}, {1, 4});
@@ -284,7 +285,7 @@ TEST(LosslessMergeError, BoundsMergesOfLogitsOfTenThousand) {
 }
 
 TEST(LosslessMergeError, NeverExceedsWhatMeansOfTheValuesCanBeApart) {
-  // The scale is past 1e15: nothing is known of the merged logit.
+  // The scale exceeds 1e15, so nothing is certain about the merged logit.
   Case given = logits_of({std::log(2) + 3e-12, -std::log(2) + 3e-12}, {1, 4});
   given.query(0, 0) = 1;
   const Merged merged = merge(given, MergedKey::zip);
@@ -292,7 +293,8 @@ TEST(LosslessMergeError, NeverExceedsWhatMeansOfTheValuesCanBeApart) {
   EXPECT_LT(bound(given, MergedKey::zip, merged), 2.01 * 3) << "values lie within 3 of each other";
 }
 
-// A thousand equal members become one entry, beside another with as many votes; sums of the merge round to units of 2^-24.
+// A thousand equal members become one entry, beside another entry with as many votes; the merge's sums are rounded to
+// 24 bits.
 struct LargeCluster {
   static constexpr int64_t kMembers = 1000;
   static constexpr double kSums = kMembers * 0x1p-24;
@@ -320,21 +322,22 @@ struct LargeCluster {
 };
 
 TEST(LosslessMergeError, CountsTheRoundingOfValues) {
-  // All values are equal, so that nothing else matters: a sum of weights rounds down, a sum of products up.
+  // All values are equal, so that only values' roundings matter: sums of weights are rounded down, sums of products up.
   LargeCluster cluster(Matrix(1, 2), 1, 1);
   for (double& number : cluster.after.values.row(0)) number += 2 * LargeCluster::kSums;
   expect_tight(cluster.change(), cluster.bound(), 2.1);
 }
 
 TEST(LosslessMergeError, CountsTheRoundingOfLogits) {
-  // Products 100 and -100, whose sum is 0: the sums of a mean key's two components round apart, and more than weights do.
+  // Products 100 and -100 whose sum is 0: the mean key's two components are rounded apart, by more than the weights
+  // are.
   LargeCluster cluster(matrix({{100, -100}}), 1, -1);
   for (double& number : cluster.after.keys.row(0)) number += 100 * LargeCluster::kSums;
   expect_tight(cluster.change(), cluster.bound(), 10);
 }
 
-// The same steps as merge_cluster and merge_effect take, every operation rounded to single precision. Float arithmetic is not
-// contracted, nor widened (-ffp-contract=off, SSE).
+// The steps of merge_cluster and merge_effect with every operation rounded to single precision: float arithmetic is
+// neither fused nor widened (-ffp-contract=off, SSE).
 namespace single {
 
 using Row = std::vector<float>;
@@ -451,7 +454,7 @@ double change(const Case& given, const Merged& merged) {
 
 }  // namespace single
 
-// Of numbers that single precision stores.
+// A random case whose numbers single precision holds exactly.
 Case single_precision_case(uint64_t seed, const Shape& shape, double size) {
   Case given = random_case(seed, shape, size);
   for (Matrix* numbers : {&given.query, &given.before.keys, &given.before.values}) {
@@ -478,11 +481,12 @@ Merged merge_in_single(const Case& given, MergedKey key) {
 struct SingleShape {
   Shape shape;
   uint64_t cases;
-  double median;  // of bound over error, is to be below
+  double median;  // upper limit for the median of bound over error
 };
 
-// Measured: of 200 merges of each shape, one bound of one shape is above 1 % of the values' length; medians of bound over error are 49,
-// 319 to 363, 186 to 198, 1,180 to 1,350 and 1,760 to 1,930 in this order. What is asserted leaves a factor of two.
+// Measured over 200 merges of each shape: a single bound of one shape exceeds 1 % of the values' length; medians of
+// bound over error are 49, 319 to 363, 186 to 198, 1,180 to 1,350 and 1,760 to 1,930 in this order. The limits asserted
+// are about twice as large.
 TEST(LosslessMergeError, HoldsInSinglePrecisionAndSaysSomething) {
   for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
     for (const auto& [shape, cases, median] : {SingleShape{kShapes[0], 200, 100},
@@ -497,7 +501,7 @@ TEST(LosslessMergeError, HoldsInSinglePrecisionAndSaysSomething) {
         const Merged merged = merge_in_single(given, key);
         const double allowed = lossless_merge_error(given.query.row(0), given.scale, key, merged.after,
                                                     merged.clusters, single_precision());
-        // What the merged numbers change, and what evaluating the change in single precision as well makes of it.
+        // The change by the merged numbers evaluated exactly, and evaluated in single precision as well.
         const double of_merge = change(given, merged), of_both = single::change(given, merged);
         ASSERT_TRUE(of_merge <= allowed && of_both <= allowed)
             << "seed " << seed << ", " << shape.entries << " entries: " << of_merge << ", " << of_both

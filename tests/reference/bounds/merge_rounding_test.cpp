@@ -1,5 +1,5 @@
-// What rounding does to one merge: attained by roundings that all go the wrong way, and by a merge in single precision of numbers
-// that are stored in half precision; and never so much that the bound says nothing.
+// Rounding of one merge: bounds are attained by roundings that all go in the worst direction, hold for a
+// single-precision merge of numbers stored in half precision, and are never so wide that they prove nothing.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -65,7 +65,7 @@ TEST(UncertainWeights, LeaveTheRangeOfTheRowsWhereNothingIsKnown) {
   expect_tight(2, lost.mean_errors(rows, {}).front(), 1.0001, "all of the weight may be on either");
 }
 
-// Members of one score each.
+// Members with these scores.
 ClusterMembers members_of(const std::vector<double>& scores) {
   const auto count = std::ssize(scores);
   ClusterMembers members{filled(count, 1, 1), filled(count, 1, 1), std::vector<double>(scores.size(), 1),
@@ -106,7 +106,7 @@ TEST(ClusterRounding, CountsExponentialsAndSums) {
   const double log_weight = round.log(round.sum(std::vector<double>(64, round.exp(0))));
   expect_tight(log_weight - std::log(64.0), rounding.log_weight_error(), 2.1);
   EXPECT_LE(log_weight - std::log(64.0), rounding.divergence_error());
-  // Scores that are nearly equal have next to no divergence, and evaluating it as group_mean does costs next to nothing.
+  // Nearly equal scores have hardly any divergence, and evaluating it as group_mean does hardly rounds.
   const ClusterRounding own(members, scores, none, Evaluation::as_group_mean, reference_rounding());
   EXPECT_LT(own.divergence_rounding(0), 1e-13);
 }
@@ -117,7 +117,7 @@ TEST(ClusterRounding, KnowsNothingOfScoresThatAreOffByTooMuch) {
   EXPECT_EQ(rounding.divergence_error(), kInfinity);
 }
 
-// Logits of a billion: their own rounding is what there is.
+// Logits of a billion: their own rounding dominates.
 TEST(EffectRounding, BoundsWhatRoundingOfLargeLogitsDoesToAChange) {
   constexpr double kLogit = 1e9;
   const Matrix query = filled(1, 1, 1);
@@ -128,7 +128,8 @@ TEST(EffectRounding, BoundsWhatRoundingOfLargeLogitsDoesToAChange) {
   const std::vector<MergedCluster> clusters{{members, 0}};
   const EffectRounding rounding(query.row(0), 1, cache, clusters);
   const double off = logit_errors(query, cache.keys, 1, reference_rounding())(0, 0);
-  // o over the members and the other entry, all 1, less o' over the merged entry's -1, twice, and the other's 1
+  // o over the members' and the other entry's values, all 1, minus o' over the merged entry's -1 with two votes and the
+  // other's 1
   const auto change = [](double merged) {
     const double weight = 2 * std::exp(merged);
     return 1 - (1 - weight) / (1 + weight);
@@ -144,7 +145,7 @@ TEST(EffectRounding, BoundsWhatRoundingOfLargeLogitsDoesToAChange) {
 
 float single(double x) { return static_cast<float>(x); }
 
-// A cluster that one query merges, with keys and values that half precision stores.
+// A cluster merged for one query, with keys and values that half precision holds exactly.
 struct Case {
   ClusterMembers members, stored;
   MemberErrors errors;
@@ -178,7 +179,7 @@ struct SingleMerge {
   std::vector<float> key, value;
 };
 
-// KeepKV's merge for one query, in single precision from first to last.
+// KeepKV's merge for one query, entirely in single precision.
 SingleMerge merge_in_single(const Case& given, MergedKey rule, float scale) {
   const auto count = static_cast<size_t>(given.stored.keys.rows()),
              columns = static_cast<size_t>(given.query.cols());
@@ -284,7 +285,7 @@ TEST(CosineError, AttainsWhatKeysThatAreOffAndTheirSumsDo) {
 }
 
 TEST(ScoreEmaError, CountsTheUpdates) {
-  // A first score of 0 and none worth speaking of after it: every update multiplies and adds.
+  // A first score of 0 and negligible ones after it: every update multiplies and adds.
   const double ema = 0.999;
   const int64_t updates = 1000;
   const Arithmetic arithmetic = rounding_unit();

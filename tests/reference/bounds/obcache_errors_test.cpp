@@ -1,5 +1,5 @@
-// The bounds against scores in single and double precision, in every form that a score can sensibly be computed in: every
-// result inside, and none so far inside that the bound says nothing.
+// The bounds against scores in single and double precision, in every form in which a score can reasonably be evaluated:
+// every result is within its bound, and the bounds are not so wide that they prove nothing.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,11 +20,11 @@ using namespace reference;
 
 enum class Order { forward, backward, in_pairs };
 constexpr Order kOrders[] = {Order::forward, Order::backward, Order::in_pairs};
-// How || a v - b o || is taken.
+// How the length || a v - b o || is evaluated.
 enum class Length { by_elements, values_projected_first, by_inner_products };
 constexpr Length kLengths[] = {Length::by_elements, Length::values_projected_first,
                                Length::by_inner_products};
-// Where o_(-j), or 1 - A_j in its stead, comes from.
+// How o_(-j), the output without entry j, or 1 - A_j in its place, is evaluated.
 enum class Without { one_less_weight, sum_of_others, undone, anew };
 constexpr Without kWithouts[] = {Without::one_less_weight, Without::sum_of_others, Without::undone,
                                  Without::anew};
@@ -38,7 +38,7 @@ Matrix stored(Matrix matrix) {
   return matrix;
 }
 
-// One query over some entries, of numbers that single precision holds exactly.
+// One query and its entries, with numbers that single precision holds exactly.
 struct Query {
   Query(double size, uint64_t seed, int64_t entries = 60) {
     Random random(seed);
@@ -68,7 +68,7 @@ Real sum(const Vector<Real>& terms, Order order) {
   return total;
 }
 
-// The scores by their definitions, in one type of number and one way.
+// The scores by their definitions, in one floating-point type and one form of evaluation.
 template <class Real>
 class Evaluation {
  public:
@@ -97,10 +97,10 @@ class Evaluation {
       case Change::joint:
         return weight * weight * squared(one + logit, values_[j], logit, output_);
       case Change::exact:
-      case Change::slot:  // not tried here
+      case Change::slot:  // not tested here
         return exact(j);
     }
-    return 0;  // not reached
+    return 0;  // unreachable
   }
 
  private:
@@ -122,7 +122,7 @@ class Evaluation {
     return result;
   }
 
-  // x . y in the score's space, where W is not yet in the values.
+  // x . y in the score's space; if W has not been applied to the values yet, both are projected first.
   Real inner(const Vector<Real>& x, const Vector<Real>& y) const {
     return projects_ ? dot(projected(x), projected(y)) : dot(x, y);
   }
@@ -189,7 +189,7 @@ class Evaluation {
   Vector<Vector<Real>> values_;
 };
 
-// What the reference says, and how far others may be off.
+// The reference's scores, and the error bounds of any other evaluation.
 struct Judged {
   Judged(const Query& given, Change change, Space space, const Arithmetic& arithmetic) {
     const std::vector<ValueSpace> spaces = value_spaces(space, given.projection, 1);
@@ -221,7 +221,7 @@ struct Slack {
   std::vector<double> ratios;
 };
 
-// Every form of one score; forms of 1 - A that lose all its digits are not admitted.
+// Every form of one score, except forms of 1 - A that would lose all its digits.
 template <class Real>
 Slack slack_of(const Query& given, Change change, Space space, const Arithmetic& arithmetic) {
   const Judged judged(given, change, space, arithmetic);
@@ -305,7 +305,7 @@ TEST(ObcacheErrors, AreFarBelowADifferentScore) {
   }
 }
 
-// Two entries, of which one holds all but e^-gap.
+// Two entries, one of which has all weight but e^-gap.
 Query two_entries(double gap) {
   Query given(1, 13, 2);
   for (double& x : given.keys.row(1)) x = 0;
@@ -439,7 +439,7 @@ TEST(ObcacheErrors, OfRunningSumsHoldAtEveryStep) {
     const double contribution = random.uniform(0, 1), off = 1e-6 * random.uniform(0, 1);
     exact += contribution;
     computed += static_cast<float>(contribution + off);
-    // What the contribution's rounding to single precision costs is part of its error.
+    // Rounding the contribution to single precision is part of its error.
     error = running_sum_error(exact, error, off + contribution * 0x1p-24, arithmetic);
     slack.add(computed - exact, error, "step " + std::to_string(step));
   }

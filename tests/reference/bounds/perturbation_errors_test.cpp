@@ -1,4 +1,4 @@
-// The bounds on kept mass, theta and L against what single precision really does, in every form that they allow.
+// The bounds on kept mass, theta and L against single precision, in every form of evaluation that they cover.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -22,7 +22,7 @@ const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneTh
 using test::Positions;
 using test::Random;
 
-// One KV head with its query heads, inputs that single precision holds.
+// One KV head with its query heads, whose numbers single precision holds exactly.
 struct Instance {
   Instance(uint64_t seed, int64_t tokens, int64_t kept_count, double key_size) {
     Random random(seed);
@@ -66,7 +66,7 @@ struct Instance {
   Positions kept;
 };
 
-// The figures of one query head, all in one floating-point type, added up from first to last.
+// Kept mass, theta and L of one query head in one floating-point type; sums are added from first to last.
 template <class Real>
 struct Figures {
   Figures(const Instance& instance, int64_t h) {
@@ -109,7 +109,7 @@ struct Figures {
 
   static Real real(double x) { return static_cast<Real>(x); }
 
-  // Over the tokens that are there; 0 for the others.
+  // The softmax over the tokens for which `there` holds; 0 for the others.
   static std::vector<Real> softmax(const Instance& instance, int64_t h, const std::vector<bool>& there) {
     std::vector<Real> weights(there.size());
     Real most = -std::numeric_limits<Real>::infinity(), sum = 0;
@@ -152,7 +152,7 @@ struct Case {
   int64_t tokens, kept;
   double key_size;
 };
-// One kept of many, half, all but one, all; flat, uneven, and as good as one-hot attention.
+// One entry kept of many, half, all but one, and all; flat, uneven, and nearly one-hot attention.
 constexpr Case kCases[] = {{40, 1, 1},   {40, 20, 1},   {40, 39, 1},  {40, 40, 1}, {300, 30, 0.1},
                            {300, 30, 5}, {300, 299, 5}, {60, 30, 30}, {200, 2, 8}};
 
@@ -170,7 +170,7 @@ TEST(PerturbationErrors, HoldForEveryFormInSinglePrecision) {
         EXPECT_LE(off(single.bounds[0], exact.bounds[0]), allowed.bound);
         EXPECT_LE(off(single.perturbations[0], exact.perturbations[1]), allowed.perturbation);
         EXPECT_LE(off(single.perturbations[1], exact.perturbations[1]), allowed.perturbation);
-        // Where the kept mass is lost in its error the printed form says nothing.
+        // Where the kept mass is smaller than about its error, the printed form proves nothing.
         if (static_cast<double>(exact.kept_mass) > 2 * allowed.kept_mass) {
           EXPECT_LE(off(single.bounds[1], exact.bounds[0]), allowed.bound)
               << size.tokens << " " << size.kept << " " << size.key_size << " seed " << seed;

@@ -1,4 +1,4 @@
-// The facts that core says of policies' components, each as the method's definition has them.
+// The properties that core derives for each policy component, as the method's definition has them.
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/allocation_rules.hpp>

@@ -33,7 +33,7 @@ Integer floor_of(const Rational& number) {
   return top < 0 && quotient * bottom != top ? quotient - 1 : quotient;
 }
 
-// Floors, and one more for the largest fractional parts until the total is there; equal ones by rising index.
+// Floors, plus one for the largest fractional parts until the total is reached; equal fractions by ascending index.
 template <class Number, class Floor>
 Counts largest_remainders(const std::vector<Number>& shares, int64_t sum, const Floor& floor) {
   Counts counts;
@@ -50,7 +50,7 @@ Counts largest_remainders(const std::vector<Number>& shares, int64_t sum, const 
   return counts;
 }
 
-// AdaKV by a full sort and rational numbers.
+// AdaKV by a full sort and in rational arithmetic.
 Counts adakv_by_definition(Decimal safeguard, const std::vector<std::vector<double>>& scores,
                            const Counts& candidates) {
   std::vector<std::pair<size_t, size_t>> entries;
@@ -75,7 +75,7 @@ struct Heads {
   Counts candidates;
 };
 
-// Heads of few candidates, and often of few different scores.
+// Heads with few candidates, and often with few different scores.
 Heads any_heads() {
   Heads heads;
   const int64_t count = *integer(1, 6), columns = *integer(0, 12);
@@ -101,7 +101,7 @@ Decimal any_safeguard() {
 }
 
 TEST(AdakvBudgets, SharesOutByWhoseScoresAreLargest) {
-  // Of the 4 largest, 9 8 7 6, three are head 0's: f = (3, 1); with s = 1/5 2.8 and 1.2.
+  // Of the 4 largest scores 9 8 7 6 three are head 0's: f = (3, 1); with s = 1/5 the shares are 2.8 and 1.2.
   const Matrix scores = matrix({{9, 8, 1, 6}, {2, 7, 3, 0}});
   EXPECT_EQ(adakv_budgets({decimal("0.2")}, scores, Counts{2, 2}), (Counts{3, 1}));
   EXPECT_EQ(adakv_budgets({decimal("0")}, scores, Counts{2, 2}), (Counts{3, 1}));
@@ -114,7 +114,7 @@ TEST(AdakvBudgets, OfEqualScoresCountsTheSmallerHeadsFirst) {
 }
 
 TEST(AdakvBudgets, OfEqualFractionsFillsUpTheSmallerHeadFirst) {
-  // f = (3, 0, 0); with s = 1/2: 2, 1/2, 1/2.
+  // f = (3, 0, 0); with s = 1/2 the shares are 2, 1/2, 1/2.
   const Matrix scores = matrix({{9, 8, 7}, {1, 1, 1}, {1, 1, 1}});
   EXPECT_EQ(adakv_budgets({decimal("0.5")}, scores, Counts{1, 1, 1}), (Counts{2, 1, 0}));
 }
@@ -176,7 +176,7 @@ RC_GTEST_PROP(AdakvBudgets, GiveEveryHeadItsSafeguardedShare, ()) {
   }
 }
 
-// The shares of a pyramid: linear ones exactly, cosine ones in 50 digits.
+// The height of a pyramid, exactly; its shares are exact if linear, and have 50 digits if they follow a cosine.
 Rational height(int64_t beta, int64_t budget, int64_t least, int64_t tokens) {
   const Rational wanted = Rational(budget) - Rational(Integer(budget), Integer(beta));
   return std::min({wanted, Rational(budget - least), Rational(tokens - budget)});
@@ -193,7 +193,7 @@ Counts pyramid_by_definition(const Pyramid& options, int64_t layers, int64_t bud
     }
     return largest_remainders(shares, layers * budget, floor_of);
   }
-  // Rounded to 40 digits, so that what is equal is equal.
+  // Rounded to 40 digits, so that equal fractions compare equal.
   const Real unit("1e40");
   std::vector<Real> shares;
   for (int64_t l = 0; l < layers; ++l) {
@@ -229,16 +229,17 @@ TEST(PyramidBudgets, FallLinearly) {
 }
 
 TEST(PyramidBudgets, FallAsACosine) {
-  // cos 60 = 1/2: 195, 147.5, 52.5, 5; of equal fractions the first is filled up.
+  // cos 60 = 1/2: 195, 147.5, 52.5, 5; of equal fractions the first is rounded up.
   EXPECT_EQ(pyramid_budgets({20, Decay::cosine}, 4, 100, 1, 1000), (Counts{195, 148, 52, 5}));
   // 95 / sqrt 2 = 67.18: 195, 167.18, 100, 32.82, 5.
   EXPECT_EQ(pyramid_budgets({20, Decay::cosine}, 5, 100, 1, 1000), (Counts{195, 167, 100, 33, 5}));
 }
 
 TEST(PyramidBudgets, OfFractionsThatOnlyRoundingSetsApartFillUpTheSmallerLayerFirst) {
-  // d = 6: 6 cos 36 = 4.854 and 6 cos 72 = 1.854, for cos 36 - cos 72 = 1/2; their opposites have .146.
+  // d = 6: 6 cos 36 = 4.854 and 6 cos 72 = 1.854 have equal fractions, since cos 36 - cos 72 = 1/2; their opposites
+  // have .146.
   EXPECT_EQ(pyramid_budgets({INT64_MAX, Decay::cosine}, 6, 7, 1, 100), (Counts{13, 12, 9, 5, 2, 1}));
-  // d = 2: 1.618, 0.618, -0.618, -1.618: the one that is to be filled up last is the last but one.
+  // d = 2: 1.618, 0.618, -0.618, -1.618: the last to be rounded up is the last but one.
   EXPECT_EQ(pyramid_budgets({INT64_MAX, Decay::cosine}, 6, 3, 1, 100), (Counts{5, 5, 4, 2, 1, 1}));
 }
 

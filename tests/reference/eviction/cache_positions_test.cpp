@@ -18,7 +18,7 @@ PromptRecord prompt_record() {
   return prompt;
 }
 
-// What the second of two KV heads evicts.
+// A step in which the second of two KV heads evicts this position.
 StepRecord evicting(int64_t position) {
   StepRecord step;
   step.evicted = {kNotEvicted, position};

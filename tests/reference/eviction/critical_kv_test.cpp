@@ -107,8 +107,8 @@ TEST(ProjectedValueNorms, OfALayerAreThoseOfItsHeads) {
   EXPECT_EQ(projected_value_norms(shape, Tensor(2, 0, 3), projection, Norm::l1).cols(), 0);
 }
 
-// Products: gamma_{head_dim} sum |v W| each; their absolute values are summed: gamma_{model_dim - 1} more.
-// For L2 the squares double the products' relative error, the root halves it again.
+// Each projected number is off by gamma_{head_dim} sum |v W|, and the sum of their absolute values by gamma_{model_dim
+// - 1} more. For L2 squaring doubles the relative error of the projected numbers, and the square root halves it again.
 TEST(ProjectedValueNormsOracle, IsMetWithinTheDerivedBounds) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Random random(seed);
@@ -149,7 +149,7 @@ TEST(StageTwoScores, NameWhatDoesNotFit) {
   EXPECT_EQ(refused(Matrix(2, 3), Matrix(2, 5)), "entries of the scores is 3 but entries of the norms is 5");
 }
 
-// Every term passes through the addition of epsilon, a product, group_size - 1 additions and a quotient.
+// Every term undergoes the addition of epsilon, a product, group_size - 1 additions and a quotient.
 TEST(StageTwoScoresOracle, IsMetWithinTheDerivedBounds) {
   Random random(4);
   for (const int64_t group_size : {1, 2, 4}) {
@@ -167,8 +167,8 @@ TEST(StageTwoScoresOracle, IsMetWithinTheDerivedBounds) {
 }
 
 TEST(SelectCritical, TakesTheBestByAttentionThenTheBestOfTheRest) {
-  // By attention: 0 first. Of 1, 2, 3 the stage-two scores 1, 9, 5 put 2 first, then 3. Entry 0's 100 is
-  // spent.
+  // Attention puts entry 0 first. Of entries 1, 2, 3 the stage-two scores 1, 9, 5 put 2 first, then 3. Entry 0's score
+  // of 100 no longer counts.
   const std::vector<double> attention{0.6, 0.3, 0.1, 0.0}, stage_two{100, 1, 9, 5};
   const TwoStageSelection selection = select_critical(attention, stage_two, 3, 1);
   EXPECT_EQ(selection.stage_one, Positions{0});
@@ -204,15 +204,15 @@ TEST(SelectCritical, NamesWhatItRefuses) {
 }
 
 TEST(AdaptiveStageOne, IsTheSmallestThatHoldsMoreThanHalf) {
-  // Always kept: position 3 with 1/8. Then 1/4 -> 3/8, 1/4 -> 5/8 > 1/2: two.
+  // Position 3 is always kept and has 1/8. Then 1/4 -> 3/8, 1/4 -> 5/8 > 1/2: two entries.
   const Positions always{3}, ranked{1, 0, 2};
   EXPECT_EQ(adaptive_stage_one(matrix({{0.25, 0.25, 0.375, 0.125}}), always, ranked), 2);
-  // Exactly 1/2 is not more than half: 1/4 + 1/4 = 1/2, one more is needed.
+  // Exactly 1/2 is not more than half: 1/4 + 1/4 = 1/2, so one more entry is needed.
   EXPECT_EQ(adaptive_stage_one(matrix({{0.25, 0, 0.5, 0.25}}), always, ranked), 3);
 }
 
 TEST(AdaptiveStageOne, IsTheWorstRows) {
-  // Row 0 is content with the always kept; row 1 needs one; row 2 needs two.
+  // Row 0 needs no entry beside the always-kept one; row 1 needs one; row 2 needs two.
   const Positions always{3}, ranked{1, 0, 2};
   EXPECT_EQ(adaptive_stage_one(matrix({{0, 0, 0, 1}, {0, 1, 0, 0}, {0.75, 0.25, 0, 0}}), always, ranked), 2);
   EXPECT_EQ(adaptive_stage_one(matrix({{0, 0, 0, 1}}), always, ranked), 0);
@@ -249,7 +249,7 @@ RC_GTEST_PROP(SelectCriticalProperty, KeepsStageOneAndNothingBetterIsLeft, ()) {
   }
 }
 
-// Brute force: try every count from 0.
+// Brute force: tries every count from 0.
 RC_GTEST_PROP(AdaptiveStageOneProperty, AgreesWithTryingEveryCount, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const int64_t rows = *test::integer(0, 4), tokens = 8;
@@ -288,7 +288,7 @@ TEST(StageOneCount, IsAlphasFloorOrTheAdaptiveCount) {
 }
 
 TEST(CriticalKv, TakesAttentionFirstAndItsProductsWithNormsThen) {
-  // Positions 1..4 are candidates. Attention puts 4 first; of the others (A + 1) N is largest for 2.
+  // Positions 1..4 are candidates. Attention puts 4 first; of the others 2 has the largest (A + 1) N.
   const test::RandomLayer random({1, 1, 2, 2}, 6, 1, 1, 3);
   const LayerView layer = random.view();
   const Matrix attention = matrix({{9, 1, 2, 3, 4, 9}}), norms = matrix({{9, 1, 8, 2, 1, 9}});

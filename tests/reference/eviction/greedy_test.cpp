@@ -29,8 +29,9 @@ using namespace test;
     testing::AddGlobalTestEnvironment(new test::OneThread);
 
 TEST(RemovalOrder, TakesOutWhoIsMissedLeastGivenWhoIsGone) {
-  // All weights 1/4, values 0, 4, 5 and 3, which is no candidate: o = 3. Without 4 o' = 8/3, without 5 7/3, without 0 4.
-  // Then, of 0, 5, 3: without 0 o' = 4, without 5 3/2. So 0 goes before 5, which alone would be missed less.
+  // Weights 1/4 each, values 0, 4, 5 and 3 (not a candidate): o = 3. Without 4 o' = 8/3, without 5 7/3, without 0 4: 4
+  // is removed. Of 0, 5, 3: without 0 o' = 4, without 5 3/2. So 0 is removed before 5, although alone 5 changes o less
+  // than 0.
   const PowerLayer layer({1, 1, 1, 1}, {0, 4, 5, 3}, {{1}}, 4);
   EXPECT_EQ(removal_order(layer.view(), 0, 1, 3, 3), (Positions{1, 0, 2}));
   const Matrix alone = window_scores(layer.view(), 1, Change::exact, Space::head);
@@ -38,11 +39,11 @@ TEST(RemovalOrder, TakesOutWhoIsMissedLeastGivenWhoIsGone) {
 }
 
 TEST(RemovalOrder, AddsUpOverTheGroupsQueryHeads) {
-  // Head 0 pays 1/3 each: without 0 o' - o = -2, without 8 +2 - of 0, 8, 4 o is 4: 4 and 4. Head 1 pays (4, 1, 2)/7: it
-  // misses the first more.
+  // Head 0 has weights 1/3 each, o = 4: removing 0 or 8 changes o by 2 alike. Head 1 has weights (4, 1, 2)/7: removing
+  // the first entry changes its output more.
   const PowerLayer layer({4, 1, 2}, {0, 8, 4}, {{0}, {1}}, 3);
   EXPECT_EQ(removal_order(layer.view(), 0, 1, 2, 2), (Positions{1, 0}));
-  // With head 1 turned round, (1/4, 1, 1/2), it misses the second more.
+  // With head 1's weights inverted, (1/4, 1, 1/2), removing the second entry changes more.
   const PowerLayer turned({4, 1, 2}, {0, 8, 4}, {{0}, {-1}}, 3);
   EXPECT_EQ(removal_order(turned.view(), 0, 1, 2, 2), (Positions{0, 1}));
 }
@@ -55,7 +56,7 @@ TEST(RemovalOrder, OfTiesTakesTheLargerIndexFirst) {
     std::ranges::reverse(falling);
     EXPECT_EQ(removal_order(layer.view(), 0, 2, tokens - 2, tokens - 2), falling);
   }
-  // Pairs of equals: 1 and 3 are missed least, then 0 and 2.
+  // Values 9, 1, 9, 1 and 5 with mean 5: removing any candidate changes o by 1, so the largest index is removed.
   const PowerLayer layer({1, 1, 1, 1, 1}, {9, 1, 9, 1, 5}, {{0}}, 5);
   const Positions order = removal_order(layer.view(), 0, 1, 4, 1);
   EXPECT_EQ(order, Positions{3}) << "all change o = 5 by 1";
@@ -82,7 +83,7 @@ TEST(RemovalOrder, NamesWhatItRefuses) {
   EXPECT_THROW(removal_order(layer.view(), 0, 2, 4, 1), NonFinite);
 }
 
-// The definition: o' - o by deletion, in 50 digits, from the whole cache each time.
+// The definition: o' - o by deletion in 50 digits, starting from the whole cache each time.
 oracle::Real error_of(const LayerView& layer, int64_t g, int64_t window, const Positions& removed) {
   oracle::Real error = 0;
   for (int64_t h = g * layer.shape.group_size(); h < (g + 1) * layer.shape.group_size(); ++h) {
@@ -138,7 +139,8 @@ TEST(RemovalOrderOracle, IsMetForSeveralHeadsAndQueries) {
   }
 }
 
-// Who holds all but e^-gap goes last: what the others hold by then is less than a double tells from 1.
+// The entry with all weight but e^-gap is removed last, when the others' weight is less than a double resolves beside
+// 1.
 TEST(RemovalOrderOracle, IsMetWhereOneCandidateHoldsNearlyAll) {
   for (const double gap : {20.0, 38.0, 60.0}) {
     RandomLayer layer({2, 1, 3, 2}, 9, 2, 0, 31);
@@ -152,7 +154,8 @@ TEST(RemovalOrderOracle, IsMetWhereOneCandidateHoldsNearlyAll) {
   }
 }
 
-// Two share nearly all, and a third holds nearly all of the rest: the one that is left of them leads in turn.
+// Two entries share nearly all weight, and a third has nearly all of the rest: after one of the two is removed, the
+// next one dominates, and so on.
 TEST(RemovalOrderOracle, IsMetWhereLeadsFollowOneAnother) {
   for (const double gap : {6.0, 25.0}) {
     for (const uint64_t seed : {41, 42, 43}) {
@@ -165,7 +168,7 @@ TEST(RemovalOrderOracle, IsMetWhereLeadsFollowOneAnother) {
         const MutableMatrixView keys = layer.all_keys.slice(g);
         keys(1, 0) = keys(5, 0) = 2 * gap / layer.view().scale;
         keys(3, 0) = gap / layer.view().scale;
-        // Much alike: they may leave first.
+        // The two values are much alike, so that one of the two may be removed early.
         for (int64_t c = 0; c < 3; ++c)
           layer.all_values.slice(g)(5, c) = 1.001 * layer.all_values.slice(g)(1, c);
         const Positions order = removal_order(layer.view(), g, 3, 7, 7);
@@ -192,7 +195,7 @@ RC_GTEST_PROP(RemovalOrderProperty, OfFewerIsThePrefixOfThatOfMore, ()) {
   RC_ASSERT(sorted == range(0, 9));
 }
 
-// ---- every selection against the best set of all
+// ---- every selection against the exhaustive optimum
 
 constexpr int64_t kSmall = 10, kWindow = 2, kCandidates = kSmall - kWindow;
 
@@ -215,7 +218,7 @@ Positions gone(const Positions& kept) {
   return result;
 }
 
-// The window's logits, once per layer: the sets are many.
+// The change of the outputs by removing a set; the window's logits are computed once per layer, for many sets.
 class RemovalError {
  public:
   explicit RemovalError(const RandomLayer& layer) : values_(layer.view().values.slice(0)) {
@@ -236,7 +239,7 @@ class RemovalError {
     }
     return error;
   }
-  // Of all sets of so many candidates, the smallest.
+  // The smallest error over all sets of `count` candidates.
   double optimum(int64_t count) const {
     double least = std::numeric_limits<double>::infinity();
     for (unsigned bits = 0; bits < 1U << kCandidates; ++bits) {
@@ -256,7 +259,7 @@ class RemovalError {
 
 RandomLayer tiny_layer(uint64_t seed) { return {{2, 1, 3, 4}, kSmall, kWindow, 0, seed}; }
 
-// Rounding of two sums of the same squares.
+// Covers the rounding of two sums of the same squares.
 constexpr double kSame = 1e-9;
 
 struct Gap {
@@ -296,14 +299,14 @@ TEST(ExhaustiveOptimum, IsNoMoreThanTheErrorOfAnySelection) {
                 << std::exp(gaps[s].log_sum / kLayers) << ", worst " << gaps[s].worst << ", optimal in "
                 << gaps[s].optimal << "\n";
     }
-    // No theorem for more than one that leaves, but on these layers by far: see what is printed.
+    // No theorem holds for more than one removal, but on these layers greedy is better by far: see the printed ratios.
     for (size_t s = 0; s + 1 < gaps.size(); ++s) {
       EXPECT_LT(gaps.back().log_sum, 0.7 * gaps[s].log_sum) << kSelections[s].first;
     }
   }
 }
 
-// With one entry to leave the exact score is that set's error: both choose the best.
+// With one removal the exact score is the set's error: both selections find the optimum.
 TEST(ExhaustiveOptimum, IsReachedByGreedyAndByExactWhereOneLeaves) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     const RandomLayer layer = tiny_layer(2000 + seed);
@@ -333,7 +336,7 @@ TEST(Greedy, KeepsWhoIsNotRemovedForEveryBudget) {
   const RandomLayer layer = random_layer(2, 4);
   const Policy policy{kHost, {}, Greedy(), {}, {}};
   const int64_t candidates = kTokens - kHost.window;
-  const auto session = make_session();  // the orders that it knows serve all budgets
+  const auto session = make_session();  // its cached removal orders serve all budgets
   for (const int64_t budget : {20, 8, 29, 6, 30}) {
     const auto kept = session->compress(layer.view(), policy, Positions{budget, 13}).kept;
     for (const int64_t g : {0, 1}) {

@@ -28,7 +28,7 @@ Policy h2o(int64_t window, int64_t sinks, int64_t recent) {
 }
 
 TEST(AccumulatedAttention, AddsUpOverTheWindow) {
-  // All pay the same what they see: (1/2, 1/2, 0) + (1/3, 1/3, 1/3).
+  // Both queries attend equally to the tokens that they see: (1/2, 1/2, 0) + (1/3, 1/3, 1/3).
   const PowerLayer layer({1, 1, 1}, {0, 0, 0}, {{0, 0, 0}}, 3);
   const Matrix sum = accumulated_attention(layer.view(), 2);
   ASSERT_EQ(sum.rows(), 1);
@@ -72,7 +72,7 @@ TEST(AccumulatedAttentionOracle, IsWindowTimesTheMean) {
 }
 
 TEST(H2o, ScoresAllPositionsByTheSumAndKeepsSinksAndRecentBesideTheBest) {
-  // Query 0 sees (1, 8, 2, 1, 4) of 16 in all; the sum of one query is its attention.
+  // The only query has weights (1, 8, 2, 1, 4)/16; the sum over one query is its attention.
   const PowerLayer layer({1, 8, 2, 1, 4}, {0, 0, 0, 0, 0}, {{1}}, 5);
   const auto kept = [&](int64_t sinks, int64_t recent, int64_t budget) {
     return make_session()->compress(layer.view(), h2o(1, sinks, recent), Positions{budget}).kept[0];
@@ -93,23 +93,24 @@ TEST(H2o, ScoresAllPositionsByTheSumAndKeepsSinksAndRecentBesideTheBest) {
 }
 
 TEST(H2o, AddsWhatEveryStepPaysToTheSum) {
-  // Sums (4, 1, 2)/7. Step 0 pays 1/4 each; 1 has the least and leaves. Step 1 pays (2, 4, 8, 1)/15 to 0, 2, 3, 4: sums
-  // 0.95, 0.80, 0.78 - 3 leaves, though it was paid most and 4, which is always kept, least.
+  // Running sums (4, 1, 2)/7. Step 0 adds 1/4 to each; entry 1 has the least and is evicted. Step 1 adds (2, 4, 8,
+  // 1)/15 to 0, 2, 3, 4, and 0, 2, 3 have 0.95, 0.80, 0.78: 3 is evicted, although step 1 gave it most and gave least
+  // to 4, which is always kept.
   const PowerLayer layer({4, 1, 2, 1, 8}, {0, 0, 0, 0, 0}, {{1, 0, -1}}, 3);
   EXPECT_EQ(evictions(layer, h2o(1, 0, 1), 3), (Evictions{{1}, {3}}));
 }
 
 TEST(H2o, LetsTheNewEntryGoAtOnceWhereNoneIsRecent) {
-  // Sums (1/2, 1/2); each step pays 1/3 each: the new one has only that.
+  // Running sums (1/2, 1/2); each step adds 1/3 to each entry, and the new entry has only that.
   const PowerLayer layer({1, 1, 1, 1}, {0, 0, 0, 0}, {{0, 0, 0}}, 2);
   EXPECT_EQ(evictions(layer, h2o(1, 0, 0), 2), (Evictions{{2}, {3}}));
-  // A step that pays it nearly all keeps it: 0 and 1 tie, the larger leaves.
+  // A step that gives the new entry nearly all attention keeps it: 0 and 1 tie, and the larger index is evicted.
   const PowerLayer heavy({1, 1, 1e6, 1}, {0, 0, 0, 0}, {{0, 1, 0}}, 2);
   EXPECT_EQ(evictions(heavy, h2o(1, 0, 0), 2), (Evictions{{1}, {3}}));
 }
 
 TEST(H2o, NeverLetsSinksGo) {
-  // The first two are paid least, and stay.
+  // The first two entries get the least attention, but sinks are always kept.
   const PowerLayer layer({1e-9, 1e-9, 1, 2, 3, 4, 5}, std::vector<double>(7, 0), {{1, 1, 1, 1}}, 4);
   EXPECT_EQ(evictions(layer, h2o(1, 2, 1), 4), (Evictions{{2}, {4}, {5}}));
   EXPECT_EQ(evictions(layer, h2o(1, 0, 1), 4), (Evictions{{1}, {0}, {2}}));
@@ -128,13 +129,14 @@ TEST(H2o, AtTheBudgetOfThePromptLetsOneGoPerStep) {
 }
 
 TEST(H2o, OfTiesLetsTheLargerPositionGo) {
-  // All the same: 0, 1, 2 tie, since 3 is recent; then 0, 1, 3.
+  // All get equal attention: 0, 1, 2 tie, since 3 is recent; then 0, 1, 3 tie.
   const PowerLayer layer({1, 1, 1, 1, 1, 1}, std::vector<double>(6, 0), {{0, 0, 0}}, 4);
   EXPECT_EQ(evictions(layer, h2o(1, 0, 2), 4), (Evictions{{2}, {3}}));
 }
 
 TEST(H2o, AnswersFromWhoIsThereBeforeAnybodyLeaves) {
-  // Step 0 pays (4, 1, 2, 1)/8 of values 8, 16, 24, 32 -> 4 + 2 + 6 + 4. Then 3 has the least; step 1: 0, 1, 2, 4.
+  // Step 0 has weights (4, 1, 2, 1)/8 and values 8, 16, 24, 32: o = 4 + 2 + 6 + 4. Then 3 has the least score and is
+  // evicted, and step 1 attends to 0, 1, 2, 4.
   const PowerLayer layer({4, 1, 2, 1, 1}, {8, 16, 24, 32, 40}, {{1, 1, 0}}, 3);
   const auto session = make_session();
   session->compress(layer.view(), h2o(1, 0, 0), Positions{3});
@@ -146,7 +148,7 @@ TEST(H2o, AnswersFromWhoIsThereBeforeAnybodyLeaves) {
 }
 
 TEST(H2o, ByRemovalKeepsForEverWhoWasOnceAlone) {
-  // The prompt's first query sees position 0 alone: its removal changes everything, +infinity.
+  // The prompt's first query sees position 0 alone: without it no output is defined, and its score is +infinity.
   const RandomLayer layer({2, 1, 3, 4}, 6, 6, 8, 3);
   const Policy policy{H2o{6, 0, 0}, ExactRemoval(), {}, {}, {}};
   const auto session = make_session();

@@ -33,10 +33,10 @@ const double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<double> list(VectorView numbers) { return {numbers.begin(), numbers.end()}; }
 
-// One KV head's entries and the query heads that look at them.
+// One KV head's entries and the query heads that attend to them.
 struct Cache {
   Matrix keys, values, queries;  // [entries, head_dim] twice, [heads, head_dim]
-  Matrix output_projection;      // [heads * head_dim, model_dim]; none: the head's own space
+  Matrix output_projection;      // [heads * head_dim, model_dim]; empty: scores in the head's own space
   double scale = 1;
 
   MatrixView projection(int64_t head) const {
@@ -62,7 +62,7 @@ struct Cache {
 // A = (1/4, 3/4), v = (4, 8), o = 7.
 Cache two_entries() { return {matrix({{0}, {std::log(3)}}), matrix({{4}, {8}}), matrix({{1}}), {}}; }
 
-// A = (1/8, 2/8, 5/8), v = (8, 16, 0), o = 5: the last holds more than half.
+// A = (1/8, 2/8, 5/8), v = (8, 16, 0), o = 5: the last entry has more than half of the weight.
 Cache three_entries() {
   return {matrix({{0}, {std::log(2)}, {std::log(5)}}), matrix({{8}, {16}, {0}}), matrix({{1}}), {}};
 }
@@ -70,7 +70,7 @@ Cache three_entries() {
 void expect_numbers(const std::vector<double>& actual, const std::vector<double>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t j = 0; j < actual.size(); ++j) {
-    // exp and log of the C library: some units in the last place.
+    // The C library's exp and log are off by a few units in the last place.
     EXPECT_NEAR(actual[j], expected[j], 1e-14 * expected[j] + 1e-300) << "entry " << j;
   }
 }
@@ -89,7 +89,7 @@ TEST(ScoredAttention, ByValueIsTheLengthOfWhatTheEntryAdds) {
 }
 
 TEST(ScoredAttention, ByKeyWeighsTheLogit) {
-  // A^2 z^2 (v - o)^2: a logit of 0 makes it 0; (3/4)^2 ln(3)^2 (8 - 7)^2.
+  // A^2 z^2 (v - o)^2: 0 at a logit of 0; (3/4)^2 ln(3)^2 (8 - 7)^2.
   expect_numbers(two_entries().scores(Change::key), {0, std::pow(0.75 * std::log(3), 2)});
   // (1/4)^2 ln(2)^2 11^2 and (5/8)^2 ln(5)^2 5^2.
   expect_numbers(three_entries().scores(Change::key),
@@ -97,14 +97,14 @@ TEST(ScoredAttention, ByKeyWeighsTheLogit) {
 }
 
 TEST(ScoredAttention, ByKeyAndValueTogetherIsASumOfSquares) {
-  // A^2 (v + z (v - o))^2: at a logit of 0 it is the value's.
+  // A^2 (v + z (v - o))^2: at a logit of 0 the joint score is the value score.
   expect_numbers(two_entries().scores(Change::joint), {1, std::pow(0.75 * (8 + std::log(3)), 2)});
   expect_numbers(three_entries().scores(Change::joint),
                  {1, std::pow(4 + 2.75 * std::log(2), 2), std::pow(3.125 * std::log(5), 2)});
 }
 
 TEST(ScoredAttention, ByRemovalIsWhatItChanges) {
-  // Without the first o' = 8, without the second o' = 4; o = 7.
+  // Without the first entry o' = 8, without the second o' = 4; o = 7.
   expect_numbers(two_entries().scores(Change::exact), {1, 9});
   // o' = (2 * 16 + 0) / 7, 8/6, 40/3; o = 5.
   expect_numbers(three_entries().scores(Change::exact),
@@ -112,14 +112,15 @@ TEST(ScoredAttention, ByRemovalIsWhatItChanges) {
 }
 
 TEST(ScoredAttention, BySlotKeepsTheWeightOfALogitOfZero) {
-  // The first's key is 0 anyway: o' = 3/4 8 = 6. The second's becomes 0: o' = (4 + 0) / 2.
+  // The first key is 0 already: zeroing its value gives o' = 3/4 8 = 6. Zeroing the second entry gives o' = (4 + 0) /
+  // 2.
   expect_numbers(two_entries().scores(Change::slot), {1, 25});
   // o' = 4, (8 + 0) / (1 + 1 + 5), (8 + 32 + 0) / (1 + 2 + 1).
   expect_numbers(three_entries().scores(Change::slot), {1, std::pow(5 - 8.0 / 7, 2), 25});
 }
 
 TEST(ScoredAttention, IsMeasuredAfterTheProjectionOfEachHead) {
-  // Head 0: (x, y) W = (x + y, 0, 2 y); head 1 takes x alone. A = 1/2 each, v = (2, 0), (0, 4), o = (1, 2).
+  // Head 0 projects (x, y) W = (x + y, 0, 2 y), head 1 takes x alone. A = 1/2 each, v = (2, 0), (0, 4), o = (1, 2).
   Cache cache{Matrix(2, 2), matrix({{2, 0}, {0, 4}}), matrix({{1, 1}, {1, 1}}),
               matrix({{1, 0, 0}, {1, 0, 2}, {1, 0, 0}, {0, 0, 0}})};
   EXPECT_EQ(cache.scores(Change::value, 0), (std::vector<double>{1, 20}));  // (1, 0) W; (0, 2) W = (2, 0, 4)
@@ -201,7 +202,7 @@ struct NamedCache {
   Cache cache;
 };
 
-// Logits on the first dimension; the others blur them.
+// The first dimension determines the logits; small random numbers in the others perturb them.
 Cache with_logits(const std::vector<double>& logits, uint64_t seed) {
   Random random(seed);
   const auto entries = std::ssize(logits);
@@ -247,7 +248,7 @@ std::vector<NamedCache> regimes() {
   return result;
 }
 
-// All numbers that both sides of a comparison have: the outputs, the weights and the scores.
+// Compares the outputs, weights and scores with their definitions.
 void expect_definition(const Cache& cache, Change change) {
   const ScoredAttention attention = cache.scored(change);
   for (int64_t h = 0; h < cache.queries.rows(); ++h) {
@@ -273,7 +274,7 @@ void expect_definition(const Cache& cache, Change change) {
 TEST(ScoredAttentionOracle, IsMetInEveryRegimeAndSpace) {
   Random random(11);
   for (auto& [regime, cache] : regimes()) {
-    for (const int64_t model_dim : {0, 2, 5}) {  // 2: some changes are not seen at all
+    for (const int64_t model_dim : {0, 2, 5}) {  // 2: W maps some changes to 0
       cache.output_projection = model_dim == 0 ? Matrix() : random.matrix(6, model_dim);
       for (const Change change : kChanges) {
         SCOPED_TRACE(regime + ", " + name(change) + ", model_dim " + std::to_string(model_dim));
@@ -285,16 +286,16 @@ TEST(ScoredAttentionOracle, IsMetInEveryRegimeAndSpace) {
 
 TEST(ScoredAttentionOracle, IsMetForOneDimensionAndManyEntries) {
   Random random(12);
-  for (const int64_t entries : {2, 3, 17, 300}) {  // 300: more than one block of a product
+  for (const int64_t entries : {2, 3, 17, 300}) {  // 300: more than one block of a matrix product
     const Cache cache{random.matrix(entries, 1, 3), random.matrix(entries, 1), random.matrix(1, 1), {}, 0.5};
     for (const Change change : {Change::value, Change::key, Change::joint}) expect_definition(cache, change);
-    if (entries == 300) continue;  // each deletion takes a softmax of 50 digits
+    if (entries == 300) continue;  // too slow: each deletion takes a softmax in 50 digits
     for (const Change change : {Change::exact, Change::slot}) expect_definition(cache, change);
   }
 }
 
 TEST(ScoredAttentionOracle, ByRemovalTellsChangesThatThePrintedFormLoses) {
-  // 1 - A is less than u: (A / (1 - A))^2 |v - o|^2 would be 0/0. o = v_0, o' = 7/2.
+  // 1 - A is below u: (A / (1 - A))^2 |v - o|^2 would be 0/0. o = v_0, o' = 7/2.
   for (const double gap : {38.0, 60.0, 800.0}) {
     const Cache cache{matrix({{gap}, {0}, {0}}), matrix({{1}, {3}, {4}}), matrix({{1}}), {}};
     EXPECT_NEAR(cache.scores(Change::exact)[0], 6.25, 1e-13) << gap;
@@ -303,7 +304,7 @@ TEST(ScoredAttentionOracle, ByRemovalTellsChangesThatThePrintedFormLoses) {
 
 // ---- over a window
 
-// The definition, added up over the queries that see the entry.
+// The definition, summed over the queries that see the entry.
 Measured window_change(const RandomLayer& layer, int64_t window, Change change, Space space, int64_t head,
                        int64_t entry) {
   const LayerView view = layer.view();
@@ -341,7 +342,8 @@ TEST(WindowScoresOracle, IsMetForEveryChangeSpaceAndGroupSize) {
   }
 }
 
-// Cut to what each query sees, and added up; more queries, heads and tokens than are worked on at a time.
+// Each query's scores cover the entries that it sees, and are summed; more queries, heads and tokens than are processed
+// at a time.
 TEST(WindowScores, AreTheSumOverQueriesOfWhatEachSees) {
   const RandomLayer layer({12, 2, 5, 6}, 600, 40, 0, 23);
   const LayerView view = layer.view();
@@ -417,7 +419,7 @@ TEST(WindowScores, HaveTheSameBitsForAnyNumberOfThreads) {
   omp_set_num_threads(before);
 }
 
-// Ties stay ties: the same numbers at the ends and in the middle of vectors and of products' blocks.
+// Equal tokens tie exactly, at the ends and in the middle of vectors and of product blocks.
 TEST(WindowScores, AreBitEqualForEqualTokensWhereverTheyStand) {
   const std::vector<int64_t> places{0, 1, 6, 7, 8, 15, 16, 255, 256, 300, 511, 512, 690};
   for (const int64_t head_dim : {1, 7, 64}) {
@@ -463,7 +465,7 @@ struct Drawn {
   double shift = 0;
 };
 
-// One more dimension in which all keys are 1 and the query is the shift: it is added to every logit.
+// Adds a dimension in which all keys are 1 and the query is the shift, so that the shift is added to every logit.
 Cache shifted(const Cache& cache, double shift) {
   Cache result = cache;
   const int64_t entries = cache.keys.rows(), head_dim = cache.keys.cols();
@@ -522,7 +524,8 @@ RC_GTEST_PROP(ScoredAttentionProperty, ByRemovalAndByValueDoNotChangeUnderAShift
   }
 }
 
-// At a logit of 0 key's score is 0 and joint's is value's; shifted by 1 they are A^2 |v - o|^2 and A^2 |2 v - o|^2.
+// At a logit of 0 the key score is 0 and the joint score is the value score; after a shift by 1 they are A^2 |v - o|^2
+// and A^2 |2 v - o|^2.
 TEST(ScoredAttention, ByKeyAndJointChangeUnderAShiftThoughTheOutputDoesNot) {
   const Cache before = two_entries(), after = shifted(before, 1);
   EXPECT_NEAR(after.scored(Change::key).output(0, 0), 7, 1e-13);
@@ -535,7 +538,8 @@ TEST(ScoredAttention, ByKeyAndJointChangeUnderAShiftThoughTheOutputDoesNot) {
       << "the slot's logit of 0 is not shifted";
 }
 
-// With a square W: values W in their own space are the values in the projected one, as far as both see the definition.
+// With a square W, scores of the values V W in their own space equal those of V in projected space, within both
+// tolerances.
 RC_GTEST_PROP(ScoredAttentionProperty, InTheProjectedSpaceIsThatOfProjectedValues, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const int64_t entries = *test::integer(2, 12), head_dim = *test::integer(1, 4);

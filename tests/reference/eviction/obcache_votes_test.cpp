@@ -1,4 +1,4 @@
-// What entries that vote for several are worth, and who leaves a cache of such entries.
+// Scores of entries with several votes, and evictions from a cache of such entries.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -35,11 +35,11 @@ using Numbers = std::vector<double>;
 
 constexpr Change kChanges[] = {Change::value, Change::key, Change::joint, Change::exact};
 
-// One KV head's entries that vote, and the query heads that look at them.
+// One KV head's entries with their votes, and the query heads that attend to them.
 struct VotingCache {
   Matrix keys, values, queries;
   Numbers votes;
-  Matrix output_projection;  // [heads * head_dim, model_dim]; none: the head's own space
+  Matrix output_projection;  // [heads * head_dim, model_dim]; empty: scores in the head's own space
   double scale = 1;
 
   MatrixView projection(int64_t head) const {
@@ -64,8 +64,8 @@ Reals voted(Reals logits, const Numbers& votes) {
   return logits;
 }
 
-// A^2 || a v - b (v - o) ... ||^2 as in the definitions: A and o with votes, z without. Removal and the value's zeroing speak of
-// weights alone.
+// A change by its definition, with votes in A and o but not in z. Removal and zeroing the value depend on the weights
+// alone.
 Measured voted_change(Change change, const Reals& logits, const VotingCache& cache, int64_t head,
                       int64_t entry) {
   const Reals voting = voted(logits, cache.votes);
@@ -130,7 +130,7 @@ void expect_definition(const VotingCache& cache) {
   }
 }
 
-// Logits on the first dimension; the others blur them.
+// The first dimension determines the logits; small random numbers in the others perturb them.
 VotingCache with_logits(const Numbers& logits, const Numbers& votes, uint64_t seed) {
   Random random(seed);
   const auto entries = std::ssize(logits);
@@ -164,14 +164,14 @@ TEST(ScoredAttentionWithVotes, MeetsItsDefinition) {
       free.keys = random.matrix(17, 3, 1.5);
       expect("random", free);
       for (const double gap : {2.0, 14.0, 38.0, 800.0, -14.0}) {
-        peaked[5] = gap;  // -14: the votes of 10^6 and the logit cancel
+        peaked[5] = gap;  // at -14 the logit cancels 10^6 votes
         expect("one apart by " + std::to_string(gap), with_logits(peaked, votes, 5));
       }
     }
   }
 }
 
-// Votes of 3 are three equal entries; removed, all three are gone.
+// An entry with 3 votes is three equal entries; removing it removes all three.
 TEST(ScoredAttentionWithVotes, IsThatOfSoManyCopies) {
   Random random(6);
   for (const double size : {0.5, 6.0}) {
@@ -224,10 +224,10 @@ TEST(ScoredAttentionWithVotes, NamesVotesOfAnotherNumber) {
   }
 }
 
-// ---- who leaves
+// ---- evictions
 
-// The scores of TOVA's entries are those of the step's query, so that who leaves can be told from the cache alone: its merged
-// values and votes count.
+// TOVA scores entries by the step's query alone, so that its eviction follows from the cache, including merged values
+// and votes.
 std::vector<double> scores_of(const Policy& policy, const RandomLayer& layer, int64_t g,
                               const RecordedCache& cache, MatrixView queries) {
   const LayerView view = layer.view();
@@ -258,7 +258,7 @@ std::vector<double> scores_of(const Policy& policy, const RandomLayer& layer, in
 
 TEST(EvictionOfMergedEntries, GoesByTheirVotesAndMergedValues) {
   Critical critical;
-  critical.alpha = Decimal{0, 0};  // stage two alone
+  critical.alpha = Decimal{0, 0};  // stage one is empty
   const std::vector<Policy> policies{{Tova{2}, ObcacheValue{}, {}, {}, {}},
                                      {Tova{2}, ObcacheValue{{Space::projected}}, {}, {}, {}},
                                      {Tova{2}, ObcacheKey{}, {}, {}, {}},
@@ -288,7 +288,7 @@ TEST(EvictionOfMergedEntries, GoesByTheirVotesAndMergedValues) {
             least = std::min(least, scores[j]);
             if (positions[j] == record.evicted[index]) left = scores[j];
           }
-          // Entries lie in another order in the session, so that sums round otherwise.
+          // The session holds its entries in another order, so its sums are rounded differently.
           EXPECT_LE(left, least * (1 + 1e-12)) << "step " << t;
         }
       }

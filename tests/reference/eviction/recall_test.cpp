@@ -36,7 +36,7 @@ TEST(ShareFound, OfNothingIsRefused) {
 }
 
 TEST(Recall, IsTheOverlapOfBothTops) {
-  // top 3 by score: 1, 3, 4; by truth: 0, 3, 4
+  // the top 3 by score are 1, 3, 4; by true error 0, 3, 4
   EXPECT_EQ(recall(Numbers{1, 9, 2, 8, 7}, Numbers{5, 1, 0, 4, 6}, 3), 2.0 / 3);
   EXPECT_EQ(recall(Numbers{1, 9, 2, 8, 7}, Numbers{5, 1, 0, 4, 6}, 1), 0);
 }
@@ -71,7 +71,7 @@ TEST(Recall, RefusesWhatHasNoTop) {
   EXPECT_NE(message_of<NonFinite>([&] { recall(Numbers{1, 2}, Numbers{nan, 1}, 1); }), "no error");
 }
 
-// One head of width 1.
+// One head of width 1 with these numbers.
 Tensor column(const Numbers& numbers) {
   Tensor tensor(1, std::ssize(numbers), 1);
   std::ranges::copy(numbers, tensor.numbers().begin());
@@ -79,7 +79,7 @@ Tensor column(const Numbers& numbers) {
 }
 
 TEST(EvictionErrors, OfAHandMadeStepAreThoseOfPaper) {
-  // Weights 1/4, 1/2, 1/4 on values 4, 2, 1: o = 9/4. Without entry 0 it is 5/3, without entry 1 it is 5/2.
+  // Weights 1/4, 1/2, 1/4, values 4, 2, 1: o = 9/4. Without entry 0 o is 5/3, without entry 1 5/2.
   const Matrix errors = eviction_errors({1, 1, 1, 1}, 1, column({0, std::log(2.0), 0}), column({4, 2, 1}),
                                         test::matrix({{1}}), 2);
   ASSERT_EQ(errors.rows(), 1);
@@ -89,11 +89,11 @@ TEST(EvictionErrors, OfAHandMadeStepAreThoseOfPaper) {
 }
 
 TEST(EvictionErrors, KeepTheirPrecisionWhereOneEntryHoldsNearlyEverything) {
-  // Entry 0 holds 1 - 2 e^-60: without it the output is the mean of the others, 2.
+  // Entry 0 has weight 1 - 2 e^-60: without it the output is the mean of the others, 2.
   const Matrix errors =
       eviction_errors({1, 1, 1, 1}, 1, column({60, 0, 0}), column({5, 1, 3}), test::matrix({{1}}), 2);
   EXPECT_NEAR(errors(0, 0), 9, 256 * kUnit);
-  // The logarithm of the weights' sum, 60, is off by 60 u, which is the relative error of a weight, squared here.
+  // The log-sum-exp of 60 is off by up to 60 u, which is the relative error of a weight; the weight is squared here.
   EXPECT_NEAR(errors(0, 1) / (16 * std::exp(-120.0)), 1, 4 * 60 * kUnit);
 }
 
@@ -115,9 +115,9 @@ TEST(EvictionErrors, AreWhatRemovalDoesToEveryQueryHead) {
     const int64_t g = h / 3;
     const Matrix logits = attention_logits(queries.view().middle_rows(h, 1), keys.slice(g), scale);
     const Matrix weights = attention_weights(queries.view().middle_rows(h, 1), keys.slice(g), scale, entries);
-    // Logits are off by at most d, so weights by a factor of e^(2 d) and their own roundings; what is left of 1 - A by as
-    // much over 1 - A. A change's components are sums of at most |v| + |o| <= 2 max |v|, which the expanded square may lose
-    // to rounding against itself.
+    // Logits are off by at most d, so weights by a factor of e^(2 d) and their own roundings, and 1 - A by as much
+    // relative to 1 - A. The components of a change are sums of at most |v| + |o| <= 2 max |v|, which the expanded
+    // square may lose by cancellation.
     double largest_logit = 0, largest_value = 0;
     for (int64_t j = 0; j < entries; ++j) {
       double sum = 0, norm = 0;
@@ -169,7 +169,7 @@ namespace {
 using test::message_of;
 using test::Random;
 
-// Two KV heads with two query heads each, 30 prompt tokens, 3 steps.
+// Two KV heads with two query heads each, 30 prompt tokens, `steps` decode steps.
 traces::Layer random_layer(uint64_t seed, int64_t steps = 3) {
   Random random(seed);
   traces::Layer layer;

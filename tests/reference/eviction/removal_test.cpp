@@ -88,7 +88,7 @@ TEST(RemovalChange, OfOneEntryIsItsExactScore) {
   }
 }
 
-// || o' - o || is |A_E| || o_rest - o_E ||, the gap as large as one likes: what leaves holds all but e^-gap.
+// || o' - o || is |A_E| || o_rest - o_E ||; the removed entries have all weight but e^-gap, for gaps of any size.
 TEST(RemovalChangeOracle, IsMetWhereNearlyAllAttentionLeaves) {
   Random random(2);
   for (const double gap : {0.0, 2.0, 38.0, 60.0, 800.0, 2e4}) {
@@ -119,7 +119,7 @@ RC_GTEST_PROP(RemovalChangeProperty, IsDeletionForSetsOfAnySize, ()) {
   for (size_t c = 0; c < change.size(); ++c) RC_ASSERT(bool(near(change[c], expected[c])));
 }
 
-// The printed form (1 / (1 - A_E)) sum_E A_j (o - v_j), where it does not cancel.
+// The printed form (1 / (1 - A_E)) sum_E A_j (o - v_j), for logits at which it does not cancel.
 RC_GTEST_PROP(RemovalChangeProperty, IsThePrintedForm, ()) {
   const Numbers logits = numbers(*test::dyadics(2, 10, 2));
   const auto entries = std::ssize(logits);

@@ -17,7 +17,7 @@ namespace {
 using test::message_of;
 using Indices = std::vector<int64_t>;
 
-// A full stable sort: equal scores stay in the order of their indices.
+// A full stable sort: equal scores stay in index order.
 Indices ranked_by_sorting(const std::vector<double>& scores) {
   Indices order(scores.size());
   std::iota(order.begin(), order.end(), int64_t{0});
@@ -76,8 +76,8 @@ RC_GTEST_PROP(RankTopProperty, AgreesWithAFullStableSort, ()) {
   RC_ASSERT(select_top(scores, k) == expected);
 }
 
-// Permuting the entries permutes the selection; with ties only the selected scores are the same, since the
-// smaller index then is another entry.
+// Permuting the entries permutes the selection. With ties only the selected scores are the same, since the smaller
+// index then belongs to another entry.
 RC_GTEST_PROP(SelectTopProperty, FollowsAPermutationOfTheEntries, ()) {
   const std::vector<double> scores = numbers(*test::dyadics(1, 40, 1000));
   Indices places(scores.size());

@@ -51,7 +51,7 @@ TEST(StreamingLlm, ScoresNothing) {
 }
 
 TEST(StreamingLlm, LetsTheOldestThatIsNoSinkGo) {
-  // Whatever is paid: the heaviest leaves in its turn.
+  // Attention does not matter: the entry with the largest weight is evicted in its turn.
   const PowerLayer layer({1, 1, 1e3, 1, 1, 1, 1, 1}, std::vector<double>(8, 0), {{1, 1, 1, 1, 1}}, 4);
   EXPECT_EQ(evictions(layer, streaming_llm(1), 3), (Evictions{{2}, {3}, {4}, {5}}));
   EXPECT_EQ(evictions(layer, streaming_llm(0), 1), (Evictions{{3}, {4}, {5}, {6}})) << "the newest alone";
@@ -62,7 +62,7 @@ TEST(StreamingLlm, LetsTheOldestThatIsNoSinkGo) {
 TEST(StreamingLlm, OfSinksAloneLetsTheNewEntryGoAtOnce) {
   const PowerLayer layer({1, 1, 1, 1, 1}, {1, 2, 3, 6, 9}, {{0, 0, 0}}, 3);
   EXPECT_EQ(evictions(layer, streaming_llm(2), 2), (Evictions{{3}, {4}}));
-  // But its own query sees it: (1 + 2 + 6) / 3, then (1 + 2 + 9) / 3.
+  // The new entry is evicted at once, but its own query still attends to it: (1 + 2 + 6) / 3, then (1 + 2 + 9) / 3.
   const auto session = make_session();
   session->compress(layer.view(), streaming_llm(2), Positions{2});
   EXPECT_DOUBLE_EQ(session->step(layer.step(0)).output(0, 0), 3);

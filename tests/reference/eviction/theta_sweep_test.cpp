@@ -25,7 +25,7 @@ using test::message_of;
 using test::Random;
 using Positions = std::vector<int64_t>;
 
-// One KV head with its numbers; every position but the last is a candidate.
+// One KV head's weights and norms; every position but the last is a candidate.
 struct Head {
   Head(Matrix weights_, Matrix norms_)
       : weights(std::move(weights_)), norms(std::move(norms_)), always{weights.cols() - 1} {
@@ -40,8 +40,8 @@ struct Head {
   Positions candidates, always;
 };
 
-// sum_h theta_h of the candidates selected and the always kept, in 50 digits; the bound is that of evaluating
-// it.
+// sum_h theta_h of the selected candidates and the always-kept entries in 50 digits, with the error bound of evaluating
+// it in double precision.
 Bounded total_bound(const Head& head, const Positions& selected) {
   Positions kept = selected;
   kept.insert(kept.end(), head.always.begin(), head.always.end());
@@ -79,21 +79,20 @@ TEST(ThetaSweep, TakesNothingAndEverything) {
 TEST(ThetaSweep, TakesTheFirstOfEqualSelections) {
   const Head equal(matrix({{0.25, 0.25, 0.25, 0.25}}), matrix({{1, 1, 1, 1}}));
   EXPECT_EQ(select_theta_sweep(equal.input({{2}}), 1), Positions{0}) << "among ties the smaller index";
-  // Values without norm cost nothing: lambda = 0 comes first and its scores are all 0.
+  // With norms of 0 no selection costs anything: lambda = 0 comes first, and all its scores are 0.
   const Head free(matrix({{0.1, 0.2, 0.6, 0.1}}), matrix({{0, 0, 0, 0}}));
   EXPECT_EQ(select_theta_sweep(free.input(), 1), Positions{0});
 }
 
 TEST(ThetaSweep, EndsWithAttentionAlone) {
-  // Kept mass is below 1/2, so theta grows with the kept norms and 0 is better than 1: both hold 0.3, but
-  // ||V|| is 1 and 2. mean ||V|| = 7/6, so even at lambda = 10^3 entry 1 leads: 0.2999 (1000 + 12/7) > 0.3
-  // (1000 + 6/7).
+  // Kept mass is below 1/2, so theta grows with the kept norms, and 0 is better than 1: both have about 0.3, but norms
+  // 1 and 2. The mean norm is 7/6, so even at lambda = 10^3 entry 1 leads: 0.2999 (1000 + 12/7) > 0.3 (1000 + 6/7).
   const Head head(matrix({{0.3, 0.2999, 0.13, 0.13, 0.13, 0.0101}}), matrix({{1, 2, 1, 1, 1, 1}}));
   EXPECT_EQ(select_theta_sweep(head.input(), 1), Positions{0});
 }
 
 TEST(ThetaSweep, TakesARivalThatIsBetter) {
-  // The sweep's own scores rank 0 first for every lambda; the attention weights say that 1 is better.
+  // The sweep's own scores rank 0 first for every lambda; by the attention weights 1 is better.
   Head head(matrix({{0.0625, 0.5, 0.4375}}), matrix({{1, 1, 1}}));
   const Matrix misled = matrix({{1, 0}});
   ThetaSweepInput input = head.input({{1}});
@@ -104,7 +103,7 @@ TEST(ThetaSweep, TakesARivalThatIsBetter) {
 }
 
 TEST(ThetaSweep, CountsASelectionWithoutMassAsTheWorst) {
-  // Of head 1, position 0 holds nothing, and nothing is always kept: only keeping 1 has a bound.
+  // In head 1 position 0 has no weight, and nothing is always kept: theta is finite only if 1 is kept.
   const Matrix weights = matrix({{0.9, 0.1}, {0, 1}}), norms = matrix({{1, 1}, {1, 1}});
   const Matrix misled = matrix({{1, 0}, {1, 0}});
   const Positions candidates{0, 1};
@@ -143,8 +142,7 @@ Head random_head(Random& random, int64_t group_size, int64_t tokens) {
   return {std::move(weights), std::move(norms)};
 }
 
-// The selections are compared by computed bounds, so the promise holds up to the error bounds of two
-// evaluations.
+// Selections are compared by computed bounds, so the guarantee holds up to the error bounds of two evaluations.
 TEST(ThetaSweepOracle, IsNeverWorseThanItsRivals) {
   int64_t better_than_all = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {
@@ -172,7 +170,7 @@ TEST(ThetaSweepOracle, IsNeverWorseThanItsRivals) {
   EXPECT_GT(better_than_all, 0) << "the sweep adds something to its rivals";
 }
 
-// The selections of the sweep itself, in 50 digits: exact scores, their k largest.
+// The selections of the sweep itself in 50 digits: for each lambda the k largest exact scores.
 std::vector<Positions> swept_selections(const Head& head, int64_t k) {
   std::vector<std::optional<Real>> lambdas{Real(0)};
   for (int i = 0; i < 25; ++i) lambdas.emplace_back(pow(Real(10), Real(i) / 4 - 3));
@@ -195,7 +193,7 @@ std::vector<Positions> swept_selections(const Head& head, int64_t k) {
   return selections;
 }
 
-// Norms over many orders of magnitude, whose scale must not matter.
+// Norms span many orders of magnitude, and their common scale must not matter.
 TEST(ThetaSweepOracle, TakesTheLeastBoundOfAllItsSelections) {
   std::vector<int64_t> times_best(27);
   for (uint64_t seed = 0; seed < 60; ++seed) {
@@ -221,14 +219,14 @@ TEST(ThetaSweepOracle, TakesTheLeastBoundOfAllItsSelections) {
       << "a sweep whose points are not all needed";
 }
 
-// The best selection may lie off the hull that the sweep walks; how often, is written into the test's report.
+// The best selection may lie off the hull that the sweep follows; the test's report says how often.
 TEST(ThetaSweepOracle, FindsNearlyAlwaysTheBestOfAllSelections) {
   int64_t missed = 0, cases = 0;
   double widest_gap = 0;
   for (uint64_t seed = 0; seed < 60; ++seed) {
     Random random(seed);
     Head head = random_head(random, 1, 8);
-    // The window holds more than half, so that the theorem's assumption is met.
+    // The always-kept entry has more than half of the weight, as the theorem assumes.
     for (int64_t i = 0; i < 7; ++i) head.weights(0, i) *= 0.375;
     head.weights(0, 7) = 0.375 * head.weights(0, 7) + 0.625;
     const int64_t k = 1 + random.index(6);

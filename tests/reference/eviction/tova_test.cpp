@@ -24,7 +24,7 @@ using Evictions = std::vector<Positions>;
 Policy tova(int64_t sinks) { return {Tova{sinks}, {}, {}, {}, {}}; }
 
 TEST(LastQueryAttention, IsThatOfTheLastPromptQuery) {
-  // Earlier queries would turn it round.
+  // The earlier queries would invert the weights.
   const PowerLayer layer({1, 2, 5}, {0, 0, 0}, {{-1, -1, 1}}, 3);
   const Matrix weights = last_query_attention(layer.view());
   ASSERT_EQ(weights.rows(), 1);
@@ -67,7 +67,8 @@ TEST(Tova, KeepsSinksAndWhomTheLastQueryHeedsMost) {
 }
 
 TEST(Tova, ForgetsWhatEarlierQueriesPaid) {
-  // Step 0 pays (4, 1, 2, 8)/15: 1 leaves. Step 1 turns it round, (1/4, 1/2, 1/8, 1): 3 leaves, which was paid most.
+  // Step 0 has weights (4, 1, 2, 8)/15: 1 is evicted. Step 1 inverts them, (1/4, 1/2, 1/8, 1): 3 is evicted, which had
+  // the most.
   const PowerLayer layer({4, 1, 2, 8, 1}, {0, 0, 0, 0, 0}, {{1, 1, -1}}, 3);
   EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{1}, {3}}));
 }
@@ -85,16 +86,17 @@ TEST(Tova, NeverLetsSinksGo) {
 }
 
 TEST(Tova, OfTiesLetsTheLargerPositionGoWhereverItLies) {
-  // 0 leaves first, and 4 takes its place in memory. Then 1, 2, 3 and 4 tie.
+  // Entry 0 is evicted first, and 4 takes its slot in memory. Then 1, 2, 3 and 4 tie.
   const PowerLayer layer({0.5, 1, 1, 1, 1, 2}, std::vector<double>(6, 0), {{1, 1, 1}}, 4);
   EXPECT_EQ(evictions(layer, tova(0), 4), (Evictions{{0}, {4}}));
-  // All the same: the newest goes.
+  // All weights are equal: the newest entry is evicted.
   const PowerLayer tied({1, 1, 1, 1, 1}, std::vector<double>(5, 0), {{0, 3, -2}}, 3);
   EXPECT_EQ(evictions(tied, tova(0), 3), (Evictions{{3}, {4}}));
 }
 
 TEST(Tova, TakesTheMeanOverTheGroupsQueryHeads) {
-  // Heads 0 and 1 pay (4, 1, 2, 1)/8 and the inverse (1, 4, 2, 4)/11: the sums put 2 last, which no head does.
+  // Heads 0 and 1 have weights (4, 1, 2, 1)/8 and inverted (1, 4, 2, 4)/11: by their sum 2 is last, which it is in
+  // neither head.
   const PowerLayer layer({4, 1, 2, 1}, {0, 0, 0, 0}, {{1, 1}, {-1, -1}}, 3);
   EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{2}}));
 }

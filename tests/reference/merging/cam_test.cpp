@@ -75,8 +75,8 @@ TEST(Spreads, AlwaysForACertaintyAndNeverForNoChance) {
 }
 
 TEST(Spreads, AsOftenAsItsProbabilitySays) {
-  // 20000 independent draws are farther than 5 standard deviations (5 sqrt(p (1 - p) 20000)) from their mean once in
-  // 1.7 million; these do not change.
+  // 20000 independent draws are more than 5 standard deviations (5 sqrt(p (1 - p) 20000)) from their mean once in 1.7
+  // million; the draws here are the same in every run.
   for (const double probability : {0.1, 0.5, 0.9}) {
     int64_t taken = 0;
     for (int64_t position = 0; position < 20000; ++position) taken += spreads(probability, 3, 1, position);
@@ -107,7 +107,7 @@ TEST(MeanAttention, IsTheMeanOfSoftmaxes) {
   EXPECT_DOUBLE_EQ(mean[1], 0.75);
 }
 
-// A probability of 1 is always drawn: nothing depends on the seed.
+// A probability of 1 always spreads, so that nothing depends on the seed.
 TEST(SpreadLeaving, AddsEqualSharesOfOriginalValuesToThoseThatFollow) {
   HeadCache cache = cache_of({1, 3, 4});
   const Matrix values = matrix({{8}, {10}, {2}, {30}, {40}, {64}});

@@ -1,4 +1,4 @@
-// What a cluster's merge alone does, against attention over caches that are written out.
+// The change of outputs by the merge of one cluster alone, against attention over caches that are written out.
 #include <algorithm>
 #include <cmath>
 
@@ -35,7 +35,7 @@ CacheEntries without(const CacheEntries& cache, const std::vector<int64_t>& gone
   return cache.at(left);
 }
 
-// The cluster's members merged by the queries' own scores.
+// The cache after its cluster has been merged by the queries' own scores.
 CacheEntries merged(const CacheEntries& cache, MatrixView queries, const KeyRule& rule) {
   const Matrix logits = attention_logits(queries, cache.keys, 1);
   ClusterMembers members;
@@ -65,8 +65,8 @@ double apart(const Matrix& a, const Matrix& b) {
   return std::sqrt(squared_distance(a.numbers(), b.numbers()));
 }
 
-// Far more than all roundings on the way from these keys to an output: each of the entries' logits is off by at most
-// gamma_d |q| |k| + a few ulps, which moves each of head_dim numbers by as much of the largest value.
+// A generous bound on all roundings from these keys to an output: each entry's logit is off by at most gamma_d |q| |k|
+// and a few units in the last place, which changes each of head_dim numbers by as much times the largest value.
 double rounding(MatrixView queries, const CacheEntries& cache) {
   double largest_logit = 1, largest_value = 0;
   for (int64_t h = 0; h < queries.rows; ++h) {
@@ -126,7 +126,7 @@ TEST(ClusterChange, IsNothingForOneHeadThatMergesByItsOwnScores) {
   }
 }
 
-// No direction is dropped, so every head has its logit: then the joint value is the best there is.
+// No direction is dropped, so every head attains its logit, and the joint value is optimal.
 TEST(ClusterChange, ReachesTheFloorWithTheJointValueAndIsAboveItWithAnyOther) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const CacheEntries before = random_cache(seed);
@@ -135,7 +135,7 @@ TEST(ClusterChange, ReachesTheFloorWithTheJointValueAndIsAboveItWithAnyOther) {
     CacheEntries after = merged(before, queries, {MergedKey::min_norm, MergeGqa::joint, 0});
     const ClusterChanges changes(queries, 1, before);
     const ClusterChange best = changes.of(kCluster, after);
-    // The logits are the roundings of a system of equations farther away: by its condition, here below 1e4.
+    // The logits' roundings are amplified by the condition of the queries, which is below 1e4 here.
     const double slack = 1e4 * rounding(queries, before);
     EXPECT_NEAR(best.merged, best.floor, slack);
     EXPECT_GT(best.floor, 1e3 * slack);

@@ -1,4 +1,4 @@
-// KeepKV's merge of a cluster against 50 digits, in every regime in which it might go wrong.
+// KeepKV's merge of a cluster against 50 digits, in every regime that is numerically delicate.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -33,7 +33,7 @@ constexpr KeyRule kConvex{MergedKey::convex, MergeGqa::mean, 0.3};
 constexpr KeyRule kJoint{MergedKey::min_norm, MergeGqa::joint, 0.3};
 constexpr KeyRule kJointConvex{MergedKey::convex, MergeGqa::joint, 0.3};
 
-// A cluster with those for whom it merges.
+// A cluster and the queries for which it is merged.
 struct Case {
   std::string regime;
   ClusterMembers members;
@@ -43,18 +43,18 @@ struct Case {
 };
 
 enum class Regime {
-  free_scores,      // of nobody's logits
+  free_scores,      // unrelated to the queries' logits
   current,          // scores are the queries' logits
   equal_scores,     // KL = 0
   nearly_equal,     // KL -> 0
   vanishing_mean,   // m -> 0
   huge_logits,      // +-1e4
   many_votes,       // up to 1e6
-  parallel,         // queries
-  nearly_parallel,  // queries
-  zero_query,       // one of them
-  tiny_queries,     // 1e-200
-  identical,        // members
+  parallel,         // parallel queries
+  nearly_parallel,  // nearly parallel queries
+  zero_query,       // one query is 0
+  tiny_queries,     // of size 1e-200
+  identical,        // identical members
   zero_keys,
   count,
 };
@@ -128,7 +128,7 @@ Case draw(Regime regime, Random& random) {
   return drawn;
 }
 
-// What a comparison was worth: how many were near enough to prove something.
+// How many numbers were compared, and how many of their bounds were tight enough to prove something.
 struct Tally {
   int compared = 0, sharp = 0, undecided = 0, singular = 0;
   void add(const Row& expected) {
@@ -219,8 +219,8 @@ TEST(MergeClusterOracle, IsMetInEveryRegimeByEveryRule) {
 
 // ---- no loss
 
-// The merged key's logit is ln(W / P), with scores that are the query's own logits; the number by which that may be missed is
-// the key's bound seen by the query.
+// The merged key's logit is ln(W / P) for scores that are the query's own logits, up to the error bound of the key
+// times the query.
 testing::AssertionResult is_lossless(const KeyRule& rule, const Case& drawn) {
   const MergedEntry merged = merge_cluster(MergeQueries(rule, drawn.queries, drawn.scale), drawn.members);
   const Rows logits = oracle::logits(drawn.queries, drawn.members.keys, drawn.scale);
@@ -266,7 +266,7 @@ RC_GTEST_PROP(MergeClusterProperty, ByMinimumNormGivesTheBuildingQueryTheCluster
 RC_GTEST_PROP(MergeClusterProperty, ByZipGivesTheBuildingQueryTheClustersLogit, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   Case drawn = draw_lossless(random);
-  RC_PRE(drawn.regime != "queries of 1e-200");  // m and KL are both but rounding
+  RC_PRE(drawn.regime != "queries of 1e-200");  // m and KL are mere rounding errors
   RC_CLASSIFY(true, drawn.regime);
   const auto expected =
       oracle::merge_cluster(kZip, drawn.queries, drawn.scale, drawn.members,

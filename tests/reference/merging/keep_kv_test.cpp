@@ -24,7 +24,7 @@ constexpr KeyRule kConvex{MergedKey::convex, MergeGqa::mean, 0.3};
 constexpr KeyRule kJoint{MergedKey::min_norm, MergeGqa::joint, 0.3};
 constexpr KeyRule kJointConvex{MergedKey::convex, MergeGqa::joint, 0.3};
 
-// Some units in the last place: what exp, log and their sums cost at numbers of about 1.
+// The rounding of exp, log and their sums for numbers of about 1.
 constexpr double kSomeUlps = 1e-15;
 
 void expect_numbers(VectorView actual, const Numbers& expected) {
@@ -230,8 +230,8 @@ ClusterMembers two_heads() {
 }
 
 TEST(MergeCluster, JointlyGivesEveryHeadItsLogitWhereQueriesAreIndependent) {
-  // k-_0 = (2.5, 6), k-_1 = (1.5, 2); head h asks for scale q_h . k = scale q_h . k-_h - KL: the first coordinate of k-_0, the
-  // second of k-_1, each less KL over the query's length.
+  // k-_0 = (2.5, 6), k-_1 = (1.5, 2); head h requires scale q_h . k = scale q_h . k-_h - KL: the first coordinate of
+  // k-_0 and the second of k-_1, each less KL over the query's length.
   const MergeQueries queries(kJoint, matrix({{2, 0}, {0, 4}}), 0.5, {0, 0});
   expect_numbers(merge_cluster(queries, two_heads()).key, {2.5 - kDivergence, 2 - kDivergence / 2});
 }
@@ -246,7 +246,8 @@ TEST(MergeCluster, JointlyDropsDirectionsThatQueriesHardlyHave) {
 }
 
 TEST(MergeCluster, JointlyMeetsTheMeanOfWhatParallelQueriesAskFor) {
-  // Both ask along (1, 0): for 2.5 - KL and 1.5 - KL; least squares is the mean, and the mean key is there but for KL.
+  // Both queries point along (1, 0), with targets 2.5 - KL and 1.5 - KL; least squares takes their mean, which the mean
+  // key meets but for KL.
   for (const double rank : {0.3, 1e-9, 0.0}) {
     const MergeQueries queries({MergedKey::min_norm, MergeGqa::joint, rank}, matrix({{1, 0}, {1, 0}}), 1,
                                {0, 0});
@@ -273,7 +274,7 @@ TEST(MergeCluster, ByTheMeanTakesOneScoreAndOneQuery) {
   const MergedEntry even = merge_cluster(MergeQueries(kMinNorm, matrix({{2, 0}, {0, 4}}), 0.5), two_heads());
   expect_numbers(even.key, {2, 4});
   expect_numbers(even.value, {30, 0});
-  expect_numbers(even.log_scores, {std::log(2), std::log(2)});  // each head's own
+  expect_numbers(even.log_scores, {std::log(2), std::log(2)});  // each head's own score
   // Scores (1, 9) and (1, 1) have the mean (1, 3); q = (1, 2) has scale q / |scale q|^2 = (1, 2) / (5/2).
   ClusterMembers members = two_heads();
   members.log_scores = matrix({{0, std::log(9)}, {0, 0}});
@@ -361,7 +362,7 @@ TEST(MergeCluster, RefusesWhatIsNoNumber) {
   EXPECT_EQ(message_of<NonFinite>([&] { merge_cluster(queries, members); }), "log_scores[0] is nan");
 }
 
-// The claim has teeth: the weighted mean misses the logit by KL.
+// A weighted mean of keys misses the logit by KL: the test of losslessness can fail.
 TEST(MergeCluster, ConvexlyIsNotLossless) {
   ClusterMembers members{
       matrix({{0}, {std::log(3)}}), matrix({{10}, {50}}), {1, 1}, matrix({{0, std::log(3)}})};

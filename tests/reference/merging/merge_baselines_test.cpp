@@ -38,7 +38,7 @@ double sum(const std::vector<double>& numbers) {
   return result;
 }
 
-// In the oracle, rows are scaled by what makes their largest number 1, which no weight depends on; so nothing underflows.
+// The oracle scales rows so that their largest number is 1; no weight depends on this scale, and nothing underflows.
 Row unit_sized(const Row& row) {
   Real size = 0;
   for (const Bounded& number : row) size = std::max(size, Real(abs(number.value)));
@@ -75,7 +75,7 @@ Row similarity_oracle(MatrixView keys) {
 }
 
 Row gaussian_oracle(MatrixView keys) {
-  Row differences;  // of all keys, so that they get one scale
+  Row differences;  // of all keys, scaled by a common factor
   for (int64_t j = 1; j < keys.rows; ++j) {
     for (int64_t c = 0; c < keys.cols; ++c) {
       differences.push_back(Bounded(keys(j, c)) - Bounded(keys(0, c)));
@@ -95,7 +95,7 @@ Row gaussian_oracle(MatrixView keys) {
   return normalised(distances);
 }
 
-// Keys of any size, some near each other, some far, some zero.
+// Keys of any size: some near each other, some far apart, some zero.
 Matrix any_keys() {
   const int64_t members = *integer(1, 9), head_dim = *integer(1, 17);
   Random random(static_cast<uint64_t>(*integer(0, 1 << 30)));
@@ -152,7 +152,7 @@ TEST(GaussianWeights, AreThoseOfTheDistances) {
 }
 
 TEST(GaussianWeights, OfTwoDependOnNothing) {
-  // The only distance is sigma itself.
+  // The only distance equals sigma.
   const double other = std::exp(-0.5) / (1 + std::exp(-0.5));
   for (const double distance : {1.0, 1e-300, 1e300, kMost, kLeast}) {
     const std::vector<double> weights = gaussian_weights(matrix({{0, 0}, {distance, 0}}));
@@ -168,7 +168,7 @@ TEST(GaussianWeights, OfKeysWithoutDistanceAreEqual) {
 
 TEST(GaussianWeights, AreNumbersWhereSquaresAreNot) {
   const std::vector<double> opposite = gaussian_weights(matrix({{kMost, 0}, {-kMost, 0}, {kMost, 0}}));
-  // Squared distances 4 and 0 in their unit: sigma^2 = 2.
+  // Squared distances 4 and 0 in units of the keys' size: sigma^2 = 2.
   const double far = std::exp(-1.0), total = 2 + far;
   EXPECT_NEAR(opposite[0], 1 / total, 1e-15);
   EXPECT_NEAR(opposite[1], far / total, 1e-15);
@@ -216,7 +216,7 @@ RC_GTEST_PROP(ClusterWeights, AreAtLeastZeroAndAddUpToOne, ()) {
   const Matrix keys = any_keys();
   for (const auto& weights : {similarity_weights(keys), gaussian_weights(keys)}) {
     for (const double weight : weights) RC_ASSERT(weight >= 0 && weight <= 1);
-    // One rounding a quotient, and at most one an addition, here and in the denominator.
+    // One rounding for each quotient and at most one for each addition, here and in the denominator.
     RC_ASSERT(std::abs(sum(weights) - 1) <= 2 * static_cast<double>(keys.rows() + 1) * 0x1p-53);
   }
 }

@@ -14,7 +14,7 @@ namespace {
 using namespace reference;
 
 TEST(PredictionError, IsTheLargestRelativeErrorOfScores) {
-  // 1/2, 3/4 and 1 of what was said to be 1: off by 1, 1/3 and 0
+  // Scores of 1/2, 3/4 and 1 were predicted as 1: relative errors 1, 1/3 and 0.
   const std::vector<double> predicted{0, 0, 0}, actual{std::log(0.5), std::log(0.75), 0};
   EXPECT_NEAR(prediction_error(predicted, actual), 1, 0x1p-51);
   EXPECT_NEAR(prediction_error(actual, predicted), 0.5, 0x1p-52);
@@ -75,7 +75,7 @@ TEST(LargestDistance, IsThatOfAllPairsAcrossBlocks) {
 }
 
 TEST(LargestDistance, DoesNotCancel) {
-  // Far from 0 and next to each other: squares agree in all their digits.
+  // Rows far from 0 and close to each other: the squares of their norms agree in all digits.
   Random random(3);
   Matrix values = random.matrix(300, 8, 1e-9), others = random.matrix(20, 8, 1e-9);
   for (Matrix* rows : {&values, &others}) {

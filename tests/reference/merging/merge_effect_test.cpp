@@ -15,7 +15,7 @@ namespace {
 
 using namespace reference;
 
-// A cache with two merged entries, in rows 1 and 4, of two and three members.
+// A cache with two merged entries, of two and three members, in rows 1 and 4.
 struct Case {
   explicit Case(uint64_t seed, double merged_size = 1) : random(seed), queries(random.matrix(3, 6)) {
     for (int64_t j = 0; j < 9; ++j) {
@@ -58,7 +58,7 @@ AttentionOutput attention_of(const Case& given, const CacheEntries& cache) {
   return attention(given.queries, cache.keys, cache.values, given.scale, cache.votes);
 }
 
-// In 50 digits.
+// Attention over a cache in 50 digits.
 oracle::Attention attend(const Case& given, const CacheEntries& cache) {
   return oracle::attention(given.queries, cache.keys, cache.values, given.scale, cache.votes);
 }
@@ -74,7 +74,7 @@ void expect_difference_of_outputs(const Case& given) {
       EXPECT_TRUE(oracle::within(effect.change(row, c), {o.value - o_now.value, o.bound + o_now.bound}));
     }
     EXPECT_TRUE(oracle::within(effect.log_sum_exp[i], before.log_sum_exp[i]));
-    // Weights follow from logits and log-sum-exps: a hundred roundings of a double cover both.
+    // Weights follow from logits and log-sum-exps: a hundred roundings in double precision bound the errors of both.
     const double off = 1e-14 * (1 + std::abs(effect.log_sum_exp[i]) + std::abs(effect.merged_logits(row, 0)) +
                                 std::abs(effect.merged_logits(row, 1)));
     const AttentionOutput plain_before = attention_of(given, given.before());
@@ -127,7 +127,8 @@ TEST(MergeEffect, HasTheMembersLogits) {
 }
 
 TEST(MergeEffect, OfMembersThatAreAllLikeTheMergedEntryIsAsSmallAsTheirShare) {
-  // Three votes of one entry are three entries: nothing changes, and other entries, however large, add no rounding.
+  // One entry with three votes is three equal entries: the output does not change, and other entries, however large,
+  // add no rounding.
   Case given(3);
   given.clusters.resize(1);
   given.clusters[0].members = {};
@@ -140,7 +141,7 @@ TEST(MergeEffect, OfMembersThatAreAllLikeTheMergedEntryIsAsSmallAsTheirShare) {
   for (double& number : given.cache.keys.row(1)) number *= 1e-3;
   for (int64_t c = 0; c < 6; ++c) {
     for (int64_t j = 0; j < 3; ++j) given.clusters[0].members.keys(j, c) = given.cache.keys(1, c);
-    given.cache.keys(7, c) = 30 * given.queries(0, c);  // takes nearly all
+    given.cache.keys(7, c) = 30 * given.queries(0, c);  // takes nearly all attention
   }
   const MergeEffect effect = merge_effect(given.queries, given.scale, given.cache, given.clusters);
   ASSERT_LT(effect.merged_weights(0, 0), 1e-10);

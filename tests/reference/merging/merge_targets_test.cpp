@@ -29,7 +29,7 @@ using Positions = std::vector<int64_t>;
 
 const SimilarTarget kAll{std::nullopt}, kUsual{Decimal{8, 1}}, kNone{Decimal{1, 0}};
 
-// What can be compared of clusters: who goes where.
+// {staying position: the positions merged into it}, which tests can compare.
 std::map<int64_t, Positions> members(const MergeTargets& targets) {
   std::map<int64_t, Positions> result;
   int64_t last = -1;
@@ -44,7 +44,7 @@ std::map<int64_t, Positions> members(const MergeTargets& targets) {
 }
 using Clusters = std::map<int64_t, Positions>;
 
-// Unit vectors at so many degrees.
+// Unit vectors at these angles in degrees.
 Matrix at_degrees(const Numbers& degrees) {
   Matrix keys;
   for (const double degree : degrees) {
@@ -84,7 +84,7 @@ TEST(EvictFirst, BreaksTiesBySmallerPosition) {
 
 TEST(EvictFirst, TakesAZeroKeyForLikeNobody) {
   const Matrix keys = matrix({{-1, 0}, {0, 0}, {1, 0}, {0, 0}});
-  // Cosines with a zero key are 0: better than -1, worse than 1.
+  // Cosines with a zero key are 0: more than -1, less than 1.
   EXPECT_EQ(members(evict_first(keys, {0, 1}, kAll)), (Clusters{{0, {3}}, {1, {2}}}))
       << "3 is 0 to all: the smaller position";
   EXPECT_EQ(members(evict_first(keys, {0, 1}, kUsual)), Clusters());
@@ -103,7 +103,7 @@ TEST(EvictFirst, HasNothingToDoIfAllStay) {
 }
 
 TEST(MergeFirst, SendsCandidatesToTheirBettersAndFollowsTheChain) {
-  // Scores rise: 0 -> 1 -> 2, each a neighbour at 10 degrees; 3 is far from all.
+  // Scores ascend: 0 merges into 1 and 1 into 2, each 10 degrees away; 3 is far from all.
   const Matrix keys = at_degrees({0, 10, 20, 120});
   const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 4}, {}, 2, kUsual);
   EXPECT_EQ(targets.kept, (Positions{2, 3}));
@@ -111,12 +111,13 @@ TEST(MergeFirst, SendsCandidatesToTheirBettersAndFollowsTheChain) {
 }
 
 TEST(MergeFirst, RanksRootsByTheSumOfTheirMembersScores) {
-  // 0 and 1 go to 2, in sum 6; 3 alone has 5; with room for one the chain stays, though 5 is the largest single score.
+  // 0 and 1 merge into 2, with a total score of 6; 3 alone has 5. With room for one entry the chain stays, though 5 is
+  // the largest single score.
   const Matrix keys = at_degrees({0, 10, 20, 120});
   const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 5}, {}, 1, kUsual);
   EXPECT_EQ(targets.kept, Positions{2});
   EXPECT_EQ(members(targets), (Clusters{{2, {0, 1}}}));
-  // With 6.5 it is 3 that stays, and the chain is gone with all its members.
+  // With a score of 6.5 entry 3 stays, and the chain is dropped with all its members.
   const MergeTargets other = merge_first(keys, 0, Numbers{1, 2, 3, 6.5}, {}, 1, kUsual);
   EXPECT_EQ(other.kept, Positions{3});
   EXPECT_EQ(members(other), Clusters());
@@ -129,7 +130,7 @@ TEST(MergeFirst, BreaksTiesOfSumsBySmallerPosition) {
 }
 
 TEST(MergeFirst, NeedsAStrictlyHigherScore) {
-  // Equal keys and equal scores: nobody is anybody's better.
+  // Equal keys and equal scores: no candidate has a better one to merge into.
   const Matrix keys = at_degrees({0, 0, 0});
   EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 1, 1}, {}, 3, kAll)), Clusters());
   EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, std::nextafter(1, 2), 1}, {}, 3, kAll)),
@@ -137,7 +138,8 @@ TEST(MergeFirst, NeedsAStrictlyHigherScore) {
 }
 
 TEST(MergeFirst, SendsToTheMostSimilarBetterAndNotToTheBest) {
-  // 0's betters are 1 at 30 degrees, 2 at 10 degrees: 2; equally far on both sides: the smaller position.
+  // Better than 0 are 1 at 30 degrees and 2 at 10 degrees: 0 merges into 2. At equal angles on both sides the smaller
+  // position wins.
   EXPECT_EQ(members(merge_first(at_degrees({0, 30, 10}), 0, Numbers{1, 9, 2}, {}, 3, kUsual)),
             (Clusters{{1, {0, 2}}}))
       << "and from there to 1, at 20 degrees";
@@ -154,7 +156,8 @@ TEST(MergeFirst, KeepsAllRootsIfThereAreFewerThanPlaces) {
 }
 
 TEST(MergeFirst, LeavesThoseAlwaysKeptOutOfIt) {
-  // Position 0 and 4 always stay; candidates 1..3 are like them, and nobody goes there.
+  // Positions 0 and 4 are always kept; candidate 1 has the same key, but candidates do not merge into always-kept
+  // entries.
   const Matrix keys = at_degrees({0, 0, 100, 200, 0});
   const MergeTargets targets = merge_first(keys, 1, Numbers{1, 2, 3}, Positions{0, 4}, 2, kUsual);
   EXPECT_EQ(targets.kept, (Positions{0, 2, 3, 4}));
@@ -170,7 +173,8 @@ TEST(MergeFirst, WithoutRoomDropsAllCandidates) {
 TEST(MergeFirst, TakesAZeroKeyForLikeNobody) {
   const Matrix keys = matrix({{0, 0}, {1, 0}, {-1, 0}});
   EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kUsual)), Clusters());
-  // Without a threshold its cosine of 0 is the same with both betters; 1's only better is its opposite.
+  // Without a threshold 0's cosine of 0 is the same with both better candidates; the only one better than 1 has the
+  // opposite key.
   EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kAll)), (Clusters{{2, {0, 1}}}));
 }
 
@@ -178,12 +182,12 @@ TEST(MergeFirst, OfNoCandidatesKeepsThoseAlwaysKept) {
   EXPECT_EQ(merge_first(at_degrees({0, 1}), 0, Numbers{}, Positions{0, 1}, 0, kAll).kept, (Positions{0, 1}));
 }
 
-// ---- against the definition, read aloud
+// ---- against the definition, one candidate at a time
 
-// Integers: scalar products and squares of norms are exact, and cosines are compared as exact fractions.
+// Integer keys: scalar products and squared norms are exact, and cosines are compared as exact fractions.
 struct IntegerKeys {
   Matrix keys;
-  // sign(a . b) (a . b)^2 / |b|^2: what orders the cosines of a with others; 0 for a zero key.
+  // sign(a . b) (a . b)^2 / |b|^2, which orders others b by their cosine with a; 0 for a zero key.
   Real order(int64_t a, int64_t b) const {
     Real product = 0, square = 0;
     for (int64_t c = 0; c < keys.cols(); ++c) {
@@ -192,7 +196,7 @@ struct IntegerKeys {
     }
     return square == 0 ? Real(0) : Real(product * abs(product) / square);
   }
-  // cos(a, b) > threshold, of a threshold >= 0
+  // Whether cos(a, b) exceeds a threshold >= 0.
   bool similar(int64_t a, int64_t b, const SimilarTarget& target) const {
     if (!target.threshold) return true;
     const Real threshold =
@@ -212,8 +216,8 @@ int64_t nearest(const IntegerKeys& keys, int64_t from, const Positions& to) {
 }
 
 IntegerKeys drawn_keys(Random& random, int64_t count) {
-  // Few directions, so that cosines tie: 0, 1 and sqrt(1/2) up to their signs. None of them is a sum that rounds, and multiples
-  // by powers of two have the same bits.
+  // Few directions, so that cosines tie: 0, 1 and sqrt(1/2) up to their signs. Their sums are not rounded, and
+  // multiples by powers of two have the same bits.
   constexpr double kDirections[][2] = {{1, 0}, {0, 1}, {1, 1}, {-1, 0}, {0, -1}, {-1, -1}, {0, 0}};
   IntegerKeys result{Matrix(count, 2)};
   for (int64_t i = 0; i < count; ++i) {

@@ -11,7 +11,8 @@ namespace {
 using namespace reference;
 using Positions = std::vector<int64_t>;
 
-// Five prompt tokens and three steps of one number each: the keys are positions, the values a hundred more.
+// Five prompt tokens and three steps, one number per key and value: keys are the positions, values the positions plus
+// 100.
 struct Layer {
   Matrix keys = matrix({{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}});
   Matrix values = matrix({{100}, {101}, {102}, {103}, {104}, {105}, {106}, {107}});
@@ -37,7 +38,7 @@ void expect_entries(const CacheEntries& entries, const Positions& positions, con
   EXPECT_TRUE(std::ranges::equal(entries.values.numbers(), values));
 }
 
-// The second KV head's records: 1 and 3 went to 0, 2 was dropped.
+// The second KV head's record: 1 and 3 were merged into 0, 2 was dropped.
 PromptRecord prompt_record() {
   PromptRecord prompt;
   prompt.kept = {{4}, {0, 4}};
@@ -149,7 +150,7 @@ TEST(MergedCache, SpreadsOneValueOverSeveralEntries) {
   expect_entries(cache.entries(), {2, 4, 5}, {1, 1, 1}, {2, 4, 5}, {135, 137, 138});
 }
 
-// What is wrong with a record of the second KV head's prompt.
+// The error message for a prompt record of the second KV head.
 std::string prompt_error(const PromptRecord& prompt) {
   return message_of<ShapeMismatch>([&] {
     const Layer layer;
@@ -185,7 +186,7 @@ TEST(MergedCache, RefusesARecordOfThePromptThatContradictsItself) {
   EXPECT_EQ(prompt_error(prompt), "columns of merged values is 2 but head_dim is 1");
 }
 
-// The same of a step after the prompt of prompt_record, whose second KV head holds 0 and 4.
+// The error message for a step record after prompt_record(), whose second KV head holds 0 and 4.
 std::string step_error(const StepRecord& step) {
   const Layer layer;
   const PromptRecord prompt = prompt_record();

@@ -29,7 +29,7 @@ std::vector<double> cosines(const std::vector<NearestKey>& keys) {
   return result;
 }
 
-// As nearest_keys, one by one, out of a cache with the staying keys in reverse.
+// The results of nearest_keys by calls of nearest_key, from a cache that holds the staying keys in reverse order.
 std::vector<NearestKey> one_by_one(MatrixView leaving, MatrixView staying) {
   std::vector<NearestKey> result;
   for (int64_t i = 0; i < leaving.rows; ++i) {
@@ -49,7 +49,7 @@ std::vector<NearestKey> one_by_one(MatrixView leaving, MatrixView staying) {
 }
 
 TEST(NearestKeys, AreThoseOfTheSmallestAngle) {
-  // (3, 4) with (1, 0): 3/5; (0, 2): 4/5; (-3, -4): -1. (1, 0) with them: 1, 0, -3/5.
+  // (3, 4) with (1, 0), (0, 2), (-3, -4) has cosines 3/5, 4/5, -1; (1, 0) has 1, 0, -3/5.
   const Matrix leaving = matrix({{3, 4}, {1, 0}, {-6, -8}}), staying = matrix({{1, 0}, {0, 2}, {-3, -4}});
   for (const auto& nearest : {nearest_keys(leaving, staying), one_by_one(leaving, staying)}) {
     EXPECT_EQ(indices(nearest), (std::vector<int64_t>{1, 0, 2}));
@@ -68,7 +68,7 @@ TEST(NearestKeys, TakeTheSmallerIndexOfEquals) {
 }
 
 TEST(NearestKeys, TakeTheSmallerIndexOfEqualsInOtherBlocks) {
-  // The same keys again and again, wherever they stand in their blocks and across them.
+  // The same keys repeated at all places within blocks and across them.
   const Matrix few = Random(5).matrix(37, 16);
   Matrix many(0, 16);
   for (int64_t j = 0; j < 1000; ++j) many.append_row(few.row(j % 37));
@@ -111,7 +111,7 @@ TEST(NearestKeys, DoNotDependOnKeysSizes) {
     EXPECT_EQ(indices(nearest_keys(little, few)), indices(expected)) << exponent;
     EXPECT_EQ(indices(one_by_one(little, few)), indices(expected)) << exponent;
     EXPECT_EQ(indices(one_by_one(leaving, few)), indices(expected)) << exponent;
-    if (exponent == -1040) continue;  // these lose bits as they become so small
+    if (exponent == -1040) continue;  // at this size keys become subnormal and lose bits
     EXPECT_EQ(cosines(nearest_keys(little, few)), cosines(expected)) << exponent;
   }
 }
@@ -130,7 +130,7 @@ TEST(NearestKeys, HoldForNormsWhoseSquaresAreNoNumbers) {
 }
 
 TEST(NearestKeys, HaveNoCosineBeyondOne) {
-  // Every key with itself, and with its opposite: rounding takes some of them past 1.
+  // Every key with itself and with its opposite: rounding takes some of these cosines past 1.
   const Matrix keys = Random(9).matrix(300, 7);
   Matrix both = keys;
   for (int64_t i = 0; i < 300; ++i) {
@@ -162,7 +162,7 @@ oracle::Row direction(VectorView key) {
 }
 
 TEST(NearestKeysOracle, AreTheNearestWithinTheirBounds) {
-  // Ragged blocks; with 300 staying keys of dimension 2 and 3, many nearly tie.
+  // Ragged blocks; among 300 staying keys of dimension 2 and 3 many nearly tie.
   for (const int64_t head_dim : {1, 2, 3, 8, 65}) {
     const Matrix leaving = Random(21).matrix(33, head_dim), staying = Random(22).matrix(300, head_dim);
     const std::vector<NearestKey> all = nearest_keys(leaving, staying), single = one_by_one(leaving, staying);
@@ -198,7 +198,8 @@ TEST(NearestKeys, AreTheSameForAnyNumberOfThreads) {
 }
 
 TEST(NearestBetterKeys, AreTheNearestOfStrictlyHigherScore) {
-  // 0 and 2 have the highest score. Of those that are better than 1 the one at 45 degrees is nearer; 3 has all others.
+  // 0 and 2 have the highest score. Of the entries better than 1 the nearest is at 45 degrees; all others are better
+  // than 3.
   const Matrix keys = matrix({{1, 0}, {0, 1}, {1, 1}, {0, 2}});
   const std::vector<NearestKey> nearest = nearest_better_keys(keys, std::vector<double>{5, 1, 5, 0});
   EXPECT_EQ(indices(nearest), (std::vector<int64_t>{-1, 2, -1, 1}));
@@ -213,7 +214,7 @@ TEST(NearestBetterKeys, AreTheNearestOfStrictlyHigherScore) {
 }
 
 TEST(NearestBetterKeys, AreTheNearestOfThoseKeysAlone) {
-  // More than a block, some of equal scores, one in three keys there twice.
+  // More than one block of keys, some with equal scores, every third one a duplicate.
   Random random(41);
   Matrix keys = random.matrix(400, 6);
   for (int64_t i = 0; i < 400; i += 3) std::ranges::copy(keys.row(i / 3), keys.row(399 - i).begin());

@@ -31,7 +31,7 @@ ScoreEma with_entries(const PredictedScores& prediction, int64_t heads, int64_t 
   return ema;
 }
 
-// One head, one entry, that has taken in these scores (not their logarithms).
+// The average of one head and one entry after these scores (not their logarithms).
 ScoreEma after(const PredictedScores& prediction, const std::vector<double>& scores) {
   ScoreEma ema = with_entries(prediction, 1, 1);
   for (const double score : scores) ema.observe(matrix({{std::log(score)}}));
@@ -45,7 +45,7 @@ double predicted(const ScoreEma& ema, int64_t tokens = 1) {
 TEST(ScoreEma, WeighsTheLastScoreByOneMinusEma) {
   // S = (1/2)(1/2) 1 + (1/2) 3 = 7/4, c = (1/2)(1/2) + 1/2 = 3/4.
   EXPECT_NEAR(predicted(after(options(0.5), {1, 3})), 7.0 / 3, 1e-15);
-  // By 1 - (1/2)^3 = 7/8 instead.
+  // Divided by 1 - (1/2)^3 = 7/8 instead.
   EXPECT_NEAR(predicted(after(options(0.5, Normalisation::paper), {1, 3}), 3), 2, 1e-15);
 }
 
@@ -77,7 +77,7 @@ TEST(ScoreEma, IsNothingForAnEntryThatNoQueryHasSeen) {
 }
 
 TEST(ScoreEma, ForgetsNoEntrysOwnWeightWhereOthersCameLater) {
-  // The second entry is seen once: its average is its one score, whatever the first has behind it.
+  // The second entry is seen once: its average is its only score, whatever the first entry's history.
   ScoreEma ema = with_entries(options(0.9), 1, 1);
   ema.observe(matrix({{0}}));
   ema.append();
@@ -110,13 +110,13 @@ TEST(ScoreEma, PutsTheLastEntryWhereOneLeft) {
 }
 
 TEST(ScoreEma, LetsAMergedEntryGoOnWithItsScoreAndTheWeightOfTheOneThatStayed) {
-  // c = 1/2 after one query; s^ = 8 takes over: S = 4. Then a score of 2: S = 2 + 1, c = 3/4.
+  // c = 1/2 after one query; replaced by s^ = 8: S = 4. Then a score of 2: S = 2 + 1, c = 3/4.
   ScoreEma ema = after(options(0.5), {1});
   ema.replace(0, std::vector{std::log(8.0)}, 1);
   EXPECT_NEAR(predicted(ema), 8, 1e-14);
   ema.observe(matrix({{std::log(2.0)}}));
   EXPECT_NEAR(predicted(ema), 4, 1e-14);
-  // As printed: S = 8 (1 - (1/2)^2) = 6, then 3 + 1, by 1 - (1/2)^3 = 7/8.
+  // As printed: S = 8 (1 - (1/2)^2) = 6, then 3 + 1, divided by 1 - (1/2)^3 = 7/8.
   ScoreEma paper = after(options(0.5, Normalisation::paper), {1});
   paper.replace(0, std::vector{std::log(8.0)}, 2);
   EXPECT_NEAR(predicted(paper, 2), 8, 1e-14);
@@ -140,11 +140,12 @@ TEST(ScoreEma, NamesWhatDoesNotFit) {
   EXPECT_THROW(ema.replace(0, std::vector<double>{0, NAN}, 1), NonFinite);
 }
 
-// ln of sum_k (1 - a) a^(L-1-k) s_k, over sum_k (1 - a) a^(L-1-k) or 1 - a^tokens, with the bound on how ScoreEma evaluates
-// it. An update is off by 5 roundings, of the larger term and of the exponential, and by that of the exponential's argument,
-// which is below 746 and no farther from 0 than scores are from each other and a mantissa (2^-64: 45) from 1. Where a mantissa
-// moves into the exponent, two roundings of the sum of both. c is off by 3 roundings per query, the rest by a few of the
-// logarithms: 4 of tokens ln a, the exponential and the difference, 2 of each logarithm, 1 of each of the sums.
+// ln of sum_k (1 - a) a^(L-1-k) s_k, divided by sum_k (1 - a) a^(L-1-k) or 1 - a^tokens, with the error bound of
+// ScoreEma's evaluation. An update is off by 5 roundings of the larger term and of the exponential, and by the rounding
+// of the exponential's argument, which is below 746 and is at most the scores' spread plus the distance of a mantissa
+// (>= 2^-64: 45) from 1. Moving a mantissa into the exponent takes two roundings of the sum of both. c is off by 3
+// roundings per query, the rest by a few of the logarithms: 4 of tokens ln a, the exponential and the difference, 2 of
+// each logarithm, 1 of each sum.
 Bounded log_ema(const oracle::Row& log_scores, const PredictedScores& prediction, int64_t tokens) {
   const Real a = prediction.ema, u = oracle::unit_roundoff();
   const auto queries = std::ssize(log_scores);
@@ -163,12 +164,12 @@ Bounded log_ema(const oracle::Row& log_scores, const PredictedScores& prediction
   const Real size = abs(largest) + abs(least) + 64;
   const Real argument = std::min(Real(746), Real(largest - least + 46));
   const Real updates = queries * (5 + argument) * u;
-  // From at least 1 - a down to 2^-64, by no more than a at a time.
+  // A mantissa falls from at least 1 - a to 2^-64, by a factor of at least a per query.
   const Real decays = (Real(64) * log(Real(2)) + log(1 - a)) / -log(a);
   const Real moves = floor(queries / std::max(Real(1), decays)) * 2 * size * u;
   const Real value = largest + log(sum) - log(weight);
   const Real logarithms = 2 * u * (abs(log(weight)) + 46) + 2 * u * (size + abs(value));
-  // 1% for products of errors, none of which is above 1e-9.
+  // 1 % more covers products of errors, all of which are below 1e-9.
   return {value, (carried + updates + moves + 3 * queries * u + 4 * u + logarithms) * Real("1.01")};
 }
 
@@ -189,7 +190,7 @@ TEST(ScoreEmaOracle, HoldsForLogitsOfAnySize) {
                              {0.9, 40, 1e4},
                              {0.3, 200, 1e4}}) {
     Random random(7);
-    constexpr int64_t kEntries = 11;  // a whole vector of any width and a rest
+    constexpr int64_t kEntries = 11;  // at least one whole vector of any width, and a remainder
     const Matrix log_scores = random.matrix(one.queries, kEntries, one.size);
     for (const Normalisation normalisation : {Normalisation::exact, Normalisation::paper}) {
       const PredictedScores prediction = options(one.ema, normalisation);
@@ -207,7 +208,7 @@ TEST(ScoreEmaOracle, HoldsForLogitsOfAnySize) {
 }
 
 TEST(ScoreEmaOracle, RemembersAScoreThatDecaysFarBelowTheLeastNumber) {
-  // 0.5^3000 = 1e-903, yet the first score, 1, is all that counts beside exp(-1e4).
+  // 0.5^3000 = 1e-903, yet the first score, 1, dominates all later ones of exp(-1e4).
   ScoreEma ema = with_entries(options(0.5), 1, 1);
   oracle::Row scores{0.0};
   ema.observe(matrix({{0}}));
@@ -221,7 +222,7 @@ TEST(ScoreEmaOracle, RemembersAScoreThatDecaysFarBelowTheLeastNumber) {
 }
 
 TEST(LogScores, OfAttentionAddUpToOneWithTheirVotes) {
-  // exp(z) = 1, 2, 4 with 3, 1, 2 votes: 13 in all.
+  // exp(z) = 1, 2, 4 with 3, 1, 2 votes: a sum of 13.
   const std::vector<double> logits{0, std::log(2.0), std::log(4.0)};
   const std::vector<double> with_votes = log_scores(ScoreKind::attention, logits, std::vector{3.0, 1.0, 2.0});
   for (size_t j = 0; j < 3; ++j) EXPECT_NEAR(with_votes[j], logits[j] - std::log(13.0), 1e-15);
@@ -265,7 +266,7 @@ TEST(ObserveLogits, IsObservingTheirScores) {
 }
 
 TEST(PromptEma, IsOverTheQueriesThatSeeAnEntry) {
-  // Bases (1, 3, 4), two queries of the bases as they are: (1/4, 3/4) and (1, 3, 4)/8.
+  // Bases (1, 3, 4), two queries of 1, whose weights are proportional to the bases: (1/4, 3/4) and (1, 3, 4)/8.
   const PowerLayer layer({1, 3, 4}, {0, 0, 0}, {{1, 1}}, 3);
   const ScoreEma ema = prompt_ema(layer.view(), 0, options(0.5));
   ASSERT_EQ(ema.entries(), 3);
@@ -287,7 +288,7 @@ TEST(PromptEma, GoesOnWithTheStepsQueries) {
   EXPECT_NEAR(std::exp(ema.log_predicted(0, 3, 4)), 0.25, 1e-15);
 }
 
-// Scores of one query head's entry, of the queries that see it.
+// The log scores of one query head's entry by all queries that see it.
 oracle::Row log_scores_of(const LayerView& layer, int64_t head, int64_t entry, ScoreKind kind) {
   const oracle::Rows logits =
       oracle::logits(layer.queries.slice(head), layer.keys.slice(layer.shape.kv_head_of(head)), layer.scale);
@@ -304,7 +305,7 @@ oracle::Row log_scores_of(const LayerView& layer, int64_t head, int64_t entry, S
 }
 
 TEST(PromptEmaOracle, HoldsForEveryHeadAndKind) {
-  // Groups of more heads, and windows of more queries, than are worked on at a time.
+  // Groups with more heads, and windows with more queries, than are processed at a time.
   const RandomLayer random({10, 2, 5, 3}, 45, 37, 0, 11);
   const LayerView layer = random.view();
   for (const ScoreKind kind : {ScoreKind::attention, ScoreKind::raw}) {

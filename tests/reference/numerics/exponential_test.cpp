@@ -50,8 +50,8 @@ std::vector<uint64_t> bits(const std::vector<double>& numbers) {
   return result;
 }
 
-// |fl(exp x) - exp x| <= 1.8 u exp x + eta/2, the eta only below the normal range. What the oracle assumes of
-// exp, 2 u and eta, is implied.
+// |fl(exp x) - exp x| <= 1.8 u exp x + eta/2, the eta only below the normal range. This implies the oracle's assumption
+// about exp, 2 u and eta.
 testing::AssertionResult is_within_its_bound(double x) {
   const Real exact = exp(Real(x));
   const bool subnormal = exact < ldexp(Real(1), -1022);
@@ -59,7 +59,7 @@ testing::AssertionResult is_within_its_bound(double x) {
   return oracle::within(exponential(x), {exact, bound}) << " for exp(" << ::testing::PrintToString(x) << ")";
 }
 
-// Numbers of every regime: where results are large, near 1, small, subnormal; tiny and huge arguments.
+// Arguments of every regime: results that are large, near 1, small and subnormal; tiny and huge arguments.
 std::vector<double> numbers_of_all_regimes(uint64_t seed) {
   Random random(seed);
   std::vector<double> numbers;
@@ -152,17 +152,17 @@ TEST(ExponentiateBound, IsWhatItsDerivationSays) {
   EXPECT_EQ(ldexp(high, 42), floor(ldexp(high, 42))) << "k ln2_high has 11 + 42 bits";
   EXPECT_LE(abs(low), ldexp(Real(1), -43));
   EXPECT_LE(abs(Constants::kLog2E * ln2 - 1), kUnitRoundoff);
-  // |r| = ln 2 times at most 1/2, the error of x log2 e, and nothing for rounding to an integer.
+  // |r| <= ln 2 times 1/2, plus the error of x log2 e; rounding to an integer is exact.
   const Real r = ln2 * (Real(1) / 2 + 2 * kUnitRoundoff * most_k) + kUnitRoundoff;
   EXPECT_LT(r, Real("0.3466"));
   EXPECT_LT(r + most_k * ldexp(Real(1), -43), Real(1) / 2);
-  // k ln2_low: the constant's error and the product's.
+  // k ln2_low: the error of the constant and of the product.
   const Real low_error = most_k * (abs(ln2 - high - low) + kUnitRoundoff * ldexp(Real(1), -43));
   EXPECT_LE(low_error, ldexp(Real(1), -84));
   const Real reduction = (ldexp(Real(1), -55) + low_error) / kUnitRoundoff;
   EXPECT_LE(reduction * (1 + ldexp(Real(1), -50)), Real("0.26"));
-  // The polynomial: what it leaves out, and Horner's rule, in which r^(i-2)/i! passes through its own
-  // rounding, i - 2 products, and i - 2 sums and one more but for the last term.
+  // The polynomial: its truncation, and Horner's rule, in which r^(i-2)/i! undergoes its own rounding, i - 2 products,
+  // and i - 2 sums, plus one for all but the last term.
   Real term = 1, q = 0, q_error = 0;
   for (int i = 2; i <= Constants::kDegree; ++i) {
     term /= i;  // r^(i-2)/i!
@@ -178,7 +178,7 @@ TEST(ExponentiateBound, IsWhatItsDerivationSays) {
   EXPECT_LT(r * r * (q_error + 2 * q), Real("0.23"));
   EXPECT_LT(r + r * r * q, Real(1) / 2);
   EXPECT_GT(exp(-r), Real("0.707"));
-  // All together, in units of u, with room for products of errors.
+  // The sum of all errors in units of u, with a margin for products of errors.
   const Real others = Real("0.04") + Real("0.23") + Real(1) / 4;
   const Real second_order = 100 * kUnitRoundoff;
   EXPECT_LE(Real("0.26") + 1 + others + second_order, Real("1.8"));

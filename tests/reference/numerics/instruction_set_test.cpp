@@ -9,7 +9,7 @@
 namespace kvbound::reference::instruction_set_test {
 namespace {
 
-// The sum of a multiple of kLanes numbers, at a level.
+// The sum of numbers, whose count is a multiple of kLanes, with a level's instructions.
 double sum_at(InstructionSet level, const std::vector<double>& numbers) {
   double sum = 0;
   run_at(

@@ -65,8 +65,8 @@ TEST(FasterCores, LeaveACoreThatIsNotKnown) {
   }
 }
 
-// Every instruction that a core's kernels use must be there, and the operating system must save its registers: without
-// that, `avx` is missing and so is all that builds on it, whatever cpuid says of the rest.
+// The processor must have every instruction that a core's kernels use, and the operating system must save the
+// registers: if it does not, `avx` and everything built on it count as missing, whatever cpuid reports.
 TEST(FasterCores, NeedEveryInstructionOfTheirLevel) {
   for (bool ProcessorFeatures::*const missing :
        {&ProcessorFeatures::bmi, &ProcessorFeatures::avx512f, &ProcessorFeatures::avx512dq,
@@ -102,7 +102,7 @@ TEST(ProcessorFeatures, AreThoseThatTheVectorLoopsRunOn) {
   EXPECT_TRUE(features.avx || !(features.avx2 || features.fma || features.avx512f));
 }
 
-// Products whose bits depend on the kernels: sums of 300 terms in full and ragged blocks.
+// Products whose bits depend on the kernels: sums of 300 terms in full and in ragged blocks.
 std::vector<double> some_products() {
   Random random(7);
   const Matrix a = random.matrix(97, 300), b = random.matrix(300, 53), c = random.matrix(53, 300);
@@ -165,7 +165,7 @@ TEST(ProductsOf, ChangesNothingForTheCoreAtWorkOrTheEnvironment) {
 }
 
 TEST(BlasInfo, NamesAFasterCoreOfASlowOne) {
-  if (!has_several_cores() || !processor_features().avx) return;  // there is no faster one
+  if (!has_several_cores() || !processor_features().avx) return;  // no faster core exists
   const ProductsOf prescott("Prescott");
   EXPECT_EQ(blas_info().faster_core, faster("Prescott", processor_features()).front());
 }

@@ -84,7 +84,7 @@ TEST(MultiplyWithBlasThreads, LeavesOpenMpThreadsAsTheyWere) {
   omp_set_num_threads(before);
 }
 
-// Bits that depend on the number of threads would show here.
+// The product's bits must not depend on the number of threads.
 TEST(Multiply, TakesOneThreadHoweverManyOpenMpHas) {
   Random random(4);
   const Matrix a = random.matrix(200, 700), b = random.matrix(700, 300);
@@ -104,7 +104,7 @@ Matrix repeated(VectorView row, int64_t rows) {
   return matrix;
 }
 
-// What token_blocks.hpp builds on: no row of a block falls into a code path of its own.
+// The property that token_blocks.hpp relies on: all rows of a block take the same code path.
 TEST(MultiplyTransposed, GivesEqualTokensOfABlockEqualBits) {
   Random random(5);
   for (const int64_t size : {kTokenBlock, 2 * kTokenBlock, 4 * kTokenBlock}) {
@@ -162,7 +162,7 @@ TEST(Multiply, DoesNothingWithoutRowsOrColumns) {
 }
 
 TEST(Multiply, ReadsAndWritesOnlyWhatItsViewsShow) {
-  // The middle columns of both, into the middle columns of the result.
+  // The middle columns of both factors, multiplied into the middle columns of the result.
   Matrix a = matrix({{9, 1, 2, 9}, {9, 3, 4, 9}}), b = matrix({{9, 5, 6}, {9, 7, 8}});
   Matrix out = matrix({{-1, 0, 0, -1}, {-1, 0, 0, -1}});
   multiply(a.view().middle_cols(1, 2), b.view().middle_cols(1, 2), out.view().middle_cols(1, 2));

@@ -24,7 +24,7 @@ using test::Random;
 
 using Numbers = std::vector<double>;
 
-// The units in the last place that a handful of reflections and rotations cost at numbers of about 1.
+// The rounding of a few reflections and rotations for numbers of about 1.
 constexpr double kRounding = 1e-14;
 
 void expect_numbers(const Numbers& actual, const Numbers& expected) {
@@ -60,7 +60,7 @@ TEST(PseudoInverse, MeetsContradictionsInTheMiddle) {
 }
 
 TEST(PseudoInverse, DropsSingularValuesBelowTheRankAndKeepsThoseAtIt) {
-  // Diagonal matrices' singular values are their entries.
+  // The singular values of a diagonal matrix are its entries.
   const Matrix rows = matrix({{4, 0, 0}, {0, 2, 0}, {0, 0, 1}});
   const Numbers targets{4, 2, 1};
   const auto solved = [&](double rank) { return PseudoInverse(rows, rank).solve(targets); };
@@ -74,14 +74,14 @@ TEST(PseudoInverse, DropsSingularValuesBelowTheRankAndKeepsThoseAtIt) {
 }
 
 TEST(PseudoInverse, DropsWhatIsZeroButForRounding) {
-  // Multiples of one row that are no doubles: their second singular value is 0, and computed it is rounding.
+  // Multiples of one row, rounded to doubles: the exact second singular value is 0, the computed one is rounding.
   const Numbers row{0.1, 0.7, -1.3};
   for (const double factor : {3.0, -0.3, 1.0 / 7, 1e5}) {
     Matrix rows = matrix({row, row});
     for (double& number : rows.row(1)) number *= factor;
     const PseudoInverse inverse(rows, 0);
     EXPECT_EQ(inverse.rank(), 1) << factor;
-    // The middle of x . row = 1 and factor x . row = -factor.
+    // The least-squares solution of x . row = 1 and factor x . row = -factor.
     const double length = (1 - factor * factor) / (1 + factor * factor) / (0.01 + 0.49 + 1.69);
     expect_numbers(inverse.solve(Numbers{1, -factor}), {0.1 * length, 0.7 * length, -1.3 * length});
   }
@@ -124,7 +124,7 @@ TEST(PseudoInverse, NamesWhatDoesNotFitOrIsNoNumber) {
 
 // ---- against 50 digits
 
-// Rows whose singular values fall by the condition.
+// Rows whose singular values fall to 1/condition of the largest.
 Matrix rows_of_condition(Random& random, int64_t count, int64_t unknowns, double condition) {
   Matrix rows = random.matrix(count, unknowns);
   for (int64_t i = 1; i < count; ++i) {
@@ -153,7 +153,7 @@ RC_GTEST_PROP(PseudoInverseProperty, MeetsItsDefinition, ()) {
   for (size_t c = 0; c < x.size(); ++c) RC_ASSERT(bool(within(x[c], expected.x[c])));
 }
 
-// The oracle is no copy of the definition's code: its solution has the properties that define it.
+// The oracle is not a copy of the tested code: its solution has the properties that define the pseudo-inverse.
 TEST(PseudoInverseOracle, IsInTheRowsSpaceAndMeetsTheConditions) {
   Random random(7);
   for (const int64_t count : {1, 2, 4}) {
@@ -165,7 +165,7 @@ TEST(PseudoInverseOracle, IsInTheRowsSpaceAndMeetsTheConditions) {
       for (size_t c = 0; c < 5; ++c) product += solution.x[c].value * rows.row(i)[c];
       EXPECT_LT(abs(product - targets(0, i)), Real("1e-40"));
     }
-    // Of all that meet them it is the shortest: its own shortest substitute is itself.
+    // The solution is the shortest of all that meet the conditions: any other vector with the same products is longer.
     const Matrix more = random.matrix(1, 5);
     Numbers products;
     for (int64_t i = 0; i < count; ++i) {

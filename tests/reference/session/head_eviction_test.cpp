@@ -1,4 +1,4 @@
-// Which entries are evicted in decoding, against the definitions in 50 digits.
+// Evictions while decoding, against the definitions in 50 digits.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -33,7 +33,8 @@ using Evictions = std::vector<Positions>;
 
 // ---- by hand, with CriticalKV's stages
 
-// Values are the projected norms; the bases are those of the attention.
+// A policy with CriticalKV's selection. In the layers below values are the projected norms, and the bases give the
+// attention.
 Policy critical(Host host, std::optional<Decimal> alpha, double epsilon = 0) {
   TwoStage options;
   options.alpha = alpha;
@@ -42,23 +43,24 @@ Policy critical(Host host, std::optional<Decimal> alpha, double epsilon = 0) {
 }
 
 TEST(CriticalInDecoding, LetsTheLeastByStageTwoGoOutsideStageOne) {
-  // Paid (8, 4, 2, 1, 1)/16 with norms (1, 1, 8, 32, 2): products 8, 4, 16, 32, 2 - of all, 4 is least. Of k = 4 entries
-  // stage one protects floor(4 alpha) by attention, 0 first.
+  // Weights (8, 4, 2, 1, 1)/16 and norms (1, 1, 8, 32, 2) have products 8, 4, 16, 32, 2: entry 4's is the least. Of k =
+  // 4 entries stage one protects floor(4 alpha) by attention, entry 0 first.
   const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 8, 32, 2}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{5, 1}), 4), (Evictions{{4}}));
-  // Norms (1, 1, 8, 32, 6): product 6 of 4 is more than 4 of 1, which stage one protects if it has two places.
+  // With norms (1, 1, 8, 32, 6) entry 4's product 6 exceeds entry 1's 4, unless stage one has two places and protects
+  // entry 1.
   const PowerLayer other({8, 4, 2, 1, 1}, {1, 1, 8, 32, 6}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{5, 1}), 4), (Evictions{{4}}));
   EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{49, 2}), 4), (Evictions{{1}})) << "floor(1.96) is 1";
   EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{0, 0}), 4), (Evictions{{1}})) << "no stage one";
   EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{1, 0}), 4), (Evictions{{4}}))
       << "stage one is all but one: 3 and 4 tie";
-  // k = 3 beside a sink: floor(0.75) protects nobody, where floor(1) would protect 1.
+  // k = 3 beside a sink: floor(0.75) = 0 entries are protected, where floor(1) would protect entry 1.
   EXPECT_EQ(evictions(other, critical(Tova{1}, Decimal{25, 2}), 4), (Evictions{{1}}));
 }
 
 TEST(CriticalInDecoding, AddsEpsilonToTheScore) {
-  // Attention (4, 2, 1, 1)/8, norms (1, 1, 2, 5): products 4, 2, 2, 5 of 8. With epsilon 1: 12, 10, 18, 45 of 8.
+  // Attention (4, 2, 1, 1)/8, norms (1, 1, 2, 5): products (4, 2, 2, 5)/8. With epsilon 1: (12, 10, 18, 45)/8.
   const PowerLayer layer({4, 2, 1, 1}, {1, 1, 2, 5}, {{1, 1}}, 3);
   EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{0, 0}, 1), 3), (Evictions{{1}}));
   EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{0, 0}, 0), 3), (Evictions{{2}}))
@@ -66,7 +68,8 @@ TEST(CriticalInDecoding, AddsEpsilonToTheScore) {
 }
 
 TEST(CriticalInDecoding, OfH2oWeighsTheRunningSum) {
-  // Sums (4, 2, 1)/7, step pays all 1/4: 0.82, 0.54, 0.39, 0.25; norms (1, 1, 4, 8): products 0.82, 0.54, 1.57, 2.
+  // Running sums (4, 2, 1)/7, and the step adds 1/4 to each: 0.82, 0.54, 0.39, 0.25; norms (1, 1, 4, 8): products 0.82,
+  // 0.54, 1.57, 2.
   const PowerLayer layer({4, 2, 1, 1}, {1, 1, 4, 8}, {{1, 0}}, 3);
   EXPECT_EQ(evictions(layer, critical(H2o{1, 0, 0}, Decimal{0, 0}), 3), (Evictions{{1}}));
   EXPECT_EQ(evictions(layer, critical(H2o{1, 0, 0}, Decimal{7, 1}), 3), (Evictions{{2}}))
@@ -74,22 +77,25 @@ TEST(CriticalInDecoding, OfH2oWeighsTheRunningSum) {
 }
 
 TEST(CriticalInDecoding, AdaptsStageOneToTheStepsQuery) {
-  // Paid (8, 4, 2, 1, 1)/16: 0 alone holds 1/2, which is not more; with 1 it is. 2 has product 1, 3 and 4 have 32.
+  // Weights (8, 4, 2, 1, 1)/16: entry 0 has exactly 1/2, which is not enough; with entry 1 it is. Entry 2 has product
+  // 1, 3 and 4 have 32.
   const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 0.5, 32, 32}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(layer, critical(Tova{0}, {}), 4), (Evictions{{2}}));
-  // As (9, 4, 2, 1, 1)/17, 0 is enough: then 1 is out, with product 1 of norm 1/4 less than 2's.
+  // With (9, 4, 2, 1, 1)/17 entry 0 is enough: entry 1 is evicted, whose product 4 * 1/8 is less than entry 2's 2 *
+  // 1/2.
   const PowerLayer lighter({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 32}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(lighter, critical(Tova{0}, {}), 4), (Evictions{{1}}));
-  // The sink counts: with 0 always kept nobody else is needed.
+  // The always-kept sink counts: entry 0 already has more than half, so stage one is empty.
   EXPECT_EQ(evictions(lighter, critical(Tova{1}, {}), 4), (Evictions{{1}}));
-  // A second head that pays all the same needs 3 of 5: 1 and 2 are safe, and so all of k = 4 but who is fourth.
+  // A second head attends to all equally and needs 3 of 5 entries: 0, 1, 2 are stage one. Of 3 and 4, with norms 32 and
+  // 16, 4 is evicted.
   const PowerLayer two({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 16}, {{1, 1}, {0, 0}}, 4);
   EXPECT_EQ(evictions(two, critical(Tova{0}, {}), 4), (Evictions{{4}}));
 }
 
 // ---- every host and score, without any running state
 
-// The scores of one KV head's entries by definition, all that was ever paid added up anew.
+// The scores of one KV head's entries by definition; its running sums are added up independently.
 class Definition {
  public:
   Definition(const RandomLayer& layer, const Policy& policy, int64_t g)
@@ -105,7 +111,7 @@ class Definition {
     }
   }
 
-  // What the step's queries pay to the entries that are there.
+  // Adds the attention weights of the step's queries over the cached entries.
   void accumulate(int64_t step, const Positions& cached) {
     for (int64_t h = 0; h < heads(); ++h) {
       auto& paid = paid_[h];
@@ -115,8 +121,8 @@ class Definition {
     }
   }
 
-  // Who has the least, stage one left out; nobody may be too near to tell.
-  int64_t who_leaves(int64_t step, int64_t budget, const Positions& cached) const {
+  // The entry with the least score, stage one excluded; the test fails if another score is too close to tell.
+  int64_t expected_eviction(int64_t step, int64_t budget, const Positions& cached) const {
     const int64_t newest = cached.back();
     Positions candidates;
     for (const int64_t j : cached) {
@@ -229,7 +235,7 @@ std::vector<Policy> dynamic_policies() {
 constexpr int64_t kManySteps = 6;
 
 TEST(EvictionOracle, LetsThoseGoWhomTheDefinitionsNameAtEveryStep) {
-  std::set<bool> new_at_once;  // does anybody leave in the step that brings it?
+  std::set<bool> new_at_once;  // whether an entry is evicted in the step that adds it
   for (const int64_t group_size : kGroupSizes) {
     const RandomLayer layer({kQueryHeads, kQueryHeads / group_size, 3, 4}, 16, kRecorded, kManySteps,
                             static_cast<uint64_t>(40 + group_size));
@@ -249,7 +255,7 @@ TEST(EvictionOracle, LetsThoseGoWhomTheDefinitionsNameAtEveryStep) {
           const auto record = static_cast<size_t>(t);
           cached.push_back(layer.tokens + t);
           definition.accumulate(t, cached);
-          const int64_t expected = definition.who_leaves(t, budgets[index], cached);
+          const int64_t expected = definition.expected_eviction(t, budgets[index], cached);
           ASSERT_EQ(records[record].evicted[index], expected) << "step " << t << ", KV head " << g;
           new_at_once.insert(expected == cached.back());
           std::erase(cached, expected);
@@ -260,7 +266,7 @@ TEST(EvictionOracle, LetsThoseGoWhomTheDefinitionsNameAtEveryStep) {
   EXPECT_EQ(new_at_once.size(), 2);
 }
 
-// The cache may lie in any order: the outputs are attention over its entries in the order of their positions.
+// Whatever the order of the cache in memory, the outputs are attention over its entries in order of position.
 TEST(HeadEviction, AnswersAsTheEntriesThatAreLeft) {
   const RandomLayer layer({kQueryHeads, 2, 3, 4}, 16, kRecorded, kManySteps, 50);
   for (const Policy& policy : dynamic_policies()) {
@@ -299,7 +305,7 @@ std::vector<double> everything(kvbound::Session& session, const RandomLayer& lay
 TEST(HeadEviction, StartsOverWhenTheSessionCompressesAgain) {
   const RandomLayer layer({kQueryHeads, 2, 6, 9}, kTokens, kRecorded, kManySteps, 51);
   std::vector<Policy> policies = dynamic_policies();
-  policies.push_back(kTopK);  // who grows after those who do not
+  policies.push_back(kTopK);  // caches that grow, after caches that do not
   policies.push_back({StreamingLlm{3}, {}, {}, {}, {}});
   policies.push_back({kHost, {}, Greedy(), {}, {}});
   policies.push_back({kHost, ExactRemoval(), {}, {}, {}});

@@ -1,4 +1,4 @@
-// The protocol that the session and teacher-forced replays share.
+// The protocol of steps that the session and teacher-forced replays share.
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/host_rules.hpp>
@@ -13,7 +13,7 @@ namespace {
 using namespace test;
 
 constexpr int64_t kBudget = 9;
-// One query head, so that the head's index is the KV head's.
+// One query head per KV head, so that both have the same index.
 const LayerShape kShape{2, 2, 6, 9};
 
 Policy policy_of(const Host& host, const Merge& merge = NoMerge()) { return {host, {}, {}, {}, merge}; }
@@ -22,7 +22,7 @@ const std::vector<Policy> kEvicting{policy_of(H2o{4, 1, 2}), policy_of(Tova{1}),
 
 MatrixView row(MatrixView rows, int64_t g) { return rows.middle_rows(g, 1); }
 
-// A stepper of KV head 0 after the prompt, its cache filled with what a session keeps.
+// A stepper of KV head 0 after the prompt, with the entries in its cache that a session keeps.
 struct Stepped {
   Stepped(const RandomLayer& random, const Policy& policy)
       : layer(random), view(random.view()), stepper(view, policy, 0, kBudget) {

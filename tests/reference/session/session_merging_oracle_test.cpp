@@ -1,5 +1,5 @@
-// What sessions merge, against the definitions in 50 digits: every merged entry of every record that predicts by the current
-// query, and the outputs that KeepKV promises to keep.
+// The merges of sessions against the definitions in 50 digits: every merged entry of every record that predicts by the
+// current query, and the outputs that KeepKV's merges must not change.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -31,9 +31,9 @@ RandomLayer layer_of(int64_t group_size, uint64_t seed) {
   return {{kQueryHeads, kQueryHeads / group_size, 6, 9}, kTokens, kRecorded, kManySteps, seed};
 }
 
-// One time at which one KV head merges.
+// One merge of one KV head: its inputs.
 struct Moment {
-  RecordedCache before;  // all that takes part
+  RecordedCache before;  // the cache before the merge
   Matrix queries;        // [group_size, head_dim]
   double scale;
 
@@ -59,7 +59,7 @@ ClusterMembers members_of(const RecordedCache& cache, const MergeCluster& cluste
   return members;
 }
 
-// The columns of the group's members, the one that stays first.
+// The logits of the cluster's members, the staying one first.
 Rows scores_of(const Moment& moment, const MergeCluster& cluster) {
   const Positions positions = moment.before.positions();
   const auto column = [&](int64_t position) {
@@ -89,15 +89,15 @@ void expect_within(VectorView actual, const Row& expected) {
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(within(actual[i], expected[i])) << "at " << i;
 }
 
-// The caches after the merge by definition; what a record says of the merge is held to it.
+// The cache after a merge by definition.
 struct Merged {
-  Rows keys, values;  // of all entries but those who left, by position
+  Rows keys, values;  // of the staying entries, in order of position
   Row votes;
   int clusters = 0;
   bool decided = true;
 };
 
-// left  those who are not there any more, merged or not
+// The merge by definition; the record's predicted scores must agree with it. staying: the positions left in the cache
 Merged merged_by_definition(const Moment& moment, const Merge& merge, const HeadMerge& record,
                             const Positions& staying) {
   std::map<int64_t, oracle::MergedCluster> clusters;
@@ -123,7 +123,7 @@ Merged merged_by_definition(const Moment& moment, const Merge& merge, const Head
   return result;
 }
 
-// The recorded cache after the merge is the definition's.
+// Requires that the recorded cache after the merge equals the definition's.
 void expect_definition(const Merged& expected, const RecordedCache& actual) {
   ASSERT_EQ(actual.entries.size(), expected.keys.size());
   const Matrix keys = actual.keys(), values = actual.values();
@@ -145,8 +145,8 @@ std::vector<Real> exact_output(VectorView query, const RecordedCache& cache, dou
   return result;
 }
 
-// The query's output over the cache after the merge is that before it, but for what rounding makes of merged entries. The
-// definition itself loses nothing: 10^-35, as 50 digits are lost to sums and to singular values near others.
+// Requires that the merge changes the query's output by no more than the rounding of merged entries. The definition
+// itself changes it by at most 10^-35: the other of 50 digits are lost in sums and in nearly equal singular values.
 void expect_lossless(const Moment& moment, const Merged& merged, const RecordedCache& after) {
   if (!merged.decided) return;
   for (int64_t h = 0; h < moment.queries.rows(); ++h) {
@@ -175,7 +175,8 @@ Matrix copied(MatrixView rows) {
   return result;
 }
 
-// Follows a policy and holds all its merges to the definition; `lossless`, too, to the promise.
+// Replays a policy and compares all its merges with the definition; with `lossless` also requires that they change no
+// output.
 class Follower {
  public:
   Follower(const RandomLayer& layer, const Policy& policy, const Positions& budgets)
@@ -215,7 +216,7 @@ class Follower {
     return merged;
   }
 
-  // What a session answers right after a rebuild is attention over all that ever were.
+  // The output right after a rebuild equals attention over all original entries.
   void expect_output_of_all(const Moment& moment, const Merged& merged, const StepRecord& record, int64_t g) {
     if (!merged.decided) return;
     for (int64_t h = 0; h < moment.queries.rows(); ++h) {
@@ -233,7 +234,7 @@ class Follower {
   int clusters_ = 0;
 };
 
-// Every method that predicts by the current query.
+// Every method, predicting by the current query.
 std::vector<NamedMerge> current_merges(const SimilarTarget& target) {
   std::vector<NamedMerge> merges;
   for (const MergeGqa gqa : {MergeGqa::joint, MergeGqa::mean}) {
@@ -268,8 +269,8 @@ TEST(SessionMergingOracle, IsMetByEveryMergeThatPredictsByTheCurrentQuery) {
   }
 }
 
-// One query head per KV head: what the query gets from the cache is the same before and after the merge that it built, at the
-// prompt's end, in decoding, and over the whole of a rebuilt cache.
+// With one query head per KV head a merge does not change the output of the query for which it was built: at the
+// prompt's end, while decoding, and over all entries of a rebuilt cache.
 TEST(SessionMergingOracle, KeepsTheBuildingQuerysOutputWithOneQueryHeadPerKvHead) {
   const RandomLayer layer = layer_of(1, 70);
   for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
@@ -286,11 +287,10 @@ TEST(SessionMergingOracle, KeepsTheBuildingQuerysOutputWithOneQueryHeadPerKvHead
   }
 }
 
-// Without a threshold nobody is dropped, so that a rebuild at every step keeps every step's output.
+// Without a threshold no entry is dropped, so rebuilding at every step preserves every step's output.
 TEST(SessionMergingOracle, KeepsEveryOutputWithAPeriodOfOneStep) {
   const RandomLayer layer = layer_of(1, 71);
-  KeepKv method =
-      with_target(KeepKv{}, kMergeAll);  // rebuilds go by the current query, whatever predicts else
+  KeepKv method = with_target(KeepKv{}, kMergeAll);  // rebuilds use the current query whatever the prediction
   method.period = 1;
   for (const auto& [name, policy, always_kept] : merging_policies({{"keepkv", method}})) {
     SCOPED_TRACE(name);
@@ -316,7 +316,8 @@ TEST(SessionMergingOracle, KeepsEveryOutputWithAPeriodOfOneStep) {
   }
 }
 
-// Queries of zero pay all alike, before and after: votes and means by votes keep every query's output, not the builder's alone.
+// Queries of zero attend equally to all, before and after merges: votes and vote-weighted means preserve the outputs of
+// all queries, not only of the one for which a merge was built.
 TEST(SessionMergingOracle, KeepsEveryOutputOfQueriesThatPayAllAlike) {
   for (const int64_t group_size : {1, 2}) {
     RandomLayer layer = layer_of(group_size, 72);
@@ -336,7 +337,8 @@ TEST(SessionMergingOracle, KeepsEveryOutputOfQueriesThatPayAllAlike) {
                 mean += values(i, c) / static_cast<double>(values.rows);
                 size += std::abs(values(i, c));
               }
-              // Each value passes through a weighted mean per merge, at most one a step, and the output's: 37 terms each.
+              // Each value undergoes a weighted mean per merge, at most one per step, and the output's mean: 37 terms
+              // each.
               EXPECT_NEAR(record.output(h, c), mean,
                           static_cast<double>((kManySteps + 2) * 40) * 0x1p-53 * size);
             }

@@ -1,4 +1,4 @@
-// What merging does to sessions of every host, as far as it can be told without its numbers.
+// Merging in sessions of every host, without looking at merged numbers.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -71,7 +71,7 @@ std::vector<Policy> evicting_policies() {
   return policies;
 }
 
-// The same caches, outputs and leavers to the last bit; nobody merges.
+// The caches, outputs and evictions equal those without merging to the last bit; no entry is merged.
 void expect_eviction(const RandomLayer& layer, const Policy& policy, const Merge& merge,
                      const Positions& budgets) {
   Policy merging = policy;
@@ -161,7 +161,7 @@ TEST(SessionMerging, OfOtherMethodsNeverVotes) {
   }
 }
 
-// ---- what records say
+// ---- the contents of records
 
 TEST(SessionMerging, AnswersByTheCacheThatItsRecordsDescribe) {
   for (const int64_t group_size : {2}) {
@@ -231,10 +231,10 @@ double cosine(const std::vector<double>& a, const std::vector<double>& b) {
   return aa == 0 || bb == 0 ? 0 : product / std::sqrt(aa * bb);
 }
 
-// 1e-14: what the products of 6 numbers of length 1 may be off by, from both sides.
+// 1e-14 covers the rounding of products of 6 numbers of length 1 on both sides.
 TEST(SessionMerging, InDecodingSendsWhoLeavesToTheMostSimilarOfTheOthers) {
   const double threshold = 0.6;
-  std::map<size_t, std::pair<int, int>> seen;  // by host: merged, dropped
+  std::map<size_t, std::pair<int, int>> seen;  // {merged, dropped} by host
   for (const auto& [name, policy, always_kept] :
        merging_policies(targeted_merges(SimilarTarget{Decimal{6, 1}}))) {
     if (std::holds_alternative<SnapKv>(policy.host)) continue;

@@ -1,4 +1,4 @@
-// What a session scores, keeps and answers, against the definitions in 50 digits.
+// The scores, kept entries and outputs of a session, against the definitions in 50 digits.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -26,7 +26,7 @@ using oracle::Rows;
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
 
-// What the definitions say of a prompt.
+// A prompt's scores by their definitions.
 struct Expected {
   explicit Expected(const LayerView& layer)
       : window(window_weights(layer)),
@@ -77,7 +77,7 @@ struct Expected {
   Rows norms[2];
 };
 
-// The k best of the candidates by falling score, ties by rising position: sorted as they are, none left out.
+// The k best candidates by descending score, ties by ascending position: by a full stable sort.
 Positions best(VectorView scores, Positions candidates, int64_t k) {
   std::ranges::stable_sort(candidates, std::ranges::greater(), [&](int64_t i) { return scores[i]; });
   candidates.resize(k);
@@ -90,7 +90,7 @@ Positions with_window(Positions selected) {
   return selected;
 }
 
-// The smallest stage one whose mass, with the window's, exceeds 1/2 for every window query and head of the
+// The size of the smallest stage one whose mass, with the window's, exceeds 1/2 for every window query and head of the
 // group.
 int64_t adaptive_count(const Expected& expected, int64_t g, int64_t group_size, const Positions& ranked) {
   int64_t count = 0;
@@ -109,7 +109,7 @@ int64_t adaptive_count(const Expected& expected, int64_t g, int64_t group_size, 
   return count;
 }
 
-// The scores against the oracle; then the choices, which must follow from the recorded scores exactly.
+// Compares scores with the oracle, and requires that the choices follow exactly from the recorded scores.
 void expect_prompt(const PromptRecord& record, const LayerView& layer, const Policy& policy,
                    const Positions& budgets, const Expected& expected) {
   const int64_t candidates = kTokens - kHost.window, group_size = layer.shape.group_size();
@@ -142,7 +142,7 @@ void expect_prompt(const PromptRecord& record, const LayerView& layer, const Pol
     EXPECT_TRUE(oracle::all_within(record.stage_two_score->row(g),
                                    oracle::stage_two_scores(Expected::group(expected.pooled, g, group_size),
                                                             norms, critical->epsilon, critical->gqa)));
-    // In tenths: floor(alpha k) without a fraction in between.
+    // alpha in tenths, so that floor(alpha k) is computed in integers.
     const int64_t count = critical->alpha
                               ? (critical->alpha->places == 0 ? 10 : 1) * critical->alpha->digits * k / 10
                               : adaptive_count(expected, g, group_size, ranked);
@@ -155,7 +155,7 @@ void expect_prompt(const PromptRecord& record, const LayerView& layer, const Pol
   }
 }
 
-// What a layer's steps give, by what was kept: attention over the kept entries and every new one.
+// The outputs of a layer's steps: attention over the kept entries and every new one.
 class ExpectedSteps {
  public:
   explicit ExpectedSteps(const RandomLayer& layer) : layer_(layer) {}
@@ -193,7 +193,7 @@ class ExpectedSteps {
 };
 
 TEST(SessionOracle, FollowsTheDefinitionsForEveryPolicyAndGroupSize) {
-  bool adapted = false;  // somewhere adaptive alpha took some candidates, but not all
+  bool adapted = false;  // whether adaptive alpha ever took some candidates, but not all
   for (const int64_t group_size : kGroupSizes) {
     for (const double sharpness : {1, 4}) {
       RandomLayer layer = random_layer(group_size, static_cast<uint64_t>(group_size));
@@ -219,8 +219,8 @@ TEST(SessionOracle, FollowsTheDefinitionsForEveryPolicyAndGroupSize) {
   EXPECT_TRUE(adapted);
 }
 
-// What the sweep chooses from, by exact scores: top k by mean_h A^h (lambda + N^h / mean N^h), unpooled, for
-// lambda in 0, 25 points from 10^-3 to 10^3, infinity.
+// The selections of the sweep by exact scores: top k by mean_h A^h (lambda + N^h / mean N^h), unpooled, for lambda in
+// 0, 25 points from 10^-3 to 10^3, infinity.
 std::vector<Positions> swept_selections(const Expected& expected, int64_t g, int64_t group_size, Norm norm,
                                         int64_t k) {
   std::vector<std::optional<Real>> lambdas{Real(0)};
@@ -244,7 +244,7 @@ std::vector<Positions> swept_selections(const Expected& expected, int64_t g, int
   return selections;
 }
 
-// The sets are compared by computed bounds: the promise holds up to the error bounds of two evaluations.
+// Selections are compared by computed bounds, so the guarantee holds up to the error bounds of two evaluations.
 TEST(SessionOracle, SweepsToTheLeastBoundOfTheSweepAndTopKAndCritical) {
   int64_t better_than_top_k = 0, better_than_critical = 0;
   for (const int64_t group_size : kGroupSizes) {
@@ -284,7 +284,7 @@ TEST(SessionOracle, SweepsToTheLeastBoundOfTheSweepAndTopKAndCritical) {
   EXPECT_GT(better_than_critical, 0);
 }
 
-// L from the session's own outputs, two outputs apart, against the form without cancellation.
+// L as the difference of two of the session's own outputs, against the form without cancellation.
 TEST(SessionOracle, PerturbsItsOutputsByWhatThePerturbationSays) {
   const RandomLayer layer = random_layer(2, 7);
   const LayerView view = layer.view();

@@ -1,4 +1,5 @@
-// A cache that is built anew of all entries that ever were, after every period of steps, and what hosts go on with.
+// A cache that is rebuilt from all original entries after every period of steps, and the state with which hosts
+// continue.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -58,7 +59,7 @@ TEST(SessionRebuild, ComesAfterEveryPeriodAndLosesNobodyThen) {
   }
 }
 
-// The layer as if its prompt had gone on to step t, with that step's queries alone recorded.
+// The layer with a prompt that extends to step t, and with only that step's queries recorded.
 RandomLayer prolonged(const RandomLayer& layer, int64_t t) {
   RandomLayer result = layer;
   result.tokens = layer.tokens + t + 1;
@@ -83,7 +84,8 @@ void expect_equal(const HeadMerge& actual, const HeadMerge& expected) {
   }
 }
 
-// Hosts that evict: the prompt's compression of all n + t + 1 entries, judged by this query, bit for bit.
+// Hosts that evict: a rebuild is the compression of a prompt of all n + t + 1 entries, judged by this step's query, bit
+// for bit.
 TEST(SessionRebuild, IsThePromptsCompressionOfAllEntriesByTheStepsQueries) {
   Critical critical;
   Critical adaptive;
@@ -103,7 +105,7 @@ TEST(SessionRebuild, IsThePromptsCompressionOfAllEntriesByTheStepsQueries) {
         if (zip) method.key = MergedKey::zip, method.gqa = MergeGqa::mean;
         if (std::holds_alternative<TopK>(choice.selection) &&
             std::holds_alternative<AttentionScore>(choice.score)) {
-          method.order = MergeOrder::merge_first;  // the prompt's end alone goes by it
+          method.order = MergeOrder::merge_first;  // applies at the prompt's end only
         }
         Policy policy = choice, fresh = choice;
         policy.merge = method;
@@ -128,7 +130,8 @@ TEST(SessionRebuild, IsThePromptsCompressionOfAllEntriesByTheStepsQueries) {
   }
 }
 
-// SnapKV: candidates are those of the prompt's end, pooled among themselves; its window and all that came since stay.
+// SnapKV: the candidates of the prompt's end compete again, pooled among themselves; its window and all later entries
+// stay.
 TEST(SessionRebuild, OfSnapKvChoosesAgainAmongThePromptsCandidates) {
   const int64_t candidates = kTokens - kHost.window;
   for (const int64_t seed : {49, 50, 51, 52}) {
@@ -149,8 +152,8 @@ TEST(SessionRebuild, OfSnapKvChoosesAgainAmongThePromptsCandidates) {
   }
 }
 
-// H2O adds up what entries were paid since the prompt's window, or since the cache was rebuilt; merged entries go on with the
-// score of the one that stayed.
+// H2O's scores sum attention since the prompt's window, or since the last rebuild; a merged entry continues with the
+// score of the entry that stayed.
 TEST(SessionRebuild, StartsTheRunningScoresAnew) {
   for (const std::optional<int64_t> period : {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
     const RandomLayer layer = layer_of(53);
@@ -181,7 +184,7 @@ TEST(SessionRebuild, StartsTheRunningScoresAnew) {
           if (!stays) least = std::min(least, score);
         }
         if (record.evicted[g] < 0) continue;
-        // Entries lie in another order in the session, so that sums round otherwise.
+        // The session holds its entries in another order, so its sums are rounded differently.
         EXPECT_LE(scores[g].at(record.evicted[g]), least * (1 + 1e-12)) << "step " << t;
         scores[g].erase(record.evicted[g]);
         ++leaving;

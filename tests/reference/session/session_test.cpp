@@ -21,7 +21,7 @@ using namespace test;
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
 
-// The steps that follow are full attention over these positions of the prompt and every new one, bit for bit.
+// Requires that the following steps are full attention over these prompt positions and every new entry, bit for bit.
 void expect_attention_over(const Positions& kept, kvbound::Session& session, const RandomLayer& layer) {
   const int64_t group_size = layer.shape.group_size();
   for (int64_t t = 0; t < kSteps; ++t) {
@@ -71,7 +71,7 @@ TEST(Session, ChangesNothingAtABudgetOfThePrompt) {
 }
 
 TEST(Session, KeepsEveryNewEntry) {
-  // The first step brings a key that the last step's queries match 10^3 nats better than all others.
+  // The first step adds a key that the last step's queries match by 10^3 nats more than all others.
   RandomLayer layer = random_layer(2, 5);
   for (int64_t g = 0; g < 2; ++g) {
     for (double& entry : layer.all_keys.slice(g).row(kTokens)) entry *= 30;
@@ -90,9 +90,8 @@ TEST(Session, KeepsEveryNewEntry) {
 }
 
 TEST(Session, AdaptsStageOneToTheNeediestHead) {
-  // Keys 0, 1, 2, 0; the window is the last query. Head 0 asks with 0 and pays all 1/4: the window's 1/4
-  // needs two more to exceed 1/2. Head 1 asks with 10 and pays key 2 nearly all: one is enough.
-  // The best first: 2, 1, 0.
+  // Keys 0, 1, 2, 0; the window is the last query. Head 0's query 0 gives 1/4 to each: beside the window's 1/4 two more
+  // are needed to exceed 1/2. Head 1's query 10 gives nearly all to key 2: one is enough. The order is 2, 1, 0.
   Tensor keys(1, 4, 1), values(1, 4, 1), queries(2, 1, 1);
   keys.slice(0)(1, 0) = 1;
   keys.slice(0)(2, 0) = 2;
@@ -126,7 +125,7 @@ TEST(Session, StartsOverWhenItCompressesAgain) {
 }
 
 TEST(Session, GivesTheSameBitsForAnyNumberOfThreads) {
-  // 300 tokens: more than one block of the norms.
+  // 300 tokens: more than one block of norms.
   const RandomLayer layer({8, 4, 16, 40}, 300, 40, kSteps, 8);
   const Positions budgets{60, 90, 45, 300};
   const int before = omp_get_max_threads();

@@ -46,14 +46,14 @@ TEST(BenchShape, HasTokensOfItsOwnWhereNoneAreNamed) {
   EXPECT_THROW(parse_bench_shape("pocket:"), UsageError);
 }
 
-// Two query heads on one KV head, head_dim 4, model_dim 3; 16-bit caches.
+// Two query heads on one KV head, head_dim 4, model_dim 3, 16-bit caches.
 constexpr LayerShape kTiny{2, 1, 4, 3};
 
 TEST(DeviceWork, OfAttentionIsTheCacheTheQueriesAndTheResults) {
   // 5 entries: keys and values 2 x 20 numbers, queries 8; output 8, log-sum-exp 2, logits 10; one count.
   const DeviceWork work = attention_work(kTiny, 5);
   EXPECT_EQ(work.bytes, 2 * (40 + 8) + 4 * (8 + 2 + 10) + 8);
-  // Per head and entry 4 products and sums for the logit, 4 for the output.
+  // Per head and entry: 4 products and sums for the logit, 4 for the output.
   EXPECT_EQ(work.flop, 2 * 5 * (2 * 4 + 2 * 4));
 }
 
@@ -81,7 +81,8 @@ TEST(DeviceWork, OfSelectionsIsTheScoresAndTheIndices) {
 }
 
 TEST(DeviceWork, OfCompactionIsEveryKeptNumberTwiceAndItsPositionTwice) {
-  // 2 entries of one KV head stay: 8 numbers of keys, 8 of values, read and written; 2 positions and a count, twice.
+  // 2 entries of one KV head are kept: 8 numbers of keys and 8 of values, read and written; 2 positions and a count,
+  // twice.
   EXPECT_EQ(compact_work(kTiny, 2).bytes, 2 * (2 * 8 + 2 * 8) + 8 * (2 * 2 + 2));
 }
 
@@ -96,7 +97,7 @@ TEST(DeviceWork, OfALargeLayerIsWhatItsFloorsAreTakenFrom) {
   EXPECT_THAT(compact_work(llama, 32768 / 5).bytes, near(54e6));
 }
 
-// Two pieces that only write down that they ran.
+// Two bench pieces that only record that they ran.
 struct Recorder {
   std::vector<BenchPiece> pieces() {
     return {{"one", 10, "scores", [this] { ran += '1'; }}, {"two", 20, "scores", [this] { ran += '2'; }}};

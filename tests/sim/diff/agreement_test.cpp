@@ -26,7 +26,7 @@ traces::Layer layer_of(int64_t group_size, uint64_t seed) {
 
 constexpr int64_t kEntries = 14;
 
-// What the reference records.
+// The reference's record of a replay.
 LayerRecord record_of(const traces::Layer& layer, const Policy& policy, int64_t steps = test::kSteps) {
   const auto session = reference::make_session();
   LayerRecord record;
@@ -82,7 +82,7 @@ TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
   LayerRecord record = record_of(layer, test::kTopK);
   LayerClaims claims = claims_of(record);
   std::vector<Positions>& kept = *claims.kept;
-  // The best candidate is replaced by the worst.
+  // The best candidate is replaced with the worst.
   const VectorView score = record.prompt.score.row(0);
   const auto best = std::ranges::max_element(score) - score.begin();
   const auto worst = std::ranges::min_element(score) - score.begin();
@@ -128,7 +128,7 @@ TEST(Agreement, FindsEveryKeptSetThatIsNone) {
 
 TEST(Agreement, AllowsTiesAndCountsThem) {
   traces::Layer layer = layer_of(2, 8);
-  // All tokens alike: every choice is a tie.
+  // All tokens are equal, so every choice is a tie.
   for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
     for (int64_t i = 1; i < layer.keys.slice(g).rows; ++i) {
       std::ranges::copy(layer.keys.slice(g).row(0), layer.keys.slice(g).row(i).begin());
@@ -160,7 +160,7 @@ TEST(Agreement, FindsAnyOneNumberThatIsOffByTwiceItsBound) {
       std::vector<double>& numbers = (claims.*member)->numbers;
       for (size_t i = 0; i < numbers.size(); i += 7) {
         const double right = numbers[i];
-        // An element that is far out tells its bound.
+        // A number that is far off is reported with its bound.
         numbers[i] = right + 1;
         std::vector<TensorAgreement> found = agreement(layer, implementation(policy, arithmetic), claims);
         const auto wrong =
@@ -192,7 +192,7 @@ TEST(Agreement, AllowsForInputsThatStorageRounds) {
   EXPECT_EQ(find(found, "output").judged, find(found, "output").elements);
 }
 
-// What was measured of a record, as claims.
+// The measured numbers of a record, as claims.
 LayerClaims measured_claims(const traces::Layer& layer, const LayerRecord& record) {
   const LayerMetrics metrics = measure(layer, {record}).front();
   const auto claim = [](const Matrix& figures) {
@@ -240,7 +240,7 @@ TEST(Agreement, JudgesEveryFigureThatIsMeasuredWithinItsOwnBound) {
 TEST(Agreement, AcceptsFiguresOfInputsInSinglePrecision) {
   traces::Layer layer = layer_of(2, 13);
   for (double& value : layer.values.numbers())
-    value *= 0x1p20;  // masses are of another size than what has units
+    value *= 0x1p20;  // so that masses and quantities with units differ in size
   const traces::Layer stored = test::stored_in_single_precision(layer);
   for (const Policy& policy : measured_policies()) {
     TestedImplementation tested = implementation(policy);
@@ -252,7 +252,7 @@ TEST(Agreement, AcceptsFiguresOfInputsInSinglePrecision) {
 }
 
 TEST(Agreement, CountsTheEntriesThatHeadsShareOutOtherwise) {
-  // The fourth of the largest weights is head 0's or, but for a billionth, head 1's.
+  // The fourth largest weight is head 0's, by a relative margin of 1e-8 over head 1's.
   const traces::Layer layer = test::weighted_layer(5, {{9, 8, 4 * (1 + 1e-8), 1, 1}, {9, 4, 3, 3, 4}});
   TestedImplementation tested{parse_policy("h2o:window=1:recent=1+adakv:safeguard=0"), 3, 0,
                               reference::single_precision(), Dtype::f64};

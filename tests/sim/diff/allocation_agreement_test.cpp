@@ -36,7 +36,7 @@ TEST(AllocationExplanation, OfExactScoresIsTheReferencesAlone) {
 }
 
 TEST(AllocationExplanation, OfScoresNextToEachOtherIsEitherHeads) {
-  // The third largest is 7, or, half a unit off each, 6.5.
+  // The third largest score is 7 or, with errors of half a unit, 6.5.
   const std::vector<double> scores{9, 8, 1, 2, 7, 6.5}, half(6, 0.5), little(6, 0.125);
   EXPECT_EQ(explain("0", {9, 8, 6.5, 2, 7, 3}, half, {1, 2}, {3, 0}), Explanation::found);
   EXPECT_EQ(explain("0", {9, 8, 6.5, 2, 7, 3}, little, {1, 2}, {3, 0}), Explanation::none);
@@ -45,7 +45,7 @@ TEST(AllocationExplanation, OfScoresNextToEachOtherIsEitherHeads) {
 }
 
 TEST(AllocationExplanation, ReachesAcrossHeadsAsFarAsErrorsDo) {
-  // Head 0 may have 3 among the two largest, rather than the other head its 4.
+  // Head 0's 3 may be among the two largest instead of the other head's 4.
   const std::vector<double> scores{5, 3, 4, 0}, errors{0.75, 0.75, 0.75, 0};
   EXPECT_EQ(explain("0", scores, errors, {1, 1}, {1, 1}), Explanation::found);
   EXPECT_EQ(explain("0", scores, errors, {1, 1}, {2, 0}), Explanation::found) << "5 and 3 rather than 4";
@@ -54,7 +54,7 @@ TEST(AllocationExplanation, ReachesAcrossHeadsAsFarAsErrorsDo) {
 
 TEST(AllocationExplanation, IsUnknownWhereErrorsAreInfiniteOrRankingsTooMany) {
   EXPECT_EQ(explain("0", {1, 2}, {0, kInfinity}, {1, 0}, {1, 0}), Explanation::unknown);
-  // Eight heads of equal scores: with hardly a share to be won, any count of large ones is as good as any other.
+  // Eight heads of equal scores and hardly any budget to win: too many rankings explain the allocation.
   const std::vector<double> scores(8 * 40, 1.0), errors(8 * 40, 0.5);
   Counts shared(8, 20);
   shared[0] = 21;
@@ -83,10 +83,10 @@ RC_GTEST_PROP(AllocationExplanation, IsNeverNoneForWhoIsHonestAboutScoresWithinT
   RC_ASSERT(explanation == Explanation::found);
 }
 
-constexpr double kTie = 1 + 1e-8;  // single precision does not tell it from 1, double precision does
+constexpr double kTie = 1 + 1e-8;  // equal to 1 in single precision, but not in double precision
 
-// Two KV heads of four candidates each, and one entry that always stays: of the four largest weights three are head 0's, the
-// least of which is nearly one of head 1's.
+// Two KV heads with four candidates each and one always-kept entry. Three of the four largest weights are head 0's; the
+// least of these nearly ties with a weight of head 1.
 AllocationJudgement judged(const std::string& policy, const Counts& kept,
                            const reference::Arithmetic& arithmetic) {
   const traces::Layer layer = test::weighted_layer(5, {{9, 8, 4 * kTie, 1, 1}, {9, 4, 3, 3, 4}});

@@ -9,7 +9,7 @@ namespace {
 
 using test::matrix;
 
-// Of two KV heads and two steps; every number is another.
+// A record of two KV heads and two steps, all of whose numbers differ.
 LayerRecord merging_record() {
   LayerRecord record;
   record.prompt.kept = {{0, 2}, {1}};

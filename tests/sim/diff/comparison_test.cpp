@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Claims in double precision, whose own rounding is far below the bounds here.
+// A comparison of claims in double precision, whose rounding is far below the bounds given here.
 TensorAgreement compared(const std::vector<double>& claimed, const std::vector<double>& expected,
                          const std::vector<double>& bounds, Dtype storage = Dtype::f64) {
   return compare("score", {{std::ssize(claimed)}, claimed, storage}, expected, bounds);

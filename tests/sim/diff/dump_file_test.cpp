@@ -54,7 +54,7 @@ class DumpFileTest : public testing::Test {
   DumpFile open(const SafetensorsParts& parts) const {
     return {folder_.write("dump.safetensors", parts.bytes()), trace_info(), 1 << 20};
   }
-  // What is said of a dump that is refused; empty if it is not.
+  // The error message for a refused dump; empty if it is accepted.
   std::string refusal(const SafetensorsParts& parts) const {
     try {
       open(parts).read_layer(1);

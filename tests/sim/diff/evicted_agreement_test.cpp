@@ -43,7 +43,7 @@ std::vector<Policy> policies() {
           policy_of(kH2o, {}, ThetaSweep{})};
 }
 
-// A tested implementation, and what the reference says of the prompt.
+// A tested implementation, and the reference's record of the prompt.
 struct Case {
   Case(const traces::Layer& layer_, const Policy& policy,
        const reference::Arithmetic& arithmetic = reference::double_precision())
@@ -55,7 +55,7 @@ struct Case {
         errors(prompt, implementation, record),
         kept(record.kept) {}
 
-  // The session's own evictions.
+  // The reference session's own evictions.
   Positions own() {
     Positions left;
     for (int64_t t = 0; t < kSteps; ++t) {
@@ -103,7 +103,7 @@ TEST(EvictedAgreement, OfTheReferenceWithItselfIsCompleteAndWithoutSwaps) {
   }
 }
 
-// Who is in KV head g's cache at step t, the new entry included.
+// The positions in KV head g's cache at step t, the new entry included.
 std::set<int64_t> cache_at(const Case& given, const Positions& left, int64_t t, int64_t g) {
   std::set<int64_t> cache(given.kept[g].begin(), given.kept[g].end());
   for (int64_t step = 0; step <= t; ++step) cache.insert(kTokens + step);
@@ -173,7 +173,7 @@ TEST(EvictedAgreement, LetsTheReferencesChoiceLeaveWhereTheClaimedOneCannot) {
   }
 }
 
-// The entry `twin` of KV head 1 becomes one of `model`, but for a billionth.
+// Makes entry `twin` of KV head 1 equal to entry `model` up to a factor of 1 + 1e-9.
 void make_twin(traces::Layer& layer, int64_t model, int64_t twin) {
   for (Tensor* tensor : {&layer.keys, &layer.values}) {
     std::ranges::transform(tensor->slice(1).row(model), tensor->slice(1).row(twin).begin(),
@@ -192,8 +192,7 @@ TEST(EvictedAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
       before.implementation.steps = 1;
       const int64_t model = before.judge({}).teacher_forced[1][0];
       const auto twin = std::ranges::find_if(before.kept[1], [&](int64_t i) { return i >= 2 && i != model; });
-      if (model < 2 || model >= kWindowBegins || *twin >= kWindowBegins)
-        continue;  // not all queries see them
+      if (model < 2 || model >= kWindowBegins || *twin >= kWindowBegins) continue;  // not seen by all queries
       make_twin(layer, model, *twin);
       const std::vector<Positions> kept = before.kept;
       for (const bool single : {true, false}) {
@@ -202,7 +201,7 @@ TEST(EvictedAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
         given.implementation.steps = 1;
         const std::vector<Positions> own = given.judge({}).teacher_forced;
         const bool twins = own[1][0] == model || own[1][0] == *twin;
-        if (!twins) continue;  // another entry is worse now
+        if (!twins) continue;  // another entry has a smaller score now
         const int64_t other = own[1][0] == model ? *twin : model;
         const EvictedJudgement found = given.judge(Positions{own[0][0], other});
         EXPECT_EQ(found.agreement.outside, single ? 0 : 1);
@@ -219,7 +218,8 @@ TEST(EvictedAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
   }
 }
 
-// Whether an implementation may evict the entry that has, but for a hundred-millionth, the smallest score at the first step.
+// Whether an implementation may evict, at the first step, the entry whose score exceeds the smallest one by a share of
+// 1e-8.
 bool may_evict_second_smallest(const Host& host, const reference::Arithmetic& prompt,
                                const reference::Arithmetic& steps) {
   const traces::Layer layer = test::weighted_layer(5, {{8, 2 * (1 + 1e-8), 7, 2, 6, 5}});
@@ -265,7 +265,7 @@ TEST(EvictedAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
   const traces::Layer layer = layer_of(9);
   for (const Policy& policy : policies()) {
     Case given(layer, policy);
-    given.kept[0].erase(given.kept[0].begin() + 5, given.kept[0].begin() + 9);  // ten of fourteen
+    given.kept[0].erase(given.kept[0].begin() + 5, given.kept[0].begin() + 9);  // keeps ten of fourteen
     for (int64_t i = 0; given.kept[1].size() < 17; ++i) {
       if (!std::ranges::binary_search(given.kept[1], i)) {
         given.kept[1].insert(std::ranges::lower_bound(given.kept[1], i), i);

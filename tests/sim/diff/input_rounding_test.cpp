@@ -10,14 +10,14 @@
 namespace kvbound::sim::input_rounding_test {
 namespace {
 
-// All numbers are 1, which every type holds.
+// A layer whose numbers are all 1, which every type holds exactly.
 traces::Layer layer_of_ones() {
   traces::Layer layer = test::weighted_layer(3, {{1, 1, 1, 1}});
   for (double& key : layer.keys.numbers()) key = 1;
   return layer;
 }
 
-// Held by F16, by BF16, and by F32 alone.
+// Numbers that F16, BF16 and F32, respectively, hold exactly, but the next shorter type does not.
 constexpr double kHalf = 1 + 0x1p-10, kBrain = 1 + 0x1p-7, kSingle = 1 + 0x1p-23;
 
 InputRounding with_key(double key, Dtype storage) {

@@ -18,7 +18,7 @@ const auto* const kOneThread = testing::AddGlobalTestEnvironment(new test::OneTh
 using reference::Arithmetic;
 using test::Positions;
 
-// A tested implementation, and what the reference says of the prompt.
+// A tested implementation, and the reference's record of the prompt.
 struct Case {
   Case(traces::Layer layer_, const std::string& policy, int64_t budget,
        const Arithmetic& arithmetic = reference::double_precision())
@@ -40,8 +40,8 @@ struct Case {
   std::vector<Positions> teacher_forced;
 };
 
-const std::string kHost = "h2o:window=1:recent=1";  // the last position always stays
-constexpr double kTie = 1 + 1e-8;  // single precision does not tell it from 1, double precision does
+const std::string kHost = "h2o:window=1:recent=1";  // the last position is always kept
+constexpr double kTie = 1 + 1e-8;  // equal to 1 in single precision, but not in double precision
 
 TEST(KeptAgreement, AcceptsAnotherEntryOnlyWhereRoundingExplainsIt) {
   const traces::Layer layer = test::weighted_layer(6, {{8, 1, 4, 4 * kTie, 2, 1}});
@@ -119,7 +119,7 @@ TEST(KeptAgreement, SaysNothingWhereBoundsTellNoCandidateFromAnother) {
 const std::string kCritical = kHost + "+critical:epsilon=0";
 
 TEST(KeptAgreement, JudgesEachOfTheTwoStagesByItsOwnScore) {
-  // Stage one is entry 0, stage two entries 1 and 3.
+  // Stage one takes entry 0, stage two entries 1 and 3.
   const traces::Layer layer = test::weighted_layer(6, {{8, 1, 1, 1, 1, 1}}, {{0.01, 5, 4, 4 * kTie, 1, 1}});
   Case exact(layer, kCritical, 4), single(layer, kCritical, 4, reference::single_precision());
   ASSERT_EQ(exact.record.kept.front(), (Positions{0, 1, 3, 5}));
@@ -140,9 +140,9 @@ TEST(KeptAgreement, JudgesEachOfTheTwoStagesByItsOwnScore) {
 }
 
 TEST(KeptAgreement, AllowsAStageOneOfEitherSizeWhereItsMassIsAHalf) {
-  const Positions one{0, 3, 4, 5}, two{0, 1, 3, 5};  // by a stage one of entry 0, and of 0 and 1
+  const Positions one{0, 3, 4, 5}, two{0, 1, 3, 5};  // with a stage one of {0}, and of {0, 1}
   const auto judge = [&](double weight, const Positions& kept) {
-    // With the last entry's 1, entry 0 has half of the mass if its weight is 4.
+    // The always-kept last entry has weight 1: together with a weight of 4, entry 0 reaches half of the mass.
     Case given(test::weighted_layer(6, {{weight, 2, 1.5, 1, 0.5, 1}}, {{1, 0.1, 1, 10, 10, 1}}),
                kCritical + ":alpha=adaptive", 4);
     return given.judge({kept}).outside;
@@ -171,7 +171,7 @@ TEST(KeptAgreement, JudgesAThetaSweepByItsBoundAlone) {
 }
 
 TEST(KeptAgreement, RejectsASweepsSetWithoutMassWhereAnotherHasSome) {
-  // The always-kept entry and two others are so far behind that their weights are 0 in double precision.
+  // The always-kept entry and two others have logits so small that their weights are 0 in double precision.
   const traces::Layer layer = test::weighted_layer(6, {{1e20, 1e20, 5e-324, 5e-324, 1e19, 5e-324}});
   Case given(layer, kHost + "+theta-sweep", 3);
   EXPECT_EQ(given.judge({{0, 1, 5}}).outside, 0);
@@ -205,7 +205,7 @@ TEST(KeptAgreement, AllowsFewerThanTheBudgetOnlyWhereMergingComesFirst) {
   EXPECT_EQ(fewer.worst->note, "KV head 0: 2 entries are kept; the budget is 3");
 }
 
-// What an implementation keeps that has these scores of the candidates.
+// The set kept by an implementation with these scores of the candidates.
 Positions kept_by(const Case& given, const std::vector<double>& scores) {
   std::vector<size_t> order(scores.size());
   for (size_t j = 0; j < order.size(); ++j) order[j] = j;
@@ -235,7 +235,7 @@ RC_GTEST_PROP(KeptAgreement, AcceptsEverySetByScoresWithinTheirErrorsAndNoneWith
   const TensorAgreement found = given.judge({kept});
   RC_CLASSIFY(*found.near_tie_swaps > 0);
   RC_ASSERT(found.agrees());
-  // The best score that is not kept, three bounds better than it is.
+  // The best entry is replaced by the worst, if their scores differ by more than three times their bounds.
   Positions wrong = kept;
   const auto worst = std::ranges::min_element(own) - own.begin(),
              best = std::ranges::max_element(own) - own.begin();

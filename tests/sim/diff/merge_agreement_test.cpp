@@ -172,8 +172,8 @@ TEST(MergeAgreement, FindsAnotherEviction) {
   EXPECT_EQ(found.agreements.size(), 4u) << "nothing is said of what is not claimed";
 }
 
-// All but entry 0 are kept. Its key in KV head 0 has the same cosine with those of entries 1 and 2, and in KV head 1 is nearer to
-// entry 1's.
+// All entries but 0 are kept. In KV head 0 its key has the same cosine with the keys of entries 1 and 2; in KV head 1
+// it is nearer to entry 1's.
 traces::Layer ambiguous_layer() {
   traces::Layer layer = test::weighted_layer(5, {{1, 9, 8, 7, 9, 1}, {1, 9, 8, 7, 9, 1}});
   layer.shape.head_dim = 2;

@@ -27,13 +27,13 @@ std::vector<test::NamedPolicy> policies() {
   return test::merging_policies(merges);
 }
 
-// What a record says of KV head 1 at a step; nothing of hosts that evict nothing.
+// The claim made by a record for KV head 1 at a step; empty for hosts that evict nothing.
 ClaimedStep claimed(const StepRecord& step) {
   if (step.evicted.empty()) return {};
   return {step.evicted[1], step.merged_into[1]};
 }
 
-// How many numbers are beyond their bounds, and the largest of these bounds.
+// The number of elements that exceed their bounds, and the largest bound.
 struct Beyond {
   int64_t count = 0;
   double largest_bound = 0;
@@ -102,7 +102,7 @@ TEST(MergeReplay, HoldsWhatInputsInSinglePrecisionLeadToAndNothingFarFromIt) {
   }
 }
 
-// A cache of five entries of one KV head, from which tova evicts the one of least weight.
+// A KV head's cache of five entries, from which tova evicts the one with the least weight.
 MergedCase weighted_case(const std::vector<double>& weights, const Merge& merge,
                          const reference::Arithmetic& arithmetic = reference::double_precision()) {
   return {test::weighted_layer(5, {weights}),
@@ -182,7 +182,7 @@ TEST(MergeReplay, LeavesUndecidedEvictionsByScoresWithoutBoundsAndOnUncertainCac
 }
 
 TEST(MergeReplay, KnowsHowManyMayHaveMergedWithEachEntry) {
-  // With one dimension all keys of one sign have a cosine of 1: entries that leave may go anywhere.
+  // In one dimension all keys of the same sign have cosine 1, so that an evicted entry may be merged into any of them.
   const MergedCase one = weighted_case({8, 2, 7, 3, 6, 5}, D2o{test::kMergeAll});
   const MergeReplay ambiguous(one.part, 0, {0, 2, 3, 4}, true);
   EXPECT_EQ(ambiguous.members()[0].least, 0);
@@ -212,7 +212,7 @@ TEST(MergeReplay, StopsBeingCertainWhereAnUnclaimedTargetIsAmbiguous) {
   EXPECT_TRUE(forced.step(1, {}).certain);
 }
 
-// CaM spreads the value of an evicted entry over the two behind it, for certain where all get equal attention.
+// CaM spreads the value of an evicted entry over the two entries behind it, with certainty where attention is uniform.
 TEST(MergeReplay, SpreadsValuesAsClaimed) {
   const MergedCase given = weighted_case({8, 8, 8, 8, 8, 8, 8}, Cam{2, 3});
   MergeReplay spread(given.part, 0, {0, 1, 2, 3, 4}, true), dropped(given.part, 0, {0, 1, 2, 3, 4}, true);

@@ -12,8 +12,8 @@ namespace {
 
 using reference::Arithmetic;
 
-// Keys are ln 2 = 0.69 for all entries, queries 1: with inputs that are off by a share of 2^-9 every logit is off by twice that
-// share of 0.69, and by little else.
+// All keys are ln 2 = 0.69 and all queries 1: with relative input errors of 2^-9 every logit is off by twice that share
+// of 0.69, plus negligible terms.
 constexpr double kInput = 0x1p-9;
 const double kLogit = 2 * kInput * std::log(2);
 
@@ -26,7 +26,7 @@ Arithmetic rounded_inputs() {
 // Four prompt tokens, two steps.
 traces::Layer layer_of() { return test::weighted_layer(4, {{2, 2, 2, 2, 2, 2}}); }
 
-// KeepKV that predicts in some way.
+// A KeepKV policy with this prediction and kind of scores.
 Policy predicting(Prediction predict, ScoreKind scores) {
   KeepKv method;
   method.prediction.predict = predict;
@@ -38,8 +38,8 @@ struct Case {
   explicit Case(const Policy& policy_, const Arithmetic& arithmetic_ = rounded_inputs())
       : layer(layer_of()), policy(policy_), arithmetic(arithmetic_), errors(layer, policy, arithmetic, 0) {}
 
-  // Of the logarithm of what is predicted of entries 0 and 1 as one: of a mean of two scores whose errors are the same, which is off
-  // by as much as they are.
+  // The error of the predicted log score of entries 0 and 1 after their merge: a mean of two scores with equal errors
+  // has the same error.
   double log_score_error() const {
     const Matrix query = test::matrix({{1}});
     const Matrix rows = test::matrix({{std::log(2)}, {std::log(2)}});
@@ -117,7 +117,7 @@ TEST(MergedErrors, OfPredictedScoresAreThoseOfLogitsAndOfTheirSum) {
   EXPECT_NEAR(error(Prediction::current, ScoreKind::attention), kLogit, 0.01 * kLogit)
       << "the last query's own scores are raw";
   EXPECT_NEAR(error(Prediction::ema, ScoreKind::raw), kLogit, 0.01 * kLogit);
-  // A mean of e^s that are each off by a factor e^t is off by no more than e^t - 1, which is 0.29 for 0.25.
+  // A mean of e^s, each off by a factor of at most e^t, is off by at most e^t - 1, which is 0.284 for t = 0.25.
   EXPECT_GT(error(Prediction::ema, ScoreKind::attention), 0.25 + kLogit);
   EXPECT_LT(error(Prediction::ema, ScoreKind::attention), 0.35);
 }
@@ -137,7 +137,7 @@ TEST(MergedErrors, OfAveragesAreTheLargestOfAllQueriesAndOfTheLastQuerysScoresIt
   EXPECT_NEAR(error(Prediction::current), 2 * kLogit, 0.1 * kLogit);
 }
 
-// What a step's attention may be off by: its two logits by `logit`, their log-sum-exp by 1/8.
+// The errors of a step's attention: two logits off by `logit`, and a log-sum-exp off by 1/8.
 reference::AttentionErrors step_errors(double logit) {
   reference::AttentionErrors errors;
   errors.log_sum_exp = {0.125};
@@ -183,7 +183,7 @@ TEST(MergedErrors, OfAMeanAreThoseOfItsMembersAndOfTheirWeights) {
     members.log_scores = scores;
     const reference::MergedEntryErrors merged =
         given.errors.merged({query, scores, {}, {0, 1}}, members, {0, 1});
-    // Half of each, and what storing both costs; all weights are equal, of equal keys.
+    // Half of each member's error, plus the rounding by storage of both; equal keys have equal weights.
     EXPECT_GE(merged.value.front(), 0.125 + kInput);
     EXPECT_LT(merged.value.front(), 0.3);
     EXPECT_GE(merged.key.front(), 0.0625 + kInput);

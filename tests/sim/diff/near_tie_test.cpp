@@ -25,7 +25,7 @@ Scores with_error(const std::vector<double>& values, double error) {
   return {values, std::vector<double>(values.size(), error)};
 }
 
-// The numbers anywhere within their errors.
+// Numbers drawn uniformly within the scores' errors.
 std::vector<double> perturbed(const Scores& scores, test::Random& random) {
   std::vector<double> result = scores.values;
   for (size_t i = 0; i < result.size(); ++i) result[i] += random.uniform(-1, 1) * scores.errors[i];
@@ -116,8 +116,8 @@ TEST(CriticalFault, OfOneStageAloneIsThatOfTopK) {
 }
 
 TEST(CriticalFault, PutsAnEntryOfWideErrorIntoStageOneIfThatIsTheOnlyWay) {
-  // Entry 1 beats entry 0 in attention's lower end, but left-out entry 2 clearly beats it; so 0, which may be anything,
-  // must be stage one, and 1 stage two.
+  // Entry 1 beats entry 0 at the lower end of entry 0's attention, but entry 2, which is left out, clearly beats entry
+  // 1. So entry 0, whose attention may be anything, must be stage one, and 1 stage two.
   const Scores attention{{1, 1.5, 2}, {5, 0, 0}}, stage_two = with_error({4, 4, 1}, 0);
   EXPECT_FALSE(critical_fault(attention, stage_two, Positions{0, 1}, 1));
 }
@@ -154,7 +154,7 @@ RC_GTEST_PROP(CriticalFault, IsNoneForBothStagesOnScoresWithinTheirErrors, ()) {
   RC_ASSERT(!critical_fault(attention, stage_two, selected, stage_one));
 }
 
-// Is there any stage one, of all subsets, that explains the selection?
+// Whether any stage one, of all subsets, explains the selection.
 bool explained(const Scores& attention, const Scores& stage_two, const Positions& selected,
                int64_t stage_one) {
   const auto is_clearly_better = [](const Scores& scores, int64_t i, int64_t j) {
@@ -188,7 +188,7 @@ RC_GTEST_PROP(CriticalFault, IsThereExactlyIfNoStageOneOfAllExplainsTheSelection
   test::Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const int64_t count = 1 + random.index(8), k = random.index(count + 1), stage_one = random.index(k + 1);
   const Scores attention = random_scores(random, count), stage_two = random_scores(random, count);
-  // Half of the selections are nearly right, so that both answers are frequent.
+  // Half of the selections are nearly right, so that both outcomes are frequent.
   const Positions selected =
       random.index(2) == 0
           ? random.subset(count, k)

@@ -32,14 +32,15 @@ PromptErrors errors_of(const traces::Layer& layer, const std::string& policy,
   return {layer.prompt(), implementation, record_of(layer, implementation.policy)};
 }
 
-// Arithmetic that is exact but for inputs that are stored in single precision.
+// Double-precision arithmetic on inputs that were stored in single precision.
 Arithmetic single_inputs() {
   Arithmetic arithmetic = reference::double_precision();
   arithmetic.input = 0x1p-24;
   return arithmetic;
 }
 
-// Whether numbers of an implementation are within the errors of the reference's, and those of the next columns are not.
+// Requires that the implementation's numbers are within the errors of the reference's, while those of the next column
+// often are not.
 void expect_within(MatrixView theirs, MatrixView own, const Matrix& errors, const char* what) {
   ASSERT_EQ(errors.rows(), own.rows) << what;
   ASSERT_EQ(errors.cols(), own.cols) << what;

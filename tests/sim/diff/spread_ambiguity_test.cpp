@@ -12,7 +12,7 @@ namespace {
 
 const Cam kCam{4, 3};
 
-// Of an entry, 0, before two others: a probability of weight / mean of 0.2 and 0.6.
+// For entry 0 before two others with mean attention 0.2 and 0.6: it is spread with a probability of weight / 0.4.
 SpreadAmbiguity ambiguity(double weight, double error, int64_t position,
                           const reference::Arithmetic& arithmetic) {
   const std::vector<int64_t> following{1, 2};
@@ -55,7 +55,7 @@ TEST(SpreadAmbiguity, IsNoneOfAProbabilityThatIsOneOrZeroHoweverItErrs) {
 TEST(SpreadAmbiguity, IsWhereTheMeanOfThoseThatFollowIsTooFarOff) {
   const std::vector<int64_t> following{1, 2};
   for (int64_t position = 0; position < 1000; ++position) {
-    // A probability of 0.3 / mean, the mean of 0.4 and 0.8 off by 0.1.
+    // The probability is 0.3 / mean; the mean of 0.4 and 0.8 is off by 0.1.
     const SpreadAmbiguity result = spread_ambiguity(kCam, {{0.3, 0.4, 0.8}, {0, 0.1, 0.1}}, 0, following, 1,
                                                     position, reference::double_precision());
     EXPECT_EQ(result.may, reference::spreads(0.6, kCam.seed, 1, position));

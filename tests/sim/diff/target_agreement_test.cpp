@@ -17,7 +17,7 @@ using reference::Arithmetic;
 constexpr SimilarTarget kAlways{std::nullopt};
 SimilarTarget above(const char* threshold) { return {*parse_decimal(threshold)}; }
 
-// A cache of keys in the plane, each at an angle and of any length; entry i is at position 10 (i + 1).
+// A cache of keys in the plane with given angles and different lengths; entry i is at position 10 (i + 1).
 struct Plane {
   explicit Plane(const std::vector<double>& angles,
                  const Arithmetic& arithmetic_ = reference::double_precision())
@@ -31,7 +31,7 @@ struct Plane {
     }
   }
 
-  // The first entry leaves.
+  // Judges the claimed target of the first entry, which is evicted.
   TargetJudgement judge(const SimilarTarget& target, const std::optional<int64_t>& claimed,
                         bool certain = true) const {
     MergedErrors errors(layer, policy, arithmetic, 0);
@@ -154,8 +154,8 @@ TEST(TargetAgreement, FollowsItsOwnWhereNothingIsClaimedAndKnowsWhetherThatIsCer
       << "it may have been dropped";
 }
 
-// A cache of positions 3, 7, 8 and 9, of which the first leaves with a probability of 1/2 that its value is spread over the next
-// two.
+// A cache of four positions. The first entry is evicted, and with a probability of 1/2 its value is spread over the
+// next two.
 struct Spread {
   explicit Spread(int64_t position = 3) {
     layer.shape = {1, 1, 2, 1};
@@ -179,7 +179,7 @@ struct Spread {
   MeanAttention attention;
 };
 
-// A position whose draw says so, or not.
+// A position for which CaM's draw spreads the value, or does not.
 int64_t position_that(bool is_spread) {
   int64_t position = 0;
   while (reference::spreads(0.5, Spread::kCam.seed, 1, position) != is_spread) ++position;
@@ -213,7 +213,7 @@ TEST(SpreadAgreement, RejectsAnyButTheFirstOfThoseThatFollow) {
 
 TEST(SpreadAgreement, AcceptsEitherWhereAttentionIsTooFarOffForTheDraw) {
   Spread given(position_that(true));
-  given.attention.errors[0] = 0.2;  // a probability of 0 to 1
+  given.attention.errors[0] = 0.2;  // the probability may be anything from 0 to 1
   for (const int64_t claimed : {int64_t{1007}, kNoPosition}) {
     const TargetJudgement found = given.judge(claimed);
     EXPECT_FALSE(found.choice.offence);

@@ -17,7 +17,7 @@ using reference::Arithmetic;
 SimilarTarget above(const char* threshold) { return {*parse_decimal(threshold)}; }
 SimilarTarget always() { return {std::nullopt}; }
 
-// A key of length 1 in the plane, so that cosines are those of angles.
+// A key of length 1 in the plane, so that cosines of keys are those of the angles between them.
 std::vector<double> at_angle(double radians) { return {std::cos(radians), std::sin(radians)}; }
 
 bool is_range(const MemberRange& range, int64_t least, int64_t most) {
@@ -146,7 +146,7 @@ TEST(MemberRanges, EncloseTheReferencesMembersAndThoseOfRoundedKeys) {
   for (int round = 0; round < 30; ++round) {
     const int64_t tokens = 20 + random.index(120), head_dim = 4;
     Matrix keys = random.matrix(tokens, head_dim);
-    // Some are nearly the same.
+    // Every third key is nearly equal to the one before it.
     for (int64_t i = 1; i < tokens; i += 3) {
       for (int64_t c = 0; c < head_dim; ++c) keys(i, c) = keys(i - 1, c) * (1 + 1e-3 * random.normal());
     }

@@ -31,7 +31,7 @@ Tensor column(const std::vector<double>& numbers) {
   return tensor;
 }
 
-// One head of one number: logits are keys. Two prompt tokens, then steps of queries 1.
+// One head of dimension 1 with queries 1: logits are keys. Two prompt tokens, then decode steps.
 traces::Layer hand_made_layer(const std::vector<double>& keys, const std::vector<double>& values) {
   traces::Layer layer;
   layer.shape = {1, 1, 1, 1};
@@ -44,7 +44,7 @@ traces::Layer hand_made_layer(const std::vector<double>& keys, const std::vector
   return layer;
 }
 
-// Token 1 goes to token 0, which then has these numbers; then steps in which nobody leaves.
+// Token 1 is merged into token 0, which then has these numbers; then steps without evictions.
 LayerRecord hand_made_record(double votes, double key, double value, const Matrix& log_scores, size_t steps) {
   LayerRecord record;
   record.prompt.kept = {{0}};
@@ -62,7 +62,7 @@ LayerRecord hand_made_record(double votes, double key, double value, const Matri
 Policy policy(const std::string& text) { return parse_policy(text); }
 
 TEST(MergeMetrics, OfAHandMadeMergeAreThoseOfPaper) {
-  // Weights 1 and 2 of values 4 and 1: o = 2. The merged entry alone gives its own value.
+  // Weights 1 and 2, values 4 and 1: o = 2. The merged entry alone outputs its own value.
   const traces::Layer layer = hand_made_layer({0, std::log(2.0), 0}, {4, 1, 8});
   const Matrix log_scores = matrix({{0, std::log(2.0)}});
   const LayerRecord record = hand_made_record(2, std::log(1.5), 2.5, log_scores, 1);
@@ -73,14 +73,14 @@ TEST(MergeMetrics, OfAHandMadeMergeAreThoseOfPaper) {
   EXPECT_FALSE(metrics.changes[0].rounding) << "a moving average is not lossless";
   EXPECT_EQ(metrics.counts.merged, 1);
 
-  // At the step: (4 + 2 + 8)/4 before; two votes of 3/2 and one of 1 now: (3 * 2.5 + 8)/4.
+  // At the step: (4 + 2 + 8)/4 before the merge; after it two votes of 3/2 and one of 1: (3 * 2.5 + 8)/4.
   ASSERT_TRUE(metrics.later);
   const LaterQueries& later = *metrics.later;
   EXPECT_NEAR(later.perturbation(0, 0), 15.5 / 4 - 3.5, 32 * kUnit);
   EXPECT_NEAR(later.share(0, 0), 0.75, 8 * kUnit);
   EXPECT_NEAR(later.sag(0, 0), 0, 8 * kUnit) << "members had 3/4, too";
   EXPECT_EQ(later.value_distance(0, 0), 7) << "8 and 1; the step's own entry counts";
-  // Predictions were 1, 2 and 3/2 attention weights, whatever that means; the query pays 1/4, 1/2 and 3/8.
+  // The predictions are read as attention weights of 1, 2 and 3/2; the query's actual weights are 1/4, 1/2 and 3/8.
   EXPECT_NEAR(later.prediction_error(0, 0), 3, 64 * kUnit);
   EXPECT_EQ(later.bound(0, 0), std::numeric_limits<double>::infinity());
   const MergeMetrics raw = measure_merges(layer, record, policy("snapkv:window=1+keepkv:scores=raw"), true);
@@ -115,7 +115,7 @@ TEST(MergeMetrics, OfRebuildsAreLosslessWhateverElseIsPredicted) {
   const traces::Layer layer = hand_made_layer({0, std::log(2.0), std::log(3.0)}, {4, 1, 6});
   LayerRecord record = hand_made_record(2, 0.5, 2, matrix({{0, 1}}), 1);
   record.steps[0].rebuilt = true;
-  // 1 and 2 go to the newest: weights 1, 2 and 3
+  // 0 and 1 are merged into the newest entry, 2: weights 1, 2 and 3
   record.steps[0].merges = {{{{2, {0, 1}, matrix({{std::log(3.0), 0, std::log(2.0)}})}},
                              {.leaving = 2, .merged = 2, .clusters = 1},
                              {2},
@@ -135,7 +135,7 @@ TEST(MergeMetrics, OfRebuildsAreLosslessWhateverElseIsPredicted) {
 }
 
 TEST(MergeMetrics, SayOfMethodsWithoutVotesHowTheirEntriesSag) {
-  // Equal logits: members had 2/3 of the attention, one entry without votes has 1/2.
+  // Equal logits: the members had 2/3 of the attention; their merged entry, with one vote, has 1/2.
   const traces::Layer layer = hand_made_layer({0, 0, 0}, {4, 1, 8});
   const LayerRecord record = hand_made_record(1, 0, 2.5, Matrix(1, 0), 1);
   const MergeMetrics metrics = measure_merges(layer, record, policy("snapkv:window=1+d2o"), true);
@@ -174,7 +174,7 @@ traces::Layer random_layer(const Shape& shape, uint64_t seed) {
   return layer;
 }
 
-// An entry of one KV head: votes, key, value, ln s^ per query head.
+// An entry of one KV head.
 struct Entry {
   double votes = 1;
   std::vector<double> key, value;
@@ -197,7 +197,7 @@ Matrix queries_at(const traces::Layer& layer, int64_t g, int64_t step) {
 
 using reference::distance;
 
-// Caches written down the long way: who merged, and what that made of them.
+// Explicit caches, in which merges are recorded as a session would record them.
 class Session {
  public:
   Session(const traces::Layer& layer, const KeepKv& options, double noise, uint64_t seed)
@@ -209,7 +209,7 @@ class Session {
       Cache cache;
       for (int64_t j = 0; j < layer.prompt_tokens; ++j) cache[j] = original(layer, g, j);
       for (int64_t j = 3; j < layer.prompt_tokens; j += 11) cache.erase(j);  // dropped
-      // Every third stays, and the two that follow it go there.
+      // Every fourth entry stays, and the two that follow it are merged into it.
       std::vector<Positions> clusters;
       for (int64_t j = 0; j + 2 < layer.prompt_tokens; j += 4) {
         Positions cluster{j};
@@ -225,7 +225,7 @@ class Session {
     }
   }
 
-  // A step in which the given position leaves each KV head's cache for another one; -1: is dropped.
+  // A step in which every KV head evicts the position `leaving` (-1: none) and merges it into `into` (-1: drops it).
   void step(int64_t leaving, int64_t into) {
     const auto t = std::ssize(record_.steps);
     StepRecord& step = record_.steps.emplace_back();
@@ -244,7 +244,7 @@ class Session {
   LayerRecord& record() { return record_; }
 
  private:
-  // Merges clusters of a cache; the record of that, with all entries or those that changed.
+  // Merges clusters of a cache; returns the record, with all entries or only the changed ones.
   HeadMerge merged(Cache& cache, int64_t g, int64_t step, const std::vector<Positions>& clusters, bool all) {
     const Matrix queries = queries_at(layer_, g, step);
     HeadMerge record;
@@ -324,7 +324,7 @@ LayerRecord decoded(Session session) {
   session.step(-1, -1);
   session.step(8, 4);
   session.step(4, 12);
-  session.step(12, -1);  // dropped, with all that it stood for
+  session.step(12, -1);  // dropped, with everything merged into it
   session.step(40, 16);
   session.step(-1, -1);
   return session.record();
@@ -366,10 +366,10 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
   KeepKv options;
   const LayerRecord record = decoded(Session(layer, options, 0.2, 3));
   const LaterQueries later = *measure_merges(layer, record, keepkv(options), true).later;
-  // Which merge is the latest with entries in the cache, by step: 3 is the merge of step 2, after 4 it is the prompt's again.
+  // The latest merge with entries in the cache: at step 3 that of step 2; after step 4 the prompt's again.
   const int64_t n = layer.prompt_tokens;
   for (int64_t g = 0; g < 2; ++g) {
-    // Step 0: the prompt's clusters, all of them.
+    // Step 0 sees all of the prompt's clusters.
     const HeadMerge& merge = record.prompt.merges[g];
     Matrix keys, values, all_keys, all_values, members;
     std::vector<double> votes, all_votes;
@@ -418,7 +418,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
           for (size_t c = 0; c < 8; ++c) mean[c] += predicted * all_values.row(member)[c];
         }
         for (double& number : mean) number /= sum;
-        // The merged entry's own score, by the denominator of the cache before.
+        // The merged entry's actual score, normalised by the denominator of the cache before the merge.
         const double actual = weight / size * std::exp(now.log_sum_exp[i] - before.log_sum_exp[i]);
         epsilon = std::max(epsilon, std::abs(1 - sum / size / actual));
         joint += weight * distance(mean, values.row(row.at(cluster.into)));
@@ -435,7 +435,8 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
         EXPECT_EQ(later.joint_bound(0, h), std::numeric_limits<double>::infinity());
       }
       EXPECT_TRUE(std::isnan(later.bound(0, h))) << "claimed for one query head per KV head";
-      // Later steps: a merge at step 1 and 2 is the latest at 2 and 3; then the prompt's remaining clusters.
+      // Later steps: the merges of steps 1 and 2 are the latest at steps 2 and 3; then the prompt's remaining clusters
+      // are.
       for (int64_t t = 0; t < later.perturbation.rows(); ++t) EXPECT_GT(later.share(t, h), 0) << t;
       EXPECT_LT(later.share(2, h), share) << "one cluster";
     }
@@ -452,7 +453,7 @@ TEST(MergeMetrics, NeverViolateTheBoundsOfLaterQueriesWhereTheyAreClaimed) {
       for (const ScoreKind scores : {ScoreKind::attention, ScoreKind::raw}) {
         for (uint64_t seed = 0; seed < 6; ++seed) {
           traces::Layer layer = random_layer({heads}, seed);
-          // Successive queries alike, so that predictions are worth something.
+          // Successive queries are alike, so that predictions are informative.
           for (int64_t h = 0; h < heads.query_heads; ++h) {
             const MutableMatrixView queries = layer.queries.slice(h);
             for (int64_t i = 1; i < queries.rows; ++i) {
@@ -492,7 +493,8 @@ TEST(MergeMetrics, NoteWhereABoundIsExceeded) {
     return measure_merges(layer, record, keepkv(options), true).later->violations;
   };
   EXPECT_TRUE(violations().empty());
-  // Step 1 merges 8 into 4, and then its own query comes again: predictions are exact, the bound is 0 but for rounding.
+  // Step 1 merges 8 into 4, and then the same query comes again: predictions are exact, and the bound is 0 up to
+  // rounding.
   for (int64_t h = 0; h < 2; ++h) {
     std::ranges::copy(layer.queries.slice(h).row(layer.window_queries + 1),
                       layer.queries.slice(h).row(layer.window_queries + 2).begin());

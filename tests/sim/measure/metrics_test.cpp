@@ -71,12 +71,12 @@ TEST(Larger, IsNotANumberIfEitherIsNot) {
 }
 
 TEST(Metrics, OfAHandMadeLayerAreThoseOfPaper) {
-  // Token 0 leaves: o = 4/4 + 2/2 + 1/4 = 9/4; without it weights are 2/3 and 1/3 and o^ = 5/3.
+  // Token 0 is evicted: o = 4/4 + 2/2 + 1/4 = 9/4; without it the weights are 2/3 and 1/3 and o^ = 5/3.
   const LayerMetrics metrics = measure(hand_made_layer({4, 2, 1}), {record({{1}}, 1, {{1}})}).front();
   EXPECT_NEAR(metrics.perturbation(0, 0), 3 * (9.0 / 4 - 5.0 / 3), 16 * kUnit);
   EXPECT_NEAR(metrics.relative(0, 0), (9.0 / 4 - 5.0 / 3) / (9.0 / 4), 16 * kUnit);
   EXPECT_NEAR(metrics.kept_mass(0, 0), 0.75, 4 * kUnit);
-  // 1/4 * 12 for who left, and (1/4)/(3/4) of 1/2 * 6 + 1/4 * 3 for who stayed
+  // 1/4 * 12 for the evicted token, and (1/4)/(3/4) of 1/2 * 6 + 1/4 * 3 for the kept ones
   EXPECT_NEAR(metrics.bound.value()(0, 0), 4.25, 32 * kUnit);
   EXPECT_NEAR(metrics.stage_one_mass.value()(0, 0), 0.75, 4 * kUnit) << "token 1 and the new one";
   EXPECT_NEAR(metrics.layer_perturbation[0], 1.75, 16 * kUnit);
@@ -133,7 +133,7 @@ traces::Layer random_layer(uint64_t seed) {
   return layer;
 }
 
-// The same for one query, straight from the reference's functions.
+// The same quantities for one query, computed by the reference's functions.
 struct Direct {
   Direct(const traces::Layer& layer, int64_t t, int64_t h, const Positions& residents) {
     const int64_t position = layer.prompt_tokens + t;
@@ -153,8 +153,8 @@ struct Direct {
     const reference::RoundingScale scale = reference::rounding_scale(values, projection);
     rounding = reference::perturbation_rounding(eviction, scale);
 
-    // Logits of either computation are off by at most d, so weights by a factor of e^(4 d), and by their own
-    // roundings; every figure is a sum whose terms are at most |w| times the absolute projections.
+    // Logits of either computation are off by at most d, so weights by a factor of e^(4 d) and by their own roundings;
+    // every quantity is a sum whose terms are at most |w| times the absolute projections.
     double largest = 0;
     for (int64_t j = 0; j < keys.rows; ++j) {
       double sum = 0;
@@ -201,7 +201,7 @@ TEST(Metrics, AreWhatTheReferenceSaysOfEachQueryAlone) {
 }
 
 TEST(RunRecall, IsTheShareKeptOfThoseWhoseEvictionMovesTheFirstStepMost) {
-  // Without token 0 the output moves from 9/4 to 5/3, without token 1 to 5/2: token 0 is missed most.
+  // Without token 0 the output changes from 9/4 to 5/3, without token 1 to 5/2: evicting token 0 changes it most.
   const traces::Layer layer = hand_made_layer({4, 2, 1});
   const std::vector<LayerRecord> records{record({{0}}, 1), record({{1}}, 1), record({{0, 1}}, 1)};
   const auto shares = [&](int64_t recall_of) {
@@ -231,7 +231,8 @@ TEST(RunRecall, IsUndefinedWhereErrorsAreTooLargeForADouble) {
 }
 
 TEST(RunRecall, AddsErrorsUpOverTheQueryHeadsOfAKvHead) {
-  // Head 0 attends to all alike and moves most without token 0; head 1 sees nearly nothing but token 1, and moves by more.
+  // Head 0 attends equally to all and changes most without token 0; head 1 attends almost only to token 1, and without
+  // it changes more.
   traces::Layer layer = hand_made_layer({4, 2, 1}, 10);
   layer.shape = {2, 1, 1, 2};
   layer.queries = Tensor(2, 2, 1);
@@ -248,8 +249,8 @@ TEST(RunRecall, AddsErrorsUpOverTheQueryHeadsOfAKvHead) {
 TEST(Metrics, NoLongerCountWhoLeftAfterThatStep) {
   const traces::Layer layer = random_layer(2);
   LayerRecord leaving = record({{0, 7, 39}, {1, 38, 39}}, 3);
-  leaving.steps[0].evicted = {7, -1};   // seen by the query of step 0, gone at step 1
-  leaving.steps[1].evicted = {40, 38};  // the first decoded token leaves KV head 0
+  leaving.steps[0].evicted = {7, -1};   // seen by the query of step 0, but not at step 1
+  leaving.steps[1].evicted = {40, 38};  // the first decoded token is evicted from KV head 0
   leaving.steps[2].evicted = {0, 0};
   const LayerMetrics metrics = measure(layer, {leaving}).front();
   const std::vector<std::vector<Positions>> residents{{{0, 7, 39, 40}, {1, 38, 39, 40}},
@@ -262,7 +263,7 @@ TEST(Metrics, NoLongerCountWhoLeftAfterThatStep) {
   }
 }
 
-// Two prompt tokens, both with weight 1/4 or 1/2 of the step's; token 0 went to token 1. What the cache gave is recorded.
+// Three tokens of weights 1/4, 1/2 and 1/4; token 0 was merged into token 1. The recorded output is 2.
 TEST(Metrics, OfARunThatMergesAreTakenFromItsOutputs) {
   LayerRecord merging = record({{1}}, 1, {{1}});
   merging.prompt.merges.resize(1);
@@ -306,7 +307,7 @@ TEST(Metrics, SayHowManyEntriesEachKvHeadKeeps) {
   EXPECT_EQ(measure(random_layer(6), {record({{0, 7, 39}, {38}}, 2)}).front().kept, (Positions{3, 1}));
 }
 
-// Whoever has been there since a rebuild is of its selection; whoever came later is new.
+// Entries present at a rebuild count if its stage one has them; later entries always count.
 TEST(Metrics, GoByTheStageOneOfTheLastRebuild) {
   const traces::Layer layer = random_layer(6);
   LayerRecord merging = record({{0, 7, 39}, {1, 38, 39}}, 4, {{0}, {38, 39}});
@@ -334,7 +335,7 @@ TEST(Metrics, GoByTheStageOneOfTheLastRebuild) {
             "stage_one of a rebuild is 0 but kv_heads is 2");
 }
 
-// Stage one of every rebuild is what the step's own query says, and the masses are of it.
+// Stage one of every rebuild is chosen by the step's own query, and the measured masses are those of this stage one.
 TEST(Metrics, OfAReplayThatRebuildsGoByStageOneOfTheCacheInUse) {
   constexpr int64_t kSteps = 5, kBudget = 12, kWindow = 3;
   const traces::Layer layer = random_layer(7);

@@ -1,4 +1,4 @@
-// Recordings that mean what they say, and such that do not.
+// Recorded attention outputs that agree with the recorded tensors, and ones that do not.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kTokens = 40;  // 37 of the prompt, 3 decoded
 constexpr int64_t kWindow = 5;
 
-// Two query heads on one KV head; the model's output in double, scaled values, then stored by `store`.
+// Two query heads on one KV head. The recorded outputs are computed in double precision from scaled values, then stored
+// by `store`.
 template <class Store>
 traces::Layer recording(double value_size, Dtype storage, const Store& store) {
   test::Random random(1);

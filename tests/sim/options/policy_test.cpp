@@ -30,7 +30,7 @@ TwoStage two_stage_of(const std::string& text) {
   return std::get<ThetaSweep>(policy.selection);
 }
 
-/// Any finite number >= 0, of any magnitude.
+/// A finite number >= 0 of any magnitude.
 rc::Gen<double> any_epsilon() {
   return rc::gen::map(rc::gen::resize(rc::kNominalSize, rc::gen::arbitrary<uint64_t>()), [](uint64_t bits) {
     const double number = std::abs(std::bit_cast<double>(bits));
@@ -43,7 +43,7 @@ rc::Gen<int64_t> any_positive() { return integer(1, INT64_MAX - 1); }
 TwoStage any_two_stage() {
   TwoStage options;
   options.alpha.reset();
-  if (*integer(0, 3) > 0) {  // alpha = parts / 10^16, or 1
+  if (*integer(0, 3) > 0) {  // alpha has 15 decimals, or is 1
     std::string digits = std::to_string(*integer(0, 999999999999999));
     digits.insert(0, 15 - digits.size(), '0');
     options.alpha = parse_decimal(*integer(0, 9) == 0 ? "1" : "0." + digits);
@@ -150,7 +150,7 @@ Selection any_selection(const Host& host) {
   }
 }
 
-// What has no meaning together is left out.
+// A random policy; combinations that are refused are not drawn.
 Policy any_policy() {
   Policy policy;
   policy.host = any_host();

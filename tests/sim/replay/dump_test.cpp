@@ -27,7 +27,7 @@ Run run_of(const std::string& policy, const std::string& budget) {
   return {{policy, parse_policy(policy)}, parse_budget(budget), "reference"};
 }
 
-// For so many runs, each at its own budget, of a command without other outputs.
+// The dump targets of a command with this many runs, each with its own budget, and no other outputs.
 DumpTargets targets_for(const std::string& target, const std::vector<std::string>& traces, int runs) {
   std::vector<Run> all;
   for (int i = 0; i < runs; ++i) all.push_back(run_of("snapkv", std::to_string(256 + i)));

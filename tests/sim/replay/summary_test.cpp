@@ -16,7 +16,7 @@ using test::matrix;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Two steps and two query heads, of one figure.
+// Two steps and two query heads with this perturbation.
 LayerMetrics metrics(const Matrix& perturbation) {
   LayerMetrics metrics;
   metrics.perturbation = perturbation;

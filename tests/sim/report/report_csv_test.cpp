@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// A line's fields; those in quotes without them.
+// A CSV line's fields; quoted ones without their quotes.
 std::vector<std::string> fields(const std::string& line) {
   std::vector<std::string> result(1);
   bool quoted = false;
@@ -37,7 +37,7 @@ std::vector<std::string> fields(const std::string& line) {
   return result;
 }
 
-// The lines of a table, each by the names of its columns.
+// The lines of a CSV table, with fields by column name.
 struct Table {
   explicit Table(const std::string& csv) {
     std::istringstream lines(csv);
@@ -56,7 +56,7 @@ struct Table {
   std::vector<std::map<std::string, std::string>> rows;
 };
 
-// What the rows of single query heads have in a column.
+// The values of a column in the rows of single query heads.
 std::vector<std::string> column(const std::string& csv, const std::string& name) {
   std::vector<std::string> result;
   for (const auto& row : Table(csv).rows) {
@@ -65,7 +65,7 @@ std::vector<std::string> column(const std::string& csv, const std::string& name)
   return result;
 }
 
-// One layer of two steps and two query heads that merges.
+// One layer of two steps and two query heads with merges.
 Report merging_report(const std::vector<MergeChange>& changes) {
   LayerMetrics metrics;
   metrics.perturbation = metrics.relative = metrics.kept_mass = Matrix(2, 2);
@@ -93,14 +93,14 @@ TEST(CsvReport, SaysThatAMergesChangeIsNoNumberWhateverElseMerged) {
             (std::vector<std::string>{"nan", "nan", "nan", "2"}));
 }
 
-// Numbers that no other matrix has, and which a double holds.
+// Four different numbers from `first` on, which a double holds exactly.
 Matrix figures(double first) {
   Matrix numbers(2, 2);
   for (int64_t i = 0; i < 4; ++i) numbers(i / 2, i % 2) = first + static_cast<double>(i) / 8;
   return numbers;
 }
 
-// Two steps of two query heads; every figure's numbers begin with another one.
+// Metrics of two steps and two query heads; every matrix starts from a different number.
 LayerMetrics metrics_from(double first) {
   LayerMetrics metrics;
   metrics.perturbation = figures(first + 1);
@@ -179,7 +179,7 @@ const std::vector<std::string> kNames{"trace",
                                       "later_joint_bound",
                                       "sag"};
 
-// A row with what all runs have at a step and query head.
+// A row with the columns that all runs have, for one step and query head.
 Row row_of(double first, const std::string& path, int64_t layer, int64_t t, int64_t h) {
   Row row;
   for (const std::string& name : kNames) row[name] = "";
@@ -219,7 +219,7 @@ void merges(Row& row, double first, int64_t t, int64_t h) {
   }
 }
 
-// All rows that a report is to have, in their order.
+// All rows expected in a report, in order.
 std::vector<Row> expected_rows(const std::string& path) {
   std::vector<Row> rows;
   for (const double first : {100.0, 200.0, 300.0, 400.0}) {

@@ -24,9 +24,9 @@ using test::message_of;
 using test::Random;
 using Numbers = std::vector<double>;
 
-constexpr int64_t kTokens = 7;  // of matter to ema-paper alone
+constexpr int64_t kTokens = 7;  // matters for ema-paper only
 
-// Of one entry that was scored so; not their logarithms.
+// The predicted score of one entry after these scores (not their logarithms).
 double predicted(PredictionRule by, const Numbers& scores, double ema = 0.5, int64_t window = 2) {
   ScoreHistory history(ema, window);
   for (const double score : scores) history.observe(Numbers{std::log(score)});
@@ -44,7 +44,7 @@ TEST(ScoreHistory, ForetellsByMeansOfAllOfTheLastFewAndByTheLast) {
 }
 
 TEST(ScoreHistory, ForetellsByMovingAverages) {
-  // S = 1/8 + 3/4 + 4 = 39/8; the weights are 7/8 in all, or 1 - 2^-7.
+  // S = 1/8 + 3/4 + 4 = 39/8; the weights sum to 7/8, or count as 1 - 2^-7.
   EXPECT_NEAR(predicted(PredictionRule::ema, {1, 3, 8}), 39.0 / 7, 1e-14);
   EXPECT_NEAR(predicted(PredictionRule::ema_paper, {1, 3, 8}), 39.0 / 8 / (1 - 0x1p-7), 1e-14);
 }
@@ -62,8 +62,8 @@ TEST(ScoreHistory, CountsForAnEntryOnlyTheQueriesThatSawIt) {
   EXPECT_NEAR(std::exp(history.predicted(PredictionRule::window_mean, kTokens)[1]), 3, 1e-14);
 }
 
-// ln of the mean of exp(x): every term adds an exponential of a difference, off by 2 roundings and one of its argument (at
-// most 746, or it is 0 either way), a product and a sum; then a logarithm, a quotient and a sum.
+// ln of the mean of exp(x): every term adds an exponential of a difference, off by 2 roundings and one of its argument
+// (at most 746, beyond which it is 0 in any case), a product and a sum; then a logarithm, a quotient and a sum.
 Bounded log_mean(VectorView log_scores) {
   const Real u = oracle::unit_roundoff();
   Real largest = log_scores[0], least = largest, sum = 0;
@@ -111,7 +111,7 @@ Tensor column(const Numbers& numbers) {
   return tensor;
 }
 
-// One head of width 1: a query e pays entry j  b_j^e / sum b^e.
+// One head of width 1: query e gives entry j the weight b_j^e / sum b^e.
 traces::Layer power_layer(const Numbers& bases, const Numbers& queries, int64_t prompt_tokens,
                           int64_t steps) {
   traces::Layer layer;
@@ -144,7 +144,7 @@ int64_t row(ScoreKind scores, PredictionRule by) {
 }
 
 TEST(LayerPrediction, OfAHandMadeStepIsThatOfPaper) {
-  // The prompt's last query pays (1, 3)/4, the step's (1, 3, 4)/8.
+  // The prompt's last query has weights (1, 3)/4, the step's (1, 3, 4)/8.
   const auto heads =
       layer_prediction(power_layer({1, 3, 4}, {1, 1}, 2, 1), options(1, "streaming-llm:sinks=1", "1"), 1);
   ASSERT_EQ(heads.size(), 1u);
@@ -153,7 +153,7 @@ TEST(LayerPrediction, OfAHandMadeStepIsThatOfPaper) {
   EXPECT_NEAR(head.relative_errors(last, 0), 1, 1e-14) << "(1/8 + 3/8) / (1/2)";
   EXPECT_NEAR(head.entry_errors(last, 0), 1, 1e-14);
   EXPECT_NEAR(head.relative_errors(row(ScoreKind::raw, PredictionRule::last), 0), 0, 1e-14);
-  // By 1 - 0.9^2 instead of 0.1: 10/19 of the scores.
+  // Divided by 1 - 0.9^2 instead of 0.1: 10/19 of the scores.
   const int64_t paper = row(ScoreKind::raw, PredictionRule::ema_paper);
   EXPECT_NEAR(head.relative_errors(paper, 0), 9.0 / 19, 1e-14);
   EXPECT_NEAR(head.entry_errors(paper, 0), 9.0 / 19, 1e-14);
@@ -165,17 +165,19 @@ TEST(LayerPrediction, OfAHandMadeStepIsThatOfPaper) {
 }
 
 TEST(LayerPrediction, WeighsRelativeErrorsByTheScoresAndTakesTheMedianOfEntries) {
-  // Foretold (1, 1, 1, 1) raw; then 1, 1/2, 4, 8 of the prompt's four and 1 of the step's own.
+  // Raw scores (1, 1, 1, 1) are predicted; actual ones are 1, 1/2, 4, 8 for the prompt's entries and 1 for the step's
+  // own.
   const auto heads =
       layer_prediction(power_layer({1, 0.5, 4, 8, 1}, {0, 1}, 4, 1), options(1, "tova", "1"), 2);
   const int64_t last = row(ScoreKind::raw, PredictionRule::last);
   EXPECT_NEAR(heads[0].relative_errors(last, 0), (0 + 0.5 + 3 + 7) / 13.5, 1e-14);
-  // 0, 1, 3/4 and 7/8: between 3/4 and 7/8.
+  // Entry errors 0, 1, 3/4 and 7/8: the median is between 3/4 and 7/8.
   EXPECT_NEAR(heads[0].entry_errors(last, 0), 13.0 / 16, 1e-14);
 }
 
 TEST(LayerPrediction, SeesWhoComesBackAtWhichStepAndWhoEver) {
-  // Query 1 likes entry 2 best, query -1 entry 0. The policy keeps entry 0 of the three; the top is one.
+  // Query 1 gives most attention to entry 2, query -1 to entry 0. The policy keeps entry 0 of three; the top has one
+  // entry.
   const auto layer = power_layer({1, 2, 4, 1, 1, 1}, {1, 1, -1, 1}, 3, 3);
   const HeadPrediction head = layer_prediction(layer, options(3, "streaming-llm:sinks=1", "1"), 1)[0];
   EXPECT_EQ(head.evicted, 2);
@@ -193,8 +195,8 @@ TEST(LayerPrediction, LetsTheSmallerPositionBeTheTopOfEquals) {
 }
 
 TEST(LayerPrediction, IsInfiniteWhereNoDoubleHoldsARatio) {
-  // Raw scores e^1000 are predicted where 1 is scored. Attention is 1/2 each, of logits 1000 that are rounded with their sum's
-  // logarithm.
+  // Raw scores e^1000 are predicted where the actual score is 1. As attention the predictions are 1/2 each; logits of
+  // 1000 are rounded, and so is their log-sum-exp.
   const HeadPrediction head = layer_prediction(
       power_layer({std::exp(1.0), std::exp(1.0), 1}, {1000, 0}, 2, 1), options(1, "tova", "1"), 1)[0];
   EXPECT_EQ(head.relative_errors(row(ScoreKind::raw, PredictionRule::last), 0), INFINITY);
@@ -204,7 +206,7 @@ TEST(LayerPrediction, IsInfiniteWhereNoDoubleHoldsARatio) {
 }
 
 TEST(LayerPrediction, OfConstantRawScoresIsExactButAsPrinted) {
-  // More queries than are worked on at a time.
+  // More queries than are processed at a time.
   const Numbers queries(80, 1);
   Numbers bases(50 + 60, 2);
   const HeadPrediction head =
@@ -218,7 +220,7 @@ TEST(LayerPrediction, OfConstantRawScoresIsExactButAsPrinted) {
   }
 }
 
-// Kernels take the last rows of a product another way than the others, by how many rows there are: Prescott's for sure.
+// Product kernels may treat the last rows differently, depending on the number of rows; Prescott's certainly do.
 TEST(LayerPrediction, OfAStepDoesNotDependOnHowManyStepsAreMeasured) {
   constexpr int64_t kSteps = 70, kWindow = 8;
   const test::RandomLayer random({2, 1, 33, 4}, 300, kWindow, kSteps, 5);
