@@ -234,7 +234,7 @@ Outcome best_of_many_clusters(const Instance& instance) {
   };
   const Reals still(merging.cache.values.front().size());
   for (const Reals& moved : neighbours(still)) {
-    outcome.at_most("no other value of the first group is better", cost(still), cost(moved),
+    outcome.at_most("no other value of the first cluster is better", cost(still), cost(moved),
                     squared_terms(merging, Space::head));
   }
   return outcome;
@@ -352,7 +352,7 @@ std::vector<Theorem> joint_merge_theorems() {
                     "gives each its logit scale q_h . k-_h - KL_h; given these logits sum_h || o'_h - "
                     "o_h ||^2 = sum_h c_h || v_r - v-_h ||^2, c_h = (W_h / D_h)^2, and v_r = sum_h c_h "
                     "v-_h / sum_h c_h makes it smallest: another v costs sum_h c_h || v - v_r ||^2 more",
-       .hypotheses = "every head has its logit (no direction is dropped); one group; outputs before W^O",
+       .hypotheses = "every head has its logit (no direction is dropped); one cluster; outputs before W^O",
        .source = "ours",
        .ratio = "",
        .sizes = kMergingSizes,
@@ -362,19 +362,19 @@ std::vector<Theorem> joint_merge_theorems() {
                     {"kkv-gqa:projected", "no value is better for the hidden states",
                      best_in_projected_space},
                     {"kkv-gqa:free-logits", "nor with other logits", best_of_free_logits},
-                    {"kkv-gqa:many-groups", "no value of a group is better where others merge, too",
+                    {"kkv-gqa:many-groups", "no value of a cluster is better where others merge, too",
                      best_of_many_clusters}}},
       {.id = "kkv-5-joint",
        .title = "the bound for a joint merge",
        .statement = "Theta_h <= A'_R 2 e (1 + e) gamma / (1 - e)^2 + sum_r A'_r || v_r - v-_h,r || for "
                     "each query head, e its own, A'_R = sum_r A'_r",
-       .hypotheses = "e < 1; disjoint groups merged at one time, no entry dropped; any keys, any v_r",
+       .hypotheses = "e < 1; disjoint clusters merged at one time, no entry dropped; any keys, any v_r",
        .source = "ours",
        .ratio = "Theta_h / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-5-joint", "Theta_h is within the bound", joint_bound},
        .weakened = {{"kkv-5-joint:own-bound", "kkv-5 holds of joint merges, too", own_bound_of_joint},
-                    {"kkv-5-joint:largest-group", "with the largest term of the groups' sum alone",
+                    {"kkv-5-joint:largest-group", "with the largest term of the clusters' sum alone",
                      joint_bound_of_largest_cluster}}},
   };
 }

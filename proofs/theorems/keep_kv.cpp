@@ -192,8 +192,8 @@ std::vector<Theorem> keep_kv_theorems() {
   return {
       {.id = "kkv-2",
        .title = "attention sag",
-       .statement = "if a group merges into one entry with one vote and a convex combination of the "
-                    "keys, A_r <= max A / (max A + A_rest) < sum of A, the maximum over the group; with "
+       .statement = "if a cluster merges into one entry with one vote and a convex combination of the "
+                    "keys, A_r <= max A / (max A + A_rest) < sum of A, the maximum over the cluster; with "
                     "all votes and the weights p s / W it is A_r >= sum of A",
        .hypotheses = "votes >= 1, two members at least, another entry is there",
        .source = kKeepKv + "; the bound by the heaviest member: ours",

@@ -324,7 +324,7 @@ std::vector<Theorem> lossless_theorems() {
       {.id = "kkv-6",
        .title = "when later queries lose nothing",
        .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the "
-                    "members of each group have the same key and the same predicted score",
+                    "members of each cluster have the same key and the same predicted score",
        .hypotheses = "those; values may differ",
        .source = kKeepKv + "; that values may differ: ours",
        .ratio = "",

@@ -168,7 +168,7 @@ std::vector<Theorem> merge_sequence_theorems() {
        .title = "merges one after the other",
        .statement =
            "|| o_T - o_0 || <= sum_t || o_t - o_(t-1) ||, each bounded by kkv-5 against the cache before "
-           "that merge; merged by minimum norm for one query, a group becomes the same entry one by one "
+           "that merge; merged by minimum norm for one query, a cluster becomes the same entry one by one "
            "as all at once",
        .hypotheses = "the merged entry is predicted by ln(W / P)",
        .source = "ours",

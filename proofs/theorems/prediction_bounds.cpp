@@ -172,7 +172,7 @@ Outcome half_for_many(const Instance& instance) {
   Outcome outcome;
   for_all_at_once(MergingCase(instance), [&](const QueryEffect& effect) {
     if (effect.epsilon() < 1)
-      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2)) for several groups", effect,
+      hold_bound("Theta <= e gamma / (1 + sqrt(1 - e^2)) for several clusters", effect,
                  half_angle(effect.epsilon()), outcome);
   });
   return outcome;
@@ -196,35 +196,35 @@ std::vector<Theorem> prediction_bound_theorems() {
            "Theta = || o' - o || <= 2 e (1 + e) gamma / (1 - e)^2, e = max |1 - s^/s| over the merged "
            "entries and the one that they became, gamma = max || v_i - v_j || over all i and merged j, "
            "in every norm",
-       .hypotheses = "e < 1; one query head, one group, v_r its own mean; any key",
+       .hypotheses = "e < 1; one query head, one cluster, v_r its own mean; any key",
        .source = kKeepKv + "; that e must count the merged entry: ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-5", "Theta is within the bound", one_cluster},
-       .weakened = {{"kkv-5:members-alone", "the same with e over the merged entries alone",
+       .weakened = {{"kkv-5:members-alone", "the same with e over the members alone",
                      one_cluster_without_merged}}},
       {.id = "kkv-5-prime",
-       .title = "the bound for many groups, with what they weigh",
+       .title = "the bound for many clusters, with what they weigh",
        .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged "
                     "entries get together",
-       .hypotheses = "e < 1; one query head, disjoint groups merged at one time, no entry dropped; any key",
+       .hypotheses = "e < 1; one query head, disjoint clusters merged at one time, no entry dropped; any key",
        .source = "ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-5-prime", "Theta is within the bound", many_clusters},
-       .weakened = {{"kkv-5-prime:members-alone", "the same with e over the merged entries alone",
+       .weakened = {{"kkv-5-prime:members-alone", "the same with e over the members alone",
                      many_clusters_without_merged},
                     {"kkv-5-prime:dropped", "the same if some leave without merging", with_some_dropped}}},
       {.id = "kkv-5-sharp",
        .title = "the sharpest bound by epsilon and gamma",
-       .statement = "Theta <= e gamma / (1 + sqrt(1 - e^2)) for one group, Theta <= e gamma for many",
+       .statement = "Theta <= e gamma / (1 + sqrt(1 - e^2)) for one cluster, Theta <= e gamma for many",
        .hypotheses = "as kkv-5-prime",
        .source = "ours",
        .ratio = "Theta / bound",
        .sizes = kMergingSizes,
        .property = {"kkv-5-sharp", "Theta is within the bounds", sharpest},
-       .weakened = {{"kkv-5-sharp:many-groups", "that of one group for many", half_for_many},
-                    {"kkv-5-sharp:half", "Theta <= e gamma / 2 for one group", half_of_epsilon}}},
+       .weakened = {{"kkv-5-sharp:many-groups", "that of one cluster for many", half_for_many},
+                    {"kkv-5-sharp:half", "Theta <= e gamma / 2 for one cluster", half_of_epsilon}}},
   };
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -50,6 +51,11 @@ struct RealFormat {
   int fraction_bits;
   int least_exponent;  ///< of normal numbers
   int largest_exponent;
+
+  /// The largest relative error of rounding to a normal number.
+  double unit_roundoff() const { return std::ldexp(1, -fraction_bits - 1); }
+  /// The smallest subnormal number; rounding to a subnormal errs by at most half of it.
+  double smallest_subnormal() const { return std::ldexp(1, least_exponent - fraction_bits); }
 };
 
 /// The format of a type that a trace may be stored in; none for the others.

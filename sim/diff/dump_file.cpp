@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <set>
 #include <string_view>
@@ -265,7 +264,7 @@ class TensorCheck {
   std::string first_with_steps_;
 };
 
-double unit_roundoff(Dtype type) { return std::ldexp(1, -real_format(type)->fraction_bits - 1); }
+double unit_roundoff(Dtype type) { return real_format(type)->unit_roundoff(); }
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 #include "input_rounding.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include <kvbound/reference/core/float16.hpp>
 
@@ -17,8 +16,7 @@ double stored(double number, Dtype storage) {
 InputRounding rounding_of(Dtype storage) {
   if (storage == Dtype::f64) return {};
   const RealFormat format = *real_format(storage);
-  return {std::ldexp(1, -format.fraction_bits - 1),
-          std::ldexp(1, format.least_exponent - format.fraction_bits - 1)};
+  return {format.unit_roundoff(), format.smallest_subnormal() / 2};
 }
 
 }  // namespace

@@ -22,17 +22,8 @@ double gamma(int64_t roundings) {
   return ku / (1 - ku);
 }
 
-// Of a storage type: unit roundoff, smallest subnormal.
-struct Rounding {
-  double unit;
-  double subnormal;
-};
-
-Rounding rounding_of(Dtype dtype) {
-  if (dtype == Dtype::bf16) return {0x1p-8, 0x1p-133};
-  if (dtype == Dtype::f16) return {0x1p-11, 0x1p-24};
-  return {kSingle, kSingleSubnormal};  // the model worked in single precision, whatever it was stored in
-}
+// The format in which the model formed its outputs: single precision where they are stored with as many bits or more.
+RealFormat output_format(Dtype dtype) { return *real_format(dtype == Dtype::f64 ? Dtype::f32 : dtype); }
 
 std::vector<double> column_sums(MatrixView matrix) {
   std::vector<double> sums(matrix.cols, 0.0);
@@ -59,7 +50,8 @@ OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t fir
   reference::multiply(weights, absolute_values, output_sums.view());
 
   OutputAgreement worst;
-  const Rounding storage = rounding_of(layer.attention_output_storage);
+  const RealFormat format = output_format(layer.attention_output_storage);
+  const double unit = format.unit_roundoff();
   for (int64_t i = 0; i < count; ++i) {
     const auto visible = static_cast<double>(position + i + 1);
     const VectorView sums = logit_sums.row(i).first(position + i + 1);
@@ -73,7 +65,7 @@ OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t fir
       const double computed =
           weight_error * output_sums(i, c) + kSingleSubnormal * (visible + 1 + value_sums[c]);
       const double bound =
-          computed * (1 + storage.unit) + storage.unit * std::abs(output(i, c)) + storage.subnormal;
+          computed * (1 + unit) + unit * std::abs(output(i, c)) + format.smallest_subnormal();
       const double share =
           std::isnan(error / bound) ? std::numeric_limits<double>::infinity() : error / bound;
       if (share <= worst.worst_share) continue;

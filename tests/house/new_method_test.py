@@ -81,12 +81,7 @@ FILLERS = {
         ("reference/session/head_merging.cpp", "ClusterMerging",
          "std::vector<MergedEntry> operator()(const NewMerge&) const { return {}; }"),
         ("sim/diff/merged_errors.cpp", "ClusterErrors",
-         "reference::MergedEntryErrors operator()(const NewMerge&) const { return {}; }"),
-        ("sim/diff/merge_replay.hpp", "take_errors",
-         "void take_errors(const NewMerge&, const LayerView&, const reference::ScoreEma*) {}"),
-        ("sim/diff/merge_replay.hpp", "judge_into",
-         "TargetJudgement judge_into(const NewMerge&, const LeavingEntry&, const std::optional<int64_t>&) const { return {}; }"),
-        ("sim/diff/merge_replay.hpp", "merge", "void merge(const NewMerge&, int64_t, int64_t) {}")),
+         "reference::MergedEntryErrors operator()(const NewMerge&) const { return {}; }")),
     "A merging key": (
         ("reference/merging/keep_kv.cpp", "keep_kv", NEW_KEY),
         ("reference/bounds/merge_cluster_errors.cpp", "key_errors", NEW_KEY),
@@ -97,7 +92,7 @@ FILLERS = {
 }
 PLACES = [place for places in FILLERS.values() for place in places]
 # A missing definition of an overload that a header declares shows in the source that calls it.
-SEEN_BY = {"sim/options/component.hpp": "sim/options/policy.cpp", "sim/diff/merge_replay.hpp": "sim/diff/merge_replay.cpp"}
+SEEN_BY = {"sim/options/component.hpp": "sim/options/policy.cpp"}
 
 
 def without(file, function):

@@ -90,10 +90,10 @@ TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
   std::ranges::sort(kept[0]);
   std::vector<TensorAgreement> found = agreement(layer, implementation(test::kTopK), claims);
   EXPECT_EQ(find(found, "kept").outside, 1);
-  EXPECT_EQ(find(found, "kept").worst->claimed, static_cast<double>(worst));
-  EXPECT_EQ(find(found, "kept").worst->expected, static_cast<double>(best));
-  EXPECT_NEAR(find(found, "kept").worst->error, score[best] - score[worst], 1e-15);
-  EXPECT_NE(find(found, "kept").worst->note.find("KV head 0"), std::string::npos);
+  EXPECT_EQ(find(found, "kept").worst.value().claimed, static_cast<double>(worst));
+  EXPECT_EQ(find(found, "kept").worst.value().expected, static_cast<double>(best));
+  EXPECT_NEAR(find(found, "kept").worst.value().error, score[best] - score[worst], 1e-15);
+  EXPECT_NE(find(found, "kept").worst.value().note.find("KV head 0"), std::string::npos);
   EXPECT_FALSE(find(found, "output").agrees()) << "they are of another cache";
   claims.kept.reset();
   found = agreement(layer, implementation(test::kTopK), claims);
@@ -108,7 +108,7 @@ TEST(Agreement, FindsEveryKeptSetThatIsNone) {
     claims.kept = record.prompt.kept;
     (*claims.kept)[2] = kept;
     const TensorAgreement found = agreement(layer, implementation(test::kTopK), claims).front();
-    return found.outside > 0 ? found.worst->note : "";
+    return found.outside > 0 ? found.worst.value().note : "";
   };
   const Positions& good = record.prompt.kept[2];
   const auto changed = [&](size_t at, int64_t position) {
@@ -166,7 +166,7 @@ TEST(Agreement, FindsAnyOneNumberThatIsOffByTwiceItsBound) {
         const auto wrong =
             std::ranges::find_if(found, [](const TensorAgreement& tensor) { return !tensor.agrees(); });
         ASSERT_NE(wrong, found.end());
-        const double bound = wrong->worst->bound;
+        const double bound = wrong->worst.value().bound;
         EXPECT_LT(bound, 0.05);
         for (const double factor : {2.0, -2.0, 0.5, -0.5}) {
           numbers[i] = right + factor * bound;
@@ -230,8 +230,8 @@ TEST(Agreement, JudgesEveryFigureThatIsMeasuredWithinItsOwnBound) {
       const TensorAgreement far = find(agreement(layer, implementation(policy), changed), tensor);
       EXPECT_EQ(far.outside, 1) << tensor;
       EXPECT_EQ(far.judged, far.elements) << tensor;
-      EXPECT_LT(far.worst->bound, 1e-8 * (1 + right)) << tensor;
-      number = right + 3 * far.worst->bound;
+      EXPECT_LT(far.worst.value().bound, 1e-8 * (1 + right)) << tensor;
+      number = right + 3 * far.worst.value().bound;
       EXPECT_EQ(find(agreement(layer, implementation(policy), changed), tensor).outside, 1) << tensor;
     }
   }

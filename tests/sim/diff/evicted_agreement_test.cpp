@@ -128,8 +128,8 @@ TEST(EvictedAgreement, FindsEveryOtherEvictionAtTheStepWhereItHappens) {
           return left;
         }());
         ASSERT_EQ(found.agreement.outside, 1);
-        EXPECT_EQ(found.agreement.worst->index, (Positions{t, 1}));
-        EXPECT_EQ(found.agreement.worst->claimed, static_cast<double>(other));
+        EXPECT_EQ(found.agreement.worst.value().index, (Positions{t, 1}));
+        EXPECT_EQ(found.agreement.worst.value().claimed, static_cast<double>(other));
         EXPECT_EQ(found.teacher_forced[1].back(), other)
             << "the cache follows the implementation all the same";
       }
@@ -146,7 +146,7 @@ TEST(EvictedAgreement, SaysWhatIsWrongWithAnEvictionThatCannotBe) {
     left[2 * 3] = claimed;
     const EvictedJudgement found = given.judge(left);
     EXPECT_GE(found.agreement.outside, 1);
-    return found.agreement.worst->note;
+    return found.agreement.worst.value().note;
   };
   EXPECT_EQ(note(own[2 * 2]), "step 3, KV head 0: position " + std::to_string(own[2 * 2]) +
                                   " was evicted, which is not in the cache");
@@ -208,8 +208,9 @@ TEST(EvictedAgreement, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
         EXPECT_EQ(found.agreement.near_tie_swaps, single ? 1 : 0);
         EXPECT_EQ(found.teacher_forced[1][0], other);
         if (found.agreement.worst) {
-          EXPECT_NE(found.agreement.worst->note.find("both error bounds together are"), std::string::npos);
-          EXPECT_LT(found.agreement.worst->bound, found.agreement.worst->error);
+          EXPECT_NE(found.agreement.worst.value().note.find("both error bounds together are"),
+                    std::string::npos);
+          EXPECT_LT(found.agreement.worst.value().bound, found.agreement.worst.value().error);
         }
         ++cases;
       }
@@ -284,9 +285,9 @@ TEST(EvictedAgreement, FollowsCachesThatHaveNotTheBudgetsSize) {
       return left;
     }());
     EXPECT_GE(early.agreement.outside, 1);
-    EXPECT_NE(early.agreement.worst->note.find("the cache has 11 entries and the budget is 14"),
+    EXPECT_NE(early.agreement.worst.value().note.find("the cache has 11 entries and the budget is 14"),
               std::string::npos)
-        << early.agreement.worst->note;
+        << early.agreement.worst.value().note;
   }
 }
 
@@ -300,7 +301,7 @@ TEST(EvictedAgreement, IsTheSameForAnyNumberOfThreads) {
   const TensorAgreement three = given.judge(left).agreement;
   omp_set_num_threads(1);
   ASSERT_TRUE(one.worst);
-  EXPECT_EQ(one.worst->note, three.worst->note);
+  EXPECT_EQ(one.worst.value().note, three.worst.value().note);
   EXPECT_EQ(one.outside, three.outside);
 }
 

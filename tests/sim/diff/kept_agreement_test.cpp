@@ -55,10 +55,11 @@ TEST(KeptAgreement, AcceptsAnotherEntryOnlyWhereRoundingExplainsIt) {
   const TensorAgreement wrong = exact.judge({{0, 2, 5}});
   EXPECT_EQ(wrong.outside, 1);
   EXPECT_EQ(wrong.near_tie_swaps, 0);
-  EXPECT_EQ(wrong.worst->index, Positions{1});
-  EXPECT_EQ(wrong.worst->note.rfind("KV head 0 kept position 2 rather than 3, by score: 0.2 against", 0), 0)
-      << wrong.worst->note;
-  EXPECT_NEAR(wrong.worst->error, 4 * 1e-8 / 20, 1e-14);
+  EXPECT_EQ(wrong.worst.value().index, Positions{1});
+  EXPECT_EQ(
+      wrong.worst.value().note.rfind("KV head 0 kept position 2 rather than 3, by score: 0.2 against", 0), 0)
+      << wrong.worst.value().note;
+  EXPECT_NEAR(wrong.worst.value().error, 4 * 1e-8 / 20, 1e-14);
 }
 
 TEST(KeptAgreement, CountsTheEntriesThatHaveNoPlace) {
@@ -67,13 +68,14 @@ TEST(KeptAgreement, CountsTheEntriesThatHaveNoPlace) {
     Case given(layer, kHost, 3, arithmetic);
     const TensorAgreement one = given.judge({{0, 4, 5}, {1, 3, 5}});
     EXPECT_EQ(one.outside, 1);
-    EXPECT_EQ(one.worst->claimed, 4);
+    EXPECT_EQ(one.worst.value().claimed, 4);
     EXPECT_EQ(one.elements, 6);
     EXPECT_EQ(one.judged, 6);
     const TensorAgreement two = given.judge({{0, 3, 5}, {0, 2, 5}});
     EXPECT_EQ(two.outside, 2);
-    EXPECT_EQ(two.worst->index, Positions{3}) << "of all heads' entries, head by head";
-    EXPECT_EQ(two.worst->note.rfind("KV head 1 kept position 0 rather than 1", 0), 0) << two.worst->note;
+    EXPECT_EQ(two.worst.value().index, Positions{3}) << "of all heads' entries, head by head";
+    EXPECT_EQ(two.worst.value().note.rfind("KV head 1 kept position 0 rather than 1", 0), 0)
+        << two.worst.value().note;
   }
 }
 
@@ -81,9 +83,9 @@ TEST(KeptAgreement, NamesPositionsAndNotCandidates) {
   Case given(test::weighted_layer(6, {{1, 1, 1, 8, 4, 1}}), "h2o:window=1:sinks=2:recent=1", 4);
   const TensorAgreement found = given.judge({{0, 1, 2, 5}});
   EXPECT_EQ(found.outside, 1);
-  EXPECT_EQ(found.worst->claimed, 2);
-  EXPECT_EQ(found.worst->expected, 3);
-  EXPECT_EQ(found.worst->index, Positions{2});
+  EXPECT_EQ(found.worst.value().claimed, 2);
+  EXPECT_EQ(found.worst.value().expected, 3);
+  EXPECT_EQ(found.worst.value().index, Positions{2});
   EXPECT_TRUE(given.judge({{0, 1, 3, 5}}).agrees());
 }
 
@@ -100,7 +102,7 @@ TEST(KeptAgreement, FollowsASetOfPositionsHoweverWrongAndNoOtherList) {
     EXPECT_EQ(given.teacher_forced.front(), own);
   }
   const TensorAgreement evicted = given.judge({{0, 2, 3}});
-  EXPECT_EQ(evicted.worst->note, "KV head 0: position 5 is missing, which is always kept");
+  EXPECT_EQ(evicted.worst.value().note, "KV head 0: position 5 is missing, which is always kept");
   EXPECT_EQ(evicted.judged, 3);
 }
 
@@ -130,12 +132,13 @@ TEST(KeptAgreement, JudgesEachOfTheTwoStagesByItsOwnScore) {
   for (Case* given : {&exact, &single}) {
     const TensorAgreement second = given->judge({{0, 2, 3, 5}});
     EXPECT_EQ(second.outside, 1);
-    EXPECT_NE(second.worst->note.find("by stage-two score"), std::string::npos) << second.worst->note;
-    EXPECT_EQ(second.worst->expected, 1);
+    EXPECT_NE(second.worst.value().note.find("by stage-two score"), std::string::npos)
+        << second.worst.value().note;
+    EXPECT_EQ(second.worst.value().expected, 1);
     const TensorAgreement first = given->judge({{1, 2, 3, 5}});
     EXPECT_EQ(first.outside, 1);
-    EXPECT_NE(first.worst->note.find("rather than 0, by attention score"), std::string::npos)
-        << first.worst->note;
+    EXPECT_NE(first.worst.value().note.find("rather than 0, by attention score"), std::string::npos)
+        << first.worst.value().note;
   }
 }
 
@@ -162,8 +165,8 @@ TEST(KeptAgreement, JudgesAThetaSweepByItsBoundAlone) {
   EXPECT_EQ(given.judge({{0, 1, 5}}).outside, 0);
   const TensorAgreement wrong = given.judge({{2, 3, 5}});
   EXPECT_EQ(wrong.outside, 2) << "two of them are not of the best set";
-  EXPECT_NE(wrong.worst->note.find("by bound of the whole selection"), std::string::npos)
-      << wrong.worst->note;
+  EXPECT_NE(wrong.worst.value().note.find("by bound of the whole selection"), std::string::npos)
+      << wrong.worst.value().note;
   Case ties(test::weighted_layer(6, {{8, 4, 4 * kTie, 1, 1, 1}}), kHost + "+theta-sweep", 3,
             reference::single_precision());
   EXPECT_EQ(ties.judge({{0, 1, 5}}).near_tie_swaps, 1);
@@ -202,7 +205,7 @@ TEST(KeptAgreement, AllowsFewerThanTheBudgetOnlyWhereMergingComesFirst) {
   EXPECT_EQ(first.judge({{0, 1}}).outside, 1) << "the last one always stays";
   const TensorAgreement fewer = evict.judge({{0, 5}});
   EXPECT_EQ(fewer.outside, 1);
-  EXPECT_EQ(fewer.worst->note, "KV head 0: 2 entries are kept; the budget is 3");
+  EXPECT_EQ(fewer.worst.value().note, "KV head 0: 2 entries are kept; the budget is 3");
 }
 
 // The set kept by an implementation with these scores of the candidates.

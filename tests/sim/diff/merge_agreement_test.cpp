@@ -73,11 +73,11 @@ TEST(MergeAgreement, AcceptsWhatInputsInSinglePrecisionLeadTo) {
           test::recorded(test::stored_in_single_precision(given.layer), policy, kBudget, kSteps);
       const MergeJudgement found = given.judge(claims_of(theirs));
       for (const TensorAgreement& tensor : found.agreements) {
-        EXPECT_EQ(tensor.outside, 0) << tensor.tensor << " " << tensor.worst->note;
+        EXPECT_EQ(tensor.outside, 0) << tensor.tensor << " " << tensor.worst.value().note;
       }
       EXPECT_GT(find(found, "output").judged, find(found, "output").elements / 2);
       for (const HeadMerge& merge : theirs.prompt.merges) merged += merge.counts.merged;
-      different += find(found, "output").worst->error > 1e-12;
+      different += find(found, "output").worst.value().error > 1e-12;
     }
   }
   EXPECT_GT(merged, 500);
@@ -95,7 +95,7 @@ TEST(MergeAgreement, FindsOneVoteTooManyOrTooFew) {
       changed.votes->numbers[at] += wrong;
       const MergeJudgement found = given.judge(changed);
       EXPECT_EQ(find(found, "votes").outside, 1) << wrong;
-      EXPECT_EQ(find(found, "votes").worst->index, (Positions{static_cast<int64_t>(at)}));
+      EXPECT_EQ(find(found, "votes").worst.value().index, (Positions{static_cast<int64_t>(at)}));
       EXPECT_EQ(total(found, &TensorAgreement::outside), 1) << "and nothing else is wrong";
     }
   }
@@ -115,7 +115,7 @@ TEST(MergeAgreement, FindsAnyMergedNumberOrOutputThatIsOffByThreeBounds) {
         double& number = ((changed.*member)->numbers)[at];
         const double right = number;
         number = right + 1;
-        const double bound = find(given.judge(changed), tensor).worst->bound;
+        const double bound = find(given.judge(changed), tensor).worst.value().bound;
         EXPECT_LT(bound, 1e-3);
         number = right + 3 * bound;
         EXPECT_EQ(total(given.judge(changed), &TensorAgreement::outside), 1) << tensor;
@@ -145,13 +145,13 @@ TEST(MergeAgreement, FindsAnotherTargetAndJudgesWhatFollowsOnTheCacheThatItMade)
   claims.merged_into->front() = own == 0 ? 1 : 0;  // these two are always kept
   const MergeJudgement found = given.judge(claims);
   EXPECT_GE(find(found, "merged_into").outside, 1);
-  EXPECT_EQ(find(found, "merged_into").worst->index, (Positions{0, 0}));
-  EXPECT_EQ(find(found, "merged_into").worst->expected, static_cast<double>(own));
+  EXPECT_EQ(find(found, "merged_into").worst.value().index, (Positions{0, 0}));
+  EXPECT_EQ(find(found, "merged_into").worst.value().expected, static_cast<double>(own));
   EXPECT_EQ(found.record.steps[0].output.numbers().size(), 24u);
   const TensorAgreement& output = find(found, "output");
   EXPECT_GT(output.outside, 0) << "the claimed outputs are of another cache";
-  EXPECT_GE(output.worst->index.front(), 1) << "not those before the merge";
-  EXPECT_LT(output.worst->index[1], 2) << "not those of the other KV head";
+  EXPECT_GE(output.worst.value().index.front(), 1) << "not those before the merge";
+  EXPECT_LT(output.worst.value().index[1], 2) << "not those of the other KV head";
 }
 
 TEST(MergeAgreement, FindsAnotherEviction) {
@@ -167,7 +167,7 @@ TEST(MergeAgreement, FindsAnotherEviction) {
   MergedCase first(given.layer, kKeepKv, kBudget, 1);
   const MergeJudgement found = first.judge(claims);
   EXPECT_EQ(find(found, "evicted").outside, 1);
-  EXPECT_EQ(find(found, "evicted").worst->claimed, static_cast<double>(*other));
+  EXPECT_EQ(find(found, "evicted").worst.value().claimed, static_cast<double>(*other));
   EXPECT_EQ(found.record.steps[0].evicted, *claims.evicted);
   EXPECT_EQ(found.agreements.size(), 4u) << "nothing is said of what is not claimed";
 }

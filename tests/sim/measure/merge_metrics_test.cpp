@@ -439,7 +439,7 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
       // Later steps: the merges of steps 1 and 2 are the latest at steps 2 and 3; then the prompt's remaining clusters
       // are.
       for (int64_t t = 0; t < later.perturbation.rows(); ++t) EXPECT_GT(later.share(t, h), 0) << t;
-      EXPECT_LT(later.share(2, h), share) << "one group";
+      EXPECT_LT(later.share(2, h), share) << "one cluster";
     }
   }
   EXPECT_GT(later.share(4, 0), later.share(3, 0))
