@@ -274,7 +274,7 @@ class WrongMerges(DiffTest):
                 self.found(tensor, policy, put(1, tensor, *index))
 
     def test_what_is_not_recorded_of_is_never_a_pass_where_it_is_wrong(self):
-        """An output that differs after a rebuild, or under merge-first, is undecided: the dump records too little to judge it."""
+        """An output that differs after a rebuild or under merge-first is undecided: the dump records too little."""
         def perturb(dump):
             dump.array(1, "output")[4, 1, 3] *= 1 + 1e-6
 

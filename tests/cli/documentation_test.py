@@ -1,4 +1,4 @@
-"""The documents' statements are true: links, paths, functions, options, commands, printed tables, layout, length limits.
+"""The documents' statements are true: links, paths, functions, options, commands, printed tables, layout, lengths.
 
 usage: documentation_test.py KVBOUND      KVBOUND: the program's path
 """

@@ -213,7 +213,7 @@ class Targets(unittest.TestCase):
         score, candidates = np.array([5.0, 1, 4, 4, 2]), np.arange(5)
         merge = options("keepkv:order=merge-first")
         likeness = cosines(keys, keys)
-        self.assertEqual(chains(merge, score, candidates, likeness), {0: 0, 1: 0, 2: 2, 3: 3, 4: 0})  # 1 merges into 0 by way of 4
+        self.assertEqual(chains(merge, score, candidates, likeness), {0: 0, 1: 0, 2: 2, 3: 3, 4: 0})  # 1 via 4
         self.assertEqual(chains(options("keepkv:order=merge-first:threshold=none"), score, candidates, likeness),
                          dict.fromkeys(range(5), 0))
         self.assertEqual(merged_first(merge, score, score, candidates, keys, 2), ({0: [1, 4], 2: []}, True))

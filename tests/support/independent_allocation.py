@@ -43,8 +43,8 @@ def adakv_shares(policy, wins, count):
 
 
 def adakv_wins(heads, count):
-    """f_h, how many of the KV_heads * count largest attention scores are head h's (ties: smaller head, then smaller index),
-    and the least and the largest number that rounding allows. heads: the prompt's scores per KV head.
+    """f_h, how many of the KV_heads * count largest attention scores are head h's (ties: smaller head, then index), and
+    the least and the largest number that rounding allows. heads: the prompt's scores per KV head.
     """
     scores = [scores.attention[scores.candidates] for scores in heads]
     everyone, owners = np.concatenate(scores), np.repeat(np.arange(len(heads)), [len(part) for part in scores])

@@ -11,8 +11,8 @@ def leaving(policy, budget, always, score, score_terms, stage_two, stage_two_ter
     """The entry to evict, and the entries that rounding allows to be evicted: an index, and booleans [entries].
 
     always [entries]; score, score_terms [entries] of the KV head; stage_two, its terms: CriticalKV's;
-    weights [heads, entries] of the step's query. Evicted is the smallest score of those not always kept, ties: the larger
-    index; with critical the smallest stage two outside stage one, which takes the best by score.
+    weights [heads, entries] of the step's query. Evicted is the smallest score of those not always kept, ties: the
+    larger index; with critical the smallest stage two outside stage one, which takes the best by score.
     """
     candidates = np.flatnonzero(~always)
 
@@ -74,8 +74,8 @@ class DecodingHead:
         self.positions = np.delete(self.positions, np.searchsorted(self.positions, position))
 
     def accumulate(self, step):
-        """The step's query updates the scores of the cached entries: h2o adds to them, tova replaces them. Returns its weights
-        [heads, entries]."""
+        """The step's query updates the scores of the cached entries: h2o adds to them, tova replaces them. Returns its
+        weights [heads, entries]."""
         layer, now = self.layer, self.positions
         key, value, weights = self.key[now], self.value[now], []
         for index, head in enumerate(self.heads):
@@ -90,9 +90,9 @@ class DecodingHead:
         return np.stack(weights)
 
     def step(self, step, recorded=None):
-        """Adds a new entry, scores by its query, and evicts an entry if the cache is over budget. Returns the evicted position
-        (-1: none), the expected one, and whether rounding allows the former. recorded: the dump's evicted position, which is
-        taken if it can be evicted.
+        """Adds a new entry, scores by its query, and evicts an entry if the cache is over budget. Returns the evicted
+        position (-1: none), the expected one, and whether rounding allows the former. recorded: the dump's evicted
+        position, which is taken if it can be evicted.
         """
         self.enter(step)
         now, policy = self.positions, self.policy

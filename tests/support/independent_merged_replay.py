@@ -13,7 +13,7 @@ MOST_REPLAYS = 200  # of one KV head, in search of the decisions of rounding tha
 
 
 def keep_and_merge(policy, budget, layer, group, scores, chosen=None, score=None):
-    """The positions kept by one KV head after the prompt, ascending; merge-first's members {staying: [merged]}, or None.
+    """The positions kept by one KV head after the prompt, ascending; merge-first's members {staying: [merged]} or None.
 
     chosen: the dump's set without the always-kept entries, taken if rounding allows it; score: the dump's own.
     """
@@ -29,8 +29,8 @@ def keep_and_merge(policy, budget, layer, group, scores, chosen=None, score=None
 
 def replay_head(head, steps, recorded=None):
     """All decode steps of one KV head: output [steps, heads, head_dim], terms; cached [steps, tokens], evicted, merged_into
-    [steps]; wrong: {first wrong step: texts}; swaps: near ties decided the other way. recorded: the dump's output, evicted
-    and merged_into (None for a host that evicts nothing).
+    [steps]; wrong: {first wrong step: texts}; swaps: near ties decided the other way. recorded: the dump's output,
+    evicted and merged_into (None for a host that evicts nothing).
     """
     found = SimpleNamespace(output=[], terms=[], cached=np.zeros((steps, len(head.key)), bool), evicted=[], merged_into=[],
                             texts=[], first_wrong=steps, swaps=head.swaps)
@@ -56,10 +56,10 @@ def replay_head(head, steps, recorded=None):
 
 
 def replay_group(make_head, steps, recorded=None):
-    """One KV head's replay, with the decisions that no dump shows made so that its records agree, if rounding allows that.
+    """One KV head's replay; decisions that no dump shows are made so that its records agree, if rounding allows that.
 
-    make_head: a function of Choices. Greedy search: of all changes to one decision before the first wrong step, the one that
-    gets furthest is kept, and so on.
+    make_head: a function of Choices. Greedy search: of all changes to one decision before the first wrong step, the one
+    that gets furthest is kept, and so on.
     """
     def replay(script):
         choices = Choices(script)
@@ -83,8 +83,8 @@ def replay_group(make_head, steps, recorded=None):
 
 def replay_layer(trace, layer, policy, budgets, scores, kept, members, shown=None, recorded=None):
     """Measures and their error terms, two dicts; evicted, merged_into [steps, kv_heads]; the number of near-tie swaps;
-    descriptions of illegal choices; the caches after the prompt: votes, merged_key, merged_value and terms, per KV head in
-    the order of kept.
+    descriptions of illegal choices; the caches after the prompt: votes, merged_key, merged_value and terms, per KV head
+    in the order of kept.
 
         output = sum_j a_j v_j of the cache, perturbation = ||(sum_j A_j v_j - output) W||_1, kept_mass = sum_cached A_j
     """

@@ -1,9 +1,9 @@
 """The merge of a cluster of cache entries, for support/independent_replay.py: every method, in the log domain.
 
-A cluster has its staying entry first: keys, values [entries, head_dim], votes [entries], log_scores [heads, entries], and
-the queries that it is merged for: queries [heads, head_dim], scale, log_totals [heads] = ln D_h. *_terms: sums of absolute
-terms to first order: an error is OF_TERMS times these. A result: key, value, votes, log_scores [heads] (None: no predicted
-scores), *_terms.
+A cluster has its staying entry first: keys, values [entries, head_dim], votes [entries], log_scores [heads, entries],
+and the queries that it is merged for: queries [heads, head_dim], scale, log_totals [heads] = ln D_h. *_terms: sums of
+absolute terms to first order: an error is OF_TERMS times these. A result: key, value, votes, log_scores [heads] (None:
+no predicted scores), *_terms.
 """
 from types import SimpleNamespace
 
@@ -79,8 +79,8 @@ def merge_mean(merge, cluster):
 
 
 def corrections_to_targets(merge, queries, wanted, wanted_terms):
-    """The smallest shifts of a key that change its logits [heads] by `wanted`: queries scale q_h [heads, head_dim], without
-    directions whose singular values are below rank of the largest; all that rounding allows, ours first, with terms.
+    """The smallest shifts of a key that change its logits [heads] by `wanted`: queries scale q_h [heads, head_dim],
+    without directions whose singular values are below rank of the largest; all that rounding allows, ours first, with terms.
     """
     left, sizes, right = np.linalg.svd(queries, full_matrices=False)
     if not sizes.size or sizes[0] == 0:

@@ -82,7 +82,7 @@ def refuse_compositions(policy):
 def parse_policy(text):
     """HOST[:option]...[+COMPONENT[:option]...]... -> all options by name; allocation and merge separately, or None.
 
-    alpha is a Fraction, or None for adaptive. An option that the policy does not have gets its default, which has no effect.
+    alpha is a Fraction, or None for adaptive. An option that the policy does not have has its default, without effect.
     window: the number of queries that judge (tova: 1).
     """
     host, *components = text.split("+")

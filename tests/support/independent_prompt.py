@@ -9,8 +9,8 @@ from support.independent_scores import (entry_scores, group_score, max_pool, pro
 
 
 def deciding_scores(trace, layer, policy, group, always, rows):
-    """The scores of one KV head; h are its query heads. rows: the recorded queries that judge, of which the last is at the
-    position of the last entry; always [entries]: the always-kept ones.
+    """The scores of one KV head; h are its query heads. rows: the recorded queries that judge, of which the last is at
+    the position of the last entry; always [entries]: the always-kept ones.
 
     candidates: the other positions, which index score
     weights [heads, rows, entries]   A of each such query;  mean [heads, entries]   their mean

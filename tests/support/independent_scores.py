@@ -82,7 +82,7 @@ def removal_score_terms(kind, logits, absolute_logits, absolute_values, votes=No
 def entry_scores(policy, queries, keys, values, projection, logits, scale, merged=None):
     """One query head's score of every entry for every query, and its sums of absolute terms: both [queries, tokens].
 
-    logits [queries, tokens] as seen; the other arguments as in a layer, for one head. Space projected: v and o after W^O.
+    logits [queries, tokens] as seen; other arguments as in a layer, for one head. Space projected: v and o after W^O.
     merged: votes [tokens] and the error terms of keys and values, if the cache has merged entries.
     """
     if merged is not None:

@@ -74,12 +74,12 @@ def window_bound(scores, chosen):
 
 
 class Greedy:
-    """Removes entries one at a time: each time the one whose removal, with those already removed, changes the outputs least,
-    squared and summed over queries: logits [queries, tokens], -infinity if not seen; values [tokens, head_dim].
+    """Removes entries one at a time: each time the one whose removal, with those already removed, changes the outputs
+    least, squared and summed over queries: logits [queries, tokens], -infinity if not seen; values [tokens, head_dim].
 
     With w the weights over all entries, a those over the remaining ones, u_j = v_j - o, d the outputs' shift so far:
         shift after j = (d - a_j u_j) / (1 - a_j),   d = -(sum_removed w u) / (sum_remaining w)
-    If more than half of the weight is removed, d is computed from the remaining entries; if a_j > 1/2, from those without j.
+    If more than half of the weight is removed, d is computed from the remaining entries; if a_j > 1/2, without j.
     """
 
     def __init__(self, logits, values):
@@ -131,8 +131,8 @@ class Greedy:
 
 
 def greedy(logits, values, candidates, count, chosen=None):
-    """The count candidates that are kept, ascending, ties to the smaller index; how many removals were not the best, and how
-    many of these are no near ties. chosen: candidates that must be kept, whatever is best.
+    """The count candidates that are kept, ascending, ties to the smaller index; how many removals were not the best, and
+    how many of these are no near ties. chosen: candidates that must be kept, whatever is best.
     """
     state, swaps, wrong = Greedy(logits, values), 0, 0
     may_go = np.isin(np.arange(len(values)), candidates)
@@ -164,7 +164,7 @@ def keep(policy, count, scores):
 
 
 def near_swaps(policy, count, scores, most=16):
-    """The positions kept, as by `keep`, and the same sets with one entry exchanged for one that rounding could have preferred.
+    """The positions kept, as by `keep`, and that set with one entry exchanged for another that rounding could prefer.
 
     For top-k and critical only, whose second stage is varied; the nearest `most` swaps.
     """
@@ -197,10 +197,10 @@ def near_tie(deciding, terms, ours, theirs):
 
 
 def explained_by_near_ties(policy, count, scores, chosen, score, stage_two):
-    """Whether the dump's set, if it is not ours, is legal. chosen excludes the always-kept; score, stage_two: the dump's own.
+    """Whether the dump's set, if it is not ours, is legal. chosen: without the always-kept; score, stage_two: the dump's.
 
-    It must be what the policy selects by the dump's own scores, and every swap, stage by stage, a near tie by our scores.
-    For theta-sweep, whose deciding scores are not dumped: a near tie with one of the selections, no worse than the best.
+    It must be what the policy selects by the dump's scores, and every swap, stage by stage, a near tie by our scores.
+    For theta-sweep, whose deciding scores are not dumped: a near tie with one of the selections, as good as the best.
     For greedy: every removal, the best of those that the dump made, must be a near tie with the best of all.
     """
     if policy.host == "streaming-llm":

@@ -145,8 +145,8 @@ class CommandLineTest(unittest.TestCase):
         return result.stdout
 
     def refuses(self, code, pattern, *arguments, silent=None, **options):
-        """Runs the program, which must exit with this code and one line on standard error that the pattern matches, print
-        nothing else if `silent` (default: for usage errors), and leave every file as it was."""
+        """Runs the program, which must exit with this code and one line on standard error that the pattern matches,
+        print nothing else if `silent` (default: for usage errors), and leave every file as it was."""
         before = contents(self.folder)
         result = self.run_program(*arguments, **options)
         self.assertEqual(result.returncode, code, f"{arguments}\n{result.stdout}{result.stderr}")
