@@ -80,7 +80,7 @@ def merge_mean(merge, cluster):
 
 def corrections_to_targets(merge, queries, wanted, wanted_terms):
     """The smallest shifts of a key that change its logits [heads] by `wanted`: queries scale q_h [heads, head_dim],
-    without directions whose singular values are below rank of the largest; all that rounding allows, ours first, with terms.
+    without directions whose singular values are below rank of the largest; all that rounding allows, ours first.
     """
     left, sizes, right = np.linalg.svd(queries, full_matrices=False)
     if not sizes.size or sizes[0] == 0:

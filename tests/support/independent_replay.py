@@ -235,7 +235,7 @@ class Judgement:
         return list(zip(their_score, their_stage_two))
 
     def judge_kept(self, trace, policy, budget, layer, heads, their_scores, prefix):
-        """Judges the budgets and kept sets; returns every KV head's budget, its kept positions, and merge-first's members
+        """Judges the budgets and kept sets; returns every KV head's budget, its kept set, and merge-first's members
         or None: those of the dump, unless the policy cannot have chosen them.
         """
         offsets = self.fetch(prefix + "kept_offsets", "I64", [trace.kv_heads + 1])

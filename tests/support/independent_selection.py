@@ -131,7 +131,7 @@ class Greedy:
 
 
 def greedy(logits, values, candidates, count, chosen=None):
-    """The count candidates that are kept, ascending, ties to the smaller index; how many removals were not the best, and
+    """The count candidates that are kept, ascending, ties to the smaller index; how many removals were not best, and
     how many of these are no near ties. chosen: candidates that must be kept, whatever is best.
     """
     state, swaps, wrong = Greedy(logits, values), 0, 0
@@ -197,10 +197,10 @@ def near_tie(deciding, terms, ours, theirs):
 
 
 def explained_by_near_ties(policy, count, scores, chosen, score, stage_two):
-    """Whether the dump's set, if it is not ours, is legal. chosen: without the always-kept; score, stage_two: the dump's.
+    """Whether the dump's set, if it is not ours, is legal. chosen: without the always-kept; score, stage_two: its own.
 
     It must be what the policy selects by the dump's scores, and every swap, stage by stage, a near tie by our scores.
-    For theta-sweep, whose deciding scores are not dumped: a near tie with one of the selections, as good as the best.
+    For theta-sweep, whose deciding scores are not dumped: a near tie with one of the selections, and no worse a bound.
     For greedy: every removal, the best of those that the dump made, must be a near tie with the best of all.
     """
     if policy.host == "streaming-llm":
