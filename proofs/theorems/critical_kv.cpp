@@ -210,7 +210,7 @@ std::vector<Theorem> critical_kv_theorems() {
   const Sizes one_query{.tokens = 12};
   return {
       {.id = "ckv-3.5",
-       .title = "stage two's bound and who minimises it",
+       .title = "stage two's bound and the selection that minimises it",
        .statement =
            "theta <= theta^ = C' - (2 - 1/sigma) S''; among all choices of as many entries, top-k by "
            "A ||V|| minimises theta^ if sigma >= 1/2 and maximises it if sigma <= 1/2",

@@ -87,7 +87,7 @@ Row voted(VectorView votes, const Row& log_scores) {
   return result;
 }
 
-// ---- group_mean
+// ---- cluster_mean
 
 struct BoundedMean {
   BoundedMean(const reference::ClusterMembers& members, const Row& log_scores, const ClusterMean& exact);

@@ -36,7 +36,7 @@ class ClusterErrors {
         dimensions_(static_cast<double>(query.size())),
         logits_(attention_logits(as_row(query), members.keys, scale)),
         logit_errors_(logit_errors(as_row(query), members.keys, scale, arithmetic)),
-        cluster_(members, logits_.row(0), logit_errors_.row(0), Evaluation::as_group_mean, arithmetic) {
+        cluster_(members, logits_.row(0), logit_errors_.row(0), Evaluation::as_cluster_mean, arithmetic) {
     logit_error_ = *std::ranges::max_element(logit_errors_.row(0));
     for (int64_t j = 0; j < members.keys.rows(); ++j) {
       largest_ = std::max(largest_, absolute_logit(query, members.keys.row(j), scale));

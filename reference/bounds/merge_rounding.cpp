@@ -44,7 +44,7 @@ double mean_rounding(size_t count, Evaluation evaluation, const Arithmetic& arit
   switch (evaluation) {
     case Evaluation::any_form:
       return 2 * gamma(members + 8, arithmetic);
-    case Evaluation::as_group_mean:
+    case Evaluation::as_cluster_mean:
       return gamma(2 * members + 3, arithmetic);
   }
   return kInfinity;

@@ -26,8 +26,8 @@ inline constexpr double kOwnRounding = 0x1p-30;
 
 /// How the means of a cluster are evaluated.
 enum class Evaluation {
-  any_form,       ///< whatever a tested implementation may sensibly do
-  as_group_mean,  ///< as reference::group_mean does
+  any_form,         ///< whatever a tested implementation may sensibly do
+  as_cluster_mean,  ///< as reference::cluster_mean does
 };
 
 /// Weights softmax(logits) of logits that are off, and means of rows by them.
@@ -56,7 +56,7 @@ class UncertainWeights {
   std::vector<double> weights_;
 };
 
-/// A cluster of members by one head's scores, and how far rounding may take everything that group_mean makes of it.
+/// A cluster of members by one head's scores, and how far rounding may take everything that cluster_mean computes.
 class ClusterRounding {
  public:
   /// scores  [members]: ln s^
@@ -73,7 +73,7 @@ class ClusterRounding {
   double mean_log_score_error(double reach) const;
   /// Of KL from scores that are off, in any form; infinite where they are off by too much.
   double divergence_error() const;
-  /// Of KL from the scores as they are, evaluated as group_mean does: it vanishes with KL and
+  /// Of KL from the scores as they are, evaluated as cluster_mean does: it vanishes with KL and
   /// `reach`, which is as above.
   double divergence_rounding(double reach) const;
 

@@ -180,7 +180,7 @@ constexpr BenchOperation kOperations[] = {
     {"selection", "the largest 20 % of 4 x tokens scores, against std::nth_element and a copy",
      bench_selection},
     {"nearest-key",
-     "for each of a head's 80 % that leave the most similar key of the 20 % that stay, against DGEMM's rate",
+     "for each of a head's 80 % evicted keys the most similar of the 20 % kept, against DGEMM's rate",
      bench_nearest_key},
     {"compress", "a layer by snapkv+critical at 20 %: speed-up by 2 threads, against DGEMM's",
      bench_compress},
@@ -190,7 +190,7 @@ constexpr BenchOperation kOperations[] = {
     {"step-key", "of h2o+obcache-key", bench_step_key},
     {"step-joint", "of h2o+obcache-joint", bench_step_joint},
     {"step-exact", "of h2o+exact", bench_step_exact},
-    {"step-keepkv", "of h2o+keepkv, everyone who leaves merging", bench_step_keepkv},
+    {"step-keepkv", "of h2o+keepkv, every evicted entry merged", bench_step_keepkv},
 };
 
 }  // namespace

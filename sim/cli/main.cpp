@@ -50,7 +50,7 @@ constexpr std::array kCommands{
 
 constexpr const char* kMoreHelp =
     "\n"
-    "  kvbound SUBCOMMAND --help              all options, with examples\n"
+    "  kvbound COMMAND --help                 all options, with examples\n"
     "  kvbound --version\n"
     "\n"
     "Matrix products run on the fastest of OpenBLAS's kernels that the processor can run, or on those that\n"

@@ -54,7 +54,7 @@ OpenMerges::Cluster OpenMerges::open_cluster(const MergeCluster& cluster, const 
   for (int64_t i = 0; i < cluster.log_scores.rows(); ++i) {
     const VectorView log_scores = cluster.log_scores.row(i);
     const reference::ClusterRounding rounding(opened.members, log_scores, recorded,
-                                              reference::Evaluation::as_group_mean,
+                                              reference::Evaluation::as_cluster_mean,
                                               reference::reference_rounding());
     opened.log_merged.push_back(reference::log_mean_score(opened.members.votes, log_scores));
     opened.log_merged_error.push_back(rounding.log_weight_error());

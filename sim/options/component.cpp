@@ -150,8 +150,7 @@ Option merge_gqa(MergeGqa& field) {
 }
 
 Option merged_key(MergedKey& field) {
-  return choice("key", "the cluster's mean: moved least to keep its weight, scaled to keep it, or as it is",
-                field,
+  return choice("key", "the cluster's mean: moved least to keep its weight, scaled to it, or as it is", field,
                 std::array{std::pair{std::string_view("min-norm"), MergedKey::min_norm},
                            std::pair{std::string_view("zip"), MergedKey::zip},
                            std::pair{std::string_view("convex"), MergedKey::convex}});

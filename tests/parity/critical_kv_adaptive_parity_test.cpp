@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include <gmock/gmock-matchers.h>
+
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
@@ -11,6 +13,7 @@
 #include <kvbound/reference/eviction/selection.hpp>
 
 #include "support.hpp"
+#include "support/message_of.hpp"
 
 namespace kvbound::parity {
 namespace {
@@ -212,16 +215,19 @@ TYPED_TEST(AdaptiveStageOneParity, GivesTheSameUnderEverySchedule) {
 
 TYPED_TEST(AdaptiveStageOneParity, RefusesWhatDoesNotFit) {
   using T = TypeParam;
-  const auto call = [](const Tensor& queries, const Tensor& keys, int64_t always_kept) {
+  const auto refusal = [](const Tensor& queries, const Tensor& keys, int64_t always_kept) {
     const Uploaded<T> q{queries.view()}, k{keys.view()};
-    cuda::adaptive_stage_one<T>({q.view(), k.view(), 1}, nullptr, always_kept, nullptr, 0, nullptr, nullptr,
-                                {}, nullptr);
+    return test::message_of<ShapeMismatch>([&] {
+      cuda::adaptive_stage_one<T>({q.view(), k.view(), 1}, nullptr, always_kept, nullptr, 0, nullptr, nullptr,
+                                  {}, nullptr);
+    });
   };
-  EXPECT_THROW(call(Tensor(3, 4, 8), Tensor(2, 9, 8), 0), ShapeMismatch);
-  EXPECT_THROW(call(Tensor(2, 4, 8), Tensor(2, 9, 7), 0), ShapeMismatch);
-  EXPECT_THROW(call(Tensor(2, 10, 8), Tensor(2, 9, 8), 0), ShapeMismatch);
-  EXPECT_THROW(call(Tensor(2, 4, 8), Tensor(2, 9, 8), 10), ShapeMismatch);
-  EXPECT_THROW(call(Tensor(2, 4, 8), Tensor(2, 9, 8), 4), ShapeMismatch) << "without a workspace";
+  const auto has = [](const std::string& text) { return testing::HasSubstr(text); };
+  EXPECT_THAT(refusal(Tensor(3, 4, 8), Tensor(2, 9, 8), 0), has("3 query heads cannot share 2 KV heads"));
+  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 7), 0), has("columns of queries"));
+  EXPECT_THAT(refusal(Tensor(2, 10, 8), Tensor(2, 9, 8), 0), has("window is 10"));
+  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 8), 10), has("always_kept is 10"));
+  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 8), 4), has("the workspace has 0 bytes"));
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock-matchers.h>
+
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
@@ -12,6 +14,7 @@
 
 #include "scores.hpp"
 #include "support.hpp"
+#include "support/message_of.hpp"
 
 namespace kvbound::parity {
 namespace {
@@ -409,11 +412,12 @@ TEST_F(SelectCriticalParity, GivesTheSameUnderEverySchedule) {
 }
 
 TEST_F(SelectCriticalParity, RefusesRowsThatAreTooLong) {
-  EXPECT_THROW(cuda::select_critical(nullptr, nullptr, 1, cuda::kMostScores + 1, nullptr, nullptr, {}, {}, {},
-                                     nullptr),
-               ShapeMismatch);
-  EXPECT_THROW(cuda::select_critical(nullptr, nullptr, 1, 10, nullptr, nullptr, {}, {}, {}, nullptr),
-               ShapeMismatch);
+  const auto refusal = [](int64_t columns) {
+    return test::message_of<ShapeMismatch>(
+        [&] { cuda::select_critical(nullptr, nullptr, 1, columns, nullptr, nullptr, {}, {}, {}, nullptr); });
+  };
+  EXPECT_THAT(refusal(cuda::kMostScores + 1), testing::HasSubstr("columns of the scores"));
+  EXPECT_THAT(refusal(10), testing::HasSubstr("the workspace has 0 bytes"));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ Arithmetic rounding_unit() {
   return arithmetic;
 }
 
-constexpr Evaluation kEvaluations[] = {Evaluation::any_form, Evaluation::as_group_mean};
+constexpr Evaluation kEvaluations[] = {Evaluation::any_form, Evaluation::as_cluster_mean};
 
 TEST(UncertainWeights, CountTheSumsOfAMean) {
   const int64_t members = 2000;
@@ -107,7 +107,7 @@ TEST(ClusterRounding, CountsExponentialsAndSums) {
   expect_tight(log_weight - std::log(64.0), rounding.log_weight_error(), 2.1);
   EXPECT_LE(log_weight - std::log(64.0), rounding.divergence_error());
   // Nearly equal scores have hardly any divergence, and evaluating it as group_mean does hardly rounds.
-  const ClusterRounding own(members, scores, none, Evaluation::as_group_mean, reference_rounding());
+  const ClusterRounding own(members, scores, none, Evaluation::as_cluster_mean, reference_rounding());
   EXPECT_LT(own.divergence_rounding(0), 1e-13);
 }
 
