@@ -22,7 +22,7 @@ struct TwoStageSelection {
 struct CriticalKvPrompt {
   const LayerView& layer;
   int64_t window =
-      0;  ///< number of last queries for which an adaptive stage one must hold over half of the attention
+      0;  ///< last queries, over half of whose attention an adaptive stage one holds
   std::span<const int64_t> always_kept;  ///< ascending positions
   int64_t first_candidate = 0;
   int64_t candidates = 0;
