@@ -20,8 +20,9 @@ struct Instance {
 
   // For theorems on merging only; else empty.
   std::vector<double> votes;  ///< [tokens], 1..1e9
-  Matrix query_vectors;  ///< [rows of logits, rows of logits], lower triangular: the query of each row of logits
-  double ema = 0;        ///< a moving average's weight of the past, 0 <= ema < 1
+  Matrix
+      query_vectors;  ///< [rows of logits, rows of logits], lower triangular: the query of each row of logits
+  double ema = 0;     ///< a moving average's weight of the past, 0 <= ema < 1
 
   int64_t tokens() const { return logits.cols(); }
   int64_t queries() const { return logits.rows() / query_heads; }

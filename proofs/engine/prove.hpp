@@ -17,9 +17,9 @@ enum class Verdict {
   no_counterexample,  ///< theorem: no case violates it
   violated,           ///< theorem: a counterexample was found
   counterexample,     ///< weakened claim: a counterexample was found, as required
-  none_found,         ///< weakened claim: no counterexample was found, so the property cannot detect a false claim
-  regimes_too_rare,   ///< theorem: too few cases of a regime, so the cases are not representative
-  undecided,          ///< an instance could not be evaluated, which neither refutes nor supports the property
+  none_found,  ///< weakened claim: no counterexample was found, so the property cannot detect a false claim
+  regimes_too_rare,  ///< theorem: too few cases of a regime, so the cases are not representative
+  undecided,         ///< an instance could not be evaluated, which neither refutes nor supports the property
 };
 const char* name(Verdict verdict);
 

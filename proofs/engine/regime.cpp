@@ -48,9 +48,10 @@ bool has_twins(const Instance& instance) {
   return false;
 }
 
-// ---- of merging
+// ---- regimes of merging
 
-// Whether some head's first query sees a cluster so.
+// Whether the predicate holds for some head's mean of some cluster; `equal` says whether the cluster's scores are
+// equal.
 template <class Predicate>
 bool any_cluster(const Instance& instance, const Predicate& predicate) {
   const MergingCase merging(instance);

@@ -60,7 +60,8 @@ class Outcome {
 
 /// A claim about every instance.
 struct Property {
-  std::string id;     ///< the theorem's id, for a weakened claim with the dropped hypothesis: "ckv-3.5:small-stage-one"
+  std::string
+      id;  ///< the theorem's id, for a weakened claim with the dropped hypothesis: "ckv-3.5:small-stage-one"
   std::string claim;  ///< in words
   Outcome (*check)(const Instance&);
 };

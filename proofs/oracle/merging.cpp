@@ -35,7 +35,8 @@ void rotate(Vectors& symmetric, Vectors& vectors, size_t p, size_t q) {
 
 // Jacobi's method: returns the eigenvectors; the diagonal of `symmetric` becomes the eigenvalues.
 Vectors diagonalised(Vectors& symmetric) {
-  const Real nothing("1e-98");  // relative to the product of two diagonal elements: the square of 50-digit precision
+  const Real nothing(
+      "1e-98");  // relative to the product of two diagonal elements: the square of 50-digit precision
   Vectors vectors(symmetric.size(), Reals(symmetric.size()));
   for (size_t i = 0; i < vectors.size(); ++i) vectors[i][i] = 1;
   for (bool turned = true; turned;) {

@@ -37,7 +37,8 @@ struct Query {
   Vectors values;
   Reals attention;  ///< A
   Reals output;     ///< o
-  Real size;        ///< the largest |v_pc|, an upper bound of the sum of absolute terms of each element of the output
+  Real
+      size;  ///< the largest |v_pc|, an upper bound of the sum of absolute terms of each element of the output
 };
 
 /// The query after entries were removed from the cache; at least one entry must remain.

@@ -20,12 +20,14 @@ namespace kvbound::reference {
 
 /// The arithmetic in which results were computed.
 struct Arithmetic {
-  double unit = 0;  ///< u: relative error of one addition or multiplication
-  double smallest = 0;     ///< the smallest normal number: smaller results may be flushed to 0
-  double exponential = 0;  ///< relative error of an exponential or logarithm, and of a rescaling by an exponential
+  double unit = 0;      ///< u: relative error of one addition or multiplication
+  double smallest = 0;  ///< the smallest normal number: smaller results may be flushed to 0
+  double exponential =
+      0;             ///< relative error of an exponential or logarithm, and of a rescaling by an exponential
   double input = 0;  ///< relative rounding of every stored input; 0: the same numbers as the reference's
-  double input_floor = 0;  ///< absolute rounding of stored inputs below the normal range of their storage type
-  double weights = 0;      ///< further relative rounding of attention weights before they multiply values
+  double input_floor =
+      0;               ///< absolute rounding of stored inputs below the normal range of their storage type
+  double weights = 0;  ///< further relative rounding of attention weights before they multiply values
 
   // As in KernelArithmetic.
   int64_t accumulation_depth = -1;

@@ -242,9 +242,10 @@ class ScoreErrors {
   // The attention without an entry j: its mass 1 - A_j, and o_(-j).
   struct Rest {
     double mass = 0;
-    double by_difference = 0, by_sum = 0;  // errors of the mass as 1 - A_j and as a sum; 0: that form is not covered
-    double terms = 0;                      // of o_(-j)
-    double distance = 0;                   // || v_j - o_(-j) ||
+    double by_difference = 0,
+           by_sum = 0;    // errors of the mass as 1 - A_j and as a sum; 0: that form is not covered
+    double terms = 0;     // of o_(-j)
+    double distance = 0;  // || v_j - o_(-j) ||
   };
 
   // Errors of (A / (1 - A))^2 || v - o ||^2 and, if 1 - A is formed as a difference, of A^2 || v - (o - A v) / (1 - A)

@@ -20,7 +20,7 @@ struct PerturbationErrors {
   double kept_mass = 0;
   double bound = 0;         ///< theta
   double perturbation = 0;  ///< L
-  double terms = 0;         ///< sum of absolute terms of L, to which the rounding of sums over heads is relative
+  double terms = 0;  ///< sum of absolute terms of L, to which the rounding of sums over heads is relative
 };
 
 /// The query heads of one KV head at one query, and the kept entries.

@@ -21,8 +21,7 @@ struct TwoStageSelection {
 /// The input of CriticalKV: a layer's scored entries; the candidates are successive ones among them.
 struct CriticalKvPrompt {
   const LayerView& layer;
-  int64_t window =
-      0;  ///< last queries, over half of whose attention an adaptive stage one holds
+  int64_t window = 0;  ///< last queries, over half of whose attention an adaptive stage one holds
   std::span<const int64_t> always_kept;  ///< ascending positions
   int64_t first_candidate = 0;
   int64_t candidates = 0;

@@ -143,7 +143,8 @@ std::vector<MergedEntry> keep_kv(const MergingCache& cache, std::span<const std:
         r.zip = zip_scale(means.front(), queries.merging_scores(members.log_scores).row(0));
         r.key = zip_key(queries, means, r.zip);
         break;
-      case MergedKey::min_norm:  // ours: the key nearest to k- that has the logit ln(W / P), as eq. 25's key has
+      case MergedKey::
+          min_norm:  // ours: the key nearest to k- that has the logit ln(W / P), as eq. 25's key has
         r.key = min_norm_key(queries, means);
         break;
       case MergedKey::convex:  // the paper's baseline: k_r = k-

@@ -30,7 +30,8 @@ struct MergeEffect {
   Matrix member_logits;   ///< [queries, members], cluster by cluster, without votes, natural log
   Matrix merged_logits;   ///< [queries, clusters], without votes, natural log
   Matrix merged_weights;  ///< [queries, clusters]: A'_r, the merged entries' attention in the merged cache
-  std::vector<double> members_weight;  ///< [queries]: all members' total attention in the cache before the merge
+  std::vector<double>
+      members_weight;               ///< [queries]: all members' total attention in the cache before the merge
   std::vector<double> log_sum_exp;  ///< [queries]: over the cache before the merge, votes included
 };
 
