@@ -247,9 +247,9 @@ struct JointEffect {
   const MergingHead& head;
   QueryEffect effect;
   std::vector<Reals> apart;  // [clusters]: v_r - v-_h
-  Real condition;            // of the heads' queries
+  Real condition;            // 1 + condition number of the heads' queries
 
-  // More than the absolute terms that 50 digits round on either side of a bound with this factor.
+  // An upper bound of the absolute terms that are rounded to 50 digits on either side of a bound with this factor.
   Real terms(Space space, const Real& factor) const {
     return (1 + factor) * condition * condition * condition * effect.terms(space);
   }

@@ -26,8 +26,8 @@ struct OutputRounding {
   double terms = 0;  // of every product of a weight and a value, on its way into the output
 };
 
-// Bounds for the outputs of one query that see that errors of logits move an output only as far as its values differ
-// from it. Nothing is lost by underflow yet. Infinite where logits are off by too much.
+// Bounds for the outputs of one query by which errors of logits move an output only in proportion to the distances of
+// the values from it. Underflow is not included. Infinite where the logits' errors are too large.
 void centred_output_errors(VectorView logits, VectorView exponents, const SoftmaxErrors& softmax,
                            MatrixView values, const OutputRounding& rounding, std::span<double> errors) {
   const double total = softmax.growth;
