@@ -29,8 +29,8 @@ void draw_votes(Draw& draw, Instance& instance) {
   }
 }
 
-// A lower triangular matrix of query vectors with a nonzero diagonal: keys exist for any logits, however parallel the
-// queries are.
+// A lower triangular matrix of query vectors with a nonzero diagonal:
+// keys exist for any logits, however parallel the queries are.
 void draw_query_vectors(Draw& draw, Instance& instance) {
   const int64_t rows = instance.logits.rows();
   instance.query_vectors = Matrix(rows, rows);

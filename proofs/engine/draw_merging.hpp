@@ -6,8 +6,8 @@
 
 namespace kvbound::proofs {
 
-/// Draws votes, query vectors and a moving average's ema; changes logits so that clusters come near their special
-/// cases.
+/// Draws votes, query vectors and a moving average's ema; changes
+/// logits so that clusters come near their special cases.
 void draw_merging(Draw& draw, Instance& instance);
 
 }  // namespace kvbound::proofs

@@ -20,9 +20,9 @@ struct Instance {
 
   // For theorems on merging only; else empty.
   std::vector<double> votes;  ///< [tokens], 1..1e9
-  Matrix
-      query_vectors;  ///< [rows of logits, rows of logits], lower triangular: the query of each row of logits
-  double ema = 0;     ///< a moving average's weight of the past, 0 <= ema < 1
+  /// [rows of logits, rows of logits], lower triangular: the query of each row of logits.
+  Matrix query_vectors;
+  double ema = 0;  ///< a moving average's weight of the past, 0 <= ema < 1
 
   int64_t tokens() const { return logits.cols(); }
   int64_t queries() const { return logits.rows() / query_heads; }
@@ -33,8 +33,8 @@ struct Instance {
   }
 };
 
-/// Checks an instance. Logits must be within +-20000, values and projections within +-1e50, the range in which 50
-/// digits and doubles suffice.
+/// Checks an instance. Logits must be within +-20000, values and projections
+/// within +-1e50, the range in which 50 digits and doubles suffice.
 ///
 /// Votes must be 1 to 1e9, query vectors within +-1e6 and at least 1e-6 in size on the diagonal.
 ///

@@ -42,8 +42,8 @@ class QueryEffect {
   exact::Reals change(Space space) const;
   /// max ||v_i - v_j|| over all i and members j
   exact::Real spread(Space space, exact::Norm norm) const;
-  /// Upper bounds of the absolute terms that are rounded to 50 digits in a logit, and in an output, merged entries
-  /// included.
+  /// Upper bounds of the absolute terms that are rounded to 50
+  /// digits in a logit, and in an output, merged entries included.
   exact::Real logit_terms() const { return merging_.logit_terms(index_) + merged_terms_; }
   exact::Real terms(Space space) const { return merging_.value_terms(index_, space) * logit_terms(); }
 

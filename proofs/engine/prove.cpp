@@ -8,8 +8,8 @@
 namespace kvbound::proofs {
 namespace {
 
-// Cases drawn and then checked at a time: few, because the search for a weakened claim ends at its first
-// counterexample.
+// Cases drawn and then checked at a time: few, because the
+// search for a weakened claim ends at its first counterexample.
 constexpr int64_t kBatch = 64;
 
 uint64_t fnv1a(const std::string& text) {

@@ -50,8 +50,8 @@ bool has_twins(const Instance& instance) {
 
 // ---- regimes of merging
 
-// Whether the predicate holds for some head's mean of some cluster; `equal` says whether the cluster's scores are
-// equal.
+// Whether the predicate holds for some head's mean of some
+// cluster; `equal` says whether the cluster's scores are equal.
 template <class Predicate>
 bool any_cluster(const Instance& instance, const Predicate& predicate) {
   const MergingCase merging(instance);

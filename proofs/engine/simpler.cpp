@@ -32,8 +32,8 @@ Positions without_token(const Positions& positions, int64_t token) {
   return result;
 }
 
-// Removes a query's row of the logits and, in instances for merging, its row and column of the query vectors, which
-// remain lower triangular.
+// Removes a query's row of the logits and, in instances for merging, its
+// row and column of the query vectors, which remain lower triangular.
 void drop_query(Instance& instance, int64_t row) {
   instance.logits = without_row(instance.logits, row, instance.logits.rows());
   if (instance.merges()) {

@@ -30,8 +30,8 @@ class Outcome {
   void reference_holds(const std::string& claim, bool holds);
   /// Any other claim about the theorem.
   void require(const std::string& claim, bool holds);
-  /// Marks the outcome as undecided: the instance could not be evaluated, which neither refutes nor supports the
-  /// property.
+  /// Marks the outcome as undecided: the instance could not be
+  /// evaluated, which neither refutes nor supports the property.
   void undecide(const std::string& why);
 
   /// Records the claim's left side over its right side, if 50 digits give it to double precision; `terms` as above,
@@ -60,8 +60,8 @@ class Outcome {
 
 /// A claim about every instance.
 struct Property {
-  std::string
-      id;  ///< the theorem's id, for a weakened claim with the dropped hypothesis: "ckv-3.5:small-stage-one"
+  /// The theorem's id; for a weakened claim followed by the dropped hypothesis: "ckv-3.5:small-stage-one".
+  std::string id;
   std::string claim;  ///< in words
   Outcome (*check)(const Instance&);
 };

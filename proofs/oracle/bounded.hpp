@@ -55,8 +55,8 @@ Rows exactly(MatrixView numbers);
 
 /// A value that its operands' errors change by at most `carried`, after `roundings` roundings.
 Bounded rounded(const Real& value, const Real& carried, int roundings = 1);
-/// value = exp(x), for an argument with an error of at most d = argument_bound <= 1: |exp(x + d) - exp(x)| <= exp(x) (d
-/// + d^2).
+/// value = exp(x), for an argument with an error of at most
+/// d = argument_bound <= 1: |exp(x + d) - exp(x)| <= exp(x) (d + d^2).
 Bounded exponential(const Real& value, const Real& argument_bound);
 
 Bounded operator+(const Bounded& a, const Bounded& b);

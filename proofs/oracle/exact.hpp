@@ -1,5 +1,5 @@
-// The theorems' quantities in 50 digits, by their definitions. Claims are checked with them, so that a violation is
-// never due to rounding.
+// The theorems' quantities in 50 digits, by their definitions. Claims
+// are checked with them, so that a violation is never due to rounding.
 //
 // Letters as in the written proofs: A attention weights, V = values * W^O projected values, N their norms.
 #pragma once

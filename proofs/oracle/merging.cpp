@@ -12,8 +12,8 @@ Reals with_votes(const Reals& logits, const Reals& votes) {
   return result;
 }
 
-// Jacobi rotation: rotates rows and columns p and q of a symmetric matrix so that element (p, q) becomes 0, and the
-// vectors with them.
+// Jacobi rotation: rotates rows and columns p and q of a symmetric
+// matrix so that element (p, q) becomes 0, and the vectors with them.
 void rotate(Vectors& symmetric, Vectors& vectors, size_t p, size_t q) {
   const Real tangent_of_twice = 2 * symmetric[p][q] / (symmetric[q][q] - symmetric[p][p]);
   const Real angle =
@@ -35,8 +35,8 @@ void rotate(Vectors& symmetric, Vectors& vectors, size_t p, size_t q) {
 
 // Jacobi's method: returns the eigenvectors; the diagonal of `symmetric` becomes the eigenvalues.
 Vectors diagonalised(Vectors& symmetric) {
-  const Real nothing(
-      "1e-98");  // relative to the product of two diagonal elements: the square of 50-digit precision
+  // Relative to the product of two diagonal elements: the square of 50-digit precision.
+  const Real nothing("1e-98");
   Vectors vectors(symmetric.size(), Reals(symmetric.size()));
   for (size_t i = 0; i < vectors.size(); ++i) vectors[i][i] = 1;
   for (bool turned = true; turned;) {

@@ -1,8 +1,8 @@
 // Merging in 50 digits, by its definitions.
 //
-// Letters as in proofs/keep_kv.md: p votes, s scores (kept as logarithms), w = p s, W and P their sums over a cluster,
-// k- and v- the means weighted by w, m the mean of ln s, z* = ln(W / P), KL = m - z*. Queries include the scale: a
-// logit is q . k.
+// Letters as in proofs/keep_kv.md: p votes, s scores (kept as logarithms), w = p s,
+// W and P their sums over a cluster, k- and v- the means weighted by w, m the mean
+// of ln s, z* = ln(W / P), KL = m - z*. Queries include the scale: a logit is q . k.
 #pragma once
 
 #include "output_change.hpp"

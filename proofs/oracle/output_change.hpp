@@ -1,7 +1,7 @@
 // One query's attention over a cache, and the changes of its output when the cache changes, in 50 digits.
 //
-// Letters as in proofs/obcache.md: A attention weights, z logits, v values in the chosen space (v or v W^O), o the
-// output, p an entry.
+// Letters as in proofs/obcache.md: A attention weights, z logits, v
+// values in the chosen space (v or v W^O), o the output, p an entry.
 #pragma once
 
 #include <kvbound/reference/eviction/obcache.hpp>
@@ -37,8 +37,8 @@ struct Query {
   Vectors values;
   Reals attention;  ///< A
   Reals output;     ///< o
-  Real
-      size;  ///< the largest |v_pc|, an upper bound of the sum of absolute terms of each element of the output
+  /// The largest |v_pc|, an upper bound of the sum of absolute terms of each element of the output.
+  Real size;
 };
 
 /// The query after entries were removed from the cache; at least one entry must remain.

@@ -1,5 +1,5 @@
-// Three evaluations of an instance: exact, by the double-precision reference, and with bounds on the reference's
-// rounding errors.
+// Three evaluations of an instance: exact, by the double-precision
+// reference, and with bounds on the reference's rounding errors.
 #pragma once
 
 #include <vector>

@@ -19,8 +19,8 @@ using oracle::Bounded;
 using oracle::Row;
 using oracle::Rows;
 
-// The members of a cluster in doubles, as the reference's input, with ln s^ of heads first_head..first_head + count -
-// 1.
+// The members of a cluster in doubles, as the reference's input,
+// with ln s^ of heads first_head..first_head + count - 1.
 reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
                                      const Cluster& cluster, size_t first_head, size_t count) {
   reference::ClusterMembers members;

@@ -1,6 +1,6 @@
-// Checks that the reference's merges are within their rounding error bounds: reference/merging/keep_kv.hpp,
-// reference/numerics/pseudo_inverse.hpp and reference/merging/merge_baselines.hpp are evaluated with bounds, operation
-// by operation.
+// Checks that the reference's merges are within their rounding error bounds:
+// reference/merging/keep_kv.hpp, reference/numerics/pseudo_inverse.hpp and
+// reference/merging/merge_baselines.hpp are evaluated with bounds, operation by operation.
 #pragma once
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>

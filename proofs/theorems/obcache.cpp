@@ -47,8 +47,8 @@ Outcome value_is_removal(const Instance& instance) {
 
 // ---- OBC-key, OBC-joint
 
-// An entry whose key (and optionally value) is shrunk by the share t for which its logit changes by h; t = h if the
-// logit is 0.
+// An entry whose key (and optionally value) is shrunk by the share
+// t for which its logit changes by h; t = h if the logit is 0.
 struct Shrunk {
   Shrunk(const Query& query_, size_t entry_, const Real& h_)
       : query(query_),

@@ -1,5 +1,5 @@
-// The change of a query's output by eviction: CriticalKV's Theorems 3.2 and 3.3, their stable form, and the layer's
-// bound.
+// The change of a query's output by eviction: CriticalKV's
+// Theorems 3.2 and 3.3, their stable form, and the layer's bound.
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/perturbation.hpp>
 

@@ -162,8 +162,8 @@ Outcome set_removal(const Instance& instance) {
   return outcome;
 }
 
-// Calls look(query, set, singles) with the squared lengths of the change by removing the set, and by removing each
-// member.
+// Calls look(query, set, singles) with the squared lengths of
+// the change by removing the set, and by removing each member.
 template <class Look>
 void for_each_set(const Instance& instance, const Look& look) {
   const Positions removed = evicted(instance);

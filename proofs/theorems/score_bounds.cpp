@@ -26,8 +26,8 @@ void widen(Row& row, const Row& other) {
   for (size_t i = 0; i < row.size(); ++i) row[i] = wider(row[i], other[i]);
 }
 
-// The result of an evaluation that takes the first form where `number` is negative, and else the second; if rounding
-// decides, the wider of both.
+// The result of an evaluation that takes the first form where `number` is
+// negative, and else the second; if rounding decides, the wider of both.
 Bounded by_sign(const Bounded& number, const Bounded& if_negative, const Bounded& otherwise) {
   if (number.value < -number.bound) return if_negative;
   if (number.value > number.bound) return otherwise;

@@ -1,5 +1,5 @@
-// Rounding error bounds of one query's scores: reference/eviction/obcache.hpp evaluated with bounds, operation by
-// operation.
+// Rounding error bounds of one query's scores: reference/eviction/obcache.hpp
+// evaluated with bounds, operation by operation.
 #pragma once
 
 #include <kvbound/proofs/oracle/bounded.hpp>

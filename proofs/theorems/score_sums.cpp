@@ -1,5 +1,5 @@
-// Sums of scores over a window's queries and a group's heads, and the cases in which attention alone ranks like the
-// sums.
+// Sums of scores over a window's queries and a group's heads,
+// and the cases in which attention alone ranks like the sums.
 #include <algorithm>
 #include <cmath>
 
@@ -79,8 +79,8 @@ void hold_key_limit(const std::vector<Query>& queries, size_t entry, Outcome& ou
                   allowed + 16 * squared_terms(queries) / (t * t));
 }
 
-// The squared change of the layer's hidden state, which adds the heads' outputs: || sum_h (o'_h - o_h) W_h ||^2, summed
-// over the queries.
+// The squared change of the layer's hidden state, which adds the heads'
+// outputs: || sum_h (o'_h - o_h) W_h ||^2, summed over the queries.
 Real layer_change(Change change, const Instance& instance, const std::vector<Query>& queries, size_t entry) {
   Real result = 0;
   const auto count = static_cast<size_t>(instance.queries());

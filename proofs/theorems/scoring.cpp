@@ -47,8 +47,8 @@ std::vector<exact::Query> queries_of(const Instance& instance, Space space) {
   return result;
 }
 
-// Key component h is the logit of head h, and head h's query is the h-th unit vector: every logit is reproduced
-// exactly.
+// Key component h is the logit of head h, and head h's query
+// is the h-th unit vector: every logit is reproduced exactly.
 reference::ScoredAttention computed_scores(Change change, const Instance& instance, int64_t query,
                                            Space space) {
   const int64_t heads = instance.query_heads;

@@ -33,8 +33,8 @@ void for_each_removable(const Instance& instance, const Look& look) {
 void equal_vectors(Outcome& outcome, const std::string& claim, const exact::Reals& left,
                    const exact::Reals& right, const oracle::Real& terms);
 
-/// Claims that reference::scored_attention's weights, outputs and scores are within their bounds, in both spaces, for
-/// every query.
+/// Claims that reference::scored_attention's weights, outputs and
+/// scores are within their bounds, in both spaces, for every query.
 void hold_scores(reference::Change change, const Instance& instance, Outcome& outcome);
 
 /// The scores of query i of every head, [query_heads, tokens], by reference::scored_attention.

@@ -221,8 +221,8 @@ struct AdaptiveStageOne {
     }
     return k;
   }
-  // The reference's input weights, if doubles add them without rounding in any order: if all are multiples of 2^-50,
-  // with a total of about 1.
+  // The reference's input weights, if doubles add them without rounding
+  // in any order: if all are multiples of 2^-50, with a total of about 1.
   std::optional<std::vector<Reals>> weights_of_exact_sums() const {
     std::vector<Reals> rows;
     for (int64_t r = 0; r < computed.attention.rows(); ++r) {

@@ -120,8 +120,8 @@ void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, dou
   }
 }
 
-// Adds the errors of outputs that come from errors of computed values, for weights with errors: error_bounds.md,
-// "Computed keys and values".
+// Adds the errors of outputs that come from errors of computed values,
+// for weights with errors: error_bounds.md, "Computed keys and values".
 //
 // logits  with votes
 // widest  computed weights are at most 1 + widest

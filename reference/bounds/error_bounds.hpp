@@ -1,9 +1,9 @@
 // Bounds on the difference, through rounding alone, of another implementation's results from the reference's.
 //
-// All bounds are derived (reference/bounds/error_bounds.md) from one model of arithmetic and the sums of absolute terms
-// of the given inputs; no constant is tuned. They hold for any order of summation within the accumulation depth, with
-// or without fused multiply-add. Errors are absolute and per element; those of the double reference itself are
-// included.
+// All bounds are derived (reference/bounds/error_bounds.md) from one model of arithmetic
+// and the sums of absolute terms of the given inputs; no constant is tuned. They hold for
+// any order of summation within the accumulation depth, with or without fused multiply-add.
+// Errors are absolute and per element; those of the double reference itself are included.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ namespace kvbound::reference {
 struct Arithmetic {
   double unit = 0;      ///< u: relative error of one addition or multiplication
   double smallest = 0;  ///< the smallest normal number: smaller results may be flushed to 0
-  double exponential =
-      0;             ///< relative error of an exponential or logarithm, and of a rescaling by an exponential
+  /// Relative error of an exponential or logarithm, and of a rescaling by an exponential.
+  double exponential = 0;
   double input = 0;  ///< relative rounding of every stored input; 0: the same numbers as the reference's
-  double input_floor =
-      0;               ///< absolute rounding of stored inputs below the normal range of their storage type
+  /// Absolute rounding of stored inputs below the normal range of their storage type.
+  double input_floor = 0;
   double weights = 0;  ///< further relative rounding of attention weights before they multiply values
 
   // As in KernelArithmetic.
@@ -68,8 +68,8 @@ struct AttentionErrors {
   Matrix weights;                   ///< [queries, tokens]
   Matrix logits;                    ///< [queries, tokens], without votes
 };
-/// Bounds for reference::attention with the same arguments. They also cover rescaling (online softmax) and splitting
-/// the tokens.
+/// Bounds for reference::attention with the same arguments. They
+/// also cover rescaling (online softmax) and splitting the tokens.
 AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView values, double scale,
                                  VectorView votes, const Arithmetic& arithmetic,
                                  const CacheErrors& cache = {});

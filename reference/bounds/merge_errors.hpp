@@ -1,5 +1,5 @@
-// A bound on the output change of a lossless merge, which is 0 in exact arithmetic, for the query by which it was
-// merged.
+// A bound on the output change of a lossless merge, which is 0
+// in exact arithmetic, for the query by which it was merged.
 //
 // Derived in reference/bounds/merge_errors.md; computed from the given numbers, without tuned constants.
 #pragma once

@@ -75,8 +75,8 @@ class ClusterRounding {
   double mean_log_score_error(double reach) const;
   /// The error of KL for scores with errors, evaluated in any form; infinite where the scores' errors are too large.
   double divergence_error() const;
-  /// The error of KL for exact scores, evaluated as by cluster_mean; it tends to 0 with KL and `reach`, the upper bound
-  /// of the computed |scores|.
+  /// The error of KL for exact scores, evaluated as by cluster_mean; it tends
+  /// to 0 with KL and `reach`, the upper bound of the computed |scores|.
   double divergence_rounding(double reach) const;
 
  private:

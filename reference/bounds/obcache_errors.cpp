@@ -52,8 +52,8 @@ class UncertainOutput {
     const double shifted = softmax_.growth * weight / (rest * rest) * (value_size + output_size_);
     return std::min(error(rest, shifted, (output_size_ + weight * value_size) / rest), range_) + lost_ / rest;
   }
-  // The size of the sum of absolute terms of o in the tested implementation; an implementation that projects the values
-  // first adds up larger terms.
+  // The size of the sum of absolute terms of o in the tested implementation;
+  // an implementation that projects the values first adds up larger terms.
   double terms_size() const { return space_.is_projected() ? absolute_size_ : output_size_; }
 
   std::vector<double> weights, weight_errors;  // [tokens]: A, and its errors
@@ -207,8 +207,8 @@ class ScoreErrors {
     return {result.score, std::max(result.error, anew.error)};
   }
 
-  // The score `exact` of the entry with A_j > 1/2: from the softmax of the others and, where rounding leaves enough
-  // digits, from o.
+  // The score `exact` of the entry with A_j > 1/2: from the softmax
+  // of the others and, where rounding leaves enough digits, from o.
   Judged heavy(const Query& query, size_t j, double stored) const {
     if (query.logits.size() == 1) return {kInfinity, 0};
     std::vector<double> logits(query.logits.begin(), query.logits.end()),
@@ -242,14 +242,14 @@ class ScoreErrors {
   // The attention without an entry j: its mass 1 - A_j, and o_(-j).
   struct Rest {
     double mass = 0;
-    double by_difference = 0,
-           by_sum = 0;    // errors of the mass as 1 - A_j and as a sum; 0: that form is not covered
+    // Errors of the mass as 1 - A_j and as a sum; 0: that form is not covered.
+    double by_difference = 0, by_sum = 0;
     double terms = 0;     // of o_(-j)
     double distance = 0;  // || v_j - o_(-j) ||
   };
 
-  // Errors of (A / (1 - A))^2 || v - o ||^2 and, if 1 - A is formed as a difference, of A^2 || v - (o - A v) / (1 - A)
-  // ||^2.
+  // Errors of (A / (1 - A))^2 || v - o ||^2 and, if 1 - A is formed
+  // as a difference, of A^2 || v - (o - A v) / (1 - A) ||^2.
   Judged from_output(const Query& query, size_t j, const Rest& rest, double stored) const {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j], size = sizes_[j];
     const double rest_error = std::max(rest.by_difference, rest.by_sum), least = rest.mass - rest_error;

@@ -234,8 +234,8 @@ class CaseErrors {
       terms += (head.shares[i] + head.share_errors[i]) * absolute_projection(h, head.kept[i]);
     }
     const double common = signed_weights(h, head).value;  // both outputs take the same rounded numbers
-    // Roundings per term: the sum over tokens, rescalings of partial sums, and storing, projecting, subtracting and
-    // adding up.
+    // Roundings per term: the sum over tokens, rescalings of partial
+    // sums, and storing, projecting, subtracting and adding up.
     const int64_t roundings = tokens() + (tokens() + 15) / 16 + product_length();
     return {terms, propagated + arithmetic_.weights * terms + input() * common +
                        product(roundings_.gamma(roundings), (1 + input()) * terms)};

@@ -1,5 +1,5 @@
-// Bounds on the difference, through rounding alone, of another implementation's kept mass, theta and L from the
-// reference's.
+// Bounds on the difference, through rounding alone, of another
+// implementation's kept mass, theta and L from the reference's.
 //
 // Derived in reference/bounds/perturbation_errors.md. Each bound covers two ways to compute a quantity: the form
 // without cancellation of reference/perturbation.hpp, and the papers' printed form.
@@ -54,8 +54,8 @@ std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& give
 double total_bound_error(MatrixView weights, MatrixView weight_errors, MatrixView norms,
                          MatrixView norm_errors, std::span<const int64_t> kept, const Arithmetic& arithmetic);
 
-/// gamma_count: an upper bound of the rounding error of a sum of `count` numbers, as a share of the sum of their
-/// absolute values.
+/// gamma_count: an upper bound of the rounding error of a sum of
+/// `count` numbers, as a share of the sum of their absolute values.
 double sum_rounding(int64_t count, const Arithmetic& arithmetic);
 
 /// The L1 norm of every row of W^O.   returns [query_heads, head_dim]

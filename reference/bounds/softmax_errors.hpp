@@ -1,7 +1,7 @@
 // Rounding errors of exponentials, their sum and the weights of a softmax, on which all bounds on attention are based.
 //
-// Derived in reference/bounds/error_bounds.md, "The model" and "Softmax". Not a public header: include error_bounds.hpp
-// or obcache_errors.hpp.
+// Derived in reference/bounds/error_bounds.md, "The model" and "Softmax".
+// Not a public header: include error_bounds.hpp or obcache_errors.hpp.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ double growth(double x);
 
 /// The accumulation depth of a sum over tokens.
 double accumulation_depth(const Arithmetic& arithmetic, int64_t terms);
-/// The number of rescalings of partial sums over so many tokens.
+/// The number of rescalings of the partial sums of a sum over `tokens` tokens.
 double rescalings(const Arithmetic& arithmetic, int64_t tokens);
 /// The error of a sum of `terms` products of two stored numbers each, relative to the sum of their absolute values,
 /// with `further` roundings beside those of a product and the additions.

@@ -17,9 +17,9 @@ struct KernelArithmetic {
   int64_t accumulation_depth = -1;
   /// Accumulation depth of a product of a query and a key, or of a value and a column of W^O; -1: head_dim.
   int64_t product_depth = -1;
-  /// Tensor cores may sum such a product a few terms at a time, each partial sum starting from zero, before the partial
-  /// sums are added: the error of a partial sum, as a share of the sum of its terms' absolute values. 0: no tensor
-  /// cores.
+  /// Tensor cores may sum such a product a few terms at a time, each partial sum
+  /// starting from zero, before the partial sums are added: the error of a partial
+  /// sum, as a share of the sum of its terms' absolute values. 0: no tensor cores.
   double tensor_sums = 0;
   /// How often a growing running maximum rescales the partial sums; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;

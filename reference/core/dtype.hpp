@@ -45,8 +45,8 @@ constexpr std::optional<Dtype> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-/// A binary format of real numbers: fraction * 2^exponent with 1 <= fraction < 2, which has `fraction_bits` bits behind
-/// the binary point.
+/// A binary format of real numbers: fraction * 2^exponent with
+/// 1 <= fraction < 2, which has `fraction_bits` bits behind the binary point.
 struct RealFormat {
   int fraction_bits;
   int least_exponent;  ///< of normal numbers

@@ -1,6 +1,6 @@
-// Exceptions, one type per cause: a wrong argument (ShapeMismatch, NonFinite, InvalidPolicy), a malformed file
-// (TraceError), a device (DeviceError, NoDevice) or the operating system (IoError). Every message holds the wrong
-// values.
+// Exceptions, one type per cause: a wrong argument (ShapeMismatch, NonFinite,
+// InvalidPolicy), a malformed file (TraceError), a device (DeviceError, NoDevice)
+// or the operating system (IoError). Every message holds the wrong values.
 #pragma once
 
 #include <cstdint>

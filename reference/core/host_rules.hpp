@@ -1,5 +1,5 @@
-// The rules that distinguish the hosts, as plain data: backends and checks read these fields and never branch on the
-// host's type.
+// The rules that distinguish the hosts, as plain data: backends and
+// checks read these fields and never branch on the host's type.
 #pragma once
 
 #include <cstdint>

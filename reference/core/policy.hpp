@@ -20,9 +20,9 @@ struct SnapKv {
   friend bool operator==(const SnapKv&, const SnapKv&) = default;
 };
 
-/// H2O (arXiv:2306.14048): the first `sinks` and the newest `recent` entries are kept, the others are ranked by the sum
-/// of the attention that they have received since the prompt's last `window` queries. The cache does not grow in
-/// decoding.
+/// H2O (arXiv:2306.14048): the first `sinks` and the newest `recent` entries are
+/// kept, the others are ranked by the sum of the attention that they have received
+/// since the prompt's last `window` queries. The cache does not grow in decoding.
 struct H2o {
   int64_t window = 32;            ///< number of last prompt queries whose attention counts
   int64_t sinks = 0;              ///< first positions, always kept
@@ -34,8 +34,8 @@ struct H2o {
   }
 };
 
-/// TOVA (arXiv:2401.06104): evicts the entry that receives the least attention from the last query, except the first
-/// `sinks`.
+/// TOVA (arXiv:2401.06104): evicts the entry that receives the
+/// least attention from the last query, except the first `sinks`.
 struct Tova {
   int64_t sinks = 0;  ///< first positions, always kept
   friend bool operator==(const Tova&, const Tova&) = default;
@@ -134,8 +134,8 @@ struct NoMerge {
   friend bool operator==(const NoMerge&, const NoMerge&) = default;
 };
 
-/// An evicted entry merges with the kept entry whose key is the most similar to its own, if their cosine is large
-/// enough.
+/// An evicted entry merges with the kept entry whose key is the
+/// most similar to its own, if their cosine is large enough.
 struct SimilarTarget {
   std::optional<Decimal> threshold = Decimal{8, 1};  ///< merge if the cosine is larger; nullopt: always
   friend bool operator==(const SimilarTarget&, const SimilarTarget&) = default;

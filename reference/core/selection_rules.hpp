@@ -9,8 +9,8 @@
 namespace kvbound {
 
 struct SelectionRules {
-  std::optional<TwoStage> two_stage =
-      {};  ///< options of CriticalKV's two stages; nullopt: the selection has no stages
+  /// Options of CriticalKV's two stages; nullopt: the selection has no stages.
+  std::optional<TwoStage> two_stage = {};
   bool records_stage_two = false;     ///< the selection decides by stage two's scores and records them
   bool in_decoding = false;           ///< evictions during decoding follow the two stages, too
   bool keeps_largest_scores = false;  ///< the kept candidates are those with the largest scores

@@ -50,8 +50,8 @@ struct StepView {
   MatrixView queries;  ///< [query_heads, head_dim]
 };
 
-/// The entries of one KV head that were merged into one. With CaM, the evicted value was spread over several entries,
-/// of which `into` is the first.
+/// The entries of one KV head that were merged into one. With CaM, the evicted
+/// value was spread over several entries, of which `into` is the first.
 struct MergeCluster {
   int64_t into = 0;           ///< position of the merged entry
   std::vector<int64_t> from;  ///< ascending positions of the evicted members
@@ -118,8 +118,8 @@ struct StepRecord {
   std::vector<int64_t> merged_into = {};
   /// [kv_heads] for policies that merge, in steps in which a merge was possible; else empty.
   std::vector<HeadMerge> merges = {};
-  bool rebuilt =
-      false;  ///< the cache was rebuilt before the queries attended; `merges` then holds the whole cache
+  /// The cache was rebuilt before the queries attended; `merges` then holds the whole cache.
+  bool rebuilt = false;
   /// After a rebuild by a two-stage selection, as in PromptRecord: stage one and the always-kept entries, which include
   /// the step's own entry if it is always kept.
   std::vector<std::vector<int64_t>> stage_one = {};

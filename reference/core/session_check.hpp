@@ -1,5 +1,5 @@
-// The argument checks of every backend's session, so that all backends reject the same arguments with the same
-// messages.
+// The argument checks of every backend's session, so that all
+// backends reject the same arguments with the same messages.
 #pragma once
 
 #include <charconv>

@@ -1,5 +1,5 @@
-// Division of a budget among the KV heads of a layer (AdaKV) and among layers (PyramidKV). Totals are preserved
-// exactly.
+// Division of a budget among the KV heads of a layer (AdaKV)
+// and among layers (PyramidKV). Totals are preserved exactly.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +38,10 @@ std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t>
 ///     d = min(b - b / beta, b - least, n - b)
 ///     linear: b_l = b + d (1 - 2 l / (L - 1));   cosine: b_l = b + d cos(pi l / (L - 1))
 ///
-/// The b_l are rounded down, and the rest of the total L b goes one by one to the largest fractional parts (ties:
-/// smaller layer). If neither the always-kept entries nor the prompt's length limits d, budgets fall from 2 b - b /
-/// beta to b / beta. `linear` is computed in exact arithmetic; fractional parts of `cosine` count as equal if they
-/// agree to 2^-30.
+/// The b_l are rounded down, and the rest of the total L b goes one by one to the largest
+/// fractional parts (ties: smaller layer). If neither the always-kept entries nor the prompt's
+/// length limits d, budgets fall from 2 b - b / beta to b / beta. `linear` is computed in
+/// exact arithmetic; fractional parts of `cosine` count as equal if they agree to 2^-30.
 ///
 /// layers   L, 1..2^20; a single layer gets b
 /// budget   b, the mean number of entries per KV head

@@ -9,9 +9,9 @@
 
 namespace kvbound::reference {
 
-/// The positions in a cache from the prompt's end on, ascending: those kept after the prompt, plus every step's own
-/// entry, minus the evicted ones; after a rebuild, those that the rebuild kept. Call `enter` and `evict` alternately,
-/// once each per decode step.
+/// The positions in a cache from the prompt's end on, ascending: those kept after the
+/// prompt, plus every step's own entry, minus the evicted ones; after a rebuild, those
+/// that the rebuild kept. Call `enter` and `evict` alternately, once each per decode step.
 ///
 /// The prompt's record and that of the last rebuild must outlive the object. Inconsistent records throw ShapeMismatch.
 class CachePositions {

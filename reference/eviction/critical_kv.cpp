@@ -41,8 +41,8 @@ std::vector<int64_t> ranked_positions(const CriticalKvPrompt& prompt, VectorView
 
 }  // namespace
 
-// Algorithm 1 of the paper; the norms of its V W^O are prompt.norms. b, b' and b'' are its budgets, without the
-// always-kept entries.
+// Algorithm 1 of the paper; the norms of its V W^O are prompt.norms.
+// b, b' and b'' are its budgets, without the always-kept entries.
 CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& options,
                                 std::span<const int64_t> k, OperationTimes* times) {
   const int64_t kv_heads = prompt.scores.rows, group_size = prompt.layer.shape.group_size();

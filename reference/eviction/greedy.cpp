@@ -20,8 +20,8 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-// The logits of the window's queries for one KV head's query heads, [rows, n]; -infinity for tokens in a query's
-// future.
+// The logits of the window's queries for one KV head's query
+// heads, [rows, n]; -infinity for tokens in a query's future.
 Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
   Matrix all;
   WindowLogits logits(layer, window);
@@ -129,8 +129,8 @@ class Remaining {
       for (int64_t j = 0; j < candidates; ++j)
         distances_(i, j) = squared_distance(outputs_.row(i), values_.row(j));
     }
-    require_finite("squared distances of values from outputs",
-                   distances_.numbers());  // with infinite distances all candidates would tie
+    // With infinite distances all candidates would tie.
+    require_finite("squared distances of values from outputs", distances_.numbers());
   }
 
   // Removes the candidate whose removal gives the smallest error; returns its position.

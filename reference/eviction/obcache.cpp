@@ -18,9 +18,9 @@
 namespace kvbound::reference {
 namespace {
 
-// When entry j's key is zeroed, its logit becomes 0 and the softmax denominator changes by the factor
-// q = 1 - A + e^-LSE. q is kept as (1 - A) entries + slot with slot / entries = e^-LSE and neither number above 1, so
-// that e^-LSE cannot overflow.
+// When entry j's key is zeroed, its logit becomes 0 and the softmax denominator
+// changes by the factor q = 1 - A + e^-LSE. q is kept as (1 - A) entries + slot with
+// slot / entries = e^-LSE and neither number above 1, so that e^-LSE cannot overflow.
 struct SlotShares {
   explicit SlotShares(double log_sum_exp)
       : entries(log_sum_exp < 0 ? std::exp(log_sum_exp) : 1),

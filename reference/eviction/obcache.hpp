@@ -13,9 +13,9 @@
 // softmax of the other entries; the same holds for joint and slot. key is evaluated as printed: for an entry with A_j
 // near 1, v_j - o has the rounding error of o.
 //
-// All scores but `value` have the form w^2 || a v_j - b o ||^2, so one product V o^T serves all entries:
-// a^2 |v_j|^2 - 2 a b v_j . o + b^2 |o|^2. Where that cancels to less than 2^-13 of its terms, the difference is formed
-// element by element.
+// All scores but `value` have the form w^2 || a v_j - b o ||^2, so one product V o^T
+// serves all entries: a^2 |v_j|^2 - 2 a b v_j . o + b^2 |o|^2. Where that cancels to
+// less than 2^-13 of its terms, the difference is formed element by element.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// One query's attention with the dominant entry separated, and the differences of values and outputs, for the scores of
-// obcache.hpp.
+// One query's attention with the dominant entry separated, and the
+// differences of values and outputs, for the scores of obcache.hpp.
 #pragma once
 
 #include <cstddef>

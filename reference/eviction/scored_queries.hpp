@@ -1,5 +1,5 @@
-// The scores of obcache.hpp for a block of queries at once, so that one matrix product with the values serves all
-// queries.
+// The scores of obcache.hpp for a block of queries at once, so
+// that one matrix product with the values serves all queries.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ class ScoredQueries {
   const Matrix& attend_values();
   /// Turns the shares in `weights` back into attention weights, the dominant entry's included.
   void restore_weights();
-  /// scores[head, j] += sum of the scores of the head's queries. Call it after attend_values, unless Change::value is
-  /// scored.
+  /// scores[head, j] += sum of the scores of the head's queries.
+  /// Call it after attend_values, unless Change::value is scored.
   void add_scores(MutableMatrixView scores);
 
  private:

@@ -25,10 +25,10 @@ struct ThetaSweepInput {
 ///         top k by mean_h a^h_j (lambda + N^h_j / mean_j N^h_j);          lambda = infinity: by mean_h a^h_j
 ///     then the rivals; the first selection with the smallest sum_h theta_h wins
 ///
-/// mean_j runs over all tokens; for a head whose norms are all 0, N^h_j / mean_j N^h_j counts as 0. theta is taken in
-/// the norm of projected_value_norms. For a fixed budget theta depends only on (Sigma, S); the sweep walks the hull of
-/// the reachable pairs. The best selection can lie off the hull, so the guarantee is: theta is at most that of every
-/// rival.
+/// mean_j runs over all tokens; for a head whose norms are all 0, N^h_j / mean_j N^h_j counts
+/// as 0. theta is taken in the norm of projected_value_norms. For a fixed budget theta
+/// depends only on (Sigma, S); the sweep walks the hull of the reachable pairs. The best
+/// selection can lie off the hull, so the guarantee is: theta is at most that of every rival.
 ///
 /// k        0..candidates
 /// returns  [k] ascending indices of candidates

@@ -17,8 +17,8 @@ struct TokenBlock;
 ///     head:       x . y  = sum_c x_c y_c
 ///     projected:  x . y  = (x W)(y W)^T = x G y^T,   G = W W^T
 ///
-/// W is the head's rows of W^O, [head_dim, model_dim]. G is [head_dim, head_dim], so that no [tokens, model_dim]
-/// product is formed.
+/// W is the head's rows of W^O, [head_dim, model_dim]. G is
+/// [head_dim, head_dim], so that no [tokens, model_dim] product is formed.
 class ValueSpace {
  public:
   /// The head's space.
@@ -26,8 +26,8 @@ class ValueSpace {
   /// output_projection  [head_dim, model_dim], read for `projected` only
   ValueSpace(Space space, MatrixView output_projection);
 
-  /// The rows y G (in the head's space: the rows y), so that x . y is the plain inner product of x with the result's
-  /// row.
+  /// The rows y G (in the head's space: the rows y), so that x . y
+  /// is the plain inner product of x with the result's row.
   ///
   /// rows     [rows, head_dim]
   /// returns  [rows, head_dim]

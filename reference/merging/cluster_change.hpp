@@ -21,8 +21,8 @@ struct ClusterChange {
   ///
   ///     (min_v sum_h c_h ||v - v-_h||^2)^(1/2),   c_h = (W_h / D_h)^2
   ///
-  /// with W_h, D_h and v-_h by the queries' own scores. 0 for one head. A merge whose logits differ from z*_h may be
-  /// below it.
+  /// with W_h, D_h and v-_h by the queries' own scores. 0 for one
+  /// head. A merge whose logits differ from z*_h may be below it.
   double floor = 0;
 };
 

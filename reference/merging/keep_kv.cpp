@@ -26,8 +26,8 @@ Matrix mean_row(MatrixView rows) {
   return mean;
 }
 
-// -ln sum_j (p_j / P) exp(x_j) for x with w-weighted mean 0. Near x = 0 it is computed from expm1, which avoids
-// cancellation against 1.
+// -ln sum_j (p_j / P) exp(x_j) for x with w-weighted mean 0. Near
+// x = 0 it is computed from expm1, which avoids cancellation against 1.
 double divergence(VectorView shares, VectorView centred) {
   double below = 0, whole = 0;
   for (size_t j = 0; j < shares.size(); ++j) {

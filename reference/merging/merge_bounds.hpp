@@ -1,7 +1,7 @@
 // Bounds on the output error that merged entries cause for later queries: KeepKV's multi-step bounds and their terms.
 //
-// The members of a cluster were merged by predicted scores s^; the current query gives them the scores s. A prediction
-// is good if s^/s is near 1.
+// The members of a cluster were merged by predicted scores s^; the current
+// query gives them the scores s. A prediction is good if s^/s is near 1.
 #pragma once
 
 #include <kvbound/reference/core/view.hpp>
@@ -21,13 +21,13 @@ namespace kvbound::reference {
 /// source         KeepKV (arXiv:2504.09936), section 3; including the merged entries is ours
 double prediction_error(VectorView log_predicted, VectorView log_actual);
 
-/// A bound on the distance of the output over merged entries from the output over their members, for any query and
-/// norm.
+/// A bound on the distance of the output over merged entries
+/// from the output over their members, for any query and norm.
 ///
 ///     2 epsilon (1 + epsilon) gamma / (1 - epsilon)^2  *  share
 ///
-/// It holds for any number of disjoint clusters whose merged values are means weighted by w = p s^ (of this query
-/// head).
+/// It holds for any number of disjoint clusters whose merged
+/// values are means weighted by w = p s^ (of this query head).
 ///
 /// prediction_error  epsilon
 /// value_distance    gamma = max ||v_i - v_j|| over all entries i of the cache before and all members j

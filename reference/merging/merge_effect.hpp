@@ -30,13 +30,13 @@ struct MergeEffect {
   Matrix member_logits;   ///< [queries, members], cluster by cluster, without votes, natural log
   Matrix merged_logits;   ///< [queries, clusters], without votes, natural log
   Matrix merged_weights;  ///< [queries, clusters]: A'_r, the merged entries' attention in the merged cache
-  std::vector<double>
-      members_weight;               ///< [queries]: all members' total attention in the cache before the merge
+  /// [queries]: all members' total attention in the cache before the merge.
+  std::vector<double> members_weight;
   std::vector<double> log_sum_exp;  ///< [queries]: over the cache before the merge, votes included
 };
 
-/// The output o over the cache before the merge, with the members in place of the merged entries, minus the output o'
-/// over the merged cache.
+/// The output o over the cache before the merge, with the members in place
+/// of the merged entries, minus the output o' over the merged cache.
 ///
 ///     o - o' = sum_r ( sum_{j in r} A_j (v_j - o') - A'_r (D'/D) (v_r - o') )
 ///

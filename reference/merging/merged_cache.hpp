@@ -52,8 +52,8 @@ class MergedCache {
 
   /// The merge at the prompt's end; nullopt if no entries merged.
   const std::optional<CacheMerge>& prompt_merge() const { return prompt_merge_; }
-  /// Advances to the cache with the step's own entry, rebuilt if the step rebuilds. Returns the rebuild's merge, if
-  /// any.
+  /// Advances to the cache with the step's own entry, rebuilt if
+  /// the step rebuilds. Returns the rebuild's merge, if any.
   std::optional<CacheMerge> enter(const StepRecord& step);
   /// Advances to the cache after the step's eviction. Returns the evicted entry's merge, if any.
   std::optional<CacheMerge> evict(const StepRecord& step);

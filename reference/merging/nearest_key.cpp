@@ -29,8 +29,8 @@ void take_nearer(VectorView cosines, int64_t first, NearestKey& nearest) {
   nearest = {first + (at - cosines.begin()), cosine};
 }
 
-// For each leaving key the nearest staying key. hide(key, first, cosines) sets the cosines of excluded keys to
-// -infinity.
+// For each leaving key the nearest staying key. hide(key, first,
+// cosines) sets the cosines of excluded keys to -infinity.
 template <class Hide>
 std::vector<NearestKey> find_nearest(MatrixView leaving, MatrixView staying, const Hide& hide) {
   require_equal("columns of leaving", leaving.cols, "columns of staying", staying.cols);

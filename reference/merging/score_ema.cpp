@@ -152,8 +152,8 @@ ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScor
       }
     });
   }
-  // An entry's weight depends only on the number of queries that saw it: all of them, or those from its own position
-  // on.
+  // An entry's weight depends only on the number of queries that
+  // saw it: all of them, or those from its own position on.
   std::vector<double> weights{0};
   for (int64_t seen = 1; seen <= layer.window_queries(); ++seen) {
     weights.push_back(options.ema * weights.back() + (1 - options.ema));

@@ -12,8 +12,8 @@
 
 namespace kvbound::reference {
 
-/// Predicted scores for every query head of the group, by a moving average or by the last query alone; none for methods
-/// that do not predict scores.
+/// Predicted scores for every query head of the group, by a moving average
+/// or by the last query alone; none for methods that do not predict scores.
 ///
 ///     ema      score_ema.hpp
 ///     current  ln s^_j = z_j of the last query

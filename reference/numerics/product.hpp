@@ -24,8 +24,8 @@ int multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out
 /// The number of BLAS threads: one, except during multiply_with_blas_threads.
 int blas_threads();
 
-/// Who chose the kernels of products: the BLAS library, the user (OPENBLAS_CORETYPE), use_fastest_products (`fastest`)
-/// or use_products_of (`named`).
+/// Who chose the kernels of products: the BLAS library, the user (OPENBLAS_CORETYPE),
+/// use_fastest_products (`fastest`) or use_products_of (`named`).
 enum class KernelChoice { library, user, fastest, named };
 
 /// The BLAS that was actually loaded and the kernels that it uses. They can be unexpected: several libraries may be

@@ -28,9 +28,9 @@ struct ProcessorFeatures {
 /// The features of the current processor; all false on processors other than x86-64.
 ProcessorFeatures processor_features();
 
-/// The instructions that determine the speed of OpenBLAS's products in double precision on x86-64, slowest first.
-/// Within a level, all cores have the same kernels for these products, or kernels written for a processor on which no
-/// other core is faster.
+/// The instructions that determine the speed of OpenBLAS's products in double precision
+/// on x86-64, slowest first. Within a level, all cores have the same kernels for these
+/// products, or kernels written for a processor on which no other core is faster.
 ///
 ///     level    required instructions                   cores of OpenBLAS
 ///     sse      what every x86-64 processor has         Prescott, Core2, Penryn, Dunnington, Nehalem, Atom, Nano,

@@ -10,8 +10,8 @@
 namespace kvbound::reference {
 namespace detail {
 
-/// sum_c term(c) in eight independent partial sums, which the processor can add in parallel; the order of additions
-/// depends on the size only.
+/// sum_c term(c) in eight independent partial sums, which the processor
+/// can add in parallel; the order of additions depends on the size only.
 template <class Term>
 double partial_sums(size_t size, const Term& term) {
   constexpr size_t kParts = 8;

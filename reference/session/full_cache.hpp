@@ -7,8 +7,8 @@
 
 namespace kvbound::reference {
 
-/// A copy of the prompt's entries and of those of all decode steps: 2 kv_heads entries head_dim numbers, twice as many
-/// while layer() is in use.
+/// A copy of the prompt's entries and of those of all decode steps:
+/// 2 kv_heads entries head_dim numbers, twice as many while layer() is in use.
 class FullCache {
  public:
   /// layer  its keys and values are copied; the other arrays that it views must outlive the cache
@@ -17,8 +17,8 @@ class FullCache {
   /// Appends one decode step's entries and replaces the recorded queries by the step's. The step must fit the layer.
   void append(const StepView& view);
 
-  /// The layer as if its prompt had gone on to the last step, whose queries are the only recorded ones. Valid until the
-  /// next call of append or layer.
+  /// The layer as if its prompt had gone on to the last step, whose queries
+  /// are the only recorded ones. Valid until the next call of append or layer.
   LayerView layer();
 
  private:

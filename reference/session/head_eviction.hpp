@@ -39,9 +39,9 @@ class HeadEviction {
   void enter(const HeadCache& cache);
   /// Outputs of the group's queries [group_size, head_dim]; their scores update the running ones.
   Matrix attend(MatrixView queries, const HeadCache& cache);
-  /// The entry to evict; nullopt if the cache is within its budget. Of the entries that are not always kept, the one of
-  /// smallest score; with `critical`, of those also outside stage one, the one of smallest stage-two score. Ties: the
-  /// larger position is evicted.
+  /// The entry to evict; nullopt if the cache is within its budget. Of the entries that are
+  /// not always kept, the one of smallest score; with `critical`, of those also outside
+  /// stage one, the one of smallest stage-two score. Ties: the larger position is evicted.
   std::optional<int64_t> next_evicted(const HeadCache& cache, int64_t newest) const;
   /// Removes the entry's columns. Call it before the entry is removed from the cache.
   void remove(int64_t entry);

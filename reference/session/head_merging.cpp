@@ -191,8 +191,8 @@ void HeadMerging::leave(int64_t entry) {
   key_norms_.pop_back();
 }
 
-// ln s^ of all entries of a prompt or a full cache, [group_size, entries]; no columns for methods that predict no
-// scores.
+// ln s^ of all entries of a prompt or a full cache,
+// [group_size, entries]; no columns for methods that predict no scores.
 Matrix HeadMerging::scores_of(const LayerView& layer, const ScoreEma* known) const {
   const auto options = rules_.prediction;
   if (!options) return Matrix(group_size_, 0);

@@ -54,16 +54,16 @@ class HeadMerging {
     std::vector<int64_t> changed;  ///< cache entries whose key or value changed
     HeadMerge record;
   };
-  /// Merges an entry that is about to be evicted, and is still in the cache. Call it after observe, with the same
-  /// queries.
+  /// Merges an entry that is about to be evicted, and is still in
+  /// the cache. Call it after observe, with the same queries.
   ///
   /// into  a prescribed target position (with CaM the first of several), -1 for none; nullopt: the method chooses
   EvictedMerge merge(int64_t leaving, MatrixView queries, HeadCache& cache,
                      std::optional<int64_t> into = std::nullopt);
   /// Removes the entry's state. Call it before the entry is removed from the cache.
   void leave(int64_t entry);
-  /// ln s^ of the cache's current entries, natural log [group_size, entries]; no columns for methods that predict no
-  /// scores.
+  /// ln s^ of the cache's current entries, natural log
+  /// [group_size, entries]; no columns for methods that predict no scores.
   Matrix predicted() const { return prediction_.all(); }
 
  private:

@@ -30,8 +30,8 @@ struct EvictedEntry {
 ///     step     enter, attend, then evict while the cache exceeds its budget
 ///     rebuild  fill, merge, begin_evicting, then attend: `fill` already includes the step's own entry
 ///
-/// A teacher-forced replay passes recorded choices to `evict`, in place of own_choice() and the target of the nearest
-/// key.
+/// A teacher-forced replay passes recorded choices to `evict`,
+/// in place of own_choice() and the target of the nearest key.
 class HeadStepper {
  public:
   /// layer   the memory that it views must outlive the stepper

@@ -25,8 +25,8 @@ class LayerScores {
   const Matrix& changes(const LayerView& layer, int64_t window, Change change, Space space);
   /// projected_value_norms: [query_heads, n]
   const Matrix& norms(const LayerView& layer, Norm norm);
-  /// removal_order of every KV head for all candidates, so that one order serves every budget; the last removals are
-  /// cheap.
+  /// removal_order of every KV head for all candidates, so that
+  /// one order serves every budget; the last removals are cheap.
   const std::vector<std::vector<int64_t>>& removals(const LayerView& layer, int64_t window,
                                                     int64_t candidates);
   /// prompt_ema of every KV head.

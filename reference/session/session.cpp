@@ -129,8 +129,8 @@ class ReferenceSession final : public Session {
     });
   }
 
-  // Fills the caches with the selection that the step's queries alone make among all entries so far. Running scores
-  // start at 0.
+  // Fills the caches with the selection that the step's queries
+  // alone make among all entries so far. Running scores start at 0.
   void rebuild(StepRecord& record) {
     const LayerView layer = full_cache_->layer();
     HostRules host = kvbound::rules_of(policy_.host, layer.prompt_tokens(), 0);
