@@ -22,8 +22,9 @@ inline constexpr double kScale = 0.5;
 std::vector<Cluster> clusters_of(const Instance& instance);
 
 /// Keys that give the instance's logits: their first components solve the triangular system of the query vectors; the
-/// other components, in which all queries are zero, are the entry's value.   returns [tokens, rows of logits +
-/// head_dim]
+/// other components, in which all queries are zero, are the entry's value.
+///
+/// returns  [tokens, rows of logits + head_dim]
 Matrix keys_of(const Instance& instance);
 
 /// One query head, treated as the only one of the KV head, with several queries: clusters merge for the first one.

@@ -19,7 +19,7 @@ Row column(const Rows& rows, size_t index) {
   return result;
 }
 
-// Of two evaluations of the same value, the one with the larger bound.
+// The one with the larger bound of two evaluations of the same value.
 Bounded wider(const Bounded& a, const Bounded& b) { return a.bound < b.bound ? b : a; }
 
 void widen(Row& row, const Row& other) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kDoubleUnit = 0x1p-53;
 // Above this exponent e^x counts as infinity. A weight that is 0 in double precision (below e^-745) then stays below
-// e^-145 = 1e-62 for every covered error of its logit.
+// e^-145 < 1e-62 for every covered error of its logit.
 constexpr double kMostExponent = 600;
 constexpr double kLostWeight = 1e-62;
 

@@ -78,7 +78,7 @@ inline void require_number(const char* name, double value, bool valid, const cha
   throw InvalidPolicy(std::string(name) + "=" + std::string(digits, end) + " but it must be " + expected);
 }
 
-// Below 1e-270 the past's share is far smaller than a double can resolve beside the current score.
+// With a smaller ema, the past's share of the average is far below a double's resolution.
 inline void require_valid(const PredictedScores& prediction) {
   const double ema = prediction.ema;
   require_number("ema", ema, ema == 0 || (ema >= 1e-270 && ema < 1), "0, or from 1e-270 to below 1");

@@ -58,8 +58,8 @@ template <Change change, class Number>
   }
 }
 
-// The same for the dominant entry, in terms of the output o' of the other entries: o = A v + rest o', so v - o =
-// rest (v - o'), and the score is || w (a v - b o') ||^2.
+// The same for the dominant entry, in terms of the output o' of the other entries: o = A v + rest o', so
+// v - o = rest (v - o'), and the score is || w (a v - b o') ||^2.
 ScaledDifference<double> dominant_term(Change change, const QueryAttention& attention) {
   const double A = attention.lead, turned = attention.logit * attention.rest;
   switch (change) {

@@ -24,7 +24,7 @@ int multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out
 /// The number of BLAS threads: one, except during multiply_with_blas_threads.
 int blas_threads();
 
-/// Who chose the kernels of products: the BLAS library, the user (OPENBLAS_CORETYPE),
+/// The origin of the choice of kernels for products: the BLAS library, the user (OPENBLAS_CORETYPE),
 /// use_fastest_products (`fastest`) or use_products_of (`named`).
 enum class KernelChoice { library, user, fastest, named };
 
