@@ -28,8 +28,8 @@ class CachePositions {
   const std::vector<int64_t>& at(std::span<const StepRecord> steps, int64_t step);
 
   const std::vector<int64_t>& now() const { return positions_; }
-  /// The current positions except those kept by stage two of a two-stage selection; that is, stage one's, the always-kept
-  /// ones, and those appended since the selection.
+  /// The current positions except those kept by stage two of a two-stage selection; that is, stage one's, the
+  /// always-kept ones, and those appended since the selection.
   std::vector<int64_t> of_stage_one() const;
 
  private:
