@@ -73,7 +73,8 @@ Matrix voted_logits(MatrixView logits, VectorView votes) {
 double log_sum_exp(VectorView logits) {
   if (logits.empty()) return -kInfinity;
   const double most = largest(logits).value;
-  if (most == -kInfinity) return std::log(exponential_sum(logits, 0));  // of nothing, or of NaN
+  // Every logit is -infinity (the sum is 0) or NaN (the sum is NaN).
+  if (most == -kInfinity) return std::log(exponential_sum(logits, 0));
   return most + std::log(exponential_sum(logits, most));
 }
 

@@ -15,13 +15,13 @@ namespace kvbound::reference {
 ///
 /// queries  [queries, head_dim]
 /// keys     [tokens, head_dim]     one KV head
-/// scale    not 0, which would hide what is no number
+/// scale    not 0: BLAS would skip the product, and a NaN or infinite input would not show
 /// returns  [queries, tokens], natural-log units (softmax of a row gives weights); equal keys get
 ///          equal logits to the last bit
 /// throws   ShapeMismatch if the inner dimensions differ
 Matrix attention_logits(MatrixView queries, MatrixView keys, double scale);
 
-/// The same into memory that the caller has, and the largest logit that each query may see.
+/// The same logits written into the caller's memory; returns the largest visible logit of each query.
 ///
 ///     largest[i] = max_{j < visible[i]} logits[i, j]
 ///
@@ -32,11 +32,12 @@ Matrix attention_logits(MatrixView queries, MatrixView keys, double scale);
 std::vector<double> attention_logits(MatrixView queries, MatrixView keys, double scale,
                                      std::span<const int64_t> visible, MutableMatrixView logits);
 
-/// The logits by which entries attend that speak for several.
+/// The logits of a cache with merged entries: an entry with votes p is weighted like p equal entries.
 ///
 ///     voted[i, j] = logits[i, j] + ln votes[j]
 ///
 /// votes    [entries], p > 0
+/// returns  [queries, entries], natural log
 /// throws   ShapeMismatch
 /// source   KeepKV (arXiv:2504.09936), section 3
 Matrix voted_logits(MatrixView logits, VectorView votes);
@@ -45,7 +46,7 @@ Matrix voted_logits(MatrixView logits, VectorView votes);
 ///
 ///     log_sum_exp(z) = ln sum_j exp(z_j)
 ///
-/// logits   [tokens], natural log; -infinity where a token is not there
+/// logits   [tokens], natural log; -infinity where a token is absent
 /// returns  natural log; -infinity for no tokens
 double log_sum_exp(VectorView logits);
 
@@ -53,15 +54,15 @@ double log_sum_exp(VectorView logits);
 ///
 ///     weights[j] = exp(z_j - largest) / sum_j exp(z_j - largest)
 ///
-/// logits   [tokens], natural log; -infinity where a token is not there
-/// weights  [tokens], written; may be the logits' own memory
+/// logits   [tokens], natural log; -infinity where a token is absent
+/// weights  [tokens], written; may be the same memory as the logits
 /// returns  the sum by which the exponentials were divided
 double softmax(VectorView logits, double largest, std::span<double> weights);
 
-/// Softmax of each row over what its query may see, in place.
+/// Softmax of each row over the tokens that its query may see, in place.
 ///
 ///     logits[i, j] <- exp(z_ij) / sum_{j' <= first_position + i} exp(z_ij')  for j <= first_position + i
-///     logits[i, j] <- 0                                                      for the future
+///     logits[i, j] <- 0                                                      for future tokens
 ///
 /// logits          [queries, tokens], natural log; row i belongs to the query at position first_position + i
 /// first_position  >= 0
@@ -84,14 +85,14 @@ struct AttentionOutput {
   Matrix weights;                   ///< [queries, entries], each row >= 0 with sum 1
 };
 
-/// Attention over a compressed cache, all of which every query sees.
+/// Attention over a compressed cache, without a mask: every query sees every entry.
 ///
 ///     output[i,:] = sum_j p_j exp(z_ij) values[j,:] / sum_j p_j exp(z_ij),   z = attention_logits
 ///
 /// queries  [queries, head_dim]
 /// keys     [entries, head_dim]
 /// values   [entries, head_dim]
-/// votes    [entries], p > 0: for how many original entries each one speaks; empty: 1 for all
+/// votes    [entries], p > 0: the number of original entries that each entry stands for; empty: 1 for all
 /// returns  a convex combination of the values, per query; zeros and -infinity for no entries
 /// throws   ShapeMismatch; NonFinite if a logit is NaN or infinite
 /// source   KeepKV (arXiv:2504.09936), section 3: softmax of z + ln p

@@ -36,7 +36,7 @@ double l1_norm(VectorView numbers) {
   return sum;
 }
 
-// weights * values * output_projection: what a weighted sum of values is in the hidden state.
+// weights * values * output_projection: a weighted sum of values, in hidden-state units.
 Matrix projected_sum(VectorView weights, MatrixView values, MatrixView output_projection) {
   require_equal("attention weights", length(weights), "rows of values", values.rows);
   Matrix head_output(1, values.cols);
@@ -61,7 +61,7 @@ Sums sums_over(VectorView weights, VectorView norms, Indices entries) {
   return sums;
 }
 
-// The same over all entries outside the (marked) set.
+// The same sums over all entries outside the (marked) set.
 Sums sums_outside(VectorView weights, VectorView norms, const std::vector<bool>& marked) {
   Sums sums;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -72,7 +72,7 @@ Sums sums_outside(VectorView weights, VectorView norms, const std::vector<bool>&
   return sums;
 }
 
-// The evicted entries' weights as they are; the kept ones' shares A' of the kept attention, times -e.
+// w: the attention weights A of the evicted entries; for the kept entries -e A', where the shares A' sum to 1.
 EvictionWeights signed_weights(VectorView attention_weights, Indices kept, VectorView shares) {
   EvictionWeights result{{attention_weights.begin(), attention_weights.end()}, 0, 0};
   const std::vector<bool> is_kept = marks(length(attention_weights), kept);

@@ -1,4 +1,4 @@
-// Where drawn numbers come from.
+// Random draws for instances.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace kvbound::proofs {
 
-/// std::vector<int64_t>, and numbers on a grid: multiples of `step`.
+/// Draws indices, sets of them, and numbers on a grid (multiples of `step`).
 class Draw {
  public:
   explicit Draw(const rc::Random& random) : random_(random) {}
@@ -24,7 +24,7 @@ class Draw {
     const auto steps = static_cast<int64_t>(limit / step);
     return static_cast<double>(integer(-steps, steps)) * step;
   }
-  /// `count` of 0..of-1, ascending, all such sets equally likely.
+  /// `count` of the numbers 0..of-1, ascending; all such sets are equally likely.
   std::vector<int64_t> subset(int64_t of, int64_t count) {
     std::vector<int64_t> result;
     for (int64_t i = 0; i < of; ++i) {

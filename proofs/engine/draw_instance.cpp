@@ -55,7 +55,7 @@ void draw_logits(Draw& draw, Attention attention, std::span<double> logits) {
   }
 }
 
-// Queries of one kind; those of a window often attend alike.
+// Draws the logits of all queries, of one kind; in half of the cases all rows are near the first one.
 void draw_attention(Draw& draw, Matrix& logits) {
   const auto attention = draw.one_of(kAttentions);
   const bool alike = draw.index(2) == 0;
@@ -66,7 +66,7 @@ void draw_attention(Draw& draw, Matrix& logits) {
   }
 }
 
-// The `count` largest logits of the first row.
+// The positions of the `count` largest logits of the first row, among `of`; ascending.
 Positions best(const Instance& instance, const Positions& of, int64_t count) {
   Positions order = of;
   std::ranges::stable_sort(
@@ -78,11 +78,11 @@ Positions best(const Instance& instance, const Positions& of, int64_t count) {
 
 void draw_kept(Draw& draw, Instance& instance) {
   const int64_t tokens = instance.tokens();
-  const int64_t kind = draw.index(16);  // one entry, all entries, or anything between
+  const int64_t kind = draw.index(16);  // one entry, all entries, or a number in between
   const int64_t budget = kind < 2 || tokens < 3 ? 1 : kind == 2 ? tokens : draw.integer(2, tokens - 1);
   instance.kept = draw.subset(tokens, budget);
   if (draw.index(2) == 0) instance.kept = best(instance, draw.subset(tokens, tokens), budget);
-  // What is evicted often weighs next to nothing.
+  // In a third of the cases the evicted entries have almost no attention.
   if (draw.index(3) == 0) {
     const auto drop = static_cast<double>(draw.integer(34, 70));
     for (int64_t j = 0; j < tokens; ++j) {
@@ -115,7 +115,7 @@ void draw_values(Draw& draw, Instance& instance) {
   const bool coarse = values == Values::tied;
   draw.fill(instance.values.view(), coarse ? 1 : 4, coarse ? 1 : 0.25);
   draw.fill(instance.output_projection.view(), 2, coarse ? 1 : 0.25);
-  // Heads often read different parts of a value.
+  // In half of the cases, random rows of W^O are zero, so that heads read different parts of a value.
   if (draw.index(2) == 0) {
     for (int64_t i = 0; i < instance.output_projection.rows(); ++i) {
       if (draw.index(2) == 0) std::ranges::fill(instance.output_projection.row(i), 0.0);
@@ -134,7 +134,7 @@ void draw_values(Draw& draw, Instance& instance) {
   }
 }
 
-// Often two tokens outside stage one are the same, so that the smaller index has to win.
+// In a quarter of the cases two tokens outside stage one are made equal, so that the tie rule (smaller index) decides.
 void draw_twins(Draw& draw, Instance& instance) {
   const Positions others = all_but(instance, instance.stage_one);
   if (others.size() < 2 || draw.index(4) != 0) return;
@@ -146,7 +146,7 @@ void draw_twins(Draw& draw, Instance& instance) {
 
 Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
   Draw draw(random);
-  // Small instances first: sizes grow to rapidcheck's nominal one.
+  // Small instances come first: sizes grow up to rapidcheck's nominal size.
   const auto up_to = [&](int64_t most) {
     const int64_t upper = 1 + (most - 1) * std::min(size + 40, rc::kNominalSize) / rc::kNominalSize;
     return draw.integer((1 + upper) / 2, upper);

@@ -24,20 +24,20 @@ struct Sizes {
   }
 };
 
-/// Instances on dyadic grids, so that they print in full and small sums of them are exact.
+/// Instances whose numbers lie on dyadic grids, so that they print in full and small sums of them are exact.
 ///
 /// Attention is level (all weights equal: masses of 1/2 are exact), flat, peaked, power-law, tied, with a sink,
-/// huge (within +-10^4) or plain; values are plain, tied, tiny at the sink, or opposed (what is kept pulls
-/// against what is evicted, where bounds are tight); the kept set is arbitrary or the best; stage one is all of
-/// it, its best, its worst or a part.
+/// huge (within +-10^4) or plain; values are plain, tied, tiny at the sink, or opposed (kept and evicted values of
+/// opposite sign, where bounds are tight); the kept set is arbitrary or the best; stage one is the whole kept set, its
+/// best, its worst or an arbitrary part.
 ///
-/// Those that merge have, besides, clusters whose scores are shifted until m is next to 0, agree or nearly agree; queries
-/// that come later and give nearly the same scores; queries next to parallel; votes of 1, a few, or up to 10^6.
+/// Instances for merging have, in addition, clusters whose scores are shifted until m is near 0, or are equal or nearly
+/// equal; later queries that give nearly the same scores; nearly parallel queries; votes of 1, a few, or up to 10^6.
 ///
-/// They shrink to what is simpler (simpler.hpp).
+/// Instances shrink by the steps of simpler.hpp.
 rc::Gen<Instance> instances(Sizes largest);
 
-/// What theorems of merging draw by default.
+/// The sizes that theorems on merging draw by default.
 inline constexpr Sizes kMergingSizes{
     .tokens = 7, .head_dim = 3, .model_dim = 3, .query_heads = 2, .queries = 2, .merging = true};
 

@@ -29,7 +29,8 @@ void draw_votes(Draw& draw, Instance& instance) {
   }
 }
 
-// A triangle of them leaves every logit as it is, however parallel they are.
+// A lower triangular matrix of query vectors with a nonzero diagonal:
+// keys exist for any logits, however parallel the queries are.
 void draw_query_vectors(Draw& draw, Instance& instance) {
   const int64_t rows = instance.logits.rows();
   instance.query_vectors = Matrix(rows, rows);
@@ -46,9 +47,9 @@ void draw_query_vectors(Draw& draw, Instance& instance) {
   }
 }
 
-// What every query says of the cluster's members is shifted until the mean score's logarithm is next to 0.
+// Shifts every query's logits until the mean log score m of the cluster is near 0.
 void centre(Instance& instance, const Cluster& cluster) {
-  if (shows(instance, Regime::huge_logits)) return;  // shifted ones may be more than is valid
+  if (shows(instance, Regime::huge_logits)) return;  // shifted logits might exceed the valid range
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
     exact::Entries members;
     exact::Reals scores;
@@ -73,7 +74,7 @@ void agree(Draw& draw, Instance& instance, const Cluster& cluster, double range)
   }
 }
 
-// Later queries that give nearly the scores of the head's first.
+// Makes the later queries of every head give nearly the scores of the head's first query.
 void agree_later(Draw& draw, Instance& instance) {
   const double range = std::ldexp(1.0, -static_cast<int>(draw.integer(1, 8)));
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {

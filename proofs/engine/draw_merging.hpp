@@ -1,4 +1,4 @@
-// What instances of merging have besides those of eviction.
+// The parts of an instance that only theorems on merging use.
 #pragma once
 
 #include "draw.hpp"
@@ -6,7 +6,8 @@
 
 namespace kvbound::proofs {
 
-/// Votes, query vectors and a moving average; logits that bring clusters near their special cases.
+/// Draws votes, query vectors and a moving average's ema; changes
+/// logits so that clusters come near their special cases.
 void draw_merging(Draw& draw, Instance& instance);
 
 }  // namespace kvbound::proofs

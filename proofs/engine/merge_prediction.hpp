@@ -1,21 +1,21 @@
-// What merges do to a query, and how well its scores were predicted.
+// The effect of merges on a query's output, and the errors of the predicted scores.
 #pragma once
 
 #include "merging_case.hpp"
 
 namespace kvbound::proofs {
 
-/// How one head's cluster merges: with the query that it merges for, the scale in it.
+/// A rule that merges one head's cluster for a query, which includes the scale.
 using MergeRule = exact::MergedEntry (*)(const exact::ClusterMean& mean, const exact::Reals& query);
 
-/// exact::zip_merge and exact::convex_merge, which ask for no query.
+/// exact::zip_merge and exact::convex_merge, which do not depend on the query.
 exact::MergedEntry zip_merge(const exact::ClusterMean& mean, const exact::Reals& query);
 exact::MergedEntry convex_merge(const exact::ClusterMean& mean, const exact::Reals& query);
 
-/// A head's cache after clusters merged at one time.
+/// Clusters of a head's cache merged at once.
 struct Merges {
   Merges() = default;
-  /// Each by the head's own scores and first query.
+  /// Merges each cluster by the head's own scores and first query.
   Merges(const MergingCase& merging, size_t head, const std::vector<Cluster>& clusters, MergeRule rule);
 
   std::vector<Cluster> clusters;
@@ -32,7 +32,7 @@ class QueryEffect {
   const exact::Real& members_epsilon() const { return members_epsilon_; }
   /// max |1 - s^/s| over the members and the merged entries
   exact::Real epsilon() const { return std::max<exact::Real>(members_epsilon_, merged_epsilon_); }
-  /// What merged entry g weighs: A'_r.
+  /// A'_r: the attention weight of merged entry g.
   exact::Real share(size_t g) const {
     return after_.attention[after_.entries() - merges_.entries.size() + g];
   }
@@ -42,7 +42,8 @@ class QueryEffect {
   exact::Reals change(Space space) const;
   /// max ||v_i - v_j|| over all i and members j
   exact::Real spread(Space space, exact::Norm norm) const;
-  /// More than the absolute terms that 50 digits round in a logit, and in an output, that of merged entries included.
+  /// Upper bounds of the absolute terms that are rounded to 50
+  /// digits in a logit, and in an output, merged entries included.
   exact::Real logit_terms() const { return merging_.logit_terms(index_) + merged_terms_; }
   exact::Real terms(Space space) const { return merging_.value_terms(index_, space) * logit_terms(); }
 

@@ -8,7 +8,8 @@
 namespace kvbound::proofs {
 namespace {
 
-// Cases drawn, then checked, at a time: few enough that a weakened claim is soon done.
+// Cases drawn and then checked at a time: few, because the
+// search for a weakened claim ends at its first counterexample.
 constexpr int64_t kBatch = 64;
 
 uint64_t fnv1a(const std::string& text) {
@@ -23,7 +24,8 @@ rc::Shrinkable<Instance> draw(const rc::Gen<Instance>& generator, const Property
   return generator(random, static_cast<int>(index % (rc::kNominalSize + 1)));
 }
 
-// The first simpler instance on which it does not hold either, and in the same way, again and again.
+// Shrinks a counterexample: replaces it by its first simpler instance that fails in the same way (violated or
+// undecided), until there is none.
 Counterexample shrunk(const Property& property, rc::Shrinkable<Instance> failing, int64_t found_at) {
   const Outcome first = check(property, failing.value());
   Counterexample result{failing.value(), first.failure(), first.undecided(), found_at, 0};
@@ -42,7 +44,7 @@ Counterexample shrunk(const Property& property, rc::Shrinkable<Instance> failing
   return result;
 }
 
-// What is found of one case, by itself.
+// The outcome and the regimes of one case.
 struct Case {
   Case() = default;
   Case(const Property& property, std::span<const Regime> tried, const Instance& instance)
@@ -98,7 +100,7 @@ PropertyResult examine(const Theorem& theorem, const Property& property, int64_t
   if (result.weakened()) cases = weakened_cases(cases);
   const rc::Gen<Instance> generator = instances(theorem.sizes);
   for (int64_t first = 0; first < cases && !result.counterexample; first += kBatch) {
-    // rapidcheck draws on one thread; only the checks run side by side.
+    // rapidcheck draws on one thread; only the checks run in parallel.
     std::vector<rc::Shrinkable<Instance>> drawn;
     std::vector<Instance> batch;
     for (int64_t i = first; i < std::min(first + kBatch, cases); ++i)

@@ -15,9 +15,10 @@ namespace {
 using exact::Real;
 using Positions = std::vector<int64_t>;
 
-// ---- of eviction
+// ---- regimes of eviction
 
-// Whether for some query these entries hold such a mass; exactly, for the reference is what is tried.
+// Whether for some query the attention mass of these entries satisfies the predicate. The mass is computed in 50
+// digits, because the double reference is under test.
 template <class Predicate>
 bool any_mass(const Instance& instance, const Positions& entries, const Predicate& predicate) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
@@ -26,7 +27,7 @@ bool any_mass(const Instance& instance, const Positions& entries, const Predicat
   return false;
 }
 
-// Whether all but the largest weight of some query hold next to nothing.
+// Whether for some query all entries but the one of largest weight hold a mass above 0 and below 1e-12.
 bool is_dominated(const Instance& instance) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
     const exact::Reals weights = exact::softmax(instance.logits.row(r));
@@ -47,9 +48,10 @@ bool has_twins(const Instance& instance) {
   return false;
 }
 
-// ---- of merging
+// ---- regimes of merging
 
-// Whether some head's first query sees a cluster so.
+// Whether the predicate holds for some head's mean of some
+// cluster; `equal` says whether the cluster's scores are equal.
 template <class Predicate>
 bool any_cluster(const Instance& instance, const Predicate& predicate) {
   const MergingCase merging(instance);

@@ -11,12 +11,12 @@
 namespace kvbound::proofs {
 namespace {
 
-// A climb that has not risen for this many steps starts anew elsewhere.
+// A climb whose ratio has not increased for this many steps restarts from a new random instance.
 constexpr int64_t kPatience = 400;
-// What is left of the time goes to making the tightest instance simple.
+// Share of the time for climbing; the rest is for simplifying the tightest instance.
 constexpr double kClimbingShare = 0.9;
 
-// Numbers stay where doubles and 50 digits can tell what they do.
+// Limit of numbers, so that doubles and 50 digits suffice to evaluate them.
 constexpr double kLargestNumber = 1e4;
 
 double changed(double number, rc::Random& random) {
@@ -27,12 +27,12 @@ double changed(double number, rc::Random& random) {
   return std::clamp(number + std::ldexp(index(33) - 16, -index(7)), -kLargestNumber, kLargestNumber);
 }
 
-// Adds the token to an ascending set, or takes it out.
+// Adds the token to an ascending set, or removes it if it is in the set.
 void toggle(std::vector<int64_t>& positions, int64_t token) {
   if (std::erase(positions, token) == 0) positions.insert(std::ranges::lower_bound(positions, token), token);
 }
 
-// Of votes, or of a query vector, which stays what it has to be.
+// Changes votes or a number of a query vector, keeping the instance valid.
 void change_merging(Instance& instance, int64_t token, rc::Random& random) {
   const auto index = [&](int64_t of) {
     return static_cast<int64_t>(random.split().next() % static_cast<uint64_t>(of));
@@ -48,7 +48,7 @@ void change_merging(Instance& instance, int64_t token, rc::Random& random) {
   if (std::abs(next) >= 0x1p-16) number = next;
 }
 
-// One random change: of a number, of who is kept, or of who is in stage one.
+// The instance with one random change: of a number, of the kept set, or of stage one.
 Instance neighbour(Instance instance, rc::Random& random) {
   const auto index = [&](int64_t of) {
     return static_cast<int64_t>(random.split().next() % static_cast<uint64_t>(of));
@@ -82,7 +82,7 @@ class Search {
 
   const Tightest& best() const { return best_; }
 
-  // From random instances to neighbours of no smaller ratio.
+  // Climbs from random instances to neighbours whose ratio is at least as large.
   void climb(uint64_t seed) {
     rc::Random random(seed);
     const rc::Gen<Instance> generator = instances(theorem_.sizes);
@@ -100,7 +100,7 @@ class Search {
     }
   }
 
-  // To the simplest instance, by small steps, whose ratio is as large.
+  // Simplifies the tightest instance in small steps as long as the ratio does not decrease.
   void simplify() {
     for (bool simpler_found = true; simpler_found;) {
       simpler_found = false;
@@ -119,10 +119,10 @@ class Search {
   double passed() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
-  // Whether this share of the time has passed; a theorem that failed needs no more of it.
+  // Whether this share of the time has passed, or the theorem has failed.
   bool over(double share) const { return best_.failure || passed() >= share * seconds_; }
 
-  // The instance's ratio. It is kept if that is the largest, or if the theorem fails on it.
+  // The instance's ratio. Remembers the instance if its ratio is the largest so far or the theorem fails on it.
   double evaluate(const Instance& instance) {
     const Outcome outcome = check(theorem_.property, instance);
     const double ratio = outcome.ratio().value_or(0);

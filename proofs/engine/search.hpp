@@ -1,4 +1,4 @@
-// An adversary: looks for the instance on which a theorem is tightest, or false.
+// An adversarial search for the instance on which a theorem is tightest, or false.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ struct Tightest {
   Instance instance;
   double ratio = 0;
   int64_t evaluations = 0;
-  std::optional<std::string> failure;  ///< that of the theorem, if the search met one
+  std::optional<std::string> failure;  ///< the theorem's failure, if the search found one
 };
 
-/// Climbs towards instances of large ratio, from random ones, until `seconds` have passed or the theorem fails;
-/// the last tenth of the time makes the tightest one simpler.
+/// Climbs from random instances towards instances of large ratio until `seconds` have passed or the theorem fails.
+/// The last tenth of the time simplifies the tightest instance.
 ///
-/// Repeatable but for the time: the seed decides what is tried, the machine how much of it.
+/// The seed determines the sequence of instances; the speed of the machine determines its length.
 ///
-/// theorem   has a ratio
+/// theorem   one with a ratio
 /// progress  called with the seconds passed and the largest ratio so far, if given
 Tightest search_tightest(const Theorem& theorem, double seconds, uint64_t seed,
                          const std::function<void(double, double)>& progress = {});

@@ -32,7 +32,8 @@ Positions without_token(const Positions& positions, int64_t token) {
   return result;
 }
 
-// A query's row of the logits, and where they merge of the query vectors, which stay a triangle.
+// Removes a query's row of the logits and, in instances for merging, its
+// row and column of the query vectors, which remain lower triangular.
 void drop_query(Instance& instance, int64_t row) {
   instance.logits = without_row(instance.logits, row, instance.logits.rows());
   if (instance.merges()) {
@@ -105,7 +106,7 @@ void drop_choices(const Instance& instance, std::vector<Instance>& result) {
   }
 }
 
-// Rounder numbers for x, the roundest first: 0, |x|, x cut to multiples of 1, 1/2, ..., smaller integers.
+// Rounder numbers than x, the roundest first: 0, |x|, x truncated to multiples of 1, 1/2, ..., smaller integers.
 std::vector<double> rounder(double x) {
   std::vector<double> result;
   if (x == 0) return std::signbit(x) ? std::vector<double>{0} : result;
@@ -133,7 +134,7 @@ void round_numbers(const Instance& instance, Matrix Instance::*matrix, std::vect
   }
 }
 
-// Fewer votes, and query vectors that are nearer to one unit vector each.
+// Fewer votes, and query vectors nearer to unit vectors.
 void simplify_merging(const Instance& instance, std::vector<Instance>& result) {
   for (size_t j = 0; j < instance.votes.size(); ++j) {
     for (const double votes : {1.0, 2.0, std::trunc(instance.votes[j] / 2)}) {

@@ -1,4 +1,4 @@
-// Towards the simplest instance that shows something.
+// Simplification of instances, for shrinking counterexamples.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace kvbound::proofs {
 
-/// The instances one step simpler, the largest steps first: fewer tokens, queries, heads and dimensions, then
-/// fewer entries kept and smaller, rounder numbers. All of them are valid, and no chain of such steps is endless.
+/// All instances that are one step simpler, the largest steps first: fewer tokens, queries, heads and dimensions, then
+/// fewer entries kept and smaller, rounder numbers. All of them are valid, and every chain of such steps is finite.
 std::vector<Instance> simpler(const Instance& instance);
 
 }  // namespace kvbound::proofs

@@ -1,5 +1,4 @@
-// A theorem as something that can be run: what it says, under which hypotheses, and properties that look for
-// counterexamples.
+// Theorems in executable form: the statement, the hypotheses, and properties by which counterexamples are searched.
 #pragma once
 
 #include <optional>
@@ -12,38 +11,39 @@
 
 namespace kvbound::proofs {
 
-/// What one instance says of a property: gathered claim by claim, of which the first that does not hold is told.
+/// The outcome of a property for one instance. Claims are checked one by one; the first that fails is reported.
 class Outcome {
  public:
-  /// left <= right, both exact; `terms` is the sum of the absolute terms that 50 digits rounded. A side that is no
-  /// number leaves the claim undecided.
+  /// Claims left <= right, for numbers in 50 digits; `terms` is the sum of the absolute terms that were rounded to 50
+  /// digits. A side that is NaN or infinite leaves the claim undecided.
   void at_most(const std::string& claim, const oracle::Real& left, const oracle::Real& right,
                const oracle::Real& terms);
-  /// left < right, likewise.
+  /// Claims left < right, likewise.
   void below(const std::string& claim, const oracle::Real& left, const oracle::Real& right,
              const oracle::Real& terms);
-  /// left == right, likewise.
+  /// Claims left == right, likewise.
   void equal(const std::string& claim, const oracle::Real& left, const oracle::Real& right,
              const oracle::Real& terms);
-  /// What the double-precision reference computed is where its error bound says.
+  /// Claims that a number computed by the double-precision reference is within its error bound.
   void reference_within(const std::string& quantity, double computed, const oracle::Bounded& exact);
-  /// A claim about what the reference computed or chose.
+  /// Any other claim about the reference's results or selections.
   void reference_holds(const std::string& claim, bool holds);
-  /// Any other claim.
+  /// Any other claim about the theorem.
   void require(const std::string& claim, bool holds);
-  /// The instance could not be evaluated: this refutes nothing, and supports nothing.
+  /// Marks the outcome as undecided: the instance could not be
+  /// evaluated, which neither refutes nor supports the property.
   void undecide(const std::string& why);
 
-  /// The claim's left side over its right side, where 50 digits tell it to a double's precision; `terms` as above,
-  /// by default the right side itself.
+  /// Records the claim's left side over its right side, if 50 digits give it to double precision; `terms` as above,
+  /// by default the right side itself. The largest ratio is kept.
   void ratio(const oracle::Real& left, const oracle::Real& right, const oracle::Real& terms);
   void ratio(const oracle::Real& left, const oracle::Real& right) { ratio(left, right, right); }
 
   bool holds() const { return !failure_; }
   bool undecided() const { return undecided_; }
-  /// A claim was decided, and fails.
+  /// Whether a claim was decided and fails.
   bool fails() const { return failure_ && !undecided_; }
-  /// Why it does not hold.
+  /// The first failed claim, or the reason why the outcome is undecided; only if holds() is false.
   const std::string& failure() const { return *failure_; }
   std::optional<double> ratio() const { return ratio_; }
   bool reference_held() const { return reference_held_; }
@@ -60,13 +60,14 @@ class Outcome {
 
 /// A claim about every instance.
 struct Property {
-  std::string id;     ///< the theorem's, or with what is dropped: "ckv-3.5:small-stage-one"
+  /// The theorem's id; for a weakened claim followed by the dropped hypothesis: "ckv-3.5:small-stage-one".
+  std::string id;
   std::string claim;  ///< in words
   Outcome (*check)(const Instance&);
 };
 
 struct Theorem {
-  /// Where the proof is written down: "proofs/critical_kv.md#ckv-3.3"
+  /// The location of the written proof: "proofs/critical_kv.md#ckv-3.3"
   std::string proof() const { return "proofs/" + page + "#" + id; }
 
   std::string id;
@@ -74,11 +75,11 @@ struct Theorem {
   std::string statement;
   std::string hypotheses;
   std::string source;
-  std::string page = {};           ///< of the written proof, in proofs/; the catalogue fills it in
-  std::string ratio;               ///< what Outcome::ratio is; empty: nothing
-  Sizes sizes;                     ///< of the instances
+  std::string page = {};           ///< file of the written proof, in proofs/; set by the catalogue
+  std::string ratio;               ///< meaning of Outcome::ratio; empty: no ratio is recorded
+  Sizes sizes;                     ///< largest instances that are drawn
   Property property;               ///< the theorem itself; its id is the theorem's
-  std::vector<Property> weakened;  ///< with a hypothesis dropped: each must find a counterexample
+  std::vector<Property> weakened;  ///< claims with a hypothesis dropped; each must have a counterexample
 };
 
 }  // namespace kvbound::proofs

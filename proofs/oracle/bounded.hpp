@@ -1,16 +1,16 @@
 // Numbers of 50 decimal digits, and such numbers with a bound on the error of their evaluation in double
 // precision.
 //
-// A Bounded is the exact value of a quantity together with how far from it an evaluation in double precision
-// may end. Bounds are derived, never tuned: every operation obeys fl(x op y) = (x op y)(1 + d) + e with |d|
+// A Bounded is the exact value of a quantity with an upper bound of the error of its evaluation in double
+// precision. Bounds are derived, never tuned: every operation obeys fl(x op y) = (x op y)(1 + d) + e with |d|
 // <= u = 2^-53 and |e| <= eta = 2^-1074 (only where a result may underflow), so
 //
 //     |fl(sum of n terms) - sum| <= gamma_{n-1} sum |terms|      in any order, with fused operations or
 //     without, gamma_k = k u / (1 - k u),
 //
-// and errors of the operands are carried along to first order and beyond (products of errors are not
-// dropped). exp is taken to be right to 2 u and eta, of which reference/numerics/exponential.hpp promises less; log to 1
-// ulp <= 2 u, as the C library promises.
+// and errors of the operands are propagated to all orders (products of errors are not
+// dropped). exp is assumed to be accurate to 2 u and eta, more than the error that reference/numerics/exponential.hpp
+// guarantees; log to 1 ulp <= 2 u, as the C library guarantees.
 #pragma once
 
 #include <cstdint>
@@ -43,19 +43,20 @@ struct Bounded {
   Real bound = 0;  ///< of |double evaluation - value|
 
   Bounded() = default;
-  Bounded(double exact) : value(exact) {}  // a number that both sides are given
+  Bounded(double exact) : value(exact) {}  // an input, known exactly to both sides
   Bounded(Real value_, Real bound_) : value(std::move(value_)), bound(std::move(bound_)) {}
 };
 using Row = std::vector<Bounded>;
 using Rows = std::vector<Row>;
 
-/// Numbers that both sides are given: bound 0.
+/// Inputs, known exactly to both sides: bound 0.
 Row exactly(VectorView numbers);
 Rows exactly(MatrixView numbers);
 
-/// A value whose operands' errors moved it by at most `carried`, rounded this many times.
+/// A value that its operands' errors change by at most `carried`, after `roundings` roundings.
 Bounded rounded(const Real& value, const Real& carried, int roundings = 1);
-/// exp(x) = value where the argument is off by at most d <= 1: |exp(x + d) - exp(x)| <= exp(x) (d + d^2).
+/// value = exp(x), for an argument with an error of at most
+/// d = argument_bound <= 1: |exp(x + d) - exp(x)| <= exp(x) (d + d^2).
 Bounded exponential(const Real& value, const Real& argument_bound);
 
 Bounded operator+(const Bounded& a, const Bounded& b);
@@ -69,7 +70,7 @@ Bounded log(const Bounded& a);
 Bounded sqrt(const Bounded& a);
 Bounded sum(const Row& terms);                 ///< in any order
 Bounded dot(const Row& a, const Row& b);       ///< in any order, fused or not
-Row at(const Row& row, Indices indices);       ///< the chosen entries
-Row outside(const Row& row, Indices indices);  ///< the others
+Row at(const Row& row, Indices indices);       ///< the entries at the indices
+Row outside(const Row& row, Indices indices);  ///< the other entries
 
 }  // namespace kvbound::oracle

@@ -10,7 +10,7 @@ namespace {
 
 Real largest(const Row& row) { return std::ranges::max_element(row, {}, &Bounded::value)->value; }
 
-// exp(z), plainly.
+// exp(z), not shifted by the largest logit.
 std::vector<Real> exponentials(const Row& logits) {
   std::vector<Real> result;
   for (const Bounded& logit : logits) result.push_back(exp(logit.value));
@@ -19,9 +19,8 @@ std::vector<Real> exponentials(const Row& logits) {
 
 Real total(const std::vector<Real>& terms) { return std::accumulate(terms.begin(), terms.end(), Real(0)); }
 
-// exp(z_j - m) with the error of evaluating it in double. m is the largest computed logit: whichever double
-// it is, it is subtracted from all alike, so only the subtraction's rounding counts, of a difference that m's
-// own error may have widened.
+// exp(z_j - m) with the error of evaluating it in double, m the largest computed logit. An error of m is common to all
+// terms and cancels, so only the subtraction's rounding counts, for a difference that m's error may have enlarged.
 Row shifted_exponentials(const Row& logits, const std::vector<Real>& exponentials) {
   const Real m = largest(logits), largest_exponential = *std::ranges::max_element(exponentials);
   Real m_error = 0;
@@ -81,7 +80,7 @@ Rows logits(MatrixView queries, MatrixView keys, double scale) {
   return result;
 }
 
-// As computed: m + ln sum exp(z - m). The value is the plain definition's.
+// The bound is that of the computed form m + ln sum exp(z - m); the value is ln sum exp(z).
 Bounded log_sum_exp(const Row& logits) {
   const std::vector<Real> plain = exponentials(logits);
   return rounded(log(total(plain)), log(sum(shifted_exponentials(logits, plain))).bound);
@@ -267,7 +266,7 @@ Bounded stage_two_bound(const Row& attention_weights, const Row& norms, Indices 
          outside_one * (norm_mass(attention_weights, norms, kept) / sum(at(attention_weights, stage_one)));
 }
 
-// As computed, S'' is the difference of two sums.
+// The computed S'' is the difference of two sums.
 Bounded stage_two_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
                                    Indices kept) {
   const Bounded factor = Bounded(2.0) - Bounded(1.0) / sum(at(attention_weights, stage_one));
@@ -290,7 +289,7 @@ Bounded attention_only_bound(const Row& attention_weights, const Row& norms, Ind
          outside_one * (inside / sum(at(attention_weights, stage_one)));
 }
 
-// As computed, the mass of stage two is the difference of two sums.
+// The computed mass of stage two is the difference of two sums.
 Bounded attention_only_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
                                         Indices kept) {
   const Bounded one = sum(at(attention_weights, stage_one));

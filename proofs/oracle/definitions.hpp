@@ -1,5 +1,5 @@
-// The definitions of everything that the theorems speak of, in 50 digits, each value with the bound of its
-// rounding errors in double precision.
+// The quantities of the theorems by their definitions, in 50 digits, each with a bound on its
+// rounding error in double precision.
 #pragma once
 
 #include <kvbound/reference/core/policy.hpp>
@@ -17,7 +17,7 @@ Rows logits(MatrixView queries, MatrixView keys, double scale);
 Bounded log_sum_exp(const Row& logits);
 /// exp(z_j) / sum exp(z)
 Row softmax(const Row& logits);
-/// softmax over positions 0..first_position + i, 0 for the future
+/// softmax over positions 0..first_position + i, 0 for later positions
 Rows causal_softmax(const Rows& logits, int64_t first_position);
 
 struct Attention {
@@ -39,14 +39,14 @@ Row projected_value_norms(MatrixView values, MatrixView output_projection, Norm 
 /// Algorithm 1 of CriticalKV for one KV head; rows are the query heads of its group
 Row stage_two_scores(const Rows& head_scores, const Rows& norms, double epsilon, GqaProduct gqa);
 
-// ---- what eviction does to one query's output. Those without a suffix are the stable forms, and there only
-// for their error bounds: their values must equal those of the definitions, which are the `_as_printed` ones.
+// ---- the change of one query's output by eviction. Functions without a suffix are the stable forms, needed for their
+// error bounds; their values equal those of the definitions, which have the suffix `_as_printed`.
 
 /// A' = A / sum of the kept A
 Row kept_attention_weights(const Row& attention_weights, Indices kept);
 /// w_i = A_i if evicted, -e A'_i if kept, from the logits
 Row eviction_weights(const Row& logits, Indices kept);
-/// the same from weights of any sum
+/// the same from attention weights of any sum, such as means over a window
 Row eviction_weights_of_mean(const Row& attention_weights, Indices kept);
 
 /// || sum_i w_i V_i ||_1

@@ -35,8 +35,8 @@ const char* name(Norm norm) {
 Reals softmax(const Reals& logits) {
   Reals result;
   if (logits.empty()) return result;
-  const Real largest =
-      *std::ranges::max_element(logits);  // a key that was scaled may have a logit of billions
+  // Subtracted from all logits, because a scaled key may have a logit of billions.
+  const Real largest = *std::ranges::max_element(logits);
   for (const Real& logit : logits) result.push_back(exp(logit - largest));
   const Real sum = total(result);
   for (Real& weight : result) weight /= sum;

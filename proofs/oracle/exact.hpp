@@ -1,5 +1,5 @@
-// The theorems' quantities in 50 digits, straight from their definitions: what a claim is judged by, so that a
-// violation is never rounding.
+// The theorems' quantities in 50 digits, by their definitions. Claims
+// are checked with them, so that a violation is never due to rounding.
 //
 // Letters as in the written proofs: A attention weights, V = values * W^O projected values, N their norms.
 #pragma once
@@ -35,7 +35,7 @@ Real total_outside(const Reals& numbers, Indices entries);
 Reals product(const Reals& a, const Reals& b);  ///< element by element
 /// sum_i weights_i vectors_i
 Reals weighted_sum(const Reals& weights, const std::vector<Reals>& vectors);
-/// What `all` has and `some` has not; ascending sets.
+/// The elements of `all` that are not in `some`; ascending sets.
 std::vector<int64_t> difference(Indices all, Indices some);
 
 /// o - o^ = sum_i A_i V_i - sum_{kept} (A_i / Sigma) V_i
@@ -58,12 +58,12 @@ Real attention_only_bound(const Reals& attention, const Reals& norms, Indices st
 /// The same as sum_{evicted} A N + sum_{two} A (N - M) + ((1 - sigma) / sigma) (S' + M sum_{two} A)
 Real stable_attention_only_bound(const Reals& attention, const Reals& norms, Indices stage_one, Indices kept);
 
-/// The best `count` entries outside `excluded`, equal scores by rising index; with `excluded`, ascending.
+/// `excluded` and the `count` entries of largest score outside it (ties: smaller index), ascending.
 std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t count);
 
-/// The smallest and the largest of what `value` says of every way to add `count` entries to `fixed`.
+/// The smallest and the largest `value` over all sets that consist of `fixed` and `count` other entries.
 ///
-/// throws  std::length_error if there are more than 2^20 of them
+/// throws  std::length_error if there are more than 2^20 such sets
 struct Extremes {
   Real smallest, largest;
 };

@@ -12,7 +12,8 @@ Reals with_votes(const Reals& logits, const Reals& votes) {
   return result;
 }
 
-// Two rows and columns of a symmetric matrix turned until what they share is 0, and the vectors with them.
+// Jacobi rotation: rotates rows and columns p and q of a symmetric
+// matrix so that element (p, q) becomes 0, and the vectors with them.
 void rotate(Vectors& symmetric, Vectors& vectors, size_t p, size_t q) {
   const Real tangent_of_twice = 2 * symmetric[p][q] / (symmetric[q][q] - symmetric[p][p]);
   const Real angle =
@@ -32,9 +33,10 @@ void rotate(Vectors& symmetric, Vectors& vectors, size_t p, size_t q) {
   turn(vectors[p], vectors[q]);
 }
 
-// Jacobi's method: vectors become the eigenvectors, the diagonal the eigenvalues.
+// Jacobi's method: returns the eigenvectors; the diagonal of `symmetric` becomes the eigenvalues.
 Vectors diagonalised(Vectors& symmetric) {
-  const Real nothing("1e-98");  // of the product of two diagonal entries: 50 digits tell no more
+  // Relative to the product of two diagonal elements: the square of 50-digit precision.
+  const Real nothing("1e-98");
   Vectors vectors(symmetric.size(), Reals(symmetric.size()));
   for (size_t i = 0; i < vectors.size(); ++i) vectors[i][i] = 1;
   for (bool turned = true; turned;) {

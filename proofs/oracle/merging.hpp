@@ -1,8 +1,8 @@
-// Merging in 50 digits, straight from its definitions.
+// Merging in 50 digits, by its definitions.
 //
-// Letters as in proofs/keep_kv.md: p votes, s scores (kept as logarithms), w = p s, W and P their sums over a cluster, k- and
-// v- the means weighted by w, m the mean of ln s, z* = ln(W / P), KL = m - z*. Queries come with the scale in them: a logit
-// is q . k.
+// Letters as in proofs/keep_kv.md: p votes, s scores (kept as logarithms), w = p s,
+// W and P their sums over a cluster, k- and v- the means weighted by w, m the mean
+// of ln s, z* = ln(W / P), KL = m - z*. Queries include the scale: a logit is q . k.
 #pragma once
 
 #include "output_change.hpp"
@@ -20,10 +20,10 @@ struct Entries {
 
 /// q . k_j
 Reals logits(const Reals& query, const Vectors& keys);
-/// The query's attention over entries that vote: softmax(z + ln p).
+/// The query's attention over entries with votes: softmax(z + ln p).
 Query attention(const Reals& logits, const Reals& votes, const Vectors& values);
 
-/// A cluster's means, as one query head sees it.
+/// A cluster's means by one query head's scores.
 struct ClusterMean {
   ClusterMean(const Entries& members, const Reals& log_scores);
 
@@ -36,7 +36,7 @@ struct ClusterMean {
   Reals key, value;  ///< k-, v-
 };
 
-/// What a cluster becomes.
+/// The entry that replaces a cluster.
 struct MergedEntry {
   Reals key, value;
   Real votes;
@@ -49,35 +49,35 @@ MergedEntry zip_merge(const ClusterMean& mean);
 /// k-
 MergedEntry convex_merge(const ClusterMean& mean);
 
-/// The cache without the clusters, whose merged entries come last.
+/// The cache without the clusters' members, followed by the merged entries.
 Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>>& clusters,
                     const std::vector<MergedEntry>& merged);
 
-/// Convex weights of other methods, the target first: reference/merging/merge_baselines.hpp.
+/// The convex weights of D2O and KVMerger, the target first: reference/merging/merge_baselines.hpp.
 Reals similarity_weights(const Vectors& keys);
 Reals gaussian_weights(const Vectors& keys);
 
-/// The query's attention after a cluster became one entry, which comes last.
+/// The query's attention after a cluster was replaced by one entry, which comes last.
 Query merged_attention(const Reals& logits, const Entries& cache, const std::vector<int64_t>& cluster,
                        const Real& merged_logit, const MergedEntry& merged);
 
-/// A matrix's singular values, falling, with their vectors on both sides; as many as there are rows, of which there are no
-/// more than columns.
+/// A matrix's singular values in descending order, with left and right singular vectors; one per row. The matrix must
+/// not have more rows than columns.
 struct SingularValues {
   explicit SingularValues(const Vectors& rows);
 
   /// sum over the `rank` largest of (u_i . targets / sigma_i) v_i
   Reals solution(const Reals& targets, size_t rank) const;
-  /// How many are at least `share` of the largest, and not 0.
+  /// The number of singular values that are at least `share` of the largest, and not 0.
   size_t rank(const Real& share) const;
 
   Reals sigmas;
   Vectors left, right;  ///< u_i, v_i; v_i of sigma_i = 0 is 0
 };
 
-/// What several query heads make of one cluster: reference/merging/keep_kv.hpp's `joint`.
+/// The joint merge of one cluster for several query heads: `joint` of reference/merging/keep_kv.hpp.
 struct JointMean {
-  /// queries           each head's, with the scale in it
+  /// queries           each head's query, multiplied by the scale
   /// log_denominators  ln D_h
   JointMean(const std::vector<ClusterMean>& heads, const Vectors& queries, const Reals& log_denominators);
 
@@ -89,7 +89,7 @@ struct JointMean {
   Reals value;              ///< v_r = sum_h c_h v-_h / sum c
   Real votes;               ///< P
   Reals key;                ///< mean_h k-_h
-  Reals missing;            ///< by how much its logits miss their targets q_h . k-_h - KL_h
+  Reals missing;            ///< target logits q_h . k-_h - KL_h minus the logits of `key`
   SingularValues singular;  ///< of the queries
 };
 

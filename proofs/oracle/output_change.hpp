@@ -1,7 +1,7 @@
-// One query's attention over a cache, and what changes of the cache do to its output, in 50 digits.
+// One query's attention over a cache, and the changes of its output when the cache changes, in 50 digits.
 //
-// Letters as in proofs/obcache.md: A attention weights, z logits, v values as the space has them (v or v W^O), o the
-// output, p an entry.
+// Letters as in proofs/obcache.md: A attention weights, z logits, v
+// values in the chosen space (v or v W^O), o the output, p an entry.
 #pragma once
 
 #include <kvbound/reference/eviction/obcache.hpp>
@@ -30,28 +30,29 @@ struct Query {
   Real rest(size_t entry) const;
   /// v_p - o
   Reals pull(size_t entry) const { return difference(values[entry], output); }
-  /// No squared length of a difference of values or outputs is larger.
+  /// An upper bound of the squared length of a difference of values or outputs.
   Real squared_terms() const { return 4 * static_cast<Real>(output.size()) * size * size; }
 
   Reals logits;
   Vectors values;
   Reals attention;  ///< A
   Reals output;     ///< o
-  Real size;        ///< the largest |v_pc|: more the absolute terms of no entry of an output add up to
+  /// The largest |v_pc|, an upper bound of the sum of absolute terms of each element of the output.
+  Real size;
 };
 
-/// With entries deleted from the cache; at least one is left.
+/// The query after entries were removed from the cache; at least one entry must remain.
 Query without(const Query& query, Indices removed);
-/// With k_p and v_p shrunk to (1 - key) k_p and (1 - value) v_p.
+/// The query with k_p and v_p shrunk to (1 - key) k_p and (1 - value) v_p.
 Query shrunk(const Query& query, size_t entry, const Real& key, const Real& value);
-/// o of the others alone; zeros if there are none.
+/// The output over the other entries alone; zeros if there are none.
 Reals output_of_others(const Query& query, size_t entry);
 
-/// What the entry weighs at logit 0 instead of z_p, over the same denominator: r = A_p exp(-z_p) = exp(-LSE)
+/// The entry's weight at logit 0 instead of z_p, with the same denominator: r = A_p exp(-z_p) = exp(-LSE)
 Real slot_weight(const Query& query, size_t entry);
 
-/// The closed forms of reference/eviction/obcache.hpp, those in which nothing cancels as A_p -> 1. There are others to be removed
-/// from.
+/// The scores of reference/eviction/obcache.hpp in closed forms that do not cancel as A_p -> 1. For Change::exact the
+/// cache must have other entries.
 Real score(reference::Change change, const Query& query, size_t entry);
 
 /// z (v_p - o) + v_p, the joint score's vector over A_p

@@ -22,7 +22,7 @@ double norm_mass(VectorView weights, VectorView norms, Indices entries) {
   return sum;
 }
 
-// C: the same over all entries.
+// C = sum A_i ||V_i|| over all entries.
 double all_norm_mass(VectorView weights, VectorView norms) {
   double sum = 0;
   for (size_t i = 0; i < weights.size(); ++i) sum += weights[i] * norms[i];
@@ -45,7 +45,7 @@ Matrix projected_sum(VectorView weights, MatrixView values, MatrixView output_pr
   return hidden;
 }
 
-// What both bounds of stage two begin with.
+// The terms common to both bounds of stage two.
 struct StageOne {
   StageOne(VectorView attention_weights, VectorView norms, Indices stage_one) {
     require_norms(attention_weights, norms);

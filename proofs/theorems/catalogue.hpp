@@ -1,4 +1,4 @@
-// All theorems.
+// The catalogue of all theorems.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace kvbound::proofs {
 
-/// Every theorem.
+/// All theorems, in the order of the written proofs.
 const std::vector<Theorem>& catalogue();
 
 // The catalogue's parts, one per file.

@@ -1,4 +1,4 @@
-// CriticalKV's two stages: Theorem 3.5, appendix E, and what epsilon costs.
+// CriticalKV's two stages: Theorem 3.5, appendix E, and the cost of epsilon.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -23,7 +23,7 @@ using Positions = std::vector<int64_t>;
 
 constexpr size_t kOnly = 0;  // the only row, the only head
 
-// What the theorems on stage two speak of, for one query.
+// The quantities of the theorems on stage two, for one query.
 struct Stages {
   explicit Stages(const Instance& instance_)
       : instance(instance_),
@@ -39,12 +39,12 @@ struct Stages {
   Real attention_only_bound(Indices kept) const {
     return exact::stable_attention_only_bound(attention, norms, instance.stage_one, kept);
   }
-  // Of theta and the bounds on it, as printed.
+  // The absolute terms of theta and of the bounds on it, as printed.
   Real printed_terms() const {
     const Reals terms = exact::product(attention, norms);
     return 3 * exact::total(terms) + exact::total(terms, instance.kept) / sigma;
   }
-  // Stage one and the best others by some score.
+  // Stage one and the other entries of largest score.
   Positions chosen_by(const Reals& scores) const {
     return exact::with_best(scores, instance.stage_one, instance.stage_two_count());
   }
@@ -118,7 +118,7 @@ Outcome strictly_below(const Instance& instance) {
   Outcome outcome;
   const Stages stages(instance);
   const Real bound = stages.stage_two_bound(instance.kept);
-  if (bound == 0) return outcome;  // then nothing that is kept or evicted says anything
+  if (bound == 0) return outcome;  // all terms A ||V|| are 0, and so is theta
   outcome.below("theta < theta^", stages.theta(instance.kept), bound, bound);
   return outcome;
 }
@@ -134,8 +134,8 @@ Outcome epsilon_loss(const Instance& instance) {
   const Real stage_two_norms = exact::total(stages.norms, exact::difference(choice, instance.stage_one));
   const Real factor = abs(2 - 1 / stages.sigma) * instance.epsilon, allowed = factor * stage_two_norms;
   const Real loss = 2 * stages.sigma >= 1 ? reached - extremes.smallest : extremes.largest - reached;
-  // The extreme is where top-k by A ||V|| leads (ckv-3.5); what both choices have cancels. That A + epsilon is
-  // rounded to 50 digits may decide the choice.
+  // Top-k by A ||V|| reaches the extreme (ckv-3.5), so entries in both choices cancel. The rounding of A + epsilon to
+  // 50 digits may decide the choice, hence the term `scores`.
   const Real exchanged =
       exact::total(stages.norms, choice) - exact::total(stages.norms, stages.chosen_by(stages.scores(0)));
   const Real scores = exact::total(stages.scores(instance.epsilon));

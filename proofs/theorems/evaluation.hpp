@@ -1,5 +1,5 @@
-// An instance evaluated three times over: exactly, by the double-precision reference, and with bounds on what
-// the reference may have got wrong.
+// Three evaluations of an instance: exact, by the double-precision
+// reference, and with bounds on the reference's rounding errors.
 #pragma once
 
 #include <vector>
@@ -10,11 +10,11 @@
 
 namespace kvbound::proofs {
 
-/// From the definitions, in 50 digits.
+/// Evaluated by the definitions, in 50 digits.
 struct Exact {
   explicit Exact(const Instance& instance);
 
-  /// Of row r's query head.
+  /// V of the query head that row `row` belongs to.
   const std::vector<exact::Reals>& projected_of_row(size_t row) const { return projected[head_of_row[row]]; }
   exact::Reals norms_of_row(size_t row, exact::Norm norm = exact::Norm::l1) const {
     return exact::norms(projected_of_row(row), norm);
@@ -25,7 +25,7 @@ struct Exact {
   std::vector<size_t> head_of_row;                   ///< [query_heads * queries]
 };
 
-/// From kvbound::reference.
+/// Evaluated by kvbound::reference.
 struct Computed {
   explicit Computed(const Instance& instance);
 
@@ -33,7 +33,7 @@ struct Computed {
   Matrix norms;      ///< L1, [query_heads, tokens]
 };
 
-/// The same quantities as Computed, each with the bound of its error.
+/// The same quantities as Computed, exact, each with a bound on the reference's error.
 struct Bounds {
   explicit Bounds(const Instance& instance);
 
@@ -41,7 +41,8 @@ struct Bounds {
   oracle::Rows norms;
 };
 
-/// Whether doubles can hold the attention mass of these entries: far below it, only logits can.
+/// Whether the attention mass of these entries, computed in double precision, is well above its error bound. If it is
+/// not, only forms that start from logits are accurate.
 bool resolved(const oracle::Row& attention, oracle::Indices entries);
 
 }  // namespace kvbound::proofs

@@ -1,4 +1,4 @@
-// One key and one value for several query heads: which value is best, and what it costs.
+// One key and one value for several query heads: the best value, and its cost.
 #include <algorithm>
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -28,13 +28,13 @@ JointMean joint_mean(const MergingCase& merging, const Cluster& cluster) {
   return {means, merging.first_queries(), log_denominators};
 }
 
-// How a head's output depends on the merged value: o' - o = share * v_r - miss.
+// The change of a head's output as an affine function of the merged value: o' - o = share * v_r - miss.
 struct Affine {
   Real share;
   Reals miss;
 };
 
-// Each head's, in the space, for these logits of the merged entry.
+// This function for each head, in the space, for the given logits of the merged entry.
 std::vector<Affine> outputs(const MergingCase& merging, const Cluster& cluster, const Reals& merged_logits,
                             Space space) {
   std::vector<Affine> result;
@@ -64,7 +64,7 @@ Real objective(const std::vector<Affine>& heads, const Reals& value) {
   return objective(heads, exact::Vectors(heads.size(), value));
 }
 
-// The value of the smallest objective: sum_h a_h b_h / sum_h a_h^2.
+// The value that minimises the objective: sum_h share_h miss_h / sum_h share_h^2.
 Reals best_value(const std::vector<Affine>& heads) {
   Reals sum(heads.front().miss.size());
   Real squares = 0;
@@ -75,7 +75,7 @@ Reals best_value(const std::vector<Affine>& heads) {
   return squares > 0 ? exact::scaled(1 / squares, sum) : sum;
 }
 
-// Of every head the logit that keeps the cluster's weight.
+// Per head, the logit that preserves the cluster's weight.
 Reals targets(const MergingCase& merging, const Cluster& cluster) {
   Reals result;
   for (size_t h = 0; h < merging.heads.size(); ++h) result.push_back(merging.mean(h, cluster).target);
@@ -102,7 +102,7 @@ Real condition(const JointMean& joint) {
   return joint.singular.sigmas.front() / joint.singular.sigmas.back();
 }
 
-// The value with one number of it moved up and down.
+// The vectors that differ from `value` in one number, by +-2^-6.
 std::vector<Reals> neighbours(const Reals& value) {
   std::vector<Reals> result;
   for (size_t c = 0; c < value.size(); ++c) {
@@ -165,7 +165,7 @@ Outcome joint_is_lossless(const Instance& instance) {
   return outcome;
 }
 
-// With a direction dropped the logits are not the targets.
+// With a direction dropped, the logits differ from the targets.
 Outcome best_with_dropped(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
@@ -212,8 +212,8 @@ Outcome best_of_free_logits(const Instance& instance) {
   return outcome;
 }
 
-// All clusters merge at one time, each with its own best value and every head with its logits: o'_h - o_h = sum_g (W_g / D)
-// (v_g - v-_g).
+// All clusters merge at once, each with its own best value, and every
+// head has its target logits: o'_h - o_h = sum_g (W_g / D) (v_g - v-_g).
 Outcome best_of_many_clusters(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);
@@ -242,20 +242,20 @@ Outcome best_of_many_clusters(const Instance& instance) {
 
 // ---- KKV-5-joint
 
-// What clusters that merge jointly, at one time, do to one query of one head.
+// The effect of clusters that merge jointly and at once on one query of one head.
 struct JointEffect {
   const MergingHead& head;
   QueryEffect effect;
   std::vector<Reals> apart;  // [clusters]: v_r - v-_h
-  Real condition;            // of the heads' queries
+  Real condition;            // 1 + condition number of the heads' queries
 
-  // More than the absolute terms that 50 digits round on either side of a bound with this factor.
+  // An upper bound of the absolute terms that are rounded to 50 digits on either side of a bound with this factor.
   Real terms(Space space, const Real& factor) const {
     return (1 + factor) * condition * condition * condition * effect.terms(space);
   }
 };
 
-// Every head's, by keys that are corrected along `rank` directions, for all ranks.
+// Calls look(effect) for every head and query, with keys corrected along `rank` directions, for all ranks.
 template <class Look>
 void for_each_joint_effect(const MergingCase& merging, const std::vector<Cluster>& clusters,
                            const Look& look) {
@@ -281,14 +281,14 @@ void for_each_joint_effect(const MergingCase& merging, const std::vector<Cluster
   }
 }
 
-// The same of each cluster alone, and of all at once.
+// The same for each cluster alone, and for all clusters at once.
 template <class Look>
 void for_each_joint_merge(const MergingCase& merging, const Look& look) {
   for (const Cluster& cluster : merging.clusters) for_each_joint_effect(merging, {cluster}, look);
   if (merging.clusters.size() > 1) for_each_joint_effect(merging, merging.clusters, look);
 }
 
-// A'_r || v_r - v-_h || of every cluster.
+// A'_r || v_r - v-_h || for every cluster.
 Reals weighted_distances(const JointEffect& joint, Space space, Norm norm) {
   Reals result;
   for (size_t g = 0; g < joint.apart.size(); ++g)

@@ -1,4 +1,4 @@
-// What a merged entry weighs: with one vote less than its cluster did, with all votes and the mean key more.
+// The attention of a merged entry: with one vote, less than its cluster had; with all votes and the mean key, more.
 #include <algorithm>
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -18,8 +18,8 @@ using exact::Reals;
 
 // ---- KKV-2
 
-// Some query's logits of a cluster's members and what they weigh, and of the others all they weigh: as shares of the
-// cluster's heaviest member's weight.
+// A query's logits of a cluster's members, and the total weights p exp(z) of the cluster and of the other entries,
+// relative to the weight of the cluster's heaviest member.
 struct Weighed {
   Weighed(const MergingCase& merging, size_t head, size_t query, const Cluster& cluster) {
     const Reals all = merging.logits(head, query);
@@ -39,7 +39,7 @@ struct Weighed {
     rest = exact::total_outside(weights, cluster);
   }
 
-  // The attention of what weighs so much in the cluster's place.
+  // The attention of an entry with this weight in place of the cluster.
   Real attention(const Real& weight) const { return weight / (rest + weight); }
   // attention(whole) - attention(1), without cancellation.
   Real gap() const { return rest * lighter / ((rest + whole) * (rest + 1)); }
@@ -47,10 +47,10 @@ struct Weighed {
   Reals logits;
   Real heaviest;  // ln of the heaviest member's weight
   Real whole, rest;
-  Real lighter;  // whole - 1, however small
+  Real lighter;  // whole - 1, as a sum without cancellation
 };
 
-// Weights of sum 1 that merging methods give the members.
+// The weights, of sum 1, with which merging methods average the members.
 std::vector<Reals> convex_weights(const MergingCase& merging, size_t head, const Cluster& cluster) {
   const exact::Entries members = merging.cache.at(cluster);
   return {Reals(cluster.size(), Real(1) / std::ssize(cluster)), exact::similarity_weights(members.keys),
@@ -58,7 +58,7 @@ std::vector<Reals> convex_weights(const MergingCase& merging, size_t head, const
           merging.mean(head, cluster).weights};
 }
 
-// Calls look(what the cluster weighs to some query, the logit of a convex combination of its keys).
+// Calls look(weights, logit) with a cluster's weights for a query and the logit of a convex combination of its keys.
 template <class Look>
 void for_each_convex_merge(const MergingCase& merging, const Look& look) {
   for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {

@@ -1,4 +1,4 @@
-// When nothing is lost by merging, and with which key.
+// Conditions under which merging is lossless, and the keys for which it is.
 #include <algorithm>
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -48,7 +48,7 @@ struct Shifted {
         mean(cache.at(cluster), shifted(merging.predicted(head, cluster), shift)),
         before(exact::attention(logits, cache.votes, cache.values)) {}
 
-  // After the cluster became one entry of this logit.
+  // The attention after the cluster was replaced by one entry with this logit.
   Query after(const Real& logit) const {
     return exact::merged_attention(logits, cache, cluster, logit, exact::convex_merge(mean));
   }
@@ -116,7 +116,7 @@ Outcome zip_of_normalised(const Instance& instance) {
   for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
     const Shifted raw(merging, h, cluster, 0), normalised(merging, h, cluster, -merging.log_denominator(h));
     if (!has_zip(normalised.mean)) return;
-    // The key is scaled as normalised scores say, the query sees it as it is.
+    // The key is scaled by the scale of the normalised scores, but the query's logits are not normalised.
     const Real scale = zip_scale(normalised.mean);
     const Query after = raw.after(scale * raw.mean.mean_score);
     equal_vectors(outcome, "built from ln s - LSE, it is lossless", after.output, raw.before.output,
@@ -170,7 +170,7 @@ void hold_correction(const MergingCase& merging, size_t head, const Cluster& clu
   outcome.at_most("ZIP moves the key at least as far", length, by_zip, terms + by_zip);
 }
 
-// With any constant added to the logarithms of the scores.
+// Claims that the key does not change when a constant is added to the log scores.
 void hold_shift(const MergingCase& merging, size_t head, const Cluster& cluster, Outcome& outcome) {
   const exact::Entries members = merging.cache.at(cluster);
   const Reals scores = merging.predicted(head, cluster), &query = merging.heads[head].queries.front();
@@ -200,7 +200,7 @@ Outcome min_norm_is_lossless(const Instance& instance) {
   return outcome;
 }
 
-// Of every query of the head from this one on.
+// Claims that the outputs of a head's queries from `first_query` on do not change.
 Outcome unchanged_by(const Instance& instance, MergeRule rule, size_t first_query) {
   Outcome outcome;
   const MergingCase merging(instance);
@@ -219,7 +219,7 @@ Outcome lossless_for_later_queries(const Instance& instance) {
 
 // ---- KKV-6
 
-// Every member with the logits of the one that stays; values as they are.
+// The instance with every member's logits replaced by those of the cluster's kept entry; values are unchanged.
 Instance with_equal_keys(Instance instance) {
   for (const Cluster& cluster : clusters_of(instance)) {
     for (const int64_t member : cluster) {
@@ -240,7 +240,7 @@ Instance with_equal_values(Instance instance) {
   return instance;
 }
 
-// All clusters merge, of each head for itself; every query looks.
+// Claims that no query's output changes when all clusters merge, separately for each head.
 void hold_for_all_queries(const Instance& instance, MergeRule rule, Outcome& outcome) {
   const MergingCase merging(instance);
   for (size_t h = 0; h < merging.heads.size(); ++h) {
@@ -275,7 +275,7 @@ Outcome equal_values_are_enough(const Instance& instance) {
   return outcome;
 }
 
-// As a moving average would: the one that stays has been seen more often.
+// Predictions that differ as a moving average's may: the kept entry has been seen by more queries.
 Outcome equal_keys_predicted_apart(const Instance& instance) {
   Outcome outcome;
   MergingCase merging(with_equal_values(with_equal_keys(instance)));

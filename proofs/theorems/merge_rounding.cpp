@@ -19,7 +19,8 @@ using oracle::Bounded;
 using oracle::Row;
 using oracle::Rows;
 
-// Members of a cluster for the reference: doubles, ln s^ of these heads.
+// The members of a cluster in doubles, as the reference's input,
+// with ln s^ of heads first_head..first_head + count - 1.
 reference::ClusterMembers members_of(const Instance& instance, const MergingCase& merging,
                                      const Cluster& cluster, size_t first_head, size_t count) {
   reference::ClusterMembers members;
@@ -73,7 +74,7 @@ Bounded exponential_less_one(const Bounded& x) {
   return oracle::rounded(grown - 1, grown * x.bound * (1 + x.bound), 2);
 }
 
-// The logarithms that the reference is given: the nearest doubles.
+// The log scores; the bounds are those of rounding to the doubles that the reference is given.
 Row given(const Reals& log_scores) {
   Row result;
   for (const Real& score : log_scores)
@@ -97,8 +98,8 @@ struct BoundedMean {
   Row key, value;
 };
 
-// -ln(1 + sum shares expm1(x)), or where that is less than 1/2 -ln sum shares exp(x); where rounding decides which, the wider
-// bound of both.
+// The bound of -ln(1 + sum shares expm1(x)) or, where that sum is at most -1/2, of -ln sum shares exp(x); where
+// rounding decides between the forms, the larger bound.
 Bounded divergence(const Row& shares, const Row& centred) {
   Row less_one, whole;
   for (const Bounded& x : centred) {
@@ -143,9 +144,9 @@ Bounded log_mean_score(VectorView votes, const Row& log_scores, const Real& exac
 
 Real length(const Reals& vector) { return exact::norm(vector, exact::Norm::l2); }
 
-// The minimum-norm solution by so many directions of rows that are known to within `off`, in the 2-norm. What the reference
-// computes are the singular values and vectors of a matrix at most `off` + `backward` away, the vectors to within 2
-// `backward` / sigma_1 (proofs/keep_kv.md, "How the reference is held to this").
+// The minimum-norm solution along the first `rank` directions of `rows`, which have an error of at most `off` in the
+// 2-norm. The reference computes the singular values and vectors of a matrix at most `off` + `backward` away, the
+// vectors to within 2 `backward` / sigma_1 (proofs/keep_kv.md, "How the reference is held to this").
 class BoundedInverse {
  public:
   BoundedInverse(const exact::Vectors& rows, const Real& off) : singular_(rows) {
@@ -156,7 +157,7 @@ class BoundedInverse {
     off_ = off + backward_;
   }
 
-  // The ranks that rounding may leave, of which the exact one is one.
+  // The ranks that the reference may find after rounding, the exact rank included.
   std::vector<size_t> ranks(double share) const {
     std::vector<size_t> result;
     const Reals& sigmas = singular_.sigmas;
@@ -168,7 +169,7 @@ class BoundedInverse {
     }
     return result;
   }
-  // Whether the directions can be told from those that are dropped.
+  // Whether the kept directions are well separated from the dropped ones, relative to the errors.
   bool told_apart(size_t rank) const { return gap(rank) > 4 * off_ && singular_.sigmas[rank - 1] > 4 * off_; }
 
   Row solution(const Row& targets, size_t rank) const {
@@ -202,7 +203,7 @@ class BoundedInverse {
 
 // ---- merge_cluster
 
-// Whether the computed numbers are all where they may be.
+// Whether all computed numbers are within their bounds.
 bool are_within(VectorView computed, const Row& expected) {
   for (size_t c = 0; c < expected.size(); ++c) {
     if (!(abs(Real(computed[c]) - expected[c].value) <= expected[c].bound)) return false;
@@ -210,7 +211,7 @@ bool are_within(VectorView computed, const Row& expected) {
   return computed.size() == expected.size();
 }
 
-// What a merge goes by: each head's scores and query, or one for all.
+// A merge with bounds: from each head's scores and query (joint), or from their means (mean).
 class BoundedMerge {
  public:
   BoundedMerge(const reference::KeyRule& rule, const MergingCase& merging, const Cluster& cluster,
@@ -232,7 +233,8 @@ class BoundedMerge {
       add_head(members, exact_members, with_values(column_means(rows), one), one);
       log_denominators_ = {0};
     }
-    // The scale's product, and a mean's sum and quotient: of each query's own length, as queries may cancel in their mean.
+    // Rounding of the product with the scale, and of a mean's sum and quotient. Relative to each query's own length,
+    // because queries may cancel in their mean.
     for (const Reals& query : queries) off_ += oracle::gamma(std::ssize(queries) + 3) * length(query);
   }
 
@@ -262,7 +264,7 @@ class BoundedMerge {
     means_.emplace_back(members, scores, exact_.back());
   }
 
-  // By c_h / sum c.
+  // The joint value, weighted by c_h / sum c.
   Row value() const {
     if (means_.size() == 1) return means_.front().value;
     Row log_shares;
@@ -289,7 +291,7 @@ class BoundedMerge {
     return with_values(column_means(keys), joint().key);
   }
 
-  // By how much each query's logit of the mean key misses its target.
+  // Each query's target logit minus its logit of the mean key.
   Row missing() const {
     const Row key = mean_key();
     Row result;
@@ -304,7 +306,7 @@ class BoundedMerge {
     return with_values(result, joint().missing);
   }
 
-  // The key for so many directions, if that many may be kept.
+  // Holds the computed key to the minimum-norm key of one of the ranks that the reference may find.
   void hold_min_norm(const reference::MergedEntry& computed, Outcome& outcome) const {
     const BoundedInverse inverse(queries_, off_);
     const Row key = mean_key(), targets = missing();
@@ -326,7 +328,7 @@ class BoundedMerge {
                               computed.zip.scale == 1 && !computed.zip.singular);
       return proofs::hold("a merged key", computed.key, mean.key, outcome);
     }
-    if (mean.divergence.value <= mean.divergence.bound) return;  // whether it is 0 is up to rounding
+    if (mean.divergence.value <= mean.divergence.bound) return;  // rounding decides whether KL is 0
     Real largest = 0;
     for (const Bounded& score : scores_) largest = std::max<Real>(largest, abs(score.value) + score.bound);
     const Real size = abs(mean.mean_score.value), bound = mean.mean_score.bound,
@@ -335,7 +337,7 @@ class BoundedMerge {
       outcome.reference_holds("m next to 0 is singular", computed.zip.singular && computed.zip.scale == 1);
       return hold_min_norm(computed, outcome);
     }
-    if (size - bound <= least * (1 + Real("1e-9"))) return;  // which of both is up to rounding
+    if (size - bound <= least * (1 + Real("1e-9"))) return;  // rounding decides whether m is singular
     outcome.reference_holds("a mean score away from 0 is not singular", !computed.zip.singular);
     Bounded scale = Bounded(1.0) - mean.divergence / mean.mean_score;
     scale.value = 1 - exact_.front().divergence / exact_.front().mean_score;
@@ -346,8 +348,8 @@ class BoundedMerge {
   }
 
   reference::KeyRule rule_;
-  exact::Vectors queries_;  // with the scale in them
-  Real off_ = 0;            // of the rows of queries, in the 2-norm
+  exact::Vectors queries_;  // multiplied by the scale
+  Real off_ = 0;            // error of the rows of queries, in the 2-norm
   std::vector<ClusterMean> exact_;
   std::vector<BoundedMean> means_;
   Row scores_;  // of the last head added

@@ -1,5 +1,6 @@
-// What the reference's merges may have got wrong in double precision, and the reference held to that: reference/merging/keep_kv.hpp,
-// pseudo_inverse.hpp and merge_baselines.hpp evaluated with bounds, operation by operation.
+// Checks that the reference's merges are within their rounding error bounds:
+// reference/merging/keep_kv.hpp, reference/numerics/pseudo_inverse.hpp and
+// reference/merging/merge_baselines.hpp are evaluated with bounds, operation by operation.
 #pragma once
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -8,20 +9,20 @@
 
 namespace kvbound::proofs {
 
-/// Weights of D2O and KVMerger, and means by them, for every cluster.
+/// Checks the weights of D2O and KVMerger, and a mean with these weights, for every cluster.
 void hold_convex_weights(const MergingCase& merging, Outcome& outcome);
 
-/// reference::cluster_mean of every head's clusters.
+/// Checks reference::cluster_mean for every head and cluster.
 void hold_cluster_means(const Instance& instance, const MergingCase& merging, Outcome& outcome);
 
-/// reference::merge_cluster of every cluster, for all query heads together.
+/// Checks reference::merge_cluster for every cluster, with all query heads together.
 void hold_merges(const reference::KeyRule& rule, const Instance& instance, const MergingCase& merging,
                  Outcome& outcome);
 
-/// reference::attention of all queries, with votes: before, and after the reference merged a cluster.
+/// Checks reference::attention of all queries, with votes, before and after the reference merged a cluster.
 void hold_attention(const Instance& instance, const MergingCase& merging, Outcome& outcome);
 
-/// What the reference predicts of a merged entry, whether merged at once or one by one.
+/// Checks the reference's predicted score of a cluster that is merged one entry at a time.
 void hold_chains(const Instance& instance, const MergingCase& merging, Outcome& outcome);
 
 }  // namespace kvbound::proofs

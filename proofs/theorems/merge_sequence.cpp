@@ -1,4 +1,4 @@
-// Merges one after the other.
+// Sequences of merges.
 #include <algorithm>
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -18,12 +18,12 @@ using exact::Query;
 using exact::Real;
 using exact::Reals;
 
-// A head's cache as its entries merge one after the other, each with its predicted score.
+// A head's cache and predicted scores, while its entries merge one pair at a time.
 struct SequentialMerge {
   SequentialMerge(const MergingCase& merging, size_t head_)
       : head(merging.heads[head_]), cache(merging.cache), predicted(head.predicted) {}
 
-  // Two entries become one, which comes last.
+  // Replaces two entries by their merged entry, which comes last.
   void merge(const Cluster& pair, MergeRule rule) {
     const Entries members = cache.at(pair);
     const ClusterMean mean(members, {at(predicted, pair[0]), at(predicted, pair[1])});
@@ -63,12 +63,12 @@ void fold(SequentialMerge sequence, const Look& look) {
   }
 }
 
-// A cluster one by one: its first two, then that with the third, ...
+// Merges a cluster one entry at a time: its first two entries, then the result with the third, ...
 SequentialMerge one_by_one(const MergingCase& merging, size_t head, const Cluster& cluster, MergeRule rule) {
   SequentialMerge sequence(merging, head);
   Cluster left(cluster);
   while (left.size() > 1) {
-    // Those behind a member move up as it goes; the merged entry is the last.
+    // Indices above a removed member decrease by 1; the merged entry is the last.
     std::vector<int64_t> pair{left[0], left[1]};
     sequence.merge(pair, rule);
     left.erase(left.begin(), left.begin() + 2);
@@ -129,7 +129,7 @@ Outcome changes_add_up(const Instance& instance) {
   return outcome;
 }
 
-// Every merge taken by itself, as if those before it had not been.
+// Every merge applied to the first cache, without the merges before it.
 Outcome changes_against_the_first(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);

@@ -1,4 +1,4 @@
-// Scores predicted by a moving average: what it makes of constant ones.
+// Scores predicted by a moving average: constant scores, and the two normalisations.
 #include <algorithm>
 #include <cmath>
 
@@ -17,14 +17,14 @@ using exact::Reals;
 using oracle::Bounded;
 using oracle::Row;
 
-// Scores of one entry, in the order in which queries saw it, given as logarithms: exactly what a moving average makes of
-// them, and what the reference may have got wrong.
+// The moving average of one entry's scores, given as logarithms in the order of the queries: its exact value and a
+// bound on the reference's rounding error.
 class MovingAverage {
  public:
   explicit MovingAverage(double ema) : ema_(ema) {}
 
-  // Per score the reference rounds a distance of logarithms, an exponential (2), two products, 1 - a and a sum; now and then
-  // it moves a mantissa of 2^-64 or more into the exponent.
+  // Per score the reference rounds a distance of logarithms, an exponential (2), two products, 1 - a and a sum;
+  // occasionally it moves a mantissa below 2^-64 into the exponent.
   void observe(const Bounded& log_score) {
     const Real u = oracle::unit_roundoff();
     sum_ = ema_ * sum_ + (1 - ema_) * exp(log_score.value);
@@ -41,12 +41,12 @@ class MovingAverage {
   int64_t count() const { return count_; }
   const Real& least() const { return least_; }
   const Real& most() const { return most_; }
-  /// By its definition: (1 - a) sum a^(k - i) s_i.
+  /// S by its definition: (1 - a) sum a^(k - i) s_i.
   const Real& sum() const { return sum_; }
   /// c = 1 - a^k
   const Real& weight() const { return weight_; }
 
-  // ln S - ln(what it is divided by): a weight built up by two roundings a query, or 1 - a^L.
+  // ln S - ln divisor. The divisor is the weight c, with two roundings per query, or 1 - a^L.
   Bounded log_predicted(Normalisation normalisation, int64_t tokens) const {
     const Real u = oracle::unit_roundoff(), divisor = divided_by(normalisation, tokens);
     const Real value = log(sum_) - log(divisor);
@@ -61,12 +61,12 @@ class MovingAverage {
   }
 
  private:
-  // |ln| of a mantissa, which is between 2^-64 and 2.
+  // An upper bound of |ln mantissa|; mantissas are between 2^-64 and 2.
   static constexpr int kMantissa = 45;
 
   Real ema_, sum_ = 0, weight_ = 0, least_ = 0, most_ = 0;
-  Real inputs_ = 0;    // the largest error of a logarithm that it was given
-  Real relative_ = 0;  // of the sum, as the reference keeps it
+  Real inputs_ = 0;    // the largest error of an input logarithm
+  Real relative_ = 0;  // relative error of the reference's sum
   int64_t count_ = 0;
 };
 
@@ -78,7 +78,7 @@ PredictedScores options_of(const Instance& instance, Normalisation normalisation
   return {Prediction::ema, instance.ema, kind, normalisation};
 }
 
-// The sequences of scores that an instance is read as: each row of the logits, and its first logit again and again.
+// The sequences of log scores made from an instance: each row of its logits, and the first logit of each row repeated.
 std::vector<std::vector<double>> sequences(const Instance& instance) {
   std::vector<std::vector<double>> result;
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
@@ -89,7 +89,7 @@ std::vector<std::vector<double>> sequences(const Instance& instance) {
   return result;
 }
 
-// Calls look(average, tokens) after each score; there are more tokens than queries that saw the entry.
+// Calls look(average, tokens) after each score, with more tokens than queries that saw the entry.
 template <class Look>
 void for_each_average(const Instance& instance, const Look& look) {
   for (const std::vector<double>& sequence : sequences(instance)) {
@@ -130,7 +130,7 @@ Row log_scores(ScoreKind kind, const Row& logits) {
   return result;
 }
 
-// After a prompt, of which an entry is seen by those queries that come after it.
+// Checks the averages after a prompt, in which an entry is seen only by queries at or after its position.
 void hold_prompt(const Instance& instance, ScoreKind kind, Outcome& outcome) {
   const PromptLayer layer(instance);
   const int64_t tokens = instance.tokens();
@@ -183,7 +183,7 @@ Outcome paper_of_constant_scores(const Instance& instance) {
   return outcome;
 }
 
-// Of the logarithms instead of the scores.
+// The claim for the average of the logarithms instead of the scores.
 Outcome average_of_logarithms(const Instance& instance) {
   Outcome outcome;
   for (const std::vector<double>& sequence : sequences(instance)) {

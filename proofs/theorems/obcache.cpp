@@ -1,4 +1,4 @@
-// OBCache's scores: what shrinking an entry's value, its key, or both does to the outputs.
+// OBCache's scores: the change of outputs when an entry's value, its key, or both shrink.
 #include <cmath>
 
 #include "catalogue.hpp"
@@ -13,7 +13,7 @@ using exact::Real;
 using exact::Reals;
 using reference::Change;
 
-// h = t |z|, how far a logit is moved: the largest that the remainders are claimed for, and smaller ones.
+// h = t |z|, the change of a logit: the largest h for which the remainder bounds are claimed, and smaller ones.
 const Real kSteps[] = {Real(0.5), ldexp(Real(1), -6), ldexp(Real(1), -20)};
 
 // ---- OBC-value
@@ -47,7 +47,8 @@ Outcome value_is_removal(const Instance& instance) {
 
 // ---- OBC-key, OBC-joint
 
-// An entry whose key, and perhaps value, is shrunk so far that its logit moves by h; by t = h if the logit is 0.
+// An entry whose key (and optionally value) is shrunk by the share
+// t for which its logit changes by h; t = h if the logit is 0.
 struct Shrunk {
   Shrunk(const Query& query_, size_t entry_, const Real& h_)
       : query(query_),
@@ -65,7 +66,7 @@ struct Shrunk {
   Real pull_size() const { return sqrt(exact::squared(query.pull(entry))); }
   Real value_size() const { return sqrt(exact::squared(query.values[entry])); }
 
-  // (o' - o) / t, in which only 1 - s cancels, by a factor of 1 / h. value: shrinks, too
+  // (o' - o) / t, where only 1 - s cancels, by a factor of 1 / h. value: whether the value shrinks, too
   Reals change(bool value) const {
     return exact::combination(-weight() * gain / t, query.pull(entry),
                               value ? Real(-weight() * share) : Real(0), query.values[entry]);
@@ -84,7 +85,7 @@ struct Shrunk {
   Real share;  // m = s / (1 - A + A s)
 };
 
-// E(t)/t^2 lies between these multiples of the score, whatever t is.
+// For every t, E(t)/t^2 is between the squares of these factors times the score.
 Real least(const Real& h) { return (1 - exp(-h)) / h; }
 Real most(const Real& h) { return (exp(h) - 1) / h; }
 
@@ -111,7 +112,7 @@ Outcome key_limit(const Instance& instance) {
   return outcome;
 }
 
-// With t = 1, by definition.
+// The claim that the score is the change for t = 1, evaluated by definition.
 void at_one(Change change, const Instance& instance, Outcome& outcome) {
   for_each_entry(instance, [&](const Query& query, size_t p) {
     const Query after = exact::shrunk(query, p, 1, change == Change::joint ? 1 : 0);
@@ -127,7 +128,7 @@ Outcome key_at_one(const Instance& instance) {
   return outcome;
 }
 
-// The key score is said to be of second order in the weight itself: A z (v - o), or with 1 - A for how it moves.
+// The claim with the softmax's slope A (1 - A) in place of the weight A: the score A^2 (1 - A)^2 z^2 || v - o ||^2.
 Outcome key_of_softmax_slope(const Instance& instance) {
   Outcome outcome;
   for_each_entry(instance, [&](const Query& query, size_t p) {
@@ -146,7 +147,7 @@ Real joint_slope(const Shrunk& shrunk) {
   return shrunk.weight() * (6 * shrunk.logit_size() * shrunk.pull_size() + 13 * shrunk.value_size()) / 10;
 }
 
-// A^2 (|z| || v - o || + || v ||)^2, of which joint scores are the rest when parts cancel.
+// A^2 (|z| || v - o || + || v ||)^2, the absolute terms of the joint score, which may cancel.
 Real joint_terms(const Shrunk& shrunk) {
   const Real sum = shrunk.weight() * (shrunk.logit_size() * shrunk.pull_size() + shrunk.value_size());
   return sum * sum;
@@ -185,7 +186,7 @@ Outcome joint_at_one(const Instance& instance) {
   return outcome;
 }
 
-// With the cross term its sign decides: both errors, of leaving it out and of the remainder, have to be told apart.
+// The claim without the cross term. t is small, so that the remainder does not hide the missing cross term.
 Outcome joint_without_cross_term(const Instance& instance) {
   Outcome outcome;
   for_each_entry(instance, [&](const Query& query, size_t p) {

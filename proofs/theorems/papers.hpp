@@ -1,4 +1,4 @@
-// The papers whose statements the catalogue holds, as its sources name them.
+// The names of the cited papers, as used in the catalogue's sources.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// What eviction does to a query's output: CriticalKV's Theorems 3.2 and 3.3, their stable form, and the layer.
+// The change of a query's output by eviction: CriticalKV's
+// Theorems 3.2 and 3.3, their stable form, and the layer's bound.
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
@@ -50,7 +51,7 @@ Outcome kept_attention(const Instance& instance) {
   return outcome;
 }
 
-// Zeroing the evicted keys makes their logits 0, which leaves them the weight e^0.
+// Zeroing the evicted keys makes their logits 0, but leaves these entries in the softmax with the weight e^0.
 Outcome zeroed_logits(const Instance& instance) {
   Outcome outcome;
   const Reals attention = exact::softmax(instance.logits.row(0));
@@ -132,14 +133,14 @@ Outcome mixed_norms(const Instance& instance) {
 
 // ---- the stable form
 
-// What a reference function computed from an instance's weights and norms, if a double can hold it.
+// Holds reference functions of an instance's weights and norms to the exact values, where doubles can represent them.
 class Held {
  public:
   Held(const Instance& instance, Outcome& outcome)
       : instance_(instance), outcome_(outcome), computed_(instance), bounds_(instance) {}
 
   const oracle::Row& exact_attention() const { return bounds_.attention[kOnly]; }
-  // The printed forms need 1/mass, which may be more than a double holds.
+  // Whether 1/mass, which the printed forms contain, does not overflow.
   bool printable(Indices entries) const {
     return oracle::sum(oracle::at(exact_attention(), entries)).value >= Real("1e-300");
   }
@@ -155,7 +156,7 @@ class Held {
         "theta as printed", proofs::perturbation_bound_as_printed(attention(), norms(), instance_.kept),
         oracle::perturbation_bound_as_printed(exact_attention(), bounds_.norms[kOnly], instance_.kept));
   }
-  // The weights as they were computed need not add up to 1: they are taken as given.
+  // The computed weights, whose sum need not be 1, are the exact input of both sides.
   void eviction_of_given_weights() {
     const auto eviction = reference::eviction_weights(attention(), instance_.kept);
     const auto exact = oracle::eviction_weights_of_mean(oracle::exactly(attention()), instance_.kept);
@@ -227,7 +228,7 @@ Outcome stable_form(const Instance& instance) {
   return outcome;
 }
 
-// It may err by as much as the stable form may: more is cancellation.
+// The printed form is allowed the error bound of the stable form; a larger error is cancellation.
 Outcome theta_as_printed_in_double(const Instance& instance) {
   Outcome outcome;
   const Bounds bounds(instance);
@@ -247,7 +248,7 @@ Outcome theta_as_printed_in_double(const Instance& instance) {
 
 // ---- the layer
 
-// The heads of a layer may keep different entries: here every second one keeps stage one only.
+// The heads of a layer may keep different entries: here every second head keeps stage one only.
 const std::vector<int64_t>& kept_by(const Instance& instance, size_t head) {
   return head % 2 == 0 ? instance.kept : instance.stage_one;
 }

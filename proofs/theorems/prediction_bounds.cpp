@@ -1,4 +1,4 @@
-// By how much later queries' outputs move, if the scores that merging went by are theirs to within epsilon.
+// Bounds on the change of later queries' outputs, if the predicted scores have relative errors of at most epsilon.
 #include <algorithm>
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -15,8 +15,8 @@ using exact::Norm;
 using exact::Real;
 using exact::Reals;
 
-// The key is of no matter to the bounds: with one that errs against this query as far as the members' scores do, they are
-// nearest to being reached. Bit g says which way cluster g's errs.
+// The bounds hold for any merged key. They are tightest for keys whose score for this query has the relative error
+// epsilon of the members' scores; bit g % 2 of `signs` is the sign of the error of cluster g.
 Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, size_t query,
                const Real& epsilon, unsigned signs) {
   Merges result = merges;
@@ -30,7 +30,7 @@ Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, si
   return result;
 }
 
-// Calls look(what merging does to a query), for every query of the head.
+// Calls look(effect) for every query of the head, with several merged keys.
 template <class Look>
 void for_each_effect(const MergingCase& merging, size_t head, const std::vector<Cluster>& clusters,
                      const Look& look) {
@@ -129,7 +129,7 @@ Outcome many_clusters_without_merged(const Instance& instance) {
   return outcome;
 }
 
-// The last cluster finds no target, and what would have merged leaves.
+// The last cluster does not merge: its kept entry is unchanged and its other members are dropped.
 Outcome with_some_dropped(const Instance& instance) {
   Outcome outcome;
   const MergingCase merging(instance);

@@ -1,4 +1,4 @@
-// What removing entries from a cache does to an output.
+// The change of an output when entries are removed from the cache.
 #include <cmath>
 
 #include <kvbound/proofs/oracle/definitions.hpp>
@@ -32,7 +32,7 @@ Outcome exact_removal(const Instance& instance) {
     const Real score = exact::score(Change::exact, query, p);
     outcome.equal("|| o_(-p) - o ||^2 = A^2 || v - o_(-p) ||^2", exact::squared(moved), score,
                   query.squared_terms());
-    if (rest < Real("1e-9")) return;  // too little is left of 50 digits
+    if (rest < Real("1e-9")) return;  // the division loses too many of the 50 digits
     const Real ratio = weight / rest;
     outcome.equal("|| o_(-p) - o ||^2 = (A / (1 - A))^2 || v - o ||^2",
                   ratio * ratio * exact::squared(query.pull(p)), score,
@@ -42,7 +42,7 @@ Outcome exact_removal(const Instance& instance) {
   return outcome;
 }
 
-// It may err by as much as the form without cancellation may.
+// The printed form is allowed the error bound of the form without cancellation.
 Outcome removal_as_printed_in_double(const Instance& instance) {
   Outcome outcome;
   if (instance.tokens() == 1) return outcome;
@@ -79,7 +79,7 @@ Positions evicted(const Instance& instance) {
   return exact::difference(all, instance.kept);
 }
 
-// Of all who are kept, and of the set that leaves.
+// The output over the given entries alone.
 Reals mean(const Query& query, Indices entries) {
   Reals logits;
   exact::Vectors values;
@@ -90,7 +90,7 @@ Reals mean(const Query& query, Indices entries) {
   return Query(logits, values).output;
 }
 
-// 1 / (1 + exp(L_rest - L_set)): the exponential may exceed a double, whose inverse is then lost.
+// 1 / (1 + exp(L_rest - L_set)). If the exponential overflows a double, the result is 0, with an error below 2^-1022.
 oracle::Bounded mass_of(const oracle::Row& leaving, const oracle::Row& staying) {
   const oracle::Bounded gap = oracle::log_sum_exp(staying) - oracle::log_sum_exp(leaving);
   oracle::Bounded mass = oracle::Bounded(1) / (oracle::Bounded(1) + oracle::exp(gap));
@@ -162,7 +162,8 @@ Outcome set_removal(const Instance& instance) {
   return outcome;
 }
 
-// Calls look(query, change of the set, changes of its members), of each the squared length.
+// Calls look(query, set, singles) with the squared lengths of
+// the change by removing the set, and by removing each member.
 template <class Look>
 void for_each_set(const Instance& instance, const Look& look) {
   const Positions removed = evicted(instance);

@@ -10,7 +10,7 @@ namespace {
 
 using reference::Change;
 
-// Of a length's terms: below it the reference takes the difference element by element.
+// The share of a squared length's terms below which the reference forms the difference element by element.
 const Bounded kCancelled = 0x1p-13;
 
 Row column(const Rows& rows, size_t index) {
@@ -19,14 +19,15 @@ Row column(const Rows& rows, size_t index) {
   return result;
 }
 
-// The value, which is the same, with the larger bound.
+// The one with the larger bound of two evaluations of the same value.
 Bounded wider(const Bounded& a, const Bounded& b) { return a.bound < b.bound ? b : a; }
 
 void widen(Row& row, const Row& other) {
   for (size_t i = 0; i < row.size(); ++i) row[i] = wider(row[i], other[i]);
 }
 
-// What an evaluation gives that takes the first form where a number is negative, and else the second.
+// The result of an evaluation that takes the first form where `number` is
+// negative, and else the second; if rounding decides, the wider of both.
 Bounded by_sign(const Bounded& number, const Bounded& if_negative, const Bounded& otherwise) {
   if (number.value < -number.bound) return if_negative;
   if (number.value > number.bound) return otherwise;
@@ -41,9 +42,9 @@ Bounded sigmoid(const Bounded& x) {
           wider(small / whole, Bounded(1) / whole).bound};
 }
 
-// One query's attention, perhaps with one entry set aside.
+// One query's attention, optionally with one entry (the dominant one) set aside.
 struct Attended {
-  Row shares;  // of what is left without that entry, whose own is 0
+  Row shares;  // of the attention without the entry set aside, whose share is 0
   Bounded rest = 1, lead;
   std::optional<size_t> aside;
   Bounded log_sum_exp;
@@ -91,7 +92,7 @@ Attended set_aside(const Row& logits, size_t aside, const Rows& values) {
   return result;
 }
 
-// All the ways that the reference may take: one, unless the largest weight is 1/2 but for rounding.
+// All evaluations that the reference may choose: one, unless rounding decides whether the largest weight exceeds 1/2.
 std::vector<Attended> ways(Change change, const Row& logits, const Rows& values) {
   const auto largest =
       static_cast<size_t>(std::ranges::max_element(logits, {}, &Bounded::value) - logits.begin());
@@ -104,7 +105,7 @@ std::vector<Attended> ways(Change change, const Row& logits, const Rows& values)
   return result;
 }
 
-// (1 - A) entries + slot, over a common factor of either sign of the log-sum-exp.
+// The factors of (1 - A) entries + slot, in the form for a negative and for a nonnegative log-sum-exp.
 struct SlotShares {
   Bounded entries, slot;
 };
@@ -146,7 +147,7 @@ Bounded squared_distance(const BoundedSpace& space, const Bounded& a, const Row&
   return space.squared_norm(difference);
 }
 
-// By inner products, or from the difference where these cancel.
+// The score w^2 || a v - b o ||^2 by inner products or, where these cancel, from the difference.
 Bounded change_of_entry(const Terms& terms, const Row& value, const Row& output, const BoundedSpace& space) {
   const Bounded own =
       terms.a * terms.a * space.squared_norm(value) + terms.b * terms.b * space.squared_norm(output);
@@ -174,7 +175,7 @@ Terms terms_of_aside(Change change, const Attended& attended, const Bounded& log
   return {};  // not reached
 }
 
-// w^2 || a v - b o' ||^2, o' the others' output.
+// The score w^2 || a v - b o' ||^2 of the entry set aside, o' the output of the other entries.
 Bounded change_of_aside(Change change, const Attended& attended, const Bounded& logit, const Row& value,
                         const BoundedSpace& space) {
   const Terms terms = terms_of_aside(change, attended, logit);

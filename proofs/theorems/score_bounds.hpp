@@ -1,5 +1,5 @@
-// What one query's scores may have got wrong in double precision: reference/eviction/obcache.hpp evaluated with bounds, operation
-// by operation.
+// Rounding error bounds of one query's scores: reference/eviction/obcache.hpp
+// evaluated with bounds, operation by operation.
 #pragma once
 
 #include <kvbound/proofs/oracle/bounded.hpp>
@@ -7,10 +7,10 @@
 
 namespace kvbound::oracle {
 
-/// reference::ValueSpace
+/// reference::ValueSpace, evaluated with bounds.
 class BoundedSpace {
  public:
-  /// output_projection  [head_dim, model_dim], needed for `projected` alone
+  /// output_projection  [head_dim, model_dim], read for `projected` only
   BoundedSpace(Space space, MatrixView output_projection);
 
   /// x G
@@ -25,13 +25,13 @@ class BoundedSpace {
 struct ScoredQuery {
   Row weights;  ///< A [entries]
   Row output;   ///< [head_dim], not projected
-  Row scores;   ///< [entries]; of the only entry's exact removal nothing
+  Row scores;   ///< [entries]; meaningless for the exact removal of the only entry
 };
 
-/// What reference::scored_attention makes of one query. Where rounding may decide which of two forms is evaluated, the
-/// wider bound of both counts.
+/// The results of reference::scored_attention for one query, with bounds. Where rounding decides between two forms, the
+/// larger bound of both is taken.
 ///
-/// logits  [entries], as both sides are given them
+/// logits  [entries], the exact input of both sides
 /// values  [entries, head_dim]
 ScoredQuery scored_query(reference::Change change, VectorView logits, MatrixView values,
                          const BoundedSpace& space);

@@ -1,4 +1,5 @@
-// Sums of scores over a window's queries and a group's heads, and when attention alone ranks as they do.
+// Sums of scores over a window's queries and a group's heads,
+// and the cases in which attention alone ranks like the sums.
 #include <algorithm>
 #include <cmath>
 
@@ -27,7 +28,7 @@ constexpr Change kChanges[] = {Change::value, Change::key, Change::joint, Change
 
 // ---- OBC-GQA
 
-// o' - o by definition, with the change that a score measures exactly.
+// o' - o by definition, for the changes that a score measures exactly.
 Reals moved(Change change, const Query& query, size_t entry) {
   Query after = query;
   if (change == Change::value) {
@@ -39,7 +40,7 @@ Reals moved(Change change, const Query& query, size_t entry) {
   return exact::difference(output, query.output);
 }
 
-// The outputs of all heads and queries, one below the other.
+// The squared change of the outputs of all heads and queries, stacked into one vector.
 Real stacked_change(Change change, const std::vector<Query>& queries, size_t entry) {
   Reals stacked;
   for (const Query& query : queries) {
@@ -61,7 +62,7 @@ Real squared_terms(const std::vector<Query>& queries) {
   return sum;
 }
 
-// One t for all heads and queries, so small that no logit moves by more than 1/2.
+// Checks the limit of the key scores with one t for all heads and queries, for which no logit changes by more than 1/2.
 void hold_key_limit(const std::vector<Query>& queries, size_t entry, Outcome& outcome) {
   Real largest = 0;
   for (const Query& query : queries) largest = std::max<Real>(largest, abs(query.logits[entry]));
@@ -78,7 +79,8 @@ void hold_key_limit(const std::vector<Query>& queries, size_t entry, Outcome& ou
                   allowed + 16 * squared_terms(queries) / (t * t));
 }
 
-// The layer's hidden state takes the heads' outputs together: per query, || sum_h (o'_h - o_h) W_h ||^2, summed.
+// The squared change of the layer's hidden state, which adds the heads'
+// outputs: || sum_h (o'_h - o_h) W_h ||^2, summed over the queries.
 Real layer_change(Change change, const Instance& instance, const std::vector<Query>& queries, size_t entry) {
   Real result = 0;
   const auto count = static_cast<size_t>(instance.queries());
@@ -99,7 +101,7 @@ oracle::Rows transposed(const oracle::Rows& rows) {
   return result;
 }
 
-// What query i of a head makes of the entries that it sees; exact values are those of the definitions.
+// The scores of the entries that one query of a head sees, by the definitions, with bounds on the reference's errors.
 oracle::Row seen_scores(Change change, const Instance& instance, VectorView logits, int64_t head,
                         Space space) {
   const auto seen = std::ssize(logits);
@@ -122,7 +124,7 @@ void hold_window(Change change, const Instance& instance, Space space, Outcome& 
   const bool seen_alone = layer.window() == instance.tokens();  // the first query sees one entry
   oracle::Rows heads;
   for (int64_t h = 0; h < instance.query_heads; ++h) {
-    oracle::Rows entries(static_cast<size_t>(instance.tokens()));  // per entry, by those who see it
+    oracle::Rows entries(static_cast<size_t>(instance.tokens()));  // [tokens][queries that see the token]
     for (int64_t i = 0; i < layer.window(); ++i) {
       const VectorView logits = layer.seen(h, i);
       if (change == Change::exact && logits.size() == 1) continue;
@@ -196,7 +198,7 @@ Outcome sum_for_the_layer(const Instance& instance) {
 
 // ---- OBC-special
 
-// Sums over the queries of A and of A^2, and those of the last query.
+// Sums of A and of A^2 over the queries, and A of the last query.
 struct Sums {
   explicit Sums(const Instance& instance)
       : last(exact::softmax(instance.logits.row(instance.logits.rows() - 1))),
@@ -219,7 +221,7 @@ Positions best(const Reals& scores, const Instance& instance) {
   return exact::with_best(scores, {}, std::ssize(instance.kept));
 }
 
-// The same attention of values that are all as long: the first one, some of them turned round.
+// The instance with values of equal norm: all are the first value, every other one with the opposite sign.
 Instance with_level_values(Instance instance) {
   const VectorView first = instance.values.row(0);
   if (std::ranges::all_of(first, [](double x) { return x == 0; })) instance.values(0, 0) = 1;

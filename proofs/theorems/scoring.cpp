@@ -47,7 +47,8 @@ std::vector<exact::Query> queries_of(const Instance& instance, Space space) {
   return result;
 }
 
-// Keys of one number per head, its logit, and queries that pick it out: every logit is as given, to the last bit.
+// Key component h is the logit of head h, and head h's query
+// is the h-th unit vector: every logit is reproduced exactly.
 reference::ScoredAttention computed_scores(Change change, const Instance& instance, int64_t query,
                                            Space space) {
   const int64_t heads = instance.query_heads;
@@ -96,7 +97,7 @@ void hold_scores(Change change, const Instance& instance, Outcome& outcome) {
   }
 }
 
-// As many key columns as there are rows of logits, or values have columns; what is not needed is 0.
+// Keys have one component per row of logits, values their own columns; both are padded with 0 to the larger number.
 PromptLayer::PromptLayer(const Instance& instance) : instance_(instance) {
   const int64_t tokens = instance.tokens(), heads = instance.query_heads, columns = instance.values.cols();
   const int64_t head_dim = std::max(instance.logits.rows(), columns);

@@ -1,4 +1,4 @@
-// The reference's scores of an instance, held to the exact ones.
+// Checks of the reference's scores of an instance against the exact scores.
 #pragma once
 
 #include <kvbound/proofs/engine/theorem.hpp>
@@ -9,9 +9,9 @@ namespace kvbound::proofs {
 inline constexpr Space kSpaces[] = {Space::head, Space::projected};
 const char* name(Space space);
 
-/// One row of the logits, as the space sees it.
+/// The query of one row of logits, with values in the space.
 exact::Query query_of(const Instance& instance, int64_t row, Space space);
-/// All rows, head by head.
+/// The queries of all rows, head by head.
 std::vector<exact::Query> queries_of(const Instance& instance, Space space);
 
 /// Calls look(query, entry) for every query and entry, in both spaces.
@@ -23,7 +23,7 @@ void for_each_entry(const Instance& instance, const Look& look) {
     }
   }
 }
-/// The same where something is left without the entry.
+/// The same, unless the entry is the only one.
 template <class Look>
 void for_each_removable(const Instance& instance, const Look& look) {
   if (instance.tokens() > 1) for_each_entry(instance, look);
@@ -33,17 +33,18 @@ void for_each_removable(const Instance& instance, const Look& look) {
 void equal_vectors(Outcome& outcome, const std::string& claim, const exact::Reals& left,
                    const exact::Reals& right, const oracle::Real& terms);
 
-/// reference::scored_attention's weights, outputs and scores are within their bounds: in both spaces, for every query.
+/// Claims that reference::scored_attention's weights, outputs and
+/// scores are within their bounds, in both spaces, for every query.
 void hold_scores(reference::Change change, const Instance& instance, Outcome& outcome);
 
 /// The scores of query i of every head, [query_heads, tokens], by reference::scored_attention.
 reference::ScoredAttention computed_scores(reference::Change change, const Instance& instance, int64_t query,
                                            Space space);
-/// A row's scores, exact, with the bounds of the reference's errors.
+/// The exact scores of one row of logits, with bounds on the reference's errors.
 oracle::Row bounded_scores(reference::Change change, const Instance& instance, int64_t row, Space space);
 
-/// The instance as a layer whose prompt ends with its queries: query i of q sees tokens - q + i + 1 tokens. Queries that
-/// would see none are left out.
+/// The instance as a layer whose prompt ends with its queries: query i of q sees tokens - q + i + 1 tokens. Queries
+/// that would see no token are left out.
 class PromptLayer {
  public:
   explicit PromptLayer(const Instance& instance);

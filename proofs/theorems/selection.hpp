@@ -1,4 +1,4 @@
-// Which entries the reference selects, held to the exact selection.
+// Checks of the reference's selection against the exact one.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace kvbound::proofs {
 
-/// The reference may choose otherwise only between scores that its error bounds cannot tell apart, and never
-/// between tokens that are the same: there the smaller index wins.
+/// The reference's selection may differ from the exact one only between entries whose scores differ by less than their
+/// error bounds, and never between equal tokens, where the smaller index wins.
 ///
 /// scores                [tokens], exact, with the bounds of the reference's errors
 /// exact_choice, choice  ascending tokens
@@ -18,7 +18,7 @@ void hold_selection(const Instance& instance, const oracle::Row& scores,
                     const std::vector<int64_t>& exact_choice, const std::vector<int64_t>& choice,
                     Outcome& outcome);
 
-/// What the reference keeps by these stage-two scores [tokens], with the instance's stage one given to it.
+/// The tokens that the reference keeps by these stage-two scores [tokens], given the instance's stage one.
 std::vector<int64_t> computed_choice(const Instance& instance, const std::vector<double>& stage_two_scores);
 
 }  // namespace kvbound::proofs

@@ -1,4 +1,4 @@
-// What theta-sweep promises.
+// The guarantee of theta-sweep.
 #include <algorithm>
 
 #include <kvbound/reference/eviction/critical_kv.hpp>
@@ -16,8 +16,8 @@ using exact::Real;
 using exact::Reals;
 using Positions = std::vector<int64_t>;
 
-// One KV head's sweep over the entries outside stage one, which count as always kept. Attention and norms are
-// given in double precision: the promise is about these numbers, however they came about.
+// One KV head's sweep over the entries outside stage one; stage one's entries count as always kept. Attention and norms
+// are the reference's doubles, taken as exact inputs: the guarantee is about these numbers.
 struct Sweep {
   explicit Sweep(const Instance& instance_) : instance(instance_), computed(instance_) {
     for (int64_t j = 0; j < instance.tokens(); ++j) {
@@ -62,7 +62,7 @@ struct Sweep {
     }
     return oracle::sum(thetas);
   }
-  // Whether the weights, as doubles, leave every head something of what is always kept.
+  // Whether for every head the always-kept entries hold attention mass in double precision.
   bool defined() const {
     for (int64_t h = 0; h < instance.query_heads; ++h) {
       if (!resolved(oracle::exactly(VectorView(computed.attention.row(h))), instance.stage_one)) return false;
@@ -78,8 +78,8 @@ struct Sweep {
   Positions choice;
 };
 
-// Where one selection has no less mass and no less norm mass than another, and at least half of the mass, its theta
-// is no larger: only such pairs are worth a sweep.
+// Claims: if one selection has at least the mass and the norm mass of another, and at least half of the mass, its theta
+// is not larger. The sweep over the hull of (mass, norm mass) relies on this.
 void claim_monotony(const Sweep& sweep, const std::vector<Positions>& selections, Outcome& outcome) {
   const Exact exact(sweep.instance);
   const Reals& attention = exact.attention.front();
@@ -110,7 +110,7 @@ Outcome no_worse_than_rivals(const Instance& instance) {
   const char* names[] = {"top-k", "CriticalKV"};
   for (size_t i = 0; i < sweep.rivals.size(); ++i) {
     const oracle::Bounded rival = sweep.bound(sweep.kept(sweep.rivals[i]));
-    // The reference compares thetas that it rounded: it may be wrong by both of their error bounds.
+    // The reference compares rounded thetas, so the comparison may be wrong by the sum of both error bounds.
     outcome.reference_holds(std::string("theta of its selection <= that of ") + names[i],
                             reached.value <= rival.value + rival.bound + reached.bound);
     outcome.ratio(reached.value, rival.value);

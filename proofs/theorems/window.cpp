@@ -1,5 +1,5 @@
-// Windows of queries and groups of query heads, which license CriticalKV's Algorithm 2, and the stage one that meets
-// its Assumption 3.4.
+// Bounds for windows of queries and groups of query heads, which justify CriticalKV's Algorithm 2, and the adaptive
+// stage one, which meets its Assumption 3.4.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -21,7 +21,7 @@ using exact::Real;
 using exact::Reals;
 using Positions = std::vector<int64_t>;
 
-// T_j = sum over queries and heads of A_j ||V_j W_h||, and what some stage one holds of each row's attention.
+// T_j = sum over queries and heads of A_j ||V_j W_h||, and for each row stage one's mass sigma and (1 - sigma) / sigma.
 struct Window {
   Window(const Instance& instance, const Exact& exact, Indices stage_one)
       : terms(static_cast<size_t>(instance.tokens())) {
@@ -37,7 +37,7 @@ struct Window {
   Real bound(Indices kept, const Real& factor) const {
     return exact::total_outside(terms, kept) + factor * exact::total(terms, kept);
   }
-  // Those of the smallest and of the largest sigma.
+  // The factors (1 - sigma) / sigma of the smallest and of the largest sigma.
   Real largest_factor() const { return *std::ranges::max_element(factors); }
   Real smallest_factor() const { return *std::ranges::min_element(factors); }
   Real smallest_sigma() const { return *std::ranges::min_element(sigmas); }
@@ -64,7 +64,7 @@ Real total_perturbation(const Instance& instance, const Exact& exact) {
   return sum;
 }
 
-// mean over a head's queries, per head: what the reference's stage two is given
+// The mean attention over each head's queries: the input of the reference's stage two.
 Matrix window_means(const Instance& instance, const Matrix& attention) {
   Matrix means(instance.query_heads, instance.tokens());
   for (int64_t r = 0; r < attention.rows(); ++r) {
@@ -90,7 +90,7 @@ oracle::Rows window_means(const Instance& instance, const oracle::Rows& attentio
   return means;
 }
 
-// The reference's stage-two score is T over the number of queries and heads.
+// Checks that the reference's stage-two score is T divided by the number of queries and heads, and its selection.
 void hold_window(const Instance& instance, const Window& window, const Positions& exact_choice,
                  Outcome& outcome) {
   const Computed computed(instance);
@@ -162,7 +162,7 @@ Outcome product_of_means(const Instance& instance) {
   return outcome;
 }
 
-// Each entry's largest neighbour, as SnapKV pools with a width of 3.
+// SnapKV's max-pool with a width of 3.
 Reals pooled(const Reals& attention) {
   Reals result;
   for (size_t j = 0; j < attention.size(); ++j) {
@@ -190,7 +190,7 @@ Outcome pooled_stage_one(const Instance& instance) {
 
 // ---- adaptive alpha
 
-// Candidates best first, after stage one's entries, which count as always kept.
+// The candidates outside stage one, best first; stage one's entries count as always kept.
 struct AdaptiveStageOne {
   explicit AdaptiveStageOne(const Instance& instance_) : instance(instance_), computed(instance_) {
     Matrix total(1, instance.tokens());
@@ -208,7 +208,7 @@ struct AdaptiveStageOne {
     std::ranges::sort(result);
     return result;
   }
-  // Whether they hold more than half of every row's attention.
+  // Whether these entries hold more than half of every row's attention.
   bool suffice(const std::vector<Reals>& attention, int64_t count) const {
     const Positions chosen = entries(count);
     return std::ranges::all_of(attention,
@@ -221,8 +221,8 @@ struct AdaptiveStageOne {
     }
     return k;
   }
-  // The weights as the reference is given them, if doubles add them up without rounding, in any order: multiples
-  // of 2^-50 of total about 1.
+  // The reference's input weights, if doubles add them without rounding
+  // in any order: if all are multiples of 2^-50, with a total of about 1.
   std::optional<std::vector<Reals>> weights_of_exact_sums() const {
     std::vector<Reals> rows;
     for (int64_t r = 0; r < computed.attention.rows(); ++r) {
@@ -234,7 +234,8 @@ struct AdaptiveStageOne {
     }
     return rows;
   }
-  // Elsewhere rounding may decide: nothing surer than this can be asked of the reference.
+  // Whether `count` candidates are sufficient, or insufficient, for every rounding within the bounds. Otherwise
+  // rounding may decide, and the reference is not checked.
   bool surely(const oracle::Rows& attention, int64_t count, bool sufficient) const {
     const Positions chosen = entries(count);
     const auto surely_over = [&](const oracle::Row& row) {

@@ -1,4 +1,4 @@
-// What depends on where logits have their 0: zeroing an entry that keeps its slot, and scores of shrunk keys.
+// Effects of a constant added to all logits: zeroing an entry that stays in the cache, and scores of shrunk keys.
 
 #include "catalogue.hpp"
 #include "scoring.hpp"
@@ -13,7 +13,7 @@ using reference::Change;
 
 // ---- OBC-shift
 
-// What is added to all logits: on the grid of what is drawn, so that sums are exact.
+// Constants added to all logits, on the grid of the drawn logits, so that sums are exact.
 constexpr double kShifts[] = {1, -37.5, 1024};
 
 Instance shifted(const Instance& instance, double shift) {
@@ -24,7 +24,7 @@ Instance shifted(const Instance& instance, double shift) {
   return result;
 }
 
-// Scores of the same attention, with every logit larger by so much.
+// Claims that the scores do not change when a constant is added to all logits.
 void unchanged_by_shifts(Change change, const Instance& instance, Outcome& outcome) {
   for_each_removable(instance, [&](const Query& query, size_t p) {
     const Real score = exact::score(change, query, p);

@@ -20,14 +20,14 @@ using namespace rounding;
 
 namespace {
 
-// What rounding does to an output beside what it does to logits and exponentials.
+// Relative rounding of an output, without the errors of its logits and exponentials.
 struct OutputRounding {
   double sum = 0;    // of the weights' common divisor
-  double terms = 0;  // of every weight times a value on its way into the output
+  double terms = 0;  // of every product of a weight and a value, on its way into the output
 };
 
-// Bounds for the outputs of one query that see that errors of logits move an output only as far as its values differ from
-// it. Nothing is lost by underflow yet. Infinite where logits are off by too much.
+// Bounds for the outputs of one query by which errors of logits move an output only in proportion to the distances of
+// the values from it. Underflow is not included. Infinite where the logits' errors are too large.
 void centred_output_errors(VectorView logits, VectorView exponents, const SoftmaxErrors& softmax,
                            MatrixView values, const OutputRounding& rounding, std::span<double> errors) {
   const double total = softmax.growth;
@@ -57,8 +57,8 @@ void centred_output_errors(VectorView logits, VectorView exponents, const Softma
   }
 }
 
-// Shows logits and softmax errors of every window query of one query head: visit(query, logits of the visible tokens,
-// their exponents T, the softmax's errors).
+// Visits the logits and softmax errors of every window query of one query head: visit(query, logits of the visible
+// tokens, their exponents T, the softmax's errors).
 template <class Visit>
 void visit_window_softmax(const LayerView& layer, int64_t head, int64_t window, const Arithmetic& arithmetic,
                           const Visit& visit) {
@@ -81,11 +81,11 @@ void require_window(const LayerView& layer, int64_t window) {
                       std::to_string(layer.window_queries()) + " prompt queries");
 }
 
-// What absolute errors of stored queries and keys do to logits.
+// Adds the errors of logits that come from absolute errors of stored queries and keys.
 void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic,
                      Matrix& errors) {
   const double floor = arithmetic.input_floor;
-  const double share = 2 * std::abs(scale) * floor;  // 2: whatever else is off, by less than as much again
+  const double share = 2 * std::abs(scale) * floor;  // 2 covers the products with other errors
   std::vector<double> key_sums;
   for (int64_t j = 0; j < keys.rows; ++j) key_sums.push_back(absolute_sum(keys.row(j)));
   for (int64_t i = 0; i < queries.rows; ++i) {
@@ -94,16 +94,16 @@ void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Ar
   }
 }
 
-// Of a product of a query and a key, scaled.
+// The relative error of a scaled product of a query and a key.
 double logit_share(int64_t head_dim, const Arithmetic& arithmetic) {
-  // By the scale and, if logits are taken to base 2, by log2 e; each itself rounded.
+  // Multiplications by the scale and, if logits are taken to base 2, by log2 e; each factor is itself rounded.
   constexpr int64_t kScalings = 4;
   return product_error(head_dim, kScalings, arithmetic);
 }
 
-// What errors of computed keys do to logits: error_bounds.md, "Computed keys and values".
+// Adds the errors of logits that come from errors of computed keys: error_bounds.md, "Computed keys and values".
 //
-// share  what products, sums and storage cost, of the sum of a logit's absolute terms: logit_share
+// share  logit_share: the relative error of a logit, as a share of the sum of its absolute terms
 void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, double share,
                     const Arithmetic& arithmetic, Matrix& errors) {
   if (key_errors.rows == 0) return;
@@ -113,17 +113,18 @@ void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, dou
   }
   const Matrix moved = attention_logits(sizes, key_errors, (1 + share) * std::abs(scale));
   for (int64_t i = 0; i < errors.rows(); ++i) {
-    // Where a key has no bound neither has its logit, though it be multiplied by 0.
+    // A key without a bound (infinite or NaN here, from 0 * infinity) gives a logit without a bound.
     for (int64_t j = 0; j < errors.cols(); ++j) {
       errors(i, j) += moved(i, j) < kInfinity ? moved(i, j) : kInfinity;
     }
   }
 }
 
-// What errors of computed values do to outputs, whose weights may be off themselves: ibid.
+// Adds the errors of outputs that come from errors of computed values,
+// for weights with errors: error_bounds.md, "Computed keys and values".
 //
 // logits  with votes
-// widest  no weight is more than 1 by a larger share, however it errs
+// widest  computed weights are at most 1 + widest
 void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double widest,
                       MatrixView value_errors, Matrix& output) {
   if (value_errors.rows == 0) return;
@@ -146,7 +147,7 @@ double row_norm(VectorView row, Norm norm) {
   return norm == Norm::l1 ? sum : std::sqrt(sum);
 }
 
-// x y of factors that are off by dx and dy: by how much, before rounding.
+// The error of x y for factors with the errors dx and dy, without rounding of the product.
 double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
 
 }  // namespace
@@ -221,7 +222,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
       least = std::min(least, values(j, c));
       most = std::max(most, values(j, c));
     }
-    // Both outputs are means of the values, whatever the weights, but for the rounding of sums.
+    // For any weights, both outputs are means of the values, up to the rounding of sums.
     const double range = most - least + widest * std::max(std::abs(most), std::abs(least));
     for (int64_t i = 0; i < queries.rows; ++i) {
       result.output(i, c) =
@@ -253,7 +254,7 @@ Matrix window_attention_errors(const LayerView& layer, int64_t window, const Ari
   const auto add_errors = [&](std::span<double> sums, VectorView logits, VectorView exponents,
                               const SoftmaxErrors& softmax) {
     const auto tokens = std::ssize(logits);
-    // Holds for weights by the log-sum-exp, and more so for those divided by their sum.
+    // This holds for weights computed from the log-sum-exp; those divided by their sum have smaller errors.
     const double shared = log_sum_exp_error(softmax, tokens, arithmetic);
     for (size_t j = 0; j < logits.size(); ++j) {
       const double weight = weight_of(logits[j], softmax);
@@ -297,7 +298,7 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   const double lost = norm == Norm::l1
                           ? columns * 2 * static_cast<double>(shape.head_dim + 1) * arithmetic.smallest
                           : std::sqrt(columns * arithmetic.smallest);  // a square too small to count
-  // What absolute errors of stored values and W^O do to || v W^O ||.
+  // The error of || v W^O || from absolute errors of stored values and of W^O.
   const double norm_of_ones = norm == Norm::l1 ? columns : std::sqrt(columns);
   const auto floor_error = [&](VectorView value, double projection_size) {
     const double floor = arithmetic.input_floor;
@@ -312,7 +313,7 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
     const MatrixView rows = values.slice(shape.kv_head_of(h));
     const double projection_size = absolute_sum(row_norms);
     for (int64_t j = 0; j < rows.rows; ++j) {
-      double size = 0;  // || |v| |W| ||, or in L2 a number no smaller
+      double size = 0;  // || |v| |W| ||, or in L2 an upper bound of it
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
       const double products = share * size + floor_error(rows.row(j), projection_size);
       errors(h, j) = products + adding * (norms(h, j) + products) + lost;

@@ -1,8 +1,9 @@
-// How far another implementation's results may differ from the reference's by rounding alone.
+// Bounds on the difference, through rounding alone, of another implementation's results from the reference's.
 //
-// All bounds are derived (reference/bounds/error_bounds.md) from one model of arithmetic, with the sums of absolute terms taken
-// from the numbers at hand; no constant is tuned. They hold for any order of summation that an accumulation depth allows, with or
-// without fused multiply-add. Errors are absolute and per element; those of the double reference itself are included.
+// All bounds are derived (reference/bounds/error_bounds.md) from one model of arithmetic
+// and the sums of absolute terms of the given inputs; no constant is tuned. They hold for
+// any order of summation within the accumulation depth, with or without fused multiply-add.
+// Errors are absolute and per element; those of the double reference itself are included.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +18,16 @@
 
 namespace kvbound::reference {
 
-/// The arithmetic that results were computed in.
+/// The arithmetic in which results were computed.
 struct Arithmetic {
-  double unit = 0;  ///< u: one addition or multiplication is off by at most this share of its exact result
-  double smallest = 0;     ///< the smallest normal number: anything below may be taken for 0
-  double exponential = 0;  ///< relative error of an exponential or logarithm, and of a rescaling by one
+  double unit = 0;      ///< u: relative error of one addition or multiplication
+  double smallest = 0;  ///< the smallest normal number: smaller results may be flushed to 0
+  /// Relative error of an exponential or logarithm, and of a rescaling by an exponential.
+  double exponential = 0;
   double input = 0;  ///< relative rounding of every stored input; 0: the same numbers as the reference's
-  double input_floor = 0;  ///< and its absolute rounding, for numbers below the normal range of their storage
-  double weights = 0;      ///< further relative rounding of attention weights before they multiply values
+  /// Absolute rounding of stored inputs below the normal range of their storage type.
+  double input_floor = 0;
+  double weights = 0;  ///< further relative rounding of attention weights before they multiply values
 
   // As in KernelArithmetic.
   int64_t accumulation_depth = -1;
@@ -32,7 +35,7 @@ struct Arithmetic {
   double tensor_sums = 0;
   int64_t rescalings = -1;
 
-  /// The same for sums whose order nothing is known of.
+  /// The same arithmetic for sums in an unknown order.
   Arithmetic in_any_order() const {
     Arithmetic result = *this;
     result.accumulation_depth = result.product_depth = -1;
@@ -40,23 +43,23 @@ struct Arithmetic {
   }
 };
 
-/// What a kernel declares, with the rounding of its precision.
+/// The arithmetic that a kernel declares, with the rounding errors of its precision.
 Arithmetic arithmetic_of(const KernelArithmetic& kernel);
 
-/// IEEE single precision, correctly rounded, exponentials within 2 ulp.
+/// IEEE single precision, correctly rounded; exponentials are accurate to 2 ulp.
 Arithmetic single_precision();
-/// Tensor cores with fp32 accumulation: a product's addends are aligned and cut instead of rounded.
+/// Tensor cores with fp32 accumulation: the addends of a product are aligned and truncated instead of rounded.
 Arithmetic tensor_core_precision();
 /// IEEE double precision.
 Arithmetic double_precision();
 
-/// logits[i, j] = scale * queries[i,:] . keys[j,:].   returns [queries, tokens]
+/// Bounds for attention_logits, logits[i, j] = scale * queries[i,:] . keys[j,:].   returns [queries, tokens]
 Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic);
 
-/// How far a cache's keys and values may be off beside what storing them costs, because they were computed, too.
+/// Errors of a cache's keys and values that were themselves computed, without the rounding of their storage.
 struct CacheErrors {
-  MatrixView keys;    ///< [tokens, head_dim]; no rows: not at all
-  MatrixView values;  ///< [tokens, head_dim]; likewise
+  MatrixView keys;    ///< [tokens, head_dim]; no rows: keys are exact
+  MatrixView values;  ///< [tokens, head_dim]; no rows: values are exact
 };
 
 struct AttentionErrors {
@@ -65,29 +68,34 @@ struct AttentionErrors {
   Matrix weights;                   ///< [queries, tokens]
   Matrix logits;                    ///< [queries, tokens], without votes
 };
-/// Of reference::attention with the same arguments; rescaling and splitting the tokens allowed.
+/// Bounds for reference::attention with the same arguments. They
+/// also cover rescaling (online softmax) and splitting the tokens.
 AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView values, double scale,
                                  VectorView votes, const Arithmetic& arithmetic,
                                  const CacheErrors& cache = {});
 
-/// Of reference::window_attention.   returns [query_heads, n]
+/// Bounds for reference::window_attention.   returns [query_heads, n]
 Matrix window_attention_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);
 
-/// The log-sum-exp of every window query.   returns [query_heads, window]
+/// Bounds for the log-sum-exp of every window query.   returns [query_heads, window]
 Matrix window_log_sum_exp_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);
 
-/// Of reference::max_pool, whose arguments are off by `errors`: pooling adds nothing.   returns as errors
+/// Bounds for reference::max_pool of scores with the given errors; pooling itself is exact.   returns the shape of
+/// errors
 Matrix max_pool_errors(MatrixView errors, int64_t width);
 
-/// Of reference::group_mean of scores that are off by `errors`.   returns [query_heads / group_size, entries]
+/// Bounds for reference::group_mean of scores with the given errors.   returns [query_heads / group_size, entries]
 Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_size,
                          const Arithmetic& arithmetic);
 
-/// Of reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns.   returns [query_heads, tokens]
+/// Bounds for reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns.
+///
+/// norms    [query_heads, tokens]: the reference's
+/// returns  [query_heads, tokens]
 Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, MatrixView output_projection,
                                    Norm norm, MatrixView norms, const Arithmetic& arithmetic);
 
-/// Of reference::stage_two_scores, whose arguments are off by head_errors and norm_errors.   returns [entries]
+/// Bounds for reference::stage_two_scores of arguments with the errors head_errors and norm_errors.   returns [entries]
 std::vector<double> stage_two_score_errors(MatrixView head_scores, MatrixView head_errors, MatrixView norms,
                                            MatrixView norm_errors, double epsilon, GqaProduct gqa,
                                            const Arithmetic& arithmetic);

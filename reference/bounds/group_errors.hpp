@@ -1,4 +1,4 @@
-// How far scores may be off after the query heads that share a KV head are reduced to one.
+// Error bounds for scores reduced over the query heads that share a KV head.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ void widen(std::span<double> errors) {
   for (double& error : errors) error *= 1 + kOwnRounding;
 }
 
-// What a cluster comes to for one score, and how far each of it may be off.
+// A cluster's means by one row of scores, and the errors of each.
 struct MeanErrors {
   ClusterMean mean;
   std::vector<double> key, value;
@@ -41,7 +41,7 @@ MeanErrors mean_errors(const ClusterMembers& members, VectorView scores, VectorV
           cluster.divergence_error()};
 }
 
-// mean_h of scores and of their errors.
+// The scores that determine a merge (joint: of every head; mean: their mean over heads), and their errors.
 struct UncertainScores {
   Matrix scores, errors;
 };
@@ -66,7 +66,7 @@ UncertainScores merging_scores(const MergeErrorsCase& given, const ClusterMember
   return result;
 }
 
-// The queries that a merge goes by, and how far each component may be off.
+// The queries that determine a merge (joint: all; mean: their mean), and the error of each component.
 struct MergingQueries {
   Matrix rows, errors;
 };
@@ -89,7 +89,7 @@ MergingQueries merging_queries(const MergeErrorsCase& given, const Arithmetic& a
   return result;
 }
 
-// Of KL q / (scale ||q||^2).
+// Errors of the correction KL q / (scale ||q||^2).
 std::vector<double> single_correction_errors(const MergingQueries& queries, double scale,
                                              const MeanErrors& mean, const Arithmetic& arithmetic) {
   const VectorView query = queries.rows.row(0);
@@ -110,10 +110,10 @@ std::vector<double> single_correction_errors(const MergingQueries& queries, doub
   return errors;
 }
 
-// What a truncated pseudo-inverse of the queries may be off by: merge_cluster_errors.md, "Joint corrections".
+// The size and error of a truncated pseudo-inverse of the queries: merge_cluster_errors.md, "Joint corrections".
 struct InverseErrors {
-  double size = 0;   // 2-norm
-  double error = 0;  // likewise, of the difference
+  double size = 0;   // 2-norm of the pseudo-inverse
+  double error = 0;  // 2-norm of its error
 };
 
 InverseErrors inverse_errors(const MergingQueries& queries, double rank, const Arithmetic& arithmetic) {
@@ -139,7 +139,7 @@ InverseErrors inverse_errors(const MergingQueries& queries, double rank, const A
   return {1 / least, 2 * apart / (least * (least - off))};
 }
 
-// Of the shortest correction towards all heads' logits.
+// Errors of the shortest correction towards the target logits of all heads.
 std::vector<double> joint_correction_errors(const MergeErrorsCase& given, const MergingQueries& queries,
                                             const std::vector<MeanErrors>& means, VectorView mean_key,
                                             VectorView mean_key_errors, const Arithmetic& arithmetic) {
@@ -170,7 +170,7 @@ std::vector<double> joint_correction_errors(const MergeErrorsCase& given, const 
   return std::vector<double>(mean_key.size(), error < kInfinity ? error : kInfinity);
 }
 
-// Of mean_h k-_h.
+// Errors of mean_h k-_h, which is added to `mean_key`.
 std::vector<double> mean_key_errors(const std::vector<MeanErrors>& means, std::span<double> mean_key,
                                     const Arithmetic& arithmetic) {
   const auto heads = static_cast<double>(means.size());
@@ -195,7 +195,7 @@ ZipCase zip_case(const MeanErrors& mean, VectorView scores, VectorView errors) {
   return surely && mean.mean.divergence > mean.divergence ? ZipCase::singular : ZipCase::unknown;
 }
 
-// Of k- (1 - KL / m).
+// Errors of k- (1 - KL / m).
 std::vector<double> zip_key_errors(const MeanErrors& mean, const Arithmetic& arithmetic) {
   const double size = std::abs(mean.mean.mean_log_score), least = size - mean.mean_log_score;
   const double share = mean.mean.divergence / size;
@@ -228,7 +228,7 @@ std::vector<double> key_errors(const MergeErrorsCase& given, const std::vector<M
           return zip_key_errors(first, arithmetic);
         case ZipCase::unknown:
           return std::vector<double>(errors.size(), kInfinity);
-        case ZipCase::singular:  // merged by the minimum norm
+        case ZipCase::singular:  // the minimum-norm key is used
           break;
       }
       break;
@@ -244,7 +244,7 @@ std::vector<double> key_errors(const MergeErrorsCase& given, const std::vector<M
   return errors;
 }
 
-// Of sum_h c_h v-_h / sum_h c_h.
+// Errors of sum_h c_h v-_h / sum_h c_h.
 std::vector<double> joint_value_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
                                        const Arithmetic& arithmetic) {
   if (means.size() == 1) return means.front().value;
@@ -262,7 +262,7 @@ std::vector<double> joint_value_errors(const MergeErrorsCase& given, const std::
   return weighted_mean_errors(logits, off, values, errors, arithmetic);
 }
 
-// Of a mean by weights that keys alone say.
+// Errors of merged entries whose weights depend on keys alone.
 MergedEntryErrors by_keys(VectorView logits, VectorView off, const ClusterMembers& members,
                           const MemberErrors& errors, const Arithmetic& arithmetic) {
   return {weighted_mean_errors(logits, off, members.keys, errors.keys, arithmetic),
@@ -317,7 +317,7 @@ MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const Me
   for (size_t j = 0; j < weights.size(); ++j) {
     const auto row = static_cast<int64_t>(j);
     logits.push_back(std::log(weights[j]));
-    // The reference's own logarithm of a weight is off by roundings of what is below 2 and ln of the members.
+    // gamma covers the rounding of the reference's own log weight, whose size is at most 2 + ln(members).
     off.push_back((j == 0 ? 0
                           : cosine_error(members.keys.row(row), errors.keys.row(row), members.keys.row(0),
                                          errors.keys.row(0), arithmetic)) +
@@ -346,7 +346,7 @@ MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const Memb
   const double whole = sum(distances),
                whole_off = sum(off) + gamma(others + 2, arithmetic) * (whole + sum(off));
   std::vector<double> logits(count), logit_errors(static_cast<size_t>(count));
-  const bool exact = whole_off == 0;  // no distance at all on either side
+  const bool exact = whole_off == 0;  // all distances are 0 in both implementations
   for (size_t j = 0; !exact && j < logits.size(); ++j) {
     const double twice_variance = 2 * whole / others;
     if (whole > 0) logits[j] = -distances[j] / twice_variance;

@@ -1,7 +1,8 @@
-// How far another implementation's merged entry may differ from the reference's by rounding alone.
+// Bounds on the difference, through rounding alone, of another implementation's merged entries from the reference's.
 //
-// Derived in reference/bounds/merge_cluster_errors.md from the model of error_bounds.md; no constant is tuned. Bounds are infinite where
-// rounding may lead anywhere: a singular value at the rank's limit, a ZIP scale next to a singular one, queries next to zero.
+// Derived in reference/bounds/merge_cluster_errors.md from the model of error_bounds.md; no constant is tuned. Bounds
+// are infinite where rounding may change the result arbitrarily: a singular value at the rank's limit, a ZIP scale near
+// a singular one, queries near zero.
 #pragma once
 
 #include <vector>
@@ -13,52 +14,52 @@
 
 namespace kvbound::reference {
 
-/// How far the numbers that a cluster is made of may be off, storage included.
+/// The errors of a cluster's members, storage included.
 struct MemberErrors {
   Matrix keys;        ///< [members, head_dim]
   Matrix values;      ///< [members, head_dim]
-  Matrix log_scores;  ///< [heads, members]; of methods that predict
+  Matrix log_scores;  ///< [heads, members]; for methods that predict scores
 };
 
-/// Of a merged entry.
+/// The errors of a merged entry.
 struct MergedEntryErrors {
   std::vector<double> key;         ///< [head_dim]
   std::vector<double> value;       ///< [head_dim]
-  std::vector<double> log_scores;  ///< [heads]; of methods that predict
+  std::vector<double> log_scores;  ///< [heads]; for methods that predict scores
 };
 
-/// Of a mean of rows weighted by softmax(logits), with logits and rows each off by so much.
+/// Bounds for a mean of rows weighted by softmax(logits), where logits and rows have the given errors.
 ///
 ///     rows, row_errors  [members, columns];   logits, errors  [members], natural log
 std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, MatrixView rows,
                                          MatrixView row_errors, const Arithmetic& arithmetic);
 
-/// The query heads for which a cluster merges, and how far D_h may be off.
+/// The queries for which a cluster merges, and the errors of ln D_h.
 struct MergeErrorsCase {
   KeyRule rule;
   MatrixView queries;  ///< [heads, head_dim]
   double scale = 1;
-  VectorView log_denominators;  ///< [heads]; of `joint` with several heads
-  VectorView denominator_errors;
+  VectorView log_denominators;    ///< [heads]: ln D_h; for `joint` with several heads
+  VectorView denominator_errors;  ///< [heads]: errors of ln D_h
 };
 
-/// Of merge_cluster.
+/// Bounds for merge_cluster.
 MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const ClusterMembers& members,
                                        const MemberErrors& errors, const Arithmetic& arithmetic);
 
-/// Of the means by similarity_weights and gaussian_weights.
+/// Bounds for the means weighted by similarity_weights and by gaussian_weights.
 MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                          const Arithmetic& arithmetic);
 MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                        const Arithmetic& arithmetic);
 
-/// Of the cosine of two keys that are off by so much; at most 2.
+/// A bound for the cosine of two keys with the given errors; at most 2.
 double cosine_error(VectorView key, VectorView key_errors, VectorView other, VectorView other_errors,
                     const Arithmetic& arithmetic);
 
-/// What taking in `updates` queries may cost a moving average's logarithm, beside the errors of the scores themselves.
+/// A bound for the logarithm of a moving average after `updates` updates, without the errors of the scores themselves.
 ///
-/// largest_score  no |ln s| is larger
+/// largest_score  upper bound of |ln s|
 double score_ema_error(int64_t updates, double ema, double largest_score, const Arithmetic& arithmetic);
 
 }  // namespace kvbound::reference

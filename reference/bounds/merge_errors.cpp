@@ -27,7 +27,7 @@ double absolute_logit(VectorView query, VectorView key, double scale) {
   return std::abs(scale) * sum;
 }
 
-// How far a cluster's merge may take the merged entry's logit, and its value.
+// Bounds on the rounding errors of one cluster's merged logit and value.
 class ClusterErrors {
  public:
   ClusterErrors(VectorView query, double scale, const ClusterMembers& members, const Arithmetic& arithmetic)
@@ -45,13 +45,13 @@ class ClusterErrors {
 
   /// ln W
   double log_weight() const { return cluster_.weights().log_weight(); }
-  /// Of a member.
+  /// A member's logit, and its error.
   double logit(int64_t member) const { return logits_(0, member); }
   double logit_error(int64_t member) const { return logit_errors_(0, member); }
   /// || error of v_r ||
   double value_error(MatrixView values) const { return norm(cluster_.weights().mean_errors(values, {})); }
 
-  /// T of the merged entry. absolute_logit: of its key.
+  /// T of the merged entry. absolute_logit: the sum of absolute terms of its logit.
   double merged_logit_error(MergedKey key, double absolute_logit) const {
     const double mean_error = logit_error_ + 3 * gamma(count_ + 6, arithmetic_) * largest_;
     const double divergence_error = cluster_.divergence_rounding(largest_);
@@ -74,7 +74,7 @@ class ClusterErrors {
     return kInfinity;
   }
 
-  // S, at least |1 - KL/m| as it may have been computed; 1 for keys without a scale.
+  // S, an upper bound of the computed |1 - KL/m|; 1 for keys without a scale.
   double largest_scale(MergedKey key, double divergence_error) const {
     switch (key) {
       case MergedKey::min_norm:
@@ -106,7 +106,7 @@ class ClusterErrors {
   double largest_ = 0;      // a
 };
 
-// The bound's terms, cluster by cluster, for one query over the cache that they merged in.
+// The bound's terms, cluster by cluster, for one query over the merged cache.
 class LosslessMergeErrors {
  public:
   LosslessMergeErrors(VectorView query, double scale, MergedKey key, const CacheEntries& cache,
@@ -158,7 +158,7 @@ class LosslessMergeErrors {
            effect_.weight_error(logits_(0, entry), cache_.votes[entry], logit_errors_(0, entry));
   }
 
-  // How far apart means of the same values can be, however the weights err.
+  // An upper bound of the distance of two means of the same values, for any errors of the weights.
   double range() const {
     double farthest = 0, largest = 0;
     const auto look_at = [&](const Matrix& values) {
@@ -187,7 +187,7 @@ class LosslessMergeErrors {
   Matrix logit_errors_;  // [1, entries]
   EffectRounding effect_;
   double bound_ = 0;
-  double lost_ = 0;  // how much of D may be off
+  double lost_ = 0;  // relative error of D
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ using namespace rounding;
 
 namespace {
 
-// A prediction that is off by more than this, as a logarithm, is off by 1 to double precision, and there is no bound.
+// For a log prediction with a larger error, the relative error is 1 to double precision, and there is no bound.
 constexpr double kFarthestPrediction = 40;
 
 SoftmaxErrors softmax_of(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic) {
@@ -21,7 +21,7 @@ SoftmaxErrors softmax_of(VectorView logits, std::span<double> exponents, const A
   return {log_sum_exp(logits), kInfinity, 0};
 }
 
-// A score's own error with what ln p and its addition cost.
+// A score's own error plus the errors of ln p and of its addition.
 double voted_error(double error, double score, double log_votes, const Arithmetic& arithmetic) {
   return error + exponential(arithmetic) * std::abs(log_votes) +
          2 * unit(arithmetic) * (std::abs(score) + std::abs(log_votes));
@@ -38,7 +38,8 @@ UncertainWeights voted_weights(VectorView votes, VectorView scores, VectorView e
   return {logits, off, evaluation, arithmetic};
 }
 
-// A sum of weights, a quotient, products and a sum of products: 2M + 1 roundings, and what other forms may have more.
+// The relative rounding of a weighted mean of M rows: a sum of weights, a quotient, products and a sum of products have
+// 2M + 1 roundings, other forms may have more.
 double mean_rounding(size_t count, Evaluation evaluation, const Arithmetic& arithmetic) {
   const auto members = static_cast<double>(count);
   switch (evaluation) {
@@ -87,7 +88,7 @@ std::vector<double> UncertainWeights::mean_errors(MatrixView rows, MatrixView ro
       farthest = std::max(farthest, row_error(j, c));
     }
     const double widest = std::max(std::abs(least), std::abs(most));
-    // Both are means of rows, whatever the weights.
+    // For any weights, both results are means of the rows.
     double error = most - least + farthest + rounded_ * (widest + farthest);
     if (softmax_.growth < 0.5) {
       for (int64_t j = 0; j < rows.rows; ++j) {

@@ -1,7 +1,8 @@
-// What rounding does to one merge: to its weighted means and its divergence, and to what a query sees of merged entries.
+// Rounding errors of one merge: of its weighted means, of its divergence, and of a query's attention to merged entries.
 //
-// The one analysis that the bounds on lossless merges (merge_errors), on merged entries that a tested implementation computed
-// (merge_cluster_errors) and on later queries (sim/measure/later_queries) are made of. Derived in reference/bounds/merge_rounding.md.
+// This analysis is shared by the bounds on lossless merges (merge_errors), on merged entries that a tested
+// implementation computed (merge_cluster_errors) and on later queries (sim/measure/later_queries). Derived in
+// reference/bounds/merge_rounding.md.
 #pragma once
 
 #include <cstdint>
@@ -17,64 +18,65 @@
 
 namespace kvbound::reference {
 
-/// The reference's own double precision against exact arithmetic: there is no tested implementation, so only the part that every
-/// bound adds for the reference is left.
+/// The reference's own rounding against exact arithmetic: the tested implementation's part is 0, and only the part that
+/// every bound adds for the reference remains.
 Arithmetic reference_rounding();
 
-/// Relative: more than rounding does to the sums of nonnegative terms that make up a bound.
+/// A relative margin larger than the rounding errors of evaluating a bound, which is a sum of nonnegative terms.
 inline constexpr double kOwnRounding = 0x1p-30;
 
 /// How the means of a cluster are evaluated.
 enum class Evaluation {
-  any_form,         ///< whatever a tested implementation may sensibly do
+  any_form,         ///< in any reasonable form, for a tested implementation
   as_cluster_mean,  ///< as reference::cluster_mean does
 };
 
-/// Weights softmax(logits) of logits that are off, and means of rows by them.
+/// Weights softmax(logits) of logits with errors, and means of rows with these weights.
 class UncertainWeights {
  public:
   /// logits  [rows], votes included, natural log
-  /// errors  [rows]: how far each may be off before the softmax rounds; infinite ones leave the range of the rows as the bound
+  /// errors  [rows]: the logits' errors before the softmax; if one is infinite, mean_errors bounds by the range of the
+  ///         rows
   UncertainWeights(VectorView logits, VectorView errors, Evaluation evaluation, const Arithmetic& arithmetic);
 
-  /// G: how far the sum of the exponentials may be off, relative.
+  /// G: the relative error of the sum of the exponentials.
   double growth() const { return softmax_.growth; }
   double log_weight() const { return softmax_.log_sum_exp; }
-  /// Of the mean of numbers that are exact, before its own products and sums are rounded.
+  /// The error of the mean of exact numbers, without the rounding of its own products and sums.
   double moved_mean(VectorView numbers, double mean) const;
-  /// Of sum_j w_j rows[j,c].
+  /// The errors of sum_j w_j rows[j,c].
   ///
   /// row_errors  [rows, columns]; no rows: the rows are exact
-  /// returns     [columns]; never more than the rows are apart
+  /// returns     [columns]; at most the range of the rows, plus rounding
   std::vector<double> mean_errors(MatrixView rows, MatrixView row_errors) const;
 
  private:
-  double rounded_;  // what the products and sums of a mean cost, of the sum of its absolute terms
+  double rounded_;  // rounding of a mean's products and sums, as a share of the sum of its absolute terms
   double smallest_;
-  std::vector<double> exponents_;  // T: how far each exponential may be off, as a logarithm
+  std::vector<double> exponents_;  // T: the error of each exponential, as a logarithm
   rounding::SoftmaxErrors softmax_;
   std::vector<double> weights_;
 };
 
-/// A cluster of members by one head's scores, and how far rounding may take everything that cluster_mean computes.
+/// A cluster with one row of scores, and the rounding errors of all results of cluster_mean.
 class ClusterRounding {
  public:
   /// scores  [members]: ln s^
-  /// errors  [members]: how far each may be off
+  /// errors  [members]: errors of the scores
   /// throws  ShapeMismatch; NonFinite
   ClusterRounding(const ClusterMembers& members, VectorView scores, VectorView errors, Evaluation evaluation,
                   const Arithmetic& arithmetic);
 
   const ClusterMean& mean() const { return mean_; }
   const UncertainWeights& weights() const { return weights_; }
-  /// Of ln W and of ln (W / P).
+  /// The error of ln W, and of ln (W / P).
   double log_weight_error() const { return moved_ + any_form_; }
-  /// Of m. reach: no |score| is larger, as it may have been computed; infinite where weights are off by too much.
+  /// The error of m; infinite where the weights' errors are too large. reach: upper bound of the computed |scores|.
   double mean_log_score_error(double reach) const;
-  /// Of KL from scores that are off, in any form; infinite where they are off by too much.
+  /// The error of KL for scores with errors, evaluated in any form; infinite where the scores' errors are too large.
   double divergence_error() const;
-  /// Of KL from the scores as they are, evaluated as cluster_mean does: it vanishes with KL and
-  /// `reach`, which is as above.
+  /// The error of KL for exact scores, evaluated as by cluster_mean; it tends
+  /// to 0 with KL and `reach`, the upper bound of the computed |scores|.
   double divergence_rounding(double reach) const;
 
  private:
@@ -84,36 +86,35 @@ class ClusterRounding {
   ClusterMean mean_;
   UncertainWeights weights_;
   double moved_ = 0;     // t: the largest of the scores' errors
-  double any_form_ = 0;  // R: what evaluating m, KL or ln W costs
+  double any_form_ = 0;  // R: the rounding error of evaluating m, KL or ln W
 };
 
-/// What rounding does to what merge_effect says of a query.
+/// The rounding errors of merge_effect for one query.
 class EffectRounding {
  public:
-  /// As merge_effect's. cache and clusters have to outlive this.
+  /// Takes the arguments of merge_effect. cache and clusters must outlive the object.
   EffectRounding(VectorView query, double scale, const CacheEntries& cache,
                  std::span<const MergedCluster> clusters,
                  const Arithmetic& arithmetic = reference_rounding());
 
-  /// ln D, over the cache before
+  /// ln D, over the cache before the merge
   double log_before() const { return log_before_; }
-  /// Members and merged entries of all clusters: the terms of the change.
+  /// The number of members and merged entries of all clusters: the terms of the change.
   double terms() const { return terms_; }
-  /// t: by which share of itself the weight of one entry may be off, beside what all weights have in common.
+  /// t: the relative error of one entry's weight, without the part common to all weights.
   ///
   /// logit, logit_error  without votes
   double weight_error(double logit, double votes, double logit_error) const;
 
-  /// For a change that does not vanish.
+  /// Errors for one query, also for a change that is not 0 in exact arithmetic.
   struct Query {
-    double weights =
-        0;              ///< relative, of every attention weight and of every score s beside its prediction s^
-    double change = 0;  ///< || error of o - o' ||, absolute
+    double weights = 0;  ///< relative error of every attention weight, and of every ratio s^ / s
+    double change = 0;   ///< || error of o - o' ||, absolute
   };
   Query of_query() const;
 
  private:
-  // Over the logits with votes: how far their log-sum-exp is off.
+  // The error of the log-sum-exp of logits with votes.
   double log_sum_error(std::vector<double> logits, std::vector<double> errors) const;
 
   VectorView query_;

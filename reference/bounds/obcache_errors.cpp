@@ -20,13 +20,13 @@ using namespace rounding;
 
 namespace {
 
-// What is not to be told is a number all the same.
+// The error, or the finite number kUnbounded if there is no bound (also for NaN).
 double bounded(double error) { return error < kUnbounded ? error : kUnbounded; }
 
-// Attention of one query and its errors, in one query head's space; obcache_errors.md, "Outputs".
+// The attention of one query and its errors, in one query head's space; obcache_errors.md, "Outputs".
 class UncertainOutput {
  public:
-  // exponents  errors of the logits; on return T
+  // exponents  in: errors of the logits; out: T
   UncertainOutput(VectorView logits, std::span<double> exponents, MatrixView values, const ChangeSpace& space,
                   const Arithmetic& arithmetic)
       : softmax_(softmax_errors(logits, exponents, arithmetic)), space_(space) {
@@ -47,15 +47,16 @@ class UncertainOutput {
   double log_sum_exp() const { return softmax_.log_sum_exp; }
   // size(o^ - o)
   double error() const { return std::min(error(1, 0, output_size_), range_) + lost_; }
-  // size(o^_(-j) - o_(-j)), the softmax of the others formed anew, from what is known of o; rest = 1 - A_j.
+  // size(o^_(-j) - o_(-j)) if the softmax of the others is formed anew, bounded from the sums for o; rest = 1 - A_j.
   double error_without(double weight, double rest, double value_size) const {
     const double shifted = softmax_.growth * weight / (rest * rest) * (value_size + output_size_);
     return std::min(error(rest, shifted, (output_size_ + weight * value_size) / rest), range_) + lost_ / rest;
   }
-  // The sum of absolute terms of o, as long as the tested implementation may have had them: one who projects values first adds up these.
+  // The size of the sum of absolute terms of o in the tested implementation;
+  // an implementation that projects the values first adds up larger terms.
   double terms_size() const { return space_.is_projected() ? absolute_size_ : output_size_; }
 
-  std::vector<double> weights, weight_errors;  // [tokens]: A, and how far off
+  std::vector<double> weights, weight_errors;  // [tokens]: A, and its errors
   std::vector<double> output;                  // o [head_dim]
 
  private:
@@ -92,7 +93,7 @@ class UncertainOutput {
     range_ = space_.size(most);
   }
 
-  // Of the output over a part of the entries that holds `rest` of the mass.
+  // The error of the output over a part of the entries that holds the mass `rest`.
   double error(double rest, double shifted, double size) const {
     const double total = softmax_.growth / rest;
     if (!(total < 0.5)) return kInfinity;
@@ -108,7 +109,7 @@ class UncertainOutput {
   double output_size_ = 0, spread_ = 0, absolute_size_ = 0, lost_ = 0, range_ = 0;
 };
 
-// A score as it is evaluated: factor^2 length(x)^2.
+// A score in the form factor^2 length(x)^2, with the errors of its parts.
 struct Form {
   double factor = 0, factor_error = 0;
   double length = 0;  // of x
@@ -116,7 +117,7 @@ struct Form {
   double size = 0;    // sum of absolute terms of x
 };
 
-// What one query makes of every entry's score. obcache_errors.md, "Scores".
+// The errors of one query's scores of all entries. obcache_errors.md, "Scores".
 class ScoreErrors {
  public:
   ScoreErrors(Change change, MatrixView values, VectorView sizes, VectorView squared_norms,
@@ -158,7 +159,7 @@ class ScoreErrors {
   struct Query {
     VectorView logits, logit_errors;
     const UncertainOutput& output;
-    VectorView gram_product;  // o as inner products want it
+    VectorView gram_product;  // o G, whose plain inner products are those of the head's space
     double output_norm = 0;
     double output_error = 0;
     double all_weight_errors = 0;
@@ -193,7 +194,7 @@ class ScoreErrors {
     throw InvalidPolicy("no policy scores by this change: there is no bound on its rounding");
   }
 
-  // An entry that holds at most half: o_(-j) is never far from o.
+  // The score `exact` of an entry with A_j <= 1/2, for which o_(-j) is near o.
   Judged light(const Query& query, size_t j, double stored) const {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j], rest = 1 - weight;
     const double terms = query.output.terms_size(), others_terms = (terms + weight * sizes_[j]) / rest;
@@ -206,7 +207,8 @@ class ScoreErrors {
     return {result.score, std::max(result.error, anew.error)};
   }
 
-  // The one entry that holds more: from the others' own softmax; and from o, where that leaves anything.
+  // The score `exact` of the entry with A_j > 1/2: from the softmax
+  // of the others and, where rounding leaves enough digits, from o.
   Judged heavy(const Query& query, size_t j, double stored) const {
     if (query.logits.size() == 1) return {kInfinity, 0};
     std::vector<double> logits(query.logits.begin(), query.logits.end()),
@@ -227,7 +229,7 @@ class ScoreErrors {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j];
     const double rest = std::exp(others.log_sum_exp() - query.output.log_sum_exp());
     Judged result = judged({weight, off, distance, others.error() + stored, sizes_[j] + others.terms_size()});
-    // An implementation that forms 1 - A_j, or adds up the others, keeps at least half of it, or this bound does not cover it.
+    // Forming 1 - A_j, or summing the others' weights, is covered only if its error is at most half of the result.
     double by_difference = off + unit(arithmetic_), by_sum = sum_of_others_error(query, j, rest);
     if (by_difference > rest / 2) by_difference = 0;
     if (by_sum > rest / 2) by_sum = 0;
@@ -237,15 +239,17 @@ class ScoreErrors {
     return {result.score, std::max(result.error, either.error)};
   }
 
-  // What is left without an entry: 1 - A_j, and o_(-j).
+  // The attention without an entry j: its mass 1 - A_j, and o_(-j).
   struct Rest {
     double mass = 0;
-    double by_difference = 0, by_sum = 0;  // errors of the mass; 0: it cannot be had so
-    double terms = 0;                      // of o_(-j)
-    double distance = 0;                   // || v_j - o_(-j) ||
+    // Errors of the mass as 1 - A_j and as a sum; 0: that form is not covered.
+    double by_difference = 0, by_sum = 0;
+    double terms = 0;     // of o_(-j)
+    double distance = 0;  // || v_j - o_(-j) ||
   };
 
-  // (A / (1 - A))^2 || v - o ||^2; and, 1 - A being a difference, A^2 || v - (o - A v) / (1 - A) ||^2.
+  // Errors of (A / (1 - A))^2 || v - o ||^2 and, if 1 - A is formed
+  // as a difference, of A^2 || v - (o - A v) / (1 - A) ||^2.
   Judged from_output(const Query& query, size_t j, const Rest& rest, double stored) const {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j], size = sizes_[j];
     const double rest_error = std::max(rest.by_difference, rest.by_sum), least = rest.mass - rest_error;
@@ -265,8 +269,9 @@ class ScoreErrors {
     return {result.score, std::max(result.error, error_where_left(undone, may_cancel ? whole : kInfinity))};
   }
 
-  // Of a form whose x cancels to a vector of terms no larger than `left`, as long as rounding leaves half of that: by inner
-  // products, else element by element; 0 where it cannot be taken so.
+  // The error of a form whose x cancels to a vector with terms of size at most `left`. The form is evaluated by inner
+  // products if rounding leaves at least half of `left`, else element by element; 0 if that does not leave half either,
+  // because then the form is not covered.
   double error_where_left(Form form, double left) const {
     const bool by_products = evaluation_ * form.size * form.size <= left * left / 2;
     if (!by_products) {
@@ -281,7 +286,7 @@ class ScoreErrors {
            gamma(static_cast<double>(query.logits.size()), arithmetic_) * rest;
   }
 
-  // No less than || a v - b o ||.
+  // An upper bound of || a v - b o ||.
   double length(const Query& query, size_t j, double a, double b) const {
     const VectorView value = values_.row(j);
     const double squared = a * a * squared_norms_[j] - 2 * a * b * inner_product(value, query.gram_product) +
@@ -290,7 +295,7 @@ class ScoreErrors {
     return std::sqrt(std::max(0.0, squared) + own_rounding_ * size * size);
   }
 
-  // What storing a value and W^O in another type changes; twice the absolute part, for whatever else is off.
+  // The error from storing a value and W^O in another type; the absolute part is doubled to cover products of errors.
   double stored_error(const Query& query, size_t j) const {
     const double relative = arithmetic_.input * sizes_[j];
     if (arithmetic_.input_floor == 0) return relative;
@@ -315,8 +320,8 @@ class ScoreErrors {
   VectorView sizes_, squared_norms_;
   const ChangeSpace& space_;
   const Arithmetic& arithmetic_;
-  double evaluation_ = 0;    // of a squared length, relative to the square of its terms
-  double own_rounding_ = 0;  // of the lengths that are taken here
+  double evaluation_ = 0;    // error of a squared length, relative to the square of its terms
+  double own_rounding_ = 0;  // rounding of the lengths computed here
   double floor_ = 0;         // size of a vector of ones
 };
 

@@ -13,17 +13,17 @@
 namespace kvbound::reference {
 namespace {
 
-// No bound at all, yet a number.
+// Stands for "no bound", but is finite.
 constexpr double kUnbounded = 1e200;
 constexpr double kDoubleUnit = std::numeric_limits<double>::epsilon() / 2;
 
-// Roundings of another implementation's arithmetic and of the reference's.
+// The combined rounding errors of another implementation's arithmetic and of the reference's.
 class Roundings {
  public:
   explicit Roundings(const Arithmetic& arithmetic) : unit_(arithmetic.unit + kDoubleUnit) {}
 
   double unit() const { return unit_; }
-  // gamma_k = k u / (1 - k u): what k roundings in a row cost, relatively.
+  // gamma_k = k u / (1 - k u): the relative error of k successive roundings.
   double gamma(int64_t count) const {
     const double ku = static_cast<double>(count) * unit_;
     return ku < 1 ? ku / (1 - ku) : kInfinity;
@@ -33,7 +33,7 @@ class Roundings {
   double unit_;
 };
 
-// A number and how far another may be from it.
+// A number and a bound on its error.
 struct Uncertain {
   double value = 0;
   double error = 0;
@@ -41,7 +41,7 @@ struct Uncertain {
   double reach() const { return value + error; }
 };
 
-// 0 * infinity is 0 here: where nothing is multiplied, nothing is off.
+// 0 * infinity is 0 here: a term that is exactly 0 has no error.
 double product(double a, double b) { return a == 0 || b == 0 ? 0 : a * b; }
 
 Uncertain sum(VectorView numbers, VectorView errors, std::span<const int64_t> entries,
@@ -82,7 +82,7 @@ std::vector<int64_t> others(int64_t tokens, std::span<const int64_t> kept) {
   return result;
 }
 
-// What one query head's figures are made of.
+// The sums from which one query head's results are computed.
 struct HeadMasses {
   VectorView weights, weight_errors, norms, norm_errors;  // [tokens]
   std::span<const int64_t> kept, evicted;
@@ -91,7 +91,8 @@ struct HeadMasses {
   std::vector<double> share_errors;  // [kept]
 };
 
-// A' as a quotient of A and Sigma. direct_errors [kept]: as a softmax of the kept logits; empty: it cannot be had so.
+// Sets A', a quotient of A and Sigma, and its errors. direct_errors [kept]: the errors of A' as a softmax of the kept
+// logits; empty: that form is not covered.
 void set_shares(HeadMasses& head, VectorView direct_errors, const Roundings& roundings) {
   const double least = head.kept_mass.value - head.kept_mass.error;
   for (size_t i = 0; i < head.kept.size(); ++i) {
@@ -108,7 +109,7 @@ void set_shares(HeadMasses& head, VectorView direct_errors, const Roundings& rou
   }
 }
 
-// sum_K A' N. Two convex combinations of the same numbers are no farther apart than the largest of these.
+// sum_K A' N. The distance of two convex combinations of the same nonnegative numbers is at most the largest of them.
 Uncertain kept_mean_norm(const HeadMasses& head, const Roundings& roundings) {
   std::vector<double> norms, errors;
   std::vector<int64_t> all;
@@ -154,7 +155,7 @@ double bound_error(const HeadMasses& head, const Roundings& roundings) {
   return either < kUnbounded ? either : kUnbounded;
 }
 
-// Attention of all query heads over some keys, and its errors.
+// The attention of all query heads over the given keys, and its errors.
 struct Attention {
   Attention(MatrixView queries, MatrixView keys, MatrixView values, double scale,
             const Arithmetic& arithmetic)
@@ -190,7 +191,7 @@ class CaseErrors {
                       {},
                       {}};
     masses.evicted_mass = sum(masses.weights, masses.weight_errors, evicted_, roundings_);
-    // As 1 - Sigma it inherits the kept mass's error.
+    // An implementation may form it as 1 - Sigma, with the error of the kept mass.
     masses.evicted_mass.error =
         std::max(masses.evicted_mass.error, masses.kept_mass.error + roundings_.unit());
     set_shares(masses, compressed_.weight_errors.row(h), roundings_);
@@ -207,7 +208,7 @@ class CaseErrors {
   int64_t tokens() const { return given_.keys.rows; }
   int64_t product_length() const { return given_.keys.cols + given_.model_dim + 4; }
 
-  // As a sum of weights, or from two log-sum-exps.
+  // The kept mass as a sum of weights, or from two log-sum-exps.
   Uncertain kept_mass(int64_t h) const {
     const int64_t index = h;
     Uncertain mass = sum(full_.weights.row(h), full_.weight_errors.row(h), given_.kept, roundings_);
@@ -233,7 +234,8 @@ class CaseErrors {
       terms += (head.shares[i] + head.share_errors[i]) * absolute_projection(h, head.kept[i]);
     }
     const double common = signed_weights(h, head).value;  // both outputs take the same rounded numbers
-    // A rescaling multiplies what was summed; a sum of products is stored, projected, subtracted, added up.
+    // Roundings per term: the sum over tokens, rescalings of partial
+    // sums, and storing, projecting, subtracting and adding up.
     const int64_t roundings = tokens() + (tokens() + 15) / 16 + product_length();
     return {terms, propagated + arithmetic_.weights * terms + input() * common +
                        product(roundings_.gamma(roundings), (1 + input()) * terms)};
@@ -268,10 +270,10 @@ class CaseErrors {
                        product(roundings_.gamma(tokens() + product_length()), (1 + input()) * terms)};
   }
 
-  // Of a value's product with W^O, both rounded when they were stored.
+  // The relative error of a value's product with W^O, both of which were rounded when they were stored.
   double input() const { return 2 * arithmetic_.input + arithmetic_.input * arithmetic_.input; }
 
-  // ||v_i W||_1, as large as the tested implementation may have it.
+  // An upper bound of the tested implementation's ||v_i W||_1.
   static double norm(const HeadMasses& head, int64_t i) { return head.norms[i] + head.norm_errors[i]; }
 
   // sum_c |values[i,c]| ||W_h[c,:]||_1
@@ -283,7 +285,7 @@ class CaseErrors {
     return total;
   }
 
-  // Products of a weight, a value and an entry of W^O that are too small for the arithmetic.
+  // The error from products of a weight, a value and an entry of W^O that underflow.
   double underflow(int64_t h) const {
     double projection = 0;
     for (const double row_norm : given_.projection_norms.row(h)) projection += row_norm;
@@ -291,7 +293,7 @@ class CaseErrors {
     return arithmetic_.smallest * (static_cast<double>(tokens()) * (1 + projection) + 2 * cells);
   }
 
-  // What absolute errors of stored values and of W^O do to L; twice that, for whatever else is off.
+  // The error of L from absolute errors of stored values and of W^O, doubled to cover products of errors.
   double input_floor(int64_t h) const {
     double projection = 0, outputs = 0;
     for (int64_t c = 0; c < given_.keys.cols; ++c) {

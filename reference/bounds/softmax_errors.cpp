@@ -11,8 +11,8 @@ namespace kvbound::reference::rounding {
 namespace {
 
 constexpr double kDoubleUnit = 0x1p-53;
-// Above this exponent e^x is taken for infinity. A weight that double precision takes for 0, being below e^-745, then
-// stays below e^-145 however its logit errs.
+// Above this exponent e^x counts as infinity. A weight that is 0 in double precision (below e^-745) then stays below
+// e^-145 < 1e-62 for every covered error of its logit.
 constexpr double kMostExponent = 600;
 constexpr double kLostWeight = 1e-62;
 
@@ -41,8 +41,7 @@ double growth(double x) {
 double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic) {
   const double roundings = longest(arithmetic.product_depth, terms) + 1 + static_cast<double>(further);
   const double adding = gamma(roundings, arithmetic) + reference_error(terms);
-  if (!(adding < kInfinity))
-    return kInfinity;  // also where no input is rounded: 0 times infinity is no number
+  if (!(adding < kInfinity)) return kInfinity;  // the formula below would be NaN for arithmetic.input = 0
   const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
   return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
 }
@@ -90,8 +89,8 @@ double softmax_share(double weight, double exponent, const SoftmaxErrors& softma
   return spread < 0.5 ? spread / (1 - spread) : std::expm1(exponent + softmax.growth);
 }
 
-// What the sum of a softmax's exponentials adds to the relative error of every weight: its own rounding, a
-// division, and exponentials too small to count, which are less than `smallest` beside a sum of at least 1.
+// The contribution of the softmax's denominator to the relative error of every weight: its own rounding, a
+// division, and exponentials that underflow, each less than `smallest` beside a sum of at least 1.
 double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic) {
   return gamma(terms + 3, arithmetic) + reference_error(tokens) +
          2 * static_cast<double>(tokens) * arithmetic.smallest;

@@ -1,4 +1,4 @@
-// What an allocation makes unequal, as plain data.
+// Which budgets an allocation makes unequal (across heads, across layers), as plain data.
 #pragma once
 
 #include <variant>

@@ -1,4 +1,4 @@
-// Exact decimal numbers: what a person types as 2.5% or alpha=0.3 must not pass through binary fractions.
+// Exact decimal numbers: options typed as 2.5% or alpha=0.3 must not be rounded to binary fractions.
 #pragma once
 
 #include <cassert>
@@ -43,8 +43,8 @@ inline bool exceeds(Decimal number, int64_t limit) {
          (floor_of_product(number, 1) == limit && number.places > 0);
 }
 
-/// Reads digits, or digits and a point and digits ("20", "2.5", "0.125"); nothing else, no sign, no exponent,
-/// at most 18 significant digits and 36 places. nullopt if the text is anything else.
+/// Parses digits, or digits, a point and digits ("20", "2.5", "0.125"), with at most 18 significant digits and
+/// 36 decimal places. nullopt for any other text, also for one with a sign or an exponent.
 inline std::optional<Decimal> parse_decimal(std::string_view text) {
   Decimal result;
   bool point = false;

@@ -46,7 +46,8 @@ constexpr std::optional<Dtype> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-/// A binary format of real numbers: fraction * 2^exponent, the fraction in 1..2 with so many bits behind the point.
+/// A binary format of real numbers: fraction * 2^exponent with
+/// 1 <= fraction < 2, which has `fraction_bits` bits behind the binary point.
 struct RealFormat {
   int fraction_bits;
   int least_exponent;  ///< of normal numbers
@@ -58,7 +59,7 @@ struct RealFormat {
   double smallest_subnormal() const { return std::ldexp(1, least_exponent - fraction_bits); }
 };
 
-/// The format of a type that a trace may be stored in; none for the others.
+/// The number format of a type in which a trace may store real numbers; nullopt for the other types.
 constexpr std::optional<RealFormat> real_format(Dtype dtype) {
   if (dtype == Dtype::f64) return RealFormat{52, -1022, 1023};
   if (dtype == Dtype::f32) return RealFormat{23, -126, 127};
@@ -67,7 +68,7 @@ constexpr std::optional<RealFormat> real_format(Dtype dtype) {
   return std::nullopt;
 }
 
-/// The real types a trace may be stored in.
+/// Whether a trace may store real numbers in this type.
 constexpr bool is_real(Dtype dtype) { return real_format(dtype).has_value(); }
 
 }  // namespace kvbound

@@ -1,5 +1,6 @@
-// What can go wrong, by whose fault: the caller's (ShapeMismatch, NonFinite, InvalidPolicy), the input's
-// (TraceError), a device's (DeviceError) or the world's (IoError). Every message names the values that are wrong.
+// Exceptions, one type per cause: a wrong argument (ShapeMismatch, NonFinite,
+// InvalidPolicy), a malformed file (TraceError), a device (DeviceError, NoDevice)
+// or the operating system (IoError). Every message holds the wrong values.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +20,22 @@ class ShapeMismatch : public Error {
   using Error::Error;
 };
 
-/// An argument that holds NaN or infinity where only numbers have a meaning.
+/// An argument that holds NaN or infinity where only finite numbers are allowed.
 class NonFinite : public Error {
  public:
   using Error::Error;
 };
 
-/// A policy, option or budget that is unknown, out of range, or without meaning for the layer at hand.
+/// A policy, option or budget that is unknown, out of range, or meaningless for the given layer.
 class InvalidPolicy : public Error {
  public:
   using Error::Error;
 };
 
-/// A file that is not what it claims to be: which file, where in it, which field, what was expected.
+/// A malformed file. The message says which file, which byte, which field, and what was expected.
 class TraceError : public Error {
  public:
-  /// offset: bytes from the file's start; negative where no single place is to blame.
+  /// offset: bytes from the file's start; negative if the error has no single position.
   TraceError(const std::string& path, int64_t offset, const std::string& field, const std::string& problem)
       : Error(path + ": " + (offset < 0 ? "" : "at byte " + std::to_string(offset) + ": ") +
               (field.empty() ? "" : field + ": ") + problem),
@@ -52,20 +53,20 @@ class TraceError : public Error {
   std::string field_;
 };
 
-/// A device that is not there, or that refused: which call, what it said, where in our source.
+/// A failed device call. The message says which call, the driver's or library's message, and the source line.
 class DeviceError : public Error {
  public:
   DeviceError(const std::string& call, const std::string& message, const std::string& file, int64_t line)
       : Error(call + ": " + message + " (" + file + ":" + std::to_string(line) + ")") {}
 };
 
-/// What was asked for needs a device that this machine does not have.
+/// The requested operation needs a device that this machine does not have.
 class NoDevice : public Error {
  public:
   using Error::Error;
 };
 
-/// The world refused: a file that cannot be opened, a full disk, no memory.
+/// The operating system failed a request: a file that cannot be opened, a full disk, no memory.
 class IoError : public Error {
  public:
   using Error::Error;

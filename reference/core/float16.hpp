@@ -1,4 +1,4 @@
-// The 16-bit storage formats, converted with one correct rounding (to nearest, ties to even).
+// Conversion to and from the 16-bit storage formats, correctly rounded once (to nearest, ties to even).
 //
 // Going through float would round twice: 1 + 2^-11 + 2^-40 becomes the tie 1 + 2^-11 in float and then 1 in
 // half, where the nearest half is 1 + 2^-10.

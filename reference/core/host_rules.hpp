@@ -1,4 +1,5 @@
-// What sets one host apart from the others, as plain data: backends and judges read it, and none asks which host it is.
+// The rules that distinguish the hosts, as plain data: backends and
+// checks read these fields and never branch on the host's type.
 #pragma once
 
 #include <cstdint>
@@ -9,39 +10,39 @@
 
 namespace kvbound {
 
-/// How attention weights reduce over the queries of a host's observation window; all other scores are summed.
+/// How attention weights are reduced over the queries of a host's observation window; all other scores are summed.
 enum class WindowReduction { mean, sum };
 
-/// What a decode step's scores do to the running scores of the cache's entries.
+/// How a decode step's scores update the running scores of the cache's entries.
 enum class StepUpdate {
   none,        ///< entries have no running scores
-  accumulate,  ///< added to them
-  replace,     ///< the last step's alone count
+  accumulate,  ///< the step's scores are added to the running scores
+  replace,     ///< the step's scores replace the running scores
 };
 
-/// What a host always keeps, which queries it scores by, and how it goes on in decoding.
+/// Which entries a host always keeps, which queries score the others, and whether it evicts during decoding.
 ///
 ///     always kept  <=>  position < sinks  or  position > newest - recent
 struct HostRules {
-  int64_t window =
-      0;  ///< observation window: the last prompt queries, whose scores rank the entries; 0: none are ranked
+  /// Observation window: the number of last prompt queries whose scores rank the entries; 0: entries are not ranked.
+  int64_t window = 0;
   int64_t sinks = 0;   ///< first positions, always kept
   int64_t recent = 0;  ///< newest positions, always kept
   int64_t scored = 0;  ///< positions 0..scored - 1 are scored at the prompt's end
-  int64_t pool = 1;    ///< width of the max-pool over the prompt's scores, odd; 1 is none
+  int64_t pool = 1;    ///< width of the max-pool over the prompt's scores, odd; 1: no pooling
   WindowReduction window_reduction = WindowReduction::mean;
   StepUpdate step_update = StepUpdate::none;
-  bool evicts =
-      false;  ///< brings the cache back to its budget after each decode step; else every new entry is kept
-  bool fills_recent = false;  ///< `recent` is whatever the sinks leave of the budget
+  /// Each decode step evicts down to the budget; else every new entry is kept.
+  bool evicts = false;
+  bool fills_recent = false;  ///< `recent` is the budget minus the sinks
 
-  /// Whether entries are ranked by scores; else the sinks and the newest are kept.
+  /// Whether entries are ranked by scores; if not, the sinks and the newest entries are kept.
   bool ranks() const { return window > 0; }
   /// `newest` is the last position so far: n - 1 at the prompt's end.
   bool always_keeps(int64_t position, int64_t newest) const {
     return position < sinks || position > newest - recent;
   }
-  /// Those of a prompt, ascending.
+  /// The always-kept positions of a prompt, ascending.
   std::vector<int64_t> always_kept(int64_t prompt_tokens) const {
     std::vector<int64_t> positions;
     for (int64_t i = 0; i < prompt_tokens; ++i) {
@@ -82,13 +83,15 @@ inline HostRules host_rules(const StreamingLlm& host, int64_t, int64_t budget) {
 
 }  // namespace detail
 
+/// The rules of a host for one prompt and budget.
+///
 /// prompt_tokens  n
-/// budget         entries kept per KV head; hosts that rank entries do not depend on it
+/// budget         entries kept per KV head; the rules of hosts that rank entries do not depend on it
 inline HostRules rules_of(const Host& host, int64_t prompt_tokens, int64_t budget) {
   return std::visit([&](const auto& one) { return detail::host_rules(one, prompt_tokens, budget); }, host);
 }
 
-/// The facts that depend on neither prompt nor budget.
+/// The two rules that depend on neither the prompt nor the budget.
 inline bool evicts(const Host& host) { return rules_of(host, 0, 0).evicts; }
 inline bool ranks(const Host& host) { return rules_of(host, 0, 0).ranks(); }
 

@@ -1,4 +1,4 @@
-// Infinity: the error of what cannot be bounded, the score of what is never evicted.
+// Infinity: the error bound where no finite bound is known, and the score of an entry that is never evicted.
 #pragma once
 
 #include <limits>

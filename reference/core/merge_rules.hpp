@@ -1,4 +1,4 @@
-// What sets one merging method apart from the others, as plain data.
+// The rules that distinguish the merging methods, as plain data.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,23 @@
 namespace kvbound {
 
 struct MergeRules {
-  bool merges = true;              ///< evicted entries leave something behind
+  bool merges = true;              ///< evicted entries are merged into kept entries instead of dropped
   std::optional<Cam> spread = {};  ///< an evicted value is spread over several entries; no clusters form
-  bool votes = false;              ///< merged entries count for all that they replace
-  std::optional<SimilarTarget> target =
-      {};  ///< evicted entries merge with the most similar kept key; none: no one target
-  std::optional<PredictedScores> prediction = {};  ///< of methods that weigh by predicted scores
-  std::optional<MergeGqa> gqa = {};   ///< how query heads agree, of methods that weigh by predicted scores
-  std::optional<MergedKey> key = {};  ///< likewise: which key stands for a cluster
+  bool votes = false;              ///< a merged entry is weighted by the number of entries that it replaces
+  /// Evicted entries merge with the entry of the most similar kept key; nullopt: no single target.
+  std::optional<SimilarTarget> target = {};
+  /// How scores are predicted; nullopt: the method does not weight members by predicted scores.
+  std::optional<PredictedScores> prediction = {};
+  /// How query heads are combined; nullopt: the method does not weight members by predicted scores.
+  std::optional<MergeGqa> gqa = {};
+  /// How a cluster's key is formed; nullopt: the method does not weight members by predicted scores.
+  std::optional<MergedKey> key = {};
   MergeOrder order = MergeOrder::evict_first;
   std::optional<int64_t> period = {};  ///< decode steps after which the cache is rebuilt from the full one
 
   /// Whether scores are predicted by a moving average over past queries.
   bool averages() const { return prediction && prediction->predict == Prediction::ema; }
-  /// Whether decode step `step`, from 0, begins with a rebuild.
+  /// Whether decode step `step` (counted from 0) begins with a rebuild.
   bool rebuilds_at(int64_t step) const { return period && (step + 1) % *period == 0; }
 };
 

@@ -1,4 +1,4 @@
-// How long operations took, added up by their names.
+// Wall times of operations, added up by operation name.
 #pragma once
 
 #include <chrono>
@@ -36,7 +36,7 @@ class OperationTimes {
   std::vector<Entry> entries_;
 };
 
-/// Runs the work and adds its wall time to `times`, if there are any.
+/// Runs the work, adds its wall time to `times` unless that is null, and returns the work's result.
 template <class Work>
 decltype(auto) timed(OperationTimes* times, std::string_view operation, const Work& work) {
   struct Clock {

@@ -1,7 +1,7 @@
-// What a compression method is made of: plain data, one variant per kind of component.
+// A compression policy as plain data: one variant per kind of component.
 //
-// A new method is a new alternative of one of these variants; the compiler then lists every visitor that has
-// to learn it. Names, defaults and text form: sim/options/policy.hpp.
+// A new method is a new alternative of one of these variants; the compiler then reports every visitor that does not
+// handle it yet. Names, defaults and text form: sim/options/policy.hpp.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,19 @@
 
 namespace kvbound {
 
-/// SnapKV (arXiv:2404.14469): the last `window` positions stay, the others are ranked by the attention that
-/// the window's queries pay them, max-pooled over `pool` neighbours.
+/// SnapKV (arXiv:2404.14469): the last `window` positions are kept, the others are ranked by the attention that
+/// they receive from the window's queries, max-pooled over `pool` neighbours.
 struct SnapKv {
   int64_t window = 32;  ///< observation window, in tokens
-  int64_t pool = 7;     ///< width of the max-pool, odd; 1 is none
+  int64_t pool = 7;     ///< width of the max-pool, odd; 1: no pooling
   friend bool operator==(const SnapKv&, const SnapKv&) = default;
 };
 
-/// H2O (arXiv:2306.14048): the first `sinks` and the newest `recent` entries stay, the others are ranked by all the
-/// attention that they ever got, from the prompt's last `window` queries on. In decoding the cache never grows.
+/// H2O (arXiv:2306.14048): the first `sinks` and the newest `recent` entries are
+/// kept, the others are ranked by the sum of the attention that they have received
+/// since the prompt's last `window` queries. The cache does not grow in decoding.
 struct H2o {
-  int64_t window = 32;            ///< prompt queries that count
+  int64_t window = 32;            ///< number of last prompt queries whose attention counts
   int64_t sinks = 0;              ///< first positions, always kept
   std::optional<int64_t> recent;  ///< newest entries, always kept; nullopt: as many as `window`
 
@@ -33,52 +34,53 @@ struct H2o {
   }
 };
 
-/// TOVA (arXiv:2401.06104): the entry with the least attention of the last query is evicted, the first `sinks` excepted.
+/// TOVA (arXiv:2401.06104): evicts the entry that receives the
+/// least attention from the last query, except the first `sinks`.
 struct Tova {
   int64_t sinks = 0;  ///< first positions, always kept
   friend bool operator==(const Tova&, const Tova&) = default;
 };
 
-/// StreamingLLM (arXiv:2309.17453): the first `sinks` and the newest entries stay; nothing is ranked.
+/// StreamingLLM (arXiv:2309.17453): the first `sinks` and the newest entries are kept; entries are not ranked.
 struct StreamingLlm {
   int64_t sinks = 4;  ///< first positions, always kept
   friend bool operator==(const StreamingLlm&, const StreamingLlm&) = default;
 };
 using Host = std::variant<SnapKv, H2o, Tova, StreamingLlm>;
 
-/// In which space a score measures how far an output moves.
+/// The space in which a score measures the change of an output.
 enum class Space {
-  head,       ///< the attention output's own, ||x||
-  projected,  ///< the hidden state's, ||x W^O_h||
+  head,       ///< the head's attention output, ||x||
+  projected,  ///< the hidden state, ||x W^O_h||
 };
 
-/// Attention weights themselves rank the entries.
+/// Entries are ranked by their attention weights.
 struct AttentionScore {
   friend bool operator==(const AttentionScore&, const AttentionScore&) = default;
 };
 
-/// The scores that measure an output's change.
+/// The part common to all scores that measure an output's change.
 struct ChangeScore {
   Space space = Space::head;
   friend bool operator==(const ChangeScore&, const ChangeScore&) = default;
 };
-/// OBCache (arXiv:2510.07651): the change if the entry's value were zeroed.
+/// OBCache (arXiv:2510.07651): the output's change if the entry's value is zeroed.
 struct ObcacheValue : ChangeScore {};
-/// OBCache: the second-order term of the change if its key shrinks.
+/// OBCache: the second-order term of the output's change if the entry's key shrinks.
 struct ObcacheKey : ChangeScore {};
-/// OBCache: the second-order term of the change if its key and value shrink together.
+/// OBCache: the second-order term of the output's change if the entry's key and value shrink together.
 struct ObcacheJoint : ChangeScore {};
-/// The change if the entry is removed, exactly.
+/// The exact change of the output if the entry is removed.
 struct ExactRemoval : ChangeScore {};
 using Score = std::variant<AttentionScore, ObcacheValue, ObcacheKey, ObcacheJoint, ExactRemoval>;
 
-/// In which norm projected values are measured.
+/// The norm of projected values.
 enum class Norm { l1, l2 };
 
 /// How the scores and norms of the query heads that share a KV head become one stage-two score.
 enum class GqaProduct {
-  mean_of_products,  ///< mean_h((a^h + epsilon) * N^h): has the CKV-window bound
-  product_of_means,  ///< (mean_h(a^h) + epsilon) * mean_h(N^h): what public code does
+  mean_of_products,  ///< mean_h((a^h + epsilon) * N^h): the bound CKV-window holds for it
+  product_of_means,  ///< (mean_h(a^h) + epsilon) * mean_h(N^h): as the published code computes it
 };
 
 /// The options of CriticalKV's two stages.
@@ -96,9 +98,9 @@ struct TopK {
 };
 /// CriticalKV (arXiv:2502.03805): first by attention, then by attention times projected value norm.
 struct Critical : TwoStage {};
-/// Of all selections on the hull of (kept mass, kept norm mass), the one with the smallest bound.
+/// The selection with the smallest bound among those on the hull of (kept mass, kept norm mass).
 struct ThetaSweep : TwoStage {};
-/// One entry after the other leaves, each time the one without which the outputs are closest to the full cache's.
+/// Evicts one entry at a time, always the one whose removal leaves the outputs closest to those of the full cache.
 struct Greedy {
   friend bool operator==(const Greedy&, const Greedy&) = default;
 };
@@ -109,30 +111,31 @@ struct Uniform {
   friend bool operator==(const Uniform&, const Uniform&) = default;
 };
 
-/// AdaKV (arXiv:2407.11550): a layer's heads share out their candidates' budget by how many of the layer's largest
-/// scores are theirs.
+/// AdaKV (arXiv:2407.11550): the layer's budget for candidates is divided among its heads in proportion to how many of
+/// the layer's largest scores each head has.
 struct AdaKv {
-  Decimal safeguard{2, 1};  ///< share that every head has for certain, 0..1
+  Decimal safeguard{2, 1};  ///< share of the uniform budget that every head is guaranteed, 0..1
   friend bool operator==(const AdaKv&, const AdaKv&) = default;
 };
 
-/// How budgets fall from the first layer to the last.
+/// The shape in which budgets decrease from the first layer to the last.
 enum class Decay { linear, cosine };
 
 /// PyramidKV (arXiv:2406.02069): early layers keep more than late ones.
 struct Pyramid {
-  int64_t beta = 20;            ///< the last layer's budget is a beta-th of the mean
-  Decay shape = Decay::linear;  ///< cosine: KeepKV's
+  int64_t beta = 20;            ///< the last layer's budget is 1/beta of the mean
+  Decay shape = Decay::linear;  ///< cosine is KeepKV's variant
   friend bool operator==(const Pyramid&, const Pyramid&) = default;
 };
 using Allocation = std::variant<Uniform, AdaKv, Pyramid>;
 
-/// An evicted entry is gone.
+/// Evicted entries are dropped.
 struct NoMerge {
   friend bool operator==(const NoMerge&, const NoMerge&) = default;
 };
 
-/// An evicted entry merges with the kept entry whose key is nearest to its own, if it is near enough.
+/// An evicted entry merges with the kept entry whose key is the
+/// most similar to its own, if their cosine is large enough.
 struct SimilarTarget {
   std::optional<Decimal> threshold = Decimal{8, 1};  ///< merge if the cosine is larger; nullopt: always
   friend bool operator==(const SimilarTarget&, const SimilarTarget&) = default;
@@ -147,11 +150,11 @@ enum class ScoreKind {
   raw,        ///< ln s = z
 };
 enum class Normalisation {
-  exact,  ///< by the weights that were really added up
-  paper,  ///< by 1 - ema^tokens, as KeepKV prints it
+  exact,  ///< divide by the sum of the weights that were added
+  paper,  ///< divide by 1 - ema^tokens, as KeepKV prints it
 };
 
-/// How the scores of queries to come are predicted.
+/// How the scores of future queries are predicted.
 struct PredictedScores {
   Prediction predict = Prediction::ema;
   double ema = 0.9;  ///< weight of the past, 0 <= ema < 1
@@ -160,25 +163,25 @@ struct PredictedScores {
   friend bool operator==(const PredictedScores&, const PredictedScores&) = default;
 };
 
-/// Which key speaks for a group.
+/// The key of a merged cluster.
 enum class MergedKey {
-  min_norm,  ///< the nearest to the weighted mean that keeps the group's weight
-  zip,       ///< the multiple of the weighted mean that does, where there is one
-  convex,    ///< the weighted mean
+  min_norm,  ///< of all keys that preserve the cluster's attention weight, the nearest to the weighted mean
+  zip,  ///< the multiple of the weighted mean that preserves the cluster's attention weight, where one exists
+  convex,  ///< the weighted mean
 };
 
-/// How the query heads that share a KV head come to one key and value.
+/// How the query heads that share a KV head determine one merged key and value.
 enum class MergeGqa {
-  joint,  ///< each by its own scores; the key meets all their targets as far as it can
-  mean,   ///< as one head, with the mean of log scores and of queries
+  joint,  ///< every head uses its own scores; the key meets the targets of all heads as closely as possible
+  mean,   ///< the heads are treated as one, with the mean of their log scores and of their queries
 };
 
 enum class MergeOrder {
-  evict_first,  ///< those who were not selected merge with those who were
-  merge_first,  ///< candidates merge with their betters, then the selection runs
+  evict_first,  ///< the selection runs first, then evicted entries merge with kept ones
+  merge_first,  ///< candidates merge with higher-scored candidates first, then the selection runs
 };
 
-/// KeepKV (arXiv:2504.09936): merged entries vote for all that they replace.
+/// KeepKV (arXiv:2504.09936): every merged entry has votes, the number of original entries that it replaces.
 struct KeepKv : SimilarTarget {
   PredictedScores prediction;
   MergedKey key = MergedKey::min_norm;
@@ -188,7 +191,7 @@ struct KeepKv : SimilarTarget {
   std::optional<int64_t> period;  ///< decode steps after which the cache is rebuilt from the full one
   friend bool operator==(const KeepKv&, const KeepKv&) = default;
 
-  /// With the options of the paper, as printed.
+  /// The options with which the paper prints the method.
   static KeepKv as_printed() {
     KeepKv options;
     options.prediction.scores = ScoreKind::raw;
@@ -210,10 +213,11 @@ struct D2o : SimilarTarget {};
 /// KVMerger (arXiv:2407.08454): means weighted by a Gaussian of the distance to the target.
 struct KvMerger : SimilarTarget {};
 
-/// CaM (ICML 2024, "Cache Merging for Memory-efficient LLMs Inference"): the value, or nothing, is spread over those that follow.
+/// CaM (ICML 2024, "Cache Merging for Memory-efficient LLMs Inference"): a random draw decides whether an evicted value
+/// is dropped or spread over the kept values that follow it.
 struct Cam {
-  int64_t neighbours = 32;  ///< following kept values that share it
-  int64_t seed = 0;         ///< of the draws that decide whether it is
+  int64_t neighbours = 32;  ///< number of following kept values that share the evicted value
+  int64_t seed = 0;         ///< of the draws
   friend bool operator==(const Cam&, const Cam&) = default;
 };
 using Merge = std::variant<NoMerge, KeepKv, ConvexMerge, D2o, Cam, KvMerger>;

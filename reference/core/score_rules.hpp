@@ -1,4 +1,4 @@
-// What a score measures and how it reduces over the query heads of a KV head, as plain data.
+// What a score measures and how it is reduced over the query heads of a KV head, as plain data.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ enum class Change {
   key,    ///< second-order term of shrinking its key
   joint,  ///< second-order term of shrinking key and value together
   exact,  ///< the entry is removed
-  slot,   ///< key and value are zeroed and the entry stays; no policy ranks by it, oracle recall does
+  slot,  ///< key and value are zeroed and the entry stays; only oracle recall ranks by this change, no policy does
 };
 
 /// How the scores of the query heads that share a KV head become one.
@@ -22,7 +22,7 @@ enum class GroupReduction { mean, sum };
 
 struct ScoreRules {
   std::optional<Change> change;  ///< none: the score is the attention weight itself
-  Space space = Space::head;     ///< in which the change is measured
+  Space space = Space::head;     ///< space in which the change is measured
   GroupReduction group = GroupReduction::mean;
 };
 

@@ -1,4 +1,4 @@
-// What a selection needs and records, as plain data.
+// The options and properties of a selection, as plain data.
 #pragma once
 
 #include <optional>
@@ -9,12 +9,12 @@
 namespace kvbound {
 
 struct SelectionRules {
-  std::optional<TwoStage> two_stage =
-      {};                             ///< the options of CriticalKV's stages, of selections that form them
-  bool records_stage_two = false;     ///< stage two's scores decide, and are recorded
-  bool in_decoding = false;           ///< evictions while decoding follow the two stages, too
-  bool keeps_largest_scores = false;  ///< the kept candidates are those of largest score
-  bool is_greedy = false;             ///< the kept set comes of removals one by one, each by all the others
+  /// Options of CriticalKV's two stages; nullopt: the selection has no stages.
+  std::optional<TwoStage> two_stage = {};
+  bool records_stage_two = false;     ///< the selection decides by stage two's scores and records them
+  bool in_decoding = false;           ///< evictions during decoding follow the two stages, too
+  bool keeps_largest_scores = false;  ///< the kept candidates are those with the largest scores
+  bool is_greedy = false;             ///< entries are removed one by one, each choice given the former ones
 };
 
 namespace detail {

@@ -1,4 +1,4 @@
-// The seam between those who drive a compressed cache (sim/) and those who implement one (backends).
+// The interface of a compressed cache: sim/ drives it, backends (reference/, cuda/) implement it.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,22 @@ struct LayerShape {
 
   int64_t group_size() const { return query_heads / kv_heads; }
   int64_t kv_head_of(int64_t query_head) const { return query_head / group_size(); }
-  /// The rows of KV head g's query heads, of one row per query head; nothing of nothing.
+  /// The rows of KV head g's query heads, from a matrix with one row per query head; empty if the matrix is empty.
   MatrixView group_rows(MatrixView rows, int64_t g) const {
     return rows.rows > 0 ? rows.middle_rows(g * group_size(), group_size()) : MatrixView();
   }
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
-/// One layer after its prompt of n tokens. The numbers outlive the session that they are given to.
+/// One layer's cache after a prompt of n tokens. The viewed memory must outlive the session that is given the view.
 struct LayerView {
   LayerShape shape;
   double scale = 1;    ///< logits are scale * query . key
   TensorView keys;     ///< [kv_heads, n, head_dim], after RoPE
   TensorView values;   ///< [kv_heads, n, head_dim]
   TensorView queries;  ///< [query_heads, window_queries, head_dim]: the last prompt queries
-  MatrixView
-      output_projection;  ///< [query_heads * head_dim, model_dim]: W^O, block h belongs to query head h
+  /// [query_heads * head_dim, model_dim]: W^O; rows h * head_dim .. (h + 1) * head_dim - 1 belong to query head h.
+  MatrixView output_projection;
 
   int64_t prompt_tokens() const { return keys.rows; }
   int64_t window_queries() const { return queries.rows; }
@@ -43,29 +43,31 @@ struct LayerView {
   }
 };
 
-/// What one decode step brings.
+/// The inputs of one decode step.
 struct StepView {
   MatrixView keys;     ///< [kv_heads, head_dim]
   MatrixView values;   ///< [kv_heads, head_dim]
   MatrixView queries;  ///< [query_heads, head_dim]
 };
 
-/// Entries of one KV head that became one; with CaM, whose values were spread over entries of which `into` is the first.
+/// The entries of one KV head that were merged into one. With CaM, the evicted
+/// value was spread over several entries, of which `into` is the first.
 struct MergeCluster {
-  int64_t into = 0;           ///< the position that the merged entry has
+  int64_t into = 0;           ///< position of the merged entry
   std::vector<int64_t> from;  ///< ascending positions of the evicted members
-  /// [group_size, 1 + from]: the predicted scores by which they merged, natural log, `into` first; empty: methods without.
+  /// [group_size, 1 + from]: the predicted scores that weighted the members, natural log, `into` first; empty for
+  /// methods that predict no scores.
   Matrix log_scores;
 };
 
-/// How merging went.
+/// Counts of merge outcomes.
 struct MergeCounts {
-  int64_t leaving = 0;   ///< entries that were evicted
-  int64_t merged = 0;    ///< of those, how many found a target
+  int64_t leaving = 0;   ///< evicted entries
+  int64_t merged = 0;    ///< evicted entries that found a target
   int64_t clusters = 0;  ///< clusters that became one entry each
-  int64_t singular = 0;  ///< of those, where ZIP has no scale
-  int64_t negative = 0;  ///< where its scale is negative
-  int64_t far = 0;       ///< where its scale is farther than 1/2 from 1
+  int64_t singular = 0;  ///< clusters for which ZIP has no scale
+  int64_t negative = 0;  ///< clusters for which ZIP's scale is negative
+  int64_t far = 0;       ///< clusters for which ZIP's scale differs from 1 by more than 1/2
 
   MergeCounts& operator+=(const MergeCounts& other) {
     leaving += other.leaving;
@@ -78,63 +80,65 @@ struct MergeCounts {
   }
 };
 
-/// What merging did to one KV head's cache at one time.
+/// The result of one merge (after the prompt, in a decode step or in a rebuild) in one KV head's cache.
 struct HeadMerge {
   std::vector<MergeCluster> clusters;
   MergeCounts counts;
-  /// Ascending: all entries after the prompt or a rebuild, else those that changed.
+  /// Ascending: after the prompt or a rebuild all entries, else the entries that changed.
   std::vector<int64_t> positions;
   std::vector<double> votes;  ///< [positions]
   Matrix keys;                ///< [positions, head_dim]
   Matrix values;              ///< [positions, head_dim]
 };
 
-/// What compressing the prompt decided, and on what grounds.
+/// The decisions of compressing the prompt, and the scores on which they are based.
 struct PromptRecord {
   std::vector<std::vector<int64_t>> kept;  ///< per KV head, ascending positions
-  /// Two-stage selections: per KV head, ascending positions of stage one and of those always kept; else empty.
+  /// Two-stage selections: per KV head, ascending positions of stage one and of the always-kept entries; else empty.
   std::vector<std::vector<int64_t>> stage_one;
   std::vector<int64_t> score_positions;         ///< [m]: the positions that were scored
   Matrix score;                                 ///< [kv_heads, m]: after the group reduction
   std::optional<Matrix> stage_two_score;        ///< [kv_heads, m]
   std::optional<Matrix> projected_value_norms;  ///< [query_heads, n], in the selection's norm
-  std::vector<HeadMerge> merges;                ///< [kv_heads], of policies that merge; else empty
+  std::vector<HeadMerge> merges;                ///< [kv_heads] for policies that merge; else empty
 };
 
-/// What a step's record says instead of a position.
+/// Values of StepRecord's `evicted` and `merged_into` that are no positions.
 inline constexpr int64_t kNotEvicted = -1;      ///< no entry was evicted
-inline constexpr int64_t kNotMerged = -1;       ///< the evicted entry merged with none
-inline constexpr int64_t kNothingEvicted = -2;  ///< no entry was evicted that could merge
+inline constexpr int64_t kNotMerged = -1;       ///< the evicted entry was dropped without a merge
+inline constexpr int64_t kNothingEvicted = -2;  ///< no entry was evicted, so none could merge
 
-/// What one decode step gave.
+/// The result of one decode step.
 struct StepRecord {
   Matrix output;  ///< [query_heads, head_dim]: compressed attention output before W^O
-  /// [kv_heads]: the position that was evicted, -1 for none; empty: hosts that evict nothing while decoding
+  /// [kv_heads]: the evicted position, -1 for none; empty for hosts that do not evict during decoding.
   std::vector<int64_t> evicted = {};
-  /// [kv_heads]: the position that the evicted entry merged into, -1 dropped, -2 nothing evicted; empty without merging or
-  /// `evicted`.
+  /// [kv_heads]: the position that the evicted entry merged into, -1 if it was dropped, -2 if no entry was evicted;
+  /// empty for policies that do not merge and where `evicted` is empty.
   std::vector<int64_t> merged_into = {};
-  std::vector<HeadMerge> merges =
-      {};                ///< [kv_heads], of policies that merge where anything may have merged; else empty
-  bool rebuilt = false;  ///< the cache was rebuilt before the queries attended: `merges` has all of it
-  /// Of a rebuild by a two-stage selection, as PromptRecord's: stage one and those always kept, the step's own entry if it is.
+  /// [kv_heads] for policies that merge, in steps in which a merge was possible; else empty.
+  std::vector<HeadMerge> merges = {};
+  /// The cache was rebuilt before the queries attended; `merges` then holds the whole cache.
+  bool rebuilt = false;
+  /// After a rebuild by a two-stage selection, as in PromptRecord: stage one and the always-kept entries, which include
+  /// the step's own entry if it is always kept.
   std::vector<std::vector<int64_t>> stage_one = {};
 };
 
 /// One layer's compressed cache.
 ///
 /// A session belongs to one layer. `compress` starts over: it may be called again with another policy and
-/// other budgets, and what depends on the layer alone is then not computed twice.
+/// other budgets; intermediate results that depend on the layer alone are then reused.
 struct Session {
   virtual ~Session() = default;
 
-  /// Compresses the prompt. budgets [kv_heads]: entries kept, those that the host always keeps included.
+  /// Compresses the prompt. budgets [kv_heads]: number of entries kept, always-kept entries included.
   /// Throws ShapeMismatch, InvalidPolicy.
   virtual PromptRecord compress(const LayerView& layer, const Policy& policy,
                                 std::span<const int64_t> budgets) = 0;
 
-  /// One decode step: the new entry enters, the queries attend, and an entry is evicted if there is one too many.
-  /// After compress. Throws ShapeMismatch, NonFinite.
+  /// One decode step: the new entry is appended, the queries attend, and one entry is evicted if the cache is over
+  /// budget. Requires a compressed prompt. Throws ShapeMismatch, NonFinite.
   virtual StepRecord step(const StepView& view) = 0;
 };
 

@@ -1,4 +1,5 @@
-// What every backend's session asks of its arguments, so that all refuse the same with the same words.
+// The argument checks of every backend's session, so that all
+// backends reject the same arguments with the same messages.
 #pragma once
 
 #include <charconv>
@@ -48,7 +49,7 @@ inline void require_valid(const SnapKv& host, int64_t budget) {
   }
 }
 
-// Also where the sum of both would overflow.
+// The comparison is written so that sinks + recent, which may overflow, is never formed.
 inline void require_room(int64_t sinks, int64_t recent, int64_t budget) {
   require_option("sinks", sinks, 0);
   require_option("recent", recent, 0);
@@ -72,12 +73,12 @@ inline void require_share(const char* name, const std::optional<Decimal>& value)
 
 inline void require_number(const char* name, double value, bool valid, const char* expected) {
   if (valid) return;
-  char digits[32];  // the fewest that tell the number from all others; none takes more than 24
+  char digits[32];  // the shortest text that reads back as the same number has at most 24 characters
   const auto end = std::to_chars(std::begin(digits), std::end(digits), value).ptr;
   throw InvalidPolicy(std::string(name) + "=" + std::string(digits, end) + " but it must be " + expected);
 }
 
-// Below 1e-270 nothing of the past is left that a double could hold beside the present.
+// With a smaller ema, the past's share of the average is far below a double's resolution.
 inline void require_valid(const PredictedScores& prediction) {
   const double ema = prediction.ema;
   require_number("ema", ema, ema == 0 || (ema >= 1e-270 && ema < 1), "0, or from 1e-270 to below 1");
@@ -132,7 +133,7 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
 
 }  // namespace detail
 
-/// Throws InvalidPolicy unless the policy's components have a meaning together.
+/// Throws InvalidPolicy unless the policy's components can be combined.
 inline void require_composable(const Policy& policy) {
   const bool by_attention = !rules_of(policy.score).change;
   const SelectionRules selection = rules_of(policy.selection);
@@ -156,8 +157,8 @@ inline void require_composable(const Policy& policy) {
 }
 
 /// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head:
-/// components that go together, 1 <= budget <= n, budget >= the entries that the host always keeps, window <=
-/// recorded queries.
+/// the components can be combined, 1 <= budget <= n, the budget is at least the number of always-kept entries, and the
+/// window is at most the number of recorded queries.
 inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens,
                           int64_t window_queries) {
   if (budget < 1 || budget > prompt_tokens) {
@@ -175,7 +176,7 @@ inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_t
   std::visit([](const auto& merge) { detail::require_valid(merge); }, policy.merge);
 }
 
-/// Throws ShapeMismatch unless a layer's parts fit each other.
+/// Throws ShapeMismatch unless the shapes of a layer's arrays are consistent.
 inline void require_consistent(const LayerView& layer) {
   const LayerShape& shape = layer.shape;
   if (shape.kv_heads < 1 || shape.query_heads % shape.kv_heads != 0) {
@@ -191,7 +192,7 @@ inline void require_consistent(const LayerView& layer) {
   require_equal("columns of output_projection", layer.output_projection.cols, "model_dim", shape.model_dim);
 }
 
-/// What `compress` is given. Throws ShapeMismatch, InvalidPolicy.
+/// Checks the arguments of `compress`. Throws ShapeMismatch, InvalidPolicy.
 inline void require_valid(const LayerView& layer, const Policy& policy, std::span<const int64_t> budgets) {
   require_consistent(layer);
   require_equal("budgets", std::ssize(budgets), "kv_heads", layer.shape.kv_heads);
@@ -200,7 +201,7 @@ inline void require_valid(const LayerView& layer, const Policy& policy, std::spa
   }
 }
 
-/// Throws ShapeMismatch unless a step fits the layer.
+/// Throws ShapeMismatch unless a step's arrays have the layer's shape.
 inline void require_consistent(const StepView& step, const LayerShape& shape) {
   detail::require_rows("keys", step.keys, shape.kv_heads, shape.head_dim);
   detail::require_rows("values", step.values, shape.kv_heads, shape.head_dim);

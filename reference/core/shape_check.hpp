@@ -1,4 +1,4 @@
-// Checks of arguments, with the values in the message.
+// Argument checks whose messages hold the offending values.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Shapes and views: who owns numbers, and who only looks at them. Everything is row-major (C order).
+// Views, which do not own their numbers, and arrays, which do. All are row-major (C order).
 #pragma once
 
 #include <cassert>

@@ -16,7 +16,7 @@ namespace {
 
 using detail::Wide;
 
-// Whole parts, and fractional parts >= 0 in one common unit.
+// Budgets before rounding: whole parts, and fractional parts >= 0 in one common unit.
 struct Shares {
   std::vector<int64_t> whole;
   std::vector<Wide> fraction;
@@ -37,7 +37,7 @@ struct Shares {
   }
 };
 
-// What the whole parts leave of the total goes one by one to the largest fractional parts; ties: the first.
+// The whole parts, with the rest of the total given one by one to the largest fractional parts; ties: smaller index.
 std::vector<int64_t> filled_up(const Shares& shares, int64_t total) {
   std::vector<size_t> order(shares.whole.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -58,7 +58,7 @@ void require_candidates(MatrixView scores, std::span<const int64_t> candidates) 
   }
 }
 
-// How many of the `count` largest scores of all heads are in each row.
+// The number of each row's scores among the `count` largest scores of all rows.
 std::vector<int64_t> largest_by_head(MatrixView scores, int64_t count) {
   std::vector<double> all;
   all.reserve(scores.rows * scores.cols);
@@ -71,7 +71,7 @@ std::vector<int64_t> largest_by_head(MatrixView scores, int64_t count) {
   return result;
 }
 
-// Beyond these the products below would not fit 127 bits: 2^42 * 2^63 * 2^21.
+// With larger numbers the products below would exceed 127 bits: 2^42 * 2^63 * 2^21.
 constexpr int64_t kMostTokens = int64_t{1} << 42;
 constexpr int64_t kMostLayers = int64_t{1} << 20;
 
@@ -88,7 +88,7 @@ void require_pyramid(const Pyramid& options, int64_t layers, int64_t budget, int
                       std::to_string(least) + ".." + std::to_string(tokens));
 }
 
-// How far the first layer is above the mean: numerator / denominator.
+// The first layer's budget above the mean, numerator / denominator.
 struct Ratio {
   Wide numerator = 0;
   int64_t denominator = 1;
@@ -110,15 +110,15 @@ Shares linear(Ratio height, int64_t layers, int64_t budget) {
   return shares;
 }
 
-// cos(pi l / last) for 2 l <= last, exactly where that is rational.
+// cos(pi l / last) for 2 l <= last; exact where the cosine is rational.
 double decay(int64_t l, int64_t last) {
   if (2 * l == last) return 0;
   if (3 * l == last) return 0.5;
   return std::cos(std::numbers::pi * static_cast<double>(l) / static_cast<double>(last));
 }
 
-// Cosines are antisymmetric to the last bit, so the total is exact. Fractions are rounded to multiples of 2^-30, for
-// some are equal, as those of 6 cos 36 degrees and 6 cos 72 degrees, that double precision sets apart.
+// Cosines are antisymmetric to the last bit, so the total is exact. Fractions are rounded to multiples of 2^-30,
+// because some that are equal differ in double precision, such as those of 6 cos 36 degrees and 6 cos 72 degrees.
 Shares cosine(Ratio height, int64_t layers, int64_t budget) {
   const int64_t last = layers - 1;
   const double size = static_cast<double>(height.numerator) / static_cast<double>(height.denominator);
@@ -149,7 +149,7 @@ std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t>
   const Wide unit = detail::power_of_ten(options.safeguard.places);
   Shares shares;
   for (size_t h = 0; h < found.size(); ++h) {
-    // f + s (k - f), whose products fit where those of (1 - s) f + s k might not.
+    // f + s (k - f), whose products are smaller than those of (1 - s) f + s k, which might overflow.
     shares.add(static_cast<Wide>(options.safeguard.digits) * (candidates[h] - found[h]), unit, found[h]);
   }
   return filled_up(shares, total);

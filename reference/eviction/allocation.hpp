@@ -1,4 +1,5 @@
-// How a budget is shared out: over the KV heads of a layer, and over layers. Totals are kept exactly.
+// Division of a budget among the KV heads of a layer (AdaKV)
+// and among layers (PyramidKV). Totals are preserved exactly.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +13,21 @@ namespace kvbound::reference {
 
 /// AdaKV's budgets of one layer's KV heads.
 ///
-///     f_h = how many of head h's candidates are among the sum_h k_h largest scores of all heads together
-///     k'_h = floor((1 - safeguard) f_h + safeguard k_h), the rest of the total one by one to the largest fractional parts
+///     f_h = number of head h's candidates among the sum_h k_h largest scores of all heads together
+///     k'_h = floor((1 - safeguard) f_h + safeguard k_h), the rest of the total one by one to the largest fractional
+///     parts
 ///
-/// scores      [kv_heads, candidates]; ties: smaller head, then index
-/// candidates  [kv_heads]: k_h, how many candidates each head would keep without
-/// returns     [kv_heads]: k'_h, of the same sum, each at most the candidates. Exact arithmetic; ties: smaller head
-/// throws      ShapeMismatch, also for a k_h that is not among 0..candidates; NonFinite if a score is NaN
+/// scores      [kv_heads, candidates]; ties: smaller head, then smaller index
+/// candidates  [kv_heads]: k_h, the number of candidates that each head would keep without AdaKV
+/// returns     [kv_heads]: k'_h with the same sum, each at most the candidates. Exact arithmetic; ties: smaller head
+/// throws      ShapeMismatch, also for a k_h outside 0..candidates; NonFinite if a score is NaN
 /// source      AdaKV (arXiv:2407.11550)
 std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,
                                    std::span<const int64_t> candidates);
 
-/// The second step alone: how they share out, given whose scores are largest.
+/// AdaKV's second step alone: the budgets k'_h, given the counts f_h of large scores.
 ///
-/// found       [kv_heads]: f_h, of the same sum as k_h
+/// found       [kv_heads]: f_h, with the same sum as k_h
 /// candidates  [kv_heads]: k_h
 /// throws      ShapeMismatch
 std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t> found,
@@ -36,15 +38,16 @@ std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t>
 ///     d = min(b - b / beta, b - least, n - b)
 ///     linear: b_l = b + d (1 - 2 l / (L - 1));   cosine: b_l = b + d cos(pi l / (L - 1))
 ///
-/// floors, the rest of the total L b one by one to the largest fractional parts (ties: smaller layer). Where neither the
-/// always-kept entries nor the prompt's length cuts it, that is from 2 b - b / beta down to b / beta. Linear in exact
-/// arithmetic; cosine's fractional parts count as equal where they agree to 2^-30.
+/// The b_l are rounded down, and the rest of the total L b goes one by one to the largest
+/// fractional parts (ties: smaller layer). If neither the always-kept entries nor the prompt's
+/// length limits d, budgets fall from 2 b - b / beta to b / beta. `linear` is computed in
+/// exact arithmetic; fractional parts of `cosine` count as equal if they agree to 2^-30.
 ///
-/// layers   L, 1..2^20; one layer has b
-/// budget   b, the mean, entries per KV head
-/// least    1..b: the entries that the host always keeps, at least one
+/// layers   L, 1..2^20; a single layer gets b
+/// budget   b, the mean number of entries per KV head
+/// least    1..b: number of entries that the host always keeps, at least one
 /// tokens   n, b..2^42
-/// returns  [layers], of sum L b, each in least..n, never rising
+/// returns  [layers], with sum L b, each in least..n, non-increasing
 /// throws   ShapeMismatch; InvalidPolicy for beta < 1
 /// source   PyramidKV (arXiv:2406.02069); cosine: KeepKV (arXiv:2504.09936)
 std::vector<int64_t> pyramid_budgets(const Pyramid& options, int64_t layers, int64_t budget, int64_t least,

@@ -9,7 +9,7 @@
 namespace kvbound::reference {
 namespace {
 
-// What a record has of this KV head.
+// The KV head's item of a record; throws ShapeMismatch if the record has none.
 template <class Item>
 const Item& of_head(const char* what, const std::vector<Item>& heads, size_t kv_head) {
   if (kv_head < heads.size()) return heads[kv_head];

@@ -1,4 +1,4 @@
-// Which positions are in one KV head's cache, as a session's records tell it.
+// The positions in one KV head's cache, reconstructed from a session's records.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +9,34 @@
 
 namespace kvbound::reference {
 
-/// The positions in a cache from the prompt's end on, ascending: kept after the prompt, then every step's own entry, less what
-/// was evicted; after a rebuild those that it kept. `enter` and `evict` take turns, one pair for each decode step.
+/// The positions in a cache from the prompt's end on, ascending: those kept after the
+/// prompt, plus every step's own entry, minus the evicted ones; after a rebuild, those
+/// that the rebuild kept. Call `enter` and `evict` alternately, once each per decode step.
 ///
-/// The prompt's record and that of the last rebuild outlive the object. Records that contradict themselves throw ShapeMismatch.
+/// The prompt's record and that of the last rebuild must outlive the object. Inconsistent records throw ShapeMismatch.
 class CachePositions {
  public:
   CachePositions(const PromptRecord& prompt, int64_t kv_head, int64_t prompt_tokens);
 
-  /// As the step's queries find the cache: its own entry is there, nothing is evicted yet.
+  /// The positions to which the step's queries attend: with the step's own entry, before the step's eviction.
   const std::vector<int64_t>& enter(const StepRecord& step);
-  /// After the step.
+  /// The positions after the step's eviction.
   const std::vector<int64_t>& evict(const StepRecord& step);
-  /// As the queries of `step` find the cache. Steps must not go back.
+  /// The positions to which the queries of `step` attend. Successive calls must not go back to an earlier step.
   ///
   /// steps  all records from the first step on
   const std::vector<int64_t>& at(std::span<const StepRecord> steps, int64_t step);
 
   const std::vector<int64_t>& now() const { return positions_; }
-  /// Of these, those that are not there by stage two of a two-stage selection: stage one, always kept, entered since.
+  /// The current positions except those kept by stage two of a two-stage selection; that is, stage one's, the
+  /// always-kept ones, and those appended since the selection.
   std::vector<int64_t> of_stage_one() const;
 
  private:
   size_t kv_head_;
-  int64_t next_;                                        // position of the next entry
-  int64_t first_entered_;                               // since the prompt's end or the last rebuild
-  int64_t entered_ = 0;                                 // steps
+  int64_t next_;           // position of the next entry
+  int64_t first_entered_;  // first position since the prompt's end or the last rebuild
+  int64_t entered_ = 0;    // number of steps entered
   const std::vector<std::vector<int64_t>>* stage_one_;  // of the prompt's end or the last rebuild, [kv_heads]
   std::vector<int64_t> positions_;
 };

@@ -1,4 +1,4 @@
-// The space in which changes of one query head's output are measured, with the sums of absolute terms that bounds need.
+// The space in which changes of one query head's output are measured, with the sums of absolute terms for error bounds.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ namespace kvbound::reference {
 
 /// The space in which one query head's changes are measured, and the sums of absolute terms in it.
 ///
-///     size(x) = || |x| |W| ||_2  in the hidden state's, ||x||_2 in the head's own:  never below the length of x
+///     size(x) = || |x| |W| ||_2  in the hidden state's space, ||x||_2 in the head's:  never below the length of x
 class ChangeSpace {
  public:
-  /// output_projection  [head_dim, model_dim], needed for `projected` alone
+  /// output_projection  [head_dim, model_dim], read for `projected` only
   ChangeSpace(Space space, MatrixView output_projection);
 
   double size(VectorView x) const;
   const ValueSpace& lengths() const { return lengths_; }
   bool is_projected() const { return !lengths_.is_head(); }
-  int64_t model_dim() const { return model_dim_; }  ///< 0 for the head's own
+  int64_t model_dim() const { return model_dim_; }  ///< 0 for the head's space
 
  private:
   ValueSpace lengths_;
@@ -31,10 +31,10 @@ class ChangeSpace {
   int64_t model_dim_ = 0;
 };
 
-/// returns [query_heads]
+/// The spaces of a layer's query heads.   returns [query_heads]
 std::vector<ChangeSpace> change_spaces(Space space, MatrixView output_projection, int64_t query_heads);
 
-/// Some values as every query head's space sees them: computed once, however many queries judge.
+/// Sizes and squared norms of values in every query head's space, computed once for all queries.
 struct MeasuredValues {
   MeasuredValues() = default;
   MeasuredValues(MatrixView values, std::span<const ChangeSpace> spaces);

@@ -13,7 +13,7 @@
 namespace kvbound::reference {
 namespace {
 
-// The chosen indices and, of the others, the `count` of largest score; ascending.
+// The chosen indices and those of the `count` largest scores among the others; ascending.
 std::vector<int64_t> with_top_of_others(std::span<const int64_t> chosen, VectorView scores, int64_t count) {
   std::vector<int64_t> others;
   std::vector<double> their_scores;
@@ -32,7 +32,7 @@ std::vector<int64_t> with_top_of_others(std::span<const int64_t> chosen, VectorV
   return all;
 }
 
-// The best candidates' positions, best first.
+// The positions of the k candidates of largest score, best first.
 std::vector<int64_t> ranked_positions(const CriticalKvPrompt& prompt, VectorView scores, int64_t k) {
   std::vector<int64_t> positions = rank_top(scores, k);
   for (int64_t& position : positions) position += prompt.first_candidate;
@@ -41,8 +41,8 @@ std::vector<int64_t> ranked_positions(const CriticalKvPrompt& prompt, VectorView
 
 }  // namespace
 
-// Algorithm 1 of the paper, whose V W^O and its norms are prompt.norms; b, b' and b'' are its budgets, k what b leaves beside
-// the entries that are always kept.
+// Algorithm 1 of the paper; the norms of its V W^O are prompt.norms.
+// b, b' and b'' are its budgets, without the always-kept entries.
 CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& options,
                                 std::span<const int64_t> k, OperationTimes* times) {
   const int64_t kv_heads = prompt.scores.rows, group_size = prompt.layer.shape.group_size();
@@ -73,7 +73,7 @@ CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& 
       });
       // Stage 1: the b' entries of largest attention weight.
       selection.stage_one = select_top(attention, b_one);
-      // Stage 2: of the others the b'' of largest (A + epsilon) || V W^O ||_1.
+      // Stage 2: of the other candidates, the b'' of largest (A + epsilon) || V W^O ||_1.
       selection.selected = with_top_of_others(selection.stage_one, stage_two, b - b_one);
     });
   });

@@ -1,4 +1,4 @@
-// CriticalKV: keep what carries the output, by attention first, by attention times projected value norm then.
+// CriticalKV: keeps entries in two stages, first by attention, then by attention times projected value norm.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ struct TwoStageSelection {
   std::vector<int64_t> selected;  ///< both stages
 };
 
-/// What CriticalKV selects from: a layer's scored entries, of which the candidates are successive ones.
+/// The input of CriticalKV: a layer's scored entries; the candidates are successive ones among them.
 struct CriticalKvPrompt {
   const LayerView& layer;
-  int64_t window = 0;                    ///< queries whose attention an adaptive stage one has to satisfy
+  int64_t window = 0;  ///< last queries, over half of whose attention an adaptive stage one holds
   std::span<const int64_t> always_kept;  ///< ascending positions
   int64_t first_candidate = 0;
   int64_t candidates = 0;
@@ -30,7 +30,7 @@ struct CriticalKvPrompt {
   MatrixView norms;        ///< || v_j W^O_h || [query_heads, entries]: projected_value_norms
 };
 
-/// What CriticalKV selects.
+/// The result of CriticalKV.
 struct CriticalKvSelection {
   Matrix stage_two_scores;               ///< [kv_heads, entries]
   std::vector<TwoStageSelection> heads;  ///< [kv_heads]: indices of candidates
@@ -39,21 +39,22 @@ struct CriticalKvSelection {
 /// CriticalKV's two stages, for every KV head of a prompt.
 ///
 ///     stage one  the stage_one_count(alpha, k) candidates of largest attention score A_j
-///     stage two  the rest of k, by (A_j + epsilon) || v_j W^O ||, among the candidates that stage one left
+///     stage two  the rest of k, by (A_j + epsilon) || v_j W^O ||, among the other candidates
 ///
-/// k        [kv_heads], 0..candidates: how many candidates are selected
-/// times    where the time of stage_two_scores and of the selection goes; null: nowhere
+/// k        [kv_heads], 0..candidates: number of candidates to select
+/// times    adds up the wall times of stage_two_scores and of the selection; null: not measured
 /// throws   ShapeMismatch, NonFinite
 /// source   CriticalKV (arXiv:2502.03805), Algorithm 1
 /// proof    proofs/critical_kv.md#ckv-3.5
 CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& options,
                                 std::span<const int64_t> k, OperationTimes* times = nullptr);
 
-/// How many of the k selected entries stage one takes.
+/// The number of selected entries that stage one takes, out of k.
 ///
-///     floor(alpha k), in exact decimal arithmetic;   alpha = adaptive: what `adaptive` says
+///     floor(alpha k), in exact decimal arithmetic;   alpha = adaptive: adaptive()
 ///
-/// adaptive  adaptive_stage_one of the k candidates of largest attention score; called only if alpha is adaptive
+/// adaptive  returns adaptive_stage_one of the k candidates of largest attention score; called only if alpha is
+///           adaptive
 /// returns   0..k
 /// source    CriticalKV, Algorithm 1; adaptive: ours
 int64_t stage_one_count(const TwoStage& options, int64_t k, const std::function<int64_t()>& adaptive);
@@ -88,8 +89,8 @@ Matrix projected_value_norms(const LayerShape& shape, TensorView values, MatrixV
 /// norms        N [group_size, entries]: projected value norms
 /// returns      [entries], >= 0
 /// throws       ShapeMismatch
-/// source       CriticalKV, Algorithm 1; the sum over query heads of products is what the bound asks for
-/// proof        proofs/critical_kv.md#ckv-window; what epsilon costs: proofs/critical_kv.md#ckv-epsilon
+/// source       CriticalKV, Algorithm 1; the bound holds for the mean of products over query heads
+/// proof        proofs/critical_kv.md#ckv-window; the cost of epsilon: proofs/critical_kv.md#ckv-epsilon
 std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, double epsilon,
                                      GqaProduct gqa);
 
@@ -105,21 +106,21 @@ std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, d
 TwoStageSelection select_critical(VectorView attention_score, VectorView stage_two_score, int64_t k,
                                   int64_t stage_one_count);
 
-/// The smallest stage one that meets the theorem's assumption wherever it can be checked.
+/// The smallest stage one that holds over half of the attention (the theorem's assumption) for every given query.
 ///
 ///     min { s : sum_{always kept} A_j + sum_{s best candidates} A_j > 1/2 for every row A },
-///     k if there is none
+///     k if no s <= k does
 ///
 /// attention_weights  [rows, tokens]: a row per query and query head of the group
 /// always_kept        positions
 /// ranked             [k] positions, best first
 /// returns            0..k
-/// source             ours: the answer to CriticalKV's question how to choose alpha (Assumption 3.4)
+/// source             ours: a choice of alpha that meets CriticalKV's Assumption 3.4
 /// proof              proofs/critical_kv.md#ckv-adaptive-alpha
 int64_t adaptive_stage_one(MatrixView attention_weights, std::span<const int64_t> always_kept,
                            std::span<const int64_t> ranked);
 
-/// The same for the window's queries over a whole prompt, of which no more than a few are in memory at once.
+/// The same for the window's queries over a whole prompt. Only a few rows of attention weights are in memory at once.
 int64_t adaptive_stage_one(const LayerView& layer, int64_t kv_head, int64_t window,
                            std::span<const int64_t> always_kept, std::span<const int64_t> ranked);
 

@@ -20,7 +20,8 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-// The logits of the window's queries of one KV head's query heads, [rows, n]; minus infinity in a query's future.
+// The logits of the window's queries for one KV head's query
+// heads, [rows, n]; -infinity for tokens in a query's future.
 Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
   Matrix all;
   WindowLogits logits(layer, window);
@@ -36,7 +37,8 @@ Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
   return all;
 }
 
-// Everything depends on differences of values alone: without what they have in common nothing is lost in it.
+// The values minus their mean. Changes of outputs depend on differences of values only, and without a large common part
+// these differences lose fewer bits.
 Matrix centred(MatrixView values) {
   std::vector<double> mean(values.cols);
   for (int64_t j = 0; j < values.rows; ++j) {
@@ -50,11 +52,11 @@ Matrix centred(MatrixView values) {
   return result;
 }
 
-// What one query's output is made of by some of the entries, the members:
+// Sums over a subset of the entries, the members, for one query with output o over all entries:
 //
-//     change = sum_members B_j (v_j - o),   mass = sum_members B_j,   their output - o = change / mass
+//     change = sum_members B_j (v_j - o),   mass = sum_members B_j,   output over the members - o = change / mass
 //
-// B is the softmax of those who were members when the sums were formed.
+// B is the softmax over the entries that were members when the sums were formed.
 struct Members {
   double log_sum_exp = 0;
   double mass = 1;
@@ -63,16 +65,16 @@ struct Members {
   double squared_error() const { return inner_product(change, change) / (mass * mass); }
 };
 
-// One query, whose output shall change little.
+// One query of the window.
 struct Query {
   VectorView logits;  // [n]
-  VectorView output;  // o [head_dim], of all entries
+  VectorView output;  // o [head_dim], over all entries
   MatrixView values;  // [n, head_dim]
 
   double weight(const Members& members, int64_t position) const {
     return std::exp(logits[position] - members.log_sum_exp);
   }
-  // sign: 1 puts an entry in, -1 takes it out.
+  // Adds an entry to the members (sign 1) or removes it from them (sign -1).
   void count(Members& members, int64_t position, double sign) const {
     const double weight = sign * this->weight(members, position);
     const VectorView value = values.row(position);
@@ -88,22 +90,22 @@ struct Query {
   }
 };
 
-// A query's sums over all that are left; and over the others, if one entry holds more than half of it, because what is left
-// without that one could not be told from these.
+// A query's sums over all remaining entries. If one of them, the dominant one, holds more than half of the mass, also
+// the sums over the others, because subtracting the dominant entry from the former would cancel.
 struct QuerySums {
   Members all;
   std::optional<int64_t> dominant;  // position
-  Members others;                   // without it
+  Members others;                   // all remaining entries but the dominant one
 };
 
 // || change - B (v - o) ||^2 for one member, along = change . (v - o), distance = || v - o ||^2.
 double squared_norm_without(double squared_change, double along, double weight, double distance) {
   const double norm = squared_change - weight * (2 * along - weight * distance);
-  return norm < 0 ? 0 : norm;  // NaN stays
+  return norm < 0 ? 0 : norm;  // NaN is returned
 }
 
-// The candidates that are still there, in any order, and what the queries, one a row, say of them. No sum is used after
-// half of its mass is gone: it is formed again, so that nothing cancels.
+// The remaining candidates, in any order, and the queries' sums (one row per query). A sum that has lost more than half
+// of its mass is formed anew before it is used, which bounds cancellation.
 class Remaining {
  public:
   Remaining(const LayerView& layer, int64_t kv_head, int64_t window, int64_t candidates)
@@ -123,14 +125,15 @@ class Remaining {
       queries_.push_back({logits_.row(i), outputs_.row(i), values_});
       sums_.push_back(
           {{log_sum_exp(logits_.row(i)), 1, std::vector<double>(outputs_.row(i).size())}, {}, {}});
-      note_weights(i);  // of all entries, of which the change is 0
+      note_weights(i);  // over all entries, for which `change` is 0
       for (int64_t j = 0; j < candidates; ++j)
         distances_(i, j) = squared_distance(outputs_.row(i), values_.row(j));
     }
-    require_finite("squared distances of values from outputs", distances_.numbers());  // else all would tie
+    // With infinite distances all candidates would tie.
+    require_finite("squared distances of values from outputs", distances_.numbers());
   }
 
-  // Takes out the one that is missed least; returns its position.
+  // Removes the candidate whose removal gives the smallest error; returns its position.
   int64_t remove_next() {
     const std::vector<double> errors = errors_without_each();
     size_t next = 0;
@@ -158,7 +161,7 @@ class Remaining {
     multiply(weights, values_, outputs_.view());
   }
 
-  // All that is left, candidates or not, but for one entry.
+  // The positions of all remaining entries, candidates or not, except `position`.
   Positions left_without(std::optional<int64_t> position) const {
     Positions left;
     std::ranges::copy_if(positions_, std::back_inserter(left), [&](int64_t j) { return j != position; });
@@ -166,7 +169,7 @@ class Remaining {
     return left;
   }
 
-  // The columns that depend on the sums over all.
+  // The next two recompute the columns that depend on the sums over all remaining entries.
   void note_weights(int64_t i) {
     for (size_t j = 0; j < count(); ++j) {
       weights_(i, j) = query(i).weight(sums(i).all, positions_[j]);
@@ -178,7 +181,7 @@ class Remaining {
     }
   }
 
-  // Per candidate: the sum over queries of || o' - o ||^2 if it leaves, too.
+  // Per candidate: the sum over queries of || o' - o ||^2 if this candidate is removed next.
   std::vector<double> errors_without_each() {
     std::vector<double> errors(count()), row(count());
     for (int64_t i = 0; i < logits_.rows(); ++i) {
@@ -191,7 +194,7 @@ class Remaining {
     return errors;
   }
 
-  // Of one query.
+  // The same for one query.
   void errors_without_each(int64_t i, std::span<double> errors) {
     const QuerySums& own = find_dominant(i);
     const VectorView weights = there(weights_, i), distances = there(distances_, i),
@@ -238,7 +241,7 @@ class Remaining {
     for (int64_t i = 0; i < logits_.rows(); ++i) take_out(i, position);
   }
 
-  // The last candidate takes its place.
+  // Drops a candidate's column; the last candidate's takes its place.
   void forget(size_t leaving) {
     const auto last = static_cast<int64_t>(count()) - 1, place = static_cast<int64_t>(leaving);
     for (Matrix* matrix : {&weights_, &distances_, &output_products_, &change_products_}) {
@@ -264,16 +267,16 @@ class Remaining {
     note_products(i);
   }
 
-  Matrix centred_;     // the values, less their mean [n, head_dim]
-  MatrixView values_;  // of it
+  Matrix centred_;     // the values minus their mean [n, head_dim]
+  MatrixView values_;  // view of centred_
   int64_t candidates_;
-  Positions positions_;          // of the candidates that are there: the first columns of the matrices
+  Positions positions_;          // of the remaining candidates, which are the first columns of the matrices
   Matrix logits_;                // [rows, n]
   Matrix outputs_;               // o [rows, head_dim]
-  Matrix weights_;               // B [rows, candidates], of the sums over all
+  Matrix weights_;               // B [rows, candidates], for the sums over all remaining entries
   Matrix distances_;             // || v_j - o ||^2 [rows, candidates]
   Matrix output_products_;       // o . v_j [rows, candidates]
-  Matrix change_products_;       // change . v_j [rows, candidates], of the sums over all
+  Matrix change_products_;       // change . v_j [rows, candidates], for the sums over all remaining entries
   std::vector<Query> queries_;   // [rows]
   std::vector<QuerySums> sums_;  // [rows]
 };

@@ -1,4 +1,4 @@
-// How the scores of the query heads that share a KV head become one.
+// Reduction of scores over the query heads that share a KV head.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// H2O: rank entries by all the attention that they ever got.
+// H2O: ranks entries by the sum of the attention that they have received.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace kvbound::reference {
 
-/// The attention that the window's queries pay each entry, added up.
+/// The attention that each entry receives from the window's queries, summed.
 ///
 ///     sum[h, j] = sum_{i in window} A^h_ij,   A = causal softmax over the whole prompt
 ///
-/// layer    its last `window` recorded queries count; all of the prompt's, if so many are recorded
+/// layer    the sum is over its last `window` recorded queries
 /// window   1..layer.window_queries()
 /// returns  [query_heads, n], each row >= 0 with sum `window`
 /// throws   ShapeMismatch if the window is not recorded; NonFinite

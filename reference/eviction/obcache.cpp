@@ -18,8 +18,9 @@
 namespace kvbound::reference {
 namespace {
 
-// What is left of e^z_j / sum e^z once j's key is 0, as shares of two numbers of which neither is large:
-// (1 - A) entries + slot, where slot / entries = e^-LSE is what an entry of logit 0 weighs.
+// When entry j's key is zeroed, its logit becomes 0 and the softmax denominator
+// changes by the factor q = 1 - A + e^-LSE. q is kept as (1 - A) entries + slot with
+// slot / entries = e^-LSE and neither number above 1, so that e^-LSE cannot overflow.
 struct SlotShares {
   explicit SlotShares(double log_sum_exp)
       : entries(log_sum_exp < 0 ? std::exp(log_sum_exp) : 1),
@@ -28,8 +29,9 @@ struct SlotShares {
   double entries, slot;
 };
 
-// OBCache's Table 2, and two scores beside it: with A the entry's attention weight, z its logit, v its value and o the query's
-// output, the score is || w (a v - b o) ||^2, w the term's scale and a and b its factors. Number is double, or several at a time.
+// OBCache's Table 2, and two further scores. With A the entry's attention weight, z its logit, v its value and o the
+// query's output, the score is || w (a v - b o) ||^2, where w is the term's scale and a and b are its factors. Number
+// is double or a vector of doubles.
 template <Change change, class Number>
 [[gnu::always_inline]] inline void table_2(const Number& A, const Number& z, const SlotShares& shares,
                                            ScaledDifference<Number>& term) {
@@ -56,8 +58,8 @@ template <Change change, class Number>
   }
 }
 
-// The same for the entry that is dominant, with o' the output of the others: o = A v + rest o', so v - o = rest (v - o'), and
-// the score is || w (a v - b o') ||^2.
+// The same for the dominant entry, in terms of the output o' of the other entries: o = A v + rest o', so
+// v - o = rest (v - o'), and the score is || w (a v - b o') ||^2.
 ScaledDifference<double> dominant_term(Change change, const QueryAttention& attention) {
   const double A = attention.lead, turned = attention.logit * attention.rest;
   switch (change) {
@@ -69,7 +71,7 @@ ScaledDifference<double> dominant_term(Change change, const QueryAttention& atte
     case Change::joint:
       return {A, 1 + turned, turned};
     case Change::slot:
-      // With a logit of 0 against theirs it leaves the others what the logistic function says.
+      // With the dominant entry's logit set to 0, the others hold the share sigmoid(their log-sum-exp).
       return {1, A, sigmoid(attention.others) - attention.rest};
   }
   return {};
@@ -92,7 +94,7 @@ void score_entries(const ChangeTerms& terms, std::span<double> scores) {
   measure_cancelled(terms, difference, scores);
 }
 
-// Infinity is a score, what is no number is none.
+// Scores may be infinite but not NaN.
 void require_scores(MatrixView scores) {
   for (int64_t h = 0; h < scores.rows; ++h) {
     for (const double score : scores.row(h)) {
@@ -106,7 +108,7 @@ void require_scores(MatrixView scores) {
 void score_entries(Change change, const ChangeTerms& terms, std::span<double> scores) {
   switch (change) {
     case Change::value:
-      std::ranges::fill(scores, 0.0);  // o takes no part
+      std::ranges::fill(scores, 0.0);  // the products with o are not used: b = 0
       return score_entries<Change::value>(terms, scores);
     case Change::key:
       return score_entries<Change::key>(terms, scores);

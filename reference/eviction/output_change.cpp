@@ -21,7 +21,8 @@ QueryAttention leave_out(VectorView logits, int64_t dominant, std::span<double> 
   }
   const double largest = *std::ranges::max_element(weights);
   const double log_sum = std::log(softmax(weights, largest, weights));
-  const double gap = logit - largest - log_sum;  // not of log-sum-exps, whose size would be lost from it
+  // Not logit - (largest + log_sum): that sum would lose low bits if it is large.
+  const double gap = logit - largest - log_sum;
   return {logit - std::log(sigmoid(gap)), dominant, logit, sigmoid(gap), sigmoid(-gap), largest + log_sum};
 }
 

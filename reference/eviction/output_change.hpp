@@ -1,4 +1,5 @@
-// One query's attention as the scores of obcache.hpp need it, and differences of a value and an output.
+// One query's attention with the dominant entry separated, and the
+// differences of values and outputs, for the scores of obcache.hpp.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +14,30 @@
 
 namespace kvbound::reference {
 
-/// One query's attention. An entry that holds more than half of it is dominant: where that matters it is left out, and the
-/// weights are those of the others among themselves.
+/// One query's attention. An entry that holds more than half of the attention is dominant. For scores that would
+/// cancel, the dominant entry is left out, and the weights of the others are their softmax without it.
 struct QueryAttention {
   double log_sum_exp = 0;
   int64_t dominant = -1;  ///< the entry that is left out; -1: none
-  double logit = 0;       ///< its logit
-  double lead = 0;        ///< its weight
-  double rest = 1;        ///< what all others hold: weights are shares of it
-  double others = 0;      ///< the others' log-sum-exp; minus infinity: there are none
+  double logit = 0;       ///< the dominant entry's logit
+  double lead = 0;        ///< the dominant entry's weight
+  double rest = 1;        ///< total weight of the other entries, of which their weights are shares
+  double others = 0;      ///< log-sum-exp of the other entries; -infinity if there are none
 };
 
-/// Attention weights of the logits, whose largest is known. v_j - o and 1 - A_j cancel where A_j is near 1, and nothing does
-/// with the dominant entry left out.
+/// The attention weights of logits whose largest is given. v_j - o and 1 - A_j cancel where A_j is near 1; leaving out
+/// the dominant entry avoids the cancellation.
 ///
 /// logits   [entries that the query sees], natural log
-/// weights  likewise, written: A_j / rest, and 0 for the dominant entry
+/// weights  [entries that the query sees], written: A_j / rest, and 0 for the dominant entry
 QueryAttention query_attention(VectorView logits, double largest, bool leaves_out_dominant,
                                std::span<double> weights);
 
-/// What the scores of some entries for one query follow from.
+/// The terms from which the scores of a block of entries for one query are computed.
 struct ChangeTerms {
   VectorView logits;         ///< z [entries]
   VectorView weights;        ///< A [entries], shares of attention.rest
-  VectorView squared_norms;  ///< [entries], of the values
+  VectorView squared_norms;  ///< [entries]: || v_j ||^2
   MatrixView values;         ///< [entries, head_dim]
   VectorView output;         ///< o [head_dim]
   double output_norm = 0;    ///< || o ||^2
@@ -44,11 +45,11 @@ struct ChangeTerms {
   const ValueSpace& space;
 };
 
-/// Squared lengths of differences of one value and one output, element by element.
+/// Recomputes the squared lengths that cancelled, from differences formed element by element.
 ///
 ///     changes[j] <- || scale_j (x_factor_j v_j - origin_factor_j o) ||^2  where changes[j] < 0
 ///
-/// difference  of entry j
+/// difference  returns the scale and factors of an entry
 void measure_cancelled(const ChangeTerms& terms,
                        const std::function<ScaledDifference<double>(size_t entry)>& difference,
                        std::span<double> changes);

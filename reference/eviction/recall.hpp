@@ -1,4 +1,4 @@
-// How many of the entries that matter most a score finds, and what matters: the true error of leaving an entry out.
+// Oracle recall: the true error of evicting each entry, and the share of the most important entries that a score finds.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace kvbound::reference {
 ///
 ///     errors[h, j] = || o^h - o^h_(-j) ||_2^2
 ///
-/// with o^h the step's output over all entries that are there, its own among them, and o^h_(-j) that without j.
+/// with o^h the step's output over all entries, the step's own included, and o^h_(-j) the output without entry j.
 ///
 /// shape          of the layer
 /// scale          logits are scale * query . key
@@ -20,8 +20,8 @@ namespace kvbound::reference {
 /// queries        [query_heads, head_dim] of step t
 /// prompt_tokens  n
 /// returns        [query_heads, n], >= 0, squared units of the values
-/// throws         ShapeMismatch; NonFinite if a logit or an error is no number
-/// source         OBCache (arXiv:2510.07651), Figure 2; the form that is evaluated: obcache.hpp, `exact`
+/// throws         ShapeMismatch; NonFinite if a logit is NaN or infinite, or an error is NaN
+/// source         OBCache (arXiv:2510.07651), Figure 2; evaluated in the form `exact` of obcache.hpp
 Matrix eviction_errors(const LayerShape& shape, double scale, TensorView keys, TensorView values,
                        MatrixView queries, int64_t prompt_tokens);
 
@@ -32,17 +32,17 @@ Matrix eviction_errors(const LayerShape& shape, double scale, TensorView keys, T
 /// wanted   ascending indices, at least one
 /// found    ascending indices
 /// returns  0..1
-/// throws   ShapeMismatch if nothing is wanted
+/// throws   ShapeMismatch if `wanted` is empty
 double share_found(std::span<const int64_t> wanted, std::span<const int64_t> found);
 
-/// The share of the k entries that matter most which have the k largest scores.
+/// The share of the k truly most important entries that are among the k entries of largest score.
 ///
 ///     recall@k = |top_k(scores) and top_k(truth)| / k
 ///
-/// Among ties the smaller index is in the top k, on either side.
+/// Ties, in scores and in truth: the smaller index comes first.
 ///
 /// scores   [entries]; +infinity is a score like any other
-/// truth    [entries], likewise: what the scores ought to rank by
+/// truth    [entries]: the numbers that define the true ranking; may be +infinity
 /// k        1..entries
 /// returns  0..1
 /// throws   ShapeMismatch if the lengths differ or k is out of range; NonFinite if a number is NaN

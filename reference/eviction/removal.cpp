@@ -20,7 +20,7 @@ struct Part {
     logits.push_back(logit);
     values.append_row(value);
   }
-  // Its output; logits become weights.
+  // The part's output; overwrites the logits by their softmax.
   std::vector<double> output() {
     softmax(logits, *std::ranges::max_element(logits), logits);
     std::vector<double> mean(values.cols());

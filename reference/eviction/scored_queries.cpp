@@ -11,7 +11,7 @@
 namespace kvbound::reference {
 namespace {
 
-// Whether an entry with more than half of the attention is scored by the others' own softmax.
+// Whether a dominant entry (more than half of the attention) is scored by the softmax of the other entries.
 bool leaves_out_dominant(Change change) {
   switch (change) {
     case Change::value:
@@ -78,7 +78,8 @@ void ScoredQueries::add_scores(MutableMatrixView scores) {
   }
 }
 
-// The outputs so that their inner products with values are those of the head's space, and their lengths.
+// Multiplies the outputs by each head's Gram matrix, so that plain inner products with values are those of the head's
+// space, and computes their squared lengths.
 void ScoredQueries::project_outputs() {
   output_norms_.assign(weights_.rows, 0.0);
   if (change_ == Change::value) return;
@@ -93,7 +94,7 @@ void ScoredQueries::project_outputs() {
   }
 }
 
-// One query's changes of one block of entries, added to its head's scores.
+// Adds one query's scores of one block of entries to the scores of its head.
 void ScoredQueries::add_row(int64_t row, int64_t first_entry, MatrixView values, int64_t count,
                             std::span<double> changes, MutableMatrixView scores) {
   const int64_t index = row;

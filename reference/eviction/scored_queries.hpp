@@ -1,4 +1,5 @@
-// The scores of obcache.hpp for a block of queries at once, so that products with values serve all of them.
+// The scores of obcache.hpp for a block of queries at once, so
+// that one matrix product with the values serves all queries.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +13,25 @@
 
 namespace kvbound::reference {
 
-/// Some queries over one KV head's entries: of each head's the same number, one head after the other.
+/// Queries over one KV head's entries: the same number for each query head, head by head.
 struct QueryBlock {
-  MatrixView logits;                 ///< [rows, entries]
-  MatrixView voted;                  // likewise: logits + ln votes, by which they attend
-  std::span<const int64_t> visible;  ///< [rows]
-  std::span<const double> largest;   ///< [rows], of the voted ones
+  MatrixView logits;  ///< [rows, entries]
+  MatrixView voted;   ///< [rows, entries]: logits + ln votes, whose softmax are the attention weights
+  std::span<const int64_t> visible;  ///< [rows]: each query sees entries 0..visible - 1
+  std::span<const double> largest;   ///< [rows]: largest visible voted logit
   int64_t per_head = 1;
 
   size_t head_of(int64_t row) const { return static_cast<size_t>(row / per_head); }
 };
 
-/// What the queries look at; heads are those of the queries.
+/// The entries that the queries attend to; heads are those of the queries.
 struct EntryBlock {
   MatrixView values;                   ///< [entries, head_dim]
   MatrixView squared_norms;            ///< [heads, entries]
   std::span<const ValueSpace> spaces;  ///< [heads]
 };
 
-/// The outputs of a block of queries, and what each entry is worth to them.
+/// The outputs of a block of queries, and the scores of the entries for them.
 class ScoredQueries {
  public:
   /// weights  [rows, entries], overwritten
@@ -39,9 +40,10 @@ class ScoredQueries {
 
   /// The queries' outputs.
   const Matrix& attend_values();
-  /// The true weights, from shares.
+  /// Turns the shares in `weights` back into attention weights, the dominant entry's included.
   void restore_weights();
-  /// scores[head, j] += the change of each of the head's queries. After attend_values, unless `value` is scored.
+  /// scores[head, j] += sum of the scores of the head's queries.
+  /// Call it after attend_values, unless Change::value is scored.
   void add_scores(MutableMatrixView scores);
 
  private:
@@ -52,7 +54,8 @@ class ScoredQueries {
   Change change_;
   const QueryBlock& queries_;
   const EntryBlock& entries_;
-  MutableMatrixView weights_;  // of the rows with an entry set aside: shares of `rest`, and 0 for it
+  MutableMatrixView
+      weights_;  // in rows with a dominant entry: shares of `rest`, and 0 for the dominant entry
   std::vector<QueryAttention> attention_;  // [rows]
   Matrix means_;                           // sum_j weights_ij v_j [rows, head_dim]
   Matrix outputs_, gram_products_;         // [rows, head_dim]

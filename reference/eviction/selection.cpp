@@ -22,7 +22,7 @@ void require_ranks(VectorView scores, int64_t k) {
   }
 }
 
-// What the k-th best entry scores, and how many of those with this score are among the k.
+// The score of the k-th best entry, and the number of entries with this score among the best k.
 struct Threshold {
   double score = 0;
   int64_t ties = 0;
@@ -51,8 +51,8 @@ std::vector<int64_t> select_top(VectorView scores, int64_t k) {
   require_ranks(scores, k);
   if (k == 0) return {};
   auto [least, ties] = threshold(scores, k);
-  // One more than k, because every index is written and only those that are selected move on: no branch that
-  // the processor would have to guess.
+  // One element more than k, because every index is written, and `count` advances only past selected ones: this avoids
+  // a branch that the processor would mispredict.
   std::vector<int64_t> selected(static_cast<size_t>(k) + 1);
   size_t count = 0;
   for (size_t i = 0; i < scores.size(); ++i) {

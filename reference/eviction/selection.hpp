@@ -1,4 +1,4 @@
-// Which entries have the largest scores.
+// Selection of the entries of largest score.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace kvbound::reference {
 
 /// The k entries of largest score, best first.
 ///
-/// Which: those that come first when entries are ordered by falling score, equal scores by rising index (so
-/// among ties the smaller index wins). In what order: that one.
+/// Entries are ordered by descending score, equal scores by ascending index (so among ties the smaller index wins);
+/// the result is the first k of this order, in this order.
 ///
-/// scores   [entries]; +infinity is a score like any other
+/// scores   [entries]; +infinity is allowed
 /// k        0..entries
 /// returns  [k] indices
 /// throws   ShapeMismatch if k is out of range; NonFinite if a score is NaN

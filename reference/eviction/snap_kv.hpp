@@ -1,4 +1,4 @@
-// SnapKV: keep the observation window, and of the entries before it those to which the window's queries attend most.
+// SnapKV: keeps the observation window, and of the entries before it those to which the window's queries attend most.
 #pragma once
 
 #include <cstdint>
@@ -10,41 +10,42 @@
 
 namespace kvbound::reference {
 
-/// The prompt's last positions, as SnapKV uses them: the same number of each, except when a cache is rebuilt in decoding.
+/// SnapKV's observation window. Both numbers are equal, except when a cache is rebuilt during decoding.
 struct ObservationWindow {
-  int64_t queries = 0;  ///< the last queries, whose attention counts
-  int64_t kept = 0;     ///< the newest positions, which stay; all others are candidates
+  int64_t queries = 0;  ///< number of last queries whose attention is averaged
+  int64_t kept = 0;     ///< number of newest positions, which are always kept; all others are candidates
 };
 
-/// What SnapKV selects of one layer, and by which scores.
+/// SnapKV's selection in one layer, and the scores on which it is based.
 struct SnapKvSelection {
   Matrix head_scores;  ///< [query_heads, candidates]: pooled
   Matrix scores;       ///< [kv_heads, candidates]: their mean over each group of query heads
   std::vector<std::vector<int64_t>> kept;  ///< [kv_heads]: ascending positions
 };
 
-/// window_attention_sums of a layer, computed or remembered.
+/// Returns window_attention_sums of a layer, computed or cached.
 using WindowAttentionSums = std::function<const Matrix&(int64_t window)>;
 
 /// SnapKV's compression of a prompt.
 ///
-///     a^h_j = max_{|j' - j| <= (pool - 1) / 2} (1 / window) sum_{i in window} A^h_ij',   A = causal softmax over the prompt
-///     kept_g = the k largest of mean_{h in g} a^h_j, and the window
+///     a^h_j = max_{|j' - j| <= (pool - 1) / 2} (1 / window) sum_{i in window} A^h_ij',   A = causal softmax over the
+///     prompt kept_g = the k largest of mean_{h in g} a^h_j, and the window
 ///
-/// pool      width of the max-pool, odd; 1 is none
-/// budgets   [kv_heads]: entries kept, the window's included
+/// pool      width of the max-pool, odd; 1: no pooling
+/// budgets   [kv_heads]: number of entries kept, the window's included
 /// throws    ShapeMismatch if the window is not recorded or a budget is out of range; NonFinite
-/// source    SnapKV (arXiv:2404.14469), Listing 1; it is for one query head per KV head: the mean over the group is ours
+/// source    SnapKV (arXiv:2404.14469), Listing 1, which has one query head per KV head; the mean over the group is
+///           ours
 SnapKvSelection snap_kv(const LayerView& layer, const ObservationWindow& window, int64_t pool,
                         std::span<const int64_t> budgets, const WindowAttentionSums& attention_sums);
 
-/// Sums over a window as means.
+/// Means over a window, from sums.
 ///
-/// sums     [rows, entries], added up over `window` queries
+/// sums     [rows, entries], summed over `window` queries
 /// returns  sums / window
 Matrix window_mean(const Matrix& sums, int64_t window);
 
-/// The mean attention that the window's queries pay each entry.
+/// The mean attention that each entry receives from the window's queries.
 ///
 ///     mean[h, j] = (1 / window) sum_{i in window} A^h_ij,   A = causal softmax over the whole prompt
 ///

@@ -1,4 +1,4 @@
-// StreamingLLM: the first entries, on which attention rests, and the newest; nothing is ranked.
+// StreamingLLM: keeps the first entries (attention sinks) and the newest; entries are not ranked.
 #pragma once
 
 #include <cstdint>

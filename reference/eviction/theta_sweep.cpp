@@ -49,7 +49,7 @@ std::vector<double> sweep_scores(MatrixView head_scores, MatrixView relative_nor
   return scores;
 }
 
-// sum_h theta_h of a selection; infinite if it keeps nothing of a head's attention.
+// sum_h theta_h of a selection; infinite if the kept entries hold no attention mass of some head.
 double total_bound(const ThetaSweepInput& input, const std::vector<int64_t>& selected) {
   std::vector<int64_t> kept(input.always_kept.begin(), input.always_kept.end());
   for (const int64_t i : selected) kept.push_back(input.candidates[i]);

@@ -1,4 +1,4 @@
-// The selection with the smallest bound among those that trade kept mass against kept norm mass.
+// The selection with the smallest bound theta among those that trade kept mass against kept norm mass.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvbound::reference {
 
-/// What one KV head's sweep chooses from, and by what it judges.
+/// The input of one KV head's sweep.
 struct ThetaSweepInput {
   MatrixView attention_weights;          ///< A [group_size, tokens]: window mean per query head, not pooled
   MatrixView projected_value_norms;      ///< N [group_size, tokens]
@@ -23,11 +23,12 @@ struct ThetaSweepInput {
 ///
 ///     for lambda in 0, 25 geometric points from 1e-3 to 1e3, infinity:
 ///         top k by mean_h a^h_j (lambda + N^h_j / mean_j N^h_j);          lambda = infinity: by mean_h a^h_j
-///     then the rivals; the first of those with the smallest sum_h theta_h wins
+///     then the rivals; the first selection with the smallest sum_h theta_h wins
 ///
-/// mean_j runs over all tokens; a head whose norms are all 0 counts as norms of 0. theta is taken in the norms' norm.
-/// For a fixed budget theta depends only on (Sigma, S); the sweep walks the hull of what is reachable. The
-/// best selection can lie off the hull, so the promise is exactly: theta is at most that of every rival.
+/// mean_j runs over all tokens; for a head whose norms are all 0, N^h_j / mean_j N^h_j counts
+/// as 0. theta is taken in the norm of projected_value_norms. For a fixed budget theta
+/// depends only on (Sigma, S); the sweep walks the hull of the reachable pairs. The best
+/// selection can lie off the hull, so the guarantee is: theta is at most that of every rival.
 ///
 /// k        0..candidates
 /// returns  [k] ascending indices of candidates

@@ -1,11 +1,11 @@
-// TOVA: rank entries by the attention that the last query pays them.
+// TOVA: ranks entries by the attention that they receive from the last query.
 #pragma once
 
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::reference {
 
-/// The attention that the prompt's last query pays each entry.
+/// The attention that each entry receives from the prompt's last query.
 ///
 ///     weights[h, j] = A^h_nj
 ///

@@ -11,10 +11,10 @@
 namespace kvbound::reference {
 namespace {
 
-// Rows whose lengths are taken together: few, since in decoding they come one by one.
+// Rows whose lengths are computed together: few, because a decode step adds one row at a time.
 constexpr int64_t kRows = 16;
 
-// G is positive semidefinite; rounding need not know that. NaN stays.
+// x G x^T is >= 0 because G is positive semidefinite, but rounding may make it negative. NaN is returned.
 double not_negative(double norm) { return norm < 0 ? 0 : norm; }
 
 }  // namespace

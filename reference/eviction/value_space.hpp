@@ -12,43 +12,44 @@ namespace kvbound::reference {
 
 struct TokenBlock;
 
-/// Lengths and inner products of a query head's outputs, as they are or after the output projection.
+/// Lengths and inner products of a query head's outputs, before or after the output projection.
 ///
 ///     head:       x . y  = sum_c x_c y_c
 ///     projected:  x . y  = (x W)(y W)^T = x G y^T,   G = W W^T
 ///
-/// W is the head's rows of W^O, [head_dim, model_dim]. G is [head_dim, head_dim], so that no [tokens, model_dim] product is
-/// formed.
+/// W is the head's rows of W^O, [head_dim, model_dim]. G is
+/// [head_dim, head_dim], so that no [tokens, model_dim] product is formed.
 class ValueSpace {
  public:
-  /// The head's own.
+  /// The head's space.
   ValueSpace() = default;
-  /// output_projection  [head_dim, model_dim], needed for `projected` alone
+  /// output_projection  [head_dim, model_dim], read for `projected` only
   ValueSpace(Space space, MatrixView output_projection);
 
-  /// The rows y G (or the rows themselves), so that x . y is the plain inner product of x with the result's row.
+  /// The rows y G (in the head's space: the rows y), so that x . y
+  /// is the plain inner product of x with the result's row.
   ///
   /// rows     [rows, head_dim]
   /// returns  [rows, head_dim]
   /// throws   ShapeMismatch
   Matrix gram_product(MatrixView rows) const;
 
-  /// x . x of every row: >= 0.
+  /// x . x of every row x; >= 0.
   ///
   /// rows     [rows, head_dim]
   /// returns  [rows]
   /// throws   ShapeMismatch; NonFinite
   std::vector<double> squared_norms(MatrixView rows) const;
-  /// Of one vector [head_dim], which may be no number.
+  /// x . x of one vector [head_dim], which may hold NaN or infinity.
   double squared_norm(VectorView x) const;
 
-  /// Whether it is the head's own space.
+  /// Whether this is the head's space.
   bool is_head() const { return !gram_; }
 
  private:
   void append_squared_norms(const TokenBlock& block, std::vector<double>& norms) const;
 
-  std::optional<Matrix> gram_;  // G; none: the identity
+  std::optional<Matrix> gram_;  // G; nullopt: the identity
 };
 
 /// The spaces of a layer's query heads.   returns [query_heads]

@@ -11,8 +11,8 @@
 namespace kvbound::reference {
 namespace {
 
-// Query heads, of one KV head, and queries of each that are worked on at a time: bounds the weights in memory
-// to this many rows.
+// Query heads of one KV head, and queries per head, that are processed at a time. The weights in memory have at most
+// kHeadBlock * kQueryBlock rows.
 constexpr int64_t kHeadBlock = 4;
 constexpr int64_t kQueryBlock = 32;
 
@@ -54,7 +54,7 @@ void WindowLogits::visit(const HeadBlock& heads, const std::function<void(const 
   }
 }
 
-// Recorded queries first..first + count - 1.
+// Visits recorded queries first..first + count - 1.
 void WindowLogits::visit_block(const HeadBlock& heads, int64_t first, int64_t count,
                                const std::function<void(const WindowLogitsBlock&)>& visit) {
   const int64_t rows = heads.count * count;

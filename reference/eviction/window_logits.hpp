@@ -1,5 +1,5 @@
-// The logits and the attention of an observation window, a few query heads and queries at a time: what every score of a prompt
-// starts from.
+// The logits and the attention of an observation window, a few query heads and queries at a time. All scores of a
+// prompt are computed from them.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct HeadBlock {
   int64_t count = 0;
 };
 
-/// The blocks of one KV head's query heads, and those of all KV heads.
+/// The blocks of one KV head's query heads, or of all KV heads.
 std::vector<HeadBlock> head_blocks(const LayerShape& shape, int64_t kv_head);
 std::vector<HeadBlock> head_blocks(const LayerShape& shape);
 
@@ -26,26 +26,26 @@ std::vector<HeadBlock> head_blocks(const LayerShape& shape);
 struct WindowLogitsBlock {
   HeadBlock heads;
   int64_t queries = 0;           ///< per head
-  std::vector<int64_t> visible;  ///< [rows]: how many tokens each row's query sees
-  std::vector<double> largest;   ///< [rows]: of the logits that it sees
-  MutableMatrixView logits;      ///< [rows, n], natural log; the future's are there, too
+  std::vector<int64_t> visible;  ///< [rows]: number of tokens that the row's query sees
+  std::vector<double> largest;   ///< [rows]: largest visible logit
+  MutableMatrixView logits;      ///< [rows, n], natural log; includes the logits of future tokens
 
   int64_t head_of(int64_t row) const { return heads.first + row / queries; }
 };
 
-/// Memory for the logits of one block at a time, to be used again for the next.
+/// Visits the logits of a window block by block, in memory that all blocks share.
 class WindowLogits {
  public:
   /// window  1..layer.window_queries()
-  /// throws  ShapeMismatch if it is not recorded
+  /// throws  ShapeMismatch if the window is not recorded
   WindowLogits(const LayerView& layer, int64_t window);
 
-  /// The most rows that a block has.
+  /// The largest number of rows in a block.
   int64_t most_rows() const { return queries_.rows(); }
 
-  /// Calls visit with all queries of the window, in the order of their positions. What it is shown may be overwritten.
+  /// Calls visit for all queries of the window, in the order of their positions. visit may overwrite the block.
   ///
-  /// throws  NonFinite if a logit that a query sees is NaN or infinite
+  /// throws  NonFinite if a visible logit is NaN or infinite
   void visit(const HeadBlock& heads, const std::function<void(const WindowLogitsBlock&)>& visit);
 
  private:
@@ -58,12 +58,12 @@ class WindowLogits {
   Scratch logits_;  // [query heads * queries, n]
 };
 
-/// Calls visit(query head, exponentials, their sum) for each of the window's queries of these heads: exp(z - largest z) of
-/// what it sees, 0 of the rest, [n].
+/// Calls visit(query head, exponentials [n], their sum) for each of the window's queries of these heads. The
+/// exponentials are exp(z - largest z) for visible tokens and 0 for the others.
 template <class Visit>
 void visit_exponentials(WindowLogits& window, const HeadBlock& heads, const Visit& visit) {
   window.visit(heads, [&](const WindowLogitsBlock& block) {
-    // Row by row, so that it is still in the processor's cache when it is looked at.
+    // Row by row, so that a row is still in the processor's cache when it is visited.
     for (int64_t row = 0; row < block.logits.rows; ++row) {
       const auto index = static_cast<size_t>(row), seen = static_cast<size_t>(block.visible[index]);
       const std::span<double> logits = block.logits.row(row);
@@ -74,22 +74,23 @@ void visit_exponentials(WindowLogits& window, const HeadBlock& heads, const Visi
   });
 }
 
-/// Shows the window's attention weights, one query at a time; those in memory at once are few.
+/// Visits the window's attention weights, one query at a time; only a few rows are in memory at once.
 ///
 /// layer    its last `window` recorded queries are the observation window
-/// kv_head  whose query heads
+/// kv_head  KV head whose query heads are visited
 /// window   1..layer.window_queries()
 /// visit    called with a query head of the group and the weights [n] of one of its queries: >= 0, sum 1, and 0
-///          in the query's future. Every query of every head once; a head's in the order of their positions
+///          for future tokens. Every query of every head is visited once; a head's queries in the order of their
+///          positions
 /// throws   ShapeMismatch if the window is not recorded; NonFinite
 void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
                             const std::function<void(int64_t query_head, VectorView weights)>& visit);
 
-/// The attention that the window's queries pay each entry, added up.
+/// The attention that each entry receives from the window's queries, summed.
 ///
 ///     sums[h, j] = sum_{i in window} A^h_ij,   A = causal softmax over the whole prompt
 ///
-/// layer    its last `window` recorded queries count; all of the prompt's, if so many are recorded
+/// layer    the sum is over its last `window` recorded queries
 /// window   1..layer.window_queries()
 /// returns  [query_heads, n], each row >= 0 with sum `window`. An entry in a query's future counts as 0
 /// throws   ShapeMismatch if the window is not recorded; NonFinite

@@ -17,7 +17,7 @@ uint64_t mixed(uint64_t bits) {
   return bits ^ (bits >> 31);
 }
 
-// Whether an entry's value is spread over those that follow it in the cache.
+// Whether an entry's value is spread over the entries that follow it in the cache.
 bool is_drawn(const Cam& options, int64_t kv_head, int64_t position, double attention_weight,
               VectorView following) {
   return !following.empty() &&
@@ -75,7 +75,7 @@ std::vector<double> mean_attention(Matrix logits) {
 HeadMerge spread_leaving(const Cam& options, int64_t kv_head, VectorView attention, MatrixView values,
                          HeadCache& cache) {
   HeadMerge record;
-  size_t next = 0;  // the first entry of the cache behind the position
+  size_t next = 0;  // the cache's first entry after `position`
   for (int64_t position = 0; position < values.rows; ++position) {
     if (next < cache.positions.size() && cache.positions[next] == position) {
       ++next;

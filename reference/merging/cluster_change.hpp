@@ -1,4 +1,5 @@
-// What one cluster's merge alone does to the queries that built it, beside what could have been done instead.
+// The change of outputs caused by one cluster's merge alone, for the queries by which it was merged, compared with
+// eviction and with the best possible value.
 #pragma once
 
 #include <cstdint>
@@ -10,36 +11,40 @@
 
 namespace kvbound::reference {
 
-/// Changes of the outputs of the query heads that share the KV head, each as (sum_h ||o'_h - o_h||_2^2)^(1/2), attention output
-/// units. All other entries are as they were before the merge.
+/// Changes of the outputs of the query heads that share the KV head, each as (sum_h ||o'_h - o_h||_2^2)^(1/2),
+/// attention output units. All entries outside the cluster are as before the merge.
 struct ClusterChange {
-  double merged = 0;   ///< the cluster is the merged entry
-  double evicted = 0;  ///< the members that left are gone, the one that stays is as it was
-  /// No value does better that all heads share if each head gives the merged entry the logit z*_h which keeps the cluster's weight:
+  double merged = 0;   ///< the cluster is replaced by the merged entry
+  double evicted = 0;  ///< the evicted members are dropped, the kept one is unchanged
+  /// The smallest change that any common value v can reach if each head gives the merged entry the logit z*_h that
+  /// preserves the cluster's weight:
   ///
   ///     (min_v sum_h c_h ||v - v-_h||^2)^(1/2),   c_h = (W_h / D_h)^2
   ///
-  /// with W_h, D_h and v-_h by the queries' own scores. 0 for one head. A merge that misses these logits may be below it.
+  /// with W_h, D_h and v-_h by the queries' own scores. 0 for one
+  /// head. A merge whose logits differ from z*_h may be below it.
   double floor = 0;
 };
 
-/// The cache before a merge as its queries see it.
+/// The queries of a merge, their attention over the cache before it, and the changes that clusters cause.
 class ClusterChanges {
  public:
   /// queries  [heads, head_dim]
   /// scale    logits are scale * query . key
-  /// before   with all members as they were; outlives this
+  /// before   the cache before the merge, with all members; must outlive the object
   /// throws   ShapeMismatch; NonFinite
   ClusterChanges(MatrixView queries, double scale, const CacheEntries& before);
 
-  /// after   has the merged entry
-  /// throws  ShapeMismatch if it does not, or a member was not there before
+  /// The change that one cluster causes.
+  ///
+  /// after   the cache after the merge
+  /// throws  ShapeMismatch if the merged entry is not in `after`, or a member not in `before`
   /// source  ours
   /// proof   proofs/keep_kv.md#kkv-gqa
   ClusterChange of(const MergeCluster& cluster, const CacheEntries& after) const;
 
  private:
-  // Attention of one query head over all entries but some.
+  // Attention of one query head over all entries except some.
   struct Rest {
     double log_sum_exp = 0;  // natural log, votes included
     std::vector<double> output;

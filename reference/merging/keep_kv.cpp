@@ -26,7 +26,8 @@ Matrix mean_row(MatrixView rows) {
   return mean;
 }
 
-// -ln sum_j (p_j / P) exp(x_j) for x whose mean by the weights w is 0; for x next to 0 from expm1, so that 1 is not in the way.
+// -ln sum_j (p_j / P) exp(x_j) for x with w-weighted mean 0. Near
+// x = 0 it is computed from expm1, which avoids cancellation against 1.
 double divergence(VectorView shares, VectorView centred) {
   double below = 0, whole = 0;
   for (size_t j = 0; j < shares.size(); ++j) {
@@ -89,7 +90,7 @@ std::vector<double> mean_key(const std::vector<ClusterMean>& means) {
   return key;
 }
 
-// By how much each query's logit of `key` misses scale q_h . k-_h - KL_h.
+// Per query head, its target logit scale q_h . k-_h - KL_h minus its logit of `key`.
 std::vector<double> missing_logits(const MergeQueries& queries, const std::vector<ClusterMean>& means,
                                    VectorView key) {
   std::vector<double> missing;
@@ -125,15 +126,14 @@ std::vector<double> zip_key(const MergeQueries& queries, const std::vector<Clust
 
 }  // namespace
 
-// The merging step of the paper's Algorithm 1; its scores are predicted by score_ema.hpp, its clusters found by
-// merge_targets.hpp.
+// The merging step of the paper's Algorithm 1; score_ema.hpp predicts the scores, merge_targets.hpp forms the clusters.
 std::vector<MergedEntry> keep_kv(const MergingCache& cache, std::span<const std::vector<int64_t>> clusters,
                                  const MergeQueries& queries) {
   std::vector<MergedEntry> merged;
   for (const std::vector<int64_t>& cluster : clusters) {
     if (cluster.empty()) throw ShapeMismatch("a cluster of no members");
     require_consistent(queries, cache);
-    // The kept entry c and every evicted entry e that goes to it, with their votes p and predicted scores s^.
+    // The kept entry c and the evicted entries e that merge with it, with their votes p and predicted scores s^.
     const ClusterMembers members = members_of(cache, cluster);
     // Weights w_j = p_j s^_j, W = sum w: k- = sum w k / W, v- = sum w v / W, for each query head.
     const std::vector<ClusterMean> means = cluster_means(queries, members);
@@ -143,18 +143,19 @@ std::vector<MergedEntry> keep_kv(const MergingCache& cache, std::span<const std:
         r.zip = zip_scale(means.front(), queries.merging_scores(members.log_scores).row(0));
         r.key = zip_key(queries, means, r.zip);
         break;
-      case MergedKey::min_norm:  // ours: the key next to k- that has the logit ln(W / P), as eq. 25's has
+      case MergedKey::
+          min_norm:  // ours: the key nearest to k- that has the logit ln(W / P), as eq. 25's key has
         r.key = min_norm_key(queries, means);
         break;
-      case MergedKey::convex:  // what the paper compares with: k_r = k-
+      case MergedKey::convex:  // the paper's baseline: k_r = k-
         r.key = mean_key(means);
         break;
     }
-    // Eq. 25: v_r = v-; for several query heads the value that serves all of them best.
+    // Eq. 25: v_r = v-; for several query heads the value with the smallest summed squared error.
     r.value = joint_value(queries, means);
     // Electoral votes: p_r = P = sum p.
     r.votes = sum(members.votes);
-    // What is predicted of r from now on: s^_r = W / P.
+    // The predicted score of r: s^_r = W / P.
     for (int64_t h = 0; h < queries.heads(); ++h) {
       r.log_scores.push_back(log_mean_score(members.votes, members.log_scores.row(h)));
     }

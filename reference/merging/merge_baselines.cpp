@@ -16,7 +16,7 @@ void require_cluster(MatrixView keys) {
   for (int64_t j = 0; j < keys.rows; ++j) require_finite("keys[" + std::to_string(j) + "]", keys.row(j));
 }
 
-// The vector times a power of two, so that its largest number is in [1/2, 1) and no square is lost or infinite.
+// The vector times a power of two, so that its largest number is in [1/2, 1) and no square overflows or underflows.
 std::vector<double> scaled(VectorView vector) {
   const double size = max_abs(vector);
   std::vector<double> result(vector.begin(), vector.end());
@@ -41,7 +41,7 @@ Matrix differences(MatrixView keys, double factor) {
   return result;
 }
 
-// ||keys[j,:] - keys[0,:]||^2 in a unit of its own, the same for all: the largest is at least 1/4, or all are 0.
+// ||keys[j,:] - keys[0,:]||^2, all scaled by one common factor, so that the largest is at least 1/4, or all are 0.
 std::vector<double> relative_squared_distances(MatrixView keys) {
   Matrix moved = differences(keys, 1);
   if (!std::isfinite(max_abs(moved.numbers()))) moved = differences(keys, 0.5);
@@ -62,7 +62,7 @@ std::vector<double> similarity_weights(MatrixView keys) {
   require_cluster(keys);
   const std::vector<double> target = scaled(keys.row(0));
   const double target_length = length(target);
-  std::vector<double> cosines{1};  // a zero key's with itself, too
+  std::vector<double> cosines{1};  // of the target with itself, also if it is zero
   for (int64_t j = 1; j < keys.rows; ++j) {
     const std::vector<double> key = scaled(keys.row(j));
     cosines.push_back(cosine(key, length(key), target, target_length));

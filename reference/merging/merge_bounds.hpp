@@ -1,7 +1,7 @@
-// How far merged entries may lead later queries astray: KeepKV's multi-step bounds and what they are made of.
+// Bounds on the output error that merged entries cause for later queries: KeepKV's multi-step bounds and their terms.
 //
-// The members of a cluster merged by predicted scores s^; the query at hand gives them the scores s. An entry is predicted well
-// if s^/s is next to 1.
+// The members of a cluster were merged by predicted scores s^; the current
+// query gives them the scores s. A prediction is good if s^/s is near 1.
 #pragma once
 
 #include <kvbound/reference/core/view.hpp>
@@ -12,25 +12,27 @@ namespace kvbound::reference {
 ///
 ///     epsilon = max_i |1 - s^_i / s_i|
 ///
-/// To bound anything it has to be taken over the members of all clusters and over the merged entries themselves.
+/// For the bounds it must be taken over the members of all clusters and over the merged entries.
 ///
-/// log_predicted  ln s^, natural log; -infinity: predicted to get nothing
+/// log_predicted  ln s^, natural log; -infinity: a predicted score of 0
 /// log_actual     ln s, natural log, in the same unit
 /// returns        infinity where it overflows; 0 for no entries
 /// throws         ShapeMismatch
-/// source         KeepKV (arXiv:2504.09936), section 3; that merged entries count is ours
+/// source         KeepKV (arXiv:2504.09936), section 3; including the merged entries is ours
 double prediction_error(VectorView log_predicted, VectorView log_actual);
 
-/// How far the output over merged entries may lie from that over their members, for any query and in any norm.
+/// A bound on the distance of the output over merged entries
+/// from the output over their members, for any query and norm.
 ///
 ///     2 epsilon (1 + epsilon) gamma / (1 - epsilon)^2  *  share
 ///
-/// Any number of disjoint clusters, each merged entry's value the mean of its members' by w = p s^ (of this query head).
+/// It holds for any number of disjoint clusters whose merged
+/// values are means weighted by w = p s^ (of this query head).
 ///
 /// prediction_error  epsilon
 /// value_distance    gamma = max ||v_i - v_j|| over all entries i of the cache before and all members j
 /// share             the merged entries' share of the attention over the merged cache (KKV-5'); 1: as printed (KKV-5)
-/// returns           infinity where epsilon is not below 1, and nothing is claimed
+/// returns           infinity where epsilon is not below 1, because there is no bound then
 /// source            KeepKV (arXiv:2504.09936), section 3; the share is ours
 /// proof             proofs/keep_kv.md#kkv-5, #kkv-5-prime
 double later_bound(double prediction_error, double value_distance, double share = 1);
@@ -39,8 +41,8 @@ double later_bound(double prediction_error, double value_distance, double share 
 ///
 ///     max_{i, j} ||values[i,:] - others[j,:]||_2
 ///
-/// Inner products, in blocks, only tell which pairs may be the farthest apart; those are looked at themselves, so nothing
-/// cancels.
+/// Inner products, in blocks, only select the pairs that may be the farthest apart. Their distances are computed from
+/// the differences, which avoids cancellation.
 ///
 /// values   [entries, head_dim]
 /// others   [members, head_dim]

@@ -15,7 +15,7 @@ void add(std::span<double> sum, double weight, VectorView value, VectorView orig
   for (size_t c = 0; c < sum.size(); ++c) sum[c] += weight * (value[c] - origin[c]);
 }
 
-// All clusters' members below each other.
+// The members of all clusters, cluster by cluster.
 ClusterMembers all_members(std::span<const MergedCluster> clusters) {
   ClusterMembers all;
   for (const MergedCluster& cluster : clusters) {
@@ -28,7 +28,7 @@ ClusterMembers all_members(std::span<const MergedCluster> clusters) {
   return all;
 }
 
-// One query's cache and members; logits with votes, which outlive it.
+// One query's attention over the cache and the members. The logits include votes and must outlive the object.
 class QueryEffect {
  public:
   QueryEffect(VectorView logits, const CacheEntries& cache, VectorView member_logits,
@@ -71,7 +71,7 @@ class QueryEffect {
  private:
   double logit_of(size_t cluster) const { return logits_[clusters_[cluster].row]; }
 
-  // sum_j A_j (v_j - o') over the whole cache before.
+  // Adds sum_j A_j (v_j - o') over the whole cache before the merge.
   void add_difference(VectorView output_now, std::span<double> change) const {
     std::vector<double> weights(logits_.size());
     for (size_t j = 0; j < weights.size(); ++j) {

@@ -20,7 +20,8 @@ std::vector<MergeCluster> clusters_of(std::map<int64_t, std::vector<int64_t>> me
   return clusters;
 }
 
-// Where each chain of parents ends. Parents have higher scores, so there is an end; each link is followed once.
+// The end of each candidate's chain of parents. Parents have strictly
+// higher scores, so chains are finite; each link is followed once.
 std::vector<int64_t> roots_of(const std::vector<NearestKey>& parents, const SimilarTarget& target) {
   std::vector<int64_t> roots(parents.size(), -1);
   std::vector<int64_t> chain;

@@ -1,4 +1,4 @@
-// The clusters that form at the prompt's end, of one KV head.
+// The clusters of one KV head that form at the prompt's end or at a rebuild.
 #pragma once
 
 #include <cstdint>
@@ -10,38 +10,38 @@
 
 namespace kvbound::reference {
 
-/// The entries that stay, and the clusters that become one entry each. An entry in neither is dropped.
+/// The kept entries, and the clusters that are merged into one entry each. An entry in neither is dropped.
 struct MergeTargets {
   std::vector<int64_t> kept;           ///< ascending positions
   std::vector<MergeCluster> clusters;  ///< by ascending `into`; without scores
 };
 
-/// Whether a cosine is near enough.
+/// Whether a cosine is above the target's threshold; always true without a threshold.
 bool is_similar(double cosine, const SimilarTarget& target);
 
-/// All of 0, 1, ..., count - 1 but the chosen, ascending.
+/// The indices 0, 1, ..., count - 1 without the chosen ones, ascending.
 std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count);
 
-/// Those who were not selected go to those who were, each to the most similar one if it is similar enough.
+/// Every evicted entry joins the cluster of the kept entry with the most similar key, if that is similar enough.
 ///
 /// keys    [n, head_dim], all entries by position
-/// kept    ascending positions of those who stay
+/// kept    ascending positions of the kept entries
 /// source  KeepKV (arXiv:2504.09936); D2O (arXiv:2406.13035)
 MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const SimilarTarget& target);
 
-/// Candidates go to their betters before anyone is selected.
+/// Candidates merge with higher-scored candidates before the selection.
 ///
 ///     parent(i) = the candidate of strictly higher score whose key is most similar, if it is similar enough
-///     root(i)   = where the chain of parents ends;   score(root) = sum of the scores of all whose root it is
+///     root(i)   = the end of i's chain of parents;   score(root) = sum of the scores of all candidates with this root
 ///
-/// The k roots of largest score stay, all of them if there are fewer; the others are dropped with all whose root they are.
+/// The k roots of largest score are kept, all of them if there are fewer; the clusters of the other roots are dropped.
 ///
 /// keys         [n, head_dim]
 /// first        the candidates are positions first, first + 1, ...
 /// scores       [candidates]
-/// always_kept  ascending positions outside the candidates; they take part in nothing
-/// k            how many candidates stay at most
-/// source       KeepKV (arXiv:2504.09936); ties, here and there: the smaller position
+/// always_kept  ascending positions outside the candidates; they do not merge
+/// k            largest number of roots to keep
+/// source       KeepKV (arXiv:2504.09936); ties, of cosines and of scores: the smaller position
 MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
                          std::span<const int64_t> always_kept, int64_t k, const SimilarTarget& target);
 

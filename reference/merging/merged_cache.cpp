@@ -10,7 +10,7 @@
 namespace kvbound::reference {
 namespace {
 
-// Those who stay and those who merge with them.
+// The positions of the kept entries and of the members that merge with them, ascending.
 std::vector<int64_t> with_merged(const std::vector<int64_t>& staying,
                                  const std::vector<MergeCluster>& clusters) {
   std::vector<int64_t> merging;
@@ -22,7 +22,7 @@ std::vector<int64_t> with_merged(const std::vector<int64_t>& staying,
   return all;
 }
 
-// What a record has of this KV head.
+// The KV head's item of a record; throws ShapeMismatch if the record has none.
 template <class Item>
 const Item& of_head(const char* what, const std::vector<Item>& heads, size_t kv_head) {
   if (kv_head < heads.size()) return heads[kv_head];
@@ -105,7 +105,7 @@ void MergedCache::append_original(CacheEntries& entries, int64_t position) const
   entries.append(position, 1, keys_.row(position), values_.row(position));
 }
 
-// The whole cache anew, from original entries.
+// Replaces the whole cache by the recorded entries, which were merged from original ones.
 std::optional<CacheMerge> MergedCache::fill(const HeadMerge& merge) {
   require_consistent(merge, keys_.cols);
   entries_ = {};

@@ -1,6 +1,6 @@
-// One KV head's compressed cache as a session's records tell it: who is in it, with which votes, keys and values.
+// One KV head's compressed cache, reconstructed from a session's records: its positions, votes, keys and values.
 //
-// The records of any backend are enough: what entered is the layer's own, what merged is recorded.
+// The records of any backend suffice: unmerged entries are the layer's original ones, merged entries are recorded.
 #pragma once
 
 #include <cstdint>
@@ -22,39 +22,40 @@ struct CacheEntries {
   int64_t entries() const { return std::ssize(positions); }
   /// The row of the entry at a position; -1 if there is none.
   int64_t find(int64_t position) const;
-  /// The same of an entry that has to be there; throws ShapeMismatch if it is not.
+  /// The row of the entry at a position; throws ShapeMismatch if there is none.
   int64_t row_of(int64_t position) const;
-  /// After all others; throws ShapeMismatch unless its position is larger than theirs.
+  /// Appends an entry; throws ShapeMismatch unless its position is larger than all others.
   void append(int64_t position, double vote, VectorView key, VectorView value);
-  /// Those at these positions, ascending; throws ShapeMismatch if one of them is not there.
+  /// The entries at the given ascending positions; throws ShapeMismatch if there is none at one of them.
   CacheEntries at(const std::vector<int64_t>& wanted) const;
 };
 
-/// A cache just before some of its entries merged: those that stayed and those that merged with them. Those that were
-/// dropped at the same time are not in it, so that what merging did can be told from what eviction did.
+/// A cache just before some of its entries merged: the kept entries and the members that merged with them. Entries that
+/// were dropped at the same time are left out, so that the effect of merging is separated from that of eviction.
 struct CacheMerge {
   CacheEntries before;
   const std::vector<MergeCluster>* clusters = nullptr;  ///< the record's, at least one
 };
 
-/// A cache from the prompt's end on: enter and evict take turns, one pair for each decode step.
+/// A cache from the prompt's end on. Call enter and evict alternately, once each per decode step.
 ///
-/// The records outlive it. The cache of a policy that does not merge is told, too. Records that contradict themselves, as by a
-/// position that is not in the cache, throw ShapeMismatch, whichever member function comes upon them.
+/// The records must outlive the object. Policies that do not merge are supported, too. Inconsistent records, such as
+/// one with a position that is not in the cache, make any member function throw ShapeMismatch.
 class MergedCache {
  public:
-  /// keys    [n + T, head_dim], the KV head's own; they outlive the cache
-  /// values  likewise
+  /// keys    [n + T, head_dim], the KV head's original keys; their memory must outlive the object
+  /// values  [n + T, head_dim], likewise
   MergedCache(MatrixView keys, MatrixView values, int64_t prompt_tokens, int64_t kv_head,
               const PromptRecord& prompt);
 
   const CacheEntries& entries() const { return entries_; }
 
-  /// What merged at the prompt's end, if anything did.
+  /// The merge at the prompt's end; nullopt if no entries merged.
   const std::optional<CacheMerge>& prompt_merge() const { return prompt_merge_; }
-  /// The step's own entry is in the cache; what a rebuild merged, if there was one and it did.
+  /// Advances to the cache with the step's own entry, rebuilt if
+  /// the step rebuilds. Returns the rebuild's merge, if any.
   std::optional<CacheMerge> enter(const StepRecord& step);
-  /// The step's queries have attended and the cache is back at its budget; what merged, if anything did.
+  /// Advances to the cache after the step's eviction. Returns the evicted entry's merge, if any.
   std::optional<CacheMerge> evict(const StepRecord& step);
 
  private:
@@ -67,7 +68,7 @@ class MergedCache {
   MatrixView values_;
   size_t kv_head_;
   CachePositions positions_;
-  int64_t tokens_;  // that there are so far
+  int64_t tokens_;  // number of tokens so far
   CacheEntries entries_;
   std::optional<CacheMerge> prompt_merge_;
 };

@@ -16,12 +16,12 @@ void require_finite_keys(std::string_view what, MatrixView keys) {
 
 double clamped(double cosine) { return std::clamp(cosine, -1.0, 1.0); }
 
-// The cosines of keys first, first + 1, ... that stay, all later than those that were looked at before; -infinity for those
-// that are not meant.
+// Updates `nearest` with the cosines of kept keys first, first + 1, ..., which come after all keys visited before. A
+// cosine of -infinity excludes a key.
 void take_nearer(VectorView cosines, int64_t first, NearestKey& nearest) {
   const double largest = largest_of(cosines);
   if (largest == -kInfinity) return;
-  // Those that rounding took beyond 1, or -1, are equally near, and the first of them is taken.
+  // Cosines that rounding carried beyond 1, or -1, are ties, and the first of them is taken.
   const double cosine = clamped(largest);
   if (nearest.index >= 0 && cosine <= nearest.cosine) return;
   const auto at =
@@ -29,7 +29,8 @@ void take_nearer(VectorView cosines, int64_t first, NearestKey& nearest) {
   nearest = {first + (at - cosines.begin()), cosine};
 }
 
-// The nearest of the staying keys that hide(key, first other, cosines) leaves.
+// For each leaving key the nearest staying key. hide(key, first,
+// cosines) sets the cosines of excluded keys to -infinity.
 template <class Hide>
 std::vector<NearestKey> find_nearest(MatrixView leaving, MatrixView staying, const Hide& hide) {
   require_equal("columns of leaving", leaving.cols, "columns of staying", staying.cols);

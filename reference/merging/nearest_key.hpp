@@ -1,4 +1,4 @@
-// The kept entry whose key is nearest to an evicted one's.
+// The kept entry whose key is nearest (has the largest cosine) to that of an evicted entry.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace kvbound::reference {
 
-/// Index of the nearest key, and how near it is.
+/// The index of the nearest key, and its cosine.
 struct NearestKey {
   int64_t index = -1;  ///< -1: there is none
   double cosine = 0;   ///< -1..1
 };
 
-/// For each key that leaves the staying key of largest cosine.
+/// For each leaving key the staying key of largest cosine.
 ///
 ///     cosine(a, b) = a . b / (||a|| ||b||),  0 if either is zero
 ///
@@ -27,7 +27,7 @@ struct NearestKey {
 /// source   KeepKV (arXiv:2504.09936); D2O (arXiv:2406.13035)
 std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying);
 
-/// For each key the nearest of those that have a strictly higher score, index -1 for those of highest score.
+/// For each key the nearest among the keys of strictly higher score; index -1 for keys of the highest score.
 ///
 /// keys     [entries, head_dim]
 /// scores   [entries]
@@ -35,28 +35,28 @@ std::vector<NearestKey> nearest_keys(MatrixView leaving, MatrixView staying);
 /// throws   ShapeMismatch; NonFinite if a key is NaN or infinite
 std::vector<NearestKey> nearest_better_keys(MatrixView keys, VectorView scores);
 
-/// ||keys[i,:]||, safe for numbers whose squares are not.
+/// ||keys[i,:]||_2, also where the squares of the numbers overflow or underflow.
 ///
 /// keys     [entries, head_dim]
-/// returns  [entries], >= 0; +infinity if no double holds a norm
+/// returns  [entries], >= 0; +infinity where a norm exceeds the largest double
 /// throws   NonFinite if a key is NaN or infinite
 std::vector<double> key_norms(MatrixView keys);
 
-/// The keys at length 1; zero keys stay zero.
+/// The keys divided by their lengths; zero keys stay zero.
 ///
 /// keys     [entries, head_dim]
 /// returns  [entries, head_dim]
 /// throws   NonFinite if a key is NaN or infinite
 inline Matrix key_directions(MatrixView keys) { return row_directions(keys); }
 
-/// The nearest of the other keys to one key, in a cache that is in no order.
+/// The key nearest to that of one entry among the other entries of a cache in any order.
 ///
-/// entry      who leaves, and is not its own neighbour
+/// entry      index of the entry that is evicted
 /// keys       [entries, head_dim]
 /// norms      [entries]: key_norms(keys)
-/// positions  [entries]; ties: the smaller position. Equal keys have equal cosines to the last bit here, too, but not always
-///            those of nearest_keys, whose sums are formed in another order
-/// returns    an entry; index -1 if there is no other
+/// positions  [entries]; ties: the smaller position. Equal keys have equal cosines to the last bit, but these may
+///            differ from the cosines of nearest_keys, whose sums are formed in another order
+/// returns    the index of an entry; -1 if there is no other
 /// throws     ShapeMismatch
 NearestKey nearest_key(int64_t entry, MatrixView keys, VectorView norms, std::span<const int64_t> positions);
 

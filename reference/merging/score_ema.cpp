@@ -14,7 +14,7 @@
 namespace kvbound::reference {
 namespace {
 
-// ln s in place, over what the query sees. largest: of the logits.
+// Turns the logits of the visible tokens into ln s, in place. largest: the largest logit.
 void normalise(std::span<double> logits, double largest) {
   const double log_sum = largest + std::log(exponential_sum(logits, largest));
   for (double& logit : logits) logit -= log_sum;
@@ -104,7 +104,7 @@ void ScoreEma::replace(int64_t entry, VectorView log_scores, int64_t tokens) {
   require_equal("log_scores", std::ssize(log_scores), "query heads", heads());
   require_finite("log_scores", log_scores);
   const int64_t j = entry;
-  if (weights_[j] == 0) return;  // what it would take over has no weight
+  if (weights_[j] == 0) return;  // a predicted score would have no weight
   for (size_t h = 0; h < sums_.size(); ++h) {
     sums_[h].exponents[j] = log_scores[h] + log_divisor(entry, tokens);
     sums_[h].mantissas[j] = 1;
@@ -152,7 +152,8 @@ ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScor
       }
     });
   }
-  // An entry's weight depends on nothing but how many queries saw it: all of them, or those from its own position on.
+  // An entry's weight depends only on the number of queries that
+  // saw it: all of them, or those from its own position on.
   std::vector<double> weights{0};
   for (int64_t seen = 1; seen <= layer.window_queries(); ++seen) {
     weights.push_back(options.ema * weights.back() + (1 - options.ema));

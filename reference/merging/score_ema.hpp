@@ -1,4 +1,4 @@
-// What scores the queries to come will give, predicted by a moving average of those that were.
+// Prediction of future queries' scores by an exponential moving average (EMA) of past queries' scores.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace kvbound::reference {
 ///     S' = a S + (1 - a) s,   c' = a c + (1 - a),   from S = c = 0
 ///     exact: s^ = S / c;   paper: s^ = S / (1 - a^tokens)
 ///
-/// with s a query's score of the entry. S is kept as a multiple of a power of e, so that logits of any size neither overflow
-/// nor vanish: an update is one exponential per entry and query head.
+/// with s a query's score of the entry. S is stored as a mantissa times a power of e, so that logits of any size
+/// neither overflow nor underflow; an update costs one exponential per entry and query head.
 ///
 /// source  KeepKV (arXiv:2504.09936); `exact` is ours
 /// proof   proofs/keep_kv.md#kkv-8
@@ -26,30 +26,29 @@ class ScoreEma {
   ScoreEma() = default;
   /// No entries yet.
   ///
-  /// options  ema 0, or 2^-900 <= ema < 1; of the rest the normalisation alone matters: what scores are, is for who hands
-  ///          them over
+  /// options  ema 0, or 2^-900 <= ema < 1; `normalisation`; `scores` is read by observe_logits only
   /// heads    query heads of the KV head
   ScoreEma(const PredictedScores& options, int64_t heads);
 
   int64_t heads() const { return std::ssize(sums_); }
   int64_t entries() const { return std::ssize(weights_); }
-  /// One more entry, which no query has seen.
+  /// Appends an entry that no query has seen.
   void append();
-  /// The last entry takes its place.
+  /// Removes an entry; the last entry takes its place.
   void remove(int64_t entry);
-  /// The averages of these entries alone, in this order.
+  /// The averages of the chosen entries, in this order.
   ScoreEma of(std::span<const int64_t> chosen) const;
-  /// The first so many entries take in a query's scores.
+  /// Updates the averages of the first `seen` entries with a query's scores.
   ///
   /// log_scores  [heads, seen <= entries], ln s, natural log
-  /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite, with nothing taken in by that query head
+  /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite, without an update for that query head
   void observe(MatrixView log_scores);
-  /// The same with a query's logits, of all that it sees: observe(log_scores(options.scores, logits, votes)).
+  /// The same with the logits of all entries that a query sees: observe(log_scores(options.scores, logits, votes)).
   ///
   /// logits  [heads, seen <= entries], natural log
   /// votes   [seen], p > 0; empty: 1 for all
   void observe_logits(MatrixView logits, VectorView votes = {});
-  /// What a merged entry takes over: the weight c stays the entry's own.
+  /// Sets an entry's prediction to that of a merged entry; the weight c does not change. No effect while c = 0.
   ///
   /// log_scores  [heads], ln s^_r
   /// tokens      as in log_predicted
@@ -59,7 +58,7 @@ class ScoreEma {
   ///
   /// tokens  n at the prompt's end, n + t + 1 at decode step t
   double log_predicted(int64_t head, int64_t entry, int64_t tokens) const;
-  /// [heads, entries]
+  /// ln s^ of all entries.   returns [heads, entries]
   Matrix log_predicted(int64_t tokens) const;
 
  private:
@@ -72,14 +71,14 @@ class ScoreEma {
   PredictedScores options_;
   std::vector<ScaledAverages> sums_;  // [heads]: S, entry by entry
   std::vector<double> weights_;       // [entries]: c
-  std::vector<double> exponentials_;  // [entries]: of one update
+  std::vector<double> exponentials_;  // [entries]: scratch of an update
 };
 
 /// A query's scores in the log domain.
 ///
 ///     attention: ln s_j = z_j - LSE_i(z_i + ln p_i);   raw: ln s_j = z_j
 ///
-/// logits  [entries], natural log; all that the query sees
+/// logits  [entries], natural log, of all entries that the query sees
 /// votes   [entries], p > 0; empty: 1 for all
 /// throws  ShapeMismatch; NonFinite if an attention score's logit is NaN or infinite
 std::vector<double> log_scores(ScoreKind kind, VectorView logits, VectorView votes = {});
@@ -88,7 +87,7 @@ std::vector<double> log_scores(ScoreKind kind, VectorView logits, VectorView vot
 ///
 /// One KV head's work, on one thread: callers parallelise over KV heads.
 ///
-/// kv_head  whose n entries and query heads
+/// kv_head  KV head whose n entries and query heads are averaged
 /// throws   ShapeMismatch if no query is recorded; NonFinite
 ScoreEma prompt_ema(const LayerView& layer, int64_t kv_head, const PredictedScores& options);
 

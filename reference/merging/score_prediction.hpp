@@ -1,4 +1,4 @@
-// What is predicted of the entries of one KV head's cache, from the prompt's end on.
+// Predicted scores of the entries of one KV head's cache, from the prompt's end on.
 #pragma once
 
 #include <cstdint>
@@ -12,42 +12,41 @@
 
 namespace kvbound::reference {
 
-/// Predicted scores, by a moving average or by the last queries alone.
+/// Predicted scores for every query head of the group, by a moving average
+/// or by the last query alone; none for methods that do not predict scores.
 ///
 ///     ema      score_ema.hpp
 ///     current  ln s^_j = z_j of the last query
-///
-/// of every query head of the group; nothing, for methods that do without.
 class ScorePrediction {
  public:
   /// heads  query heads of the KV head
   ScorePrediction(const std::optional<PredictedScores>& options, int64_t heads)
       : options_(options), heads_(heads) {}
 
-  /// The entries of a compressed cache; nothing is known of the queries to come but what `known` tells.
+  /// Starts with the entries of a compressed cache.
   ///
-  /// known   of all entries before; null: averages start anew
-  /// kept    ascending indices of those that are in the cache
-  /// tokens  so far
+  /// known   averages of all entries before the compression; null: averages start anew
+  /// kept    ascending indices of the kept entries
+  /// tokens  number of tokens so far
   void begin(const ScoreEma* known, std::span<const int64_t> kept, int64_t tokens);
-  /// One more entry, which no query has seen.
+  /// Appends an entry that no query has seen.
   void enter();
-  /// The last entry takes its place.
+  /// Removes an entry; the last entry takes its place.
   void leave(int64_t entry);
-  /// Takes in a step's queries.
+  /// Updates the predictions with a step's queries.
   ///
   /// logits  [heads, entries], natural log
   /// votes   [entries]; empty: 1 for all
   /// tokens  n + t + 1
   void observe(const Matrix& logits, VectorView votes, int64_t tokens);
-  /// What a merged entry takes over.
+  /// Sets an entry's prediction to that of a merged entry.
   ///
   /// log_scores  [heads], ln s^_r
   void replace(int64_t entry, VectorView log_scores);
 
-  /// ln s^ of all entries, natural log [heads, entries]; no columns where nothing is predicted.
+  /// ln s^ of all entries, natural log [heads, entries]; no columns for methods that do not predict scores.
   Matrix all() const;
-  /// Of some.
+  /// ln s^ of the given entries.
   Matrix of(std::span<const int64_t> entries) const;
 
  private:
@@ -57,7 +56,7 @@ class ScorePrediction {
   int64_t heads_;
   int64_t tokens_ = 0;
   ScoreEma ema_;
-  Matrix logits_;  // predict=current: the last ones
+  Matrix logits_;  // predict=current: the last query's
 };
 
 }  // namespace kvbound::reference

@@ -1,4 +1,4 @@
-// Rows added up with weights.
+// Weighted sums of a matrix's rows.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@ namespace kvbound::reference {
 
 /// mean[c] = sum_j weights[j] rows[j,c].
 ///
-/// weights  [n], for a mean of sum 1
+/// weights  [n]; with sum 1 the result is a mean
 /// rows     [n, cols]
 /// returns  [cols]; zeros for no rows
 /// throws   ShapeMismatch

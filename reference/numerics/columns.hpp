@@ -1,4 +1,4 @@
-// Some columns or rows of a matrix, side by side.
+// Copies of chosen columns or rows of a matrix.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace kvbound::reference {
 
-/// [rows, columns]; none of a matrix that has none.
+/// The given columns, in the given order.   returns [rows, columns]; empty for a matrix without columns
 inline Matrix columns_of(MatrixView matrix, std::span<const int64_t> columns) {
   if (matrix.cols == 0) return {};
   Matrix result(matrix.rows, std::ssize(columns));
@@ -19,7 +19,7 @@ inline Matrix columns_of(MatrixView matrix, std::span<const int64_t> columns) {
   return result;
 }
 
-/// [rows, cols]
+/// The given rows, in the given order.   returns [rows, cols]
 inline Matrix rows_of(MatrixView matrix, std::span<const int64_t> rows) {
   Matrix result(std::ssize(rows), matrix.cols);
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -13,19 +13,19 @@
 namespace kvbound::reference {
 namespace {
 
-// Rows that are multiplied with as many others at a time: so many that packing them costs the product little, and so few that
-// their cosines are still in the processor's cache when they are looked at.
+// Rows of each operand per block product: enough that packing them costs the product little, and few enough that their
+// cosines are still in the processor's cache when they are visited.
 constexpr int64_t kBlock = kTokenBlock;
 
-// A length is norm 2^exponent.
+// The length norm * 2^exponent.
 struct ScaledLength {
   double norm = 0;
   int exponent = 0;
 };
 
-// A power of two scales without rounding: vectors that need none come out as if there were none.
+// Scaling by a power of two is exact, so the result does not depend on whether a vector was scaled.
 ScaledLength scaled_length(VectorView x) {
-  constexpr double kLeast = 0x1p-800, kMost = 0x1p800;  // beyond them squares overflow, or lose what matters
+  constexpr double kLeast = 0x1p-800, kMost = 0x1p800;  // outside them, squares overflow or underflow
   const double square = inner_product(x, x);
   if (kLeast <= square && square <= kMost) return {std::sqrt(square), 0};
   require_finite("vector", x);
@@ -43,7 +43,7 @@ std::vector<double> direction(VectorView x) {
   return result;
 }
 
-// The directions of rows first, first + 1, ..., as many as there are; the rest of the result is zero.
+// The directions of rows first, first + 1, ... of `rows`; rows of the result beyond the last row are zero.
 void fill_directions(MatrixView rows, int64_t first, MutableMatrixView directions) {
   for (int64_t i = 0; i < directions.rows; ++i) {
     if (first + i < rows.rows) {
@@ -63,7 +63,7 @@ Matrix direction_blocks(MatrixView rows) {
   return blocks;
 }
 
-// What a thread works on: a block of rows, and their cosines with a block of the others.
+// A thread's working memory: the directions of a block of rows, and their cosines with a block of the others.
 struct CosineBlock {
   explicit CosineBlock(int64_t cols) : directions(kBlock, cols), cosines(kBlock, kBlock) {}
 
@@ -71,7 +71,7 @@ struct CosineBlock {
   Matrix cosines;
 };
 
-// Whether an inner product of vectors of these lengths is as good as one of their directions.
+// Whether an inner product of vectors of these lengths can neither overflow nor underflow.
 bool is_safe(double length, double other) {
   constexpr double kLeast = 0x1p-400, kMost = 0x1p400;
   return kLeast < length && length < kMost && kLeast < other && other < kMost;

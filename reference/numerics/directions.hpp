@@ -9,9 +9,9 @@
 
 namespace kvbound::reference {
 
-/// ||x||_2, safe for numbers whose squares are not.
+/// ||x||_2, also where the squares of the numbers overflow or underflow.
 ///
-/// returns  >= 0; +infinity if no double holds it
+/// returns  >= 0; +infinity if the length exceeds the largest double
 /// throws   NonFinite if a number is NaN or infinite
 double length(VectorView x);
 
@@ -24,17 +24,17 @@ void fill_direction(VectorView x, std::span<double> direction);
 /// The directions of all rows.   returns [rows, cols]
 Matrix row_directions(MatrixView rows);
 
-/// a . b / (||a|| ||b||), of vectors with these lengths.   returns -1..1; 0 if either is zero
+/// a . b / (||a|| ||b||), given both lengths.   returns -1..1; 0 if either vector is zero
 double cosine(VectorView a, double length, VectorView b, double other_length);
 
-/// Shows the cosines of every row with all others, a block of others at a time.
+/// Visits the cosines of every row with all others, a block of others at a time.
 ///
-/// Equal rows have equal cosines to the last bit, but sums are formed in another order than in cosine(), and rounding may take a
-/// cosine beyond -1 or 1.
+/// Equal rows have equal cosines to the last bit, but sums are formed in another order than in cosine(), and rounding
+/// may carry a cosine beyond -1 or 1.
 ///
 /// rows, others  [.., cols], finite
-/// visit         called with (row, first, cosines with others first, first + 1, ...), which may be overwritten: the blocks of
-///               one row in ascending order of `first`, different rows on different threads
+/// visit         called with (row, first, cosines with others first, first + 1, ...); it may overwrite the cosines. The
+///               blocks of one row come in ascending order of `first`, different rows on different threads
 void visit_cosines(MatrixView rows, MatrixView others,
                    const std::function<void(int64_t row, int64_t first, std::span<double> cosines)>& visit);
 

@@ -1,4 +1,4 @@
-// Loops over vectors number by number: every result depends on numbers of its own index alone.
+// Element-wise loops over vectors: every result depends only on the operands of the same index.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ void add(VectorView terms, std::span<double> sums);
 /// sums[i] <- sums[i] + numerators[i] / divisor
 void add_quotients(VectorView numerators, double divisor, std::span<double> sums);
 
-/// The matrix with every number divided.
+/// The matrix with every element divided by `divisor`.
 Matrix quotient(Matrix matrix, double divisor);
 
 }  // namespace kvbound::reference

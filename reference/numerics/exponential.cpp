@@ -10,18 +10,18 @@ namespace {
 
 using Constants = ExponentialConstants;
 
-// Added to an integer of fewer than 51 bits and taken away again, it rounds to the nearest integer; in
-// between, the integer stands in the lowest bits.
+// Adding and subtracting this constant rounds a number below 2^51 to the nearest integer; after the addition, that
+// integer is in the lowest bits of the sum.
 constexpr double kRounder = 0x1.8p52;
 constexpr uint64_t kExponentBias = 1023;
 constexpr int kFractionBits = 52;
 
-// x <- exp(x), every lane by itself.
+// x <- exp(x) in every lane.
 template <class L>
 [[gnu::always_inline]] inline void exponential(typename L::Reals& x) {
   using Reals = typename L::Reals;
   using Bits = typename L::Bits;
-  // A NaN is neither below nor above, and stays.
+  // Both comparisons are false for NaN, so NaN is not clamped.
   x = x < Constants::kLeast ? Reals{} + Constants::kLeast : x;
   x = x > Constants::kMost ? Reals{} + Constants::kMost : x;
   const Reals shifted = x * Constants::kLog2E + kRounder;
@@ -32,7 +32,8 @@ template <class L>
 #pragma GCC unroll 16
   for (size_t i = 1; i < kTerms; ++i) q = q * r + Constants::kCoefficients[kTerms - 1 - i];
   const Reals fraction = 1.0 + (r + r * r * q);
-  // k = k1 + k2, both in the range of normal exponents. Shifted as unsigned, as all levels can: k + 2048 > 0.
+  // k = k1 + k2, both in the range of normal exponents. The shift is of an unsigned number (k + 2048 > 0), because not
+  // every instruction-set level has a signed 64-bit shift.
   const Bits power = (Bits)shifted - (std::bit_cast<uint64_t>(kRounder) - 2048);
   const Bits power1 = power >> 1;
   const Bits power2 = power - power1;
@@ -41,7 +42,7 @@ template <class L>
   x = fraction * scale1 * scale2;
 }
 
-// Exponentials of kLanes numbers, added to the sums and, if wanted, written back.
+// Adds the exponentials of kLanes numbers to the sums, and writes them to `results` unless that is null.
 template <class L>
 [[gnu::always_inline]] inline void add_exponentials(const double* numbers, double shift,
                                                     typename L::Sums& sums, double* results) {
@@ -67,7 +68,7 @@ double exponentials(VectorView numbers, double shift, double* results, Instructi
           add_exponentials<L>(numbers.data() + i, shift, sums, results ? results + i : nullptr);
         }
         if (whole < numbers.size()) {
-          double rest[kLanes];  // filled up with what adds 0
+          double rest[kLanes];  // padded with -infinity, whose exponential is 0
           std::fill(std::copy(numbers.begin() + static_cast<std::ptrdiff_t>(whole), numbers.end(), rest),
                     rest + kLanes, -std::numeric_limits<double>::infinity());
           add_exponentials<L>(rest, shift, sums, rest);

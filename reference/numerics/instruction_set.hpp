@@ -1,7 +1,7 @@
-// Vector loops compiled once per instruction-set level, the level chosen when the program runs.
+// Vector loops compiled once per instruction-set level; the level is chosen at run time.
 //
 // Every level does the same + - * / and integer operations on each number, without fused multiply-add, and
-// adds up in the same kLanes partial sums: the bits do not depend on the level. This holds for what is compiled
+// adds up in the same kLanes partial sums, so the bits do not depend on the level. This holds for code compiled
 // with -ffp-contract=off, as all of kvbound is.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace kvbound::reference {
 
-/// What a vector loop can be compiled for. generic: what every processor of the architecture has.
+/// The levels for which a vector loop is compiled. generic: instructions that every processor of the architecture has.
 enum class InstructionSet { generic, avx2, avx512 };
 
 inline constexpr std::array<InstructionSet, 3> kInstructionSets{InstructionSet::generic, InstructionSet::avx2,
@@ -23,7 +23,7 @@ constexpr std::string_view name(InstructionSet level) {
   return std::array<std::string_view, 3>{"generic", "avx2", "avx512"}[static_cast<size_t>(level)];
 }
 
-/// Whether this processor, and the operating system, can run the level.
+/// Whether this processor and the operating system support the level.
 inline bool is_available([[maybe_unused]] InstructionSet level) {
 #ifdef __x86_64__
   if (level == InstructionSet::avx512) return __builtin_cpu_supports("avx512f");
@@ -32,7 +32,7 @@ inline bool is_available([[maybe_unused]] InstructionSet level) {
   return level == InstructionSet::generic;
 }
 
-/// The highest level available: the one that runs.
+/// The highest available level, which is the one used.
 inline InstructionSet instruction_set() {
   static const InstructionSet highest = is_available(InstructionSet::avx512) ? InstructionSet::avx512
                                         : is_available(InstructionSet::avx2) ? InstructionSet::avx2
@@ -40,7 +40,7 @@ inline InstructionSet instruction_set() {
   return highest;
 }
 
-/// Numbers worked on at a time: whole vectors at every level, two of the widest.
+/// Numbers processed at a time: whole vectors at every level, two vectors at the widest.
 inline constexpr size_t kLanes = 16;
 
 /// kLanes doubles (reals) or 64-bit unsigned integers (bits) in vectors of `width`, so that a loop body is
@@ -88,8 +88,8 @@ template <class Loop>
 
 /// Calls loop(Lanes<width>()) in a function compiled for the level, which must be available.
 ///
-/// loop  a lambda that is declared always_inline, as is everything it calls with vectors: what is not inlined
-///       is compiled for every processor
+/// loop  a lambda declared always_inline, as must be every function that it calls with vectors: a function that is not
+///       inlined is compiled for the generic level
 template <class Loop>
 void run_at(InstructionSet level, const Loop& loop) {
   assert(is_available(level));

@@ -9,7 +9,7 @@
 namespace kvbound::reference {
 namespace {
 
-// Adds kLanes numbers to what is known of those before them.
+// Updates the lanes' running maxima, and the sums of x - x that are NaN after a number that is not finite.
 template <class L>
 [[gnu::always_inline]] inline void add_to_largest(const double* numbers,
                                                   typename L::Reals (&largest)[L::kVectors],
@@ -34,7 +34,7 @@ Largest largest(VectorView numbers) {
         typename L::Sums poison;
         const size_t whole = numbers.size() / kLanes * kLanes;
         for (size_t i = 0; i < whole; i += kLanes) add_to_largest<L>(numbers.data() + i, most, poison);
-        double rest[kLanes];  // filled up with what is there anyway
+        double rest[kLanes];  // padded with a number of the input
         std::fill_n(rest, kLanes, numbers.front());
         std::copy(numbers.begin() + static_cast<std::ptrdiff_t>(whole), numbers.end(), rest);
         add_to_largest<L>(rest, most, poison);

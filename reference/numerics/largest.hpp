@@ -7,7 +7,7 @@
 
 namespace kvbound::reference {
 
-/// The largest of some numbers, and whether it means anything.
+/// The largest of some numbers, and whether all of them are finite.
 struct Largest {
   double value = -std::numeric_limits<double>::infinity();
   double poison = 0;  ///< 0 if all numbers are finite, else NaN
@@ -15,10 +15,10 @@ struct Largest {
   bool all_finite() const { return poison == 0; }
 };
 
-/// numbers  at least one; with a NaN among them the value says nothing
+/// numbers  at least one; if one of them is NaN, the value is unspecified
 Largest largest(VectorView numbers);
 
-/// numbers  none of them NaN; returns -infinity for no numbers
+/// The largest number.   numbers: none of them NaN; returns -infinity for no numbers
 double largest_of(VectorView numbers);
 
 }  // namespace kvbound::reference

@@ -1,4 +1,4 @@
-// Parallelism over independent pieces (heads, fixed blocks), never through a reduction: that keeps results
+// Parallelism over independent pieces of work (heads, fixed blocks), never through a reduction, so that results are
 // bit-identical for any number of threads.
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace kvbound::reference {
 
-/// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread; each thread that gets
-/// work has a state of its own, made by make_state(), such as memory to work in. The first exception is
-/// rethrown when all are done.
+/// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
+/// work has its own state, made by make_state(), such as working memory. The first exception is
+/// rethrown when all calls are done.
 template <class MakeState, class Piece>
 void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece) {
   std::exception_ptr failure;

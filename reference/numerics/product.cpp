@@ -11,8 +11,8 @@
 #include "product_kernels.hpp"
 #include "product_shapes.hpp"
 
-// How OpenBLAS chooses its kernels when it is loaded, and forgets the choice when it is unloaded. They are in no header,
-// so a library may do without them; one that was built for a single processor does.
+// The functions by which OpenBLAS chooses its kernels when it is loaded and drops the choice when it is unloaded. They
+// are in no header and are therefore weak: an OpenBLAS that was built for a single processor does not have them.
 extern "C" {
 [[gnu::weak]] void gotoblas_dynamic_init();
 [[gnu::weak]] void gotoblas_dynamic_quit();
@@ -21,8 +21,8 @@ extern "C" {
 namespace kvbound::reference {
 namespace {
 
-// OpenMP's number of threads for as long as this lives. An OpenBLAS that is built for OpenMP works on that
-// many, and sets it along with its own.
+// Sets OpenMP's number of threads for the lifetime of the object. An OpenBLAS built for OpenMP uses that number of
+// threads and changes it when its own thread count is set.
 class OpenMpThreads {
  public:
   explicit OpenMpThreads(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
@@ -34,7 +34,7 @@ class OpenMpThreads {
   int before_;
 };
 
-// The thread count of OpenBLAS is a setting of the process. One thread, because with more the bits of a
+// Sets OpenBLAS's thread count, which is a setting of the whole process, to one: with more threads, the bits of a
 // product depend on their number.
 void use_one_blas_thread() {
   [[maybe_unused]] static const bool once = [] {
@@ -44,14 +44,14 @@ void use_one_blas_thread() {
   }();
 }
 
-// More BLAS threads for as long as this lives, then one.
+// Sets the number of BLAS threads for the lifetime of the object; afterwards it is one.
 class BlasThreads {
  public:
   explicit BlasThreads(int threads) : openmp_(threads) {
-    use_one_blas_thread();  // once for all, so that it does not happen in between
+    use_one_blas_thread();  // now, so that the first product does not reset the count
     openblas_set_num_threads(threads);
   }
-  ~BlasThreads() { openblas_set_num_threads(1); }  // before OpenMP's are restored
+  ~BlasThreads() { openblas_set_num_threads(1); }  // before openmp_ restores OpenMP's count
   BlasThreads(const BlasThreads&) = delete;
   BlasThreads& operator=(const BlasThreads&) = delete;
 
@@ -74,7 +74,7 @@ void multiply_any(double scale, MatrixView a, MatrixView b, MutableMatrixView ou
 
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
 
-// OPENBLAS_CORETYPE with another value, or without one, for as long as this lives.
+// Sets OPENBLAS_CORETYPE to another value, or unsets it, for the lifetime of the object.
 class CoreType {
  public:
   explicit CoreType(const std::optional<std::string>& core) {
@@ -88,7 +88,8 @@ class CoreType {
  private:
   static void set(const std::optional<std::string>& core) {
     if (core) {
-      setenv(kCoreType, core->c_str(), 1);  // without memory, the kernels stay as they are, which is noticed
+      // If setenv fails for lack of memory, the kernels do not change, which callers check.
+      setenv(kCoreType, core->c_str(), 1);
     } else {
       unsetenv(kCoreType);
     }
@@ -97,7 +98,7 @@ class CoreType {
   std::optional<std::string> before_;
 };
 
-// Only a library that has kernels of several processors reads the variable.
+// Only an OpenBLAS that has kernels for several processors reads the variable.
 bool has_several_cores() { return std::strstr(openblas_get_config(), "DYNAMIC_ARCH") != nullptr; }
 
 bool user_has_chosen() {
@@ -109,14 +110,14 @@ bool can_choose_again() {
   return gotoblas_dynamic_init != nullptr && gotoblas_dynamic_quit != nullptr && has_several_cores();
 }
 
-// Has OpenBLAS choose its kernels as if OPENBLAS_CORETYPE had had this value, or none, when it was loaded.
+// Makes OpenBLAS choose its kernels again, as if OPENBLAS_CORETYPE had had this value (or had been unset) at load time.
 void choose_again(const std::optional<std::string>& core) {
   const CoreType as_if(core);
   gotoblas_dynamic_quit();
   gotoblas_dynamic_init();
 }
 
-// What chose the kernels that run, and which ran before any other choice.
+// The kernels that were chosen at load time, and who chose the current ones.
 struct Kernels {
   std::string at_load = openblas_get_corename();
   KernelChoice chosen_by = user_has_chosen() ? KernelChoice::user : KernelChoice::library;

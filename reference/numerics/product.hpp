@@ -1,5 +1,5 @@
-// Matrix products, by BLAS on one thread: the caller parallelises over independent products. A portable build has
-// Eigen's instead, of which whatever is said of BLAS here holds.
+// Matrix products by BLAS on one thread: the caller parallelises over independent products. A portable build uses
+// Eigen instead; all statements about BLAS in this file then hold for Eigen.
 #pragma once
 
 #include <string>
@@ -14,30 +14,30 @@ void multiply(MatrixView a, MatrixView b, MutableMatrixView out);
 /// out = scale * a * transpose(b).  a [m, k], b [n, k], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
 void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale = 1);
 
-/// out = a * b with threads inside BLAS, which no operation here uses, because its bits depend on their number:
-/// what others are measured against. Leaves one BLAS thread, whatever happens, and OpenMP's as they were. Not
-/// to be called while another product runs.
-/// returns  how many threads BLAS had for it: fewer than asked for if it cannot work on so many
+/// out = a * b with threads inside BLAS: the baseline of speed measurements. No operation of the library uses it,
+/// because the bits of its result depend on the number of threads. Afterwards, also after an exception, BLAS has one
+/// thread and OpenMP its former number. Must not be called while another product runs.
+/// returns  the number of threads that BLAS used: fewer than requested if BLAS does not support that many
 /// throws   ShapeMismatch
 int multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int threads);
 
-/// How many threads BLAS has: one, except during multiply_with_blas_threads.
+/// The number of BLAS threads: one, except during multiply_with_blas_threads.
 int blas_threads();
 
-/// Whose choice the kernels are that products run on: the BLAS library's, the user's (OPENBLAS_CORETYPE), that of
-/// use_fastest_products, or that of use_products_of.
+/// The origin of the choice of kernels for products: the BLAS library, the user (OPENBLAS_CORETYPE),
+/// use_fastest_products (`fastest`) or use_products_of (`named`).
 enum class KernelChoice { library, user, fastest, named };
 
-/// Which BLAS was really loaded, and which of its kernels run: with several installed, OPENBLAS_CORETYPE set, or a
-/// processor that is newer than the library, it is not the obvious one.
+/// The BLAS that was actually loaded and the kernels that it uses. They can be unexpected: several libraries may be
+/// installed, OPENBLAS_CORETYPE may be set, or the processor may be newer than the library.
 struct BlasInfo {
-  std::string name;     ///< library, version and build options, as "OpenBLAS 0.3.21 ..." or "Eigen 3.4.0"
-  std::string core;     ///< the processor type whose kernels run
-  std::string flavour;  ///< serial, pthread or openmp
+  std::string name;  ///< library, version and build options, such as "OpenBLAS 0.3.21 ..." or "Eigen 3.4.0"
+  std::string core;  ///< the processor type whose kernels run
+  std::string flavour;       ///< serial, pthread or openmp
   std::string core_at_load;  ///< the processor type whose kernels ran when the program began
   KernelChoice chosen_by;    ///< who chose `core`
-  std::string
-      faster_core;  ///< a core with faster kernels that this processor can run as well; empty if none is known
+  /// A core with faster kernels that this processor can run as well; empty if none is known.
+  std::string faster_core;
 
   std::string library() const { return name.substr(0, name.find(' ')); }
 };
@@ -45,38 +45,39 @@ BlasInfo blas_info();
 
 /// Makes products run on the fastest kernels that this processor and its operating system can run.
 ///
-/// OpenBLAS gives a processor that is newer than itself its oldest kernels, a quarter as fast as the right ones or less.
-/// Where the instructions that the processor has (product_kernels.hpp: faster_cores) promise faster kernels, OpenBLAS
-/// chooses again, as if OPENBLAS_CORETYPE had named them when the program was started: the same bits as with that. Else
-/// nothing changes: where OPENBLAS_CORETYPE is set and not empty, whatever it names; where OpenBLAS chose kernels at
-/// least as good; where it has only one set of kernels (built without DYNAMIC_ARCH); where products are Eigen's.
+/// OpenBLAS gives a processor that is newer than itself its oldest kernels, a quarter as fast as the right ones or
+/// less. If the processor has the instructions of faster kernels (product_kernels.hpp: faster_cores), OpenBLAS chooses
+/// again, as if OPENBLAS_CORETYPE had named those kernels when the program started, and with the same bits. The kernels
+/// do not change if OPENBLAS_CORETYPE is set and not empty, if OpenBLAS already chose kernels at least as fast, if it
+/// has only one set of kernels (built without DYNAMIC_ARCH), or if products are Eigen's.
 ///
 /// Call it at the beginning of main, before any product and before other threads are started: the kernels are a setting
-/// of the whole process, other uses of OpenBLAS in it included; a product that runs in another thread meanwhile may
-/// crash; and the environment is changed for a moment, which must not be read in another thread meanwhile. Results
-/// before and after the call may differ in their last bits. A second call does nothing, unless OPENBLAS_CORETYPE was set
-/// at the first and has been removed from the environment.
+/// of the whole process, other uses of OpenBLAS in it included; a product that runs in another thread during the call
+/// may crash; and the call changes the environment for a moment, during which no other thread may read it. Results
+/// before and after the call may differ in their last bits. A second call does nothing, unless OPENBLAS_CORETYPE was
+/// set at the first call and has been removed from the environment since.
 ///
-/// returns  what runs from now on, who chose it, and faster_core where it could not be had; as blas_info() from now on
+/// returns  the kernels used from now on, who chose them, and in faster_core the faster kernels that the library lacks;
+///          the same as blas_info() after the call
 BlasInfo use_fastest_products();
 
-/// Makes products run on the kernels of a core, named as in OPENBLAS_CORETYPE, whether or not the processor can run
-/// them. The same conditions hold as for use_fastest_products.
+/// Makes products run on the kernels of the given core, named as in OPENBLAS_CORETYPE, whether or not the processor can
+/// run them. The caller must observe the same conditions as for use_fastest_products.
 ///
-/// returns  what runs from now on: not `core` where OpenBLAS does not have it
+/// returns  the kernels used from now on: other ones than those of `core` if OpenBLAS does not have them
 BlasInfo use_products_of(const std::string& core);
 
-/// The kernels of another core for as long as this lives, then those from before. The same conditions hold as for
-/// use_fastest_products.
+/// Selects the kernels of another core for the lifetime of the object, then restores the former ones. The caller must
+/// observe the same conditions as for use_fastest_products.
 class ProductsOf {
  public:
-  explicit ProductsOf(const std::string& core);  ///< nothing happens where it is the core at work
+  explicit ProductsOf(const std::string& core);  ///< no effect if `core` is already in use
   ~ProductsOf();
   ProductsOf(const ProductsOf&) = delete;
   ProductsOf& operator=(const ProductsOf&) = delete;
 
  private:
-  std::string before_;  ///< empty where there is nothing to restore
+  std::string before_;  ///< core to restore; empty: none
 };
 
 }  // namespace kvbound::reference

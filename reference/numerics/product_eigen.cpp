@@ -1,5 +1,5 @@
-// Products by Eigen, compiled instead of product.cpp for programs that are to run where there is no BLAS.
-#define EIGEN_DONT_PARALLELIZE  // the caller does, over independent products
+// Products by Eigen, compiled instead of product.cpp for programs that must run on machines without BLAS.
+#define EIGEN_DONT_PARALLELIZE  // the caller parallelises over independent products
 #include <algorithm>
 
 #include <Eigen/Core>
@@ -21,8 +21,8 @@ Mapped<RowMajor> mapped(MutableMatrixView matrix) {
   return {matrix.data, matrix.rows, matrix.cols, Eigen::OuterStride<>(matrix.row_stride)};
 }
 
-// Eigen cuts a product into blocks by the sizes of the processor's caches, and the bits of a sum depend on the
-// cuts. The same sizes everywhere give the same bits everywhere.
+// Eigen derives the block sizes of a product from the sizes of the processor's caches, and the bits of a sum depend on
+// the blocks. Fixed cache sizes give the same bits on every machine.
 void use_one_set_of_block_sizes() {
   [[maybe_unused]] static const bool once = [] {
     constexpr std::ptrdiff_t kKiB = 1024;

@@ -55,7 +55,7 @@ char lower(char c) { return 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + '
 ProcessorFeatures processor_features() {
   ProcessorFeatures has;
 #ifdef __x86_64__
-  // The compiler's run-time library reads cpuid, and XCR0 before it believes in AVX, FMA or AVX-512.
+  // The compiler's run-time library reads cpuid, and reports AVX, FMA and AVX-512 only if XCR0 enables their registers.
   __builtin_cpu_init();
   has.avx = __builtin_cpu_supports("avx");
   has.avx2 = __builtin_cpu_supports("avx2");

@@ -36,12 +36,12 @@ PseudoInverse::PseudoInverse(MatrixView rows, double rank) : conditions_(rows.ro
   const auto append = [](Matrix& matrix, const Eigen::VectorXd& row) {
     matrix.append_row({row.data(), static_cast<size_t>(row.size())});
   };
-  // What rounding makes of a singular value that is 0.
+  // A singular value of 0 is computed as up to this share of the largest.
   const double nothing =
       std::numeric_limits<double>::epsilon() * static_cast<double>(std::max(rows.rows, rows.cols));
   const double least = std::max(rank, nothing) * sigmas[0];
   for (Eigen::Index i = 0; i < sigmas.size(); ++i) {
-    if (!(sigmas[i] > 0) || sigmas[i] < least) break;  // they fall
+    if (!(sigmas[i] > 0) || sigmas[i] < least) break;  // singular values are in descending order
     append(combinations_, svd.matrixV().col(i) / sigmas[i]);
     append(directions_, svd.matrixU().col(i));
   }

@@ -1,4 +1,5 @@
-// The smallest vector that meets some linear conditions, as far as they can be met without blowing it up.
+// The truncated pseudo-inverse: the shortest vector that meets linear conditions as closely as possible, without the
+// directions of small singular values, which would make it long.
 #pragma once
 
 #include <vector>
@@ -12,15 +13,16 @@ std::vector<double> singular_values(MatrixView matrix);
 
 /// A truncated pseudo-inverse.
 ///
-///     rows = sum_i sigma_i u_i v_i^T;   x = sum_{i: sigma_i >= rank sigma_max, sigma_i > 0} (u_i . targets / sigma_i) v_i
+///     rows = sum_i sigma_i u_i v_i^T;   x = sum_{i: sigma_i >= rank sigma_max, sigma_i > 0} (u_i . targets / sigma_i)
+///     v_i
 ///
-/// A singular value of 0 is computed as some units in the last place of the largest: what is below 2^-52 max(conditions,
-/// unknowns) sigma_max counts as 0.
+/// Rounding turns a singular value of 0 into a few units in the last place of the largest, so singular values below
+/// 2^-52 max(conditions, unknowns) sigma_max count as 0.
 class PseudoInverse {
  public:
   PseudoInverse() = default;
   /// rows    [conditions, unknowns]
-  /// rank    0..1: smaller singular values than this share of the largest are dropped
+  /// rank    0..1: singular values below this share of the largest are dropped
   /// throws  NonFinite if a number is NaN or infinite
   PseudoInverse(MatrixView rows, double rank);
 
@@ -31,7 +33,7 @@ class PseudoInverse {
   /// throws   ShapeMismatch
   std::vector<double> solve(VectorView targets) const;
 
-  /// How many directions were not dropped.
+  /// The number of directions that were not dropped.
   int64_t rank() const { return directions_.rows(); }
 
  private:

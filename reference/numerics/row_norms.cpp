@@ -13,8 +13,8 @@
 namespace kvbound::reference {
 namespace {
 
-// Columns of the product formed at a time: kTokenBlock x kColumnBlock doubles are 1 MiB, which stays in the second-level
-// cache of most server processors.
+// Columns of the product formed at a time: kTokenBlock x kColumnBlock doubles are 1 MiB, which fits into the
+// second-level cache of most server processors.
 constexpr int64_t kColumnBlock = 512;
 
 Matrix product_block(MatrixView matrix) { return {kTokenBlock, std::min(kColumnBlock, matrix.cols)}; }
@@ -27,7 +27,7 @@ template <Norm norm, class L>
     Reals x;
     L::load(numbers + v * L::kWidth, x);
     if constexpr (norm == Norm::l1) {
-      sums.parts[v] += (Reals)((typename L::Bits)x & ~(uint64_t{1} << 63));  // without its sign
+      sums.parts[v] += (Reals)((typename L::Bits)x & ~(uint64_t{1} << 63));  // |x|: the sign bit cleared
     } else {
       sums.parts[v] += x * x;
     }

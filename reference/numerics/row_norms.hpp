@@ -15,8 +15,8 @@ namespace kvbound::reference {
 ///
 /// rows     [tokens, inner]
 /// matrix   [inner, columns]
-/// returns  [tokens], >= 0; empty for no tokens. The product is formed block by block. Equal rows have equal norms to the last
-///          bit, however many rows there are
+/// returns  [tokens], >= 0; empty for no tokens. The product is formed block by block. Equal rows have equal norms to
+///          the last bit, however many rows there are
 /// throws   ShapeMismatch if the inner dimensions differ
 std::vector<double> row_norms(MatrixView rows, MatrixView matrix, Norm norm);
 
@@ -26,7 +26,7 @@ struct RowProduct {
   MatrixView matrix;  ///< [inner, columns]
 };
 
-/// The same for several products with equally many rows, in parallel.   returns [products, tokens]
+/// The row norms of several products with the same number of rows, in parallel.   returns [products, tokens]
 Matrix row_norms(std::span<const RowProduct> products, Norm norm);
 
 }  // namespace kvbound::reference

@@ -11,12 +11,12 @@
 namespace kvbound::reference {
 namespace {
 
-// Below it a mantissa moves into its exponent. As long as none is smaller, an exponential that underflows beside one changes
-// no bit of their sum.
+// A mantissa below this limit is moved into its exponent. While no mantissa is smaller, an exponential that underflows
+// would not change a bit of its sum with a mantissa.
 constexpr double kLeastMantissa = 0x1p-64;
 
-// Distances between new logarithms and the exponents that there are, negated: what the smaller of the two is to be
-// multiplied by, as a logarithm. Returns whether all logarithms are finite.
+// distances[j] = -|log_numbers[j] - exponents[j]|: the logarithm of the factor that rescales the smaller of the two to
+// the exponent of the larger. Returns whether all new logarithms are finite.
 bool negated_distances(VectorView log_numbers, const double* exponents, double* distances) {
   double poison = 0;
   run_at(
@@ -43,7 +43,8 @@ bool negated_distances(VectorView log_numbers, const double* exponents, double* 
   return poison == 0;
 }
 
-// S' = a S + (1 - a) s with the larger of both exponents, given exp of minus their distance. Returns the smallest mantissa.
+// S' = a S + (1 - a) s, stored with the larger of both exponents; exponentials[j] is exp(-distance of the exponents).
+// Returns the smallest new mantissa.
 double add_numbers(double decay, VectorView log_numbers, const double* exponentials, double* exponents,
                    double* mantissas) {
   const double fresh = 1 - decay;
@@ -93,7 +94,7 @@ bool decay_towards(VectorView log_numbers, double decay, ScaledAverages& average
   double* const exponents = averages.exponents.data();
   double* const mantissas = averages.mantissas.data();
   if (!negated_distances(log_numbers, exponents, scratch.data())) return false;
-  if (decay == 0) {  // nothing of the past stays
+  if (decay == 0) {  // the past has no weight
     std::ranges::copy(log_numbers, exponents);
     std::fill_n(mantissas, log_numbers.size(), 1.0);
     return true;

@@ -8,17 +8,17 @@
 
 namespace kvbound::reference {
 
-/// Averages S_j = mantissas[j] exp(exponents[j]). A mantissa is 0 (then the exponent is -infinity: nothing was added yet) or
-/// about 2^-64 to 2.
+/// Averages S_j = mantissas[j] exp(exponents[j]). A mantissa is between about 2^-64 and 2, or 0 with the exponent
+/// -infinity for an average to which no number was added yet.
 struct ScaledAverages {
   std::vector<double> exponents;
   std::vector<double> mantissas;
 
-  /// One more, of which nothing is known yet.
+  /// Appends an empty average, S = 0.
   void append();
 };
 
-/// The first averages move towards new numbers.
+/// Updates the first `count` averages with new numbers.
 ///
 ///     S_j <- decay S_j + (1 - decay) exp(log_numbers[j])
 ///

@@ -1,4 +1,4 @@
-// Memory to work in, whose pages cost little to come by.
+// Working memory in huge pages, which are cheap to map.
 #pragma once
 
 #ifdef __linux__
@@ -12,8 +12,8 @@
 
 namespace kvbound::reference {
 
-/// Room for `count` doubles, of no particular value. In pages of 2 MiB where the system grants them: tens of
-/// megabytes in pages of 4 KiB take longer to be mapped than to be filled.
+/// Uninitialised memory for `count` doubles. In pages of 2 MiB where the system grants them: tens of
+/// megabytes in pages of 4 KiB take longer to map than to fill.
 ///
 /// throws  std::bad_alloc
 class Scratch {
@@ -21,7 +21,7 @@ class Scratch {
   explicit Scratch(size_t count)
       : numbers_(static_cast<double*>(::operator new(count * sizeof(double), std::align_val_t(kPage)))) {
 #ifdef __linux__
-    // A wish; if it is not granted, nothing is lost.
+    // A hint: if the system does not follow it, the memory has ordinary pages.
     madvise(numbers_.get(), count * sizeof(double), MADV_HUGEPAGE);
 #endif
   }

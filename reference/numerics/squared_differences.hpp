@@ -1,4 +1,4 @@
-// Squared lengths of many scaled differences with one vector, from inner products.
+// Squared lengths of the scaled differences of many vectors from one vector, computed from inner products.
 #pragma once
 
 #include <cstddef>
@@ -10,21 +10,21 @@
 
 namespace kvbound::reference {
 
-/// The vector scale (x_factor x - origin_factor o) of a vector x and an origin o that all share.
+/// The vector scale (x_factor x - origin_factor o) of a vector x and the common origin o.
 ///
-/// Number  double, or several at a time: it has + - * /, and Number{} + 1.0 is 1
+/// Number  double, or a vector type of doubles: it has + - * /, and Number{} + 1.0 is 1 in every lane
 template <class Number>
 struct ScaledDifference {
   Number scale, x_factor, origin_factor;
 };
 
-/// A length's share of its terms below which they cancel: what is left of 53 bits is 40, less what the inner product's
-/// additions cost.
+/// A squared length below this share of its terms counts as cancelled. A length at the limit has 53 - 13 = 40 correct
+/// bits, minus the rounding errors of the inner product.
 inline constexpr double kCancelledShare = 0x1p-13;
 
 namespace detail {
 
-// The squared lengths of kWidth differences from j on; -1, which no square is, where the terms cancel.
+// The squared lengths of kWidth differences from j on; -1 marks differences whose terms cancel.
 template <class L, class Term>
 [[gnu::always_inline]] inline void expand(VectorView first, double first_factor, VectorView second,
                                           VectorView squared_norms, double origin_norm, const Term& term,
@@ -52,13 +52,13 @@ template <class L, class Term>
 ///
 ///     products[j] <- || scale_j (x_factor_j x_j - origin_factor_j o) ||^2
 ///
-/// first, second  [n] numbers that the difference follows from; first_factor is multiplied into the first ones
+/// first, second  [n] numbers from which `term` computes the factors; those of `first` are multiplied by first_factor
 /// squared_norms  [n]: |x_j|^2
 /// origin_norm    |o|^2
-/// term           term(first, second, difference) writes a ScaledDifference of its numbers' type; declared always_inline, because
-///                it is compiled for every instruction set
-/// products       [n], in: x_j . o; out: the squared lengths, or -1 where the terms cancel to less than kCancelledShare of them
-/// returns        whether there is one that cancels
+/// term           term(first, second, difference) writes a ScaledDifference of the numbers' type; declared
+///                always_inline, because it is compiled for every instruction set
+/// products       [n], in: x_j . o; out: the squared lengths, or -1 where the terms cancel to less than kCancelledShare
+/// returns        whether the terms of any length cancel
 template <class Term>
 bool squared_differences(VectorView first, double first_factor, VectorView second, VectorView squared_norms,
                          double origin_norm, const Term& term, std::span<double> products) {

@@ -1,8 +1,8 @@
-// Tokens are worked on in blocks of one size, the last one padded with zero rows.
+// Tokens are processed in blocks of equal size; the last block is padded with zero rows.
 //
 // A product's rounding depends on which code path of the BLAS kernel a row falls into. With equal blocks
 // every token takes the same path, so two tokens with the same numbers get the same result to the last bit:
-// ties stay ties, wherever the tokens stand; and, if the size is fixed, however many follow.
+// ties remain ties at any two positions and, if the block size is fixed, for any number of tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@ namespace kvbound::reference {
 
 inline constexpr int64_t kTokenBlock = 256;
 
-/// Blocks of `size` tokens that hold all tokens.
+/// The number of blocks of `size` tokens that hold all tokens.
 constexpr int64_t token_blocks(int64_t tokens, int64_t size = kTokenBlock) {
   return (tokens + size - 1) / size;
 }
 
-/// Tokens that one product with a few queries takes. A sixteenth of them, so that padding the last block costs little, but
-/// at most so many that the product can't gain from more.
+/// The block size of products of a few queries with all tokens: about a sixteenth of the tokens, so that padding the
+/// last block costs little, but at most 1024, beyond which the product does not get faster.
 constexpr int64_t query_product_block(int64_t tokens) {
   constexpr int64_t kMost = 1024;
   return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))) / 16, kTokenBlock,

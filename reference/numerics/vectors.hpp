@@ -10,7 +10,8 @@
 namespace kvbound::reference {
 namespace detail {
 
-/// sum_c term(c) in eight partial sums, so that additions need not wait for each other; the order depends on the size only.
+/// sum_c term(c) in eight independent partial sums, which the processor
+/// can add in parallel; the order of additions depends on the size only.
 template <class Term>
 double partial_sums(size_t size, const Term& term) {
   constexpr size_t kParts = 8;
@@ -30,18 +31,18 @@ inline double inner_product(VectorView x, VectorView y) {
   return detail::partial_sums(x.size(), [&](size_t c) { return x[c] * y[c]; });
 }
 
-/// sum_c (x_c - y_c)^2, likewise.
+/// sum_c (x_c - y_c)^2.   x, y: of the same size; 0 for no numbers
 inline double squared_distance(VectorView x, VectorView y) {
   return detail::partial_sums(x.size(), [&](size_t c) { return (x[c] - y[c]) * (x[c] - y[c]); });
 }
 
-/// || x ||_2; infinite where no double holds a square.
+/// || x ||_2; +infinity where the sum of squares overflows.
 inline double norm(VectorView x) { return std::sqrt(inner_product(x, x)); }
 
-/// || x - y ||_2, likewise.
+/// || x - y ||_2; +infinity where the sum of squares overflows.
 inline double distance(VectorView x, VectorView y) { return std::sqrt(squared_distance(x, y)); }
 
-/// || x ||_inf; 0 for no numbers, NaNs do not count.
+/// || x ||_inf; 0 for no numbers; NaNs are ignored.
 inline double max_abs(VectorView x) {
   double largest = 0;
   for (const double number : x) largest = std::max(largest, std::abs(number));
@@ -57,7 +58,7 @@ inline Matrix absolute(MatrixView matrix) {
   return result;
 }
 
-/// sum_c x_c, one after the other.
+/// sum_c x_c, added in order of the index.
 inline double sum(VectorView x) {
   double result = 0;
   for (const double number : x) result += number;

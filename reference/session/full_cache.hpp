@@ -1,4 +1,4 @@
-// All entries that ever were of one layer, kept outside the compressed cache so that it can be rebuilt.
+// All entries of one layer, evicted ones included, kept outside the compressed cache so that it can be rebuilt.
 #pragma once
 
 #include <vector>
@@ -7,18 +7,18 @@
 
 namespace kvbound::reference {
 
-/// A copy of a prompt's entries and of all that came since: 2 kv_heads entries head_dim numbers, twice that while layer() is
-/// in use.
+/// A copy of the prompt's entries and of those of all decode steps:
+/// 2 kv_heads entries head_dim numbers, twice as many while layer() is in use.
 class FullCache {
  public:
-  /// layer  what else it views outlives the cache
+  /// layer  its keys and values are copied; the other arrays that it views must outlive the cache
   explicit FullCache(const LayerView& layer);
 
-  /// One decode step's entries; its queries are the last from now on. The step fits the layer.
+  /// Appends one decode step's entries and replaces the recorded queries by the step's. The step must fit the layer.
   void append(const StepView& view);
 
-  /// The layer as if its prompt went on to the last step, whose queries are the only recorded ones. Valid until the next
-  /// call of either.
+  /// The layer as if its prompt had gone on to the last step, whose queries
+  /// are the only recorded ones. Valid until the next call of append or layer.
   LayerView layer();
 
  private:

@@ -1,4 +1,4 @@
-// How a layer's budget is shared out among its KV heads.
+// The division of a layer's budget among its KV heads.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace kvbound::reference {
 
 /// Each KV head's budget by the policy's allocation.
 ///
-///     uniform, pyramid  the budgets as they are: pyramid's differ between layers only
-///     adakv             by attention, whatever the policy scores by (allocation.hpp)
+///     uniform, pyramid  `budgets` unchanged: pyramid's budgets differ between layers only
+///     adakv             by attention, also if the policy ranks by another score (allocation.hpp)
 ///
 /// policy   its host ranks entries
 /// ranking  of the layer, by that policy
 /// budgets  [kv_heads] before the allocation, always-kept entries included
-/// known    of this layer
+/// known    the layer's cached scores
 /// returns  [kv_heads]; the sum is that of `budgets`
 std::vector<int64_t> head_budgets(const LayerView& layer, const Policy& policy, const Ranking& ranking,
                                   std::span<const int64_t> budgets, LayerScores& known);

@@ -15,7 +15,7 @@ namespace {
 
 void copy_row(VectorView from, std::span<double> to) { std::ranges::copy(from, to.begin()); }
 
-// The columns of the entries, and room for more.
+// The prompt's columns at the given positions, in a matrix with `room` columns.
 Matrix entry_columns(MatrixView prompt, const std::vector<int64_t>& positions, int64_t room) {
   Matrix columns(prompt.rows, room);
   for (int64_t h = 0; h < prompt.rows; ++h) {
@@ -124,7 +124,7 @@ std::optional<int64_t> HeadEviction::next_evicted(const HeadCache& cache, int64_
   return *std::ranges::min_element(candidates, evicted_before);
 }
 
-// Without the candidates that stage one protects: the best by score, ties to the smaller position.
+// The candidates without those that stage one keeps, which are the ones of largest score (ties: smaller position).
 std::vector<int64_t> HeadEviction::outside_stage_one(std::vector<int64_t> candidates, const HeadCache& cache,
                                                      VectorView scores) const {
   const auto better = [&](int64_t a, int64_t b) {
@@ -155,7 +155,7 @@ void HeadEviction::remove(int64_t entry) {
   }
 }
 
-// [group_size, entries], as the prompt's scores are reduced.
+// The running scores [entries], reduced over the group as the prompt's scores are.
 std::vector<double> HeadEviction::reduced_scores() const {
   if (!is_scored()) return std::vector<double>(entries_);
   const Matrix reduced = reduce_group(of_entries(scores_), group_size_, score_.group);

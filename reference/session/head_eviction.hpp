@@ -14,43 +14,45 @@
 
 namespace kvbound::reference {
 
-/// What a host that evicts knows of one KV head's entries, and how it chooses in decoding.
+/// The running scores of one KV head's entries, and the choice of the evicted entry during decoding.
 ///
-///     accumulate (h2o)        score^h_j += this query's
-///     replace    (tova)       score^h_j  = this query's
-///     none       (streaming)  entries have no score: one that is neither a sink nor recent is evicted
+///     accumulate (h2o)        score^h_j += s^h_j
+///     replace    (tova)       score^h_j  = s^h_j
+///     none       (streaming)  entries have no score: an entry that is neither a sink nor recent is evicted
 ///
-/// this query's: its attention weight A^h_j over the cache as it is now, or another score of obcache.hpp. A step costs
-/// O(entries); nothing is scored again.
+/// s^h_j is the step's score of entry j: the query's attention weight A^h_j over the current cache, or another score of
+/// obcache.hpp. A step costs O(entries): scores of former queries are not computed again.
 ///
-/// source  H2O (arXiv:2306.14048), Algorithm 1; TOVA (arXiv:2401.06104), section 3; OBCache (arXiv:2510.07651), section 4
+/// source  H2O (arXiv:2306.14048), Algorithm 1; TOVA (arXiv:2401.06104), section 3; OBCache (arXiv:2510.07651), section
+///         4
 class HeadEviction {
  public:
-  /// layer        what it views outlives the object
+  /// layer        the memory that it views must outlive the object
   /// budget       entries kept after a step
   /// head_scores  [group_size, n] at the prompt's end, not reduced over the group; empty for hosts that rank no entries
-  /// norms        [group_size, entries] projected value norms of the cache, with `critical`; else empty
-  /// cache        after the prompt
+  /// norms        [group_size, entries] projected value norms of the cache, for the selection `critical`; else empty
+  /// cache        the cache after the prompt
   HeadEviction(const LayerView& layer, const Policy& policy, int64_t kv_head, int64_t budget,
                MatrixView head_scores, MatrixView norms, const HeadCache& cache);
 
-  /// Notes the entry that was just appended to the cache.
+  /// Adds a column for the entry that was just appended to the cache.
   void enter(const HeadCache& cache);
   /// Outputs of the group's queries [group_size, head_dim]; their scores update the running ones.
   Matrix attend(MatrixView queries, const HeadCache& cache);
-  /// The entry to evict; none if the cache is within its budget. Of those not always kept the one of smallest score; with
-  /// `critical`, of smallest stage-two score among those outside stage one. Ties: the larger position is evicted.
+  /// The entry to evict; nullopt if the cache is within its budget. Of the entries that are
+  /// not always kept, the one of smallest score; with `critical`, of those also outside
+  /// stage one, the one of smallest stage-two score. Ties: the larger position is evicted.
   std::optional<int64_t> next_evicted(const HeadCache& cache, int64_t newest) const;
-  /// Forgets the entry; before it is removed from the cache.
+  /// Removes the entry's columns. Call it before the entry is removed from the cache.
   void remove(int64_t entry);
-  /// Notes that an entry's value has changed; its score stays.
+  /// Recomputes the norms of an entry whose value has changed; its running score does not change.
   void revalue(int64_t entry, const HeadCache& cache);
 
   /// Whether entries have scores.
   bool is_scored() const { return rules_.ranks(); }
-  /// The running scores per query head, as the cache is now, [group_size, entries]; not reduced over the group.
+  /// The running scores per query head, [group_size, entries]; not reduced over the group.
   MatrixView head_scores() const { return of_entries(scores_); }
-  /// Projected value norms, with `critical`; likewise.
+  /// Projected value norms [group_size, entries] with `critical`, else empty.
   MatrixView norms() const { return of_entries(norms_); }
 
  private:
@@ -63,18 +65,18 @@ class HeadEviction {
 
   HostRules rules_;
   ScoreRules score_;
-  std::optional<TwoStage> stages_;  // of selections whose stages also decide in decoding
+  std::optional<TwoStage> stages_;  // for selections whose two stages also decide evictions during decoding
   int64_t budget_;
   double scale_;
   int64_t group_size_;
   int64_t entries_;
   MatrixView output_projection_;    // [group_size * head_dim, model_dim]
-  std::vector<ValueSpace> spaces_;  // [group_size], of scores that measure a change
-  // Columns are entries, with room for one more than there are, and than the budget.
+  std::vector<ValueSpace> spaces_;  // [group_size], for scores that measure a change
+  // Columns are entries; there is room for one more than the budget, and than the entries after the prompt.
   Matrix scores_;         // [group_size, ...]
-  Matrix squared_norms_;  // likewise, of scores that measure a change
-  Matrix norms_;          // likewise, projected value norms, with `critical`
-  Matrix weights_;        // A of the last step [group_size, entries], with an adaptive stage one
+  Matrix squared_norms_;  // [group_size, ...], for scores that measure a change
+  Matrix norms_;          // [group_size, ...], projected value norms, for `critical`
+  Matrix weights_;        // A of the last step [group_size, entries], for an adaptive stage one
 };
 
 }  // namespace kvbound::reference

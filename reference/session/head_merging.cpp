@@ -21,7 +21,7 @@ MatrixView last_queries(const LayerView& layer, int64_t kv_head) {
   return layer.shape.group_rows(layer.queries.row_of_slices(layer.window_queries() - 1), kv_head);
 }
 
-// Clusters by weights that follow from their keys alone, without votes.
+// Merges every cluster with weights that are computed from the members' keys alone, without votes.
 std::vector<MergedEntry> merged_by_keys(const MergingCache& cache,
                                         std::span<const std::vector<int64_t>> clusters,
                                         std::vector<double> (*weights_of)(MatrixView keys)) {
@@ -34,11 +34,11 @@ std::vector<MergedEntry> merged_by_keys(const MergingCache& cache,
   return merged;
 }
 
-// How clusters become one entry each, by the method.
+// Merges every cluster into one entry, by the policy's method.
 struct ClusterMerging {
   const MergingCache& cache;
   std::span<const std::vector<int64_t>> clusters;
-  // Of the query heads that merge, and the logarithms of what they share their weights out by.
+  // The last queries of the group's heads, and per head ln D_h, by which the heads' weights are normalised.
   MatrixView queries;
   double scale;
   const std::vector<double>& log_denominators;
@@ -63,7 +63,7 @@ struct ClusterMerging {
   std::vector<MergedEntry> operator()(const Cam&) const { return none(); }
 
  private:
-  // Methods that form no clusters.
+  // For methods that form no clusters.
   std::vector<MergedEntry> none() const {
     assert(clusters.empty());
     return {};
@@ -106,12 +106,13 @@ HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, co
   return record;
 }
 
-// All clusters at one time, by the layer's last query.
+// Merges all clusters at once, for the layer's last query.
 void HeadMerging::merge_clusters(const LayerView& layer, MergeTargets& targets, const ScoreEma* known,
                                  HeadCache& cache, HeadMerge& record) {
   if (targets.clusters.empty()) return;
   const Matrix scores = scores_of(layer, known);
-  std::vector<std::vector<int64_t>> clusters;  // positions, which are the layer's rows; the kept one first
+  std::vector<std::vector<int64_t>>
+      clusters;  // positions, which are rows of the layer; the kept entry's first
   for (const MergeCluster& cluster : targets.clusters) {
     clusters.push_back({cluster.into});
     clusters.back().insert(clusters.back().end(), cluster.from.begin(), cluster.from.end());
@@ -176,7 +177,7 @@ HeadMerging::EvictedMerge HeadMerging::merge(int64_t leaving, MatrixView queries
   return merged;
 }
 
-// The entry that an evicted one merges with; index -1: none.
+// The entry that the evicted one merges with; index -1: none.
 NearestKey HeadMerging::target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const {
   if (into) return {cache.find(*into), 0};
   const NearestKey nearest = nearest_key(leaving, cache.keys, key_norms_, cache.positions);
@@ -190,7 +191,8 @@ void HeadMerging::leave(int64_t entry) {
   key_norms_.pop_back();
 }
 
-// ln s^ of all entries of a prompt or a full cache, [group_size, entries]; no columns for methods that predict nothing.
+// ln s^ of all entries of a prompt or a full cache,
+// [group_size, entries]; no columns for methods that predict no scores.
 Matrix HeadMerging::scores_of(const LayerView& layer, const ScoreEma* known) const {
   const auto options = rules_.prediction;
   if (!options) return Matrix(group_size_, 0);
@@ -198,7 +200,7 @@ Matrix HeadMerging::scores_of(const LayerView& layer, const ScoreEma* known) con
   return attention_logits(last_queries(layer, kv_head_), layer.keys.slice(kv_head_), scale_);
 }
 
-// ln D_h, of the cache before the merge; none unless query heads weigh their values against each other.
+// ln D_h of the cache before the merge; empty unless the group's heads weight the values jointly (weighs_heads).
 std::vector<double> HeadMerging::log_denominators(MatrixView log_scores, VectorView votes) const {
   std::vector<double> denominators;
   if (!weighs_heads()) return denominators;
@@ -209,7 +211,7 @@ std::vector<double> HeadMerging::log_denominators(MatrixView log_scores, VectorV
   return denominators;
 }
 
-// What clusters of entries become, by the method.
+// The merged entries of all clusters, by the policy's method.
 std::vector<MergedEntry> HeadMerging::merged_entries(const MergingCache& entries,
                                                      std::span<const std::vector<int64_t>> clusters,
                                                      MatrixView queries,

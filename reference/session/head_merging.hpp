@@ -1,4 +1,4 @@
-// One KV head's merging: what is predicted of its entries, and how they become one, at the prompt's end and while decoding.
+// Merging in one KV head's cache, at the prompt's end and during decoding: predicted scores, targets, merged entries.
 #pragma once
 
 #include <cstdint>
@@ -18,55 +18,57 @@
 
 namespace kvbound::reference {
 
-/// The state that merging has beside the cache.
+/// The state that merging needs beside the cache.
 ///
-///     keepkv, convex   the group's weighted means by predicted scores (keep_kv.hpp); convex without votes
-///     d2o, kvmerger    by similarity or distance to the target (merge_baselines.hpp)
-///     cam              the leaving value is spread over those that follow, or not (cam.hpp)
+///     keepkv, convex   means weighted by predicted scores (keep_kv.hpp); convex without votes
+///     d2o, kvmerger    means weighted by similarity or distance to the target (merge_baselines.hpp)
+///     cam              the evicted value is dropped or spread over the values that follow it (cam.hpp)
 ///
-/// In decoding: the new entry enters, queries attend, predictions accumulate their scores, the evicted entry merges.
+/// A decode step calls enter, attends, calls observe to update the predicted scores, and merge for the evicted entry.
 class HeadMerging {
  public:
   /// merge    not NoMerge
-  /// kv_head  of the layer
+  /// kv_head  index in the layer
   HeadMerging(const Merge& merge, const LayerView& layer, int64_t kv_head);
 
-  /// Merges what left the prompt, or the full cache at a rebuild, into a cache of those who stay.
+  /// Merges the evicted entries of the prompt (at a rebuild: of the full cache) into the cache of kept entries.
   ///
-  /// layer    all entries; its last query is the one that merges
+  /// layer    all entries; merged keys and values are determined for its last query
   /// targets  of this KV head
-  /// known    what is predicted after the prompt; null at a rebuild: the last query's own scores, and predictions start anew
-  /// cache    filled
+  /// known    the predicted scores after the prompt; null at a rebuild: the last query's own scores are used, and the
+  ///          predictions start anew
+  /// cache    filled with the kept entries; merged entries replace their targets
   HeadMerge compress(const LayerView& layer, MergeTargets targets, const ScoreEma* known, HeadCache& cache);
 
-  /// Notes the entry that was just appended to the cache.
+  /// Extends the state by the entry that was just appended to the cache.
   void enter(const HeadCache& cache);
-  /// Predictions take in a step's queries.
+  /// Updates the predicted scores with a step's queries.
   ///
   /// queries  [group_size, head_dim]
-  /// tokens   n + t + 1
+  /// tokens   n + t + 1, the number of tokens up to step t (from 0)
   void observe(MatrixView queries, const HeadCache& cache, int64_t tokens);
 
-  /// What became of an entry that leaves.
+  /// The outcome of merging an evicted entry.
   struct EvictedMerge {
-    int64_t into = -1;  ///< the position that it merged with, of several the next one; -1: it is dropped
-    std::vector<int64_t> changed;  ///< entries that are not what they were
+    int64_t into = -1;  ///< position that it merged with (with CaM the first of several); -1: it is dropped
+    std::vector<int64_t> changed;  ///< cache entries whose key or value changed
     HeadMerge record;
   };
-  /// Merges an entry that is to leave, and is still there, with others. After observe, with the same queries.
+  /// Merges an entry that is about to be evicted, and is still in
+  /// the cache. Call it after observe, with the same queries.
   ///
-  /// into  the position that it merges with, -1 for none, where that is already decided; cam's first one
+  /// into  a prescribed target position (with CaM the first of several), -1 for none; nullopt: the method chooses
   EvictedMerge merge(int64_t leaving, MatrixView queries, HeadCache& cache,
                      std::optional<int64_t> into = std::nullopt);
-  /// Forgets the entry, before it is removed from the cache.
+  /// Removes the entry's state. Call it before the entry is removed from the cache.
   void leave(int64_t entry);
-  /// ln s^ of the cache's entries as it is now, natural log [group_size, entries]; no columns for methods that predict
-  /// nothing.
+  /// ln s^ of the cache's current entries, natural log
+  /// [group_size, entries]; no columns for methods that predict no scores.
   Matrix predicted() const { return prediction_.all(); }
 
  private:
   bool votes() const { return rules_.votes; }
-  // Whether query heads that go each by its own scores weigh their values against each other.
+  // Whether several query heads, each with its own scores, weight the members of a cluster jointly.
   bool weighs_heads() const { return rules_.gqa == MergeGqa::joint && group_size_ > 1; }
   Matrix scores_of(const LayerView& layer, const ScoreEma* known) const;
   void merge_clusters(const LayerView& layer, MergeTargets& targets, const ScoreEma* known, HeadCache& cache,
@@ -85,8 +87,9 @@ class HeadMerging {
   int64_t group_size_;
   double scale_;
   ScorePrediction prediction_;
-  Matrix logits_;  // of the last step's queries [group_size, entries], for methods that go by them
-  std::vector<double> key_norms_;  // [entries], of methods with a target
+  Matrix
+      logits_;  // of the last step's queries [group_size, entries], for methods that use attention or scores
+  std::vector<double> key_norms_;  // [entries], for methods with a target
 };
 
 }  // namespace kvbound::reference

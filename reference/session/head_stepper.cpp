@@ -36,7 +36,7 @@ void HeadStepper::begin_evicting(const LayerView& layer, MatrixView head_scores,
   eviction_.emplace(layer, policy_, kv_head_, budget_, head_scores, cache_norms(layer, prompt_norms), cache_);
 }
 
-// Projected norms of the cache's values, [group_size, entries]; empty unless evictions go by stage two.
+// Projected norms of the cache's values, [group_size, entries]; empty unless evictions follow stage two.
 Matrix HeadStepper::cache_norms(const LayerView& layer, MatrixView prompt_norms) const {
   const SelectionRules selection = rules_of(policy_.selection);
   if (!selection.in_decoding) return {};

@@ -16,26 +16,26 @@
 
 namespace kvbound::reference {
 
-/// What evicting one entry did.
+/// The outcome of evicting one entry.
 struct EvictedEntry {
   int64_t position = kNotEvicted;
-  int64_t merged_into = kNothingEvicted;  ///< of policies that merge
-  std::vector<int64_t>
-      changed;      ///< entries of the cache that merging changed, as numbered before the eviction
-  HeadMerge merge;  ///< of policies that merge
+  int64_t merged_into = kNothingEvicted;  ///< set by policies that merge
+  std::vector<int64_t> changed;           ///< cache entries that merging changed, indices before the eviction
+  HeadMerge merge;                        ///< set by policies that merge
 };
 
-/// The protocol of a compressed cache, for the reference's session and for teacher-forced replays alike:
+/// A compressed cache's sequence of calls, used by the reference's session and by teacher-forced replays:
 ///
 ///     prompt   fill, merge, begin_evicting
 ///     step     enter, attend, then evict while the cache exceeds its budget
-///     rebuild  fill, merge, begin_evicting, then attend: the step's own entry is among those filled in
+///     rebuild  fill, merge, begin_evicting, then attend: `fill` already includes the step's own entry
 ///
-/// A teacher-forced replay passes the recorded choices to `evict` instead of own_choice() and the nearest key.
+/// A teacher-forced replay passes recorded choices to `evict`,
+/// in place of own_choice() and the target of the nearest key.
 class HeadStepper {
  public:
-  /// layer   what it views outlives the stepper
-  /// budget  entries kept
+  /// layer   the memory that it views must outlive the stepper
+  /// budget  number of entries kept
   HeadStepper(const LayerView& layer, const Policy& policy, int64_t kv_head, int64_t budget);
 
   /// Fills the cache with a layer's original entries.
@@ -43,38 +43,39 @@ class HeadStepper {
   /// layer  the prompt, or at a rebuild all entries so far
   /// kept   ascending positions
   void fill(const LayerView& layer, const std::vector<int64_t>& kept);
-  /// Merges what is not in the cache into it; of policies that merge, after fill.
+  /// Merges the layer's entries that are not in the cache into it. For policies that merge, after fill.
   ///
-  /// targets    of this KV head: `kept` is what the cache was filled with
-  /// predicted  scores after the prompt; null at a rebuild: the last query's own, and predictions start anew
+  /// targets    of this KV head; its `kept` are the positions with which the cache was filled
+  /// predicted  predicted scores after the prompt; null at a rebuild: the last query's own scores are used, and the
+  ///            predictions start anew
   HeadMerge merge(const LayerView& layer, MergeTargets targets, const ScoreEma* predicted);
-  /// Running scores as they are when decoding begins; of hosts that evict, after fill and merge.
+  /// Sets the running scores with which decoding begins. For hosts that evict, after fill and merge.
   ///
   /// head_scores   [group_size, n], at the prompt's end or zeros; empty for hosts that rank no entries
-  /// prompt_norms  [group_size, n]: projected norms of the original values, with `critical`; not needed of merged caches
+  /// prompt_norms  [group_size, n]: projected norms of the original values, for `critical`; not used for merged caches
   void begin_evicting(const LayerView& layer, MatrixView head_scores, MatrixView prompt_norms);
 
-  /// The step's entry enters the cache.
+  /// Appends the step's entry to the cache.
   void enter(int64_t position, VectorView key, VectorView value);
-  /// The step's queries attend to the cache; running and predicted scores are updated.
+  /// The attention output of the step's queries over the cache; updates the running and predicted scores.
   ///
   /// queries  [group_size, head_dim]
   /// returns  [group_size, head_dim]
   Matrix attend(MatrixView queries);
-  /// The entry that the host evicts now; none if the cache is within its budget, or if the host never evicts.
+  /// The entry that the host evicts now; nullopt if the cache is within its budget or the host does not evict.
   std::optional<int64_t> own_choice() const;
-  /// Evicts an entry, which merges with others if the policy merges. After attend, with the same queries.
+  /// Evicts an entry and, if the policy merges, merges it with others. Call it after attend, with the same queries.
   ///
-  /// into  the position that it merges with, -1 for none, where that choice is forced; CaM's first one
+  /// into  a prescribed target position (with CaM the first of several), -1 for none; nullopt: the policy chooses
   EvictedEntry evict(int64_t entry, MatrixView queries, std::optional<int64_t> into = std::nullopt);
 
   const HeadCache& cache() const { return cache_; }
-  /// The position of the newest entry that ever entered.
+  /// The position of the newest entry that was appended.
   int64_t newest() const { return newest_; }
   bool evicts() const { return eviction_.has_value(); }
-  /// Of hosts that evict.
+  /// Only for hosts that evict.
   const HeadEviction& eviction() const { return *eviction_; }
-  /// Of policies that merge.
+  /// Only for policies that merge.
   const HeadMerging& merging() const { return *merging_; }
 
  private:
@@ -87,8 +88,8 @@ class HeadStepper {
   int64_t budget_;
   int64_t newest_;
   HeadCache cache_;
-  std::optional<HeadMerging> merging_;    // of policies that merge
-  std::optional<HeadEviction> eviction_;  // of hosts that evict
+  std::optional<HeadMerging> merging_;    // for policies that merge
+  std::optional<HeadEviction> eviction_;  // for hosts that evict
 };
 
 }  // namespace kvbound::reference

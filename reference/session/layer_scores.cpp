@@ -8,7 +8,7 @@
 namespace kvbound::reference {
 namespace {
 
-// The map's entry, made if it is not there; a failure leaves the map as it was.
+// The map's value for a key, computed by make() if absent; the map does not change if make() throws.
 template <class Map, class Make>
 const typename Map::mapped_type& known(Map& map, const typename Map::key_type& key, const Make& make) {
   const auto found = map.find(key);

@@ -1,4 +1,4 @@
-// What is computed of a layer's prompt once, for all policies and budgets that are tried on it.
+// Scores and norms of a layer's prompt, computed once for all policies and budgets.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace kvbound::reference {
 
-/// Scores and norms that depend on one layer alone, each computed once, however many policies and budgets are tried.
+/// Scores and norms that depend on one layer alone. Each is computed on its first use, for all policies and budgets.
 class LayerScores {
  public:
-  /// times  where the operations' times go; null: nowhere
+  /// times  adds up the operations' wall times; null: not measured
   explicit LayerScores(OperationTimes* times) : times_(times) {}
 
   /// window_attention_sums: [query_heads, n]
@@ -25,7 +25,8 @@ class LayerScores {
   const Matrix& changes(const LayerView& layer, int64_t window, Change change, Space space);
   /// projected_value_norms: [query_heads, n]
   const Matrix& norms(const LayerView& layer, Norm norm);
-  /// removal_order of every KV head, until no candidate is left: the last ones cost little, and every budget is served.
+  /// removal_order of every KV head for all candidates, so that
+  /// one order serves every budget; the last removals are cheap.
   const std::vector<std::vector<int64_t>>& removals(const LayerView& layer, int64_t window,
                                                     int64_t candidates);
   /// prompt_ema of every KV head.

@@ -62,7 +62,7 @@ class PromptSelection {
   std::vector<std::vector<int64_t>> top_k(const Tova&) { return top_k(); }
   std::vector<std::vector<int64_t>> top_k(const StreamingLlm&) { return top_k(); }
 
-  // The largest scores among the candidates, and the entries that are always kept.
+  // The candidates of largest score, and the always-kept entries.
   std::vector<std::vector<int64_t>> top_k() const {
     std::vector<std::vector<int64_t>> kept;
     for (int64_t g = 0; g < layer_.shape.kv_heads; ++g) {
@@ -71,7 +71,7 @@ class PromptSelection {
     return kept;
   }
 
-  // The candidates that are not removed.
+  // All entries but the first removals of the greedy order.
   void select(const Greedy&) {
     const auto& removals = known_.removals(layer_, ranking_.rules.window, ranking_.candidates);
     for (int64_t g = 0; g < layer_.shape.kv_heads; ++g) {
@@ -125,7 +125,7 @@ class PromptSelection {
         options, kept_, times_);
   }
 
-  // The positions of selected candidates and of the entries that are always kept, ascending.
+  // The positions of the selected candidates and of the always-kept entries, ascending.
   std::vector<int64_t> kept_of(std::span<const int64_t> selected) const {
     return merged(ranking_.positions_of(selected), ranking_.always_kept);
   }
@@ -134,7 +134,7 @@ class PromptSelection {
   const Policy& policy_;
   const Ranking& ranking_;
   std::span<const int64_t> budgets_;  // [kv_heads]
-  std::vector<int64_t> kept_;         // [kv_heads]: candidates that are selected
+  std::vector<int64_t> kept_;         // [kv_heads]: number of candidates to select
   LayerScores& known_;
   OperationTimes* times_;
   PromptRecord record_;

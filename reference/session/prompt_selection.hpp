@@ -12,17 +12,17 @@
 
 namespace kvbound::reference {
 
-/// Chooses by the policy's selection who of a ranking stays.
+/// Selects the kept entries of a ranked prompt.
 ///
 /// policy   its host is not streaming-llm
-/// budgets  [kv_heads]: entries kept, those that the host always keeps included
-/// known    of this layer
-/// times    where the operations' times go; null: nowhere
-/// returns  kept, and the grounds: scores, stage one, stage-two scores, norms
+/// budgets  [kv_heads]: number of entries kept, always-kept entries included
+/// known    the layer's cached scores
+/// times    adds up the operations' wall times; null: not measured
+/// returns  the kept positions, and the scores, stage one, stage-two scores and norms on which the selection is based
 PromptRecord select_prompt(const LayerView& layer, const Policy& policy, const Ranking& ranking,
                            std::span<const int64_t> budgets, LayerScores& known, OperationTimes* times);
 
-/// How many candidates each KV head keeps.
+/// The number of candidates that each KV head keeps: its budget minus the always-kept entries.   returns [kv_heads]
 std::vector<int64_t> candidates_kept(const Ranking& ranking, std::span<const int64_t> budgets);
 
 }  // namespace kvbound::reference

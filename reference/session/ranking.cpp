@@ -17,14 +17,14 @@ struct Scores {
   Matrix reduced;
 };
 
-// By attention, each host in its own way.
+// The attention scores of a host.
 class AttentionScores {
  public:
   AttentionScores(const LayerView& layer, const Ranking& ranking, LayerScores& known)
       : layer_(layer), ranking_(ranking), known_(known) {}
 
   Scores operator()(const SnapKv& host) const {
-    // A budget of the always-kept entries alone: nothing is selected yet, all is scored.
+    // A budget for the always-kept entries alone, because only the scores are needed here, not the selection.
     const std::vector<int64_t> none(layer_.shape.kv_heads, ranking_.rules.recent);
     SnapKvSelection selection = select_snap_kv(layer_, host, ranking_.rules, none, known_);
     return {std::move(selection.head_scores), std::move(selection.scores)};
@@ -44,7 +44,7 @@ class AttentionScores {
   LayerScores& known_;
 };
 
-// By how far outputs move without an entry: summed over the window.
+// Scores that measure the change of outputs, summed over the window.
 Scores change_scores(const LayerView& layer, const ScoreRules& score, const HostRules& rules,
                      LayerScores& known) {
   const Matrix& sums = known.changes(layer, rules.window, *score.change, score.space);

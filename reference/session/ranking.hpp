@@ -1,4 +1,4 @@
-// What a host says at the prompt's end: who stays in any case, and how good the others are.
+// A host's ranking at the prompt's end: the always-kept entries, and the scores of the others.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace kvbound::reference {
 
-/// Which entries are ranked, and how.
+/// The candidates of a prompt and their scores.
 struct Ranking {
   HostRules rules;
   int64_t first_candidate = 0;  ///< candidates are successive positions
@@ -22,22 +22,22 @@ struct Ranking {
   Matrix head_scores;  ///< [query_heads, m]: per query head, as the host scores; m = rules.scored
   Matrix scores;       ///< [kv_heads, m]: reduced over the group
 
-  /// The candidates' columns.
+  /// The candidates' part of one row of `all`.
   VectorView candidate_scores(const Matrix& all, int64_t row) const {
     return all.row(row).subspan(first_candidate, candidates);
   }
-  /// The positions of indices of candidates.
+  /// The positions of candidates, given their indices among the candidates.
   std::vector<int64_t> positions_of(std::span<const int64_t> indices) const;
 };
 
-/// snap_kv with the rules' window, by attention that is computed once.
+/// snap_kv with the window of `rules` and the layer's cached attention.
 ///
-/// rules    the host's, or others with fewer queries and more entries that are always kept
-/// budgets  [kv_heads], the always-kept entries included
+/// rules    the host's, or at a rebuild others with fewer queries and more always-kept entries
+/// budgets  [kv_heads], always-kept entries included
 SnapKvSelection select_snap_kv(const LayerView& layer, const SnapKv& host, const HostRules& rules,
                                std::span<const int64_t> budgets, LayerScores& known);
 
-/// Ranks a prompt's entries, for hosts that do.
+/// Ranks a prompt's entries.
 ///
 ///     snapkv  attention: window mean; other scores: window sum;  max-pooled
 ///     h2o     window sum
@@ -48,7 +48,7 @@ SnapKvSelection select_snap_kv(const LayerView& layer, const SnapKv& host, const
 /// source  SnapKV (arXiv:2404.14469), H2O (arXiv:2306.14048), TOVA (arXiv:2401.06104), OBCache (arXiv:2510.07651)
 Ranking rank(const LayerView& layer, const Policy& policy, LayerScores& known);
 
-/// The same by other rules than the host's own, such as fewer queries that judge.
+/// The same by rules other than the host's own, for example with fewer scoring queries.
 ///
 /// rules  window >= 1
 Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rules, LayerScores& known);

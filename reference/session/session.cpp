@@ -73,7 +73,7 @@ class ReferenceSession final : public Session {
     if (rules_.period) full_cache_.emplace(layer);
   }
 
-  // Decode steps that were taken.
+  // The number of completed decode steps.
   int64_t steps() const { return next_position_ - layer_.prompt_tokens(); }
   HeadStepper& stepper(int64_t g) { return steppers_[g]; }
   template <class Work>
@@ -90,10 +90,10 @@ class ReferenceSession final : public Session {
     return kept;
   }
 
-  // Fills the caches with what is kept, and merges the rest into them if the policy merges.
+  // Fills the caches with the kept entries and, if the policy merges, merges the evicted entries into them.
   //
-  // record    merging before the selection replaces what it keeps
-  // averages  predicted scores after the prompt, [kv_heads]; null: the last query's own scores
+  // record    holds the kept positions, which merge-first replaces
+  // averages  predicted scores after the prompt, [kv_heads]; null: the last query's own scores are used
   void fill(const LayerView& layer, const Ranking& ranking, MergeOrder order,
             const std::vector<ScoreEma>* averages, PromptRecord& record) {
     std::vector<MergeTargets> targets(record.kept.size());
@@ -118,7 +118,7 @@ class ReferenceSession final : public Session {
     });
   }
 
-  // head_scores  [query_heads, m], as the host's scores are when decoding begins
+  // head_scores  [query_heads, m]: the running scores with which decoding begins
   void begin_evicting(const LayerView& layer, MatrixView head_scores, const PromptRecord& record) {
     const MatrixView norms =
         record.projected_value_norms ? record.projected_value_norms->view() : MatrixView();
@@ -129,13 +129,14 @@ class ReferenceSession final : public Session {
     });
   }
 
-  // The caches anew, of what the step's queries alone would keep of all entries so far. Running scores start at 0.
+  // Fills the caches with the selection that the step's queries
+  // alone make among all entries so far. Running scores start at 0.
   void rebuild(StepRecord& record) {
     const LayerView layer = full_cache_->layer();
     HostRules host = kvbound::rules_of(policy_.host, layer.prompt_tokens(), 0);
     host.window = 1;
     std::vector<int64_t> budgets = budgets_;
-    if (!host.evicts) {  // what entered since the prompt's end is kept
+    if (!host.evicts) {  // entries appended since the prompt's end are kept
       const int64_t entered = steps() + 1;
       host.recent += entered;
       host.scored -= entered;
@@ -176,14 +177,14 @@ class ReferenceSession final : public Session {
   }
 
   OperationTimes* times_;
-  LayerScores known_;  // of one layer's prompt
+  LayerScores known_;  // cached scores of the layer's prompt
   LayerView layer_;
   LayerShape shape_;
   Policy policy_;
   MergeRules rules_;
   std::vector<int64_t> budgets_;  // [kv_heads], after allocation
   int64_t next_position_ = 0;
-  std::optional<FullCache> full_cache_;  // of policies that rebuild
+  std::optional<FullCache> full_cache_;  // for policies that rebuild
   std::vector<HeadStepper> steppers_;    // [kv_heads]
 };
 
