@@ -306,15 +306,16 @@ class DeviceSession final : public Session {
         output_projection_ = StoredTensor<T>(as_slices(layer.output_projection, shape_.head_dim), stream_);
       });
     }
-    const auto [entry, is_new] = norms_.try_emplace(norm);
-    if (is_new) {
-      entry->second = DeviceMatrix(shape_.query_heads, keys_.rows());
+    const auto found = norms_.try_emplace(norm);
+    DeviceMatrix& norms = found.first->second;
+    if (found.second) {
+      norms = DeviceMatrix(shape_.query_heads, keys_.rows());
       run("projected_value_norms", [&] {
         projected_value_norms<T>(std::as_const(values_).view(), std::as_const(output_projection_).view(),
-                                 norm, entry->second.data(), stream_);
+                                 norm, norms.data(), stream_);
       });
     }
-    return entry->second;
+    return norms;
   }
 
   OperationTimes* times_;

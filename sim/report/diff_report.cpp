@@ -75,7 +75,8 @@ std::string text_report(const DiffReport& report, bool colour) {
       name(report.trace.storage));
   if (dump.tensors.empty()) return text + "  no tensors\n";
   std::vector<TensorSummary> all = summaries(report.tensors, report.dump.tensors);
-  std::ranges::stable_partition(all, [](const TensorSummary& summary) { return !summary.total.agrees(); });
+  std::stable_partition(all.begin(), all.end(),
+                        [](const TensorSummary& summary) { return !summary.total.agrees(); });
   std::vector<TableRow> rows{agreement_headings()};
   for (const TensorSummary& summary : all) rows.push_back(agreement_row(summary));
   const auto alarming = [](const std::string&, const std::string& cell) {

@@ -89,7 +89,7 @@ std::vector<ScoreRecall> layer_recall(const traces::Layer& layer, const RecallOp
   for (const RecallScore& score : recall_scores()) {
     for (const int64_t window : options.windows) {
       const Matrix scores = scores_of(layer, score, window);
-      ScoreRecall& recall = result.emplace_back(score.name, window);
+      ScoreRecall& recall = result.emplace_back(ScoreRecall{score.name, window, {}});
       recall.heads.resize(layer.shape.query_heads);
       reference::parallel_for(layer.shape.query_heads, [&](int64_t h) {
         recall.heads[h] = figures(scores.row(h), truth, h, options);

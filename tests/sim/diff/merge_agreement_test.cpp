@@ -132,7 +132,7 @@ TEST(MergeAgreement, FindsRowsThatAreOneEntryOff) {
                                        std::pair("merged_value", &LayerClaims::merged_value)}) {
     LayerClaims claims = claims_of(given.own);
     std::vector<double>& numbers = (claims.*member)->numbers;
-    std::ranges::rotate(numbers, numbers.begin() + 6);
+    std::rotate(numbers.begin(), numbers.begin() + 6, numbers.end());
     const TensorAgreement found = find(given.judge(claims), tensor);
     EXPECT_EQ(found.outside, found.elements);
   }

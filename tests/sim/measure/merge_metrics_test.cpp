@@ -287,7 +287,7 @@ class Session {
     }
     for (const auto& [position, entry] : cache) {
       const bool changed = std::ranges::any_of(
-          clusters, [&](const Positions& cluster) { return cluster.front() == position; });
+          clusters, [at = position](const Positions& cluster) { return cluster.front() == at; });
       if (!all && !changed) continue;
       record.positions.push_back(position);
       record.votes.push_back(entry.votes);
