@@ -66,7 +66,7 @@ Option share(std::string_view name, std::string_view meaning, Decimal& field) {
           [&field](std::string_view text) { return assign_share(field, text); }};
 }
 
-// `otherwise` is what nullopt is called.
+// `otherwise` is the text that stands for nullopt.
 Option share(std::string_view name, std::string_view meaning, std::optional<Decimal>& field,
              std::string_view otherwise) {
   return {name, meaning, std::string(kShare) + ", or " + std::string(otherwise),
@@ -79,7 +79,7 @@ Option share(std::string_view name, std::string_view meaning, std::optional<Deci
           }};
 }
 
-// Takes a finite number that `valid` accepts; zero has no sign.
+// Accepts a finite number that `valid` accepts; -0 becomes 0.
 template <class Valid>
 Option real(std::string_view name, std::string_view meaning, double& field, std::string expected,
             Valid valid) {
@@ -92,7 +92,7 @@ Option real(std::string_view name, std::string_view meaning, double& field, std:
           }};
 }
 
-// Unlike other fields, it follows another one until it is set.
+// Until `recent` is set, its value follows that of `window`.
 Option recent(H2o& host) {
   return {"recent", "newest entries, always kept; by default as many as the window", "an integer >= 0",
           [&host] { return std::to_string(host.recent_entries()); },
