@@ -1,11 +1,11 @@
-// How fast merging is.
+// The speed of merging.
 #pragma once
 
 #include "bench.hpp"
 
 namespace kvbound::sim {
 
-/// For each of one KV head's keys that leave at a budget of 20 % the nearest of those that stay, against DGEMM's rate.
+/// For each key of one KV head that is evicted at a budget of 20 %, finds the nearest kept key; against DGEMM's rate.
 BenchResult bench_nearest_key(const BenchOptions& options);
 
 }  // namespace kvbound::sim

@@ -77,8 +77,8 @@ std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
   return chosen;
 }
 
-// Whether a product works, found out by a process of its own: one that meets instructions which the processor
-// does not have is ended.
+// Whether matrix products work, tried in a child process, because a processor that lacks the kernels' instructions
+// kills the process with SIGILL.
 bool kernels_run() {
   const pid_t child = fork();
   if (child < 0) throw IoError(fmt::format("cannot start a process: {}", std::strerror(errno)));
@@ -86,7 +86,7 @@ bool kernels_run() {
     const rlimit no_core_file{0, 0};
     setrlimit(RLIMIT_CORE, &no_core_file);
     std::signal(SIGILL, SIG_DFL);
-    const Matrix a(67, 67);  // full and ragged blocks of any kernel
+    const Matrix a(67, 67);  // large enough for full and ragged blocks of any kernel
     Matrix product(67, 67);
     reference::multiply(a, a, product.view());
     reference::multiply_transposed(a, a, product.view());
@@ -99,8 +99,8 @@ bool kernels_run() {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// OpenBLAS passes over a name that it does not know, and some builds over a core whose instructions the
-// processor lacks; others run it nevertheless.
+// Makes OpenBLAS use the kernels of a core. OpenBLAS ignores names that it does not know, and some builds also ignore a
+// core whose instructions the processor lacks; other builds run its kernels and crash.
 void require_kernels_of(const std::string& core) {
   const std::string real = reference::use_products_of(core).core;
   const auto lower = [](unsigned char c) { return std::tolower(c); };
@@ -113,7 +113,7 @@ void require_kernels_of(const std::string& core) {
   }
 }
 
-// Goals are for the fastest kernels: what OPENBLAS_CORETYPE says does not count.
+// Ignores OPENBLAS_CORETYPE, with a warning, because the goals are stated for the fastest kernels.
 void disregard_core_type(const std::optional<std::string>& asked_for, bool quiet) {
   const char* core = std::getenv(kCoreType);
   if (!core) return;
@@ -162,7 +162,7 @@ BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
   return options;
 }
 
-// Returns the core whose DGEMM the reference's operations are measured against: the fastest there is.
+// Returns the core whose DGEMM the reference's operations are measured against: the fastest one.
 std::string prepare_blas(const CommandLine& line, std::string_view backend) {
   const auto core = line.text("blas-core");
   if (core && core->empty()) throw UsageError("--blas-core: an empty name");
@@ -181,7 +181,7 @@ std::string prepare_blas(const CommandLine& line, std::string_view backend) {
   const std::string fastest = reference::blas_info().core;
   if (core) {
     require_kernels_of(*core);
-    setenv(kCoreType, core->c_str(), 1);  // as if it had been started so
+    setenv(kCoreType, core->c_str(), 1);  // as if the program had been started with it
   }
   return fastest;
 }
@@ -195,7 +195,7 @@ int bench_command(const Arguments& arguments) {
   const std::string backend = line.text("backend").value_or(std::string(kReference));
   require_backend(backend);
   BenchOptions options = bench_options(line, backend);
-  constexpr size_t kMostNames = 64;  // more than there are; each may be given once
+  constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
   const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
   options.fastest_core = prepare_blas(line, backend);
 

@@ -50,7 +50,7 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
   return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
-// Judges the dump's layers, one in memory at a time.
+// Judges the dump's layers, with one layer in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
   TestedImplementation implementation{report.dump.policy, report.dump.entries, report.dump.steps,
                                       report.arithmetic, dump.input_storage()};
@@ -71,7 +71,7 @@ void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, 
   }
 }
 
-// Says on standard error what is wrong, if anything is.
+// The exit code; a mismatch or an inconclusive result is explained on standard error.
 int exit_code(const DiffReport& report, bool quiet) {
   switch (report.verdict()) {
     case Verdict::agrees:

@@ -57,7 +57,8 @@ Json agreement_json(int64_t layer, const OutputAgreement& agreement) {
           {"column", agreement.column}};
 }
 
-// Reads every layer; tells per layer how the recorded attention output compares. Returns what was compared.
+// Reads every layer and prints, per layer, how the recorded attention output compares. Returns the compared layers;
+// sets `code` if one differs.
 Json verify(const traces::Trace& trace, bool progress_wanted, int& code) {
   Json layers = Json::array();
   Progress progress("verifying", progress_wanted);

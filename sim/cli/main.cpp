@@ -1,5 +1,4 @@
-// The program: finds the subcommand and turns what it throws into an exit code and one line on standard
-// error.
+// The program: runs the subcommand, and turns its exceptions into an exit code and one line on standard error.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -60,7 +59,7 @@ constexpr const char* kMoreHelp =
     "5 inconclusive, 70 internal error.\n";
 
 std::string help() {
-  constexpr size_t kColumn = 41;  // where the meanings begin
+  constexpr size_t kColumn = 41;  // where the commands' meanings begin
   std::string text =
       "kvbound: KV-cache compression for large language models with its guarantees checked\n\n";
   for (const Command& command : kCommands) {
@@ -126,7 +125,7 @@ int run(const Arguments& arguments) try {
   return fail(kInternal, std::string("internal error: ") + error.what());
 }
 
-// Ends the program as the signal would have, but leaves no half-written file.
+// Terminates the program by the same signal, but removes half-written files first.
 extern "C" void clean_up_and_die(int signal_number) {
   traces::remove_pending_output_files();
   std::signal(signal_number, SIG_DFL);
@@ -137,10 +136,10 @@ extern "C" void clean_up_and_die(int signal_number) {
 
 int main(int argc, char** argv) {
   for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    // What the caller had ignored, as nohup does, stays ignored.
+    // Signals that the caller ignores, as nohup does, remain ignored.
     if (std::signal(signal_number, clean_up_and_die) == SIG_IGN) std::signal(signal_number, SIG_IGN);
   }
-  // A closed pipe and a file over the size limit are errors of writing, reported like any other.
+  // A closed pipe, or a file above the size limit, is reported as a write error like any other.
   for (const int signal_number : {SIGPIPE, SIGXFSZ}) std::signal(signal_number, SIG_IGN);
   return run(Arguments(argv + 1, argv + argc));
 }

@@ -65,7 +65,7 @@ CommandLine predict_command_line() {
   return line;
 }
 
-// As a count of entries, or a share of them.
+// Reads a count of entries, or a share of them.
 Budget parse_share(const char* option, const std::string& text) {
   try {
     return parse_budget(text);

@@ -46,8 +46,8 @@ CommandLine prove_command_line() {
   return line;
 }
 
-// What the ids name, in the order of the catalogue: a theorem with its weakened claims, or one of these. None named:
-// all.
+// The properties with these ids, in the order of the catalogue. A theorem's id stands for the theorem and its weakened
+// claims, a weakened claim's id for that claim only. Without ids: all properties.
 std::vector<StoredInstance> chosen(const std::vector<std::string>& ids) {
   std::set<const proofs::Property*> wanted;
   const auto want = [&](const proofs::Property& property) {
@@ -116,7 +116,7 @@ Replayed replayed(const StoredInstance& stored) {
           outcome.ratio()};
 }
 
-// The worst news.
+// The most severe outcome of the run.
 int exit_code(const ProveReport& report) {
   using proofs::Verdict;
   const auto any = [&](Verdict verdict) {

@@ -43,7 +43,7 @@ std::string replay_details() {
          "agree with the reference; 5 if the trace has no decode step to measure or there is no device.\n";
 }
 
-// What a command line asks for, independent of any trace.
+// The command line's options, before they are applied to a trace.
 struct Request {
   std::vector<Run> runs;
   std::optional<Policy> base;
@@ -157,7 +157,7 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
   return report;
 }
 
-// Says on standard error where a run does not agree with the reference, or that nothing tells whether it does.
+// Explains on standard error where a run differs from the reference, or that its agreement is inconclusive.
 ExitCode agreement_code(const std::string& trace, const RunResult& run) {
   if (!run.agreement) return kPass;
   const auto tell = [&](const std::string& what) {
@@ -177,13 +177,13 @@ ExitCode agreement_code(const std::string& trace, const RunResult& run) {
   return evidence ? kPass : kInconclusive;
 }
 
-// A mismatch is worse than nothing to tell, and that than a pass.
+// The more severe of two exit codes: mismatch, then inconclusive, then pass.
 int worse(int one, int other) {
   if (one == kMismatch || other == kMismatch) return kMismatch;
   return one == kPass ? other : one;
 }
 
-// The worst news of all runs.
+// The most severe outcome of all runs; each is explained on standard error.
 int exit_code(const std::vector<Report>& reports, bool quiet) {
   int code = kPass;
   for (const Report& report : reports) {
@@ -248,7 +248,8 @@ CommandLine replay_command_line() {
   return line;
 }
 
-// First all that can fail for want of space (the dumps are prepared already), then all names.
+// Writes the contents of all files first, which may fail for lack of space (the dumps' are written already), and gives
+// the files their names afterwards.
 void write_outputs(const Request& request, const std::vector<Report>& reports,
                    std::optional<DumpTargets>& targets, std::vector<std::vector<Dump>>& dumps,
                    std::optional<traces::OutputFile>& json, std::optional<traces::OutputFile>& csv) {
