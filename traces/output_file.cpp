@@ -96,8 +96,8 @@ void OutputFile::create_temporary() {
     errno = ENAMETOOLONG;
     if (name.size() >= pending_->path.size()) break;
     std::copy_n(name.c_str(), name.size() + 1, pending_->path.begin());
-    pending_->state = PendingName::State::
-        pending;  // before the file exists, so that a signal handler finds it; with our pid no other file has it
+    // Before the file exists, so that a signal handler finds it. No other process uses a name with this pid.
+    pending_->state = PendingName::State::pending;
     descriptor_ = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ >= 0) return;

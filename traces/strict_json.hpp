@@ -20,8 +20,8 @@ struct Json {
   };
 
   std::variant<Other, uint64_t, std::string, Array, Object> value;
-  int64_t offset =
-      0;  ///< bytes from the file's start: of an opening bracket, or of the end of any other value
+  /// Bytes from the file's start: of an opening bracket, or of the end of any other value.
+  int64_t offset = 0;
 
   const uint64_t* number() const { return std::get_if<uint64_t>(&value); }
   const std::string* text() const { return std::get_if<std::string>(&value); }

@@ -90,15 +90,15 @@ struct BenchResult {
 };
 
 struct BenchRounds {
-  std::optional<int64_t>
-      asked;            ///< number of rounds, however long they take; nullopt: as many as time allows
-  double seconds = 60;  ///< no rounds beyond the minimum are started after this time
+  std::optional<int64_t> asked;  ///< number of rounds, whatever the time; nullopt: as many as time allows
+  double seconds = 60;           ///< no rounds beyond the minimum are started after this time
 };
 
 /// The number of rounds to measure.
 struct BenchPlan {
-  bool warm_up =
-      false;  ///< whether the first round is not counted; a long round is, as warming up matters little
+  /// Whether the first round is a warm-up that is not counted. A long first round is counted, because warming up hardly
+  /// matters to it.
+  bool warm_up = false;
   int64_t least = 0;  ///< least number of counted rounds, whatever the time
   int64_t most = 0;
 

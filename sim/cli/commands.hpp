@@ -11,8 +11,7 @@ int recall_command(const Arguments& arguments);
 int predict_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
-int prove_command(
-    const Arguments& arguments);  // in the program only, because the library does not link the proofs
+int prove_command(const Arguments& arguments);  // in the program only: the library does not link proofs
 int bench_command(const Arguments& arguments);
 
 }  // namespace kvbound::sim

@@ -39,9 +39,8 @@ struct TensorAgreement {
   int64_t undecided = 0;
   /// All expected numbers are 0 and all claimed numbers agree: right, but no evidence.
   bool all_zero = false;
-  std::optional<Offender> worst;  ///< the first element of largest share; none if there are no elements
-  std::optional<double>
-      median_slack;  ///< of bound / error over elements with an error; none if no such element
+  std::optional<Offender> worst;       ///< the first element of largest share; none if there are no elements
+  std::optional<double> median_slack;  ///< of bound / error where there is an error; none if there is none
   std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
 
   bool agrees() const { return outside == 0; }

@@ -17,8 +17,8 @@ struct Option {
   std::string_view meaning;
   std::string expected;               ///< the values that it accepts, for error messages
   std::function<std::string()> text;  ///< the field's value as canonical text
-  std::function<bool(std::string_view)>
-      assign;  ///< false if the text is not a valid value; the field is unchanged then
+  /// Sets the field; false, with the field unchanged, if the text is not a valid value.
+  std::function<bool(std::string_view)> assign;
 };
 
 /// Another name for a component, with other defaults. Its canonical text is that of the component.

@@ -46,8 +46,7 @@ std::string dump_name(const Run& run) {
     std::ranges::replace_if(*part, std::not_fn(plain), '_');
   }
   if (policy.size() + rest.size() > NAME_MAX) {
-    policy.resize(NAME_MAX - rest.size() -
-                  hash.size());  // short enough: budgets' and backends' names are short
+    policy.resize(NAME_MAX - rest.size() - hash.size());  // the rest is short: a budget and a backend
     policy += hash;
   }
   return policy + rest;

@@ -88,7 +88,7 @@ Json to_json(const Accelerator& device) {
           {"matrix_library", device.matrix_library ? Json(*device.matrix_library) : Json()}};
 }
 
-// The rates of the rooflines: of each reference operation, over all rounds of all operations measured against it.
+// The rates of the rooflines, each over all rounds of all operations that were measured against it.
 Json rooflines(const std::vector<BenchResult>& results) {
   std::vector<BenchTimes> all;  // seconds for the same work
   for (const BenchResult& result : results) {

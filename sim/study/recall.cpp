@@ -48,8 +48,7 @@ Matrix scores_of(const traces::Layer& layer, const RecallScore& score, int64_t w
 }
 
 RecallFigures figures(VectorView scores, const Truth& truth, int64_t head, const RecallOptions& options) {
-  const auto old = scores.size() -
-                   static_cast<size_t>(options.recent);  // number of entries older than the newest `recent`
+  const auto old = scores.size() - static_cast<size_t>(options.recent);  // entries before the newest ones
   const VectorView first = truth.first_step.row(head), mean = truth.mean_step.row(head);
   return {reference::recall(scores, first, options.k),
           reference::recall(scores.first(old), first.first(old), options.k),
