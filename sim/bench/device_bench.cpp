@@ -493,15 +493,15 @@ BenchResult bench_compress(const BenchOptions& options) {
 
 constexpr BenchOperation kOperations[] = {
     {"attention", "K1: one query per query head over the whole cache, logits written", bench_full_attention},
-    {"attention-compressed", "K1 over the 20 % that stay", bench_compressed_attention},
+    {"attention-compressed", "K1 over the 20 % kept", bench_compressed_attention},
     {"window-attention", "K2: mean attention of 32 queries per head, log-sum-exp known",
      bench_window_attention},
     {"window-log-sum-exp", "K2: the log-sum-exp of these queries", bench_window_log_sum_exp},
-    {"projected-value-norms", "K3: of all heads in L1, on tensor cores", bench_mma_norms},
+    {"projected-value-norms", "K3: L1 norms of all heads, on tensor cores", bench_mma_norms},
     {"projected-value-norms-portable", "K3 without tensor cores", bench_portable_norms},
     {"select-top", "K4: the best 20 % of every KV head", bench_select_top},
     {"select-critical", "K4: the same in two stages", bench_select_critical},
-    {"compact", "K5: keys and values of the 20 % that stay, moved together", bench_compact},
+    {"compact", "K5: keys and values of the 20 % kept, moved together", bench_compact},
     {"compress", "a layer by snapkv+critical at 20 %, as a session does it", bench_compress},
 };
 

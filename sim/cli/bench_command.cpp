@@ -40,15 +40,15 @@ std::string described(std::string_view backend) {
 std::string bench_details() {
   return "Operations of the reference (default: all):\n" + described(kReference) +
          "\nOperations of a device, with BF16 caches (default: all):\n" + described("emulated") +
-         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens unless they are named) and pocket (1984).\n"
+         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens by default) and pocket (1984).\n"
          "In every round an operation and what it is measured against are timed in turn; ratios are taken per\n"
-         "round. The goals are this project's own: a missed one is shown, and no failure.\n"
-         "\nOn a device a call's time is the device's own, over 10 ms of calls whose arguments the L2 cache does not\n"
-         "hold. Its rooflines are a copy and a product of BF16 matrices: by mma.sync from registers to registers, or,\n"
-         "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on pocket:256, so\n"
-         "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
-         "\nThe DGEMM that an operation is measured against has OpenBLAS's fastest kernels for this processor, which\n"
-         "its name tells, also where --blas-core gives the operation others. OPENBLAS_CORETYPE is ignored.\n"
+         "round. The goals are this project's own: a missed goal is shown, but is not a failure.\n"
+         "\nOn a device, calls are timed by the device's clock, over 10 ms of calls whose arguments are not in the L2\n"
+         "cache. The rooflines are a copy and a BF16 matrix product: by mma.sync in registers or, if the library is\n"
+         "found, by cuBLAS. The emulation runs the same on a processor, by default with pocket:256, so that it can\n"
+         "be tried anywhere; its times say nothing about a GPU, and it has no goals.\n"
+         "\nThe DGEMM that operations are measured against always uses OpenBLAS's fastest kernels for this processor,\n"
+         "whose name is shown, even if --blas-core selects others for the operations. OPENBLAS_CORETYPE is ignored.\n"
          "\nExamples:\n"
          "  kvbound bench\n"
          "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
@@ -135,9 +135,10 @@ void warn_of_slow_kernels() {
 }
 
 CommandLine bench_command_line() {
-  CommandLine line("bench [OPERATION...] [options]: how fast, against rooflines measured in the same run",
-                   bench_details());
-  line.add("backend", "B", "what runs the operations: reference (default), emulated or cuda");
+  CommandLine line(
+      "bench [OPERATION...] [options]: speed of operations, against rooflines measured in the same run",
+      bench_details());
+  line.add("backend", "B", "backend that runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
   line.add(
       "repeats", "N",
@@ -145,8 +146,8 @@ CommandLine bench_command_line() {
   line.add(
       "blas-core", "CORE",
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
-  line.add("seed", "N", "of the random numbers worked on (default: 1)");
-  line.add("json", "FILE", "write it as JSON, too (schema: sim/schemas/bench.schema.json)");
+  line.add("seed", "N", "seed of the random data (default: 1)");
+  line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/bench.schema.json)");
   add_work_options(line);
   return line;
 }

@@ -43,8 +43,8 @@ constexpr std::array kCommands{
     Command{"predict", "TRACE", "how well past scores predict the next ones", predict_command},
     Command{"diff", "TRACE DUMP", "another implementation's results against the reference", diff_command},
     Command{"generate", "--kind KIND OUT", "a synthetic trace", generate_command},
-    Command{"prove", "[ID...]", "the theorems as properties: looks for counterexamples", prove_command},
-    Command{"bench", "[OPERATION...]", "how fast, against rooflines measured in the same run",
+    Command{"prove", "[ID...]", "searches for counterexamples to the theorems", prove_command},
+    Command{"bench", "[OPERATION...]", "speed of operations, against rooflines measured in the same run",
             bench_command}};
 
 constexpr const char* kMoreHelp =
@@ -52,8 +52,8 @@ constexpr const char* kMoreHelp =
     "  kvbound SUBCOMMAND --help              all options, with examples\n"
     "  kvbound --version\n"
     "\n"
-    "Matrix products run on the fastest of OpenBLAS's kernels that the processor can run, or on those that\n"
-    "OPENBLAS_CORETYPE in the environment names; each JSON report says which.\n"
+    "Matrix products use the fastest of OpenBLAS's kernels that the processor supports, or those that the\n"
+    "environment variable OPENBLAS_CORETYPE names; each JSON report records which.\n"
     "\n"
     "Exit codes: 0 pass, 1 mismatch or bound violated, 2 usage, 3 invalid input, 4 I/O or resources,\n"
     "5 inconclusive, 70 internal error.\n";

@@ -223,7 +223,7 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
 CommandLine replay_command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
                    replay_details());
-  const std::string columns = fmt::format("columns of the table beside policy and budget (default: all): {}",
+  const std::string columns = fmt::format("columns of the table besides policy and budget (default: all): {}",
                                           fmt::join(column_names(), ", "));
   line.add("policy", "P[,P]", "policies (grammar below)");
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
@@ -231,19 +231,20 @@ CommandLine replay_command_line() {
            "count the heads that each policy improves over this one; replayed too if not in --policy");
   line.add(
       "backend", "B[,B]",
-      "what runs the cache (default: reference): reference, emulated (the CUDA kernels on this processor), cuda (on a GPU)");
+      "backends (default: reference): reference, emulated (the CUDA kernels on this processor), cuda (on a GPU)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps");
   line.add("recall", "K",
-           "of the K prompt entries whose eviction would move the first step's outputs most, the share kept "
+           "measure recall on the K prompt entries whose eviction would change the first step's outputs most "
            "(default: 40, at most the prompt's)");
   line.add_flag(
       "merge-bounds",
-      "of policies that merge: also measure what merges do to later queries, and KeepKV's bounds on it (costly)");
+      "for policies that merge: also measure merges' effect on later queries, and KeepKV's bounds on it (costly)");
   line.add("columns", "C[,C]", columns.c_str());
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");
-  line.add("dump", "FILE|DIR", "write what was recorded: one run to a file, several to a folder");
+  line.add("dump", "FILE|DIR",
+           "write the recorded decisions and outputs: one run to a file, several to a folder");
   add_common_options(line);
   return line;
 }
