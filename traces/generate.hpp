@@ -35,8 +35,7 @@ inline constexpr std::array<AttentionKindTraits, 6> kAttentionKinds{{
     {AttentionKind::sink, "sink", "the first 4 tokens take most of the weight and have tiny values"},
     {AttentionKind::needle, "needle",
      "4 positions hold nearly all the weight, the same ones for every query"},
-    {AttentionKind::tied, "tied",
-     "groups of 4 equal keys, hence tied scores; half of them with equal values"},
+    {AttentionKind::tied, "tied", "sets of 4 equal keys, hence tied scores; half of them with equal values"},
     {AttentionKind::mixed, "mixed", "the heads cycle through all of the above"},
 }};
 

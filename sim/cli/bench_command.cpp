@@ -99,8 +99,9 @@ bool kernels_run() {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// Makes OpenBLAS use the kernels of a core. OpenBLAS ignores names that it does not know, and some builds also ignore a
-// core whose instructions the processor lacks; other builds run its kernels and crash.
+// Makes OpenBLAS use the kernels of a core; throws UsageError if it cannot. OpenBLAS ignores names that it does not
+// know, and some builds also ignore a core whose instructions the processor lacks; other builds run its kernels and
+// crash.
 void require_kernels_of(const std::string& core) {
   const std::string real = reference::use_products_of(core).core;
   const auto lower = [](unsigned char c) { return std::tolower(c); };

@@ -381,7 +381,7 @@ class LayerJudge {
   const PromptRecord reference_;
   const bool evicts_, merges_;
   std::optional<PromptErrors> errors_;
-  std::vector<Positions> teacher_forced_;  // per KV head: the kept set that the replay goes on with
+  std::vector<Positions> teacher_forced_;  // per KV head: the kept set that the replay continues with
   std::vector<Positions> evicted_;         // per KV head: the position evicted at each step, likewise
   LayerRecord record_;  // kept sets and evictions, filled where numbers of decode steps are judged
   std::vector<TensorAgreement> results_;

@@ -14,8 +14,8 @@ namespace kvbound::sim {
 inline constexpr int64_t kNoPosition = -1;
 
 struct Choice {
-  int64_t teacher_forced =
-      kNoPosition;  ///< the choice that the replay goes on with: the tested implementation's, if it is possible
+  /// The choice that the replay continues with: the tested implementation's, unless that is impossible.
+  int64_t teacher_forced = kNoPosition;
   bool judged = true;                    ///< whether the judgement could have found some other choice faulty
   bool near_tie = false;                 ///< differs from the reference's choice, but rounding explains it
   bool undecided = false;                ///< cannot be told to be right or wrong

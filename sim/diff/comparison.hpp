@@ -19,8 +19,8 @@ struct Offender {
   std::vector<int64_t> index;  ///< one number per dimension of the tensor
   double claimed = 0;
   double expected = 0;  ///< the reference's number
-  double error =
-      0;  ///< |claimed - expected|; infinity if one of them is NaN; for selections, of their scores
+  /// |claimed - expected|, infinity if one of them is NaN; for selections, the same of their scores.
+  double error = 0;
   double bound = 0;  ///< largest error allowed, including the rounding of storage
   Dtype storage = Dtype::f64;
   std::string note;  ///< for selections: what is wrong with the choice; otherwise empty

@@ -29,7 +29,7 @@ struct Run {
   std::string backend;
 };
 
-/// Which part of a trace is replayed, and what is measured beside the perturbation.
+/// Which part of a trace is replayed, and what is measured besides the perturbation.
 struct Scope {
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< number of decode steps, the first ones
