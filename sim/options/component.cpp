@@ -150,7 +150,7 @@ Option merge_gqa(MergeGqa& field) {
 }
 
 Option merged_key(MergedKey& field) {
-  return choice("key", "cluster's mean key: moved to conserve its weight, scaled to, or unchanged", field,
+  return choice("key", "cluster's mean key, shifted or scaled to conserve its weight, or unchanged", field,
                 std::array{std::pair{std::string_view("min-norm"), MergedKey::min_norm},
                            std::pair{std::string_view("zip"), MergedKey::zip},
                            std::pair{std::string_view("convex"), MergedKey::convex}});
