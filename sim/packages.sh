@@ -1,23 +1,23 @@
 # shellcheck shell=bash disable=SC2034
-# What sim/quickstart.sh and tests/run.sh share; sourced by both. The names are those of Debian 12 and Ubuntu 24.04.
+# Sourced by sim/quickstart.sh and tests/run.sh. Package names are those of Debian 12 and Ubuntu 24.04.
 
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
                 libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
 
-# fail MESSAGE [STATUS]: ends the script.
+# fail MESSAGE [STATUS]: prints the message and exits.
 fail() {
   printf '%s: %s\n' "${0##*/}" "$1" >&2
   exit "${2:-1}"
 }
 
-# run COMMAND...: shows the command and runs it; if it fails, the script ends there.
+# run COMMAND...: prints and runs the command; exits if it fails.
 run() {
   printf '\n$ %s\n' "$*" >&2
   "$@" || fail "this step failed with status $?: $*" $?
 }
 
-# install_missing PACKAGE...: installs those that are not there yet. When all are, apt is not called at all.
+# install_missing PACKAGE...: installs the packages that are missing; does not call apt if none is.
 install_missing() {
   if ! command -v dpkg-query >/dev/null; then
     printf 'Neither Debian nor Ubuntu: taken to be installed already, under whatever names: %s\n' "$*" >&2
@@ -25,7 +25,7 @@ install_missing() {
   fi
 
   local installed package missing=() as_root=(env)
-  # dpkg-query fails if it has never heard of one of them; it lists the others all the same.
+  # dpkg-query fails if it does not know one of the packages, but it lists the others.
   installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null) || true
   for package; do
     grep -qxF "installed $package" <<<"$installed" || missing+=("$package")
@@ -41,6 +41,6 @@ install_missing() {
   fi
   as_root+=(DEBIAN_FRONTEND=noninteractive)
   run "${as_root[@]}" apt-get update
-  # The wait is for a fresh machine that is still updating itself.
+  # A fresh machine may still be updating itself, so wait for the lock.
   run "${as_root[@]}" apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}"
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 or Ubuntu 24.04 to a first replay: installs what is missing, builds, and shows what SnapKV
-# does to the shipped sample with and without CriticalKV; then that the CUDA kernels do the same, on a GPU or emulated.
-# The tables go to stdout, all else to stderr.
+# From a fresh Debian 12 or Ubuntu 24.04 to a first replay: installs missing packages, builds, and replays the shipped
+# sample with SnapKV, with and without CriticalKV; then compares the CUDA kernels with the reference, on a GPU or
+# emulated. The tables go to stdout, everything else to stderr.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
@@ -14,7 +14,7 @@ run cmake --build build/quickstart --parallel "$(nproc)"
 run build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors \
   --policy snapkv,snapkv+critical --base snapkv --budget 2.5%,5%,10%,20%,40% >&3
 
-# On a GPU if there is one, which exit code 5 denies before any work, else in the emulation.
+# On a GPU if there is one, otherwise in the emulation: without a GPU the first command exits with 5 before any work.
 agreement=(build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors
            --policy "snapkv,snapkv+critical" --budget 20% --backend)
 echo >&3

@@ -13,7 +13,7 @@ namespace {
 
 using Progress = std::function<void(int64_t, int64_t)>;
 
-constexpr int64_t kBlockNumbers = int64_t{1} << 18;  // in memory at a time: 2 MiB, or one row if that is more
+constexpr int64_t kBlockNumbers = int64_t{1} << 18;  // per block: 2 MiB, or one row if a row is larger
 
 /// Bytes of tensor data in the whole file.
 constexpr int64_t data_bytes(const GenerateOptions& o) {
@@ -82,13 +82,13 @@ std::vector<TensorDeclaration> declarations(const GenerateOptions& o) {
   return tensors;
 }
 
-/// Computes tensors block by block, the rows of a block in parallel, and hands them to the file.
+/// Computes tensors block by block, the rows of a block in parallel, and appends them to the file.
 class RowWriter {
  public:
   RowWriter(SafetensorsWriter& file, Dtype dtype, int64_t total, const Progress& progress)
       : file_(file), dtype_(dtype), total_(total), progress_(progress) {}
 
-  /// fill(row, numbers) computes one row, whatever the others are, and does not throw.
+  /// fill(row, numbers) computes one row, independently of the others, and does not throw.
   template <class Fill>
   void write(const std::string& tensor, int64_t rows, int64_t cols, const Fill& fill) {
     const int64_t block = std::max<int64_t>(1, kBlockNumbers / cols);

@@ -1,5 +1,5 @@
-// A regular file, read at any position. Never mapped: a mapped file that is cut while it is read is a SIGBUS,
-// here it is an error message.
+// A regular file that is read at any position. It is not memory-mapped: truncation of a mapped file while it is read
+// raises SIGBUS, whereas here it is an error with a message.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@ namespace kvbound::traces {
 
 class InputFile {
  public:
-  /// Throws IoError if the file can't be opened, TraceError if it is a directory, a FIFO, a device, ... .
+  /// Throws IoError if the file cannot be opened, TraceError if it is a directory, a FIFO, a device, ... .
   explicit InputFile(const std::string& path);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Bytes, when it was opened.
+  /// Size in bytes when the file was opened.
   int64_t size() const { return size_; }
 
-  /// Fills `out` with the bytes from `offset` on; `field` says in messages what they are. Safe from several
-  /// threads at a time.
+  /// Fills `out` with the bytes from `offset` on; `field` names them in messages. Safe to call from several threads at
+  /// a time.
   ///
-  /// throws  TraceError if the file ends before; IoError if it can't be read
+  /// throws  TraceError if the file ends too early; IoError if it cannot be read
   void read(int64_t offset, std::span<char> out, const std::string& field) const;
 
  private:

@@ -1,4 +1,4 @@
-// What error messages say: text from a file made fit for one line of a terminal, and the system's errors.
+// Parts of error messages: text from files, made printable on one line of a terminal, and the system's errors.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace kvbound::traces {
 
-/// Text of unknown origin, fit to be quoted on one line: bytes outside printable ASCII become \xNN, and what
-/// is longer than `limit` bytes is cut and ends in "...".
+/// Text of unknown origin, made safe to quote on one line: bytes outside printable ASCII become \xNN, and text longer
+/// than `limit` bytes is truncated and ends in "...".
 inline std::string printable(std::string_view text, size_t limit = 80) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string result;
@@ -32,7 +32,7 @@ inline std::string in_quotes(std::string_view text, size_t limit = 80) {
   return '"' + printable(text, limit) + '"';
 }
 
-/// "cannot ACTION PATH: what errno means".
+/// "cannot ACTION PATH: REASON", where the reason is the text of errno.
 inline IoError io_error(const std::string& action, const std::string& path, int error_number) {
   return IoError("cannot " + action + " " + path + ": " + std::generic_category().message(error_number));
 }

@@ -1,4 +1,4 @@
-// A text that is a number and nothing else.
+// Numbers in text.
 #pragma once
 
 #include <charconv>
@@ -8,7 +8,7 @@
 
 namespace kvbound::traces {
 
-/// The whole of `text` as a number; nothing if it is none, is followed by something, or is out of range.
+/// The whole of `text` as a number; nullopt if it is not a number, has other characters after it, or is out of range.
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
   Number number{};

@@ -16,7 +16,7 @@
 
 namespace kvbound::traces {
 
-// A temporary name that a signal handler must be able to read at any time. Entries are reused, never freed.
+// The name of a temporary file, readable by a signal handler at any time. Entries are reused and never freed.
 struct PendingName {
   enum class State { unused, taken, pending };
   std::atomic<State> state{State::taken};
@@ -44,9 +44,9 @@ PendingName* take_pending_name() {
 }
 
 constexpr size_t kBufferSize = size_t{1} << 20;
-constexpr size_t kLongestStem = 200;  // leaves room for what is put around it, within NAME_MAX = 255
+constexpr size_t kLongestStem = 200;  // leaves room for the prefix and suffix within NAME_MAX = 255
 
-/// Some files can't be synced (pipes, terminals): that is no error.
+/// Whether the data reached the disk. Files that cannot be synced (pipes, terminals) count as success.
 bool sync(int descriptor) {
   return fsync(descriptor) == 0 || errno == EINVAL || errno == ENOTSUP || errno == EROFS;
 }
@@ -70,11 +70,11 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
   if (exists) target_ = std::filesystem::canonical(path, error).string();
   if (error) throw io_error("write", path, error.value());
   create_temporary();
-  if (exists) fchmod(descriptor_, status.st_mode & 0777);  // best effort: keep the mode of what is replaced
+  if (exists) fchmod(descriptor_, status.st_mode & 0777);  // best effort: keep the mode of the replaced file
 }
 
 void OutputFile::open_directly() {
-  // Reopening a standard stream that is redirected to a file would write over what is already there.
+  // Reopening a standard stream that is redirected to a file would overwrite that file's contents.
   if (path_ == "/dev/stdout") {
     descriptor_ = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
   } else if (path_ == "/dev/stderr") {
@@ -96,7 +96,8 @@ void OutputFile::create_temporary() {
     errno = ENAMETOOLONG;
     if (name.size() >= pending_->path.size()) break;
     std::copy_n(name.c_str(), name.size() + 1, pending_->path.begin());
-    pending_->state = PendingName::State::pending;  // before the file exists: the name, with our pid, is ours
+    // Before the file exists, so that a signal handler finds it. No other process uses a name with this pid.
+    pending_->state = PendingName::State::pending;
     descriptor_ = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ >= 0) return;
@@ -144,7 +145,7 @@ void OutputFile::commit() {
   pending_ = nullptr;
   const std::string folder = std::filesystem::path(target_).parent_path().string();
   const int descriptor = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return;  // a folder that may be written but not read; the file itself is safe
+  if (descriptor < 0) return;  // a folder that may be written but not read; the file itself is synced
   const bool synced = sync(descriptor);
   const int error = errno;
   close(descriptor);

@@ -1,4 +1,4 @@
-// A file that exists whole or not at all.
+// An output file that appears complete or not at all.
 #pragma once
 
 #include <string>
@@ -8,14 +8,14 @@ namespace kvbound::traces {
 
 struct PendingName;
 
-/// Writes to a temporary name in the same folder, and renames it when all of it has reached the disk. An
-/// OutputFile that is destroyed without commit() leaves nothing behind, and whatever had the name untouched.
+/// Writes to a temporary file in the same folder, and renames it once all data has reached the disk. An OutputFile that
+/// is destroyed without commit() leaves no file behind, and an existing file of that name unchanged.
 ///
-/// What is no regular file (/dev/stdout, /dev/null, a FIFO) is written directly, since it can't be replaced.
-/// Every function but the destructor throws IoError, with the path and the system's reason.
+/// A path that is not a regular file (/dev/stdout, /dev/null, a FIFO) is written directly, because it cannot be
+/// replaced. Every function but the destructor throws IoError, with the path and the system's reason.
 class OutputFile {
  public:
-  /// Throws too if the path is a directory, or an existing file that may not be written.
+  /// Also throws if the path is a directory, or an existing file that may not be written.
   explicit OutputFile(const std::string& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
@@ -24,10 +24,10 @@ class OutputFile {
   const std::string& path() const { return path_; }
 
   void write(std::string_view bytes);
-  /// All that can fail for want of space: flushes, syncs and closes. No write() after it. Several outputs are
-  /// best prepared all before the first is committed.
+  /// Flushes, syncs and closes: everything that can fail for lack of space. No write() may follow. With several
+  /// outputs, prepare all of them before committing the first.
   void prepare();
-  /// prepare(), unless that has been done, and gives the file its name.
+  /// Calls prepare() if it has not been called, and gives the file its name.
   void commit();
 
  private:
@@ -35,15 +35,15 @@ class OutputFile {
   void open_directly();
   void flush();
 
-  std::string path_;                // as the caller said it, for messages
+  std::string path_;                // as given by the caller, for messages
   std::string target_;              // symbolic links resolved
   PendingName* pending_ = nullptr;  // the temporary name; null if written directly
   int descriptor_ = -1;
   std::string buffer_;
 };
 
-/// Unlinks the temporary files that exist at this moment. For handlers of signals that end the program: it
-/// takes no lock and allocates nothing.
+/// Unlinks the temporary files that exist at this moment. For handlers of signals that terminate the program: it takes
+/// no lock and allocates no memory.
 void remove_pending_output_files() noexcept;
 
 }  // namespace kvbound::traces

@@ -1,5 +1,5 @@
-// Random numbers whose bits are the same on every platform: integers and + - * / sqrt on doubles, nothing
-// else. libm's log and std::normal_distribution differ from one library to the next; these can't.
+// Random numbers that are bit-identical on every platform, because they use only integer arithmetic and + - * / sqrt on
+// doubles. libm's log and std::normal_distribution differ between libraries.
 // Compile with -ffp-contract=off, as every target here is.
 #pragma once
 
@@ -15,8 +15,8 @@ static_assert(FLT_EVAL_METHOD == 0, "doubles must be computed as doubles, not in
 ///
 ///     ln(m * 2^e) = e ln 2 + 2 (r + r^3/3 + r^5/5 + ... + r^21/21),   r = (m - 1)/(m + 1)
 ///
-/// number   positive, finite and not subnormal; m is taken from [1/sqrt 2, sqrt 2), where the first term left
-///          out is below 2^-60 of the sum
+/// number   positive, finite and not subnormal; m is in [1/sqrt 2, sqrt 2), where the first omitted term is below 2^-60
+///          of the sum
 /// returns  in nats
 constexpr double natural_log(double number) {
   constexpr double kLn2 = 0.69314718055994530942;
@@ -35,19 +35,19 @@ constexpr double natural_log(double number) {
   return exponent * kLn2 + 2 * ratio * series;
 }
 
-/// A random function of an index: every number can be had without those before it, in any order and on any
-/// thread. Different seeds, and children of different names, are independent of each other.
+/// A random function of an index: every number is available without those before it, in any order and on any thread.
+/// Streams of different seeds, and children of different names, are independent of each other.
 ///
 ///     bits(i) = mix(key + (i + 1) * 0x9e3779b97f4a7c15)
 ///
-/// the i-th number of a SplitMix64 that began at key
+/// the i-th number of a SplitMix64 generator whose initial state is key
 ///
 /// source  Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64)
 class Stream {
  public:
   explicit constexpr Stream(uint64_t seed) : key_(mix(seed)) {}
 
-  /// The stream called `name` below this one.
+  /// The child stream with this name.
   constexpr Stream child(uint64_t name) const { return Stream(key_ ^ mix(name + kGamma)); }
 
   /// 64 random bits.
@@ -84,7 +84,7 @@ class Stream {
   uint64_t key_;
 };
 
-/// A random order of 0, 1, ..., count - 1, any element of which can be had by itself.
+/// A random order of 0, 1, ..., count - 1; each element is computed on its own.
 ///
 /// Rounds of invertible steps on the smallest b bits that hold count - 1: multiply by a random odd number and
 /// add another, modulo 2^b; then x ^= x >> ceil(b/2). Results of count or more go through the rounds again.

@@ -20,10 +20,11 @@ static_assert(std::endian::native == std::endian::little, "safetensors numbers a
 
 namespace {
 
-constexpr int64_t kLengthBytes = 8;  // bytes of the header's length
+constexpr int64_t kLengthBytes = 8;  // size of the field with the header's length
 constexpr int64_t kChunk = int64_t{1} << 20;
 
-/// What a file is that is no safetensors file; empty if its first bytes don't tell.
+/// The apparent format of a file that is not a safetensors file, as text for a message; empty if its first bytes are
+/// not recognised.
 std::string other_format(std::string_view bytes) {
   using namespace std::string_view_literals;
   constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kFormats{{
@@ -69,7 +70,7 @@ std::string read_header(const InputFile& file, int64_t limit) {
   return header;
 }
 
-/// Reads one tensor's description, and says what is wrong with it.
+/// Reads one tensor's description from the header; errors name the tensor and field.
 class EntryReader {
  public:
   EntryReader(const std::string& path, const std::string& name, const Json& json, int64_t data_begin)
@@ -167,7 +168,7 @@ Metadata read_metadata(const std::string& path, const Json* json) {
   return metadata;
 }
 
-/// The tensors, sorted by position, must fill data_begin..file_end exactly.
+/// Requires that the tensors, sorted by position, fill data_begin..file_end exactly.
 void require_contiguous(const std::string& path, const std::vector<TensorEntry>& tensors, int64_t data_begin,
                         int64_t file_end) {
   int64_t end = data_begin;

@@ -1,4 +1,4 @@
-// A safetensors file, written from its first byte to its last without holding more than a piece of it.
+// Writes a safetensors file from its first byte to its last, with only one piece of it in memory.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace kvbound::traces {
 
-/// A tensor that is going to be written.
+/// A tensor to be written.
 struct TensorDeclaration {
   std::string name;
   Dtype dtype = Dtype::f64;
@@ -26,28 +26,29 @@ class SafetensorsWriter {
  public:
   using Strings = std::vector<std::pair<std::string, std::string>>;
 
-  /// Writes the header: `metadata` as __metadata__, unless it is empty, then the tensors in their order.
+  /// Writes the header: `metadata` as __metadata__, unless it is empty, then the tensors in the given order.
   ///
-  /// throws  ShapeMismatch for a negative dimension or more than 2^63 - 1 bytes; Error for a name that occurs
-  ///         twice or is not UTF-8; IoError
+  /// throws  ShapeMismatch for a negative dimension or more than 2^63 - 1 bytes; Error for a name that occurs twice or
+  ///         is not UTF-8; IoError
   SafetensorsWriter(const std::string& path, const Strings& metadata, std::vector<TensorDeclaration> tensors);
 
   const std::string& path() const { return file_.path(); }
 
-  /// The next numbers of `tensor`, each rounded once to its dtype. Tensors are written in the order of their
-  /// declaration, each in as many pieces as the caller likes.
+  /// Appends the next numbers of `tensor`, each rounded once to the tensor's type. Tensors are written in the order of
+  /// their declaration, each in any number of pieces.
   ///
-  /// throws  ShapeMismatch if it is not this tensor's turn, or has not so many elements left; NonFinite if a
-  ///         number is NaN or infinite (unless that is allowed), or too large for the dtype; Error if the
-  ///         dtype is not real; IoError
+  /// throws  ShapeMismatch if another tensor is to be written next, or this one has fewer elements left; NonFinite if a
+  ///         number is NaN or infinite (unless that is allowed), or too large for the type; Error if the type is not
+  ///         real; IoError
   void append(std::string_view tensor, std::span<const double> numbers,
               NonFiniteNumbers non_finite = NonFiniteNumbers::refused);
   /// The same for an I64 tensor.
   void append(std::string_view tensor, std::span<const int64_t> numbers);
 
-  /// After the last number: all that can fail for want of space. Throws ShapeMismatch if numbers are missing.
+  /// Writes everything to disk after the last number: all steps that can fail for lack of space. Throws ShapeMismatch
+  /// if numbers are missing.
   void prepare();
-  /// prepare(), unless that has been done, and gives the file its name.
+  /// Calls prepare() if it has not been called, and gives the file its name.
   void finish();
 
  private:

@@ -1,4 +1,4 @@
-// SHA-256 of bytes that come in pieces.
+// SHA-256, computed incrementally.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ class Sha256 {
  public:
   Sha256();
   void update(std::string_view bytes);
-  /// The digest in 64 hexadecimal digits, lower case. Ends the computation: call it once.
+  /// The digest as 64 lower-case hexadecimal digits. Ends the computation: call it once.
   std::string hexadecimal();
 
  private:

@@ -29,7 +29,7 @@ Json read_index(const InputFile& file, int64_t limit) {
   return parse_strict_json(file.path(), 0, "index", text);
 }
 
-/// The strings of the index's "metadata"; what else is there, such as "total_size", says nothing to us.
+/// The strings of the index's "metadata"; values of other types, such as "total_size", are ignored.
 Metadata index_metadata(const std::string& path, const Json& index) {
   Metadata metadata{path, -1, {}};
   const Json* json = index.member("metadata");
@@ -44,13 +44,13 @@ Metadata index_metadata(const std::string& path, const Json& index) {
   return metadata;
 }
 
-/// A name in the index's own folder: nothing that leads elsewhere, nothing that spoils a message.
+/// Whether a name is that of a file in the index's own folder, and printable.
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
          std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
-/// tensor -> name of its shard.
+/// A map from tensor to the name of its shard.
 std::map<std::string, std::string> weight_map(const std::string& path, const Json& index) {
   const Json* json = index.member("weight_map");
   if (!json) throw TraceError(path, index.offset, "weight_map", "is missing");

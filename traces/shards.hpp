@@ -1,4 +1,4 @@
-// The files of one trace: a single safetensors file, or an *.index.json with its shards beside it.
+// The files of one trace: a single safetensors file, or an *.index.json and its shards in the same folder.
 #pragma once
 
 #include <cstdint>
@@ -24,24 +24,25 @@ struct StoredTensor {
 
 class ShardSet {
  public:
-  /// A path that ends in .index.json is an index, `{"metadata": {...}, "weight_map": {tensor: file}}`; any
-  /// other path is a safetensors file. Shards are named without a folder: they lie beside the index.
+  /// A path that ends in .index.json is an index, `{"metadata": {...}, "weight_map": {tensor: file}}`; any other path
+  /// is a safetensors file. Shards are named without a folder, because they are in the index's own.
   ///
-  /// throws  TraceError for an ill-formed file, or an index and shards that do not say the same; IoError
+  /// throws  TraceError for an ill-formed file, or an index and shards that contradict each other; IoError
   ShardSet(const std::string& path, int64_t header_limit);
 
   const std::string& path() const { return path_; }
   /// All files that are read: the single one, or the index and its shards.
   std::vector<std::string> paths() const;
-  /// The single file's, or the index's, or, if that has no "format", the first shard's that has
-  /// "format" = "kvbound-trace".
+  /// The metadata of the single file, or of the index if that is of a trace ("format" = "kvbound-trace"), otherwise of
+  /// the first shard that is.
   const Metadata& metadata() const { return metadata_; }
   const std::map<std::string_view, StoredTensor>& tensors() const { return tensors_; }
-  /// False if there is none of that name.
+  /// The tensor of that name; converts to false if there is none.
   StoredTensor find(std::string_view name) const;
 
-  /// SHA-256 of the index's bytes, if there is one, followed by each file's in ascending order of their
-  /// names. progress  called with the bytes done and the bytes in all; may be empty
+  /// SHA-256 of the index's bytes, if there is an index, followed by each file's in ascending order of their names.
+  ///
+  /// progress  called with the bytes done and the total; may be empty
   std::string sha256(const std::function<void(int64_t, int64_t)>& progress) const;
 
  private:

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMaxDepth = 3;
 constexpr size_t kMaxItems = 64;
 
-/// Characters that report how many of them were taken.
+/// Iterates over characters and records how far it got.
 struct CountingIterator {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;

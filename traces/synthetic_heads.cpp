@@ -11,7 +11,7 @@ constexpr int64_t kLandmarks = 4;   // sinks or needles per head
 constexpr int64_t kTieBlock = 64;   // tied tokens lie in one block of this many,
 constexpr int64_t kTieStride = 16;  // this many apart
 
-/// What is drawn: each has streams of its own. To change a number is to change every generated file.
+/// The random quantities; each has streams of its own. Changing a number changes every generated file.
 enum class Draw : uint64_t {
   direction = 1,
   exponent = 2,
@@ -36,7 +36,7 @@ Stream stream(const GenerateOptions& options, int64_t layer, int64_t head, Draw 
       .child(static_cast<uint64_t>(draw));
 }
 
-/// row[i] = row `index` of the endless matrix of near-normal numbers behind `random`.
+/// Writes row `index` of the unbounded matrix of near-normal numbers that `random` defines.
 void fill_normal(const Stream& random, int64_t index, std::span<double> row) {
   const uint64_t first = static_cast<uint64_t>(index) * row.size();
   for (size_t i = 0; i < row.size(); ++i) row[i] = random.normal(first + i);
@@ -48,7 +48,7 @@ std::vector<double> normal_vector(const Stream& random, int64_t size) {
   return vector;
 }
 
-/// Components of random sign and of magnitudes uniform in (1/2, 3/2), brought to length 1.
+/// A vector with components of random sign and of magnitudes uniform in (1/2, 3/2), normalised to length 1.
 std::vector<double> unit_vector(const Stream& random, int64_t size) {
   std::vector<double> vector(size);
   double squares = 0;
@@ -62,7 +62,7 @@ std::vector<double> unit_vector(const Stream& random, int64_t size) {
   return vector;
 }
 
-/// Changes `row` along the unit vector `direction` so that their product is `component`.
+/// Changes `row` along the unit vector `direction` so that their dot product is `component`.
 void set_component(std::span<double> row, VectorView direction, double component) {
   double present = 0;
   for (size_t i = 0; i < row.size(); ++i) present += row[i] * direction[i];

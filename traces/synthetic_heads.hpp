@@ -1,5 +1,5 @@
-// The keys, values and queries of a synthetic trace, row by row: any row without those before it.
-// The construction is told in generate.hpp.
+// The keys, values and queries of a synthetic trace; each row is computed independently of the others.
+// generate.hpp describes the construction.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace kvbound::traces {
 
-/// A token that stands out from the others of its head: a sink or a needle.
+/// A token with a logit and value size of its own: a sink or a needle.
 struct Landmark {
   int64_t token = 0;
   double logit = 0;       ///< z_j
-  double value_size = 1;  ///< its value is this many times a normal row
+  double value_size = 1;  ///< factor on a normal row that gives its value
 };
 
-/// What a kind prescribes for one KV head.
+/// The parameters of one KV head, as its kind determines them.
 struct HeadDesign {
   double exponent = 0;     ///< p: the weight of rank r falls like r^-p; 0: flat
   double query_noise = 1;  ///< b
@@ -56,7 +56,7 @@ class SyntheticKvHead {
   Stream value_;
 };
 
-/// One query head. Looks at its KV head, which must outlive it.
+/// One query head. Refers to its KV head, which must outlive it.
 class SyntheticQueryHead {
  public:
   SyntheticQueryHead(const GenerateOptions& options, int64_t layer, int64_t head,

@@ -68,7 +68,7 @@ void require_real(const StoredTensor& tensor, const std::vector<int64_t>& shape,
   require_shape(tensor, shape, meaning);
 }
 
-/// Checks one layer's tensors; true if the model's own attention output was recorded.
+/// Checks one layer's tensors. Returns true if the model's own attention output was recorded.
 bool check_layer(const ShardSet& files, const TraceInfo& info, int64_t layer) {
   const LayerShape& shape = info.shape;
   const std::vector<int64_t> entries{shape.kv_heads, info.prompt_tokens + info.decode_tokens, shape.head_dim};
@@ -86,7 +86,7 @@ bool check_layer(const ShardSet& files, const TraceInfo& info, int64_t layer) {
   return static_cast<bool>(output);
 }
 
-/// Refuses layers.{l}.* for an l that the metadata does not know of.
+/// Throws TraceError if there are tensors layers.{l}.* with an l beyond the metadata's number of layers.
 void refuse_surplus_layers(const ShardSet& files, int64_t layers) {
   constexpr std::string_view kPrefix = "layers.";
   for (const auto& [name, tensor] : files.tensors()) {

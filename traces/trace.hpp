@@ -1,5 +1,5 @@
-// A recorded prompt and its decode steps: the trace format, read strictly and one layer at a time.
-// Format, byte by byte: traces/README.md.
+// Traces: a recorded prompt and its decode steps, read strictly and one layer at a time. Format, byte by byte:
+// traces/README.md.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace kvbound::traces {
 
 class ShardSet;
 
-/// What a trace says of itself.
+/// A trace's metadata and the optional tensors that it has.
 struct TraceInfo {
   std::string path;
   std::string model;
@@ -28,8 +28,8 @@ struct TraceInfo {
   int64_t decode_tokens = 0;
   int64_t window_queries = 0;         ///< recorded prompt queries, 1..prompt_tokens
   double scale = 1;                   ///< logits are scale * query . key
-  Dtype storage = Dtype::f32;         ///< of the keys
-  bool has_attention_output = false;  ///< in every layer
+  Dtype storage = Dtype::f32;         ///< type of the keys
+  bool has_attention_output = false;  ///< whether every layer has one
   bool has_tokens = false;
 };
 
@@ -46,7 +46,7 @@ struct Layer {
   std::optional<Tensor> attention_output;  ///< as queries
   Dtype attention_output_storage = Dtype::f32;
 
-  /// The layer after its prompt.
+  /// The layer at the end of its prompt.
   LayerView prompt() const;
   /// Decode step t, 0 <= t < T.
   StepView step(int64_t t) const;
@@ -57,12 +57,11 @@ class Trace {
   struct Options {
     int64_t header_limit = int64_t{16} << 20;  ///< largest JSON header accepted, in bytes
   };
-  /// Bytes done, bytes in all.
+  /// Called with the bytes done, and the total.
   using Progress = std::function<void(int64_t, int64_t)>;
 
-  /// Opens a .safetensors file or a *.index.json with its shards, and checks all that can be checked without
-  /// reading the numbers. Throws TraceError for a file that is no trace, IoError for one that can't be
-  /// opened.
+  /// Opens a .safetensors file or a *.index.json with its shards, and checks everything that can be checked without
+  /// reading the numbers. Throws TraceError for a file that is not a trace, IoError for one that cannot be opened.
   explicit Trace(const std::string& path) : Trace(path, Options{}) {}
   Trace(const std::string& path, const Options& options);
   ~Trace();
@@ -70,18 +69,19 @@ class Trace {
   Trace& operator=(Trace&&) noexcept;
 
   const TraceInfo& info() const { return info_; }
-  /// All files that are read: the trace's, or the index and its shards.
+  /// All files that are read: the single file, or the index and its shards.
   std::vector<std::string> paths() const;
 
-  /// Reads one layer. Throws TraceError if the file was cut since, or a number is NaN or infinite.
-  /// with_attention_output: also read what the model itself computed, if it was recorded.
+  /// Reads one layer. Throws TraceError if the file was truncated after it was opened, or a number is NaN or infinite.
+  ///
+  /// with_attention_output  also read the model's own attention output, if it was recorded
   Layer read_layer(int64_t layer, bool with_attention_output = false) const;
 
   /// [n + T] token ids; empty if they were not recorded.
   std::vector<int64_t> tokens() const;
 
-  /// SHA-256 of the file, in hexadecimal; of a sharded trace: of the index file's bytes followed by each
-  /// shard's, shards in ascending order of their names.
+  /// SHA-256 of the file, in hexadecimal; for a sharded trace, of the index file's bytes followed by each shard's, in
+  /// ascending order of the shards' names.
   std::string sha256(const Progress& progress = {}) const;
 
  private:

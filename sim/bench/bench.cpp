@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kLeastTokens = 256, kMostTokens = 131072;
 
-// Layers known by name, from the models' published configurations, with the tokens that are meant where none are named:
-// what all three were trained for at least; of pocket, what the sample has.
+// Layers known by name, from the models' published configurations, with the default number of tokens: a length that all
+// three models were trained for; for pocket, the length of the sample trace.
 const BenchShape kShapes[] = {
     {"llama-3.1-8b", {32, 8, 128, 4096}, 32768, 2048},
     {"mistral-7b", {32, 8, 128, 4096}, 32768, 2048},
@@ -28,7 +28,7 @@ const BenchShape kShapes[] = {
 
 double timed(const BenchPiece& piece) {
   if (piece.seconds) return piece.seconds();
-  // Longer than OpenBLAS' threads (some 30 ms) and OpenMP's spin before they sleep.
+  // Longer than the threads of OpenBLAS (some 30 ms) and of OpenMP spin before they sleep.
   constexpr std::chrono::milliseconds kPause(50);
   std::this_thread::sleep_for(kPause);
   const auto start = Clock::now();
@@ -38,10 +38,10 @@ double timed(const BenchPiece& piece) {
 
 struct Rounded {
   double number = 0;
-  int exponent = 0;  // of the first digit
+  int exponent = 0;  // decimal exponent of the first digit
 };
 
-// To three significant digits.
+// Rounds to three significant digits.
 Rounded rounded(double number) {
   const std::string text = fmt::format("{:.2e}", number);
   const size_t e = text.find('e');
@@ -49,7 +49,7 @@ Rounded rounded(double number) {
   return {parse_real(text).value(), static_cast<int>(parse_integer(exponent).value())};
 }
 
-// 0.0208, 43.9, 118: with the zeros that make it three digits, and none that were not measured.
+// Exactly three significant digits, including trailing zeros: 0.0208, 43.9, 118. Larger numbers end in zeros.
 std::string three_digits(double number) {
   const Rounded near = rounded(number);
   return fmt::format("{:.{}f}", near.number, std::max(0, 2 - near.exponent));
@@ -91,7 +91,7 @@ std::string BenchResult::verdict() const {
 
 BenchPlan plan(const BenchRounds& rounds, double first_round) {
   constexpr int64_t kMost = 7, kLeast = 3, kLeastOfLong = 2;
-  constexpr double kLongWarmUp = 0.1;  // of the time that there is
+  constexpr double kLongWarmUp = 0.1;  // as a share of the time available
   const bool warm_up = first_round <= kLongWarmUp * rounds.seconds;
   if (rounds.asked) return {warm_up, *rounds.asked, *rounds.asked};
   return {warm_up, first_round > rounds.seconds ? kLeastOfLong : kLeast, kMost};

@@ -1,4 +1,4 @@
-// What bench works on: a layer of the asked-for shape after its prompt, of random numbers.
+// The data that bench works on: a layer of the requested shape after its prompt, filled with random numbers.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace kvbound::sim {
 
-/// Nearly normal numbers, one in about a thousand 16 times as large: caches have such outliers, and a kernel that loses
-/// one is seen to. A matrix' have the variance 1 / cols.
+/// Nearly normal numbers, about one in a thousand of which is 16 times as large: caches have such outliers, and a
+/// kernel that mishandles one is noticed. A matrix's numbers have variance 1 / cols, before the outliers.
 Matrix random_matrix(int64_t rows, int64_t cols, const traces::Stream& random);
 Tensor random_tensor(int64_t slices, int64_t rows, int64_t cols, const traces::Stream& random);
 

@@ -10,7 +10,7 @@ namespace kvbound::sim {
 BenchResult bench_nearest_key(const BenchOptions& options) {
   const int64_t tokens = options.shape.tokens, head_dim = options.shape.layer.head_dim;
   const int64_t staying = bench_budgets(options).front();
-  // Random keys: who stays does not matter to how long it takes.
+  // Which keys are kept does not affect the time, so the first ones of random keys are.
   const Matrix keys = random_matrix(tokens, head_dim, BenchLayer::random(options, 1));
   const MatrixView stay = keys.view().middle_rows(0, staying),
                    leave = keys.view().middle_rows(staying, tokens - staying);

@@ -29,7 +29,7 @@ namespace {
 using reference::parallel_for;
 using Numbers = std::vector<double>;
 
-constexpr int kSpeedUpThreads = 2;  // for which the goal of compress is stated
+constexpr int kSpeedUpThreads = 2;  // the number of threads for which the goal of compress is stated
 
 double scalar_exponentials(std::span<double> numbers) {
   double sum = 0;
@@ -70,18 +70,19 @@ BenchResult bench_norms(const BenchOptions& options) {
   return result;
 }
 
-// Parts of the tokens, of each KV head, that give every thread the same number of products.
+// The number of parts of each KV head's tokens that gives every thread the same number of products.
 int64_t parts_of_tokens(const BenchOptions& options) {
-  constexpr int64_t kLeastTokensOfAPart = 256;  // with fewer, DGEMM becomes slower
+  constexpr int64_t kLeastTokensOfAPart = 256;  // DGEMM is slower with fewer
   const int64_t even = options.threads / std::gcd(options.threads, options.shape.layer.kv_heads);
   return std::clamp<int64_t>(options.shape.tokens / kLeastTokensOfAPart, 1, even);
 }
 
-// The products of window_attention, each for all queries that share a KV head and as many tokens as leave work
-// for every thread. Into memory that is there already, in pages like those that the operation gets.
+// The matrix products of window_attention alone: each for all queries that share a KV head, and for a part of the
+// tokens small enough that every thread has work. The results go to memory allocated beforehand, in pages like the
+// operation's.
 BenchPiece window_products(const BenchOptions& options, const BenchLayer& layer, double work) {
   const int64_t rows = layer.shape.group_size() * BenchLayer::kWindow, parts = parts_of_tokens(options);
-  const int64_t most = (options.shape.tokens + parts - 1) / parts;  // tokens of a part
+  const int64_t most = (options.shape.tokens + parts - 1) / parts;  // tokens per part
   const auto products = std::make_shared<std::vector<reference::Scratch>>();
   for (int i = 0; i < options.threads; ++i) products->emplace_back(static_cast<size_t>(rows * most));
   return {"its DGEMMs alone", work, "FLOP", [&layer, products, rows, parts, most] {
@@ -144,7 +145,7 @@ BenchPiece compress_piece(const BenchOptions& options, const BenchLayer& layer, 
           }};
 }
 
-// Why there is no speed-up to measure; empty if there is.
+// Why no speed-up can be measured; empty if it can.
 std::string no_speed_up(const BenchOptions& options) {
   if (options.threads < kSpeedUpThreads) return "one thread: no speed-up";
   if (omp_get_num_procs() < kSpeedUpThreads) return "one processor: no speed-up";
@@ -153,7 +154,7 @@ std::string no_speed_up(const BenchOptions& options) {
 
 BenchResult measure_compress(const BenchOptions& options, const BenchLayer& layer, bool speed_up) {
   if (!speed_up) return measure({compress_piece(options, layer, options.threads)}, options.rounds);
-  constexpr int kTimes = 8;  // long enough to see the same ups and downs of the machine
+  constexpr int kTimes = 8;  // long enough for DGEMM to see the same fluctuations of the machine
   return measure({compress_piece(options, layer, kSpeedUpThreads), compress_piece(options, layer, 1),
                   cube_piece(options, kSpeedUpThreads, kTimes), cube_piece(options, 1, kTimes)},
                  options.rounds, [](std::span<const double> seconds) {
@@ -172,25 +173,28 @@ BenchResult bench_compress(const BenchOptions& options) {
 
 constexpr BenchOperation kOperations[] = {
     {"exponential", "exp of query_heads x 32 x tokens numbers, against std::exp", bench_exponential},
-    {"projected-value-norms", "of one head's tokens, in L1, against DGEMM's rate", bench_norms},
-    {"window-attention", "32 queries of each head, against its DGEMMs and exponentials alone", bench_window},
-    {"window-scores-joint", "OBCache's joint score, likewise, against DGEMM's rate and its exponentials",
+    {"projected-value-norms", "L1 norms of one head's projected values, against DGEMM's rate", bench_norms},
+    {"window-attention", "attention of 32 queries per head, against its DGEMMs and exponentials alone",
+     bench_window},
+    {"window-scores-joint",
+     "OBCache's joint score by 32 queries per head, against DGEMM's rate and exponentials",
      bench_joint_scores},
-    {"window-scores-exact", "the exact removal error, likewise", bench_exact_scores},
+    {"window-scores-exact", "the exact removal error by the same queries, against the same",
+     bench_exact_scores},
     {"selection", "the largest 20 % of 4 x tokens scores, against std::nth_element and a copy",
      bench_selection},
     {"nearest-key",
-     "for each of a head's 80 % evicted keys the most similar of the 20 % kept, against DGEMM's rate",
+     "for each of a head's 80 % of evicted keys, the most similar of the 20 % kept, against DGEMM's rate",
      bench_nearest_key},
     {"compress", "a layer by snapkv+critical at 20 %: speed-up by 2 threads, against DGEMM's",
      bench_compress},
     {"step-attention", "a decode step of h2o at 20 %, against attention over the same cache",
      bench_step_attention},
-    {"step-value", "the same of h2o+obcache-value", bench_step_value},
-    {"step-key", "of h2o+obcache-key", bench_step_key},
-    {"step-joint", "of h2o+obcache-joint", bench_step_joint},
-    {"step-exact", "of h2o+exact", bench_step_exact},
-    {"step-keepkv", "of h2o+keepkv, every evicted entry merged", bench_step_keepkv},
+    {"step-value", "the same with h2o+obcache-value", bench_step_value},
+    {"step-key", "the same with h2o+obcache-key", bench_step_key},
+    {"step-joint", "the same with h2o+obcache-joint", bench_step_joint},
+    {"step-exact", "the same with h2o+exact", bench_step_exact},
+    {"step-keepkv", "the same with h2o+keepkv, where every evicted entry merges", bench_step_keepkv},
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the reference's operations are measured against on a processor: DGEMM and our own exponentials.
+// The rooflines of the reference's operations on a processor: DGEMM, and our own exponentials.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@ namespace kvbound::sim {
 /// "1 thread", "2 threads".
 std::string thread_count(int threads);
 
-/// Why DGEMM on so many threads is no roofline; empty if it is one.
+/// Why DGEMM on this many threads cannot be a roofline; empty if it can.
 std::string no_roofline(int threads);
 
-/// The product of two square matrices by BLAS with threads of its own and the fastest core's kernels, several times over.
+/// The product of two square matrices, `times` times over, by BLAS with `threads` threads and the fastest core's
+/// kernels.
 BenchPiece cube_piece(const BenchOptions& options, int threads, int times);
 
-/// `rows` rows of `length` exponentials, by as many threads as there are; each row in its thread's cache.
+/// `rows` rows of `length` exponentials, on all threads; each thread's row stays in its cache.
 BenchPiece exponential_piece(int64_t rows, int64_t length, const std::string& name,
                              const std::function<double(std::span<double>)>& exponentials);
 
-/// The reference's exponentials, exp(x - 1): again and again stays between exp(-1) and 1.
+/// The reference's exponentials, exp(x - 1). Repeated on their own results, numbers stay between exp(-1) and 1.
 double vector_exponentials(std::span<double> numbers);
 
 }  // namespace kvbound::sim

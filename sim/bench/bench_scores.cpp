@@ -37,10 +37,10 @@ BenchResult bench_window_scores(const BenchOptions& options, const std::string& 
   return result;
 }
 
-// Decode steps that are timed together, so that one is not lost in the clock's noise.
+// Decode steps timed together, so that the resolution of the clock does not matter.
 constexpr int64_t kSteps = 8;
 
-// Every step brings the same entry and the same queries.
+// Every step has the same new entry and the same queries.
 StepView step_of(const BenchLayer& layer) {
   return {layer.keys.view().row_of_slices(0), layer.values.view().row_of_slices(0),
           layer.queries.view().row_of_slices(0)};
@@ -55,7 +55,7 @@ Policy evicting_policy(const Score& score, const Merge& merge = {}) {
   return policy;
 }
 
-// Attention of all heads' queries over their KV head's first entries.
+// Attention of all heads' queries over the first entries of their KV heads.
 void attend(const BenchLayer& layer, int64_t entries) {
   const StepView step = step_of(layer);
   const int64_t group_size = layer.shape.group_size();
@@ -70,7 +70,7 @@ BenchResult bench_step(const BenchOptions& options, const std::string& name, con
                        double goal) {
   const BenchLayer layer(options);
   const std::vector<int64_t> budgets = bench_budgets(options);
-  const int64_t entries = budgets.front() + 1;  // the new one included
+  const int64_t entries = budgets.front() + 1;  // including the new one
   const auto session = reference::make_session();
   session->compress(layer.view(), policy, budgets);
   BenchResult result =
@@ -88,7 +88,7 @@ BenchResult bench_step(const BenchOptions& options, const std::string& name, con
   return result;
 }
 
-// Scores that need the weights alone, and those that need another product.
+// Goals for scores that need the attention weights alone, and for scores that need one more product.
 constexpr double kWithoutProduct = 1.5, kWithProduct = 3;
 
 }  // namespace
@@ -116,7 +116,7 @@ BenchResult bench_step_exact(const BenchOptions& options) {
   return bench_step(options, "step-exact", evicting_policy(ExactRemoval{}), kWithProduct);
 }
 BenchResult bench_step_keepkv(const BenchOptions& options) {
-  KeepKv every_entry;  // that leaves
+  KeepKv every_entry;  // merges every evicted entry
   every_entry.threshold.reset();
   return bench_step(options, "step-keepkv", evicting_policy(AttentionScore{}, every_entry), kWithProduct);
 }

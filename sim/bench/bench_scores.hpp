@@ -1,22 +1,22 @@
-// How fast entries are scored: a prompt's by its window, and a cache's in decoding.
+// The speed of scoring: a prompt's entries by its window, and a cache's entries while decoding.
 #pragma once
 
 #include "bench.hpp"
 
 namespace kvbound::sim {
 
-/// The joint and the exact score of a prompt by 32 queries of each head, against their products at DGEMM's rate and their
-/// exponentials. Their products: logits, outputs, and those of outputs and values.
+/// The joint and the exact score of a prompt's entries by 32 queries per head, against their three products (logits,
+/// outputs, and products of outputs with values) at DGEMM's rate and their exponentials.
 BenchResult bench_joint_scores(const BenchOptions& options);
 BenchResult bench_exact_scores(const BenchOptions& options);
 
-/// Decode steps of h2o at 20 % with the score, against attention over the same cache.
+/// Decode steps of h2o at 20 % with each score, against attention over the same cache.
 BenchResult bench_step_attention(const BenchOptions& options);
 BenchResult bench_step_value(const BenchOptions& options);
 BenchResult bench_step_key(const BenchOptions& options);
 BenchResult bench_step_joint(const BenchOptions& options);
 BenchResult bench_step_exact(const BenchOptions& options);
-/// The same with attention and KeepKV, every evicted entry merges.
+/// The same with the attention score and KeepKV, where every evicted entry merges.
 BenchResult bench_step_keepkv(const BenchOptions& options);
 
 }  // namespace kvbound::sim

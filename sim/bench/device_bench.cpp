@@ -1,4 +1,4 @@
-// Compiled twice, once for each build of the kernels: as it is, and by device_bench_native.cpp.
+// Compiled twice, once for each build of the kernels: directly, and included by device_bench_native.cpp.
 #include "device_bench.hpp"
 
 #include <algorithm>
@@ -49,10 +49,10 @@ constexpr int64_t kProductRepeats = 1;
 
 double as_real(int64_t number) { return static_cast<double>(number); }
 
-// Larger than the L2 cache by so much that it keeps next to nothing from one use to the next, however it replaces.
+// Several times the L2 cache, so that hardly anything stays in it from one use to the next, whatever it evicts.
 int64_t beyond_cache() { return 4 * cuda::device().l2_bytes; }
 
-// Arguments for an operation, and room for its results, in so many copies that the cache cannot hold them.
+// Copies of an operation's arguments and results, together larger than the L2 cache; calls use them in turn.
 template <class Set>
 class Rotation {
  public:
@@ -68,13 +68,13 @@ class Rotation {
   size_t turn_ = 0;
 };
 
-// The seconds that a call takes on the device.
+// Measures the device time of one call, in seconds.
 class CallTimer {
  public:
   double operator()(const std::function<void()>& call) {
     constexpr double kLeastSeconds = 0.01;
     constexpr double kMostCalls = 1000;
-    call();  // what is slower once does not count
+    call();  // an uncounted call for one-time costs
     if (calls_ == 0)
       calls_ = static_cast<int64_t>(std::clamp(std::ceil(kLeastSeconds / timed(call, 1)), 1.0, kMostCalls));
     return timed(call, calls_) / as_real(calls_);
@@ -86,7 +86,7 @@ class CallTimer {
     for (int64_t i = 0; i < calls; ++i) call();
     timer_.stop(kStream);
     const double seconds = timer_.seconds();
-    cuda::synchronise(kStream);  // says what went wrong
+    cuda::synchronise(kStream);  // throws if a call failed
     return seconds;
   }
 
@@ -113,7 +113,7 @@ BenchPiece copy_piece(const BenchOptions& options) {
     Buffer<uint64_t> from, to;
   };
   const auto memory = std::make_shared<Memory>(blocks * kBlock);
-  const traces::Stream random = BenchLayer::random(options, 14);  // not zeros, which cost less power
+  const traces::Stream random = BenchLayer::random(options, 14);  // not zeros, which draw less power
   std::vector<uint64_t> block(kBlock);
   for (size_t i = 0; i < block.size(); ++i) block[i] = random.bits(i);
   for (int64_t i = 0; i < blocks; ++i) memory->from.upload(block, kStream, i * kBlock);
@@ -123,7 +123,7 @@ BenchPiece copy_piece(const BenchOptions& options) {
   });
 }
 
-// Numbers that keep the multipliers as busy as a model's do.
+// Random numbers, so that the multipliers draw as much power as with a model's numbers.
 std::vector<Stored> random_stored(int64_t count, const traces::Stream& random) {
   std::vector<Stored> numbers(count);
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = cuda::stored<Stored>(random.normal(i));
@@ -164,16 +164,16 @@ BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const Benc
   });
 }
 
-// What an operation's ratio is of.
+// The denominator of an operation's ratio.
 enum class Roofline { copy_bandwidth, matrix_rate, time };
 
 struct Measured {
   DeviceWork work;
   Roofline roofline;
-  std::optional<double> goal;  // a share, or seconds
+  std::optional<double> goal;  // a share of the roofline, or seconds
 };
 
-// Of each round, the operation's share of the rooflines that were timed in it: first the copy, last the product.
+// Each round's shares of the rooflines timed in that round: piece 1 is the copy, the last piece the matrix product.
 class Shares {
  public:
   Shares(DeviceWork work, const std::vector<BenchPiece>& pieces)
@@ -192,7 +192,7 @@ class Shares {
 };
 
 std::optional<BenchGoal> goal_of(const Measured& measured) {
-  if (!kNative || !measured.goal) return std::nullopt;  // goals are a GPU's
+  if (!kNative || !measured.goal) return std::nullopt;  // goals are stated for GPUs
   return measured.roofline == Roofline::time ? at_most(1) : at_least(*measured.goal);
 }
 
@@ -269,7 +269,7 @@ BenchResult bench_compressed_attention(const BenchOptions& options) {
   return bench_attention(options, "attention-compressed", bench_budgets(options).front());
 }
 
-// The observation window over the whole prompt.
+// Operations of the observation window over the whole prompt.
 struct Window {
   explicit Window(const BenchOptions& options)
       : shape(options.shape.layer),
@@ -293,7 +293,7 @@ struct Window {
     Set& set = sets.next();
     cuda::window_attention<Stored>(view(set), log_sum_exps.data(), set.mean.data(), kStream);
   }
-  // What attention() needs: the sets' numbers are the same, and so are these.
+  // Computes the log-sum-exps that attention() needs; once, because all sets hold the same numbers.
   void prepare_attention() {
     Set& set = sets.next();
     log_sum_exp(set);
@@ -360,7 +360,7 @@ BenchResult bench_portable_norms(const BenchOptions& options) {
   return bench_norms(options, "projected-value-norms-portable", NormsKernel::portable);
 }
 
-// Scores as a softmax makes them: most are next to nothing, a few are nearly all.
+// Scores distributed as after a softmax: most are nearly 0, and a few hold almost all of the sum.
 std::vector<float> random_scores(int64_t count, const traces::Stream& random) {
   std::vector<float> scores(count);
   for (size_t i = 0; i < scores.size(); ++i) {
@@ -369,7 +369,7 @@ std::vector<float> random_scores(int64_t count, const traces::Stream& random) {
   return scores;
 }
 
-// What a selection at 20 % chooses from, and how much.
+// The candidates and counts of a selection at 20 %.
 struct Candidates {
   explicit Candidates(const BenchOptions& options)
       : rows(options.shape.layer.kv_heads),
@@ -430,7 +430,7 @@ BenchResult bench_select_critical(const BenchOptions& options) {
   });
 }
 
-// Of every KV head other entries, scattered over the prompt.
+// Random kept positions, different for every KV head.
 IndexLists random_kept(const BenchOptions& options) {
   const std::vector<int64_t> budgets = bench_budgets(options);
   IndexLists kept(options.shape.layer.kv_heads, budgets.front());
@@ -468,7 +468,7 @@ BenchResult bench_compact(const BenchOptions& options) {
   });
 }
 
-// All that a session does to a layer but fetching it, each step waited for.
+// The time of everything that a session does to a layer except its upload; each operation is waited for.
 double compress_seconds(const BenchLayer& layer, std::span<const int64_t> budgets) {
   Policy policy;
   policy.selection = Critical{};
@@ -497,7 +497,7 @@ constexpr BenchOperation kOperations[] = {
     {"window-attention", "K2: mean attention of 32 queries per head, log-sum-exp known",
      bench_window_attention},
     {"window-log-sum-exp", "K2: the log-sum-exp of these queries", bench_window_log_sum_exp},
-    {"projected-value-norms", "K3: of all heads in L1, on tensor cores", bench_mma_norms},
+    {"projected-value-norms", "K3: L1 norms of all heads, on tensor cores", bench_mma_norms},
     {"projected-value-norms-portable", "K3 without tensor cores", bench_portable_norms},
     {"select-top", "K4: the best 20 % of every KV head", bench_select_top},
     {"select-critical", "K4: the same in two stages", bench_select_critical},

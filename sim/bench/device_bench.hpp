@@ -1,8 +1,9 @@
-// bench on a device: every operation of the cuda/ folder beside what the device can do at most, by the device's clock.
+// bench on a device: every operation of the cuda/ folder, relative to the device's own peak rates, by the device's
+// clock.
 //
-// In every round the operation, a copy and a product of matrices are timed in turn, each so often in a row that it takes
-// 10 ms, after one call that does not count. An operation works on copies of its arguments in turn, which together are
-// larger than the L2 cache four times over, so that nothing of them is there when their turn comes.
+// In every round the operation, a copy and a matrix product are timed in turn. Each is called repeatedly for 10 ms,
+// after one uncounted call. The calls of an operation use several copies of its arguments in turn, which together are
+// four times as large as the L2 cache, so that a copy is no longer cached when its turn comes.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +16,16 @@
 
 namespace kvbound::sim {
 
-/// What a device backend runs on.
+/// The device of a device backend.
 struct Accelerator {
   std::string name;
   int compute_capability = 0;  ///< 90 for 9.0
   int64_t multiprocessors = 0;
-  int64_t memory = 0;                 ///< bytes
-  int64_t l2_bytes = 0;               ///< of the cache that buffers have to exceed
-  std::optional<std::string> driver;  ///< its version; nullopt: unknown, or there is none
-  std::optional<std::string>
-      matrix_library;             ///< the cuBLAS found when the program runs, whose rate is then the roofline
-  std::string no_matrix_library;  ///< why there is none
+  int64_t memory = 0;                         ///< bytes
+  int64_t l2_bytes = 0;                       ///< size of the L2 cache
+  std::optional<std::string> driver;          ///< driver version; nullopt: unknown, or there is no driver
+  std::optional<std::string> matrix_library;  ///< cuBLAS, if found at run time; its rate is then the roofline
+  std::string no_matrix_library;              ///< why no cuBLAS was found
 };
 
 namespace emulated {
@@ -34,12 +34,12 @@ std::span<const BenchOperation> bench_operations();
 }  // namespace emulated
 
 namespace native {
-/// Throws NoDevice, and so does every operation.
+/// Throws NoDevice if there is no device, as every operation does.
 Accelerator accelerator();
 std::span<const BenchOperation> bench_operations();
 }  // namespace native
 
-/// Of the backend "emulated" or "cuda".
+/// The device of the backend "emulated" or "cuda".
 Accelerator accelerator(std::string_view backend);
 
 }  // namespace kvbound::sim

@@ -1,4 +1,4 @@
-// The bench of the native build; without a CUDA toolkit there is none.
+// The native build of device_bench.cpp; without a CUDA toolkit, functions that throw.
 #ifdef KVBOUND_HAS_NATIVE
 
 #define KVBOUND_CUDA_NATIVE

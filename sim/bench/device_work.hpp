@@ -1,5 +1,5 @@
-// What device operations have to do at least: every number of the inputs read once, every number of the results written
-// once, for caches stored in 16 bits; a product and a sum are two FLOP. What a kernel reads again is its own affair.
+// Minimal work of device operations: every input is read once and every result written once, for caches stored in 16
+// bits; a product and a sum are two FLOP. Repeated reads by a kernel are not counted.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct DeviceWork {
 };
 
 namespace detail {
-// Stored numbers, results in single precision, and indices or counts.
+// Bytes of stored numbers (2 each), results in single precision (4 each), and indices or counts (8 each).
 constexpr double work_bytes(int64_t stored, int64_t singles, int64_t indices) {
   return 2 * static_cast<double>(stored) + 4 * static_cast<double>(singles) +
          8 * static_cast<double>(indices);
 }
 }  // namespace detail
 
-/// cuda::attention over `entries` entries of every KV head, logits written.
+/// cuda::attention over `entries` entries of every KV head; the logits are written, too.
 ///
 ///     bytes = 2 (2 G n d + H d) + 4 (H d + H + H n) + 8 G        FLOP = 4 H n d
 ///
@@ -42,7 +42,7 @@ constexpr DeviceWork window_log_sum_exp_work(const LayerShape& shape, int64_t wi
           2 * static_cast<double>(queries * tokens * shape.head_dim)};
 }
 
-/// cuda::window_attention: the same, and the mean per query head and token written.
+/// cuda::window_attention: the same, plus the mean per query head and token.
 ///
 ///     bytes = 2 (G n d + H w d) + 4 (H w + H n)                  FLOP = 2 H w n d
 constexpr DeviceWork window_attention_work(const LayerShape& shape, int64_t window, int64_t tokens) {
@@ -68,14 +68,14 @@ constexpr DeviceWork select_top_work(int64_t rows, int64_t cols, int64_t k) {
   return {detail::work_bytes(0, rows * cols, rows * (k + 1)), 0};
 }
 
-/// cuda::select_critical: k of m, s of them in stage one, which are told apart, too.
+/// cuda::select_critical: k of m scores, s of them in stage one, which is a list of its own.
 ///
 ///     bytes = 8 r m + 8 r (k + s + 2)
 constexpr DeviceWork select_critical_work(int64_t rows, int64_t cols, int64_t k, int64_t stage_one) {
   return {detail::work_bytes(0, 2 * rows * cols, rows * (k + stage_one + 2)), 0};
 }
 
-/// cuda::compact of keys and of values, b entries of every KV head staying.
+/// cuda::compact of keys and of values; b entries of every KV head are kept.
 ///
 ///     bytes = 8 G b d + 16 G (b + 1)
 constexpr DeviceWork compact_work(const LayerShape& shape, int64_t kept) {

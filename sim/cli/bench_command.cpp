@@ -40,15 +40,15 @@ std::string described(std::string_view backend) {
 std::string bench_details() {
   return "Operations of the reference (default: all):\n" + described(kReference) +
          "\nOperations of a device, with BF16 caches (default: all):\n" + described("emulated") +
-         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens unless they are named) and pocket (1984).\n"
+         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens by default) and pocket (1984).\n"
          "In every round an operation and what it is measured against are timed in turn; ratios are taken per\n"
-         "round. The goals are this project's own: a missed one is shown, and no failure.\n"
-         "\nOn a device a call's time is the device's own, over 10 ms of calls whose arguments the L2 cache does not\n"
-         "hold. Its rooflines are a copy and a product of BF16 matrices: by mma.sync from registers to registers, or,\n"
-         "where it finds one, by cuBLAS. The emulation runs all this on a processor, by default on pocket:256, so\n"
-         "that it can be tried anywhere: its times say nothing about any GPU, and it has no goals.\n"
-         "\nThe DGEMM that an operation is measured against has OpenBLAS's fastest kernels for this processor, which\n"
-         "its name tells, also where --blas-core gives the operation others. OPENBLAS_CORETYPE is ignored.\n"
+         "round. The goals are this project's own: a missed goal is shown, but is not a failure.\n"
+         "\nOn a device, calls are timed by the device's clock, over 10 ms of calls whose arguments are not in the L2\n"
+         "cache. The rooflines are a copy and a BF16 matrix product: by mma.sync in registers or, if the library is\n"
+         "found, by cuBLAS. The emulation runs the same on a processor, by default with pocket:256, so that it can\n"
+         "be tried anywhere; its times say nothing about a GPU, and it has no goals.\n"
+         "\nThe DGEMM that operations are measured against always uses OpenBLAS's fastest kernels for this processor,\n"
+         "whose name is shown, even if --blas-core selects others for the operations. OPENBLAS_CORETYPE is ignored.\n"
          "\nExamples:\n"
          "  kvbound bench\n"
          "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
@@ -77,8 +77,8 @@ std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
   return chosen;
 }
 
-// Whether a product works, found out by a process of its own: one that meets instructions which the processor
-// does not have is ended.
+// Whether matrix products work, tried in a child process, because a processor that lacks the kernels' instructions
+// kills the process with SIGILL.
 bool kernels_run() {
   const pid_t child = fork();
   if (child < 0) throw IoError(fmt::format("cannot start a process: {}", std::strerror(errno)));
@@ -86,7 +86,7 @@ bool kernels_run() {
     const rlimit no_core_file{0, 0};
     setrlimit(RLIMIT_CORE, &no_core_file);
     std::signal(SIGILL, SIG_DFL);
-    const Matrix a(67, 67);  // full and ragged blocks of any kernel
+    const Matrix a(67, 67);  // large enough for full and ragged blocks of any kernel
     Matrix product(67, 67);
     reference::multiply(a, a, product.view());
     reference::multiply_transposed(a, a, product.view());
@@ -99,8 +99,9 @@ bool kernels_run() {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// OpenBLAS passes over a name that it does not know, and some builds over a core whose instructions the
-// processor lacks; others run it nevertheless.
+// Makes OpenBLAS use the kernels of a core; throws UsageError if it cannot. OpenBLAS ignores names that it does not
+// know, and some builds also ignore a core whose instructions the processor lacks; other builds run its kernels and
+// crash.
 void require_kernels_of(const std::string& core) {
   const std::string real = reference::use_products_of(core).core;
   const auto lower = [](unsigned char c) { return std::tolower(c); };
@@ -113,7 +114,7 @@ void require_kernels_of(const std::string& core) {
   }
 }
 
-// Goals are for the fastest kernels: what OPENBLAS_CORETYPE says does not count.
+// Ignores OPENBLAS_CORETYPE, with a warning, because the goals are stated for the fastest kernels.
 void disregard_core_type(const std::optional<std::string>& asked_for, bool quiet) {
   const char* core = std::getenv(kCoreType);
   if (!core) return;
@@ -135,9 +136,10 @@ void warn_of_slow_kernels() {
 }
 
 CommandLine bench_command_line() {
-  CommandLine line("bench [OPERATION...] [options]: how fast, against rooflines measured in the same run",
-                   bench_details());
-  line.add("backend", "B", "what runs the operations: reference (default), emulated or cuda");
+  CommandLine line(
+      "bench [OPERATION...] [options]: speed of operations, against rooflines measured in the same run",
+      bench_details());
+  line.add("backend", "B", "backend that runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
   line.add(
       "repeats", "N",
@@ -145,8 +147,8 @@ CommandLine bench_command_line() {
   line.add(
       "blas-core", "CORE",
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
-  line.add("seed", "N", "of the random numbers worked on (default: 1)");
-  line.add("json", "FILE", "write it as JSON, too (schema: sim/schemas/bench.schema.json)");
+  line.add("seed", "N", "seed of the random data (default: 1)");
+  line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/bench.schema.json)");
   add_work_options(line);
   return line;
 }
@@ -162,7 +164,7 @@ BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
   return options;
 }
 
-// Returns the core whose DGEMM the reference's operations are measured against: the fastest there is.
+// Returns the core whose DGEMM the reference's operations are measured against: the fastest one.
 std::string prepare_blas(const CommandLine& line, std::string_view backend) {
   const auto core = line.text("blas-core");
   if (core && core->empty()) throw UsageError("--blas-core: an empty name");
@@ -181,7 +183,7 @@ std::string prepare_blas(const CommandLine& line, std::string_view backend) {
   const std::string fastest = reference::blas_info().core;
   if (core) {
     require_kernels_of(*core);
-    setenv(kCoreType, core->c_str(), 1);  // as if it had been started so
+    setenv(kCoreType, core->c_str(), 1);  // as if the program had been started with it
   }
   return fastest;
 }
@@ -195,7 +197,7 @@ int bench_command(const Arguments& arguments) {
   const std::string backend = line.text("backend").value_or(std::string(kReference));
   require_backend(backend);
   BenchOptions options = bench_options(line, backend);
-  constexpr size_t kMostNames = 64;  // more than there are; each may be given once
+  constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
   const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
   options.fastest_core = prepare_blas(line, backend);
 

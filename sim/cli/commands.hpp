@@ -1,4 +1,4 @@
-// The subcommands: each returns the exit code, and throws what main.cpp turns into one.
+// The subcommands. Each returns the exit code; main.cpp turns the exceptions that they throw into exit codes.
 #pragma once
 
 #include <kvbound/sim/options/command_line.hpp>
@@ -11,7 +11,7 @@ int recall_command(const Arguments& arguments);
 int predict_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
-int prove_command(const Arguments& arguments);  // in the program only: the library knows no proofs
+int prove_command(const Arguments& arguments);  // in the program only: the library does not link proofs
 int bench_command(const Arguments& arguments);
 
 }  // namespace kvbound::sim

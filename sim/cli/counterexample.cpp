@@ -49,7 +49,7 @@ std::string file_text(const std::string& path) {
 }
 
 Json parse(const std::string& path) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  std::vector<std::set<std::string>> keys;  // of the objects being parsed
   const auto refuse_what_is_hostile = [&](int depth, Json::parse_event_t event, const Json& parsed) {
     if (depth > kDeepest)
       throw TraceError(path, -1, "instance", fmt::format("is more than {} levels deep", kDeepest));
@@ -70,7 +70,7 @@ Json parse(const std::string& path) {
   }
 }
 
-// One document's fields, each read whole or refused by its name.
+// Reads one document's fields; a field that is missing or invalid throws TraceError with the field's name.
 class Reader {
  public:
   Reader(const std::string& path, const Json& document) : path_(path), document_(document) {}
@@ -162,7 +162,7 @@ StoredInstance read_instance(const std::string& path, const Json& document) {
   return stored;
 }
 
-// Every instance document within a document.
+// Appends every instance document found within a document.
 void collect(const std::string& path, const Json& document, std::vector<StoredInstance>& result) {
   if (document.is_object() && document.value("schema", Json()) == kSchema) {
     result.push_back(read_instance(path, document));

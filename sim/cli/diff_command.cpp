@@ -19,8 +19,8 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kDiffDetails =
-    R"(DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata says by which
-policy and budget they came about and in what arithmetic, and that decides how far each number may be off: nothing
+    R"(DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata names the
+policy, the budget and the arithmetic that produced them. Error bounds for every number are derived from these: nothing
 is tuned, and there are no tolerances to set. Kept and evicted entries are judged by the reference's scores, and all
 later numbers on the cache that the dump's own choices produced; swaps that rounding explains are legal and counted.
 
@@ -33,14 +33,14 @@ Examples:
 
 Exit code 0 if every number is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
 named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
-undecided: a choice or number that is not the reference's, and nothing recorded tells whether rounding explains it.
+undecided: a choice or number differs from the reference's, and the records do not show whether rounding explains it.
 )";
 
 CommandLine diff_command_line() {
   CommandLine line(
       "diff TRACE DUMP [options]: another implementation's results, such as a kernel's, against the reference",
       kDiffDetails);
-  line.add("json", "FILE", "write all figures as JSON, too (schema: sim/schemas/diff.schema.json)");
+  line.add("json", "FILE", "also write all figures as JSON (schema: sim/schemas/diff.schema.json)");
   add_common_options(line);
   return line;
 }
@@ -50,7 +50,7 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
   return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
-// Judges the dump's layers, one in memory at a time.
+// Judges the dump's layers, with one layer in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
   TestedImplementation implementation{report.dump.policy, report.dump.entries, report.dump.steps,
                                       report.arithmetic, dump.input_storage()};
@@ -71,7 +71,7 @@ void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, 
   }
 }
 
-// Says on standard error what is wrong, if anything is.
+// The exit code; a mismatch or an inconclusive result is explained on standard error.
 int exit_code(const DiffReport& report, bool quiet) {
   switch (report.verdict()) {
     case Verdict::agrees:

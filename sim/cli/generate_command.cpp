@@ -28,7 +28,7 @@ std::string generate_details() {
 int generate_command(const Arguments& arguments) {
   traces::GenerateOptions options;
   CommandLine line("generate --kind KIND [options] OUT: write a synthetic trace", generate_details());
-  line.add("kind", "KIND", "what the heads' attention looks like (see below)");
+  line.add("kind", "KIND", "shape of the heads' attention (see below)");
   std::vector<std::string> meanings;
   for (const auto& count : traces::kCountOptions) {
     const std::string& meaning =
@@ -36,8 +36,8 @@ int generate_command(const Arguments& arguments) {
     line.add(std::string(count.name).c_str(), "N", meaning.c_str());
   }
   line.add("dtype", "TYPE", "F64, F32, F16 or BF16 (default: F32)");
-  line.add("seed", "N", "another seed, another trace (default: 1)");
-  line.add("threads", "N", "threads to work on; the file does not depend on it (default: all processors)");
+  line.add("seed", "N", "seed of the random numbers (default: 1)");
+  line.add("threads", "N", "number of threads; the file does not depend on it (default: all processors)");
   line.add_flag("quiet", "no progress");
   if (!line.parse(arguments)) return kPass;
 

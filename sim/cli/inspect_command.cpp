@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kDetails =
     "--verify reads every number and, where the trace has the model's own attention output, recomputes it\n"
     "from queries, keys and values: exit 0 if all layers agree within the rounding of single precision, 1 if\n"
-    "not, 5 if a layer has nothing to compare with.\n"
+    "not, 5 if a layer has no recorded attention output.\n"
     "\nExamples:\n"
     "  kvbound inspect traces/samples/pocket-gqa.safetensors --verify\n"
     "  kvbound inspect big.safetensors.index.json --json big.json\n";
@@ -57,7 +57,8 @@ Json agreement_json(int64_t layer, const OutputAgreement& agreement) {
           {"column", agreement.column}};
 }
 
-// Reads every layer; tells per layer how the recorded attention output compares. Returns what was compared.
+// Reads every layer and prints, per layer, how the recorded attention output compares. Returns the compared layers;
+// sets `code` if one differs.
 Json verify(const traces::Trace& trace, bool progress_wanted, int& code) {
   Json layers = Json::array();
   Progress progress("verifying", progress_wanted);
@@ -86,7 +87,7 @@ int inspect_command(const Arguments& arguments) {
       "inspect TRACE [options]: what a trace holds, and whether its recorded outputs can be reproduced",
       kDetails);
   line.add_flag("verify", "read all numbers; recompute the recorded attention output");
-  line.add("json", "FILE", "write it as JSON, too (schema: sim/schemas/inspect.schema.json)");
+  line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/inspect.schema.json)");
   add_common_options(line);
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);

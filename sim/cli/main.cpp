@@ -1,5 +1,4 @@
-// The program: finds the subcommand and turns what it throws into an exit code and one line on standard
-// error.
+// The program: runs the subcommand, and turns its exceptions into an exit code and one line on standard error.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -44,8 +43,8 @@ constexpr std::array kCommands{
     Command{"predict", "TRACE", "how well past scores predict the next ones", predict_command},
     Command{"diff", "TRACE DUMP", "another implementation's results against the reference", diff_command},
     Command{"generate", "--kind KIND OUT", "a synthetic trace", generate_command},
-    Command{"prove", "[ID...]", "the theorems as properties: looks for counterexamples", prove_command},
-    Command{"bench", "[OPERATION...]", "how fast, against rooflines measured in the same run",
+    Command{"prove", "[ID...]", "searches for counterexamples to the theorems", prove_command},
+    Command{"bench", "[OPERATION...]", "speed of operations, against rooflines measured in the same run",
             bench_command}};
 
 constexpr const char* kMoreHelp =
@@ -53,14 +52,14 @@ constexpr const char* kMoreHelp =
     "  kvbound COMMAND --help                 all options, with examples\n"
     "  kvbound --version\n"
     "\n"
-    "Matrix products run on the fastest of OpenBLAS's kernels that the processor can run, or on those that\n"
-    "OPENBLAS_CORETYPE in the environment names; each JSON report says which.\n"
+    "Matrix products use the fastest of OpenBLAS's kernels that the processor supports, or those that the\n"
+    "environment variable OPENBLAS_CORETYPE names; each JSON report records which.\n"
     "\n"
     "Exit codes: 0 pass, 1 mismatch or bound violated, 2 usage, 3 invalid input, 4 I/O or resources,\n"
     "5 inconclusive, 70 internal error.\n";
 
 std::string help() {
-  constexpr size_t kColumn = 41;  // where the meanings begin
+  constexpr size_t kColumn = 41;  // where the commands' meanings begin
   std::string text =
       "kvbound: KV-cache compression for large language models with its guarantees checked\n\n";
   for (const Command& command : kCommands) {
@@ -126,7 +125,7 @@ int run(const Arguments& arguments) try {
   return fail(kInternal, std::string("internal error: ") + error.what());
 }
 
-// Ends the program as the signal would have, but leaves no half-written file.
+// Terminates the program by the same signal, but removes half-written files first.
 extern "C" void clean_up_and_die(int signal_number) {
   traces::remove_pending_output_files();
   std::signal(signal_number, SIG_DFL);
@@ -137,10 +136,10 @@ extern "C" void clean_up_and_die(int signal_number) {
 
 int main(int argc, char** argv) {
   for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    // What the caller had ignored, as nohup does, stays ignored.
+    // Signals that the caller ignores, as nohup does, remain ignored.
     if (std::signal(signal_number, clean_up_and_die) == SIG_IGN) std::signal(signal_number, SIG_IGN);
   }
-  // A closed pipe and a file over the size limit are errors of writing, reported like any other.
+  // A closed pipe, or a file above the size limit, is reported as a write error like any other.
   for (const int signal_number : {SIGPIPE, SIGXFSZ}) std::signal(signal_number, SIG_IGN);
   return run(Arguments(argv + 1, argv + argc));
 }

@@ -26,23 +26,23 @@ constexpr const char* kPredictDetails =
     "queries that have seen j before, of the prompt (as many as are recorded) and of earlier steps:\n"
     "  ema          S = ema S + (1 - ema) s, divided by the weights that were really added up\n"
     "  ema-paper    the same, divided by 1 - ema^tokens, as KeepKV (arXiv:2504.09936) prints it\n"
-    "  mean         over all of them\n"
-    "  window-mean  over the last W of them\n"
-    "  last         the last one's\n"
+    "  mean         the mean over all these queries\n"
+    "  window-mean  the mean over the last W of them\n"
+    "  last         the last query's score\n"
     "\n"
     "relative error  sum_j |s^_j - s_j| / sum_j s_j of one step and query head\n"
     "entry error     the median over j of |s^_j - s_j| / s_j of one step and query head\n"
     "\n"
-    "Of both the table has mean and median over layers, query heads and steps. Ratios that no double holds are\n"
-    "counted as undefined: in no mean, and the largest of all to the median.\n"
+    "The table has the mean and median of both over layers, query heads and steps. Ratios that overflow double\n"
+    "precision are counted as undefined: they are left out of the mean and are the largest for the median.\n"
     "\n"
     "Re-entering: of the prompt entries that the policy evicts at the prompt's end, the share that is among the\n"
-    "top of the prompt's entries by the attention of a decode step's query over the whole cache (ties: smaller\n"
-    "position), at some step and, on average, at a step; mean over layers and query heads, 0 where nothing was\n"
-    "evicted. What the policy would evict while decoding does not matter.\n"
+    "top of the prompt's entries by the attention of a decode step's query over the full cache (ties: smaller\n"
+    "position): at any step and, on average, at one step; mean over layers and query heads, 0 if nothing was\n"
+    "evicted. Evictions while decoding are not simulated.\n"
     "\n"
-    "Attention: what a step's query pays the share of all entries that it pays most, its own entry included;\n"
-    "mean, median and least over layers, query heads and steps. Shares of entries are rounded down.\n"
+    "Attention: the total attention of a step's query on the given share of all entries, its own included, that\n"
+    "receives most; mean, median and least over layers, query heads and steps. Shares are rounded down.\n"
     "\nExamples:\n"
     "  kvbound predict traces/samples/pocket-gqa.safetensors\n"
     "  kvbound predict trace.safetensors --ema 0.98 --window 8 --steps 16 --layers 0,3-5 --json predict.json\n"
@@ -52,10 +52,10 @@ constexpr const char* kPredictDetails =
 CommandLine predict_command_line() {
   CommandLine line("predict TRACE [options]: how well past scores predict the next query's", kPredictDetails);
   line.add("ema", "A", "weight of the past in moving averages, 0 <= A < 1 (default: 0.9)");
-  line.add("window", "W", "how many queries window-mean is over (default: 32)");
+  line.add("window", "W", "number of queries that window-mean averages (default: 32)");
   line.add("policy", "P",
            "the policy that evicts at the prompt's end; see kvbound replay --help (default: snapkv)");
-  line.add("budget", "B", "how many entries per KV head it keeps, such as 256 or 20% (default: 20%)");
+  line.add("budget", "B", "entries per KV head that the policy keeps, such as 256 or 20% (default: 20%)");
   line.add("top", "K", "size of the prompt's top set, such as 100 or 5% (default: 20%)");
   line.add("shares", "K[,K]", "numbers of entries whose attention is summed (default: 1%,2%,5%,10%,20%,50%)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
@@ -65,7 +65,7 @@ CommandLine predict_command_line() {
   return line;
 }
 
-// As a count of entries, or a share of them.
+// Reads a count of entries, or a share of them.
 Budget parse_share(const char* option, const std::string& text) {
   try {
     return parse_budget(text);

@@ -1,4 +1,4 @@
-// Progress of long work: one line on standard error, on a terminal only, and only after two seconds.
+// Progress of long-running work: one line on standard error, only on a terminal and only after two seconds.
 #pragma once
 
 #include <condition_variable>
@@ -9,18 +9,18 @@
 
 namespace kvbound::sim {
 
-/// Shows what is being done, and how far it is, until it is destroyed. A thread of its own does the showing,
-/// so that the line lives even while one piece of work takes long.
+/// Shows the current task and its progress until destroyed. A separate thread updates the line, so that the elapsed
+/// time advances even while a single work item takes long.
 class Progress {
  public:
-  /// wanted = false (--quiet), or a standard error that is no terminal: says nothing.
+  /// Shows nothing if `wanted` is false (--quiet) or standard error is not a terminal.
   Progress(std::string task, bool wanted);
-  /// Wipes the line.
+  /// Erases the line.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Pieces done of the pieces in all.
+  /// Sets the number of work items done, and their total.
   void update(int64_t done, int64_t whole);
 
  private:

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kProveDetails =
     "Each theorem is evaluated from its definition, in 50 digits, on random instances of many kinds; the\n"
     "double-precision reference is held to the same values within derived error bounds. Each theorem also has\n"
-    "claims with a hypothesis dropped: there a counterexample must be found. Written proofs:\n"
+    "weakened claims, with a hypothesis dropped, for which a counterexample must be found. Written proofs:\n"
     "proofs/critical_kv.md, proofs/obcache.md, proofs/keep_kv.md.\n"
     "\nExamples:\n"
     "  kvbound prove --list\n"
@@ -32,22 +32,22 @@ constexpr const char* kProveDetails =
     "not be evaluated or a regime that must be tried has less than 5 % of the cases.\n";
 
 CommandLine prove_command_line() {
-  CommandLine line("prove [ID...] [options]: looks for counterexamples to theorems", kProveDetails);
+  CommandLine line("prove [ID...] [options]: searches for counterexamples to theorems", kProveDetails);
   line.add("cases", "N",
            "instances per theorem (default: 2000); at least ten times as many for a weakened claim");
-  line.add("seed", "N", "what the instances are drawn from (default: 1)");
-  line.add_flag("list", "say what there is to prove, with hypotheses, and exit");
+  line.add("seed", "N", "seed of the random instances (default: 1)");
+  line.add_flag("list", "list the theorems with their hypotheses, and exit");
   line.add("search", "SECONDS",
-           "then, per theorem that has a ratio, climb towards its tightest instance for so long");
+           "afterwards, for each theorem with a ratio, search this long for its tightest instance");
   line.add("replay", "FILE",
-           "run the instances in a file again: a line that this command printed, or its JSON");
+           "run the instances in a file again: an instance that this command printed, or its JSON");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/prove.schema.json)");
   add_work_options(line);
   return line;
 }
 
-// What the ids name, in the order of the catalogue: a theorem with its weakened claims, or one of these. None named:
-// all.
+// The properties with these ids, in the order of the catalogue. A theorem's id stands for the theorem and its weakened
+// claims, a weakened claim's id for that claim only. Without ids: all properties.
 std::vector<StoredInstance> chosen(const std::vector<std::string>& ids) {
   std::set<const proofs::Property*> wanted;
   const auto want = [&](const proofs::Property& property) {
@@ -116,7 +116,7 @@ Replayed replayed(const StoredInstance& stored) {
           outcome.ratio()};
 }
 
-// The worst news.
+// The most severe outcome of the run.
 int exit_code(const ProveReport& report) {
   using proofs::Verdict;
   const auto any = [&](Verdict verdict) {

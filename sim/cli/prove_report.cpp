@@ -19,7 +19,7 @@ std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share);
 
 std::string ratio_text(std::optional<double> ratio) { return ratio ? fmt::format("{:.6g}", *ratio) : "-"; }
 
-// ---- for people
+// ---- text
 
 TableRow headings(std::span<const proofs::Regime> regimes) {
   TableRow row{"property", "verdict", "cases"};
@@ -28,7 +28,7 @@ TableRow headings(std::span<const proofs::Regime> regimes) {
   return row;
 }
 
-// A weakened claim's id is cut short below its theorem's.
+// Below its theorem's row, a weakened claim's id is shown without the theorem's.
 TableRow table_row(const PropertyResult& result, bool below_theorem) {
   const std::string& id = result.property->id;
   if (result.weakened()) {
@@ -46,7 +46,7 @@ bool good(Verdict verdict) {
   return verdict == Verdict::no_counterexample || verdict == Verdict::counterexample;
 }
 
-// Of consecutive results that are tried in the same regimes.
+// A table of consecutive results that have the same regimes.
 std::string property_table(std::span<const PropertyResult> results, bool colour) {
   std::vector<TableRow> rows{headings(results.front().regimes())};
   std::vector<std::string> bad;
@@ -62,7 +62,7 @@ std::string property_table(std::span<const PropertyResult> results, bool colour)
   return table(rows, {.left_columns = 2, .colour = colour, .alarming = alarming});
 }
 
-// One table for statements of eviction, one for those of merging.
+// One table for theorems about eviction, one for those about merging.
 std::string property_tables(const std::vector<PropertyResult>& results, bool colour) {
   std::string text;
   for (auto first = results.begin(); first != results.end();) {
@@ -105,7 +105,7 @@ std::string replayed_text(const Replayed& replayed) {
   return text + "\n";
 }
 
-// ---- for programs
+// ---- JSON
 
 Json counterexample_json(const PropertyResult& result) {
   if (!result.counterexample) return {};
@@ -206,7 +206,7 @@ std::string text_report(const ProveReport& report, bool colour) {
 std::string json_report(const ProveReport& report) {
   Json document{{"schema", "kvbound-prove-1"}};
   document.update(environment());
-  const bool drawn = !report.properties.empty();  // else instances were run again
+  const bool drawn = !report.properties.empty();  // otherwise stored instances were run again
   document["seed"] = drawn ? Json(report.seed) : Json();
   document["cases"] = drawn ? Json(report.cases) : Json();
   document["theorems"] = theorems_json(report.properties);

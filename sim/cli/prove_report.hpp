@@ -1,4 +1,4 @@
-// What was proved, for people and for programs (JSON, see prove.schema.json).
+// The results of `prove`, as text for people and as JSON for programs (prove.schema.json).
 #pragma once
 
 #include <optional>
@@ -20,16 +20,16 @@ struct Searched {
 /// A stored instance, run again.
 struct Replayed {
   StoredInstance stored;
-  std::optional<std::string> failure;  ///< the claim that does not hold on it
-  bool undecided = false;              ///< because it could not be evaluated
+  std::optional<std::string> failure;  ///< the claim that does not hold on it, or why it is undecided
+  bool undecided = false;              ///< whether the instance could not be evaluated
   std::optional<double> ratio;
 
   bool weakened() const { return stored.property != &stored.theorem->property; }
-  /// A theorem holds; a weakened claim fails.
+  /// Whether the outcome is the required one: a theorem holds, a weakened claim fails.
   bool as_it_must() const { return !undecided && failure.has_value() == weakened(); }
 };
 
-/// All that one run of the command found.
+/// All results of one run of the command.
 struct ProveReport {
   int64_t cases = 0;
   uint64_t seed = 0;
@@ -39,13 +39,13 @@ struct ProveReport {
   std::vector<Replayed> replayed;
 };
 
-/// What a verdict is in words: "no counterexample in 2000 cases".
+/// A verdict as text, such as "no counterexample in 2000 cases".
 std::string describe(const proofs::PropertyResult& result);
 
-/// The catalogue's entry: statement, hypotheses, claims.
+/// A theorem's entry in the catalogue as text: statement, hypotheses, claims.
 std::string describe(const proofs::Theorem& theorem);
 
-/// Tables, then each counterexample with its instance on a line of its own.
+/// The tables, then each counterexample with its instance on one line.
 std::string text_report(const ProveReport& report, bool colour);
 std::string json_report(const ProveReport& report);
 

@@ -43,7 +43,7 @@ std::string replay_details() {
          "agree with the reference; 5 if the trace has no decode step to measure or there is no device.\n";
 }
 
-// What a command line asks for, independent of any trace.
+// The command line's options, before they are applied to a trace.
 struct Request {
   std::vector<Run> runs;
   std::optional<Policy> base;
@@ -157,7 +157,7 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
   return report;
 }
 
-// Says on standard error where a run does not agree with the reference, or that nothing tells whether it does.
+// Explains on standard error where a run differs from the reference, or that its agreement is inconclusive.
 ExitCode agreement_code(const std::string& trace, const RunResult& run) {
   if (!run.agreement) return kPass;
   const auto tell = [&](const std::string& what) {
@@ -177,13 +177,13 @@ ExitCode agreement_code(const std::string& trace, const RunResult& run) {
   return evidence ? kPass : kInconclusive;
 }
 
-// A mismatch is worse than nothing to tell, and that than a pass.
+// The more severe of two exit codes: mismatch, then inconclusive, then pass.
 int worse(int one, int other) {
   if (one == kMismatch || other == kMismatch) return kMismatch;
   return one == kPass ? other : one;
 }
 
-// The worst news of all runs.
+// The most severe outcome of all runs; each is explained on standard error.
 int exit_code(const std::vector<Report>& reports, bool quiet) {
   int code = kPass;
   for (const Report& report : reports) {
@@ -223,7 +223,7 @@ int exit_code(const std::vector<Report>& reports, bool quiet) {
 CommandLine replay_command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
                    replay_details());
-  const std::string columns = fmt::format("columns of the table beside policy and budget (default: all): {}",
+  const std::string columns = fmt::format("columns of the table besides policy and budget (default: all): {}",
                                           fmt::join(column_names(), ", "));
   line.add("policy", "P[,P]", "policies (grammar below)");
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
@@ -231,24 +231,26 @@ CommandLine replay_command_line() {
            "count the heads that each policy improves over this one; replayed too if not in --policy");
   line.add(
       "backend", "B[,B]",
-      "what runs the cache (default: reference): reference, emulated (the CUDA kernels on this processor), cuda (on a GPU)");
+      "backends (default: reference): reference, emulated (the CUDA kernels on this processor), cuda (on a GPU)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps");
   line.add("recall", "K",
-           "of the K prompt entries whose eviction would move the first step's outputs most, the share kept "
+           "measure recall on the K prompt entries whose eviction would change the first step's outputs most "
            "(default: 40, at most the prompt's)");
   line.add_flag(
       "merge-bounds",
-      "of policies that merge: also measure what merges do to later queries, and KeepKV's bounds on it (costly)");
+      "for policies that merge: also measure merges' effect on later queries, and KeepKV's bounds on it (costly)");
   line.add("columns", "C[,C]", columns.c_str());
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");
-  line.add("dump", "FILE|DIR", "write what was recorded: one run to a file, several to a folder");
+  line.add("dump", "FILE|DIR",
+           "write the recorded decisions and outputs: one run to a file, several to a folder");
   add_common_options(line);
   return line;
 }
 
-// First all that can fail for want of space (the dumps are prepared already), then all names.
+// Writes the contents of all files first, which may fail for lack of space (the dumps' are written already), and gives
+// the files their names afterwards.
 void write_outputs(const Request& request, const std::vector<Report>& reports,
                    std::optional<DumpTargets>& targets, std::vector<std::vector<Dump>>& dumps,
                    std::optional<traces::OutputFile>& json, std::optional<traces::OutputFile>& csv) {

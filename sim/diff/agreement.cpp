@@ -40,13 +40,13 @@ Positions offsets_of(const Positions& budgets) {
   return offsets;
 }
 
-// What the reference keeps if every head has a budget of its own, however it came by it.
+// The reference's record of a prompt, given every KV head's budget, whichever allocation the budgets came from.
 PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions& budgets) {
   policy.allocation = Uniform{};
   return reference::make_session()->compress(prompt, policy, budgets);
 }
 
-// The tested implementation's arithmetic with what storing this layer's numbers cost.
+// The tested implementation's arithmetic, with the rounding of this layer's inputs to its storage type added.
 TestedImplementation with_input_rounding(TestedImplementation implementation, const traces::Layer& layer) {
   const InputRounding rounding = input_rounding(layer, implementation.storage);
   OperationArithmetic& operations = implementation.arithmetic;
@@ -58,7 +58,7 @@ TestedImplementation with_input_rounding(TestedImplementation implementation, co
   return implementation;
 }
 
-// What errors of outputs over the full and the compressed cache do to || (o - o^) W ||_1.
+// Error bounds of ||(o - o^) W||_1, given bounds on the errors of the outputs o (full cache) and o^ (compressed cache).
 class OutputFigures {
  public:
   OutputFigures(const traces::Layer& layer, const MergeJudgement& judgement,
@@ -146,7 +146,7 @@ class LayerJudge {
     if (claim) results_.push_back(compare_uncertain(tensor, *claim, expected, bounds, certain));
   }
 
-  // All up to who is kept.
+  // Tensors of the prompt's end: scores, norms and the kept sets.
   void judge_prompt() {
     if (claims_.score_positions) {
       results_.push_back(compare("score_positions", *claims_.score_positions, reference_.score_positions));
@@ -173,7 +173,7 @@ class LayerJudge {
     results_.back().undecided += allocation_.undecided;
   }
 
-  // How many entries each KV head keeps. Where merging comes first that may be fewer than its budget: judge_kept.
+  // Number of entries that each KV head keeps. With order=merge-first it may be below the budget: see judge_kept.
   Positions kept_sizes() const {
     if (rules_of(implementation_.policy.merge).order == MergeOrder::evict_first)
       return implementation_.budgets;
@@ -184,7 +184,7 @@ class LayerJudge {
     return sizes;
   }
 
-  // Which entry was evicted at which step.
+  // The entry evicted at each step, per KV head.
   void judge_evictions() {
     EvictedJudgement judgement =
         judge_evicted(layer_, implementation_, reference_, *errors_, teacher_forced_, claims_.evicted);
@@ -192,7 +192,7 @@ class LayerJudge {
     if (claims_.evicted) results_.push_back(std::move(judgement.agreement));
   }
 
-  // What merged, and all that follows from it.
+  // Merged entries, and every tensor that depends on them.
   void judge_merges() {
     const MergeJudgement judgement =
         judge_merging(layer_, implementation_, reference_, *errors_, teacher_forced_, claims_);
@@ -201,7 +201,7 @@ class LayerJudge {
     if (implementation_.steps == 0) judge_no_metrics();
   }
 
-  // Figures from outputs as they are recorded: by how much outputs are off, they are.
+  // Metrics derived from the recorded outputs; their bounds follow from the bounds on the outputs.
   void judge_metrics_of(const MergeJudgement& judgement) {
     const Matrix norms = all_norms(),
                  row_norms = reference::projection_row_norms(layer_.output_projection, shape_.head_dim);
@@ -225,7 +225,7 @@ class LayerJudge {
         layer_errors(perturbation, terms), judgement.certain_steps(shape_));
   }
 
-  // Tensors without elements, which are neither right nor wrong.
+  // Without decode steps these tensors have no elements, so they neither agree nor disagree.
   void judge_no_steps() {
     const Matrix nothing;
     if (claims_.evicted) results_.push_back(compare("evicted", *claims_.evicted, {}));
@@ -262,10 +262,11 @@ class LayerJudge {
     add("output", claim, expected, bounds);
   }
 
-  // piece(step, KV head, positions in its cache as the step's queries find it), in parallel.
+  // Calls piece(step, KV head, positions in its cache when the step's queries attend), in parallel.
   template <class Piece>
   void for_each_step(const LayerRecord& record, const Piece& piece) const {
-    constexpr int64_t kBlock = 32;  // steps in a row by one thread, which follows the cache up to them first
+    // Consecutive steps per work item, which first replays the cache up to its first step.
+    constexpr int64_t kBlock = 32;
     const int64_t blocks = (implementation_.steps + kBlock - 1) / kBlock;
     reference::parallel_for(blocks * shape_.kv_heads, [&](int64_t i) {
       const int64_t g = i % shape_.kv_heads, first = i / shape_.kv_heads * kBlock;
@@ -303,7 +304,7 @@ class LayerJudge {
     }
   }
 
-  // The teacher-forced choices, as a session would have recorded them.
+  // The teacher-forced choices in the form in which a session records them.
   LayerRecord teacher_forced_record() const {
     LayerRecord record;
     record.prompt.kept = teacher_forced_;
@@ -314,7 +315,7 @@ class LayerJudge {
     return record;
   }
 
-  // A record's figures, by the code that measures every replay.
+  // Metrics of a record, by the same code that measures every replay.
   LayerMetrics measured(const LayerRecord& record, const Matrix& norms) const {
     Matrix prompt_norms(shape_.query_heads, layer_.prompt_tokens);
     for (int64_t h = 0; h < norms.rows(); ++h) {
@@ -333,7 +334,7 @@ class LayerJudge {
                                                   norms, implementation_.arithmetic.projected_value_norms);
   }
 
-  // cached  positions in the cache
+  // Error bounds of one step's metrics, per query head of the group. cached: positions in the cache.
   std::vector<reference::PerturbationErrors> step_errors(int64_t t, int64_t g, const Positions& cached,
                                                          const Matrix& norms, const Matrix& norm_errors,
                                                          const Matrix& row_norms) const {
@@ -356,7 +357,8 @@ class LayerJudge {
     return reference::perturbation_errors(given, implementation_.arithmetic.attention);
   }
 
-  // || sum_h (o_h - o^_h) ||: the heads' errors, and one sum over all heads' products.
+  // Error bounds of ||sum_h (o_h - o^_h) W_h||_1, [steps]: the heads' own errors, plus the rounding of one sum over the
+  // products of all heads.
   std::vector<double> layer_errors(const Matrix& perturbation, const Matrix& terms) const {
     std::vector<double> errors;
     for (int64_t t = 0; t < perturbation.rows(); ++t) {
@@ -379,10 +381,9 @@ class LayerJudge {
   const PromptRecord reference_;
   const bool evicts_, merges_;
   std::optional<PromptErrors> errors_;
-  std::vector<Positions>
-      teacher_forced_;              // per KV head: who was kept, by the tested implementation's own account
-  std::vector<Positions> evicted_;  // per KV head: the position evicted at each step, likewise
-  LayerRecord record_;              // both, where numbers of the decode steps are judged
+  std::vector<Positions> teacher_forced_;  // per KV head: the kept set that the replay continues with
+  std::vector<Positions> evicted_;         // per KV head: the position evicted at each step, likewise
+  LayerRecord record_;  // kept sets and evictions, filled where numbers of decode steps are judged
   std::vector<TensorAgreement> results_;
 };
 

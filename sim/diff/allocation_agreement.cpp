@@ -16,14 +16,14 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-// Sharings out that are tried at most.
+// Upper limit on the number of splits that the search tries.
 constexpr int64_t kMostTries = 200000;
 
 int64_t total(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// How many of each head's candidates are among the largest, at least and at most.
+// The least and the largest possible number of each head's candidates among the largest scores.
 struct FoundRange {
   Counts least, most;
 };
@@ -38,13 +38,13 @@ FoundRange found_at(const UncertainScores& scores, size_t heads, double limit) {
   return range;
 }
 
-// Tries what a limit leaves open.
+// Searches the counts per head that one limit allows for one that yields the claimed split.
 class Search {
  public:
   Search(const AdaKv& options, std::span<const int64_t> candidates, std::span<const int64_t> shared)
       : options_(options), candidates_(candidates), shared_(shared), found_(candidates.size()) {}
 
-  // Whether some choice within the range leads to what is claimed.
+  // Whether some counts within the range yield the claimed split.
   bool explains(const FoundRange& range) { return tries(range, 0, total(candidates_)); }
   bool gave_up() const { return tries_ > kMostTries; }
 
@@ -63,7 +63,7 @@ class Search {
     return false;
   }
 
-  // A share is rounded by less than 1; what double precision does to it is less than 1e-3.
+  // Rounding to whole entries changes a share by less than 1, and double precision by less than 1e-3.
   bool may_lead(size_t head, int64_t found) const {
     const double safe = options_.safeguard.value();
     const double share =
@@ -77,7 +77,7 @@ class Search {
   int64_t tries_ = 0;
 };
 
-// Of all heads, one after the other.
+// Candidate scores of all heads, one head after the other.
 struct AllScores {
   std::vector<double> scores, errors;
   UncertainScores view() const { return {scores, errors}; }
@@ -93,7 +93,7 @@ AllScores candidates_of(const PromptErrors& errors) {
   return all;
 }
 
-// By the allocation; across layers, budgets are given and the same for all heads.
+// One case per allocation. Allocations across layers give every head of a layer the same budget.
 struct AllocationJudge {
   const LayerView& layer;
   const TestedImplementation& implementation;

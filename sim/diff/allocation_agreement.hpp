@@ -1,4 +1,4 @@
-// Whether KV heads share out their layer's budget as AdaKV does, or near enough.
+// Judges whether AdaKV's rule, within rounding, explains how KV heads split their layer's budget.
 #pragma once
 
 #include <cstdint>
@@ -13,36 +13,36 @@
 namespace kvbound::sim {
 
 enum class Explanation {
-  found,    ///< some ranking of the scores, each within its error, leads there
-  none,     ///< no ranking does
-  unknown,  ///< there are too many rankings to try them all
+  found,    ///< some ranking of the scores, each within its error, yields the claimed split
+  none,     ///< no such ranking yields it
+  unknown,  ///< there are too many rankings to try them all, or a score has no finite error bound
 };
 
-/// Whether uncertain scores explain a sharing out.
+/// Whether some ranking of uncertain scores yields the claimed split of a layer's budget.
 ///
-/// The largest scores of all heads are those above some limit: for a limit T every entry with score - error > T is among
-/// them, and no entry with score + error < T is. Every limit and every choice that it leaves is tried.
+/// AdaKV counts each head's candidates among the largest scores of all heads, which are the scores above some limit.
+/// For a limit T, every entry with score - error > T is certainly among them, and every entry with score + error < T is
+/// certainly not. The search tries every limit, and for each limit every count per head that it allows.
 ///
 /// scores      [kv_heads * candidates], one head after the other
-/// candidates  [kv_heads]: how many each head would keep without
-/// shared      [kv_heads]: how many each keeps
+/// candidates  [kv_heads]: how many candidates each head would keep without `adakv`
+/// shared      [kv_heads]: how many candidates each head is claimed to keep
 Explanation explain(const AdaKv& options, const UncertainScores& scores, std::span<const int64_t> candidates,
                     std::span<const int64_t> shared);
 
-/// What KV heads keep after a prompt by a tested implementation's account.
+/// The numbers of entries that KV heads keep after a prompt, as a tested implementation recorded them.
 struct AllocationJudgement {
-  std::vector<int64_t>
-      budgets;                 ///< [kv_heads]: what is claimed, unless that is a fault; then the reference's
-  int64_t near_tie_swaps = 0;  ///< entries that are another head's than the reference's, by rounding alone
-  int64_t undecided = 0;       ///< the same, where nothing tells whether rounding explains it
+  std::vector<int64_t> budgets;  ///< [kv_heads]: the claimed ones; the reference's if the claim is a fault
+  int64_t near_tie_swaps = 0;    ///< entries that rounding alone moved to another head than in the reference
+  int64_t undecided = 0;         ///< entries moved to another head where the search could not tell why
 };
 
 /// Judges how many entries each KV head keeps.
 ///
-/// Without `adakv` all keep the tested implementation's budget. With it, scores are attention, whatever the policy's
-/// own.
+/// Without `adakv` every KV head keeps the layer's budget. With `adakv` heads are compared by attention scores,
+/// whatever score the policy ranks entries by.
 ///
-/// kept    [kv_heads] of anything; null: nothing is claimed
+/// kept    [kv_heads] lists of any content, of which only the lengths count; null: no kept sets are claimed
 /// throws  NonFinite
 AllocationJudgement judge_allocation(const LayerView& layer, const TestedImplementation& implementation,
                                      const std::vector<std::vector<int64_t>>* kept);

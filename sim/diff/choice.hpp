@@ -1,4 +1,4 @@
-// A choice that a tested implementation made at a step, such as which entry was evicted, and what it is worth.
+// A choice that a tested implementation made at a step, such as which entry was evicted, and how it was judged.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace kvbound::sim {
 
-/// No position: no entry was evicted, or it merged with none.
+/// In place of a position: no entry was evicted, or the evicted entry merged with no other.
 inline constexpr int64_t kNoPosition = -1;
 
 struct Choice {
-  int64_t teacher_forced =
-      kNoPosition;  ///< what is taken for chosen from now on: the tested implementation's, if that can be followed
-  bool judged = true;                    ///< whether some other choice would have been a fault
-  bool near_tie = false;                 ///< it is not the reference's, but rounding explains it
-  bool undecided = false;                ///< nothing tells whether it is right
-  std::optional<Offender> offence = {};  ///< what is wrong with it
+  /// The choice that the replay continues with: the tested implementation's, unless that is impossible.
+  int64_t teacher_forced = kNoPosition;
+  bool judged = true;                    ///< whether the judgement could have found some other choice faulty
+  bool near_tie = false;                 ///< differs from the reference's choice, but rounding explains it
+  bool undecided = false;                ///< cannot be told to be right or wrong
+  std::optional<Offender> offence = {};  ///< what is wrong with the choice
 };
 
 /// Where a choice was made.
@@ -28,22 +28,22 @@ struct ChoicePlace {
   int64_t kv_head = 0;
 };
 
-/// The reference's own choice.
+/// The choice equals the reference's.
 inline Choice same_choice(int64_t own) { return {own}; }
-/// The reference's own choice, where nothing is claimed or nothing could have been a fault.
+/// The reference's own choice, where no choice is claimed or where no other choice could have been found faulty.
 inline Choice unjudged_choice(int64_t own) { return {own, false}; }
-/// Another choice, which rounding explains.
+/// A choice other than the reference's that rounding explains.
 inline Choice near_tie_choice(int64_t claimed) { return {claimed, true, true}; }
-/// Another choice, of which nothing tells whether it is right.
+/// A choice other than the reference's that cannot be told to be right or wrong.
 inline Choice undecided_choice(int64_t teacher_forced) { return {teacher_forced, false, false, true}; }
-/// A wrong one.
+/// A wrong choice.
 ///
-/// error, bound  of what it was chosen by
+/// error, bound  of the score, or of whatever else the choice was made by
 Choice wrong_choice(const ChoicePlace& at, int64_t teacher_forced, int64_t claimed, int64_t expected,
                     const std::string& note, double error = std::numeric_limits<double>::infinity(),
                     double bound = 0);
 
-/// Choices of all steps and KV heads as one tensor.
+/// Accumulates the choices of all steps and KV heads into the agreement of one tensor.
 class ChoiceTally {
  public:
   explicit ChoiceTally(const std::string& tensor);

@@ -16,7 +16,7 @@ RealClaim outputs(const std::vector<StepRecord>& steps, Dtype storage) {
   return claim;
 }
 
-// Nothing if a policy has no such choices.
+// The choices of all steps; nullopt if the policy makes none of this kind.
 std::optional<std::vector<int64_t>> choices(const std::vector<StepRecord>& steps,
                                             std::vector<int64_t> StepRecord::*chosen) {
   if ((steps.front().*chosen).empty()) return std::nullopt;

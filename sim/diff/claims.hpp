@@ -1,4 +1,4 @@
-// What a tested implementation recorded of a layer's compressed cache: any subset of a dump's tensors, to be judged.
+// What a tested implementation recorded about a layer's compressed cache: any subset of a dump's tensors.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@
 
 namespace kvbound::sim {
 
-/// Real numbers as they were written down.
+/// Real numbers as they were recorded.
 struct RealClaim {
   std::vector<int64_t> shape;
-  std::vector<double> numbers;  ///< in C order; NaN and infinity included
-  Dtype storage = Dtype::f64;   ///< the type that each was rounded to
+  std::vector<double> numbers;  ///< in C order; may be NaN or infinite
+  Dtype storage = Dtype::f64;   ///< the type that each number was rounded to
 };
 
 /// One layer's claims. Names and shapes are those of dump_tensors(); `steps` may be fewer than the trace has.
 struct LayerClaims {
   std::optional<std::vector<std::vector<int64_t>>> kept;  ///< per KV head
   std::optional<std::vector<int64_t>> kept_offsets;       ///< [kv_heads + 1]
-  std::optional<std::vector<int64_t>> evicted;            ///< [steps, kv_heads]; -1 for none; any number
+  std::optional<std::vector<int64_t>> evicted;            ///< [steps, kv_heads]; -1: none; not validated
   std::optional<std::vector<int64_t>>
-      merged_into;                        ///< [steps, kv_heads]; -1 dropped, -2 nothing evicted; any number
-  std::optional<RealClaim> votes;         ///< [sum of kept]: the cache after the prompt
-  std::optional<RealClaim> merged_key;    ///< [sum of kept, head_dim]
-  std::optional<RealClaim> merged_value;  ///< [sum of kept, head_dim]
+      merged_into;  ///< [steps, kv_heads]; -1: dropped, -2: no entry was evicted; not validated
+  std::optional<RealClaim> votes;                       ///< [sum of kept]: the cache after the prompt
+  std::optional<RealClaim> merged_key;                  ///< [sum of kept, head_dim]
+  std::optional<RealClaim> merged_value;                ///< [sum of kept, head_dim]
   std::optional<std::vector<int64_t>> score_positions;  ///< [m]
   std::optional<RealClaim> score;                       ///< [kv_heads, m]
   std::optional<RealClaim> projected_value_norms;       ///< [query_heads, n]
@@ -39,9 +39,9 @@ struct LayerClaims {
   std::optional<RealClaim> layer_perturbation;          ///< [steps]
 };
 
-/// What a session recorded, as claims. What was measured of it is no claim: one piece of code measures them all.
+/// What a session recorded, as claims. Metrics are not among them: the same code measures every record.
 ///
-/// storage  the type in which it computed its numbers
+/// storage  the type in which the session computed its numbers
 LayerClaims claims_of(const LayerRecord& record, Dtype storage = Dtype::f64);
 
 }  // namespace kvbound::sim

@@ -20,10 +20,10 @@ std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape
   return index;
 }
 
-// The error bounds are kNone where there is none.
+// kNone stands in for the bound of an element that has none; elements with bounds of kUnbounded or more are not judged.
 constexpr double kUnbounded = 1e100, kNone = 1e200;
 
-// The largest of the finite |numbers|, 0 if there are none.
+// The largest |number| among the finite ones, 0 if there are none.
 double largest_of(VectorView numbers) {
   double largest = 0;
   for (const double number : numbers) {
@@ -32,7 +32,7 @@ double largest_of(VectorView numbers) {
   return largest;
 }
 
-// |a - b|, infinity where that is NaN.
+// |a - b|, or infinity if that is NaN.
 double distance(double a, double b) {
   const double difference = std::abs(a - b);
   return std::isnan(difference) ? kInfinity : difference;
@@ -73,7 +73,7 @@ double half_spacing(Dtype storage, double x) {
 
 double overflow_threshold(Dtype storage) {
   const RealFormat format = *real_format(storage);
-  // The largest number, 2^emax (2 - 2^-fraction), and half a spacing; beyond double's range that is infinity.
+  // The largest finite number, 2^emax (2 - 2^-fraction), plus half a spacing; for double this overflows to infinity.
   const double largest = std::ldexp(2 - std::ldexp(1.0, -format.fraction_bits), format.largest_exponent);
   return largest + std::ldexp(0.5, format.largest_exponent - format.fraction_bits);
 }
@@ -95,14 +95,14 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
     element.bound = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
     const bool inside = is_inside(element);
     result.outside += !inside;
-    // Where all are 0, nothing can be told from 0, and the verdict says so.
+    // If all expected numbers are 0, any bound counts as informative here; the verdict reports all_zero instead.
     const bool says_something = largest > 0 ? element.bound < largest : element.bound < kUnbounded;
     result.judged += !inside || says_something;
     tells_from_zero = tells_from_zero || element.bound < std::abs(element.expected);
     zero = zero && expected[i] == 0;
     const double error = element.error;
     if (error > 0 && std::isfinite(error) && says_something) slacks.push_back(element.bound / error);
-    // What is right by overflow has no error that could be told.
+    // A claimed infinity that is right by overflow has no error to compare with the bound.
     const double share = inside && !std::isfinite(error) ? 0 : element.share();
     if (!(share > largest_share)) continue;
     largest_share = share;

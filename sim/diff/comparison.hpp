@@ -1,4 +1,4 @@
-// Claimed numbers against the reference's, element by element, each within a bound of its own.
+// Compares claimed numbers with the reference's, element by element, each within its own bound.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,19 @@
 
 namespace kvbound::sim {
 
-/// An element, what is claimed of it, and what may be claimed. Of a kept set: a position kept, and one that should have
-/// been.
+/// A claimed element that disagrees, or comes closest to disagreeing, with the reference. For a kept set: a position
+/// that was kept (claimed), and one that should have been kept in its place (expected).
 struct Offender {
-  std::vector<int64_t> index;  ///< as many as the tensor has dimensions
+  std::vector<int64_t> index;  ///< one number per dimension of the tensor
   double claimed = 0;
-  double expected = 0;  ///< the reference's
-  double error =
-      0;  ///< |claimed - expected|, infinity where one of them is NaN; of selections: of their scores
-  double bound = 0;  ///< how large it may be, the rounding of storage included
+  double expected = 0;  ///< the reference's number
+  /// |claimed - expected|, infinity if one of them is NaN; for selections, the same of their scores.
+  double error = 0;
+  double bound = 0;  ///< largest error allowed, including the rounding of storage
   Dtype storage = Dtype::f64;
-  std::string note;  ///< selections: what is wrong with the choice; else empty
+  std::string note;  ///< for selections: what is wrong with the choice; otherwise empty
 
-  double share() const;  ///< error / bound; 0/0 is 0, and where there is no bound (NaN) it is infinity
+  double share() const;  ///< error / bound; 0/0 is 0; infinity if the bound is NaN
   double ulps() const;   ///< the error in units of the expected number's last place in `storage`
 };
 
@@ -33,47 +33,50 @@ struct Offender {
 struct TensorAgreement {
   std::string tensor;  ///< its name without the layer
   int64_t elements = 0;
-  int64_t judged = 0;   ///< elements of which the bound says something: see compare
+  int64_t judged = 0;   ///< elements on which the bound is informative: see compare
   int64_t outside = 0;  ///< elements beyond their bound
-  /// Choices that nothing tells right from wrong: with any of them, the tensor is no evidence.
+  /// Elements or choices that cannot be told to be right or wrong. If there are any, the tensor is no evidence.
   int64_t undecided = 0;
-  /// The reference is zero everywhere and so is what is claimed: right, but no evidence.
+  /// All expected numbers are 0 and all claimed numbers agree: right, but no evidence.
   bool all_zero = false;
-  std::optional<Offender> worst;       ///< of largest share, the first such; none for no elements
-  std::optional<double> median_slack;  ///< of bound / error where there is an error; none where there is none
-  std::optional<int64_t> near_tie_swaps;  ///< selections: entries that only rounding may have preferred
+  std::optional<Offender> worst;       ///< the first element of largest share; none if there are no elements
+  std::optional<double> median_slack;  ///< of bound / error where there is an error; none if there is none
+  std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
 
   bool agrees() const { return outside == 0; }
 };
 
-/// Half the distance of two neighbouring numbers of a real type about x: what one rounding to it costs at most.
+/// Half the distance between neighbouring numbers of a real type at x, which bounds the error of one rounding to that
+/// type.
 double half_spacing(Dtype storage, double x);
 
-/// The least magnitude that rounds to infinity in a real type.
+/// The smallest magnitude that rounds to infinity in a real type.
 double overflow_threshold(Dtype storage);
 
-/// Holds every claimed number within its bound and half a spacing of its storage:
+/// Checks that every claimed number is within its bound, plus half a spacing of its storage type:
 ///
 ///     |claimed - expected| <= bound + half_spacing(storage, claimed)
 ///
-/// NaN is outside whatever the bound; infinity is right where it is expected, or where a number within the bound rounds
-/// to it. An element that is outside counts as judged whatever its bound; one that is inside, only if the bound is below the
-/// largest of the expected numbers; and if no bound is below its own number, so that zeros everywhere would pass, none is.
+/// NaN is outside whatever the bound. An infinite claim is right if it is expected, or if a number within the bound
+/// rounds to it. An element outside its bound counts as judged. An element inside counts as judged only if its bound is
+/// below the largest expected magnitude. If no element's bound is below that element's own expected magnitude, zeros
+/// everywhere would pass, so no element counts as judged.
 ///
 /// expected, bounds  [elements of the claim]
 /// throws            ShapeMismatch
 TensorAgreement compare(const std::string& tensor, const RealClaim& claim, VectorView expected,
                         VectorView bounds);
 
-/// The same where it is not certain of all elements what they should be, or how far they may be off. Such an element is
-/// undecided if it is beyond its bound, or has none; it counts as not judged then. NaN is outside all the same.
+/// The same where some expected numbers or bounds are uncertain. An uncertain element is undecided if it is beyond its
+/// bound; any element without a bound is undecided. Undecided elements do not count as judged. NaN is outside in any
+/// case.
 ///
-/// bounds   [elements]; infinite, or NaN: there is none
-/// certain  [elements]: whether it is that
+/// bounds   [elements]; infinite or NaN: there is no bound
+/// certain  [elements]: whether the expected number and its bound are certain
 TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& claim, VectorView expected,
                                   VectorView bounds, const std::vector<bool>& certain);
 
-/// As the first for integers, which are right or wrong.
+/// The same for integers, which must be equal.
 TensorAgreement compare(const std::string& tensor, const std::vector<int64_t>& claim,
                         const std::vector<int64_t>& expected);
 

@@ -34,7 +34,7 @@ using traces::TensorEntry;
 constexpr std::array kRealTypes{Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16};
 constexpr std::array kAccumulated{Dtype::f64, Dtype::f32};
 
-// What parse() makes of a field's text; its InvalidPolicy becomes the field's fault.
+// The result of parse() on a field's text; an InvalidPolicy is reported as a fault of the field.
 template <class Parse>
 auto parsed(const MetadataFields& fields, const std::string& field, const Parse& parse) {
   try {
@@ -74,7 +74,7 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   return info;
 }
 
-// Whether KV heads may keep different numbers, so that nothing but offsets tells where one's entries end.
+// Whether KV heads may keep different numbers of entries, so that only offsets tell where one head's entries end.
 bool has_ragged_heads(const Policy& policy) {
   return rules_of(policy.allocation).across_heads || rules_of(policy.merge).order == MergeOrder::merge_first;
 }
@@ -87,10 +87,10 @@ std::string known_tensors(const Policy& policy) {
   return list;
 }
 
-// What dumps call `evicted` that were written before it had this name.
+// The name of the tensor `evicted` in dumps written before it was renamed.
 constexpr std::string_view kFormerEvicted = "left";
 
-// A tensor's name taken apart: layers.{layer}.{tensor}.
+// A parsed tensor name: layers.{layer}.{tensor}.
 struct LayerTensor {
   int64_t layer = 0;
   std::string tensor;
@@ -114,7 +114,7 @@ const TensorEntry* find_tensor(const traces::SafetensorsFile& file, int64_t laye
   return entry || tensor != "evicted" ? entry : file.find(fmt::format("layers.{}.{}", layer, kFormerEvicted));
 }
 
-// Checks what tensors there are, and of what types and shapes.
+// Checks the names, types and shapes of a dump's tensors.
 class TensorCheck {
  public:
   TensorCheck(const traces::SafetensorsFile& file, const traces::TraceInfo& trace, DumpInfo& info)
@@ -137,7 +137,7 @@ class TensorCheck {
     throw TraceError(file_.path(), entry.header_offset, printable(entry.name) + field, problem);
   }
 
-  // Which of them this is, if the layer is one of the dump's.
+  // The dump tensor with this entry's name, after checking that the policy has it and that the layer is in the dump.
   const DumpTensor& tensor_of(const TensorEntry& entry) const {
     const auto parts = taken_apart(entry.name);
     if (!parts) refuse(entry, "", "no tensor of a dump; expected layers.{l}. and one of " + known());
@@ -181,7 +181,7 @@ class TensorCheck {
 
   void check_kept(const TensorEntry& entry, int64_t layer) {
     const bool has_offsets = file_.find(fmt::format("layers.{}.kept_offsets", layer));
-    if (has_offsets && entry.shape.size() == 1) return;  // read_kept holds them against each other
+    if (has_offsets && entry.shape.size() == 1) return;  // read_kept checks one against the other
     if (has_ragged_heads(info_.policy)) {
       refuse(entry, "",
              fmt::format("needs layers.{}.kept_offsets: KV heads of this policy may keep different numbers",
@@ -205,7 +205,7 @@ class TensorCheck {
                         other_steps ? " as " + first_with_steps_ + " has it," : ""));
   }
 
-  // A dimension's length, and what it is called.
+  // A dimension's expected length and its name in messages.
   std::pair<int64_t, std::string> measured(Extent extent, const TensorEntry& entry, int64_t layer) {
     const LayerShape& shape = trace_.shape;
     switch (extent) {
@@ -231,7 +231,7 @@ class TensorCheck {
     return {};  // not reached
   }
 
-  // How many entries all KV heads of a layer keep together.
+  // Number of entries that all KV heads of a layer keep together.
   int64_t kept_entries(const TensorEntry& entry, int64_t layer) const {
     if (const TensorEntry* kept = file_.find(fmt::format("layers.{}.kept", layer))) return kept->elements;
     if (has_ragged_heads(info_.policy)) {
@@ -249,7 +249,7 @@ class TensorCheck {
                traces::shape_text(shape));
   }
 
-  // The first tensor with steps says how many there are.
+  // The number of recorded steps, set by the first tensor with a step dimension.
   int64_t steps_of(const TensorEntry& entry) {
     if (first_with_steps_.empty() && !entry.shape.empty() && entry.shape.front() <= trace_.decode_tokens) {
       info_.steps = entry.shape.front();

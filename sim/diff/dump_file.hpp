@@ -1,4 +1,5 @@
-// A dump, read strictly: what does not fit the trace is refused before any number is judged. Format: sim/README.md.
+// Reads a dump strictly: a file that does not fit the trace is rejected before any number is judged. Format:
+// sim/README.md.
 #pragma once
 
 #include <cstdint>
@@ -15,47 +16,48 @@
 
 namespace kvbound::sim {
 
-/// What a dump says of itself.
+/// A dump's metadata and the tensors that it holds.
 struct DumpInfo {
   Policy policy;
   Budget budget;
   int64_t entries = 0;                 ///< the budget for the trace's prompt: the mean over layers and heads
   std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's, the mean over its heads
   std::string backend;
-  Dtype storage = Dtype::f64;     ///< of the cache that it was computed from
-  Dtype accumulate = Dtype::f64;  ///< F64 or F32: what products and sums were formed in
-  std::optional<Dtype> weights;   ///< what attention weights were rounded to before they multiplied values
+  Dtype storage = Dtype::f64;     ///< type of the cache that the numbers were computed from
+  Dtype accumulate = Dtype::f64;  ///< F64 or F32: the type in which products and sums were formed
+  std::optional<Dtype> weights;   ///< type that attention weights were rounded to before multiplying values
   std::string trace_sha256;
   std::vector<int64_t> layers;  ///< ascending
-  int64_t steps = 0;            ///< decode steps recorded; the trace's if no tensor has any
+  int64_t steps = 0;            ///< decode steps recorded; the trace's if no tensor has a step dimension
 
-  std::vector<std::string> tensors;  ///< what there is of every layer, in the order of dump_tensors()
+  std::vector<std::string> tensors;  ///< names of those that every layer has, in the order of dump_tensors()
 };
 
 class DumpFile {
  public:
-  /// Opens a dump of this trace and checks all but its numbers and the trace's hash.
+  /// Opens a dump of this trace and checks everything but its numbers and the trace's hash.
   ///
-  /// throws  TraceError, naming file, byte, field, what was found and what was expected: for a file that is no dump or
-  ///         speaks of another trace's shape; a policy or budget that is unknown or does not fit; a tensor that is
-  ///         unknown, that this policy has not, of a wrong type or shape, missing in some layers, or in a layer that
-  ///         there is not; IoError
+  /// throws  TraceError, naming file, byte, field, what was found and what was expected: for a file that is not a dump
+  ///         or was made for another trace's shape; a policy or budget that is unknown or does not fit; a tensor that
+  ///         is unknown, that dumps of this policy do not have, that has a wrong type or shape, that some layers lack,
+  ///         or that belongs to a layer that does not exist; IoError
   DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit);
 
   const std::string& path() const { return file_.path(); }
   const DumpInfo& info() const { return info_; }
 
-  /// Throws TraceError unless the dump was made from the trace of this SHA-256.
+  /// Throws TraceError unless the dump's metadata name a trace with this SHA-256.
   void require_trace(const std::string& sha256) const;
 
-  /// One layer's claims, any number included. Throws TraceError if offsets are none, or the file was cut since.
+  /// One layer's claims; numbers may be NaN or infinite. Throws TraceError if kept_offsets are not valid offsets, or if
+  /// the file was truncated after it was opened.
   LayerClaims read_layer(int64_t layer) const;
 
-  /// The arithmetic that the numbers are to be judged by.
+  /// The arithmetic that determines the error bounds of the dump's numbers.
   ///
-  ///     accumulate F64: double precision; F32: tensor cores, whose bounds hold for single precision, too
+  ///     accumulate F64: double precision; F32: tensor cores, whose bounds also hold for single precision
   reference::Arithmetic arithmetic() const;
-  /// The type that inputs were rounded to: the coarser one of storage and accumulate.
+  /// The type that inputs were rounded to: the coarser of storage and accumulate.
   Dtype input_storage() const;
 
  private:

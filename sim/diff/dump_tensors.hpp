@@ -1,4 +1,4 @@
-// The tensors of a dump, as plain data: what a file's tensors are checked by, and what reports are ordered by.
+// The tensors of a dump, as a table: files are checked against it, and reports follow its order.
 #pragma once
 
 #include <string>
@@ -9,29 +9,29 @@
 
 namespace kvbound::sim {
 
-/// How long a tensor is in one of its dimensions.
+/// Names the length of one dimension of a tensor.
 enum class Extent {
-  steps,              ///< recorded decode steps, or the first few of them
-  query_heads,        ///< the trace's, as are those up to prompt_tokens
+  steps,              ///< recorded decode steps: all of the trace's, or the first few
+  query_heads,        ///< this and the extents up to prompt_tokens are the trace's
   kv_heads,
   kv_head_offsets,    ///< kv_heads + 1
   head_dim,
   prompt_tokens,
   scored,             ///< prompt entries that the host scores
-  kept_of_all_heads,  ///< all KV heads' kept entries, one head after the other
+  kept_of_all_heads,  ///< kept entries of all KV heads, one head after the other
 };
 
 /// One kind of tensor: layers.{l}.NAME.
 struct DumpTensor {
   std::string name;
   std::vector<Extent> shape;                ///< in C order
-  bool integral = false;                    ///< I64 or I32; else F64, F32, F16 or BF16
-  bool derived = false;                     ///< follows from the kept sets: right if it is computed right at all
-  bool (*is_of)(const Policy&) = nullptr;   ///< whether dumps of a policy may have it; null: of any policy
-  std::string only_of = {};                 ///< which policies those are, as "merge"; empty: goes without saying
+  bool integral = false;                    ///< I64 or I32; otherwise F64, F32, F16 or BF16
+  bool derived = false;                     ///< follows from the kept sets: a verdict needs no evidence for it
+  bool (*is_of)(const Policy&) = nullptr;   ///< whether dumps of a policy may have it; null: every policy's dumps may
+  std::string only_of = {};                 ///< completes "only policies that ...", as "merge"; empty: no such message
 };
 
-/// In the order in which each follows from those before: the first that differs is where a fault shows first.
+/// All kinds, each after those that it depends on: the first tensor that disagrees is where a fault first shows.
 const std::vector<DumpTensor>& dump_tensors();
 
 /// Null if there is none of that name.

@@ -27,7 +27,7 @@ namespace {
 using Positions = std::vector<int64_t>;
 using reference::columns_of;
 
-// What a layer's steps have in common; columns are positions, rows query heads.
+// Data that all KV heads and steps of a layer share; columns are positions, rows query heads.
 struct LayerSizes {
   LayerSizes(const traces::Layer& layer, const TestedImplementation& implementation) {
     const Policy& policy = implementation.policy;
@@ -44,12 +44,12 @@ struct LayerSizes {
     }
   }
 
-  std::vector<reference::ChangeSpace> spaces;  // [query_heads], where changes are scored
+  std::vector<reference::ChangeSpace> spaces;  // [query_heads], for scores that measure a change
   Matrix norm_errors;                          // [query_heads, n + T], with `critical`
 };
 
-// One KV head's cache as the tested implementation's choices make it, with the reference's running scores and their
-// errors.
+// One KV head's cache as the tested implementation's choices produce it, with the reference's running scores and their
+// error bounds.
 class HeadReplay {
  public:
   HeadReplay(const traces::Layer& layer, const TestedImplementation& implementation,
@@ -74,7 +74,7 @@ class HeadReplay {
       measured_ = reference::MeasuredValues(layer.values.slice(g_), spaces());
   }
 
-  // claimed: none where none is recorded
+  // claimed: the evicted position; nullopt where none is recorded
   Choice step(int64_t t, const std::optional<int64_t>& claimed) {
     const StepView view = layer_.step(t);
     stepper_.enter(layer_.prompt_tokens + t, view.keys.row(g_), view.values.row(g_));
@@ -95,7 +95,7 @@ class HeadReplay {
     return std::span(sizes_.spaces).subspan(g_ * group_size_, static_cast<size_t>(group_size_));
   }
 
-  // How far this query's contributions may be off, [group_size, entries].
+  // Error bounds of this step's contributions to the scores, [group_size, entries].
   Matrix contribution_errors() const {
     if (!score_.change) {
       return reference::attention_weight_errors(queries_, cache().keys, layer_.scale, arithmetic_);
@@ -116,7 +116,7 @@ class HeadReplay {
     return judge_by_scores(place, claimed);
   }
 
-  // An entry that may be evicted was, but not the one that the reference evicts.
+  // Judges an eviction that the host's rules allow but that is not the reference's.
   Choice judge_by_scores(const EvictionPlace& place, int64_t claimed) const {
     const EvictionCandidates candidates = place.candidates();
     const std::vector<int64_t> kept = candidates.without(claimed);
@@ -126,7 +126,7 @@ class HeadReplay {
     return judge_scored(place, claimed, candidates, fault);
   }
 
-  // Reduced over the group.
+  // The candidates' scores, reduced over the group of query heads.
   BoundedScores scores(const EvictionCandidates& candidates) const {
     return errors_.reduced(stepper_.eviction(), candidates, score_.group);
   }
@@ -141,13 +141,13 @@ class HeadReplay {
                                               arithmetic_)};
   }
 
-  // Whether the bounds tell the best of the entries that may be evicted from the worst.
+  // Whether the error bounds separate the best eviction candidate from the worst.
   bool can_tell(const EvictionPlace& place) const {
     const EvictionCandidates candidates = place.candidates();
     return !rules_.ranks() || candidates.entries.size() == 1 || separates(scores(candidates).view());
   }
 
-  // CriticalKV's stages, of any size of stage one that rounding may lead to.
+  // The near-tie rule of CriticalKV's stages, for every size of stage one that rounding may lead to.
   std::optional<Fault> critical(const EvictionCandidates& candidates,
                                 const std::vector<int64_t>& kept) const {
     const TwoStage options = *rules_of(implementation_.policy.selection).two_stage;
@@ -188,7 +188,7 @@ class HeadReplay {
   const int64_t g_, group_size_;
   reference::HeadStepper stepper_;
   RunningErrors errors_;
-  reference::MeasuredValues measured_;  // of all n + T values, of scores that measure a change
+  reference::MeasuredValues measured_;  // of all n + T values, for scores that measure a change
   MatrixView queries_;                  // the step's [group_size, head_dim]
 };
 

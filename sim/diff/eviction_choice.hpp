@@ -1,4 +1,4 @@
-// Which entry was evicted from one KV head's cache at a step, and whether that was right.
+// Which entry was evicted from one KV head's cache at a step, and whether that choice was right.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,35 @@
 
 namespace kvbound::sim {
 
-/// Entries of a cache that may be evicted, by ascending positions.
+/// The entries of a cache that may be evicted, by ascending position.
 struct EvictionCandidates {
   std::vector<int64_t> entries, positions;
 
-  /// Indices of all candidates but the one at this position: those that are kept if it is evicted.
+  /// Indices of all candidates except the one at this position: the candidates kept if that one is evicted.
   std::vector<int64_t> without(int64_t position) const;
 };
 
-/// One KV head's cache after a step's queries, when an entry may have to be evicted.
+/// One KV head's cache after a step's queries have attended, when an entry may have to be evicted.
 struct EvictionPlace {
   ChoicePlace at;
   int64_t budget = 0;
   const HostRules& rules;
   const reference::HeadStepper& stepper;
 
-  /// The position that the reference evicts; kNoPosition for none.
+  /// The position that the reference evicts; kNoPosition if it evicts none.
   int64_t own() const;
   EvictionCandidates candidates() const;
 };
 
-/// What can be said of an eviction that is not the reference's before any score is looked at.
+/// Judges an eviction other than the reference's by the host's rules alone.
 ///
-/// returns  nothing: the entry is there and may be evicted, so that scores have to judge
+/// returns  nullopt if the entry is in the cache and may be evicted, so that scores have to decide
 std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed);
 
-/// What scores say.
+/// Judges an eviction by the outcome of the near-tie rule.
 ///
-/// candidates  of which the fault's are indices
-/// fault       nothing: rounding explains the choice
+/// candidates  the fault's indices refer to them
+/// fault       nullopt: rounding explains the choice
 Choice judge_scored(const EvictionPlace& place, int64_t claimed, const EvictionCandidates& candidates,
                     const std::optional<Fault>& fault);
 

@@ -1,4 +1,4 @@
-// What storing a trace's numbers in another type changes.
+// The rounding error of storing a trace's numbers in another type.
 #pragma once
 
 #include <kvbound/reference/core/dtype.hpp>
@@ -6,13 +6,13 @@
 
 namespace kvbound::sim {
 
-/// Bounds on it; both 0 if all numbers are of that type anyway.
+/// Bounds on the rounding error; both 0 if every number is representable in the type.
 struct InputRounding {
   double relative = 0;  ///< half a unit in the last place, relative
   double floor = 0;     ///< absolute, for numbers below the type's normal range
 };
 
-/// Of one layer's keys, values, queries and W^O.
+/// Bounds for one layer's keys, values, queries and W^O.
 InputRounding input_rounding(const traces::Layer& layer, Dtype storage);
 
 }  // namespace kvbound::sim

@@ -34,11 +34,12 @@ Positions difference(const Positions& a, const Positions& b) {
   return result;
 }
 
-// What disqualifies a list of positions before any score is looked at.
+// Why a list of positions is not a valid kept set, whatever the scores are.
 struct Disorder {
   size_t at = 0;  // index in the list
   std::string note;
-  bool usable = true;  // it is a set of the prompt's positions all the same, if of the wrong size or members
+  // Whether it is still a set of the prompt's positions, though of the wrong size or without an always-kept one.
+  bool usable = true;
 };
 
 std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, const Positions& always_kept,
@@ -63,20 +64,20 @@ std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, 
                   fmt::format("position {} is missing, which is always kept", missing.front()), true};
 }
 
-// One KV head's selection and what it is judged by.
+// One KV head's selection and the scores that it is judged by.
 class Judge {
  public:
   Judge(const LayerView& layer, const TestedImplementation& implementation, const PromptRecord& reference,
         const PromptErrors& errors, int64_t kv_head)
       : layer_(layer), implementation_(implementation), reference_(reference), errors_(errors), g_(kv_head) {}
 
-  // Whether another choice of so many candidates would have been a fault.
+  // Whether some other choice of this many candidates would have been found faulty.
   bool can_tell(int64_t selected) const {
     const UncertainScores attention = scores();
     return selected == 0 || selected == std::ssize(attention.scores) || separates(attention);
   }
 
-  // Nothing if legal. claimed, own: candidates selected by the tested implementation and by the reference, ascending.
+  // nullopt if legal. claimed, own: candidates selected by the tested implementation and by the reference, ascending.
   std::optional<Fault> fault(const Positions& claimed, const Positions& own) const {
     if (claimed == own) return std::nullopt;
     return std::visit([&](const auto& selection) { return by(selection, claimed, own); },
@@ -86,7 +87,7 @@ class Judge {
  private:
   const reference::Ranking& ranking() const { return errors_.ranking; }
   UncertainScores scores() const { return candidates(ranking().scores, errors_.score); }
-  // Of the candidates alone; nothing for hosts that rank no entries.
+  // Scores of the candidates alone; empty for hosts that rank no entries.
   UncertainScores candidates(const Matrix& scores, const Matrix& errors) const {
     if (scores.rows() == 0) return {};
     return {ranking().candidate_scores(scores, g_), ranking().candidate_scores(errors, g_)};
@@ -103,7 +104,7 @@ class Judge {
     return critical_fault(scores(), stage_two, claimed, counts);
   }
 
-  // By its bound: the sweep promises no more than that.
+  // Judged by the bound theta of the selection, because minimising that bound is all that the sweep promises.
   std::optional<Fault> by(const ThetaSweep&, const Positions& claimed, const Positions& own) const {
     const Uncertain mine = total_bound(own), theirs = total_bound(claimed);
     if (mine.value == kInfinity && theirs.value == kInfinity)
@@ -120,7 +121,7 @@ class Judge {
     return fault;
   }
 
-  // Nothing here tells: judge_kept.
+  // Other sets are undecided and never get here: see judge_kept.
   std::optional<Fault> by(const Greedy&, const Positions&, const Positions&) const { return std::nullopt; }
 
   struct Uncertain {
@@ -130,7 +131,7 @@ class Judge {
 
   MatrixView group(MatrixView rows) const { return layer_.shape.group_rows(rows, g_); }
 
-  // sum_h theta_h, with the window's mean attention, of a selection and the always-kept entries.
+  // sum_h theta_h for a selection and the always-kept entries, with the window's mean attention.
   Uncertain total_bound(const Positions& selected) const {
     Positions kept;
     std::ranges::merge(ranking().positions_of(selected), ranking().always_kept, std::back_inserter(kept));
@@ -146,14 +147,14 @@ class Judge {
     return total;
   }
 
-  // Every size of stage one that the window queries' masses allow.
+  // The range of stage-one sizes that the window queries' attention masses allow.
   CountRange adaptive_range(int64_t k) const {
     const int64_t window = ranking().rules.window, n = layer_.prompt_tokens();
     const std::vector<RankRange> ranks = rank_ranges(scores());
     Positions all_candidates(ranking().candidates);
     std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
     CountRange all{0, 0};
-    // An implementation that forms these masses need not have formed the scores.
+    // An implementation may compute these masses apart from the scores, adding the weights in any order.
     const reference::Arithmetic arithmetic = implementation_.arithmetic.window_attention.in_any_order();
     for (int64_t i = 0; i < window; ++i) {
       const int64_t visible = n - window + i + 1;
@@ -173,14 +174,14 @@ class Judge {
     return all;
   }
 
-  // With zeros for what a query does not see.
+  // Pads rows with zeros for the tokens that a query does not see.
   static Matrix wider(const Matrix& rows, int64_t columns) {
     Matrix result(rows.rows(), columns);
     for (int64_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), result.row(i).begin());
     return result;
   }
 
-  // One recorded query of every query head of the group.
+  // The queries of one recorded row, one of each query head of the group.
   Matrix window_queries(int64_t row) const {
     Matrix queries(0, layer_.shape.head_dim);
     for (int64_t i = 0; i < layer_.shape.group_size(); ++i) {
@@ -196,7 +197,7 @@ class Judge {
   int64_t g_;
 };
 
-// Candidates of a set, as indices of candidates.
+// The candidates of a kept set, as candidate indices.
 Positions candidates_of(const Positions& kept, const Positions& always_kept, int64_t first_candidate) {
   Positions candidates = difference(kept, always_kept);
   for (int64_t& position : candidates) position -= first_candidate;
@@ -208,7 +209,7 @@ std::string text_of(const Fault& fault, size_t kv_head) {
                      text_of(fault));
 }
 
-// The kept sets' agreement, one KV head after the other.
+// Accumulates the agreement of the kept sets of all KV heads, one after the other.
 class KeptJudgement {
  public:
   KeptJudgement() {
@@ -216,7 +217,7 @@ class KeptJudgement {
     result_.near_tie_swaps = 0;
   }
 
-  // A list that is no kept set.
+  // A list that is not a valid kept set.
   void add(const Positions& kept, const Positions& own, const Disorder& disorder, size_t kv_head) {
     const double expected = static_cast<double>(own[std::min(disorder.at, own.size() - 1)]);
     const double claimed = kept.empty() ? kNothing : static_cast<double>(kept[disorder.at]);
@@ -231,10 +232,10 @@ class KeptJudgement {
     count(kept, true);
   }
 
-  // A kept set, legal or not.
+  // A valid kept set, legal or not.
   //
-  // fault     of positions
-  // can_tell  whether some other choice would have been a fault
+  // fault     its indices are positions
+  // can_tell  whether some other choice would have been found faulty
   void add(const Positions& kept, const Positions& own, const std::optional<Fault>& fault, bool can_tell,
            size_t kv_head) {
     if (fault) {
@@ -253,7 +254,7 @@ class KeptJudgement {
     count(kept, fault || can_tell);
   }
 
-  // A kept set that nothing tells right from wrong.
+  // A kept set other than the reference's that cannot be told to be right or wrong.
   void add_undecided(const Positions& kept, const Positions& own) {
     result_.undecided += static_cast<int64_t>(difference(kept, own).size());
     count(kept, false);
@@ -283,6 +284,7 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
                            const std::vector<Positions>& kept, std::vector<Positions>& teacher_forced) {
   const int64_t n = layer.prompt_tokens();
   const bool merges_first = rules_of(implementation.policy.merge).order == MergeOrder::merge_first;
+  // Whether sets other than the reference's are undecided.
   const bool untold = merges_first || rules_of(implementation.policy.selection).is_greedy;
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
@@ -290,7 +292,7 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
     const int64_t budget = implementation.budget(static_cast<int64_t>(g));
     const HostRules rules = rules_of(implementation.policy.host, n, budget);
     const Positions always_kept = rules.always_kept(n);
-    // Where merging comes first there may be fewer to stay than the budget has room for.
+    // With order=merge-first fewer entries may be kept than the budget allows.
     const auto size = std::ssize(kept[g]);
     const auto found = disorder(kept[g], layer, always_kept, merges_first ? std::min(size, budget) : budget);
     if (!found || found->usable) teacher_forced[g] = kept[g];

@@ -1,4 +1,4 @@
-// Whether the entries kept after the prompt are those that the reference keeps, or near enough.
+// Judges whether the entries kept after the prompt are those that the reference keeps, up to rounding.
 #pragma once
 
 #include <vector>
@@ -13,13 +13,14 @@ namespace kvbound::sim {
 
 /// Judges the kept sets of all KV heads.
 ///
-/// With `greedy` the reference's own set agrees, and any other is undecided: every removal follows from those before,
-/// so rounding at one of them may lead anywhere, and no score of the prompt's end says where. So it is where merging
-/// comes before the selection, whose scores then follow from the clusters that merged; there fewer may be kept than the
-/// budget has room for.
+/// With `greedy` the reference's own set agrees, and any other set is undecided: every removal depends on the removals
+/// before it, so one rounding may change the whole set, and no score of the prompt's end tells how. Sets are judged in
+/// the same way with order=merge-first, where the selection's scores depend on the clusters that merged; there fewer
+/// entries than the budget may be kept.
 ///
-/// kept     [kv_heads] of positions; anything
-/// teacher_forced   [kv_heads], the reference's own: replaced by what is claimed where that is a set of the prompt's positions
+/// kept            [kv_heads] lists of positions, not validated
+/// teacher_forced  [kv_heads], on entry the reference's own kept sets; replaced by the claimed list where that is a set
+///                 of the prompt's positions
 TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& implementation,
                            const PromptRecord& reference, const PromptErrors& errors,
                            const std::vector<std::vector<int64_t>>& kept,

@@ -16,7 +16,7 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-// A tensor of caches after the prompt: expected numbers, bounds, and whether each is certain.
+// Expected numbers of one tensor, their error bounds, and whether each is certain.
 struct Expected {
   std::vector<double> numbers, bounds;
   std::vector<bool> certain;
@@ -95,7 +95,7 @@ class MergeJudge {
     add(tensor, *claim, expected);
   }
 
-  // As many as the claims have rows for.
+  // Number of this KV head's rows in the claimed tensors.
   size_t claimed_entries(size_t g) const {
     return claims_.kept ? (*claims_.kept)[g].size() : result_.record.prompt.kept[g].size();
   }
@@ -160,11 +160,11 @@ class MergeJudge {
   const int64_t steps_;
   std::vector<std::optional<MergeReplay>> heads_;
   std::vector<bool>
-      known_;  // [kv_heads]: what is claimed of the cache after the prompt is of the teacher-forced one
+      known_;  // [kv_heads]: whether the claimed kept set is the teacher-forced one, so that rows correspond
   MergeJudgement result_;
 };
 
-// A session's own steps, of which the rebuilt caches are wanted.
+// The reference's decode steps, needed for the caches that policies with a period rebuild; empty for other policies.
 std::vector<StepRecord> rebuilds(const traces::Layer& layer, const TestedImplementation& implementation) {
   std::vector<StepRecord> steps;
   if (!rules_of(implementation.policy.merge).period) return steps;

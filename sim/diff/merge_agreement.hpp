@@ -1,4 +1,5 @@
-// Whether what merged, while decoding too, is what the reference merges, and what became of it.
+// Judges whether entries merged, at the prompt's end and while decoding, as the reference merges them, and the numbers
+// that result.
 #pragma once
 
 #include <cstdint>
@@ -16,40 +17,42 @@
 
 namespace kvbound::sim {
 
-/// What claims of a policy that merges are worth, and the replay that they led to.
+/// The judgement of one layer's claims under a policy that merges, and the replay that the claims led to.
 struct MergeJudgement {
   std::vector<TensorAgreement>
-      agreements;        ///< votes, merged_key, merged_value, evicted, merged_into, output: what is claimed
+      agreements;        ///< those claimed of votes, merged_key, merged_value, evicted, merged_into, output
   LayerRecord record;    ///< the tested implementation's choices; the reference's outputs over its caches
   Tensor output_errors;  ///< [steps, query_heads, head_dim]
-  /// [steps * kv_heads]: nothing that a tested implementation may have done otherwise, and of which nothing is
-  /// recorded, is behind it.
+  /// [steps * kv_heads]: whether the replayed cache is certain to be the tested implementation's, that is, no earlier
+  /// unrecorded choice could have been another by rounding.
   std::vector<bool> certain;
 
   std::vector<bool> certain_query_heads(
-      const LayerShape& shape) const;  ///< [steps * query_heads], of their KV heads
-  std::vector<bool> certain_steps(const LayerShape& shape) const;  ///< [steps]: all KV heads are
+      const LayerShape& shape) const;  ///< [steps * query_heads]: `certain` of their KV heads
+  std::vector<bool> certain_steps(const LayerShape& shape) const;  ///< [steps]: `certain` for all KV heads
 };
 
 /// Judges one layer's merging by a replay of the tested implementation's own choices.
 ///
-/// The clusters at the prompt's end are not claimed: they are the reference's own, on the tested implementation's
-/// kept set. An entry that another may have merged with by rounding alone (target_ambiguity.hpp) is uncertain, and so is
-/// its KV head from then on: its votes must be possible, and its numbers that are not the reference's are undecided. So
-/// it is, in all of a KV head, with order=merge-first and after a period's first rebuild, whose selections are not
-/// claimed either.
+/// Dumps do not record the clusters of the prompt's end: the replay uses those that the reference forms on the tested
+/// implementation's kept set. A kept entry is uncertain if rounding alone could change which entries merge into it
+/// (target_ambiguity.hpp); its KV head is then uncertain from there on. The votes of an uncertain entry must be
+/// possible, and its numbers that differ from the reference's are undecided. With order=merge-first a KV head is
+/// uncertain from the prompt's end, and with a period from the first rebuild, because dumps do not record these
+/// selections either.
 ///
-/// While decoding, evictions are judged as without merging, over the merged cache, and by attention's top-k; by other
-/// scores and by CriticalKV's stages one who is not the reference's is undecided. A target is legal if no other that
-/// may have been chosen in its stead had clearly a larger cosine and its own is not clearly below the threshold; being
-/// dropped, if none is clearly above. Whether CaM spreads a value is legal either way where rounding decides the draw.
+/// While decoding, evictions are judged as without merging, but over the merged cache and by attention's top-k only.
+/// With other scores or with CriticalKV's stages, an eviction other than the reference's is undecided. A target is
+/// legal if no other possible target had a clearly larger cosine and its own cosine is not clearly below the threshold.
+/// Dropping is legal if no cosine is clearly above the threshold. With CaM, spreading and dropping are both legal where
+/// rounding decides the draw.
 ///
 /// Merged numbers are judged by bounds derived for the tested implementation's arithmetic
-/// (reference/bounds/merge_cluster_errors.md), and undecided where there is none.
+/// (reference/bounds/merge_cluster_errors.md), and are undecided where there is no finite bound.
 ///
-/// reference  of the tested implementation's budgets
-/// teacher_forced     [kv_heads]: who was kept, by the tested implementation's account
-/// throws     NonFinite
+/// reference       the reference's record, with the tested implementation's budgets
+/// teacher_forced  [kv_heads]: the kept sets, as the tested implementation recorded them
+/// throws          NonFinite
 MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementation& implementation,
                              const PromptRecord& reference, const PromptErrors& errors,
                              const std::vector<std::vector<int64_t>>& teacher_forced,

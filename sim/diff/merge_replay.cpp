@@ -66,7 +66,7 @@ MatrixView MergeReplay::last_queries(const LayerView& view) const {
   return group(view.queries.row_of_slices(view.window_queries() - 1));
 }
 
-// The reference's targets, and those that rounding allows.
+// Returns the reference's targets, and sets the member ranges that rounding allows.
 reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool explained) {
   members_.assign(kept.size(), {});
   const MatrixView keys = part_.prompt.keys.slice(g_);
@@ -85,9 +85,9 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
   return reference::evict_first(keys, kept, *target);
 }
 
-// The cache of the kept entries, after the evicted ones have merged with them.
+// Fills the cache with the kept entries and merges the evicted ones into them.
 //
-// view  ends with the queries that merge
+// view  its last queries are those that merge
 void MergeReplay::fill(const LayerView& view, const reference::MergeTargets& targets,
                        const reference::ScoreEma* known) {
   errors_.forget_entries();
@@ -100,7 +100,7 @@ void MergeReplay::fill(const LayerView& view, const reference::MergeTargets& tar
   }
 }
 
-// What merging whole clusters of original entries may be off by.
+// Derives error bounds of the entries merged from whole clusters of original entries.
 void MergeReplay::derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known) {
   if (merged_.clusters.empty()) return;
   MergingCache all{last_queries(view), {}, {}, {}};
@@ -110,7 +110,7 @@ void MergeReplay::derive_cluster_errors(const LayerView& view, const reference::
     all.positions.resize(view.prompt_tokens());
     std::iota(all.positions.begin(), all.positions.end(), 0);
   }
-  // All members' errors are read before any merged entry's are written.
+  // All members' error bounds are read before those of any merged entry are written.
   std::map<int64_t, reference::MergedEntryErrors> found;
   for (const MergeCluster& merged : merged_.clusters) {
     Positions positions{merged.into};
@@ -125,11 +125,12 @@ void MergeReplay::derive_cluster_errors(const LayerView& view, const reference::
   for (auto& [into, errors] : found) errors_.put(into, std::move(errors));
 }
 
-// After the prompt. The cache's values are sums already: add_on_the_way covers those that were larger in between.
+// Derives the error bounds of CaM's values after the prompt. The cache holds the final sums already; add_on_the_way
+// covers partial sums of larger magnitude.
 void MergeReplay::derive_spread_errors(const Cam& cam, const LayerView& view) {
   const MatrixView keys = view.keys.slice(g_), values = view.values.slice(g_);
   const MeanAttention attention = mean_attention(last_queries(view), keys, layer_.scale, {}, arithmetic_);
-  std::set<int64_t> stored;  // entries whose own storage is counted
+  std::set<int64_t> stored;  // positions whose own storage error has been added
   for (int64_t position = 0; position < view.prompt_tokens(); ++position) {
     if (std::ranges::binary_search(cache().positions, position)) continue;
     const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
@@ -156,7 +157,7 @@ void MergeReplay::begin_evicting(const LayerView& view, MatrixView head_scores, 
   running_errors_.emplace(head_errors, group_size_, layer_.keys.view().rows, arithmetic_);
 }
 
-// The layer as if its prompt went on to this step.
+// The layer as if its prompt ended with this step.
 LayerView MergeReplay::view_at(int64_t t) const {
   LayerView view = part_.prompt;
   const int64_t tokens = layer_.prompt_tokens + t + 1;
@@ -166,7 +167,7 @@ LayerView MergeReplay::view_at(int64_t t) const {
   return view;
 }
 
-// The reference's own selection, which does not depend on earlier choices.
+// Replaces the cache by the reference's rebuilt cache, which does not depend on earlier choices.
 void MergeReplay::rebuild(int64_t t) {
   certain_ = false;
   const HeadMerge& record = part_.rebuilds[t].merges[g_];
@@ -183,7 +184,7 @@ void MergeReplay::attend(MergeStep& result) {
   result.output = stepper_.attend(queries_);
   result.certain = certain_;
   if (rules_.evicts) {
-    // Bounds are known only of running scores that are attention.
+    // These bounds are of attention weights: judge_evicted uses them only where running scores are attention.
     if (rules_.ranks()) {
       running_errors_->update(rules_, stepper_.eviction(), cache().positions, errors.weights);
     }
@@ -195,7 +196,7 @@ void MergeReplay::attend(MergeStep& result) {
   result.errors = std::move(errors.output);
 }
 
-// Which entry is evicted, and what becomes of it.
+// Judges which entry is evicted and which entry it merges with, and applies both choices.
 void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& result) {
   result.evicted = judge_evicted({{t, g_}, budget_, rules_, stepper_}, claimed.evicted);
   if (result.evicted.teacher_forced == kNoPosition) {
@@ -249,7 +250,7 @@ reference::ClusterMembers MergeReplay::members_at(const Positions& positions) co
   return members;
 }
 
-// Evicts and merges as chosen, and derives how far the merged numbers may be off.
+// Evicts and merges as chosen, and derives the error bounds of the merged numbers.
 void MergeReplay::evict(int64_t entry, int64_t into) {
   if (into == kNotMerged) {
     stepper_.evict(entry, queries_, into);

@@ -1,5 +1,5 @@
-// One KV head's merged cache as a tested implementation's own choices make it, with bounds on how far the tested
-// implementation's numbers may be off.
+// One KV head's merged cache as a tested implementation's own choices produce it, with bounds on the errors of the
+// tested implementation's numbers.
 #pragma once
 
 #include <cstdint>
@@ -24,51 +24,51 @@
 
 namespace kvbound::sim {
 
-/// What the KV heads of a layer have in common, of a policy that merges. References outlive it.
+/// Data that the KV heads of a layer share, for a policy that merges. The references must outlive the object.
 struct MergedLayer {
   const traces::Layer& layer;
   const TestedImplementation& implementation;
   const PromptRecord& reference;
   const PromptErrors& errors;
   LayerView prompt;
-  const std::vector<reference::ScoreEma>* averages = nullptr;  ///< after the prompt, of methods that average
-  Matrix log_sum_exp_errors = {};                              ///< [query_heads, window_queries], of these
-  std::vector<StepRecord> rebuilds = {};  ///< [steps], of policies that rebuild: a session's own
+  const std::vector<reference::ScoreEma>* averages = nullptr;  ///< after the prompt, for methods that average
+  Matrix log_sum_exp_errors = {};         ///< [query_heads, window_queries], for methods that average
+  std::vector<StepRecord> rebuilds = {};  ///< [steps], for policies with a period: the reference's own steps
 };
 
-/// A step's outputs over the cache that the tested implementation's choices led to, and what its own choices are worth.
+/// One step's outputs over the replayed cache, and the judgement of the tested implementation's choices at that step.
 struct MergeStep {
   Matrix output, errors;           ///< [group_size, head_dim]
-  bool certain = true;             ///< that the cache is the tested implementation's
-  bool rebuilt = false;            ///< before the outputs
+  bool certain = true;             ///< whether the cache is certain to be the tested implementation's
+  bool rebuilt = false;            ///< whether the cache was rebuilt before the outputs
   std::vector<int64_t> positions;  ///< of a rebuilt cache, ascending
-  Choice evicted, into;            ///< of hosts that evict
+  Choice evicted, into;            ///< for hosts that evict
 };
 
-/// What is claimed of a step; nothing where nothing is.
+/// The claimed choices of a step; nullopt where none is claimed.
 struct ClaimedStep {
   std::optional<int64_t> evicted, into;
 };
 
-/// Steps one KV head through the prompt's end and the decode steps.
+/// Replays one KV head from the prompt's end through the decode steps.
 class MergeReplay {
  public:
   /// kept       ascending: the tested implementation's kept positions
-  /// explained  they are the reference's, whose clusters are known where merging comes first
+  /// explained  whether they equal the reference's, so that its clusters are known with order=merge-first
   MergeReplay(const MergedLayer& part, int64_t kv_head, const std::vector<int64_t>& kept, bool explained);
-  MergeReplay(const MergeReplay&) = delete;  // parts refer to each other
+  MergeReplay(const MergeReplay&) = delete;  // members refer to each other
   MergeReplay& operator=(const MergeReplay&) = delete;
 
-  /// After the prompt, by ascending positions: the cache, and how many may have merged with each entry.
+  /// The cache after the prompt, by ascending position, and how many entries may have merged with each entry.
   const HeadMerge& merged() const { return merged_; }
   const std::vector<MemberRange>& members() const { return members_; }
-  /// Whether an entry's members are certain.
+  /// Whether it is certain which entries merged with this one.
   bool is_certain(size_t entry) const { return members_[entry].least == members_[entry].most; }
-  /// Of the numbers as they are stored; before the first step.
+  /// Error bounds of the numbers as stored, [head_dim]; valid before the first step only.
   std::vector<double> key_errors(size_t entry) const;
   std::vector<double> value_errors(size_t entry) const;
 
-  /// The next step.
+  /// Replays the next step.
   MergeStep step(int64_t t, const ClaimedStep& claimed);
 
  private:
@@ -101,10 +101,10 @@ class MergeReplay {
   const MergeRules merge_rules_;
   bool certain_ = true;
   std::vector<MemberRange> members_;  // [kept]
-  HeadMerge merged_;                  // after the prompt, or the last rebuild
+  HeadMerge merged_;                  // as of the prompt's end, or of the last rebuild
   reference::HeadStepper stepper_;
   MergedErrors errors_;
-  std::optional<RunningErrors> running_errors_;  // of the host's scores, where it evicts
+  std::optional<RunningErrors> running_errors_;  // of the host's scores, if the host evicts
   MeanAttention attention_;                      // the step's, with CaM
   MatrixView queries_;                           // the step's [group_size, head_dim]
 };

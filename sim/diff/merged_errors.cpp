@@ -21,7 +21,7 @@ namespace {
 using reference::Arithmetic;
 using reference::HeadCache;
 
-// No |ln s| is larger if no logit is.
+// Bound on |ln s| if no logit exceeds `largest_logit` in magnitude.
 double largest_score(double largest_logit, int64_t tokens) {
   return 2 * largest_logit + std::log(static_cast<double>(tokens));
 }
@@ -34,7 +34,7 @@ std::vector<double> stored(VectorView numbers, std::vector<double> errors, const
 
 }  // namespace
 
-// ln D_h and how far they may be off.
+// ln D_h, the log-sum-exp over the cache, per query head, and its error bounds.
 struct MergedErrors::Denominators {
   std::vector<double> values, errors;
 };
@@ -80,7 +80,7 @@ bool MergedErrors::is_normalised() const {
 
 void MergedErrors::accumulate_prompt(const LayerView& prompt, const Matrix& log_sum_exp_errors) {
   if (!prediction_) return;
-  constexpr int64_t kQueries = 32;  // at a time
+  constexpr int64_t kQueries = 32;  // queries per block
   const bool averaged = prediction_->predict == Prediction::ema;
   const MatrixView keys = prompt.keys.slice(g_);
   for (int64_t i = 0; i < group_size_; ++i) {
@@ -95,7 +95,7 @@ void MergedErrors::accumulate_prompt(const LayerView& prompt, const Matrix& log_
       largest = std::max(
           largest, reference::max_abs(reference::attention_logits(queries, keys, layer_.scale).numbers()));
       for (int64_t row = 0; row < count; ++row) {
-        // ln s = z - LSE of these entries, or z.
+        // ln s = z - LSE if scores are normalised, otherwise z; the error is that of z plus that of the LSE.
         const double sum = is_normalised() ? log_sum_exp_errors(head, q + row) : 0;
         for (size_t j = 0; j < errors.size(); ++j) errors[j] = std::max(errors[j], off.row(row)[j] + sum);
       }
@@ -151,7 +151,7 @@ MergedErrors::Denominators MergedErrors::denominators(const MergingCache& cache)
   return result;
 }
 
-// A cluster's merged entry, by the method.
+// Error bounds of a cluster's merged entry, one case per merging method.
 struct MergedErrors::ClusterErrors {
   const MergedErrors& of;
   const MergingCache& cache;
@@ -179,7 +179,7 @@ struct MergedErrors::ClusterErrors {
     const reference::MergeErrorsCase given{rule, cache.queries, of.layer_.scale, sums.values, sums.errors};
     return reference::merge_cluster_errors(given, members, errors, of.arithmetic_);
   }
-  // Methods that form no clusters.
+  // For methods that form no clusters; never called.
   static reference::MergedEntryErrors none() {
     assert(false);
     return {};

@@ -1,4 +1,4 @@
-// How far a tested implementation's numbers of one KV head's merged cache may be off.
+// Error bounds of a tested implementation's numbers in one KV head's merged cache.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace kvbound::sim {
 
-/// What merging cost an entry, before it is stored.
+/// Error bounds of one entry due to merging, without the rounding of its storage.
 struct EntryErrors {
   std::vector<double> key;    ///< [head_dim]
   std::vector<double> value;  ///< [head_dim]
 };
 
-/// The same of all entries of a cache.
+/// Error bounds of all entries of a cache, likewise without storage.
 struct CacheRowErrors {
   Matrix keys;    ///< [entries, head_dim]
   Matrix values;  ///< [entries, head_dim]
@@ -28,58 +28,60 @@ struct CacheRowErrors {
   reference::CacheErrors view() const { return {keys, values}; }
 };
 
-/// Groups to merge: entries by position, and what is predicted of the whole cache that they are of.
+/// The cache in which clusters merge: its entries by position, and their predicted scores.
 struct MergingCache {
-  MatrixView queries;                   ///< [group_size, head_dim]: they merge
-  Matrix log_scores = {};               ///< [group_size, entries] natural log, of methods that predict
+  MatrixView queries;                   ///< [group_size, head_dim]: the queries that merge
+  Matrix log_scores = {};               ///< [group_size, entries], natural log; for methods that predict
   std::vector<double> votes = {};       ///< [entries]; empty: 1 for all
   std::vector<int64_t> positions = {};  ///< [entries]
 };
 
-/// Bounds on the errors of entries and of the logarithms of their predicted scores, by position, as the cache goes on.
-/// Whatever is not merged is off by nothing but storage.
+/// Bounds on the errors of entries and of the logarithms of their predicted scores, by position, kept up to date as the
+/// cache evolves. Entries that never merged carry the rounding of their storage only.
 class MergedErrors {
  public:
-  /// All arguments outlive it.
+  /// All arguments must outlive the object.
   MergedErrors(const traces::Layer& layer, const Policy& policy, const reference::Arithmetic& arithmetic,
                int64_t kv_head);
 
   EntryErrors entry(int64_t position) const;
   CacheRowErrors of(const reference::HeadCache& cache) const;
-  /// Of numbers as they are stored.
+  /// Error bounds of the numbers as stored: of merging and of storage, [head_dim].
   std::vector<double> stored_key(int64_t position, VectorView key) const;
   std::vector<double> stored_value(int64_t position, VectorView value) const;
 
-  /// Predicted scores after the prompt.
+  /// Sets the error bounds of the predicted scores after the prompt.
   ///
-  /// log_sum_exp_errors  [query_heads, window_queries]; of scores that are normalised
+  /// log_sum_exp_errors  [query_heads, window_queries]; used for normalised scores only
   void accumulate_prompt(const LayerView& prompt, const Matrix& log_sum_exp_errors);
-  /// Predicted scores are these queries' own: a cache that was rebuilt.
+  /// Restarts from a rebuilt cache, whose predicted scores are these queries' own.
   ///
   /// queries  [group_size, head_dim]
   /// keys     [tokens, head_dim]
   void restart(MatrixView queries, MatrixView keys);
-  /// Predicted scores take in a step's.
+  /// Updates the error bounds of the predicted scores by a step's attention.
   ///
-  /// errors  of its attention
-  /// tokens  so far
+  /// errors  of the step's attention
+  /// tokens  in the sequence so far
   void observe(MatrixView queries, const reference::HeadCache& cache, int64_t tokens,
                const reference::AttentionErrors& errors);
 
-  /// Of one group's merged entry.
+  /// Error bounds of the entry that one cluster merges into.
   ///
   /// positions  [members]
   reference::MergedEntryErrors merged(const MergingCache& cache, const reference::ClusterMembers& members,
                                       const std::vector<int64_t>& positions) const;
   void put(int64_t position, reference::MergedEntryErrors errors);
-  /// What storing an entry's value cost before CaM adds to it.
+  /// Adds the rounding of an entry's stored value, before CaM adds to that value.
   void add_storage(int64_t position, VectorView value);
-  /// What CaM adds to an entry's value, each time rounded: a share of a value that is itself off.
+  /// Adds the error of CaM's adding a share of an evicted value to an entry's value: the evicted value's own error, and
+  /// the rounding of the sum.
   ///
-  /// sharing  how many entries that value is spread over
+  /// own, value, value_errors  [head_dim]: the entry's value; the evicted value and its error bounds
+  /// sharing                   number of entries that the evicted value is spread over
   void add_spread(int64_t position, VectorView own, VectorView value, VectorView value_errors,
                   int64_t sharing);
-  /// What more rounding costs a sum that was larger on the way than it is at the end.
+  /// Adds the rounding of partial sums that were larger in magnitude than the final sum.
   void add_on_the_way(int64_t position, VectorView value, int64_t sharing);
 
   void forget(int64_t position) { entries_.erase(position); }
@@ -90,7 +92,8 @@ class MergedErrors {
   struct ClusterErrors;
   Denominators denominators(const MergingCache& cache) const;
   bool is_normalised() const;
-  double unit() const { return arithmetic_.unit + 0x1p-53; }  // both sides round
+  // Unit roundoff of the tested implementation and of the reference together.
+  double unit() const { return arithmetic_.unit + 0x1p-53; }
 
   const traces::Layer& layer_;
   const Policy& policy_;

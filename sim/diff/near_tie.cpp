@@ -14,7 +14,7 @@ namespace {
 
 double at(VectorView numbers, int64_t i) { return numbers[i]; }
 
-// The least and the most that the tested implementation may have taken a score for.
+// The smallest and the largest value that the tested implementation may have computed for a score.
 double lower(const UncertainScores& scores, int64_t i) {
   return std::isfinite(at(scores.errors, i)) ? at(scores.scores, i) - at(scores.errors, i) : -kInfinity;
 }
@@ -35,8 +35,8 @@ std::vector<int64_t> complement(std::span<const int64_t> ascending, int64_t coun
   return rest;
 }
 
-// How many insiders have no place: so many others clearly beat them as there are places. At least one, for each of them
-// may have one if the others have none.
+// The number of insiders that at least inside.size() other entries clearly beat, so that no ranking selects them. At
+// least 1: the caller found a fault, though each insider alone may be selectable if the others are not.
 int64_t surely_wrong(const UncertainScores& scores, std::span<const int64_t> inside,
                      std::span<const int64_t> outside) {
   std::vector<double> lowers;
@@ -50,8 +50,8 @@ int64_t surely_wrong(const UncertainScores& scores, std::span<const int64_t> ins
   return std::max<int64_t>(1, wrong);
 }
 
-// The rule between entries inside and outside: the worst pair is the outsider that is at least so good, and the insider
-// that is at most so good.
+// Applies the near-tie rule to entries inside and outside. The worst pair is the outsider of largest lower limit and
+// the insider of smallest upper limit.
 std::optional<Fault> fault(const char* by, const UncertainScores& scores, std::span<const int64_t> inside,
                            std::span<const int64_t> outside) {
   if (inside.empty() || outside.empty()) return std::nullopt;
@@ -79,12 +79,14 @@ std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const 
   return fault("score", scores, selected, complement(selected, candidates));
 }
 
-// The rest R of the selection may fill up stage one. A stage one S1 is legal iff the largest `lower` outside is no more
-// than the smallest `upper` inside. Let Z be the largest `lower` of what was left out: members need upper >= Z. Among
-// those of R that have it, take the largest `lower`. That is best: let a legal S1 have y but not x, both of R with
-// upper >= Z, lower_x >= lower_y, x the first that is missing. Exchanged, y is outside with lower_y <= lower_x <= every
-// upper, and x is inside; some z outside with lower_z > upper_x would have lower_z > lower_x, so z would be of R (else
-// lower_z <= Z <= upper_x), with upper_z >= lower_z > upper_x >= Z, and missing before x.
+// Let R be the selected entries that need not come from stage one; some of them fill it up. A stage one S1 is legal iff
+// the largest `lower` outside S1 is at most the smallest `upper` inside. Let Z be the largest `lower` among the entries
+// not selected: members of S1 need upper >= Z. Among the entries of R with upper >= Z, take those of largest `lower`.
+// Claim: if any S1 is legal, this one is. Let a legal S1 contain y but not x, both in R with upper >= Z and
+// lower_x >= lower_y, where x is the first such entry missing. Exchange them. Then y is outside with
+// lower_y <= lower_x <= every upper inside, and x is inside. If some z outside had lower_z > upper_x, then
+// lower_z > lower_x, so z would be in R (otherwise lower_z <= Z <= upper_x), with upper_z >= lower_z > upper_x >= Z,
+// and z would be missing before x, a contradiction.
 std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
                                     std::span<const int64_t> selected, int64_t stage_one_count) {
   const std::vector<int64_t> left_out = complement(selected, std::ssize(attention.scores));
@@ -97,7 +99,7 @@ std::optional<Fault> critical_fault(const UncertainScores& attention, const Unce
   for (const int64_t j : selected) (upper(stage_two, j) < second_best ? stage_one : others).push_back(j);
   const auto needed = std::ssize(stage_one);
   if (needed > stage_one_count) {
-    // The best of them, by attention, may be stage one's; the others have no excuse.
+    // Those of largest attention score may come from stage one; the others are faults.
     std::ranges::stable_sort(stage_one, std::greater<>(), [&](int64_t j) { return upper(attention, j); });
     const auto surplus = std::span<const int64_t>(stage_one).subspan(stage_one_count);
     return fault("stage-two score", stage_two, surplus, left_out);
@@ -153,7 +155,7 @@ std::vector<RankRange> rank_ranges(const UncertainScores& scores) {
   for (int64_t i = 0; i < count; ++i) {
     const auto ahead = lowers.end() - std::ranges::upper_bound(lowers, upper(scores, i));
     const auto not_behind = uppers.end() - std::ranges::lower_bound(uppers, lower(scores, i));
-    ranks.push_back({ahead + 1, not_behind});  // `not_behind` counts the entry itself
+    ranks.push_back({ahead + 1, not_behind});  // `not_behind` includes the entry itself
   }
   return ranks;
 }
@@ -166,7 +168,8 @@ CountRange adaptive_counts(VectorView weights, VectorView errors, std::span<cons
     least += at(weights, position) - at(errors, position);
     most += at(weights, position) + at(errors, position);
   }
-  // The s best have at least the mass of who is surely among them, and at most that of who may be.
+  // The s best candidates have at least the mass of those certainly among them, and at most that of those possibly
+  // among them.
   std::vector<double> sure(static_cast<size_t>(k) + 1), possible(sure.size());
   for (size_t i = 0; i < candidates.size(); ++i) {
     const double weight = at(weights, candidates[i]), error = at(errors, candidates[i]);

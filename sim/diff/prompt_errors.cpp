@@ -21,7 +21,7 @@ Matrix first_columns(const Matrix& matrix, int64_t columns) {
   return result;
 }
 
-// Of the host's score per query head over its window, all n positions, not pooled.
+// Error bounds of the host's score per query head over its window, for all n positions, before pooling.
 Matrix unpooled_errors(const LayerView& layer, const TestedImplementation& implementation,
                        const HostRules& rules, const Matrix& weight_errors) {
   const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;

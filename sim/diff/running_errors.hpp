@@ -1,4 +1,4 @@
-// How far a tested implementation's running scores may be off while decoding.
+// Error bounds of a tested implementation's running scores while decoding.
 #pragma once
 
 #include <cstdint>
@@ -15,33 +15,34 @@
 
 namespace kvbound::sim {
 
-/// Scores with bounds on their errors, that own both.
+/// Scores with error bounds; owns both.
 struct BoundedScores {
   std::vector<double> scores, errors;
   UncertainScores view() const { return {scores, errors}; }
 };
 
-/// Bounds on one KV head's running scores: those of the prompt's scores, then what every step adds, or replaces them by.
+/// Error bounds of one KV head's running scores: initially those of the prompt's scores; every step then adds to them
+/// or replaces them.
 class RunningErrors {
  public:
-  /// prompt      [group_size, n]: of the scores at the prompt's end; empty: they are 0 and exact
+  /// prompt      [group_size, n]: error bounds of the scores at the prompt's end; empty: the scores are exactly 0
   /// positions   n + T
-  /// arithmetic  outlives the object
+  /// arithmetic  must outlive the object
   RunningErrors(MatrixView prompt, int64_t group_size, int64_t positions,
                 const reference::Arithmetic& arithmetic);
 
-  /// After a step's queries attended, of a host that ranks.
+  /// Updates the bounds after a step's queries have attended, for a host that ranks entries.
   ///
-  /// eviction       with the scores as they are now
-  /// positions      of its entries
-  /// contributions  [group_size, entries]: of the step's own scores
+  /// eviction       holds the scores after the step
+  /// positions      of the cache's entries
+  /// contributions  [group_size, entries]: error bounds of the step's own scores
   void update(const HostRules& rules, const reference::HeadEviction& eviction,
               const std::vector<int64_t>& positions, const Matrix& contributions);
 
-  /// [group_size, entries]: of the entries at these positions.
+  /// The bounds of the entries at these positions, [group_size, entries].
   Matrix at(const std::vector<int64_t>& positions) const;
 
-  /// The candidates' scores, reduced over the group, with their bounds.
+  /// The candidates' scores, reduced over the group of query heads, with their error bounds.
   BoundedScores reduced(const reference::HeadEviction& eviction, const EvictionCandidates& candidates,
                         GroupReduction group) const;
 

@@ -1,4 +1,4 @@
-// Whether CaM spreads a value, where rounding leaves more than one answer.
+// Decides whether CaM may spread a value, may drop it, or, where rounding decides, either.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,29 @@
 
 namespace kvbound::sim {
 
-/// One attention over a group of query heads, and how far a tested implementation's may be off.
+/// Mean attention over a group of query heads, with error bounds.
 struct MeanAttention {
   std::vector<double> weights;  ///< [entries]
   std::vector<double> errors;   ///< [entries]
 };
 
+/// The mean attention of a group's queries, with the errors of a tested implementation's arithmetic.
+///
 /// queries     [group_size, head_dim]
 /// keys        [entries, head_dim]
-/// key_errors  [entries, head_dim], storage apart; no rows: none
+/// key_errors  [entries, head_dim], without storage; no rows: 0
 MeanAttention mean_attention(MatrixView queries, MatrixView keys, double scale, MatrixView key_errors,
                              const reference::Arithmetic& arithmetic);
 
-/// What a tested implementation whose attention is within its errors may draw.
+/// The outcomes of CaM's draw that are possible with attention weights within their errors.
 struct SpreadAmbiguity {
-  bool may = false;
-  bool may_not = true;
+  bool may = false;     ///< the value may be spread
+  bool may_not = true;  ///< the value may be dropped
 };
 
-/// entry      index of the one that leaves
-/// following  indices of those that it may be spread over
-/// position   of the one that leaves
+/// entry      index of the evicted entry in `attention`
+/// following  indices of the entries that its value would be spread over
+/// position   of the evicted entry
 SpreadAmbiguity spread_ambiguity(const Cam& cam, const MeanAttention& attention, int64_t entry,
                                  std::span<const int64_t> following, int64_t kv_head, int64_t position,
                                  const reference::Arithmetic& arithmetic);

@@ -18,12 +18,12 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-// Cosines of the leaving key with all others, and how far a tested implementation's may be off.
+// Cosines of the evicted entry's key with all other keys, with error bounds.
 struct UncertainCosines {
   Positions positions;
   std::vector<double> cosines, errors;
 
-  // Index of a position; none if it is not there.
+  // Index of a position; nullopt if it is not in the cache.
   std::optional<size_t> index_of(int64_t position) const {
     const auto found = std::ranges::find(positions, position);
     if (found == positions.end()) return std::nullopt;
@@ -48,7 +48,7 @@ UncertainCosines cosines_of(const LeavingEntry& leaving, VectorView norms) {
   return result;
 }
 
-// How many outcomes rounding leaves.
+// Number of outcomes that are possible within the error bounds.
 int64_t possible_outcomes(const TargetRule& rule, size_t others) {
   int64_t possible = rule.may_be_dropped() ? 1 : 0;
   for (size_t j = 0; j < others; ++j) possible += rule.may_merge_with(j);

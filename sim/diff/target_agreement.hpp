@@ -1,4 +1,4 @@
-// The entry that an evicted one merged with while decoding, and whether it may have.
+// Judges which entry an entry evicted while decoding merged with.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace kvbound::sim {
 
-/// An entry that is about to leave one KV head's cache.
+/// An entry that is about to be evicted from one KV head's cache.
 struct LeavingEntry {
   ChoicePlace at;
-  int64_t entry = 0;  ///< of the cache
+  int64_t entry = 0;  ///< index in the cache
   const reference::HeadCache& cache;
   const MergedErrors& errors;
   const reference::Arithmetic& arithmetic;
@@ -25,21 +25,21 @@ struct LeavingEntry {
   int64_t position() const { return cache.positions[entry]; }
 };
 
-/// A choice, and whether the cache is still certain to be the tested implementation's after it.
+/// A choice, and whether the cache after it is still certain to be the tested implementation's.
 struct TargetJudgement {
   Choice choice;
   bool certain = true;
 };
 
-/// Judges a target, kNoPosition if the entry was dropped.
+/// Judges a merge target; kNoPosition means that the entry was dropped.
 ///
-/// claimed  nothing if nothing is: then the reference's own choice is followed
+/// claimed  nullopt if no target is claimed: the reference's own choice is then followed
 TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& target,
                              const std::optional<int64_t>& claimed);
 
-/// Judges whether CaM spread the value over those that follow, of which the first is the target.
+/// Judges whether CaM spread the value over the entries that follow; the first of them is recorded as the target.
 ///
-/// attention  of the step, over the cache
+/// attention  of the step's queries over the cache
 TargetJudgement judge_spread(const LeavingEntry& leaving, const Cam& cam, const MeanAttention& attention,
                              const std::optional<int64_t>& claimed);
 

@@ -12,10 +12,10 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr int64_t kBlock = 64;  // keys that leave, at a time
+constexpr int64_t kBlock = 64;  // evicted keys per block
 
-// What each key contributes to the errors of its cosines: that of a cosine with a key that is exact, so that two of them are no
-// less than the error of their cosine.
+// Each key's contribution to the errors of its cosines: the error of its cosine with an exact key. The sum of two keys'
+// contributions is at least the error of their cosine.
 std::vector<double> cosine_errors(MatrixView keys, const reference::Arithmetic& arithmetic) {
   const std::vector<double> exact_key(keys.cols, 1), exact(static_cast<size_t>(keys.cols));
   std::vector<double> errors;

@@ -1,4 +1,4 @@
-// The targets that an entry may have merged with, where rounding leaves more than one.
+// The targets that an evicted entry may have merged with, where rounding leaves more than one.
 #pragma once
 
 #include <cstdint>
@@ -10,40 +10,41 @@
 
 namespace kvbound::sim {
 
-/// Cosines of a leaving key with others, each with a bound on how far a tested implementation's may be off.
+/// Decides which merge targets are possible, given cosines of an evicted entry's key with others and their error
+/// bounds.
 class TargetRule {
  public:
-  /// target           whose threshold decides whether anybody is near enough
-  /// cosines, errors  [others]; they outlive the rule
+  /// target           its threshold decides whether a key is similar enough
+  /// cosines, errors  [others]; must outlive the rule
   TargetRule(const SimilarTarget& target, VectorView cosines, VectorView errors);
 
-  /// Whether a tested implementation whose cosines are within their errors may merge with this one, or with none.
+  /// Whether cosines within their errors may lead to a merge with this entry, or to a drop.
   bool may_merge_with(size_t other) const;
   bool may_be_dropped() const;
 
  private:
-  double limit_;  // merge only with who is above
+  double limit_;  // a merge requires a larger cosine
   VectorView cosines_, errors_;
-  double surely_;  // the largest cosine is no less
+  double surely_;  // lower bound on the largest cosine
 };
 
-/// How many may have merged with each entry that stays, in all.
+/// The least and the largest number of evicted entries that may have merged into one kept entry.
 struct MemberRange {
   int64_t least = 0;
   int64_t most = 0;
 };
 
-/// For each of those who stay, how many of those who leave may have gone to it, where each goes to the most similar
-/// one.
+/// For each kept entry, how many evicted entries may have merged into it, if each merges into the kept entry with the
+/// most similar key.
 ///
 /// keys        [n, head_dim]
 /// kept        ascending
-/// arithmetic  its input is what storing keys cost
+/// arithmetic  its `input` is the rounding error of storing keys
 /// returns     [kept]
 std::vector<MemberRange> member_ranges(MatrixView keys, const std::vector<int64_t>& kept,
                                        const SimilarTarget& target, const reference::Arithmetic& arithmetic);
 
-/// What storing numbers may cost each.
+/// Bounds on the rounding error of storing each number, [numbers].
 std::vector<double> storage_errors(VectorView numbers, const reference::Arithmetic& arithmetic);
 
 }  // namespace kvbound::sim

@@ -1,4 +1,4 @@
-// The implementation whose recorded numbers are compared with the reference.
+// The implementation whose recorded numbers are compared with the reference's.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace kvbound::sim {
 
-/// The arithmetic of a tested implementation's operations: the same for all where nothing is known of its kernels.
+/// The arithmetic of a tested implementation's operations; the same for all operations if its kernels are unknown.
 struct OperationArithmetic {
   OperationArithmetic(const reference::Arithmetic& all)
       : window_attention(all), projected_value_norms(all), attention(all) {}
-  /// As its kernels declare it.
+  /// Each operation's arithmetic as the implementation's kernels declare it.
   OperationArithmetic(const SessionArithmetic& declared)
       : window_attention(reference::arithmetic_of(declared.window_attention)),
         projected_value_norms(reference::arithmetic_of(declared.projected_value_norms)),
@@ -27,15 +27,15 @@ struct OperationArithmetic {
   reference::Arithmetic attention;
 };
 
-/// What was recorded, and how it was computed.
+/// The configuration of a recorded run, and the arithmetic that computed it.
 struct TestedImplementation {
   Policy policy;
   int64_t entries = 0;  ///< the layer's budget, in entries per KV head
   int64_t steps = 0;    ///< decode steps recorded, the first ones; at most the trace's
   OperationArithmetic arithmetic;
-  /// Of the cache that the numbers were computed from: inputs that are not of this type were rounded to it.
+  /// Type of the cache that the numbers were computed from; inputs of another type were rounded to it.
   Dtype storage = Dtype::f64;
-  /// [kv_heads]: the budgets of heads that have each its own; empty: `entries` for all.
+  /// [kv_heads]: each head's own budget; empty: `entries` for all.
   std::vector<int64_t> budgets = {};
 
   int64_t budget(int64_t kv_head) const { return budgets.empty() ? entries : budgets[kv_head]; }

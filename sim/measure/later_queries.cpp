@@ -48,9 +48,8 @@ OpenMerges::Cluster OpenMerges::open_cluster(const MergeCluster& cluster, const 
   opened.into = cluster.into;
   MergedCluster merged = merged_cluster(cluster, before, after);
   opened.members = std::move(merged.members);
-  if (cluster.log_scores.cols() == 0) return opened;  // nothing was predicted
-  const std::vector<double> recorded(
-      opened.members.votes.size());  // scores as they were used: off by nothing
+  if (cluster.log_scores.cols() == 0) return opened;                // nothing was predicted
+  const std::vector<double> recorded(opened.members.votes.size());  // errors of the recorded scores: all 0
   for (int64_t i = 0; i < cluster.log_scores.rows(); ++i) {
     const VectorView log_scores = cluster.log_scores.row(i);
     const reference::ClusterRounding rounding(opened.members, log_scores, recorded,
@@ -94,7 +93,7 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
       later.bound(t, h) = reference::later_bound(error, merge.distance);
       later.shared_bound(t, h) = shared;
     }
-    // What rounding may have done is only looked at where there seems to be a violation.
+    // Rounding is only accounted for, at some cost, where the bound seems to be violated.
     if (!(perturbation <= later.joint_bound(t, h)) &&
         !(perturbation <= bound_with_rounding(merge, clusters, weights, error, present, queries.row(i), i))) {
       violations.push_back({t, h});
@@ -110,7 +109,7 @@ void OpenMerges::accumulate_values(Merge& merge, int64_t seen) const {
   merge.seen = seen;
 }
 
-// epsilon of one query head.
+// epsilon = max |1 - s^/s| of one query head, over the members and the merged entries.
 double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effect, int64_t head) {
   const bool normalised = merge.kind.unit == ScoreKind::attention;
   const double shift = normalised ? effect.log_sum_exp[head] : 0;
@@ -128,7 +127,7 @@ double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effec
   return reference::prediction_error(predicted, actual);
 }
 
-// sum_r A'_r ||v_r - v-_h||, or of the errors of these.
+// sum_r A'_r x_r for one query head, where `figures` selects x: ||v_r - v-_h|| or its error bound.
 double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
                                 const std::vector<double> Cluster::*figures, int64_t head) {
   double sum = 0;
@@ -138,7 +137,8 @@ double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
   return sum;
 }
 
-// KKV-5-joint with all that rounding may have done to it and to the perturbation; infinite if epsilon may not be below 1.
+// KKV-5-joint plus all that rounding may add to the bound and to the perturbation; infinite if rounding may lift
+// epsilon to 1.
 double OpenMerges::bound_with_rounding(const Merge& merge, std::span<const MergedCluster> clusters,
                                        VectorView weights, double prediction_error,
                                        const CacheEntries& present, VectorView query, int64_t head) const {

@@ -1,4 +1,4 @@
-// What merged entries do to queries that come after their merge, and KeepKV's bounds on it.
+// The effect of merged entries on queries after their merge, and KeepKV's bounds on that effect.
 #pragma once
 
 #include <cstdint>
@@ -19,80 +19,82 @@ struct StepHead {
   friend bool operator==(const StepHead&, const StepHead&) = default;
 };
 
-/// What the latest merge does to queries after it. Rows are decode steps, columns query heads; o is the attention output. The
-/// cache before is the present one with every merged entry of that merge that is still there, as it was then, replaced by its
-/// members. NaN where no merged entry is left.
+/// The effect of a KV head's latest merge on later queries. Rows are decode steps, columns query heads; o is the
+/// attention output. "The cache before" is the present cache in which every merged entry of that merge, if it is still
+/// present and unchanged, is replaced by its members. NaN where no such entry is left.
 struct LaterQueries {
   Matrix perturbation;  ///< Theta = || o(q_t, the cache before) - o(q_t, the cache) ||_2
-  /// epsilon = max |1 - s^/s| over the members and the merged entries; NaN where nothing was predicted
+  /// epsilon = max |1 - s^/s| over the members and the merged entries; NaN if the method predicts no scores
   Matrix prediction_error;
-  /// At least gamma = max ||v_i - v_j||_2, i in the cache before, j its merged members: over all that were ever in it since the
-  /// merge, and all members that there were
+  /// At least gamma = max ||v_i - v_j||_2, over all i that have been in the cache since the merge and all members j
+  /// that the merge had.
   Matrix value_distance;
-  Matrix share;  ///< A'_r: of the attention, what the merged entries get
-  Matrix sag;    ///< the members' attention over the cache before, less that share
-  /// Upper bounds on the perturbation, of merges that vote; infinite where epsilon is not below 1, and NaN where there are none.
-  Matrix bound;         ///< KKV-5, for one query head per KV head alone
-  Matrix shared_bound;  ///< KKV-5', likewise: that times the share
-  /// KKV-5-joint, for any number of query heads and clusters: KKV-5' + sum_r A'_r ||v_r - v-_h||, v-_h the mean by the head's own scores
+  Matrix share;  ///< sum_r A'_r: the attention that the merged entries receive
+  Matrix sag;    ///< the attention that the members receive in the cache before, less `share`
+  /// Upper bounds on the perturbation, for merges with votes; infinite where epsilon >= 1, NaN where there is no bound.
+  Matrix bound;         ///< KKV-5; only for one query head per KV head
+  Matrix shared_bound;  ///< KKV-5' = KKV-5 times `share`; only for one query head per KV head
+  /// KKV-5-joint, for any number of query heads and clusters: KKV-5' + sum_r A'_r ||v_r - v-_h||, where v-_h is the
+  /// mean by the head's own scores.
   Matrix joint_bound;
   std::vector<StepHead>
-      violations;  ///< ascending: where the last is exceeded by more than rounding can explain
+      violations;  ///< ascending: where joint_bound is exceeded by more than rounding explains
 };
 
-/// What a policy's merges say of themselves.
+/// Properties of a policy's merges that decide which bounds hold.
 struct MergeKind {
-  bool votes = false;               ///< merged entries vote for their members: without that there is no bound
-  ScoreKind unit = ScoreKind::raw;  ///< of predicted scores
+  bool votes = false;               ///< whether merged entries have votes; without votes there is no bound
+  ScoreKind unit = ScoreKind::raw;  ///< kind of the predicted scores
 };
 
-/// The merges of one KV head of which merged entries are still in its cache.
+/// The merges of one KV head that still have merged entries in its cache.
 ///
 /// proof  proofs/keep_kv.md#kkv-5, #kkv-5-prime; of several clusters and query heads #kkv-5-joint
 class OpenMerges {
  public:
-  /// values      [n + T, head_dim], the KV head's own
-  /// group_size  query heads that share it
+  /// values      [n + T, head_dim], of this KV head
+  /// group_size  query heads that share the KV head
   OpenMerges(MatrixView values, int64_t group_size, double scale)
       : values_(values), group_size_(group_size), scale_(scale) {}
 
-  /// A merge is done; merged entries that it replaced no longer stand for what they stood for.
+  /// Records a merge. Earlier clusters whose merged entry it replaced are closed.
   ///
-  /// after  the cache after it
+  /// after  the cache after the merge
   /// seen   positions 0..seen - 1 have been in the cache
   void open(const reference::CacheMerge& merge, const reference::CacheEntries& after, const MergeKind& kind,
             int64_t seen);
-  /// The entry at a position was evicted.
+  /// Records that the entry at a position was evicted.
   void close(int64_t position);
-  /// The cache was built anew.
+  /// Forgets all merges, because the cache was rebuilt.
   void clear() { merges_.clear(); }
 
-  /// Measures what the latest merge does to a step's queries, if there is one. Fills in row t, the columns of the cluster.
+  /// Measures the effect of the latest merge, if there is one, on a step's queries. Fills row t of `later`, in the
+  /// columns of the KV head's query heads.
   ///
   /// queries     [group_size, head_dim]
-  /// first_head  the cluster's first query head
-  /// present     the cache as the queries find it
+  /// first_head  the first query head that shares the KV head
+  /// present     the cache when the queries attend
   /// seen        as in `open`
   /// returns     where the bound is violated
   std::vector<StepHead> measure(MatrixView queries, const reference::CacheEntries& present, int64_t seen,
                                 int64_t t, int64_t first_head, LaterQueries& later);
 
  private:
-  // A merged entry that is still in the cache.
+  // A cluster whose merged entry is still in the cache.
   struct Cluster {
     int64_t into = 0;
-    reference::ClusterMembers members;      // as they were; log_scores may be empty
+    reference::ClusterMembers members;      // as before the merge; log_scores may be empty
     std::vector<double> log_merged;         // [heads]: ln s^_r
-    std::vector<double> log_merged_error;   // and how far rounding may take that
+    std::vector<double> log_merged_error;   // [heads]: bounds on the rounding of log_merged
     std::vector<double> value_apart;        // [heads]: ||v_r - v-_h||
-    std::vector<double> value_apart_error;  // and how far rounding may take that
+    std::vector<double> value_apart_error;  // [heads]: bounds on the rounding of value_apart
   };
   struct Merge {
     MergeKind kind;
     std::vector<Cluster> clusters;
-    Matrix merged_values;  // of all members that there were
-    double distance = 0;   // gamma, with those who came later
-    int64_t seen = 0;      // positions before this one are in it
+    Matrix merged_values;  // values of all members that the merge had
+    double distance = 0;   // gamma, including values that entered the cache later
+    int64_t seen = 0;      // `distance` covers the positions below this one
   };
 
   static Cluster open_cluster(const MergeCluster& cluster, const reference::CacheEntries& before,
@@ -108,7 +110,7 @@ class OpenMerges {
   MatrixView values_;
   int64_t group_size_;
   double scale_;
-  std::vector<Merge> merges_;  // the latest last
+  std::vector<Merge> merges_;  // in order of time
 };
 
 }  // namespace kvbound::sim

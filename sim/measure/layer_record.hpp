@@ -1,4 +1,4 @@
-// What a session recorded of one layer.
+// One run's records of one layer.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace kvbound::sim {
 
-/// All that one run (a policy, a budget, a backend) recorded of one layer.
+/// Everything that one run (a policy, a budget, a backend) recorded of one layer.
 struct LayerRecord {
   PromptRecord prompt;
   std::vector<StepRecord> steps;

@@ -1,4 +1,4 @@
-// The middle of some numbers.
+// The median.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace kvbound::sim {
 
-/// The median of at least one number: of an even count the mean of the middle two. Infinity is the largest number of all; NaN if
-/// one of them is NaN.
+/// The median of at least one number; for an even count, the mean of the middle two. Infinity sorts last; NaN if any
+/// number is NaN.
 inline double median(std::vector<double> numbers) {
   assert(!numbers.empty());
   if (std::ranges::any_of(numbers, [](double number) { return std::isnan(number); })) {

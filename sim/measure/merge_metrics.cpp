@@ -32,7 +32,7 @@ MergeCounts counts_of(const LayerRecord& record) {
   return counts;
 }
 
-// The key by which a merge is lossless for the query that built it, if it is.
+// The key rule by which a merge is lossless for the query that built it; nullopt if the merge is not lossless.
 std::optional<MergedKey> lossless_key(const Policy& policy, const LayerShape& shape, bool rebuilt) {
   const MergeRules rules = rules_of(policy.merge);
   if (!rules.votes || shape.group_size() > 1 || (rules.averages() && !rebuilt)) return std::nullopt;
@@ -46,13 +46,13 @@ std::optional<MergedKey> lossless_key(const Policy& policy, const LayerShape& sh
   __builtin_unreachable();
 }
 
-// Of what kind a merge is; rebuilt: by the step's own raw scores, whatever else is predicted.
+// The properties of a merge. A rebuild merges by the step's own raw scores, whatever the policy predicts otherwise.
 MergeKind kind_of(const Policy& policy, bool rebuilt) {
   const MergeRules rules = rules_of(policy.merge);
   return {rules.votes, rules.averages() && !rebuilt ? rules.prediction->scores : ScoreKind::raw};
 }
 
-// One KV head's caches from the prompt's end on.
+// Follows one KV head's cache from the prompt's end on and measures its merges.
 class HeadMerges {
  public:
   HeadMerges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy, int64_t kv_head,
@@ -86,7 +86,7 @@ class HeadMerges {
   std::vector<StepHead> violations;
 
  private:
-  // Each query head's query at a decode step; -1: the last one of the prompt.
+  // The queries of all query heads of the group at a decode step; -1: the last prompt query.
   Matrix queries_at(int64_t step) const {
     Matrix queries;
     for (int64_t i = 0; i < group_size_; ++i) {
@@ -130,7 +130,7 @@ class HeadMerges {
     }
   }
 
-  // Where entries change that are in no cluster.
+  // The change of the outputs for CaM, whose changed entries belong to no cluster.
   Matrix output_difference(MatrixView queries, const CacheEntries& before, const CacheEntries& after) const {
     const auto output = [&](const CacheEntries& cache) {
       return reference::attention(queries, cache.keys, cache.values, layer_.scale, cache.votes).output;
@@ -148,7 +148,7 @@ class HeadMerges {
   const Policy& policy_;
   int64_t kv_head_;
   int64_t group_size_;
-  LaterQueries* later_;  // null: not asked for
+  LaterQueries* later_;  // null: not requested
   OpenMerges open_;
 };
 

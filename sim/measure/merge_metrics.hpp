@@ -1,4 +1,4 @@
-// What merging did to a layer's attention outputs, measured from the records of any backend by one piece of code.
+// The effect of merging on a layer's attention outputs; the same code measures the records of every backend.
 #pragma once
 
 #include <cstdint>
@@ -15,36 +15,37 @@
 
 namespace kvbound::sim {
 
-/// What one merge, of all clusters of a KV head at one time, did to the query that built it: the last prompt query at the
-/// prompt's end, else the step's own. Norms are in the attention output's space, before W^O.
+/// The effect of one merge (all clusters of a KV head at one time) on the query that built it: the last prompt query at
+/// the prompt's end, otherwise the step's own. Norms are of the attention output, before W^O.
 struct MergeChange {
   int64_t step = -1;  ///< decode step, -1: the prompt's end
   int64_t query_head = 0;
   double perturbation =
-      0;  ///< || o(q, cache before) - o(q, cache after) ||_2; those who were dropped are in neither
-  /// Of a merge that is lossless in exact arithmetic: how far rounding may lift the perturbation over 0.
+      0;  ///< || o(q, cache before) - o(q, cache after) ||_2; both without the dropped entries
+  /// For a merge that is lossless in exact arithmetic: the largest perturbation that rounding explains.
   std::optional<double> rounding;
 
-  /// Whether it should be lossless and is not; true for NaN.
+  /// Whether a merge that should be lossless is not; true for NaN.
   bool violates() const { return rounding && !(perturbation <= *rounding); }
 };
 
 struct MergeMetrics {
-  MergeCounts counts;                ///< over KV heads and times
+  MergeCounts counts;                ///< summed over KV heads and times
   std::vector<MergeChange> changes;  ///< by KV head, time and query head
-  /// What each cluster's merge alone did, by KV head, time and position; if asked for, and there are clusters (not with CaM).
+  /// The effect of each cluster alone, by KV head, time and position; empty with CaM or if not requested.
   std::vector<reference::ClusterChange> clusters;
   std::optional<LaterQueries>
-      later;  ///< if asked for, and merged entries stand for their members (not with CaM)
+      later;  ///< nullopt with CaM, whose entries have no members, or if not requested
 };
 
-/// Measures what a run that merges recorded of a layer.
+/// Measures the merges that a run recorded of a layer.
 ///
-/// A merge is lossless in exact arithmetic if it goes by the query's own raw scores (predict=current, or a rebuild), for one
-/// query head per KV head, with votes and a key that keeps the cluster's weight (min-norm, zip): reference/bounds/merge_errors.hpp.
+/// A merge is lossless in exact arithmetic if it uses the query's own raw scores (predict=current, or a rebuild), with
+/// one query head per KV head, with votes and with a key that conserves the cluster's weight (min-norm, zip):
+/// reference/bounds/merge_errors.hpp.
 ///
-/// later  measure LaterQueries and clusters. Values' distances cost O(entries members head_dim) at each merge, O(n^2 head_dim) a KV
-///        head where all who leave a prompt merge
+/// later  whether to measure LaterQueries and clusters. Distances of values cost O(entries members head_dim) per merge:
+///        O(n^2 head_dim) per KV head if all entries evicted at the prompt's end merge
 MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
                             bool later = false);
 

@@ -20,13 +20,13 @@
 namespace kvbound::sim {
 namespace {
 
-// Decode steps worked on at a time: bounds the memory of a piece of work. Always so many, the last block's
-// rows beyond the steps being zero, so that a step's bits do not depend on how many are replayed.
+// Decode steps per block, which bounds the memory of a work item. Every block has this many rows, those beyond the last
+// step being zero, so that a step's results do not depend, to the bit, on how many steps are replayed.
 constexpr int64_t kRowBlock = 32;
 
 bool merges(const LayerRecord& record) { return !record.prompt.merges.empty(); }
 
-// Throws ShapeMismatch where a two-stage selection is in use and its first stage is not recorded.
+// Throws ShapeMismatch if a run uses a two-stage selection and a rebuild did not record stage one.
 void require_stages(const LayerRecord& record, int64_t kv_heads) {
   if (record.prompt.stage_one.empty()) return;
   for (const StepRecord& step : record.steps) {
@@ -35,7 +35,7 @@ void require_stages(const LayerRecord& record, int64_t kv_heads) {
   }
 }
 
-// L1 norms of all projected values [query_heads, n + T], the prompt's taken over where they are known.
+// L1 norms of all projected values, [query_heads, n + T]; the prompt's are copied if they are given.
 Matrix all_value_norms(const traces::Layer& layer, MatrixView prompt_norms) {
   const TensorView values = layer.values;
   const int64_t known = prompt_norms.cols;
@@ -49,8 +49,8 @@ Matrix all_value_norms(const traces::Layer& layer, MatrixView prompt_norms) {
   return norms;
 }
 
-// The prompt entries whose eviction would move the first step's outputs most, per KV head, ascending. None if that is
-// more than double precision can tell.
+// Per KV head, the prompt entries whose eviction would change the first step's outputs most, ascending; empty lists if
+// those changes overflow double precision.
 std::vector<std::vector<int64_t>> most_missed(const traces::Layer& layer, int64_t count) {
   const int64_t entries = layer.prompt_tokens + 1;
   std::vector<std::vector<int64_t>> missed(layer.shape.kv_heads);
@@ -120,7 +120,7 @@ class Measurement {
     return steps.view().middle_rows(first, kRowBlock).middle_cols(h * shape_.head_dim, shape_.head_dim);
   }
 
-  // What each run kept of the entries that are missed most.
+  // For each run, the share of the most missed entries that it kept.
   void measure_recall(int64_t recall_of) {
     const std::vector<std::vector<int64_t>> missed = most_missed(layer_, recall_of);
     for (size_t r = 0; r < records_.size(); ++r) {
@@ -132,7 +132,7 @@ class Measurement {
     }
   }
 
-  // Per query head and block of steps: attention over the full cache, and what each run's cache changes.
+  // Per query head and block of steps: attention over the full cache, and how each run's cache changes the output.
   void measure_heads() {
     reference::parallel_for(shape_.query_heads * blocks_,
                             [&](int64_t piece) { measure_block(piece / blocks_, piece % blocks_); });
@@ -143,7 +143,7 @@ class Measurement {
     const MatrixView queries = layer_.queries.slice(h).middle_rows(layer_.window_queries, steps_);
     const reference::TokenBlock steps(queries, block, kRowBlock);
     const Matrix logits = reference::attention_logits(steps.rows, layer_.keys.slice(g), layer_.scale);
-    Matrix weights = logits;  // a row that is no step: zeros
+    Matrix weights = logits;  // rows beyond the last step remain zero
     reference::causal_softmax(weights.view().middle_rows(0, steps.count), layer_.prompt_tokens + steps.first);
     const MutableMatrixView output = head_block(full_output_, h, steps.first);
     reference::multiply(weights, layer_.values.slice(g), output);
@@ -163,7 +163,8 @@ class Measurement {
     }
   }
 
-  // One run's bound, masses and change of the attention output, for successive steps of one query head.
+  // The bound, kept mass and change of the attention output of a run that only evicts, for consecutive steps of one
+  // head.
   void measure_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& logits,
                    const Matrix& weights) {
     const LayerRecord& record = records_[r];
@@ -188,7 +189,7 @@ class Measurement {
     reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
   }
 
-  // The same of a run that merges: its outputs are what it recorded.
+  // The same for a run that merges, from its recorded outputs.
   void measure_merging_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& weights) {
     const LayerRecord& record = records_[r];
     reference::CachePositions positions(record.prompt, shape_.kv_head_of(h), layer_.prompt_tokens);

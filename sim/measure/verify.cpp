@@ -33,7 +33,7 @@ std::vector<double> column_sums(MatrixView matrix) {
   return sums;
 }
 
-// Compares successive queries of one head; positions count from the first query's.
+// Compares the outputs of consecutive queries of one head; `first` is a row of the recorded queries.
 OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t first, int64_t count) {
   const int64_t g = layer.shape.kv_head_of(h);
   const int64_t position = layer.prompt_tokens - layer.window_queries + first;
@@ -56,7 +56,7 @@ OutputAgreement compare_block(const traces::Layer& layer, int64_t h, int64_t fir
     const auto visible = static_cast<double>(position + i + 1);
     const VectorView sums = logit_sums.row(i).first(position + i + 1);
     const double logit_error = gamma(layer.shape.head_dim + 4) * *std::ranges::max_element(sums);
-    // Finite, so that times nothing it is nothing.
+    // Kept finite, so that 0 times it is 0, not NaN.
     const double weight_error =
         std::min(std::expm1(2 * logit_error + std::log1p(2 * gamma(position + i + 8))),
                  std::numeric_limits<double>::max());

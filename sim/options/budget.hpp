@@ -1,4 +1,4 @@
-// How many entries each KV head may keep, as people say it: 256, or 20%.
+// Budgets as text: 256 entries per KV head, or 20% of the prompt.
 #pragma once
 
 #include <cstdint>

@@ -99,7 +99,7 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
 }
 
 void add_work_options(CommandLine& line) {
-  line.add("threads", "N", "threads to work on; results do not depend on it (default: all processors)");
+  line.add("threads", "N", "number of threads; results do not depend on it (default: all processors)");
   line.add_flag("quiet", "no progress and no warnings");
 }
 

@@ -1,4 +1,4 @@
-// How every subcommand reads its arguments and tells what it takes.
+// How every subcommand reads its arguments and prints its help.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@
 
 namespace kvbound::sim {
 
-/// A command line that makes no sense; ends in exit code 2.
+/// An invalid command line; the program exits with code 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// What the program's exit code says.
+/// The program's exit codes.
 enum ExitCode : int {
   kPass = 0,
   kMismatch = 1,
@@ -35,14 +35,14 @@ enum ExitCode : int {
 
 using Arguments = std::vector<std::string>;
 
-/// A subcommand's options. Numbers are taken as text and read by parse_integer and its like, because the
-/// library would accept -1 for an unsigned and NaN for a real.
+/// A subcommand's options. Numbers are read as text and parsed by parse_integer and the like, because
+/// boost::program_options would accept -1 for an unsigned number and NaN for a real one.
 class CommandLine {
  public:
-  /// synopsis: the part after "kvbound ". details: printed under the options by --help.
+  /// synopsis: the part of the usage line after "kvbound ". details: printed below the options by --help.
   CommandLine(std::string synopsis, std::string details);
 
-  /// An option with a value, written VALUE in the help.
+  /// Adds an option with a value, which the help calls `value`.
   void add(const char* name, const char* value, const char* meaning);
   void add_flag(const char* name, const char* meaning);
 
@@ -51,11 +51,12 @@ class CommandLine {
 
   bool has(const char* name) const { return values_.count(name) > 0; }
   std::optional<std::string> text(const char* name) const;
-  /// The value of an option that must be there.
+  /// The value of a mandatory option. Throws UsageError.
   std::string required(const char* name) const;
-  /// An integer in least..most, or the default.
+  /// An integer in least..most, or `otherwise` if the option is not given. Throws UsageError.
   int64_t integer(const char* name, int64_t least, int64_t most, int64_t otherwise) const;
-  /// Its positional arguments, at least `least` and at most `most` of them; `what` names one.
+  /// The positional arguments, at least `least` and at most `most`; messages call one of them `what`. Throws
+  /// UsageError.
   std::vector<std::string> positionals(const char* what, size_t least, size_t most) const;
 
  private:
@@ -68,30 +69,30 @@ class CommandLine {
 /// The parts of a comma-separated list; none may be empty. Throws UsageError naming the option.
 std::vector<std::string> split_list(std::string_view option, std::string_view text);
 
-/// "--threads N", "--quiet": what every command that works long has.
+/// Adds "--threads N" and "--quiet", the options of every command that runs for long.
 void add_work_options(CommandLine& line);
-/// And "--header-limit BYTES": what every command that works on traces has.
+/// Adds those and "--header-limit BYTES", the options of every command that works on traces.
 void add_common_options(CommandLine& line);
 traces::Trace::Options header_options(const CommandLine& line);
 
-/// "--layers 0,3-5" as ascending layers, each once; without the option all of a trace's. Throws UsageError.
+/// "--layers 0,3-5" as ascending layers without repetition; all of a trace's if not given. Throws UsageError.
 std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers);
 
-/// The files that a command reads and writes, none of which may be another one.
+/// The files that a command reads and writes, which must all be different.
 class OutputPaths {
  public:
   void add_input(const std::string& path);
-  /// Throws UsageError, naming the option, if the path is empty, or an input's or another output's.
+  /// Throws UsageError, naming the option, if the path is empty, or is an input or another output.
   void add(const std::string& option, const std::string& path);
 
  private:
-  std::map<std::filesystem::path, std::string> taken_;  // canonical path -> what it is
+  std::map<std::filesystem::path, std::string> taken_;  // canonical path -> its role, for messages
 };
 
-/// Text of any origin on one line: control characters, from a file name perhaps, are made visible.
+/// Any text on one line: control characters, for example in file names, are shown as \xNN.
 std::string one_line(const std::string& text);
 
-/// Throws IoError if what was printed could not be written. To be called before output files get their names.
+/// Throws IoError if standard output could not be written. Call it before output files get their names.
 void flush_standard_output();
 
 /// Sets the number of OpenMP threads from --threads.

@@ -66,7 +66,7 @@ Option share(std::string_view name, std::string_view meaning, Decimal& field) {
           [&field](std::string_view text) { return assign_share(field, text); }};
 }
 
-// `otherwise` is what nullopt is called.
+// `otherwise` is the text that stands for nullopt.
 Option share(std::string_view name, std::string_view meaning, std::optional<Decimal>& field,
              std::string_view otherwise) {
   return {name, meaning, std::string(kShare) + ", or " + std::string(otherwise),
@@ -79,7 +79,7 @@ Option share(std::string_view name, std::string_view meaning, std::optional<Deci
           }};
 }
 
-// Takes a finite number that `valid` accepts; zero has no sign.
+// Accepts a finite number that `valid` accepts; -0 becomes 0.
 template <class Valid>
 Option real(std::string_view name, std::string_view meaning, double& field, std::string expected,
             Valid valid) {
@@ -92,7 +92,7 @@ Option real(std::string_view name, std::string_view meaning, double& field, std:
           }};
 }
 
-// Unlike other fields, it follows another one until it is set.
+// Until `recent` is set, its value follows that of `window`.
 Option recent(H2o& host) {
   return {"recent", "newest entries, always kept; by default as many as the window", "an integer >= 0",
           [&host] { return std::to_string(host.recent_entries()); },
@@ -105,7 +105,7 @@ Option recent(H2o& host) {
 }
 
 std::vector<Option> space_option(ChangeScore& score) {
-  return {choice("space", "where the change is measured: as it is, or after W^O", score.space,
+  return {choice("space", "where the output's change is measured: before W^O or after it", score.space,
                  std::array{std::pair{std::string_view("head"), Space::head},
                             std::pair{std::string_view("projected"), Space::projected}})};
 }
@@ -123,41 +123,41 @@ std::vector<Option> two_stage_options(TwoStage& selection) {
 }
 
 Option threshold(SimilarTarget& merge) {
-  return share("threshold", "merge with the key of largest cosine if it is larger", merge.threshold, "none");
+  return share("threshold", "merge only if the largest cosine of keys exceeds this", merge.threshold, "none");
 }
 
 std::vector<Option> prediction_options(PredictedScores& prediction) {
-  return {choice("predict", "scores to come: a moving average over all queries, or the last query's own",
+  return {choice("predict", "scores predicted: a moving average over all queries, or the last query's own",
                  prediction.predict,
                  std::array{std::pair{std::string_view("ema"), Prediction::ema},
                             std::pair{std::string_view("current"), Prediction::current}}),
           real("ema", "weight of the past in the average", prediction.ema,
                "0, or a number from 1e-270 to below 1",
                [](double number) { return number == 0 || (number >= 1e-270 && number < 1); }),
-          choice("scores", "what is averaged: attention weights, or their numerators", prediction.scores,
+          choice("scores", "scores that are averaged: attention weights, or exp(logit)", prediction.scores,
                  std::array{std::pair{std::string_view("attention"), ScoreKind::attention},
                             std::pair{std::string_view("raw"), ScoreKind::raw}}),
-          choice("normalisation", "of the average: by its weights, or by all tokens as printed",
+          choice("normalisation", "divisor of the average: the sum of its weights, or 1 - ema^tokens",
                  prediction.normalisation,
                  std::array{std::pair{std::string_view("exact"), Normalisation::exact},
                             std::pair{std::string_view("paper"), Normalisation::paper}})};
 }
 
 Option merge_gqa(MergeGqa& field) {
-  return choice("gqa", "query heads of one KV head: each by its own scores, or by their mean", field,
+  return choice("gqa", "a KV head's query heads: each by its own scores, or all by mean scores", field,
                 std::array{std::pair{std::string_view("joint"), MergeGqa::joint},
                            std::pair{std::string_view("mean"), MergeGqa::mean}});
 }
 
 Option merged_key(MergedKey& field) {
-  return choice("key", "the cluster's mean: moved least to keep its weight, scaled to it, or as it is", field,
+  return choice("key", "cluster's mean key, shifted or scaled to conserve its weight, or unchanged", field,
                 std::array{std::pair{std::string_view("min-norm"), MergedKey::min_norm},
                            std::pair{std::string_view("zip"), MergedKey::zip},
                            std::pair{std::string_view("convex"), MergedKey::convex}});
 }
 
 Option merge_order(MergeOrder& field) {
-  return choice("order", "merge what the selection evicts, or before it selects", field,
+  return choice("order", "merge what the selection evicts, or merge before the selection", field,
                 std::array{std::pair{std::string_view("evict-first"), MergeOrder::evict_first},
                            std::pair{std::string_view("merge-first"), MergeOrder::merge_first}});
 }
@@ -177,7 +177,7 @@ Option period(std::optional<int64_t>& field) {
 
 Component describe(SnapKv& host) {
   return {"snapkv",
-          "the last `window` positions are kept; the others are ranked by the score of the queries there",
+          "the last `window` positions are kept; their queries score the other entries",
           {integer("window", "observation window, in tokens", host.window, 1), pool(host.pool)}};
 }
 
@@ -185,7 +185,7 @@ Component describe(H2o& host) {
   return {
       "h2o",
       "the first and newest entries are kept; the others are ranked by their accumulated scores, in decoding too",
-      {integer("window", "prompt queries that count", host.window, 1),
+      {integer("window", "number of last prompt queries that score", host.window, 1),
        integer("sinks", "first positions, always kept", host.sinks, 0), recent(host)}};
 }
 
@@ -243,14 +243,14 @@ Component describe(Uniform&) { return {"", "every KV head gets the same budget",
 
 Component describe(AdaKv& allocation) {
   return {"adakv",
-          "a layer's KV heads share out the candidates' budget by whose scores are largest",
+          "a KV head's share of the layer's budget grows with its number of largest scores",
           {share("safeguard", "share of the budget that every head is guaranteed", allocation.safeguard)}};
 }
 
 Component describe(Pyramid& allocation) {
   return {"pyramid",
           "early layers keep more than late ones",
-          {integer("beta", "the last layer's budget is a beta-th of the mean", allocation.beta, 1),
+          {integer("beta", "the last layer's budget is 1/beta of the mean budget", allocation.beta, 1),
            choice("shape", "how budgets fall from layer to layer", allocation.shape,
                   std::array{std::pair{std::string_view("linear"), Decay::linear},
                              std::pair{std::string_view("cosine"), Decay::cosine}})}};
@@ -294,7 +294,7 @@ Component describe(Cam& merge) {
   return {"cam",
           "CaM: an evicted value is, at random, added in equal shares to the kept values that follow",
           {integer("neighbours", "following kept values that share it", merge.neighbours, 1),
-           integer("seed", "of these random draws", merge.seed, 0)}};
+           integer("seed", "seed of the random draws", merge.seed, 0)}};
 }
 
 Component describe(KvMerger& merge) {

@@ -1,5 +1,5 @@
-// One component of a policy as text: its name and its options, each with its meaning, its reader and its
-// writer. Parsing, printing and --help all follow from the one list; a new component is one more `describe`.
+// One component of a policy as text: its name and its options, each with its meaning, parser and text form. Parsing,
+// printing and --help all use this one list; a new component needs one more `describe`.
 #pragma once
 
 #include <functional>
@@ -15,19 +15,20 @@ namespace kvbound::sim {
 struct Option {
   std::string_view name;
   std::string_view meaning;
-  std::string expected;                          ///< the values it takes, for error messages
-  std::function<std::string()> text;             ///< the field's value, canonically
-  std::function<bool(std::string_view)> assign;  ///< false: not such a value; the field is then unchanged
+  std::string expected;               ///< the values that it accepts, for error messages
+  std::function<std::string()> text;  ///< the field's value as canonical text
+  /// Sets the field; false, with the field unchanged, if the text is not a valid value.
+  std::function<bool(std::string_view)> assign;
 };
 
-/// Another name for a component, with other defaults. Its text is the component's own.
+/// Another name for a component, with other defaults. Its canonical text is that of the component.
 struct Preset {
   std::string_view name;
   std::string_view meaning;
   std::function<void()> apply;  ///< sets the component's fields
 };
 
-/// A component's name and options. An empty name: what is implied where no component of its kind is named.
+/// A component's name and options. The component with an empty name is the default of its kind.
 struct Component {
   std::string_view name;
   std::string_view meaning;

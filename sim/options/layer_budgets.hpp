@@ -1,4 +1,4 @@
-// Which budget each layer of a trace has.
+// The budget of each layer of a trace.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace kvbound::sim {
 
-/// Entries per KV head that a policy keeps in each layer: all the same, or, with `pyramid`, so many in the mean.
+/// Entries per KV head that a policy keeps in each layer: `entries` in every layer, or, with `pyramid`, on average.
 ///
 /// entries        the user's budget
-/// layers         of the whole trace, whichever of them are replayed
-/// prompt_tokens  at least entries
+/// layers         of the whole trace, even if only some are replayed
+/// prompt_tokens  >= entries
 /// returns        [layers]; their sum is layers * entries
 /// throws         ShapeMismatch, InvalidPolicy: reference::pyramid_budgets
 std::vector<int64_t> layer_budgets(const Policy& policy, int64_t entries, int64_t layers,

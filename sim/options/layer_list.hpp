@@ -1,4 +1,4 @@
-// Layers as people list them: 0,3-5.
+// Lists of layers as text: 0,3-5.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace kvbound::sim {
 /// First and last of an item such as "3" or "3-5", within 0..layers-1; nullopt for anything else.
 std::optional<std::pair<int64_t, int64_t>> parse_layer_range(std::string_view item, int64_t layers);
 
-/// The whole of a list such as "0,3-5", which must ascend; nullopt for anything else.
+/// The layers of a list such as "0,3-5", which must ascend; nullopt for anything else.
 std::optional<std::vector<int64_t>> parse_layer_list(std::string_view text, int64_t layers);
 
-/// The shortest list of these layers, which ascend.
+/// The shortest text that lists these layers, which must ascend.
 std::string layer_list(const std::vector<int64_t>& layers);
 
 }  // namespace kvbound::sim

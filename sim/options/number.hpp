@@ -1,4 +1,4 @@
-// Numbers as people type them, read whole or not at all, and written as short as they can be read back.
+// Numbers as text: parsed only if the whole text is one number, and printed in the shortest form that reads back.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace kvbound::sim {
 
-/// An integer in decimal digits with an optional minus sign; nullopt for anything else, or beyond 64 bits.
+/// An integer in decimal digits with an optional minus sign; nullopt for anything else, or outside 64 bits.
 inline std::optional<int64_t> parse_integer(std::string_view text) {
   return traces::number_in<int64_t>(text);
 }
@@ -24,7 +24,7 @@ inline std::optional<double> parse_real(std::string_view text) {
   return number && std::isfinite(*number) ? number : std::nullopt;
 }
 
-/// The shortest text that reads back as the same number: 0.5, 1e-4, 12. Exponents without padding.
+/// The shortest text that reads back as the same number: 0.5, 1e-4, 12. Exponents are not padded.
 inline std::string shortest(double number) {
   const auto print = [number](std::chars_format format) {
     char buffer[400];

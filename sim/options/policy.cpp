@@ -49,7 +49,7 @@ std::string known_names() {
   return names;
 }
 
-// Whether the name is the component's own or one of its presets', which is then applied.
+// Whether the name is the component's own or that of one of its presets; a preset is then applied.
 bool answers_to(const Component& component, std::string_view name) {
   if (name.empty()) return false;
   if (component.name == name) return true;
@@ -59,7 +59,7 @@ bool answers_to(const Component& component, std::string_view name) {
   return true;
 }
 
-// Puts the named alternative into the slot; false if the variant has none of that name.
+// Stores the named alternative in the slot; false if the variant has no alternative of that name.
 template <class Variant>
 bool choose(Variant& slot, std::string_view name) {
   bool found = false;
@@ -71,7 +71,7 @@ bool choose(Variant& slot, std::string_view name) {
   return found;
 }
 
-// Assigns key=value pairs to the component in the slot.
+// Assigns key=value pairs to the options of the component in the slot.
 template <class Variant>
 void assign_options(Variant& slot, std::span<const std::string_view> pairs, std::string_view policy) {
   const Component component = std::visit([](auto& alternative) { return describe(alternative); }, slot);
@@ -94,7 +94,7 @@ void assign_options(Variant& slot, std::span<const std::string_view> pairs, std:
   }
 }
 
-// A component other than the host, if the variant knows its name.
+// Stores a component other than the host in the slot; false if the variant has no alternative of that name.
 template <class Variant>
 bool take(Variant& slot, std::string_view kind, std::span<const std::string_view> words,
           std::string_view policy) {
@@ -135,7 +135,7 @@ void print_help(std::string& text, const Option& option) {
           std::string(option.meaning) + " (" + option.expected + ")\n";
 }
 
-// The options that a preset sets to something else.
+// The options whose default a preset changes.
 void print_help(std::string& text, std::string_view kind, const Component& component, const Preset& preset) {
   print_help(text, kind, preset.name, preset.meaning);
   std::vector<std::string> before;

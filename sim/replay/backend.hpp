@@ -17,26 +17,27 @@ inline constexpr std::string_view kReference = "reference";
 /// "reference, emulated, cuda".
 std::string backend_names();
 
-/// Throws InvalidPolicy, listing the backends there are, unless `name` is one; NoDevice if it cannot run on this machine.
+/// Throws InvalidPolicy, listing the backends, if there is no backend of this name; NoDevice if it cannot run on this
+/// machine.
 void require_backend(std::string_view name);
 
-/// Throws InvalidPolicy for a policy that the backend cannot run.
+/// Throws InvalidPolicy if the backend cannot run the policy.
 void require_supported(std::string_view backend, const Policy& policy);
 
-/// The type in which the backend stores the cache of a trace that is stored as `trace`, and the one it adds up in.
+/// The type in which the backend stores the cache of a trace stored as `trace`, and the type in which it accumulates.
 Dtype storage_of(std::string_view backend, Dtype trace);
 Dtype accumulation_of(std::string_view backend);
 
-/// What the kernels of such a session declare of their arithmetic, with so many entries per KV head at most.
+/// The arithmetic that the kernels of such a session declare, for caches of at most `entries` entries per KV head.
 ///
-/// storage  of the trace
+/// storage  type of the trace
 SessionArithmetic arithmetic_of(std::string_view backend, Dtype storage, const LayerShape& shape,
                                 int64_t prompt_tokens, int64_t entries);
 
-/// A session for one layer on the named backend. Throws as require_backend.
+/// Opens a session for one layer on the named backend. Throws as require_backend.
 ///
-/// storage  of the trace
-/// times    where the time of every operation is added up; null: not measured
+/// storage  type of the trace
+/// times    accumulates the time of every operation; null: times are not measured
 std::unique_ptr<Session> open_session(std::string_view backend, Dtype storage,
                                       OperationTimes* times = nullptr);
 

@@ -1,6 +1,6 @@
 #include "device.hpp"
 
-// The one place in sim/ that speaks to the native build.
+// The only file in sim/ that uses the native CUDA build.
 #ifdef KVBOUND_HAS_NATIVE
 #define KVBOUND_CUDA_NATIVE
 #include <kvbound/cuda/session/session.hpp>

@@ -1,4 +1,4 @@
-// The GPU, if this program was built for one and finds one. Everything else in sim/ builds without a CUDA toolkit.
+// Access to the GPU, if this program was built with CUDA and finds one. The rest of sim/ builds without a CUDA toolkit.
 #pragma once
 
 #include <memory>
@@ -14,11 +14,11 @@ namespace kvbound::sim {
 struct DeviceSearch {
   bool found = false;
   std::string name;  ///< "NVIDIA H200"
-  std::string why;   ///< why none was found
+  std::string why;   ///< why no device was found; empty otherwise
 };
 DeviceSearch find_device();
 
-/// A session on it. Throws NoDevice.
+/// A session on the device. Throws NoDevice.
 std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times);
 
 /// cuda::session_arithmetic of such a session. Throws NoDevice.

@@ -46,13 +46,13 @@ std::string dump_name(const Run& run) {
     std::ranges::replace_if(*part, std::not_fn(plain), '_');
   }
   if (policy.size() + rest.size() > NAME_MAX) {
-    policy.resize(NAME_MAX - rest.size() - hash.size());  // budgets' and backends' names are short
+    policy.resize(NAME_MAX - rest.size() - hash.size());  // the rest is short: a budget and a backend
     policy += hash;
   }
   return policy + rest;
 }
 
-/// Numbers of 8 bytes each, in a file without a name, written once and then read once.
+/// A temporary file without a name that holds numbers of 8 bytes; written once, then read once.
 class Dump::Spool {
  public:
   explicit Spool(const std::string& folder) : folder_(folder) {
@@ -76,7 +76,7 @@ class Dump::Spool {
     }
   }
 
-  /// The next numbers, in the order they were written.
+  /// Reads the next numbers, in the order in which they were written.
   template <class Number>
   void read(std::span<Number> numbers) {
     const auto bytes = std::as_writable_bytes(numbers);
@@ -177,7 +177,7 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   if (merges_) add_choices(layer, "merged_into", record.steps, &StepRecord::merged_into);
 }
 
-// One position per step and KV head.
+// Appends one tensor with a position per step and KV head.
 void Dump::add_choices(int64_t layer, const char* tensor, const std::vector<StepRecord>& steps,
                        std::vector<int64_t> StepRecord::*choices) {
   std::vector<int64_t> all;
@@ -185,7 +185,7 @@ void Dump::add_choices(int64_t layer, const char* tensor, const std::vector<Step
   append(layer, tensor, {std::ssize(steps), shape_.kv_heads}, std::span<const int64_t>(all));
 }
 
-// The caches after the prompt, one below the other.
+// Appends the caches after the prompt, one KV head after the other.
 void Dump::add_merges(int64_t layer, const std::vector<HeadMerge>& merges) {
   std::vector<double> votes, keys, values;
   for (const HeadMerge& merge : merges) {
@@ -210,7 +210,7 @@ void Dump::add(int64_t layer, const LayerMetrics& metrics) {
 }
 
 void Dump::prepare(const std::string& path) {
-  constexpr int64_t kPiece = int64_t{1} << 17;  // numbers held in memory at a time
+  constexpr int64_t kPiece = int64_t{1} << 17;  // numbers copied at a time
   if (std::ssize(layers_) < trace_layers_) metadata_.emplace_back("layers", layer_list(layers_));
   writer_ = std::make_unique<traces::SafetensorsWriter>(path, metadata_, tensors_);
   const auto copy = [&]<class Number>(const traces::TensorDeclaration& tensor, std::vector<Number> piece) {
@@ -218,8 +218,8 @@ void Dump::prepare(const std::string& path) {
       piece.resize(std::min(left, kPiece));
       spool_->read(std::span<Number>(piece));
       if constexpr (std::is_same_v<Number, double>) {
-        // A stage-two score may be infinite, since epsilon can be any number, and the exact removal error of the only entry
-        // that a query sees is.
+        // Scores may be infinite: a stage-two score because epsilon can be any finite number, and the exact removal
+        // error of the only entry that a query sees.
         writer_->append(tensor.name, VectorView(piece), traces::NonFiniteNumbers::allowed);
       } else {
         writer_->append(tensor.name, std::span<const Number>(piece));

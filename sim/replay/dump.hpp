@@ -1,4 +1,4 @@
-// What a replay recorded, for kernels to be compared with: one safetensors file per run. Tensors: sim/README.md.
+// Dumps: what a replay recorded, for kernels to be compared with; one safetensors file per run. Tensors: sim/README.md.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,29 @@
 
 namespace kvbound::sim {
 
-/// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors; what is no letter, digit or one of
-/// =.+@%- becomes an underscore. Of a name that file systems refuse (above 255 bytes) the policy is cut and followed by ~ and
-/// 16 hexadecimal digits of its SHA-256.
+/// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors. Characters other than letters, digits and =.+@%-
+/// become underscores. In names longer than file systems allow (255 bytes) the policy is truncated and followed by ~
+/// and 16 hexadecimal digits of the policy's SHA-256.
 std::string dump_name(const Run& run);
 
-/// A dump in the making. Layers are spooled to a nameless file on the target's disk, because a safetensors
-/// file starts with the shapes of all its tensors; nothing can be seen under the target's name before
-/// commit().
+/// A dump being written. A safetensors file begins with the shapes of all its tensors, so layers are spooled to a
+/// temporary file on the target's disk first. Nothing is visible under the target's name before commit().
 class Dump {
  public:
-  /// spool_folder  an existing folder. Throws IoError if no file can be made there.
+  /// spool_folder  an existing folder. Throws IoError if no file can be created in it.
   Dump(const Run& run, const traces::TraceInfo& trace, const std::string& trace_sha256,
        const std::string& spool_folder);
   ~Dump();
   Dump(Dump&&) noexcept;
 
-  /// What a run recorded of a layer; then, once, how that was measured.
+  /// Adds a run's record of a layer; then, once, the metrics measured on that record.
   void add(int64_t layer, const LayerRecord& record);
   void add(int64_t layer, const LayerMetrics& metrics);
 
-  /// Writes all that was added to a temporary file beside `path`, and needs no open file from then on. Nothing can
-  /// be added any more. Throws IoError.
+  /// Writes everything that was added to a temporary file beside `path` and closes it. Nothing can be added afterwards.
+  /// Throws IoError.
   void prepare(const std::string& path);
-  /// Gives it its name.
+  /// Gives the file its name.
   void commit();
 
  private:
@@ -52,9 +51,9 @@ class Dump {
   traces::SafetensorsWriter::Strings metadata_;
   LayerShape shape_;
   int64_t trace_layers_;
-  bool evicts_;                  // the policy's host chooses in decoding, too
-  bool merges_;                  // those who leave merge
-  std::vector<int64_t> layers_;  // added; said in the metadata if they are not all
+  bool evicts_;                  // whether the policy's host evicts while decoding
+  bool merges_;                  // whether evicted entries merge
+  std::vector<int64_t> layers_;  // those added; listed in the metadata unless they are all of the trace's
   std::vector<traces::TensorDeclaration> tensors_;
   std::unique_ptr<Spool> spool_;
   std::unique_ptr<traces::SafetensorsWriter> writer_;

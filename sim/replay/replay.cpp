@@ -37,13 +37,13 @@ LayerRecord run_layer(Session& session, const traces::Layer& layer, int64_t entr
   return record;
 }
 
-// Whether the reference runs beside a run's backend.
+// Whether a run's records are compared with the reference's, which ran the same policies.
 bool is_held_against_reference(const Run& run, const ReplayResult& result) {
   return run.backend != kReference &&
          std::ranges::count(result.times, kReference, &BackendTimes::backend) > 0;
 }
 
-// Holds what another backend recorded of a layer against the reference.
+// Compares another backend's record of a layer with the reference, tensor by tensor.
 void judge(RunResult& run, const traces::Layer& layer, int64_t index, const ReplayResult& result,
            const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
@@ -59,14 +59,14 @@ void judge(RunResult& run, const traces::Layer& layer, int64_t index, const Repl
   }
 }
 
-// Does a run's record hold L1 norms that the reference computed?
+// Whether a run's record holds L1 norms that the reference computed.
 bool has_reference_norms(const Run& run, const PromptRecord& prompt) {
   const SelectionRules selection = rules_of(run.policy.policy.selection);
   return run.backend == kReference && prompt.projected_value_norms && selection.two_stage &&
          selection.two_stage->norm == Norm::l1;
 }
 
-// Drops what only a dump needs; keeps the first reference norms for the measurement.
+// Drops the scores, which only dumps need, but moves the first reference norms out for the measurement.
 void drop_scores(const Run& run, PromptRecord& prompt, Matrix& reference_norms) {
   if (reference_norms.rows() == 0 && has_reference_norms(run, prompt)) {
     reference_norms = std::move(*prompt.projected_value_norms);
@@ -77,7 +77,7 @@ void drop_scores(const Run& run, PromptRecord& prompt, Matrix& reference_norms) 
   prompt.projected_value_norms.reset();
 }
 
-// The sessions of one layer, a backend's all runs through the same one.
+// The sessions of one layer: one per backend, used for all runs on that backend.
 class Sessions {
  public:
   Sessions(Dtype storage, std::vector<BackendTimes>& times) : storage_(storage), times_(times) {}
@@ -160,7 +160,7 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
       result.times.push_back({run.backend, {}});
     }
   }
-  const auto pieces_per_layer = std::ssize(runs) + 1;  // measuring is the last piece
+  const auto pieces_per_layer = std::ssize(runs) + 1;  // one per run, and one for measuring
   int64_t done = 0;
   const auto advance = [&] {
     ++done;

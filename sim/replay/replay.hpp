@@ -1,4 +1,4 @@
-// Recorded decode steps through compression policies: which runs, and what they measured.
+// Replays recorded decode steps through compression policies: the runs, and what was measured.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace kvbound::sim {
 
-/// A policy with the words that the user said it in.
+/// A policy with the text by which the user named it.
 struct NamedPolicy {
   std::string label;  ///< as typed
   Policy policy;
@@ -29,12 +29,12 @@ struct Run {
   std::string backend;
 };
 
-/// Which part of a trace is replayed, and what is measured beside the perturbation.
+/// Which part of a trace is replayed, and what is measured besides the perturbation.
 struct Scope {
   std::vector<int64_t> layers;  ///< ascending
-  int64_t steps = 0;            ///< the first so many decode steps
-  int64_t recall_of = 40;       ///< of how many entries recall is measured, at most the prompt's
-  bool merge_bounds = false;    ///< what merges did to later queries, and the bounds on it: costly
+  int64_t steps = 0;            ///< number of decode steps, the first ones
+  int64_t recall_of = 40;       ///< number of entries that recall is measured on, at most the prompt's
+  bool merge_bounds = false;  ///< whether to measure merges' effect on later queries, and its bounds: costly
 };
 
 struct RunResult {
@@ -43,12 +43,12 @@ struct RunResult {
   std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's mean over its heads
   std::vector<LayerMetrics> layers;    ///< in the order of the scope's layers
   double compress_seconds = 0;         ///< wall time of all layers' prompt compression
-  double step_seconds = 0;             ///< and of all their decode steps
-  /// Another backend than the reference, beside which it ran: how its records agree, by layer.
+  double step_seconds = 0;             ///< wall time of all layers' decode steps
+  /// The run's agreement with the reference, by layer; absent for the reference and where it did not run.
   std::optional<std::vector<JudgedTensor>> agreement;
 };
 
-/// What a backend's operations took, over all runs. What depends on the layer alone is done once for all of them.
+/// Time of a backend's operations, over all runs. Work that depends on the layer alone is done once for all runs.
 struct BackendTimes {
   std::string backend;
   OperationTimes operations;
@@ -58,26 +58,27 @@ struct ReplayResult {
   traces::TraceInfo trace;
   Scope scope;
   std::vector<RunResult> runs;
-  std::vector<BackendTimes> times;  ///< in the order in which backends were named
+  std::vector<BackendTimes> times;  ///< in the order in which the backends were named
 };
 
-/// Is shown each run's layer twice: when it has been recorded, and when it has been measured. The scores and
-/// norms of the record are dropped in between, so that memory does not grow with the number of runs.
+/// Called twice for each run and layer: after recording and after measuring. The record's scores and norms are dropped
+/// in between, so that memory does not grow with the number of runs.
 struct ReplayObserver {
   std::function<void(size_t run, int64_t layer, const LayerRecord&)> recorded;
   std::function<void(size_t run, int64_t layer, const LayerMetrics&)> measured;
 };
 
-/// Pieces of work done, pieces in all.
+/// Called with the number of work items done, and their total.
 using ReplayProgress = std::function<void(int64_t, int64_t)>;
 
-/// Throws InvalidPolicy, naming trace, policy and budget, if some run makes no sense for this trace; NoDevice.
+/// Throws InvalidPolicy, naming trace, policy and budget, if a run is not valid for this trace; NoDevice.
 void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace);
 
 /// Replays every run over the scope's layers, one layer in memory at a time.
 ///
-/// Where the reference is among the backends, every other one's records are held against it (agreement.hpp).
-/// Throws InvalidPolicy and NoDevice before any work; DeviceError; TraceError, also for numbers so large that attention over them overflows.
+/// If the reference is among the backends, the records of all others are compared with it (agreement.hpp).
+/// Throws InvalidPolicy and NoDevice before any work; DeviceError; TraceError, also for numbers so large that attention
+/// over them overflows.
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
                     const ReplayObserver& observer = {}, const ReplayProgress& progress = {});
 

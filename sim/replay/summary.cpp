@@ -43,7 +43,7 @@ void add_merges(MergeSummary& summary, const MergeMetrics& metrics, int64_t laye
   }
 }
 
-// A step of one query head; what is undefined was not to be measured.
+// Adds one step of one query head. Undefined figures are not applicable there and are skipped, not counted.
 void add_later(LaterSummary& summary, const LaterQueries& later, int64_t t, int64_t h) {
   const auto add = [&](auto& to, const Matrix& figures) {
     if (!std::isnan(figures(t, h))) to.add(figures(t, h));

@@ -1,4 +1,4 @@
-// A run in a few figures: means over layers, query heads and decode steps.
+// Summarises a run: means over layers, query heads and decode steps.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvbound::sim {
 
-/// The mean of what is defined; `undefined` counts the x/0 that are not in it.
+/// The mean of the defined values; `undefined` counts the NaN (x/0), which are left out.
 struct Mean {
   double sum = 0;
   int64_t count = 0;
@@ -19,7 +19,7 @@ struct Mean {
   std::optional<double> value() const;
 };
 
-/// The median: for figures of which some are past all bounds.
+/// The median, for figures of which some may be infinite or extremely large.
 struct Median {
   std::vector<double> values;
 
@@ -27,58 +27,58 @@ struct Median {
   std::optional<double> value() const;
 };
 
-/// Where a figure was seen.
+/// The layer, step and query head of a figure.
 struct Place {
   int64_t layer = 0;
   int64_t step = 0;
   int64_t query_head = 0;
 };
 
-/// What merging did, over layers, times and query heads.
+/// The effect of merging, over layers, times and query heads.
 struct MergeSummary {
   MergeCounts counts;
-  Mean perturbation;  ///< of the queries that built the merges: ||o - o'||_2, attention output units
-  double max_perturbation = 0;  ///< NaN if one is
-  Mean cluster_merged;          ///< of each group alone, if that was measured: reference::GroupChange
+  Mean perturbation;            ///< ||o - o'||_2 of the queries that built the merges, attention output units
+  double max_perturbation = 0;  ///< NaN if any is NaN
+  Mean cluster_merged;          ///< of each cluster alone, if measured: reference::ClusterChange
   Mean cluster_evicted;         ///< likewise
   Mean cluster_floor;           ///< likewise
-  int64_t lossless = 0;         ///< (merge, query head) that changes nothing in exact arithmetic
-  int64_t violations = 0;       ///< of those, how many do by more than rounding can explain
+  int64_t lossless = 0;         ///< (merge, query head) that are lossless in exact arithmetic
+  int64_t violations = 0;  ///< of those, the number that change the output by more than rounding explains
   std::optional<Place> first_violation;  ///< step -1: the prompt's end
 };
 
-/// What the latest merges did to later queries, over layers, decode steps and query heads.
+/// The effect of the latest merges on later queries, over layers, decode steps and query heads.
 struct LaterSummary {
-  Mean perturbation;        ///< Theta
-  Mean sag;                 ///< attention that the merged entries get less than their members did
-  int64_t predicted = 0;    ///< (layer, step, head) with an epsilon
-  int64_t predictable = 0;  ///< of those, how many have epsilon < 1
-  Mean prediction_error;    ///< of these
+  Mean perturbation;      ///< Theta
+  Mean sag;               ///< attention that the members would receive, less what the merged entries receive
+  int64_t predicted = 0;  ///< (layer, step, head) with an epsilon
+  int64_t predictable = 0;  ///< of those, the number with epsilon < 1
+  Mean prediction_error;    ///< epsilon, where it is below 1
   Mean value_distance;      ///< gamma, where there is a bound
   Median bound;             ///< KKV-5 where epsilon < 1; one query head per KV head
   Median shared_bound;      ///< KKV-5', likewise
   Median joint_bound;       ///< KKV-5-joint where epsilon < 1
-  int64_t violations = 0;   ///< of the last, beyond rounding
+  int64_t violations = 0;   ///< Theta > KKV-5-joint by more than rounding explains
   std::optional<Place> first_violation;
 };
 
 struct Summary {
   Mean perturbation;
   Mean relative;
-  Mean bound;      ///< theta; of runs that only evict
+  Mean bound;      ///< theta; only for runs without merging
   Mean tightness;  ///< L / theta, likewise
   Mean kept_mass;
   Mean layer_perturbation;
   Mean layer_relative;
   Mean recall;                ///< over layers and KV heads
   Mean stage_one_mass;        ///< two-stage selections only
-  int64_t stage_one_low = 0;  ///< of those, how many (layer, head, step) have stage-one mass <= 1/2
-  int64_t violations = 0;     ///< L > theta beyond rounding
+  int64_t stage_one_low = 0;  ///< of those, the number of (layer, head, step) with stage-one mass <= 1/2
+  int64_t violations = 0;     ///< L > theta by more than rounding explains
   std::optional<Place> first_violation;
   double max_tightness = 0;
   std::optional<Place> tightest;
-  std::optional<MergeSummary> merges;  ///< of runs that merge, if their merges were measured
-  std::optional<LaterSummary> later;   ///< and if what they did to later queries was
+  std::optional<MergeSummary> merges;  ///< for runs that merge, if merges were measured
+  std::optional<LaterSummary> later;   ///< the same, if the effect on later queries was measured
 };
 
 Summary summarise(const RunResult& run, const Scope& scope);
@@ -90,8 +90,8 @@ struct ImprovedHeads {
 };
 ImprovedHeads improved_heads(const RunResult& run, const RunResult& base);
 
-/// The run of the base policy at the same budget on the same backend; null if there is none, it is `run`, or no
-/// step was measured.
+/// The run of the base policy at the same budget on the same backend; null if there is no such run, if `run` is itself
+/// of the base policy, or if no step was measured.
 const RunResult* base_of(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base);
 
 /// The mean of each column, one per query head.

@@ -19,7 +19,7 @@ namespace {
 std::string figure(double value) { return fmt::format("{:#.3g}", value); }
 std::string figure(const std::optional<double>& value) { return value ? figure(*value) : "-"; }
 
-// As many digits as tell the number from its neighbours in its type; NaN and infinity by name.
+// As many digits as distinguish a double from its neighbours; NaN and infinity by name.
 std::string number_text(double number) {
   return std::isfinite(number) ? shortest(number) : fmt::format("{}", number);
 }
@@ -33,7 +33,7 @@ double share(const JudgedTensor& tensor) {
   return tensor.agreement.worst ? tensor.agreement.worst->share() : 0;
 }
 
-// Numbers that JSON has not are null.
+// null for NaN and infinity, which JSON does not have.
 Json finite(double number) { return std::isfinite(number) ? Json(number) : Json(); }
 
 Json to_json(const Offender& worst) {

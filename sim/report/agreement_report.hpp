@@ -1,4 +1,4 @@
-// How a tested implementation agrees with the reference: verdicts, and the words and figures that reports share.
+// Verdicts on how a tested implementation agrees with the reference, and the text and JSON that reports share.
 #pragma once
 
 #include <string>
@@ -12,31 +12,31 @@
 
 namespace kvbound::sim {
 
-/// What may be said of a tensor, or of all.
+/// The outcome of a comparison, of one tensor or of all.
 enum class Verdict { agrees, differs, no_evidence };
 
-/// differs: an element is outside; no_evidence: nothing was judged, or only zeros that are zero, or a choice that nothing
-/// tells right from wrong.
+/// differs if an element is outside its bound; no_evidence if no element was judged, if all expected numbers are zero,
+/// or if something is undecided; otherwise agrees.
 Verdict verdict(const TensorAgreement& agreement);
 
 const char* word(Verdict verdict);
 
-/// One tensor of all layers.
+/// One tensor, summarised over all layers.
 struct TensorSummary {
-  TensorAgreement total;                ///< counts added up; the slack of the layer where bounds are loosest
-  const JudgedTensor* worst = nullptr;  ///< in the layer of the largest share of its bound
+  TensorAgreement total;  ///< counts summed over layers; slack of the layer with the loosest bounds
+  const JudgedTensor* worst = nullptr;  ///< the layer with the largest error/bound
 };
 
-/// A summary per name, in the order of dump_tensors().
+/// One summary per name, in the order of dump_tensors().
 std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors,
                                      const std::vector<std::string>& names);
-/// Of every tensor that there is.
+/// The same for all tensors present.
 std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors);
 
 /// "layers.2.output[5, 3, 17] is 1.5, the reference says 1.25, bound 0.01 (25 times the bound)"
 std::string text_of(const JudgedTensor& tensor);
 
-/// A row of a table with these headings per tensor.
+/// The headings of a table of tensors, and one row of it.
 TableRow agreement_headings();
 TableRow agreement_row(const TensorSummary& summary);
 

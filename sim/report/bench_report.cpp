@@ -88,9 +88,9 @@ Json to_json(const Accelerator& device) {
           {"matrix_library", device.matrix_library ? Json(*device.matrix_library) : Json()}};
 }
 
-// How fast what every operation was held against was, over all rounds of all operations.
+// The rates of the rooflines, each over all rounds of all operations that were measured against it.
 Json rooflines(const std::vector<BenchResult>& results) {
-  std::vector<BenchTimes> all;  // seconds of the same work
+  std::vector<BenchTimes> all;  // seconds for the same work
   for (const BenchResult& result : results) {
     if (!result.shares) continue;
     for (size_t i = 1; i < result.times.size(); ++i) {

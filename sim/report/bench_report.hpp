@@ -1,4 +1,4 @@
-// What bench prints and writes.
+// The text that `bench` prints, and its JSON.
 #pragma once
 
 #include <optional>
@@ -15,17 +15,17 @@ namespace kvbound::sim {
 struct BenchReport {
   std::string backend;
   BenchOptions options;
-  std::optional<Accelerator> accelerator;  ///< that a device backend ran on
+  std::optional<Accelerator> accelerator;  ///< the device of a device backend
   std::vector<BenchResult> results;
 };
 
-/// What is known before anything is measured, and the table's head.
+/// The text before the first measurement: the configuration and the table's headings.
 std::string heading(const BenchReport& report);
 
-/// The table's rows of one operation.
+/// One operation's rows of the table.
 std::string text(const BenchResult& result);
 
-/// As sim/schemas/bench.schema.json describes it.
+/// The report as sim/schemas/bench.schema.json describes it.
 nlohmann::ordered_json to_json(const BenchReport& report);
 
 }  // namespace kvbound::sim

@@ -1,4 +1,4 @@
-// What `diff` found, for people (a table) and for programs (JSON, see diff.schema.json).
+// The result of `diff`, as a table for people and as JSON for programs (diff.schema.json).
 #pragma once
 
 #include <cstdint>
@@ -23,17 +23,18 @@ struct DiffReport {
   reference::Arithmetic arithmetic;
   std::vector<JudgedTensor> tensors;  ///< by layer, then in the order of dump_tensors()
 
-  /// differs if any tensor does; no_evidence if none agrees, or one has elements of which none was
-  /// judged; those that follow from the kept set, such as the perturbation, may.
+  /// differs if any tensor differs. Otherwise no_evidence if no tensor agrees, if anything is undecided, or if a tensor
+  /// has elements but none was judged; metrics that follow from the kept set, such as the perturbation, may lack judged
+  /// elements.
   Verdict verdict() const;
-  /// The first tensor, in the order of dump_tensors(), that differs, in the layer where it is farthest out; null if all
-  /// agree.
+  /// The first tensor that differs, in the order of dump_tensors(), in the layer where its error/bound is largest; null
+  /// if all agree.
   const JudgedTensor* first_difference() const;
-  /// Tensors, layers counted together, that differ.
+  /// The number of tensors that differ, all layers of a tensor counted as one.
   int64_t differing_tensors() const;
 };
 
-/// A table for a terminal, a row per tensor, those that differ first.
+/// A table for a terminal, one row per tensor; tensors that differ come first.
 std::string text_report(const DiffReport& report, bool colour);
 
 std::string json_report(const DiffReport& report);

@@ -1,4 +1,4 @@
-// On what a figure was produced: everything a report must say so that it can be produced again.
+// The environment of a measurement, so that a report says everything needed to reproduce it.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace kvbound::sim {
 
-/// Version and revision of this program.
+/// This program's version and source revision.
 std::string version();
 std::string revision();
 
-/// version, revision, compiler, blas {name, core, flavour, core_at_load, core_chosen_by, core_type_override, faster_core},
-/// device, threads.
+/// A JSON object of version, revision, compiler, blas {name, core, flavour, core_at_load, core_chosen_by,
+/// core_type_override, faster_core}, device and threads.
 nlohmann::ordered_json environment();
 
 }  // namespace kvbound::sim

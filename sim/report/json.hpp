@@ -1,4 +1,4 @@
-// JSON as reports write it: fields in the order in which they are set.
+// JSON for reports; fields keep the order in which they are set.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@ namespace kvbound::sim {
 
 using Json = nlohmann::ordered_json;
 
-/// null where there is no number that JSON could hold.
+/// The number as JSON; null for nullopt, NaN and infinity, which JSON does not have.
 inline Json json_number(std::optional<double> value) {
   return value && std::isfinite(*value) ? Json(*value) : Json();
 }

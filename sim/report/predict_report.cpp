@@ -20,7 +20,7 @@
 namespace kvbound::sim {
 namespace {
 
-// Ratios in a word. Those that no double holds are in no mean, and larger than all others to the median.
+// Mean and median of ratios. Infinite and NaN ratios are excluded from the mean and are the largest for the median.
 struct Figures {
   std::optional<double> mean, median;
   int64_t undefined = 0;
@@ -42,7 +42,7 @@ Figures figures(const std::vector<double>& ratios) {
   return result;
 }
 
-// What one row of a matrix of every query head holds, all layers' or one head's, in one list.
+// One row of a matrix member, concatenated over all layers and query heads.
 std::vector<double> all_of(const PredictResult& result, Matrix HeadPrediction::*matrix, size_t row) {
   std::vector<double> numbers;
   for (const LayerPrediction& layer : result.layers) {
@@ -59,14 +59,14 @@ std::vector<double> row_of(const Matrix& matrix, size_t row) {
   return {numbers.begin(), numbers.end()};
 }
 
-// Of at least one number.
+// Requires at least one number.
 double mean(const std::vector<double>& numbers) {
   double sum = 0;
   for (const double number : numbers) sum += number;
   return sum / static_cast<double>(numbers.size());
 }
 
-// Over all layers and query heads.
+// Means over all layers and query heads.
 struct Reentering {
   double ever = 0, at_a_step = 0;
 };
@@ -87,7 +87,7 @@ Json to_json(const Figures& figures) {
           {"undefined", figures.undefined}};
 }
 
-// relative, entry: of the predictor's number, all its errors.
+// relative, entry: called with a predictor's index; return all its errors.
 template <class Relative, class Entry>
 Json predictions(const Relative& relative, const Entry& entry) {
   Json list = Json::array();
@@ -100,7 +100,7 @@ Json predictions(const Relative& relative, const Entry& entry) {
   return list;
 }
 
-// attention: of the share's number, at all steps.
+// attention: called with a share's index; returns the attention masses at all steps.
 template <class Attention>
 Json masses(const PredictOptions& options, const Attention& attention) {
   Json list = Json::array();

@@ -1,4 +1,4 @@
-// What predict found, for people (tables) and for programs (JSON, see predict.schema.json).
+// The result of `predict`, as tables for people and as JSON for programs (predict.schema.json).
 #pragma once
 
 #include <string>
@@ -9,10 +9,12 @@ namespace kvbound::sim {
 
 struct PredictReport {
   PredictResult result;
-  std::string sha256;  ///< of the trace; empty if no output asked for it
+  std::string sha256;  ///< of the trace; empty if no output needs it
 };
 
-/// Tables of means and medians over layers, query heads and decode steps. colour: headings by ANSI escapes.
+/// Tables of means and medians over layers, query heads and decode steps.
+///
+/// colour  mark headings by ANSI escapes
 std::string text_report(const PredictReport& report, bool colour);
 
 std::string json_report(const PredictReport& report);

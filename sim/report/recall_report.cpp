@@ -13,7 +13,7 @@
 namespace kvbound::sim {
 namespace {
 
-// Means over layers and query heads of each score with each window, in the order of the layers' scores.
+// The mean over layers and query heads, per score and window, in the order of the layers' scores.
 std::vector<RecallFigures> means(const RecallResult& result) {
   std::vector<RecallFigures> all(result.layers.front().scores.size());
   for (const LayerRecall& layer : result.layers) {

@@ -1,4 +1,4 @@
-// What recall found, for people (a table), for programs (JSON, see recall.schema.json) and for plots (CSV).
+// The result of `recall`: a table for people, JSON for programs (recall.schema.json), CSV for plots.
 #pragma once
 
 #include <string>
@@ -9,15 +9,17 @@ namespace kvbound::sim {
 
 struct RecallReport {
   RecallResult result;
-  std::string sha256;  ///< of the trace; empty if no output asked for it
+  std::string sha256;  ///< of the trace; empty if no output needs it
 };
 
-/// A table of means over layers and query heads. colour: headings by ANSI escapes.
+/// A table of means over layers and query heads.
+///
+/// colour  mark headings by ANSI escapes
 std::string text_report(const RecallReport& report, bool colour);
 
 std::string json_report(const RecallReport& report);
 
-/// A row per layer, query head, score and window.
+/// CSV with one row per layer, query head, score and window.
 std::string csv_report(const RecallReport& report);
 
 }  // namespace kvbound::sim

@@ -1,4 +1,4 @@
-// A replay's results for people (a table), for programs (JSON, see replay.schema.json) and for plots (CSV).
+// A replay's results: a table for people, JSON for programs (replay.schema.json), CSV for plots.
 #pragma once
 
 #include <optional>
@@ -11,13 +11,13 @@
 
 namespace kvbound::sim {
 
-/// One trace's results, with what a report says of the input.
+/// The results of one trace, and the trace's hash.
 struct Report {
   ReplayResult result;
-  std::string sha256;  ///< of the trace; empty if no output asked for it
+  std::string sha256;  ///< of the trace; empty if no output needs it
 };
 
-/// The names of the columns that a table can have beside policy and budget, in their order.
+/// The names of all columns that a table can have besides policy and budget, in order.
 std::vector<std::string> column_names();
 
 /// A table for a terminal.
@@ -27,15 +27,15 @@ std::vector<std::string> column_names();
 std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour,
                         const std::vector<std::string>& columns = column_names());
 
-/// What a JSON document says of a trace.
+/// The description of a trace in a JSON document.
 nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::string& sha256);
 
-/// A CSV field in quotes, which are doubled inside it.
+/// A quoted CSV field; quotes inside it are doubled.
 std::string quoted_field(const std::string& text);
 
 std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base);
 
-/// A row per trace, run, layer, decode step and query head; the row with head "all" is the layer's sum.
+/// CSV with one row per trace, run, layer, decode step and query head; rows with head "all" are of the layer's sum.
 std::string csv_report(const std::vector<Report>& reports);
 
 }  // namespace kvbound::sim

@@ -18,7 +18,7 @@ std::string optional_field(const std::optional<Matrix>& figures, int64_t step, i
   return figures ? number_field((*figures)(step, head)) : "";
 }
 
-// The largest change that a merge made to its own query, by step and query head.
+// The largest change that a merge made to the output of the query that built it, by step and query head.
 using MergeChanges = std::map<std::pair<int64_t, int64_t>, double>;
 
 MergeChanges largest_changes(const std::optional<MergeMetrics>& merges) {
@@ -31,13 +31,13 @@ MergeChanges largest_changes(const std::optional<MergeMetrics>& merges) {
   return largest;
 }
 
-// Empty if nothing merged; NaN, which is no ratio, is written.
+// The field is empty where nothing merged. A change may be NaN; NaN is then written, because it is not a ratio.
 std::string merge_field(const MergeChanges& changes, int64_t step, int64_t head) {
   const auto found = changes.find({step, head});
   return found == changes.end() ? "" : shortest(found->second);
 }
 
-// Theta, epsilon, gamma, the three bounds and the sag. A bound that bounds nothing is an empty field, too.
+// The fields Theta, epsilon, gamma, the three bounds and the sag. An infinite bound is an empty field, too.
 std::string later_fields(const std::optional<MergeMetrics>& merges, int64_t step, int64_t head) {
   if (!merges || !merges->later) return ",,,,,,";
   const LaterQueries& later = *merges->later;

@@ -18,14 +18,14 @@ Json place(const std::optional<Place>& place) {
   return {{"layer", place->layer}, {"step", place->step}, {"query_head", place->query_head}};
 }
 
-// A merge at the prompt's end has no step.
+// The place of a merge; its step is null at the prompt's end.
 Json merge_place(const std::optional<Place>& place) {
   if (!place) return {};
   const Json step = place->step < 0 ? Json() : Json(place->step);
   return {{"layer", place->layer}, {"step", step}, {"query_head", place->query_head}};
 }
 
-// part / whole
+// The ratio part / whole.
 Json share(int64_t part, int64_t whole) {
   return json_number(ratio(static_cast<double>(part), static_cast<double>(whole)));
 }
@@ -87,7 +87,7 @@ Json improvement(const RunResult& run, const RunResult* base) {
       {"share", json_number(ratio(static_cast<double>(heads.improved), static_cast<double>(heads.heads)))}};
 }
 
-// The mean over steps per query head, of what is defined.
+// The mean over steps per query head, of the defined values.
 Json head_means(const Matrix& matrix) {
   Json means = Json::array();
   for (int64_t h = 0; h < matrix.cols(); ++h) {
@@ -104,7 +104,8 @@ Json numbers(const std::vector<double>& values) {
   return list;
 }
 
-// A layer's merges: what each query head saw at each time. Of later queries the mean over the steps.
+// A layer's merges: the change for each query head at each time, and means over the steps of the effect on later
+// queries.
 Json layer_merges(const LayerMetrics& metrics) {
   if (!metrics.merges) return {};
   Json changes = Json::array();
@@ -121,7 +122,7 @@ Json layer_merges(const LayerMetrics& metrics) {
   return {{"changes", changes}, {"later", per_head}};
 }
 
-// Means over steps, one per query head; the layer's own figures step by step.
+// One layer's metrics: means over steps per query head; those of the whole layer step by step.
 Json layer(int64_t index, int64_t entries, const LayerMetrics& metrics) {
   return {{"layer", index},
           {"entries", entries},
@@ -223,7 +224,7 @@ nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::stri
 std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base) {
   Json document{{"schema", "kvbound-replay-1"}};
   document.update(environment());
-  document["seed"] = nullptr;  // nothing in a replay is drawn at random
+  document["seed"] = nullptr;  // a replay draws no random numbers
   document["base"] = base ? Json(canonical(*base)) : Json();
   document["traces"] = Json::array();
   for (const Report& report : reports) document["traces"].push_back(trace(report, base));

@@ -24,7 +24,7 @@ std::string percent(int64_t part, int64_t whole) {
                    : "-";
 }
 
-// What a cell of the table is about.
+// The run that a cell of the table describes, with its context.
 struct Subject {
   const RunResult& run;
   const Summary& summary;
@@ -39,11 +39,11 @@ std::string improved(const Subject& subject) {
   return percent(heads.improved, heads.heads);
 }
 
-// Which runs a column has something to say of.
+// The runs that a column applies to.
 enum class About { all, merges, later_queries };
 
 struct Column {
-  std::string name;  // empty: always there
+  std::string name;  // empty: in every table
   std::string heading;
   std::string (*cell)(const Subject&);
   About about = About::all;
@@ -69,14 +69,14 @@ std::string merge_cell(const Subject& subject) {
   return subject.summary.merges ? figure(((*subject.summary.merges).*figures).value()) : "-";
 }
 
-// How many evicted entries found a target to merge with.
+// The share of evicted entries that found a target to merge with.
 std::string found_target(const Subject& subject) {
   if (!subject.summary.merges) return "-";
   const MergeCounts& counts = subject.summary.merges->counts;
   return percent(counts.merged, counts.leaving);
 }
 
-// Of all groups, those in which ZIP's scale is not as one would wish.
+// The share of clusters whose ZIP scale is exceptional: singular, negative or far from 1.
 template <int64_t MergeCounts::*count>
 std::string zip_share(const Subject& subject) {
   const bool zips = rules_of(subject.run.run.policy.policy.merge).key == MergedKey::zip;
@@ -142,7 +142,7 @@ std::vector<Column> all_columns(int64_t recall_of) {
   };
 }
 
-// Those that are always there, and those named that have something to say of some run.
+// The columns of the table: those without a name, and those named, if they apply to some run.
 std::vector<Column> chosen_columns(const std::vector<std::string>& names,
                                    const std::vector<Summary>& summaries, int64_t recall_of) {
   std::vector<Column> columns = all_columns(recall_of);
@@ -176,7 +176,7 @@ std::string runs_table(const Report& report, const std::optional<Policy>& base, 
   return table(rows, {.colour = colour, .alarming = alarming});
 }
 
-// How every run on another backend agrees with the reference; empty if none was held against it.
+// A table of how runs on other backends agree with the reference; empty if no run was compared with it.
 std::string agreement_table(const std::vector<RunResult>& runs, bool colour) {
   TableRow headings{"agreement with the reference", "budget", "backend"};
   std::ranges::copy(agreement_headings(), std::back_inserter(headings));
@@ -200,7 +200,8 @@ const OperationTimes::Entry* find(const OperationTimes& times, const std::string
   return found == times.entries().end() ? nullptr : &*found;
 }
 
-// An operation's time on every backend; a backend that has no such operation, such as an upload, shows a dash.
+// A table of each operation's time on every backend; a dash where a backend does not have the operation, such as
+// upload.
 std::string times_table(const std::vector<BackendTimes>& times, bool colour) {
   std::vector<std::string> operations;
   TableRow headings{"time, all layers and runs"};

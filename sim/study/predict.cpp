@@ -34,9 +34,9 @@ constexpr int64_t kQueryBlock = 32;  // queries whose logits are in memory at a 
 
 int64_t at_most(const Budget& share, int64_t entries) { return std::min(share.entries(entries), entries); }
 
-// Shows a query head's queries in the order of their positions, the recorded ones of the prompt first, then the steps': the
-// query's number and its logits of all that it sees. Every block is a product of the same shape, however many steps there
-// are: the last one is filled up with zero queries and takes in as many entries as if they were queries.
+// Calls visit(index, logits) for each of a query head's queries in the order of positions: the recorded prompt queries,
+// then those of the steps. The logits are of all entries that the query sees. Every block is a product of the same
+// shape, whatever the number of steps: the last block is padded with zero queries at the positions that follow.
 template <class Visit>
 void visit_queries(const traces::Layer& layer, int64_t head, int64_t steps, const Visit& visit) {
   const int64_t count = layer.window_queries + steps,
@@ -58,7 +58,7 @@ void visit_queries(const traces::Layer& layer, int64_t head, int64_t steps, cons
   }
 }
 
-// sum_j |s^_j - s_j| / sum_j s_j, all in multiples of the largest score.
+// sum_j |s^_j - s_j| / sum_j s_j, with all scores relative to the largest to avoid overflow.
 double relative_error(const Numbers& predicted, VectorView log_scores) {
   const double largest = std::ranges::max(log_scores);
   Numbers expected(log_scores.size()), scores(log_scores.size());
@@ -77,10 +77,10 @@ double entry_error(Numbers predicted, VectorView log_scores) {
   return median(std::move(predicted));
 }
 
-// Measures one query head as its queries come in.
+// Measures one query head, one query at a time.
 class HeadMeasurement {
  public:
-  // stays  whether each prompt entry does
+  // stays  [n]: whether the policy keeps each prompt entry
   HeadMeasurement(const traces::Layer& layer, const PredictOptions& options, std::vector<bool> stays)
       : layer_(layer),
         options_(options),
@@ -93,7 +93,7 @@ class HeadMeasurement {
     result_.evicted = std::ranges::count(stays_, false);
   }
 
-  // The query's number, the recorded ones of the prompt first; its logits of all that it sees.
+  // Takes the next query: its index, recorded prompt queries first, and its logits of all entries that it sees.
   void take(int64_t query, VectorView logits) {
     const int64_t step = query - layer_.window_queries;
     const double log_sum = reference::log_sum_exp(logits);
@@ -102,7 +102,7 @@ class HeadMeasurement {
       if (kKinds[kind] == ScoreKind::attention) {
         for (double& score : scores) score -= log_sum;
       }
-      // All but the entry that comes with the step.
+      // The step's own entry is not predicted, because no earlier query has seen it.
       if (step >= 0) judge(kKinds[kind], step, VectorView(scores).first(scores.size() - 1));
       histories_[kind].observe(scores);
     }
@@ -215,8 +215,8 @@ std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const P
                   [&](int64_t query, VectorView logits) { head.take(query, logits); });
     result[h] = std::move(head).result();
     if (!done) return;
-    const std::scoped_lock lock(
-        one_at_a_time);  // what it throws leaves a lock, but not an OpenMP critical region
+    // Unlike an OpenMP critical region, a lock may be left by an exception.
+    const std::scoped_lock lock(one_at_a_time);
     done();
   });
   return result;

@@ -1,4 +1,4 @@
-// How well past scores predict the next ones, and whether what a prompt's eviction gave up was wanted later.
+// How well past scores predict the next ones, and whether entries that were evicted at the prompt's end matter later.
 #pragma once
 
 #include <cstdint>
@@ -15,43 +15,43 @@
 
 namespace kvbound::sim {
 
-/// Scores of one kind predicted in one way.
+/// One prediction rule applied to one kind of score.
 struct Predictor {
   ScoreKind scores = ScoreKind::attention;
   PredictionRule by = PredictionRule::ema;
 };
 
-/// All of them, in the order of the reports: every way for attention, then for raw scores.
+/// All predictors, in the order of the reports: every rule for attention, then for raw scores.
 const std::vector<Predictor>& predictors();
 std::string_view name(ScoreKind scores);
 
 struct PredictOptions {
   double ema = 0.9;           ///< weight of the past, 0 <= ema < 1
-  int64_t window = 32;        ///< queries that window-mean is over, >= 1
-  int64_t steps = 0;          ///< the first so many decode steps, 1..T
-  Policy policy;              ///< who stays at the prompt's end
+  int64_t window = 32;        ///< number of queries that window-mean averages, >= 1
+  int64_t steps = 0;          ///< number of decode steps, the first ones, 1..T
+  Policy policy;              ///< decides which entries are kept at the prompt's end
   Budget budget{{20}, true};  ///< entries per KV head, of the prompt
-  Budget top{{20}, true};     ///< prompt entries that are the top, 1..n of them
-  /// Shares of the entries, those of most attention, whose attention is added up.
+  Budget top{{20}, true};     ///< number of prompt entries that form the top, 1..n
+  /// Shares of the entries: the attention on the entries of largest attention is added up for each.
   std::vector<Budget> shares{{{1}, true}, {{2}, true}, {{5}, true}, {{10}, true}, {{20}, true}, {{50}, true}};
 };
 
-/// One query head's figures, by decode step t = 1..steps.
+/// One query head's results, by decode step t = 1..steps.
 struct HeadPrediction {
-  /// sum_j |s^_j - s_j| / sum_j s_j over the n + t - 1 entries that an earlier query has seen, [predictors, steps]; +infinity
-  /// where no double holds it.
+  /// sum_j |s^_j - s_j| / sum_j s_j over the n + t - 1 entries that an earlier query has seen, [predictors, steps];
+  /// +infinity where the ratio overflows double precision.
   Matrix relative_errors;
   /// The median over the same entries of |s^_j - s_j| / s_j, likewise.
   Matrix entry_errors;
-  int64_t evicted = 0;            ///< prompt entries of its KV head that did not stay
-  double reentered_ever = 0;      ///< of them the share that is in the top at some step; 0 of none
-  std::vector<double> reentered;  ///< [steps]: the share that is in the top at this step
-  Matrix mass;  ///< [shares, steps]: attention on the share of all n + t entries that is paid most
+  int64_t evicted = 0;            ///< prompt entries of its KV head that were evicted
+  double reentered_ever = 0;      ///< the share of these that is in the top at some step; 0 if there are none
+  std::vector<double> reentered;  ///< [steps]: the share of these that is in the top at this step
+  Matrix mass;  ///< [shares, steps]: attention on the share of all n + t entries that receives most
 };
 
 struct LayerPrediction {
   int64_t layer = 0;
-  int64_t budget = 0;                 ///< entries per KV head, before the policy shares them out over heads
+  int64_t budget = 0;  ///< mean entries per KV head; an allocation may give heads different budgets
   std::vector<HeadPrediction> heads;  ///< [query_heads]
 };
 
@@ -63,12 +63,14 @@ struct PredictResult {
 
 /// Measures one layer.
 ///
-/// scores   of a query at position x of entries 0..x, attention: s_j = exp(z_j) / sum_i exp(z_i); raw: s_j = exp(z_j)
-/// past     all recorded prompt queries and those of the steps before
-/// top      the prompt entries of most attention at this step (ties: smaller position), over the whole cache
+/// scores   a query at position x has scores of the entries 0..x; attention: s_j = exp(z_j) / sum_i exp(z_i); raw:
+///          s_j = exp(z_j)
+/// past     predictions use all recorded prompt queries and those of earlier steps
+/// top      the prompt entries of largest attention at a step (ties: smaller position), over the full cache
 /// budget   of the layer, entries per KV head
-/// layer    has as many decode steps as the options say
-/// done     is called after every query head, by one thread at a time; what it throws is rethrown when all heads are measured
+/// layer    must have at least options.steps decode steps
+/// done     is called after every query head, by one thread at a time; an exception that it throws is rethrown after
+///          all heads
 ///
 /// throws   ShapeMismatch for options out of range; InvalidPolicy; NonFinite
 /// source   KeepKV (arXiv:2504.09936), Figure 2
@@ -77,7 +79,7 @@ std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const P
 
 /// The same for some of a trace's layers, one in memory at a time.
 ///
-/// progress  pieces of work done, pieces in all
+/// progress  called with the number of work items done, and their total
 /// Throws InvalidPolicy before any work; TraceError, also for numbers so large that attention over them overflows.
 PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& layers,
                       const PredictOptions& options,

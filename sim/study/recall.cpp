@@ -10,7 +10,7 @@
 namespace kvbound::sim {
 namespace {
 
-// || o - o_(-j) ||^2 per query head and prompt entry [query_heads, n], of step t = 0, 1, ...
+// || o - o_(-j) ||^2 per query head and prompt entry, [query_heads, n], at decode step t = 0, 1, ...
 Matrix step_errors(const traces::Layer& layer, int64_t t) {
   const int64_t entries = layer.prompt_tokens + t + 1;
   return reference::eviction_errors(layer.shape, layer.scale, layer.keys.view().middle_rows(0, entries),
@@ -18,7 +18,7 @@ Matrix step_errors(const traces::Layer& layer, int64_t t) {
                                     layer.prompt_tokens);
 }
 
-// What scores are held against.
+// The eviction errors that scores are compared with.
 struct Truth {
   Matrix first_step;  // [query_heads, n]
   Matrix mean_step;   // likewise
@@ -48,7 +48,7 @@ Matrix scores_of(const traces::Layer& layer, const RecallScore& score, int64_t w
 }
 
 RecallFigures figures(VectorView scores, const Truth& truth, int64_t head, const RecallOptions& options) {
-  const auto old = scores.size() - static_cast<size_t>(options.recent);  // entries, the first so many
+  const auto old = scores.size() - static_cast<size_t>(options.recent);  // entries before the newest ones
   const VectorView first = truth.first_step.row(head), mean = truth.mean_step.row(head);
   return {reference::recall(scores, first, options.k),
           reference::recall(scores.first(old), first.first(old), options.k),

@@ -52,7 +52,7 @@ void ScoreHistory::observe(VectorView log_scores) {
   if (std::ssize(last_) > window_) last_.pop_front();
 }
 
-// Each sum is one exponential more: of the smaller exponent less the larger.
+// Adds with one exponential per entry: exp of the smaller exponent less the larger.
 void ScoreHistory::Sums::add(VectorView log_scores) {
   exponents.resize(log_scores.size(), kNothing);
   sums.resize(log_scores.size(), 0);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes a dump that `kvbound diff` can judge: SnapKV and decode attention in single precision, by NumPy alone.
+"""Writes a dump for `kvbound diff`: SnapKV and decode attention in single precision, with NumPy only.
 
     write_dump.py TRACE DUMP [BUDGET]        BUDGET: entries per KV head (default: a fifth of the prompt)
     kvbound diff TRACE DUMP
 
-Put your kernel in the place of the two functions between the lines; the rest reads the trace and writes the file.
+Replace the two functions between the lines by your kernel; the rest reads the trace and writes the file.
 """
 import hashlib
 import json
@@ -17,7 +17,7 @@ WINDOW, POOL = 32, 7
 
 
 def read_trace(path):
-    """Metadata, {tensor: float32 array} and the SHA-256 of a trace in one file."""
+    """Reads a single-file trace: its metadata, {tensor: float32 array}, SHA-256 and the storage type for the dump."""
     data = open(path, "rb").read()
     start = 8 + struct.unpack("<Q", data[:8])[0]
     header, tensors = json.loads(data[8:start]), {}
@@ -35,7 +35,7 @@ def read_trace(path):
 
 
 def write_dump(path, metadata, tensors):
-    """A safetensors file: the header's length, the header, the numbers."""
+    """Writes a safetensors file: the header's length, the header, the numbers."""
     header, data = {"__metadata__": metadata}, b""
     for name, array in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()
@@ -50,7 +50,7 @@ def write_dump(path, metadata, tensors):
 
 
 def attention_weights(queries, keys, scale):
-    """Row i sees all keys but the last len(queries) - 1 - i."""
+    """Causal attention weights [queries, keys]: row i sees all keys but the last len(queries) - 1 - i."""
     logits = scale * (queries @ keys.T)
     logits[np.arange(len(keys)) > np.arange(len(keys) - len(queries), len(keys))[:, None]] = -np.inf
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -58,12 +58,12 @@ def attention_weights(queries, keys, scale):
 
 
 def snapkv(window_queries, keys, budget, scale):
-    """Score of every entry before the window, and who stays, for one KV head and the query heads that read it."""
+    """The score of every entry before the window, and the kept positions, for one KV head and its query heads."""
     scores = np.stack([attention_weights(queries, keys, scale)[:, :-WINDOW].mean(axis=0) for queries in window_queries])
     padded = np.pad(scores, ((0, 0), (POOL // 2, POOL // 2)))
     pooled = np.lib.stride_tricks.sliding_window_view(padded, POOL, axis=1).max(axis=2)
     score = pooled.mean(axis=0)
-    best = np.argsort(-score, kind="stable")[:budget - WINDOW]  # equal scores: the smaller position
+    best = np.argsort(-score, kind="stable")[:budget - WINDOW]  # of equal scores, the one at the smaller position
     return score, np.append(np.sort(best), np.arange(len(keys) - WINDOW, len(keys)))
 
 
@@ -83,14 +83,14 @@ def main(trace, dump, budget=None):
         scores, kept, output = [], [], np.zeros((steps, heads, dim), "<f4")
         for g in range(kv_heads):
             own = slice(g * group, (g + 1) * group)  # the query heads that read this KV head
-            score, stays = snapkv(queries[own, recorded - WINDOW:recorded], keys[g, :n], budget, scale)
+            score, positions = snapkv(queries[own, recorded - WINDOW:recorded], keys[g, :n], budget, scale)
             for step in range(steps):
-                cache = np.append(stays, np.arange(n, n + step + 1))
+                cache = np.append(positions, np.arange(n, n + step + 1))
                 for h in range(g * group, (g + 1) * group):
                     query = queries[h, recorded + step:recorded + step + 1]
                     output[step, h] = attention_weights(query, keys[g, cache], scale) @ values[g, cache]
             scores.append(score)
-            kept.append(stays)
+            kept.append(positions)
         results[f"layers.{layer}.score"] = np.stack(scores)
         results[f"layers.{layer}.kept"] = np.concatenate(kept)
         results[f"layers.{layer}.output"] = output

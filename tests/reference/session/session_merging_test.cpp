@@ -193,7 +193,7 @@ TEST(SessionMerging, CountsThoseWhoLeaveAndThoseWhoMerge) {
     SCOPED_TRACE(name);
     RecordedSession session(layer, policy, {12, 12});
     int64_t merged = 0;
-    const bool spreads = rules_of(policy.merge).spread.has_value();
+    const bool spreads = std::holds_alternative<Cam>(policy.merge);
     const auto expect_counts = [&](const HeadMerge& merge, int64_t leaving) {
       EXPECT_EQ(merge.counts.leaving, leaving);
       EXPECT_LE(merge.counts.merged, leaving);
