@@ -11,10 +11,10 @@ namespace kvbound::sim {
 
 /// Names the length of one dimension of a tensor.
 enum class Extent {
-  steps,              ///< recorded decode steps: all of the trace's, or the first few
-  query_heads,        ///< this and the extents up to prompt_tokens are the trace's
+  steps,        ///< recorded decode steps: all of the trace's, or the first few
+  query_heads,  ///< this and the extents up to prompt_tokens are the trace's
   kv_heads,
-  kv_head_offsets,    ///< kv_heads + 1
+  kv_head_offsets,  ///< kv_heads + 1
   head_dim,
   prompt_tokens,
   scored,             ///< prompt entries that the host scores
@@ -24,11 +24,12 @@ enum class Extent {
 /// One kind of tensor: layers.{l}.NAME.
 struct DumpTensor {
   std::string name;
-  std::vector<Extent> shape;                ///< in C order
-  bool integral = false;                    ///< I64 or I32; otherwise F64, F32, F16 or BF16
-  bool derived = false;                     ///< follows from the kept sets: a verdict needs no evidence for it
-  bool (*is_of)(const Policy&) = nullptr;   ///< whether dumps of a policy may have it; null: every policy's dumps may
-  std::string only_of = {};                 ///< completes "only policies that ...", as "merge"; empty: no such message
+  std::vector<Extent> shape;  ///< in C order
+  bool integral = false;      ///< I64 or I32; otherwise F64, F32, F16 or BF16
+  bool derived = false;       ///< follows from the kept sets: a verdict needs no evidence for it
+  bool (*is_of)(const Policy&) =
+      nullptr;               ///< whether dumps of a policy may have it; null: every policy's dumps may
+  std::string only_of = {};  ///< completes "only policies that ...", as "merge"; empty: no such message
 };
 
 /// All kinds, each after those that it depends on: the first tensor that disagrees is where a fault first shows.
