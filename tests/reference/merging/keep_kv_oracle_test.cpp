@@ -237,7 +237,8 @@ testing::AssertionResult is_lossless(const KeyRule& rule, const Case& drawn) {
     terms += abs(query * expected.key[c].value);
   }
   const Bounded target = oracle::log_mean_score(exactly(VectorView(drawn.members.votes)), logits.front());
-  if (abs(exact - target.value) > Real("1e-40") * (1 + terms)) {
+  // `bound` counts 16 digits and what cancellation costs of them: near m = 0 the same digits are lost of 50.
+  if (abs(exact - target.value) > Real("1e-40") * (1 + terms) + Real("1e-24") * bound) {
     return testing::AssertionFailure() << "the definition itself gives " << exact << " for " << target.value;
   }
   if (abs(logit - exact) <= bound) return testing::AssertionSuccess();
@@ -273,6 +274,12 @@ RC_GTEST_PROP(MergeClusterProperty, ByZipGivesTheBuildingQueryTheClustersLogit, 
                             oracle::logits(drawn.queries, drawn.members.keys, drawn.scale), {});
   RC_PRE(expected.decided);
   if (const auto result = is_lossless(kZip, drawn); !result) RC_FAIL(std::string(result.message()));
+}
+
+// Logits 0 and -28: the mean is 11 digits smaller than the terms of the sums that it comes from.
+TEST(MergeClusterOracle, MeetsZipsDefinitionWhereTheMeanScoreNearlyVanishes) {
+  Random random(1019195267);
+  EXPECT_TRUE(is_lossless(kZip, draw_lossless(random)));
 }
 
 }  // namespace
