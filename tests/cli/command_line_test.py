@@ -15,7 +15,8 @@ import time
 
 import numpy as np
 
-from support import independent_replay, kvbound_cli
+import independent.replay
+from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
@@ -84,10 +85,10 @@ class Reports(CommandLineTest):
         document = json.loads((self.folder / "out.json").read_text())
         rows = list(csv.DictReader(io.StringIO((self.folder / "out.csv").read_text()), strict=True))
         dumps = {
-            path.name: independent_replay.open_tensors(path)[1]
+            path.name: independent.replay.open_tensors(path)[1]
             for path in (self.folder / "dumps").rglob("*.safetensors")
         }
-        dumps = {name: {tensor: independent_replay.read_tensor(entry) for tensor, entry in tensors.items()}
+        dumps = {name: {tensor: independent.replay.read_tensor(entry) for tensor, entry in tensors.items()}
                  for name, tensors in dumps.items()}
         return document, rows, dumps, table
 
@@ -311,7 +312,7 @@ class Reports(CommandLineTest):
         names = [f"{policy}@{budget}@reference.safetensors" for budget in ("8", "37.5%")
                  for policy in ("snapkv_window=4_pool=7", CRITICAL.replace(":", "_"))]
         self.assertEqual(sorted(dumps), sorted(names))
-        metadata, _ = independent_replay.open_tensors(self.folder / "dumps" / names[3])
+        metadata, _ = independent.replay.open_tensors(self.folder / "dumps" / names[3])
         sha256 = hashlib.sha256((self.folder / "trace.safetensors").read_bytes()).hexdigest()
         self.assertEqual(metadata, {"format": "kvbound-dump", "version": "1", "policy": CRITICAL, "budget": "37.5%",
                                     "backend": "reference", "storage": "F32", "accumulate": "F64",

@@ -10,7 +10,8 @@ from unittest import mock
 
 import numpy as np
 
-from support import independent_replay, kvbound_cli
+import independent.replay
+from support import kvbound_cli
 from support.diffs import CRITICAL, REAL, DiffTest
 from support.dumps import Dump, recompute
 from support.kvbound_cli import (INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, SAMPLES, USAGE, WORLD, TraceFile,
@@ -102,18 +103,18 @@ class RightDumps(DiffTest):
                 cached = np.arange(len(values)) >= trace.prompt_tokens
                 cached[kept[group]] = True
                 attention = layer.query[head, trace.window_queries:], layer.key[group], trace.prompt_tokens, trace.scale
-                weights = independent_replay.attention_weights(*attention)
-                norms = independent_replay.projected_value_norms(values, projection)
+                weights = independent.replay.attention_weights(*attention)
+                norms = independent.replay.projected_value_norms(values, projection)
                 mass = weights[:, cached].sum(axis=1)
-                compressed = independent_replay.attention_weights(*attention, cached)
+                compressed = independent.replay.attention_weights(*attention, cached)
                 results["perturbation"][:, head] = abs(weights @ values @ projection
                                                        - compressed @ values @ projection).sum(axis=1)
                 results["bound"][:, head] = weights @ norms - (2 - 1 / mass) * (weights[:, cached] @ norms[cached])
             return results, terms
 
-        replay_layer = independent_replay.replay_layer
+        replay_layer = independent.replay.replay_layer
         trace = self.trace("BF16", "power-law")
-        with mock.patch.object(independent_replay, "replay_layer", printed):
+        with mock.patch.object(independent.replay, "replay_layer", printed):
             for budget in ("20", "119", "120"):
                 dump = recompute(trace, CRITICAL, budget, np.float32).only({"kept", "bound", "perturbation"})
                 self.assertEqual(dump.array(0, "bound").dtype, np.float32)
@@ -136,8 +137,8 @@ class RightDumps(DiffTest):
         def attention_weights(*arguments):
             return rounded(exact(*arguments))
 
-        exact = independent_replay.attention_weights
-        with mock.patch.object(independent_replay, "attention_weights", attention_weights):
+        exact = independent.replay.attention_weights
+        with mock.patch.object(independent.replay, "attention_weights", attention_weights):
             dump = recompute(trace, CRITICAL, "40").only({"output"})
         kept = recompute(trace, CRITICAL, "40")
         for layer in range(2):
@@ -230,7 +231,7 @@ class WrongDumps(DiffTest):
                 return right(queries, keys, first - (cached is not True), scale, cached)
             return wrong
 
-        self.finds("score", patch=("independent_prompt.seen_logits", later))
+        self.finds("score", patch=("independent.prompt.seen_logits", later))
         self.finds("output", patch=("attention_weights", no_self))
 
     def test_a_dropped_part_of_split_k_is_found(self):

@@ -8,7 +8,10 @@ from unittest import mock
 
 import numpy as np
 
-from support import independent_decoding, independent_replay, independent_scores, kvbound_cli
+import independent.decoding
+import independent.replay
+import independent.scores
+from support import kvbound_cli
 from support.diffs import DiffTest
 from support.dumps import recompute
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, SAMPLES, TraceFile
@@ -84,7 +87,7 @@ class RightDumps(DiffTest):
             return wrong
 
         trace = self.trace("F32", "tied", tokens=200)
-        with mock.patch.object(independent_decoding, "leaving", smaller_first(independent_decoding.leaving)):
+        with mock.patch.object(independent.decoding, "leaving", smaller_first(independent.decoding.leaving)):
             dump = recompute(trace, "tova", "60")
         right = recompute(trace, "tova", "60")
         report = self.agrees(trace, dump)
@@ -131,9 +134,9 @@ class WrongDumps(DiffTest):
     def test_an_exact_removal_error_that_cancels_is_found(self):
         def printed(right):
             def wrong(kind, logits, values):
-                weights = independent_scores.softmax(logits)
+                weights = independent.scores.softmax(logits)
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    return (weights / (1 - weights))**2 * independent_scores.squares(values - weights @ values)
+                    return (weights / (1 - weights))**2 * independent.scores.squares(values - weights @ values)
             return wrong
 
         trace = TraceFile(dtype="F64", prompt_tokens=60)
@@ -143,8 +146,8 @@ class WrongDumps(DiffTest):
         path = trace.write(self.folder / "peaked.safetensors")
         for policy in ("h2o:window=4+exact", "tova+exact:space=projected"):
             self.agrees(path, recompute(path, policy, "12"))
-            removal_scores = independent_scores.removal_scores
-            with mock.patch.object(independent_scores, "removal_scores", printed(removal_scores)):
+            removal_scores = independent.scores.removal_scores
+            with mock.patch.object(independent.scores, "removal_scores", printed(removal_scores)):
                 dump = recompute(path, policy, "12")
             self.differs(path, dump, "score")
 
@@ -209,7 +212,7 @@ class WrongDumps(DiffTest):
 
         for policy in ("h2o:window=8", "h2o:window=8+exact"):
             for trace in self.traces():
-                head = independent_decoding.DecodingHead
+                head = independent.decoding.DecodingHead
                 with mock.patch.object(head, "accumulate", forgetting(head.accumulate)):
                     dump = recompute(trace, policy, "50")
                 with self.subTest(f"{policy} {trace.name}"):
@@ -243,7 +246,7 @@ class WrongDumps(DiffTest):
 
     def test_streaming_llm_that_keeps_one_newest_less_is_found(self):
         for trace in self.traces():
-            tokens = independent_replay.Trace(trace).prompt_tokens
+            tokens = independent.replay.Trace(trace).prompt_tokens
             wrong = np.r_[np.arange(5), np.arange(tokens - 45, tokens)]  # five sinks instead of four
             dump = recompute(trace, "streaming-llm:sinks=4", "50", kept={layer: [wrong] * 2 for layer in range(2)})
             _, stderr = self.differs(trace, dump, "kept")

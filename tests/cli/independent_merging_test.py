@@ -15,17 +15,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from support import independent_replay
+import independent.replay
+from independent import merged_cache
+from independent.allocation import (adakv_wins, floors_and_largest_fractions, head_budgets, layer_budgets,
+                                    legal_head_budgets)
+from independent.merged_replay import keep_and_merge
+from independent.merging import cosines, merge_cluster, one_score, similarity_weights
+from independent.policy import parse_policy
+from independent.prediction import Prediction, log_sum
+from independent.scores import softmax
+from independent.targets import (GOLDEN, cam_draw, cam_takes, chains, legal_targets, merged_first, mixed, settle)
 from support.dumps import recompute
-from support.independent_allocation import (adakv_wins, floors_and_largest_fractions, head_budgets, layer_budgets,
-                                            legal_head_budgets)
-from support.independent_merged_cache import MergingHead
-from support.independent_merged_replay import keep_and_merge
-from support.independent_merging import cosines, merge_cluster, one_score, similarity_weights
-from support.independent_policy import parse_policy
-from support.independent_prediction import Prediction, log_sum
-from support.independent_scores import softmax
-from support.independent_targets import (GOLDEN, cam_draw, cam_takes, chains, legal_targets, merged_first, mixed, settle)
 from support.kvbound_cli import TraceFile
 
 decimal.getcontext().prec = 60
@@ -282,10 +282,10 @@ class Replays(unittest.TestCase):
         if change:
             change(file)
         path = file.write(self.folder / "trace.safetensors")
-        return path, independent_replay.Trace(path)
+        return path, independent.replay.Trace(path)
 
     def failures(self, trace, dump):
-        judged = independent_replay.Judgement(trace, dump.write(self.folder / "dump.safetensors"))
+        judged = independent.replay.Judgement(trace, dump.write(self.folder / "dump.safetensors"))
         return [text for _, text in judged.failures], judged.swaps
 
     def heads(self, trace, text, budget=12):
@@ -294,9 +294,9 @@ class Replays(unittest.TestCase):
         for index in range(trace.layers):
             layer = trace.layer(index)
             for group in range(trace.kv_heads):
-                scores = independent_replay.prompt_scores(trace, layer, policy, group, budget)
+                scores = independent.replay.prompt_scores(trace, layer, policy, group, budget)
                 kept, members = keep_and_merge(policy, budget, layer, group, scores)
-                yield layer, MergingHead(trace, layer, policy, budget, group, scores, kept, members)
+                yield layer, merged_cache.MergingHead(trace, layer, policy, budget, group, scores, kept, members)
 
     def test_the_last_query_loses_nothing_with_its_own_scores_and_one_head(self):
         _, trace = self.trace(query_heads=2)
@@ -386,8 +386,7 @@ class Replays(unittest.TestCase):
                 return [legal[::-1] if legal[0] >= 0 else legal for legal in right_targets(*arguments)]
             return wrong
 
-        module = __import__("support.independent_merged_cache", fromlist=["legal_targets"])
-        with unittest.mock.patch.object(module, "legal_targets", last(module.legal_targets)):
+        with unittest.mock.patch.object(merged_cache, "legal_targets", last(merged_cache.legal_targets)):
             other = recompute(path, text, "12")
         failures, swaps = self.failures(trace, other)
         self.assertEqual(failures, [])

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Tests of the independent implementation (support/independent_replay.py): cases by hand, brute force, 400 digits.
+"""Tests of the independent implementation (independent/replay.py): cases by hand, brute force, 400 digits.
 
 usage: independent_replay_test.py      needs no program
 """
@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from support import independent_replay
+import independent.replay
+from independent.decoding import leaving
+from independent.policy import always_kept, parse_policy, resolve_budget
+from independent.scores import entry_scores, removal_scores, softmax
+from independent.selection import Greedy, choices, greedy, keep, near_tie, select_top, within_tie
 from support.dumps import recompute
-from support.independent_decoding import leaving
-from support.independent_policy import always_kept, parse_policy, resolve_budget
-from support.independent_scores import entry_scores, removal_scores, softmax
-from support.independent_selection import Greedy, choices, greedy, keep, near_tie, select_top, within_tie
 from support.kvbound_cli import TraceFile
 
 decimal.getcontext().prec = 400  # enough digits for 1 + e^-800
@@ -172,11 +172,11 @@ class Decoding(unittest.TestCase):
 
     def run_trace(self, policy_text, budget, **sizes):
         file = TraceFile(**{**dict(layers=1, decode_tokens=6), **sizes})
-        trace = independent_replay.Trace(file.write(self.folder / "trace.safetensors"))
+        trace = independent.replay.Trace(file.write(self.folder / "trace.safetensors"))
         policy, layer = parse_policy(policy_text), trace.layer(0)
-        heads = [independent_replay.prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
+        heads = [independent.replay.prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
         kept = [keep(policy, budget - scores.always.sum(), scores) for scores in heads]
-        return trace, layer, kept, independent_replay.decode(trace, layer, policy, budget, heads, kept)[0]
+        return trace, layer, kept, independent.replay.decode(trace, layer, policy, budget, heads, kept)[0]
 
     def plain(self, trace, layer, group, kept, policy, budget, running):
         """The evicted positions by attention scores, computed with lists, for tova and h2o (running: {position: score
@@ -258,7 +258,7 @@ class Decoding(unittest.TestCase):
 
     def test_dumps_of_its_own_agree_and_wrong_choices_do_not(self):
         path = TraceFile(decode_tokens=5, prompt_tokens=40).write(self.folder / "trace.safetensors")
-        trace = independent_replay.Trace(path)
+        trace = independent.replay.Trace(path)
         for text in ("streaming-llm:sinks=1", "tova:sinks=1", "tova+exact", "tova+critical:alpha=adaptive",
                      "h2o:window=8", "h2o:window=8:recent=2+obcache-joint:space=projected",
                      "h2o:window=4+critical:gqa=product-of-means", "h2o:window=4+theta-sweep", "snapkv:window=4+greedy",
@@ -274,7 +274,7 @@ class Decoding(unittest.TestCase):
                     row = changed.array(1, "kept")[:12]
                     row[...] = np.sort(np.append(np.delete(row, 1), np.setdiff1d(np.arange(8, 30), row)[0]))
                 out = changed.write(self.folder / "dump.safetensors")
-                failures = [text for _, text in independent_replay.Judgement(trace, out).failures]
+                failures = [text for _, text in independent.replay.Judgement(trace, out).failures]
                 with self.subTest(f"{text} {kind}"):
                     if kind is None:
                         self.assertEqual(failures, [])
@@ -283,13 +283,13 @@ class Decoding(unittest.TestCase):
 
     def test_tensors_that_the_policy_has_not_are_refused(self):
         path = TraceFile().write(self.folder / "trace.safetensors")
-        trace = independent_replay.Trace(path)
+        trace = independent.replay.Trace(path)
         whole = recompute(path, "h2o:window=4+critical", "9")
         for text, extra in (("snapkv:window=4", "evicted"), ("streaming-llm", "score"), ("streaming-llm", "score_positions"),
                             ("tova", "stage_two_score"), ("tova+exact", "projected_value_norms")):
             dump = recompute(path, text, "9")
             dump.tensors[f"layers.0.{extra}"] = whole.tensors[f"layers.0.{extra}"]
-            failures = independent_replay.Judgement(trace, dump.write(self.folder / "dump.safetensors")).failures
+            failures = independent.replay.Judgement(trace, dump.write(self.folder / "dump.safetensors")).failures
             self.assertEqual([failure for _, failure in failures],
                              [f"layers.0.{extra} is not a tensor of this policy and trace"])
 
@@ -297,14 +297,14 @@ class Decoding(unittest.TestCase):
         file = TraceFile(layers=1, query_heads=1, kv_heads=1, decode_tokens=4)
         file.tensors["layers.0.key"][1][...] = 0  # all entries have the same attention weight
         path = file.write(self.folder / "trace.safetensors")
-        trace = independent_replay.Trace(path)
+        trace = independent.replay.Trace(path)
         dump = recompute(path, "tova", "9")
         self.assertEqual(dump.array(0, "evicted").tolist(), [[24], [25], [26], [27]])
         other = recompute(path, "tova", "9", evicted={0: np.array([[3], [24], [5], [25]])})
-        judged = independent_replay.Judgement(trace, other.write(self.folder / "dump.safetensors"))
+        judged = independent.replay.Judgement(trace, other.write(self.folder / "dump.safetensors"))
         self.assertEqual(([], 4), (judged.failures, judged.swaps))
         other.put(0, "output", dump.array(0, "output"))
-        self.assertTrue(independent_replay.Judgement(trace, other.write(self.folder / "dump.safetensors")).failures)
+        self.assertTrue(independent.replay.Judgement(trace, other.write(self.folder / "dump.safetensors")).failures)
 
 
 class Policies(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""The program's dumps judged by an independent implementation in NumPy, support/independent_replay.py.
+"""The program's dumps judged by an independent implementation in NumPy, independent/replay.py.
 
 usage: independent_test.py KVBOUND      KVBOUND: the program's path
 """
@@ -7,8 +7,9 @@ import json
 
 import numpy as np
 
-from support import independent_replay, kvbound_cli
-from support.independent_policy import parse_policy
+import independent.replay
+from independent.policy import parse_policy
+from support import kvbound_cli
 from support.kvbound_cli import SAMPLES, CommandLineTest, TraceFile, write_sharded
 
 POLICIES = ("snapkv:window={w}", "snapkv:window={w}:pool=1", "snapkv:window={w}+critical",
@@ -78,17 +79,17 @@ class IndependentTest(CommandLineTest):
     def require_agreement(self, trace, paths, layers=None):
         """Every dump agrees with the independent implementation; returns how many entries were merged, according to the
         dumps."""
-        recording, merged = independent_replay.Trace(trace), 0
+        recording, merged = independent.replay.Trace(trace), 0
         for path in paths:
             with self.subTest(path.name):
-                judged = independent_replay.Judgement(recording, path, layers)
+                judged = independent.replay.Judgement(recording, path, layers)
                 self.assertEqual([text for _, text in judged.failures], [])
                 policy = judged.metadata["policy"]
                 merging = {"votes", "merged_key", "merged_value"} if parse_policy(policy).merge else {"bound"}
                 self.assertLessEqual({"kept_offsets", "output", "perturbation", "kept_mass"} | merging, set(judged.worst))
                 for name, entry in judged.tensors.items():
                     if name.endswith((".votes", ".merged_into")):
-                        merged += (independent_replay.read_tensor(entry) > (1 if name.endswith("votes") else -1)).sum()
+                        merged += (independent.replay.read_tensor(entry) > (1 if name.endswith("votes") else -1)).sum()
                 kinds = {name.split(".")[-1] for name in judged.tensors}
                 self.assertEqual("evicted" in kinds, not policy.startswith("snapkv"))
                 self.assertEqual("score" in kinds, not policy.startswith("streaming-llm"))
@@ -99,8 +100,8 @@ class IndependentTest(CommandLineTest):
         good = path.read_bytes()
         length = 8 + int.from_bytes(good[:8], "little")
         header = json.loads(good[8:length])
-        recording = independent_replay.Trace(trace)
-        self.assertEqual(independent_replay.Judgement(recording, path).failures, [])
+        recording = independent.replay.Trace(trace)
+        self.assertEqual(independent.replay.Judgement(recording, path).failures, [])
         for name in (name for name in header if name.startswith("layers.1.")):
             for change in (lambda x: x + 1, lambda x: x * (1 + 1e-6), lambda x: np.nan):
                 begin = length + header[name]["data_offsets"][0]
@@ -111,7 +112,7 @@ class IndependentTest(CommandLineTest):
                     continue
                 raw = np.array([changed], "<i8" if integers else "<f8").tobytes()
                 path.write_bytes(good[:begin] + raw + good[begin + 8:])
-                failures = independent_replay.Judgement(recording, path).failures
+                failures = independent.replay.Judgement(recording, path).failures
                 self.assertTrue(failures, f"{name}: {changed} instead of {number} went unnoticed")
         path.unlink()
 
@@ -140,8 +141,8 @@ class IndependentReplay(IndependentTest):
             paths = self.dump(trace, f"h2o:window=120:sinks=1:recent=4{score}", "5,40,120")
             self.require_agreement(trace, paths)
             if score == "+exact":  # the first query attends to the first entry only
-                _, tensors = independent_replay.open_tensors(paths[0])
-                score = independent_replay.read_tensor(tensors["layers.0.score"])
+                _, tensors = independent.replay.open_tensors(paths[0])
+                score = independent.replay.read_tensor(tensors["layers.0.score"])
                 self.assertTrue(np.isinf(score[:, 0]).all() and np.isfinite(score[:, 1:]).all())
             for path in paths:
                 path.unlink()

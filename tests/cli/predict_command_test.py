@@ -8,9 +8,10 @@ import os
 
 import numpy as np
 
-from support import independent_replay, kvbound_cli
-from support.independent_policy import parse_policy, resolve_budget
-from support.independent_selection import keep
+import independent.replay
+from independent.policy import parse_policy, resolve_budget
+from independent.selection import keep
+from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, INVALID, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 SCORES = ("attention", "raw")
@@ -78,7 +79,7 @@ def in_a_word(ratios):
 
 
 def kept_positions(trace, layer, policy, budget, group):
-    scores = independent_replay.prompt_scores(trace, layer, policy, group, budget)
+    scores = independent.replay.prompt_scores(trace, layer, policy, group, budget)
     return set(keep(policy, budget - scores.always.sum(), scores))
 
 
@@ -139,7 +140,7 @@ class Predict(CommandLineTest):
 
     def require_definition(self, path, ema=0.9, window=32, steps=None, policy="snapkv", budget="20%", top="20%",
                            shares=SHARES):
-        trace = independent_replay.Trace(path)
+        trace = independent.replay.Trace(path)
         arguments = ["--ema", ema, "--window", window, "--policy", policy, "--budget", budget, "--top", top,
                      "--shares", shares] + (["--steps", steps] if steps else [])
         document = self.document(path, *arguments)

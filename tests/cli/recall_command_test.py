@@ -11,7 +11,8 @@ import os
 
 import numpy as np
 
-from support import independent_replay, kvbound_cli
+import independent.replay
+from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, INVALID, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 SCORES = ("attention", "value", "key", "joint", "exact", "eq-1")
@@ -109,7 +110,7 @@ class Recall(CommandLineTest):
     def require_definition(self, path, windows, k, recent):
         document = self.document(path, "--k", k, "--recent", recent, "--windows", ",".join(map(str, windows)))
         self.assertEqual((document["k"], document["recent"], document["windows"]), (k, recent, list(windows)))
-        trace = independent_replay.Trace(path)
+        trace = independent.replay.Trace(path)
         self.assertEqual([layer["layer"] for layer in document["layers"]], list(range(trace.layers)))
         for said in document["layers"]:
             layer = trace.layer(said["layer"])
@@ -255,7 +256,7 @@ class ReplayRecall(CommandLineTest):
 
     def test_it_is_the_share_kept_of_the_entries_that_would_be_missed_most(self):
         path = TraceFile(prompt_tokens=50, query_heads=6).write(self.folder / TRACE)
-        trace = independent_replay.Trace(path)
+        trace = independent.replay.Trace(path)
         document, table = self.replay("--policy", self.POLICIES, "--budget", "10,16", "--recall", "7", "--dump", "dumps/")
         self.assertIn("recall@7", table)
         self.assertEqual(document["recall_of"], 7)
@@ -264,10 +265,10 @@ class ReplayRecall(CommandLineTest):
         seen = set()
         for run in document["runs"]:
             name = f"{run['policy']}@{run['budget']}@reference.safetensors".replace(":", "_")
-            _, tensors = independent_replay.open_tensors(self.folder / "dumps" / name)
+            _, tensors = independent.replay.open_tensors(self.folder / "dumps" / name)
             shares = []
             for index in range(2):
-                kept, ends = (independent_replay.read_tensor(tensors[f"layers.{index}.{kind}"])
+                kept, ends = (independent.replay.read_tensor(tensors[f"layers.{index}.{kind}"])
                               for kind in ("kept", "kept_offsets"))
                 expected = [len(top(errors[index][g], 7) & set(kept[ends[g]:ends[g + 1]])) / 7 for g in range(2)]
                 self.assertEqual(run["layers"][index]["recall"], expected)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from support import independent_replay, kvbound_cli
+import independent.replay
+from support import kvbound_cli
 from support.kvbound_cli import SAMPLES, CommandLineTest
 
 GOLDEN = Path(__file__).resolve().parent
@@ -61,8 +62,8 @@ GROUPS = ((POLICIES, BUDGETS, None), (MORE_POLICIES, ("15%",), None),
 FIGURES = ("perturbation", "bound", "relative", "kept_mass")  # means over the decode steps, per query head
 MERGED = ("merged_key", "merged_value")  # the cache after the prompt: the mean of their absolute values, per KV head
 FIGURES_OF_MERGING = ("perturbation", "relative", "kept_mass", *MERGED)
-RELATIVE = 1e-9  # as in support/independent_replay.py
-RELATIVE_MERGED = 1e-8  # as in support/independent_merged_cache.py
+RELATIVE = 1e-9  # as in independent/replay.py
+RELATIVE_MERGED = 1e-8  # as in independent/merged_cache.py
 
 
 def kept_hash(positions):
@@ -85,7 +86,7 @@ def merged_figures(tensors):
 
 def golden_merging(trace, layer, policy, budget):
     """The golden numbers of one layer of a policy that merges."""
-    results, tensors = independent_replay.replayed_layer(trace, layer, policy, budget)
+    results, tensors = independent.replay.replayed_layer(trace, layer, policy, budget)
     hashes = {f"{name}_sha256": [kept_hash(positions) for positions in by_kv_head(tensors, name)]
               for name in ("kept", "votes")}
     hashes |= {f"{name}_sha256": [kept_hash(steps) for steps in tensors[name].T]
@@ -97,26 +98,26 @@ def golden_merging(trace, layer, policy, budget):
 def golden_run(trace, layers, policy_text, budget_text):
     """The golden numbers of one policy at one budget, by the independent implementation: one object per layer. layers:
     by index."""
-    policy = independent_replay.parse_policy(policy_text)
-    budget = independent_replay.resolve_budget(budget_text, trace, policy)
+    policy = independent.replay.parse_policy(policy_text)
+    budget = independent.replay.resolve_budget(budget_text, trace, policy)
     if policy.merge:
         return [{"layer": index, **golden_merging(trace, layer, policy, budget)} for index, layer in layers.items()]
     golden = []
     for layer in layers.values():
-        heads = [independent_replay.prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
-        kept = [independent_replay.keep(policy, budget - scores.always.sum(), scores) for scores in heads]
+        heads = [independent.replay.prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
+        kept = [independent.replay.keep(policy, budget - scores.always.sum(), scores) for scores in heads]
         left, hashes = None, {"kept_sha256": [kept_hash(positions) for positions in kept]}
         if policy.dynamic:
-            left = independent_replay.decode(trace, layer, policy, budget, heads, kept)[0]
+            left = independent.replay.decode(trace, layer, policy, budget, heads, kept)[0]
             hashes["evicted_sha256"] = [kept_hash(steps) for steps in left.T]
-        results, _ = independent_replay.replay_layer(trace, layer, kept, left)
+        results, _ = independent.replay.replay_layer(trace, layer, kept, left)
         golden.append({**hashes, **{kind: rounded(results[kind].mean(axis=0)) for kind in FIGURES}})
     return golden
 
 
 def regenerate():
     for path in sorted(SAMPLES.glob("*.safetensors")):
-        trace = independent_replay.Trace(path)
+        trace = independent.replay.Trace(path)
         layers = [trace.layer(index) for index in range(trace.layers)]
         runs = [{"policy": policy, "budget": budget,
                  "layers": golden_run(trace, {index: layers[index] for index in chosen or range(trace.layers)}, policy, budget)}
@@ -144,7 +145,7 @@ class Golden(CommandLineTest):
             self.assertEqual(trace["sha256"], golden["sha256"], "another sample: see tests/golden/README.md")
             runs |= {(run["policy"], run["budget"], layer["layer"]): layer for run in trace["runs"] for layer in run["layers"]}
         for path in (self.folder / "dumps").iterdir():
-            metadata, tensors = independent_replay.open_tensors(path)
+            metadata, tensors = independent.replay.open_tensors(path)
             dumps[metadata["policy"], metadata["budget"]] = tensors
         for run in golden["runs"]:
             key = run["policy"], run["budget"]
@@ -167,7 +168,7 @@ class Golden(CommandLineTest):
 
     def require_merges(self, tensors, layer, golden):
         """Compares the targets of merges and the votes; returns the merged cache's numbers."""
-        ours = {name.split(".")[-1]: independent_replay.read_tensor(tensor) for name, tensor in tensors.items()
+        ours = {name.split(".")[-1]: independent.replay.read_tensor(tensor) for name, tensor in tensors.items()
                 if name.startswith(f"layers.{layer}.")}
         self.assertEqual([kept_hash(votes) for votes in by_kv_head(ours, "votes")], golden["votes_sha256"], "votes")
         self.assertEqual("merged_into" in ours, "merged_into_sha256" in golden)
@@ -176,7 +177,7 @@ class Golden(CommandLineTest):
         return merged_figures(ours)
 
     def require_kept(self, tensors, layer, golden):
-        kept, offsets = (independent_replay.read_tensor(tensors[f"layers.{layer}.{name}"])
+        kept, offsets = (independent.replay.read_tensor(tensors[f"layers.{layer}.{name}"])
                          for name in ("kept", "kept_offsets"))
         heads = [kept[slice(*ends)] for ends in zip(offsets[:-1], offsets[1:])]
         self.assertEqual([kept_hash(positions) for positions in heads], golden, "kept sets")
@@ -185,7 +186,7 @@ class Golden(CommandLineTest):
         left = tensors.get(f"layers.{layer}.evicted")
         self.assertEqual(left is None, golden is None, "hosts that only grow evict nothing")
         if golden:
-            self.assertEqual([kept_hash(steps) for steps in independent_replay.read_tensor(left).T], golden, "evictions")
+            self.assertEqual([kept_hash(steps) for steps in independent.replay.read_tensor(left).T], golden, "evictions")
 
     def test_the_recorded_model_with_grouped_queries_gives_golden_figures(self):
         self.require_golden("pocket-gqa")

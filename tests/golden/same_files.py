@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from support import independent_replay
+import independent.replay
 from support.kvbound_cli import file_bytes
 
 RENAMED = {"left": "evicted", "claimant": "tested implementation"}
@@ -73,7 +73,7 @@ def required_tensors(policy):
 
 def shown(bits, dtype):
     """A number with 17 digits, and its bits in hexadecimal."""
-    number = independent_replay.read_tensor((dtype, (1,), bits.tobytes()))[0]
+    number = independent.replay.read_tensor((dtype, (1,), bits.tobytes()))[0]
     text = str(number) if dtype[0] == "I" else f"{number:.17g}"
     return f"{text} (0x{int(bits):0{2 * bits.itemsize}x})"
 

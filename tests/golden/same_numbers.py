@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of
 import same_policies
 from changed_dumps import dumps_to_judge, in_newer_names
 from same_files import (common_report, compare_dumps, compare_reports, newer_name, older_name, renamed_file)
-from support import independent_replay, kvbound_cli
+import independent.replay
+from support import kvbound_cli
 from support.dumps import Dump
 from support.kvbound_cli import PASS, REPOSITORY, SAMPLES
 
@@ -93,7 +94,7 @@ def replay(programs, folder, trace, policy, budget, layers, options):
     counts, differences = collections.Counter(), failures(runs)
     if differences:
         return Result(counts, differences)
-    dumps = [{path.name: independent_replay.open_tensors(path) for path in place.rglob("*.safetensors")}
+    dumps = [{path.name: independent.replay.open_tensors(path) for path in place.rglob("*.safetensors")}
              for place, _ in runs]
     names = sorted(dumps[0].keys() & dumps[1].keys())
     if not names or dumps[0].keys() != dumps[1].keys():

@@ -17,7 +17,8 @@ import same_policies
 from same_files import (RENAMED, compare_dumps, compare_reports, newer_name, older_name, renamed_file, required_tensors,
                         tensor_difference)
 from same_numbers import Job, Programs, Verdict, compare_verdicts, finished
-from support import independent_policy, independent_replay
+import independent.policy
+import independent.replay
 from support.dumps import Dump
 
 POLICY = "tova:sinks=0"
@@ -137,7 +138,7 @@ class Dumps(unittest.TestCase):
                                                  "layers.0.score": ("F64", np.ones(3))})
                 for naming, kind in ((older_name, "left"), (newer_name, "evicted")):
                     (Path(folder) / "dump").write_bytes(renamed_file(file.bytes(), naming))
-                    metadata, tensors = independent_replay.open_tensors(Path(folder) / "dump")
+                    metadata, tensors = independent.replay.open_tensors(Path(folder) / "dump")
                     self.assertEqual(metadata, {"policy": POLICY})
                     self.assertEqual({name: bytes(tensor[2]) for name, tensor in tensors.items()},
                                      {f"layers.0.{kind}": np.arange(4).tobytes(), "layers.0.score": np.ones(3).tobytes()})
@@ -226,13 +227,13 @@ class Grammar(unittest.TestCase):
     def test_no_method_is_left_out(self):
         components = collections.defaultdict(lambda: collections.defaultdict(set))
         for policy in same_policies.POLICIES + same_policies.GREEDY:
-            independent_policy.parse_policy(policy)  # raises an error for an invalid policy
+            independent.policy.parse_policy(policy)  # raises an error for an invalid policy
             for component in policy.split("+"):
                 name, *options = component.split(":")
                 values = components[name]
                 for option, value in (pair.split("=") for pair in options):
                     values[option].add(value)
-        known = {name: options for names in (independent_policy.HOSTS, *independent_policy.KINDS.values())
+        known = {name: options for names in (independent.policy.HOSTS, *independent.policy.KINDS.values())
                  for name, options in names.items()}
         self.assertEqual(components.keys(), known.keys())
         for name, options in known.items():

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 
-from support import independent_replay
+import independent.replay
 from support.dumps import Dump, recompute
 from support.kvbound_cli import INVALID, MISMATCH, PASS, CommandLineTest
 
@@ -64,7 +64,7 @@ class DiffTest(CommandLineTest):
         """Requires that a dump with a fault differs in this tensor, whatever the arithmetic.
 
         change(dump)         changes the dump's numbers
-        patch                (name, function(right one) -> wrong one) of independent_replay, or of MODULE where it is MODULE.name
+        patch                (name, function(right one) -> wrong one) of independent.replay, or of MODULE where it is MODULE.name
         """
         for trace in self.traces():
             for precision in precisions:
@@ -73,7 +73,7 @@ class DiffTest(CommandLineTest):
                     self.agrees(trace, right)
                     if patch:
                         (module, _, name), wrong = patch[0].rpartition("."), patch[1]
-                        module = importlib.import_module("support." + module) if module else independent_replay
+                        module = importlib.import_module(module) if module else independent.replay
                         with mock.patch.object(module, name, wrong(getattr(module, name))):
                             dump = recompute(trace, policy, "50", precision, **options)
                     else:

@@ -1,10 +1,10 @@
-"""Dumps for tests: read, changed, recomputed by support/independent_replay.py, written."""
+"""Dumps for tests: read, changed, recomputed by independent/replay.py, written."""
 import copy
 
 import numpy as np
 
-from support import independent_replay
-from support.independent_allocation import layer_budgets
+import independent.replay
+from independent.allocation import layer_budgets
 from support.kvbound_cli import TraceFile
 
 INTEGRAL = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into")
@@ -18,8 +18,8 @@ class Dump(TraceFile):
 
     @classmethod
     def read(cls, path):
-        metadata, entries = independent_replay.open_tensors(path)
-        return cls(metadata, {name: (entry[0], independent_replay.read_tensor(entry)) for name, entry in entries.items()})
+        metadata, entries = independent.replay.open_tensors(path)
+        return cls(metadata, {name: (entry[0], independent.replay.read_tensor(entry)) for name, entry in entries.items()})
 
     def copy(self):
         return copy.deepcopy(self)
@@ -62,8 +62,8 @@ def recompute(path, policy_text, budget, precision=np.float64, change_layer=None
     kept, evicted     {layer: per KV head}, {layer: [steps, kv_heads]}: the choices, instead of the policy's
     policy_changes  (option, value) pairs: the dump is computed by another policy than it claims
     """
-    trace, policy = independent_replay.Trace(path), independent_replay.parse_policy(policy_text)
-    entries = independent_replay.resolve_budget(budget, trace, policy)
+    trace, policy = independent.replay.Trace(path), independent.replay.parse_policy(policy_text)
+    entries = independent.replay.resolve_budget(budget, trace, policy)
     for option, value in policy_changes:
         setattr(policy, option, value)
     real, accumulate = ("F64", "F64") if precision == np.float64 else ("F32", "F32")
@@ -75,7 +75,7 @@ def recompute(path, policy_text, budget, precision=np.float64, change_layer=None
         layer = with_precision(trace.layer(index), precision)
         if change_layer:
             change_layer(layer)
-        _, tensors = independent_replay.replayed_layer(trace, layer, policy, entries, kept and kept[index],
+        _, tensors = independent.replay.replayed_layer(trace, layer, policy, entries, kept and kept[index],
                                                        evicted and evicted[index])
         for kind, array in tensors.items():
             dump.tensors[f"layers.{index}.{kind}"] = "I64" if kind in INTEGRAL else real, array

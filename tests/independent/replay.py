@@ -1,13 +1,11 @@
 #!/usr/bin/python3
 """An independent replay of kvbound traces: NumPy, double precision, straight from the definitions.
 
-    independent_replay.py TRACE DUMP_DIR_OR_FILE...                 compare dumps with a replay of the trace
-    independent_replay.py --replay TRACE --policy P --budget B      replay without a dump, print the means
+    replay.py TRACE DUMP_DIR_OR_FILE...                 compare dumps with a replay of the trace
+    replay.py --replay TRACE --policy P --budget B      replay without a dump, print the means
 
-Shares no code with the program. Beside it: independent_policy.py (text), independent_allocation.py, independent_scores.py,
-independent_prompt.py and independent_selection.py (the prompt's end), independent_decoding.py; for merging
-independent_prediction.py, independent_targets.py, independent_merging.py, independent_merged_cache.py and
-independent_merged_replay.py.
+Shares no code with the program. Beside it: policy.py (text), allocation.py, scores.py, prompt.py and selection.py (the
+prompt's end), decoding.py; for merging prediction.py, targets.py, merging.py, merged_cache.py and merged_replay.py.
 Exit codes: 0 agree, 1 mismatch, 2 usage, 3 unreadable input.
 """
 import argparse
@@ -18,14 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of `support`, for when this file is run
-from support import independent_merged_replay
-from support.independent_allocation import head_budgets, layer_budgets, legal_head_budgets
-from support.independent_decoding import decode
-from support.independent_policy import parse_policy, resolve_budget
-from support.independent_prompt import prompt_scores
-from support.independent_scores import attention_weights, projected_value_norms
-from support.independent_selection import NEAR_TIE, OF_TERMS, explained_by_near_ties, keep
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of `independent`, for when this file is run
+from independent import merged_replay
+from independent.allocation import head_budgets, layer_budgets, legal_head_budgets
+from independent.decoding import decode
+from independent.policy import parse_policy, resolve_budget
+from independent.prompt import prompt_scores
+from independent.scores import attention_weights, projected_value_norms
+from independent.selection import NEAR_TIE, OF_TERMS, explained_by_near_ties, keep
 
 RELATIVE = 1e-9
 SMALLEST_NORMAL = np.finfo(np.float64).tiny  # below it doubles lose relative precision
@@ -143,7 +141,7 @@ class Judgement:
             self.failures.append((np.inf, f"trace_sha256 is not {trace.sha256}"))
         policy = parse_policy(self.metadata["policy"])
         budget = resolve_budget(self.metadata["budget"], trace, policy)
-        self.tolerance = independent_merged_replay.RELATIVE if policy.merge else RELATIVE
+        self.tolerance = merged_replay.RELATIVE if policy.merge else RELATIVE
         self.relative = np.nanmean([self.judge_layer(trace, policy, budget, index)
                                     for index, budget in enumerate(layer_budgets(trace, policy, budget))
                                     if layers is None or index in layers])
@@ -207,7 +205,7 @@ class Judgement:
                                     evicted=evicted if evicted is None else evicted[:, group],
                                     merged_into=evicted if evicted is None else merged_into[:, group])
                     for group in range(trace.kv_heads)]
-        results, terms, found = independent_merged_replay.replay_layer(trace, layer, policy, budgets, heads, kept, members,
+        results, terms, found = merged_replay.replay_layer(trace, layer, policy, budgets, heads, kept, members,
                                                                        shown, recorded)
         self.swaps += found.swaps
         self.failures += [(np.inf, prefix + text) for text in found.texts]
@@ -251,7 +249,7 @@ class Judgement:
             valid = bool(np.all(np.diff(theirs) > 0) and np.isin(theirs, np.arange(trace.prompt_tokens)).all()
                          and np.isin(always, theirs).all() and (merge_first or len(theirs) == budgets[group]))
             if policy.merge:
-                ours, merged = independent_merged_replay.keep_and_merge(
+                ours, merged = merged_replay.keep_and_merge(
                     policy, budgets[group], layer, group, scores, np.setdiff1d(theirs, always) if valid else None,
                     their_scores[group][0] if valid else None)
             else:
@@ -277,7 +275,7 @@ def replayed_layer(trace, layer, policy, budget, kept=None, evicted=None):
     budgets = head_budgets(policy, budget, heads)
     members = [None] * trace.kv_heads
     if kept is None:
-        chosen = [independent_merged_replay.keep_and_merge(policy, entries, layer, group, scores) if policy.merge
+        chosen = [merged_replay.keep_and_merge(policy, entries, layer, group, scores) if policy.merge
                   else (keep(policy, entries - scores.always.sum(), scores), None)
                   for group, (entries, scores) in enumerate(zip(budgets, heads))]
         kept, members = (list(part) for part in zip(*chosen))
@@ -291,7 +289,7 @@ def replayed_layer(trace, layer, policy, budget, kept=None, evicted=None):
     if policy.selection in ("critical", "theta-sweep"):
         tensors["projected_value_norms"] = np.concatenate([scores.norms for scores in heads])
     if policy.merge:
-        results, _, found = independent_merged_replay.replay_layer(trace, layer, policy, budgets, heads, kept, members)
+        results, _, found = merged_replay.replay_layer(trace, layer, policy, budgets, heads, kept, members)
         for kind in ("votes", "key", "value"):
             tensors[kind if kind == "votes" else "merged_" + kind] = np.concatenate(
                 [getattr(cache, kind) for cache in found.caches])

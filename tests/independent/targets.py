@@ -1,10 +1,10 @@
-"""The targets that evicted entries may be merged into, given rounding, for support/independent_replay.py."""
+"""The targets that evicted entries may be merged into, given rounding, for replay.py."""
 import itertools
 
 import numpy as np
 
-from support.independent_merging import cosines
-from support.independent_selection import NEAR_TIE, OF_TERMS, select_top, within_tie
+from independent.merging import cosines
+from independent.selection import NEAR_TIE, OF_TERMS, select_top, within_tie
 
 GOLDEN, MASK, MOST = 0x9E3779B97F4A7C15, 2**64 - 1, 4096
 

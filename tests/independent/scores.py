@@ -1,4 +1,4 @@
-"""Scores of cache entries for support/independent_replay.py: by their definitions, one query at a time."""
+"""Scores of cache entries for replay.py: by their definitions, one query at a time."""
 import numpy as np
 
 

@@ -1,13 +1,13 @@
-"""Replays of policies that merge, for support/independent_replay.py: one layer, and the measures of its decode steps.
+"""Replays of policies that merge, for replay.py: one layer, and the measures of its decode steps.
 """
 from types import SimpleNamespace
 
 import numpy as np
 
-from support.independent_merged_cache import RELATIVE, Choices, MergingHead, within
-from support.independent_scores import attention_weights
-from support.independent_selection import keep
-from support.independent_targets import merged_first
+from independent.merged_cache import RELATIVE, Choices, MergingHead, within
+from independent.scores import attention_weights
+from independent.selection import keep
+from independent.targets import merged_first
 
 MOST_REPLAYS = 200  # of one KV head, in search of the decisions of rounding that no dump shows
 

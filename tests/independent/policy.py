@@ -1,4 +1,4 @@
-"""Policies and budgets for support/independent_replay.py: parsing, refusals, and the entries that are always kept."""
+"""Policies and budgets for replay.py: parsing, refusals, and the entries that are always kept."""
 import re
 from fractions import Fraction
 from types import SimpleNamespace

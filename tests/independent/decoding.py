@@ -1,10 +1,10 @@
-"""Decode steps of hosts that evict while decoding, for support/independent_replay.py."""
+"""Decode steps of hosts that evict while decoding, for replay.py."""
 import numpy as np
 
-from support.independent_policy import always_kept
-from support.independent_scores import (entry_scores, group_score, projected_value_norms, seen_logits, softmax,
-                                        stage_two_score)
-from support.independent_selection import stage_one_sizes, within_tie
+from independent.policy import always_kept
+from independent.scores import (entry_scores, group_score, projected_value_norms, seen_logits, softmax,
+                                stage_two_score)
+from independent.selection import stage_one_sizes, within_tie
 
 
 def leaving(policy, budget, always, score, score_terms, stage_two, stage_two_terms, weights):

@@ -1,11 +1,11 @@
-"""The scores that decide which entries are kept, at the prompt's end and in rebuilds, for independent_replay.py."""
+"""The scores that decide which entries are kept, at the prompt's end and in rebuilds, for replay.py."""
 from types import SimpleNamespace
 
 import numpy as np
 
-from support.independent_policy import always_kept
-from support.independent_scores import (entry_scores, group_score, max_pool, projected_value_norms, seen_logits, softmax,
-                                        stage_two_score)
+from independent.policy import always_kept
+from independent.scores import (entry_scores, group_score, max_pool, projected_value_norms, seen_logits, softmax,
+                                stage_two_score)
 
 
 def deciding_scores(trace, layer, policy, group, always, rows):

@@ -1,10 +1,10 @@
-"""Budgets that differ by layer or KV head, for support/independent_replay.py: pyramid and adakv in exact arithmetic."""
+"""Budgets that differ by layer or KV head, for replay.py: pyramid and adakv in exact arithmetic."""
 import itertools
 from fractions import Fraction
 
 import numpy as np
 
-from support.independent_selection import select_top, within_tie
+from independent.selection import select_top, within_tie
 
 COSINES = {Fraction(0): 1, Fraction(1, 3): Fraction(1, 2), Fraction(1, 2): 0, Fraction(2, 3): Fraction(-1, 2), Fraction(1): -1}
 

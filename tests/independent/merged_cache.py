@@ -1,15 +1,15 @@
-"""One KV head's cache whose evicted entries merge, for support/independent_replay.py."""
+"""One KV head's cache whose evicted entries merge, for replay.py."""
 from types import SimpleNamespace
 
 import numpy as np
 
-from support.independent_decoding import DecodingHead
-from support.independent_merging import cosines, merge_cluster
-from support.independent_prediction import Prediction, log_sum
-from support.independent_prompt import rebuild_scores
-from support.independent_scores import softmax
-from support.independent_selection import OF_TERMS, near_swaps
-from support.independent_targets import (cam_receivers, cam_takes, cosine_terms, clusters_of, legal_targets, settle)
+from independent.decoding import DecodingHead
+from independent.merging import cosines, merge_cluster
+from independent.prediction import Prediction, log_sum
+from independent.prompt import rebuild_scores
+from independent.scores import softmax
+from independent.selection import OF_TERMS, near_swaps
+from independent.targets import (cam_receivers, cam_takes, cosine_terms, clusters_of, legal_targets, settle)
 
 RELATIVE = 1e-8
 SMALLEST_NORMAL = np.finfo(np.float64).tiny

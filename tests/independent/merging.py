@@ -1,4 +1,4 @@
-"""The merge of a cluster of cache entries, for support/independent_replay.py: every method, in the log domain.
+"""The merge of a cluster of cache entries, for replay.py: every method, in the log domain.
 
 A cluster has its staying entry first: keys, values [entries, head_dim], votes [entries], log_scores [heads, entries],
 and the queries that it is merged for: queries [heads, head_dim], scale, log_totals [heads] = ln D_h. *_terms: sums of
@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from support.independent_prediction import log_sum
-from support.independent_scores import softmax
-from support.independent_selection import NEAR_TIE, OF_TERMS
+from independent.prediction import log_sum
+from independent.scores import softmax
+from independent.selection import NEAR_TIE, OF_TERMS
 
 SINGULAR = 1e-12  # |m| of zip against the largest |ln s^|
 

@@ -1,7 +1,7 @@
-"""The entries kept at the prompt's end, for support/independent_replay.py: every selection, and near ties."""
+"""The entries kept at the prompt's end, for replay.py: every selection, and near ties."""
 import numpy as np
 
-from support.independent_scores import softmax, squares
+from independent.scores import softmax, squares
 
 OF_TERMS, NEAR_TIE = 1e-13, 1e-12
 

@@ -1,4 +1,4 @@
-"""Predicted scores of cache entries for support/independent_replay.py: the moving average, in the log domain."""
+"""Predicted scores of cache entries for replay.py: the moving average, in the log domain."""
 import numpy as np
 
 
