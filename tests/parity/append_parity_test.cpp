@@ -42,13 +42,6 @@ struct Rows {
 };
 
 template <cuda::Storage T>
-std::vector<T> downloaded(const cuda::Buffer<T>& buffer) {
-  std::vector<T> numbers(buffer.size());
-  buffer.download(numbers);
-  return numbers;
-}
-
-template <cuda::Storage T>
 void expect_appended(int64_t head_dim, const std::vector<int64_t>& entries) {
   const auto heads = std::ssize(entries);
   Rows<T> keys(1, heads, kCapacity, head_dim), values(2, heads, kCapacity, head_dim);
@@ -68,11 +61,9 @@ void expect_appended(int64_t head_dim, const std::vector<int64_t>& entries) {
     std::copy_n(new_values.row(g, 0), cuda::padded<T>(head_dim), values.row(g, entries[g]));
     ++grown[g];
   }
-  EXPECT_TRUE(same_bits(downloaded(key_memory), keys.numbers));
-  EXPECT_TRUE(same_bits(downloaded(value_memory), values.numbers));
-  std::vector<int64_t> counted(entries.size());
-  counts.download(counted);
-  EXPECT_EQ(counted, grown);
+  EXPECT_TRUE(same_bits(download(key_memory), keys.numbers));
+  EXPECT_TRUE(same_bits(download(value_memory), values.numbers));
+  EXPECT_EQ(download(counts), grown);
 }
 
 TYPED_TEST(AppendParity, WritesOneRowBehindEachHeadsLastAndLeavesAFullHeadAlone) {

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 
 #include <kvbound/reference/core/error.hpp>
@@ -35,14 +34,6 @@ bool proves_something(VectorView expected, VectorView bounds) {
 }
 
 }  // namespace
-
-void DeviceTest::SetUp() {
-  std::string why;
-  if (cuda::find_device(&why)) return;
-  const char* const required = std::getenv("KVBOUND_REQUIRE_GPU");
-  if (required != nullptr && std::string_view(required) == "1") FAIL() << "no CUDA device: " << why;
-  GTEST_SKIP() << "no CUDA device: " << why;
-}
 
 Tensor random_tensor(uint64_t seed, int64_t slices, int64_t rows, int64_t cols, double size) {
   const traces::Stream random(seed);

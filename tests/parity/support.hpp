@@ -14,19 +14,16 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/storage.hpp>
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/float16.hpp>
 #include <kvbound/reference/core/view.hpp>
 
+#include "support/device_test.hpp"
+
 namespace kvbound::parity {
 
-/// A test of device operations: skipped where there is no device, or failed with KVBOUND_REQUIRE_GPU=1.
-class DeviceTest : public testing::Test {
- protected:
-  void SetUp() override;
-};
+using cuda::DeviceTest;
 
 using StorageTypes = testing::Types<cuda::Bfloat16, cuda::Float16, float>;
 
