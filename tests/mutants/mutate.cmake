@@ -1,7 +1,8 @@
 # Writes a mutant's source: cmake -D LIST=mutants.json -D INDEX=0 -D ROOT=project -D OUTPUT=mutant.cpp -P mutate.cmake
 file(READ ${LIST} mutants)
+string(JSON mutant GET "${mutants}" ${INDEX})
 foreach(field name file original mutated)
-  string(JSON ${field} GET "${mutants}" ${INDEX} ${field})
+  string(JSON ${field} GET "${mutant}" ${field})
 endforeach()
 
 file(READ ${ROOT}/${file} source)
