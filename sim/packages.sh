@@ -5,6 +5,8 @@ build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-d
                 libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
 
+jobs=$(($(nproc) + 1))  # side by side: compilers and tests wait for files now and then
+
 # fail MESSAGE [STATUS]: prints the message and exits.
 fail() {
   printf '%s: %s\n' "${0##*/}" "$1" >&2

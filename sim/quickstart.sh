@@ -10,7 +10,7 @@ exec 3>&1 >&2
 
 install_missing "${build_packages[@]}"
 run cmake --preset release -B build/quickstart -DKVBOUND_TESTS=OFF
-run cmake --build build/quickstart --parallel "$(nproc)"
+run cmake --build build/quickstart --parallel "$jobs"
 run build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors \
   --policy snapkv,snapkv+critical --base snapkv --budget 2.5%,5%,10%,20%,40% >&3
 

@@ -21,5 +21,5 @@ fi
 
 install_missing "${build_packages[@]}" "${test_packages[@]}"
 run cmake --preset release -B build/tests "${cuda[@]}"
-run cmake --build build/tests --parallel "$(nproc)"
-run ctest --test-dir build/tests --output-on-failure --no-tests=error --parallel "$(nproc)" "${chosen[@]}"
+run cmake --build build/tests --parallel "$jobs"
+run ctest --test-dir build/tests --output-on-failure --no-tests=error --parallel "$jobs" "${chosen[@]}"
