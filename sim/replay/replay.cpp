@@ -47,11 +47,12 @@ bool is_held_against_reference(const Run& run, const ReplayResult& result) {
 void judge(RunResult& run, const traces::Layer& layer, int64_t index, const ReplayResult& result,
            const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
+  const int64_t entries = run.layer_entries[index];
   const SessionArithmetic arithmetic =
       arithmetic_of(run.run.backend, result.trace.storage, result.trace.shape, result.trace.prompt_tokens,
-                    run.entries + result.scope.steps);
-  const TestedImplementation implementation{run.run.policy.policy, run.entries, result.scope.steps,
-                                            arithmetic, storage};
+                    entries + result.scope.steps);
+  const TestedImplementation implementation{run.run.policy.policy, entries, result.scope.steps, arithmetic,
+                                            storage};
   const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
   if (!run.agreement) run.agreement.emplace();
   for (TensorAgreement& found : agreement(layer, implementation, claims)) {
