@@ -17,6 +17,14 @@ namespace kvbound::cuda {
 /// 8.0; portable has no requirements.
 enum class NormsKernel { chosen, portable, mma };
 
+/// The positions that a host keeps whatever their scores: the first `sinks` and the last `recent`, which do not overlap.
+struct AlwaysKept {
+  int64_t sinks = 0;
+  int64_t recent = 0;
+
+  int64_t entries() const { return sinks + recent; }
+};
+
 inline namespace KVBOUND_CUDA_BUILD {
 
 /// reference::projected_value_norms for every query head; the projected values are never stored.
@@ -62,15 +70,16 @@ int64_t select_critical_workspace(int64_t rows, int64_t cols);
 /// reference::select_critical for every row: first the stage_one_count best by attention, then the best by stage-two
 /// score among the rest, k in all.
 ///
-/// attention_scores, stage_two_scores  [rows, cols], device memory, without gaps
+/// attention_scores, stage_two_scores  [rows, cols], device memory, row_stride numbers from row to row
 /// k, stage_one_count  [rows], device memory; 0 <= stage_one_count[r] <= k[r] <= cols <= 131072
 /// selection           receives the indices of both stages; stage_one those of stage one (indices null: not written)
 /// exact; a NaN raises selection.status, unless it is the stage-two score of an entry of stage one
 /// stage_one.status    not used
 /// throws              ShapeMismatch; DeviceError
 void select_critical(const float* attention_scores, const float* stage_two_scores, int64_t rows, int64_t cols,
-                     const int64_t* k, const int64_t* stage_one_count, const SelectionResult& selection,
-                     const SelectionResult& stage_one, Workspace workspace, Stream stream);
+                     int64_t row_stride, const int64_t* k, const int64_t* stage_one_count,
+                     const SelectionResult& selection, const SelectionResult& stage_one, Workspace workspace,
+                     Stream stream);
 
 /// Bytes that `adaptive_stage_one` needs, however many entries are ranked.
 int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_t tokens);
@@ -80,13 +89,13 @@ int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_
 /// log_sum_exp  [query_heads, window], natural log, from window_log_sum_exp
 /// ranked       [kv_heads, ranked_stride], device memory: the k[g] best candidates' positions, best first
 /// k            [kv_heads], device memory
-/// always_kept  the last always_kept positions of the prompt
+/// always       the always-kept positions of the prompt, of which none is ranked
 /// count        [kv_heads], device memory: 0..k
 /// precision    weights exp(scale q . k - log_sum_exp) and their sums in fp32, in a fixed order, of
-///              adaptive_stage_one_depth(always_kept + k)
+///              adaptive_stage_one_depth(always.sinks + always.recent + k)
 /// throws       ShapeMismatch; DeviceError
 template <Storage T>
-void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, int64_t always_kept,
+void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, const AlwaysKept& always,
                         const int64_t* ranked, int64_t ranked_stride, const int64_t* k, int64_t* count,
                         Workspace workspace, Stream stream);
 

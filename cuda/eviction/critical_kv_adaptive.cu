@@ -27,7 +27,7 @@ template <Storage T>
 struct Arguments {
   WindowView<T> window;
   const float* log_sum_exp;
-  int64_t always_kept;
+  int64_t sinks, always_kept;  // the first entries, of which the sinks come first
   const int64_t* ranked;
   int64_t ranked_stride;
   const int64_t* k;
@@ -43,6 +43,7 @@ struct Arguments {
 
   // The position of KV head g's entry, -1 behind the last entry.
   __device__ int64_t position(int64_t g, int64_t entry) const {
+    if (entry < sinks) return entry;
     if (entry < always_kept) return tokens() - always_kept + entry;
     return entry < always_kept + k[g] ? ranked[g * ranked_stride + entry - always_kept] : -1;
   }
@@ -246,7 +247,7 @@ int64_t adaptive_stage_one_workspace(int64_t query_heads, int64_t window, int64_
 }
 
 template <Storage T>
-void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, int64_t always_kept,
+void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, const AlwaysKept& always,
                         const int64_t* ranked, int64_t ranked_stride, const int64_t* k, int64_t* count,
                         Workspace workspace, Stream stream) {
   const DeviceTensor<const T>& queries = window.queries;
@@ -257,15 +258,24 @@ void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, i
   require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
   require_range("head_dim", keys.cols, 1, 256);
   require_range("window", queries.rows, 0, keys.rows);
-  require_range("always_kept", always_kept, 0, keys.rows);
+  require_range("sinks", always.sinks, 0, keys.rows);
+  require_range("recent entries", always.recent, 0, keys.rows - always.sinks);
   require_workspace(workspace, adaptive_stage_one_workspace(queries.slices, queries.rows, keys.rows));
   const int64_t rows = queries.slices * queries.rows;
   auto* needed = static_cast<int64_t*>(workspace.data);
-  const int64_t tiles = tiles_of(always_kept + std::min(ranked_stride, keys.rows));
-  const Arguments<T> arguments{
-      window, log_sum_exp, always_kept,          ranked, ranked_stride,
-      k,      count,       padded<T>(keys.cols), tiles,  reinterpret_cast<float*>(needed + rows),
-      needed};
+  const int64_t tiles = tiles_of(always.entries() + std::min(ranked_stride, keys.rows));
+  const Arguments<T> arguments{window,
+                               log_sum_exp,
+                               always.sinks,
+                               always.entries(),
+                               ranked,
+                               ranked_stride,
+                               k,
+                               count,
+                               padded<T>(keys.cols),
+                               tiles,
+                               reinterpret_cast<float*>(needed + rows),
+                               needed};
   const int64_t shared = shared_bytes<Shared>(padded<T>(keys.cols));
   if (tiles > 0 && rows > 0) {
     launch({extent(tiles, queries.slices), extent(kTile), shared, stream}, tile_masses_kernel<T>, arguments);
@@ -277,12 +287,12 @@ void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, i
   launch({extent(keys.slices), extent(32), 0, stream}, most_needed_kernel<T>, arguments);
 }
 
-template void adaptive_stage_one(const WindowView<float>&, const float*, int64_t, const int64_t*, int64_t,
-                                 const int64_t*, int64_t*, Workspace, Stream);
-template void adaptive_stage_one(const WindowView<Float16>&, const float*, int64_t, const int64_t*, int64_t,
-                                 const int64_t*, int64_t*, Workspace, Stream);
-template void adaptive_stage_one(const WindowView<Bfloat16>&, const float*, int64_t, const int64_t*, int64_t,
-                                 const int64_t*, int64_t*, Workspace, Stream);
+template void adaptive_stage_one(const WindowView<float>&, const float*, const AlwaysKept&, const int64_t*,
+                                 int64_t, const int64_t*, int64_t*, Workspace, Stream);
+template void adaptive_stage_one(const WindowView<Float16>&, const float*, const AlwaysKept&, const int64_t*,
+                                 int64_t, const int64_t*, int64_t*, Workspace, Stream);
+template void adaptive_stage_one(const WindowView<Bfloat16>&, const float*, const AlwaysKept&, const int64_t*,
+                                 int64_t, const int64_t*, int64_t*, Workspace, Stream);
 
 // A tile's prefix sums add 32 lanes by a tree of depth 5, then up to 8 warps. The tiles' sums are added likewise, 256
 // at a time; one addition joins the two.

@@ -159,9 +159,11 @@ __device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_
   return prefix << below;
 }
 
-/// Writes the indices j for which selected(j) is true, ascending. All threads call it, after a barrier.
+/// Writes the indices j for which selected(j) is true, ascending, to a row of the result. All threads call it, after a
+/// barrier.
 template <class Selected>
-__device__ void write_ascending(int64_t cols, const Selected& selected, int64_t* indices, int* warp_totals) {
+__device__ void write_ascending(int64_t cols, const Selected& selected, const SelectionResult& result,
+                                int64_t row, int* warp_totals) {
   const int64_t segment = ceil_division(cols, kThreads) * 32;
   const int64_t begin = warp() * segment;
   const int64_t end = min(begin + segment, cols);
@@ -172,12 +174,12 @@ __device__ void write_ascending(int64_t cols, const Selected& selected, int64_t*
   }
   if (lane() == 0) warp_totals[warp()] = total;
   __syncthreads();
-  int64_t* next = indices + sum_before(warp_totals);
+  int64_t* next = result.indices + row * result.stride + sum_before(warp_totals);
   for (int64_t first = begin; first < end; first += 32) {
     const int64_t j = first + lane();
     const bool writes = j < end && selected(j);
     const unsigned writing = __ballot_sync(kAllLanes, writes);
-    if (writes) next[__popc(writing & lanes_below())] = j;
+    if (writes) next[__popc(writing & lanes_below())] = result.first + j;
     next += __popc(writing);
   }
   __syncthreads();

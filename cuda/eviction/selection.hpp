@@ -12,6 +12,7 @@ struct SelectionResult {
   int64_t* indices = nullptr;  ///< row r's begin at indices + r * stride; stride >= the largest k
   int64_t stride = 0;
   int* status = nullptr;  ///< set to 1 if a score is NaN, else left as it is
+  int64_t first = 0;      ///< added to every index: the position of a row's first score
 };
 
 inline namespace KVBOUND_CUDA_BUILD {

@@ -338,19 +338,20 @@ __device__ void add_weights(const Window<T>& window, const Logits<T, kRows>& log
   }
 }
 
-// The window's mean attention to one tile of tokens, for all query heads of its KV head, one after the other.
+// The window's mean or summed attention to one tile of tokens, for all query heads of its KV head, one after the other.
 //
 // grid       (ceil(tokens / 64), kv_heads)
 // block      128
 // shared     1024 (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 34,304 for head_dim 128, BF16, kRows 4
-// registers  kRows 4: 105 (16-bit types), 96 (fp32), kRows 8: 128, 121 (sm_90a); 102, 96, 128, 122 (sm_80)
+// registers  kRows 4: 105 (16-bit types), 96 (fp32), kRows 8: 128, 123 (sm_90a); 102, 96, 128, 123 (sm_80)
 // bytes      read: 16 v for each token and KV head; the group's queries and log-sum-exp for each block, mostly from the
 //            L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; rows up to a multiple of
 //            query_rows cost products, too
 template <Storage T, int kRows>
 __global__ void __launch_bounds__(kThreads, 4)
-    window_attention_kernel(Window<T> window, const float* log_sum_exp, float* mean, Shape shape) {
+    window_attention_kernel(Window<T> window, const float* log_sum_exp, float divisor, float* weights,
+                            Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
   const int64_t g = blockIdx.y;
@@ -384,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const auto pair = [&](int i) { return p[i * kTileTokens] + p[(i + 1) * kTileTokens]; };
     static_assert(kRowLanes == 8);
     const float sum = (pair(0) + pair(2)) + (pair(4) + pair(6));
-    mean[head * window.tokens() + first_token + thread] = sum / static_cast<float>(window.size());
+    weights[head * window.tokens() + first_token + thread] = sum / divisor;
   }
 }
 
@@ -460,14 +461,25 @@ void launch_log_sum_exp(const Window<T>& window, const Splits& splits, const Spl
          window, splits, partials, shape);
 }
 
+float divisor_of(WindowReduction reduction, int64_t queries) {
+  switch (reduction) {
+    case WindowReduction::mean:
+      return static_cast<float>(queries);
+    case WindowReduction::sum:
+      return 1;
+  }
+  return 1;
+}
+
 template <Storage T>
-void launch_attention(const Window<T>& window, const float* log_sum_exp, float* mean, Stream stream) {
+void launch_attention(const Window<T>& window, const float* log_sum_exp, WindowReduction reduction,
+                      float* weights, Stream stream) {
   const Shape shape = shape_that_fits(window, window.size() > kFewRows * kRowLanes, 1);
   const int64_t tiles = ceil_division(window.tokens(), kTileTokens);
   launch({extent(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape), stream},
          shape.query_rows == kManyRows * kRowLanes ? window_attention_kernel<T, kManyRows>
                                                    : window_attention_kernel<T, kFewRows>,
-         window, log_sum_exp, mean, shape);
+         window, log_sum_exp, divisor_of(reduction, window.size()), weights, shape);
 }
 
 int64_t accumulation_depth(int64_t tokens) {
@@ -509,18 +521,19 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
 }
 
 template <Storage T>
-void window_attention(const WindowView<T>& view, const float* log_sum_exp, float* mean, Stream stream) {
+void window_attention(const WindowView<T>& view, const float* log_sum_exp, WindowReduction reduction,
+                      float* weights, Stream stream) {
   require_valid(view);
-  launch_attention(Window<T>(view), log_sum_exp, mean, stream);
+  launch_attention(Window<T>(view), log_sum_exp, reduction, weights, stream);
 }
 
 template void window_log_sum_exp(const WindowView<float>&, float*, Workspace, Stream);
 template void window_log_sum_exp(const WindowView<Float16>&, float*, Workspace, Stream);
 template void window_log_sum_exp(const WindowView<Bfloat16>&, float*, Workspace, Stream);
 
-template void window_attention(const WindowView<float>&, const float*, float*, Stream);
-template void window_attention(const WindowView<Float16>&, const float*, float*, Stream);
-template void window_attention(const WindowView<Bfloat16>&, const float*, float*, Stream);
+template void window_attention(const WindowView<float>&, const float*, WindowReduction, float*, Stream);
+template void window_attention(const WindowView<Float16>&, const float*, WindowReduction, float*, Stream);
+template void window_attention(const WindowView<Bfloat16>&, const float*, WindowReduction, float*, Stream);
 
 KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim) {
   return {.precision = Precision::fp32,

@@ -1,4 +1,4 @@
-// SnapKV's scores: the mean attention of the observation window's queries to every token of the prompt.
+// SnapKV's and H2O's scores: the mean or summed attention of the observation window's queries to every token.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/arithmetic.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 
 namespace kvbound::cuda {
 
@@ -34,15 +35,17 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 template <Storage T>
 void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspace workspace, Stream stream);
 
-/// The mean attention of the window's queries to each token: reference::window_attention, by one pass over the keys.
+/// The mean or summed attention of the window's queries to each token, by one pass over the keys:
+/// reference::window_attention, or window_attention_sums.
 ///
-///     mean[h, j] = (1 / window) sum_i exp(scale * queries[h,i,:] . keys[j,:] - log_sum_exp[h, i])
+///     weights[h, j] = sum_i exp(scale * queries[h,i,:] . keys[j,:] - log_sum_exp[h, i]), over the window for the mean
 ///
 /// log_sum_exp  [query_heads, window], natural log
-/// mean         [query_heads, tokens], 0 for a token in a query's future
+/// weights      [query_heads, tokens], 0 for a token in a query's future
 /// precision, determinism, throws: as above
 template <Storage T>
-void window_attention(const WindowView<T>& window, const float* log_sum_exp, float* mean, Stream stream);
+void window_attention(const WindowView<T>& window, const float* log_sum_exp, WindowReduction reduction,
+                      float* weights, Stream stream);
 
 /// The arithmetic of window_log_sum_exp and window_attention over so many tokens.
 KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim);

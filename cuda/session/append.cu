@@ -9,33 +9,41 @@ namespace {
 
 constexpr int kThreads = 64;
 
-// Copies one key and one value to the end of a KV head's cache. Only this block reads and changes the head's count.
+// Copies one key and one value to a slot of a KV head's cache. Only this block reads and changes the head's numbers.
 //
 // grid       kv_heads
 // block      64; no shared memory
-// registers  32 (sm_90a and sm_80)
-// bytes      read and written: 2 padded rows and the count, 8, for each KV head; no FLOP
+// registers  28 (sm_90a), 32 (sm_80)
+// bytes      read: 2 padded rows and 16 for each KV head; written: 2 padded rows and up to 32; no FLOP
 template <Storage T>
 __global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values,
-                              DeviceTensor<T> keys, DeviceTensor<T> values, int64_t* entries) {
+                              DeviceTensor<T> keys, DeviceTensor<T> values, CacheSlots slots,
+                              int64_t position) {
   const int64_t head = blockIdx.x;
-  const int64_t entry = entries[head];
+  const int64_t entries = slots.entries[head];
+  const int64_t free = slots.free[head];
   __syncthreads();
-  if (entry >= keys.rows) return;
-  for (int64_t c = threadIdx.x; c < padded<T>(keys.cols); c += kThreads) {
-    keys.data[head * keys.slice_stride + entry * keys.row_stride + c] =
+  const int64_t slot = free >= 0 ? free : entries;
+  const bool fits = slot < slots.capacity;
+  for (int64_t c = threadIdx.x; fits && c < padded<T>(keys.cols); c += kThreads) {
+    keys.data[head * keys.slice_stride + slot * keys.row_stride + c] =
         new_keys.data[head * new_keys.slice_stride + c];
-    values.data[head * values.slice_stride + entry * values.row_stride + c] =
+    values.data[head * values.slice_stride + slot * values.row_stride + c] =
         new_values.data[head * new_values.slice_stride + c];
   }
-  if (threadIdx.x == 0) entries[head] = entry + 1;
+  if (threadIdx.x > 0) return;
+  slots.newest[head] = fits ? slot : -1;
+  if (!fits) return;
+  if (slots.positions) slots.positions[head * slots.capacity + slot] = position;
+  slots.free[head] = -1;
+  if (free < 0) slots.entries[head] = entries + 1;
 }
 
 }  // namespace
 
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-            DeviceTensor<T> values, int64_t* entries, Stream stream) {
+            DeviceTensor<T> values, const CacheSlots& slots, int64_t position, Stream stream) {
   require_layout("new_keys", new_keys);
   require_layout("new_values", new_values);
   require_layout("keys", keys);
@@ -49,17 +57,20 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
   require_equal("rows of new_keys", new_keys.rows, "new entries", 1);
   require_equal("rows of new_values", new_values.rows, "new entries", 1);
   require_equal("rows of values", values.rows, "rows of keys", keys.rows);
+  require_equal("KV heads of the slots", slots.kv_heads, "slices of keys", keys.slices);
+  require_equal("capacity of the slots", slots.capacity, "rows of keys", keys.rows);
   if (keys.slices == 0) return;
   launch(LaunchShape{dim3(static_cast<unsigned>(keys.slices)), dim3(kThreads), 0, stream}, append_kernel<T>,
-         new_keys, new_values, keys, values, entries);
+         new_keys, new_values, keys, values, slots, position);
 }
 
 template void append<float>(DeviceTensor<const float>, DeviceTensor<const float>, DeviceTensor<float>,
-                            DeviceTensor<float>, int64_t*, Stream);
+                            DeviceTensor<float>, const CacheSlots&, int64_t, Stream);
 template void append<Float16>(DeviceTensor<const Float16>, DeviceTensor<const Float16>, DeviceTensor<Float16>,
-                              DeviceTensor<Float16>, int64_t*, Stream);
+                              DeviceTensor<Float16>, const CacheSlots&, int64_t, Stream);
 template void append<Bfloat16>(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>,
-                               DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, int64_t*, Stream);
+                               DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, const CacheSlots&, int64_t,
+                               Stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

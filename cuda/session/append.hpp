@@ -9,16 +9,19 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// keys[g, entries[g], :] = new_keys[g, 0, :], values likewise, padding included; then entries[g] grows by 1. Copies bits.
+/// Copies each KV head's new key and value, padding included, to the head's free slot, or else behind its last slot.
+///
+///     s = free[g] >= 0 ? free[g] : entries[g]++
+///     keys[g, s, :] = new_keys[g, 0, :],   values likewise,   positions[g, s] = position,   newest[g] = s,   free[g] = -1
 ///
 /// new_keys, new_values  [kv_heads, 1, head_dim]
-/// keys, values          [kv_heads, capacity, head_dim]; the caller ensures entries[g] < capacity. A full head is left
-///                       as it is
-/// entries               [kv_heads], device memory
+/// keys, values          [kv_heads, capacity, head_dim]
+/// slots                 of that shape; the caller ensures that every head has a free slot or room for one. A full head
+///                       is left as it is, and its `newest` is set to -1
 /// throws                ShapeMismatch; DeviceError
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-            DeviceTensor<T> values, int64_t* entries, Stream stream);
+            DeviceTensor<T> values, const CacheSlots& slots, int64_t position, Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

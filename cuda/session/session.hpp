@@ -1,4 +1,4 @@
-// A layer's compressed cache on a device: SnapKV and CriticalKV, computed entirely on the device.
+// A layer's compressed cache on a device.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,9 @@
 #include <kvbound/reference/core/arithmetic.hpp>
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::cuda {
@@ -17,9 +19,9 @@ namespace kvbound::cuda {
 /// alternative does not compile until it has one, too.
 struct DeviceLimits {
   const char* operator()(const SnapKv&) const { return nullptr; }
-  const char* operator()(const H2o&) const { return kHosts; }
-  const char* operator()(const Tova&) const { return kHosts; }
-  const char* operator()(const StreamingLlm&) const { return kHosts; }
+  const char* operator()(const H2o&) const { return nullptr; }
+  const char* operator()(const Tova&) const { return nullptr; }
+  const char* operator()(const StreamingLlm&) const { return nullptr; }
 
   const char* operator()(const AttentionScore&) const { return nullptr; }
   const char* operator()(const ObcacheValue&) const { return kScores; }
@@ -33,8 +35,8 @@ struct DeviceLimits {
   const char* operator()(const Greedy&) const { return "greedy runs on the reference only"; }
 
   const char* operator()(const Uniform&) const { return nullptr; }
-  const char* operator()(const AdaKv&) const { return kAllocations; }
-  const char* operator()(const Pyramid&) const { return kAllocations; }
+  const char* operator()(const AdaKv&) const { return "adakv runs on the reference only"; }
+  const char* operator()(const Pyramid&) const { return nullptr; }
 
   const char* operator()(const NoMerge&) const { return nullptr; }
   const char* operator()(const KeepKv&) const { return kMerges; }
@@ -43,9 +45,7 @@ struct DeviceLimits {
   const char* operator()(const Cam&) const { return kMerges; }
   const char* operator()(const KvMerger&) const { return kMerges; }
 
-  static constexpr const char* kHosts = "h2o, tova and streaming-llm run on the reference only";
   static constexpr const char* kScores = "scores other than attention run on the reference only";
-  static constexpr const char* kAllocations = "allocations other than uniform run on the reference only";
   static constexpr const char* kMerges = "merging runs on the reference only";
 };
 
@@ -56,6 +56,9 @@ inline void require_supported(const Policy& policy) {
                           std::visit(limits, policy.selection), std::visit(limits, policy.allocation),
                           std::visit(limits, policy.merge)}) {
     if (why) throw InvalidPolicy(why);
+  }
+  if (evicts(policy.host) && rules_of(policy.selection).in_decoding) {
+    throw InvalidPolicy("critical with h2o and tova runs on the reference only");
   }
 }
 

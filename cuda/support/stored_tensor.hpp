@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <kvbound/reference/core/float16.hpp>
@@ -128,6 +129,8 @@ class IndexLists {
     }
     return lists;
   }
+  /// Gives up the memory: [heads, stride].
+  Buffer<int64_t> release() { return std::move(indices_); }
 
  private:
   int64_t stride_;

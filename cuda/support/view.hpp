@@ -38,4 +38,15 @@ struct CacheView {
   const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
 };
 
+/// Which rows of a cache hold which entries; device memory. A row is a slot: an evicted entry's slot is taken by the
+/// next one, so that nothing moves, and positions do not ascend.
+struct CacheSlots {
+  int64_t kv_heads = 0;
+  int64_t capacity = 0;
+  int64_t* entries = nullptr;    ///< [kv_heads]: slots 0..entries - 1 are in use, but for the free one
+  int64_t* free = nullptr;       ///< [kv_heads]: the slot whose entry was evicted last; -1: none
+  int64_t* newest = nullptr;     ///< [kv_heads]: the slot of the entry that was appended last
+  int64_t* positions = nullptr;  ///< [kv_heads, capacity]; null: not recorded
+};
+
 }  // namespace kvbound::cuda

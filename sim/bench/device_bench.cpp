@@ -291,7 +291,8 @@ struct Window {
   void log_sum_exp() { log_sum_exp(sets.next()); }
   void attention() {
     Set& set = sets.next();
-    cuda::window_attention<Stored>(view(set), log_sum_exps.data(), set.mean.data(), kStream);
+    cuda::window_attention<Stored>(view(set), log_sum_exps.data(), WindowReduction::mean, set.mean.data(),
+                                   kStream);
   }
   // Computes the log-sum-exps that attention() needs; once, because all sets hold the same numbers.
   void prepare_attention() {
@@ -424,7 +425,7 @@ BenchResult bench_select_critical(const BenchOptions& options) {
   Buffer<std::byte> workspace(cuda::select_critical_workspace(from.rows, from.cols));
   return measure_on_device(options, "select-critical", {work, Roofline::time, kSelectionGoal}, [&] {
     Set& set = sets.next();
-    cuda::select_critical(set.scores.data(), set.stage_two_scores.data(), from.rows, from.cols,
+    cuda::select_critical(set.scores.data(), set.stage_two_scores.data(), from.rows, from.cols, from.cols,
                           from.counts.data(), from.stage_one_counts.data(), from.into(set.selected),
                           from.into(set.stage_one), {workspace.data(), workspace.bytes()}, kStream);
   });

@@ -12,6 +12,7 @@ from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, SAMPLES, USAGE, CommandLineTest, TraceFile
 
 POLICIES = "snapkv,snapkv+critical,snapkv:pool=1+critical:alpha=adaptive,snapkv+critical:norm=l2:gqa=product-of-means"
+EVICTING = "h2o,h2o:window=16:sinks=4:recent=8,tova,tova:sinks=4,streaming-llm"
 OPERATIONS = {"window_attention", "projected_value_norms", "stage_two_scores", "selection", "compaction", "attention"}
 
 
@@ -45,7 +46,11 @@ class Backends(CommandLineTest):
         self.assertEqual({run["backend"] for run in on_devices}, set(self.devices))
         for run in on_devices:
             entries = run["agreement"]
-            expected = {"score", "kept", "output"}
+            expected = {"kept", "output"}
+            if not run["policy"].startswith("streaming-llm"):
+                expected.add("score")
+            if not run["policy"].startswith("snapkv"):
+                expected.add("evicted")
             if "critical" in run["policy"]:
                 expected |= {"stage_two_score", "projected_value_norms"}
             self.assertLessEqual(expected, {entry["tensor"] for entry in entries})
@@ -60,6 +65,13 @@ class Backends(CommandLineTest):
     def test_another_recorded_model_agrees_without_groups(self):
         self.require_agreement(SAMPLES / "pocket-mha.safetensors", POLICIES, "10%,60%", "--layers", "0", "--steps", "8")
 
+    def test_hosts_that_evict_while_decoding_agree(self):
+        self.require_agreement(SAMPLES / "pocket-gqa.safetensors", EVICTING)
+        self.require_agreement(SAMPLES / "pocket-mha.safetensors", EVICTING, "10%,60%", "--layers", "0")
+
+    def test_budgets_that_differ_between_layers_agree(self):
+        self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv+pyramid,h2o+pyramid:shape=cosine", "20%", "--steps", 8)
+
     def test_every_storage_and_kind_of_attention_agrees(self):
         for dtype, kind in (("F32", "mixed"), ("F16", "mixed"), ("BF16", "mixed"), ("F64", "power-law"),
                             ("BF16", "tied"), ("F32", "sink")):
@@ -67,7 +79,7 @@ class Backends(CommandLineTest):
                 trace = self.generate(f"{dtype}-{kind}.safetensors", "--kind", kind, "--dtype", dtype, "--tokens", 300,
                                       "--decode", 5, "--layers", 1, "--query-heads", 6, "--kv-heads", 2,
                                       "--head-dim", 40, "--model-dim", 96)
-                self.require_agreement(trace)
+                self.require_agreement(trace, f"{POLICIES},{EVICTING}")
 
     def test_heads_of_eight_and_of_odd_sizes_agree(self):
         for head_dim in (8, 10, 17):
@@ -75,7 +87,7 @@ class Backends(CommandLineTest):
                 trace = self.generate(f"{head_dim}.safetensors", "--kind", "mixed", "--dtype", "BF16", "--tokens", 90,
                                       "--decode", 3, "--layers", 1, "--query-heads", 4, "--kv-heads", 4,
                                       "--head-dim", head_dim, "--model-dim", 33)
-                self.require_agreement(trace, POLICIES, "60%")
+                self.require_agreement(trace, f"{POLICIES},{EVICTING}", "60%")
 
     def test_tensors_of_several_types_agree_though_they_are_stored_as_one(self):
         trace = TraceFile(dtype="BF16", prompt_tokens=60, window_queries=40)
@@ -125,8 +137,8 @@ class Backends(CommandLineTest):
     def test_what_the_device_cannot_do_is_refused_before_any_work(self):
         trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
         for policy, what in (("snapkv:window=8+theta-sweep", "theta-sweep runs"), ("snapkv:window=8+greedy", "greedy runs"),
-                             ("h2o:window=8", "h2o, tova and streaming-llm run"), ("tova", "h2o, tova and streaming-llm run"),
-                             ("streaming-llm", "h2o, tova and streaming-llm run"),
+                             ("h2o:window=8+critical", "critical with h2o and tova runs"),
+                             ("tova+critical", "critical with h2o and tova runs"),
                              *((f"snapkv:window=8+{score}", "scores other than attention run")
                                for score in ("obcache-value", "obcache-key", "obcache-joint", "exact"))):
             with self.subTest(policy):

@@ -41,8 +41,25 @@ struct Rows {
   }
 };
 
+// The numbers of CacheSlots in device memory.
+struct Slots {
+  cuda::Buffer<int64_t> entries, free, newest, positions;
+
+  Slots(const std::vector<int64_t>& counts, const std::vector<int64_t>& free_slots)
+      : entries(std::span<const int64_t>(counts)),
+        free(std::span<const int64_t>(free_slots)),
+        newest(std::span<const int64_t>(std::vector<int64_t>(counts.size(), -7))),
+        positions(std::span<const int64_t>(std::vector<int64_t>(counts.size() * kCapacity, -9))) {}
+
+  cuda::CacheSlots view() {
+    return {entries.size(), kCapacity, entries.data(), free.data(), newest.data(), positions.data()};
+  }
+};
+
+// free: per head the slot that an eviction left, -1 for none
 template <cuda::Storage T>
-void expect_appended(int64_t head_dim, const std::vector<int64_t>& entries) {
+void expect_appended(int64_t head_dim, std::vector<int64_t> entries, std::vector<int64_t> free) {
+  constexpr int64_t kPosition = 4711;
   const auto heads = std::ssize(entries);
   Rows<T> keys(1, heads, kCapacity, head_dim), values(2, heads, kCapacity, head_dim);
   Rows<T> new_keys(3, heads, 1, head_dim), new_values(4, heads, 1, head_dim);
@@ -50,29 +67,41 @@ void expect_appended(int64_t head_dim, const std::vector<int64_t>& entries) {
       value_memory{std::span<const T>(values.numbers)};
   cuda::Buffer<T> new_key_memory{std::span<const T>(new_keys.numbers)};
   cuda::Buffer<T> new_value_memory{std::span<const T>(new_values.numbers)};
-  cuda::Buffer<int64_t> counts{std::span<const int64_t>(entries)};
+  Slots slots(entries, free);
   cuda::append<T>(new_keys.view(new_key_memory), new_values.view(new_value_memory), keys.view(key_memory),
-                  values.view(value_memory), counts.data(), nullptr);
+                  values.view(value_memory), slots.view(), kPosition, nullptr);
   cuda::synchronise(nullptr);
-  std::vector<int64_t> grown = entries;
+  std::vector<int64_t> newest(heads, -1), positions(heads * kCapacity, -9);
   for (int64_t g = 0; g < heads; ++g) {
-    if (entries[g] == kCapacity) continue;
-    std::copy_n(new_keys.row(g, 0), cuda::padded<T>(head_dim), keys.row(g, entries[g]));
-    std::copy_n(new_values.row(g, 0), cuda::padded<T>(head_dim), values.row(g, entries[g]));
-    ++grown[g];
+    if (free[g] < 0 && entries[g] == kCapacity) continue;
+    newest[g] = free[g] < 0 ? entries[g]++ : free[g];
+    free[g] = -1;
+    positions[g * kCapacity + newest[g]] = kPosition;
+    std::copy_n(new_keys.row(g, 0), cuda::padded<T>(head_dim), keys.row(g, newest[g]));
+    std::copy_n(new_values.row(g, 0), cuda::padded<T>(head_dim), values.row(g, newest[g]));
   }
   EXPECT_TRUE(same_bits(download(key_memory), keys.numbers));
   EXPECT_TRUE(same_bits(download(value_memory), values.numbers));
-  EXPECT_EQ(download(counts), grown);
+  EXPECT_EQ(download(slots.entries), entries);
+  EXPECT_EQ(download(slots.free), free);
+  EXPECT_EQ(download(slots.newest), newest);
+  EXPECT_EQ(download(slots.positions), positions);
 }
 
 TYPED_TEST(AppendParity, WritesOneRowBehindEachHeadsLastAndLeavesAFullHeadAlone) {
   for (const int64_t head_dim : {1, 8, 10, 64, 80, 128, 256}) {
     for_each_schedule([&](const std::string& schedule) {
       SCOPED_TRACE("head_dim " + std::to_string(head_dim) + ", " + schedule);
-      expect_appended<TypeParam>(head_dim, {0, 3, kCapacity, kCapacity - 1});
+      expect_appended<TypeParam>(head_dim, {0, 3, kCapacity, kCapacity - 1}, {-1, -1, -1, -1});
     });
   }
+}
+
+TYPED_TEST(AppendParity, TakesTheFreeSlotWhereThereIsOne) {
+  for_each_schedule([&](const std::string& schedule) {
+    SCOPED_TRACE(schedule);
+    expect_appended<TypeParam>(10, {3, kCapacity, kCapacity, 1}, {-1, 0, kCapacity - 1, 0});
+  });
 }
 
 TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
@@ -82,7 +111,7 @@ TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
       return Rows<TypeParam>(1, slices, rows, cols).view(memory);
     };
     cuda::append<TypeParam>(view(new_heads, new_rows, new_cols), view(2, 1, 8), view(2, kCapacity, 8),
-                            view(2, value_rows, 8), nullptr, nullptr);
+                            view(2, value_rows, 8), {2, kCapacity}, 0, nullptr);
   };
   EXPECT_THROW(call(3, 1, 8, kCapacity), ShapeMismatch);
   EXPECT_THROW(call(2, 2, 8, kCapacity), ShapeMismatch);

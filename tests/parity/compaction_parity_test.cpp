@@ -102,6 +102,54 @@ TYPED_TEST(CompactionParity, GivesTheSameUnderEverySchedule) {
   });
 }
 
+class CompactNumbersParity : public DeviceTest {};
+
+// Rows of numbers with spare columns, in device memory and as they are expected.
+void expect_numbers_moved(int64_t rows_per_head, int64_t tokens, const std::vector<int64_t>& count,
+                          int64_t capacity) {
+  const auto heads = std::ssize(count);
+  const int64_t rows = heads * rows_per_head, kept_stride = *std::ranges::max_element(count) + 3;
+  const Tensor random = random_tensor(5, 1, rows, tokens);
+  const std::vector<float> numbers(random.numbers().begin(), random.numbers().end());
+  std::vector<float> expected(rows * capacity, -1);
+  std::vector<int64_t> kept(heads * kept_stride, -1);
+  for (int64_t g = 0; g < heads; ++g) {
+    const auto positions = kept_positions(static_cast<uint64_t>(g + 1), tokens, count[g]);
+    std::ranges::copy(positions, kept.begin() + g * kept_stride);
+    for (int64_t r = g * rows_per_head; r < (g + 1) * rows_per_head; ++r) {
+      for (int64_t i = 0; i < count[g]; ++i) expected[r * capacity + i] = numbers[r * tokens + positions[i]];
+    }
+  }
+  const cuda::Buffer<float> from = cuda::upload(numbers);
+  cuda::Buffer<float> compacted = cuda::upload(std::vector<float>(expected.size(), -1));
+  const cuda::Buffer<int64_t> device_kept = cuda::upload(kept), device_count = cuda::upload(count);
+  cuda::compact_numbers({from.data(), rows, tokens}, heads, device_kept.data(), kept_stride,
+                        device_count.data(), {compacted.data(), rows, capacity}, nullptr);
+  cuda::synchronise(nullptr);
+  EXPECT_TRUE(same_bits(cuda::download(compacted), expected));
+}
+
+TEST_F(CompactNumbersParity, MovesTheNumbersOfKeptEntriesAndNothingElse) {
+  for (const int64_t count : {0, 1, 31, 32, 33}) {
+    for (const int64_t rows_per_head : {1, 4}) {
+      for_each_schedule([&](const std::string& schedule) {
+        SCOPED_TRACE(schedule + ", count " + std::to_string(count));
+        expect_numbers_moved(rows_per_head, 70, {count, 33 - count, count}, 40);
+      });
+    }
+  }
+  expect_numbers_moved(3, 3000, {1200, 7, 999}, 1201);
+}
+
+TEST_F(CompactNumbersParity, RefusesRowsThatDoNotFit) {
+  const auto compact = [](int64_t rows, int64_t compacted_rows, int64_t kv_heads) {
+    cuda::compact_numbers({nullptr, rows, 9}, kv_heads, nullptr, 1, nullptr, {nullptr, compacted_rows, 9},
+                          nullptr);
+  };
+  EXPECT_THROW(compact(4, 3, 2), ShapeMismatch);
+  EXPECT_THROW(compact(4, 4, 3), ShapeMismatch);
+}
+
 TYPED_TEST(CompactionParity, RefusesShapesThatDoNotFit) {
   using T = TypeParam;
   const int64_t stride = cuda::padded<T>(16);

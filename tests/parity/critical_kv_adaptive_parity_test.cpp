@@ -23,7 +23,11 @@ class AdaptiveStageOneParity : public DeviceTest {};
 TYPED_TEST_SUITE(AdaptiveStageOneParity, StorageTypes, StorageName);
 
 struct AdaptiveShape {
-  int64_t query_heads, kv_heads, head_dim, tokens, window, always_kept;
+  int64_t query_heads, kv_heads, head_dim, tokens, window, recent;
+  int64_t sinks = 0;
+
+  cuda::AlwaysKept always() const { return {sinks, recent}; }
+  int64_t candidates() const { return tokens - sinks - recent; }
 };
 
 // An observation window over a prompt, exact in T. The candidates are all positions that are not always kept.
@@ -46,15 +50,16 @@ struct AdaptiveInput {
         scale(1 / std::sqrt(static_cast<double>(s.head_dim))) {
     for (int64_t g = 0; g < s.kv_heads; ++g) {
       form_weights(g);
-      const int64_t candidates = s.tokens - s.always_kept;
-      k.push_back(static_cast<int64_t>(share * static_cast<double>(candidates)) / (g + 1));
+      k.push_back(static_cast<int64_t>(share * static_cast<double>(s.candidates())) / (g + 1));
       ranked.push_back(reference::rank_top(mean_weights(g), k.back()));
+      for (int64_t& position : ranked.back()) position += s.sinks;
     }
   }
 
   std::vector<int64_t> always_kept() const {
     std::vector<int64_t> positions;
-    for (int64_t j = shape.tokens - shape.always_kept; j < shape.tokens; ++j) positions.push_back(j);
+    for (int64_t j = 0; j < shape.sinks; ++j) positions.push_back(j);
+    for (int64_t j = shape.tokens - shape.recent; j < shape.tokens; ++j) positions.push_back(j);
     return positions;
   }
 
@@ -72,8 +77,8 @@ struct AdaptiveInput {
     cuda::Buffer<int64_t> count{std::span<const int64_t>(counts)};
     WorkingMemory memory(cuda::adaptive_stage_one_workspace(shape.query_heads, shape.window, shape.tokens));
     cuda::adaptive_stage_one<T>({device_queries.view(), device_keys.view(), scale}, lse.data(),
-                                shape.always_kept, device_ranked.data(), stride, device_k.data(),
-                                count.data(), memory.view(), nullptr);
+                                shape.always(), device_ranked.data(), stride, device_k.data(), count.data(),
+                                memory.view(), nullptr);
     cuda::synchronise(nullptr);
     count.download(counts);
     return counts;
@@ -111,10 +116,10 @@ struct AdaptiveInput {
   }
   // The summed weights of the candidates.
   std::vector<double> mean_weights(int64_t g) const {
-    std::vector<double> mean(shape.tokens - shape.always_kept);
+    std::vector<double> mean(shape.candidates());
     const Matrix& rows = weights[g];
     for (int64_t row = 0; row < rows.rows(); ++row) {
-      for (size_t j = 0; j < mean.size(); ++j) mean[j] += rows.row(row)[j];
+      for (size_t j = 0; j < mean.size(); ++j) mean[j] += rows.row(row)[shape.sinks + j];
     }
     return mean;
   }
@@ -190,12 +195,15 @@ TYPED_TEST(AdaptiveStageOneParity, MatchesReferenceAcrossShapes) {
 
 TYPED_TEST(AdaptiveStageOneParity, MatchesReferenceWhateverIsAlwaysKept) {
   AdaptiveCheck<TypeParam> check;
-  for (const int64_t always_kept : {0, 1, 100, 290, 300}) {
-    for (const double share : {0.0, 0.3, 1.0}) {
-      check.hold(AdaptiveInput<TypeParam>({2, 1, 64, 300, 17, always_kept}, 1, share));
+  for (const int64_t recent : {0, 1, 100, 290, 300}) {
+    for (const int64_t sinks : {0, 1, 40, 300}) {
+      if (sinks + recent > 300) continue;
+      for (const double share : {0.0, 0.3, 1.0}) {
+        check.hold(AdaptiveInput<TypeParam>({2, 1, 64, 300, 17, recent, sinks}, 1, share));
+      }
     }
   }
-  EXPECT_GE(check.inside, 2);
+  EXPECT_GE(check.inside, 6);
 }
 
 TYPED_TEST(AdaptiveStageOneParity, MatchesReferenceOverManyTiles) {
@@ -215,19 +223,20 @@ TYPED_TEST(AdaptiveStageOneParity, GivesTheSameUnderEverySchedule) {
 
 TYPED_TEST(AdaptiveStageOneParity, RefusesWhatDoesNotFit) {
   using T = TypeParam;
-  const auto refusal = [](const Tensor& queries, const Tensor& keys, int64_t always_kept) {
+  const auto refusal = [](const Tensor& queries, const Tensor& keys, const cuda::AlwaysKept& always) {
     const Uploaded<T> q{queries.view()}, k{keys.view()};
     return test::message_of<ShapeMismatch>([&] {
-      cuda::adaptive_stage_one<T>({q.view(), k.view(), 1}, nullptr, always_kept, nullptr, 0, nullptr, nullptr,
-                                  {}, nullptr);
+      cuda::adaptive_stage_one<T>({q.view(), k.view(), 1}, nullptr, always, nullptr, 0, nullptr, nullptr, {},
+                                  nullptr);
     });
   };
   const auto has = [](const std::string& text) { return testing::HasSubstr(text); };
-  EXPECT_THAT(refusal(Tensor(3, 4, 8), Tensor(2, 9, 8), 0), has("3 query heads cannot share 2 KV heads"));
-  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 7), 0), has("columns of queries"));
-  EXPECT_THAT(refusal(Tensor(2, 10, 8), Tensor(2, 9, 8), 0), has("window is 10"));
-  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 8), 10), has("always_kept is 10"));
-  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 8), 4), has("the workspace has 0 bytes"));
+  EXPECT_THAT(refusal(Tensor(3, 4, 8), Tensor(2, 9, 8), {}), has("3 query heads cannot share 2 KV heads"));
+  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 7), {}), has("columns of queries"));
+  EXPECT_THAT(refusal(Tensor(2, 10, 8), Tensor(2, 9, 8), {}), has("window is 10"));
+  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 8), {10, 0}), has("sinks is 10"));
+  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 8), {3, 7}), has("recent entries is 7"));
+  EXPECT_THAT(refusal(Tensor(2, 4, 8), Tensor(2, 9, 8), {0, 4}), has("the workspace has 0 bytes"));
 }
 
 }  // namespace

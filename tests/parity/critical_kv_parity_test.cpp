@@ -330,8 +330,8 @@ TwoStages device_selection(const std::vector<TwoStageRow>& rows, bool want_stage
   const auto cols = std::ssize(rows.front().attention);
   Indices selected(k), stage_one(stage_one_count);
   WorkingMemory memory(cuda::select_critical_workspace(row_count, cols));
-  cuda::select_critical(device_attention.data(), device_stage_two.data(), row_count, cols, device_k.data(),
-                        device_count.data(), selected.result(),
+  cuda::select_critical(device_attention.data(), device_stage_two.data(), row_count, cols, cols,
+                        device_k.data(), device_count.data(), selected.result(),
                         want_stage_one ? stage_one.result() : cuda::SelectionResult{}, memory.view(),
                         nullptr);
   if (!want_stage_one) return {selected.rows(), {}, selected.status()};
@@ -413,8 +413,9 @@ TEST_F(SelectCriticalParity, GivesTheSameUnderEverySchedule) {
 
 TEST_F(SelectCriticalParity, RefusesRowsThatAreTooLong) {
   const auto refusal = [](int64_t columns) {
-    return test::message_of<ShapeMismatch>(
-        [&] { cuda::select_critical(nullptr, nullptr, 1, columns, nullptr, nullptr, {}, {}, {}, nullptr); });
+    return test::message_of<ShapeMismatch>([&] {
+      cuda::select_critical(nullptr, nullptr, 1, columns, columns, nullptr, nullptr, {}, {}, {}, nullptr);
+    });
   };
   EXPECT_THAT(refusal(cuda::kMostScores + 1), testing::HasSubstr("columns of the scores"));
   EXPECT_THAT(refusal(10), testing::HasSubstr("the workspace has 0 bytes"));

@@ -49,7 +49,10 @@ class Indices {
         indices_(std::vector<int64_t>(k_.size() * static_cast<size_t>(stride_), -1)),
         status_(std::vector<int>{0}) {}
 
-  cuda::SelectionResult result() { return {indices_.data(), stride_, status_.data()}; }
+  /// first  added to every index
+  cuda::SelectionResult result(int64_t first = 0) {
+    return {indices_.data(), stride_, status_.data(), first};
+  }
 
   /// Waits for the default stream. The test fails if the spare numbers behind a row were overwritten.
   std::vector<std::vector<int64_t>> rows() const {

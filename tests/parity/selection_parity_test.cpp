@@ -47,13 +47,14 @@ class UploadedScores {
   cuda::Buffer<float> memory_;
 };
 
-Selected run(Operation operation, const Rows& rows, const std::vector<int64_t>& k) {
+// first: the position of every row's first score
+Selected run(Operation operation, const Rows& rows, const std::vector<int64_t>& k, int64_t first = 0) {
   const UploadedScores scores(rows);
   const cuda::Buffer<int64_t> counts{std::span<const int64_t>(k)};
   Indices indices(k);
   WorkingMemory memory(cuda::select_top_workspace(scores.rows(), scores.cols()));
-  operation(scores.data(), scores.rows(), scores.cols(), scores.row_stride(), counts.data(), indices.result(),
-            memory.view(), nullptr);
+  operation(scores.data(), scores.rows(), scores.cols(), scores.row_stride(), counts.data(),
+            indices.result(first), memory.view(), nullptr);
   return {indices.rows(), indices.status()};
 }
 
@@ -96,6 +97,16 @@ TEST_P(SelectionParity, MatchesReferenceAcrossShapesAndScores) {
       expect_parity(rows, k);
     }
   }
+}
+
+TEST_P(SelectionParity, AddsTheFirstScoresPosition) {
+  const Rows rows{scores_of(ScoreKind::normal, 1, 90), scores_of(ScoreKind::softmax, 2, 90)};
+  const std::vector<int64_t> k{40, 7};
+  Selected expected = run(GetParam().operation, rows, k);
+  for (std::vector<int64_t>& indices : expected.indices) {
+    for (int64_t& index : indices) index += 1000;
+  }
+  EXPECT_EQ(run(GetParam().operation, rows, k, 1000).indices, expected.indices);
 }
 
 TEST_P(SelectionParity, SelectsNothingFromNothing) {

@@ -5,8 +5,10 @@
 #include <kvbound/cuda/eviction/snap_kv.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/bounds/obcache_errors.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/eviction/window_logits.hpp>
 
 #include "distributions.hpp"
 #include "support.hpp"
@@ -41,16 +43,18 @@ class Subject {
         queries_(rounded<T>(random_tensor(1, c.query_heads(), c.window, c.head_dim))),
         keys_(rounded<T>(keys_of(c.distribution, 2, group_queries(), c.tokens, c.scale()))) {}
 
-  /// {log-sum-exp, mean attention weights}
+  /// {log-sum-exp, mean attention weights, summed attention weights}
   std::vector<std::vector<float>> run() const {
     const Case& c = case_;
     const Uploaded<T> queries(queries_), keys(keys_);
     const cuda::WindowView<T> window{queries.view(), keys.view(), c.scale()};
-    Output log_sum_exp(c.query_heads() * c.window), mean(c.query_heads() * c.tokens);
+    Output log_sum_exp(c.query_heads() * c.window);
+    Output mean(c.query_heads() * c.tokens), sum(c.query_heads() * c.tokens);
     WorkingMemory memory(cuda::window_log_sum_exp_workspace(c.query_heads(), c.window, c.tokens));
     cuda::window_log_sum_exp(window, log_sum_exp.data(), memory.view(), nullptr);
-    cuda::window_attention(window, log_sum_exp.data(), mean.data(), nullptr);
-    return {log_sum_exp.numbers(), mean.numbers()};
+    cuda::window_attention(window, log_sum_exp.data(), WindowReduction::mean, mean.data(), nullptr);
+    cuda::window_attention(window, log_sum_exp.data(), WindowReduction::sum, sum.data(), nullptr);
+    return {log_sum_exp.numbers(), mean.numbers(), sum.numbers()};
   }
 
   LayerView layer() const {
@@ -101,6 +105,9 @@ class SnapKvParity : public DeviceTest {
     EXPECT_TRUE(mean_.hold(results[1], reference::window_attention(layer, c.window).numbers(),
                            reference::window_attention_errors(layer, c.window, arithmetic).numbers()))
         << c;
+    EXPECT_TRUE(sum_.hold(results[2], reference::window_attention_sums(layer, c.window).numbers(),
+                          reference::accumulated_attention_errors(layer, c.window, arithmetic).numbers()))
+        << c;
   }
 
   void expect_parity_in_every_schedule(const Case& c) {
@@ -111,10 +118,12 @@ class SnapKvParity : public DeviceTest {
   void expect_tight() const {
     EXPECT_TRUE(log_sum_exp_.is_tight());
     EXPECT_TRUE(mean_.is_tight());
+    EXPECT_TRUE(sum_.is_tight());
   }
 
   Comparator log_sum_exp_{"window_log_sum_exp " + StorageName::GetName<T>(0)};
   Comparator mean_{"window_attention " + StorageName::GetName<T>(0)};
+  Comparator sum_{"window_attention, summed " + StorageName::GetName<T>(0)};
 };
 TYPED_TEST_SUITE(SnapKvParity, StorageTypes, StorageName);
 
@@ -226,7 +235,9 @@ TYPED_TEST(SnapKvParity, NamesShapesThatDoNotFit) {
       }
     };
     call([&] { cuda::window_log_sum_exp(window, log_sum_exp.data(), workspace, nullptr); });
-    call([&] { cuda::window_attention(window, log_sum_exp.data(), mean.data(), nullptr); });
+    call([&] {
+      cuda::window_attention(window, log_sum_exp.data(), WindowReduction::mean, mean.data(), nullptr);
+    });
     return result;
   };
   const auto both = [](const std::string& text) { return std::vector{text, text}; };

@@ -1,0 +1,64 @@
+#include "layer_cache.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "append.hpp"
+#include "compaction.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+template <Storage T>
+void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, Queue& queue) {
+  const LayerShape& shape = layer.shape;
+  const int64_t capacity = kept.positions.stride();
+  kv_heads_ = shape.kv_heads;
+  growing_ = growing;
+  most_entries_ = std::ranges::max(kept.budgets);
+  keys_ = StoredTensor<T>(shape.kv_heads, capacity, shape.head_dim);
+  values_ = StoredTensor<T>(shape.kv_heads, capacity, shape.head_dim);
+  const std::vector<int64_t> none(shape.kv_heads, -1);
+  free_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
+  newest_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
+  queue.run("compaction", [&] {
+    compact<T>(layer.keys, kept.positions.data(), capacity, kept.counts.data(), keys_.view(), queue.stream());
+    compact<T>(layer.values, kept.positions.data(), capacity, kept.counts.data(), values_.view(),
+               queue.stream());
+  });
+  positions_ = kept.positions.release();
+  entries_ = std::exchange(kept.counts, {});
+}
+
+template <Storage T>
+void LayerCache<T>::append(DeviceTensor<const T> keys, DeviceTensor<const T> values, int64_t position,
+                           Queue& queue) {
+  if (growing_ && most_entries_ == capacity()) grow(queue);
+  ++most_entries_;
+  cuda::append<T>(keys, values, keys_.view(), values_.view(), slots(), position, queue.stream());
+}
+
+// Doubles the capacity, by the compaction that filled the cache.
+template <Storage T>
+void LayerCache<T>::grow(Queue& queue) {
+  std::vector<int64_t> all(most_entries_);
+  std::iota(all.begin(), all.end(), 0);
+  IndexLists rows(kv_heads_, most_entries_);
+  for (int64_t g = 0; g < kv_heads_; ++g) rows.upload(g, 0, all, queue.stream());
+  for (StoredTensor<T>* tensor : {&keys_, &values_}) {
+    const StoredTensor<T> old = std::move(*tensor);
+    *tensor = StoredTensor<T>(kv_heads_, 2 * most_entries_, old.view().cols);
+    compact<T>(old.view(), rows.data(), rows.stride(), entries_.data(), tensor->view(), queue.stream());
+    synchronise(queue.stream());  // the old rows are released
+  }
+}
+
+template class LayerCache<float>;
+template class LayerCache<Float16>;
+template class LayerCache<Bfloat16>;
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,83 @@
+#include "layer_scores.hpp"
+
+#include <cassert>
+#include <optional>
+
+#include <kvbound/cuda/eviction/critical_kv.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+TensorView as_slices(MatrixView matrix, int64_t rows) {
+  assert(matrix.row_stride == matrix.cols);  // a slice's rows have no stride of their own
+  return {matrix.data, matrix.rows / rows, rows, matrix.cols, rows * matrix.row_stride};
+}
+
+// The number that `key` has in a map, made by make() on its first use.
+template <class Key, class Make>
+const DeviceMatrix& known(std::map<Key, DeviceMatrix>& all, const Key& key, const Make& make) {
+  const auto [entry, is_new] = all.try_emplace(key);
+  if (is_new) entry->second = make();
+  return entry->second;
+}
+
+}  // namespace
+
+template <Storage T>
+UploadedLayer<T>::UploadedLayer(const LayerView& layer, Queue& queue)
+    : shape_(layer.shape), scale_(layer.scale) {
+  queue.run("upload", [&] {
+    keys_ = StoredTensor<T>(layer.keys, queue.stream());
+    values_ = StoredTensor<T>(layer.values, queue.stream());
+    queries_ = StoredTensor<T>(layer.queries, queue.stream());
+    output_projection_ =
+        StoredTensor<T>(as_slices(layer.output_projection, layer.shape.head_dim), queue.stream());
+  });
+}
+
+template <Storage T>
+const DeviceMatrix& LayerScores<T>::log_sum_exp(int64_t window) {
+  return known(log_sum_exp_, window, [&] {
+    DeviceMatrix result(layer_.shape.query_heads, window);
+    const int64_t bytes =
+        window_log_sum_exp_workspace(layer_.shape.query_heads, window, layer_.prompt_tokens());
+    queue_.run("window_attention", [&] {
+      window_log_sum_exp<T>(layer_.window(window), result.data(), queue_.workspace(bytes), queue_.stream());
+    });
+    return result;
+  });
+}
+
+template <Storage T>
+const DeviceMatrix& LayerScores<T>::attention(int64_t window, WindowReduction reduction) {
+  return known(attention_, {window, reduction}, [&] {
+    const DeviceMatrix& log_sums = log_sum_exp(window);
+    DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
+    queue_.run("window_attention", [&] {
+      window_attention<T>(layer_.window(window), log_sums.data(), reduction, result.data(), queue_.stream());
+    });
+    return result;
+  });
+}
+
+template <Storage T>
+const DeviceMatrix& LayerScores<T>::norms(Norm norm) {
+  return known(norms_, norm, [&] {
+    DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
+    queue_.run("projected_value_norms", [&] {
+      projected_value_norms<T>(layer_.values, layer_.output_projection, norm, result.data(), queue_.stream());
+    });
+    return result;
+  });
+}
+
+template class UploadedLayer<float>;
+template class UploadedLayer<Float16>;
+template class UploadedLayer<Bfloat16>;
+template class LayerScores<float>;
+template class LayerScores<Float16>;
+template class LayerScores<Bfloat16>;
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,80 @@
+// A layer's prompt in device memory, and what depends on it alone: computed once for all policies and budgets.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+#include "queue.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// LayerView in device memory.
+template <Storage T>
+struct DeviceLayer {
+  LayerShape shape;
+  double scale = 1;
+  DeviceTensor<const T> keys, values;  ///< [kv_heads, n, head_dim]
+  DeviceTensor<const T> queries;       ///< [query_heads, window_queries, head_dim]: the last prompt queries
+  DeviceTensor<const T> output_projection;  ///< [query_heads, head_dim, model_dim]
+
+  int64_t prompt_tokens() const { return keys.rows; }
+  /// The last `size` queries.
+  WindowView<T> window(int64_t size) const {
+    DeviceTensor<const T> last = queries;
+    last.data += (queries.rows - size) * queries.row_stride;
+    last.rows = size;
+    return {last, keys, scale};
+  }
+};
+
+/// A layer's numbers, rounded once to the storage type.
+template <Storage T>
+class UploadedLayer {
+ public:
+  UploadedLayer(const LayerView& layer, Queue& queue);
+
+  DeviceLayer<T> view() const {
+    return {shape_, scale_, keys_.view(), values_.view(), queries_.view(), output_projection_.view()};
+  }
+
+ private:
+  LayerShape shape_;
+  double scale_;
+  StoredTensor<T> keys_, values_, queries_, output_projection_;
+};
+
+/// Scores and norms that depend on one layer alone: reference::LayerScores. Each is computed on its first use.
+template <Storage T>
+class LayerScores {
+ public:
+  /// What `layer` views must outlive the object.
+  LayerScores(const DeviceLayer<T>& layer, Queue& queue) : layer_(layer), queue_(queue) {}
+
+  const DeviceLayer<T>& layer() const { return layer_; }
+
+  /// window_log_sum_exp: [query_heads, window]
+  const DeviceMatrix& log_sum_exp(int64_t window);
+  /// window_attention: [query_heads, n], not pooled
+  const DeviceMatrix& attention(int64_t window, WindowReduction reduction);
+  /// projected_value_norms: [query_heads, n]
+  const DeviceMatrix& norms(Norm norm);
+
+ private:
+  DeviceLayer<T> layer_;
+  Queue& queue_;
+  std::map<int64_t, DeviceMatrix> log_sum_exp_;                            // by window
+  std::map<std::pair<int64_t, WindowReduction>, DeviceMatrix> attention_;  // by window
+  std::map<Norm, DeviceMatrix> norms_;
+};
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

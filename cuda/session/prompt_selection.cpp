@@ -1,0 +1,176 @@
+#include "prompt_selection.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <numeric>
+#include <variant>
+
+#include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/selection.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+std::vector<int64_t> range(int64_t first, int64_t count) {
+  std::vector<int64_t> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+// Selects among the candidates of a ranking, by the policy's selection.
+template <Storage T>
+class PromptSelection {
+ public:
+  PromptSelection(const Ranking& ranking, LayerScores<T>& known, Queue& queue, KeptEntries& kept)
+      : shape_(known.layer().shape), ranking_(ranking), known_(known), queue_(queue), kept_(kept) {
+    for (const int64_t budget : kept.budgets) selected_.push_back(budget - ranking.always.entries());
+    selected_counts_ = Buffer<int64_t>(std::span<const int64_t>(selected_), queue.stream());
+  }
+
+  PromptRecord run(const Policy& policy) {
+    record_.score_positions = range(0, ranking_.rules.scored);
+    record_.score = ranking_.scores.download("score", queue_.stream());
+    upload_always_kept();
+    std::visit([&](const auto& selection) { select(selection); }, policy.selection);
+    record_.kept = kept_.positions.download(kept_.budgets, queue_.stream());
+    return std::move(record_);
+  }
+
+ private:
+  int64_t tokens() const { return known_.layer().prompt_tokens(); }
+  std::vector<int64_t> recent() const {
+    return range(tokens() - ranking_.always.recent, ranking_.always.recent);
+  }
+  const float* scores() const { return ranking_.candidate_scores(); }
+  int64_t row_stride() const { return ranking_.scores.cols(); }
+
+  // The sinks stand in front of the selected entries, the newest behind them.
+  void upload_always_kept() {
+    const std::vector<int64_t> first = range(0, ranking_.always.sinks), last = recent();
+    for (int64_t g = 0; g < shape_.kv_heads; ++g) {
+      kept_.positions.upload(g, 0, first, queue_.stream());
+      kept_.positions.upload(g, std::ssize(first) + selected_[g], last, queue_.stream());
+    }
+  }
+
+  // Where selected positions are written: behind `offset` others.
+  SelectionResult into(IndexLists& lists, int64_t offset = 0) {
+    return {lists.data() + offset, lists.stride(), queue_.status(), ranking_.always.sinks};
+  }
+
+  void select(const TopK&) {
+    queue_.run("selection", [&] {
+      select_top(scores(), shape_.kv_heads, ranking_.candidates, row_stride(), selected_counts_.data(),
+                 into(kept_.positions, ranking_.always.sinks),
+                 queue_.workspace(select_top_workspace(shape_.kv_heads, ranking_.candidates)),
+                 queue_.stream());
+    });
+    queue_.require_numbers("score");
+  }
+
+  void select(const Critical& options) {
+    const DeviceMatrix& norms = known_.norms(options.norm);
+    DeviceMatrix stage_two(shape_.kv_heads, ranking_.rules.scored);
+    queue_.run("stage_two_scores", [&] {
+      stage_two_scores(ranking_.head_scores.data(), norms.data(), norms.cols(), shape_.query_heads,
+                       shape_.kv_heads, ranking_.rules.scored, options.epsilon, options.gqa, stage_two.data(),
+                       queue_.stream());
+    });
+    const Buffer<int64_t> counts = stage_one_counts(options);
+    IndexLists stage_one(shape_.kv_heads, kept_.positions.stride());
+    queue_.run("selection", [&] {
+      select_critical(scores(), stage_two.data() + ranking_.always.sinks, shape_.kv_heads,
+                      ranking_.candidates, row_stride(), selected_counts_.data(), counts.data(),
+                      into(kept_.positions, ranking_.always.sinks), into(stage_one),
+                      queue_.workspace(select_critical_workspace(shape_.kv_heads, ranking_.candidates)),
+                      queue_.stream());
+    });
+    queue_.require_numbers("stage_two_score");
+    record_.projected_value_norms = norms.download("projected_value_norms", queue_.stream());
+    record_.stage_two_score = stage_two.download("stage_two_score", queue_.stream());
+    record_stage_one(stage_one, counts);
+  }
+
+  // require_supported throws for policies with these selections.
+  void select(const ThetaSweep&) { assert(false); }
+  void select(const Greedy&) { assert(false); }
+
+  Buffer<int64_t> stage_one_counts(const Critical& options) {
+    if (options.alpha) {
+      std::vector<int64_t> counts;
+      for (const int64_t k : selected_) counts.push_back(floor_of_product(*options.alpha, k));
+      return Buffer<int64_t>(std::span<const int64_t>(counts), queue_.stream());
+    }
+    Buffer<int64_t> counts(shape_.kv_heads);
+    const DeviceMatrix& log_sum_exp = known_.log_sum_exp(ranking_.rules.window);
+    IndexLists ranked(shape_.kv_heads, kept_.positions.stride());
+    queue_.run("selection", [&] {
+      rank_top(scores(), shape_.kv_heads, ranking_.candidates, row_stride(), selected_counts_.data(),
+               into(ranked), queue_.workspace(select_top_workspace(shape_.kv_heads, ranking_.candidates)),
+               queue_.stream());
+      const WindowView<T> window = known_.layer().window(ranking_.rules.window);
+      const int64_t bytes = adaptive_stage_one_workspace(shape_.query_heads, window.queries.rows, tokens());
+      adaptive_stage_one<T>(window, log_sum_exp.data(), ranking_.always, ranked.data(), ranked.stride(),
+                            selected_counts_.data(), counts.data(), queue_.workspace(bytes), queue_.stream());
+      synchronise(queue_.stream());  // `ranked` is released here
+    });
+    return counts;
+  }
+
+  // Stage one's entries and the always-kept ones, ascending.
+  void record_stage_one(const IndexLists& stage_one, const Buffer<int64_t>& device_counts) {
+    std::vector<int64_t> counts(shape_.kv_heads);
+    device_counts.download(counts, queue_.stream());
+    const std::vector<int64_t> first = range(0, ranking_.always.sinks), last = recent();
+    for (const std::vector<int64_t>& positions : stage_one.download(counts, queue_.stream())) {
+      std::vector<int64_t>& all = record_.stage_one.emplace_back(first);
+      all.insert(all.end(), positions.begin(), positions.end());
+      all.insert(all.end(), last.begin(), last.end());
+    }
+  }
+
+  const LayerShape shape_;
+  const Ranking& ranking_;
+  LayerScores<T>& known_;
+  Queue& queue_;
+  KeptEntries& kept_;
+  std::vector<int64_t> selected_;    // [kv_heads]: number of candidates to select
+  Buffer<int64_t> selected_counts_;  // the same in device memory
+  PromptRecord record_;
+};
+
+}  // namespace
+
+KeptEntries::KeptEntries(std::span<const int64_t> own_budgets, int64_t capacity, Stream stream)
+    : budgets(own_budgets.begin(), own_budgets.end()),
+      counts(own_budgets, stream),
+      positions(std::ssize(own_budgets), capacity) {}
+
+template <Storage T>
+PromptRecord select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
+                           KeptEntries& kept) {
+  return PromptSelection<T>(ranking, known, queue, kept).run(policy);
+}
+
+PromptRecord keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, Stream stream) {
+  PromptRecord record;
+  for (size_t g = 0; g < kept.budgets.size(); ++g) {
+    std::vector<int64_t> positions = range(0, sinks);
+    const int64_t recent = kept.budgets[g] - sinks;
+    const std::vector<int64_t> newest = range(prompt_tokens - recent, recent);
+    positions.insert(positions.end(), newest.begin(), newest.end());
+    kept.positions.upload(static_cast<int64_t>(g), 0, positions, stream);
+    record.kept.push_back(std::move(positions));
+  }
+  return record;
+}
+
+template PromptRecord select_prompt(const Policy&, const Ranking&, LayerScores<float>&, Queue&, KeptEntries&);
+template PromptRecord select_prompt(const Policy&, const Ranking&, LayerScores<Float16>&, Queue&,
+                                    KeptEntries&);
+template PromptRecord select_prompt(const Policy&, const Ranking&, LayerScores<Bfloat16>&, Queue&,
+                                    KeptEntries&);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

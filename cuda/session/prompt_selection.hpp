@@ -1,0 +1,41 @@
+// The entries that are kept at the prompt's end, selected on the device.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+#include "ranking.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// The kept entries of each KV head.
+struct KeptEntries {
+  /// budgets   [kv_heads]
+  /// capacity  of the cache that the entries will fill
+  KeptEntries(std::span<const int64_t> budgets, int64_t capacity, Stream stream);
+
+  std::vector<int64_t> budgets;  ///< [kv_heads]
+  Buffer<int64_t> counts;        ///< [kv_heads]: the same in device memory
+  IndexLists positions;          ///< [kv_heads, capacity], ascending
+};
+
+/// Selects the entries of a ranked prompt: reference::select_prompt.
+///
+/// kept     its budgets are read and its positions written
+/// returns  what is recorded of the selection: all but `merges`
+/// throws   NonFinite
+template <Storage T>
+PromptRecord select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
+                           KeptEntries& kept);
+
+/// The first `sinks` positions and the newest ones: reference::sinks_and_newest. Returns as above.
+PromptRecord keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, Stream stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

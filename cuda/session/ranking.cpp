@@ -1,0 +1,35 @@
+#include "ranking.hpp"
+
+#include <cassert>
+
+#include <kvbound/reference/core/score_rules.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+template <Storage T>
+Ranking rank(const Policy& policy, const HostRules& rules, LayerScores<T>& known, Queue& queue) {
+  assert(rules.ranks());
+  const LayerShape& shape = known.layer().shape;
+  const int64_t tokens = known.layer().prompt_tokens();
+  Ranking ranking{rules,
+                  {rules.sinks, rules.recent},
+                  tokens - rules.sinks - rules.recent,
+                  {shape.query_heads, rules.scored},
+                  {shape.kv_heads, rules.scored}};
+  const DeviceMatrix& weights = known.attention(rules.window, rules.window_reduction);
+  queue.run("window_attention", [&] {
+    max_pool(weights.data(), shape.query_heads, rules.scored, tokens, rules.pool, ranking.head_scores.data(),
+             queue.stream());
+    group_mean(ranking.head_scores.data(), shape.query_heads, rules.scored, shape.group_size(),
+               ranking.scores.data(), queue.stream());
+  });
+  return ranking;
+}
+
+template Ranking rank(const Policy&, const HostRules&, LayerScores<float>&, Queue&);
+template Ranking rank(const Policy&, const HostRules&, LayerScores<Float16>&, Queue&);
+template Ranking rank(const Policy&, const HostRules&, LayerScores<Bfloat16>&, Queue&);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
