@@ -215,11 +215,13 @@ struct Split {
       const int head = my_head() + h;
       if (head >= kHeads) break;
       const float logit = p.scale * products[h];
+      const bool hidden = p.cache.excluded && head < heads && p.cache.excluded[first_head + head] == position;
+      const float z = hidden ? kNothing : logit + votes;
       if (p.result.logits && head < heads) {
         p.result.logits[(first_head + head) * p.capacity() + position] = logit;
       }
-      weights(token)[head] = logit + votes;
-      largest[h] = fmaxf(largest[h], logit + votes);
+      weights(token)[head] = z;
+      largest[h] = fmaxf(largest[h], z);
     }
   }
 

@@ -26,7 +26,8 @@ int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_
 /// One query per query head over its KV head's cache: reference::attention for all heads of a layer at once.
 ///
 /// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head h / (query_heads / kv_heads)
-/// an empty cache gives output 0 and log_sum_exp -infinity, and so does one whose log_votes are all -infinity
+/// an empty cache gives output 0 and log_sum_exp -infinity, and so does one whose log_votes are all -infinity, or of
+/// which a head sees no row
 /// precision  attention_arithmetic(); error: reference/bounds/error_bounds.hpp
 /// equal keys get equal logits to the last bit, wherever they stand
 /// the same inputs give the same bits, whatever the device

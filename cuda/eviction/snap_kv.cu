@@ -1,16 +1,6 @@
-// SnapKV's scores. In both kernels that form logits, window_log_sum_exp_split_kernel and window_attention_kernel, a
-// thread has kRows queries and four tokens of a tile; shared memory holds keys in their storage type and queries as
-// fp32:
-//
-//                        token 0 .. 15   16 .. 31   32 .. 47   48 .. 63     of a tile of keys
-//       query  0        | 0 ..  15  |   0 ..  15 |  0 ..  15 |  0 ..  15 |  thread
-//       query  1        | 16 .. 31  |  16 ..  31 | 16 ..  31 | 16 ..  31 |
-//       ...
-//       query  7        | 112.. 127 | 112 .. 127 | 112.. 127 | 112.. 127 |
-//       query  8        | 0 ..  15  |   0 ..  15 |  0 ..  15 |  0 ..  15 |  and so on, up to query 8 kRows - 1
-//
-// In the heads of the kernels below, group = query_heads / kv_heads, query_rows = 8 kRows, and a padded row of keys has
-// v vectors of 16 bytes, `row` numbers in all.
+// SnapKV's and H2O's scores. Logits are formed as window_tiles.hpp says. In the heads of the kernels below,
+// group = query_heads / kv_heads, query_rows = 8 kRows, and a padded row of keys has v vectors of 16 bytes, `row` numbers
+// in all.
 #include "snap_kv.hpp"
 
 #include <algorithm>
@@ -19,24 +9,18 @@
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
+#include "window_tiles.hpp"
+
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kTokenLanes = 16;                     // a thread has every sixteenth token of a tile
-constexpr int kTokens = kTileTokens / kTokenLanes;  // tokens of a thread
-constexpr int kRowLanes = kThreads / kTokenLanes;   // a thread has every eighth query of a block
+using namespace window_tiles;
+
 constexpr int kMostStages = 2;
 constexpr int64_t kMostSplitTokens = 512;
 constexpr int64_t kSplitsWanted = 64;
 constexpr int kJoinWarps = 4;
-
-// A product of a query and a key is summed in parts of eight numbers, which keeps the accumulation depth and the error
-// bounds small.
-constexpr int kPartNumbers = 8;
-template <Storage T>
-inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
 
 // How the tokens of a prompt are split for window_log_sum_exp.
 struct Splits {
@@ -49,38 +33,6 @@ struct Splits {
         count(ceil_division(all, tokens)) {}
 };
 
-// A window's queries, in the order of their heads and positions.
-template <Storage T>
-struct Window {
-  DeviceTensor<const T> queries;
-  DeviceTensor<const T> keys;
-  float scale;
-
-  explicit Window(const WindowView<T>& view)
-      : queries(view.queries), keys(view.keys), scale(static_cast<float>(view.scale)) {}
-
-  __host__ __device__ int64_t tokens() const { return keys.rows; }
-  __host__ __device__ int64_t size() const { return queries.rows; }
-  __host__ __device__ int64_t group_size() const { return queries.slices / keys.slices; }
-  // The number of tokens that window query `place` attends to.
-  __device__ int64_t visible(int64_t place) const { return tokens() - size() + place + 1; }
-};
-
-struct Shape {
-  int stages;
-  int vectors;     // of a row of keys
-  int query_rows;  // of a block
-  int query_row;   // numbers from one to the next
-
-  template <Storage T>
-  Shape(const DeviceTensor<const T>& keys, int stages_, int query_rows_)
-      : stages(stages_),
-        vectors(static_cast<int>(padded<T>(keys.cols) / kVector<T>)),
-        query_rows(query_rows_),
-        // A warp reads two successive queries at a time; they begin in different banks.
-        query_row(static_cast<int>(padded<T>(keys.cols)) + 4) {}
-};
-
 struct Shared {
   uint4* tiles;     // [stages, tile] of keys
   float* queries;   // [query_rows, query_row]
@@ -90,83 +42,6 @@ struct Shared {
       : tiles(memory.array<uint4>(shape.stages * tile_vectors(shape.vectors))),
         queries(memory.array<float>(max(shape.query_rows * shape.query_row, kRowLanes * kTileTokens))),
         partials(queries) {}
-};
-
-// Copies queries first, first + 1, ... of KV head g's group to shared memory, counted over its query heads in order.
-// Rows from `count` on are filled with zeros.
-template <Storage T>
-__device__ void load_queries(const Window<T>& window, int64_t g, int64_t first, int count, const Shape& shape,
-                             float* queries) {
-  const int columns = power_of_two_above(shape.vectors, 64);
-  const int column = static_cast<int>(threadIdx.x) % columns;
-  if (column >= shape.vectors) return;
-  for (int r = static_cast<int>(threadIdx.x) / columns; r < shape.query_rows; r += kThreads / columns) {
-    float numbers[kVector<T>] = {};
-    if (r < count) {
-      const int64_t head = g * window.group_size() + (first + r) / window.size();
-      const T* row = window.queries.data + head * window.queries.slice_stride +
-                     (first + r) % window.size() * window.queries.row_stride;
-      unpack<T>(reinterpret_cast<const uint4*>(row)[column], numbers);
-    }
-    float* to = queries + r * shape.query_row + column * kVector<T>;
-#pragma unroll
-    for (int i = 0; i < kVector<T>; ++i) to[i] = numbers[i];
-  }
-}
-
-// A thread's logits: queries thread / 16 + 8 r, tokens thread % 16 + 16 t of a tile.
-template <Storage T, int kRows>
-struct Logits {
-  float numbers[kRows][kTokens];
-
-  __device__ static int row(int r) { return static_cast<int>(threadIdx.x) / kTokenLanes + r * kRowLanes; }
-  __device__ static int token(int t) { return static_cast<int>(threadIdx.x) % kTokenLanes + t * kTokenLanes; }
-
-  // Forms the logits of a whole tile; those of tokens and queries that do not exist are undefined.
-  __device__ Logits(const uint4* tile, const Shared& shared, const Shape& shape, float scale) : numbers{} {
-    for (int v = 0; v < shape.vectors; v += kPartVectors<T>) {
-      float part[kRows][kTokens] = {};
-#pragma unroll
-      for (int i = v; i < v + kPartVectors<T>; ++i) {
-        if (i < shape.vectors) add_products(tile, i, shared, shape, part);
-      }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int t = 0; t < kTokens; ++t) numbers[r][t] += part[r][t];
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int t = 0; t < kTokens; ++t) numbers[r][t] *= scale;
-    }
-  }
-
-  // Adds the products of one vector of every key and query to sums.
-  __device__ static void add_products(const uint4* tile, int vector, const Shared& shared, const Shape& shape,
-                                      float (&sums)[kRows][kTokens]) {
-    float keys[kTokens][kVector<T>];
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      unpack<T>(tile[token(t) * tile_row_vectors(shape.vectors) + vector], keys[t]);
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float* query = shared.queries + row(r) * shape.query_row + vector * kVector<T>;
-#pragma unroll
-      for (int i = 0; i < kVector<T>; i += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(query + i);
-#pragma unroll
-        for (int t = 0; t < kTokens; ++t) {
-          sums[r][t] += keys[t][i] * four.x;
-          sums[r][t] += keys[t][i + 1] * four.y;
-          sums[r][t] += keys[t][i + 2] * four.z;
-          sums[r][t] += keys[t][i + 3] * four.w;
-        }
-      }
-    }
-  }
 };
 
 struct SplitPartials {
@@ -187,7 +62,7 @@ struct RunningSums {
 
   // visible  for each row the number of the split's tokens that it attends to
   // first    the tile's first token, counted in the split
-  __device__ void add(const Logits<T, kRows>& logits, int first, const int (&visible)[kRows]) {
+  __device__ void add(const Products<T, kRows>& logits, int first, const int (&visible)[kRows]) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float most = largest[r];
@@ -228,7 +103,7 @@ __device__ void visible_of_split(const Window<T>& window, int64_t first_row, int
                                  int (&visible)[kRows]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int64_t place = (first_row + Logits<T, kRows>::row(r)) % window.size();
+    const int64_t place = (first_row + Products<T, kRows>::row(r)) % window.size();
     const int64_t seen = window.visible(place) - first;
     visible[r] = static_cast<int>(max(int64_t{0}, min(seen, static_cast<int64_t>(count))));
   }
@@ -278,15 +153,15 @@ __global__ void __launch_bounds__(kThreads)
     async_wait<0>();
     __syncthreads();  // all threads see the tile, and with two stages none reads the other any more
     if (shape.stages > 1) load(tile + 1);
-    const Logits<T, kRows> logits(shared.tiles + tile % shape.stages * tile_vectors(shape.vectors), shared,
-                                  shape, window.scale);
+    const Products<T, kRows> logits(shared.tiles + tile % shape.stages * tile_vectors(shape.vectors),
+                                    shared.queries, shape, window.scale);
     running.add(logits, tile * kTileTokens, visible);
   }
   running.join_lanes();
   if (threadIdx.x % kTokenLanes != 0) return;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int64_t row = first_row + Logits<T, kRows>::row(r);
+    const int64_t row = first_row + Products<T, kRows>::row(r);
     if (row >= rows) break;
     const int64_t place = (g * rows + row) * splits.count + blockIdx.y;
     partials.largest[place] = running.largest[r];
@@ -323,7 +198,7 @@ __global__ void __launch_bounds__(kJoinWarps * 32)
 
 // Adds the weights exp(z - log-sum-exp) of the thread's rows, of queries first, first + 1, ... of one query head.
 template <Storage T, int kRows>
-__device__ void add_weights(const Window<T>& window, const Logits<T, kRows>& logits, int64_t first,
+__device__ void add_weights(const Window<T>& window, const Products<T, kRows>& logits, int64_t first,
                             int64_t first_token, const float* log_sum_exp, float (&sums)[kTokens]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -370,21 +245,18 @@ __global__ void __launch_bounds__(kThreads, 4)
                    static_cast<int>(min(window.size() - first, static_cast<int64_t>(shape.query_rows))),
                    shape, shared.queries);
       __syncthreads();
-      const Logits<T, kRows> logits(shared.tiles, shared, shape, window.scale);
+      const Products<T, kRows> logits(shared.tiles, shared.queries, shape, window.scale);
       add_weights(window, logits, first, first_token, log_sum_exp + head * window.size(), sums);
     }
     const int row_lane = thread / kTokenLanes;
     __syncthreads();  // no thread reads the queries any more
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      shared.partials[row_lane * kTileTokens + Logits<T, kRows>::token(t)] = sums[t];
+      shared.partials[row_lane * kTileTokens + Products<T, kRows>::token(t)] = sums[t];
     }
     __syncthreads();
     if (thread >= count) continue;
-    const float* p = shared.partials + thread;
-    const auto pair = [&](int i) { return p[i * kTileTokens] + p[(i + 1) * kTileTokens]; };
-    static_assert(kRowLanes == 8);
-    const float sum = (pair(0) + pair(2)) + (pair(4) + pair(6));
+    const float sum = sum_of_row_lanes(shared.partials, thread);
     weights[head * window.tokens() + first_token + thread] = sum / divisor;
   }
 }
@@ -408,23 +280,6 @@ __global__ void __launch_bounds__(kThreads)
     if (row[i] > most || row[i] != row[i]) most = row[i];
   }
   pooled[blockIdx.y * cols + j] = most;
-}
-
-// The mean over a group's query heads: a thread has one column.
-//
-// grid       (ceil(cols / 128), query_heads / group_size)
-// block      128; no shared memory
-// registers  32 (sm_90a and sm_80)
-// bytes      read: 4 query_heads cols; written: 4 query_heads / group_size cols
-// FLOP       query_heads cols, and a division for each mean
-__global__ void __launch_bounds__(kThreads)
-    group_mean_kernel(const float* scores, int64_t cols, int64_t group_size, float* mean) {
-  const int64_t j = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
-  if (j >= cols) return;
-  const int64_t g = blockIdx.y;
-  float sum = 0;
-  for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) sum += scores[h * cols + j];
-  mean[g * cols + j] = sum / static_cast<float>(group_size);
 }
 
 template <Storage T>
@@ -489,10 +344,6 @@ int64_t accumulation_depth(int64_t tokens) {
   return (kTokens - 1) + tiles + 4 + ceil_division(Splits(tokens).count, 32) + 5;
 }
 
-int64_t product_depth(int64_t head_dim) {
-  return std::min<int64_t>(head_dim, kPartNumbers) + ceil_division(head_dim, kPartNumbers);
-}
-
 int64_t rescalings(int64_t tokens) {
   // At every tile of a split but the first, where lanes are combined, and where splits are.
   const int64_t tiles = ceil_division(std::min(tokens, Splits(tokens).tokens), kTileTokens);
@@ -554,17 +405,6 @@ void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_strid
   if (rows <= 0 || cols <= 0) return;
   launch({extent(ceil_division(cols, kThreads), rows), dim3(kThreads), 0, stream}, max_pool_kernel, scores,
          cols, row_stride, (width - 1) / 2, pooled);
-}
-
-void group_mean(const float* scores, int64_t query_heads, int64_t cols, int64_t group_size, float* mean,
-                Stream stream) {
-  if (group_size < 1 || query_heads % group_size != 0) {
-    throw ShapeMismatch(std::to_string(query_heads) + " query heads cannot be shared out in groups of " +
-                        std::to_string(group_size));
-  }
-  if (query_heads <= 0 || cols <= 0) return;
-  launch({extent(ceil_division(cols, kThreads), query_heads / group_size), dim3(kThreads), 0, stream},
-         group_mean_kernel, scores, cols, group_size, mean);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

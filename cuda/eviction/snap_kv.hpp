@@ -59,14 +59,5 @@ KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim);
 void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, int64_t width,
               float* pooled, Stream stream);
 
-/// reference::group_mean, heads added in their order.
-///
-/// scores     [query_heads, cols], device memory, without gaps
-/// mean       [query_heads / group_size, cols], likewise
-/// precision  fp32; error: group_mean_errors in reference/bounds/error_bounds.hpp
-/// throws     ShapeMismatch unless group_size divides query_heads; DeviceError
-void group_mean(const float* scores, int64_t query_heads, int64_t cols, int64_t group_size, float* mean,
-                Stream stream);
-
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -23,5 +23,14 @@ template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
             DeviceTensor<T> values, const CacheSlots& slots, int64_t position, Stream stream);
 
+/// Writes each query head's number to the slot of its KV head's newest entry: appended[h, newest[g]] = numbers[h]. Copies
+/// bits; a head whose `newest` is -1 is left as it is.
+///
+/// numbers   [query_heads], device memory; kv_heads divides query_heads
+/// appended  [query_heads, capacity]
+/// throws    ShapeMismatch; DeviceError
+void append_numbers(const float* numbers, int64_t query_heads, const CacheSlots& slots, float* appended,
+                    Stream stream);
+
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -4,6 +4,10 @@
 #include <optional>
 
 #include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/obcache.hpp>
+#include <kvbound/cuda/eviction/value_space.hpp>
+
+#include "scored_queries.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -67,6 +71,46 @@ const DeviceMatrix& LayerScores<T>::norms(Norm norm) {
     DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
     queue_.run("projected_value_norms", [&] {
       projected_value_norms<T>(layer_.values, layer_.output_projection, norm, result.data(), queue_.stream());
+    });
+    return result;
+  });
+}
+
+template <Storage T>
+const float* LayerScores<T>::gram(Space space) {
+  if (space == Space::head) return nullptr;
+  if (gram_.rows() == 0) {
+    const LayerShape& shape = layer_.shape;
+    gram_ = DeviceMatrix(shape.query_heads * shape.head_dim, shape.head_dim);
+    queue_.run("window_scores",
+               [&] { gram_matrices<T>(layer_.output_projection, gram_.data(), queue_.stream()); });
+  }
+  return gram_.data();
+}
+
+template <Storage T>
+const DeviceMatrix& LayerScores<T>::value_lengths(Space space) {
+  return known(value_lengths_, space, [&] {
+    const float* const in_space = gram(space);
+    DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
+    queue_.run("window_scores", [&] {
+      squared_norms<T>(layer_.values, in_space, layer_.shape.query_heads, result.data(), queue_.stream());
+    });
+    return result;
+  });
+}
+
+template <Storage T>
+const DeviceMatrix& LayerScores<T>::changes(int64_t window, Change change, Space space) {
+  return known(changes_, {window, change, space}, [&] {
+    const DeviceMatrix &log_sums = log_sum_exp(window), &lengths = value_lengths(space);
+    DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
+    WindowQueries<T> queries(layer_, window, queue_);
+    if (change != Change::value) queries.measure(change, gram(space));
+    queue_.run("window_scores", [&] {
+      window_change_scores<T>(change, layer_.window(window), layer_.values, log_sums.data(),
+                              queries.measured(), lengths.data(), result.data(), queue_.stream());
+      synchronise(queue_.stream());  // the queries' memory is released
     });
     return result;
   });

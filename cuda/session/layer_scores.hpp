@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include <kvbound/cuda/eviction/snap_kv.hpp>
@@ -10,6 +11,7 @@
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 #include "queue.hpp"
@@ -65,15 +67,24 @@ class LayerScores {
   const DeviceMatrix& log_sum_exp(int64_t window);
   /// window_attention: [query_heads, n], not pooled
   const DeviceMatrix& attention(int64_t window, WindowReduction reduction);
+  /// window_change_scores: [query_heads, n], not pooled
+  const DeviceMatrix& changes(int64_t window, Change change, Space space);
   /// projected_value_norms: [query_heads, n]
   const DeviceMatrix& norms(Norm norm);
+  /// squared_norms: [query_heads, n]
+  const DeviceMatrix& value_lengths(Space space);
+  /// gram_matrices: [query_heads, head_dim, head_dim]; null for the head's space
+  const float* gram(Space space);
 
  private:
   DeviceLayer<T> layer_;
   Queue& queue_;
   std::map<int64_t, DeviceMatrix> log_sum_exp_;                            // by window
   std::map<std::pair<int64_t, WindowReduction>, DeviceMatrix> attention_;  // by window
+  std::map<std::tuple<int64_t, Change, Space>, DeviceMatrix> changes_;     // by window
   std::map<Norm, DeviceMatrix> norms_;
+  std::map<Space, DeviceMatrix> value_lengths_;
+  DeviceMatrix gram_;  // [query_heads * head_dim, head_dim]
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -2,6 +2,7 @@
 
 #include <cassert>
 
+#include <kvbound/cuda/eviction/group_reduction.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 
 namespace kvbound::cuda {
@@ -17,12 +18,14 @@ Ranking rank(const Policy& policy, const HostRules& rules, LayerScores<T>& known
                   tokens - rules.sinks - rules.recent,
                   {shape.query_heads, rules.scored},
                   {shape.kv_heads, rules.scored}};
-  const DeviceMatrix& weights = known.attention(rules.window, rules.window_reduction);
-  queue.run("window_attention", [&] {
-    max_pool(weights.data(), shape.query_heads, rules.scored, tokens, rules.pool, ranking.head_scores.data(),
+  const ScoreRules score = rules_of(policy.score);
+  const DeviceMatrix& unpooled = score.change ? known.changes(rules.window, *score.change, score.space)
+                                              : known.attention(rules.window, rules.window_reduction);
+  queue.run(score.change ? "window_scores" : "window_attention", [&] {
+    max_pool(unpooled.data(), shape.query_heads, rules.scored, tokens, rules.pool, ranking.head_scores.data(),
              queue.stream());
-    group_mean(ranking.head_scores.data(), shape.query_heads, rules.scored, shape.group_size(),
-               ranking.scores.data(), queue.stream());
+    reduce_group(ranking.head_scores.data(), shape.query_heads, rules.scored, shape.group_size(), score.group,
+                 ranking.scores.data(), queue.stream());
   });
   return ranking;
 }

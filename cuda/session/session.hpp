@@ -24,10 +24,10 @@ struct DeviceLimits {
   const char* operator()(const StreamingLlm&) const { return nullptr; }
 
   const char* operator()(const AttentionScore&) const { return nullptr; }
-  const char* operator()(const ObcacheValue&) const { return kScores; }
-  const char* operator()(const ObcacheKey&) const { return kScores; }
-  const char* operator()(const ObcacheJoint&) const { return kScores; }
-  const char* operator()(const ExactRemoval&) const { return kScores; }
+  const char* operator()(const ObcacheValue&) const { return nullptr; }
+  const char* operator()(const ObcacheKey&) const { return nullptr; }
+  const char* operator()(const ObcacheJoint&) const { return nullptr; }
+  const char* operator()(const ExactRemoval&) const { return nullptr; }
 
   const char* operator()(const TopK&) const { return nullptr; }
   const char* operator()(const Critical&) const { return nullptr; }
@@ -45,7 +45,6 @@ struct DeviceLimits {
   const char* operator()(const Cam&) const { return kMerges; }
   const char* operator()(const KvMerger&) const { return kMerges; }
 
-  static constexpr const char* kScores = "scores other than attention run on the reference only";
   static constexpr const char* kMerges = "merging runs on the reference only";
 };
 

@@ -158,6 +158,7 @@ Arithmetic arithmetic_of(const KernelArithmetic& kernel) {
   Arithmetic arithmetic = kernel.precision == Precision::fp64 ? double_precision() : single_precision();
   arithmetic.accumulation_depth = kernel.accumulation_depth;
   arithmetic.product_depth = kernel.product_depth;
+  arithmetic.length_depth = kernel.length_depth;
   arithmetic.tensor_sums = kernel.tensor_sums;
   arithmetic.rescalings = kernel.rescalings;
   return arithmetic;

@@ -32,13 +32,14 @@ struct Arithmetic {
   // As in KernelArithmetic.
   int64_t accumulation_depth = -1;
   int64_t product_depth = -1;
+  int64_t length_depth = -1;
   double tensor_sums = 0;
   int64_t rescalings = -1;
 
   /// The same arithmetic for sums in an unknown order.
   Arithmetic in_any_order() const {
     Arithmetic result = *this;
-    result.accumulation_depth = result.product_depth = -1;
+    result.accumulation_depth = result.product_depth = result.length_depth = -1;
     return result;
   }
 };

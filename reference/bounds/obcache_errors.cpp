@@ -128,12 +128,12 @@ class ScoreErrors {
         squared_norms_(squared_norms),
         space_(space),
         arithmetic_(arithmetic) {
-    const double terms =
-        static_cast<double>(space.is_projected() ? 2 * values.cols + space.model_dim() : values.cols);
+    const int64_t terms = space.is_projected() ? 2 * values.cols + space.model_dim() : values.cols;
     const double projection = space.is_projected() ? arithmetic.input * (2 + arithmetic.input) : 0;
-    const double products = gamma(terms + 20, arithmetic);
+    const double products =
+        gamma(rounding::length_depth(arithmetic, terms) + 20, arithmetic) + reference_error(terms);
     evaluation_ = products + (1 + products) * projection;
-    own_rounding_ = (terms + 20) * 0x1p-53;
+    own_rounding_ = (static_cast<double>(terms) + 20) * 0x1p-53;
     floor_ = space.size(std::vector<double>(values.cols, 1.0));
   }
 

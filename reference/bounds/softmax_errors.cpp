@@ -50,6 +50,10 @@ double accumulation_depth(const Arithmetic& arithmetic, int64_t terms) {
   return longest(arithmetic.accumulation_depth, terms);
 }
 
+double length_depth(const Arithmetic& arithmetic, int64_t terms) {
+  return longest(arithmetic.length_depth, terms);
+}
+
 double rescalings(const Arithmetic& arithmetic, int64_t tokens) {
   return static_cast<double>(arithmetic.rescalings < 0 ? (tokens + 15) / 16 : arithmetic.rescalings);
 }

@@ -27,6 +27,8 @@ double growth(double x);
 
 /// The accumulation depth of a sum over tokens.
 double accumulation_depth(const Arithmetic& arithmetic, int64_t terms);
+/// The accumulation depth of an inner product in a score's space whose sums have `terms` terms together.
+double length_depth(const Arithmetic& arithmetic, int64_t terms);
 /// The number of rescalings of the partial sums of a sum over `tokens` tokens.
 double rescalings(const Arithmetic& arithmetic, int64_t tokens);
 /// The error of a sum of `terms` products of two stored numbers each, relative to the sum of their absolute values,

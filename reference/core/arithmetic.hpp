@@ -17,6 +17,9 @@ struct KernelArithmetic {
   int64_t accumulation_depth = -1;
   /// Accumulation depth of a product of a query and a key, or of a value and a column of W^O; -1: head_dim.
   int64_t product_depth = -1;
+  /// Accumulation depth of an inner product x W (y W)^T in the space of a score, through all sums on the way: over head_dim,
+  /// over model_dim, over head_dim again; -1: 2 head_dim + model_dim, in the head's space head_dim.
+  int64_t length_depth = -1;
   /// Tensor cores may sum such a product a few terms at a time, each partial sum
   /// starting from zero, before the partial sums are added: the error of a partial
   /// sum, as a share of the sum of its terms' absolute values. 0: no tensor cores.
@@ -28,6 +31,7 @@ struct KernelArithmetic {
 /// The arithmetic of a session's operations, from which the error bounds of its records are derived.
 struct SessionArithmetic {
   KernelArithmetic window_attention;
+  KernelArithmetic change_scores;  ///< scores that measure a change of outputs
   KernelArithmetic projected_value_norms;
   KernelArithmetic attention;  ///< of a decode step
 };

@@ -51,7 +51,8 @@ TestedImplementation with_input_rounding(TestedImplementation implementation, co
   const InputRounding rounding = input_rounding(layer, implementation.storage);
   OperationArithmetic& operations = implementation.arithmetic;
   for (reference::Arithmetic* arithmetic :
-       {&operations.window_attention, &operations.projected_value_norms, &operations.attention}) {
+       {&operations.window_attention, &operations.change_scores, &operations.projected_value_norms,
+        &operations.attention}) {
     arithmetic->input = std::max(arithmetic->input, rounding.relative);
     arithmetic->input_floor = rounding.floor;
   }

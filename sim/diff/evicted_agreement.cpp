@@ -104,7 +104,7 @@ class HeadReplay {
     here.sizes = columns_of(measured_.sizes, cache().positions);
     here.squared_norms = columns_of(measured_.squared_norms, cache().positions);
     return reference::change_score_errors(*score_.change, queries_, cache().keys, cache().values, here,
-                                          spaces(), layer_.scale, arithmetic_);
+                                          spaces(), layer_.scale, implementation_.arithmetic.change_scores);
   }
 
   Choice judge(const EvictionPlace& place, int64_t claimed) const {

@@ -27,7 +27,8 @@ Matrix unpooled_errors(const LayerView& layer, const TestedImplementation& imple
   const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;
   const ScoreRules score = rules_of(implementation.policy.score);
   if (score.change) {
-    return reference::window_score_errors(layer, rules.window, *score.change, score.space, arithmetic);
+    return reference::window_score_errors(layer, rules.window, *score.change, score.space,
+                                          implementation.arithmetic.change_scores);
   }
   switch (rules.window_reduction) {
     case WindowReduction::mean:

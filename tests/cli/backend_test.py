@@ -13,6 +13,7 @@ from support.kvbound_cli import INCONCLUSIVE, SAMPLES, USAGE, CommandLineTest, T
 
 POLICIES = "snapkv,snapkv+critical,snapkv:pool=1+critical:alpha=adaptive,snapkv+critical:norm=l2:gqa=product-of-means"
 EVICTING = "h2o,h2o:window=16:sinks=4:recent=8,tova,tova:sinks=4,streaming-llm"
+CHANGES = "obcache-value", "obcache-key", "obcache-joint", "exact"
 OPERATIONS = {"window_attention", "projected_value_norms", "stage_two_scores", "selection", "compaction", "attention"}
 
 
@@ -69,6 +70,12 @@ class Backends(CommandLineTest):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", EVICTING)
         self.require_agreement(SAMPLES / "pocket-mha.safetensors", EVICTING, "10%,60%", "--layers", "0")
 
+    def test_scores_that_measure_a_change_agree(self):
+        for space in ("head", "projected"):
+            policies = ",".join(f"{host}+{score}:space={space}" for host in ("snapkv", "h2o", "tova") for score in CHANGES)
+            with self.subTest(space=space):
+                self.require_agreement(SAMPLES / "pocket-gqa.safetensors", policies, "20%", "--layers", "1", "--steps", 16)
+
     def test_budgets_that_differ_between_layers_agree(self):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv+pyramid,h2o+pyramid:shape=cosine", "20%", "--steps", 8)
 
@@ -79,7 +86,7 @@ class Backends(CommandLineTest):
                 trace = self.generate(f"{dtype}-{kind}.safetensors", "--kind", kind, "--dtype", dtype, "--tokens", 300,
                                       "--decode", 5, "--layers", 1, "--query-heads", 6, "--kv-heads", 2,
                                       "--head-dim", 40, "--model-dim", 96)
-                self.require_agreement(trace, f"{POLICIES},{EVICTING}")
+                self.require_agreement(trace, f"{POLICIES},{EVICTING},snapkv+obcache-joint:space=projected,h2o+exact")
 
     def test_heads_of_eight_and_of_odd_sizes_agree(self):
         for head_dim in (8, 10, 17):
@@ -138,9 +145,7 @@ class Backends(CommandLineTest):
         trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
         for policy, what in (("snapkv:window=8+theta-sweep", "theta-sweep runs"), ("snapkv:window=8+greedy", "greedy runs"),
                              ("h2o:window=8+critical", "critical with h2o and tova runs"),
-                             ("tova+critical", "critical with h2o and tova runs"),
-                             *((f"snapkv:window=8+{score}", "scores other than attention run")
-                               for score in ("obcache-value", "obcache-key", "obcache-joint", "exact"))):
+                             ("tova+critical", "critical with h2o and tova runs")):
             with self.subTest(policy):
                 self.refuses(USAGE, f"backend emulated: {what} on the reference only", "replay", trace, "--policy", policy,
                              "--budget", "12", "--backend", "reference,emulated", "--dump", "none.safetensors")

@@ -53,6 +53,8 @@ FILLERS = {
         ("reference/eviction/obcache.cpp", "score_entries",
          NEW_CHANGE + " return score_entries<Change::new_change>(terms, scores);"),
         ("reference/eviction/scored_queries.cpp", "leaves_out_dominant", NEW_CHANGE),
+        ("cuda/eviction/obcache.hpp", "leaves_out_dominant", NEW_CHANGE),
+        ("cuda/eviction/obcache_terms.hpp", "require_scored", NEW_CHANGE),
         ("reference/bounds/obcache_errors.cpp", "judge", NEW_CHANGE),
         ("proofs/oracle/output_change.cpp", "score", NEW_CHANGE),
         ("proofs/theorems/score_bounds.cpp", "terms_of", NEW_CHANGE),
@@ -61,8 +63,7 @@ FILLERS = {
         ("reference/core/selection_rules.hpp", "selection_rules",
          "inline SelectionRules selection_rules(const NewSelection&) { return {}; }"),
         ("reference/session/prompt_selection.cpp", "PromptSelection::select", "void select(const NewSelection&) {}"),
-        ("cuda/session/session.cpp", "select",
-         "void select(const LayerView&, const Ranking<T>&, const NewSelection&, Kept&, PromptRecord&) {}"),
+        ("cuda/session/prompt_selection.cpp", "select", "void select(const NewSelection&) {}"),
         ("sim/diff/kept_agreement.cpp", "by",
          "std::optional<Fault> by(const NewSelection&, const Positions&, const Positions&) const { return {}; }")),
     "An allocation": (

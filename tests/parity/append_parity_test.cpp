@@ -104,6 +104,33 @@ TYPED_TEST(AppendParity, TakesTheFreeSlotWhereThereIsOne) {
   });
 }
 
+class AppendNumbersParity : public DeviceTest {};
+
+TEST_F(AppendNumbersParity, WritesEachHeadsNumberToItsNewestSlot) {
+  for (const int64_t group_size : {1, 3, 33}) {
+    for_each_schedule([&](const std::string& schedule) {
+      SCOPED_TRACE(schedule + ", groups of " + std::to_string(group_size));
+      const std::vector<int64_t> newest{2, -1, 0, 4};
+      Slots slots({3, 5, 5, 5}, {-1, -1, -1, -1});
+      slots.newest = cuda::upload(newest);
+      const int64_t heads = 4 * group_size;
+      std::vector<float> numbers, expected(heads * kCapacity, -1);
+      for (int64_t h = 0; h < heads; ++h) {
+        numbers.push_back(static_cast<float>(h) + 0.5f);
+        const int64_t slot = newest[h / group_size];
+        if (slot >= 0) expected[h * kCapacity + slot] = numbers.back();
+      }
+      const cuda::Buffer<float> from = cuda::upload(numbers);
+      cuda::Buffer<float> to = cuda::upload(std::vector<float>(expected.size(), -1));
+      cuda::append_numbers(from.data(), heads, slots.view(), to.data(), nullptr);
+      cuda::synchronise(nullptr);
+      EXPECT_EQ(cuda::download(to), expected);
+    });
+  }
+  Slots slots({1, 1}, {-1, -1});
+  EXPECT_THROW(cuda::append_numbers(nullptr, 3, slots.view(), nullptr, nullptr), ShapeMismatch);
+}
+
 TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
   const auto call = [](int64_t new_heads, int64_t new_rows, int64_t new_cols, int64_t value_rows) {
     cuda::Buffer<TypeParam> memory(std::vector<TypeParam>(1000));

@@ -319,49 +319,5 @@ TEST_F(PoolParity, NamesAWidthWithoutAMiddle) {
   }
 }
 
-class GroupMeanParity : public DeviceTest {};
-
-std::vector<float> mean_of_groups(MatrixView scores, int64_t group_size) {
-  std::vector<float> memory;
-  for (int64_t i = 0; i < scores.rows; ++i) {
-    std::ranges::transform(scores.row(i), std::back_inserter(memory), stored<float>);
-  }
-  const cuda::Buffer<float> buffer(memory);
-  Output result(group_size > 0 ? scores.rows / group_size * scores.cols : 0);
-  cuda::group_mean(buffer.data(), scores.rows, scores.cols, group_size, result.data(), nullptr);
-  return result.numbers();
-}
-
-TEST_F(GroupMeanParity, MatchesReference) {
-  Comparator comparator("group_mean");
-  for (const int64_t cols : {0, 1, 31, 32, 33, 128, 129, 5000}) {
-    for (const int64_t group_size : {1, 3, 4, 12}) {
-      const Matrix scores = scores_of(12, cols), expected = reference::group_mean(scores, group_size);
-      const std::vector<float> actual = in_every_schedule([&] { return mean_of_groups(scores, group_size); });
-      if (cols == 0) {
-        EXPECT_TRUE(actual.empty());
-        continue;
-      }
-      const Matrix bounds =
-          reference::group_mean_errors(scores, Matrix(12, cols), group_size, reference::single_precision());
-      EXPECT_TRUE(comparator.hold(actual, expected.numbers(), bounds.numbers()))
-          << cols << " columns, groups of " << group_size;
-    }
-  }
-  EXPECT_TRUE(comparator.is_tight());
-}
-
-TEST_F(GroupMeanParity, NamesGroupsThatDoNotDivide) {
-  for (const int64_t group_size : {5, 0, -1}) {
-    try {
-      mean_of_groups(scores_of(12, 3), group_size);
-      FAIL() << "no error";
-    } catch (const ShapeMismatch& error) {
-      EXPECT_EQ(error.what(),
-                "12 query heads cannot be shared out in groups of " + std::to_string(group_size));
-    }
-  }
-}
-
 }  // namespace
 }  // namespace kvbound::parity

@@ -1,0 +1,118 @@
+// Scores of cache entries by the squared change of queries' outputs: OBCache's terms, and the exact change.
+//
+// The formulas are those of reference/eviction/obcache.hpp. With A the entry's weight, z its logit without votes, v its
+// value, o the query's output and G the head's Gram matrix, a score is
+//
+//     w^2 (a^2 v G v - 2 a b v . (o G) + b^2 o G o)        value: w = A,        a = 1,     b = 0
+//                                                          key:   w = A z,      a = 1,     b = 1
+//                                                          joint: w = A,        a = 1 + z, b = z
+//                                                          exact: w = A/(1-A),  a = 1,     b = 1
+//
+// For joint and exact the dominant entry of a query, which holds more than half of the attention, has a score of its own:
+// it is formed from the output of the other entries, so that nothing cancels.
+#pragma once
+
+#include <cstdint>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/arithmetic.hpp>
+#include <kvbound/reference/core/score_rules.hpp>
+
+#include "snap_kv.hpp"
+
+namespace kvbound::cuda {
+
+/// Whether a score of this change treats the dominant entry apart.
+constexpr bool leaves_out_dominant(Change change) {
+  switch (change) {
+    case Change::value:
+    case Change::key:
+      return false;
+    case Change::joint:
+    case Change::exact:
+    case Change::slot:
+      return true;
+  }
+  return true;
+}
+
+/// What scoring needs to know of queries, one of each query head at a time; device memory.
+struct MeasuredQueries {
+  float* gram_outputs = nullptr;     ///< [queries, query_heads, head_dim]: o G
+  float* output_norms = nullptr;     ///< [queries, query_heads]: o G o
+  int64_t* dominant = nullptr;       ///< [queries, query_heads]: the dominant row, -1 for none
+  float* dominant_scores = nullptr;  ///< [queries, query_heads]: its score; undefined where there is none
+};
+
+/// One query of each query head after `attention` over a cache; device memory.
+struct AttendedQueries {
+  const float* outputs = nullptr;             ///< [query_heads, head_dim]
+  const float* logits = nullptr;              ///< [query_heads, capacity]
+  const float* log_sum_exp = nullptr;         ///< [query_heads]
+  const float* others_outputs = nullptr;      ///< [query_heads, head_dim]: without the dominant entries
+  const float* others_log_sum_exp = nullptr;  ///< [query_heads]: likewise
+};
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// The row of each query head that holds more than half of its attention.
+///
+///     exp(logits[h, j] + log_votes[g, j] - log_sum_exp[h]) > 1/2
+///
+/// cache        its rows, entries and votes; keys and values are not read
+/// logits       [query_heads, capacity], log_sum_exp [query_heads]: from `attention`
+/// dominant     [query_heads]: the row; -1: none. Ties by rounding: the smaller row
+/// throws       ShapeMismatch; DeviceError
+template <Storage T>
+void find_dominants(const CacheView<T>& cache, const float* logits, const float* log_sum_exp,
+                    int64_t query_heads, int64_t* dominant, Stream stream);
+
+/// Measures the outputs of one query per query head, and scores the dominant entries.
+///
+/// queries    others_* are read for scores that leave out the dominant entry only
+/// gram       [query_heads, head_dim, head_dim]; null: the head's space
+/// measured   of one query; `dominant` is read, from find_dominants, and the rest written. Without `dominant`, which is
+///            null for scores that treat all entries alike, no dominant score is written
+/// precision  fp32; error: as part of change_score_errors
+/// throws     ShapeMismatch; DeviceError
+template <Storage T>
+void measure_queries(Change change, const CacheView<T>& cache, const AttendedQueries& queries,
+                     const float* gram, int64_t query_heads, const MeasuredQueries& measured, Stream stream);
+
+/// reference::window_scores: the prompt's scores, summed over the window's queries, by one pass over keys and values.
+///
+///     scores[h, j] = sum_{i in window, j visible to i} score^h_ij
+///
+/// values       [kv_heads, tokens, head_dim]
+/// log_sum_exp  [query_heads, window], natural log
+/// measured     of the window's queries; for `value` nothing is read
+/// norms        [query_heads, tokens], from squared_norms in the same space
+/// scores       [query_heads, tokens], 0 for a token in every query's future
+/// precision    change_score_arithmetic(); error: window_score_errors in reference/bounds/obcache_errors.hpp
+/// determinism  the same bits, whatever the device
+/// throws       ShapeMismatch; DeviceError
+template <Storage T>
+void window_change_scores(Change change, const WindowView<T>& window, DeviceTensor<const T> values,
+                          const float* log_sum_exp, const MeasuredQueries& measured, const float* norms,
+                          float* scores, Stream stream);
+
+/// The scores of a cache's entries by one query per query head, from the logits that `attention` wrote.
+///
+/// queries      logits and log_sum_exp are read
+/// measured     of one query; for `value` nothing is read
+/// norms        [query_heads, capacity]
+/// scores       [query_heads, capacity]; columns from `entries` on are left as they are
+/// precision    fp32; error: change_score_errors in reference/bounds/obcache_errors.hpp
+/// throws       ShapeMismatch; DeviceError
+template <Storage T>
+void step_change_scores(Change change, const CacheView<T>& cache, const AttendedQueries& queries,
+                        const MeasuredQueries& measured, const float* norms, int64_t query_heads,
+                        float* scores, Stream stream);
+
+/// The arithmetic of window_change_scores over so many tokens, and of step_change_scores over as many entries, if outputs
+/// come from `attention`.
+KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64_t model_dim);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,81 @@
+// The evictions of a layer's KV heads during decoding, on the device: their running scores, and what these follow from.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/score_rules.hpp>
+
+#include "head_eviction.hpp"
+#include "layer_cache.hpp"
+#include "layer_scores.hpp"
+#include "prompt_selection.hpp"
+#include "ranking.hpp"
+#include "scored_queries.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// A decode step's inputs that scores depend on.
+template <Storage T>
+struct ScoredStep {
+  DeviceTensor<const T> queries;  ///< [1, query_heads, head_dim]
+  DeviceTensor<const T> values;   ///< [kv_heads, 1, head_dim]: of the new entries
+};
+
+/// reference::HeadEviction of all KV heads, for hosts that evict.
+///
+/// A decode step calls score after its queries have attended, then evict.
+template <Storage T>
+class Evictions {
+ public:
+  /// ranking  of the prompt: running scores begin with the kept entries' scores; null for hosts that rank no entries
+  /// kept     the entries that fill the cache
+  Evictions(const Policy& policy, const Ranking* ranking, KeptEntries& kept, LayerScores<T>& known,
+            Queue& queue);
+
+  /// Queues the update of the running scores.
+  ///
+  /// query  has attended over the cache
+  void score(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query, Queue& queue);
+  /// Queues the eviction of an entry of every KV head that is over its budget.
+  ///
+  /// newest  position of the step's entry
+  void evict(LayerCache<T>& cache, int64_t newest, Queue& queue);
+  /// Waits; the evicted positions [kv_heads], -1 for none. Throws NonFinite if a score is NaN.
+  std::vector<int64_t> evicted(Queue& queue);
+
+ private:
+  // What scores that measure a change need beside the running scores.
+  struct Changes {
+    Changes(const LayerShape& shape, int64_t capacity)
+        : lengths(shape.query_heads, capacity),
+          new_lengths(shape.query_heads, 1),
+          contributions(shape.query_heads, capacity),
+          measures(shape, 1) {}
+
+    DeviceMatrix lengths;        // [query_heads, capacity]: squared lengths of the values
+    DeviceMatrix new_lengths;    // [query_heads, 1]
+    DeviceMatrix contributions;  // [query_heads, capacity]
+    QueryMeasures measures;      // of the step's queries
+    const float* gram = nullptr;
+  };
+
+  StepScores contributions(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
+                           Queue& queue);
+
+  DeviceLayer<T> layer_;
+  HostRules rules_;
+  ScoreRules score_;
+  Buffer<int64_t> budgets_;         // [kv_heads]
+  Buffer<int64_t> evicted_;         // [kv_heads]
+  DeviceMatrix running_, reduced_;  // [query_heads, capacity], [kv_heads, capacity]
+  std::optional<Changes> changes_;  // for scores that measure a change
+};
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

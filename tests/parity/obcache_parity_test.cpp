@@ -1,0 +1,413 @@
+// OBCache's scores and the exact change on the device, of a prompt's window and of a decode step, within the bounds that
+// hold for every way to compute them.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <kvbound/cuda/attention.hpp>
+#include <kvbound/cuda/eviction/obcache.hpp>
+#include <kvbound/cuda/eviction/value_space.hpp>
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/bounds/obcache_errors.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/eviction/obcache.hpp>
+
+#include "distributions.hpp"
+#include "support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+constexpr Change kChanges[] = {Change::value, Change::key, Change::joint, Change::exact};
+constexpr Space kSpaces[] = {Space::head, Space::projected};
+
+std::string_view name(Change change) {
+  switch (change) {
+    case Change::value:
+      return "value";
+    case Change::key:
+      return "key";
+    case Change::joint:
+      return "joint";
+    case Change::exact:
+      return "exact";
+    case Change::slot:
+      return "slot";
+  }
+  return "";
+}
+
+struct Case {
+  int64_t kv_heads = 1;
+  int64_t group_size = 2;
+  int64_t head_dim = 10;
+  int64_t model_dim = 24;
+  int64_t window = 5;
+  int64_t tokens = 33;
+  Distribution distribution = Distribution::random;
+
+  LayerShape shape() const { return {kv_heads * group_size, kv_heads, head_dim, model_dim}; }
+  double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
+};
+
+std::string text_of(const Case& c, Change change, Space space) {
+  return std::string(name(change)) + (space == Space::head ? "" : " projected") + ", " +
+         std::to_string(c.kv_heads) + " x " + std::to_string(c.group_size) + " heads of " +
+         std::to_string(c.head_dim) + ", " + std::string(name(c.distribution)) + ", window " +
+         std::to_string(c.window) + " of " + std::to_string(c.tokens);
+}
+
+// A layer whose numbers are exact in T, in device memory, too.
+template <cuda::Storage T>
+class Subject {
+ public:
+  explicit Subject(const Case& c)
+      : case_(c),
+        queries_(rounded<T>(random_tensor(1, c.kv_heads * c.group_size, c.window, c.head_dim))),
+        keys_(rounded<T>(keys_of(c.distribution, 2, first_queries(), c.tokens, c.scale()))),
+        values_(rounded<T>(random_tensor(3, c.kv_heads, c.tokens, c.head_dim))),
+        projection_(rounded<T>(random_tensor(4, c.kv_heads * c.group_size, c.head_dim, c.model_dim))) {}
+
+  LayerView layer() const {
+    return {
+        case_.shape(),
+        case_.scale(),
+        keys_,
+        values_,
+        queries_,
+        {projection_.data(), case_.shape().query_heads * case_.head_dim, case_.model_dim, case_.model_dim}};
+  }
+
+  // The window's scores; `entries` per query is what it sees.
+  std::vector<float> window_scores(Change change, Space space) const {
+    const Case& c = case_;
+    const int64_t heads = c.shape().query_heads;
+    const Uploaded<T> queries(queries_), keys(keys_), values(values_), projection(projection_);
+    const cuda::WindowView<T> window{queries.view(), keys.view(), c.scale()};
+    Device device(c.shape(), c.window, c.tokens);
+    device.measure_values(values.view(), projection.view(), space);
+    for (int64_t i = 0; i < c.window; ++i) {
+      const std::vector<int64_t> seen(c.kv_heads, c.tokens - c.window + i + 1);
+      const cuda::Buffer<int64_t> entries{std::span<const int64_t>(seen)};
+      const cuda::DeviceTensor<const T> all = queries.view();
+      device.measure_query(change, space,
+                           {all.data + i * all.row_stride, 1, heads, c.head_dim, all.slice_stride, 0},
+                           {keys.view(), values.view(), entries.data()}, c.scale(), i);
+    }
+    Output log_sum_exp(heads * c.window), scores(heads * c.tokens);
+    WorkingMemory memory(cuda::window_log_sum_exp_workspace(heads, c.window, c.tokens));
+    cuda::window_log_sum_exp(window, log_sum_exp.data(), memory.view(), nullptr);
+    cuda::window_change_scores<T>(change, window, values.view(), log_sum_exp.data(), device.measured(0),
+                                  device.lengths.data(), scores.data(), nullptr);
+    return scores.numbers();
+  }
+
+  // The last query's scores over a cache of the first entries[g] tokens of each KV head.
+  std::vector<float> step_scores(Change change, Space space, const std::vector<int64_t>& entries,
+                                 const std::vector<float>& log_votes = {}) const {
+    const Case& c = case_;
+    const int64_t heads = c.shape().query_heads;
+    const Uploaded<T> queries(queries_), keys(keys_, c.tokens, entries), values(values_, c.tokens, entries),
+        all_values(values_), projection(projection_);
+    const cuda::Buffer<int64_t> counts{std::span<const int64_t>(entries)};
+    const cuda::Buffer<float> votes{std::span<const float>(log_votes)};
+    Device device(c.shape(), 1, c.tokens);
+    device.measure_values(all_values.view(), projection.view(), space);
+    const cuda::DeviceTensor<const T> all = queries.view();
+    const cuda::CacheView<T> cache{keys.view(), values.view(), counts.data(),
+                                   log_votes.empty() ? nullptr : votes.data()};
+    device.measure_query(
+        change, space,
+        {all.data + (c.window - 1) * all.row_stride, 1, heads, c.head_dim, all.slice_stride, 0}, cache,
+        c.scale(), 0);
+    Output scores(heads * c.tokens);
+    cuda::step_change_scores<T>(change, cache, device.attended(), device.measured(0), device.lengths.data(),
+                                heads, scores.data(), nullptr);
+    return scores.numbers();
+  }
+
+ private:
+  // Device memory for the measures of queries, and what they follow from.
+  struct Device {
+    Device(const LayerShape& layer, int64_t queries, int64_t capacity)
+        : shape(layer),
+          gram(shape.query_heads * shape.head_dim * shape.head_dim),
+          lengths(shape.query_heads * capacity),
+          outputs(shape.query_heads * shape.head_dim),
+          logits(shape.query_heads * capacity),
+          log_sum_exp(shape.query_heads),
+          others(shape.query_heads * shape.head_dim),
+          others_log_sum_exp(shape.query_heads),
+          gram_outputs(queries * shape.query_heads * shape.head_dim),
+          output_norms(queries * shape.query_heads),
+          dominant_scores(queries * shape.query_heads),
+          dominant(std::vector<int64_t>(queries * shape.query_heads, -3)) {}
+
+    void measure_values(cuda::DeviceTensor<const T> values, cuda::DeviceTensor<const T> projection,
+                        Space space) {
+      cuda::gram_matrices<T>(projection, gram.data(), nullptr);
+      cuda::squared_norms<T>(values, of(space), shape.query_heads, lengths.data(), nullptr);
+    }
+    void measure_query(Change change, Space space, cuda::DeviceTensor<const T> query,
+                       cuda::CacheView<T> cache, double scale, int64_t i) {
+      WorkingMemory memory(
+          cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, cache.keys.rows));
+      cuda::attention<T>(query, cache, scale, {outputs.data(), log_sum_exp.data(), logits.data()},
+                         memory.view(), nullptr);
+      cuda::MeasuredQueries own = measured(i);
+      if (cuda::leaves_out_dominant(change)) {
+        cuda::find_dominants<T>(cache, logits.data(), log_sum_exp.data(), shape.query_heads, own.dominant,
+                                nullptr);
+        cuda::CacheView<T> without = cache;
+        without.excluded = own.dominant;
+        cuda::attention<T>(query, without, scale, {others.data(), others_log_sum_exp.data(), nullptr},
+                           memory.view(), nullptr);
+      } else {
+        own.dominant = nullptr;
+      }
+      cuda::measure_queries<T>(change, cache, attended(), of(space), shape.query_heads, own, nullptr);
+      cuda::synchronise(nullptr);
+    }
+    const float* of(Space space) { return space == Space::projected ? gram.data() : nullptr; }
+    cuda::AttendedQueries attended() {
+      return {outputs.data(), logits.data(), log_sum_exp.data(), others.data(), others_log_sum_exp.data()};
+    }
+    cuda::MeasuredQueries measured(int64_t i) {
+      const int64_t row = i * shape.query_heads;
+      return {gram_outputs.data() + row * shape.head_dim, output_norms.data() + row, dominant.data() + row,
+              dominant_scores.data() + row};
+    }
+
+    LayerShape shape;
+    Output gram, lengths, outputs, logits, log_sum_exp, others, others_log_sum_exp, gram_outputs,
+        output_norms, dominant_scores;
+    cuda::Buffer<int64_t> dominant;
+  };
+
+  Matrix first_queries() const {
+    Matrix first;
+    for (int64_t g = 0; g < case_.kv_heads; ++g)
+      first.append_row(queries_.slice(g * case_.group_size).row(0));
+    return first;
+  }
+
+  Case case_;
+  Tensor queries_, keys_, values_, projection_;
+};
+
+template <class T>
+class ObcacheParity : public DeviceTest {
+ protected:
+  void expect_window_parity(const Case& c, Change change, Space space) {
+    SCOPED_TRACE(text_of(c, change, space));
+    const Subject<T> subject(c);
+    const std::vector<float> scores = in_every_schedule([&] { return subject.window_scores(change, space); });
+    const Matrix expected = reference::window_scores(subject.layer(), c.window, change, space);
+    const Matrix errors = reference::window_score_errors(
+        subject.layer(), c.window, change, space,
+        reference::arithmetic_of(cuda::change_score_arithmetic(c.tokens, c.head_dim, c.model_dim)));
+    hold(window_, scores, expected, errors);
+  }
+
+  void expect_step_parity(const Case& c, Change change, Space space, const std::vector<int64_t>& entries) {
+    SCOPED_TRACE(text_of(c, change, space));
+    const Subject<T> subject(c);
+    const LayerView layer = subject.layer();
+    const std::vector<float> scores =
+        in_every_schedule([&] { return subject.step_scores(change, space, entries); });
+    const reference::Arithmetic arithmetic =
+        reference::arithmetic_of(cuda::change_score_arithmetic(c.tokens, c.head_dim, c.model_dim));
+    const auto spaces = reference::change_spaces(space, layer.output_projection, layer.shape.query_heads);
+    for (int64_t h = 0; h < layer.shape.query_heads; ++h) {
+      const int64_t g = layer.shape.kv_head_of(h), count = entries[g];
+      const std::span<const float> row = std::span(scores).subspan(h * c.tokens, c.tokens);
+      for (int64_t j = count; j < c.tokens; ++j) EXPECT_TRUE(Output::is_unwritten(row[j]));
+      if (count == 0) continue;
+      const MatrixView keys = layer.keys.slice(g).middle_rows(0, count),
+                       values = layer.values.slice(g).middle_rows(0, count),
+                       query = layer.queries.slice(h).middle_rows(c.window - 1, 1);
+      const std::span<const reference::ChangeSpace> own(&spaces[h], 1);
+      const reference::MeasuredValues measured(values, own);
+      const reference::ValueSpace lengths = own[0].lengths();
+      const reference::ScoredCache cache{keys, values, measured.squared_norms, {&lengths, 1}};
+      hold(step_, row.first(count), reference::scored_attention(change, query, cache, layer.scale).scores,
+           reference::change_score_errors(change, query, keys, values, measured, own, layer.scale,
+                                          arithmetic));
+    }
+  }
+
+  Comparator window_{"window_change_scores " + StorageName::GetName<T>(0)};
+  Comparator step_{"step_change_scores " + StorageName::GetName<T>(0)};
+
+ private:
+  // Infinite expectations must be met exactly; scores whose bound is not finite are only required to be numbers. Scores of
+  // a single entry, which are all 0, prove nothing, but must lie within their bounds.
+  static void hold(Comparator& comparator, std::span<const float> actual, const Matrix& expected,
+                   const Matrix& errors) {
+    std::vector<float> bounded;
+    std::vector<double> of_reference, bounds;
+    for (size_t j = 0; j < actual.size(); ++j) {
+      const double bound = errors.numbers()[j], score = expected.numbers()[j];
+      if (std::isinf(score)) {
+        EXPECT_EQ(actual[j], score);
+      } else if (bound < 1e100) {
+        bounded.push_back(actual[j]);
+        of_reference.push_back(score);
+        bounds.push_back(bound);
+      } else {
+        EXPECT_FALSE(std::isnan(actual[j]));
+      }
+    }
+    const bool alone = expected.cols() == 1;
+    for (size_t j = 0; alone && j < bounded.size(); ++j) EXPECT_NEAR(bounded[j], of_reference[j], bounds[j]);
+    if (!alone && !bounded.empty()) EXPECT_TRUE(comparator.hold(bounded, of_reference, bounds));
+  }
+};
+TYPED_TEST_SUITE(ObcacheParity, StorageTypes, StorageName);
+
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossSizes) {
+  for (const int64_t tokens : {2, 31, 32, 33, 64, 65, 150}) {
+    for (const int64_t window : {1, 8}) {
+      if (window >= tokens) continue;
+      for (const Change change : kChanges) {
+        this->expect_window_parity({.window = window, .tokens = tokens}, change, Space::head);
+      }
+    }
+  }
+  EXPECT_TRUE(this->window_.is_tight());
+}
+
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceWithMoreQueriesThanABlockHasRows) {
+  this->expect_window_parity({.group_size = 1, .window = 70, .tokens = 75}, Change::joint, Space::head);
+}
+
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossDistributionsAndSpaces) {
+  for (const Distribution distribution : kDistributions) {
+    for (const Change change : kChanges) {
+      for (const Space space : kSpaces) {
+        this->expect_window_parity({.kv_heads = 2, .tokens = 70, .distribution = distribution}, change,
+                                   space);
+      }
+    }
+  }
+}
+
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDims) {
+  for (const int64_t head_dim : {1, 8, 64, 80, 128, 256}) {
+    for (const Change change : kChanges) {
+      this->expect_window_parity({.head_dim = head_dim, .tokens = 70}, change, Space::head);
+    }
+  }
+  EXPECT_TRUE(this->window_.is_tight());
+}
+
+// Lengths after a random W^O are ill-conditioned: the absolute terms of x W (x W)^T add up to about head_dim times the sum,
+// and the bounds are as much wider.
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDimsAfterW) {
+  for (const int64_t head_dim : {1, 8, 64, 80, 128, 256}) {
+    for (const Change change : {Change::value, Change::joint}) {
+      this->expect_window_parity({.head_dim = head_dim, .tokens = 40}, change, Space::projected);
+    }
+  }
+}
+
+// With little shared memory a block has one tile at a time; the results must not depend on it.
+TYPED_TEST(ObcacheParity, WindowGivesTheSameBitsWithOneTileAtATime) {
+  const Subject<TypeParam> subject({.head_dim = 256, .window = 40, .tokens = 70});
+  for (const Change change : {Change::value, Change::joint}) {
+    const std::vector<float> results = subject.window_scores(change, Space::head);
+    for_each_device([&](const std::string& device) {
+      SCOPED_TRACE(device);
+      EXPECT_TRUE(
+          same_bits(in_every_schedule([&] { return subject.window_scores(change, Space::head); }), results));
+    });
+  }
+}
+
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossGroups) {
+  for (const int64_t group_size : {1, 3, 7}) {
+    this->expect_window_parity({.kv_heads = 2, .group_size = group_size}, Change::joint, Space::head);
+    this->expect_window_parity({.kv_heads = 3, .group_size = group_size}, Change::exact, Space::projected);
+  }
+}
+
+TYPED_TEST(ObcacheParity, StepMatchesReferenceAcrossSizesAndRaggedHeads) {
+  for (const int64_t entries : {0, 1, 2, 31, 32, 33, 90}) {
+    for (const Change change : kChanges) {
+      for (const Space space : kSpaces) {
+        this->expect_step_parity({.kv_heads = 2, .tokens = 90}, change, space, {entries, 90 - entries});
+      }
+    }
+  }
+  EXPECT_TRUE(this->step_.is_tight());
+}
+
+TYPED_TEST(ObcacheParity, StepMatchesReferenceAcrossDistributionsAndHeadDims) {
+  for (const Change change : kChanges) {
+    for (const Distribution distribution : kDistributions) {
+      this->expect_step_parity({.tokens = 60, .distribution = distribution}, change, Space::projected, {60});
+    }
+    for (const int64_t head_dim : {1, 8, 64, 80, 128, 256}) {
+      this->expect_step_parity({.head_dim = head_dim, .tokens = 40}, change, Space::head, {37});
+    }
+  }
+}
+
+TYPED_TEST(ObcacheParity, VotesWeighEntriesButDoNotMoveTheirLogits) {
+  const Case c{.group_size = 1, .tokens = 20};
+  const Subject<TypeParam> subject(c);
+  const LayerView layer = subject.layer();
+  const reference::ValueSpace head;
+  const Matrix norms = reference::squared_norms(layer.values.slice(0), {&head, 1});
+  for (const double most : {9.0, 1000.0}) {  // with 1000 votes the entry is dominant
+    const std::vector<double> votes{1, 3, 1, 1, most, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 1, 1};
+    std::vector<float> log_votes;
+    for (const double p : votes) log_votes.push_back(static_cast<float>(std::log(p)));
+    for (const Change change : kChanges) {
+      const std::vector<float> scores = subject.step_scores(change, Space::head, {20}, log_votes);
+      const MatrixView query = layer.queries.slice(0).middle_rows(c.window - 1, 1);
+      const reference::ScoredCache cache{
+          layer.keys.slice(0), layer.values.slice(0), norms, {&head, 1}, votes};
+      const Matrix expected = reference::scored_attention(change, query, cache, layer.scale).scores;
+      for (size_t j = 0; j < scores.size(); ++j) {
+        const double score = expected.numbers()[j];
+        if (change == Change::key && j == 4) continue;  // v - o cancels where A is near 1
+        EXPECT_NEAR(scores[j], score, 1e-4 * score + 1e-9)
+            << name(change) << " " << j << ", " << most << " votes";
+      }
+    }
+  }
+}
+
+class FindDominantsParity : public DeviceTest {};
+
+TEST_F(FindDominantsParity, FindsTheOneRowThatHoldsMoreThanHalf) {
+  constexpr int64_t kCapacity = 600;
+  const auto find = [](const std::vector<std::pair<int64_t, float>>& large, int64_t entries) {
+    std::vector<float> logits(kCapacity, -20);
+    for (const auto& [row, logit] : large) logits[row] = logit;
+    double sum = 0;
+    for (int64_t j = 0; j < entries; ++j) sum += std::exp(static_cast<double>(logits[j]));
+    const cuda::Buffer<float> device = cuda::upload(logits),
+                              log_sum = cuda::upload(std::vector<float>{static_cast<float>(std::log(sum))});
+    const cuda::Buffer<int64_t> count = cuda::upload(std::vector<int64_t>{entries});
+    cuda::Buffer<int64_t> dominant = cuda::upload(std::vector<int64_t>{-5});
+    const cuda::DeviceTensor<const float> rows{nullptr, 1, kCapacity, 8, 8, 8 * kCapacity};
+    cuda::find_dominants<float>({rows, rows, count.data()}, device.data(), log_sum.data(), 1, dominant.data(),
+                                nullptr);
+    return cuda::download(dominant).front();
+  };
+  for (const int64_t row : {0, 31, 255, 256, 599}) EXPECT_EQ(find({{row, 1}}, kCapacity), row);
+  EXPECT_EQ(find({{3, 1}, {9, 1}}, kCapacity), -1) << "two rows that hold less than half each";
+  EXPECT_EQ(find({{3, 1}, {9, 1.2f}}, kCapacity), 9);
+  EXPECT_EQ(find({{599, 1}}, 599), -1) << "a row that is not in use";
+  EXPECT_EQ(find({}, 1), 0) << "the only row";
+  EXPECT_EQ(find({}, 0), -1);
+}
+
+}  // namespace
+}  // namespace kvbound::parity
