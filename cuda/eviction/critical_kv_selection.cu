@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_critical_kernel(SelectCrit
   write_keys(
       p.cols, [&](int64_t j) { return ordered_key(attention[j]); }, keys, status);
   __syncthreads();
-  const uint64_t least_one = least_rank(keys, p.cols, p.stage_one_count[row], shared);
+  const uint64_t least_one = least_rank_of_keys(keys, p.cols, p.stage_one_count[row], shared);
   const auto in_stage_one = [&](int64_t j) { return rank_of(keys[j], j) >= least_one; };
   if (p.stage_one.indices) {
     write_ascending(p.cols, in_stage_one, p.stage_one, row, shared.warp_totals);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_critical_kernel(SelectCrit
       p.cols, [&](int64_t j) { return in_stage_one(j) ? kFirstKey : ordered_key(stage_two[j]); }, keys,
       status);
   __syncthreads();
-  const uint64_t least = least_rank(keys, p.cols, p.k[row], shared);
+  const uint64_t least = least_rank_of_keys(keys, p.cols, p.k[row], shared);
   write_ascending(
       p.cols, [&](int64_t j) { return rank_of(keys[j], j) >= least; }, p.selection, row, shared.warp_totals);
 }

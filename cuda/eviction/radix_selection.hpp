@@ -129,9 +129,13 @@ __device__ inline void find_digit(const Shared& shared, int wanted) {
   }
 }
 
-/// The smallest rank that is selected: k entries have this rank or a larger one. 0 <= k <= cols. All threads call it;
-/// between writing the keys and the call there is a barrier.
-__device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_t k, const Shared& shared) {
+/// The rank of entries that are not ranked at all: they are never counted.
+inline constexpr uint64_t kNoRank = ~uint64_t{0};
+
+/// The smallest rank that is selected: k entries have this rank or a larger one. At least k of the ranks rank(0 .. cols-1)
+/// are not kNoRank. All threads call it; between writing what `rank` reads and the call there is a barrier.
+template <class Rank>
+__device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, const Shared& shared) {
   if (k == 0) return ~uint64_t{0};
   uint64_t prefix = 0;  // the digits found
   int wanted = static_cast<int>(k);
@@ -143,8 +147,8 @@ __device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_
     __syncthreads();
     for (int64_t first = warp() * 32; first < cols; first += kThreads) {
       const int64_t j = first + lane();
-      const uint64_t rank = j < cols ? rank_of(keys[j], j) : 0;
-      const bool counts = j < cols && rank >> below == prefix;
+      const uint64_t rank = j < cols ? rank_at(j) : kNoRank;
+      const bool counts = rank != kNoRank && rank >> below == prefix;
       count(shared.counters, counts, static_cast<uint32_t>(rank >> (below - bits)) & ((1u << bits) - 1));
     }
     __syncthreads();
@@ -157,6 +161,11 @@ __device__ inline uint64_t least_rank(const uint32_t* keys, int64_t cols, int64_
     if (found.same == wanted) break;  // all ranks with these digits are selected, whatever their other digits
   }
   return prefix << below;
+}
+
+/// The same where keys are in memory, and ties go by index. 0 <= k <= cols.
+__device__ inline uint64_t least_rank_of_keys(const uint32_t* keys, int64_t cols, int64_t k, const Shared& shared) {
+  return least_rank([&](int64_t j) { return rank_of(keys[j], j); }, cols, k, shared);
 }
 
 /// Writes the indices j for which selected(j) is true, ascending, to a row of the result. All threads call it, after a

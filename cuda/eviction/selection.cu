@@ -26,7 +26,7 @@ __device__ uint64_t select_row(const SelectArguments& p, int64_t row, uint32_t* 
   write_keys(
       p.cols, [&](int64_t j) { return ordered_key(scores[j]); }, keys, p.result.status);
   __syncthreads();
-  return least_rank(keys, p.cols, p.k[row], shared);
+  return least_rank_of_keys(keys, p.cols, p.k[row], shared);
 }
 
 // The k largest scores of one row, ascending.

@@ -2,7 +2,10 @@
 
 #include <span>
 
+#include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/value_space.hpp>
+#include <kvbound/reference/core/decimal.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 
 #include "append.hpp"
 #include "compaction.hpp"
@@ -22,18 +25,41 @@ Evictions<T>::Evictions(const Policy& policy, const Ranking* ranking, KeptEntrie
   const int64_t capacity = kept.positions.stride(), heads = layer_.shape.query_heads;
   running_ = DeviceMatrix(heads, capacity);
   reduced_ = DeviceMatrix(layer_.shape.kv_heads, capacity);
-  const auto keep = [&](const DeviceMatrix& of_prompt, DeviceMatrix& of_cache) {
-    queue.run("compaction", [&] {
-      compact_numbers({of_prompt.data(), heads, of_prompt.cols()}, layer_.shape.kv_heads,
-                      kept.positions.data(), capacity, kept.counts.data(), {of_cache.data(), heads, capacity},
-                      queue.stream());
-    });
-  };
-  keep(ranking->head_scores, running_);
-  if (!score_.change) return;
-  changes_.emplace(layer_.shape, capacity);
-  changes_->gram = known.gram(score_.space);
-  keep(known.value_lengths(score_.space), changes_->lengths);
+  keep(ranking->head_scores, kept, running_, queue);
+  if (score_.change) {
+    changes_.emplace(layer_.shape, capacity);
+    changes_->gram = known.gram(score_.space);
+    keep(known.value_lengths(score_.space), kept, changes_->lengths, queue);
+  }
+  if (const SelectionRules selection = kvbound::rules_of(policy.selection); selection.in_decoding) {
+    begin_stages(*selection.two_stage, kept, known, queue);
+  }
+}
+
+// Copies the kept entries' numbers of the prompt [query_heads, n] to the cache's [query_heads, capacity].
+template <Storage T>
+void Evictions<T>::keep(const DeviceMatrix& of_prompt, KeptEntries& kept, DeviceMatrix& of_cache,
+                        Queue& queue) const {
+  queue.run("compaction", [&] {
+    compact_numbers({of_prompt.data(), of_prompt.rows(), of_prompt.cols()}, layer_.shape.kv_heads,
+                    kept.positions.data(), kept.positions.stride(), kept.counts.data(),
+                    {of_cache.data(), of_cache.rows(), of_cache.cols()}, queue.stream());
+  });
+}
+
+template <Storage T>
+void Evictions<T>::begin_stages(const TwoStage& options, KeptEntries& kept, LayerScores<T>& known,
+                                Queue& queue) {
+  const int64_t capacity = kept.positions.stride();
+  stages_.emplace(layer_.shape, capacity, options);
+  keep(known.norms(options.norm), kept, stages_->norms, queue);
+  if (!options.alpha) {
+    stages_->weights = DeviceMatrix(layer_.shape.query_heads, capacity);
+    return;
+  }
+  std::vector<int64_t> counts;
+  for (int64_t k = 0; k <= capacity; ++k) counts.push_back(floor_of_product(*options.alpha, k));
+  stages_->counts = Buffer<int64_t>(std::span<const int64_t>(counts), queue.stream());
 }
 
 template <Storage T>
@@ -58,14 +84,28 @@ void Evictions<T>::score(const ScoredStep<T>& step, LayerCache<T>& cache, Scored
                          Queue& queue) {
   if (!rules_.ranks()) return;
   update_scores(contributions(step, cache, query, queue), cache.slots(), layer_.shape.query_heads,
-                rules_.step_update, score_.group, running_.data(), reduced_.data(), queue.stream());
+                rules_.step_update, score_.group,
+                {running_.data(), reduced_.data(), stages_ ? stages_->weights.data() : nullptr},
+                queue.stream());
+  if (!stages_) return;
+  projected_value_norms<T>(step.values, layer_.output_projection, stages_->options.norm,
+                           stages_->new_norms.data(), queue.stream());
+  append_numbers(stages_->new_norms.data(), layer_.shape.query_heads, cache.slots(), stages_->norms.data(),
+                 queue.stream());
 }
 
 template <Storage T>
 void Evictions<T>::evict(LayerCache<T>& cache, int64_t newest, Queue& queue) {
-  cuda::evict({rules_.sinks, rules_.recent, rules_.fills_recent, budgets_.data()}, cache.slots(),
-              rules_.ranks() ? reduced_.data() : nullptr, newest, evicted_.data(), queue.status(),
-              queue.stream());
+  const EvictionRules rules{rules_.sinks, rules_.recent, rules_.fills_recent, budgets_.data()};
+  const float* scores = rules_.ranks() ? reduced_.data() : nullptr;
+  if (!stages_) {
+    cuda::evict(rules, cache.slots(), scores, newest, evicted_.data(), queue.status(), queue.stream());
+    return;
+  }
+  const EvictionStages stages{running_.data(),         stages_->norms.data(),    stages_->counts.data(),
+                              stages_->weights.data(), stages_->options.epsilon, stages_->options.gqa};
+  evict_critical(rules, cache.slots(), scores, stages, layer_.shape.query_heads, newest, evicted_.data(),
+                 queue.status(), queue.stream());
 }
 
 template <Storage T>

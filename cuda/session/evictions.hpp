@@ -65,6 +65,20 @@ class Evictions {
     const float* gram = nullptr;
   };
 
+  // What the two stages of `critical` need beside the running scores.
+  struct Stages {
+    Stages(const LayerShape& shape, int64_t capacity, const TwoStage& two_stage)
+        : options(two_stage), norms(shape.query_heads, capacity), new_norms(shape.query_heads, 1) {}
+
+    TwoStage options;
+    DeviceMatrix norms;      // [query_heads, capacity]: projected value norms
+    DeviceMatrix new_norms;  // [query_heads, 1]
+    Buffer<int64_t> counts;  // [capacity + 1]: of stage one, unless it is adaptive
+    DeviceMatrix weights;    // [query_heads, capacity]: the step's attention weights, if it is adaptive
+  };
+
+  void begin_stages(const TwoStage& options, KeptEntries& kept, LayerScores<T>& known, Queue& queue);
+  void keep(const DeviceMatrix& of_prompt, KeptEntries& kept, DeviceMatrix& of_cache, Queue& queue) const;
   StepScores contributions(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                            Queue& queue);
 
@@ -75,6 +89,7 @@ class Evictions {
   Buffer<int64_t> evicted_;         // [kv_heads]
   DeviceMatrix running_, reduced_;  // [query_heads, capacity], [kv_heads, capacity]
   std::optional<Changes> changes_;  // for scores that measure a change
+  std::optional<Stages> stages_;    // for selections whose stages also decide evictions
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -6,6 +6,7 @@
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 
 namespace kvbound::cuda {
@@ -20,6 +21,13 @@ struct StepScores {
   const float* log_votes = nullptr;      ///< [kv_heads, capacity]; null: every entry counts once
 };
 
+/// Where running scores are kept; device memory.
+struct UpdatedScores {
+  float* running = nullptr;  ///< [query_heads, capacity]
+  float* reduced = nullptr;  ///< [kv_heads, capacity]
+  float* weights = nullptr;  ///< [query_heads, capacity]: the step's scores themselves; null: not written
+};
+
 /// Which entries a host may evict, and how many stay.
 struct EvictionRules {
   int64_t sinks = 0;                 ///< positions below are always kept
@@ -30,18 +38,30 @@ struct EvictionRules {
 
 inline namespace KVBOUND_CUDA_BUILD {
 
+/// CriticalKV's two stages, by which entries are evicted during decoding; device memory.
+struct EvictionStages {
+  const float* running = nullptr;  ///< [query_heads, capacity], from update_scores
+  const float* norms = nullptr;    ///< [query_heads, capacity]: projected value norms
+  /// [capacity + 1]: for every number of candidates that stay, how many of them stage one takes; null: it is adaptive
+  const int64_t* stage_one_counts = nullptr;
+  const float* weights =
+      nullptr;  ///< [query_heads, capacity]: the step's attention weights, for an adaptive stage one
+  double epsilon = 0;
+  GqaProduct gqa = GqaProduct::mean_of_products;
+};
+
 /// Updates the running scores of reference::HeadEviction by a step's scores, and reduces them over the group.
 ///
 ///     accumulate  running[h, j] += s[h, j]      replace  running[h, j] = s[h, j]
 ///     reduced[g, j] = sum of running[h, j] over the heads of group g in their order, for `mean` over their number
 ///
 /// slots      the newest entry's running score is taken as 0
-/// running    [query_heads, capacity]; reduced  [kv_heads, capacity]; columns from `entries` on are left as they are
+/// updated    columns from `entries` on are left as they are
 /// precision  fp32; errors: running_sum_error and group_sum_errors in reference/bounds/obcache_errors.hpp,
 ///            group_mean_errors in error_bounds.hpp
 /// throws     ShapeMismatch; DeviceError
 void update_scores(const StepScores& step, const CacheSlots& slots, int64_t query_heads, StepUpdate update,
-                   GroupReduction reduction, float* running, float* reduced, Stream stream);
+                   GroupReduction reduction, const UpdatedScores& updated, Stream stream);
 
 /// Evicts an entry of every KV head that has more entries than its budget: of those that are not always kept the one of
 /// smallest score; ties: the larger position. Its slot becomes the head's free slot.
@@ -54,6 +74,22 @@ void update_scores(const StepScores& step, const CacheSlots& slots, int64_t quer
 /// throws   DeviceError
 void evict(const EvictionRules& rules, const CacheSlots& slots, const float* scores, int64_t newest,
            int64_t* evicted, int* status, Stream stream);
+
+/// The same by CriticalKV's two stages: of the entries that are not always kept and that stage one does not take, which are
+/// those of largest score, the one of smallest stage-two score is evicted.
+///
+///     stage two   mean_h (running[h, j] + epsilon) norms[h, j], or mean_h (running[h, j]) + epsilon times mean_h norms[h, j]
+///     adaptive    the fewest entries with which every query head's always-kept and stage-one entries hold more than half of
+///                 its attention; if all that stay do not, all of them
+///
+/// scores     [kv_heads, capacity], from update_scores
+/// newest     below kMostScores
+/// precision  stage two and sums of weights in fp32; errors: stage_two_score_errors in
+///            reference/bounds/error_bounds.hpp
+/// throws     ShapeMismatch; DeviceError
+void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const float* scores,
+                    const EvictionStages& stages, int64_t query_heads, int64_t newest, int64_t* evicted,
+                    int* status, Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

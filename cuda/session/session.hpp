@@ -8,9 +8,7 @@
 #include <kvbound/reference/core/arithmetic.hpp>
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
-#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::cuda {
@@ -55,9 +53,6 @@ inline void require_supported(const Policy& policy) {
                           std::visit(limits, policy.selection), std::visit(limits, policy.allocation),
                           std::visit(limits, policy.merge)}) {
     if (why) throw InvalidPolicy(why);
-  }
-  if (evicts(policy.host) && rules_of(policy.selection).in_decoding) {
-    throw InvalidPolicy("critical with h2o and tova runs on the reference only");
   }
 }
 

@@ -69,6 +69,9 @@ class Backends(CommandLineTest):
     def test_hosts_that_evict_while_decoding_agree(self):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", EVICTING)
         self.require_agreement(SAMPLES / "pocket-mha.safetensors", EVICTING, "10%,60%", "--layers", "0")
+        self.require_agreement(SAMPLES / "pocket-gqa.safetensors",
+                               "h2o+critical,tova:sinks=4+critical:alpha=adaptive,h2o+critical:gqa=product-of-means:norm=l2",
+                               "20%", "--layers", "3", "--steps", "24")
 
     def test_scores_that_measure_a_change_agree(self):
         for space in ("head", "projected"):
@@ -144,8 +147,7 @@ class Backends(CommandLineTest):
     def test_what_the_device_cannot_do_is_refused_before_any_work(self):
         trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
         for policy, what in (("snapkv:window=8+theta-sweep", "theta-sweep runs"), ("snapkv:window=8+greedy", "greedy runs"),
-                             ("h2o:window=8+critical", "critical with h2o and tova runs"),
-                             ("tova+critical", "critical with h2o and tova runs")):
+                             ("tova+adakv", "adakv runs")):
             with self.subTest(policy):
                 self.refuses(USAGE, f"backend emulated: {what} on the reference only", "replay", trace, "--policy", policy,
                              "--budget", "12", "--backend", "reference,emulated", "--dump", "none.safetensors")

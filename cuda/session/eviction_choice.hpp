@@ -1,0 +1,80 @@
+// One KV head's choice of the entry that it evicts: what evict_kernel and evict_critical_kernel have in common.
+#pragma once
+
+#include <kvbound/cuda/eviction/radix_selection.hpp>
+#include <kvbound/cuda/primitives/kernel.hpp>
+
+#include "head_eviction.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace eviction_choice {
+
+struct EvictArguments {
+  EvictionRules rules;
+  CacheSlots slots;
+  const float* scores;  ///< [kv_heads, capacity]; null: all are equal
+  int64_t newest;
+  int64_t* evicted;
+  int* status;
+};
+
+/// The entries of the block's KV head.
+struct HeadEntries {
+  const EvictArguments& p;
+  int64_t g, entries, budget, recent;
+
+  __device__ explicit HeadEntries(const EvictArguments& arguments)
+      : p(arguments), g(blockIdx.x), entries(p.slots.entries[g]), budget(p.rules.budgets[g]) {
+    recent = p.rules.fills_recent ? budget - p.rules.sinks : p.rules.recent;
+  }
+
+  __device__ int64_t position(int64_t slot) const { return p.slots.positions[g * p.slots.capacity + slot]; }
+  __device__ bool is_always_kept(int64_t slot) const {
+    const int64_t at = position(slot);
+    return at < p.rules.sinks || at > p.newest - recent;
+  }
+  __device__ uint32_t key(int64_t slot) const {
+    return p.scores ? radix_selection::ordered_key(p.scores[g * p.slots.capacity + slot]) : 1;
+  }
+};
+
+/// Evicts, if the head is over its budget, the entry of smallest key_of(slot) among those that may_go(slot); ties: the
+/// larger position. All threads call it, once.
+///
+/// by_warp  shared memory for a number of each warp
+template <class MayGo, class KeyOf>
+__device__ void evict_least(const HeadEntries& head, uint64_t* by_warp, const MayGo& may_go,
+                            const KeyOf& key_of) {
+  constexpr uint64_t kNone = ~uint64_t{0};
+  const EvictArguments& p = head.p;
+  uint64_t least = kNone;
+  int64_t slot_of_least = -1;
+  for (int64_t slot = threadIdx.x; slot < head.entries; slot += blockDim.x) {
+    if (!may_go(slot)) continue;
+    const uint32_t key = key_of(slot);
+    if (key == radix_selection::kNanKey) *p.status = 1;  // several threads may write, all of them 1
+    // No two entries have the same position, so none is of the same order as another.
+    const uint64_t order =
+        static_cast<uint64_t>(key) << 32 | (0xffffffffu - static_cast<uint32_t>(head.position(slot)));
+    if (order >= least) continue;
+    least = order;
+    slot_of_least = slot;
+  }
+  uint64_t chosen = least;
+  for (int distance = 16; distance > 0; distance /= 2) {
+    chosen = min(chosen, __shfl_xor_sync(kAllLanes, chosen, distance));
+  }
+  if (lane() == 0) by_warp[warp()] = chosen;
+  __syncthreads();
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) chosen = min(chosen, by_warp[w]);
+  const bool evicts = head.entries > head.budget && chosen != kNone;
+  if (!evicts && threadIdx.x == 0) p.evicted[head.g] = -1;
+  if (!evicts || least != chosen) return;
+  p.slots.free[head.g] = slot_of_least;
+  p.evicted[head.g] = head.position(slot_of_least);
+}
+
+}  // namespace eviction_choice
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
