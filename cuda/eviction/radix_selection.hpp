@@ -134,12 +134,15 @@ inline constexpr uint64_t kNoRank = ~uint64_t{0};
 
 /// The smallest rank that is selected: k entries have this rank or a larger one. At least k of the ranks rank(0 .. cols-1)
 /// are not kNoRank. All threads call it; between writing what `rank` reads and the call there is a barrier.
+///
+/// rank_bits  the most that a rank has, below 64
 template <class Rank>
-__device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, const Shared& shared) {
+__device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, const Shared& shared,
+                               int rank_bits = 32 + kIndexBits) {
   if (k == 0) return ~uint64_t{0};
   uint64_t prefix = 0;  // the digits found
   int wanted = static_cast<int>(k);
-  int below = 32 + kIndexBits;  // bits not found yet
+  int below = rank_bits;  // bits not found yet
   while (below > 0) {
     const int bits = min(below, kDigitBits);
     __syncthreads();

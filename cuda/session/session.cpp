@@ -14,6 +14,7 @@
 #include <kvbound/reference/core/session_check.hpp>
 
 #include "evictions.hpp"
+#include "head_budgets.hpp"
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
 #include "prompt_selection.hpp"
@@ -55,12 +56,15 @@ class DeviceSession final : public Session {
     require_valid(layer, policy, budgets);
     require_supported(policy);
     begin(layer, policy);
-    const int64_t most = std::ranges::max(budgets);
-    KeptEntries kept(budgets, LayerCache<T>::capacity_for(most, evicts(policy.host)), queue_.stream());
-    PromptRecord record;
+    std::vector<int64_t> own(budgets.begin(), budgets.end());
     std::optional<Ranking> ranking;
     if (rules_.ranks()) {
       ranking = rank(policy, rules_, *known_, queue_);
+      own = head_budgets(policy, *ranking, budgets, *known_, queue_);
+    }
+    KeptEntries kept(own, LayerCache<T>::capacity_for(std::ranges::max(own), rules_.evicts), queue_.stream());
+    PromptRecord record;
+    if (ranking) {
       record = select_prompt(policy, *ranking, *known_, queue_, kept);
     } else {
       record = keep_newest(layer.prompt_tokens(), rules_.sinks, kept, queue_.stream());

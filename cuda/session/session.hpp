@@ -33,7 +33,7 @@ struct DeviceLimits {
   const char* operator()(const Greedy&) const { return "greedy runs on the reference only"; }
 
   const char* operator()(const Uniform&) const { return nullptr; }
-  const char* operator()(const AdaKv&) const { return "adakv runs on the reference only"; }
+  const char* operator()(const AdaKv&) const { return nullptr; }
   const char* operator()(const Pyramid&) const { return nullptr; }
 
   const char* operator()(const NoMerge&) const { return nullptr; }

@@ -79,6 +79,10 @@ class Backends(CommandLineTest):
             with self.subTest(space=space):
                 self.require_agreement(SAMPLES / "pocket-gqa.safetensors", policies, "20%", "--layers", "1", "--steps", 16)
 
+    def test_budgets_that_differ_between_heads_agree(self):
+        self.require_agreement(SAMPLES / "pocket-gqa.safetensors",
+                               "snapkv+adakv,h2o+critical+adakv:safeguard=0.05,tova+exact+adakv", "20%", "--steps", 8)
+
     def test_budgets_that_differ_between_layers_agree(self):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv+pyramid,h2o+pyramid:shape=cosine", "20%", "--steps", 8)
 
@@ -147,7 +151,7 @@ class Backends(CommandLineTest):
     def test_what_the_device_cannot_do_is_refused_before_any_work(self):
         trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
         for policy, what in (("snapkv:window=8+theta-sweep", "theta-sweep runs"), ("snapkv:window=8+greedy", "greedy runs"),
-                             ("tova+adakv", "adakv runs")):
+                             ("tova+keepkv", "merging runs")):
             with self.subTest(policy):
                 self.refuses(USAGE, f"backend emulated: {what} on the reference only", "replay", trace, "--policy", policy,
                              "--budget", "12", "--backend", "reference,emulated", "--dump", "none.safetensors")
