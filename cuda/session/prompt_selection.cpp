@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
 #include <numeric>
 #include <variant>
 
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/eviction/theta_sweep.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -59,17 +62,68 @@ class PromptSelection {
     return {lists.data() + offset, lists.stride(), queue_.status(), ranking_.always.sinks};
   }
 
+  // The candidates of largest score in every row of kv_heads rows of scores.
+  void top_k(const float* of_candidates, int64_t stride, IndexLists& lists, int64_t offset) {
+    select_top(of_candidates, shape_.kv_heads, ranking_.candidates, stride, selected_counts_.data(),
+               into(lists, offset),
+               queue_.workspace(select_top_workspace(shape_.kv_heads, ranking_.candidates)), queue_.stream());
+  }
+
   void select(const TopK&) {
-    queue_.run("selection", [&] {
-      select_top(scores(), shape_.kv_heads, ranking_.candidates, row_stride(), selected_counts_.data(),
-                 into(kept_.positions, ranking_.always.sinks),
-                 queue_.workspace(select_top_workspace(shape_.kv_heads, ranking_.candidates)),
-                 queue_.stream());
-    });
+    queue_.run("selection", [&] { top_k(scores(), row_stride(), kept_.positions, ranking_.always.sinks); });
     queue_.require_numbers("score");
   }
 
   void select(const Critical& options) {
+    const DeviceMatrix stage_two = stage_two_of(options);
+    const Buffer<int64_t> counts = stage_one_counts(options);
+    IndexLists stage_one(shape_.kv_heads, kept_.positions.stride());
+    critical(stage_two, counts, kept_.positions, ranking_.always.sinks, into(stage_one));
+    queue_.require_numbers("stage_two_score");
+    record_.projected_value_norms =
+        known_.norms(options.norm).download("projected_value_norms", queue_.stream());
+    record_.stage_two_score = stage_two.download("stage_two_score", queue_.stream());
+    record_stage_one(stage_one, counts);
+  }
+
+  void select(const ThetaSweep& options) {
+    const DeviceMatrix& norms = known_.norms(options.norm);
+    const DeviceMatrix& weights = known_.attention(ranking_.rules.window, WindowReduction::mean);
+    const ThetaSweepInput input{weights.data(), norms.data(),          shape_.query_heads, shape_.kv_heads,
+                                tokens(),       ranking_.always.sinks, ranking_.candidates};
+    const DeviceMatrix stage_two = stage_two_of(options);
+    const Buffer<int64_t> counts = stage_one_counts(options);
+    IndexLists tried(shape_.kv_heads, kept_.positions.stride());
+    const std::vector<float> none(shape_.kv_heads, std::numeric_limits<float>::infinity());
+    Buffer<float> bounds(std::span<const float>(none), queue_.stream());
+    const BestSelection best{bounds.data(), kept_.positions.data() + ranking_.always.sinks, tried.stride()};
+    const auto consider = [&] {
+      keep_better(input, tried.data(), selected_counts_.data(), best,
+                  queue_.workspace(keep_better_workspace(shape_.kv_heads, tokens())), queue_.stream());
+    };
+    DeviceMatrix means(1, shape_.query_heads), sweep(shape_.kv_heads, ranking_.candidates);
+    queue_.run("selection", [&] {
+      top_k(scores(), row_stride(), kept_.positions,
+            ranking_.always.sinks);  // where no selection keeps any mass
+      mean_norms(input, means.data(), queue_.stream());
+      for (const double lambda : theta_sweep_lambdas()) {
+        sweep_scores(input, means.data(), lambda, sweep.data(), queue_.stream());
+        top_k(sweep.data(), sweep.cols(), tried, 0);
+        consider();
+      }
+      top_k(scores(), row_stride(), tried, 0);
+      consider();
+    });
+    critical(stage_two, counts, tried, 0, {});
+    queue_.run("selection", consider);
+    queue_.require_numbers("score");
+    record_.projected_value_norms = norms.download("projected_value_norms", queue_.stream());
+  }
+
+  // require_supported throws for policies with this selection.
+  void select(const Greedy&) { assert(false); }
+
+  DeviceMatrix stage_two_of(const TwoStage& options) {
     const DeviceMatrix& norms = known_.norms(options.norm);
     DeviceMatrix stage_two(shape_.kv_heads, ranking_.rules.scored);
     queue_.run("stage_two_scores", [&] {
@@ -77,26 +131,21 @@ class PromptSelection {
                        shape_.kv_heads, ranking_.rules.scored, options.epsilon, options.gqa, stage_two.data(),
                        queue_.stream());
     });
-    const Buffer<int64_t> counts = stage_one_counts(options);
-    IndexLists stage_one(shape_.kv_heads, kept_.positions.stride());
-    queue_.run("selection", [&] {
-      select_critical(scores(), stage_two.data() + ranking_.always.sinks, shape_.kv_heads,
-                      ranking_.candidates, row_stride(), selected_counts_.data(), counts.data(),
-                      into(kept_.positions, ranking_.always.sinks), into(stage_one),
-                      queue_.workspace(select_critical_workspace(shape_.kv_heads, ranking_.candidates)),
-                      queue_.stream());
-    });
-    queue_.require_numbers("stage_two_score");
-    record_.projected_value_norms = norms.download("projected_value_norms", queue_.stream());
-    record_.stage_two_score = stage_two.download("stage_two_score", queue_.stream());
-    record_stage_one(stage_one, counts);
+    return stage_two;
   }
 
-  // require_supported throws for policies with these selections.
-  void select(const ThetaSweep&) { assert(false); }
-  void select(const Greedy&) { assert(false); }
+  // Selects by CriticalKV's two stages.
+  void critical(const DeviceMatrix& stage_two, const Buffer<int64_t>& stage_one_counts, IndexLists& lists,
+                int64_t offset, const SelectionResult& stage_one) {
+    queue_.run("selection", [&] {
+      select_critical(
+          scores(), stage_two.data() + ranking_.always.sinks, shape_.kv_heads, ranking_.candidates,
+          row_stride(), selected_counts_.data(), stage_one_counts.data(), into(lists, offset), stage_one,
+          queue_.workspace(select_critical_workspace(shape_.kv_heads, ranking_.candidates)), queue_.stream());
+    });
+  }
 
-  Buffer<int64_t> stage_one_counts(const Critical& options) {
+  Buffer<int64_t> stage_one_counts(const TwoStage& options) {
     if (options.alpha) {
       std::vector<int64_t> counts;
       for (const int64_t k : selected_) counts.push_back(floor_of_product(*options.alpha, k));

@@ -1,8 +1,11 @@
 // The options and properties of a selection, as plain data.
 #pragma once
 
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <variant>
+#include <vector>
 
 #include "policy.hpp"
 
@@ -27,6 +30,16 @@ inline SelectionRules selection_rules(const ThetaSweep& selection) { return {.tw
 inline SelectionRules selection_rules(const Greedy&) { return {.is_greedy = true}; }
 
 }  // namespace detail
+
+/// The factors lambda of theta-sweep, in the order in which they are tried: 0, 25 geometric points from 1e-3 to 1e3,
+/// infinity.
+inline std::vector<double> theta_sweep_lambdas() {
+  constexpr int kPoints = 25;
+  std::vector<double> lambdas{0};
+  for (int i = 0; i < kPoints; ++i) lambdas.push_back(std::pow(10.0, -3 + 6.0 * i / (kPoints - 1)));
+  lambdas.push_back(std::numeric_limits<double>::infinity());
+  return lambdas;
+}
 
 inline SelectionRules rules_of(const Selection& selection) {
   return std::visit([](const auto& one) { return detail::selection_rules(one); }, selection);

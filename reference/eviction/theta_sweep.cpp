@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
@@ -12,14 +13,6 @@
 
 namespace kvbound::reference {
 namespace {
-
-std::vector<double> lambdas() {
-  constexpr int kPoints = 25;
-  std::vector<double> result{0};
-  for (int i = 0; i < kPoints; ++i) result.push_back(std::pow(10.0, -3 + 6.0 * i / (kPoints - 1)));
-  result.push_back(kInfinity);
-  return result;
-}
 
 // N^h_j / mean_j N^h_j over all tokens, at the candidates; 0 for a head whose values are all zero.
 Matrix relative_norms(const ThetaSweepInput& input) {
@@ -92,7 +85,7 @@ std::vector<int64_t> select_theta_sweep(const ThetaSweepInput& input, int64_t k)
     best = std::move(selected);
     best_bound = bound;
   };
-  for (const double lambda : lambdas()) {
+  for (const double lambda : theta_sweep_lambdas()) {
     consider(select_top(sweep_scores(input.head_scores, norms, lambda), k));
   }
   for (const std::vector<int64_t>& rival : input.rivals) consider(rival);
