@@ -1,12 +1,12 @@
 #include "prompt_selection.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <limits>
 #include <numeric>
 #include <variant>
 
 #include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/greedy.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/eviction/theta_sweep.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
@@ -120,8 +120,17 @@ class PromptSelection {
     record_.projected_value_norms = norms.download("projected_value_norms", queue_.stream());
   }
 
-  // require_supported throws for policies with this selection.
-  void select(const Greedy&) { assert(false); }
+  void select(const Greedy&) {
+    const WindowView<T> window = known_.layer().window(ranking_.rules.window);
+    const int64_t bytes = select_greedy_workspace(shape_.query_heads, shape_.kv_heads, shape_.head_dim,
+                                                  ranking_.rules.window, tokens());
+    queue_.run("removal_order", [&] {
+      select_greedy<T>(window, known_.layer().values, ranking_.candidates, selected_counts_.data(),
+                       into(kept_.positions, ranking_.always.sinks), queue_.workspace(bytes),
+                       queue_.stream());
+    });
+    queue_.require_numbers("removal error");
+  }
 
   DeviceMatrix stage_two_of(const TwoStage& options) {
     const DeviceMatrix& norms = known_.norms(options.norm);

@@ -30,7 +30,7 @@ struct DeviceLimits {
   const char* operator()(const TopK&) const { return nullptr; }
   const char* operator()(const Critical&) const { return nullptr; }
   const char* operator()(const ThetaSweep&) const { return nullptr; }
-  const char* operator()(const Greedy&) const { return "greedy runs on the reference only"; }
+  const char* operator()(const Greedy&) const { return nullptr; }
 
   const char* operator()(const Uniform&) const { return nullptr; }
   const char* operator()(const AdaKv&) const { return nullptr; }

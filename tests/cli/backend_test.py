@@ -100,7 +100,7 @@ class Backends(CommandLineTest):
                 trace = self.generate(f"{dtype}-{kind}.safetensors", "--kind", kind, "--dtype", dtype, "--tokens", 300,
                                       "--decode", 5, "--layers", 1, "--query-heads", 6, "--kv-heads", 2,
                                       "--head-dim", 40, "--model-dim", 96)
-                self.require_agreement(trace, f"{POLICIES},{EVICTING},snapkv+obcache-joint:space=projected,h2o+exact")
+                self.require_agreement(trace, f"{POLICIES},{EVICTING},snapkv+greedy,snapkv+obcache-joint:space=projected,h2o+exact")
 
     def test_heads_of_eight_and_of_odd_sizes_agree(self):
         for head_dim in (8, 10, 17):
@@ -157,8 +157,7 @@ class Backends(CommandLineTest):
 
     def test_what_the_device_cannot_do_is_refused_before_any_work(self):
         trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
-        for policy, what in (("snapkv:window=8+greedy", "greedy runs"),
-                             ("tova+keepkv", "merging runs")):
+        for policy, what in (("snapkv:window=8+keepkv", "merging runs"), ("tova+keepkv", "merging runs")):
             with self.subTest(policy):
                 self.refuses(USAGE, f"backend emulated: {what} on the reference only", "replay", trace, "--policy", policy,
                              "--budget", "12", "--backend", "reference,emulated", "--dump", "none.safetensors")
