@@ -71,6 +71,8 @@ FILLERS = {
          "inline AllocationRules allocation_rules(const NewAllocation&) { return {}; }"),
         ("reference/session/head_budgets.cpp", "HeadBudgets",
          "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }"),
+        ("cuda/session/head_budgets.cpp", "HeadBudgets",
+         "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }"),
         ("sim/options/layer_budgets.cpp", "LayerBudgets",
          "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }"),
         ("sim/diff/allocation_agreement.cpp", "AllocationJudge",
