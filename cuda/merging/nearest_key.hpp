@@ -1,0 +1,65 @@
+// The kept entry whose key has the largest cosine with that of an evicted entry.
+#pragma once
+
+#include <cstdint>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/view.hpp>
+
+namespace kvbound::cuda {
+
+/// Rows of keys, and their lengths.
+template <Storage T>
+struct KeyRows {
+  DeviceTensor<const T> keys;      ///< [kv_heads, rows, head_dim]
+  const float* norms = nullptr;    ///< [kv_heads, rows], device memory: key_norms of them
+  const int64_t* count = nullptr;  ///< [kv_heads], device memory: how many rows are in use, the first ones
+};
+
+/// The nearest keys of some others; device memory.
+struct NearestKeys {
+  int64_t* index = nullptr;  ///< [kv_heads, stride]; -1: there is none
+  float* cosine = nullptr;   ///< [kv_heads, stride]: -1..1
+  int64_t stride = 0;
+};
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// reference::key_norms, also where squares overflow or underflow.
+///
+/// keys       [kv_heads, rows, head_dim], head_dim 1..256
+/// count      [kv_heads], device memory: how many rows are in use; null: all
+/// norms      [kv_heads, rows], device memory; of rows that are not in use they are left as they are
+/// precision  fp32; equal keys have equal norms to the last bit
+/// throws     ShapeMismatch; DeviceError
+template <Storage T>
+void key_norms(DeviceTensor<const T> keys, const int64_t* count, float* norms, Stream stream);
+
+/// For some keys of every KV head the nearest of others: reference::nearest_keys.
+///
+///     cosine(a, b) = a . b / (||a|| ||b||),  0 if either is zero
+///
+/// leaving    rows of `all` by position: their positions are leaving[g, i] for i < leaving_count[g]
+/// all        [kv_heads, tokens, head_dim]; `count` is not read
+/// kept       [kv_heads, capacity, head_dim]
+/// nearest    receives, for i < leaving_count[g], the row of `kept`; stride >= the most that leave
+/// precision  fp32; error: cosine_error in reference/bounds/merge_cluster_errors.hpp
+/// ties       the smaller row; equal keys have equal cosines to the last bit
+/// throws     ShapeMismatch; DeviceError
+template <Storage T>
+void nearest_keys(const KeyRows<T>& all, const int64_t* leaving, int64_t leaving_stride,
+                  const int64_t* leaving_count, const KeyRows<T>& kept, const NearestKeys& nearest,
+                  Stream stream);
+
+/// The same during decoding, for the entry of every KV head that was evicted last: reference::nearest_key.
+///
+/// cache      rows of the cache; `count` is not read
+/// slots      `free` is the evicted entry's slot, -1 for none
+/// nearest    receives the slot and the cosine, at [g * stride]; -1 where nothing was evicted or no other entry is left
+/// ties       the smaller position
+/// precision, throws: as above
+template <Storage T>
+void nearest_key(const KeyRows<T>& cache, const CacheSlots& slots, const NearestKeys& nearest, Stream stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,282 @@
+// The nearest keys on the device: cosines within their bounds, no other key clearly nearer, and the first of equal keys.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <kvbound/cuda/merging/nearest_key.hpp>
+#include <kvbound/reference/bounds/merge_cluster_errors.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/merging/nearest_key.hpp>
+#include <kvbound/reference/numerics/directions.hpp>
+
+#include "support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+// How keys relate to each other.
+enum class Keys {
+  random,
+  duplicated,  ///< seven different keys only
+  zero,        ///< every third key is zero
+  huge,        ///< their squares overflow single precision
+  nearly_parallel,
+};
+constexpr Keys kKinds[] = {Keys::random, Keys::duplicated, Keys::zero, Keys::huge, Keys::nearly_parallel};
+
+std::string_view name(Keys kind) {
+  constexpr std::string_view kNames[] = {"random", "duplicated", "zero", "huge", "nearly parallel"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols) {
+  Tensor keys = random_tensor(1, slices, rows, cols);
+  for (int64_t s = 0; s < slices; ++s) {
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t c = 0; c < cols; ++c) {
+        double& number = keys.data()[(s * rows + i) * cols + c];
+        if (kind == Keys::duplicated) number = keys.data()[(s * rows + i % 7) * cols + c];
+        if (kind == Keys::zero && i % 3 == 0) number = 0;
+        if (kind == Keys::huge) number *= 3e4;
+        if (kind == Keys::nearly_parallel) number = 1 + number / 64;
+      }
+    }
+  }
+  return keys;
+}
+
+struct Case {
+  Keys kind = Keys::random;
+  int64_t head_dim = 10;
+  int64_t tokens = 40;
+  std::vector<int64_t> kept = {13, 5};  // per KV head: how many, spread over all positions
+};
+
+template <cuda::Storage T>
+struct Subject {
+  Case c;
+  Tensor keys;
+  std::vector<std::vector<int64_t>> kept, leaving;  // positions per KV head
+  Tensor kept_keys;
+
+  explicit Subject(const Case& given)
+      : c(given), keys(rounded<T>(keys_of(c.kind, std::ssize(c.kept), c.tokens, c.head_dim))) {
+    const int64_t capacity = *std::ranges::max_element(c.kept) + 3;
+    kept_keys = Tensor(heads(), capacity, c.head_dim);
+    for (int64_t g = 0; g < heads(); ++g) {
+      std::vector<int64_t>& own = kept.emplace_back();
+      for (int64_t i = 0; i < c.kept[g]; ++i) own.push_back(i * c.tokens / c.kept[g]);
+      std::vector<int64_t> others;
+      for (int64_t j = 0; j < c.tokens; ++j) {
+        if (!std::ranges::binary_search(own, j)) others.push_back(j);
+      }
+      leaving.push_back(std::move(others));
+      for (int64_t i = 0; i < c.kept[g]; ++i) {
+        std::ranges::copy(keys.slice(g).row(own[i]), kept_keys.data() + (g * capacity + i) * c.head_dim);
+      }
+    }
+  }
+
+  int64_t heads() const { return std::ssize(c.kept); }
+  int64_t stride() const { return c.tokens; }
+
+  // The norms of a tensor's rows, [slices, rows].
+  static cuda::Buffer<float> norms_of(const Uploaded<T>& rows, const cuda::Buffer<int64_t>* count) {
+    cuda::Buffer<float> norms(rows.view().slices * rows.view().rows);
+    cuda::key_norms<T>(rows.view(), count ? count->data() : nullptr, norms.data(), nullptr);
+    return norms;
+  }
+
+  struct Result {
+    std::vector<int64_t> index;
+    std::vector<float> cosine;
+  };
+
+  Result run() const {
+    const Uploaded<T> all(keys), some(kept_keys, kept_keys.view().rows, c.kept);
+    std::vector<int64_t> lists(heads() * stride(), -1), counts;
+    for (int64_t g = 0; g < heads(); ++g) {
+      std::ranges::copy(leaving[g], lists.begin() + g * stride());
+      counts.push_back(std::ssize(leaving[g]));
+    }
+    const cuda::Buffer<int64_t> positions = cuda::upload(lists), leaving_count = cuda::upload(counts),
+                                kept_count = cuda::upload(c.kept);
+    const cuda::Buffer<float> norms = norms_of(all, nullptr), kept_norms = norms_of(some, &kept_count);
+    cuda::Buffer<int64_t> index = cuda::upload(std::vector<int64_t>(heads() * stride(), -7));
+    cuda::Buffer<float> cosine = cuda::upload(std::vector<float>(heads() * stride(), -7));
+    cuda::nearest_keys<T>({all.view(), norms.data()}, positions.data(), stride(), leaving_count.data(),
+                          {some.view(), kept_norms.data(), kept_count.data()},
+                          {index.data(), cosine.data(), stride()}, nullptr);
+    cuda::synchronise(nullptr);
+    return {cuda::download(index), cuda::download(cosine)};
+  }
+};
+
+double cosine_of(VectorView a, VectorView b) {
+  return reference::cosine(a, reference::length(a), b, reference::length(b));
+}
+
+double cosine_bound(VectorView a, VectorView b) {
+  const std::vector<double> none(a.size());
+  return reference::cosine_error(a, none, b, none, reference::single_precision());
+}
+
+// Whether no kept key but those of smaller or nearly equal cosine comes before the chosen one.
+void expect_nearest(MatrixView keys, int64_t leaving, const std::vector<int64_t>& kept, int64_t chosen,
+                    float cosine) {
+  if (kept.empty()) {
+    EXPECT_EQ(chosen, -1);
+    return;
+  }
+  ASSERT_TRUE(0 <= chosen && chosen < std::ssize(kept)) << "entry " << leaving << " has target " << chosen;
+  const VectorView own = keys.row(leaving), target = keys.row(kept[chosen]);
+  const double near = cosine_of(own, target), off = cosine_bound(own, target);
+  EXPECT_NEAR(cosine, near, off) << "entry " << leaving;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const VectorView other = keys.row(kept[i]);
+    EXPECT_LE(cosine_of(own, other), near + off + cosine_bound(own, other))
+        << "entry " << leaving << ", kept " << i;
+    const bool same = std::ranges::equal(other, target);
+    EXPECT_TRUE(!same || chosen <= static_cast<int64_t>(i)) << "an equal key stands before the chosen one";
+  }
+}
+
+template <class T>
+class NearestKeyParity : public DeviceTest {
+ protected:
+  static void expect_parity(const Case& c) {
+    SCOPED_TRACE(std::string(name(c.kind)) + ", head_dim " + std::to_string(c.head_dim) + ", " +
+                 std::to_string(c.tokens) + " tokens, " + std::to_string(c.kept.front()) + " kept");
+    const Subject<T> subject(c);
+    const typename Subject<T>::Result result = subject.run();
+    for (int64_t g = 0; g < subject.heads(); ++g) {
+      for (int64_t i = 0; i < subject.stride(); ++i) {
+        const int64_t place = g * subject.stride() + i;
+        if (i >= std::ssize(subject.leaving[g])) {
+          EXPECT_EQ(result.index[place], -7) << "written behind the last entry";
+          continue;
+        }
+        expect_nearest(subject.keys.slice(g), subject.leaving[g][i], subject.kept[g], result.index[place],
+                       result.cosine[place]);
+      }
+    }
+  }
+};
+TYPED_TEST_SUITE(NearestKeyParity, StorageTypes, StorageName);
+
+TYPED_TEST(NearestKeyParity, FindsTheNearestAcrossSizes) {
+  for (const int64_t tokens : {1, 31, 32, 33, 64, 65, 300}) {
+    for (const int64_t kept : {int64_t{0}, int64_t{1}, tokens / 2, tokens}) {
+      this->expect_parity({.tokens = tokens, .kept = {kept, std::min<int64_t>(tokens, 1)}});
+    }
+  }
+}
+
+TYPED_TEST(NearestKeyParity, FindsTheNearestForEveryKindOfKeysAndHeadDim) {
+  for (const Keys kind : kKinds) {
+    if (kind == Keys::huge && std::is_same_v<TypeParam, cuda::Float16>)
+      continue;  // beyond the type's largest number
+    for (const int64_t head_dim : {1, 8, 10, 64, 80, 128, 256}) {
+      this->expect_parity({.kind = kind, .head_dim = head_dim, .tokens = 90, .kept = {70, 20}});
+    }
+  }
+}
+
+TYPED_TEST(NearestKeyParity, LengthsAreThoseOfTheReferenceWhateverTheirSize) {
+  for (const double size : {1e-30, 1e-10, 1.0, 1e10, 1e30}) {
+    if (std::is_same_v<TypeParam, cuda::Float16> && size != 1) continue;
+    Tensor keys = random_tensor(2, 2, 9, 40, size);
+    keys = rounded<TypeParam>(std::move(keys));
+    std::fill_n(keys.data() + 3 * 40, 40, 0.0);
+    const Uploaded<TypeParam> rows(keys);
+    const std::vector<float> norms = cuda::download(Subject<TypeParam>::norms_of(rows, nullptr));
+    for (int64_t s = 0; s < 2; ++s) {
+      for (int64_t i = 0; i < 9; ++i) {
+        const double expected = reference::length(keys.slice(s).row(i));
+        EXPECT_NEAR(norms[s * 9 + i], expected, 1e-6 * expected);
+      }
+    }
+  }
+}
+
+TYPED_TEST(NearestKeyParity, GivesTheSameUnderEverySchedule) {
+  const Subject<TypeParam> subject(
+      {.kind = Keys::nearly_parallel, .head_dim = 64, .tokens = 200, .kept = {130, 65}});
+  in_every_schedule([&] { return subject.run().index; });
+  in_every_schedule([&] { return subject.run().cosine; });
+}
+
+// With little shared memory a block has one tile at a time; the results must not depend on it.
+TYPED_TEST(NearestKeyParity, GivesTheSameBitsWithOneTileAtATime) {
+  const Subject<TypeParam> subject({.head_dim = 256, .tokens = 200, .kept = {140, 70}});
+  const std::vector<float> results = subject.run().cosine;
+  for_each_device([&](const std::string& device) {
+    SCOPED_TRACE(device);
+    EXPECT_TRUE(same_bits(in_every_schedule([&] { return subject.run().cosine; }), results));
+  });
+}
+
+// An evicted entry in a cache whose positions do not ascend.
+TYPED_TEST(NearestKeyParity, FindsTheNearestEntryOfTheOneThatWasEvicted) {
+  for (const Keys kind : {Keys::random, Keys::duplicated, Keys::zero}) {
+    for (const int64_t entries : {1, 2, 15, 16, 17, 90}) {
+      const int64_t capacity = entries + 2, heads = 3;
+      const Tensor keys = rounded<TypeParam>(keys_of(kind, heads, capacity, 24));
+      std::vector<int64_t> positions(heads * capacity, -1);
+      for (int64_t g = 0; g < heads; ++g) {
+        for (int64_t slot = 0; slot < entries; ++slot)
+          positions[g * capacity + slot] = (slot * 7 + g) % entries + 100;
+      }
+      if (entries % 7 == 0) continue;  // these positions would not be different
+      const std::vector<int64_t> counts(heads, entries);
+      const std::vector<int64_t> evicted{entries / 2, -1, entries - 1};
+      const Uploaded<TypeParam> rows(keys, capacity, counts);
+      const cuda::Buffer<int64_t> count = cuda::upload(counts);
+      const cuda::Buffer<float> norms = Subject<TypeParam>::norms_of(rows, &count);
+      cuda::Buffer<int64_t> used = cuda::upload(counts), free = cuda::upload(evicted),
+                            at = cuda::upload(positions),
+                            index = cuda::upload(std::vector<int64_t>(heads, -7));
+      cuda::Buffer<float> cosine = cuda::upload(std::vector<float>(heads, -7));
+      const cuda::CacheSlots slots{heads, capacity, used.data(), free.data(), nullptr, at.data()};
+      for_each_schedule([&](const std::string& schedule) {
+        SCOPED_TRACE(schedule + ", " + std::string(name(kind)) + ", " + std::to_string(entries) + " entries");
+        cuda::nearest_key<TypeParam>({rows.view(), norms.data()}, slots, {index.data(), cosine.data(), 1},
+                                     nullptr);
+        const std::vector<int64_t> found = cuda::download(index);
+        const std::vector<float> cosines = cuda::download(cosine);
+        EXPECT_EQ(found[1], -1);
+        for (const int64_t g : {0, 2}) {
+          // By ascending position, so that the first of equal keys is the one of smallest position.
+          std::vector<int64_t> others;
+          for (int64_t slot = 0; slot < entries; ++slot) {
+            if (slot != evicted[g]) others.push_back(slot);
+          }
+          std::ranges::sort(others, {}, [&](int64_t slot) { return positions[g * capacity + slot]; });
+          const auto chosen = std::ranges::find(others, found[g]);
+          const int64_t rank = chosen == others.end() ? -1 : chosen - others.begin();
+          expect_nearest(keys.slice(g), evicted[g], others, rank, cosines[g]);
+        }
+      });
+    }
+  }
+}
+
+TYPED_TEST(NearestKeyParity, RefusesShapesThatDoNotFit) {
+  using T = TypeParam;
+  const Uploaded<T> keys(Tensor(2, 5, 8)), narrow(Tensor(2, 5, 7)), one(Tensor(1, 5, 8)),
+      wide(Tensor(2, 5, 257));
+  const auto call = [&](const Uploaded<T>& kept, int64_t stride) {
+    cuda::nearest_keys<T>({keys.view()}, nullptr, 5, nullptr, {kept.view()}, {nullptr, nullptr, stride},
+                          nullptr);
+  };
+  EXPECT_THROW(call(narrow, 5), ShapeMismatch);
+  EXPECT_THROW(call(one, 5), ShapeMismatch);
+  EXPECT_THROW(call(keys, 4), ShapeMismatch);
+  EXPECT_THROW(cuda::key_norms<T>(wide.view(), nullptr, nullptr, nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::nearest_key<T>({keys.view()}, {1, 5}, {}, nullptr), ShapeMismatch);
+}
+
+}  // namespace
+}  // namespace kvbound::parity
