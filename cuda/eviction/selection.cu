@@ -4,12 +4,15 @@
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "radix_selection.hpp"
+#include "radix_sort.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
 using namespace radix_selection;
+using radix_sort::kSortBits;
+using radix_sort::sort_pass;
 
 struct SelectArguments {
   const float* scores;
@@ -48,81 +51,9 @@ __global__ void __launch_bounds__(kThreads, 1) select_top_kernel(SelectArguments
       p.cols, [&](int64_t j) { return rank_of(keys[j], j) >= least; }, p.result, row, shared.warp_totals);
 }
 
-// Ranking is a stable radix sort by 8 bits of the key at a time, least significant first.
-constexpr int kSortBits = 8;
-constexpr int kSortBins = 1 << kSortBits;
-static_assert(kSortBins * kWarps == kCounters, "sorting counts where selecting does");
-
 // An entry as it is sorted: the key's complement in front, so that ascending items are descending scores.
 __device__ uint64_t item_of(uint32_t key, int64_t index) {
   return static_cast<uint64_t>(~key) << 32 | static_cast<uint64_t>(index);
-}
-
-__device__ int sort_bin(uint64_t item, int pass) {
-  return static_cast<int>(item >> (32 + pass * kSortBits) & (kSortBins - 1));
-}
-
-// The part of `size` items that a warp counts and moves, in their order.
-struct Segment {
-  int64_t begin, end;
-  __device__ explicit Segment(int64_t size) {
-    const int64_t length = ceil_division(size, kThreads) * 32;
-    begin = min(warp() * length, size);
-    end = min(begin + length, size);
-  }
-};
-
-// Replaces counters[bin, warp] by the number of items before this warp's first item in this bin.
-__device__ void sum_counters(const Shared& shared) {
-  constexpr int kEach = kCounters / kThreads;
-  int* mine = shared.counters + static_cast<int>(threadIdx.x) * kEach;
-  int total = 0;
-  for (int i = 0; i < kEach; ++i) total += mine[i];
-  int before = prefix_sum(total, shared.warp_totals) - total;
-  for (int i = 0; i < kEach; ++i) {
-    const int size = mine[i];
-    mine[i] = before;
-    before += size;
-  }
-  __syncthreads();
-}
-
-// The lanes among `active` that have this lane's bin.
-__device__ unsigned peers_of(int bin, unsigned active) {
-  unsigned peers = active;
-  for (int bit = 0; bit < kSortBits; ++bit) {
-    const bool set = (bin >> bit & 1) != 0;
-    const unsigned same = __ballot_sync(kAllLanes, set);
-    peers &= set ? same : ~same;
-  }
-  return peers;
-}
-
-__device__ void sort_pass(const uint64_t* from, uint64_t* to, int64_t size, int pass, const Shared& shared) {
-  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
-  __syncthreads();
-  const Segment segment(size);
-  for (int64_t i = segment.begin + lane(); i < segment.end; i += 32) {
-    atomicAdd(&shared.counters[sort_bin(from[i], pass) * kWarps + warp()], 1);
-  }
-  __syncthreads();
-  sum_counters(shared);
-  for (int64_t first = segment.begin; first < segment.end; first += 32) {
-    const int64_t i = first + lane();
-    const bool active = i < segment.end;
-    const uint64_t item = active ? from[i] : 0;
-    const int bin = sort_bin(item, pass);
-    const unsigned peers = peers_of(bin, __ballot_sync(kAllLanes, active));
-    int* next = &shared.counters[bin * kWarps + warp()];
-    const int before = *next;
-    __syncwarp();
-    if (active) {
-      to[before + __popc(peers & lanes_below())] = item;
-      if ((peers & lanes_below()) == 0) *next = before + __popc(peers);
-    }
-    __syncwarp();
-  }
-  __syncthreads();
 }
 
 // The k largest scores of one row, best first: select_top_kernel's selection, then four stable passes over its k

@@ -1,0 +1,57 @@
+// The clusters that form at the prompt's end or at a rebuild: which evicted entries merge into which kept one.
+#pragma once
+
+#include <cstdint>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/reference/core/policy.hpp>
+
+#include "nearest_key.hpp"
+
+namespace kvbound::cuda {
+
+/// Lists of positions of every KV head; device memory.
+struct PositionLists {
+  int64_t* positions = nullptr;  ///< [kv_heads, stride]
+  int64_t* count = nullptr;      ///< [kv_heads]
+  int64_t stride = 0;
+};
+
+/// The clusters of every KV head; device memory.
+struct Clusters {
+  /// [kv_heads, stride]: the entries that merge, those of one kept entry next to each other, each ascending.
+  int64_t* members = nullptr;
+  int64_t stride = 0;
+  /// [kv_heads, capacity + 1]: kept entry i's are members[offsets[i]] .. members[offsets[i + 1] - 1].
+  int64_t* offsets = nullptr;
+  int64_t capacity = 0;
+};
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Bytes that `entries_left_out` and `form_clusters` need.
+int64_t merge_targets_workspace(int64_t kv_heads, int64_t tokens);
+
+/// The positions of the entries that are not kept, ascending: reference::others_than.
+///
+/// kept    ascending positions
+/// tokens  0..kMostScores
+/// others  receives the positions and their numbers; stride >= the most of them
+/// exact; throws ShapeMismatch; DeviceError
+void entries_left_out(const PositionLists& kept, int64_t kv_heads, int64_t tokens,
+                      const PositionLists& others, Workspace workspace, Stream stream);
+
+/// Every evicted entry joins the cluster of its nearest kept entry, if their cosine is above the threshold:
+/// reference::evict_first. A stable counting sort, without floating-point sums.
+///
+/// leaving     their positions, from entries_left_out
+/// nearest     of the leaving entries, rows of the kept ones, from nearest_keys
+/// target      its threshold
+/// clusters    kept entries without members have empty ranges
+/// exact, and the same bits always; throws ShapeMismatch; DeviceError
+void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, const SimilarTarget& target,
+                   int64_t kv_heads, int64_t tokens, const Clusters& clusters, Workspace workspace,
+                   Stream stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

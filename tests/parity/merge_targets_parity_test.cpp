@@ -1,0 +1,176 @@
+// The clusters on the device: exactly the entries that the definition puts into each, in ascending order.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/merging/merge_targets.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/merging/merge_targets.hpp>
+
+#include "scores.hpp"
+#include "support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+// Lists of positions in device memory, -5 behind each.
+class Lists {
+ public:
+  Lists(const std::vector<Positions>& lists, int64_t stride) : stride_(stride) {
+    Positions all(lists.size() * static_cast<size_t>(stride), -5), counts;
+    for (size_t g = 0; g < lists.size(); ++g) {
+      std::ranges::copy(lists[g], all.begin() + static_cast<std::ptrdiff_t>(g) * stride);
+      counts.push_back(std::ssize(lists[g]));
+    }
+    positions_ = cuda::upload(all);
+    count_ = cuda::upload(counts);
+  }
+
+  cuda::PositionLists view() { return {positions_.data(), count_.data(), stride_}; }
+  std::vector<Positions> download() const {
+    const Positions all = cuda::download(positions_), counts = cuda::download(count_);
+    std::vector<Positions> lists;
+    for (size_t g = 0; g < counts.size(); ++g) {
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(g) * stride_;
+      lists.emplace_back(first, first + counts[g]);
+      EXPECT_TRUE(
+          std::all_of(first + counts[g], first + stride_, [](int64_t position) { return position == -5; }));
+    }
+    return lists;
+  }
+
+ private:
+  int64_t stride_;
+  cuda::Buffer<int64_t> positions_, count_;
+};
+
+// `count` of `tokens` positions, ascending.
+Positions spread(int64_t count, int64_t tokens) {
+  Positions positions;
+  for (int64_t i = 0; i < count; ++i) positions.push_back(i * tokens / count);
+  return positions;
+}
+
+struct Case {
+  int64_t tokens = 40;
+  std::vector<int64_t> kept = {13, 5};  // per KV head
+  std::optional<Decimal> threshold = Decimal{8, 1};
+  bool sink = false;  // nearly all entries have the same target
+};
+
+class MergeTargetsParity : public DeviceTest {
+ protected:
+  struct Result {
+    std::vector<Positions> left_out;
+    std::vector<std::vector<Positions>> clusters;  // per KV head and kept entry
+  };
+
+  // The target and cosine of each head's i-th leaving entry.
+  static int64_t target_of(const Case& c, int64_t g, int64_t i) {
+    if (c.kept[g] == 0) return -1;
+    return c.sink && i % 50 != 49 ? 0 : (i * 7919 + g) % c.kept[g];
+  }
+  static float cosine_of(int64_t g, int64_t i) { return static_cast<float>((i * 31 + g) % 101) / 100; }
+
+  static Result run(const Case& c) {
+    const auto heads = std::ssize(c.kept);
+    const int64_t capacity = *std::ranges::max_element(c.kept) + 2;
+    std::vector<Positions> kept;
+    for (const int64_t count : c.kept) kept.push_back(spread(count, c.tokens));
+    Lists kept_lists(kept, std::max<int64_t>(capacity, 1)), leaving(std::vector<Positions>(heads), c.tokens);
+    WorkingMemory memory(cuda::merge_targets_workspace(heads, c.tokens));
+    cuda::entries_left_out(kept_lists.view(), heads, c.tokens, leaving.view(), memory.view(), nullptr);
+    cuda::synchronise(nullptr);
+    Result result{leaving.download(), {}};
+    Positions index(heads * c.tokens, -9);
+    std::vector<float> cosines(heads * c.tokens, -9);
+    for (int64_t g = 0; g < heads; ++g) {
+      for (int64_t i = 0; i < std::ssize(result.left_out[g]); ++i) {
+        index[g * c.tokens + i] = target_of(c, g, i);
+        cosines[g * c.tokens + i] = cosine_of(g, i);
+      }
+    }
+    cuda::Buffer<int64_t> device_index = cuda::upload(index);
+    cuda::Buffer<float> device_cosine = cuda::upload(cosines);
+    Positions spare(heads * c.tokens, -5);
+    cuda::Buffer<int64_t> members = cuda::upload(spare),
+                          offsets = cuda::upload(Positions(heads * (capacity + 1), -5));
+    cuda::form_clusters(leaving.view(), {device_index.data(), device_cosine.data(), c.tokens}, {c.threshold},
+                        heads, c.tokens, {members.data(), c.tokens, offsets.data(), capacity}, memory.view(),
+                        nullptr);
+    cuda::synchronise(nullptr);
+    const Positions all = cuda::download(members), first = cuda::download(offsets);
+    for (int64_t g = 0; g < heads; ++g) {
+      std::vector<Positions>& clusters = result.clusters.emplace_back();
+      for (int64_t i = 0; i < capacity; ++i) {
+        const int64_t* range = first.data() + g * (capacity + 1) + i;
+        clusters.emplace_back(all.begin() + g * c.tokens + range[0], all.begin() + g * c.tokens + range[1]);
+      }
+    }
+    return result;
+  }
+
+  static void expect_parity(const Case& c) {
+    SCOPED_TRACE(std::to_string(c.tokens) + " tokens, " + std::to_string(c.kept.front()) + " kept");
+    const Result result = run(c);
+    for (size_t g = 0; g < c.kept.size(); ++g) {
+      const auto head = static_cast<int64_t>(g);
+      const Positions left_out = reference::others_than(spread(c.kept[g], c.tokens), c.tokens);
+      EXPECT_EQ(result.left_out[g], left_out);
+      std::vector<Positions> expected(result.clusters[g].size());
+      for (int64_t i = 0; i < std::ssize(left_out); ++i) {
+        const int64_t target = target_of(c, head, i);
+        if (target >= 0 && reference::is_similar(cosine_of(head, i), {c.threshold})) {
+          expected[target].push_back(left_out[i]);
+        }
+      }
+      EXPECT_EQ(result.clusters[g], expected) << "KV head " << g;
+    }
+  }
+};
+
+TEST_F(MergeTargetsParity, FormsTheClustersOfTheDefinition) {
+  for (const int64_t tokens : {1, 31, 32, 33, 100, 3000}) {
+    for (const int64_t kept : {int64_t{0}, int64_t{1}, tokens / 3, tokens}) {
+      expect_parity({.tokens = tokens, .kept = {kept, tokens / 2, 1}});
+    }
+  }
+}
+
+TEST_F(MergeTargetsParity, DropsEntriesWhoseCosineIsTheThreshold) {
+  expect_parity({.tokens = 300, .kept = {40, 9}, .threshold = Decimal{75, 2}});  // exact in fp32
+}
+
+TEST_F(MergeTargetsParity, MergesAllWithoutAThreshold) {
+  expect_parity({.tokens = 500, .kept = {60, 7}, .threshold = {}});
+}
+
+TEST_F(MergeTargetsParity, FormsAClusterOfThousands) {
+  expect_parity({.tokens = 5000, .kept = {900, 300}, .threshold = {}, .sink = true});
+}
+
+TEST_F(MergeTargetsParity, SortsByTargetsOfTwoAndThreeBytes) {
+  expect_parity({.tokens = 2000, .kept = {700, 300}, .threshold = {}});
+  expect_parity({.tokens = 70000, .kept = {66000, 20}, .threshold = {}});
+}
+
+TEST_F(MergeTargetsParity, GivesTheSameUnderEverySchedule) {
+  const Case c{.tokens = 600, .kept = {200, 31}, .threshold = {}, .sink = true};
+  in_every_schedule([&] { return run(c).clusters.front(); });
+}
+
+TEST_F(MergeTargetsParity, RefusesWhatDoesNotFit) {
+  WorkingMemory memory(cuda::merge_targets_workspace(2, 10) - 1);
+  EXPECT_THROW(cuda::entries_left_out({}, 2, 10, {}, memory.view(), nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::form_clusters({}, {}, {}, 2, 10, {}, memory.view(), nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::entries_left_out({}, 2, cuda::kMostScores + 1, {}, {}, nullptr), ShapeMismatch);
+}
+
+}  // namespace
+}  // namespace kvbound::parity
