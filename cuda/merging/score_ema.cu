@@ -1,0 +1,260 @@
+#include "score_ema.hpp"
+
+#include <cmath>
+
+#include <kvbound/cuda/eviction/window_tiles.hpp>
+#include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/token_tile.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+using namespace window_tiles;
+
+constexpr int kRows = 4;
+constexpr int kQueryRows = kRows * kRowLanes;
+constexpr int kEach = 128;
+
+// A mantissa below this limit is moved into its exponent, so that no exponential underflows that would change the sum.
+constexpr float kLeastMantissa = 0x1p-64f;
+
+struct LogitsShared {
+  uint4* tile;     // keys
+  float* queries;  // [kQueryRows, query_row]
+
+  __host__ __device__ LogitsShared(SharedMemory& memory, const Shape& shape)
+      : tile(memory.array<uint4>(tile_vectors(shape.vectors))),
+        queries(memory.array<float>(shape.query_rows * shape.query_row)) {}
+};
+
+// The logits of one query head's window for a tile of 64 tokens; those of tokens in a query's future are written, too.
+//
+// grid       (ceil(tokens / 64), group), group = query_heads / kv_heads
+// block      128
+// shared     1024 (v | 1) + 128 (row + 4) bytes, with v vectors of 16 bytes and `row` numbers in a padded row
+// registers  95-96 (sm_90a), 96-100 (sm_80)
+// bytes      read: 16 v for each token and query head, and the queries for each block; written: 4 for each logit
+// FLOP       2 window tokens head_dim for each query head
+template <Storage T>
+__global__ void __launch_bounds__(kThreads, 4)
+    window_logits_kernel(Window<T> window, int64_t g, float* logits, Shape shape) {
+  SharedMemory memory;
+  const LogitsShared shared(memory, shape);
+  const int64_t first_token = blockIdx.x * static_cast<int64_t>(kTileTokens), h = blockIdx.y;
+  const auto count = static_cast<int>(min(int64_t{kTileTokens}, window.tokens() - first_token));
+  TokenRows(window.keys, g).copy_to_tile(first_token, count, shared.tile);
+  async_commit();
+  async_wait<0>();
+  for (int64_t first = 0; first < window.size(); first += kQueryRows) {
+    const auto rows = static_cast<int>(min(window.size() - first, int64_t{kQueryRows}));
+    __syncthreads();  // all threads see the keys, and none reads the previous queries any more
+    load_queries(window, g, h * window.size() + first, rows, shape, shared.queries);
+    __syncthreads();
+    const Products<T, kRows> products(shared.tile, shared.queries, shape, window.scale);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        const int row = products.row(r), token = products.token(t);
+        if (row >= rows || token >= count) continue;
+        logits[(h * window.size() + first + row) * window.tokens() + first_token + token] =
+            products.numbers[r][t];
+      }
+    }
+  }
+}
+
+// One average.
+struct Average {
+  float exponent, mantissa;
+
+  // S' = a S + (1 - a) e^number, with the larger of both exponents.
+  __device__ void observe(float decay, float fresh, float number) {
+    if (decay == 0) {
+      exponent = number;
+      mantissa = 1;
+      return;
+    }
+    const bool larger = number > exponent;
+    const float factor = expf(larger ? exponent - number : number - exponent);
+    const float past = decay * mantissa;
+    mantissa = larger ? past * factor + fresh : past + fresh * factor;
+    if (larger) exponent = number;
+    if (mantissa >= kLeastMantissa) return;
+    exponent += logf(mantissa);
+    mantissa = 1;
+  }
+};
+
+struct AccumulateArguments {
+  const float* logits;       // [group, window, tokens]
+  const float* log_sum_exp;  // [query_heads, window]; null: raw scores
+  int64_t g, group_size, window, tokens;
+  float decay, fresh;
+  ScoreAverages averages;
+};
+
+// The averages of one query head's scores of a token: a thread takes in the queries that see its token, in their order.
+//
+// grid       (ceil(tokens / 128), group)
+// block      128; no shared memory
+// registers  28 (sm_90a), 32 (sm_80)
+// bytes      read: 4 for each logit, and the log-sum-exp for each block; written: 8 for each query head and token, 4 for
+//            each KV head and token
+// FLOP       6 and an exponential for each logit
+__global__ void __launch_bounds__(kEach) accumulate_kernel(AccumulateArguments p) {
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, h = blockIdx.y;
+  if (token >= p.tokens) return;
+  const int64_t head = p.g * p.group_size + h;
+  Average average{kNothing, 0};
+  float weight = 0;
+  for (int64_t i = max(int64_t{0}, token - (p.tokens - p.window)); i < p.window; ++i) {
+    const float sum = p.log_sum_exp ? p.log_sum_exp[head * p.window + i] : 0;
+    average.observe(p.decay, p.fresh, p.logits[(h * p.window + i) * p.tokens + token] - sum);
+    weight = p.decay * weight + p.fresh;
+  }
+  p.averages.exponents[head * p.averages.capacity + token] = average.exponent;
+  p.averages.mantissas[head * p.averages.capacity + token] = average.mantissa;
+  if (h == 0) p.averages.weights[p.g * p.averages.capacity + token] = weight;
+}
+
+struct ObserveArguments {
+  const float* logits;
+  const float* log_sum_exp;  // null: raw scores
+  CacheSlots slots;
+  int64_t group_size;
+  float decay, fresh;
+  ScoreAverages averages;
+};
+
+// The averages of one slot for all query heads of a KV head: a thread has one slot.
+//
+// grid       (ceil(capacity / 128), kv_heads)
+// block      128; no shared memory
+// registers  32 (sm_90a and sm_80)
+// bytes      read: 12 for each query head and entry, 4 for each KV head and entry; written: 8 and 4 for each
+// FLOP       6 and an exponential for each query head and entry
+__global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments p) {
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, g = blockIdx.y;
+  if (slot >= p.slots.entries[g]) return;
+  const bool is_new = slot == p.slots.newest[g];
+  for (int64_t h = g * p.group_size; h < (g + 1) * p.group_size; ++h) {
+    const int64_t place = h * p.averages.capacity + slot;
+    Average average{kNothing, 0};
+    if (!is_new) average = {p.averages.exponents[place], p.averages.mantissas[place]};
+    average.observe(p.decay, p.fresh, p.logits[place] - (p.log_sum_exp ? p.log_sum_exp[h] : 0));
+    p.averages.exponents[place] = average.exponent;
+    p.averages.mantissas[place] = average.mantissa;
+  }
+  float& weight = p.averages.weights[g * p.averages.capacity + slot];
+  weight = p.decay * (is_new ? 0 : weight) + p.fresh;
+}
+
+struct PredictArguments {
+  ScoreAverages averages;
+  int64_t group_size;
+  const int64_t* count;
+  bool is_exact;
+  float log_divisor;  // ln (1 - a^tokens), unless it is exact
+  float* predicted;
+};
+
+// ln s^ of one slot for one query head.
+//
+// grid       (ceil(capacity / 128), query_heads)
+// block      128; no shared memory
+// registers  20 (sm_90a), 18 (sm_80)
+// bytes      read: 12 for each query head and entry; written: 4 for each
+// FLOP       2 and two logarithms for each query head and entry
+__global__ void __launch_bounds__(kEach) predicted_scores_kernel(PredictArguments p) {
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
+  const int64_t g = head / p.group_size;
+  if (slot >= p.count[g]) return;
+  const int64_t place = head * p.averages.capacity + slot;
+  const float mantissa = p.averages.mantissas[place];
+  const float divisor = p.is_exact ? logf(p.averages.weights[g * p.averages.capacity + slot]) : p.log_divisor;
+  p.predicted[place] = mantissa == 0 ? kNothing : p.averages.exponents[place] + (logf(mantissa) - divisor);
+}
+
+bool is_normalised(const PredictedScores& options) {
+  switch (options.scores) {
+    case ScoreKind::attention:
+      return true;
+    case ScoreKind::raw:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t window, int64_t tokens) {
+  return query_heads / kv_heads * window * tokens * static_cast<int64_t>(sizeof(float));
+}
+
+template <Storage T>
+void prompt_averages(const PredictedScores& options, const WindowView<T>& view, const float* log_sum_exp,
+                     const ScoreAverages& averages, Workspace workspace, Stream stream) {
+  require_layout("queries", view.queries);
+  require_layout("keys", view.keys);
+  require_groups(view.queries.slices, view.keys.slices);
+  require_equal("columns of queries", view.queries.cols, "columns of keys", view.keys.cols);
+  require_range("head_dim", view.keys.cols, 1, 256);
+  require_range("window", view.queries.rows, 1, view.keys.rows);
+  require_range("capacity of the averages", averages.capacity, view.keys.rows, INT64_MAX);
+  const Window<T> window(view);
+  const int64_t kv_heads = view.keys.slices, group_size = window.group_size(), tokens = window.tokens();
+  require_workspace(workspace,
+                    prompt_averages_workspace(view.queries.slices, kv_heads, window.size(), tokens));
+  auto* const logits = static_cast<float*>(workspace.data);
+  const Shape shape = first_that_fits<LogitsShared>({Shape(view.keys, 1, kQueryRows)});
+  // The logits of one KV head's group at a time, so that they stay in the L2 cache.
+  for (int64_t g = 0; g < kv_heads; ++g) {
+    launch({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
+            shared_bytes<LogitsShared>(shape), stream},
+           window_logits_kernel<T>, window, g, logits, shape);
+    launch({extent(ceil_division(tokens, kEach), group_size), extent(kEach), 0, stream}, accumulate_kernel,
+           AccumulateArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, g, group_size,
+                               window.size(), tokens, static_cast<float>(options.ema),
+                               static_cast<float>(1 - options.ema), averages});
+  }
+}
+
+void observe_scores(const PredictedScores& options, const float* logits, const float* log_sum_exp,
+                    const CacheSlots& slots, int64_t query_heads, const ScoreAverages& averages,
+                    Stream stream) {
+  require_groups(query_heads, slots.kv_heads);
+  require_equal("capacity of the averages", averages.capacity, "capacity of the slots", slots.capacity);
+  if (slots.capacity == 0) return;
+  launch({extent(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
+         observe_scores_kernel,
+         ObserveArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, slots,
+                          query_heads / slots.kv_heads, static_cast<float>(options.ema),
+                          static_cast<float>(1 - options.ema), averages});
+}
+
+void predicted_scores(const PredictedScores& options, const ScoreAverages& averages, int64_t query_heads,
+                      int64_t kv_heads, const int64_t* count, int64_t tokens, float* predicted,
+                      Stream stream) {
+  require_groups(query_heads, kv_heads);
+  require_range("tokens", tokens, 1, INT64_MAX);
+  if (averages.capacity == 0) return;
+  const double rest = -std::expm1(static_cast<double>(tokens) * std::log(options.ema));
+  launch(
+      {extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
+      predicted_scores_kernel,
+      PredictArguments{averages, query_heads / kv_heads, count, options.normalisation == Normalisation::exact,
+                       static_cast<float>(std::log(rest)), predicted});
+}
+
+template void prompt_averages(const PredictedScores&, const WindowView<float>&, const float*,
+                              const ScoreAverages&, Workspace, Stream);
+template void prompt_averages(const PredictedScores&, const WindowView<Float16>&, const float*,
+                              const ScoreAverages&, Workspace, Stream);
+template void prompt_averages(const PredictedScores&, const WindowView<Bfloat16>&, const float*,
+                              const ScoreAverages&, Workspace, Stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
