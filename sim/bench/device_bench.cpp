@@ -13,8 +13,12 @@
 
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/eviction/value_space.hpp>
+#include <kvbound/cuda/merging/merge_targets.hpp>
+#include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/roofline/roofline.hpp>
 #include <kvbound/cuda/session/compaction.hpp>
 #include <kvbound/cuda/session/session.hpp>
@@ -62,6 +66,9 @@ class Rotation {
   }
 
   Set& next() { return sets_[turn_++ % sets_.size()]; }
+  void for_each(const std::function<void(Set&)>& work) {
+    for (Set& set : sets_) work(set);
+  }
 
  private:
   std::vector<Set> sets_;
@@ -331,6 +338,49 @@ BenchResult bench_window_log_sum_exp(const BenchOptions& options) {
                            [&] { window.log_sum_exp(); });
 }
 
+// OBCache's joint score over the whole prompt, in the head's space; the queries' outputs are random.
+BenchResult bench_change_scores(const BenchOptions& options) {
+  struct Set {
+    StoredTensor<Stored> queries, keys, values;
+    Buffer<float> gram_outputs;
+    DeviceMatrix scores;
+  };
+  const LayerShape& shape = options.shape.layer;
+  const int64_t tokens = options.shape.tokens, queries = shape.query_heads * BenchLayer::kWindow;
+  const BenchLayer layer(options);
+  std::vector<float> outputs(queries * shape.head_dim);
+  const traces::Stream random = BenchLayer::random(options, 15);
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = static_cast<float>(random.normal(i));
+  const DeviceWork work = window_change_scores_work(shape, BenchLayer::kWindow, tokens);
+  Rotation<Set> sets(work.bytes, [&] {
+    return Set{{layer.queries, kStream},
+               {layer.keys, kStream},
+               {layer.values, kStream},
+               Buffer<float>(std::span<const float>(outputs)),
+               {shape.query_heads, tokens}};
+  });
+  DeviceMatrix log_sum_exps(shape.query_heads, BenchLayer::kWindow), lengths(shape.query_heads, tokens);
+  Buffer<float> norms(
+      std::span<const float>(std::vector<float>(queries, static_cast<float>(shape.head_dim))));
+  Buffer<int64_t> dominant(std::span<const int64_t>(std::vector<int64_t>(queries, -1)));
+  const auto window = [&](const Set& set) {
+    return cuda::WindowView<Stored>{set.queries.view(), set.keys.view(), scale(shape)};
+  };
+  Buffer<std::byte> workspace(
+      cuda::window_log_sum_exp_workspace(shape.query_heads, BenchLayer::kWindow, tokens));
+  cuda::window_log_sum_exp<Stored>(window(sets.next()), log_sum_exps.data(),
+                                   {workspace.data(), workspace.bytes()}, kStream);
+  cuda::squared_norms<Stored>(std::as_const(sets.next().values).view(), nullptr, shape.query_heads,
+                              lengths.data(), kStream);
+  return measure_on_device(options, "window-change-scores", {work, Roofline::copy_bandwidth, kCopyGoal}, [&] {
+    Set& set = sets.next();
+    cuda::window_change_scores<Stored>(Change::joint, window(set), std::as_const(set.values).view(),
+                                       log_sum_exps.data(),
+                                       {set.gram_outputs.data(), norms.data(), dominant.data(), norms.data()},
+                                       lengths.data(), set.scores.data(), kStream);
+  });
+}
+
 BenchResult bench_norms(const BenchOptions& options, const std::string& name, NormsKernel kernel) {
   struct Set {
     StoredTensor<Stored> values, output_projection;
@@ -469,6 +519,46 @@ BenchResult bench_compact(const BenchOptions& options) {
   });
 }
 
+BenchResult bench_nearest_keys(const BenchOptions& options) {
+  struct Set {
+    StoredTensor<Stored> keys, kept;
+    Buffer<int64_t> index;
+    Buffer<float> cosine;
+  };
+  const LayerShape& shape = options.shape.layer;
+  const int64_t tokens = options.shape.tokens, heads = shape.kv_heads;
+  const BenchLayer layer(options);
+  const std::vector<int64_t> budgets = bench_budgets(options);
+  const DeviceWork work = nearest_keys_work(shape, tokens, budgets.front());
+  Rotation<Set> sets(work.bytes, [&] {
+    return Set{{layer.keys, kStream},
+               {heads, budgets.front(), shape.head_dim},
+               Buffer<int64_t>(heads * tokens),
+               Buffer<float>(heads * tokens)};
+  });
+  IndexLists kept = random_kept(options), leaving(heads, tokens);
+  Buffer<int64_t> counts((std::span<const int64_t>(budgets))), leaving_counts(heads);
+  Buffer<std::byte> workspace(cuda::merge_targets_workspace(heads, tokens));
+  cuda::entries_left_out({kept.data(), counts.data(), kept.stride()}, heads, tokens,
+                         {leaving.data(), leaving_counts.data(), leaving.stride()},
+                         {workspace.data(), workspace.bytes()}, kStream);
+  DeviceMatrix norms(heads, tokens), kept_norms(heads, budgets.front());
+  const auto prepare = [&](Set& set) {
+    cuda::compact<Stored>(std::as_const(set.keys).view(), kept.data(), kept.stride(), counts.data(),
+                          set.kept.view(), kStream);
+    cuda::key_norms<Stored>(std::as_const(set.keys).view(), nullptr, norms.data(), kStream);
+    cuda::key_norms<Stored>(std::as_const(set.kept).view(), nullptr, kept_norms.data(), kStream);
+  };
+  sets.for_each(prepare);
+  return measure_on_device(options, "nearest-keys", {work, Roofline::matrix_rate, kMatrixGoal}, [&] {
+    Set& set = sets.next();
+    cuda::nearest_keys<Stored>({std::as_const(set.keys).view(), norms.data(), nullptr}, leaving.data(),
+                               leaving.stride(), leaving_counts.data(),
+                               {std::as_const(set.kept).view(), kept_norms.data(), counts.data()},
+                               {set.index.data(), set.cosine.data(), tokens}, kStream);
+  });
+}
+
 // The time of everything that a session does to a layer except its upload; each operation is waited for.
 double compress_seconds(const BenchLayer& layer, std::span<const int64_t> budgets) {
   Policy policy;
@@ -498,11 +588,15 @@ constexpr BenchOperation kOperations[] = {
     {"window-attention", "K2: mean attention of 32 queries per head, log-sum-exp known",
      bench_window_attention},
     {"window-log-sum-exp", "K2: the log-sum-exp of these queries", bench_window_log_sum_exp},
+    {"window-change-scores", "K2': OBCache's joint score, log-sum-exp and outputs known",
+     bench_change_scores},
     {"projected-value-norms", "K3: L1 norms of all heads, on tensor cores", bench_mma_norms},
     {"projected-value-norms-portable", "K3 without tensor cores", bench_portable_norms},
     {"select-top", "K4: the best 20 % of every KV head", bench_select_top},
     {"select-critical", "K4: the same in two stages", bench_select_critical},
     {"compact", "K5: keys and values of the 20 % kept, made contiguous", bench_compact},
+    {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, without tensor cores",
+     bench_nearest_keys},
     {"compress", "a layer by snapkv+critical at 20 %, as a session does it", bench_compress},
 };
 

@@ -51,6 +51,26 @@ constexpr DeviceWork window_attention_work(const LayerShape& shape, int64_t wind
   return work;
 }
 
+/// cuda::window_change_scores for w window queries over n tokens: log-sum-exp, outputs and lengths are known.
+///
+///     bytes = 2 (2 G n d + H w d) + 4 (H w (d + 3) + 2 H n) + 8 H w              FLOP = 4 H w n d
+constexpr DeviceWork window_change_scores_work(const LayerShape& shape, int64_t window, int64_t tokens) {
+  const int64_t queries = shape.query_heads * window;
+  return {detail::work_bytes((2 * shape.kv_heads * tokens + queries) * shape.head_dim,
+                             queries * (shape.head_dim + 3) + 2 * shape.query_heads * tokens, queries),
+          4 * static_cast<double>(queries * tokens * shape.head_dim)};
+}
+
+/// cuda::nearest_keys of n - b leaving entries among b kept ones, every KV head; the lengths of keys are known.
+///
+///     bytes = 2 G n d + 4 G (n + n - b) + 8 G (2 (n - b) + 2)                    FLOP = 2 G (n - b) b d
+constexpr DeviceWork nearest_keys_work(const LayerShape& shape, int64_t tokens, int64_t kept) {
+  const int64_t leaving = tokens - kept;
+  return {detail::work_bytes(shape.kv_heads * tokens * shape.head_dim, shape.kv_heads * (tokens + leaving),
+                             shape.kv_heads * (2 * leaving + 2)),
+          2 * static_cast<double>(shape.kv_heads * leaving * kept * shape.head_dim)};
+}
+
 /// cuda::projected_value_norms of n tokens.
 ///
 ///     bytes = 2 (G n d + H d D) + 4 H n                          FLOP = 2 H n d D        D model_dim

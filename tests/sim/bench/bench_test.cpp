@@ -67,6 +67,21 @@ TEST(DeviceWork, OfTheWindowIsItsQueriesTheKeysAndTheResults) {
   EXPECT_EQ(attention.flop, 2 * 3 * 5 * 2 * 4);
 }
 
+TEST(DeviceWork, OfChangeScoresIsTheWindowTheValuesAndWhatIsKnownOfTheQueries) {
+  // 3 queries of 2 heads over 5 tokens: keys and values 2 x 20, queries 24 numbers; outputs 24, log-sum-exps, lengths and
+  // scores of dominant entries 6 each, lengths of values and scores 10 each; dominant entries 6.
+  const DeviceWork work = window_change_scores_work(kTiny, 3, 5);
+  EXPECT_EQ(work.bytes, 2 * (40 + 24) + 4 * (24 + 3 * 6 + 2 * 10) + 8 * 6);
+  EXPECT_EQ(work.flop, 2 * 2 * 3 * 5 * 2 * 4);
+}
+
+TEST(DeviceWork, OfNearestKeysIsAllKeysTheirLengthsAndTheResults) {
+  // 3 of 5 entries leave: keys 20 numbers; lengths 5, cosines 3; positions and results 3 each, 2 counts.
+  const DeviceWork work = nearest_keys_work(kTiny, 5, 2);
+  EXPECT_EQ(work.bytes, 2 * 20 + 4 * (5 + 3) + 8 * (3 + 3 + 2));
+  EXPECT_EQ(work.flop, 2 * 3 * 2 * 4);
+}
+
 TEST(DeviceWork, OfNormsIsTheValuesTheProjectionAndTheNorms) {
   // 5 tokens: values 20 numbers, two heads' W^O 2 x 12; norms 10.
   const DeviceWork work = projected_value_norms_work(kTiny, 5);
@@ -259,11 +274,11 @@ TEST(BenchOperations, AreKnownByName) {
                                       "window-scores-joint", "window-scores-exact", "selection",
                                       "nearest-key", "compress", "step-attention", "step-value", "step-key",
                                       "step-joint", "step-exact", "step-keepkv"}));
-  EXPECT_EQ(
-      names_of("emulated"),
-      (std::vector<std::string>{"attention", "attention-compressed", "window-attention", "window-log-sum-exp",
-                                "projected-value-norms", "projected-value-norms-portable", "select-top",
-                                "select-critical", "compact", "compress"}));
+  EXPECT_EQ(names_of("emulated"),
+            (std::vector<std::string>{"attention", "attention-compressed", "window-attention",
+                                      "window-log-sum-exp", "window-change-scores", "projected-value-norms",
+                                      "projected-value-norms-portable", "select-top", "select-critical",
+                                      "compact", "nearest-keys", "compress"}));
 #ifdef KVBOUND_HAS_NATIVE
   EXPECT_EQ(names_of("cuda"), names_of("emulated"));
 #endif
