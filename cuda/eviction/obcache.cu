@@ -189,8 +189,8 @@ void window_change_scores(Change change, const WindowView<T>& window, DeviceTens
   require_equal("columns of values", values.cols, "columns of keys", window.keys.cols);
   require_range("head_dim", window.keys.cols, 1, 256);
   require_range("window", window.queries.rows, 1, window.keys.rows);
-  const Shape shape =
-      first_that_fits<Shared>({Shape(window.keys, 2, kQueryRows), Shape(window.keys, 1, kQueryRows)});
+  const auto with = [&](int tiles) { return Shape(window.keys, tiles, kQueryRows); };
+  const Shape shape = first_that_fits<Shared>({with(2), with(1)});
   const Arguments<T> arguments{Window<T>(window), values, log_sum_exp, measured, norms, scores};
   for_change(change, [&]<Change of>() {
     launch({extent(ceil_division(window.keys.rows, kTileTokens), window.keys.slices), extent(kThreads),

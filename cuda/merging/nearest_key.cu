@@ -271,8 +271,8 @@ void nearest_keys(const KeyRows<T>& all, const int64_t* leaving, int64_t leaving
   require_range("leaving_stride", leaving_stride, 0, all.keys.rows);
   require_range("stride of the nearest keys", nearest.stride, leaving_stride, INT64_MAX);
   if (leaving_stride == 0) return;
-  const Shape shape =
-      first_that_fits<Shared>({Shape(kept.keys, kMostStages, kBlockRows), Shape(kept.keys, 1, kBlockRows)});
+  const auto with = [&](int tiles) { return Shape(kept.keys, tiles, kBlockRows); };
+  const Shape shape = first_that_fits<Shared>({with(kMostStages), with(1)});
   launch({extent(ceil_division(leaving_stride, kBlockRows), all.keys.slices), extent(kThreads),
           shared_bytes<Shared>(shape), stream},
          nearest_keys_kernel<T>, Arguments<T>{all, leaving, leaving_stride, leaving_count, kept, nearest},

@@ -209,7 +209,8 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& view, 
   require_workspace(workspace,
                     prompt_averages_workspace(view.queries.slices, kv_heads, window.size(), tokens));
   auto* const logits = static_cast<float*>(workspace.data);
-  const Shape shape = first_that_fits<LogitsShared>({Shape(view.keys, 1, kQueryRows)});
+  const Shape only(view.keys, 1, kQueryRows);
+  const Shape shape = first_that_fits<LogitsShared>({only});
   // The logits of one KV head's group at a time, so that they stay in the L2 cache.
   for (int64_t g = 0; g < kv_heads; ++g) {
     launch({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
