@@ -1,9 +1,8 @@
 // A stable radix sort by one thread block: 8 bits of an item at a time, least significant first.
 #pragma once
 
+#include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
-
-#include "radix_selection.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
