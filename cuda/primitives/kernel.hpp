@@ -27,6 +27,7 @@
 #include <cuda_runtime.h>
 #else
 #include <kvbound/cuda/emulation/language.hpp>
+#include <kvbound/reference/core/float16.hpp>
 #endif
 
 namespace kvbound::cuda {
@@ -191,6 +192,24 @@ inline float to_float(Float16 number) {
   return __uint_as_float(sign | magnitude);
 }
 #endif
+
+/// The number as it is stored, rounded once to nearest, ties to even; too large ones become infinity.
+template <Storage T>
+__device__ T to_storage(float number) {
+  if constexpr (std::is_same_v<T, float>) {
+    return number;
+  } else if constexpr (std::is_same_v<T, Bfloat16>) {
+    const uint32_t bits = __float_as_uint(number);
+    if (number != number) return {static_cast<uint16_t>(bits >> 16 | 0x40)};
+    return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+  } else {
+#ifdef KVBOUND_CUDA_NATIVE
+    return {__half_as_ushort(__float2half_rn(number))};
+#else
+    return {to_float16(number)};
+#endif
+  }
+}
 
 /// kVector<T> stored numbers as fp32.
 template <Storage T>

@@ -1,0 +1,63 @@
+// Weighted means of the rows of a cluster's entries: merged values, and merged keys without a correction.
+#pragma once
+
+#include <cstdint>
+
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/view.hpp>
+
+#include "merge_targets.hpp"
+
+namespace kvbound::cuda {
+
+/// The weights of clusters' entries; device memory. A KV head has one row of weights, or one for every query head of its
+/// group.
+struct ClusterWeights {
+  int64_t rows = 1;          ///< of each KV head
+  float* kept = nullptr;     ///< [kv_heads, rows, capacity]: of the kept entries
+  float* members = nullptr;  ///< [kv_heads, rows, stride]: of the members, in the order of Clusters
+};
+
+/// The entries that clusters merge: rows of a layer, or of a cache; device memory.
+struct MergedEntries {
+  PositionLists kept;  ///< the row of every kept entry, with which its cluster's members merge
+  Clusters clusters;   ///< their members' rows
+  const int64_t* into =
+      nullptr;  ///< [kv_heads, capacity]: the rows of the cache that are replaced; null: the i-th row
+};
+
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Bytes that sums over clusters' members need.
+///
+/// stride  of the clusters
+int64_t cluster_sums_workspace(int64_t kv_heads, int64_t rows, int64_t stride, int64_t head_dim);
+
+/// Replaces the rows of kept entries that have members by means of the clusters' rows.
+///
+///     cache[g, into(i), :] = sum_h shares[g, h, i] (weights.kept[g, h, i] entries[g, kept(i), :] + sum_j weights.members[g, h, j]
+///                            entries[g, j, :])
+///
+/// entries    [kv_heads, rows, head_dim], head_dim 1..256; may be the cache itself if every head has at most one cluster
+/// shares     [kv_heads, weights.rows, capacity], device memory; null: 1 / weights.rows each
+/// cache      [kv_heads, ..., head_dim]; rows of kept entries without members are left as they are
+/// status     set to 1 if a result does not fit the storage type or is NaN
+/// precision  fp32, then rounded to the storage type; weights of thousands are summed by chunks of 64. Errors:
+///            weighted_mean_errors in reference/bounds/merge_cluster_errors.hpp
+/// throws     ShapeMismatch; DeviceError
+template <Storage T>
+void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, const ClusterWeights& weights,
+                    const float* shares, DeviceTensor<T> cache, int* status, Workspace workspace,
+                    Stream stream);
+
+/// The sums alone, without the kept entries: sums[g, i, :] = sum_j weights.members[g, 0, j] entries[g, j, :].
+///
+/// weights  one row
+/// sums     [kv_heads, capacity, head_dim], device memory; 0 for clusters without members
+/// precision, throws: as above
+template <Storage T>
+void weighted_sums(DeviceTensor<const T> entries, const Clusters& clusters, const ClusterWeights& weights,
+                   float* sums, Workspace workspace, Stream stream);
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
