@@ -9,21 +9,6 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// The number of kept entries of one KV head whose members all stand before `place`.
-template <Storage T>
-__device__ int64_t cluster_at(const Sums<T>& p, int64_t g, int64_t place) {
-  int64_t first = 0, last = p.clusters.capacity;
-  while (first < last) {
-    const int64_t middle = (first + last) / 2;
-    if (p.first(g, middle + 1) <= place) {
-      first = middle + 1;
-    } else {
-      last = middle;
-    }
-  }
-  return first;
-}
-
 // The parts of large clusters in one chunk: a warp has every fourth row of weights.
 //
 // grid       (chunks, kv_heads)
@@ -37,7 +22,7 @@ __global__ void __launch_bounds__(kWarps * 32) sum_parts_kernel(Sums<T> p, float
   const int64_t g = blockIdx.y, chunk = blockIdx.x;
   const int64_t begin = chunk * kChunk, end = min(begin + kChunk, p.first(g, p.clusters.capacity));
   if (begin >= end) return;
-  const int64_t of_first = cluster_at(p, g, begin), of_last = cluster_at(p, g, end - 1);
+  const int64_t of_first = p.cluster_at(g, begin), of_last = p.cluster_at(g, end - 1);
   const auto sum_part = [&](int64_t i, int second) {
     const int64_t from = p.first(g, i), to = p.first(g, i + 1);
     if (to - from <= kChunk) return;

@@ -91,6 +91,20 @@ struct Sums {
     return i < clusters.capacity && first(g, i) < first(g, i + 1);
   }
 
+  /// The kept entry that the member at this place merges with.
+  __device__ int64_t cluster_at(int64_t g, int64_t place) const {
+    int64_t from = 0, to = clusters.capacity;
+    while (from < to) {
+      const int64_t middle = (from + to) / 2;
+      if (first(g, middle + 1) <= place) {
+        from = middle + 1;
+      } else {
+        to = middle;
+      }
+    }
+    return from;
+  }
+
   /// sum += weight * row
   __device__ void add(int64_t g, int64_t row, float weight, Columns& sum) const {
     const T* const numbers = entries.data + g * entries.slice_stride + row * entries.row_stride;

@@ -53,5 +53,17 @@ void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, con
                    int64_t kv_heads, int64_t tokens, const Clusters& clusters, Workspace workspace,
                    Stream stream);
 
+/// The same during decoding: the entry of every KV head that was evicted last joins its nearest one, if their cosine is above
+/// the threshold.
+///
+/// slots        `free` is the evicted entry's slot, -1 for none
+/// nearest      stride 1, from nearest_key
+/// kept         stride 1: receives the slot of the nearest entry, and 1; 0 where nothing merges
+/// clusters     stride 1, capacity 1
+/// merged_into  [kv_heads]: that entry's position, kNotMerged or kNothingEvicted
+/// exact; throws ShapeMismatch; DeviceError
+void join_nearest(const CacheSlots& slots, const NearestKeys& nearest, const SimilarTarget& target,
+                  const PositionLists& kept, const Clusters& clusters, int64_t* merged_into, Stream stream);
+
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

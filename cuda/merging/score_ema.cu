@@ -152,12 +152,27 @@ __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments 
   weight = p.decay * (is_new ? 0 : weight) + p.fresh;
 }
 
-struct PredictArguments {
+// What turns averages into predictions.
+struct Normaliser {
   ScoreAverages averages;
+  bool is_exact;
+  float log_rest;  // ln (1 - a^tokens), unless it is exact
+
+  Normaliser(const PredictedScores& options, const ScoreAverages& given, int64_t tokens)
+      : averages(given),
+        is_exact(options.normalisation == Normalisation::exact),
+        log_rest(
+            static_cast<float>(std::log(-std::expm1(static_cast<double>(tokens) * std::log(options.ema))))) {}
+
+  __device__ float log_divisor(int64_t g, int64_t slot) const {
+    return is_exact ? logf(averages.weights[g * averages.capacity + slot]) : log_rest;
+  }
+};
+
+struct PredictArguments {
+  Normaliser normaliser;
   int64_t group_size;
   const int64_t* count;
-  bool is_exact;
-  float log_divisor;  // ln (1 - a^tokens), unless it is exact
   float* predicted;
 };
 
@@ -172,10 +187,42 @@ __global__ void __launch_bounds__(kEach) predicted_scores_kernel(PredictArgument
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
   const int64_t g = head / p.group_size;
   if (slot >= p.count[g]) return;
-  const int64_t place = head * p.averages.capacity + slot;
-  const float mantissa = p.averages.mantissas[place];
-  const float divisor = p.is_exact ? logf(p.averages.weights[g * p.averages.capacity + slot]) : p.log_divisor;
-  p.predicted[place] = mantissa == 0 ? kNothing : p.averages.exponents[place] + (logf(mantissa) - divisor);
+  const ScoreAverages& averages = p.normaliser.averages;
+  const int64_t place = head * averages.capacity + slot;
+  const float mantissa = averages.mantissas[place];
+  p.predicted[place] = mantissa == 0
+                           ? kNothing
+                           : averages.exponents[place] + (logf(mantissa) - p.normaliser.log_divisor(g, slot));
+}
+
+struct ReplaceArguments {
+  Normaliser normaliser;
+  int64_t group_size;
+  const float* log_scores;
+  MergedEntries merged;
+};
+
+// The averages of one merged entry for one query head.
+//
+// grid       (ceil(clusters' capacity / 128), query_heads)
+// block      128; no shared memory
+// registers  20 (sm_90a), 18 (sm_80)
+// bytes      read: 16 for each query head and kept entry, up to 20 for each query head and cluster; written: 8 for each query
+//            head and cluster
+// FLOP       1 and a logarithm for each query head and cluster
+__global__ void __launch_bounds__(kEach) replace_scores_kernel(ReplaceArguments p) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
+  const Clusters& clusters = p.merged.clusters;
+  const int64_t g = head / p.group_size;
+  if (i >= clusters.capacity) return;
+  const int64_t* const offsets = clusters.offsets + g * (clusters.capacity + 1) + i;
+  if (offsets[0] == offsets[1]) return;
+  const ScoreAverages& averages = p.normaliser.averages;
+  const int64_t slot = p.merged.into ? p.merged.into[g * clusters.capacity + i] : i;
+  if (averages.weights[g * averages.capacity + slot] == 0) return;  // a predicted score would have no weight
+  const int64_t place = head * averages.capacity + slot;
+  averages.exponents[place] = p.log_scores[head * clusters.capacity + i] + p.normaliser.log_divisor(g, slot);
+  averages.mantissas[place] = 1;
 }
 
 bool is_normalised(const PredictedScores& options) {
@@ -242,12 +289,20 @@ void predicted_scores(const PredictedScores& options, const ScoreAverages& avera
   require_groups(query_heads, kv_heads);
   require_range("tokens", tokens, 1, INT64_MAX);
   if (averages.capacity == 0) return;
-  const double rest = -std::expm1(static_cast<double>(tokens) * std::log(options.ema));
-  launch(
-      {extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
-      predicted_scores_kernel,
-      PredictArguments{averages, query_heads / kv_heads, count, options.normalisation == Normalisation::exact,
-                       static_cast<float>(std::log(rest)), predicted});
+  launch({extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
+         predicted_scores_kernel,
+         PredictArguments{Normaliser(options, averages, tokens), query_heads / kv_heads, count, predicted});
+}
+
+void replace_scores(const PredictedScores& options, const float* log_scores, const MergedEntries& merged,
+                    int64_t query_heads, int64_t kv_heads, int64_t tokens, const ScoreAverages& averages,
+                    Stream stream) {
+  require_groups(query_heads, kv_heads);
+  require_range("tokens", tokens, 1, INT64_MAX);
+  if (merged.clusters.capacity == 0) return;
+  launch({extent(ceil_division(merged.clusters.capacity, kEach), query_heads), extent(kEach), 0, stream},
+         replace_scores_kernel,
+         ReplaceArguments{Normaliser(options, averages, tokens), query_heads / kv_heads, log_scores, merged});
 }
 
 template void prompt_averages(const PredictedScores&, const WindowView<float>&, const float*,

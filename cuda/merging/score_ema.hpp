@@ -8,6 +8,8 @@
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/policy.hpp>
 
+#include "weighted_mean.hpp"
+
 namespace kvbound::cuda {
 
 /// Moving averages of the scores of entries, per query head: reference::ScoreEma; device memory.
@@ -48,6 +50,16 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& window
 /// throws       ShapeMismatch; DeviceError
 void observe_scores(const PredictedScores& options, const float* logits, const float* log_sum_exp,
                     const CacheSlots& slots, int64_t query_heads, const ScoreAverages& averages,
+                    Stream stream);
+
+/// Sets the predictions of merged entries: reference::ScoreEma::replace.
+///
+/// log_scores  [query_heads, merged.clusters.capacity]: ln s^_r, from cluster_weights
+/// merged      kept entries without members keep their averages, and so do those that no query has seen
+/// tokens      as in predicted_scores
+/// precision   fp32; throws ShapeMismatch; DeviceError
+void replace_scores(const PredictedScores& options, const float* log_scores, const MergedEntries& merged,
+                    int64_t query_heads, int64_t kv_heads, int64_t tokens, const ScoreAverages& averages,
                     Stream stream);
 
 /// ln s^ of all entries: reference::ScoreEma::log_predicted.

@@ -29,7 +29,7 @@ struct MeanArguments {
 //            4 for each row of weights; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim for each row of weights and merging entry
 template <Storage T>
-__global__ void __launch_bounds__(kWarps * 32) weighted_means_kernel(MeanArguments<T> p) {
+__global__ void __launch_bounds__(kWarps * 32, 4) weighted_means_kernel(MeanArguments<T> p) {
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   if (!p.sums.merges(g, i)) return;
   const int64_t heads = p.sums.weights.rows;

@@ -9,6 +9,7 @@
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/merging/merge_targets.hpp>
 
 #include "scores.hpp"
@@ -165,7 +166,54 @@ TEST_F(MergeTargetsParity, GivesTheSameUnderEverySchedule) {
   in_every_schedule([&] { return run(c).clusters.front(); });
 }
 
+TEST_F(MergeTargetsParity, JoinsAnEvictedEntryToItsNearestOne) {
+  constexpr int64_t kHeads = 70, kCapacity = 5;
+  Positions free, nearest, positions;
+  std::vector<float> cosines;
+  for (int64_t g = 0; g < kHeads; ++g) {
+    free.push_back(g % 4 == 0 ? -1 : g % kCapacity);
+    nearest.push_back(g % 7 == 6 ? -1 : (g + 2) % kCapacity);
+    cosines.push_back(g % 3 == 0 ? 0.75f : 0.8f);
+    for (int64_t slot = 0; slot < kCapacity; ++slot) positions.push_back(100 * g + slot * 3);
+  }
+  cuda::Buffer<int64_t> device_free = cuda::upload(free), device_nearest = cuda::upload(nearest),
+                        device_positions = cuda::upload(positions);
+  cuda::Buffer<float> device_cosines = cuda::upload(cosines);
+  const Positions nothing(2 * kHeads, -9);
+  cuda::Buffer<int64_t> kept = cuda::upload(nothing), count = cuda::upload(nothing),
+                        members = cuda::upload(nothing), offsets = cuda::upload(nothing),
+                        into = cuda::upload(nothing);
+  const cuda::CacheSlots slots{
+      kHeads, kCapacity, nullptr, device_free.data(), nullptr, device_positions.data()};
+  cuda::join_nearest(slots, {device_nearest.data(), device_cosines.data(), 1}, {Decimal{75, 2}},
+                     {kept.data(), count.data(), 1}, {members.data(), 1, offsets.data(), 1}, into.data(),
+                     nullptr);
+  const Positions all_kept = cuda::download(kept), counts = cuda::download(count),
+                  all = cuda::download(members), first = cuda::download(offsets),
+                  joined = cuda::download(into);
+  for (int64_t g = 0; g < kHeads; ++g) {
+    SCOPED_TRACE(g);
+    const bool merges = free[g] >= 0 && nearest[g] >= 0 && g % 3 != 0;
+    EXPECT_EQ(counts[g], merges ? 1 : 0);
+    EXPECT_EQ(first[2 * g], 0);
+    EXPECT_EQ(first[2 * g + 1], merges ? 1 : 0);
+    if (merges) {
+      EXPECT_EQ(all_kept[g], nearest[g]);
+      EXPECT_EQ(all[g], free[g]);
+    }
+    const int64_t dropped = free[g] >= 0 ? kNotMerged : kNothingEvicted;
+    EXPECT_EQ(joined[g], merges ? positions[g * kCapacity + nearest[g]] : dropped);
+  }
+  EXPECT_EQ(joined[kHeads], -9);
+}
+
 TEST_F(MergeTargetsParity, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(
+      cuda::join_nearest({}, {nullptr, nullptr, 2}, {}, {}, {nullptr, 1, nullptr, 1}, nullptr, nullptr),
+      ShapeMismatch);
+  EXPECT_THROW(
+      cuda::join_nearest({}, {nullptr, nullptr, 1}, {}, {}, {nullptr, 1, nullptr, 2}, nullptr, nullptr),
+      ShapeMismatch);
   WorkingMemory memory(cuda::merge_targets_workspace(2, 10) - 1);
   EXPECT_THROW(cuda::entries_left_out({}, 2, 10, {}, memory.view(), nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::form_clusters({}, {}, {}, 2, 10, {}, memory.view(), nullptr), ShapeMismatch);

@@ -183,7 +183,6 @@ TEST_F(ObserveScoresParity, FollowsTheReferenceThroughDecodeSteps) {
       const PredictedScores options{Prediction::ema, ema, scores, Normalisation::exact};
       reference::ScoreEma expected(options, kHeads);
       for (int64_t slot = 0; slot < kEntries; ++slot) expected.append();
-      const LayerShape shape{kHeads, 1, 8, 1};
       cuda::Buffer<float> exponents = cuda::upload(
                               std::vector<float>(kHeads * kEntries, -std::numeric_limits<float>::infinity())),
                           mantissas = cuda::upload(std::vector<float>(kHeads * kEntries, 0)),
@@ -260,6 +259,48 @@ TEST_F(ObserveScoresParity, KeepAPastThatOutweighsAllThatFollows) {
   EXPECT_NEAR(result.numbers().front(), expected.log_predicted(kSteps)(0, 0),
               reference::score_ema_error(kSteps, 0.3, 300, reference::single_precision()));
   EXPECT_GT(expected.log_predicted(kSteps)(0, 0), 100);
+}
+
+class ReplaceScoresParity : public DeviceTest {};
+
+TEST_F(ReplaceScoresParity, SetsThePredictionsOfMergedEntriesAlone) {
+  constexpr int64_t kEntries = 40, kHeads = 3, kTokens = 50, kCapacity = 5;
+  for (const Normalisation normalisation : {Normalisation::exact, Normalisation::paper}) {
+    const PredictedScores options{Prediction::ema, 0.9, ScoreKind::raw, normalisation};
+    std::vector<float> exponents(kHeads * kEntries, -3), mantissas(kHeads * kEntries, 0.5f),
+        weights(kEntries, 0.4f);
+    weights[7] = 0;  // no query has seen it
+    cuda::Buffer<float> device_exponents = cuda::upload(exponents),
+                        device_mantissas = cuda::upload(mantissas), device_weights = cuda::upload(weights);
+    const cuda::ScoreAverages averages{device_exponents.data(), device_mantissas.data(),
+                                       device_weights.data(), kEntries};
+    // The second kept entry has no members.
+    const std::vector<int64_t> into{12, 3, 7, 39, 0};
+    cuda::Buffer<int64_t> offsets = cuda::upload(std::vector<int64_t>{0, 2, 2, 3, 5, 5}),
+                          rows = cuda::upload(into);
+    std::vector<float> scores;
+    for (int64_t n = 0; n < kHeads * kCapacity; ++n) scores.push_back(-20 + static_cast<float>(n));
+    const cuda::Buffer<float> device_scores = cuda::upload(scores);
+    cuda::replace_scores(options, device_scores.data(),
+                         {{}, {nullptr, 9, offsets.data(), kCapacity}, rows.data()}, kHeads, 1, kTokens,
+                         averages, nullptr);
+    Output result(kHeads * kEntries);
+    const cuda::Buffer<int64_t> count = cuda::upload(std::vector<int64_t>{kEntries});
+    cuda::predicted_scores(options, averages, kHeads, 1, count.data(), kTokens, result.data(), nullptr);
+    const std::vector<float> predicted = result.numbers();
+    const std::vector<float> changed = cuda::download(device_exponents);
+    for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t slot = 0; slot < kEntries; ++slot) {
+        const int64_t place = h * kEntries + slot;
+        const bool is_merged = slot == 12 || slot == 39;
+        if (is_merged) {
+          EXPECT_NEAR(predicted[place], scores[h * kCapacity + (slot == 12 ? 0 : 3)], 1e-5) << slot;
+        } else {
+          EXPECT_EQ(changed[place], -3) << slot;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
