@@ -14,7 +14,7 @@ constexpr int kThreads = 64;
 // grid       kv_heads
 // block      64; no shared memory
 // registers  28 (sm_90a), 32 (sm_80)
-// bytes      read: 2 padded rows and 16 for each KV head; written: 2 padded rows and up to 32; no FLOP
+// bytes      read: 2 padded rows and 16 for each KV head; written: 2 padded rows and up to 40; no FLOP
 template <Storage T>
 __global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values,
                               DeviceTensor<T> keys, DeviceTensor<T> values, CacheSlots slots,
@@ -34,7 +34,10 @@ __global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const
   if (threadIdx.x > 0) return;
   slots.newest[head] = fits ? slot : -1;
   if (!fits) return;
-  if (slots.positions) slots.positions[head * slots.capacity + slot] = position;
+  const int64_t place = head * slots.capacity + slot;
+  if (slots.positions) slots.positions[place] = position;
+  if (slots.votes) slots.votes[place] = 1;
+  if (slots.log_votes) slots.log_votes[place] = 0;
   slots.free[head] = -1;
   if (free < 0) slots.entries[head] = entries + 1;
 }

@@ -49,28 +49,41 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactArguments p) {
   }
 }
 
-struct CompactNumbersArguments {
-  NumberRows<const float> numbers;
+struct MoveNumbersArguments {
+  NumberRows<const float> from;
   const int64_t* kept;
   const int64_t* count;
-  NumberRows<float> compacted;
+  NumberRows<float> to;
   int64_t kept_stride;
   int64_t rows_per_head;
 };
 
-// Copies one number of a row for each thread.
+// Copies one number of a row for each thread: from where it is kept, or scattered to where it is kept.
 //
 // grid       (ceil(kept_stride / 256), rows)
 // block      256; no shared memory
 // registers  20 (sm_90a), 18 (sm_80)
 // bytes      read: 12 for each row and kept entry; written: 4 for each; no FLOP
-__global__ void __launch_bounds__(kThreads) compact_numbers_kernel(CompactNumbersArguments p) {
+template <bool kScatters>
+__global__ void __launch_bounds__(kThreads) move_numbers_kernel(MoveNumbersArguments p) {
   const int64_t row = blockIdx.y;
   const int64_t g = row / p.rows_per_head;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= p.count[g]) return;
-  p.compacted.data[row * p.compacted.row_stride + i] =
-      p.numbers.data[row * p.numbers.row_stride + p.kept[g * p.kept_stride + i]];
+  const int64_t kept = p.kept[g * p.kept_stride + i];
+  p.to.data[row * p.to.row_stride + (kScatters ? kept : i)] =
+      p.from.data[row * p.from.row_stride + (kScatters ? i : kept)];
+}
+
+template <bool kScatters>
+void move_numbers(const NumberRows<const float>& from, int64_t kv_heads, const int64_t* kept,
+                  int64_t kept_stride, const int64_t* count, const NumberRows<float>& to, Stream stream) {
+  require_equal("rows of numbers", from.rows, "rows that they are copied to", to.rows);
+  require_groups(from.rows, kv_heads);
+  if (kept_stride == 0) return;
+  const MoveNumbersArguments arguments{from, kept, count, to, kept_stride, from.rows / kv_heads};
+  launch({extent(ceil_division(kept_stride, kThreads), from.rows), extent(kThreads), 0, stream},
+         move_numbers_kernel<kScatters>, arguments);
 }
 
 }  // namespace
@@ -108,13 +121,12 @@ template void compact(DeviceTensor<const Bfloat16>, const int64_t*, int64_t, con
 
 void compact_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
                      int64_t kept_stride, const int64_t* count, NumberRows<float> compacted, Stream stream) {
-  require_equal("rows of numbers", numbers.rows, "rows of compacted", compacted.rows);
-  require_groups(numbers.rows, kv_heads);
-  if (kept_stride == 0) return;
-  const CompactNumbersArguments arguments{numbers,   kept,        count,
-                                          compacted, kept_stride, numbers.rows / kv_heads};
-  launch({extent(ceil_division(kept_stride, kThreads), numbers.rows), extent(kThreads), 0, stream},
-         compact_numbers_kernel, arguments);
+  move_numbers<false>(numbers, kv_heads, kept, kept_stride, count, compacted, stream);
+}
+
+void scatter_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
+                     int64_t kept_stride, const int64_t* count, NumberRows<float> to, Stream stream) {
+  move_numbers<true>(numbers, kv_heads, kept, kept_stride, count, to, stream);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

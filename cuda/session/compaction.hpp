@@ -38,5 +38,14 @@ struct NumberRows {
 void compact_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
                      int64_t kept_stride, const int64_t* count, NumberRows<float> compacted, Stream stream);
 
+/// The inverse: to[r, kept[g, i]] = numbers[r, i] for i < count[g]. Copies bits.
+///
+/// numbers      [rows, most]; kv_heads divides rows
+/// kept, count  as above, different rows of `to`
+/// to           [rows, capacity]; other columns are left as they are
+/// throws       ShapeMismatch; DeviceError
+void scatter_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
+                     int64_t kept_stride, const int64_t* count, NumberRows<float> to, Stream stream);
+
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -5,6 +5,7 @@
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/value_space.hpp>
 #include <kvbound/reference/core/decimal.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 
 #include "append.hpp"
@@ -14,45 +15,65 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
 template <Storage T>
-Evictions<T>::Evictions(const Policy& policy, const Ranking* ranking, KeptEntries& kept,
-                        LayerScores<T>& known, Queue& queue)
+Evictions<T>::Evictions(const Policy& policy, std::span<const int64_t> budgets,
+                        const DeviceMatrix* head_scores, LayerCache<T>& cache, LayerScores<T>& known,
+                        Queue& queue)
     : layer_(known.layer()),
+      merges_(kvbound::rules_of(policy.merge).merges),
       rules_(kvbound::rules_of(policy.host, known.layer().prompt_tokens(), 0)),
       score_(kvbound::rules_of(policy.score)),
-      budgets_(std::span<const int64_t>(kept.budgets), queue.stream()),
+      budgets_(budgets, queue.stream()),
       evicted_(layer_.shape.kv_heads) {
-  if (!ranking) return;
-  const int64_t capacity = kept.positions.stride(), heads = layer_.shape.query_heads;
-  running_ = DeviceMatrix(heads, capacity);
-  reduced_ = DeviceMatrix(layer_.shape.kv_heads, capacity);
-  keep(ranking->head_scores, kept, running_, queue);
-  if (score_.change) {
-    changes_.emplace(layer_.shape, capacity);
-    changes_->gram = known.gram(score_.space);
-    keep(known.value_lengths(score_.space), kept, changes_->lengths, queue);
+  if (!rules_.ranks()) return;
+  running_ = DeviceMatrix(layer_.shape.query_heads, cache.capacity());
+  reduced_ = DeviceMatrix(layer_.shape.kv_heads, cache.capacity());
+  if (head_scores) {
+    keep(*head_scores, cache, running_, queue);
+  } else {
+    running_.clear(queue.stream());
   }
+  if (score_.change) begin_changes(cache, known, queue);
   if (const SelectionRules selection = kvbound::rules_of(policy.selection); selection.in_decoding) {
-    begin_stages(*selection.two_stage, kept, known, queue);
+    begin_stages(*selection.two_stage, cache, known, queue);
   }
 }
 
 // Copies the kept entries' numbers of the prompt [query_heads, n] to the cache's [query_heads, capacity].
 template <Storage T>
-void Evictions<T>::keep(const DeviceMatrix& of_prompt, KeptEntries& kept, DeviceMatrix& of_cache,
+void Evictions<T>::keep(const DeviceMatrix& of_prompt, LayerCache<T>& cache, DeviceMatrix& of_cache,
                         Queue& queue) const {
+  const PositionLists kept = cache.filled();
   queue.run("compaction", [&] {
     compact_numbers({of_prompt.data(), of_prompt.rows(), of_prompt.cols()}, layer_.shape.kv_heads,
-                    kept.positions.data(), kept.positions.stride(), kept.counts.data(),
+                    kept.positions, kept.stride, kept.count,
                     {of_cache.data(), of_cache.rows(), of_cache.cols()}, queue.stream());
   });
 }
 
 template <Storage T>
-void Evictions<T>::begin_stages(const TwoStage& options, KeptEntries& kept, LayerScores<T>& known,
+void Evictions<T>::begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue) {
+  changes_.emplace(layer_.shape, cache.capacity());
+  changes_->gram = known.gram(score_.space);
+  if (!merges_) return keep(known.value_lengths(score_.space), cache, changes_->lengths, queue);
+  queue.run("window_scores", [&] {
+    squared_norms<T>(cache.values(), changes_->gram, layer_.shape.query_heads, changes_->lengths.data(),
+                     queue.stream());
+  });
+}
+
+template <Storage T>
+void Evictions<T>::begin_stages(const TwoStage& options, LayerCache<T>& cache, LayerScores<T>& known,
                                 Queue& queue) {
-  const int64_t capacity = kept.positions.stride();
+  const int64_t capacity = cache.capacity();
   stages_.emplace(layer_.shape, capacity, options);
-  keep(known.norms(options.norm), kept, stages_->norms, queue);
+  if (merges_) {
+    queue.run("projected_value_norms", [&] {
+      projected_value_norms<T>(cache.values(), layer_.output_projection, options.norm, stages_->norms.data(),
+                               queue.stream());
+    });
+  } else {
+    keep(known.norms(options.norm), cache, stages_->norms, queue);
+  }
   if (!options.alpha) {
     stages_->weights = DeviceMatrix(layer_.shape.query_heads, capacity);
     return;
@@ -106,6 +127,31 @@ void Evictions<T>::evict(LayerCache<T>& cache, int64_t newest, Queue& queue) {
                               stages_->weights.data(), stages_->options.epsilon, stages_->options.gqa};
   evict_critical(rules, cache.slots(), scores, stages, layer_.shape.query_heads, newest, evicted_.data(),
                  queue.status(), queue.stream());
+}
+
+template <Storage T>
+void Evictions<T>::revalue(const PositionLists& changed, int64_t most, LayerCache<T>& cache, Queue& queue) {
+  if (!changes_ && !stages_) return;
+  const LayerShape& shape = layer_.shape;
+  if (revalued_.rows() != most) {
+    revalued_ = StoredTensor<T>(shape.kv_heads, most, shape.head_dim);
+    numbers_ = DeviceMatrix(shape.query_heads, most);
+  }
+  const auto scatter = [&](DeviceMatrix& to) {
+    scatter_numbers({numbers_.data(), shape.query_heads, most}, shape.kv_heads, changed.positions,
+                    changed.stride, changed.count, {to.data(), to.rows(), to.cols()}, queue.stream());
+  };
+  compact<T>(cache.values(), changed.positions, changed.stride, changed.count, revalued_.view(),
+             queue.stream());
+  if (changes_) {
+    squared_norms<T>(revalued_.view(), changes_->gram, shape.query_heads, numbers_.data(), queue.stream());
+    scatter(changes_->lengths);
+  }
+  if (stages_) {
+    projected_value_norms<T>(revalued_.view(), layer_.output_projection, stages_->options.norm,
+                             numbers_.data(), queue.stream());
+    scatter(stages_->norms);
+  }
 }
 
 template <Storage T>

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <kvbound/cuda/support/stored_tensor.hpp>
@@ -13,8 +14,6 @@
 #include "head_eviction.hpp"
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
-#include "prompt_selection.hpp"
-#include "ranking.hpp"
 #include "scored_queries.hpp"
 
 namespace kvbound::cuda {
@@ -33,10 +32,12 @@ struct ScoredStep {
 template <Storage T>
 class Evictions {
  public:
-  /// ranking  of the prompt: running scores begin with the kept entries' scores; null for hosts that rank no entries
-  /// kept     the entries that fill the cache
-  Evictions(const Policy& policy, const Ranking* ranking, KeptEntries& kept, LayerScores<T>& known,
-            Queue& queue);
+  /// budgets      [kv_heads]
+  /// cache        just filled; values that merged are no longer the layer's
+  /// head_scores  [query_heads, m], with which the kept entries' running scores begin; null: with 0. Not read for hosts
+  ///              that rank no entries
+  Evictions(const Policy& policy, std::span<const int64_t> budgets, const DeviceMatrix* head_scores,
+            LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
 
   /// Queues the update of the running scores.
   ///
@@ -46,6 +47,10 @@ class Evictions {
   ///
   /// newest  position of the step's entry
   void evict(LayerCache<T>& cache, int64_t newest, Queue& queue);
+  /// Queues what follows from the new values of merged entries; their running scores do not change.
+  ///
+  /// changed  their slots, `most` of them at most
+  void revalue(const PositionLists& changed, int64_t most, LayerCache<T>& cache, Queue& queue);
   /// Waits; the evicted positions [kv_heads], -1 for none. Throws NonFinite if a score is NaN.
   std::vector<int64_t> evicted(Queue& queue);
 
@@ -77,12 +82,14 @@ class Evictions {
     DeviceMatrix weights;    // [query_heads, capacity]: the step's attention weights, if it is adaptive
   };
 
-  void begin_stages(const TwoStage& options, KeptEntries& kept, LayerScores<T>& known, Queue& queue);
-  void keep(const DeviceMatrix& of_prompt, KeptEntries& kept, DeviceMatrix& of_cache, Queue& queue) const;
+  void begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
+  void begin_stages(const TwoStage& options, LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
+  void keep(const DeviceMatrix& of_prompt, LayerCache<T>& cache, DeviceMatrix& of_cache, Queue& queue) const;
   StepScores contributions(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                            Queue& queue);
 
   DeviceLayer<T> layer_;
+  bool merges_;
   HostRules rules_;
   ScoreRules score_;
   Buffer<int64_t> budgets_;         // [kv_heads]
@@ -90,6 +97,8 @@ class Evictions {
   DeviceMatrix running_, reduced_;  // [query_heads, capacity], [kv_heads, capacity]
   std::optional<Changes> changes_;  // for scores that measure a change
   std::optional<Stages> stages_;    // for selections whose stages also decide evictions
+  StoredTensor<T> revalued_;        // [kv_heads, most, head_dim]: merged entries' values
+  DeviceMatrix numbers_;            // [query_heads, most]: what follows from them
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -12,8 +12,19 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
+namespace {
+
+DeviceMatrix ones(int64_t rows, int64_t cols, Stream stream) {
+  DeviceMatrix matrix(rows, cols);
+  matrix.upload(std::vector<float>(rows * cols, 1), stream);
+  return matrix;
+}
+
+}  // namespace
+
 template <Storage T>
-void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, Queue& queue) {
+void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes,
+                         Queue& queue) {
   const LayerShape& shape = layer.shape;
   const int64_t capacity = kept.positions.stride();
   kv_heads_ = shape.kv_heads;
@@ -24,6 +35,9 @@ void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool gr
   const std::vector<int64_t> none(shape.kv_heads, -1);
   free_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
   newest_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
+  votes_ = votes ? ones(shape.kv_heads, capacity, queue.stream()) : DeviceMatrix();
+  log_votes_ = DeviceMatrix(votes ? shape.kv_heads : 0, capacity);
+  log_votes_.clear(queue.stream());
   queue.run("compaction", [&] {
     compact<T>(layer.keys, kept.positions.data(), capacity, kept.counts.data(), keys_.view(), queue.stream());
     compact<T>(layer.values, kept.positions.data(), capacity, kept.counts.data(), values_.view(),
@@ -53,6 +67,14 @@ void LayerCache<T>::grow(Queue& queue) {
     *tensor = StoredTensor<T>(kv_heads_, 2 * most_entries_, old.view().cols);
     compact<T>(old.view(), rows.data(), rows.stride(), entries_.data(), tensor->view(), queue.stream());
     synchronise(queue.stream());  // the old rows are released
+  }
+  for (DeviceMatrix* matrix : {&votes_, &log_votes_}) {
+    if (matrix->rows() == 0) continue;
+    const DeviceMatrix old = std::move(*matrix);
+    *matrix = DeviceMatrix(kv_heads_, capacity());
+    compact_numbers({old.data(), kv_heads_, old.cols()}, kv_heads_, rows.data(), rows.stride(),
+                    entries_.data(), {matrix->data(), kv_heads_, capacity()}, queue.stream());
+    synchronise(queue.stream());  // the old numbers are released
   }
 }
 

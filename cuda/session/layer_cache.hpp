@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/session.hpp>
@@ -26,7 +27,8 @@ class LayerCache {
   ///
   /// kept     its list of positions is taken over: it has the capacity of the cache
   /// growing  whether the cache grows when it is full; positions are then not recorded
-  void fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, Queue& queue);
+  /// votes    whether entries may come to stand for several
+  void fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes, Queue& queue);
 
   /// Appends a decode step's entries.
   ///
@@ -34,11 +36,20 @@ class LayerCache {
   /// position      of the entries
   void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, int64_t position, Queue& queue);
 
-  CacheView<T> view() const { return {keys_.view(), values_.view(), entries_.data(), nullptr}; }
+  CacheView<T> view() const { return {keys_.view(), values_.view(), entries_.data(), log_votes_.data()}; }
   CacheSlots slots() {
-    return {kv_heads_,    keys_.rows(),   entries_.data(),
-            free_.data(), newest_.data(), growing_ ? nullptr : positions_.data()};
+    return {kv_heads_,     keys_.rows(),     entries_.data(),
+            free_.data(),  newest_.data(),   growing_ ? nullptr : positions_.data(),
+            votes_.data(), log_votes_.data()};
   }
+  DeviceTensor<T> keys() { return keys_.view(); }
+  DeviceTensor<T> values() { return values_.view(); }
+  const StoredTensor<T>& stored_keys() const { return keys_; }
+  const StoredTensor<T>& stored_values() const { return values_; }
+  /// [kv_heads, capacity]; empty if all entries stand for one.
+  const DeviceMatrix& votes() const { return votes_; }
+  /// The positions with which the cache was filled, until an entry is appended.
+  PositionLists filled() { return {positions_.data(), entries_.data(), keys_.rows()}; }
   int64_t capacity() const { return keys_.rows(); }
 
  private:
@@ -52,6 +63,7 @@ class LayerCache {
   StoredTensor<T> keys_, values_;            // [kv_heads, capacity, head_dim]
   Buffer<int64_t> entries_, free_, newest_;  // [kv_heads]
   Buffer<int64_t> positions_;                // [kv_heads, capacity]
+  DeviceMatrix votes_, log_votes_;           // [kv_heads, capacity], or empty
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -116,6 +116,22 @@ const DeviceMatrix& LayerScores<T>::changes(int64_t window, Change change, Space
   });
 }
 
+template <Storage T>
+AveragedScores& LayerScores<T>::averages(const PredictedScores& options) {
+  const auto [entry, is_new] = averages_.try_emplace({options.ema, options.scores});
+  if (!is_new) return entry->second;
+  const LayerShape& shape = layer_.shape;
+  const int64_t window = layer_.queries.rows, tokens = layer_.prompt_tokens();
+  entry->second = AveragedScores(shape, tokens);
+  const DeviceMatrix& log_sums = log_sum_exp(window);
+  const int64_t bytes = prompt_averages_workspace(shape.query_heads, shape.kv_heads, window, tokens);
+  queue_.run("score_ema", [&] {
+    prompt_averages<T>(options, layer_.window(window), log_sums.data(), entry->second.view(),
+                       queue_.workspace(bytes), queue_.stream());
+  });
+  return entry->second;
+}
+
 template class UploadedLayer<float>;
 template class UploadedLayer<Float16>;
 template class UploadedLayer<Bfloat16>;

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/merging/score_ema.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
@@ -18,6 +21,29 @@
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
+
+/// Moving averages of scores that own their memory.
+class AveragedScores {
+ public:
+  AveragedScores() = default;
+  AveragedScores(const LayerShape& shape, int64_t capacity)
+      : exponents(shape.query_heads, capacity),
+        mantissas(shape.query_heads, capacity),
+        weights(shape.kv_heads, capacity) {}
+
+  /// Averages that no query has contributed to.
+  void begin(Stream stream) {
+    const std::vector<float> nothing(exponents.rows() * exponents.cols(),
+                                     -std::numeric_limits<float>::infinity());
+    exponents.upload(nothing, stream);
+    mantissas.clear(stream);
+    weights.clear(stream);
+  }
+  ScoreAverages view() { return {exponents.data(), mantissas.data(), weights.data(), weights.cols()}; }
+
+  DeviceMatrix exponents, mantissas;  ///< [query_heads, capacity]
+  DeviceMatrix weights;               ///< [kv_heads, capacity]
+};
 
 /// LayerView in device memory.
 template <Storage T>
@@ -35,6 +61,15 @@ struct DeviceLayer {
     last.data += (queries.rows - size) * queries.row_stride;
     last.rows = size;
     return {last, keys, scale};
+  }
+  /// The last query of every head, [1, query_heads, head_dim].
+  DeviceTensor<const T> last_queries() const {
+    return {queries.data + (queries.rows - 1) * queries.row_stride,
+            1,
+            queries.slices,
+            queries.cols,
+            queries.slice_stride,
+            queries.slices * queries.slice_stride};
   }
 };
 
@@ -73,6 +108,8 @@ class LayerScores {
   const DeviceMatrix& norms(Norm norm);
   /// squared_norms: [query_heads, n]
   const DeviceMatrix& value_lengths(Space space);
+  /// prompt_averages, over all recorded queries
+  AveragedScores& averages(const PredictedScores& options);
   /// gram_matrices: [query_heads, head_dim, head_dim]; null for the head's space
   const float* gram(Space space);
 
@@ -84,6 +121,7 @@ class LayerScores {
   std::map<std::tuple<int64_t, Change, Space>, DeviceMatrix> changes_;     // by window
   std::map<Norm, DeviceMatrix> norms_;
   std::map<Space, DeviceMatrix> value_lengths_;
+  std::map<std::pair<double, ScoreKind>, AveragedScores> averages_;
   DeviceMatrix gram_;  // [query_heads * head_dim, head_dim]
 };
 

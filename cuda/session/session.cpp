@@ -11,12 +11,15 @@
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 
 #include "evictions.hpp"
 #include "head_budgets.hpp"
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
+#include "merges.hpp"
+#include "prompt_merging.hpp"
 #include "prompt_selection.hpp"
 #include "ranking.hpp"
 #include "scored_queries.hpp"
@@ -69,10 +72,13 @@ class DeviceSession final : public Session {
     } else {
       record = keep_newest(layer.prompt_tokens(), rules_.sinks, kept, queue_.stream());
     }
+    record.merges = fill(layer_->view(), &*known_, kept, record.kept);
     evictions_.reset();
-    if (rules_.evicts) evictions_.emplace(policy, ranking ? &*ranking : nullptr, kept, *known_, queue_);
-    query_.emplace(shape_, rules_.evicts ? kept.positions.stride() : 0);
-    cache_.fill(layer_->view(), kept, !rules_.evicts, queue_);
+    if (rules_.evicts) {
+      evictions_.emplace(policy, kept.budgets, ranking ? &ranking->head_scores : nullptr, cache_, *known_,
+                         queue_);
+    }
+    query_.emplace(shape_, rules_.evicts ? cache_.capacity() : 0);
     synchronise(queue_.stream());  // the ranking is released
     return record;
   }
@@ -80,24 +86,37 @@ class DeviceSession final : public Session {
   StepRecord step(const StepView& view) override {
     require_consistent(view, shape_);
     step_->upload(view, queue_.stream());
-    const DeviceTensor<const T> values = std::as_const(step_->values).view();
-    cache_.append(std::as_const(step_->keys).view(), values, next_position_, queue_);
+    const ScoredStep<T> inputs{std::as_const(step_->queries).view(), std::as_const(step_->values).view()};
+    const DeviceTensor<const T> keys = std::as_const(step_->keys).view();
+    const bool merges = merges_ && evictions_;
+    cache_.append(keys, inputs.values, next_position_, queue_);
+    if (merges) merges_->enter(keys, cache_, queue_);
     queue_.run("attention", [&] {
-      query_->attend(std::as_const(step_->queries).view(), cache_.view(), layer_->view().scale, queue_);
-      if (evictions_) {
-        evictions_->score({std::as_const(step_->queries).view(), values}, cache_, *query_, queue_);
-      }
+      query_->attend(inputs.queries, cache_.view(), layer_->view().scale, queue_);
+      if (evictions_) evictions_->score(inputs, cache_, *query_, queue_);
+      if (merges) merges_->observe(*query_, cache_, next_position_ + 1, queue_);
     });
     if (evictions_) queue_.run("eviction", [&] { evictions_->evict(cache_, next_position_, queue_); });
+    if (merges) {
+      merges_->merge(inputs.queries, cache_, queue_);
+      evictions_->revalue(merges_->changed(), merges_->most_changed(), cache_, queue_);
+    }
     ++next_position_;
     StepRecord record{query_->outputs.download("output", queue_.stream())};
     if (evictions_) record.evicted = evictions_->evicted(queue_);
+    if (merges) {
+      typename Merges<T>::Records merged = merges_->records(record.evicted, queue_);
+      record.merged_into = std::move(merged.merged_into);
+      record.merges = std::move(merged.merges);
+    }
     return record;
   }
 
  private:
   void begin(const LayerView& layer, const Policy& policy) {
     shape_ = layer.shape;
+    merge_rules_ = kvbound::rules_of(policy.merge);
+    merge_ = policy.merge;
     rules_ = kvbound::rules_of(policy.host, layer.prompt_tokens(), 0);
     next_position_ = layer.prompt_tokens();
     if (layer_) {
@@ -110,9 +129,25 @@ class DeviceSession final : public Session {
     step_.emplace(shape_);
   }
 
+  // Fills the cache with the kept entries and, if the policy merges, merges the others into them.
+  //
+  // known  the prompt's scores; null at a rebuild
+  std::vector<HeadMerge> fill(const DeviceLayer<T>& layer, LayerScores<T>* known, KeptEntries& kept,
+                              const std::vector<std::vector<int64_t>>& positions) {
+    cache_.fill(layer, kept, !rules_.evicts, merge_rules_.votes, queue_);
+    merges_.reset();
+    if (!merge_rules_.merges) return {};
+    PromptTargets targets(positions, layer.prompt_tokens(), cache_.capacity());
+    form_targets(layer, *merge_rules_.target, cache_, queue_, targets);
+    merges_.emplace(merge_, layer, rules_.evicts);
+    return merges_->compress(layer, known, positions, targets, cache_, queue_);
+  }
+
   Queue queue_;
   LayerShape shape_;
   HostRules rules_;
+  Merge merge_;
+  MergeRules merge_rules_;
   int64_t next_position_ = 0;
   std::optional<UploadedLayer<T>> layer_;
   std::optional<LayerScores<T>> known_;
@@ -120,6 +155,7 @@ class DeviceSession final : public Session {
   std::optional<StepInputs<T>> step_;
   std::optional<ScoredQuery<T>> query_;    // the step's
   std::optional<Evictions<T>> evictions_;  // for hosts that evict
+  std::optional<Merges<T>> merges_;        // for policies that merge
 };
 
 [[noreturn]] void refuse(Dtype storage) {

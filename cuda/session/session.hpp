@@ -37,11 +37,14 @@ struct DeviceLimits {
   const char* operator()(const Pyramid&) const { return nullptr; }
 
   const char* operator()(const NoMerge&) const { return nullptr; }
-  const char* operator()(const KeepKv&) const { return kMerges; }
-  const char* operator()(const ConvexMerge&) const { return kMerges; }
-  const char* operator()(const D2o&) const { return kMerges; }
+  const char* operator()(const KeepKv& merge) const {
+    if (merge.order == MergeOrder::merge_first) return kMerges;
+    return merge.period ? kMerges : nullptr;
+  }
+  const char* operator()(const ConvexMerge&) const { return nullptr; }
+  const char* operator()(const D2o&) const { return nullptr; }
   const char* operator()(const Cam&) const { return kMerges; }
-  const char* operator()(const KvMerger&) const { return kMerges; }
+  const char* operator()(const KvMerger&) const { return nullptr; }
 
   static constexpr const char* kMerges = "merging runs on the reference only";
 };

@@ -29,6 +29,11 @@ T stored(double number) {
   }
 }
 
+/// A stored number, exactly.
+inline double unstored(float number) { return number; }
+inline double unstored(Float16 number) { return from_float16(number.bits); }
+inline double unstored(Bfloat16 number) { return from_bfloat16(number.bits); }
+
 inline namespace KVBOUND_CUDA_BUILD {
 
 /// A [slices, rows, cols] array in device memory, its rows padded with zeros.
@@ -62,6 +67,23 @@ class StoredTensor {
     numbers_.upload(slice, stream, 0);
   }
 
+  /// The first counts[s] rows of every slice s.
+  std::vector<Matrix> download(std::span<const int64_t> counts, Stream stream) const {
+    std::vector<Matrix> slices;
+    std::vector<T> row_numbers;
+    for (int64_t s = 0; s < slices_; ++s) {
+      row_numbers.resize(counts[s] * padded<T>(cols_));
+      numbers_.download(row_numbers, stream, s * slice_stride());
+      Matrix& slice = slices.emplace_back(counts[s], cols_);
+      for (int64_t r = 0; r < counts[s]; ++r) {
+        std::transform(row_numbers.begin() + r * padded<T>(cols_),
+                       row_numbers.begin() + r * padded<T>(cols_) + cols_, slice.row(r).begin(),
+                       [](T number) { return unstored(number); });
+      }
+    }
+    return slices;
+  }
+
   int64_t rows() const { return rows_; }
   bool empty() const { return numbers_.size() == 0; }
   DeviceTensor<T> view() {
@@ -91,6 +113,12 @@ class DeviceMatrix {
   float* data() { return numbers_.data(); }
   const float* data() const { return numbers_.data(); }
 
+  void clear(Stream stream) { numbers_.clear(stream); }
+  /// Copies numbers to the first places, row by row.
+  void upload(std::span<const float> numbers, Stream stream) { numbers_.upload(numbers, stream); }
+
+  /// Copies from the first places until `numbers` is full.
+  void read(std::span<float> numbers, Stream stream) const { numbers_.download(numbers, stream); }
   /// Throws NonFinite, naming `what`, if single precision could not hold a result.
   Matrix download(const char* what, Stream stream) const {
     std::vector<float> singles(numbers_.size());

@@ -49,6 +49,8 @@ struct CacheSlots {
   int64_t* free = nullptr;       ///< [kv_heads]: the slot whose entry was evicted last; -1: none
   int64_t* newest = nullptr;     ///< [kv_heads]: the slot of the entry that was appended last
   int64_t* positions = nullptr;  ///< [kv_heads, capacity]; null: not recorded
+  /// [kv_heads, capacity]: of merged entries how many they stand for, and the natural log of that; null: all stand for one
+  float *votes = nullptr, *log_votes = nullptr;
 };
 
 }  // namespace kvbound::cuda

@@ -1,0 +1,120 @@
+#include "cluster_merging.hpp"
+
+#include <cassert>
+#include <variant>
+
+#include <kvbound/cuda/merging/merge_baselines.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+template <Storage T>
+ClusterMerging<T>::ClusterMerging(const Merge& merge, const LayerShape& shape, int64_t capacity,
+                                  int64_t stride)
+    : merge_(merge), shape_(shape), capacity_(capacity), stride_(stride) {
+  const MergeRules rules = kvbound::rules_of(merge);
+  rows_ = rules.gqa ? merging_rows(*rules.gqa, shape.group_size()) : 1;
+  is_zip_ = rules.key == MergedKey::zip;
+  const int64_t rows = shape.kv_heads * rows_;
+  kept_weights_ = DeviceMatrix(rows, capacity);
+  member_weights_ = DeviceMatrix(rows, stride);
+  if (!rules.prediction) return;
+  divergences_ = DeviceMatrix(rows, capacity);
+  shares_ = DeviceMatrix(rows, capacity);
+  log_scores_ = DeviceMatrix(shape.query_heads, capacity);
+  denominators_ = DeviceMatrix(1, shape.query_heads);
+  queries_ = DeviceMatrix(rows, shape.head_dim);
+  combinations_ = DeviceMatrix(rows, rows_);
+  directions_ = DeviceMatrix(rows, shape.head_dim);
+  if (!is_zip_) return;
+  zip_scales_ = DeviceMatrix(shape.kv_heads, capacity);
+  zip_outcomes_ = Buffer<uint8_t>(shape.kv_heads * capacity);
+}
+
+template <Storage T>
+void ClusterMerging<T>::merge(const MergeInput<T>& input, LayerCache<T>& cache, Queue& queue) {
+  struct Method {
+    ClusterMerging& self;
+    const MergeInput<T>& given;
+    LayerCache<T>& into;
+    Queue& on;
+
+    void operator()(const KeepKv& options) const {
+      self.by_scores({options.key, options.gqa, options.rank}, given, into, on);
+    }
+    void operator()(const ConvexMerge& options) const {
+      self.by_scores({MergedKey::convex, options.gqa, 0}, given, into, on);
+    }
+    void operator()(const D2o&) const { self.by_keys(false, given, into, on); }
+    void operator()(const KvMerger&) const { self.by_keys(true, given, into, on); }
+    // These form no clusters.
+    void operator()(const NoMerge&) const { assert(false); }
+    void operator()(const Cam&) const { assert(false); }
+  };
+  queue.run("merging", [&] { std::visit(Method{*this, input, cache, queue}, merge_); });
+}
+
+template <Storage T>
+void ClusterMerging<T>::by_scores(const reference::KeyRule& rule, const MergeInput<T>& input,
+                                  LayerCache<T>& cache, Queue& queue) {
+  const CacheSlots slots = cache.slots();
+  const MergeQueries queries{queries_.data(), combinations_.data(), directions_.data()};
+  const MergedNumbers numbers{divergences_.data(), shares_.data(), zip_scales_.data(), zip_outcomes_.data(),
+                              log_scores_.data()};
+  if (rows_ > 1) {
+    log_denominators(input.scored, shape_.query_heads, shape_.kv_heads, input.count, denominators_.data(),
+                     queue.stream());
+  }
+  cluster_weights(rule, input.scored, shape_.query_heads, shape_.kv_heads, denominators_.data(), input.merged,
+                  weights(), numbers, {slots.votes, slots.log_votes, slots.capacity}, queue.status(),
+                  queue.stream());
+  if (rule.key == MergedKey::convex) {
+    put_means(input, input.keys, nullptr, cache.keys(), queue);
+  } else {
+    const int64_t inverse = merge_queries_workspace(shape_.kv_heads, rows_, shape_.head_dim);
+    merge_queries<T>(rule, input.queries, shape_.kv_heads, input.scale, queries, queue.workspace(inverse),
+                     queue.stream());
+    const int64_t sums = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
+    merged_keys<T>(rule, input.keys, queries, input.merged, weights(), numbers, cache.keys(), queue.status(),
+                   queue.workspace(sums), queue.stream());
+  }
+  put_means(input, input.values, shares_.data(), cache.values(), queue);
+}
+
+template <Storage T>
+void ClusterMerging<T>::by_keys(bool gaussian, const MergeInput<T>& input, LayerCache<T>& cache,
+                                Queue& queue) {
+  if (gaussian) {
+    gaussian_weights<T>(input.keys, input.merged, weights(),
+                        queue.workspace(gaussian_weights_workspace(shape_.kv_heads, stride_)),
+                        queue.stream());
+  } else {
+    similarity_weights<T>(input.keys, input.merged, weights(), queue.stream());
+  }
+  put_means(input, input.keys, nullptr, cache.keys(), queue);
+  put_means(input, input.values, nullptr, cache.values(), queue);
+}
+
+// Replaces the kept entries' rows by their clusters' means.
+template <Storage T>
+void ClusterMerging<T>::put_means(const MergeInput<T>& input, DeviceTensor<const T> entries,
+                                  const float* shares, DeviceTensor<T> rows, Queue& queue) {
+  const int64_t bytes = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
+  weighted_means<T>(entries, input.merged, weights(), shares, rows, queue.status(), queue.workspace(bytes),
+                    queue.stream());
+}
+
+template <Storage T>
+std::vector<uint8_t> ClusterMerging<T>::zip_outcomes(Stream stream) const {
+  std::vector<uint8_t> outcomes(zip_outcomes_.size());
+  zip_outcomes_.download(outcomes, stream);
+  return outcomes;
+}
+
+template class ClusterMerging<float>;
+template class ClusterMerging<Float16>;
+template class ClusterMerging<Bfloat16>;
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
