@@ -189,6 +189,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
   add_key_errors(queries, cache.keys, scale, logit_share(queries.cols, arithmetic), arithmetic, coefficients);
   result.logits = coefficients;
+  result.weights = Matrix(queries.rows, tokens);
   const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
   const OutputRounding rounding{sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic),
                                 gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
@@ -208,8 +209,11 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
     for (size_t j = 0; j < row.size(); ++j) {
       const double weight = weight_of(row[j], softmax);
       const double share = softmax_share(weight, errors[j], softmax);
+      const double by_log_sum = weight_error(weight, growth(errors[j] + result.log_sum_exp[i]), arithmetic);
       errors[j] =
           weight_error(weight, share + (1 + share) * growth(rounding.sum + rounding.terms), arithmetic);
+      // Both weights are in 0..1.
+      result.weights(i, static_cast<int64_t>(j)) = std::max(errors[j], std::min(by_log_sum, 1.0));
     }
   }
   multiply(coefficients, absolute(values), result.output.view());
@@ -231,7 +235,6 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
     }
   }
   add_value_errors(logits, coefficients, widest, cache.values, result.output);
-  result.weights = std::move(coefficients);
   return result;
 }
 

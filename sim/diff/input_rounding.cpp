@@ -13,13 +13,13 @@ double stored(double number, Dtype storage) {
   return storage == Dtype::f32 ? static_cast<double>(static_cast<float>(number)) : number;
 }
 
-InputRounding rounding_of(Dtype storage) {
+}  // namespace
+
+InputRounding storage_rounding(Dtype storage) {
   if (storage == Dtype::f64) return {};
   const RealFormat format = *real_format(storage);
   return {format.unit_roundoff(), format.smallest_subnormal() / 2};
 }
-
-}  // namespace
 
 InputRounding input_rounding(const traces::Layer& layer, Dtype storage) {
   const auto fits = [&](VectorView numbers) {
@@ -27,7 +27,7 @@ InputRounding input_rounding(const traces::Layer& layer, Dtype storage) {
   };
   const bool all_fit = fits(layer.keys.numbers()) && fits(layer.values.numbers()) &&
                        fits(layer.queries.numbers()) && fits(layer.output_projection.numbers());
-  return all_fit ? InputRounding{} : rounding_of(storage);
+  return all_fit ? InputRounding{} : storage_rounding(storage);
 }
 
 }  // namespace kvbound::sim

@@ -12,6 +12,9 @@ struct InputRounding {
   double floor = 0;     ///< absolute, for numbers below the type's normal range
 };
 
+/// Bounds for numbers that do not fit the type.
+InputRounding storage_rounding(Dtype storage);
+
 /// Bounds for one layer's keys, values, queries and W^O.
 InputRounding input_rounding(const traces::Layer& layer, Dtype storage);
 

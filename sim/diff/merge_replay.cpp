@@ -30,7 +30,7 @@ MergeReplay::MergeReplay(const MergedLayer& part, int64_t kv_head, const Positio
       rules_(rules_of(policy_.host, layer_.prompt_tokens, budget_)),
       merge_rules_(rules_of(policy_.merge)),
       stepper_(part.prompt, policy_, kv_head, budget_),
-      errors_(layer_, policy_, arithmetic_, kv_head) {
+      errors_(layer_, policy_, arithmetic_, part.implementation.storage, kv_head) {
   const reference::MergeTargets targets = prompt_targets(kept, explained);
   errors_.accumulate_prompt(part.prompt, part.log_sum_exp_errors);
   fill(part.prompt, targets, part.averages ? &(*part.averages)[g_] : nullptr);
@@ -122,7 +122,12 @@ void MergeReplay::derive_cluster_errors(const LayerView& view, const reference::
     members.log_scores = merged.log_scores;
     found[merged.into] = errors_.merged(all, members, positions);
   }
-  for (auto& [into, errors] : found) errors_.put(into, std::move(errors));
+  for (auto& [into, errors] : found) {
+    const int64_t entry = cache().find(into);
+    errors_.put(into, std::move(errors));
+    errors_.store_key(into, cache().keys.row(entry));
+    errors_.store_value(into, cache().values.row(entry));
+  }
 }
 
 // Derives the error bounds of CaM's values after the prompt. The cache holds the final sums already; add_on_the_way
@@ -150,6 +155,7 @@ void MergeReplay::derive_spread_errors(const Cam& cam, const LayerView& view) {
       errors_.add_on_the_way(into, value, sharing);
     }
   }
+  for (const int64_t into : stored) errors_.store_value(into, cache().values.row(cache().find(into)));
 }
 
 void MergeReplay::begin_evicting(const LayerView& view, MatrixView head_scores, MatrixView head_errors) {
@@ -269,6 +275,8 @@ void MergeReplay::merge(int64_t entry, int64_t into) {
   if (evicted.merge.clusters.empty()) return;
   members.log_scores = evicted.merge.clusters.front().log_scores;
   errors_.put(into, errors_.merged(before, members, positions));
+  errors_.store_key(into, evicted.merge.keys.row(0));
+  errors_.store_value(into, evicted.merge.values.row(0));
 }
 
 void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {
@@ -276,12 +284,15 @@ void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {
   const Positions entries = reference::following_entries(cache().positions, position, cam.neighbours);
   const VectorView value = cache().values.row(entry);
   const std::vector<double> off = errors_.stored_value(position, value);
+  Positions shared_by;
   for (const int64_t sharing : entries) {
-    const int64_t shared_by = cache().positions[sharing];
-    errors_.add_storage(shared_by, cache().values.row(sharing));
-    errors_.add_spread(shared_by, cache().values.row(sharing), value, off, std::ssize(entries));
+    shared_by.push_back(cache().positions[sharing]);
+    errors_.add_storage(shared_by.back(), cache().values.row(sharing));
+    errors_.add_spread(shared_by.back(), cache().values.row(sharing), value, off, std::ssize(entries));
   }
   stepper_.evict(entry, queries_, into);
+  for (const int64_t changed : shared_by)
+    errors_.store_value(changed, cache().values.row(cache().find(changed)));
 }
 
 }  // namespace kvbound::sim

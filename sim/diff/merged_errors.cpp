@@ -32,6 +32,12 @@ std::vector<double> stored(VectorView numbers, std::vector<double> errors, const
   return errors;
 }
 
+void add_rounding(const InputRounding& rounding, VectorView numbers, std::vector<double>& errors) {
+  for (size_t c = 0; c < errors.size(); ++c) {
+    errors[c] += rounding.relative * (std::abs(numbers[c]) + errors[c]) + rounding.floor;
+  }
+}
+
 }  // namespace
 
 // ln D_h, the log-sum-exp over the cache, per query head, and its error bounds.
@@ -40,13 +46,14 @@ struct MergedErrors::Denominators {
 };
 
 MergedErrors::MergedErrors(const traces::Layer& layer, const Policy& policy, const Arithmetic& arithmetic,
-                           int64_t kv_head)
+                           Dtype storage, int64_t kv_head)
     : layer_(layer),
       policy_(policy),
       arithmetic_(arithmetic),
       g_(kv_head),
       group_size_(layer.shape.group_size()),
       prediction_(rules_of(policy.merge).prediction),
+      storage_(arithmetic.input > 0 ? InputRounding{} : storage_rounding(storage)),
       log_scores_(group_size_, layer.keys.view().rows) {}
 
 EntryErrors MergedErrors::entry(int64_t position) const {
@@ -204,6 +211,18 @@ void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {
     log_scores_(h, position) = errors.log_scores[h];
   }
   entries_[position] = {std::move(errors.key), std::move(errors.value)};
+}
+
+void MergedErrors::store_key(int64_t position, VectorView key) {
+  EntryErrors errors = entry(position);
+  add_rounding(storage_, key, errors.key);
+  entries_[position] = std::move(errors);
+}
+
+void MergedErrors::store_value(int64_t position, VectorView value) {
+  EntryErrors errors = entry(position);
+  add_rounding(storage_, value, errors.value);
+  entries_[position] = std::move(errors);
 }
 
 void MergedErrors::add_storage(int64_t position, VectorView value) {

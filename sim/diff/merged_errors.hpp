@@ -12,9 +12,12 @@
 #include <kvbound/reference/eviction/head_cache.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "input_rounding.hpp"
+
 namespace kvbound::sim {
 
-/// Error bounds of one entry due to merging, without the rounding of its storage.
+/// Error bounds of one entry due to merging. Storage counts only where the layer's own numbers fit the storage type, which
+/// merged ones do not; elsewhere the arithmetic's `input` covers it for all entries.
 struct EntryErrors {
   std::vector<double> key;    ///< [head_dim]
   std::vector<double> value;  ///< [head_dim]
@@ -37,12 +40,15 @@ struct MergingCache {
 };
 
 /// Bounds on the errors of entries and of the logarithms of their predicted scores, by position, kept up to date as the
-/// cache evolves. Entries that never merged carry the rounding of their storage only.
+/// cache evolves. Entries that never merged carry the rounding of their storage only. Merged numbers are computed in the
+/// arithmetic's precision and rounded once to the storage type.
 class MergedErrors {
  public:
   /// All arguments must outlive the object.
+  ///
+  /// storage  type of the cache
   MergedErrors(const traces::Layer& layer, const Policy& policy, const reference::Arithmetic& arithmetic,
-               int64_t kv_head);
+               Dtype storage, int64_t kv_head);
 
   EntryErrors entry(int64_t position) const;
   CacheRowErrors of(const reference::HeadCache& cache) const;
@@ -72,6 +78,9 @@ class MergedErrors {
   reference::MergedEntryErrors merged(const MergingCache& cache, const reference::ClusterMembers& members,
                                       const std::vector<int64_t>& positions) const;
   void put(int64_t position, reference::MergedEntryErrors errors);
+  /// Adds the rounding of a merged entry's key or value to the storage type, [head_dim].
+  void store_key(int64_t position, VectorView key);
+  void store_value(int64_t position, VectorView value);
   /// Adds the rounding of an entry's stored value, before CaM adds to that value.
   void add_storage(int64_t position, VectorView value);
   /// Adds the error of CaM's adding a share of an evicted value to an entry's value: the evicted value's own error, and
@@ -100,6 +109,7 @@ class MergedErrors {
   const reference::Arithmetic& arithmetic_;
   const int64_t g_, group_size_;
   const std::optional<PredictedScores> prediction_;
+  const InputRounding storage_;  // of merged numbers; 0 where the arithmetic's `input` covers it
   std::map<int64_t, EntryErrors> entries_;
   Matrix log_scores_;  // [group_size, n + T]
 };
