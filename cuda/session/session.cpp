@@ -15,6 +15,7 @@
 #include <kvbound/reference/core/session_check.hpp>
 
 #include "evictions.hpp"
+#include "full_cache.hpp"
 #include "head_budgets.hpp"
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
@@ -72,10 +73,12 @@ class DeviceSession final : public Session {
     } else {
       record = keep_newest(layer.prompt_tokens(), rules_.sinks, kept, queue_.stream());
     }
+    budgets_ = kept.budgets;
     record.merges = fill(layer_->view(), &*known_, kept, record.kept);
+    if (merge_rules_.period) full_cache_.emplace(layer_->view(), queue_);
     evictions_.reset();
     if (rules_.evicts) {
-      evictions_.emplace(policy, kept.budgets, ranking ? &ranking->head_scores : nullptr, cache_, *known_,
+      evictions_.emplace(policy, budgets_, ranking ? &ranking->head_scores : nullptr, cache_, *known_,
                          queue_);
     }
     query_.emplace(shape_, rules_.evicts ? cache_.capacity() : 0);
@@ -88,9 +91,13 @@ class DeviceSession final : public Session {
     step_->upload(view, queue_.stream());
     const ScoredStep<T> inputs{std::as_const(step_->queries).view(), std::as_const(step_->values).view()};
     const DeviceTensor<const T> keys = std::as_const(step_->keys).view();
+    StepRecord record;
+    if (full_cache_) full_cache_->append(keys, inputs.values, next_position_, queue_);
+    record.rebuilt = merge_rules_.rebuilds_at(next_position_ - layer_->view().prompt_tokens());
+    if (record.rebuilt) rebuild(inputs.queries, record);
     const bool merges = merges_ && evictions_;
-    cache_.append(keys, inputs.values, next_position_, queue_);
-    if (merges) merges_->enter(keys, cache_, queue_);
+    if (!record.rebuilt) cache_.append(keys, inputs.values, next_position_, queue_);
+    if (merges && !record.rebuilt) merges_->enter(keys, cache_, queue_);
     queue_.run("attention", [&] {
       query_->attend(inputs.queries, cache_.view(), layer_->view().scale, queue_);
       if (evictions_) evictions_->score(inputs, cache_, *query_, queue_);
@@ -102,12 +109,12 @@ class DeviceSession final : public Session {
       evictions_->revalue(merges_->changed(), merges_->most_changed(), cache_, queue_);
     }
     ++next_position_;
-    StepRecord record{query_->outputs.download("output", queue_.stream())};
+    record.output = query_->outputs.download("output", queue_.stream());
     if (evictions_) record.evicted = evictions_->evicted(queue_);
     if (merges) {
       typename Merges<T>::Records merged = merges_->records(record.evicted, queue_);
       record.merged_into = std::move(merged.merged_into);
-      record.merges = std::move(merged.merges);
+      if (!record.rebuilt) record.merges = std::move(merged.merges);
     }
     return record;
   }
@@ -116,9 +123,10 @@ class DeviceSession final : public Session {
   void begin(const LayerView& layer, const Policy& policy) {
     shape_ = layer.shape;
     merge_rules_ = kvbound::rules_of(policy.merge);
-    merge_ = policy.merge;
+    policy_ = policy;
     rules_ = kvbound::rules_of(policy.host, layer.prompt_tokens(), 0);
     next_position_ = layer.prompt_tokens();
+    full_cache_.reset();
     if (layer_) {
       require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                     layer_->view().prompt_tokens());
@@ -127,6 +135,30 @@ class DeviceSession final : public Session {
     layer_.emplace(layer, queue_);
     known_.emplace(layer_->view(), queue_);
     step_.emplace(shape_);
+  }
+
+  // Fills the cache with the selection that the step's queries alone make among all entries so far, and merges the others
+  // into it. Running scores start at 0.
+  void rebuild(DeviceTensor<const T> queries, StepRecord& record) {
+    const DeviceLayer<T> layer = full_cache_->layer(queries);
+    HostRules host = kvbound::rules_of(policy_.host, layer.prompt_tokens(), 0);
+    host.window = 1;
+    std::vector<int64_t> budgets = budgets_;
+    if (!host.evicts) {  // entries appended since the prompt's end are kept
+      const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
+      host.recent += entered;
+      host.scored -= entered;
+      for (int64_t& budget : budgets) budget += entered;
+    }
+    LayerScores<T> known(layer, queue_);
+    const Ranking ranking = rank(policy_, host, known, queue_);
+    KeptEntries kept(budgets, LayerCache<T>::capacity_for(std::ranges::max(budgets), host.evicts),
+                     queue_.stream());
+    PromptRecord chosen = select_prompt(policy_, ranking, known, queue_, kept);
+    record.merges = fill(layer, nullptr, kept, chosen.kept);
+    record.stage_one = std::move(chosen.stage_one);
+    if (host.evicts) evictions_.emplace(policy_, budgets_, nullptr, cache_, *known_, queue_);
+    synchronise(queue_.stream());  // the scores are released
   }
 
   // Fills the cache with the kept entries and, if the policy merges, merges the others into them.
@@ -139,23 +171,25 @@ class DeviceSession final : public Session {
     if (!merge_rules_.merges) return {};
     PromptTargets targets(positions, layer.prompt_tokens(), cache_.capacity());
     form_targets(layer, *merge_rules_.target, cache_, queue_, targets);
-    merges_.emplace(merge_, layer, rules_.evicts);
+    merges_.emplace(policy_.merge, layer, rules_.evicts);
     return merges_->compress(layer, known, positions, targets, cache_, queue_);
   }
 
   Queue queue_;
   LayerShape shape_;
   HostRules rules_;
-  Merge merge_;
+  Policy policy_;
   MergeRules merge_rules_;
+  std::vector<int64_t> budgets_;  // [kv_heads], after allocation
   int64_t next_position_ = 0;
   std::optional<UploadedLayer<T>> layer_;
   std::optional<LayerScores<T>> known_;
   LayerCache<T> cache_;
   std::optional<StepInputs<T>> step_;
-  std::optional<ScoredQuery<T>> query_;    // the step's
-  std::optional<Evictions<T>> evictions_;  // for hosts that evict
-  std::optional<Merges<T>> merges_;        // for policies that merge
+  std::optional<ScoredQuery<T>> query_;     // the step's
+  std::optional<Evictions<T>> evictions_;   // for hosts that evict
+  std::optional<Merges<T>> merges_;         // for policies that merge
+  std::optional<FullCache<T>> full_cache_;  // for policies that rebuild
 };
 
 [[noreturn]] void refuse(Dtype storage) {

@@ -38,8 +38,7 @@ struct DeviceLimits {
 
   const char* operator()(const NoMerge&) const { return nullptr; }
   const char* operator()(const KeepKv& merge) const {
-    if (merge.order == MergeOrder::merge_first) return kMerges;
-    return merge.period ? kMerges : nullptr;
+    return merge.order == MergeOrder::merge_first ? kMerges : nullptr;
   }
   const char* operator()(const ConvexMerge&) const { return nullptr; }
   const char* operator()(const D2o&) const { return nullptr; }
