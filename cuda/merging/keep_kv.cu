@@ -198,7 +198,6 @@ __device__ uint8_t form_zip_scale(const Cluster& cluster, float divergence, floa
 __device__ uint8_t weigh(const Cluster& cluster, int64_t row, float all_votes) {
   const WeightArguments& p = cluster.p;
   const LogSum sum = cluster.log_sum([&](int64_t m) { return cluster.score(row, m); });
-  cluster.report(is_finite(sum.largest));
   const float first = cluster.score(row, 0);
   float middle = 0;
   cluster.each([&](int64_t m) {

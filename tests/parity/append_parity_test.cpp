@@ -44,15 +44,19 @@ struct Rows {
 // The numbers of CacheSlots in device memory.
 struct Slots {
   cuda::Buffer<int64_t> entries, free, newest, positions;
+  cuda::Buffer<float> votes, log_votes;
 
   Slots(const std::vector<int64_t>& counts, const std::vector<int64_t>& free_slots)
       : entries(std::span<const int64_t>(counts)),
         free(std::span<const int64_t>(free_slots)),
         newest(std::span<const int64_t>(std::vector<int64_t>(counts.size(), -7))),
-        positions(std::span<const int64_t>(std::vector<int64_t>(counts.size() * kCapacity, -9))) {}
+        positions(std::span<const int64_t>(std::vector<int64_t>(counts.size() * kCapacity, -9))),
+        votes(std::span<const float>(std::vector<float>(counts.size() * kCapacity, 3))),
+        log_votes(std::span<const float>(std::vector<float>(counts.size() * kCapacity, 5))) {}
 
   cuda::CacheSlots view() {
-    return {entries.size(), kCapacity, entries.data(), free.data(), newest.data(), positions.data()};
+    return {entries.size(), kCapacity,        entries.data(), free.data(),
+            newest.data(),  positions.data(), votes.data(),   log_votes.data()};
   }
 };
 
@@ -72,11 +76,14 @@ void expect_appended(int64_t head_dim, std::vector<int64_t> entries, std::vector
                   values.view(value_memory), slots.view(), kPosition, nullptr);
   cuda::synchronise(nullptr);
   std::vector<int64_t> newest(heads, -1), positions(heads * kCapacity, -9);
+  std::vector<float> votes(heads * kCapacity, 3), log_votes(heads * kCapacity, 5);
   for (int64_t g = 0; g < heads; ++g) {
     if (free[g] < 0 && entries[g] == kCapacity) continue;
     newest[g] = free[g] < 0 ? entries[g]++ : free[g];
     free[g] = -1;
     positions[g * kCapacity + newest[g]] = kPosition;
+    votes[g * kCapacity + newest[g]] = 1;
+    log_votes[g * kCapacity + newest[g]] = 0;
     std::copy_n(new_keys.row(g, 0), cuda::padded<T>(head_dim), keys.row(g, newest[g]));
     std::copy_n(new_values.row(g, 0), cuda::padded<T>(head_dim), values.row(g, newest[g]));
   }
@@ -86,6 +93,8 @@ void expect_appended(int64_t head_dim, std::vector<int64_t> entries, std::vector
   EXPECT_EQ(download(slots.free), free);
   EXPECT_EQ(download(slots.newest), newest);
   EXPECT_EQ(download(slots.positions), positions);
+  EXPECT_EQ(download(slots.votes), votes);
+  EXPECT_EQ(download(slots.log_votes), log_votes);
 }
 
 TYPED_TEST(AppendParity, WritesOneRowBehindEachHeadsLastAndLeavesAFullHeadAlone) {

@@ -127,9 +127,23 @@ void expect_numbers_moved(int64_t rows_per_head, int64_t tokens, const std::vect
                         device_count.data(), {compacted.data(), rows, capacity}, nullptr);
   cuda::synchronise(nullptr);
   EXPECT_TRUE(same_bits(cuda::download(compacted), expected));
+
+  // Back to where they were.
+  std::vector<float> scattered(rows * tokens, -2);
+  cuda::Buffer<float> to = cuda::upload(scattered);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < count[row / rows_per_head]; ++i) {
+      const int64_t place = row * tokens + kept[row / rows_per_head * kept_stride + i];
+      scattered[place] = numbers[place];
+    }
+  }
+  cuda::scatter_numbers({compacted.data(), rows, capacity}, heads, device_kept.data(), kept_stride,
+                        device_count.data(), {to.data(), rows, tokens}, nullptr);
+  cuda::synchronise(nullptr);
+  EXPECT_TRUE(same_bits(cuda::download(to), scattered));
 }
 
-TEST_F(CompactNumbersParity, MovesTheNumbersOfKeptEntriesAndNothingElse) {
+TEST_F(CompactNumbersParity, MovesTheNumbersOfKeptEntriesThereAndBackAndNothingElse) {
   for (const int64_t count : {0, 1, 31, 32, 33}) {
     for (const int64_t rows_per_head : {1, 4}) {
       for_each_schedule([&](const std::string& schedule) {
@@ -148,6 +162,10 @@ TEST_F(CompactNumbersParity, RefusesRowsThatDoNotFit) {
   };
   EXPECT_THROW(compact(4, 3, 2), ShapeMismatch);
   EXPECT_THROW(compact(4, 4, 3), ShapeMismatch);
+  EXPECT_THROW(cuda::scatter_numbers({nullptr, 4, 9}, 3, nullptr, 1, nullptr, {nullptr, 4, 9}, nullptr),
+               ShapeMismatch);
+  EXPECT_THROW(cuda::scatter_numbers({nullptr, 4, 9}, 2, nullptr, 1, nullptr, {nullptr, 2, 9}, nullptr),
+               ShapeMismatch);
 }
 
 TYPED_TEST(CompactionParity, RefusesShapesThatDoNotFit) {

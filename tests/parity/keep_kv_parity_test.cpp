@@ -405,34 +405,52 @@ TYPED_TEST(KeepKvParity, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(merge(keys, cache, {MergedKey::zip, MergeGqa::mean, 0}), ShapeMismatch);
 }
 
-class KeepKvOverflowParity : public DeviceTest {};
+class KeepKvOverflowParity : public DeviceTest {
+ protected:
+  struct Result {
+    int status;
+    std::vector<float> key;
+  };
+  // The key of two equal keys with scores far apart, and the status before and after.
+  template <cuda::Storage T>
+  static Result merged_key(double number, double query_number) {
+    const reference::KeyRule rule;
+    ClustersOf clusters({.tokens = 2, .kept = {1}});
+    Tensor keys(1, 2, 8), query(1, 1, 8);
+    std::ranges::fill(keys.numbers(), number);
+    query.data()[0] = query_number;
+    const Uploaded<T> device_keys(rounded<T>(keys)), device_query(rounded<T>(query));
+    const cuda::Buffer<float> scores = cuda::upload(std::vector<float>{-20, -1});
+    Output kept(3), members(2), divergences(3), shares(3), log_scores(3), scaled(8), combinations(1),
+        directions(8);
+    const cuda::MergeQueries prepared{scaled.data(), combinations.data(), directions.data()};
+    const cuda::ClusterWeights weights{1, kept.data(), members.data()};
+    const cuda::MergedNumbers numbers{divergences.data(), shares.data(), nullptr, nullptr, log_scores.data()};
+    cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
+    WorkingMemory inverse(cuda::merge_queries_workspace(1, 1, 8));
+    CacheRows<T> cache(1, 3, 8);
+    cuda::merge_queries<T>(rule, device_query.view(), 1, 1, prepared, inverse.view(), nullptr);
+    cuda::cluster_weights(rule, {scores.data(), nullptr, 2}, 1, 1, nullptr, clusters.view(), weights, numbers,
+                          {}, status.data(), nullptr);
+    EXPECT_EQ(cuda::download(status), std::vector<int>{0});
+    cuda::merged_keys<T>(rule, device_keys.view(), prepared, clusters.view(), weights, numbers, cache.view(),
+                         status.data(), {}, nullptr);
+    std::vector<float> key = cache.numbers();
+    key.resize(8);
+    return {cuda::download(status).front(), key};
+  }
+};
 
-// Of the storage types only binary16 has a range that a merge can leave.
-TEST_F(KeepKvOverflowParity, IsReportedForKeys) {
-  using T = cuda::Float16;
-  // Two keys near the largest number, and a query for which the correction is large.
-  const Case c{.clusters = {.tokens = 2, .kept = {1}}, .group_size = 1, .head_dim = 8};
-  ClustersOf clusters(c.clusters);
-  Tensor keys(1, 2, 8), query(1, 1, 8);
-  std::ranges::fill(keys.numbers(), -65504.0);
-  query.data()[0] = 1e-2;
-  const Uploaded<T> device_keys(rounded<T>(keys)), device_query(rounded<T>(query));
-  const cuda::Buffer<float> scores = cuda::upload(std::vector<float>{-20, -1});
-  Output kept(3), members(2), divergences(3), shares(3), log_scores(3), scaled(8), combinations(1),
-      directions(8);
-  const cuda::MergeQueries prepared{scaled.data(), combinations.data(), directions.data()};
-  const cuda::ClusterWeights weights{1, kept.data(), members.data()};
-  const cuda::MergedNumbers numbers{divergences.data(), shares.data(), nullptr, nullptr, log_scores.data()};
-  cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-  WorkingMemory inverse(cuda::merge_queries_workspace(1, 1, 8));
-  CacheRows<T> cache(1, 3, 8);
-  cuda::merge_queries<T>(c.rule, device_query.view(), 1, 1, prepared, inverse.view(), nullptr);
-  cuda::cluster_weights(c.rule, {scores.data(), nullptr, 2}, 1, 1, nullptr, clusters.view(), weights, numbers,
-                        {}, status.data(), nullptr);
-  EXPECT_EQ(cuda::download(status), std::vector<int>{0});
-  cuda::merged_keys<T>(c.rule, device_keys.view(), prepared, clusters.view(), weights, numbers, cache.view(),
-                       status.data(), {}, nullptr);
-  EXPECT_EQ(cuda::download(status), std::vector<int>{1});
+TEST_F(KeepKvOverflowParity, IsReportedForKeysBeyondTheStorageType) {
+  EXPECT_EQ(merged_key<cuda::Float16>(-65504, 1e-2).status, 1);
+  EXPECT_EQ(merged_key<cuda::Float16>(-60000, 1).status, 0);
+}
+
+// The correction for a query so near to 0 is beyond single precision.
+TEST_F(KeepKvOverflowParity, LeavesOutCorrectionsThatAreNotFinite) {
+  const Result result = merged_key<float>(3, 1e-40);
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.key, std::vector<float>(8, 3));
 }
 
 }  // namespace

@@ -264,7 +264,9 @@ class ObcacheParity : public DeviceTest {
     }
     const bool alone = expected.cols() == 1;
     for (size_t j = 0; alone && j < bounded.size(); ++j) EXPECT_NEAR(bounded[j], of_reference[j], bounds[j]);
-    if (!alone && !bounded.empty()) EXPECT_TRUE(comparator.hold(bounded, of_reference, bounds));
+    if (!alone && !bounded.empty()) {
+      EXPECT_TRUE(comparator.hold(bounded, of_reference, bounds));
+    }
   }
 };
 TYPED_TEST_SUITE(ObcacheParity, StorageTypes, StorageName);

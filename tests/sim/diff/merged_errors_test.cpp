@@ -35,8 +35,12 @@ Policy predicting(Prediction predict, ScoreKind scores) {
 }
 
 struct Case {
-  explicit Case(const Policy& policy_, const Arithmetic& arithmetic_ = rounded_inputs())
-      : layer(layer_of()), policy(policy_), arithmetic(arithmetic_), errors(layer, policy, arithmetic, 0) {}
+  explicit Case(const Policy& policy_, const Arithmetic& arithmetic_ = rounded_inputs(),
+                Dtype storage = Dtype::f64)
+      : layer(layer_of()),
+        policy(policy_),
+        arithmetic(arithmetic_),
+        errors(layer, policy, arithmetic, storage, 0) {}
 
   // The error of the predicted log score of entries 0 and 1 after their merge: a mean of two scores with equal errors
   // has the same error.
@@ -104,6 +108,22 @@ TEST(MergedErrors, KeepWhatStoringAValueCostThatSharesMadeSmaller) {
   given.errors.add_storage(3, std::vector<double>{4});
   EXPECT_EQ(given.errors.stored_value(3, std::vector<double>{0}).front(), 12 * kInput);
   EXPECT_EQ(given.errors.stored_key(3, std::vector<double>{0}).front(), 0);
+}
+
+TEST(MergedErrors, IncludeTheRoundingOfMergedNumbersWhereTheLayersOwnFitTheStorage) {
+  Case given(predicting(Prediction::ema, ScoreKind::attention), reference::double_precision(), Dtype::bf16);
+  const double floor = 0x1p-134;
+  given.errors.put(3, {{0.25}, {0.125}, {}});
+  given.errors.store_key(3, std::vector<double>{-4});
+  EXPECT_EQ(given.errors.entry(3).key, std::vector<double>{0.25 + 0x1p-8 * 4.25 + floor});
+  EXPECT_EQ(given.errors.entry(3).value, std::vector<double>{0.125});
+  given.errors.store_value(3, std::vector<double>{8});
+  EXPECT_EQ(given.errors.entry(3).value, std::vector<double>{0.125 + 0x1p-8 * 8.125 + floor});
+  EXPECT_EQ(given.errors.stored_key(2, std::vector<double>{-4}), std::vector<double>{0}) << "not merged";
+
+  Case rounded(predicting(Prediction::ema, ScoreKind::attention), rounded_inputs(), Dtype::bf16);
+  rounded.errors.store_key(3, std::vector<double>{-4});
+  EXPECT_EQ(rounded.errors.stored_key(3, std::vector<double>{-4}), std::vector<double>{4 * kInput}) << "once";
 }
 
 TEST(MergedErrors, OfPredictedScoresAreThoseOfLogitsAndOfTheirSum) {

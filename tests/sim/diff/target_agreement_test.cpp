@@ -34,7 +34,7 @@ struct Plane {
   // Judges the claimed target of the first entry, which is evicted.
   TargetJudgement judge(const SimilarTarget& target, const std::optional<int64_t>& claimed,
                         bool certain = true) const {
-    MergedErrors errors(layer, policy, arithmetic, 0);
+    MergedErrors errors(layer, policy, arithmetic, Dtype::f64, 0);
     errors.put(key_off_at, {std::vector<double>(2, key_off), std::vector<double>(2), {}});
     return judge_target({{4, 1}, 0, cache, errors, arithmetic, certain}, target, claimed);
   }
@@ -169,7 +169,7 @@ struct Spread {
   TargetJudgement judge(const std::optional<int64_t>& claimed, bool certain = true) const {
     const Arithmetic arithmetic = reference::double_precision();
     const Policy policy{H2o{}, {}, {}, {}, kCam};
-    const MergedErrors errors(layer, policy, arithmetic, 0);
+    const MergedErrors errors(layer, policy, arithmetic, Dtype::f64, 0);
     return judge_spread({{4, 1}, 0, cache, errors, arithmetic, certain}, kCam, attention, claimed);
   }
 
