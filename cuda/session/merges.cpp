@@ -105,9 +105,12 @@ std::vector<HeadMerge> Merges<T>::compress(const DeviceLayer<T>& layer, LayerSco
     record.keys = std::move(keys[g]);
     record.values = std::move(values[g]);
     record.counts.leaving = tokens - counts[g];
+    record.target_of.assign(tokens, kNotMerged);
     for (int64_t i = 0; i < counts[g]; ++i) {
       record.votes.push_back(rules_.votes ? votes(g, i) : 1);
       const std::vector<int64_t>& from = members[g][i];
+      record.target_of[kept[g][i]] = kept[g][i];
+      for (const int64_t position : from) record.target_of[position] = kept[g][i];
       if (from.empty()) continue;
       count(zip.empty() ? uint8_t{0} : zip[g * capacity + i], record.counts);
       record.counts.merged += std::ssize(from);

@@ -141,15 +141,10 @@ class DeviceSession final : public Session {
   // into it. Running scores start at 0.
   void rebuild(DeviceTensor<const T> queries, StepRecord& record) {
     const DeviceLayer<T> layer = full_cache_->layer(queries);
-    HostRules host = kvbound::rules_of(policy_.host, layer.prompt_tokens(), 0);
-    host.window = 1;
-    std::vector<int64_t> budgets = budgets_;
-    if (!host.evicts) {  // entries appended since the prompt's end are kept
-      const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
-      host.recent += entered;
-      host.scored -= entered;
-      for (int64_t& budget : budgets) budget += entered;
-    }
+    const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
+    const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);
+    std::vector<int64_t> budgets;
+    for (const int64_t budget : budgets_) budgets.push_back(rebuild_budget(host, budget, entered));
     LayerScores<T> known(layer, queue_);
     const Ranking ranking = rank(policy_, host, known, queue_);
     KeptEntries kept(budgets, LayerCache<T>::capacity_for(std::ranges::max(budgets), host.evicts),

@@ -91,6 +91,27 @@ inline HostRules rules_of(const Host& host, int64_t prompt_tokens, int64_t budge
   return std::visit([&](const auto& one) { return detail::host_rules(one, prompt_tokens, budget); }, host);
 }
 
+/// The rules by which a cache is rebuilt during decoding: the step's query alone ranks all entries so far, and hosts that do
+/// not evict keep all that entered since the prompt's end.
+///
+/// tokens   so far: n + t + 1 at step t
+/// entered  t + 1
+inline HostRules rebuild_rules(const Host& host, int64_t tokens, int64_t entered) {
+  HostRules rules = rules_of(host, tokens, 0);
+  rules.window = 1;
+  if (rules.evicts) return rules;
+  rules.recent += entered;
+  rules.scored -= entered;
+  return rules;
+}
+
+/// The number of entries that such a rebuild keeps of a KV head.
+///
+/// budget  of the head at the prompt's end
+inline int64_t rebuild_budget(const HostRules& rules, int64_t budget, int64_t entered) {
+  return rules.evicts ? budget : budget + entered;
+}
+
 /// The two rules that depend on neither the prompt nor the budget.
 inline bool evicts(const Host& host) { return rules_of(host, 0, 0).evicts; }
 inline bool ranks(const Host& host) { return rules_of(host, 0, 0).ranks(); }

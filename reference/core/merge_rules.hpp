@@ -28,6 +28,8 @@ struct MergeRules {
   bool averages() const { return prediction && prediction->predict == Prediction::ema; }
   /// Whether decode step `step` (counted from 0) begins with a rebuild.
   bool rebuilds_at(int64_t step) const { return period && (step + 1) % *period == 0; }
+  /// How many of the first `steps` decode steps begin with a rebuild.
+  int64_t rebuilds_in(int64_t steps) const { return period ? steps / *period : 0; }
 };
 
 namespace detail {

@@ -80,6 +80,11 @@ struct MergeCounts {
   }
 };
 
+/// Values of `evicted`, `merged_into` and `target_of` that are no positions.
+inline constexpr int64_t kNotEvicted = -1;      ///< no entry was evicted
+inline constexpr int64_t kNotMerged = -1;       ///< the evicted entry was dropped without a merge
+inline constexpr int64_t kNothingEvicted = -2;  ///< no entry was evicted, so none could merge
+
 /// The result of one merge (after the prompt, in a decode step or in a rebuild) in one KV head's cache.
 struct HeadMerge {
   std::vector<MergeCluster> clusters;
@@ -89,6 +94,10 @@ struct HeadMerge {
   std::vector<double> votes;  ///< [positions]
   Matrix keys;                ///< [positions, head_dim]
   Matrix values;              ///< [positions, head_dim]
+  /// [tokens]: after the prompt or a rebuild, for methods that form clusters, the position whose cluster each entry so far
+  /// belongs to: its own for kept entries, kNotMerged for entries without a target. With order=merge-first it is the root's,
+  /// also where the selection drops the root, and with it the cluster. Otherwise empty.
+  std::vector<int64_t> target_of;
 };
 
 /// The decisions of compressing the prompt, and the scores on which they are based.
@@ -102,11 +111,6 @@ struct PromptRecord {
   std::optional<Matrix> projected_value_norms;  ///< [query_heads, n], in the selection's norm
   std::vector<HeadMerge> merges;                ///< [kv_heads] for policies that merge; else empty
 };
-
-/// Values of StepRecord's `evicted` and `merged_into` that are no positions.
-inline constexpr int64_t kNotEvicted = -1;      ///< no entry was evicted
-inline constexpr int64_t kNotMerged = -1;       ///< the evicted entry was dropped without a merge
-inline constexpr int64_t kNothingEvicted = -2;  ///< no entry was evicted, so none could merge
 
 /// The result of one decode step.
 struct StepRecord {

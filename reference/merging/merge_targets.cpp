@@ -58,11 +58,14 @@ MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const Simil
   const std::vector<int64_t> leaving = others_than(kept, keys.rows);
   const std::vector<NearestKey> nearest = nearest_keys(rows_of(keys, leaving), rows_of(keys, kept));
   std::map<int64_t, std::vector<int64_t>> members;
+  std::vector<int64_t> target_of(keys.rows, kNotMerged);
+  for (const int64_t position : kept) target_of[position] = position;
   for (size_t i = 0; i < leaving.size(); ++i) {
     if (nearest[i].index < 0 || !is_similar(nearest[i].cosine, target)) continue;
-    members[kept[nearest[i].index]].push_back(leaving[i]);
+    target_of[leaving[i]] = kept[nearest[i].index];
+    members[target_of[leaving[i]]].push_back(leaving[i]);
   }
-  return {std::move(kept), clusters_of(std::move(members))};
+  return {std::move(kept), clusters_of(std::move(members)), std::move(target_of)};
 }
 
 MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
@@ -96,6 +99,10 @@ MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
     }
   }
   result.clusters = clusters_of(std::move(members));
+  result.target_of.resize(keys.rows);
+  std::iota(result.target_of.begin(), result.target_of.end(), 0);
+  for (size_t i = 0; i < roots.size(); ++i)
+    result.target_of[first + static_cast<int64_t>(i)] = first + roots[i];
   return result;
 }
 

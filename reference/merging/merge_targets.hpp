@@ -14,6 +14,7 @@ namespace kvbound::reference {
 struct MergeTargets {
   std::vector<int64_t> kept;           ///< ascending positions
   std::vector<MergeCluster> clusters;  ///< by ascending `into`; without scores
+  std::vector<int64_t> target_of;      ///< [n], as in HeadMerge
 };
 
 /// Whether a cosine is above the target's threshold; always true without a threshold.

@@ -101,6 +101,7 @@ HeadMerge HeadMerging::compress(const LayerView& layer, MergeTargets targets, co
   record.counts.leaving = layer.prompt_tokens() - std::ssize(targets.kept);
   record.votes = cache.votes.empty() ? std::vector<double>(targets.kept.size(), 1.0) : cache.votes;
   record.positions = std::move(targets.kept);
+  record.target_of = std::move(targets.target_of);
   record.keys = cache.keys;
   record.values = cache.values;
   return record;

@@ -133,15 +133,10 @@ class ReferenceSession final : public Session {
   // alone make among all entries so far. Running scores start at 0.
   void rebuild(StepRecord& record) {
     const LayerView layer = full_cache_->layer();
-    HostRules host = kvbound::rules_of(policy_.host, layer.prompt_tokens(), 0);
-    host.window = 1;
-    std::vector<int64_t> budgets = budgets_;
-    if (!host.evicts) {  // entries appended since the prompt's end are kept
-      const int64_t entered = steps() + 1;
-      host.recent += entered;
-      host.scored -= entered;
-      for (int64_t& budget : budgets) budget += entered;
-    }
+    const int64_t entered = steps() + 1;
+    const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);
+    std::vector<int64_t> budgets;
+    for (const int64_t budget : budgets_) budgets.push_back(rebuild_budget(host, budget, entered));
     LayerScores known(times_);
     const Ranking ranking = rank(layer, policy_, host, known);
     PromptRecord chosen = select_prompt(layer, policy_, ranking, budgets, known, times_);

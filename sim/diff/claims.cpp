@@ -25,6 +25,36 @@ std::optional<std::vector<int64_t>> choices(const std::vector<StepRecord>& steps
   return all;
 }
 
+// target_of of all KV heads, each padded to `tokens` with kNothingEvicted.
+std::vector<int64_t> targets_of(const std::vector<HeadMerge>& merges, int64_t tokens) {
+  std::vector<int64_t> all;
+  for (const HeadMerge& merge : merges) {
+    all.insert(all.end(), merge.target_of.begin(), merge.target_of.end());
+    all.resize(all.size() + static_cast<size_t>(tokens - std::ssize(merge.target_of)), kNothingEvicted);
+  }
+  return all;
+}
+
+}  // namespace
+
+std::optional<std::vector<int64_t>> prompt_targets(const PromptRecord& prompt) {
+  if (prompt.merges.empty() || prompt.merges.front().target_of.empty()) return std::nullopt;
+  return targets_of(prompt.merges, std::ssize(prompt.merges.front().target_of));
+}
+
+std::optional<std::vector<int64_t>> rebuilt_targets(const std::vector<StepRecord>& steps, int64_t tokens) {
+  std::optional<std::vector<int64_t>> all;
+  for (const StepRecord& step : steps) {
+    if (!step.rebuilt) continue;
+    if (!all) all.emplace();
+    const std::vector<int64_t> own = targets_of(step.merges, tokens);
+    all->insert(all->end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+namespace {
+
 void add_merges(const std::vector<HeadMerge>& merges, Dtype storage, LayerClaims& claims) {
   if (merges.empty()) return;
   RealClaim votes{{0}, {}, storage}, keys{{0, merges.front().keys.cols()}, {}, storage}, values = keys;
@@ -53,10 +83,15 @@ LayerClaims claims_of(const LayerRecord& record, Dtype storage) {
   }
   if (record.prompt.stage_two_score) claims.stage_two_score = claim(*record.prompt.stage_two_score, storage);
   add_merges(record.prompt.merges, storage, claims);
+  claims.target_of = prompt_targets(record.prompt);
   if (record.steps.empty()) return claims;
   claims.output = outputs(record.steps, storage);
   claims.evicted = choices(record.steps, &StepRecord::evicted);
   claims.merged_into = choices(record.steps, &StepRecord::merged_into);
+  if (claims.target_of) {
+    const int64_t prompt_tokens = std::ssize(record.prompt.merges.front().target_of);
+    claims.rebuilt_target_of = rebuilt_targets(record.steps, prompt_tokens + std::ssize(record.steps));
+  }
   return claims;
 }
 

@@ -25,6 +25,10 @@ struct LayerClaims {
   std::optional<std::vector<int64_t>> evicted;            ///< [steps, kv_heads]; -1: none; not validated
   std::optional<std::vector<int64_t>>
       merged_into;  ///< [steps, kv_heads]; -1: dropped, -2: no entry was evicted; not validated
+  /// [kv_heads, n]: HeadMerge::target_of after the prompt; not validated
+  std::optional<std::vector<int64_t>> target_of;
+  /// [rebuilds, kv_heads, n + steps]: the same of every rebuild; kNothingEvicted for tokens that were still to come
+  std::optional<std::vector<int64_t>> rebuilt_target_of;
   std::optional<RealClaim> votes;                       ///< [sum of kept]: the cache after the prompt
   std::optional<RealClaim> merged_key;                  ///< [sum of kept, head_dim]
   std::optional<RealClaim> merged_value;                ///< [sum of kept, head_dim]
@@ -38,6 +42,13 @@ struct LayerClaims {
   std::optional<RealClaim> perturbation;                ///< [steps, query_heads]
   std::optional<RealClaim> layer_perturbation;          ///< [steps]
 };
+
+/// target_of of a session's record, in the shape of the claim; nullopt if its policy forms no clusters.
+std::optional<std::vector<int64_t>> prompt_targets(const PromptRecord& prompt);
+/// The same of its rebuilds; nullopt if there are none.
+///
+/// tokens  of the prompt and of all steps
+std::optional<std::vector<int64_t>> rebuilt_targets(const std::vector<StepRecord>& steps, int64_t tokens);
 
 /// What a session recorded, as claims. Metrics are not among them: the same code measures every record.
 ///

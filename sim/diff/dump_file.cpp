@@ -227,6 +227,10 @@ class TensorCheck {
       }
       case Extent::kept_of_all_heads:
         return {kept_entries(entry, layer), "all that is kept"};
+      case Extent::tokens:
+        return {trace_.prompt_tokens + info_.steps, "prompt_tokens + steps"};
+      case Extent::rebuilds:
+        return {rules_of(info_.policy.merge).rebuilds_in(info_.steps), "rebuilds"};
     }
     return {};  // not reached
   }
@@ -325,6 +329,10 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
     claims.score_positions = read_integers(*entry);
   if (const TensorEntry* entry = find(layer, "evicted")) claims.evicted = read_integers(*entry);
   if (const TensorEntry* entry = find(layer, "merged_into")) claims.merged_into = read_integers(*entry);
+  if (const TensorEntry* entry = find(layer, "target_of")) claims.target_of = read_integers(*entry);
+  if (const TensorEntry* entry = find(layer, "rebuilt_target_of")) {
+    claims.rebuilt_target_of = read_integers(*entry);
+  }
   claims.votes = read_claim(layer, "votes");
   claims.merged_key = read_claim(layer, "merged_key");
   claims.merged_value = read_claim(layer, "merged_value");

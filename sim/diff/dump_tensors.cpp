@@ -13,6 +13,8 @@ bool ranks_entries(const Policy& policy) { return ranks(policy.host); }
 bool evicts_entries(const Policy& policy) { return evicts(policy.host); }
 bool merges(const Policy& policy) { return rules_of(policy.merge).merges; }
 bool merges_nothing(const Policy& policy) { return !merges(policy); }
+bool forms_clusters(const Policy& policy) { return rules_of(policy.merge).target.has_value(); }
+bool rebuilds_cache(const Policy& policy) { return rules_of(policy.merge).period.has_value(); }
 bool merges_evicted(const Policy& policy) { return merges(policy) && evicts_entries(policy); }
 bool has_norms(const Policy& policy) { return rules_of(policy.selection).two_stage.has_value(); }
 bool records_stage_two(const Policy& policy) { return rules_of(policy.selection).records_stage_two; }
@@ -28,6 +30,11 @@ const std::vector<DumpTensor>& dump_tensors() {
       {.name = "stage_two_score", .shape = {kv_heads, scored}, .is_of = records_stage_two},
       {.name = "kept_offsets", .shape = {kv_head_offsets}, .integral = true},
       {.name = "kept", .shape = {kept_of_all_heads}, .integral = true},
+      {.name = "target_of",
+       .shape = {kv_heads, prompt_tokens},
+       .integral = true,
+       .is_of = forms_clusters,
+       .only_of = "merge entries into clusters"},
       {.name = "votes", .shape = {kept_of_all_heads}, .is_of = merges, .only_of = "merge"},
       {.name = "merged_key", .shape = {kept_of_all_heads, head_dim}, .is_of = merges, .only_of = "merge"},
       {.name = "merged_value", .shape = {kept_of_all_heads, head_dim}, .is_of = merges, .only_of = "merge"},
@@ -42,6 +49,11 @@ const std::vector<DumpTensor>& dump_tensors() {
        .is_of = merges_evicted,
        .only_of = "merge while decoding"},
       {.name = "output", .shape = {steps, query_heads, head_dim}},
+      {.name = "rebuilt_target_of",
+       .shape = {rebuilds, kv_heads, tokens},
+       .integral = true,
+       .is_of = rebuilds_cache,
+       .only_of = "rebuild the cache"},
       {.name = "kept_mass", .shape = {steps, query_heads}, .derived = true},
       {.name = "bound",
        .shape = {steps, query_heads},

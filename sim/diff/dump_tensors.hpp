@@ -19,6 +19,8 @@ enum class Extent {
   prompt_tokens,
   scored,             ///< prompt entries that the host scores
   kept_of_all_heads,  ///< kept entries of all KV heads, one head after the other
+  tokens,             ///< of the prompt and of the recorded decode steps
+  rebuilds,           ///< recorded decode steps that begin with a rebuild
 };
 
 /// One kind of tensor: layers.{l}.NAME.

@@ -15,6 +15,7 @@
 
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/sim/diff/claims.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -132,6 +133,7 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
                 {"trace_sha256", trace_sha256}},
       shape_(trace.shape),
       trace_layers_(trace.layers),
+      prompt_tokens_(trace.prompt_tokens),
       evicts_(evicts(run.policy.policy.host)),
       merges_(rules_of(run.policy.policy.merge).merges),
       spool_(std::make_unique<Spool>(spool_folder)) {}
@@ -166,12 +168,21 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
 
   if (!prompt.merges.empty()) add_merges(layer, prompt.merges);
+  if (const auto targets = prompt_targets(prompt)) {
+    append(layer, "target_of", {shape_.kv_heads, prompt_tokens_}, std::span<const int64_t>(*targets));
+  }
   std::vector<double> output;
   for (const StepRecord& step : record.steps) {
     output.insert(output.end(), step.output.numbers().begin(), step.output.numbers().end());
   }
   append(layer, "output", {std::ssize(record.steps), shape_.query_heads, shape_.head_dim},
          VectorView(output));
+  const int64_t tokens = prompt_tokens_ + std::ssize(record.steps);
+  if (const auto rebuilt = rebuilt_targets(record.steps, tokens)) {
+    const int64_t rebuilds = std::ssize(*rebuilt) / (shape_.kv_heads * tokens);
+    append(layer, "rebuilt_target_of", {rebuilds, shape_.kv_heads, tokens},
+           std::span<const int64_t>(*rebuilt));
+  }
   if (!evicts_) return;
   add_choices(layer, "evicted", record.steps, &StepRecord::evicted);
   if (merges_) add_choices(layer, "merged_into", record.steps, &StepRecord::merged_into);

@@ -51,6 +51,7 @@ class Dump {
   traces::SafetensorsWriter::Strings metadata_;
   LayerShape shape_;
   int64_t trace_layers_;
+  int64_t prompt_tokens_;
   bool evicts_;                  // whether the policy's host evicts while decoding
   bool merges_;                  // whether evicted entries merge
   std::vector<int64_t> layers_;  // those added; listed in the metadata unless they are all of the trace's
