@@ -183,7 +183,7 @@ __device__ uint8_t form_zip_scale(const Cluster& cluster, float divergence, floa
   most = largest_of_lanes(most);
   float scale = 1;
   uint8_t outcome = 0;
-  if (divergence > 0 && fabsf(mean_score) <= static_cast<float>(reference::kSingularZip) * most) {
+  if (divergence > 0 && fabsf(mean_score) <= static_cast<float>(kSingularZip) * most) {
     outcome = kSingular;
   } else if (divergence > 0) {
     scale = 1 - divergence / mean_score;
@@ -285,7 +285,7 @@ void log_denominators(const ScoredEntries& entries, int64_t query_heads, int64_t
          DenominatorArguments{entries, query_heads / kv_heads, count, log_denominators});
 }
 
-void cluster_weights(const reference::KeyRule& rule, const ScoredEntries& entries, int64_t query_heads,
+void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t query_heads,
                      int64_t kv_heads, const float* log_denominators, const MergedEntries& merged,
                      const ClusterWeights& weights, const MergedNumbers& numbers, const MergedVotes& votes,
                      int* status, Stream stream) {

@@ -8,8 +8,7 @@
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
-#include <kvbound/reference/core/policy.hpp>
-#include <kvbound/reference/merging/keep_kv.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 
 #include "weighted_mean.hpp"
 
@@ -70,7 +69,7 @@ int64_t merge_queries_workspace(int64_t kv_heads, int64_t rows, int64_t head_dim
 ///            reference/bounds/merge_cluster_errors.md
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
-void merge_queries(const reference::KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads,
+void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads,
                    double scale, const MergeQueries& prepared, Workspace workspace, Stream stream);
 
 /// ln D_h = ln sum_j p_j s^h_j over the first count[g] entries, for each query head.
@@ -93,7 +92,7 @@ void log_denominators(const ScoredEntries& entries, int64_t query_heads, int64_t
 ///                   reference/bounds/merge_cluster_errors.hpp
 /// source            KeepKV (arXiv:2504.09936), Algorithm 1; proof: proofs/keep_kv.md#kkv-3
 /// throws            ShapeMismatch; DeviceError
-void cluster_weights(const reference::KeyRule& rule, const ScoredEntries& entries, int64_t query_heads,
+void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t query_heads,
                      int64_t kv_heads, const float* log_denominators, const MergedEntries& merged,
                      const ClusterWeights& weights, const MergedNumbers& numbers, const MergedVotes& votes,
                      int* status, Stream stream);
@@ -111,7 +110,7 @@ void cluster_weights(const reference::KeyRule& rule, const ScoredEntries& entrie
 /// precision  fp32; errors: merge_cluster_errors in reference/bounds/merge_cluster_errors.hpp
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
-void merged_keys(const reference::KeyRule& rule, DeviceTensor<const T> entries, const MergeQueries& queries,
+void merged_keys(const KeyRule& rule, DeviceTensor<const T> entries, const MergeQueries& queries,
                  const MergedEntries& merged, const ClusterWeights& weights, const MergedNumbers& numbers,
                  DeviceTensor<T> cache, int* status, Workspace workspace, Stream stream);
 

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) merged_keys_kernel(Arguments<T
 }  // namespace
 
 template <Storage T>
-void merged_keys(const reference::KeyRule& rule, DeviceTensor<const T> entries, const MergeQueries& queries,
+void merged_keys(const KeyRule& rule, DeviceTensor<const T> entries, const MergeQueries& queries,
                  const MergedEntries& merged, const ClusterWeights& weights, const MergedNumbers& numbers,
                  DeviceTensor<T> cache, int* status, Workspace workspace, Stream stream) {
   require_layout("cache", cache);
@@ -137,13 +137,13 @@ void merged_keys(const reference::KeyRule& rule, DeviceTensor<const T> entries, 
          merged_keys_kernel<T>, arguments);
 }
 
-template void merged_keys(const reference::KeyRule&, DeviceTensor<const float>, const MergeQueries&,
+template void merged_keys(const KeyRule&, DeviceTensor<const float>, const MergeQueries&,
                           const MergedEntries&, const ClusterWeights&, const MergedNumbers&,
                           DeviceTensor<float>, int*, Workspace, Stream);
-template void merged_keys(const reference::KeyRule&, DeviceTensor<const Float16>, const MergeQueries&,
+template void merged_keys(const KeyRule&, DeviceTensor<const Float16>, const MergeQueries&,
                           const MergedEntries&, const ClusterWeights&, const MergedNumbers&,
                           DeviceTensor<Float16>, int*, Workspace, Stream);
-template void merged_keys(const reference::KeyRule&, DeviceTensor<const Bfloat16>, const MergeQueries&,
+template void merged_keys(const KeyRule&, DeviceTensor<const Bfloat16>, const MergeQueries&,
                           const MergedEntries&, const ClusterWeights&, const MergedNumbers&,
                           DeviceTensor<Bfloat16>, int*, Workspace, Stream);
 

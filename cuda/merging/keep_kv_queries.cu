@@ -161,7 +161,7 @@ int64_t merge_queries_workspace(int64_t kv_heads, int64_t rows, int64_t head_dim
 }
 
 template <Storage T>
-void merge_queries(const reference::KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads,
+void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads,
                    double scale, const MergeQueries& prepared, Workspace workspace, Stream stream) {
   require_layout("queries", queries);
   require_equal("slices of queries", queries.slices, "queries of a head", 1);
@@ -176,11 +176,11 @@ void merge_queries(const reference::KeyRule& rule, DeviceTensor<const T> queries
          group_size);
 }
 
-template void merge_queries(const reference::KeyRule&, DeviceTensor<const float>, int64_t, double,
+template void merge_queries(const KeyRule&, DeviceTensor<const float>, int64_t, double,
                             const MergeQueries&, Workspace, Stream);
-template void merge_queries(const reference::KeyRule&, DeviceTensor<const Float16>, int64_t, double,
+template void merge_queries(const KeyRule&, DeviceTensor<const Float16>, int64_t, double,
                             const MergeQueries&, Workspace, Stream);
-template void merge_queries(const reference::KeyRule&, DeviceTensor<const Bfloat16>, int64_t, double,
+template void merge_queries(const KeyRule&, DeviceTensor<const Bfloat16>, int64_t, double,
                             const MergeQueries&, Workspace, Stream);
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -56,7 +56,7 @@ void ClusterMerging<T>::merge(const MergeInput<T>& input, LayerCache<T>& cache, 
 }
 
 template <Storage T>
-void ClusterMerging<T>::by_scores(const reference::KeyRule& rule, const MergeInput<T>& input,
+void ClusterMerging<T>::by_scores(const KeyRule& rule, const MergeInput<T>& input,
                                   LayerCache<T>& cache, Queue& queue) {
   const CacheSlots slots = cache.slots();
   const MergeQueries queries{queries_.data(), combinations_.data(), directions_.data()};

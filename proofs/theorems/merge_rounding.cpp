@@ -214,7 +214,7 @@ bool are_within(VectorView computed, const Row& expected) {
 // A merge with bounds: from each head's scores and query (joint), or from their means (mean).
 class BoundedMerge {
  public:
-  BoundedMerge(const reference::KeyRule& rule, const MergingCase& merging, const Cluster& cluster,
+  BoundedMerge(const KeyRule& rule, const MergingCase& merging, const Cluster& cluster,
                const reference::ClusterMembers& members)
       : rule_(rule) {
     const exact::Vectors queries = merging.first_queries();
@@ -347,7 +347,7 @@ class BoundedMerge {
     proofs::hold("a merged key", computed.key, expected, outcome);
   }
 
-  reference::KeyRule rule_;
+  KeyRule rule_;
   exact::Vectors queries_;  // multiplied by the scale
   Real off_ = 0;            // error of the rows of queries, in the 2-norm
   std::vector<ClusterMean> exact_;
@@ -356,7 +356,7 @@ class BoundedMerge {
   Reals log_denominators_;
 };
 
-reference::MergeQueries merge_queries(const reference::KeyRule& rule, const MergingCase& merging) {
+reference::MergeQueries merge_queries(const KeyRule& rule, const MergingCase& merging) {
   Matrix queries;
   std::vector<double> log_denominators;
   const auto per_head = std::ssize(merging.heads.front().queries);
@@ -431,7 +431,7 @@ void hold_cluster_means(const Instance& instance, const MergingCase& merging, Ou
   });
 }
 
-void hold_merges(const reference::KeyRule& rule, const Instance& instance, const MergingCase& merging,
+void hold_merges(const KeyRule& rule, const Instance& instance, const MergingCase& merging,
                  Outcome& outcome) {
   const reference::MergeQueries queries = merge_queries(rule, merging);
   for (const Cluster& cluster : merging.clusters) {

@@ -9,6 +9,16 @@
 
 namespace kvbound {
 
+/// How the key and value of a cluster are determined.
+struct KeyRule {
+  MergedKey key = MergedKey::min_norm;
+  MergeGqa gqa = MergeGqa::joint;
+  double rank = 0.3;  ///< for `joint`: singular values below this share of the largest are dropped
+};
+
+/// ZIP's mean log score counts as 0 below this share of the largest log score: there is then no scale.
+inline constexpr double kSingularZip = 1e-12;
+
 struct MergeRules {
   bool merges = true;              ///< evicted entries are merged into kept entries instead of dropped
   std::optional<Cam> spread = {};  ///< an evicted value is spread over several entries; no clusters form

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/view.hpp>
 #include <kvbound/reference/numerics/pseudo_inverse.hpp>
@@ -27,9 +28,6 @@ struct ClusterMembers {
   std::vector<double> votes;  ///< [members], > 0
   Matrix log_scores;          ///< [heads, members]: ln s^, natural log, by query head of the KV head
 };
-
-/// A mean log score below this share of the largest one counts as 0.
-inline constexpr double kSingularZip = 1e-12;
 
 /// ZIP's scale z*/m, m = sum (w/W) ln s^, and whether it is degenerate.
 struct ZipScale {
@@ -47,13 +45,6 @@ struct MergedEntry {
   double votes = 0;                ///< P
   std::vector<double> log_scores;  ///< [heads]: ln(W_h / P), its predicted score per query head
   ZipScale zip;
-};
-
-/// How the key and value of a cluster are determined.
-struct KeyRule {
-  MergedKey key = MergedKey::min_norm;
-  MergeGqa gqa = MergeGqa::joint;
-  double rank = 0.3;  ///< for `joint`: singular values below this share of the largest are dropped
 };
 
 /// The queries for which the clusters of one KV head are merged.

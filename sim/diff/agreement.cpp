@@ -167,8 +167,8 @@ class LayerJudge {
     }
     teacher_forced_ = reference_.kept;
     if (!claims_.kept) return;
-    results_.push_back(
-        judge_kept(prompt_, implementation_, reference_, *errors_, *claims_.kept, teacher_forced_));
+    results_.push_back(judge_kept(prompt_, implementation_, reference_, *errors_, *claims_.kept,
+                                  claims_.target_of, teacher_forced_));
     *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
     results_.back().undecided += allocation_.undecided;
   }

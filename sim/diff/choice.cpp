@@ -17,9 +17,22 @@ Choice wrong_choice(const ChoicePlace& at, int64_t teacher_forced, int64_t claim
   return choice;
 }
 
-ChoiceTally::ChoiceTally(const std::string& tensor) {
+Choice wrong_entry(std::vector<int64_t> index, int64_t teacher_forced, int64_t claimed, int64_t expected,
+                   const std::string& note) {
+  Choice choice{teacher_forced};
+  choice.offence = {std::move(index),
+                    static_cast<double>(claimed),
+                    static_cast<double>(expected),
+                    std::numeric_limits<double>::infinity(),
+                    0,
+                    Dtype::i64,
+                    note};
+  return choice;
+}
+
+ChoiceTally::ChoiceTally(const std::string& tensor, const TensorAgreement& so_far) : result_(so_far) {
   result_.tensor = tensor;
-  result_.near_tie_swaps = 0;
+  result_.near_tie_swaps = so_far.near_tie_swaps.value_or(0);
 }
 
 void ChoiceTally::add(const Choice& choice) {

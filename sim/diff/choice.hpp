@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comparison.hpp"
 
@@ -43,10 +44,15 @@ Choice wrong_choice(const ChoicePlace& at, int64_t teacher_forced, int64_t claim
                     const std::string& note, double error = std::numeric_limits<double>::infinity(),
                     double bound = 0);
 
+/// The same of one entry's choice, in the tensor at this index.
+Choice wrong_entry(std::vector<int64_t> index, int64_t teacher_forced, int64_t claimed, int64_t expected,
+                   const std::string& note);
+
 /// Accumulates the choices of all steps and KV heads into the agreement of one tensor.
 class ChoiceTally {
  public:
-  explicit ChoiceTally(const std::string& tensor);
+  /// so_far  the agreement of the tensor's other choices, to which those that follow are added
+  explicit ChoiceTally(const std::string& tensor, const TensorAgreement& so_far = {});
 
   void add(const Choice& choice);
   const TensorAgreement& result() const { return result_; }

@@ -354,6 +354,8 @@ reference::Arithmetic DumpFile::arithmetic() const {
   return arithmetic;
 }
 
+Dtype DumpFile::merged_storage() const { return info_.accumulate == Dtype::f64 ? Dtype::f64 : info_.storage; }
+
 Dtype DumpFile::input_storage() const {
   return unit_roundoff(info_.storage) > unit_roundoff(info_.accumulate) ? info_.storage : info_.accumulate;
 }

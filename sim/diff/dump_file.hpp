@@ -59,6 +59,9 @@ class DumpFile {
   reference::Arithmetic arithmetic() const;
   /// The type that inputs were rounded to: the coarser of storage and accumulate.
   Dtype input_storage() const;
+  /// The type that merged entries were rounded to: an implementation that accumulates in F64 is taken to keep them so, others
+  /// in the type of the cache.
+  Dtype merged_storage() const;
 
  private:
   const traces::TensorEntry* find(int64_t layer, const std::string& tensor) const;

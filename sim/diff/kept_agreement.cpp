@@ -20,6 +20,7 @@
 #include <kvbound/reference/perturbation.hpp>
 
 #include "near_tie.hpp"
+#include "prompt_targets.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -204,6 +205,50 @@ Positions candidates_of(const Positions& kept, const Positions& always_kept, int
   return candidates;
 }
 
+// One KV head's selection among the roots of its clusters, with order=merge-first.
+class RootsJudge {
+ public:
+  // target_of: [n], the recorded clusters
+  RootsJudge(const TestedImplementation& implementation, const PromptErrors& errors, int64_t kv_head,
+             std::span<const int64_t> target_of)
+      : always_kept_(std::ssize(errors.ranking.always_kept)),
+        roots_(root_scores({errors.ranking.first_candidate,
+                            {errors.ranking.candidate_scores(errors.ranking.scores, kv_head),
+                             errors.ranking.candidate_scores(errors.score, kv_head)}},
+                           target_of, implementation.arithmetic.window_attention)) {}
+
+  // Whether some other choice of roots would have been found faulty.
+  bool can_tell() const { return separates(roots_.view()); }
+
+  // nullopt if legal. Indices are positions. claimed: those kept that are not always kept, ascending
+  std::optional<Fault> fault(const Positions& claimed, int64_t budget) const {
+    Positions selected;
+    for (const int64_t position : claimed) {
+      const auto root = std::ranges::lower_bound(roots_.roots, position);
+      if (root == roots_.roots.end() || *root != position) return no_root(position);
+      selected.push_back(root - roots_.roots.begin());
+    }
+    if (std::ssize(selected) != std::min(budget - always_kept_, std::ssize(roots_.roots))) {
+      return no_root(claimed.empty() ? 0 : claimed.back());
+    }
+    std::optional<Fault> fault = top_k_fault(roots_.view(), selected);
+    if (!fault) return std::nullopt;
+    fault->by = "sum of its cluster's scores";
+    fault->chosen = roots_.roots[fault->chosen];
+    fault->better = roots_.roots[fault->better];
+    return fault;
+  }
+
+ private:
+  // A kept entry that is no root, or that should have had others beside it.
+  Fault no_root(int64_t position) const {
+    return {"number of roots", position, roots_.roots.empty() ? 0 : roots_.roots.front(), 0, kInfinity, 0, 1};
+  }
+
+  int64_t always_kept_;
+  RootScores roots_;
+};
+
 std::string text_of(const Fault& fault, size_t kv_head) {
   return fmt::format("KV head {} kept position {} rather than {}, {}", kv_head, fault.chosen, fault.better,
                      text_of(fault));
@@ -281,16 +326,21 @@ class KeptJudgement {
 
 TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& implementation,
                            const PromptRecord& reference, const PromptErrors& errors,
-                           const std::vector<Positions>& kept, std::vector<Positions>& teacher_forced) {
+                           const std::vector<Positions>& kept,
+                           const std::optional<std::vector<int64_t>>& target_of,
+                           std::vector<Positions>& teacher_forced) {
   const int64_t n = layer.prompt_tokens();
   const bool merges_first = rules_of(implementation.policy.merge).order == MergeOrder::merge_first;
+  const bool by_roots = merges_first && target_of;
   // Whether sets other than the reference's are undecided.
-  const bool untold = merges_first || rules_of(implementation.policy.selection).is_greedy;
+  const bool untold = (merges_first && !by_roots) || rules_of(implementation.policy.selection).is_greedy;
   KeptJudgement judgement;
   for (size_t g = 0; g < kept.size(); ++g) {
+    const auto head = static_cast<int64_t>(g);
     const Positions& own = reference.kept[g];
-    const int64_t budget = implementation.budget(static_cast<int64_t>(g));
-    const HostRules rules = rules_of(implementation.policy.host, n, budget);
+    const int64_t budget = implementation.budget(head);
+    const HostRules rules =
+        errors.ranking.rules.ranks() ? errors.ranking.rules : rules_of(implementation.policy.host, n, budget);
     const Positions always_kept = rules.always_kept(n);
     // With order=merge-first fewer entries may be kept than the budget allows.
     const auto size = std::ssize(kept[g]);
@@ -300,11 +350,17 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
       judgement.add(kept[g], own, *found, g);
       continue;
     }
+    if (by_roots) {
+      const std::span<const int64_t> targets = std::span(*target_of).subspan(g * static_cast<size_t>(n), n);
+      const RootsJudge judge(implementation, errors, head, targets);
+      judgement.add(kept[g], own, judge.fault(difference(kept[g], always_kept), budget), judge.can_tell(), g);
+      continue;
+    }
     if (untold && kept[g] != own) {
       judgement.add_undecided(kept[g], own);
       continue;
     }
-    const Judge judge(layer, implementation, reference, errors, static_cast<int64_t>(g));
+    const Judge judge(layer, implementation, reference, errors, head);
     const Positions selected = candidates_of(kept[g], always_kept, rules.sinks);
     std::optional<Fault> fault = judge.fault(selected, candidates_of(own, always_kept, rules.sinks));
     if (fault) {

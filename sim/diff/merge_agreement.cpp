@@ -6,10 +6,10 @@
 #include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
-#include <kvbound/reference/session/session.hpp>
 
 #include "choice.hpp"
 #include "merge_replay.hpp"
+#include "rebuild_agreement.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -47,16 +47,29 @@ class MergeJudge {
     result_.record.prompt.kept = teacher_forced;
   }
 
-  MergeJudgement judge() {
+  // rebuilt: the judgement of the rebuilds' selections
+  MergeJudgement judge(const TensorAgreement& rebuilt) {
+    if (claims_.target_of) add_choices("target_of", &MergeReplay::targets, {});
     if (claims_.votes) judge_votes(*claims_.votes);
     judge_rows("merged_key", claims_.merged_key, &HeadMerge::keys, &MergeReplay::key_errors);
     judge_rows("merged_value", claims_.merged_value, &HeadMerge::values, &MergeReplay::value_errors);
     for (const auto& head : heads_) result_.record.prompt.merges.push_back(head->merged());
     replay();
+    if (claims_.rebuilt_target_of) add_choices("rebuilt_target_of", &MergeReplay::rebuilt_targets, rebuilt);
     return std::move(result_);
   }
 
  private:
+  // Judgements of the entries' clusters, of all KV heads together, beside that of which entries were kept.
+  void add_choices(const char* tensor, const std::vector<Choice>& (MergeReplay::*choices)() const,
+                   const TensorAgreement& kept) {
+    ChoiceTally tally(tensor, kept);
+    for (const auto& head : heads_) {
+      for (const Choice& choice : ((*head).*choices)()) tally.add(choice);
+    }
+    result_.agreements.push_back(tally.result());
+  }
+
   void judge_votes(const RealClaim& claim) {
     Expected expected;
     size_t at = 0;
@@ -164,20 +177,6 @@ class MergeJudge {
   MergeJudgement result_;
 };
 
-// The reference's decode steps, needed for the caches that policies with a period rebuild; empty for other policies.
-std::vector<StepRecord> rebuilds(const traces::Layer& layer, const TestedImplementation& implementation) {
-  std::vector<StepRecord> steps;
-  if (!rules_of(implementation.policy.merge).period) return steps;
-  Policy policy = implementation.policy;
-  policy.allocation = Uniform{};
-  std::vector<int64_t> budgets;
-  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) budgets.push_back(implementation.budget(g));
-  const auto session = reference::make_session();
-  session->compress(layer.prompt(), policy, budgets);
-  for (int64_t t = 0; t < implementation.steps; ++t) steps.push_back(session->step(layer.step(t)));
-  return steps;
-}
-
 }  // namespace
 
 std::vector<bool> MergeJudgement::certain_query_heads(const LayerShape& shape) const {
@@ -199,7 +198,9 @@ MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementat
                              const PromptRecord& reference, const PromptErrors& errors,
                              const std::vector<Positions>& teacher_forced, const LayerClaims& claims) {
   MergedLayer part{layer, implementation, reference, errors, layer.prompt()};
-  part.rebuilds = rebuilds(layer, implementation);
+  RebuildJudgement rebuilds = judge_rebuilds(layer, implementation, claims.rebuilt_target_of);
+  part.rebuilt = std::move(rebuilds.rebuilt);
+  if (claims.target_of) part.target_of = *claims.target_of;
   const MergeRules rules = rules_of(implementation.policy.merge);
   reference::LayerScores known(nullptr);
   if (rules.averages()) {
@@ -207,7 +208,7 @@ MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementat
     part.log_sum_exp_errors = reference::window_log_sum_exp_errors(part.prompt, part.prompt.window_queries(),
                                                                    implementation.arithmetic.attention);
   }
-  return MergeJudge(part, teacher_forced, claims).judge();
+  return MergeJudge(part, teacher_forced, claims).judge(rebuilds.agreement);
 }
 
 }  // namespace kvbound::sim

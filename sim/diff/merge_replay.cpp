@@ -13,6 +13,7 @@
 #include <kvbound/reference/numerics/columns.hpp>
 
 #include "near_tie.hpp"
+#include "prompt_targets.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -30,7 +31,7 @@ MergeReplay::MergeReplay(const MergedLayer& part, int64_t kv_head, const Positio
       rules_(rules_of(policy_.host, layer_.prompt_tokens, budget_)),
       merge_rules_(rules_of(policy_.merge)),
       stepper_(part.prompt, policy_, kv_head, budget_),
-      errors_(layer_, policy_, arithmetic_, part.implementation.storage, kv_head) {
+      errors_(layer_, policy_, arithmetic_, part.implementation.merged_storage, kv_head) {
   const reference::MergeTargets targets = prompt_targets(kept, explained);
   errors_.accumulate_prompt(part.prompt, part.log_sum_exp_errors);
   fill(part.prompt, targets, part.averages ? &(*part.averages)[g_] : nullptr);
@@ -71,11 +72,12 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
   members_.assign(kept.size(), {});
   const MatrixView keys = part_.prompt.keys.slice(g_);
   const std::optional<SimilarTarget>& target = merge_rules_.target;
-  if (!target) return {kept, {}};  // CaM's draws: derive_spread_errors
+  if (!target) return {kept, {}, {}};  // CaM's draws: derive_spread_errors
+  if (!part_.target_of.empty()) return recorded_targets(kept);
   if (merge_rules_.order == MergeOrder::merge_first) {
     certain_ = false;
     for (MemberRange& range : members_) range.most = layer_.prompt_tokens;
-    if (!explained) return {kept, {}};
+    if (!explained) return {kept, {}, {}};
     const reference::Ranking& ranking = part_.errors.ranking;
     return reference::merge_first(keys, ranking.first_candidate, ranking.candidate_scores(ranking.scores, g_),
                                   ranking.always_kept, budget_ - std::ssize(ranking.always_kept), *target);
@@ -83,6 +85,30 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
   members_ = member_ranges(keys, kept, *target, arithmetic_);
   for (const MemberRange& range : members_) certain_ = certain_ && range.least == range.most;
   return reference::evict_first(keys, kept, *target);
+}
+
+// Judges the clusters that are recorded, and follows them.
+reference::MergeTargets MergeReplay::recorded_targets(const Positions& kept) {
+  const MatrixView keys = part_.prompt.keys.slice(g_);
+  const std::span<const int64_t> claimed = part_.target_of.subspan(g_ * keys.rows, keys.rows);
+  const SimilarTarget& target = *merge_rules_.target;
+  const reference::Ranking& ranking = part_.errors.ranking;
+  const auto judge = [&]() -> TargetsJudgement {
+    if (merge_rules_.order == MergeOrder::evict_first) {
+      return judge_evict_first(keys, kept, target, arithmetic_, claimed, {g_, 0});
+    }
+    const UncertainScores scores{ranking.candidate_scores(ranking.scores, g_),
+                                 ranking.candidate_scores(part_.errors.score, g_)};
+    return judge_merge_first(keys, kept, {ranking.first_candidate, scores}, target, arithmetic_, claimed,
+                             {g_, 0});
+  };
+  TargetsJudgement judgement = judge();
+  targets_ = std::move(judgement.choices);
+  for (const MergeCluster& cluster : judgement.targets.clusters) {
+    MemberRange& range = members_[std::ranges::lower_bound(kept, cluster.into) - kept.begin()];
+    range.least = range.most = std::ssize(cluster.from);
+  }
+  return std::move(judgement.targets);
 }
 
 // Fills the cache with the kept entries and merges the evicted ones into them.
@@ -163,24 +189,28 @@ void MergeReplay::begin_evicting(const LayerView& view, MatrixView head_scores, 
   running_errors_.emplace(head_errors, group_size_, layer_.keys.view().rows, arithmetic_);
 }
 
-// The layer as if its prompt ended with this step.
-LayerView MergeReplay::view_at(int64_t t) const {
-  LayerView view = part_.prompt;
-  const int64_t tokens = layer_.prompt_tokens + t + 1;
-  view.keys = layer_.keys.view().middle_rows(0, tokens);
-  view.values = layer_.values.view().middle_rows(0, tokens);
-  view.queries = layer_.queries.view().middle_rows(part_.prompt.window_queries() + t, 1);
-  return view;
-}
-
-// Replaces the cache by the reference's rebuilt cache, which does not depend on earlier choices.
+// Replaces the cache by the rebuilt one, which does not depend on earlier choices: by the recorded selection and clusters, or
+// else by the reference's.
 void MergeReplay::rebuild(int64_t t) {
-  certain_ = false;
-  const HeadMerge& record = part_.rebuilds[t].merges[g_];
-  const LayerView view = view_at(t);
-  errors_.restart(queries_, view.keys.slice(g_));
-  fill(view, {record.positions, record.clusters}, nullptr);
-  if (rules_.evicts) begin_evicting(view, Matrix(group_size_, view.prompt_tokens()), {});
+  const int64_t number = merge_rules_.rebuilds_in(t);
+  const RebuiltLayer& rebuilt = part_.rebuilt[number];
+  const MatrixView keys = rebuilt.view.keys.slice(g_);
+  const SimilarTarget& target = *merge_rules_.target;
+  certain_ = !rebuilt.target_of.empty();
+  reference::MergeTargets targets;
+  if (certain_) {
+    const int64_t tokens = layer_.prompt_tokens + part_.implementation.steps;
+    TargetsJudgement judgement =
+        judge_evict_first(keys, rebuilt.kept[g_], target, arithmetic_,
+                          rebuilt.target_of.subspan(g_ * tokens, keys.rows), {number, g_, 0});
+    std::ranges::move(judgement.choices, std::back_inserter(rebuilt_targets_));
+    targets = std::move(judgement.targets);
+  } else {
+    targets = reference::evict_first(keys, rebuilt.kept[g_], target);
+  }
+  errors_.restart(queries_, keys);
+  fill(rebuilt.view, targets, nullptr);
+  if (rules_.evicts) begin_evicting(rebuilt.view, Matrix(group_size_, rebuilt.view.prompt_tokens()), {});
 }
 
 void MergeReplay::attend(MergeStep& result) {

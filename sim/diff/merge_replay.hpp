@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <kvbound/reference/core/host_rules.hpp>
@@ -24,6 +25,14 @@
 
 namespace kvbound::sim {
 
+/// A layer's cache as it is rebuilt at one step, for all KV heads.
+struct RebuiltLayer {
+  LayerView view;                          ///< all entries so far; the step's queries
+  std::vector<std::vector<int64_t>> kept;  ///< [kv_heads]: the selection that the replay continues with
+  std::span<const int64_t> target_of =
+      {};  ///< [kv_heads, n + steps]: as recorded; empty: nothing is recorded
+};
+
 /// Data that the KV heads of a layer share, for a policy that merges. The references must outlive the object.
 struct MergedLayer {
   const traces::Layer& layer;
@@ -32,8 +41,9 @@ struct MergedLayer {
   const PromptErrors& errors;
   LayerView prompt;
   const std::vector<reference::ScoreEma>* averages = nullptr;  ///< after the prompt, for methods that average
-  Matrix log_sum_exp_errors = {};         ///< [query_heads, window_queries], for methods that average
-  std::vector<StepRecord> rebuilds = {};  ///< [steps], for policies with a period: the reference's own steps
+  Matrix log_sum_exp_errors = {};           ///< [query_heads, window_queries], for methods that average
+  std::span<const int64_t> target_of = {};  ///< [kv_heads, n]: as recorded; empty: nothing is recorded
+  std::vector<RebuiltLayer> rebuilt = {};   ///< for policies with a period: every rebuild
 };
 
 /// One step's outputs over the replayed cache, and the judgement of the tested implementation's choices at that step.
@@ -62,6 +72,10 @@ class MergeReplay {
   /// The cache after the prompt, by ascending position, and how many entries may have merged with each entry.
   const HeadMerge& merged() const { return merged_; }
   const std::vector<MemberRange>& members() const { return members_; }
+  /// [n]: the judgement of the recorded clusters; empty if none are recorded.
+  const std::vector<Choice>& targets() const { return targets_; }
+  /// The same of all rebuilds so far, one after the other.
+  const std::vector<Choice>& rebuilt_targets() const { return rebuilt_targets_; }
   /// Whether it is certain which entries merged with this one.
   bool is_certain(size_t entry) const { return members_[entry].least == members_[entry].most; }
   /// Error bounds of the numbers as stored, [head_dim]; valid before the first step only.
@@ -73,6 +87,7 @@ class MergeReplay {
 
  private:
   reference::MergeTargets prompt_targets(const std::vector<int64_t>& kept, bool explained);
+  reference::MergeTargets recorded_targets(const std::vector<int64_t>& kept);
   void fill(const LayerView& view, const reference::MergeTargets& targets, const reference::ScoreEma* known);
   void derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known);
   void derive_spread_errors(const Cam& cam, const LayerView& view);
@@ -87,7 +102,6 @@ class MergeReplay {
   void merge(int64_t entry, int64_t into);
   void spread(const Cam& cam, int64_t entry, int64_t into);
   const reference::HeadCache& cache() const { return stepper_.cache(); }
-  LayerView view_at(int64_t t) const;
   MatrixView group(MatrixView rows) const { return layer_.shape.group_rows(rows, g_); }
   MatrixView last_queries(const LayerView& view) const;
   reference::ClusterMembers members_at(const std::vector<int64_t>& positions) const;
@@ -101,7 +115,8 @@ class MergeReplay {
   const MergeRules merge_rules_;
   bool certain_ = true;
   std::vector<MemberRange> members_;  // [kept]
-  HeadMerge merged_;                  // as of the prompt's end, or of the last rebuild
+  std::vector<Choice> targets_, rebuilt_targets_;
+  HeadMerge merged_;  // as of the prompt's end, or of the last rebuild
   reference::HeadStepper stepper_;
   MergedErrors errors_;
   std::optional<RunningErrors> running_errors_;  // of the host's scores, if the host evicts

@@ -181,7 +181,7 @@ struct MergedErrors::ClusterErrors {
   reference::MergedEntryErrors operator()(const Cam&) const { return none(); }
 
  private:
-  reference::MergedEntryErrors by_predicted_scores(const reference::KeyRule& rule) const {
+  reference::MergedEntryErrors by_predicted_scores(const KeyRule& rule) const {
     const Denominators sums = of.denominators(cache);
     const reference::MergeErrorsCase given{rule, cache.queries, of.layer_.scale, sums.values, sums.errors};
     return reference::merge_cluster_errors(given, members, errors, of.arithmetic_);

@@ -42,10 +42,15 @@ Matrix unpooled_errors(const LayerView& layer, const TestedImplementation& imple
 }  // namespace
 
 PromptErrors::PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
-                           const PromptRecord& reference) {
-  if (!ranks(implementation.policy.host)) return;
+                           const PromptRecord& reference)
+    : PromptErrors(layer, implementation, reference,
+                   rules_of(implementation.policy.host, layer.prompt_tokens(), 0)) {}
+
+PromptErrors::PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
+                           const PromptRecord& reference, const HostRules& rules) {
+  if (!rules.ranks()) return;
   reference::LayerScores known(nullptr);
-  ranking = reference::rank(layer, implementation.policy, known);
+  ranking = reference::rank(layer, implementation.policy, rules, known);
   const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;
   const int64_t scored = ranking.rules.scored, group_size = layer.shape.group_size();
   const ScoreRules score_rules = rules_of(implementation.policy.score);

@@ -1,6 +1,7 @@
 // Error bounds of a tested implementation's scores at the prompt's end, for every host and score.
 #pragma once
 
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/session/ranking.hpp>
 
@@ -13,6 +14,9 @@ namespace kvbound::sim {
 struct PromptErrors {
   PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
                const PromptRecord& reference);
+  /// The same by other rules than the prompt's: those of a rebuild.
+  PromptErrors(const LayerView& layer, const TestedImplementation& implementation,
+               const PromptRecord& reference, const HostRules& rules);
 
   reference::Ranking ranking;
   Matrix weights;  ///< [query_heads, n]: the window's mean attention, not pooled; for the attention score

@@ -48,13 +48,6 @@ UncertainCosines cosines_of(const LeavingEntry& leaving, VectorView norms) {
   return result;
 }
 
-// Number of outcomes that are possible within the error bounds.
-int64_t possible_outcomes(const TargetRule& rule, size_t others) {
-  int64_t possible = rule.may_be_dropped() ? 1 : 0;
-  for (size_t j = 0; j < others; ++j) possible += rule.may_merge_with(j);
-  return possible;
-}
-
 std::string fault_text(int64_t leaving, int64_t claimed, int64_t own, double largest, double cosine) {
   const std::string what = claimed == kNoPosition ? "was dropped" : fmt::format("merged with {}", claimed);
   const std::string rather = own == kNoPosition ? "being dropped" : fmt::format("merging with {}", own);

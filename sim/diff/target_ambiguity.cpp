@@ -44,35 +44,46 @@ bool TargetRule::may_merge_with(size_t other) const {
 
 bool TargetRule::may_be_dropped() const { return cosines_.empty() || surely_ <= limit_; }
 
+int64_t possible_outcomes(const TargetRule& rule, size_t others) {
+  int64_t possible = rule.may_be_dropped() ? 1 : 0;
+  for (size_t j = 0; j < others; ++j) possible += rule.may_merge_with(j);
+  return possible;
+}
+
+void visit_uncertain_cosines(
+    MatrixView keys, const std::vector<int64_t>& entries, const std::vector<int64_t>& others,
+    const reference::Arithmetic& arithmetic,
+    const std::function<void(int64_t entry, VectorView cosines, VectorView errors)>& visit) {
+  const std::vector<double> errors = cosine_errors(keys, arithmetic);
+  const Matrix directions = reference::key_directions(reference::rows_of(keys, others));
+  std::vector<double> off(others.size());
+  for (size_t first = 0; first < entries.size(); first += kBlock) {
+    const auto last = std::min(entries.size(), first + static_cast<size_t>(kBlock));
+    const std::vector<int64_t> block(entries.begin() + static_cast<std::ptrdiff_t>(first),
+                                     entries.begin() + static_cast<std::ptrdiff_t>(last));
+    const Matrix cosines = reference::attention_logits(
+        reference::key_directions(reference::rows_of(keys, block)), directions, 1);
+    for (size_t i = 0; i < block.size(); ++i) {
+      for (size_t j = 0; j < others.size(); ++j) off[j] = std::min(2.0, errors[block[i]] + errors[others[j]]);
+      visit(static_cast<int64_t>(first + i), cosines.row(static_cast<int64_t>(i)), off);
+    }
+  }
+}
+
 std::vector<MemberRange> member_ranges(MatrixView keys, const std::vector<int64_t>& kept,
                                        const SimilarTarget& target, const reference::Arithmetic& arithmetic) {
   std::vector<MemberRange> ranges(kept.size());
   const std::vector<int64_t> leaving = reference::others_than(kept, keys.rows);
-  const std::vector<double> errors = cosine_errors(keys, arithmetic);
-  const Matrix staying = reference::key_directions(reference::rows_of(keys, kept));
-  for (size_t first = 0; first < leaving.size(); first += kBlock) {
-    const auto last = std::min(leaving.size(), first + static_cast<size_t>(kBlock));
-    const std::vector<int64_t> block(leaving.begin() + static_cast<std::ptrdiff_t>(first),
-                                     leaving.begin() + static_cast<std::ptrdiff_t>(last));
-    const Matrix cosines =
-        reference::attention_logits(reference::key_directions(reference::rows_of(keys, block)), staying, 1);
-    for (size_t i = 0; i < block.size(); ++i) {
-      std::vector<double> off;
-      for (const int64_t position : kept) {
-        off.push_back(std::min(2.0, errors[block[i]] + errors[position]));
-      }
-      const TargetRule rule(target, cosines.row(i), off);
-      std::vector<size_t> possible;
-      for (size_t j = 0; j < kept.size(); ++j) {
-        if (rule.may_merge_with(j)) possible.push_back(j);
-      }
-      const bool sure = possible.size() == 1 && !rule.may_be_dropped();
-      for (const size_t j : possible) {
-        ++ranges[j].most;
-        ranges[j].least += sure;
-      }
-    }
-  }
+  visit_uncertain_cosines(
+      keys, leaving, kept, arithmetic, [&](int64_t, VectorView cosines, VectorView errors) {
+        const TargetRule rule(target, cosines, errors);
+        const bool sure = !rule.may_be_dropped() && possible_outcomes(rule, kept.size()) == 1;
+        for (size_t j = 0; j < kept.size(); ++j) {
+          if (!rule.may_merge_with(j)) continue;
+          ++ranges[j].most;
+          ranges[j].least += sure;
+        }
+      });
   return ranges;
 }
 

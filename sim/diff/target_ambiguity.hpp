@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include <kvbound/reference/bounds/error_bounds.hpp>
@@ -27,6 +28,19 @@ class TargetRule {
   VectorView cosines_, errors_;
   double surely_;  // lower bound on the largest cosine
 };
+
+/// Number of outcomes that are possible within the error bounds: entries to merge with, and being dropped.
+int64_t possible_outcomes(const TargetRule& rule, size_t others);
+
+/// Cosines of keys with others, and their error bounds.
+///
+/// entries, others  positions
+/// arithmetic       its `input` is the rounding error of storing keys
+/// visit            called with (index of the entry, cosines [others], errors [others]), by ascending index
+void visit_uncertain_cosines(
+    MatrixView keys, const std::vector<int64_t>& entries, const std::vector<int64_t>& others,
+    const reference::Arithmetic& arithmetic,
+    const std::function<void(int64_t entry, VectorView cosines, VectorView errors)>& visit);
 
 /// The least and the largest number of evicted entries that may have merged into one kept entry.
 struct MemberRange {

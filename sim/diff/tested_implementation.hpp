@@ -37,6 +37,8 @@ struct TestedImplementation {
   OperationArithmetic arithmetic;
   /// Type of the cache that the numbers were computed from; inputs of another type were rounded to it.
   Dtype storage = Dtype::f64;
+  /// Type that merged entries are rounded to when they are put into the cache.
+  Dtype merged_storage = Dtype::f64;
   /// [kv_heads]: each head's own budget; empty: `entries` for all.
   std::vector<int64_t> budgets = {};
 

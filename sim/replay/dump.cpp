@@ -136,6 +136,7 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
       prompt_tokens_(trace.prompt_tokens),
       evicts_(evicts(run.policy.policy.host)),
       merges_(rules_of(run.policy.policy.merge).merges),
+      records_targets_(run.backend != kReference),
       spool_(std::make_unique<Spool>(spool_folder)) {}
 
 Dump::~Dump() = default;
@@ -168,7 +169,7 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
 
   if (!prompt.merges.empty()) add_merges(layer, prompt.merges);
-  if (const auto targets = prompt_targets(prompt)) {
+  if (const auto targets = prompt_targets(prompt); targets && records_targets_) {
     append(layer, "target_of", {shape_.kv_heads, prompt_tokens_}, std::span<const int64_t>(*targets));
   }
   std::vector<double> output;
@@ -178,7 +179,7 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   append(layer, "output", {std::ssize(record.steps), shape_.query_heads, shape_.head_dim},
          VectorView(output));
   const int64_t tokens = prompt_tokens_ + std::ssize(record.steps);
-  if (const auto rebuilt = rebuilt_targets(record.steps, tokens)) {
+  if (const auto rebuilt = rebuilt_targets(record.steps, tokens); rebuilt && records_targets_) {
     const int64_t rebuilds = std::ssize(*rebuilt) / (shape_.kv_heads * tokens);
     append(layer, "rebuilt_target_of", {rebuilds, shape_.kv_heads, tokens},
            std::span<const int64_t>(*rebuilt));

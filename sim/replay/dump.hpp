@@ -54,6 +54,7 @@ class Dump {
   int64_t prompt_tokens_;
   bool evicts_;                  // whether the policy's host evicts while decoding
   bool merges_;                  // whether evicted entries merge
+  bool records_targets_;         // whether clusters are recorded: the reference's follow from what it keeps
   std::vector<int64_t> layers_;  // those added; listed in the metadata unless they are all of the trace's
   std::vector<traces::TensorDeclaration> tensors_;
   std::unique_ptr<Spool> spool_;

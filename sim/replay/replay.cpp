@@ -51,8 +51,8 @@ void judge(RunResult& run, const traces::Layer& layer, int64_t index, const Repl
   const SessionArithmetic arithmetic =
       arithmetic_of(run.run.backend, result.trace.storage, result.trace.shape, result.trace.prompt_tokens,
                     entries + result.scope.steps);
-  const TestedImplementation implementation{run.run.policy.policy, entries, result.scope.steps, arithmetic,
-                                            storage};
+  const TestedImplementation implementation{
+      run.run.policy.policy, entries, result.scope.steps, arithmetic, storage, storage};
   const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
   if (!run.agreement) run.agreement.emplace();
   for (TensorAgreement& found : agreement(layer, implementation, claims)) {

@@ -47,7 +47,7 @@ struct Case {
   ClusterCase clusters = {};
   int64_t group_size = 2;
   int64_t head_dim = 10;
-  reference::KeyRule rule = {};
+  KeyRule rule = {};
   Scores scores = Scores::random;
   Queries queries = Queries::random;
   bool votes = false;
@@ -293,7 +293,7 @@ class KeepKvParity : public DeviceTest {
 };
 TYPED_TEST_SUITE(KeepKvParity, StorageTypes, StorageName);
 
-constexpr reference::KeyRule kRules[] = {{MergedKey::min_norm, MergeGqa::joint, 0.3},
+constexpr KeyRule kRules[] = {{MergedKey::min_norm, MergeGqa::joint, 0.3},
                                          {MergedKey::min_norm, MergeGqa::mean, 0.3},
                                          {MergedKey::zip, MergeGqa::mean, 0.3},
                                          {MergedKey::convex, MergeGqa::joint, 0.3},
@@ -301,7 +301,7 @@ constexpr reference::KeyRule kRules[] = {{MergedKey::min_norm, MergeGqa::joint, 
 
 TYPED_TEST(KeepKvParity, MergesAcrossSizes) {
   for (const int64_t tokens : {1, 2, 31, 32, 33, 64, 65, 200}) {
-    for (const reference::KeyRule& rule : kRules) {
+    for (const KeyRule& rule : kRules) {
       this->expect_parity({.clusters = {.tokens = tokens, .kept = {(tokens + 3) / 4, 1}}, .rule = rule});
     }
   }
@@ -312,7 +312,7 @@ TYPED_TEST(KeepKvParity, MergesAcrossSizes) {
 
 TYPED_TEST(KeepKvParity, MergesEveryKindOfScoresByEveryRule) {
   for (const Scores scores : kScores) {
-    for (const reference::KeyRule& rule : kRules) {
+    for (const KeyRule& rule : kRules) {
       for (const bool votes : {false, true}) {
         this->expect_parity({.clusters = {.tokens = 90, .kept = {11, 4}},
                              .group_size = 3,
@@ -349,13 +349,13 @@ TYPED_TEST(KeepKvParity, DropsDirectionsOfSmallSingularValues) {
 }
 
 TYPED_TEST(KeepKvParity, MergesAClusterOfThousands) {
-  for (const reference::KeyRule& rule : kRules) {
+  for (const KeyRule& rule : kRules) {
     this->expect_parity({.clusters = {.tokens = 3000, .kept = {40, 7}, .sink = true}, .rule = rule});
   }
 }
 
 TYPED_TEST(KeepKvParity, GivesTheSameUnderEverySchedule) {
-  for (const reference::KeyRule& rule : {kRules[0], kRules[2]}) {
+  for (const KeyRule& rule : {kRules[0], kRules[2]}) {
     const typename TestFixture::Subject subject({.clusters = {.tokens = 300, .kept = {12, 5}, .sink = true},
                                                  .group_size = 3,
                                                  .rule = rule,
@@ -396,7 +396,7 @@ TYPED_TEST(KeepKvParity, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(cuda::log_denominators({}, 5, 2, nullptr, nullptr, nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::cluster_weights({}, {}, 4, 2, nullptr, merged, {1}, {}, {}, nullptr, nullptr),
                ShapeMismatch);
-  const auto merge = [&](const Uploaded<T>& entries, CacheRows<T>& to, const reference::KeyRule& rule) {
+  const auto merge = [&](const Uploaded<T>& entries, CacheRows<T>& to, const KeyRule& rule) {
     cuda::merged_keys<T>(rule, entries.view(), {}, merged, {2}, {}, to.view(), nullptr, {}, nullptr);
   };
   EXPECT_THROW(merge(wide, cache, {}), ShapeMismatch);
@@ -414,7 +414,7 @@ class KeepKvOverflowParity : public DeviceTest {
   // The key of two equal keys with scores far apart, and the status before and after.
   template <cuda::Storage T>
   static Result merged_key(double number, double query_number) {
-    const reference::KeyRule rule;
+    const KeyRule rule;
     ClustersOf clusters({.tokens = 2, .kept = {1}});
     Tensor keys(1, 2, 8), query(1, 1, 8);
     std::ranges::fill(keys.numbers(), number);

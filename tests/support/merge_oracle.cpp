@@ -300,7 +300,7 @@ Solution solution(const Rows& rows, double share, const Row& targets) {
   return result;
 }
 
-MergedCluster merge_cluster(const reference::KeyRule& rule, MatrixView queries, double scale,
+MergedCluster merge_cluster(const KeyRule& rule, MatrixView queries, double scale,
                             const reference::ClusterMembers& members, const Rows& log_scores,
                             const Row& log_denominators) {
   const bool joint = rule.gqa == MergeGqa::joint && queries.rows > 1;

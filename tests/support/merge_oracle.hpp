@@ -47,7 +47,7 @@ struct MergedCluster {
 
 /// log_scores        [heads][members]
 /// log_denominators  [heads], for joint merges
-MergedCluster merge_cluster(const reference::KeyRule& rule, MatrixView queries, double scale,
+MergedCluster merge_cluster(const KeyRule& rule, MatrixView queries, double scale,
                             const reference::ClusterMembers& members, const Rows& log_scores,
                             const Row& log_denominators);
 

@@ -30,7 +30,7 @@ struct Case {
 
   TensorAgreement judge(const std::vector<Positions>& kept) {
     teacher_forced = record.kept;
-    return judge_kept(layer.prompt(), implementation, record, errors, kept, teacher_forced);
+    return judge_kept(layer.prompt(), implementation, record, errors, kept, std::nullopt, teacher_forced);
   }
 
   traces::Layer layer;
