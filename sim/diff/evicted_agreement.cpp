@@ -17,6 +17,7 @@
 #include <kvbound/reference/numerics/parallel.hpp>
 
 #include "choice.hpp"
+#include "critical_eviction.hpp"
 #include "eviction_choice.hpp"
 #include "near_tie.hpp"
 #include "running_errors.hpp"
@@ -121,7 +122,7 @@ class HeadReplay {
     const EvictionCandidates candidates = place.candidates();
     const std::vector<int64_t> kept = candidates.without(claimed);
     const std::optional<Fault> fault = rules_of(implementation_.policy.selection).in_decoding
-                                           ? critical(candidates, kept)
+                                           ? critical(place, candidates, kept)
                                            : top_k_fault(scores(candidates).view(), kept);
     return judge_scored(place, claimed, candidates, fault);
   }
@@ -131,51 +132,27 @@ class HeadReplay {
     return errors_.reduced(stepper_.eviction(), candidates, score_.group);
   }
 
-  BoundedScores stage_two(const EvictionCandidates& candidates, const TwoStage& options) const {
-    const Matrix own = columns_of(stepper_.eviction().head_scores(), candidates.entries);
-    const Matrix off = errors_.at(candidates.positions);
-    const Matrix norms = columns_of(stepper_.eviction().norms(), candidates.entries);
-    const Matrix norm_errors = columns_of(group(sizes_.norm_errors), candidates.positions);
-    return {reference::stage_two_scores(own, norms, options.epsilon, options.gqa),
-            reference::stage_two_score_errors(own, off, norms, norm_errors, options.epsilon, options.gqa,
-                                              arithmetic_)};
-  }
-
   // Whether the error bounds separate the best eviction candidate from the worst.
   bool can_tell(const EvictionPlace& place) const {
     const EvictionCandidates candidates = place.candidates();
     return !rules_.ranks() || candidates.entries.size() == 1 || separates(scores(candidates).view());
   }
 
-  // The near-tie rule of CriticalKV's stages, for every size of stage one that rounding may lead to.
-  std::optional<Fault> critical(const EvictionCandidates& candidates,
+  // The near-tie rule of CriticalKV's stages.
+  std::optional<Fault> critical(const EvictionPlace& place, const EvictionCandidates& candidates,
                                 const std::vector<int64_t>& kept) const {
     const TwoStage options = *rules_of(implementation_.policy.selection).two_stage;
-    const BoundedScores attention = scores(candidates), second = stage_two(candidates, options);
-    const int64_t k = std::ssize(candidates.entries) - (cache().entries() - budget_);
-    const CountRange counts =
-        stage_one_range(options, k, [&] { return adaptive_range(candidates.entries, attention.view(), k); });
-    return critical_fault(attention.view(), second.view(), kept, counts);
-  }
-
-  CountRange adaptive_range(const std::vector<int64_t>& entries, const UncertainScores& scores,
-                            int64_t k) const {
-    const std::vector<RankRange> ranks = rank_ranges(scores);
-    std::vector<int64_t> always_kept;
-    for (int64_t entry = 0; entry < cache().entries(); ++entry) {
-      if (rules_.always_keeps(cache().positions[entry], stepper_.newest())) always_kept.push_back(entry);
-    }
-    const Matrix weights =
-        reference::attention_weights(queries_, cache().keys, layer_.scale, cache().entries() - 1);
-    const Matrix errors =
-        reference::attention_weight_errors(queries_, cache().keys, layer_.scale, arithmetic_);
-    const double adding = reference::sum_rounding(cache().entries(), arithmetic_.in_any_order());
-    CountRange all{0, 0};
-    for (int64_t h = 0; h < group_size_; ++h) {
-      all = CountRange::most(
-          all, adaptive_counts(weights.row(h), errors.row(h), always_kept, entries, ranks, k, adding));
-    }
-    return all;
+    const BoundedScores attention = scores(candidates);
+    const Matrix score_errors = errors_.at(candidates.positions),
+                 norm_errors = columns_of(group(sizes_.norm_errors), candidates.positions);
+    const auto weights = [&]() -> StepWeights {
+      const MatrixView keys = cache().keys;
+      return {reference::attention_weights(queries_, keys, layer_.scale, cache().entries() - 1),
+              reference::attention_weight_errors(queries_, keys, layer_.scale, arithmetic_)};
+    };
+    return CriticalEviction{options,      place,       candidates,  attention,
+                            score_errors, norm_errors, arithmetic_, weights}
+        .fault(kept);
   }
 
   const traces::Layer& layer_;

@@ -7,8 +7,10 @@
 #include <utility>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
+#include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/merging/cam.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
 
@@ -57,6 +59,7 @@ MergeStep MergeReplay::step(int64_t t, const ClaimedStep& claimed) {
     result.positions = merged_.positions;
   } else {
     stepper_.enter(layer_.prompt_tokens + t, view.keys.row(g_), view.values.row(g_));
+    if (rules_.evicts) set_norm_errors({cache().entries() - 1});
   }
   attend(result);
   if (rules_.evicts) choose(t, claimed, result);
@@ -186,6 +189,9 @@ void MergeReplay::derive_spread_errors(const Cam& cam, const LayerView& view) {
 
 void MergeReplay::begin_evicting(const LayerView& view, MatrixView head_scores, MatrixView head_errors) {
   stepper_.begin_evicting(view, head_scores, {});
+  std::vector<int64_t> all(cache().entries());
+  std::iota(all.begin(), all.end(), 0);
+  set_norm_errors(all);
   running_errors_.emplace(head_errors, group_size_, layer_.keys.view().rows, arithmetic_);
 }
 
@@ -225,6 +231,11 @@ void MergeReplay::attend(MergeStep& result) {
       running_errors_->update(rules_, stepper_.eviction(), cache().positions, errors.weights);
     }
     errors_.observe(queries_, cache(), stepper_.newest() + 1, errors);
+    if (rules_of(policy_.selection).in_decoding) {
+      weights_.weights =
+          reference::attention(queries_, cache().keys, cache().values, layer_.scale, cache().votes).weights;
+      weights_.errors = std::move(errors.weights);
+    }
     if (merge_rules_.spread) {
       attention_ = mean_attention(queries_, cache().keys, layer_.scale, rows.keys, arithmetic_);
     }
@@ -254,8 +265,7 @@ Choice MergeReplay::judge_evicted(const EvictionPlace& place, const std::optiona
   if (!claimed) return unjudged_choice(own);
   if (*claimed == own) return same_choice(own);
   if (const std::optional<Choice> unscored = judge_unscored(place, *claimed)) return *unscored;
-  const bool by_attention = !rules_of(policy_.score).change && !rules_of(policy_.selection).in_decoding;
-  if (!by_attention || !certain_) return undecided_choice(*claimed);
+  if (rules_of(policy_.score).change || !certain_) return undecided_choice(*claimed);
   return judge_by_scores(place, *claimed);
 }
 
@@ -263,7 +273,44 @@ Choice MergeReplay::judge_by_scores(const EvictionPlace& place, int64_t claimed)
   const EvictionCandidates candidates = place.candidates();
   const BoundedScores scores =
       running_errors_->reduced(stepper_.eviction(), candidates, rules_of(policy_.score).group);
-  return judge_scored(place, claimed, candidates, top_k_fault(scores.view(), candidates.without(claimed)));
+  const std::vector<int64_t> kept = candidates.without(claimed);
+  const SelectionRules selection = rules_of(policy_.selection);
+  if (!selection.in_decoding)
+    return judge_scored(place, claimed, candidates, top_k_fault(scores.view(), kept));
+  const Matrix score_errors = running_errors_->at(candidates.positions),
+               norm_errors = reference::columns_of(norm_errors_, candidates.positions);
+  const CriticalEviction critical{*selection.two_stage, place,       candidates,  scores,
+                                  score_errors,         norm_errors, arithmetic_, [&] { return weights_; }};
+  return judge_scored(place, claimed, candidates, critical.fault(kept));
+}
+
+// Bounds the errors of the projected norms of the cache's values at these indices: those of computing the norms, and those of
+// the values.
+void MergeReplay::set_norm_errors(const std::vector<int64_t>& entries) {
+  const SelectionRules selection = rules_of(policy_.selection);
+  if (!selection.in_decoding) return;
+  const LayerShape& shape = layer_.shape;
+  const auto count = std::ssize(entries);
+  const Matrix values = reference::rows_of(cache().values, entries);
+  const TensorView tensor{values.data(), 1, count, shape.head_dim, count * shape.head_dim};
+  const MatrixView projection = layer_.output_projection.view().middle_rows(g_ * group_size_ * shape.head_dim,
+                                                                            group_size_ * shape.head_dim);
+  const LayerShape group{group_size_, 1, shape.head_dim, shape.model_dim};
+  const Norm norm = selection.two_stage->norm;
+  const Matrix norms = reference::projected_value_norms(group, tensor, projection, norm);
+  const Matrix errors = reference::projected_value_norm_errors(
+      group, tensor, projection, norm, norms, part_.implementation.arithmetic.projected_value_norms);
+  const Matrix rows = reference::projection_row_norms(projection, shape.head_dim);
+  if (norm_errors_.rows() == 0) norm_errors_ = Matrix(group_size_, layer_.keys.view().rows);
+  for (int64_t j = 0; j < count; ++j) {
+    const int64_t position = cache().positions[entries[j]];
+    const EntryErrors own = errors_.entry(position);
+    for (int64_t h = 0; h < group_size_; ++h) {
+      double& error = norm_errors_(h, position);
+      error = errors(h, j);
+      for (int64_t c = 0; c < shape.head_dim; ++c) error += own.value[c] * rows(h, c);
+    }
+  }
 }
 
 Choice MergeReplay::judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed) {
@@ -307,6 +354,7 @@ void MergeReplay::merge(int64_t entry, int64_t into) {
   errors_.put(into, errors_.merged(before, members, positions));
   errors_.store_key(into, evicted.merge.keys.row(0));
   errors_.store_value(into, evicted.merge.values.row(0));
+  set_norm_errors({cache().find(into)});
 }
 
 void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {
@@ -321,8 +369,11 @@ void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {
     errors_.add_spread(shared_by.back(), cache().values.row(sharing), value, off, std::ssize(entries));
   }
   stepper_.evict(entry, queries_, into);
-  for (const int64_t changed : shared_by)
-    errors_.store_value(changed, cache().values.row(cache().find(changed)));
+  for (const int64_t changed : shared_by) {
+    const int64_t at = cache().find(changed);
+    errors_.store_value(changed, cache().values.row(at));
+    set_norm_errors({at});
+  }
 }
 
 }  // namespace kvbound::sim
