@@ -13,7 +13,7 @@ constexpr int kWarps = 4;
 //
 // grid       (chunks, kv_heads)
 // block      128; no shared memory
-// registers  TBD
+// registers  56-59 (sm_90a), 64-69 (sm_80)
 // bytes      read: for each member of a large cluster head_dim sizeof(T) and 8 for each row of weights, mostly from the
 //            caches, and 4 for each row of weights; written: up to 8 head_dim for each row of weights and chunk
 // FLOP       2 head_dim for each row of weights and member of a large cluster

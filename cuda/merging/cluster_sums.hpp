@@ -54,17 +54,26 @@ struct MergedRows {
 
   /// Writes the row of kept entry i. The whole warp calls it.
   __device__ void store(int64_t g, int64_t i, int head_dim, Columns& row) const {
-    const int64_t at = into ? into[g * capacity + i] : i;
-    T* const numbers = cache.data + g * cache.slice_stride + at * cache.row_stride;
+    T* const numbers = row_of(g, i);
+    row.each(head_dim, [&](int c, float& number) { put(numbers[c], number); });
+  }
+  /// Adds to the row of kept entry i; numbers to which 0 is added keep their bits. The whole warp calls it.
+  __device__ void add(int64_t g, int64_t i, int head_dim, Columns& row) const {
+    T* const numbers = row_of(g, i);
     row.each(head_dim, [&](int c, float& number) {
-      const T stored = to_storage<T>(number);
-      numbers[c] = stored;
-      if (!(fabsf(to_float(stored)) <= kLargest)) *status = 1;  // several threads may write, all of them 1
+      if (number != 0) put(numbers[c], to_float(numbers[c]) + number);
     });
   }
 
  private:
-  static constexpr float kLargest = std::numeric_limits<float>::max();
+  __device__ T* row_of(int64_t g, int64_t i) const {
+    return cache.data + g * cache.slice_stride + (into ? into[g * capacity + i] : i) * cache.row_stride;
+  }
+  __device__ void put(T& stored, float number) const {
+    stored = to_storage<T>(number);
+    // Several threads may write the status, all of them 1.
+    if (!(fabsf(to_float(stored)) <= std::numeric_limits<float>::max())) *status = 1;
+  }
 };
 
 /// The rows that are summed, and their weights.

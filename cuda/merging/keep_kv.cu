@@ -285,8 +285,8 @@ void log_denominators(const ScoredEntries& entries, int64_t query_heads, int64_t
          DenominatorArguments{entries, query_heads / kv_heads, count, log_denominators});
 }
 
-void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t query_heads,
-                     int64_t kv_heads, const float* log_denominators, const MergedEntries& merged,
+void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t query_heads, int64_t kv_heads,
+                     const float* log_denominators, const MergedEntries& merged,
                      const ClusterWeights& weights, const MergedNumbers& numbers, const MergedVotes& votes,
                      int* status, Stream stream) {
   require_groups(query_heads, kv_heads);

@@ -69,8 +69,8 @@ int64_t merge_queries_workspace(int64_t kv_heads, int64_t rows, int64_t head_dim
 ///            reference/bounds/merge_cluster_errors.md
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
-void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads,
-                   double scale, const MergeQueries& prepared, Workspace workspace, Stream stream);
+void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads, double scale,
+                   const MergeQueries& prepared, Workspace workspace, Stream stream);
 
 /// ln D_h = ln sum_j p_j s^h_j over the first count[g] entries, for each query head.
 ///
@@ -92,8 +92,8 @@ void log_denominators(const ScoredEntries& entries, int64_t query_heads, int64_t
 ///                   reference/bounds/merge_cluster_errors.hpp
 /// source            KeepKV (arXiv:2504.09936), Algorithm 1; proof: proofs/keep_kv.md#kkv-3
 /// throws            ShapeMismatch; DeviceError
-void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t query_heads,
-                     int64_t kv_heads, const float* log_denominators, const MergedEntries& merged,
+void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t query_heads, int64_t kv_heads,
+                     const float* log_denominators, const MergedEntries& merged,
                      const ClusterWeights& weights, const MergedNumbers& numbers, const MergedVotes& votes,
                      int* status, Stream stream);
 

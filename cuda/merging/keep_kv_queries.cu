@@ -161,8 +161,8 @@ int64_t merge_queries_workspace(int64_t kv_heads, int64_t rows, int64_t head_dim
 }
 
 template <Storage T>
-void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads,
-                   double scale, const MergeQueries& prepared, Workspace workspace, Stream stream) {
+void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads, double scale,
+                   const MergeQueries& prepared, Workspace workspace, Stream stream) {
   require_layout("queries", queries);
   require_equal("slices of queries", queries.slices, "queries of a head", 1);
   require_range("head_dim", queries.cols, 1, 256);
@@ -176,10 +176,10 @@ void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t k
          group_size);
 }
 
-template void merge_queries(const KeyRule&, DeviceTensor<const float>, int64_t, double,
-                            const MergeQueries&, Workspace, Stream);
-template void merge_queries(const KeyRule&, DeviceTensor<const Float16>, int64_t, double,
-                            const MergeQueries&, Workspace, Stream);
+template void merge_queries(const KeyRule&, DeviceTensor<const float>, int64_t, double, const MergeQueries&,
+                            Workspace, Stream);
+template void merge_queries(const KeyRule&, DeviceTensor<const Float16>, int64_t, double, const MergeQueries&,
+                            Workspace, Stream);
 template void merge_queries(const KeyRule&, DeviceTensor<const Bfloat16>, int64_t, double,
                             const MergeQueries&, Workspace, Stream);
 

@@ -80,6 +80,16 @@ struct Arguments {
   const int64_t* leaving_count;
   KeyRows<T> kept;
   NearestKeys nearest;
+  NumberRows<const float> scores;  // [kv_heads, candidates], where only keys of higher score count
+
+  __device__ int64_t leaving_keys(int64_t g) const {
+    return leaving_count ? leaving_count[g] : all.keys.rows;
+  }
+  __device__ int64_t kept_keys(int64_t g) const { return kept.count ? kept.count[g] : kept.keys.rows; }
+  __device__ int64_t row_of(int64_t g, int64_t i) const {
+    return leaving ? leaving[g * leaving_stride + i] : i;
+  }
+  __device__ float score(int64_t g, int64_t i) const { return scores.data[g * scores.row_stride + i]; }
 };
 
 struct Shared {
@@ -100,7 +110,7 @@ __device__ void load_directions(const Arguments<T>& p, int64_t g, int64_t first,
     const int r = n / shape.query_row, c = n % shape.query_row;
     float number = 0;
     if (r < count && c < head_dim) {
-      const int64_t position = p.leaving[g * p.leaving_stride + first + r];
+      const int64_t position = p.row_of(g, first + r);
       const float norm = p.all.norms[g * p.all.keys.rows + position];
       const T stored = p.all.keys.data[g * p.all.keys.slice_stride + position * p.all.keys.row_stride + c];
       number = norm > 0 ? to_float(stored) / norm : 0;
@@ -115,18 +125,18 @@ __device__ void load_directions(const Arguments<T>& p, int64_t g, int64_t first,
 // block      128
 // shared     1024 stages (v | 1) + 128 (row + 4) bytes, with v vectors of 16 bytes and `row` numbers in a padded row;
 //            51,712 for head_dim 128, BF16, 2 stages
-// registers  120 (16-bit types), 96 (fp32) (sm_90a); 109, 96 (sm_80)
+// registers  96-128 (sm_90a), 96-124 (sm_80)
 // bytes      read: 16 v for each kept key, again for each block, mostly from the L2 cache; head_dim sizeof(T) for each
 //            leaving key; written: 12 for each leaving key
 // FLOP       2 leaving kept head_dim
-template <Storage T>
+template <Storage T, bool kBetter>
 __global__ void __launch_bounds__(kThreads, 4) nearest_keys_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
   const int64_t g = blockIdx.y, first = static_cast<int64_t>(blockIdx.x) * kBlockRows;
-  const auto leaving = static_cast<int>(min(p.leaving_count[g] - first, int64_t{kBlockRows}));
+  const auto leaving = static_cast<int>(min(p.leaving_keys(g) - first, int64_t{kBlockRows}));
   if (leaving <= 0) return;
-  const int64_t kept = p.kept.count[g], tiles = ceil_division(kept, kTileTokens);
+  const int64_t kept = p.kept_keys(g), tiles = ceil_division(kept, kTileTokens);
   const TokenRows rows(p.kept.keys, g);
   const auto load = [&](int64_t tile) {
     if (tile < tiles) {
@@ -139,6 +149,12 @@ __global__ void __launch_bounds__(kThreads, 4) nearest_keys_kernel(Arguments<T> 
   load(0);
   load_directions(p, g, first, leaving, shape, shared.rows);
   Best best[kRows];
+  float own[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = Products<T, kRows>::row(r);
+    own[r] = kBetter && row < leaving ? p.score(g, first + row) : 0;
+  }
   for (int64_t tile = 0; tile < tiles; ++tile) {
     if (shape.stages == 1 && tile > 0) {
       __syncthreads();  // no thread reads the previous tile any more
@@ -154,8 +170,10 @@ __global__ void __launch_bounds__(kThreads, 4) nearest_keys_kernel(Arguments<T> 
       const int64_t index = tile * kTileTokens + products.token(t);
       if (index >= kept) continue;
       const float norm = p.kept.norms[g * p.kept.keys.rows + index];
+      const float score = kBetter ? p.score(g, index) : 0;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
+        if (kBetter && !(score > own[r])) continue;
         best[r].offer(norm > 0 ? clamped(products.numbers[r][t] / norm) : 0, index);
       }
     }
@@ -243,6 +261,17 @@ __global__ void __launch_bounds__(kEntryThreads)
   nearest.cosine[g * nearest.stride] = cosine;
 }
 
+template <bool kBetter, Storage T>
+void find_nearest(const Arguments<T>& arguments, int64_t most_leaving, Stream stream) {
+  if (most_leaving == 0) return;
+  const DeviceTensor<const T>& kept = arguments.kept.keys;
+  const auto with = [&](int tiles) { return Shape(kept, tiles, kBlockRows); };
+  const Shape shape = first_that_fits<Shared>({with(kMostStages), with(1)});
+  launch({extent(ceil_division(most_leaving, kBlockRows), kept.slices), extent(kThreads),
+          shared_bytes<Shared>(shape), stream},
+         nearest_keys_kernel<T, kBetter>, arguments, shape);
+}
+
 template <Storage T>
 void require_valid(const KeyRows<T>& rows) {
   require_layout("keys", rows.keys);
@@ -270,13 +299,19 @@ void nearest_keys(const KeyRows<T>& all, const int64_t* leaving, int64_t leaving
   require_equal("columns of the kept keys", kept.keys.cols, "columns of all keys", all.keys.cols);
   require_range("leaving_stride", leaving_stride, 0, all.keys.rows);
   require_range("stride of the nearest keys", nearest.stride, leaving_stride, INT64_MAX);
-  if (leaving_stride == 0) return;
-  const auto with = [&](int tiles) { return Shape(kept.keys, tiles, kBlockRows); };
-  const Shape shape = first_that_fits<Shared>({with(kMostStages), with(1)});
-  launch({extent(ceil_division(leaving_stride, kBlockRows), all.keys.slices), extent(kThreads),
-          shared_bytes<Shared>(shape), stream},
-         nearest_keys_kernel<T>, Arguments<T>{all, leaving, leaving_stride, leaving_count, kept, nearest},
-         shape);
+  find_nearest<false>(Arguments<T>{all, leaving, leaving_stride, leaving_count, kept, nearest, {}},
+                      leaving_stride, stream);
+}
+
+template <Storage T>
+void nearest_better_keys(const KeyRows<T>& candidates, NumberRows<const float> scores,
+                         const NearestKeys& nearest, Stream stream) {
+  require_valid(candidates);
+  require_equal("rows of scores", scores.rows, "slices of the candidates' keys", candidates.keys.slices);
+  require_range("stride of the nearest keys", nearest.stride, candidates.keys.rows, INT64_MAX);
+  const int64_t count = candidates.keys.rows;
+  find_nearest<true>(Arguments<T>{candidates, nullptr, count, nullptr, candidates, nearest, scores}, count,
+                     stream);
 }
 
 template <Storage T>
@@ -298,6 +333,11 @@ template void nearest_keys(const KeyRows<Float16>&, const int64_t*, int64_t, con
                            const KeyRows<Float16>&, const NearestKeys&, Stream);
 template void nearest_keys(const KeyRows<Bfloat16>&, const int64_t*, int64_t, const int64_t*,
                            const KeyRows<Bfloat16>&, const NearestKeys&, Stream);
+template void nearest_better_keys(const KeyRows<float>&, NumberRows<const float>, const NearestKeys&, Stream);
+template void nearest_better_keys(const KeyRows<Float16>&, NumberRows<const float>, const NearestKeys&,
+                                  Stream);
+template void nearest_better_keys(const KeyRows<Bfloat16>&, NumberRows<const float>, const NearestKeys&,
+                                  Stream);
 template void nearest_key(const KeyRows<float>&, const CacheSlots&, const NearestKeys&, Stream);
 template void nearest_key(const KeyRows<Float16>&, const CacheSlots&, const NearestKeys&, Stream);
 template void nearest_key(const KeyRows<Bfloat16>&, const CacheSlots&, const NearestKeys&, Stream);

@@ -51,6 +51,16 @@ void nearest_keys(const KeyRows<T>& all, const int64_t* leaving, int64_t leaving
                   const int64_t* leaving_count, const KeyRows<T>& kept, const NearestKeys& nearest,
                   Stream stream);
 
+/// For each candidate the nearest of those of strictly higher score: reference::nearest_better_keys.
+///
+/// candidates  [kv_heads, rows, head_dim]; `count` null: all rows
+/// scores      [kv_heads, rows], row_stride numbers from row to row
+/// nearest     receives row indices; -1 for candidates of the highest score; stride >= rows
+/// precision, ties, throws: as above
+template <Storage T>
+void nearest_better_keys(const KeyRows<T>& candidates, NumberRows<const float> scores,
+                         const NearestKeys& nearest, Stream stream);
+
 /// The same during decoding, for the entry of every KV head that was evicted last: reference::nearest_key.
 ///
 /// cache      rows of the cache; `count` is not read

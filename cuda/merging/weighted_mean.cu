@@ -24,7 +24,7 @@ struct MeanArguments {
 //
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128; no shared memory
-// registers  TBD
+// registers  88-110 (sm_90a), 100-124 (sm_80)
 // bytes      read: for each merging entry head_dim sizeof(T), again from the caches for each further row of weights, 8 and
 //            4 for each row of weights; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim for each row of weights and merging entry
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) weighted_means_kernel(MeanArgu
 //
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128; no shared memory
-// registers  TBD
+// registers  56 (sm_90a), 56-64 (sm_80)
 // bytes      read: for each member head_dim sizeof(T) and 12; written: 4 head_dim for each kept entry
 // FLOP       2 head_dim for each member
 template <Storage T>

@@ -20,14 +20,6 @@ template <Storage T>
 void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_stride, const int64_t* count,
              DeviceTensor<T> compacted, Stream stream);
 
-/// A matrix of numbers in device memory: row r begins at data + r * row_stride.
-template <class T>
-struct NumberRows {
-  T* data = nullptr;
-  int64_t rows = 0;
-  int64_t row_stride = 0;
-};
-
 /// compacted[r, i] = numbers[r, kept[g, i]] for i < count[g], where row r is one of KV head g's: the kept entries' scores or
 /// norms. Copies bits.
 ///

@@ -29,6 +29,14 @@ struct DeviceTensor {
   }
 };
 
+/// A matrix of numbers in device memory: row r begins at data + r * row_stride.
+template <class T>
+struct NumberRows {
+  T* data = nullptr;
+  int64_t rows = 0;
+  int64_t row_stride = 0;
+};
+
 /// A layer's cache: for each KV head its entries and room for more.
 template <Storage T>
 struct CacheView {
