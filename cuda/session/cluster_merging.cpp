@@ -56,8 +56,8 @@ void ClusterMerging<T>::merge(const MergeInput<T>& input, LayerCache<T>& cache, 
 }
 
 template <Storage T>
-void ClusterMerging<T>::by_scores(const KeyRule& rule, const MergeInput<T>& input,
-                                  LayerCache<T>& cache, Queue& queue) {
+void ClusterMerging<T>::by_scores(const KeyRule& rule, const MergeInput<T>& input, LayerCache<T>& cache,
+                                  Queue& queue) {
   const CacheSlots slots = cache.slots();
   const MergeQueries queries{queries_.data(), combinations_.data(), directions_.data()};
   const MergedNumbers numbers{divergences_.data(), shares_.data(), zip_scales_.data(), zip_outcomes_.data(),

@@ -43,8 +43,7 @@ class ClusterMerging {
   std::vector<uint8_t> zip_outcomes(Stream stream) const;
 
  private:
-  void by_scores(const KeyRule& rule, const MergeInput<T>& input, LayerCache<T>& cache,
-                 Queue& queue);
+  void by_scores(const KeyRule& rule, const MergeInput<T>& input, LayerCache<T>& cache, Queue& queue);
   void by_keys(bool gaussian, const MergeInput<T>& input, LayerCache<T>& cache, Queue& queue);
   void put_means(const MergeInput<T>& input, DeviceTensor<const T> entries, const float* shares,
                  DeviceTensor<T> rows, Queue& queue);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
 
@@ -29,6 +30,13 @@ void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_strid
 /// throws           ShapeMismatch; DeviceError
 void compact_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
                      int64_t kept_stride, const int64_t* count, NumberRows<float> compacted, Stream stream);
+
+/// The positions of some slots of a cache: positions[g, i] = slots.positions[g, chosen(g, i)] for i < chosen.count[g].
+///
+/// positions  [kv_heads, chosen.stride], device memory
+/// throws     ShapeMismatch; DeviceError
+void compact_positions(const CacheSlots& slots, const PositionLists& chosen, int64_t* positions,
+                       Stream stream);
 
 /// The inverse: to[r, kept[g, i]] = numbers[r, i] for i < count[g]. Copies bits.
 ///

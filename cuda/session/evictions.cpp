@@ -130,8 +130,9 @@ void Evictions<T>::evict(LayerCache<T>& cache, int64_t newest, Queue& queue) {
 }
 
 template <Storage T>
-void Evictions<T>::revalue(const PositionLists& changed, int64_t most, LayerCache<T>& cache, Queue& queue) {
+void Evictions<T>::revalue(const PositionLists& changed, LayerCache<T>& cache, Queue& queue) {
   if (!changes_ && !stages_) return;
+  const int64_t most = changed.stride;
   const LayerShape& shape = layer_.shape;
   if (revalued_.rows() != most) {
     revalued_ = StoredTensor<T>(shape.kv_heads, most, shape.head_dim);

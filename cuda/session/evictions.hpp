@@ -49,8 +49,8 @@ class Evictions {
   void evict(LayerCache<T>& cache, int64_t newest, Queue& queue);
   /// Queues what follows from the new values of merged entries; their running scores do not change.
   ///
-  /// changed  their slots, `most` of them at most
-  void revalue(const PositionLists& changed, int64_t most, LayerCache<T>& cache, Queue& queue);
+  /// changed  their slots
+  void revalue(const PositionLists& changed, LayerCache<T>& cache, Queue& queue);
   /// Waits; the evicted positions [kv_heads], -1 for none. Throws NonFinite if a score is NaN.
   std::vector<int64_t> evicted(Queue& queue);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
+#include <span>
 
 #include <kvbound/cuda/merging/nearest_key.hpp>
 
@@ -39,6 +41,66 @@ std::vector<std::vector<std::vector<int64_t>>> PromptTargets::download(Stream st
   }
   return clusters;
 }
+
+template <Storage T>
+PromptRoots::PromptRoots(const Ranking& ranking, const SimilarTarget& target, LayerScores<T>& known,
+                         Queue& queue, KeptEntries& kept)
+    : candidates_{ranking.always.sinks,
+                  ranking.candidates,
+                  known.layer().prompt_tokens(),
+                  {ranking.candidate_scores(), known.layer().shape.kv_heads, ranking.scores.cols()}},
+      roots_(known.layer().shape.kv_heads * ranking.candidates),
+      sums_(known.layer().shape.kv_heads, ranking.candidates) {
+  const DeviceLayer<T>& layer = known.layer();
+  const int64_t heads = layer.shape.kv_heads, count = candidates_.count;
+  DeviceTensor<const T> keys = layer.keys;
+  keys.data += candidates_.first * keys.row_stride;
+  keys.rows = count;
+  DeviceMatrix norms(heads, count), cosines(heads, count);
+  Buffer<int64_t> parents(heads * count);
+  std::vector<int64_t> most;
+  for (const int64_t budget : kept.budgets) most.push_back(budget - ranking.always.entries());
+  const Buffer<int64_t> k(std::span<const int64_t>(most), queue.stream());
+  const NearestKeys found{parents.data(), cosines.data(), count};
+  const PositionLists lists{kept.positions.data(), kept.counts.data(), kept.positions.stride()};
+  queue.run("merge_targets", [&] {
+    key_norms<T>(keys, nullptr, norms.data(), queue.stream());
+    nearest_better_keys<T>({keys, norms.data()}, candidates_.scores, found, queue.stream());
+    merge_first(candidates_, found, target, k.data(), {roots_.data(), sums_.data()}, lists, heads,
+                queue.status(), queue.workspace(merge_first_workspace(heads, candidates_.tokens)),
+                queue.stream());
+  });
+  std::vector<int64_t> counts(heads);
+  kept.counts.download(counts, queue.stream());
+  kept_ = kept.positions.download(counts, queue.stream());
+  queue.require_numbers("a sum of scores");
+}
+
+void PromptRoots::form_targets(const PositionLists& kept, Queue& queue, PromptTargets& targets) {
+  const int64_t heads = candidates_.scores.rows;
+  queue.run("merge_targets", [&] {
+    entries_left_out(kept, heads, candidates_.tokens, targets.leaving(),
+                     queue.workspace(merge_targets_workspace(heads, candidates_.tokens)), queue.stream());
+    root_clusters(candidates_, roots_.data(), kept, targets.leaving(), heads, targets.clusters(),
+                  queue.workspace(merge_first_workspace(heads, candidates_.tokens)), queue.stream());
+  });
+}
+
+std::vector<int64_t> PromptRoots::target_of(int64_t kv_head, int64_t tokens, Stream stream) const {
+  std::vector<int64_t> roots(candidates_.count), targets(tokens);
+  roots_.download(roots, stream, kv_head * candidates_.count);
+  std::iota(targets.begin(), targets.end(), 0);
+  for (int64_t i = 0; i < candidates_.count; ++i)
+    targets[candidates_.first + i] = candidates_.first + roots[i];
+  return targets;
+}
+
+template PromptRoots::PromptRoots(const Ranking&, const SimilarTarget&, LayerScores<float>&, Queue&,
+                                  KeptEntries&);
+template PromptRoots::PromptRoots(const Ranking&, const SimilarTarget&, LayerScores<Float16>&, Queue&,
+                                  KeptEntries&);
+template PromptRoots::PromptRoots(const Ranking&, const SimilarTarget&, LayerScores<Bfloat16>&, Queue&,
+                                  KeptEntries&);
 
 template <Storage T>
 void form_targets(const DeviceLayer<T>& layer, const SimilarTarget& target, LayerCache<T>& cache,

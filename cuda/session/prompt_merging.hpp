@@ -4,13 +4,16 @@
 #include <cstdint>
 #include <vector>
 
+#include <kvbound/cuda/merging/merge_first.hpp>
 #include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/reference/core/policy.hpp>
 
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
+#include "prompt_selection.hpp"
 #include "queue.hpp"
+#include "ranking.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -33,6 +36,31 @@ class PromptTargets {
   int64_t capacity_, stride_;
   Buffer<int64_t> leaving_, counts_;   // [kv_heads, stride], [kv_heads]
   Buffer<int64_t> members_, offsets_;  // [kv_heads, stride], [kv_heads, capacity + 1]
+};
+
+/// The roots of a prompt's candidates, with order=merge-first.
+class PromptRoots {
+ public:
+  /// Finds the roots, and replaces the kept entries by those that the selection keeps of them. Waits.
+  ///
+  /// ranking  of the prompt
+  /// kept     its budgets are read; its positions and counts are written
+  template <Storage T>
+  PromptRoots(const Ranking& ranking, const SimilarTarget& target, LayerScores<T>& known, Queue& queue,
+              KeptEntries& kept);
+
+  /// [kv_heads]: the positions that are kept.
+  const std::vector<std::vector<int64_t>>& kept() const { return kept_; }
+  /// The clusters of the roots that are kept.
+  void form_targets(const PositionLists& kept, Queue& queue, PromptTargets& targets);
+  /// Where every entry of one KV head belongs: HeadMerge::target_of.
+  std::vector<int64_t> target_of(int64_t kv_head, int64_t tokens, Stream stream) const;
+
+ private:
+  MergingCandidates candidates_;
+  Buffer<int64_t> roots_;  // [kv_heads, candidates]
+  DeviceMatrix sums_;      // [kv_heads, candidates]
+  std::vector<std::vector<int64_t>> kept_;
 };
 
 /// Every entry that is not kept joins the cluster of the most similar kept entry: reference::merge_targets with

@@ -74,7 +74,12 @@ class DeviceSession final : public Session {
       record = keep_newest(layer.prompt_tokens(), rules_.sinks, kept, queue_.stream());
     }
     budgets_ = kept.budgets;
-    record.merges = fill(layer_->view(), &*known_, kept, record.kept);
+    std::optional<PromptRoots> roots;
+    if (merge_rules_.order == MergeOrder::merge_first) {
+      roots.emplace(*ranking, *merge_rules_.target, *known_, queue_, kept);
+      record.kept = roots->kept();
+    }
+    record.merges = fill(layer_->view(), &*known_, kept, record.kept, roots ? &*roots : nullptr);
     if (merge_rules_.period) full_cache_.emplace(layer_->view(), queue_);
     evictions_.reset();
     if (rules_.evicts) {
@@ -95,7 +100,7 @@ class DeviceSession final : public Session {
     if (full_cache_) full_cache_->append(keys, inputs.values, next_position_, queue_);
     record.rebuilt = merge_rules_.rebuilds_at(next_position_ - layer_->view().prompt_tokens());
     if (record.rebuilt) rebuild(inputs.queries, record);
-    const bool merges = merges_ && evictions_;
+    const bool merges = merges_ != nullptr && evictions_.has_value();
     if (!record.rebuilt) cache_.append(keys, inputs.values, next_position_, queue_);
     if (merges && !record.rebuilt) merges_->enter(keys, cache_, queue_);
     queue_.run("attention", [&] {
@@ -106,13 +111,13 @@ class DeviceSession final : public Session {
     if (evictions_) queue_.run("eviction", [&] { evictions_->evict(cache_, next_position_, queue_); });
     if (merges) {
       merges_->merge(inputs.queries, cache_, queue_);
-      evictions_->revalue(merges_->changed(), merges_->most_changed(), cache_, queue_);
+      evictions_->revalue(merges_->changed(), cache_, queue_);
     }
     ++next_position_;
     record.output = query_->outputs.download("output", queue_.stream());
     if (evictions_) record.evicted = evictions_->evicted(queue_);
     if (merges) {
-      typename Merges<T>::Records merged = merges_->records(record.evicted, queue_);
+      StepMerges merged = merges_->records(record.evicted, queue_);
       record.merged_into = std::move(merged.merged_into);
       if (!record.rebuilt) record.merges = std::move(merged.merges);
     }
@@ -150,7 +155,7 @@ class DeviceSession final : public Session {
     KeptEntries kept(budgets, LayerCache<T>::capacity_for(std::ranges::max(budgets), host.evicts),
                      queue_.stream());
     PromptRecord chosen = select_prompt(policy_, ranking, known, queue_, kept);
-    record.merges = fill(layer, nullptr, kept, chosen.kept);
+    record.merges = fill(layer, nullptr, kept, chosen.kept, nullptr);
     record.stage_one = std::move(chosen.stage_one);
     if (host.evicts) evictions_.emplace(policy_, budgets_, nullptr, cache_, *known_, queue_);
     synchronise(queue_.stream());  // the scores are released
@@ -159,15 +164,14 @@ class DeviceSession final : public Session {
   // Fills the cache with the kept entries and, if the policy merges, merges the others into them.
   //
   // known  the prompt's scores; null at a rebuild
+  // roots  with order=merge-first
   std::vector<HeadMerge> fill(const DeviceLayer<T>& layer, LayerScores<T>* known, KeptEntries& kept,
-                              const std::vector<std::vector<int64_t>>& positions) {
+                              const std::vector<std::vector<int64_t>>& positions, PromptRoots* roots) {
     cache_.fill(layer, kept, !rules_.evicts, merge_rules_.votes, queue_);
     merges_.reset();
     if (!merge_rules_.merges) return {};
-    PromptTargets targets(positions, layer.prompt_tokens(), cache_.capacity());
-    form_targets(layer, *merge_rules_.target, cache_, queue_, targets);
-    merges_.emplace(policy_.merge, layer, rules_.evicts);
-    return merges_->compress(layer, known, positions, targets, cache_, queue_);
+    merges_ = make_merges<T>(policy_.merge, layer, rules_.evicts);
+    return merges_->compress({layer, known, positions, roots}, cache_, queue_);
   }
 
   Queue queue_;
@@ -183,7 +187,7 @@ class DeviceSession final : public Session {
   std::optional<StepInputs<T>> step_;
   std::optional<ScoredQuery<T>> query_;     // the step's
   std::optional<Evictions<T>> evictions_;   // for hosts that evict
-  std::optional<Merges<T>> merges_;         // for policies that merge
+  std::unique_ptr<Merges<T>> merges_;       // for policies that merge
   std::optional<FullCache<T>> full_cache_;  // for policies that rebuild
 };
 

@@ -37,12 +37,10 @@ struct DeviceLimits {
   const char* operator()(const Pyramid&) const { return nullptr; }
 
   const char* operator()(const NoMerge&) const { return nullptr; }
-  const char* operator()(const KeepKv& merge) const {
-    return merge.order == MergeOrder::merge_first ? kMerges : nullptr;
-  }
+  const char* operator()(const KeepKv&) const { return nullptr; }
   const char* operator()(const ConvexMerge&) const { return nullptr; }
   const char* operator()(const D2o&) const { return nullptr; }
-  const char* operator()(const Cam&) const { return kMerges; }
+  const char* operator()(const Cam&) const { return nullptr; }
   const char* operator()(const KvMerger&) const { return nullptr; }
 
   static constexpr const char* kMerges = "merging runs on the reference only";

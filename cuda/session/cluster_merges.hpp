@@ -1,0 +1,84 @@
+// Merges of evicted entries into the kept entries of the most similar keys, on the device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <kvbound/cuda/merging/merge_targets.hpp>
+#include <kvbound/cuda/merging/nearest_key.hpp>
+#include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/policy.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+#include "cluster_merging.hpp"
+#include "merges.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Of methods that form clusters.
+template <Storage T>
+class ClusterMerges final : public Merges<T> {
+ public:
+  ClusterMerges(const Merge& merge, const DeviceLayer<T>& layer, bool decodes)
+      : merge_(merge),
+        rules_(kvbound::rules_of(merge)),
+        shape_(layer.shape),
+        scale_(layer.scale),
+        decodes_(decodes) {}
+
+  std::vector<HeadMerge> compress(const SelectedLayer<T>& selected, LayerCache<T>& cache,
+                                  Queue& queue) override;
+  void enter(DeviceTensor<const T> keys, LayerCache<T>& cache, Queue& queue) override;
+  void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, int64_t tokens, Queue& queue) override;
+  void merge(DeviceTensor<const T> queries, LayerCache<T>& cache, Queue& queue) override;
+  PositionLists changed() override { return decoding_->kept_list(); }
+  StepMerges records(const std::vector<int64_t>& evicted, Queue& queue) override;
+
+ private:
+  // What decode steps need: the state of the cache's entries, and memory for one merge of each KV head.
+  struct Decoding {
+    Decoding(const Merge& merge, const LayerShape& shape, int64_t capacity);
+
+    NearestKeys nearest() { return {nearest_index.data(), nearest_cosine.data(), 1}; }
+    PositionLists kept_list() { return {kept.data(), count.data(), 1}; }
+    MergedEntries merged() { return {kept_list(), {members.data(), 1, offsets.data(), 1}, kept.data()}; }
+
+    AveragedScores averages;            // for methods that average scores
+    DeviceMatrix predicted;             // [query_heads, capacity]: ln s^, likewise
+    const float* log_scores = nullptr;  // [query_heads, capacity]: those that weight members; null: none
+    int64_t tokens = 0;                 // up to the last step
+    DeviceMatrix key_norms, new_norms;  // [kv_heads, capacity], [kv_heads, 1]
+    DeviceMatrix nearest_cosine;        // [kv_heads, 1]
+    Buffer<int64_t> nearest_index;      // [kv_heads]
+    Buffer<int64_t> kept, count;        // [kv_heads]: the slot that an evicted entry merges into
+    Buffer<int64_t> members, offsets;   // [kv_heads], [kv_heads, 2]
+    Buffer<int64_t> merged_into;        // [kv_heads]
+    DeviceMatrix kept_scores, member_scores;       // [query_heads, 1]: as before the merge
+    StoredTensor<T> changed_keys, changed_values;  // [kv_heads, 1, head_dim]
+    DeviceMatrix changed_votes;                    // [kv_heads, 1]
+    ClusterMerging<T> merging;
+  };
+
+  bool averages() const { return rules_.averages(); }
+  std::vector<HeadMerge> prompt_records(const SelectedLayer<T>& selected, const PromptTargets& targets,
+                                        const std::optional<Matrix>& scores, const std::vector<uint8_t>& zip,
+                                        LayerCache<T>& cache, Queue& queue) const;
+  DeviceMatrix log_scores_of(const DeviceLayer<T>& layer, LayerScores<T>* known, Queue& queue) const;
+  void begin_decoding(LayerScores<T>* known, const DeviceMatrix& merged_scores, const MergedEntries& merged,
+                      int64_t tokens, LayerCache<T>& cache, Queue& queue);
+  void predict(LayerCache<T>& cache, Queue& queue);
+  void read_changes(LayerCache<T>& cache, Queue& queue);
+
+  Merge merge_;
+  MergeRules rules_;
+  LayerShape shape_;
+  double scale_;
+  bool decodes_;
+  std::optional<Decoding> decoding_;
+};
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
