@@ -59,27 +59,36 @@ template <Storage T>
 void ClusterMerging<T>::by_scores(const KeyRule& rule, const MergeInput<T>& input, LayerCache<T>& cache,
                                   Queue& queue) {
   const CacheSlots slots = cache.slots();
-  const MergeQueries queries{queries_.data(), combinations_.data(), directions_.data()};
-  const MergedNumbers numbers{divergences_.data(), shares_.data(), zip_scales_.data(), zip_outcomes_.data(),
-                              log_scores_.data()};
   if (rows_ > 1) {
     log_denominators(input.scored, shape_.query_heads, shape_.kv_heads, input.count, denominators_.data(),
                      queue.stream());
   }
   cluster_weights(rule, input.scored, shape_.query_heads, shape_.kv_heads, denominators_.data(), input.merged,
-                  weights(), numbers, {slots.votes, slots.log_votes, slots.capacity}, queue.status(),
+                  weights(), numbers(), {slots.votes, slots.log_votes, slots.capacity}, queue.status(),
                   queue.stream());
-  if (rule.key == MergedKey::convex) {
-    put_means(input, input.keys, nullptr, cache.keys(), queue);
-  } else {
-    const int64_t inverse = merge_queries_workspace(shape_.kv_heads, rows_, shape_.head_dim);
-    merge_queries<T>(rule, input.queries, shape_.kv_heads, input.scale, queries, queue.workspace(inverse),
-                     queue.stream());
-    const int64_t sums = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
-    merged_keys<T>(rule, input.keys, queries, input.merged, weights(), numbers, cache.keys(), queue.status(),
-                   queue.workspace(sums), queue.stream());
+  switch (rule.key) {
+    case MergedKey::convex:
+      put_means(input, input.keys, nullptr, cache.keys(), queue);
+      break;
+    case MergedKey::zip:
+    case MergedKey::min_norm:
+      put_corrected_keys(rule, input, cache, queue);
+      break;
   }
   put_means(input, input.values, shares_.data(), cache.values(), queue);
+}
+
+// Replaces the kept entries' keys by those that have their clusters' logits.
+template <Storage T>
+void ClusterMerging<T>::put_corrected_keys(const KeyRule& rule, const MergeInput<T>& input,
+                                           LayerCache<T>& cache, Queue& queue) {
+  const MergeQueries queries{queries_.data(), combinations_.data(), directions_.data()};
+  const int64_t inverse = merge_queries_workspace(shape_.kv_heads, rows_, shape_.head_dim);
+  merge_queries<T>(rule, input.queries, shape_.kv_heads, input.scale, queries, queue.workspace(inverse),
+                   queue.stream());
+  const int64_t sums = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
+  merged_keys<T>(rule, input.keys, queries, input.merged, weights(), numbers(), cache.keys(), queue.status(),
+                 queue.workspace(sums), queue.stream());
 }
 
 template <Storage T>

@@ -44,9 +44,15 @@ class ClusterMerging {
 
  private:
   void by_scores(const KeyRule& rule, const MergeInput<T>& input, LayerCache<T>& cache, Queue& queue);
+  void put_corrected_keys(const KeyRule& rule, const MergeInput<T>& input, LayerCache<T>& cache,
+                          Queue& queue);
   void by_keys(bool gaussian, const MergeInput<T>& input, LayerCache<T>& cache, Queue& queue);
   void put_means(const MergeInput<T>& input, DeviceTensor<const T> entries, const float* shares,
                  DeviceTensor<T> rows, Queue& queue);
+  MergedNumbers numbers() {
+    return {divergences_.data(), shares_.data(), zip_scales_.data(), zip_outcomes_.data(),
+            log_scores_.data()};
+  }
   ClusterWeights weights() { return {rows_, kept_weights_.data(), member_weights_.data()}; }
 
   Merge merge_;

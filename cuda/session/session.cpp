@@ -58,7 +58,6 @@ class DeviceSession final : public Session {
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
     require_valid(layer, policy, budgets);
-    require_supported(policy);
     begin(layer, policy);
     std::vector<int64_t> own(budgets.begin(), budgets.end());
     std::optional<Ranking> ranking;

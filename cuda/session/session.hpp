@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <variant>
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/reference/core/arithmetic.hpp>
@@ -12,49 +11,6 @@
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::cuda {
-
-/// Why the device does not support a part of a policy; null: it does. Every alternative has an overload, so that a new
-/// alternative does not compile until it has one, too.
-struct DeviceLimits {
-  const char* operator()(const SnapKv&) const { return nullptr; }
-  const char* operator()(const H2o&) const { return nullptr; }
-  const char* operator()(const Tova&) const { return nullptr; }
-  const char* operator()(const StreamingLlm&) const { return nullptr; }
-
-  const char* operator()(const AttentionScore&) const { return nullptr; }
-  const char* operator()(const ObcacheValue&) const { return nullptr; }
-  const char* operator()(const ObcacheKey&) const { return nullptr; }
-  const char* operator()(const ObcacheJoint&) const { return nullptr; }
-  const char* operator()(const ExactRemoval&) const { return nullptr; }
-
-  const char* operator()(const TopK&) const { return nullptr; }
-  const char* operator()(const Critical&) const { return nullptr; }
-  const char* operator()(const ThetaSweep&) const { return nullptr; }
-  const char* operator()(const Greedy&) const { return nullptr; }
-
-  const char* operator()(const Uniform&) const { return nullptr; }
-  const char* operator()(const AdaKv&) const { return nullptr; }
-  const char* operator()(const Pyramid&) const { return nullptr; }
-
-  const char* operator()(const NoMerge&) const { return nullptr; }
-  const char* operator()(const KeepKv&) const { return nullptr; }
-  const char* operator()(const ConvexMerge&) const { return nullptr; }
-  const char* operator()(const D2o&) const { return nullptr; }
-  const char* operator()(const Cam&) const { return nullptr; }
-  const char* operator()(const KvMerger&) const { return nullptr; }
-
-  static constexpr const char* kMerges = "merging runs on the reference only";
-};
-
-/// Throws InvalidPolicy for a policy that the device does not support.
-inline void require_supported(const Policy& policy) {
-  const DeviceLimits limits;
-  for (const char* why : {std::visit(limits, policy.host), std::visit(limits, policy.score),
-                          std::visit(limits, policy.selection), std::visit(limits, policy.allocation),
-                          std::visit(limits, policy.merge)}) {
-    if (why) throw InvalidPolicy(why);
-  }
-}
 
 // Both builds' functions are declared, whichever build the translation unit selects (build.hpp), because a program
 // chooses between them at run time. Those of native are defined only in builds with a CUDA compiler
@@ -74,7 +30,7 @@ namespace emulated {
 ///          selection, compaction, attention; the session then waits for each operation. Null: not measured
 /// stream   on which all operations are queued
 /// compress and step throw what the reference throws, NonFinite also for results that overflow single precision;
-/// InvalidPolicy for a policy that the device does not support; DeviceError. Results are the same bits at every call
+/// DeviceError. Results are the same bits at every call
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
 

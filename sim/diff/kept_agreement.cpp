@@ -218,7 +218,9 @@ class RootsJudge {
                            target_of, implementation.arithmetic.window_attention)) {}
 
   // Whether some other choice of roots would have been found faulty.
-  bool can_tell() const { return separates(roots_.view()); }
+  bool can_tell(int64_t budget) const {
+    return std::ssize(roots_.roots) <= budget - always_kept_ || separates(roots_.view());
+  }
 
   // nullopt if legal. Indices are positions. claimed: those kept that are not always kept, ascending
   std::optional<Fault> fault(const Positions& claimed, int64_t budget) const {
@@ -353,7 +355,8 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
     if (by_roots) {
       const std::span<const int64_t> targets = std::span(*target_of).subspan(g * static_cast<size_t>(n), n);
       const RootsJudge judge(implementation, errors, head, targets);
-      judgement.add(kept[g], own, judge.fault(difference(kept[g], always_kept), budget), judge.can_tell(), g);
+      judgement.add(kept[g], own, judge.fault(difference(kept[g], always_kept), budget),
+                    judge.can_tell(budget), g);
       continue;
     }
     if (untold && kept[g] != own) {

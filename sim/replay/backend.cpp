@@ -18,15 +18,6 @@ void require_backend(std::string_view name) {
   }
 }
 
-void require_supported(std::string_view backend, const Policy& policy) {
-  if (backend == kReference) return;
-  try {
-    cuda::require_supported(policy);
-  } catch (const InvalidPolicy& error) {
-    throw InvalidPolicy("backend " + std::string(backend) + ": " + error.what());
-  }
-}
-
 Dtype storage_of(std::string_view backend, Dtype trace) {
   return backend != kReference && trace == Dtype::f64 ? Dtype::f32 : trace;
 }

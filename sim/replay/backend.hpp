@@ -21,9 +21,6 @@ std::string backend_names();
 /// machine.
 void require_backend(std::string_view name);
 
-/// Throws InvalidPolicy if the backend cannot run the policy.
-void require_supported(std::string_view backend, const Policy& policy);
-
 /// The type in which the backend stores the cache of a trace stored as `trace`, and the type in which it accumulates.
 Dtype storage_of(std::string_view backend, Dtype trace);
 Dtype accumulation_of(std::string_view backend);

@@ -133,7 +133,6 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
   for (const Run& run : runs) {
     try {
       require_backend(run.backend);
-      require_supported(run.backend, run.policy.policy);
       kvbound::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens), trace.prompt_tokens,
                              trace.window_queries);
     } catch (const InvalidPolicy& error) {

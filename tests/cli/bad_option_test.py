@@ -97,11 +97,6 @@ class BadOptions(CommandLineTest):
         self.refuses_values("--policy", ("snapkv:window=4+greedy+keepkv:period=8",), "period selects anew .* greedy cannot$")
         self.refuses_values("--policy", ("streaming-llm+adakv",), "adakv shares out by scores, but streaming-llm ranks nothing")
 
-    def test_devices_refuse_merging(self):
-        for component in ("keepkv", "keepkv-paper", "convex", "d2o", "cam", "kvmerger"):
-            self.refuses_options("backend emulated: merging runs on the reference only$", "replay", TRACE, "--policy",
-                                 f"snapkv:window=4+{component}", *BUDGET, "--backend", "reference,emulated")
-
     def test_budgets_below_those_that_always_stay_are_refused(self):
         for policy, sinks, recent in (("h2o:window=4:sinks=5", 5, 4), ("h2o:window=4:recent=9", 0, 9), ("h2o:window=8:sinks=1", 1, 8),
                                       ("tova:sinks=9", 9, 0), ("streaming-llm:sinks=9", 9, 0),

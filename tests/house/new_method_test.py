@@ -37,9 +37,7 @@ FILLERS = {
     "Every method": (
         *(("reference/core/session_check.hpp", "require_valid", f"inline void require_valid(const {new}&{more}) {{}}")
           for new, more in (("NewHost", ", int64_t"), ("NewAllocation", ""), ("NewMerge", ""))),
-        *(("sim/options/component.hpp", "describe", f"Component describe({new}& component);") for new in ALTERNATIVES.values()),
-        *(("cuda/session/session.hpp", "DeviceLimits", f"const char* operator()(const {new}&) const {{ return nullptr; }}")
-          for new in ALTERNATIVES.values())),
+        *(("sim/options/component.hpp", "describe", f"Component describe({new}& component);") for new in ALTERNATIVES.values())),
     "A host": (
         ("reference/core/host_rules.hpp", "host_rules",
          "inline HostRules host_rules(const NewHost&, int64_t, int64_t) { return {}; }"),
@@ -83,10 +81,12 @@ FILLERS = {
          "inline void require_composable(const NewMerge&, const Policy&) {}"),
         ("reference/session/head_merging.cpp", "ClusterMerging",
          "std::vector<MergedEntry> operator()(const NewMerge&) const { return {}; }"),
+        ("cuda/session/cluster_merging.cpp", "Method", "void operator()(const NewMerge&) const {}"),
         ("sim/diff/merged_errors.cpp", "ClusterErrors",
          "reference::MergedEntryErrors operator()(const NewMerge&) const { return {}; }")),
     "A merging key": (
         ("reference/merging/keep_kv.cpp", "keep_kv", NEW_KEY),
+        ("cuda/session/cluster_merging.cpp", "by_scores", NEW_KEY),
         ("reference/bounds/merge_cluster_errors.cpp", "key_errors", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "scaling_error", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "largest_scale", NEW_KEY),
