@@ -82,8 +82,11 @@ struct Removal {
     int64_t at = -1;
     for (int64_t j = threadIdx.x; j < candidates(); j += kThreads) {
       if (s.left[j] == 0) continue;
-      const double error = error_without(j);
-      if (error != error) *status = 1;  // several threads may write, all of them 1
+      double error = error_without(j);
+      if (error != error) {
+        *status = 1;     // several threads may write, all of them 1
+        error = -kNone;  // so that all threads agree on which candidate is next
+      }
       if (at < 0 || error <= least) least = error, at = j;
     }
     const auto join = [](double& one, int64_t& place, double other, int64_t other_place) {

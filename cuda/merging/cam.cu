@@ -239,7 +239,6 @@ __global__ void __launch_bounds__(kThreads, 1) choose_sharing_kernel(SpreadArgum
   __syncthreads();
   following = 0;
   for (int w = 0; w < kThreads / 32; ++w) following += shared.selection.warp_totals[w];
-  __syncthreads();  // all have read the totals
   const int64_t sharing = min(p.options.neighbours, static_cast<int64_t>(following));
   const uint64_t least = radix_selection::least_rank(rank, entries, sharing, shared.selection, kPositionBits);
   const auto shares = [&](int64_t slot) { return rank(slot) != kNoRank && rank(slot) >= least; };

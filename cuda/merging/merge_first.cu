@@ -13,6 +13,8 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kEach = 128;
 constexpr int kWarps = 4;
+constexpr int kMostRounds = 20;
+static_assert(int64_t{1} << (kMostRounds - 1) > kMostScores);
 
 struct RootArguments {
   MergingCandidates candidates;
@@ -46,7 +48,8 @@ __global__ void __launch_bounds__(kThreads, 1) roots_kernel(RootArguments p) {
   }
   if (threadIdx.x == 0) p.count[g] = size;
   bool moved = true;
-  while (moved) {
+  // 2^kMostRounds links are more than there are, unless parents form a cycle, which no parents of higher scores do.
+  for (int round = 0; round < kMostRounds && moved; ++round) {
     __syncthreads();
     bool own = false;
     for (int64_t i = threadIdx.x; i < size; i += kThreads) {

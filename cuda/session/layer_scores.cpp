@@ -21,9 +21,8 @@ TensorView as_slices(MatrixView matrix, int64_t rows) {
 // The number that `key` has in a map, made by make() on its first use.
 template <class Key, class Make>
 const DeviceMatrix& known(std::map<Key, DeviceMatrix>& all, const Key& key, const Make& make) {
-  const auto [entry, is_new] = all.try_emplace(key);
-  if (is_new) entry->second = make();
-  return entry->second;
+  if (const auto found = all.find(key); found != all.end()) return found->second;
+  return all.emplace(key, make()).first->second;
 }
 
 }  // namespace
@@ -81,9 +80,10 @@ const float* LayerScores<T>::gram(Space space) {
   if (space == Space::head) return nullptr;
   if (gram_.rows() == 0) {
     const LayerShape& shape = layer_.shape;
-    gram_ = DeviceMatrix(shape.query_heads * shape.head_dim, shape.head_dim);
+    DeviceMatrix gram(shape.query_heads * shape.head_dim, shape.head_dim);
     queue_.run("window_scores",
-               [&] { gram_matrices<T>(layer_.output_projection, gram_.data(), queue_.stream()); });
+               [&] { gram_matrices<T>(layer_.output_projection, gram.data(), queue_.stream()); });
+    gram_ = std::move(gram);
   }
   return gram_.data();
 }
@@ -118,18 +118,18 @@ const DeviceMatrix& LayerScores<T>::changes(int64_t window, Change change, Space
 
 template <Storage T>
 AveragedScores& LayerScores<T>::averages(const PredictedScores& options) {
-  const auto [entry, is_new] = averages_.try_emplace({options.ema, options.scores});
-  if (!is_new) return entry->second;
+  const std::pair key(options.ema, options.scores);
+  if (const auto found = averages_.find(key); found != averages_.end()) return found->second;
   const LayerShape& shape = layer_.shape;
   const int64_t window = layer_.queries.rows, tokens = layer_.prompt_tokens();
-  entry->second = AveragedScores(shape, tokens);
+  AveragedScores averages(shape, tokens);
   const DeviceMatrix& log_sums = log_sum_exp(window);
   const int64_t bytes = prompt_averages_workspace(shape.query_heads, shape.kv_heads, window, tokens);
   queue_.run("score_ema", [&] {
-    prompt_averages<T>(options, layer_.window(window), log_sums.data(), entry->second.view(),
+    prompt_averages<T>(options, layer_.window(window), log_sums.data(), averages.view(),
                        queue_.workspace(bytes), queue_.stream());
   });
-  return entry->second;
+  return averages_.emplace(key, std::move(averages)).first->second;
 }
 
 template class UploadedLayer<float>;

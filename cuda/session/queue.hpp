@@ -36,6 +36,7 @@ class Queue {
   Workspace workspace(int64_t bytes) {
     if (workspace_.size() < bytes) {
       synchronise(stream_);  // queued operations may still use the old memory
+      workspace_ = {};
       workspace_ = Buffer<std::byte>(bytes);
     }
     return {workspace_.data(), workspace_.size()};
@@ -43,6 +44,8 @@ class Queue {
 
   /// The flag that selections raise where a score is NaN.
   int* status() { return status_.data(); }
+  /// Lowers the flag, which an operation may have raised before another one failed.
+  void begin() { status_.clear(stream_); }
   /// Waits; throws NonFinite, naming `what`, if the flag was raised, and lowers it.
   void require_numbers(const char* what) {
     int is_nan = 0;

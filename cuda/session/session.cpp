@@ -125,6 +125,7 @@ class DeviceSession final : public Session {
 
  private:
   void begin(const LayerView& layer, const Policy& policy) {
+    queue_.begin();
     shape_ = layer.shape;
     merge_rules_ = kvbound::rules_of(policy.merge);
     policy_ = policy;

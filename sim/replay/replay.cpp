@@ -48,9 +48,11 @@ void judge(RunResult& run, const traces::Layer& layer, int64_t index, const Repl
            const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
   const int64_t entries = run.layer_entries[index];
+  int64_t most = 0;  // entries of a KV head
+  for (const std::vector<int64_t>& kept : record.prompt.kept) most = std::max(most, std::ssize(kept));
   const SessionArithmetic arithmetic =
       arithmetic_of(run.run.backend, result.trace.storage, result.trace.shape, result.trace.prompt_tokens,
-                    entries + result.scope.steps);
+                    most + result.scope.steps);
   const TestedImplementation implementation{
       run.run.policy.policy, entries, result.scope.steps, arithmetic, storage, storage};
   const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));

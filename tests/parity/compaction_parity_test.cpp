@@ -168,6 +168,28 @@ TEST_F(CompactNumbersParity, RefusesRowsThatDoNotFit) {
                ShapeMismatch);
 }
 
+class CompactPositionsParity : public DeviceTest {};
+
+TEST_F(CompactPositionsParity, TakesThePositionsOfTheChosenSlots) {
+  constexpr int64_t kCapacity = 40, kStride = 300;
+  std::vector<int64_t> positions, chosen(3 * kStride, -1), expected(3 * kStride, -4);
+  const std::vector<int64_t> counts{3, 0, 300};
+  for (int64_t i = 0; i < 3 * kCapacity; ++i) positions.push_back(1000 + 7 * i);
+  for (int64_t g = 0; g < 3; ++g) {
+    for (int64_t i = 0; i < counts[g]; ++i) {
+      chosen[g * kStride + i] = (11 * i + g) % kCapacity;
+      expected[g * kStride + i] = positions[g * kCapacity + (11 * i + g) % kCapacity];
+    }
+  }
+  cuda::Buffer<int64_t> device_positions = cuda::upload(positions), device_chosen = cuda::upload(chosen),
+                        count = cuda::upload(counts),
+                        result = cuda::upload(std::vector<int64_t>(3 * kStride, -4));
+  cuda::compact_positions({3, kCapacity, nullptr, nullptr, nullptr, device_positions.data()},
+                          {device_chosen.data(), count.data(), kStride}, result.data(), nullptr);
+  EXPECT_EQ(cuda::download(result), expected);
+  EXPECT_THROW(cuda::compact_positions({}, {nullptr, nullptr, -1}, nullptr, nullptr), ShapeMismatch);
+}
+
 TYPED_TEST(CompactionParity, RefusesShapesThatDoNotFit) {
   using T = TypeParam;
   const int64_t stride = cuda::padded<T>(16);

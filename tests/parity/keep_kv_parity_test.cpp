@@ -294,10 +294,10 @@ class KeepKvParity : public DeviceTest {
 TYPED_TEST_SUITE(KeepKvParity, StorageTypes, StorageName);
 
 constexpr KeyRule kRules[] = {{MergedKey::min_norm, MergeGqa::joint, 0.3},
-                                         {MergedKey::min_norm, MergeGqa::mean, 0.3},
-                                         {MergedKey::zip, MergeGqa::mean, 0.3},
-                                         {MergedKey::convex, MergeGqa::joint, 0.3},
-                                         {MergedKey::convex, MergeGqa::mean, 0.3}};
+                              {MergedKey::min_norm, MergeGqa::mean, 0.3},
+                              {MergedKey::zip, MergeGqa::mean, 0.3},
+                              {MergedKey::convex, MergeGqa::joint, 0.3},
+                              {MergedKey::convex, MergeGqa::mean, 0.3}};
 
 TYPED_TEST(KeepKvParity, MergesAcrossSizes) {
   for (const int64_t tokens : {1, 2, 31, 32, 33, 64, 65, 200}) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <stdexcept>
 
 #include <gtest/gtest.h>
@@ -46,6 +47,12 @@ std::vector<test::NamedPolicy> policies() {
 
 bool is_periodic(const Policy& policy) { return rules_of(policy.merge).period.has_value(); }
 
+LayerClaims without_targets(LayerClaims claims) {
+  claims.target_of.reset();
+  claims.rebuilt_target_of.reset();
+  return claims;
+}
+
 TEST(MergeAgreement, OfTheReferenceWithItselfIsCompleteForEveryMethodAndHost) {
   for (const auto& [name, policy, always_kept] : policies()) {
     SCOPED_TRACE(name);
@@ -53,13 +60,17 @@ TEST(MergeAgreement, OfTheReferenceWithItselfIsCompleteForEveryMethodAndHost) {
     const MergeJudgement found = given.judge(claims_of(given.own));
     EXPECT_EQ(total(found, &TensorAgreement::outside), 0);
     EXPECT_EQ(total(found, &TensorAgreement::undecided), 0);
-    EXPECT_EQ(found.agreements.size(), evicts(policy.host) ? 6u : 4u);
+    const bool clusters = rules_of(policy.merge).target.has_value();
+    EXPECT_EQ(found.agreements.size(), (evicts(policy.host) ? 6u : 4u) + clusters + is_periodic(policy));
     for (const TensorAgreement& tensor : found.agreements) {
       EXPECT_EQ(tensor.judged, tensor.elements) << tensor.tensor;
       EXPECT_GT(tensor.elements, 0) << tensor.tensor;
     }
-    EXPECT_EQ(std::ranges::count(found.certain, true), is_periodic(policy) ? 4 : 12)
-        << "nothing is certain from a rebuild on";
+    EXPECT_EQ(std::ranges::count(found.certain, true), 12);
+    const MergeJudgement partial = given.judge(without_targets(claims_of(given.own)));
+    EXPECT_EQ(total(partial, &TensorAgreement::outside), 0);
+    EXPECT_EQ(std::ranges::count(partial.certain, true), is_periodic(policy) ? 4 : 12)
+        << "nothing is certain from a rebuild on that is not recorded";
   }
 }
 
@@ -157,6 +168,7 @@ TEST(MergeAgreement, FindsAnotherTargetAndJudgesWhatFollowsOnTheCacheThatItMade)
 TEST(MergeAgreement, FindsAnotherEviction) {
   const MergedCase given(layer_of(9), kKeepKv, kBudget, kSteps);
   LayerClaims claims = claims_of(given.own);
+  claims = without_targets(std::move(claims));
   claims.merged_into.reset();
   claims.output.reset();
   const auto other = std::ranges::find_if(given.own.prompt.kept[1], [&](int64_t position) {
@@ -219,7 +231,7 @@ TEST(MergeAgreement, AcceptsVotesThatOneAmbiguousMemberAllowsAndNoOthers) {
 
 TEST(MergeAgreement, LeavesUndecidedTheNumbersOfAnAmbiguousKvHeadAlone) {
   const AmbiguousCase given;
-  LayerClaims claims = claims_of(given.own);
+  LayerClaims claims = without_targets(claims_of(given.own));
   for (double& number : claims.merged_value->numbers) number += 1;
   for (double& number : claims.output->numbers) number += 1;
   const MergeJudgement found = given.judge(claims);
@@ -230,15 +242,94 @@ TEST(MergeAgreement, LeavesUndecidedTheNumbersOfAnAmbiguousKvHeadAlone) {
   EXPECT_EQ(found.certain, (std::vector<bool>{false, true}));
 }
 
-TEST(MergeAgreement, JudgesNoOutputAfterARebuildAndAllBeforeIt) {
-  KeepKv periodic = test::with_target(KeepKv{}, test::kMergeAll);
-  periodic.period = 4;
-  const MergedCase given(layer_of(11), {test::kHost, {}, {}, {}, periodic}, kBudget, kSteps);
+struct PeriodicCase : MergedCase {
+  PeriodicCase() : MergedCase(layer_of(11), {test::kHost, {}, {}, {}, periodic()}, kBudget, kSteps) {}
+  static KeepKv periodic() {
+    KeepKv merge = test::with_target(KeepKv{}, test::kMergeAll);
+    merge.period = 4;
+    return merge;
+  }
+};
+
+TEST(MergeAgreement, JudgesOutputsAfterARebuildOnlyIfItIsRecorded) {
+  const PeriodicCase given;
   LayerClaims claims = claims_of(given.own);
   for (double& number : claims.output->numbers) number += 1;
-  const TensorAgreement output = find(given.judge(claims), "output");
+  EXPECT_EQ(find(given.judge(claims), "output").outside, 6 * 24);
+  const TensorAgreement output = find(given.judge(without_targets(claims)), "output");
   EXPECT_EQ(output.outside, 3 * 24) << "of the steps before the fourth";
   EXPECT_EQ(output.undecided, 3 * 24);
+}
+
+// The only rebuild's targets of KV head 1.
+std::span<int64_t> rebuilt_targets(LayerClaims& claims) {
+  return std::span(*claims.rebuilt_target_of).subspan(kTokens + kSteps, kTokens + kSteps);
+}
+
+TEST(MergeAgreement, FindsAWrongTargetOfARebuild) {
+  const PeriodicCase given;
+  LayerClaims claims = claims_of(given.own);
+  const std::span<int64_t> targets = rebuilt_targets(claims);
+  const auto merged = std::ranges::find_if(
+      targets, [&](const int64_t& target) { return target != &target - targets.data(); });
+  const int64_t position = merged - targets.begin();
+  for (const int64_t wrong : {kNotMerged, int64_t{-7}, position + 1000}) {
+    *merged = wrong;
+    const TensorAgreement found = find(given.judge(claims), "rebuilt_target_of");
+    EXPECT_GE(found.outside, 1) << wrong;
+    EXPECT_EQ(found.worst.value().index, (Positions{0, 1, position})) << wrong;
+    EXPECT_EQ(found.worst.value().claimed, static_cast<double>(wrong));
+  }
+}
+
+TEST(MergeAgreement, FindsAWrongSelectionOfARebuild) {
+  const PeriodicCase given;
+  LayerClaims claims = claims_of(given.own);
+  const std::span<int64_t> targets = rebuilt_targets(claims);
+  const auto merged = std::ranges::find_if(
+      targets, [&](const int64_t& target) { return target != &target - targets.data(); });
+  *merged = merged - targets.begin();  // one kept entry too many
+  const MergeJudgement found = given.judge(claims);
+  EXPECT_GE(find(found, "rebuilt_target_of").outside, 1);
+  EXPECT_EQ(find(found, "rebuilt_target_of").worst.value().index.size(), 3u);
+  EXPECT_EQ(find(found, "rebuilt_target_of").worst.value().index[1], 1);
+}
+
+TEST(MergeAgreement, FindsAWrongTargetOfThePrompt) {
+  for (const MergeOrder order : {MergeOrder::evict_first, MergeOrder::merge_first}) {
+    KeepKv merge = test::with_target(KeepKv{}, test::kMergeAll);
+    merge.order = order;
+    const MergedCase given(layer_of(9), {H2o{6, 2, 4}, {}, {}, {}, merge}, kBudget, kSteps);
+    const LayerClaims right = claims_of(given.own);
+    EXPECT_EQ(find(given.judge(right), "target_of").outside, 0);
+    const auto merged = std::ranges::find_if(
+        *right.target_of, [&](const int64_t& target) { return target != &target - right.target_of->data(); });
+    const int64_t position = merged - right.target_of->begin();
+    for (const int64_t wrong : {kNotMerged, int64_t{-7}, int64_t{1000}, int64_t{kTokens - 1}}) {
+      LayerClaims claims = right;
+      (*claims.target_of)[position] = wrong;
+      const TensorAgreement found = find(given.judge(claims), "target_of");
+      EXPECT_GE(found.outside, 1) << wrong;
+      EXPECT_EQ(found.worst.value().index, (Positions{0, position})) << wrong;
+    }
+    LayerClaims claims = right;
+    (*claims.target_of)[kTokens + kTokens - 1] = 0;
+    EXPECT_EQ(find(given.judge(claims), "target_of").worst.value().index, (Positions{1, kTokens - 1}))
+        << "always kept";
+  }
+}
+
+TEST(MergeAgreement, FollowsTheTargetsThatAreRecordedWhereTheyAreAmbiguous) {
+  const AmbiguousCase given;
+  LayerClaims claims = claims_of(given.own);
+  const int64_t own = claims.target_of->front(), other = own == 1 ? 2 : 1;
+  claims.target_of->front() = other;
+  const MergeJudgement found = given.judge(claims);
+  EXPECT_EQ(find(found, "target_of").outside, 0);
+  EXPECT_EQ(find(found, "target_of").near_tie_swaps, 1);
+  EXPECT_EQ(find(found, "votes").outside, 2) << "the votes are those of the other target";
+  EXPECT_EQ(total(found, &TensorAgreement::undecided), 0);
+  EXPECT_EQ(found.certain, (std::vector<bool>{true, true}));
 }
 
 TEST(MergeAgreement, LeavesUndecidedWhatIsClaimedOfAKeptSetThatCannotBeFollowed) {

@@ -177,7 +177,7 @@ TEST(MergeReplay, LeavesUndecidedEvictionsByScoresWithoutBoundsAndOnUncertainCac
   const Positions all{0, 1, 2, 3, 4};
   EXPECT_FALSE(undecided("tova+d2o", all));
   EXPECT_TRUE(undecided("tova+exact+d2o", all));
-  EXPECT_TRUE(undecided("tova+critical+d2o", all));
+  EXPECT_FALSE(undecided("tova+critical+d2o", all));
   EXPECT_TRUE(undecided("tova+keepkv:order=merge-first", all));
 }
 
