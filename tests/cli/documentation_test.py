@@ -139,10 +139,21 @@ class Documentation(CommandLineTest):
         self.assertGreater(len(columns), 20, "this test finds no columns any more")
         self.assertEqual(columns - set(documented), set())
 
+    def test_every_component_is_in_the_table_of_policies_and_backends(self):
+        rows = table_rows(section(ROOT / "cuda" / "README.md", "## Which policies run where"))
+        listed = {name for row in rows for name in re.findall(r"`([a-z0-9-]+)", row[0])}
+        known = set()
+        for policy in ("nothing", "snapkv+nothing"):
+            refused = kvbound_cli.run("replay", str(SAMPLES / "pocket-gqa.safetensors"), "--policy", policy, "--budget", "20%")
+            known |= set(re.search(r"known \w+: (.*)", refused.stderr).group(1).split(", "))
+        self.assertGreater(len(known), 15)
+        self.assertEqual(known - listed, set())
+        self.assertTrue(all(cell.strip() for row in rows for cell in row), "the table has a hole")
+
     def test_every_tensor_of_a_dump_is_documented(self):
         text = section(ROOT / "sim" / "README.md", "## Dumps")
-        self.passes("replay", str(SAMPLES / "pocket-gqa.safetensors"), "--policy", "h2o+critical,h2o+keepkv", "--budget",
-                    "20%", "--layers", "0", "--steps", "3", "--dump", "dumps")
+        self.passes("replay", str(SAMPLES / "pocket-gqa.safetensors"), "--policy", "h2o+critical,h2o+keepkv:period=2", "--budget",
+                    "20%", "--layers", "0", "--steps", "3", "--backend", "reference,emulated", "--dump", "dumps")
         names = set()
         for dump in (self.folder / "dumps").iterdir():
             data = dump.read_bytes()

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include <optional>
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -28,9 +30,10 @@ struct Case {
                                                    Positions(layer.shape.kv_heads, budget))),
         errors(layer.prompt(), implementation, record) {}
 
-  TensorAgreement judge(const std::vector<Positions>& kept) {
+  TensorAgreement judge(const std::vector<Positions>& kept,
+                        const std::optional<Positions>& target_of = std::nullopt) {
     teacher_forced = record.kept;
-    return judge_kept(layer.prompt(), implementation, record, errors, kept, std::nullopt, teacher_forced);
+    return judge_kept(layer.prompt(), implementation, record, errors, kept, target_of, teacher_forced);
   }
 
   traces::Layer layer;
@@ -194,6 +197,33 @@ TEST(KeptAgreement, LeavesAnotherGreedySetUndecided) {
   EXPECT_EQ(found.undecided, 1);
   EXPECT_EQ(found.judged, 0);
   EXPECT_EQ(given.teacher_forced.front(), other);
+}
+
+// Entries 1 and 4 belong to the cluster of 0, entry 3 to that of 2, whose scores add up to 11 and 7; the last is kept always.
+TEST(KeptAgreement, JudgesRootsByTheSumsOfTheirRecordedClusters) {
+  const traces::Layer layer = test::weighted_layer(6, {{8, 1, 4, 3, 2, 1}});
+  const std::string policy = kHost + "+keepkv:order=merge-first";
+  const Positions roots{0, 0, 2, 2, 0, 5};
+  Case given(layer, policy, 2);
+  EXPECT_EQ(given.judge({{0, 5}}, roots).outside, 0);
+  EXPECT_EQ(given.judge({{0, 5}}, roots).judged, 2);
+  const TensorAgreement other = given.judge({{2, 5}}, roots);
+  EXPECT_EQ(other.outside, 1);
+  EXPECT_EQ(other.undecided, 0);
+  EXPECT_NE(other.worst.value().note.find("kept position 2 rather than 0, by sum of its cluster's scores"),
+            std::string::npos)
+      << other.worst->note;
+  EXPECT_EQ(given.judge({{1, 5}}, roots).outside, 1) << "it is no root";
+  EXPECT_EQ(given.judge({{5}}, roots).outside, 1) << "there are roots to keep";
+  Case roomy(layer, policy, 4);
+  EXPECT_EQ(roomy.judge({{0, 2, 5}}, roots).outside, 0) << "there are only two roots";
+  EXPECT_EQ(roomy.judge({{0, 2, 5}}, roots).judged, 3) << "any other set would have been found";
+  EXPECT_EQ(roomy.judge({{0, 2, 3, 5}}, roots).outside, 1);
+  // Two roots whose sums only rounding tells apart.
+  Case single(test::weighted_layer(6, {{4, 4 * kTie, 2, 2, 0.001, 1}}), policy, 2,
+              reference::single_precision());
+  EXPECT_EQ(single.judge({{0, 5}}, Positions{0, 1, 1, 0, 4, 5}).outside, 0);
+  EXPECT_EQ(single.judge({{1, 5}}, Positions{0, 1, 1, 0, 4, 5}).outside, 0);
 }
 
 TEST(KeptAgreement, AllowsFewerThanTheBudgetOnlyWhereMergingComesFirst) {
