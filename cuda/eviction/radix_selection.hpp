@@ -167,7 +167,8 @@ __device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, con
 }
 
 /// The same where keys are in memory, and ties go by index. 0 <= k <= cols.
-__device__ inline uint64_t least_rank_of_keys(const uint32_t* keys, int64_t cols, int64_t k, const Shared& shared) {
+__device__ inline uint64_t least_rank_of_keys(const uint32_t* keys, int64_t cols, int64_t k,
+                                              const Shared& shared) {
   return least_rank([&](int64_t j) { return rank_of(keys[j], j); }, cols, k, shared);
 }
 

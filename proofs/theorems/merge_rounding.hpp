@@ -16,8 +16,7 @@ void hold_convex_weights(const MergingCase& merging, Outcome& outcome);
 void hold_cluster_means(const Instance& instance, const MergingCase& merging, Outcome& outcome);
 
 /// Checks reference::merge_cluster for every cluster, with all query heads together.
-void hold_merges(const KeyRule& rule, const Instance& instance, const MergingCase& merging,
-                 Outcome& outcome);
+void hold_merges(const KeyRule& rule, const Instance& instance, const MergingCase& merging, Outcome& outcome);
 
 /// Checks reference::attention of all queries, with votes, before and after the reference merged a cluster.
 void hold_attention(const Instance& instance, const MergingCase& merging, Outcome& outcome);

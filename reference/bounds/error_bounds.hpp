@@ -66,8 +66,8 @@ struct CacheErrors {
 struct AttentionErrors {
   Matrix output;                    ///< [queries, head_dim]
   std::vector<double> log_sum_exp;  ///< [queries]
-  Matrix weights;                   ///< [queries, tokens]: divided by their sum, or formed from the log-sum-exp
-  Matrix logits;                    ///< [queries, tokens], without votes
+  Matrix weights;  ///< [queries, tokens]: divided by their sum, or formed from the log-sum-exp
+  Matrix logits;   ///< [queries, tokens], without votes
 };
 /// Bounds for reference::attention with the same arguments. They
 /// also cover rescaling (online softmax) and splitting the tokens.

@@ -97,7 +97,7 @@ struct HeadMerge {
   /// [tokens]: after the prompt or a rebuild, for methods that form clusters, the position whose cluster each entry so far
   /// belongs to: its own for kept entries, kNotMerged for entries without a target. With order=merge-first it is the root's,
   /// also where the selection drops the root, and with it the cluster. Otherwise empty.
-  std::vector<int64_t> target_of;
+  std::vector<int64_t> target_of = {};
 };
 
 /// The decisions of compressing the prompt, and the scores on which they are based.

@@ -12,9 +12,9 @@ namespace kvbound::reference {
 
 /// The kept entries, and the clusters that are merged into one entry each. An entry in neither is dropped.
 struct MergeTargets {
-  std::vector<int64_t> kept;           ///< ascending positions
-  std::vector<MergeCluster> clusters;  ///< by ascending `into`; without scores
-  std::vector<int64_t> target_of;      ///< [n], as in HeadMerge
+  std::vector<int64_t> kept;            ///< ascending positions
+  std::vector<MergeCluster> clusters;   ///< by ascending `into`; without scores
+  std::vector<int64_t> target_of = {};  ///< [n], as in HeadMerge
 };
 
 /// Whether a cosine is above the target's threshold; always true without a threshold.

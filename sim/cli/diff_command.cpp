@@ -52,8 +52,8 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
 
 // Judges the dump's layers, with one layer in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
-  TestedImplementation implementation{report.dump.policy, report.dump.entries, report.dump.steps,
-                                      report.arithmetic, dump.input_storage(), dump.merged_storage()};
+  TestedImplementation implementation{report.dump.policy, report.dump.entries,  report.dump.steps,
+                                      report.arithmetic,  dump.input_storage(), dump.merged_storage()};
   Progress progress("judging " + dump.path(), !quiet);
   int64_t done = 0;
   for (const int64_t l : report.dump.layers) {

@@ -199,18 +199,18 @@ TEST(KeptAgreement, LeavesAnotherGreedySetUndecided) {
   EXPECT_EQ(given.teacher_forced.front(), other);
 }
 
-// Entries 1 and 4 belong to the cluster of 0, entry 3 to that of 2, whose scores add up to 11 and 7; the last is kept always.
+// Entries 1, 3 and 4 belong to the cluster of 2, whose scores add up to more than that of 0 alone; the last is always kept.
 TEST(KeptAgreement, JudgesRootsByTheSumsOfTheirRecordedClusters) {
   const traces::Layer layer = test::weighted_layer(6, {{8, 1, 4, 3, 2, 1}});
   const std::string policy = kHost + "+keepkv:order=merge-first";
-  const Positions roots{0, 0, 2, 2, 0, 5};
+  const Positions roots{0, 2, 2, 2, 2, 5};
   Case given(layer, policy, 2);
-  EXPECT_EQ(given.judge({{0, 5}}, roots).outside, 0);
-  EXPECT_EQ(given.judge({{0, 5}}, roots).judged, 2);
-  const TensorAgreement other = given.judge({{2, 5}}, roots);
+  EXPECT_EQ(given.judge({{2, 5}}, roots).outside, 0);
+  EXPECT_EQ(given.judge({{2, 5}}, roots).judged, 2);
+  const TensorAgreement other = given.judge({{0, 5}}, roots);
   EXPECT_EQ(other.outside, 1);
   EXPECT_EQ(other.undecided, 0);
-  EXPECT_NE(other.worst.value().note.find("kept position 2 rather than 0, by sum of its cluster's scores"),
+  EXPECT_NE(other.worst.value().note.find("kept position 0 rather than 2, by sum of its cluster's scores"),
             std::string::npos)
       << other.worst->note;
   EXPECT_EQ(given.judge({{1, 5}}, roots).outside, 1) << "it is no root";

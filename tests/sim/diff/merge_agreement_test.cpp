@@ -282,17 +282,20 @@ TEST(MergeAgreement, FindsAWrongTargetOfARebuild) {
   }
 }
 
+// Nothing is similar enough to merge, so that a selection alone can be wrong.
 TEST(MergeAgreement, FindsAWrongSelectionOfARebuild) {
-  const PeriodicCase given;
+  KeepKv merge = test::with_target(KeepKv{}, {Decimal{1, 0}});
+  merge.period = 4;
+  const MergedCase given(layer_of(11), {test::kHost, {}, {}, {}, merge}, kBudget, kSteps);
   LayerClaims claims = claims_of(given.own);
+  EXPECT_EQ(find(given.judge(claims), "rebuilt_target_of").outside, 0);
   const std::span<int64_t> targets = rebuilt_targets(claims);
-  const auto merged = std::ranges::find_if(
-      targets, [&](const int64_t& target) { return target != &target - targets.data(); });
-  *merged = merged - targets.begin();  // one kept entry too many
-  const MergeJudgement found = given.judge(claims);
-  EXPECT_GE(find(found, "rebuilt_target_of").outside, 1);
-  EXPECT_EQ(find(found, "rebuilt_target_of").worst.value().index.size(), 3u);
-  EXPECT_EQ(find(found, "rebuilt_target_of").worst.value().index[1], 1);
+  const auto dropped = std::ranges::find(targets, kNotMerged);
+  *dropped = dropped - targets.begin();  // one kept entry too many
+  const TensorAgreement found = find(given.judge(claims), "rebuilt_target_of");
+  EXPECT_EQ(found.outside, 1);
+  EXPECT_EQ(found.worst.value().index.size(), 3u);
+  EXPECT_EQ(found.worst.value().index[1], 1) << "KV head";
 }
 
 TEST(MergeAgreement, FindsAWrongTargetOfThePrompt) {
