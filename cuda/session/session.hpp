@@ -26,8 +26,9 @@ namespace emulated {
 /// A session that stores keys, values, queries and W^O as F32, F16 or BF16, rounded once, and computes in fp32.
 ///
 /// storage  throws InvalidPolicy for any other type
-/// times    receives the time of every operation: upload, window_attention, projected_value_norms, stage_two_scores,
-///          selection, compaction, attention; the session then waits for each operation. Null: not measured
+/// times    receives the time of every operation: upload, window_attention, window_scores, projected_value_norms,
+///          stage_two_scores, removal_order, selection, score_ema, merge_targets, merging, compaction, attention (with the
+///          scores that follow from it), eviction; the session then waits for each operation. Null: not measured
 /// stream   on which all operations are queued
 /// compress and step throw what the reference throws, NonFinite also for results that overflow single precision;
 /// DeviceError. Results are the same bits at every call

@@ -19,8 +19,8 @@ namespace kvbound::sim {
 
 /// The judgement of one layer's claims under a policy that merges, and the replay that the claims led to.
 struct MergeJudgement {
-  std::vector<TensorAgreement>
-      agreements;        ///< those claimed of votes, merged_key, merged_value, evicted, merged_into, output
+  /// Those claimed of target_of, votes, merged_key, merged_value, evicted, merged_into, output and rebuilt_target_of.
+  std::vector<TensorAgreement> agreements;
   LayerRecord record;    ///< the tested implementation's choices; the reference's outputs over its caches
   Tensor output_errors;  ///< [steps, query_heads, head_dim]
   /// [steps * kv_heads]: whether the replayed cache is certain to be the tested implementation's, that is, no earlier
@@ -34,15 +34,15 @@ struct MergeJudgement {
 
 /// Judges one layer's merging by a replay of the tested implementation's own choices.
 ///
-/// Dumps do not record the clusters of the prompt's end: the replay uses those that the reference forms on the tested
-/// implementation's kept set. A kept entry is uncertain if rounding alone could change which entries merge into it
+/// Where the clusters of the prompt's end are recorded (target_of), they are judged (prompt_targets.hpp) and followed, and so
+/// are the selections and clusters of rebuilds (rebuild_agreement.hpp). Where they are not, the replay uses those that the
+/// reference forms on the tested implementation's kept set. A kept entry is then uncertain if rounding alone could change which entries merge into it
 /// (target_ambiguity.hpp); its KV head is then uncertain from there on. The votes of an uncertain entry must be
 /// possible, and its numbers that differ from the reference's are undecided. With order=merge-first a KV head is
-/// uncertain from the prompt's end, and with a period from the first rebuild, because dumps do not record these
-/// selections either.
+/// then uncertain from the prompt's end, and with a period from the first rebuild.
 ///
-/// While decoding, evictions are judged as without merging, but over the merged cache and by attention's top-k only.
-/// With other scores or with CriticalKV's stages, an eviction other than the reference's is undecided. A target is
+/// While decoding, evictions are judged as without merging, but over the merged cache, by attention and by CriticalKV's
+/// stages. With other scores an eviction other than the reference's is undecided. A target is
 /// legal if no other possible target had a clearly larger cosine and its own cosine is not clearly below the threshold.
 /// Dropping is legal if no cosine is clearly above the threshold. With CaM, spreading and dropping are both legal where
 /// rounding decides the draw.
