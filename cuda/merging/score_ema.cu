@@ -66,22 +66,40 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
+// The past's weight a in an average, and that of what is new.
+struct Decay {
+  float factor, log_factor, fresh;
+  bool forgets;  // a = 0, also where single precision has smaller numbers
+
+  explicit Decay(const PredictedScores& options)
+      : factor(static_cast<float>(options.ema)),
+        log_factor(static_cast<float>(std::log(options.ema))),
+        fresh(static_cast<float>(1 - options.ema)),
+        forgets(options.ema == 0) {}
+
+  // c' = a c + (1 - a)
+  __device__ float weight(float past) const { return factor * past + fresh; }
+};
+
 // One average.
 struct Average {
   float exponent, mantissa;
 
-  // S' = a S + (1 - a) e^number, with the larger of both exponents.
-  __device__ void observe(float decay, float fresh, float number) {
-    if (decay == 0) {
+  // S' = a S + (1 - a) e^number, with the larger of both exponents. A factor below 2^-60 goes into the past's exponent: its
+  // product with a mantissa might underflow, though the past outweighs the number.
+  __device__ void observe(const Decay& decay, float number) {
+    if (decay.forgets) {
       exponent = number;
       mantissa = 1;
       return;
     }
-    const bool larger = number > exponent;
-    const float factor = expf(larger ? exponent - number : number - exponent);
-    const float past = decay * mantissa;
-    mantissa = larger ? past * factor + fresh : past + fresh * factor;
-    if (larger) exponent = number;
+    const bool is_small = decay.factor < 0x1p-60f;
+    const float past_exponent = is_small ? exponent + decay.log_factor : exponent;
+    const float past = is_small ? mantissa : decay.factor * mantissa;
+    const bool larger = number > past_exponent;
+    const float factor = expf(larger ? past_exponent - number : number - past_exponent);
+    mantissa = larger ? past * factor + decay.fresh : past + decay.fresh * factor;
+    exponent = larger ? number : past_exponent;
     if (mantissa >= kLeastMantissa) return;
     exponent += logf(mantissa);
     mantissa = 1;
@@ -92,7 +110,7 @@ struct AccumulateArguments {
   const float* logits;       // [group, window, tokens]
   const float* log_sum_exp;  // [query_heads, window]; null: raw scores
   int64_t g, group_size, window, tokens;
-  float decay, fresh;
+  Decay decay;
   ScoreAverages averages;
 };
 
@@ -112,8 +130,8 @@ __global__ void __launch_bounds__(kEach) accumulate_kernel(AccumulateArguments p
   float weight = 0;
   for (int64_t i = max(int64_t{0}, token - (p.tokens - p.window)); i < p.window; ++i) {
     const float sum = p.log_sum_exp ? p.log_sum_exp[head * p.window + i] : 0;
-    average.observe(p.decay, p.fresh, p.logits[(h * p.window + i) * p.tokens + token] - sum);
-    weight = p.decay * weight + p.fresh;
+    average.observe(p.decay, p.logits[(h * p.window + i) * p.tokens + token] - sum);
+    weight = p.decay.weight(weight);
   }
   p.averages.exponents[head * p.averages.capacity + token] = average.exponent;
   p.averages.mantissas[head * p.averages.capacity + token] = average.mantissa;
@@ -125,7 +143,7 @@ struct ObserveArguments {
   const float* log_sum_exp;  // null: raw scores
   CacheSlots slots;
   int64_t group_size;
-  float decay, fresh;
+  Decay decay;
   ScoreAverages averages;
 };
 
@@ -144,12 +162,12 @@ __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments 
     const int64_t place = h * p.averages.capacity + slot;
     Average average{kNothing, 0};
     if (!is_new) average = {p.averages.exponents[place], p.averages.mantissas[place]};
-    average.observe(p.decay, p.fresh, p.logits[place] - (p.log_sum_exp ? p.log_sum_exp[h] : 0));
+    average.observe(p.decay, p.logits[place] - (p.log_sum_exp ? p.log_sum_exp[h] : 0));
     p.averages.exponents[place] = average.exponent;
     p.averages.mantissas[place] = average.mantissa;
   }
   float& weight = p.averages.weights[g * p.averages.capacity + slot];
-  weight = p.decay * (is_new ? 0 : weight) + p.fresh;
+  weight = p.decay.weight(is_new ? 0 : weight);
 }
 
 // What turns averages into predictions.
@@ -265,8 +283,7 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& view, 
            window_logits_kernel<T>, window, g, logits, shape);
     launch({extent(ceil_division(tokens, kEach), group_size), extent(kEach), 0, stream}, accumulate_kernel,
            AccumulateArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, g, group_size,
-                               window.size(), tokens, static_cast<float>(options.ema),
-                               static_cast<float>(1 - options.ema), averages});
+                               window.size(), tokens, Decay(options), averages});
   }
 }
 
@@ -279,8 +296,7 @@ void observe_scores(const PredictedScores& options, const float* logits, const f
   launch({extent(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
          observe_scores_kernel,
          ObserveArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, slots,
-                          query_heads / slots.kv_heads, static_cast<float>(options.ema),
-                          static_cast<float>(1 - options.ema), averages});
+                          query_heads / slots.kv_heads, Decay(options), averages});
 }
 
 void predicted_scores(const PredictedScores& options, const ScoreAverages& averages, int64_t query_heads,

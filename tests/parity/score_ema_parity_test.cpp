@@ -233,32 +233,41 @@ TEST_F(ObserveScoresParity, FollowsTheReferenceThroughDecodeSteps) {
   EXPECT_TRUE(comparator.is_tight());
 }
 
-// One score is so large that it outweighs all others, though it decays below the smallest number of single precision.
+// One score is so large that it outweighs all others, though it decays below the smallest number of single precision: in many
+// steps, or in one.
 TEST_F(ObserveScoresParity, KeepAPastThatOutweighsAllThatFollows) {
-  constexpr int64_t kSteps = 120;
-  const PredictedScores options{Prediction::ema, 0.3, ScoreKind::raw, Normalisation::exact};
-  reference::ScoreEma expected(options, 1);
-  expected.append();
-  cuda::Buffer<float> exponents = cuda::upload(std::vector<float>{-std::numeric_limits<float>::infinity()}),
-                      mantissas = cuda::upload(std::vector<float>{0}),
-                      weights = cuda::upload(std::vector<float>{0});
-  const cuda::ScoreAverages averages{exponents.data(), mantissas.data(), weights.data(), 1};
-  cuda::Buffer<int64_t> entries = cuda::upload(std::vector<int64_t>{1}),
-                        none = cuda::upload(std::vector<int64_t>{-1});
-  for (int64_t t = 0; t < kSteps; ++t) {
-    const float logit = t == 0 ? 300 : 1;
-    const cuda::Buffer<float> logits = cuda::upload(std::vector<float>{logit});
-    cuda::observe_scores(options, logits.data(), nullptr,
-                         {1, 1, entries.data(), nullptr, none.data(), nullptr}, 1, averages, nullptr);
-    cuda::synchronise(nullptr);
-    const double exact = logit;
-    expected.observe_logits({&exact, 1, 1, 1});
+  struct {
+    double ema;
+    int64_t steps;
+    float first, others;
+  } const cases[] = {{0.3, 120, 300, 1}, {1e-30, 3, 300, 1}, {1e-30, 3, 100, -100}, {1e-200, 2, 900, -20}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.ema);
+    const PredictedScores options{Prediction::ema, c.ema, ScoreKind::raw, Normalisation::exact};
+    reference::ScoreEma expected(options, 1);
+    expected.append();
+    cuda::Buffer<float> exponents = cuda::upload(std::vector<float>{-std::numeric_limits<float>::infinity()}),
+                        mantissas = cuda::upload(std::vector<float>{0}),
+                        weights = cuda::upload(std::vector<float>{0});
+    const cuda::ScoreAverages averages{exponents.data(), mantissas.data(), weights.data(), 1};
+    cuda::Buffer<int64_t> entries = cuda::upload(std::vector<int64_t>{1}),
+                          none = cuda::upload(std::vector<int64_t>{-1});
+    for (int64_t t = 0; t < c.steps; ++t) {
+      const float logit = t == 0 ? c.first : c.others;
+      const cuda::Buffer<float> logits = cuda::upload(std::vector<float>{logit});
+      cuda::observe_scores(options, logits.data(), nullptr,
+                           {1, 1, entries.data(), nullptr, none.data(), nullptr}, 1, averages, nullptr);
+      cuda::synchronise(nullptr);
+      const double exact = logit;
+      expected.observe_logits({&exact, 1, 1, 1});
+    }
+    Output result(1);
+    cuda::predicted_scores(options, averages, 1, 1, entries.data(), c.steps, result.data(), nullptr);
+    const double past = expected.log_predicted(c.steps)(0, 0);
+    EXPECT_GT(past, c.others + 10) << "the past was to outweigh what follows";
+    EXPECT_NEAR(result.numbers().front(), past,
+                reference::score_ema_error(c.steps, c.ema, c.first, reference::single_precision()));
   }
-  Output result(1);
-  cuda::predicted_scores(options, averages, 1, 1, entries.data(), kSteps, result.data(), nullptr);
-  EXPECT_NEAR(result.numbers().front(), expected.log_predicted(kSteps)(0, 0),
-              reference::score_ema_error(kSteps, 0.3, 300, reference::single_precision()));
-  EXPECT_GT(expected.log_predicted(kSteps)(0, 0), 100);
 }
 
 class ReplaceScoresParity : public DeviceTest {};
