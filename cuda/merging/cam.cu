@@ -215,7 +215,7 @@ __device__ void reduce_sharing(const SpreadArguments& p, int64_t g, const Shares
 //
 // grid       kv_heads
 // block      1024
-// shared     33,304 bytes
+// shared     33,300 bytes
 // registers  48 (sm_90a), 46 (sm_80)
 // bytes      read: 8 for each entry for each pass of the selection, of which there are three, and for the draw and the list
 //            12 and 8; written: 8 for each entry that shares the value, 16 for each KV head
@@ -324,10 +324,11 @@ void spread_leaving(const Cam& options, const float* attention, const PositionLi
   require_range("neighbours", options.neighbours, 1, INT64_MAX);
   require_equal("slices of the cache", cache.slices, "slices of values", values.slices);
   require_equal("columns of the cache", cache.cols, "columns of values", values.cols);
+  require_range("head_dim", values.cols, 1, cluster_sums::kMostColumns);
   require_equal("stride of the kept entries", kept.stride, "rows of the cache", cache.rows);
   const SpreadLayout layout(values.slices, leaving.stride, kept.stride, values.cols);
   require_workspace(workspace, layout.bytes);
-  if (leaving.stride == 0 || kept.stride == 0) return;
+  if (leaving.stride == 0 || values.slices == 0) return;
   std::byte* const memory = static_cast<std::byte*>(workspace.data);
   const ClusterWeights weights{1, nullptr, reinterpret_cast<float*>(memory + layout.weights)};
   const DrawArguments arguments{options,
@@ -342,6 +343,7 @@ void spread_leaving(const Cam& options, const float* attention, const PositionLi
   auto* const sums = reinterpret_cast<float*>(memory + layout.sums);
   launch({extent(ceil_division(leaving.stride, kEach), values.slices), extent(kEach), 0, stream}, draw_kernel,
          arguments);
+  if (kept.stride == 0) return;  // no value is spread
   launch({extent(ceil_division(kept.stride + 1, kEach), values.slices), extent(kEach), 0, stream},
          gaps_kernel, arguments);
   weighted_sums<T>(values, {leaving.positions, leaving.stride, arguments.offsets, kept.stride}, weights, sums,

@@ -317,6 +317,23 @@ TEST_F(CamOperations, MeanAttentionIsTheMeanOfTheHeadsWeights) {
   EXPECT_THROW(cuda::mean_attention(nullptr, nullptr, 5, 2, 4, nullptr, nullptr, nullptr), ShapeMismatch);
 }
 
+// A budget of 0: nothing is spread, and that is recorded for every leaving entry.
+TEST_F(CamOperations, RecordWhatIsSpreadOverACacheWithoutRows) {
+  const Uploaded<float> values(random_tensor(1, 1, 3, 8));
+  CacheRows<float> cache(1, 0, 8);
+  const cuda::Buffer<float> attention = cuda::upload(std::vector<float>{1, 2, 3});
+  cuda::Buffer<int64_t> leaving = cuda::upload(Positions{0, 1, 2, -5}), count = cuda::upload(Positions{3}),
+                        none = cuda::upload(Positions{0});
+  cuda::Buffer<uint8_t> spread = cuda::upload(std::vector<uint8_t>(4, 9));
+  cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
+  WorkingMemory memory(cuda::spread_leaving_workspace(1, 4, 0, 8));
+  cuda::spread_leaving<float>({}, attention.data(), {leaving.data(), count.data(), 4},
+                              {nullptr, none.data(), 0}, values.view(), cache.view(), spread.data(),
+                              status.data(), memory.view(), nullptr);
+  EXPECT_EQ(cuda::download(spread), (std::vector<uint8_t>{0, 0, 0, 9}));
+  EXPECT_EQ(cuda::download(status), std::vector<int>{0});
+}
+
 TEST_F(CamOperations, RefuseShapesThatDoNotFit) {
   const Uploaded<float> values(Tensor(2, 5, 8));
   CacheRows<float> cache(2, 4, 8), narrow(2, 4, 7), one(1, 4, 8);
@@ -332,6 +349,13 @@ TEST_F(CamOperations, RefuseShapesThatDoNotFit) {
   EXPECT_THROW(spread(cache, 3, 1, memory.view()), ShapeMismatch);
   EXPECT_THROW(spread(cache, 4, 0, memory.view()), ShapeMismatch);
   EXPECT_THROW(spread(cache, 4, 1, {}), ShapeMismatch);
+  const Uploaded<float> wide(Tensor(2, 5, 257));
+  CacheRows<float> wide_cache(2, 4, 257);
+  WorkingMemory enough(cuda::spread_leaving_workspace(2, 5, 4, 257));
+  EXPECT_THROW(
+      cuda::spread_leaving<float>({}, nullptr, {nullptr, nullptr, 5}, {nullptr, nullptr, 4}, wide.view(),
+                                  wide_cache.view(), nullptr, nullptr, enough.view(), nullptr),
+      ShapeMismatch);
   const auto entry = [&](const cuda::CacheSlots& slots, int64_t stride) {
     cuda::spread_entry<float>({3, 0}, nullptr, slots, cache.view(), {nullptr, nullptr, stride}, nullptr,
                               nullptr, nullptr);
