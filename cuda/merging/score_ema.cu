@@ -118,7 +118,7 @@ struct AccumulateArguments {
 //
 // grid       (ceil(tokens / 128), group)
 // block      128; no shared memory
-// registers  28 (sm_90a), 32 (sm_80)
+// registers  30 (sm_90a and sm_80)
 // bytes      read: 4 for each logit, and the log-sum-exp for each block; written: 8 for each query head and token, 4 for
 //            each KV head and token
 // FLOP       6 and an exponential for each logit
@@ -151,7 +151,7 @@ struct ObserveArguments {
 //
 // grid       (ceil(capacity / 128), kv_heads)
 // block      128; no shared memory
-// registers  32 (sm_90a and sm_80)
+// registers  28 (sm_90a), 26 (sm_80)
 // bytes      read: 12 for each query head and entry, 4 for each KV head and entry; written: 8 and 4 for each
 // FLOP       6 and an exponential for each query head and entry
 __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments p) {

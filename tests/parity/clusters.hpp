@@ -18,6 +18,38 @@ namespace kvbound::parity {
 
 using Positions = std::vector<int64_t>;
 
+/// Lists of positions in device memory, -5 behind each.
+class Lists {
+ public:
+  Lists(const std::vector<Positions>& lists, int64_t stride) : stride_(stride) {
+    Positions all(lists.size() * static_cast<size_t>(stride), -5), counts;
+    for (size_t g = 0; g < lists.size(); ++g) {
+      std::ranges::copy(lists[g], all.begin() + static_cast<std::ptrdiff_t>(g) * stride);
+      counts.push_back(std::ssize(lists[g]));
+    }
+    positions_ = cuda::upload(all);
+    count_ = cuda::upload(counts);
+  }
+
+  cuda::PositionLists view() { return {positions_.data(), count_.data(), stride_}; }
+  /// Fails the test if something was written behind a list.
+  std::vector<Positions> download() const {
+    const Positions all = cuda::download(positions_), counts = cuda::download(count_);
+    std::vector<Positions> lists;
+    for (size_t g = 0; g < counts.size(); ++g) {
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(g) * stride_;
+      lists.emplace_back(first, first + counts[g]);
+      EXPECT_TRUE(
+          std::all_of(first + counts[g], first + stride_, [](int64_t position) { return position == -5; }));
+    }
+    return lists;
+  }
+
+ private:
+  int64_t stride_;
+  cuda::Buffer<int64_t> positions_, count_;
+};
+
 /// How the entries of each KV head merge.
 struct ClusterCase {
   int64_t tokens = 60;
@@ -76,6 +108,19 @@ class CacheRows {
  public:
   CacheRows(int64_t slices, int64_t rows, int64_t cols)
       : slices_(slices), rows_(rows), cols_(cols), memory_(cuda::upload(nothing())) {}
+  /// numbers  exact in T: rounded<T>(...)
+  /// used     how many rows of each slice are in use
+  CacheRows(TensorView numbers, const Positions& used)
+      : slices_(numbers.slices), rows_(numbers.rows), cols_(numbers.cols) {
+    std::vector<T> all = nothing();
+    for (int64_t s = 0; s < slices_; ++s) {
+      for (int64_t i = 0; i < used[s]; ++i) {
+        std::ranges::transform(numbers.slice(s).row(i), all.begin() + (s * rows_ + i) * stride(),
+                               [](double entry) { return stored<T>(entry); });
+      }
+    }
+    memory_ = cuda::upload(all);
+  }
 
   cuda::DeviceTensor<T> view() { return {memory_.data(), slices_, rows_, cols_, stride(), rows_ * stride()}; }
   /// The numbers [slices, rows, cols]. Fails the test if the gap behind a row was overwritten.
@@ -101,6 +146,10 @@ class CacheRows {
   int64_t slices_, rows_, cols_;
   cuda::Buffer<T> memory_;
 };
+
+/// The longest chain of additions in a cluster's sum on the device, without the kept entry: up to 64 members of a chunk,
+/// then the parts of all chunks that a larger cluster reaches into.
+inline int64_t accumulation_depth(int64_t members) { return members <= 64 ? members : 64 + members / 64 + 2; }
 
 /// Adds the rounding to the storage type to bounds of computed numbers.
 template <cuda::Storage T>

@@ -12,44 +12,12 @@
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/merging/merge_targets.hpp>
 
+#include "clusters.hpp"
 #include "scores.hpp"
 #include "support.hpp"
 
 namespace kvbound::parity {
 namespace {
-
-using Positions = std::vector<int64_t>;
-
-// Lists of positions in device memory, -5 behind each.
-class Lists {
- public:
-  Lists(const std::vector<Positions>& lists, int64_t stride) : stride_(stride) {
-    Positions all(lists.size() * static_cast<size_t>(stride), -5), counts;
-    for (size_t g = 0; g < lists.size(); ++g) {
-      std::ranges::copy(lists[g], all.begin() + static_cast<std::ptrdiff_t>(g) * stride);
-      counts.push_back(std::ssize(lists[g]));
-    }
-    positions_ = cuda::upload(all);
-    count_ = cuda::upload(counts);
-  }
-
-  cuda::PositionLists view() { return {positions_.data(), count_.data(), stride_}; }
-  std::vector<Positions> download() const {
-    const Positions all = cuda::download(positions_), counts = cuda::download(count_);
-    std::vector<Positions> lists;
-    for (size_t g = 0; g < counts.size(); ++g) {
-      const auto first = all.begin() + static_cast<std::ptrdiff_t>(g) * stride_;
-      lists.emplace_back(first, first + counts[g]);
-      EXPECT_TRUE(
-          std::all_of(first + counts[g], first + stride_, [](int64_t position) { return position == -5; }));
-    }
-    return lists;
-  }
-
- private:
-  int64_t stride_;
-  cuda::Buffer<int64_t> positions_, count_;
-};
 
 // `count` of `tokens` positions, ascending.
 Positions spread(int64_t count, int64_t tokens) {

@@ -1,6 +1,8 @@
-// Weighted means and sums over clusters' rows on the device within the bounds of a sum in any order, wherever clusters begin.
+// Weighted sums and means over clusters on the device, within the rounding of their sums: clusters of every size, wherever
+// they begin in the chunks by which large ones are summed.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -16,194 +18,380 @@
 namespace kvbound::parity {
 namespace {
 
-// Clusters of these sizes, one behind the other in the list of members.
 struct Case {
-  std::vector<int64_t> sizes = {1, 2};
-  int64_t rows = 1;  // of weights
+  std::vector<Positions> members = {{3, 0, 1}};  // per KV head: how many each kept entry has
   int64_t head_dim = 10;
-  bool shares = false;  // the rows' shares are given
+  int64_t rows = 1;  // of weights
+  bool shares = false;
+  bool into = false;  // the rows of the cache are others than the first ones, in another order
 
-  int64_t capacity() const { return std::ssize(sizes); }
-  int64_t members() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+  int64_t kv_heads() const { return std::ssize(members); }
+  int64_t capacity() const {
+    return std::ssize(*std::ranges::max_element(members, {}, &Positions::size)) + 2;
+  }
+  int64_t tokens() const {
+    int64_t most = 0;
+    for (const Positions& own : members) {
+      most = std::max(most, std::ssize(own) + std::accumulate(own.begin(), own.end(), int64_t{0}));
+    }
+    return most + 1;
+  }
+  int64_t cache_rows() const { return into ? 2 * capacity() + 1 : capacity(); }
+  int64_t row_of(int64_t i) const { return into ? 2 * (capacity() - i) - 1 : i; }
 };
+
+// A KV head's clusters in terms of the rows of `entries`.
+struct Cluster {
+  int64_t kept;
+  Positions members;  // ascending
+  int64_t first;      // the first one's place in the list of all members
+};
+
+template <class T>
+struct Subject {
+  Case c;
+  int64_t tokens;
+  Tensor entries;
+  std::vector<std::vector<Cluster>> clusters;
+  // NaN wherever there is nothing to read: [kv_heads, rows, capacity], [kv_heads, rows, stride], [kv_heads, rows, capacity]
+  std::vector<float> kept, members, shares;
+
+  explicit Subject(const Case& given)
+      : c(given),
+        tokens(c.tokens()),
+        entries(rounded<T>(random_tensor(1, c.kv_heads(), tokens, c.head_dim))),
+        kept(c.kv_heads() * c.rows * c.capacity(), std::nanf("")),
+        members(c.kv_heads() * c.rows * tokens, std::nanf("")),
+        shares(kept) {
+    const Tensor order = random_tensor(2, 1, c.kv_heads(), tokens),
+                 weights = random_tensor(3, c.kv_heads(), c.rows, 2 * c.capacity() + tokens);
+    for (int64_t g = 0; g < c.kv_heads(); ++g) {
+      Positions all(tokens);
+      std::iota(all.begin(), all.end(), 0);
+      std::ranges::sort(all, {}, [&](int64_t row) { return order.slice(0)(g, row); });
+      auto next = all.begin();
+      int64_t place = 0;
+      std::vector<Cluster>& own = clusters.emplace_back();
+      for (const int64_t count : c.members[g]) {
+        Cluster cluster{*next, {next + 1, next + 1 + count}, place};
+        std::ranges::sort(cluster.members);
+        next += 1 + count;
+        place += count;
+        own.push_back(std::move(cluster));
+      }
+      for (int64_t h = 0; h < c.rows; ++h) {
+        const VectorView random = weights.slice(g).row(h);
+        for (int64_t i = 0; i < std::ssize(own); ++i) {
+          if (own[i].members.empty()) continue;
+          kept[at(g, h, i)] = static_cast<float>(random[i]);
+          shares[at(g, h, i)] = (i + h) % 5 == 4 ? 0 : static_cast<float>(random[c.capacity() + i]);
+        }
+        for (int64_t m = 0; m < place; ++m) {
+          members[(g * c.rows + h) * tokens + m] =
+              m % 7 == 6 ? 0 : static_cast<float>(random[2 * c.capacity() + m]);
+        }
+      }
+    }
+  }
+
+  int64_t at(int64_t g, int64_t h, int64_t i) const { return (g * c.rows + h) * c.capacity() + i; }
+
+  struct Device {
+    Device(const Subject& subject, int64_t heads, int64_t capacity)
+        : kept_weights(cuda::upload(subject.kept)),
+          member_weights(cuda::upload(subject.members)),
+          shares(cuda::upload(subject.shares)),
+          status(cuda::upload(std::vector<int>{0})),
+          sums(cuda::cluster_sums_workspace(heads, subject.c.rows, subject.tokens, subject.c.head_dim)) {
+      Positions kept_rows(heads * capacity, -5), counts, places(heads * subject.tokens, -5), offsets,
+          rows(heads * capacity, -5);
+      for (int64_t g = 0; g < heads; ++g) {
+        const std::vector<Cluster>& own = subject.clusters[g];
+        int64_t end = 0;
+        for (int64_t i = 0; i <= capacity; ++i) {
+          offsets.push_back(end);
+          if (i >= std::ssize(own)) continue;
+          kept_rows[g * capacity + i] = own[i].kept;
+          rows[g * capacity + i] = subject.c.row_of(i);
+          std::ranges::copy(own[i].members, places.begin() + g * subject.tokens + end);
+          end += std::ssize(own[i].members);
+        }
+        counts.push_back(std::ssize(own));
+      }
+      kept_positions = cuda::upload(kept_rows);
+      count = cuda::upload(counts);
+      member_rows = cuda::upload(places);
+      first = cuda::upload(offsets);
+      into = cuda::upload(rows);
+      merged = {{kept_positions.data(), count.data(), capacity},
+                {member_rows.data(), subject.tokens, first.data(), capacity},
+                subject.c.into ? into.data() : nullptr};
+      weights = {subject.c.rows, kept_weights.data(), member_weights.data()};
+    }
+
+    cuda::Buffer<float> kept_weights, member_weights, shares;
+    cuda::Buffer<int64_t> kept_positions, count, member_rows, first, into;
+    cuda::Buffer<int> status;
+    WorkingMemory sums;
+    cuda::MergedEntries merged;
+    cuda::ClusterWeights weights;
+  };
+
+  std::vector<float> means() const {
+    Device device(*this, c.kv_heads(), c.capacity());
+    const Uploaded<T> rows(entries);
+    CacheRows<T> cache(c.kv_heads(), c.cache_rows(), c.head_dim);
+    cuda::weighted_means<T>(rows.view(), device.merged, device.weights,
+                            c.shares ? device.shares.data() : nullptr, cache.view(), device.status.data(),
+                            device.sums.view(), nullptr);
+    cuda::synchronise(nullptr);
+    EXPECT_EQ(cuda::download(device.status), std::vector<int>{0});
+    return cache.numbers();
+  }
+
+  std::vector<float> sums() const {
+    Device device(*this, c.kv_heads(), c.capacity());
+    const Uploaded<T> rows(entries);
+    Output sums(c.kv_heads() * c.capacity() * c.head_dim);
+    cuda::weighted_sums<T>(rows.view(), device.merged.clusters, device.weights, sums.data(),
+                           device.sums.view(), nullptr);
+    return sums.numbers();
+  }
+
+  // The weighted sum of one cluster with the weights of row h, of the numbers themselves or of their absolute values.
+  std::vector<double> sum(int64_t g, int64_t h, const Cluster& cluster, double of_kept, bool absolute) const {
+    std::vector<double> weights{of_kept};
+    Matrix rows(1, c.head_dim);
+    std::ranges::copy(entries.slice(g).row(cluster.kept), rows.row(0).begin());
+    for (int64_t m = 0; m < std::ssize(cluster.members); ++m) {
+      weights.push_back(members[(g * c.rows + h) * tokens + cluster.first + m]);
+      rows.append_row(entries.slice(g).row(cluster.members[m]));
+    }
+    if (absolute) {
+      for (double& weight : weights) weight = std::abs(weight);
+      for (int64_t m = 0; m < rows.rows(); ++m) {
+        for (double& entry : rows.row(m)) entry = std::abs(entry);
+      }
+    }
+    return reference::weighted_mean(weights, rows);
+  }
+};
+
+void add(double factor, const std::vector<double>& from, std::vector<double>& to) {
+  for (size_t c = 0; c < to.size(); ++c) to[c] += factor * from[c];
+}
 
 template <class T>
 class WeightedMeanParity : public DeviceTest {
  protected:
-  struct Subject {
-    Case c;
-    int64_t tokens;
-    Tensor entries;
-    std::vector<float> kept_weights, member_weights, shares;
-    Positions members, offsets{0}, kept;
+  // Every product is rounded once; then follow the additions of a cluster, and what `further` counts.
+  static std::vector<double> errors(int64_t members, int64_t further, std::vector<double> sizes) {
+    const double share =
+        reference::sum_rounding(accumulation_depth(members) + 1 + further, reference::single_precision());
+    for (double& size : sizes) size *= share;
+    return sizes;
+  }
 
-    explicit Subject(const Case& given)
-        : c(given),
-          tokens(c.members() + c.capacity()),
-          entries(rounded<T>(random_tensor(1, 1, tokens, c.head_dim))),
-          kept_weights(numbers(2, c.rows * c.capacity())),
-          member_weights(numbers(3, c.rows * c.members())),
-          shares(numbers(4, c.rows * c.capacity())) {
-      // Members are in no order; the kept entries are the last rows.
-      for (int64_t i = 0; i < c.members(); ++i) members.push_back(i * 7919 % c.members());
-      if (c.members() % 7919 == 0) std::iota(members.begin(), members.end(), 0);
-      for (int64_t i = 0; i < c.capacity(); ++i) {
-        offsets.push_back(offsets.back() + c.sizes[i]);
-        kept.push_back(c.members() + i);
+  void expect_means(const Case& c) {
+    const Subject<T> subject(c);
+    const std::vector<float> result = subject.means();
+    std::vector<bool> written(c.kv_heads() * c.cache_rows());
+    for (int64_t g = 0; g < c.kv_heads(); ++g) {
+      std::vector<float> actual;
+      std::vector<double> expected, bounds;
+      for (int64_t i = 0; i < std::ssize(subject.clusters[g]); ++i) {
+        const Cluster& cluster = subject.clusters[g][i];
+        if (cluster.members.empty()) continue;
+        std::vector<double> mean(c.head_dim), size(c.head_dim);
+        for (int64_t h = 0; h < c.rows; ++h) {
+          const double share =
+              c.shares ? subject.shares[subject.at(g, h, i)] : 1 / static_cast<double>(c.rows);
+          const double own = subject.kept[subject.at(g, h, i)];
+          add(share, subject.sum(g, h, cluster, own, false), mean);
+          add(std::abs(share), subject.sum(g, h, cluster, own, true), size);
+        }
+        // Further roundings: the kept entry's addition, the share itself, its product, and the rows' additions.
+        const std::vector<double> own_bounds =
+            with_storage<T>(errors(std::ssize(cluster.members), 3 + c.rows, std::move(size)), mean);
+        const int64_t row = g * c.cache_rows() + c.row_of(i);
+        written[row] = true;
+        actual.insert(actual.end(), result.begin() + row * c.head_dim,
+                      result.begin() + (row + 1) * c.head_dim);
+        expected.insert(expected.end(), mean.begin(), mean.end());
+        bounds.insert(bounds.end(), own_bounds.begin(), own_bounds.end());
       }
+      if (expected.empty()) continue;
+      EXPECT_TRUE(means_.hold(actual, expected, bounds)) << "KV head " << g;
     }
-
-    static std::vector<float> numbers(uint64_t seed, int64_t count) {
-      const Tensor random = random_tensor(seed, 1, 1, count);
-      std::vector<float> result;
-      for (const double number : random.numbers())
-        result.push_back(static_cast<float>(0.1 + std::abs(number)));
-      return result;
-    }
-
-    // into: the rows that are replaced; empty: the i-th
-    std::vector<float> means(const Positions& into = {}) const {
-      const Uploaded<T> device_entries(entries);
-      cuda::Buffer<int64_t> device_members = cuda::upload(members), device_offsets = cuda::upload(offsets),
-                            device_kept = cuda::upload(kept), device_into = cuda::upload(into);
-      cuda::Buffer<float> weights_kept = cuda::upload(kept_weights),
-                          weights_members = cuda::upload(member_weights),
-                          device_shares = cuda::upload(shares);
-      cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-      CacheRows<T> cache(1, c.capacity() + 3, c.head_dim);
-      WorkingMemory memory(cuda::cluster_sums_workspace(1, c.rows, c.members(), c.head_dim));
-      cuda::weighted_means<T>(device_entries.view(),
-                              {{device_kept.data(), nullptr, c.capacity()},
-                               {device_members.data(), c.members(), device_offsets.data(), c.capacity()},
-                               into.empty() ? nullptr : device_into.data()},
-                              {c.rows, weights_kept.data(), weights_members.data()},
-                              c.shares ? device_shares.data() : nullptr, cache.view(), status.data(),
-                              memory.view(), nullptr);
-      EXPECT_EQ(cuda::download(status), std::vector<int>{0});
-      return cache.numbers();
-    }
-
-    std::vector<float> sums() const {
-      const Uploaded<T> device_entries(entries);
-      cuda::Buffer<int64_t> device_members = cuda::upload(members), device_offsets = cuda::upload(offsets);
-      cuda::Buffer<float> weights_members = cuda::upload(member_weights);
-      Output result(c.capacity() * c.head_dim);
-      WorkingMemory memory(cuda::cluster_sums_workspace(1, 1, c.members(), c.head_dim));
-      cuda::weighted_sums<T>(device_entries.view(),
-                             {device_members.data(), c.members(), device_offsets.data(), c.capacity()},
-                             {1, nullptr, weights_members.data()}, result.data(), memory.view(), nullptr);
-      return result.numbers();
-    }
-
-    // sum_h share_h (w_kept kept + sum_j w_j row_j) of cluster i, with `with_kept`; and the same of absolute values
-    std::vector<double> expected(int64_t i, bool with_kept, bool absolute) const {
-      std::vector<double> sum(c.head_dim);
-      for (int64_t h = 0; h < c.rows; ++h) {
-        const double share =
-            c.shares && with_kept ? shares[h * c.capacity() + i] : 1.0 / static_cast<double>(c.rows);
-        const auto add = [&](double weight, int64_t row) {
-          for (int64_t d = 0; d < c.head_dim; ++d) {
-            const double number = share * weight * entries.slice(0)(row, d);
-            sum[d] += absolute ? std::abs(number) : number;
-          }
-        };
-        if (with_kept) add(kept_weights[h * c.capacity() + i], kept[i]);
-        for (int64_t j = offsets[i]; j < offsets[i + 1]; ++j)
-          add(member_weights[h * c.members() + j], members[j]);
+    for (int64_t row = 0; row < std::ssize(written); ++row) {
+      if (!written[row]) {
+        EXPECT_TRUE(std::all_of(result.begin() + row * c.head_dim, result.begin() + (row + 1) * c.head_dim,
+                                [](float number) { return std::isnan(number); }))
+            << "row " << row << " was written without members";
       }
-      return sum;
-    }
-
-    std::vector<double> bounds(int64_t i, bool with_kept) const {
-      std::vector<double> errors = expected(i, with_kept, true);
-      const double rounding =
-          reference::sum_rounding(c.rows * (c.sizes[i] + 1) + 4, reference::single_precision());
-      for (double& error : errors) error = rounding * error + 1e-37;
-      return errors;
-    }
-  };
-
-  void expect_means(const Case& c, const Positions& into = {}) {
-    const Subject subject(c);
-    const std::vector<float> all = subject.means(into);
-    for (int64_t row = 0; row < c.capacity() + 3; ++row) {
-      const auto at = into.empty() ? row : std::ranges::find(into, row) - into.begin();
-      const std::span<const float> own(all.data() + row * c.head_dim, c.head_dim);
-      if (at >= c.capacity() || c.sizes[at] == 0) {
-        EXPECT_TRUE(std::isnan(own.front())) << "row " << row << " was written";
-        continue;
-      }
-      const std::vector<double> expected = subject.expected(at, true, false);
-      EXPECT_TRUE(means_.hold(own, expected, with_storage<T>(subject.bounds(at, true), expected)))
-          << "cluster " << at;
     }
   }
 
   void expect_sums(const Case& c) {
-    const Subject subject(c);
-    const std::vector<float> all = subject.sums();
-    for (int64_t i = 0; i < c.capacity(); ++i) {
-      const std::span<const float> own(all.data() + i * c.head_dim, c.head_dim);
-      if (c.sizes[i] == 0) {
-        EXPECT_EQ(std::vector<float>(own.begin(), own.end()), std::vector<float>(c.head_dim, 0));
-      } else {
-        EXPECT_TRUE(sums_.hold(own, subject.expected(i, false, false), subject.bounds(i, false)))
-            << "cluster " << i;
+    const Subject<T> subject(c);
+    const std::vector<float> result = subject.sums();
+    for (int64_t g = 0; g < c.kv_heads(); ++g) {
+      std::vector<double> expected, bounds;
+      for (int64_t i = 0; i < c.capacity(); ++i) {
+        const bool merges = i < std::ssize(subject.clusters[g]) && !subject.clusters[g][i].members.empty();
+        std::vector<double> sum(c.head_dim), size(c.head_dim);
+        if (merges) {
+          sum = subject.sum(g, 0, subject.clusters[g][i], 0, false);
+          size = errors(std::ssize(subject.clusters[g][i].members), 0,
+                        subject.sum(g, 0, subject.clusters[g][i], 0, true));
+        }
+        expected.insert(expected.end(), sum.begin(), sum.end());
+        bounds.insert(bounds.end(), size.begin(), size.end());
       }
+      if (std::ranges::all_of(expected, [](double number) { return number == 0; })) {
+        EXPECT_TRUE(std::all_of(result.begin() + g * c.capacity() * c.head_dim,
+                                result.begin() + (g + 1) * c.capacity() * c.head_dim,
+                                [](float number) { return number == 0; }));
+        continue;
+      }
+      const std::span<const float> own(result.data() + g * c.capacity() * c.head_dim, expected.size());
+      EXPECT_TRUE(sums_.hold(own, expected, bounds)) << "KV head " << g;
     }
   }
 
-  Comparator means_{"weighted_means, " + std::string(StorageName::GetName<T>(0))},
-      sums_{"weighted_sums, " + std::string(StorageName::GetName<T>(0))};
+  void expect_parity(const Case& c) {
+    std::string sizes;
+    for (const int64_t members : c.members.front()) sizes += " " + std::to_string(members);
+    SCOPED_TRACE("clusters of" + sizes + ", head_dim " + std::to_string(c.head_dim) + ", " +
+                 std::to_string(c.rows) + " rows of weights" + (c.shares ? ", shares" : "") +
+                 (c.into ? ", into other rows" : ""));
+    expect_means(c);
+    if (c.rows == 1) expect_sums(c);
+  }
+
+  Comparator means_{"weighted means, " + std::string(StorageName::GetName<T>(0))},
+      sums_{"weighted sums, " + std::string(StorageName::GetName<T>(0))};
 };
 TYPED_TEST_SUITE(WeightedMeanParity, StorageTypes, StorageName);
 
-TYPED_TEST(WeightedMeanParity, HoldsForClustersOfEverySizeAtEveryPlace) {
-  for (const int64_t before : {0, 1, 31, 63, 64, 65, 127}) {
-    for (const int64_t size : {1, 63, 64, 65, 127, 128, 129, 200, 3000}) {
-      SCOPED_TRACE(std::to_string(size) + " members behind " + std::to_string(before));
-      this->expect_means({.sizes = {before, size, 0, 70, 1}});
-      this->expect_sums({.sizes = {before, size, 0, 70, 1}});
-    }
+TYPED_TEST(WeightedMeanParity, SumsClustersOfEverySize) {
+  for (const int64_t members : {0, 1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300}) {
+    this->expect_parity({.members = {{members}, {}, {0, members, 0, members}, {members, members, members}}});
   }
   EXPECT_TRUE(this->means_.is_tight());
   EXPECT_TRUE(this->sums_.is_tight());
 }
 
-TYPED_TEST(WeightedMeanParity, HoldsForEveryHeadDimAndNumberOfRows) {
-  for (const int64_t head_dim : {1, 8, 31, 32, 33, 128, 256}) {
-    for (const int64_t rows : {1, 2, 3, 7}) {
-      for (const bool shares : {false, true}) {
-        this->expect_means({.sizes = {3, 0, 100, 5}, .rows = rows, .head_dim = head_dim, .shares = shares});
+// Large clusters begin and end at every place of a chunk, next to each other and to small ones.
+TYPED_TEST(WeightedMeanParity, SumsClustersThatBeginAtEveryPlaceOfAChunk) {
+  for (int64_t place = 0; place <= 64; ++place) {
+    this->expect_parity(
+        {.members = {{place, 65, 64, 129, 0, 63, 128, 66, 1}, {place, 0, 130, 190 - place, 70, 0}},
+         .head_dim = 3});
+  }
+}
+
+TYPED_TEST(WeightedMeanParity, SumsAClusterOfThousands) {
+  this->expect_parity({.members = {{5, 3001, 0, 100, 7}, {2000, 1, 70}}});
+  this->expect_parity({.members = {{5, 3001, 0, 100, 7}, {2000, 1, 70}}, .rows = 2, .shares = true});
+}
+
+TYPED_TEST(WeightedMeanParity, SumsForEveryHeadDim) {
+  for (const int64_t head_dim : {1, 8, 31, 32, 33, 80, 128, 255, 256}) {
+    this->expect_parity({.members = {{3, 0, 70, 129}, {66, 1}}, .head_dim = head_dim});
+  }
+}
+
+TYPED_TEST(WeightedMeanParity, WeighsByEveryRowAndItsShare) {
+  for (const int64_t rows : {1, 2, 4, 5, 9}) {
+    for (const bool shares : {false, true}) {
+      for (const bool into : {false, true}) {
+        this->expect_parity({.members = {{3, 0, 70, 129, 2, 64}, {66, 1, 1, 1, 1, 200}},
+                             .rows = rows,
+                             .shares = shares,
+                             .into = into});
       }
     }
   }
 }
 
-TYPED_TEST(WeightedMeanParity, ReplacesTheRowsThatAreNamed) {
-  this->expect_means({.sizes = {3, 70, 2}}, {5, 0, 3});
+TYPED_TEST(WeightedMeanParity, GivesTheSameUnderEverySchedule) {
+  const Case c{.members = {{10, 65, 300, 0, 64, 5}, {129, 3}}, .head_dim = 40};
+  const Subject<TypeParam> one(c);
+  in_every_schedule([&] { return one.sums(); });
+  Case several = c;
+  several.rows = 5;
+  several.shares = several.into = true;
+  const Subject<TypeParam> subject(several);
+  in_every_schedule([&] { return subject.means(); });
 }
 
-TYPED_TEST(WeightedMeanParity, GivesTheSameUnderEverySchedule) {
-  const typename TestFixture::Subject subject(
-      {.sizes = {40, 500, 3, 90, 0, 65}, .rows = 3, .head_dim = 40, .shares = true});
-  in_every_schedule([&] { return subject.means(); });
-  in_every_schedule([&] { return subject.sums(); });
+// During decoding an evicted entry merges within the cache.
+TYPED_TEST(WeightedMeanParity, MergesOneClusterOfEachHeadInPlace) {
+  using T = TypeParam;
+  for (const int64_t members : {1, 64, 65, 200}) {
+    SCOPED_TRACE(members);
+    const Case c{.members = {{members}, {0}, {members}}, .head_dim = 40};
+    const Subject<T> subject(c);
+    typename Subject<T>::Device device(subject, 3, c.capacity());
+    device.merged.into = device.kept_positions.data();
+    CacheRows<T> cache(subject.entries, {subject.tokens, subject.tokens, subject.tokens});
+    const std::vector<float> apart = subject.means(), before = cache.numbers();
+    cuda::weighted_means<T>(cache.view(), device.merged, device.weights, nullptr, cache.view(),
+                            device.status.data(), device.sums.view(), nullptr);
+    std::vector<float> expected = before;
+    for (const int64_t g : {0, 2}) {
+      std::copy_n(apart.begin() + g * c.capacity() * c.head_dim, c.head_dim,
+                  expected.begin() + (g * subject.tokens + subject.clusters[g][0].kept) * c.head_dim);
+    }
+    EXPECT_TRUE(same_bits(cache.numbers(), expected));
+    EXPECT_FALSE(same_bits(before, expected));
+    EXPECT_EQ(cuda::download(device.status), std::vector<int>{0});
+  }
+}
+
+TYPED_TEST(WeightedMeanParity, ReportsMeansThatDoNotFit) {
+  using T = TypeParam;
+  constexpr double kMost = std::is_same_v<T, cuda::Float16> ? 65504 : 3e38;
+  const auto status_of = [&](double entry, float weight) {
+    Subject<T> subject({.members = {{2, 0}, {0, 1}}, .head_dim = 33});
+    std::ranges::fill(subject.entries.numbers(), 1);
+    subject.entries.data()[subject.clusters[1][1].members[0] * 33 + subject.tokens * 33 + 32] = entry;
+    subject.entries = rounded<T>(subject.entries);
+    subject.members[subject.tokens] = weight;
+    typename Subject<T>::Device device(subject, 2, subject.c.capacity());
+    const Uploaded<T> rows(subject.entries);
+    CacheRows<T> cache(2, subject.c.capacity(), 33);
+    cuda::weighted_means<T>(rows.view(), device.merged, device.weights, nullptr, cache.view(),
+                            device.status.data(), device.sums.view(), nullptr);
+    return cuda::download(device.status).front();
+  };
+  EXPECT_EQ(status_of(kMost, 0.5f), 0);
+  EXPECT_EQ(status_of(kMost, 1.5f), 1);
+  EXPECT_EQ(status_of(-kMost, 1.5f), 1);
+  EXPECT_EQ(status_of(1, std::nanf("")), 1);
 }
 
 TYPED_TEST(WeightedMeanParity, RefusesShapesThatDoNotFit) {
   using T = TypeParam;
-  const Uploaded<T> entries(Tensor(2, 5, 8)), wide(Tensor(2, 5, 257));
+  const Uploaded<T> entries(Tensor(2, 100, 8)), wide(Tensor(2, 100, 257));
   CacheRows<T> cache(2, 5, 8), narrow(2, 5, 7), one(1, 5, 8);
-  const auto mean = [](const Uploaded<T>& rows, CacheRows<T>& to, int64_t stride) {
-    cuda::weighted_means<T>(rows.view(), {{}, {nullptr, stride, nullptr, 2}, nullptr}, {1}, nullptr,
-                            to.view(), nullptr, {}, nullptr);
+  const cuda::MergedEntries merged{{}, {nullptr, 65, nullptr, 5}, nullptr};
+  WorkingMemory enough(cuda::cluster_sums_workspace(2, 1, 65, 8)),
+      less(cuda::cluster_sums_workspace(2, 1, 65, 8) - 1);
+  const auto means = [&](const Uploaded<T>& from, CacheRows<T>& to, int64_t rows, WorkingMemory& memory) {
+    cuda::weighted_means<T>(from.view(), merged, {rows}, nullptr, to.view(), nullptr, memory.view(), nullptr);
   };
-  EXPECT_THROW(mean(entries, narrow, 3), ShapeMismatch);
-  EXPECT_THROW(mean(entries, one, 3), ShapeMismatch);
-  EXPECT_THROW(mean(wide, cache, 3), ShapeMismatch);
-  EXPECT_THROW(mean(entries, cache, 65), ShapeMismatch) << "no workspace";
-  EXPECT_THROW(cuda::weighted_sums<T>(entries.view(), {nullptr, 3, nullptr, 2}, {2}, nullptr, {}, nullptr),
+  EXPECT_THROW(means(entries, narrow, 1, enough), ShapeMismatch);
+  EXPECT_THROW(means(entries, one, 1, enough), ShapeMismatch);
+  EXPECT_THROW(means(entries, cache, 0, enough), ShapeMismatch);
+  EXPECT_THROW(means(entries, cache, 1, less), ShapeMismatch);
+  EXPECT_THROW(means(entries, cache, 2, enough), ShapeMismatch);
+  EXPECT_THROW(cuda::weighted_sums<T>(wide.view(), merged.clusters, {1}, nullptr, enough.view(), nullptr),
+               ShapeMismatch);
+  EXPECT_THROW(cuda::weighted_sums<T>(entries.view(), merged.clusters, {2}, nullptr, enough.view(), nullptr),
+               ShapeMismatch);
+  EXPECT_THROW(cuda::weighted_sums<T>(entries.view(), merged.clusters, {1}, nullptr, less.view(), nullptr),
                ShapeMismatch);
 }
 
