@@ -261,7 +261,7 @@ __device__ void put_numbers(const Cluster& cluster, float all_votes) {
 //            and query head; written: 4 for each row of weights and merging entry, 8 for each cluster and row, 4 for each
 //            cluster and query head, up to 13 for each cluster
 // FLOP       about 30 with four exponentials for each row of weights and merging entry
-__global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArguments p) {
+__global__ void __launch_bounds__(kWarps * 32, 4) cluster_weights_kernel(WeightArguments p) {
   const Cluster cluster(p, blockIdx.y, static_cast<int64_t>(blockIdx.x) * kWarps + warp());
   if (cluster.i >= p.merged.clusters.capacity) return;
   uint8_t outcome = 0;
