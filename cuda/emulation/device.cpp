@@ -1,10 +1,13 @@
 #include <unistd.h>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/device.hpp>
 
 #include "block.hpp"
@@ -50,8 +53,9 @@ const DeviceInfo& device() {
 }
 
 namespace detail {
+namespace {
 
-void* allocate(int64_t bytes) {
+void* allocate_guarded(int64_t bytes) {
   try {
     return emulation::allocate_device_memory(static_cast<size_t>(bytes));
   } catch (const std::bad_alloc&) {
@@ -59,26 +63,76 @@ void* allocate(int64_t bytes) {
   }
 }
 
-void release(void* memory) noexcept { emulation::release_device_memory(memory); }
+// A copy to the host that has been queued: it is taken at once, and arrives when the stream is synchronised.
+struct QueuedCopy {
+  void* to;
+  std::vector<std::byte> bytes;
+};
 
-void to_device(void* to, const void* from, int64_t bytes, Stream) {
-  require_device_memory("copy to the device", to, bytes);
-  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+std::vector<QueuedCopy>& queued_copies() {
+  static thread_local std::vector<QueuedCopy> of_thread;
+  return of_thread;
 }
 
-void to_host(void* to, const void* from, int64_t bytes, Stream) {
+}  // namespace
+
+void* allocate(int64_t bytes, int64_t) {
+  ++counters().allocations;
+  return allocate_guarded(bytes);
+}
+
+void release(void* memory) noexcept { emulation::release_device_memory(memory); }
+
+void* set_aside(void* memory) noexcept {
+  release(memory);
+  return nullptr;
+}
+
+void* renew(void*, int64_t bytes) { return allocate_guarded(bytes); }
+
+void* allocate_page_locked(int64_t bytes) {
+  ++counters().allocations;
+  return ::operator new(static_cast<size_t>(bytes));
+}
+
+void release_page_locked(void* memory) noexcept { ::operator delete(memory); }
+
+void queue_to_device(void* to, const void* from, int64_t bytes, Stream) {
+  require_device_memory("copy to the device", to, bytes);
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+  ++counters().uploads;
+  counters().upload_bytes += bytes;
+}
+
+void queue_to_host(void* to, const void* from, int64_t bytes, Stream) {
   require_device_memory("copy to the host", from, bytes);
-  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  const auto* const first = static_cast<const std::byte*>(from);
+  queued_copies().push_back({to, {first, first + bytes}});
+  ++counters().downloads;
+  counters().download_bytes += bytes;
+}
+
+void queue_on_device(void* to, const void* from, int64_t bytes, Stream) {
+  require_device_memory("copy on the device", from, bytes);
+  require_device_memory("copy on the device", to, bytes);
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+  ++counters().moves;
 }
 
 void set_zero(void* to, int64_t bytes, Stream) {
   require_device_memory("set to zero", to, bytes);
-  if (bytes > 0) std::memset(to, 0, static_cast<size_t>(bytes));
+  if (bytes == 0) return;
+  std::memset(to, 0, static_cast<size_t>(bytes));
+  ++counters().fills;
 }
 
 }  // namespace detail
 
 void synchronise(Stream) {
+  ++counters().synchronisations;
+  for (const detail::QueuedCopy& copy : std::exchange(detail::queued_copies(), {})) {
+    std::memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
+  }
   if (const auto overwritten = emulation::overwritten_canaries()) {
     throw DeviceError("synchronise", *overwritten, __FILE__, __LINE__);
   }

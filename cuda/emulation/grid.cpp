@@ -9,6 +9,7 @@
 
 #include <omp.h>
 
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/error.hpp>
 
 #include "block.hpp"
@@ -85,6 +86,7 @@ class FirstFault {
 
 void run_grid(const Grid& grid, CallSite where) {
   require_launchable(grid, where);
+  ++counters().launches;
   const BlockOrder order(grid);
   const auto most_threads =
       static_cast<uint64_t>(std::max(kMostFibers / static_cast<int64_t>(count(grid.block)), int64_t{1}));

@@ -173,17 +173,13 @@ __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments 
 // What turns averages into predictions.
 struct Normaliser {
   ScoreAverages averages;
-  bool is_exact;
-  float log_rest;  // ln (1 - a^tokens), unless it is exact
+  const float* log_seen;  // null: it is exact
 
-  Normaliser(const PredictedScores& options, const ScoreAverages& given, int64_t tokens)
-      : averages(given),
-        is_exact(options.normalisation == Normalisation::exact),
-        log_rest(
-            static_cast<float>(std::log(-std::expm1(static_cast<double>(tokens) * std::log(options.ema))))) {}
+  Normaliser(const PredictedScores& options, const ScoreAverages& given, const float* log_seen_share)
+      : averages(given), log_seen(options.normalisation == Normalisation::exact ? nullptr : log_seen_share) {}
 
   __device__ float log_divisor(int64_t g, int64_t slot) const {
-    return is_exact ? logf(averages.weights[g * averages.capacity + slot]) : log_rest;
+    return log_seen ? *log_seen : logf(averages.weights[g * averages.capacity + slot]);
   }
 };
 
@@ -255,6 +251,11 @@ bool is_normalised(const PredictedScores& options) {
 
 }  // namespace
 
+float log_seen_share(const PredictedScores& options, int64_t tokens) {
+  require_range("tokens", tokens, 1, INT64_MAX);
+  return static_cast<float>(std::log(-std::expm1(static_cast<double>(tokens) * std::log(options.ema))));
+}
+
 int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t window, int64_t tokens) {
   return query_heads / kv_heads * window * tokens * static_cast<int64_t>(sizeof(float));
 }
@@ -300,25 +301,24 @@ void observe_scores(const PredictedScores& options, const float* logits, const f
 }
 
 void predicted_scores(const PredictedScores& options, const ScoreAverages& averages, int64_t query_heads,
-                      int64_t kv_heads, const int64_t* count, int64_t tokens, float* predicted,
+                      int64_t kv_heads, const int64_t* count, const float* log_seen, float* predicted,
                       Stream stream) {
   require_groups(query_heads, kv_heads);
-  require_range("tokens", tokens, 1, INT64_MAX);
   if (averages.capacity == 0) return;
   launch({extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
          predicted_scores_kernel,
-         PredictArguments{Normaliser(options, averages, tokens), query_heads / kv_heads, count, predicted});
+         PredictArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, count, predicted});
 }
 
 void replace_scores(const PredictedScores& options, const float* log_scores, const MergedEntries& merged,
-                    int64_t query_heads, int64_t kv_heads, int64_t tokens, const ScoreAverages& averages,
-                    Stream stream) {
+                    int64_t query_heads, int64_t kv_heads, const float* log_seen,
+                    const ScoreAverages& averages, Stream stream) {
   require_groups(query_heads, kv_heads);
-  require_range("tokens", tokens, 1, INT64_MAX);
   if (merged.clusters.capacity == 0) return;
-  launch({extent(ceil_division(merged.clusters.capacity, kEach), query_heads), extent(kEach), 0, stream},
-         replace_scores_kernel,
-         ReplaceArguments{Normaliser(options, averages, tokens), query_heads / kv_heads, log_scores, merged});
+  launch(
+      {extent(ceil_division(merged.clusters.capacity, kEach), query_heads), extent(kEach), 0, stream},
+      replace_scores_kernel,
+      ReplaceArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, log_scores, merged});
 }
 
 template void prompt_averages(const PredictedScores&, const WindowView<float>&, const float*,

@@ -52,26 +52,29 @@ void observe_scores(const PredictedScores& options, const float* logits, const f
                     const CacheSlots& slots, int64_t query_heads, const ScoreAverages& averages,
                     Stream stream);
 
+/// ln (1 - a^tokens), by which averages are divided unless they are normalised exactly. Throws ShapeMismatch for no tokens.
+float log_seen_share(const PredictedScores& options, int64_t tokens);
+
 /// Sets the predictions of merged entries: reference::ScoreEma::replace.
 ///
 /// log_scores  [query_heads, merged.clusters.capacity]: ln s^_r, from cluster_weights
 /// merged      kept entries without members keep their averages, and so do those that no query has seen
-/// tokens      as in predicted_scores
+/// log_seen    as in predicted_scores
 /// precision   fp32; throws ShapeMismatch; DeviceError
 void replace_scores(const PredictedScores& options, const float* log_scores, const MergedEntries& merged,
-                    int64_t query_heads, int64_t kv_heads, int64_t tokens, const ScoreAverages& averages,
-                    Stream stream);
+                    int64_t query_heads, int64_t kv_heads, const float* log_seen,
+                    const ScoreAverages& averages, Stream stream);
 
 /// ln s^ of all entries: reference::ScoreEma::log_predicted.
 ///
 ///     exact: S / c;   paper: S / (1 - a^tokens)
 ///
 /// count      [kv_heads], device memory: entries
-/// tokens     n at the prompt's end, n + t + 1 at decode step t
+/// log_seen   device memory: log_seen_share of n tokens at the prompt's end, of n + t + 1 at decode step t
 /// predicted  [query_heads, capacity], natural log; -infinity for an entry that no query has seen
 /// precision  fp32; throws ShapeMismatch; DeviceError
 void predicted_scores(const PredictedScores& options, const ScoreAverages& averages, int64_t query_heads,
-                      int64_t kv_heads, const int64_t* count, int64_t tokens, float* predicted,
+                      int64_t kv_heads, const int64_t* count, const float* log_seen, float* predicted,
                       Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/device.hpp>
 
 #include "check.hpp"
@@ -74,9 +75,10 @@ const DeviceInfo& device() {
 
 namespace detail {
 
-void* allocate(int64_t bytes) {
+void* allocate(int64_t, int64_t room) {
   void* memory = nullptr;
-  check(cudaMalloc(&memory, static_cast<size_t>(bytes)), "cudaMalloc of " + std::to_string(bytes) + " bytes");
+  check(cudaMalloc(&memory, static_cast<size_t>(room)), "cudaMalloc of " + std::to_string(room) + " bytes");
+  ++counters().allocations;
   return memory;
 }
 
@@ -84,23 +86,45 @@ void release(void* memory) noexcept {
   if (memory != nullptr) cudaFree(memory);  // a failure here is reported by the next call
 }
 
-void to_device(void* to, const void* from, int64_t bytes, Stream stream) {
-  if (bytes == 0) return;
-  const auto count = static_cast<size_t>(bytes);
-  check(cudaMemcpyAsync(to, from, count, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync to the device");
-  synchronise(stream);
+void* set_aside(void* memory) noexcept { return memory; }
+void* renew(void* set_aside, int64_t) { return set_aside; }
+
+void* allocate_page_locked(int64_t bytes) {
+  void* memory = nullptr;
+  check(cudaMallocHost(&memory, static_cast<size_t>(bytes)),
+        "cudaMallocHost of " + std::to_string(bytes) + " bytes");
+  ++counters().allocations;
+  return memory;
 }
 
-void to_host(void* to, const void* from, int64_t bytes, Stream stream) {
-  if (bytes == 0) return;
+void release_page_locked(void* memory) noexcept {
+  if (memory != nullptr) cudaFreeHost(memory);
+}
+
+void queue_to_device(void* to, const void* from, int64_t bytes, Stream stream) {
+  const auto count = static_cast<size_t>(bytes);
+  check(cudaMemcpyAsync(to, from, count, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync to the device");
+  ++counters().uploads;
+  counters().upload_bytes += bytes;
+}
+
+void queue_to_host(void* to, const void* from, int64_t bytes, Stream stream) {
   const auto count = static_cast<size_t>(bytes);
   check(cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync to the host");
-  synchronise(stream);
+  ++counters().downloads;
+  counters().download_bytes += bytes;
+}
+
+void queue_on_device(void* to, const void* from, int64_t bytes, Stream stream) {
+  const auto count = static_cast<size_t>(bytes);
+  check(cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync on the device");
+  ++counters().moves;
 }
 
 void set_zero(void* to, int64_t bytes, Stream stream) {
   if (bytes == 0) return;
   check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream), "cudaMemsetAsync");
+  ++counters().fills;
 }
 
 namespace {
@@ -129,11 +153,15 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
   check(cudaLaunchKernel(kernel, shape.grid, shape.block, arguments, static_cast<size_t>(shape.shared_bytes),
                          shape.stream),
         call, shape.where);
+  ++counters().launches;
 }
 
 }  // namespace detail
 
-void synchronise(Stream stream) { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+void synchronise(Stream stream) {
+  ++counters().synchronisations;
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

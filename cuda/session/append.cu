@@ -18,7 +18,7 @@ constexpr int kThreads = 64;
 template <Storage T>
 __global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values,
                               DeviceTensor<T> keys, DeviceTensor<T> values, CacheSlots slots,
-                              int64_t position) {
+                              const int64_t* position) {
   const int64_t head = blockIdx.x;
   const int64_t entries = slots.entries[head];
   const int64_t free = slots.free[head];
@@ -35,7 +35,7 @@ __global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const
   slots.newest[head] = fits ? slot : -1;
   if (!fits) return;
   const int64_t place = head * slots.capacity + slot;
-  if (slots.positions) slots.positions[place] = position;
+  if (slots.positions) slots.positions[place] = *position;
   if (slots.votes) slots.votes[place] = 1;
   if (slots.log_votes) slots.log_votes[place] = 0;
   slots.free[head] = -1;
@@ -58,7 +58,7 @@ __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads,
 
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-            DeviceTensor<T> values, const CacheSlots& slots, int64_t position, Stream stream) {
+            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, Stream stream) {
   require_layout("new_keys", new_keys);
   require_layout("new_values", new_values);
   require_layout("keys", keys);
@@ -80,12 +80,12 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
 }
 
 template void append<float>(DeviceTensor<const float>, DeviceTensor<const float>, DeviceTensor<float>,
-                            DeviceTensor<float>, const CacheSlots&, int64_t, Stream);
+                            DeviceTensor<float>, const CacheSlots&, const int64_t*, Stream);
 template void append<Float16>(DeviceTensor<const Float16>, DeviceTensor<const Float16>, DeviceTensor<Float16>,
-                              DeviceTensor<Float16>, const CacheSlots&, int64_t, Stream);
+                              DeviceTensor<Float16>, const CacheSlots&, const int64_t*, Stream);
 template void append<Bfloat16>(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>,
-                               DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, const CacheSlots&, int64_t,
-                               Stream);
+                               DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, const CacheSlots&,
+                               const int64_t*, Stream);
 
 void append_numbers(const float* numbers, int64_t query_heads, const CacheSlots& slots, float* appended,
                     Stream stream) {

@@ -29,6 +29,19 @@ Matrix columns_of(const std::optional<Matrix>& scores, const LayerShape& shape, 
   return columns;
 }
 
+// Adds the cluster of a kept entry, if it has members.
+void add_cluster(int64_t kept, const std::vector<int64_t>& from, uint8_t zip,
+                 const std::optional<Matrix>& scores, const LayerShape& shape, int64_t g, HeadMerge& record) {
+  record.target_of[kept] = kept;
+  for (const int64_t position : from) record.target_of[position] = kept;
+  if (from.empty()) return;
+  count(zip, record.counts);
+  record.counts.merged += std::ssize(from);
+  std::vector<int64_t> cluster{kept};
+  cluster.insert(cluster.end(), from.begin(), from.end());
+  record.clusters.push_back({kept, from, columns_of(scores, shape, g, cluster)});
+}
+
 NumberRows<const float> rows_of(const DeviceMatrix& matrix) {
   return {matrix.data(), matrix.rows(), matrix.cols()};
 }
@@ -71,11 +84,11 @@ ClusterMerges<T>::Decoding::Decoding(const Merge& merge, const LayerShape& shape
 }
 
 template <Storage T>
-std::vector<HeadMerge> ClusterMerges<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache,
-                                                  Queue& queue) {
+void ClusterMerges<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
+                                std::vector<HeadMerge>& records) {
   const DeviceLayer<T>& layer = selected.layer;
   const int64_t tokens = layer.prompt_tokens();
-  PromptTargets targets(selected.kept, tokens, cache.capacity());
+  PromptTargets targets(selected.counts, tokens, cache.capacity());
   if (selected.roots) {
     selected.roots->form_targets(cache.filled(), queue, targets);
   } else {
@@ -94,50 +107,56 @@ std::vector<HeadMerge> ClusterMerges<T>::compress(const SelectedLayer<T>& select
                  scale_,
                  merged},
                 cache, queue);
-  if (decodes_) begin_decoding(selected.known, merging.log_scores(), merged, tokens, cache, queue);
-  queue.require_numbers("a merged entry");
-  std::optional<Matrix> recorded;
-  if (rules_.prediction) recorded = scores.download("log_scores", queue.stream());
-  return prompt_records(selected, targets, recorded, merging.zip_outcomes(queue.stream()), cache, queue);
+  if (decodes_) begin_decoding(selected, merging.log_scores(), merged, cache, queue);
+  Readback& reads = queue.read_back();
+  queue.require_numbers(reads, "a merged entry");
+  record_prompt(selected, targets, scores, merging, cache, reads, records);
+  reads.fetch(queue.pool());
 }
 
 template <Storage T>
-std::vector<HeadMerge> ClusterMerges<T>::prompt_records(const SelectedLayer<T>& selected,
-                                                        const PromptTargets& targets,
-                                                        const std::optional<Matrix>& scores,
-                                                        const std::vector<uint8_t>& zip, LayerCache<T>& cache,
-                                                        Queue& queue) const {
-  const int64_t tokens = selected.layer.prompt_tokens();
-  std::vector<int64_t> counts;
-  for (const std::vector<int64_t>& positions : selected.kept) counts.push_back(std::ssize(positions));
-  std::vector<Matrix> keys = cache.stored_keys().download(counts, queue.stream()),
-                      values = cache.stored_values().download(counts, queue.stream());
-  const std::vector<std::vector<std::vector<int64_t>>> members = targets.download(queue.stream());
-  const Matrix votes = rules_.votes ? cache.votes().download("votes", queue.stream()) : Matrix();
-  std::vector<HeadMerge> records(counts.size());
-  for (int64_t g = 0; g < shape_.kv_heads; ++g) {
-    HeadMerge& record = records[g];
-    const std::vector<int64_t>& kept = selected.kept[g];
-    record.positions = kept;
-    record.keys = std::move(keys[g]);
-    record.values = std::move(values[g]);
-    record.counts.leaving = tokens - counts[g];
-    record.target_of.assign(tokens, kNotMerged);
-    for (int64_t i = 0; i < counts[g]; ++i) {
-      record.votes.push_back(rules_.votes ? votes(g, i) : 1);
-      const std::vector<int64_t>& from = members[g][i];
-      record.target_of[kept[i]] = kept[i];
-      for (const int64_t position : from) record.target_of[position] = kept[i];
-      if (from.empty()) continue;
-      count(zip.empty() ? uint8_t{0} : zip[g * cache.capacity() + i], record.counts);
-      record.counts.merged += std::ssize(from);
-      std::vector<int64_t> cluster{kept[i]};
-      cluster.insert(cluster.end(), from.begin(), from.end());
-      record.clusters.push_back({kept[i], from, columns_of(scores, shape_, g, cluster)});
+void ClusterMerges<T>::record_prompt(const SelectedLayer<T>& selected, const PromptTargets& targets,
+                                     const DeviceMatrix& scores, const ClusterMerging<T>& merging,
+                                     const LayerCache<T>& cache, Readback& reads,
+                                     std::vector<HeadMerge>& records) const {
+  const auto roots = selected.roots ? selected.roots->read(reads) : nullptr;
+  reads.then([rules = rules_, shape = shape_, capacity = cache.capacity(), counts = selected.counts,
+              tokens = selected.layer.prompt_tokens(), &kept = selected.kept, &records, roots,
+              members_of = targets.read(reads), log_scores = reads.of(scores),
+              zip_outcomes = reads.of(merging.zip_outcomes()), all_votes = reads.of(cache.votes()),
+              all_keys = reads.of(cache.stored_keys()),
+              all_values = reads.of(cache.stored_values())](const Arrived& arrived) {
+    std::optional<Matrix> predicted;
+    if (rules.prediction) predicted = arrived.matrix(log_scores, "log_scores");
+    const std::span<const uint8_t> zip = arrived[zip_outcomes];
+    const std::span<const float> votes = arrived[all_votes.numbers];
+    const std::vector<std::vector<std::vector<int64_t>>> members = members_of(arrived);
+    std::vector<Matrix> keys = arrived.slices(all_keys, counts), values = arrived.slices(all_values, counts);
+    records.resize(counts.size());
+    for (int64_t g = 0; g < shape.kv_heads; ++g) {
+      HeadMerge& record = records[g];
+      record.positions = kept[g];
+      record.keys = std::move(keys[g]);
+      record.values = std::move(values[g]);
+      record.counts.leaving = tokens - counts[g];
+      record.target_of.assign(tokens, kNotMerged);
+      for (int64_t i = 0; i < counts[g]; ++i) {
+        record.votes.push_back(rules.votes ? votes[g * capacity + i] : 1);
+        add_cluster(kept[g][i], members[g][i], zip.empty() ? uint8_t{0} : zip[g * capacity + i], predicted,
+                    shape, g, record);
+      }
     }
-    if (selected.roots) record.target_of = selected.roots->target_of(g, tokens, queue.stream());
-  }
-  return records;
+    if (!roots) return;
+    std::vector<std::vector<int64_t>> targets_of = roots(arrived);
+    for (size_t g = 0; g < records.size(); ++g) records[g].target_of = std::move(targets_of[g]);
+  });
+}
+
+// What predictions after so many tokens are divided by.
+template <Storage T>
+Buffer<float> ClusterMerges<T>::log_seen(int64_t tokens, Queue& queue) const {
+  const float share = log_seen_share(*rules_.prediction, tokens);
+  return Buffer<float>(std::span(&share, 1), queue.stream());
 }
 
 // ln s^ of all entries of a prompt or a full cache, [query_heads, tokens]; empty for methods that predict no scores.
@@ -152,35 +171,33 @@ DeviceMatrix ClusterMerges<T>::log_scores_of(const DeviceLayer<T>& layer, LayerS
     const ScoreAverages averaged = known->averages(*rules_.prediction).view();
     DeviceMatrix scores(shape_.query_heads, tokens);
     queue.run("score_ema", [&] {
-      predicted_scores(*rules_.prediction, averaged, shape_.query_heads, shape_.kv_heads, all.data(), tokens,
-                       scores.data(), queue.stream());
-      synchronise(queue.stream());  // `all` is released
+      predicted_scores(*rules_.prediction, averaged, shape_.query_heads, shape_.kv_heads, all.data(),
+                       log_seen(tokens, queue).data(), scores.data(), queue.stream());
     });
     return scores;
   }
   ScoredQuery<T> last(shape_, tokens);
   queue.run("attention", [&] {
     last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, queue);
-    synchronise(queue.stream());
   });
   return std::move(last.logits);
 }
 
 template <Storage T>
-void ClusterMerges<T>::begin_decoding(LayerScores<T>* known, const DeviceMatrix& merged_scores,
-                                      const MergedEntries& merged, int64_t tokens, LayerCache<T>& cache,
-                                      Queue& queue) {
+void ClusterMerges<T>::begin_decoding(const SelectedLayer<T>& selected, const DeviceMatrix& merged_scores,
+                                      const MergedEntries& merged, LayerCache<T>& cache, Queue& queue) {
   decoding_.emplace(merge_, shape_, cache.capacity());
   Decoding& own = *decoding_;
-  own.tokens = tokens;
   const PositionLists kept = merged.kept;
   queue.run("compaction", [&] {
     key_norms<T>(cache.keys(), kept.count, own.key_norms.data(), queue.stream());
     if (!averages()) return;
-    if (known) {
-      keep_averages(known->averages(*rules_.prediction), shape_.kv_heads, kept, own.averages, queue.stream());
+    if (selected.known) {
+      keep_averages(selected.known->averages(*rules_.prediction), shape_.kv_heads, kept, own.averages,
+                    queue.stream());
       replace_scores(*rules_.prediction, merged_scores.data(), merged, shape_.query_heads, shape_.kv_heads,
-                     tokens, own.averages.view(), queue.stream());
+                     log_seen(selected.layer.prompt_tokens(), queue).data(), own.averages.view(),
+                     queue.stream());
     } else {
       own.averages.begin(queue.stream());
     }
@@ -195,56 +212,57 @@ void ClusterMerges<T>::enter(DeviceTensor<const T> keys, LayerCache<T>& cache, Q
 }
 
 template <Storage T>
-void ClusterMerges<T>::observe(const ScoredQuery<T>& query, LayerCache<T>& cache, int64_t tokens,
-                               Queue& queue) {
-  Decoding& own = *decoding_;
-  own.tokens = tokens;
-  own.log_scores = averages() ? own.predicted.data() : query.logits.data();
+void ClusterMerges<T>::observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) {
   if (!averages()) return;
   observe_scores(*rules_.prediction, query.logits.data(), query.log_sum_exp.data(), cache.slots(),
-                 shape_.query_heads, own.averages.view(), queue.stream());
+                 shape_.query_heads, decoding_->averages.view(), queue.stream());
 }
 
-// Predicts the scores of all entries, and keeps those of the evicted one and of its target.
+// Predicts the scores of all entries [query_heads, capacity], and keeps those of the evicted one and of its target. Null
+// for methods that predict no scores.
 template <Storage T>
-void ClusterMerges<T>::predict(LayerCache<T>& cache, Queue& queue) {
+const float* ClusterMerges<T>::predict(const StepInputs<T>& step, const ScoredQuery<T>& query,
+                                       LayerCache<T>& cache, Queue& queue) {
   Decoding& own = *decoding_;
-  if (!rules_.prediction) return;
+  if (!rules_.prediction) return nullptr;
+  const DeviceMatrix& scores = averages() ? own.predicted : query.logits;
   if (averages()) {
     predicted_scores(*rules_.prediction, own.averages.view(), shape_.query_heads, shape_.kv_heads,
-                     cache.slots().entries, own.tokens, own.predicted.data(), queue.stream());
+                     cache.slots().entries, step.log_seen(), own.predicted.data(), queue.stream());
   }
-  const NumberRows<const float> scores{own.log_scores, shape_.query_heads, cache.capacity()};
-  compact_numbers(scores, shape_.kv_heads, own.kept.data(), 1, own.count.data(), rows_of(own.kept_scores),
-                  queue.stream());
-  compact_numbers(scores, shape_.kv_heads, own.members.data(), 1, own.count.data(),
+  compact_numbers(rows_of(scores), shape_.kv_heads, own.kept.data(), 1, own.count.data(),
+                  rows_of(own.kept_scores), queue.stream());
+  compact_numbers(rows_of(scores), shape_.kv_heads, own.members.data(), 1, own.count.data(),
                   rows_of(own.member_scores), queue.stream());
+  return scores.data();
 }
 
 template <Storage T>
-void ClusterMerges<T>::merge(DeviceTensor<const T> queries, LayerCache<T>& cache, Queue& queue) {
+void ClusterMerges<T>::merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+                             Queue& queue) {
   Decoding& own = *decoding_;
   const CacheSlots slots = cache.slots();
+  const float* scores = nullptr;
   queue.run("merge_targets", [&] {
     nearest_key<T>({cache.keys(), own.key_norms.data()}, slots, own.nearest(), queue.stream());
     join_nearest(slots, own.nearest(), *rules_.target, own.kept_list(), own.merged().clusters,
                  own.merged_into.data(), queue.stream());
-    predict(cache, queue);
+    scores = predict(step, query, cache, queue);
   });
   own.merging.merge({cache.keys(),
                      cache.values(),
-                     {own.log_scores, slots.votes, slots.capacity},
+                     {scores, slots.votes, slots.capacity},
                      slots.entries,
-                     queries,
+                     step.queries(),
                      scale_,
                      own.merged()},
                     cache, queue);
-  queue.run("merging", [&] { read_changes(cache, queue); });
+  queue.run("merging", [&] { keep_changes(step, cache, queue); });
 }
 
 // Brings the state of merged entries up to date, and copies what is recorded of them.
 template <Storage T>
-void ClusterMerges<T>::read_changes(LayerCache<T>& cache, Queue& queue) {
+void ClusterMerges<T>::keep_changes(const StepInputs<T>& step, LayerCache<T>& cache, Queue& queue) {
   Decoding& own = *decoding_;
   const PositionLists changed = own.kept_list();
   const Stream stream = queue.stream();
@@ -255,7 +273,7 @@ void ClusterMerges<T>::read_changes(LayerCache<T>& cache, Queue& queue) {
                   rows_of(own.key_norms), stream);
   if (averages()) {
     replace_scores(*rules_.prediction, own.merging.log_scores().data(), own.merged(), shape_.query_heads,
-                   shape_.kv_heads, own.tokens, own.averages.view(), stream);
+                   shape_.kv_heads, step.log_seen(), own.averages.view(), stream);
   }
   if (!rules_.votes) return;
   compact_numbers(rows_of(cache.votes()), shape_.kv_heads, changed.positions, 1, changed.count,
@@ -263,39 +281,38 @@ void ClusterMerges<T>::read_changes(LayerCache<T>& cache, Queue& queue) {
 }
 
 template <Storage T>
-StepMerges ClusterMerges<T>::records(const std::vector<int64_t>& evicted, Queue& queue) {
-  Decoding& own = *decoding_;
-  const Stream stream = queue.stream();
-  const int64_t heads = shape_.kv_heads;
-  StepMerges result{std::vector<int64_t>(heads), std::vector<HeadMerge>(heads)};
-  own.merged_into.download(result.merged_into, stream);
-  std::vector<int64_t> counts(heads);
-  for (int64_t g = 0; g < heads; ++g) counts[g] = result.merged_into[g] >= 0 ? 1 : 0;
-  std::vector<Matrix> keys = own.changed_keys.download(counts, stream),
-                      values = own.changed_values.download(counts, stream);
-  std::vector<float> kept_scores(shape_.query_heads), member_scores(shape_.query_heads), votes(heads, 1);
-  if (rules_.prediction) own.kept_scores.read(kept_scores, stream);
-  if (rules_.prediction) own.member_scores.read(member_scores, stream);
-  if (rules_.votes) own.changed_votes.read(votes, stream);
-  const std::vector<uint8_t> zip = own.merging.zip_outcomes(stream);
-  for (int64_t g = 0; g < heads; ++g) {
-    HeadMerge& record = result.merges[g];
-    if (evicted[g] >= 0) record.counts.leaving = 1;
-    if (counts[g] == 0) continue;
-    Matrix scores(shape_.group_size(), rules_.prediction ? 2 : 0);
-    for (int64_t h = 0; rules_.prediction && h < shape_.group_size(); ++h) {
-      scores(h, 0) = kept_scores[g * shape_.group_size() + h];
-      scores(h, 1) = member_scores[g * shape_.group_size() + h];
+void ClusterMerges<T>::record(Readback& reads, StepRecord& record) const {
+  const Decoding& own = *decoding_;
+  reads.then([rules = rules_, shape = shape_, &record, merged_into = reads.of(own.merged_into),
+              all_keys = reads.of(own.changed_keys), all_values = reads.of(own.changed_values),
+              kept_scores = reads.of(own.kept_scores), member_scores = reads.of(own.member_scores),
+              all_votes = reads.of(own.changed_votes),
+              zip_outcomes = reads.of(own.merging.zip_outcomes())](const Arrived& arrived) {
+    record.merged_into.assign(arrived[merged_into].begin(), arrived[merged_into].end());
+    if (record.rebuilt) return;
+    std::vector<int64_t> counts;
+    for (const int64_t into : record.merged_into) counts.push_back(into >= 0 ? 1 : 0);
+    std::vector<Matrix> keys = arrived.slices(all_keys, counts), values = arrived.slices(all_values, counts);
+    const std::span<const uint8_t> zip = arrived[zip_outcomes];
+    record.merges.resize(counts.size());
+    for (int64_t g = 0; g < shape.kv_heads; ++g) {
+      HeadMerge& merge = record.merges[g];
+      if (record.evicted[g] >= 0) merge.counts.leaving = 1;
+      if (counts[g] == 0) continue;
+      Matrix scores(shape.group_size(), rules.prediction ? 2 : 0);
+      for (int64_t h = 0; rules.prediction && h < shape.group_size(); ++h) {
+        scores(h, 0) = arrived[kept_scores.numbers][g * shape.group_size() + h];
+        scores(h, 1) = arrived[member_scores.numbers][g * shape.group_size() + h];
+      }
+      merge.clusters.push_back({record.merged_into[g], {record.evicted[g]}, std::move(scores)});
+      count(zip.empty() ? uint8_t{0} : zip[g], merge.counts);
+      merge.counts.merged = 1;
+      merge.positions = {record.merged_into[g]};
+      merge.votes = {rules.votes ? arrived[all_votes.numbers][g] : 1};
+      merge.keys = std::move(keys[g]);
+      merge.values = std::move(values[g]);
     }
-    record.clusters.push_back({result.merged_into[g], {evicted[g]}, std::move(scores)});
-    count(zip.empty() ? uint8_t{0} : zip[g], record.counts);
-    record.counts.merged = 1;
-    record.positions = {result.merged_into[g]};
-    record.votes = {votes[g]};
-    record.keys = std::move(keys[g]);
-    record.values = std::move(values[g]);
-  }
-  return result;
+  });
 }
 
 template class ClusterMerges<float>;

@@ -29,13 +29,14 @@ class ClusterMerges final : public Merges<T> {
         scale_(layer.scale),
         decodes_(decodes) {}
 
-  std::vector<HeadMerge> compress(const SelectedLayer<T>& selected, LayerCache<T>& cache,
-                                  Queue& queue) override;
+  void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
+                std::vector<HeadMerge>& records) override;
   void enter(DeviceTensor<const T> keys, LayerCache<T>& cache, Queue& queue) override;
-  void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, int64_t tokens, Queue& queue) override;
-  void merge(DeviceTensor<const T> queries, LayerCache<T>& cache, Queue& queue) override;
+  void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) override;
+  void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+             Queue& queue) override;
   PositionLists changed() override { return decoding_->kept_list(); }
-  StepMerges records(const std::vector<int64_t>& evicted, Queue& queue) override;
+  void record(Readback& reads, StepRecord& record) const override;
 
  private:
   // What decode steps need: the state of the cache's entries, and memory for one merge of each KV head.
@@ -46,16 +47,14 @@ class ClusterMerges final : public Merges<T> {
     PositionLists kept_list() { return {kept.data(), count.data(), 1}; }
     MergedEntries merged() { return {kept_list(), {members.data(), 1, offsets.data(), 1}, kept.data()}; }
 
-    AveragedScores averages;            // for methods that average scores
-    DeviceMatrix predicted;             // [query_heads, capacity]: ln s^, likewise
-    const float* log_scores = nullptr;  // [query_heads, capacity]: those that weight members; null: none
-    int64_t tokens = 0;                 // up to the last step
-    DeviceMatrix key_norms, new_norms;  // [kv_heads, capacity], [kv_heads, 1]
-    DeviceMatrix nearest_cosine;        // [kv_heads, 1]
-    Buffer<int64_t> nearest_index;      // [kv_heads]
-    Buffer<int64_t> kept, count;        // [kv_heads]: the slot that an evicted entry merges into
-    Buffer<int64_t> members, offsets;   // [kv_heads], [kv_heads, 2]
-    Buffer<int64_t> merged_into;        // [kv_heads]
+    AveragedScores averages;                       // for methods that average scores
+    DeviceMatrix predicted;                        // [query_heads, capacity]: ln s^, likewise
+    DeviceMatrix key_norms, new_norms;             // [kv_heads, capacity], [kv_heads, 1]
+    DeviceMatrix nearest_cosine;                   // [kv_heads, 1]
+    Buffer<int64_t> nearest_index;                 // [kv_heads]
+    Buffer<int64_t> kept, count;                   // [kv_heads]: the slot that an evicted entry merges into
+    Buffer<int64_t> members, offsets;              // [kv_heads], [kv_heads, 2]
+    Buffer<int64_t> merged_into;                   // [kv_heads]
     DeviceMatrix kept_scores, member_scores;       // [query_heads, 1]: as before the merge
     StoredTensor<T> changed_keys, changed_values;  // [kv_heads, 1, head_dim]
     DeviceMatrix changed_votes;                    // [kv_heads, 1]
@@ -63,14 +62,16 @@ class ClusterMerges final : public Merges<T> {
   };
 
   bool averages() const { return rules_.averages(); }
-  std::vector<HeadMerge> prompt_records(const SelectedLayer<T>& selected, const PromptTargets& targets,
-                                        const std::optional<Matrix>& scores, const std::vector<uint8_t>& zip,
-                                        LayerCache<T>& cache, Queue& queue) const;
+  void record_prompt(const SelectedLayer<T>& selected, const PromptTargets& targets,
+                     const DeviceMatrix& scores, const ClusterMerging<T>& merging, const LayerCache<T>& cache,
+                     Readback& reads, std::vector<HeadMerge>& records) const;
+  Buffer<float> log_seen(int64_t tokens, Queue& queue) const;
   DeviceMatrix log_scores_of(const DeviceLayer<T>& layer, LayerScores<T>* known, Queue& queue) const;
-  void begin_decoding(LayerScores<T>* known, const DeviceMatrix& merged_scores, const MergedEntries& merged,
-                      int64_t tokens, LayerCache<T>& cache, Queue& queue);
-  void predict(LayerCache<T>& cache, Queue& queue);
-  void read_changes(LayerCache<T>& cache, Queue& queue);
+  void begin_decoding(const SelectedLayer<T>& selected, const DeviceMatrix& merged_scores,
+                      const MergedEntries& merged, LayerCache<T>& cache, Queue& queue);
+  const float* predict(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+                       Queue& queue);
+  void keep_changes(const StepInputs<T>& step, LayerCache<T>& cache, Queue& queue);
 
   Merge merge_;
   MergeRules rules_;

@@ -114,13 +114,6 @@ void ClusterMerging<T>::put_means(const MergeInput<T>& input, DeviceTensor<const
                     queue.stream());
 }
 
-template <Storage T>
-std::vector<uint8_t> ClusterMerging<T>::zip_outcomes(Stream stream) const {
-  std::vector<uint8_t> outcomes(zip_outcomes_.size());
-  zip_outcomes_.download(outcomes, stream);
-  return outcomes;
-}
-
 template class ClusterMerging<float>;
 template class ClusterMerging<Float16>;
 template class ClusterMerging<Bfloat16>;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include <kvbound/cuda/merging/keep_kv.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
@@ -40,7 +39,7 @@ class ClusterMerging {
   /// [query_heads, capacity]: the merged entries' predicted scores, for methods that predict scores.
   const DeviceMatrix& log_scores() const { return log_scores_; }
   /// [kv_heads, capacity]: ZipOutcome of each cluster; empty unless keys are formed by zip.
-  std::vector<uint8_t> zip_outcomes(Stream stream) const;
+  const Buffer<uint8_t>& zip_outcomes() const { return zip_outcomes_; }
 
  private:
   void by_scores(const KeyRule& rule, const MergeInput<T>& input, LayerCache<T>& cache, Queue& queue);

@@ -13,8 +13,8 @@ namespace eviction_choice {
 struct EvictArguments {
   EvictionRules rules;
   CacheSlots slots;
-  const float* scores;  ///< [kv_heads, capacity]; null: all are equal
-  int64_t newest;
+  const float* scores;    ///< [kv_heads, capacity]; null: all are equal
+  const int64_t* newest;  ///< position
   int64_t* evicted;
   int* status;
 };
@@ -32,7 +32,7 @@ struct HeadEntries {
   __device__ int64_t position(int64_t slot) const { return p.slots.positions[g * p.slots.capacity + slot]; }
   __device__ bool is_always_kept(int64_t slot) const {
     const int64_t at = position(slot);
-    return at < p.rules.sinks || at > p.newest - recent;
+    return at < p.rules.sinks || at > *p.newest - recent;
   }
   __device__ uint32_t key(int64_t slot) const {
     return p.scores ? radix_selection::ordered_key(p.scores[g * p.slots.capacity + slot]) : 1;

@@ -84,16 +84,16 @@ void Evictions<T>::begin_stages(const TwoStage& options, LayerCache<T>& cache, L
 }
 
 template <Storage T>
-StepScores Evictions<T>::contributions(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
+StepScores Evictions<T>::contributions(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                                        Queue& queue) {
   const CacheView<T> view = cache.view();
   if (!changes_) return {nullptr, query.logits.data(), query.log_sum_exp.data(), view.log_votes};
   const int64_t heads = layer_.shape.query_heads;
   Changes& own = *changes_;
-  squared_norms<T>(step.values, own.gram, heads, own.new_lengths.data(), queue.stream());
+  squared_norms<T>(step.values(), own.gram, heads, own.new_lengths.data(), queue.stream());
   append_numbers(own.new_lengths.data(), heads, cache.slots(), own.lengths.data(), queue.stream());
   if (*score_.change != Change::value) {
-    query.measure(*score_.change, step.queries, view, layer_.scale, own.gram, own.measures.from(0), queue);
+    query.measure(*score_.change, step.queries(), view, layer_.scale, own.gram, own.measures.from(0), queue);
   }
   step_change_scores<T>(*score_.change, view, query.view(), own.measures.from(0), own.lengths.data(), heads,
                         own.contributions.data(), queue.stream());
@@ -101,7 +101,7 @@ StepScores Evictions<T>::contributions(const ScoredStep<T>& step, LayerCache<T>&
 }
 
 template <Storage T>
-void Evictions<T>::score(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
+void Evictions<T>::score(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                          Queue& queue) {
   if (!rules_.ranks()) return;
   update_scores(contributions(step, cache, query, queue), cache.slots(), layer_.shape.query_heads,
@@ -109,14 +109,14 @@ void Evictions<T>::score(const ScoredStep<T>& step, LayerCache<T>& cache, Scored
                 {running_.data(), reduced_.data(), stages_ ? stages_->weights.data() : nullptr},
                 queue.stream());
   if (!stages_) return;
-  projected_value_norms<T>(step.values, layer_.output_projection, stages_->options.norm,
+  projected_value_norms<T>(step.values(), layer_.output_projection, stages_->options.norm,
                            stages_->new_norms.data(), queue.stream());
   append_numbers(stages_->new_norms.data(), layer_.shape.query_heads, cache.slots(), stages_->norms.data(),
                  queue.stream());
 }
 
 template <Storage T>
-void Evictions<T>::evict(LayerCache<T>& cache, int64_t newest, Queue& queue) {
+void Evictions<T>::evict(LayerCache<T>& cache, const int64_t* newest, Queue& queue) {
   const EvictionRules rules{rules_.sinks, rules_.recent, rules_.fills_recent, budgets_.data()};
   const float* scores = rules_.ranks() ? reduced_.data() : nullptr;
   if (!stages_) {
@@ -156,11 +156,10 @@ void Evictions<T>::revalue(const PositionLists& changed, LayerCache<T>& cache, Q
 }
 
 template <Storage T>
-std::vector<int64_t> Evictions<T>::evicted(Queue& queue) {
-  std::vector<int64_t> positions(evicted_.size());
-  evicted_.download(positions, queue.stream());
-  queue.require_numbers("score");
-  return positions;
+void Evictions<T>::record(Readback& reads, StepRecord& record) const {
+  reads.then([&record, evicted = reads.of(evicted_)](const Arrived& arrived) {
+    record.evicted.assign(arrived[evicted].begin(), arrived[evicted].end());
+  });
 }
 
 template class Evictions<float>;

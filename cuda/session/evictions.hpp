@@ -4,27 +4,21 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
+#include <kvbound/reference/core/session.hpp>
 
 #include "head_eviction.hpp"
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
 #include "scored_queries.hpp"
+#include "step_inputs.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
-
-/// A decode step's inputs that scores depend on.
-template <Storage T>
-struct ScoredStep {
-  DeviceTensor<const T> queries;  ///< [1, query_heads, head_dim]
-  DeviceTensor<const T> values;   ///< [kv_heads, 1, head_dim]: of the new entries
-};
 
 /// reference::HeadEviction of all KV heads, for hosts that evict.
 ///
@@ -42,17 +36,17 @@ class Evictions {
   /// Queues the update of the running scores.
   ///
   /// query  has attended over the cache
-  void score(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query, Queue& queue);
+  void score(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query, Queue& queue);
   /// Queues the eviction of an entry of every KV head that is over its budget.
   ///
-  /// newest  position of the step's entry
-  void evict(LayerCache<T>& cache, int64_t newest, Queue& queue);
+  /// newest  position of the step's entry, device memory
+  void evict(LayerCache<T>& cache, const int64_t* newest, Queue& queue);
   /// Queues what follows from the new values of merged entries; their running scores do not change.
   ///
   /// changed  their slots
   void revalue(const PositionLists& changed, LayerCache<T>& cache, Queue& queue);
-  /// Waits; the evicted positions [kv_heads], -1 for none. Throws NonFinite if a score is NaN.
-  std::vector<int64_t> evicted(Queue& queue);
+  /// Reads a step's evicted positions back, into `record`.
+  void record(Readback& reads, StepRecord& record) const;
 
  private:
   // What scores that measure a change need beside the running scores.
@@ -85,7 +79,7 @@ class Evictions {
   void begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
   void begin_stages(const TwoStage& options, LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
   void keep(const DeviceMatrix& of_prompt, LayerCache<T>& cache, DeviceMatrix& of_cache, Queue& queue) const;
-  StepScores contributions(const ScoredStep<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
+  StepScores contributions(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                            Queue& queue);
 
   DeviceLayer<T> layer_;

@@ -29,20 +29,18 @@ class FullCache {
     entries_.fill(layer, all, true, false, queue);
   }
 
-  /// Appends a decode step's entries.
-  ///
-  /// keys, values  [kv_heads, 1, head_dim]
-  /// position      of the entries
-  void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, int64_t position, Queue& queue) {
+  /// As LayerCache's.
+  bool make_room(int64_t entries, Queue& queue) { return entries_.make_room(entries, queue); }
+  void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
+              Queue& queue) {
     entries_.append(keys, values, position, queue);
-    layer_.keys.rows = position + 1;
   }
 
   /// All entries so far as a layer whose only recorded queries are these.
   ///
+  /// tokens   so far
   /// queries  [1, query_heads, head_dim]
-  DeviceLayer<T> layer(DeviceTensor<const T> queries) {
-    const int64_t tokens = layer_.keys.rows;
+  DeviceLayer<T> layer(int64_t tokens, DeviceTensor<const T> queries) {
     DeviceLayer<T> all = layer_;
     all.keys = entries_.keys();
     all.values = entries_.values();
@@ -52,7 +50,7 @@ class FullCache {
   }
 
  private:
-  DeviceLayer<T> layer_;  // of the prompt, but for the number of entries
+  DeviceLayer<T> layer_;  // of the prompt
   LayerCache<T> entries_;
 };
 

@@ -1,6 +1,6 @@
 #include "head_budgets.hpp"
 
-#include <optional>
+#include <algorithm>
 #include <variant>
 
 #include <kvbound/cuda/eviction/allocation.hpp>
@@ -38,8 +38,13 @@ struct HeadBudgets {
                     by_attention.scores.cols(), candidates.data(), own.data(), queue.status(),
                     queue.stream());
     });
-    own.download(result, queue.stream());
-    queue.require_numbers("score");
+    Readback& reads = queue.read_back();
+    queue.require_numbers(reads, "score");
+    reads.then([&result, shared = reads.of(own)](const Arrived& arrived) {
+      std::ranges::copy(arrived[shared], result.begin());
+    });
+    reads.fetch(queue.pool());
+    queue.finish();
     for (int64_t& budget : result) budget += ranking.always.entries();
     return result;
   }

@@ -108,7 +108,7 @@ void update_scores(const StepScores& step, const CacheSlots& slots, int64_t quer
          update_scores_kernel, arguments);
 }
 
-void evict(const EvictionRules& rules, const CacheSlots& slots, const float* scores, int64_t newest,
+void evict(const EvictionRules& rules, const CacheSlots& slots, const float* scores, const int64_t* newest,
            int64_t* evicted, int* status, Stream stream) {
   require_valid(slots);
   if (slots.kv_heads == 0) return;

@@ -67,12 +67,12 @@ void update_scores(const StepScores& step, const CacheSlots& slots, int64_t quer
 /// smallest score; ties: the larger position. Its slot becomes the head's free slot.
 ///
 /// scores   [kv_heads, capacity], from update_scores; null: all are equal
-/// newest   position of the newest entry
+/// newest   position of the newest entry, device memory
 /// evicted  [kv_heads]: the evicted position, -1 for none
 /// status   set to 1 if a score is NaN, else left as it is
 /// exact; the same bits always
 /// throws   DeviceError
-void evict(const EvictionRules& rules, const CacheSlots& slots, const float* scores, int64_t newest,
+void evict(const EvictionRules& rules, const CacheSlots& slots, const float* scores, const int64_t* newest,
            int64_t* evicted, int* status, Stream stream);
 
 /// The same by CriticalKV's two stages: of the entries that are not always kept and that stage one does not take, which are
@@ -83,13 +83,13 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const float* sco
 ///                 its attention; if all that stay do not, all of them
 ///
 /// scores     [kv_heads, capacity], from update_scores
-/// newest     below kMostScores
+/// newest     the position is below kMostScores
 /// precision  stage two and sums of weights in fp32; errors: stage_two_score_errors in
 ///            reference/bounds/error_bounds.hpp
 /// throws     ShapeMismatch; DeviceError
 void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const float* scores,
-                    const EvictionStages& stages, int64_t query_heads, int64_t newest, int64_t* evicted,
-                    int* status, Stream stream);
+                    const EvictionStages& stages, int64_t query_heads, const int64_t* newest,
+                    int64_t* evicted, int* status, Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -140,11 +140,10 @@ __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p
 }  // namespace
 
 void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const float* scores,
-                    const EvictionStages& stages, int64_t query_heads, int64_t newest, int64_t* evicted,
-                    int* status, Stream stream) {
+                    const EvictionStages& stages, int64_t query_heads, const int64_t* newest,
+                    int64_t* evicted, int* status, Stream stream) {
   require_range("KV heads of the slots", slots.kv_heads, 0, INT32_MAX);
   require_range("capacity of the slots", slots.capacity, 0, kMostScores);
-  require_range("position of the newest entry", newest, 0, kMostScores - 1);
   require_groups(query_heads, slots.kv_heads);
   const Arguments arguments{{rules, slots, scores, newest, evicted, status},
                             stages,

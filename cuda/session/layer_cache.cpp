@@ -48,33 +48,38 @@ void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool gr
 }
 
 template <Storage T>
-void LayerCache<T>::append(DeviceTensor<const T> keys, DeviceTensor<const T> values, int64_t position,
+bool LayerCache<T>::make_room(int64_t entries, Queue& queue) {
+  if (!growing_) return false;
+  most_entries_ += entries;
+  if (most_entries_ <= capacity()) return false;
+  grow(std::max(2 * capacity(), most_entries_), queue);
+  return true;
+}
+
+template <Storage T>
+void LayerCache<T>::append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
                            Queue& queue) {
-  if (growing_ && most_entries_ == capacity()) grow(queue);
-  ++most_entries_;
   cuda::append<T>(keys, values, keys_.view(), values_.view(), slots(), position, queue.stream());
 }
 
-// Doubles the capacity, by the compaction that filled the cache.
+// Copies all rows, by the compaction that filled the cache.
 template <Storage T>
-void LayerCache<T>::grow(Queue& queue) {
-  std::vector<int64_t> all(most_entries_);
+void LayerCache<T>::grow(int64_t capacity, Queue& queue) {
+  std::vector<int64_t> all(this->capacity());
   std::iota(all.begin(), all.end(), 0);
-  IndexLists rows(kv_heads_, most_entries_);
+  IndexLists rows(kv_heads_, std::ssize(all));
   for (int64_t g = 0; g < kv_heads_; ++g) rows.upload(g, 0, all, queue.stream());
   for (StoredTensor<T>* tensor : {&keys_, &values_}) {
     const StoredTensor<T> old = std::move(*tensor);
-    *tensor = StoredTensor<T>(kv_heads_, 2 * most_entries_, old.view().cols);
+    *tensor = StoredTensor<T>(kv_heads_, capacity, old.view().cols);
     compact<T>(old.view(), rows.data(), rows.stride(), entries_.data(), tensor->view(), queue.stream());
-    synchronise(queue.stream());  // the old rows are released
   }
   for (DeviceMatrix* matrix : {&votes_, &log_votes_}) {
     if (matrix->rows() == 0) continue;
     const DeviceMatrix old = std::move(*matrix);
-    *matrix = DeviceMatrix(kv_heads_, capacity());
+    *matrix = DeviceMatrix(kv_heads_, capacity);
     compact_numbers({old.data(), kv_heads_, old.cols()}, kv_heads_, rows.data(), rows.stride(),
-                    entries_.data(), {matrix->data(), kv_heads_, capacity()}, queue.stream());
-    synchronise(queue.stream());  // the old numbers are released
+                    entries_.data(), {matrix->data(), kv_heads_, capacity}, queue.stream());
   }
 }
 

@@ -30,11 +30,15 @@ class LayerCache {
   /// votes    whether entries may come to stand for several
   void fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes, Queue& queue);
 
-  /// Appends a decode step's entries.
+  /// Makes room for so many more entries than room was made for before, where the host evicts none. Whether the cache's
+  /// memory is another one then.
+  bool make_room(int64_t entries, Queue& queue);
+  /// Appends a decode step's entries, for which there is room.
   ///
   /// keys, values  [kv_heads, 1, head_dim]
-  /// position      of the entries
-  void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, int64_t position, Queue& queue);
+  /// position      of the entries, device memory
+  void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
+              Queue& queue);
 
   CacheView<T> view() const { return {keys_.view(), values_.view(), entries_.data(), log_votes_.data()}; }
   CacheSlots slots() {
@@ -55,11 +59,11 @@ class LayerCache {
  private:
   static constexpr int64_t kRoom = 256;
 
-  void grow(Queue& queue);
+  void grow(int64_t capacity, Queue& queue);
 
   int64_t kv_heads_ = 0;
   bool growing_ = false;
-  int64_t most_entries_ = 0;                 // of a KV head
+  int64_t most_entries_ = 0;                 // of a KV head, with those that room was made for
   StoredTensor<T> keys_, values_;            // [kv_heads, capacity, head_dim]
   Buffer<int64_t> entries_, free_, newest_;  // [kv_heads]
   Buffer<int64_t> positions_;                // [kv_heads, capacity]

@@ -110,7 +110,6 @@ const DeviceMatrix& LayerScores<T>::changes(int64_t window, Change change, Space
     queue_.run("window_scores", [&] {
       window_change_scores<T>(change, layer_.window(window), layer_.values, log_sums.data(),
                               queries.measured(), lengths.data(), result.data(), queue_.stream());
-      synchronise(queue_.stream());  // the queries' memory is released
     });
     return result;
   });

@@ -15,6 +15,7 @@
 #include "prompt_merging.hpp"
 #include "queue.hpp"
 #include "scored_queries.hpp"
+#include "step_inputs.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -26,31 +27,26 @@ struct SelectedLayer {
       layer;  ///< the prompt, or at a rebuild all entries so far; merges are made for its last query
   LayerScores<T>*
       known;  ///< the prompt's scores; null at a rebuild: predictions start anew, with the query's own
-  const std::vector<std::vector<int64_t>>& kept;  ///< [kv_heads]: the positions that fill the cache
-  PromptRoots* roots;                             ///< with order=merge-first; else null
-};
-
-/// The merges of one decode step.
-struct StepMerges {
-  std::vector<int64_t> merged_into;  ///< [kv_heads], as in StepRecord
-  std::vector<HeadMerge> merges;     ///< [kv_heads]
+  const std::vector<int64_t>& counts;  ///< [kv_heads]: how many positions fill the cache
+  /// [kv_heads]: these positions, known when the queue finishes
+  const std::vector<std::vector<int64_t>>& kept;
+  PromptRoots* roots;  ///< with order=merge-first; else null
 };
 
 /// reference::HeadMerging of all KV heads.
 ///
-/// A decode step calls enter after its entry was appended, observe after its queries attended, merge after entries were
-/// evicted, and records at its end.
+/// A decode step calls enter after its entry was appended, observe after its queries attended, and merge after entries were
+/// evicted.
 template <Storage T>
 class Merges {
  public:
   virtual ~Merges() = default;
 
-  /// Merges a layer's entries that are not kept into the cache. Waits.
+  /// Queues the merge of a layer's entries that are not kept into the cache.
   ///
-  /// returns  [kv_heads]: what is recorded, the whole cache included
-  /// throws   NonFinite
-  virtual std::vector<HeadMerge> compress(const SelectedLayer<T>& selected, LayerCache<T>& cache,
-                                          Queue& queue) = 0;
+  /// records  [kv_heads], when the queue finishes: what is recorded, the whole cache included; NonFinite is thrown then
+  virtual void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
+                        std::vector<HeadMerge>& records) = 0;
 
   /// Extends the state by the entry that was just appended.
   ///
@@ -58,17 +54,15 @@ class Merges {
   virtual void enter(DeviceTensor<const T> keys, LayerCache<T>& cache, Queue& queue) = 0;
   /// Queues the update of what merges depend on.
   ///
-  /// query   has attended over the cache
-  /// tokens  up to this step
-  virtual void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, int64_t tokens, Queue& queue) = 0;
+  /// query  has attended over the cache
+  virtual void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) = 0;
   /// Queues the merge of the entries that were evicted.
-  ///
-  /// queries  [1, query_heads, head_dim]
-  virtual void merge(DeviceTensor<const T> queries, LayerCache<T>& cache, Queue& queue) = 0;
+  virtual void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+                     Queue& queue) = 0;
   /// The slots of the entries whose values the last merge changed, at most `stride` of each KV head.
   virtual PositionLists changed() = 0;
-  /// The last step's merges, given what was evicted [kv_heads]. Waits.
-  virtual StepMerges records(const std::vector<int64_t>& evicted, Queue& queue) = 0;
+  /// Reads a step's merges back, into `record`, which knows then what was evicted.
+  virtual void record(Readback& reads, StepRecord& record) const = 0;
 };
 
 /// merge    not NoMerge

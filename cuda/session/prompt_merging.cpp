@@ -11,35 +11,31 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-int64_t most_leaving(const std::vector<std::vector<int64_t>>& kept, int64_t tokens) {
-  int64_t fewest = tokens;
-  for (const std::vector<int64_t>& positions : kept) fewest = std::min(fewest, std::ssize(positions));
-  return tokens - fewest;
-}
+using Members = std::vector<std::vector<std::vector<int64_t>>>;
 
 }  // namespace
 
-PromptTargets::PromptTargets(const std::vector<std::vector<int64_t>>& kept, int64_t tokens, int64_t capacity)
+PromptTargets::PromptTargets(std::span<const int64_t> kept, int64_t tokens, int64_t capacity)
     : capacity_(capacity),
-      stride_(most_leaving(kept, tokens)),
+      stride_(tokens - std::ranges::min(kept)),
       leaving_(std::ssize(kept) * stride_),
       counts_(std::ssize(kept)),
       members_(std::ssize(kept) * stride_),
       offsets_(std::ssize(kept) * (capacity + 1)) {}
 
-std::vector<std::vector<std::vector<int64_t>>> PromptTargets::download(Stream stream) const {
-  std::vector<int64_t> members(members_.size()), offsets(offsets_.size());
-  members_.download(members, stream);
-  offsets_.download(offsets, stream);
-  std::vector<std::vector<std::vector<int64_t>>> clusters(counts_.size());
-  for (int64_t g = 0; g < counts_.size(); ++g) {
-    const auto own = members.begin() + g * stride_;
-    for (int64_t i = 0; i < capacity_; ++i) {
-      const int64_t* const range = offsets.data() + g * (capacity_ + 1) + i;
-      clusters[g].emplace_back(own + range[0], own + range[1]);
+std::function<Members(const Arrived&)> PromptTargets::read(Readback& reads) const {
+  return [members = reads.of(members_), offsets = reads.of(offsets_), heads = counts_.size(),
+          stride = stride_, capacity = capacity_](const Arrived& arrived) {
+    Members clusters(heads);
+    for (int64_t g = 0; g < heads; ++g) {
+      const auto own = arrived[members].begin() + g * stride;
+      for (int64_t i = 0; i < capacity; ++i) {
+        const int64_t* const range = arrived[offsets].data() + g * (capacity + 1) + i;
+        clusters[g].emplace_back(own + range[0], own + range[1]);
+      }
     }
-  }
-  return clusters;
+    return clusters;
+  };
 }
 
 template <Storage T>
@@ -70,10 +66,12 @@ PromptRoots::PromptRoots(const Ranking& ranking, const SimilarTarget& target, La
                 queue.status(), queue.workspace(merge_first_workspace(heads, candidates_.tokens)),
                 queue.stream());
   });
-  std::vector<int64_t> counts(heads);
-  kept.counts.download(counts, queue.stream());
-  kept_ = kept.positions.download(counts, queue.stream());
-  queue.require_numbers("a sum of scores");
+  Readback& reads = queue.read_back();
+  queue.require_numbers(reads, "a sum of scores");
+  reads.then([this, positions = reads.of(kept.positions), counts = reads.of(kept.counts)](
+                 const Arrived& arrived) { kept_ = arrived.lists(positions, arrived[counts]); });
+  reads.fetch(queue.pool());
+  queue.finish();
 }
 
 void PromptRoots::form_targets(const PositionLists& kept, Queue& queue, PromptTargets& targets) {
@@ -86,13 +84,17 @@ void PromptRoots::form_targets(const PositionLists& kept, Queue& queue, PromptTa
   });
 }
 
-std::vector<int64_t> PromptRoots::target_of(int64_t kv_head, int64_t tokens, Stream stream) const {
-  std::vector<int64_t> roots(candidates_.count), targets(tokens);
-  roots_.download(roots, stream, kv_head * candidates_.count);
-  std::iota(targets.begin(), targets.end(), 0);
-  for (int64_t i = 0; i < candidates_.count; ++i)
-    targets[candidates_.first + i] = candidates_.first + roots[i];
-  return targets;
+std::function<std::vector<std::vector<int64_t>>(const Arrived&)> PromptRoots::read(Readback& reads) const {
+  return [all = reads.of(roots_), own = candidates_](const Arrived& arrived) {
+    std::vector<std::vector<int64_t>> targets;
+    for (int64_t g = 0; g < own.scores.rows; ++g) {
+      const std::span<const int64_t> roots = arrived[all].subspan(g * own.count, own.count);
+      std::vector<int64_t>& of_head = targets.emplace_back(own.tokens);
+      std::iota(of_head.begin(), of_head.end(), 0);
+      for (int64_t i = 0; i < own.count; ++i) of_head[own.first + i] = own.first + roots[i];
+    }
+    return targets;
+  };
 }
 
 template PromptRoots::PromptRoots(const Ranking&, const SimilarTarget&, LayerScores<float>&, Queue&,
@@ -118,7 +120,6 @@ void form_targets(const DeviceLayer<T>& layer, const SimilarTarget& target, Laye
     nearest_keys<T>({layer.keys, norms.data()}, leaving.positions, leaving.stride, leaving.count,
                     {cache.keys(), kept_norms.data(), kept.count}, found, queue.stream());
     form_clusters(leaving, found, target, heads, tokens, targets.clusters(), workspace, queue.stream());
-    synchronise(queue.stream());  // the norms and cosines are released
   });
 }
 

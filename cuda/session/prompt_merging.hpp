@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include <kvbound/cuda/merging/merge_first.hpp>
@@ -21,16 +23,16 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// The entries of a layer that are not kept, and the clusters that they form.
 class PromptTargets {
  public:
-  /// kept  [kv_heads]: positions that fill the cache, ascending
-  PromptTargets(const std::vector<std::vector<int64_t>>& kept, int64_t tokens, int64_t capacity);
+  /// kept  [kv_heads]: how many of the entries fill the cache
+  PromptTargets(std::span<const int64_t> kept, int64_t tokens, int64_t capacity);
 
   PositionLists leaving() { return {leaving_.data(), counts_.data(), stride_}; }
   Clusters clusters() { return {members_.data(), stride_, offsets_.data(), capacity_}; }
   /// The most entries of a head that leave.
   int64_t stride() const { return stride_; }
 
-  /// The members of every kept entry, by KV head.
-  std::vector<std::vector<std::vector<int64_t>>> download(Stream stream) const;
+  /// Returns the members of every kept entry, by KV head, when they have been read.
+  std::function<std::vector<std::vector<std::vector<int64_t>>>(const Arrived&)> read(Readback& reads) const;
 
  private:
   int64_t capacity_, stride_;
@@ -53,8 +55,8 @@ class PromptRoots {
   const std::vector<std::vector<int64_t>>& kept() const { return kept_; }
   /// The clusters of the roots that are kept.
   void form_targets(const PositionLists& kept, Queue& queue, PromptTargets& targets);
-  /// Where every entry of one KV head belongs: HeadMerge::target_of.
-  std::vector<int64_t> target_of(int64_t kv_head, int64_t tokens, Stream stream) const;
+  /// Returns where every entry of each KV head belongs, HeadMerge::target_of, when it has been read.
+  std::function<std::vector<std::vector<int64_t>>(const Arrived&)> read(Readback& reads) const;
 
  private:
   MergingCandidates candidates_;

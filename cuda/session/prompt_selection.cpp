@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <tuple>
+#include <utility>
 #include <variant>
 
 #include <kvbound/cuda/eviction/critical_kv.hpp>
@@ -25,19 +27,29 @@ std::vector<int64_t> range(int64_t first, int64_t count) {
 template <Storage T>
 class PromptSelection {
  public:
-  PromptSelection(const Ranking& ranking, LayerScores<T>& known, Queue& queue, KeptEntries& kept)
-      : shape_(known.layer().shape), ranking_(ranking), known_(known), queue_(queue), kept_(kept) {
+  PromptSelection(const Ranking& ranking, LayerScores<T>& known, Queue& queue, KeptEntries& kept,
+                  PromptRecord& record)
+      : shape_(known.layer().shape),
+        ranking_(ranking),
+        known_(known),
+        queue_(queue),
+        kept_(kept),
+        record_(record),
+        reads_(queue.read_back()) {
     for (const int64_t budget : kept.budgets) selected_.push_back(budget - ranking.always.entries());
     selected_counts_ = Buffer<int64_t>(std::span<const int64_t>(selected_), queue.stream());
   }
 
-  PromptRecord run(const Policy& policy) {
+  void run(const Policy& policy) {
     record_.score_positions = range(0, ranking_.rules.scored);
-    record_.score = ranking_.scores.download("score", queue_.stream());
+    reads_.then([&record = record_, scores = reads_.of(ranking_.scores)](const Arrived& arrived) {
+      record.score = arrived.matrix(scores, "score");
+    });
     upload_always_kept();
     std::visit([&](const auto& selection) { select(selection); }, policy.selection);
-    record_.kept = kept_.positions.download(kept_.budgets, queue_.stream());
-    return std::move(record_);
+    reads_.then([&record = record_, kept = reads_.of(kept_.positions), counts = kept_.budgets](
+                    const Arrived& arrived) { record.kept = arrived.lists(kept, counts); });
+    reads_.fetch(queue_.pool());
   }
 
  private:
@@ -71,19 +83,21 @@ class PromptSelection {
 
   void select(const TopK&) {
     queue_.run("selection", [&] { top_k(scores(), row_stride(), kept_.positions, ranking_.always.sinks); });
-    queue_.require_numbers("score");
+    queue_.require_numbers(reads_, "score");
   }
 
   void select(const Critical& options) {
-    const DeviceMatrix stage_two = stage_two_of(options);
-    const Buffer<int64_t> counts = stage_one_counts(options);
+    DeviceMatrix stage_two = stage_two_of(options);
+    Buffer<int64_t> counts = stage_one_counts(options);
     IndexLists stage_one(shape_.kv_heads, kept_.positions.stride());
     critical(stage_two, counts, kept_.positions, ranking_.always.sinks, into(stage_one));
-    queue_.require_numbers("stage_two_score");
-    record_.projected_value_norms =
-        known_.norms(options.norm).download("projected_value_norms", queue_.stream());
-    record_.stage_two_score = stage_two.download("stage_two_score", queue_.stream());
+    queue_.require_numbers(reads_, "stage_two_score");
+    record_norms(known_.norms(options.norm));
+    reads_.then([&record = record_, scores = reads_.of(stage_two)](const Arrived& arrived) {
+      record.stage_two_score = arrived.matrix(scores, "stage_two_score");
+    });
     record_stage_one(stage_one, counts);
+    reads_.keep(std::tuple(std::move(stage_two), std::move(stage_one), std::move(counts)));
   }
 
   void select(const ThetaSweep& options) {
@@ -116,8 +130,8 @@ class PromptSelection {
     });
     critical(stage_two, counts, tried, 0, {});
     queue_.run("selection", consider);
-    queue_.require_numbers("score");
-    record_.projected_value_norms = norms.download("projected_value_norms", queue_.stream());
+    queue_.require_numbers(reads_, "score");
+    record_norms(norms);
   }
 
   void select(const Greedy&) {
@@ -129,7 +143,7 @@ class PromptSelection {
                        into(kept_.positions, ranking_.always.sinks), queue_.workspace(bytes),
                        queue_.stream());
     });
-    queue_.require_numbers("removal error");
+    queue_.require_numbers(reads_, "removal error");
   }
 
   DeviceMatrix stage_two_of(const TwoStage& options) {
@@ -171,21 +185,26 @@ class PromptSelection {
       const int64_t bytes = adaptive_stage_one_workspace(shape_.query_heads, window.queries.rows, tokens());
       adaptive_stage_one<T>(window, log_sum_exp.data(), ranking_.always, ranked.data(), ranked.stride(),
                             selected_counts_.data(), counts.data(), queue_.workspace(bytes), queue_.stream());
-      synchronise(queue_.stream());  // `ranked` is released here
     });
     return counts;
   }
 
   // Stage one's entries and the always-kept ones, ascending.
   void record_stage_one(const IndexLists& stage_one, const Buffer<int64_t>& device_counts) {
-    std::vector<int64_t> counts(shape_.kv_heads);
-    device_counts.download(counts, queue_.stream());
-    const std::vector<int64_t> first = range(0, ranking_.always.sinks), last = recent();
-    for (const std::vector<int64_t>& positions : stage_one.download(counts, queue_.stream())) {
-      std::vector<int64_t>& all = record_.stage_one.emplace_back(first);
-      all.insert(all.end(), positions.begin(), positions.end());
-      all.insert(all.end(), last.begin(), last.end());
-    }
+    reads_.then([&record = record_, lists = reads_.of(stage_one), counts = reads_.of(device_counts),
+                 first = range(0, ranking_.always.sinks), last = recent()](const Arrived& arrived) {
+      for (const std::vector<int64_t>& positions : arrived.lists(lists, arrived[counts])) {
+        std::vector<int64_t>& all = record.stage_one.emplace_back(first);
+        all.insert(all.end(), positions.begin(), positions.end());
+        all.insert(all.end(), last.begin(), last.end());
+      }
+    });
+  }
+
+  void record_norms(const DeviceMatrix& of_values) {
+    reads_.then([&record = record_, norms = reads_.of(of_values)](const Arrived& arrived) {
+      record.projected_value_norms = arrived.matrix(norms, "projected_value_norms");
+    });
   }
 
   const LayerShape shape_;
@@ -195,7 +214,8 @@ class PromptSelection {
   KeptEntries& kept_;
   std::vector<int64_t> selected_;    // [kv_heads]: number of candidates to select
   Buffer<int64_t> selected_counts_;  // the same in device memory
-  PromptRecord record_;
+  PromptRecord& record_;
+  Readback& reads_;
 };
 
 }  // namespace
@@ -206,13 +226,13 @@ KeptEntries::KeptEntries(std::span<const int64_t> own_budgets, int64_t capacity,
       positions(std::ssize(own_budgets), capacity) {}
 
 template <Storage T>
-PromptRecord select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
-                           KeptEntries& kept) {
-  return PromptSelection<T>(ranking, known, queue, kept).run(policy);
+void select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
+                   KeptEntries& kept, PromptRecord& record) {
+  PromptSelection<T>(ranking, known, queue, kept, record).run(policy);
 }
 
-PromptRecord keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, Stream stream) {
-  PromptRecord record;
+void keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, PromptRecord& record,
+                 Stream stream) {
   for (size_t g = 0; g < kept.budgets.size(); ++g) {
     std::vector<int64_t> positions = range(0, sinks);
     const int64_t recent = kept.budgets[g] - sinks;
@@ -221,14 +241,14 @@ PromptRecord keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept
     kept.positions.upload(static_cast<int64_t>(g), 0, positions, stream);
     record.kept.push_back(std::move(positions));
   }
-  return record;
 }
 
-template PromptRecord select_prompt(const Policy&, const Ranking&, LayerScores<float>&, Queue&, KeptEntries&);
-template PromptRecord select_prompt(const Policy&, const Ranking&, LayerScores<Float16>&, Queue&,
-                                    KeptEntries&);
-template PromptRecord select_prompt(const Policy&, const Ranking&, LayerScores<Bfloat16>&, Queue&,
-                                    KeptEntries&);
+template void select_prompt(const Policy&, const Ranking&, LayerScores<float>&, Queue&, KeptEntries&,
+                            PromptRecord&);
+template void select_prompt(const Policy&, const Ranking&, LayerScores<Float16>&, Queue&, KeptEntries&,
+                            PromptRecord&);
+template void select_prompt(const Policy&, const Ranking&, LayerScores<Bfloat16>&, Queue&, KeptEntries&,
+                            PromptRecord&);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

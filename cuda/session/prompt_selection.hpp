@@ -27,15 +27,15 @@ struct KeptEntries {
 
 /// Selects the entries of a ranked prompt: reference::select_prompt.
 ///
-/// kept     its budgets are read and its positions written
-/// returns  what is recorded of the selection: all but `merges`
-/// throws   NonFinite
+/// kept    its budgets are read and its positions written
+/// record  when the queue finishes: what is recorded of the selection, all but `merges`; NonFinite is thrown then
 template <Storage T>
-PromptRecord select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
-                           KeptEntries& kept);
+void select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
+                   KeptEntries& kept, PromptRecord& record);
 
-/// The first `sinks` positions and the newest ones: reference::sinks_and_newest. Returns as above.
-PromptRecord keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, Stream stream);
+/// The first `sinks` positions and the newest ones: reference::sinks_and_newest. The record is complete at once.
+void keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, PromptRecord& record,
+                 Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

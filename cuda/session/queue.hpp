@@ -1,65 +1,83 @@
-// Where a session's operations are queued: a stream, scratch memory, and the operations' times.
+// Where a session's operations are queued: a stream, the memory that they share, what is read back, and their times.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <deque>
 #include <string>
+#include <utility>
 
 #include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/memory_pool.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
+
+#include "readback.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// A session's stream, and the scratch memory that its operations share because they run one after the other.
+/// A session's stream with its memory. Nothing is waited for but by finish(), unless times are measured.
 class Queue {
  public:
   /// times  receives the time of every operation, each of which is then waited for; null: not measured
-  Queue(OperationTimes* times, Stream stream) : times_(times), stream_(stream), status_(1) {
-    status_.clear(stream_);
+  Queue(OperationTimes* times, Stream stream) : times_(times), pool_(stream), status_(1) {
+    status_.clear(stream);
   }
 
-  Stream stream() const { return stream_; }
+  Stream stream() const { return pool_.stream(); }
+  /// All memory of the session's operations.
+  MemoryPool& pool() { return pool_; }
 
   /// Queues an operation.
   template <class Operation>
   void run(const char* name, const Operation& operation) {
     timed(times_, name, [&] {
       operation();
-      if (times_) synchronise(stream_);
+      if (times_) synchronise(stream());
     });
   }
 
   /// Scratch memory of at least so many bytes, valid until the next call.
   Workspace workspace(int64_t bytes) {
-    if (workspace_.size() < bytes) {
-      synchronise(stream_);  // queued operations may still use the old memory
-      workspace_ = {};
-      workspace_ = Buffer<std::byte>(bytes);
-    }
+    if (workspace_.size() < bytes) workspace_ = Buffer<std::byte>(bytes);
     return {workspace_.data(), workspace_.size()};
   }
 
-  /// The flag that selections raise where a score is NaN.
+  /// The flag that operations raise where a number is NaN or, in merged entries, not finite.
   int* status() { return status_.data(); }
-  /// Lowers the flag, which an operation may have raised before another one failed.
-  void begin() { status_.clear(stream_); }
-  /// Waits; throws NonFinite, naming `what`, if the flag was raised, and lowers it.
-  void require_numbers(const char* what) {
-    int is_nan = 0;
-    status_.download(std::span(&is_nan, 1), stream_);
-    if (is_nan == 0) return;
-    status_.clear(stream_);
-    throw NonFinite(std::string(what) + " is not a number in single precision");
+  /// Forgets what operations have left behind of which one failed.
+  void begin() {
+    pending_.clear();
+    status_.clear(stream());
+  }
+  /// Reads the flag back: NonFinite is thrown, naming `what`, if it was raised.
+  void require_numbers(Readback& reads, const char* what) {
+    reads.then([what, raised = reads.of(status_)](const Arrived& arrived) {
+      if (arrived[raised].front() == 0) return;
+      throw NonFinite(std::string(what) + " is not a number in single precision");
+    });
+  }
+
+  /// Something to be read back, which finish() hands over.
+  Readback& read_back() { return pending_.emplace_back(); }
+  /// Waits. Hands over what was read back, in order; throws what that throws.
+  void finish() {
+    pool_.wait();
+    try {
+      for (const Readback& reads : std::exchange(pending_, {})) reads.arrive();
+    } catch (const NonFinite&) {
+      status_.clear(stream());
+      throw;
+    }
   }
 
  private:
   OperationTimes* times_;
-  Stream stream_;
+  MemoryPool pool_;
   Buffer<int> status_;
   Buffer<std::byte> workspace_;
+  std::deque<Readback> pending_;
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

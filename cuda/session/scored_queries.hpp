@@ -125,7 +125,6 @@ class WindowQueries {
         query.attend(own, seen, layer_.scale, queue_);
         query.measure(change, own, seen, layer_.scale, gram, measures_.from(i), queue_);
       }
-      synchronise(queue_.stream());  // the query's memory is released
     });
   }
 

@@ -1,6 +1,8 @@
 #include "session.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,9 +11,12 @@
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/obcache.hpp>
+#include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 
 #include "evictions.hpp"
@@ -24,31 +29,11 @@
 #include "prompt_selection.hpp"
 #include "ranking.hpp"
 #include "scored_queries.hpp"
+#include "step_inputs.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
-
-// A decode step's entries and queries.
-template <Storage T>
-struct StepInputs {
-  explicit StepInputs(const LayerShape& shape)
-      : keys(shape.kv_heads, 1, shape.head_dim),
-        values(shape.kv_heads, 1, shape.head_dim),
-        queries(1, shape.query_heads, shape.head_dim) {}
-
-  void upload(const StepView& view, Stream stream) {
-    const auto as_slices = [](MatrixView rows) {
-      return TensorView{rows.data, rows.rows, 1, rows.cols, rows.row_stride};
-    };
-    keys.assign(as_slices(view.keys), stream);
-    values.assign(as_slices(view.values), stream);
-    queries.assign(view.queries, stream);
-  }
-
-  StoredTensor<T> keys, values;  // [kv_heads, 1, head_dim]
-  StoredTensor<T> queries;       // [1, query_heads, head_dim]
-};
 
 template <Storage T>
 class DeviceSession final : public Session {
@@ -58,6 +43,7 @@ class DeviceSession final : public Session {
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
     require_valid(layer, policy, budgets);
+    const PoolScope scope(queue_.pool());
     begin(layer, policy);
     std::vector<int64_t> own(budgets.begin(), budgets.end());
     std::optional<Ranking> ranking;
@@ -68,17 +54,18 @@ class DeviceSession final : public Session {
     KeptEntries kept(own, LayerCache<T>::capacity_for(std::ranges::max(own), rules_.evicts), queue_.stream());
     PromptRecord record;
     if (ranking) {
-      record = select_prompt(policy, *ranking, *known_, queue_, kept);
+      select_prompt(policy, *ranking, *known_, queue_, kept, record);
     } else {
-      record = keep_newest(layer.prompt_tokens(), rules_.sinks, kept, queue_.stream());
+      keep_newest(layer.prompt_tokens(), rules_.sinks, kept, record, queue_.stream());
     }
     budgets_ = kept.budgets;
     std::optional<PromptRoots> roots;
     if (merge_rules_.order == MergeOrder::merge_first) {
       roots.emplace(*ranking, *merge_rules_.target, *known_, queue_, kept);
       record.kept = roots->kept();
+      for (size_t g = 0; g < own.size(); ++g) own[g] = std::ssize(record.kept[g]);
     }
-    record.merges = fill(layer_->view(), &*known_, kept, record.kept, roots ? &*roots : nullptr);
+    fill({layer_->view(), &*known_, own, record.kept, roots ? &*roots : nullptr}, kept, record.merges);
     if (merge_rules_.period) full_cache_.emplace(layer_->view(), queue_);
     evictions_.reset();
     if (rules_.evicts) {
@@ -86,44 +73,76 @@ class DeviceSession final : public Session {
                          queue_);
     }
     query_.emplace(shape_, rules_.evicts ? cache_.capacity() : 0);
-    synchronise(queue_.stream());  // the ranking is released
+    queue_.finish();
     return record;
   }
 
-  StepRecord step(const StepView& view) override {
-    require_consistent(view, shape_);
-    step_->upload(view, queue_.stream());
-    const ScoredStep<T> inputs{std::as_const(step_->queries).view(), std::as_const(step_->values).view()};
-    const DeviceTensor<const T> keys = std::as_const(step_->keys).view();
-    StepRecord record;
-    if (full_cache_) full_cache_->append(keys, inputs.values, next_position_, queue_);
-    record.rebuilt = merge_rules_.rebuilds_at(next_position_ - layer_->view().prompt_tokens());
-    if (record.rebuilt) rebuild(inputs.queries, record);
-    const bool merges = merges_ != nullptr && evictions_.has_value();
-    if (!record.rebuilt) cache_.append(keys, inputs.values, next_position_, queue_);
-    if (merges && !record.rebuilt) merges_->enter(keys, cache_, queue_);
-    queue_.run("attention", [&] {
-      query_->attend(inputs.queries, cache_.view(), layer_->view().scale, queue_);
-      if (evictions_) evictions_->score(inputs, cache_, *query_, queue_);
-      if (merges) merges_->observe(*query_, cache_, next_position_ + 1, queue_);
-    });
-    if (evictions_) queue_.run("eviction", [&] { evictions_->evict(cache_, next_position_, queue_); });
-    if (merges) {
-      merges_->merge(inputs.queries, cache_, queue_);
-      evictions_->revalue(merges_->changed(), cache_, queue_);
+  StepRecord step(const StepView& view) override { return std::move(steps({&view, 1}).front()); }
+
+  std::vector<StepRecord> steps(std::span<const StepView> views) override {
+    for (const StepView& view : views) require_consistent(view, shape_);
+    const auto count = std::ssize(views);
+    if (kvbound::rules_of(policy_.selection).in_decoding) {
+      require_range("position of the last step", next_position_ + count - 1, 0, kMostScores - 1);
     }
-    ++next_position_;
-    record.output = query_->outputs.download("output", queue_.stream());
-    if (evictions_) record.evicted = evictions_->evicted(queue_);
-    if (merges) {
-      StepMerges merged = merges_->records(record.evicted, queue_);
-      record.merged_into = std::move(merged.merged_into);
-      if (!record.rebuilt) record.merges = std::move(merged.merges);
+    const PoolScope scope(queue_.pool());
+    step_->upload(views, next_position_, merge_rules_.prediction, queue_.stream());
+    cache_.make_room(count, queue_);
+    if (full_cache_) full_cache_->make_room(count, queue_);
+    std::vector<StepRecord> records(count);
+    for (int64_t t = 0; t < count; ++t) {
+      step_->select(t, queue_.stream());
+      take_step(records[t]);
+      ++next_position_;
     }
-    return record;
+    queue_.finish();
+    return records;
   }
 
  private:
+  // Queues the current step.
+  void take_step(StepRecord& record) {
+    if (full_cache_) {
+      full_cache_->append(step_->keys(), step_->values(), step_->position(), queue_);
+    }
+    record.rebuilt = merge_rules_.rebuilds_at(next_position_ - layer_->view().prompt_tokens());
+    if (record.rebuilt) rebuild(record);
+    Readback& reads = queue_.read_back();
+    reads.then([&record, output = reads.of(query_->outputs)](const Arrived& arrived) {
+      record.output = arrived.matrix(output, "output");
+    });
+    if (evictions_) {
+      queue_.require_numbers(reads, "score");
+      evictions_->record(reads, record);
+    }
+    if (merges()) merges_->record(reads, record);
+    if (!record.rebuilt) enter();
+    attend();
+    reads.pack(packed_, queue_.stream());
+    reads.transfer(packed_, queue_.pool());
+  }
+
+  // Whether entries merge during decoding.
+  bool merges() const { return merges_ != nullptr && evictions_.has_value(); }
+
+  void enter() {
+    cache_.append(step_->keys(), step_->values(), step_->position(), queue_);
+    if (merges()) merges_->enter(step_->keys(), cache_, queue_);
+  }
+
+  // Queues the attention of the current step's queries, and what follows from it.
+  void attend() {
+    queue_.run("attention", [&] {
+      query_->attend(step_->queries(), cache_.view(), layer_->view().scale, queue_);
+      if (evictions_) evictions_->score(*step_, cache_, *query_, queue_);
+      if (merges()) merges_->observe(*query_, cache_, queue_);
+    });
+    if (evictions_) queue_.run("eviction", [&] { evictions_->evict(cache_, step_->position(), queue_); });
+    if (!merges()) return;
+    merges_->merge(*step_, *query_, cache_, queue_);
+    evictions_->revalue(merges_->changed(), cache_, queue_);
+  }
+
   void begin(const LayerView& layer, const Policy& policy) {
     queue_.begin();
     shape_ = layer.shape;
@@ -144,8 +163,8 @@ class DeviceSession final : public Session {
 
   // Fills the cache with the selection that the step's queries alone make among all entries so far, and merges the others
   // into it. Running scores start at 0.
-  void rebuild(DeviceTensor<const T> queries, StepRecord& record) {
-    const DeviceLayer<T> layer = full_cache_->layer(queries);
+  void rebuild(StepRecord& record) {
+    const DeviceLayer<T> layer = full_cache_->layer(next_position_ + 1, step_->queries());
     const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
     const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);
     std::vector<int64_t> budgets;
@@ -154,24 +173,20 @@ class DeviceSession final : public Session {
     const Ranking ranking = rank(policy_, host, known, queue_);
     KeptEntries kept(budgets, LayerCache<T>::capacity_for(std::ranges::max(budgets), host.evicts),
                      queue_.stream());
-    PromptRecord chosen = select_prompt(policy_, ranking, known, queue_, kept);
-    record.merges = fill(layer, nullptr, kept, chosen.kept, nullptr);
-    record.stage_one = std::move(chosen.stage_one);
+    const auto chosen = std::make_shared<PromptRecord>();
+    select_prompt(policy_, ranking, known, queue_, kept, *chosen);
+    queue_.read_back().then([&record, chosen](const Arrived&) { record.stage_one = chosen->stage_one; });
+    fill({layer, nullptr, budgets, chosen->kept, nullptr}, kept, record.merges);
     if (host.evicts) evictions_.emplace(policy_, budgets_, nullptr, cache_, *known_, queue_);
-    synchronise(queue_.stream());  // the scores are released
   }
 
   // Fills the cache with the kept entries and, if the policy merges, merges the others into them.
-  //
-  // known  the prompt's scores; null at a rebuild
-  // roots  with order=merge-first
-  std::vector<HeadMerge> fill(const DeviceLayer<T>& layer, LayerScores<T>* known, KeptEntries& kept,
-                              const std::vector<std::vector<int64_t>>& positions, PromptRoots* roots) {
-    cache_.fill(layer, kept, !rules_.evicts, merge_rules_.votes, queue_);
+  void fill(const SelectedLayer<T>& selected, KeptEntries& kept, std::vector<HeadMerge>& records) {
+    cache_.fill(selected.layer, kept, !rules_.evicts, merge_rules_.votes, queue_);
     merges_.reset();
-    if (!merge_rules_.merges) return {};
-    merges_ = make_merges<T>(policy_.merge, layer, rules_.evicts);
-    return merges_->compress({layer, known, positions, roots}, cache_, queue_);
+    if (!merge_rules_.merges) return;
+    merges_ = make_merges<T>(policy_.merge, selected.layer, rules_.evicts);
+    merges_->compress(selected, cache_, queue_, records);
   }
 
   Queue queue_;
@@ -189,6 +204,7 @@ class DeviceSession final : public Session {
   std::optional<Evictions<T>> evictions_;   // for hosts that evict
   std::unique_ptr<Merges<T>> merges_;       // for policies that merge
   std::optional<FullCache<T>> full_cache_;  // for policies that rebuild
+  Buffer<std::byte> packed_;                // a step's results
 };
 
 [[noreturn]] void refuse(Dtype storage) {

@@ -11,12 +11,6 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-std::vector<int64_t> sizes_of(const std::vector<std::vector<int64_t>>& lists) {
-  std::vector<int64_t> sizes;
-  for (const std::vector<int64_t>& list : lists) sizes.push_back(std::ssize(list));
-  return sizes;
-}
-
 // The evicted entries whose values were spread, grouped by the first kept entry that shares them.
 void add_clusters(const std::vector<int64_t>& kept, int64_t tokens, std::span<const uint8_t> spread,
                   HeadMerge& record) {
@@ -48,11 +42,11 @@ Spreads<T>::Decoding::Decoding(const LayerShape& shape, int64_t capacity, int64_
       changed_values(shape.kv_heads, most, shape.head_dim) {}
 
 template <Storage T>
-std::vector<HeadMerge> Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache,
-                                            Queue& queue) {
+void Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
+                          std::vector<HeadMerge>& records) {
   const DeviceLayer<T>& layer = selected.layer;
   const int64_t heads = shape_.kv_heads, tokens = layer.prompt_tokens();
-  PromptTargets targets(selected.kept, tokens, cache.capacity());
+  PromptTargets targets(selected.counts, tokens, cache.capacity());
   const PositionLists leaving = targets.leaving(), kept = cache.filled();
   ScoredQuery<T> last(shape_, tokens);
   const Buffer<int64_t> all(std::span<const int64_t>(std::vector<int64_t>(heads, tokens)), queue.stream());
@@ -71,34 +65,34 @@ std::vector<HeadMerge> Spreads<T>::compress(const SelectedLayer<T>& selected, La
                       queue.status(), queue.workspace(bytes), queue.stream());
   });
   if (decodes_) decoding_.emplace(shape_, cache.capacity(), std::min(options_.neighbours, cache.capacity()));
-  const std::vector<int64_t> counts = sizes_of(selected.kept);
-  std::vector<Matrix> keys = cache.stored_keys().download(counts, queue.stream()),
-                      values = cache.stored_values().download(counts, queue.stream());
-  std::vector<uint8_t> is_spread(spread.size());
-  spread.download(is_spread, queue.stream());
-  queue.require_numbers("a merged value");
-  std::vector<HeadMerge> records(heads);
-  for (int64_t g = 0; g < heads; ++g) {
-    HeadMerge& record = records[g];
-    add_clusters(selected.kept[g], tokens, std::span(is_spread).subspan(g * leaving.stride, leaving.stride),
-                 record);
-    record.counts.leaving = tokens - counts[g];
-    record.positions = selected.kept[g];
-    record.votes.assign(counts[g], 1);
-    record.keys = std::move(keys[g]);
-    record.values = std::move(values[g]);
-  }
-  return records;
+  Readback& reads = queue.read_back();
+  queue.require_numbers(reads, "a merged value");
+  reads.then([counts = selected.counts, tokens, stride = leaving.stride, &kept = selected.kept, &records,
+              all_keys = reads.of(cache.stored_keys()), all_values = reads.of(cache.stored_values()),
+              is_spread = reads.of(spread)](const Arrived& arrived) {
+    std::vector<Matrix> keys = arrived.slices(all_keys, counts), values = arrived.slices(all_values, counts);
+    records.resize(counts.size());
+    for (size_t g = 0; g < records.size(); ++g) {
+      HeadMerge& record = records[g];
+      add_clusters(kept[g], tokens, arrived[is_spread].subspan(g * stride, stride), record);
+      record.counts.leaving = tokens - counts[g];
+      record.positions = kept[g];
+      record.votes.assign(counts[g], 1);
+      record.keys = std::move(keys[g]);
+      record.values = std::move(values[g]);
+    }
+  });
+  reads.fetch(queue.pool());
 }
 
 template <Storage T>
-void Spreads<T>::observe(const ScoredQuery<T>& query, LayerCache<T>& cache, int64_t, Queue& queue) {
+void Spreads<T>::observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) {
   mean_attention(query.logits.data(), query.log_sum_exp.data(), shape_.query_heads, shape_.kv_heads,
                  cache.capacity(), cache.slots().entries, decoding_->attention.data(), queue.stream());
 }
 
 template <Storage T>
-void Spreads<T>::merge(DeviceTensor<const T>, LayerCache<T>& cache, Queue& queue) {
+void Spreads<T>::merge(const StepInputs<T>&, const ScoredQuery<T>&, LayerCache<T>& cache, Queue& queue) {
   Decoding& own = *decoding_;
   const PositionLists changed = own.changed_list();
   const CacheSlots slots = cache.slots();
@@ -115,34 +109,36 @@ void Spreads<T>::merge(DeviceTensor<const T>, LayerCache<T>& cache, Queue& queue
 }
 
 template <Storage T>
-StepMerges Spreads<T>::records(const std::vector<int64_t>& evicted, Queue& queue) {
-  Decoding& own = *decoding_;
-  const int64_t heads = shape_.kv_heads;
-  StepMerges result{std::vector<int64_t>(heads), std::vector<HeadMerge>(heads)};
-  own.merged_into.download(result.merged_into, queue.stream());
-  std::vector<int64_t> counts(heads);
-  own.count.download(counts, queue.stream());
-  const std::vector<std::vector<int64_t>> positions = own.positions.download(counts, queue.stream());
-  const std::vector<Matrix> keys = own.changed_keys.download(counts, queue.stream()),
-                            values = own.changed_values.download(counts, queue.stream());
-  for (int64_t g = 0; g < heads; ++g) {
-    HeadMerge& record = result.merges[g];
-    if (evicted[g] >= 0) record.counts.leaving = 1;
-    if (counts[g] == 0) continue;
-    record.counts.merged = 1;
-    record.clusters.push_back({result.merged_into[g], {evicted[g]}, {}});
-    // The changed entries are in the order of their slots; records are by position.
-    std::vector<int64_t> order(counts[g]);
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::sort(order, {}, [&](int64_t i) { return positions[g][i]; });
-    for (const int64_t i : order) {
-      record.positions.push_back(positions[g][i]);
-      record.votes.push_back(1);
-      record.keys.append_row(keys[g].row(i));
-      record.values.append_row(values[g].row(i));
+void Spreads<T>::record(Readback& reads, StepRecord& record) const {
+  const Decoding& own = *decoding_;
+  reads.then([&record, merged_into = reads.of(own.merged_into), all_counts = reads.of(own.count),
+              all_positions = reads.of(own.positions), all_keys = reads.of(own.changed_keys),
+              all_values = reads.of(own.changed_values)](const Arrived& arrived) {
+    record.merged_into.assign(arrived[merged_into].begin(), arrived[merged_into].end());
+    if (record.rebuilt) return;
+    const std::span<const int64_t> counts = arrived[all_counts];
+    const std::vector<std::vector<int64_t>> positions = arrived.lists(all_positions, counts);
+    const std::vector<Matrix> keys = arrived.slices(all_keys, counts),
+                              values = arrived.slices(all_values, counts);
+    record.merges.resize(counts.size());
+    for (size_t g = 0; g < counts.size(); ++g) {
+      HeadMerge& merge = record.merges[g];
+      if (record.evicted[g] >= 0) merge.counts.leaving = 1;
+      if (counts[g] == 0) continue;
+      merge.counts.merged = 1;
+      merge.clusters.push_back({record.merged_into[g], {record.evicted[g]}, {}});
+      // The changed entries are in the order of their slots; records are by position.
+      std::vector<int64_t> order(counts[g]);
+      std::iota(order.begin(), order.end(), 0);
+      std::ranges::sort(order, {}, [&](int64_t i) { return positions[g][i]; });
+      for (const int64_t i : order) {
+        merge.positions.push_back(positions[g][i]);
+        merge.votes.push_back(1);
+        merge.keys.append_row(keys[g].row(i));
+        merge.values.append_row(values[g].row(i));
+      }
     }
-  }
-  return result;
+  });
 }
 
 template class Spreads<float>;

@@ -19,13 +19,14 @@ class Spreads final : public Merges<T> {
   Spreads(const Cam& options, const DeviceLayer<T>& layer, bool decodes)
       : options_(options), shape_(layer.shape), scale_(layer.scale), decodes_(decodes) {}
 
-  std::vector<HeadMerge> compress(const SelectedLayer<T>& selected, LayerCache<T>& cache,
-                                  Queue& queue) override;
+  void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
+                std::vector<HeadMerge>& records) override;
   void enter(DeviceTensor<const T>, LayerCache<T>&, Queue&) override {}
-  void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, int64_t tokens, Queue& queue) override;
-  void merge(DeviceTensor<const T> queries, LayerCache<T>& cache, Queue& queue) override;
+  void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) override;
+  void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+             Queue& queue) override;
   PositionLists changed() override { return decoding_->changed_list(); }
-  StepMerges records(const std::vector<int64_t>& evicted, Queue& queue) override;
+  void record(Readback& reads, StepRecord& record) const override;
 
  private:
   // Memory for one step.
@@ -40,8 +41,6 @@ class Spreads final : public Merges<T> {
     IndexLists positions;                          // [kv_heads, most]: of the changed entries
     StoredTensor<T> changed_keys, changed_values;  // [kv_heads, most, head_dim]
   };
-
-  std::vector<float> attention_of(const DeviceLayer<T>& layer, Queue& queue) const;
 
   Cam options_;
   LayerShape shape_;

@@ -37,19 +37,39 @@ std::optional<DeviceInfo> find_device(std::string* why = nullptr);
 /// The current device. Throws DeviceError if there is none.
 const DeviceInfo& device();
 
+class MemoryPool;
+
 namespace detail {
-void* allocate(
-    int64_t bytes);  // 256-byte aligned; throws DeviceError. Emulated: every byte 0xff (NaN), guarded
+/// 256-byte aligned; throws DeviceError. Emulated: every byte 0xff (NaN), guarded behind the first `bytes`.
+void* allocate(int64_t bytes, int64_t room);
 void release(void* memory) noexcept;
-void to_device(void* to, const void* from, int64_t bytes, Stream stream);
-void to_host(void* to, const void* from, int64_t bytes, Stream stream);
+/// Keeps memory for renew(), which makes it memory of at most its room again. Emulated: until then it is inaccessible.
+void* set_aside(void* memory) noexcept;
+void* renew(void* set_aside, int64_t bytes);
+void* allocate_page_locked(int64_t bytes);
+void release_page_locked(void* memory) noexcept;
+
+// Copies that are not waited for. The host's memory must stay as it is until the stream was synchronised; emulated,
+// what is copied to the host arrives only then.
+void queue_to_device(void* to, const void* from, int64_t bytes, Stream stream);
+void queue_to_host(void* to, const void* from, int64_t bytes, Stream stream);
+void queue_on_device(void* to, const void* from, int64_t bytes, Stream stream);
 void set_zero(void* to, int64_t bytes, Stream stream);
+
+// By way of a pool; null: without one.
+void* take(int64_t bytes, MemoryPool* pool);
+void give(void* memory, MemoryPool* pool) noexcept;
+MemoryPool* pool_in_force();
+/// Returns when the host's memory may be changed again.
+void upload(void* to, const void* from, int64_t bytes, Stream stream);
+/// Returns when the copy is complete.
+void download(void* to, const void* from, int64_t bytes, Stream stream);
 }  // namespace detail
 
 /// Waits for everything that was queued on the stream. Throws DeviceError, also for an earlier operation's failure.
 void synchronise(Stream stream);
 
-/// `size` objects in device memory, not initialised.
+/// `size` objects in device memory, not initialised; from the pool in force on the thread, if there is one.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -57,15 +77,20 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t size)
-      : size_(size), data_(size > 0 ? static_cast<T*>(detail::allocate(bytes())) : nullptr) {}
+      : size_(size),
+        pool_(detail::pool_in_force()),
+        data_(size > 0 ? static_cast<T*>(detail::take(bytes(), pool_)) : nullptr) {}
   explicit Buffer(std::span<const T> numbers, Stream stream = nullptr) : Buffer(std::ssize(numbers)) {
     upload(numbers, stream);
   }
-  ~Buffer() { detail::release(data_); }
+  ~Buffer() { detail::give(data_, pool_); }
   Buffer(Buffer&& other) noexcept
-      : size_(std::exchange(other.size_, 0)), data_(std::exchange(other.data_, nullptr)) {}
+      : size_(std::exchange(other.size_, 0)),
+        pool_(other.pool_),
+        data_(std::exchange(other.data_, nullptr)) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(size_, other.size_);
+    std::swap(pool_, other.pool_);
     std::swap(data_, other.data_);
     return *this;
   }
@@ -78,12 +103,17 @@ class Buffer {
   /// Copies numbers to positions first, first + 1, ...; returns when `numbers` may be changed again.
   void upload(std::span<const T> numbers, Stream stream = nullptr, int64_t first = 0) {
     require_inside(first, numbers.size());
-    detail::to_device(data_ + first, numbers.data(), static_cast<int64_t>(numbers.size_bytes()), stream);
+    detail::upload(data_ + first, numbers.data(), static_cast<int64_t>(numbers.size_bytes()), stream);
   }
   /// Copies from positions first, first + 1, ... until `numbers` is full; returns when the copy is complete.
   void download(std::span<T> numbers, Stream stream = nullptr, int64_t first = 0) const {
     require_inside(first, numbers.size());
-    detail::to_host(numbers.data(), data_ + first, static_cast<int64_t>(numbers.size_bytes()), stream);
+    detail::download(numbers.data(), data_ + first, static_cast<int64_t>(numbers.size_bytes()), stream);
+  }
+  /// Queues a copy of as many objects of another buffer, from `first` on.
+  void copy_from(const Buffer& other, int64_t first, Stream stream = nullptr) {
+    other.require_inside(first, static_cast<size_t>(size_));
+    detail::queue_on_device(data_, other.data_ + first, bytes(), stream);
   }
   /// Sets every byte to 0.
   void clear(Stream stream = nullptr) { detail::set_zero(data_, bytes(), stream); }
@@ -97,6 +127,7 @@ class Buffer {
   }
 
   int64_t size_ = 0;
+  MemoryPool* pool_ = nullptr;
   T* data_ = nullptr;
 };
 

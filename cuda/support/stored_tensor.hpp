@@ -67,25 +67,10 @@ class StoredTensor {
     numbers_.upload(slice, stream, 0);
   }
 
-  /// The first counts[s] rows of every slice s.
-  std::vector<Matrix> download(std::span<const int64_t> counts, Stream stream) const {
-    std::vector<Matrix> slices;
-    std::vector<T> row_numbers;
-    for (int64_t s = 0; s < slices_; ++s) {
-      row_numbers.resize(counts[s] * padded<T>(cols_));
-      numbers_.download(row_numbers, stream, s * slice_stride());
-      Matrix& slice = slices.emplace_back(counts[s], cols_);
-      for (int64_t r = 0; r < counts[s]; ++r) {
-        std::transform(row_numbers.begin() + r * padded<T>(cols_),
-                       row_numbers.begin() + r * padded<T>(cols_) + cols_, slice.row(r).begin(),
-                       [](T number) { return unstored(number); });
-      }
-    }
-    return slices;
-  }
-
   int64_t rows() const { return rows_; }
   bool empty() const { return numbers_.size() == 0; }
+  /// [slices, rows, padded<T>(cols)]
+  const Buffer<T>& numbers() const { return numbers_; }
   DeviceTensor<T> view() {
     return {numbers_.data(), slices_, rows_, cols_, padded<T>(cols_), slice_stride()};
   }
@@ -116,18 +101,7 @@ class DeviceMatrix {
   void clear(Stream stream) { numbers_.clear(stream); }
   /// Copies numbers to the first places, row by row.
   void upload(std::span<const float> numbers, Stream stream) { numbers_.upload(numbers, stream); }
-
-  /// Copies from the first places until `numbers` is full.
-  void read(std::span<float> numbers, Stream stream) const { numbers_.download(numbers, stream); }
-  /// Throws NonFinite, naming `what`, if single precision could not hold a result.
-  Matrix download(const char* what, Stream stream) const {
-    std::vector<float> singles(numbers_.size());
-    numbers_.download(singles, stream);
-    Matrix matrix(rows_, cols_);
-    std::ranges::copy(singles, matrix.data());
-    require_finite(std::string(what) + " in single precision", matrix.numbers());
-    return matrix;
-  }
+  const Buffer<float>& numbers() const { return numbers_; }
 
  private:
   int64_t rows_ = 0;
@@ -143,20 +117,14 @@ class IndexLists {
 
   int64_t stride() const { return stride_; }
   int64_t* data() { return indices_.data(); }
+  const int64_t* data() const { return indices_.data(); }
 
   /// Writes `list` into head g's at `first`.
   void upload(int64_t head, int64_t first, std::span<const int64_t> list, Stream stream) {
     indices_.upload(list, stream, head * stride_ + first);
   }
-  /// The first counts[g] indices of every head g.
-  std::vector<std::vector<int64_t>> download(std::span<const int64_t> counts, Stream stream) const {
-    std::vector<std::vector<int64_t>> lists;
-    for (size_t g = 0; g < counts.size(); ++g) {
-      lists.emplace_back(counts[g]);
-      indices_.download(lists.back(), stream, static_cast<int64_t>(g) * stride_);
-    }
-    return lists;
-  }
+  /// [heads, stride]
+  const Buffer<int64_t>& indices() const { return indices_; }
   /// Gives up the memory: [heads, stride].
   Buffer<int64_t> release() { return std::move(indices_); }
 

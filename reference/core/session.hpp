@@ -144,6 +144,14 @@ struct Session {
   /// One decode step: the new entry is appended, the queries attend, and one entry is evicted if the cache is over
   /// budget. Requires a compressed prompt. Throws ShapeMismatch, NonFinite.
   virtual StepRecord step(const StepView& view) = 0;
+
+  /// Successive decode steps whose inputs are all known, as in a replay: a backend may take them without waiting for one
+  /// before the next. Throws what a step throws; the session must then be compressed anew.
+  virtual std::vector<StepRecord> steps(std::span<const StepView> views) {
+    std::vector<StepRecord> records;
+    for (const StepView& view : views) records.push_back(step(view));
+    return records;
+  }
 };
 
 }  // namespace kvbound

@@ -32,7 +32,9 @@ LayerRecord run_layer(Session& session, const traces::Layer& layer, int64_t entr
   record.prompt = session.compress(layer.prompt(), result.run.policy.policy, budgets);
   result.compress_seconds += seconds_since(start);
   const Clock::time_point steps_start = Clock::now();
-  for (int64_t t = 0; t < scope.steps; ++t) record.steps.push_back(session.step(layer.step(t)));
+  std::vector<StepView> steps;
+  for (int64_t t = 0; t < scope.steps; ++t) steps.push_back(layer.step(t));
+  record.steps = session.steps(steps);
   result.step_seconds += seconds_since(steps_start);
   return record;
 }

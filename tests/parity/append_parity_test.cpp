@@ -72,8 +72,9 @@ void expect_appended(int64_t head_dim, std::vector<int64_t> entries, std::vector
   cuda::Buffer<T> new_key_memory{std::span<const T>(new_keys.numbers)};
   cuda::Buffer<T> new_value_memory{std::span<const T>(new_values.numbers)};
   Slots slots(entries, free);
+  const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{kPosition});
   cuda::append<T>(new_keys.view(new_key_memory), new_values.view(new_value_memory), keys.view(key_memory),
-                  values.view(value_memory), slots.view(), kPosition, nullptr);
+                  values.view(value_memory), slots.view(), position.data(), nullptr);
   cuda::synchronise(nullptr);
   std::vector<int64_t> newest(heads, -1), positions(heads * kCapacity, -9);
   std::vector<float> votes(heads * kCapacity, 3), log_votes(heads * kCapacity, 5);
@@ -147,7 +148,7 @@ TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
       return Rows<TypeParam>(1, slices, rows, cols).view(memory);
     };
     cuda::append<TypeParam>(view(new_heads, new_rows, new_cols), view(2, 1, 8), view(2, kCapacity, 8),
-                            view(2, value_rows, 8), {2, kCapacity}, 0, nullptr);
+                            view(2, value_rows, 8), {2, kCapacity}, nullptr, nullptr);
   };
   EXPECT_THROW(call(3, 1, 8, kCapacity), ShapeMismatch);
   EXPECT_THROW(call(2, 2, 8, kCapacity), ShapeMismatch);

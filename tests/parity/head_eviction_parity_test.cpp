@@ -248,9 +248,10 @@ class EvictParity : public DeviceTest {
     const cuda::Buffer<int64_t> budgets = cuda::upload(c.budgets);
     cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7));
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
+    const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{newest});
     cuda::evict({c.sinks, c.recent, c.fills_recent, budgets.data()}, slots.view(),
-                c.scores.empty() ? nullptr : device_scores.data(), newest, evicted.data(), status.data(),
-                nullptr);
+                c.scores.empty() ? nullptr : device_scores.data(), position.data(), evicted.data(),
+                status.data(), nullptr);
     cuda::synchronise(nullptr);
     return {cuda::download(evicted), slots.free(), cuda::download(status).front()};
   }
@@ -423,10 +424,11 @@ class EvictCriticalParity : public DeviceTest {
     const cuda::Buffer<int64_t> budgets = cuda::upload(c.budgets), table = cuda::upload(counts);
     cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7));
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
+    const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{input.newest});
     cuda::evict_critical(
         {c.sinks, c.recent, false, budgets.data()}, slots.view(), reduced.data(),
         {running.data(), norms.data(), c.adaptive ? nullptr : table.data(), weights.data(), c.epsilon, c.gqa},
-        heads * c.group_size, input.newest, evicted.data(), status.data(), nullptr);
+        heads * c.group_size, position.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
     EXPECT_EQ(cuda::download(status).front(), 0);
     std::vector<int64_t> positions = cuda::download(evicted);
@@ -576,13 +578,12 @@ TEST_F(EvictCriticalParity, GivesTheSameUnderEverySchedule) {
   }
 }
 
-TEST_F(EvictCriticalParity, RefusesPositionsBehindTheLastThatCanBeRanked) {
-  Slots slots({{0, 1}}, {0}, 2);
-  const auto evict = [&](int64_t query_heads, int64_t newest) {
-    cuda::evict_critical({}, slots.view(), nullptr, {}, query_heads, newest, nullptr, nullptr, nullptr);
+TEST_F(EvictCriticalParity, RefusesMoreEntriesThanCanBeRankedAndNoQueryHeads) {
+  const auto evict = [&](int64_t query_heads, int64_t capacity) {
+    cuda::evict_critical({}, {1, capacity}, nullptr, {}, query_heads, nullptr, nullptr, nullptr, nullptr);
   };
-  EXPECT_THROW(evict(1, cuda::kMostScores), ShapeMismatch);
-  EXPECT_THROW(evict(0, 5), ShapeMismatch);
+  EXPECT_THROW(evict(1, cuda::kMostScores + 1), ShapeMismatch);
+  EXPECT_THROW(evict(0, 2), ShapeMismatch);
 }
 
 }  // namespace

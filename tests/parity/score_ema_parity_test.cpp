@@ -19,6 +19,10 @@
 namespace kvbound::parity {
 namespace {
 
+cuda::Buffer<float> log_seen(const PredictedScores& options, int64_t tokens) {
+  return cuda::upload(std::vector<float>{cuda::log_seen_share(options, tokens)});
+}
+
 struct Case {
   int64_t kv_heads = 2;
   int64_t group_size = 2;
@@ -85,8 +89,8 @@ class ScoreEmaParity : public DeviceTest {
       cuda::prompt_averages<T>(c.options, window, log_sum_exp.data(), averages.view(), memory.view(),
                                nullptr);
       const cuda::Buffer<int64_t> count = cuda::upload(std::vector<int64_t>(c.kv_heads, c.tokens));
-      cuda::predicted_scores(c.options, averages.view(), heads, c.kv_heads, count.data(), c.tokens,
-                             result.data(), nullptr);
+      cuda::predicted_scores(c.options, averages.view(), heads, c.kv_heads, count.data(),
+                             log_seen(c.options, c.tokens).data(), result.data(), nullptr);
       return result.numbers();
     }
   };
@@ -222,7 +226,8 @@ TEST_F(ObserveScoresParity, FollowsTheReferenceThroughDecodeSteps) {
         expected.observe_logits(exact);
       }
       Output result(kHeads * kEntries);
-      cuda::predicted_scores(options, averages, kHeads, 1, entries.data(), kSteps, result.data(), nullptr);
+      cuda::predicted_scores(options, averages, kHeads, 1, entries.data(), log_seen(options, kSteps).data(),
+                             result.data(), nullptr);
       const double bound = reference::score_ema_error(kSteps, ema, largest_score(largest, kEntries),
                                                       reference::single_precision()) +
                            0x1p-22 * (largest + 8);
@@ -262,7 +267,8 @@ TEST_F(ObserveScoresParity, KeepAPastThatOutweighsAllThatFollows) {
       expected.observe_logits({&exact, 1, 1, 1});
     }
     Output result(1);
-    cuda::predicted_scores(options, averages, 1, 1, entries.data(), c.steps, result.data(), nullptr);
+    cuda::predicted_scores(options, averages, 1, 1, entries.data(), log_seen(options, c.steps).data(),
+                           result.data(), nullptr);
     const double past = expected.log_predicted(c.steps)(0, 0);
     EXPECT_GT(past, c.others + 10) << "the past was to outweigh what follows";
     EXPECT_NEAR(result.numbers().front(), past,
@@ -291,11 +297,12 @@ TEST_F(ReplaceScoresParity, SetsThePredictionsOfMergedEntriesAlone) {
     for (int64_t n = 0; n < kHeads * kCapacity; ++n) scores.push_back(-20 + static_cast<float>(n));
     const cuda::Buffer<float> device_scores = cuda::upload(scores);
     cuda::replace_scores(options, device_scores.data(),
-                         {{}, {nullptr, 9, offsets.data(), kCapacity}, rows.data()}, kHeads, 1, kTokens,
-                         averages, nullptr);
+                         {{}, {nullptr, 9, offsets.data(), kCapacity}, rows.data()}, kHeads, 1,
+                         log_seen(options, kTokens).data(), averages, nullptr);
     Output result(kHeads * kEntries);
     const cuda::Buffer<int64_t> count = cuda::upload(std::vector<int64_t>{kEntries});
-    cuda::predicted_scores(options, averages, kHeads, 1, count.data(), kTokens, result.data(), nullptr);
+    cuda::predicted_scores(options, averages, kHeads, 1, count.data(), log_seen(options, kTokens).data(),
+                           result.data(), nullptr);
     const std::vector<float> predicted = result.numbers();
     const std::vector<float> changed = cuda::download(device_exponents);
     for (int64_t h = 0; h < kHeads; ++h) {

@@ -380,10 +380,10 @@ TEST(Emulation, AReadJustOutsideABufferIsNan) {
 TEST(Emulation, CopiesStayInsideABuffer) {
   Buffer<int> buffer(10);
   std::vector<int> numbers(20);
-  EXPECT_THROW(detail::to_host(numbers.data(), buffer.data(), 44, nullptr), DeviceError);
-  EXPECT_THROW(detail::to_device(buffer.data() + 9, numbers.data(), 8, nullptr), DeviceError);
+  EXPECT_THROW(detail::download(numbers.data(), buffer.data(), 44, nullptr), DeviceError);
+  EXPECT_THROW(detail::upload(buffer.data() + 9, numbers.data(), 8, nullptr), DeviceError);
   EXPECT_THROW(detail::set_zero(numbers.data(), 4, nullptr), DeviceError);
-  EXPECT_NO_THROW(detail::to_device(buffer.data() + 9, numbers.data(), 4, nullptr));
+  EXPECT_NO_THROW(detail::upload(buffer.data() + 9, numbers.data(), 4, nullptr));
 }
 
 constexpr int kMisaligned = __LINE__ + 2;

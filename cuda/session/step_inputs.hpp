@@ -1,0 +1,94 @@
+// The numbers of decode steps in device memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <kvbound/cuda/merging/score_ema.hpp>
+#include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/reference/core/session.hpp>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// The current decode step's entries and queries, at places that stay the same from step to step.
+template <Storage T>
+class StepInputs {
+ public:
+  explicit StepInputs(const LayerShape& shape) : shape_(shape), current_(block_bytes()) {}
+
+  /// Queues the transfer of successive steps in one copy. None of them is the current one yet.
+  ///
+  /// position    of the first one's entries
+  /// prediction  as in MergeRules
+  void upload(std::span<const StepView> steps, int64_t position,
+              const std::optional<PredictedScores>& prediction, Stream stream) {
+    std::vector<std::byte> blocks(std::ssize(steps) * block_bytes());
+    for (size_t t = 0; t < steps.size(); ++t) {
+      std::byte* const block = blocks.data() + t * block_bytes();
+      const auto offset = static_cast<int64_t>(t);
+      const Header header{position + offset,
+                          prediction ? log_seen_share(*prediction, position + offset + 1) : 0};
+      std::memcpy(block, &header, sizeof(header));
+      store(steps[t].keys, block + kHeaderBytes);
+      store(steps[t].values, block + kHeaderBytes + entry_bytes());
+      store(steps[t].queries, block + kHeaderBytes + 2 * entry_bytes());
+    }
+    if (uploaded_.size() < std::ssize(blocks)) uploaded_ = Buffer<std::byte>(std::ssize(blocks));
+    uploaded_.upload(blocks, stream);
+  }
+  /// Queues that the t-th of the uploaded steps becomes the current one.
+  void select(int64_t t, Stream stream) { current_.copy_from(uploaded_, t * block_bytes(), stream); }
+
+  const int64_t* position() const { return &header()->position; }
+  const float* log_seen() const { return &header()->log_seen; }
+  DeviceTensor<const T> keys() const { return entries(kHeaderBytes); }  ///< [kv_heads, 1, head_dim]
+  DeviceTensor<const T> values() const { return entries(kHeaderBytes + entry_bytes()); }  ///< likewise
+  /// [1, query_heads, head_dim]
+  DeviceTensor<const T> queries() const {
+    const int64_t stride = padded<T>(shape_.head_dim);
+    return {numbers(kHeaderBytes + 2 * entry_bytes()),
+            1,
+            shape_.query_heads,
+            shape_.head_dim,
+            stride,
+            shape_.query_heads * stride};
+  }
+
+ private:
+  struct Header {
+    int64_t position;
+    float log_seen;
+  };
+  static constexpr int64_t kHeaderBytes = 256;
+
+  int64_t row_bytes() const { return padded<T>(shape_.head_dim) * static_cast<int64_t>(sizeof(T)); }
+  int64_t entry_bytes() const { return shape_.kv_heads * row_bytes(); }
+  int64_t block_bytes() const { return kHeaderBytes + 2 * entry_bytes() + shape_.query_heads * row_bytes(); }
+
+  void store(MatrixView rows, std::byte* to) const {
+    std::vector<T> row(padded<T>(rows.cols));
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      std::ranges::transform(rows.row(r), row.begin(), stored<T>);
+      std::memcpy(to + r * row_bytes(), row.data(), row_bytes());
+    }
+  }
+  const Header* header() const { return reinterpret_cast<const Header*>(current_.data()); }
+  const T* numbers(int64_t byte) const { return reinterpret_cast<const T*>(current_.data() + byte); }
+  DeviceTensor<const T> entries(int64_t byte) const {
+    const int64_t stride = padded<T>(shape_.head_dim);
+    return {numbers(byte), shape_.kv_heads, 1, shape_.head_dim, stride, stride};
+  }
+
+  LayerShape shape_;
+  Buffer<std::byte> current_;
+  Buffer<std::byte> uploaded_;  // [steps, block_bytes()]
+};
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,118 @@
+#include "memory_pool.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <utility>
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+constexpr int64_t kLeastStaging = int64_t{1} << 16;  // bytes
+
+thread_local MemoryPool* in_force = nullptr;
+
+constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+MemoryPool::~MemoryPool() {
+  try {
+    synchronise(stream_);  // queued copies still use staged memory
+  } catch (const DeviceError&) {
+    // An earlier operation failed. Its error has been or will be thrown by a call that may throw.
+  }
+  for (const Block& block : blocks_) {
+    assert(block.is_free);
+    detail::release(block.memory);
+  }
+  for (const Staging& staging : staging_) detail::release_page_locked(staging.data);
+}
+
+void* MemoryPool::take(int64_t bytes) {
+  const int64_t needed = aligned(bytes);
+  Block* best = nullptr;
+  for (Block& block : blocks_) {
+    if (!block.is_free || block.room < needed || block.room > 2 * needed) continue;
+    if (best == nullptr || block.room < best->room) best = &block;
+  }
+  if (best == nullptr) {
+    const int64_t room = aligned(needed + needed / 8);
+    blocks_.reserve(blocks_.size() + 1);
+    blocks_.push_back({detail::allocate(bytes, room), room, false});
+    return blocks_.back().memory;
+  }
+  best->memory = detail::renew(best->memory, bytes);
+  best->is_free = false;
+  return best->memory;
+}
+
+void MemoryPool::give(void* memory) noexcept {
+  const auto block = std::ranges::find_if(
+      blocks_, [memory](const Block& own) { return !own.is_free && own.memory == memory; });
+  assert(block != blocks_.end());
+  block->memory = detail::set_aside(memory);
+  block->is_free = true;
+}
+
+std::byte* MemoryPool::stage(int64_t bytes) {
+  const int64_t needed = aligned(bytes);
+  auto place = std::ranges::find_if(
+      staging_, [needed](const Staging& staging) { return staging.bytes - staging.used >= needed; });
+  if (place == staging_.end()) {
+    const int64_t room = std::max(kLeastStaging, aligned(needed + needed / 8));
+    staging_.reserve(staging_.size() + 1);
+    staging_.push_back({static_cast<std::byte*>(detail::allocate_page_locked(room)), room, 0});
+    place = staging_.end() - 1;
+  }
+  return place->data + std::exchange(place->used, place->used + needed);
+}
+
+void MemoryPool::wait() {
+  synchronise(stream_);
+  for (Staging& staging : staging_) staging.used = 0;
+}
+
+PoolScope::PoolScope(MemoryPool& pool) : outer_(std::exchange(in_force, &pool)) {}
+PoolScope::~PoolScope() { in_force = outer_; }
+
+namespace detail {
+
+MemoryPool* pool_in_force() { return in_force; }
+
+void* take(int64_t bytes, MemoryPool* pool) { return pool ? pool->take(bytes) : allocate(bytes, bytes); }
+
+void give(void* memory, MemoryPool* pool) noexcept {
+  if (memory == nullptr) return;
+  if (pool) {
+    pool->give(memory);
+  } else {
+    release(memory);
+  }
+}
+
+void upload(void* to, const void* from, int64_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  MemoryPool* const pool = in_force;
+  if (pool == nullptr || pool->stream() != stream) {
+    queue_to_device(to, from, bytes, stream);
+    synchronise(stream);
+    return;
+  }
+  std::byte* const staged = pool->stage(bytes);
+  std::memcpy(staged, from, static_cast<size_t>(bytes));
+  queue_to_device(to, staged, bytes, stream);
+}
+
+void download(void* to, const void* from, int64_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  queue_to_host(to, from, bytes, stream);
+  synchronise(stream);
+}
+
+}  // namespace detail
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,67 @@
+// Memory that is used again and again by the work of one stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "device.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// Device memory for the buffers of one stream's work, and page-locked memory through which copies pass.
+///
+/// While a PoolScope is in force on a thread, every Buffer of that thread takes its memory from the pool and gives it
+/// back at its end, without waiting: the next owner's work is queued on the same stream, behind that of the last one.
+/// Uploads then do not wait either: their numbers are kept in page-locked memory until wait().
+class MemoryPool {
+ public:
+  explicit MemoryPool(Stream stream) : stream_(stream) {}
+  ~MemoryPool();  ///< all buffers have been given back
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  Stream stream() const { return stream_; }
+
+  /// Device memory of so many bytes, as detail::allocate returns it: in the smallest free block that has room and is not
+  /// twice as large as needed, or else in a new one with an eighth more, so that what grows a little from use to use finds
+  /// its block again.
+  void* take(int64_t bytes);
+  void give(void* memory) noexcept;
+
+  /// Page-locked memory of so many bytes, valid until wait().
+  std::byte* stage(int64_t bytes);
+  /// Waits for the stream. Staged memory may then be used anew.
+  void wait();
+
+ private:
+  struct Block {
+    void* memory;
+    int64_t room;  // bytes
+    bool is_free;
+  };
+  struct Staging {
+    std::byte* data;
+    int64_t bytes, used;
+  };
+
+  Stream stream_;
+  std::vector<Block> blocks_;
+  std::vector<Staging> staging_;
+};
+
+/// Puts a pool in force on the calling thread until the end of the scope.
+class PoolScope {
+ public:
+  explicit PoolScope(MemoryPool& pool);
+  ~PoolScope();
+  PoolScope(const PoolScope&) = delete;
+  PoolScope& operator=(const PoolScope&) = delete;
+
+ private:
+  MemoryPool* outer_;
+};
+
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
