@@ -12,6 +12,7 @@
 
 #include "block.hpp"
 #include "memory.hpp"
+#include "recorded_work.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -77,6 +78,7 @@ std::vector<QueuedCopy>& queued_copies() {
 }  // namespace
 
 void* allocate(int64_t bytes, int64_t) {
+  emulation::require_not_recording("allocate");
   ++counters().allocations;
   return allocate_guarded(bytes);
 }
@@ -91,6 +93,7 @@ void* set_aside(void* memory) noexcept {
 void* renew(void*, int64_t bytes) { return allocate_guarded(bytes); }
 
 void* allocate_page_locked(int64_t bytes) {
+  emulation::require_not_recording("allocate page-locked memory");
   ++counters().allocations;
   return ::operator new(static_cast<size_t>(bytes));
 }
@@ -98,6 +101,7 @@ void* allocate_page_locked(int64_t bytes) {
 void release_page_locked(void* memory) noexcept { ::operator delete(memory); }
 
 void queue_to_device(void* to, const void* from, int64_t bytes, Stream) {
+  emulation::require_not_recording("copy to the device");
   require_device_memory("copy to the device", to, bytes);
   std::memcpy(to, from, static_cast<size_t>(bytes));
   ++counters().uploads;
@@ -105,6 +109,7 @@ void queue_to_device(void* to, const void* from, int64_t bytes, Stream) {
 }
 
 void queue_to_host(void* to, const void* from, int64_t bytes, Stream) {
+  emulation::require_not_recording("copy to the host");
   require_device_memory("copy to the host", from, bytes);
   const auto* const first = static_cast<const std::byte*>(from);
   queued_copies().push_back({to, {first, first + bytes}});
@@ -113,22 +118,27 @@ void queue_to_host(void* to, const void* from, int64_t bytes, Stream) {
 }
 
 void queue_on_device(void* to, const void* from, int64_t bytes, Stream) {
-  require_device_memory("copy on the device", from, bytes);
-  require_device_memory("copy on the device", to, bytes);
-  std::memcpy(to, from, static_cast<size_t>(bytes));
-  ++counters().moves;
+  emulation::run_or_record([to, from, bytes] {
+    require_device_memory("copy on the device", from, bytes);
+    require_device_memory("copy on the device", to, bytes);
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    ++counters().moves;
+  });
 }
 
 void set_zero(void* to, int64_t bytes, Stream) {
-  require_device_memory("set to zero", to, bytes);
   if (bytes == 0) return;
-  std::memset(to, 0, static_cast<size_t>(bytes));
-  ++counters().fills;
+  emulation::run_or_record([to, bytes] {
+    require_device_memory("set to zero", to, bytes);
+    std::memset(to, 0, static_cast<size_t>(bytes));
+    ++counters().fills;
+  });
 }
 
 }  // namespace detail
 
 void synchronise(Stream) {
+  emulation::require_not_recording("synchronise");
   ++counters().synchronisations;
   for (const detail::QueuedCopy& copy : std::exchange(detail::queued_copies(), {})) {
     std::memcpy(copy.to, copy.bytes.data(), copy.bytes.size());

@@ -27,6 +27,7 @@
 #include <cuda_runtime.h>
 #else
 #include <kvbound/cuda/emulation/language.hpp>
+#include <kvbound/cuda/emulation/recorded_work.hpp>
 #include <kvbound/reference/core/float16.hpp>
 #endif
 
@@ -87,8 +88,10 @@ void launch(const LaunchShape& shape, void (*kernel)(P...), std::type_identity_t
     const auto run = [](void (*each)(P...), const P&... own) { each(own...); };
     std::apply(run, *static_cast<const std::tuple<void (*)(P...), P...>*>(all));
   };
-  emulation::run_grid({{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule()},
-                      shape.where);
+  emulation::run_or_record([bound, call, shape] {
+    emulation::run_grid({{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule()},
+                        shape.where);
+  });
 #endif
 }
 

@@ -9,6 +9,7 @@
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/memory_pool.hpp>
+#include <kvbound/cuda/support/recording.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
 
@@ -21,11 +22,11 @@ inline namespace KVBOUND_CUDA_BUILD {
 class Queue {
  public:
   /// times  receives the time of every operation, each of which is then waited for; null: not measured
-  Queue(OperationTimes* times, Stream stream) : times_(times), pool_(stream), status_(1) {
+  Queue(OperationTimes* times, Stream stream) : times_(times), stream_(stream), pool_(stream), status_(1) {
     status_.clear(stream);
   }
 
-  Stream stream() const { return pool_.stream(); }
+  Stream stream() const { return stream_; }
   /// All memory of the session's operations.
   MemoryPool& pool() { return pool_; }
 
@@ -35,6 +36,17 @@ class Queue {
     timed(times_, name, [&] {
       operation();
       if (times_) synchronise(stream());
+    });
+  }
+
+  /// Queues work that consists of the same launches every time. With times every operation is queued by itself.
+  template <class Work>
+  void repeat(Recording& recording, const Work& work) {
+    if (times_) return work();
+    recording.run(pool_.stream(), [&](Stream recorded) {
+      stream_ = recorded;
+      const Restore restore{*this};
+      work();
     });
   }
 
@@ -73,7 +85,14 @@ class Queue {
   }
 
  private:
+  // After work was queued on another stream, which records it.
+  struct Restore {
+    Queue& queue;
+    ~Restore() { queue.stream_ = queue.pool_.stream(); }
+  };
+
   OperationTimes* times_;
+  Stream stream_;
   MemoryPool pool_;
   Buffer<int> status_;
   Buffer<std::byte> workspace_;

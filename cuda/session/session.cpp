@@ -87,7 +87,7 @@ class DeviceSession final : public Session {
     }
     const PoolScope scope(queue_.pool());
     step_->upload(views, next_position_, merge_rules_.prediction, queue_.stream());
-    cache_.make_room(count, queue_);
+    if (cache_.make_room(count, queue_)) recorded_step_.forget();
     if (full_cache_) full_cache_->make_room(count, queue_);
     std::vector<StepRecord> records(count);
     for (int64_t t = 0; t < count; ++t) {
@@ -116,9 +116,16 @@ class DeviceSession final : public Session {
       evictions_->record(reads, record);
     }
     if (merges()) merges_->record(reads, record);
-    if (!record.rebuilt) enter();
-    attend();
-    reads.pack(packed_, queue_.stream());
+    if (record.rebuilt) {
+      attend();
+      reads.pack(packed_, queue_.stream());
+    } else {
+      queue_.repeat(recorded_step_, [&] {
+        enter();
+        attend();
+        reads.pack(packed_, queue_.stream());
+      });
+    }
     reads.transfer(packed_, queue_.pool());
   }
 
@@ -151,6 +158,7 @@ class DeviceSession final : public Session {
     rules_ = kvbound::rules_of(policy.host, layer.prompt_tokens(), 0);
     next_position_ = layer.prompt_tokens();
     full_cache_.reset();
+    recorded_step_.forget();
     if (layer_) {
       require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                     layer_->view().prompt_tokens());
@@ -164,6 +172,7 @@ class DeviceSession final : public Session {
   // Fills the cache with the selection that the step's queries alone make among all entries so far, and merges the others
   // into it. Running scores start at 0.
   void rebuild(StepRecord& record) {
+    recorded_step_.forget();
     const DeviceLayer<T> layer = full_cache_->layer(next_position_ + 1, step_->queries());
     const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
     const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);
@@ -205,6 +214,7 @@ class DeviceSession final : public Session {
   std::unique_ptr<Merges<T>> merges_;       // for policies that merge
   std::optional<FullCache<T>> full_cache_;  // for policies that rebuild
   Buffer<std::byte> packed_;                // a step's results
+  Recording recorded_step_;                 // without a rebuild
 };
 
 [[noreturn]] void refuse(Dtype storage) {

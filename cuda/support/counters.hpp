@@ -20,6 +20,7 @@ struct DeviceCounters {
   int64_t download_bytes = 0;
   int64_t allocations = 0;  ///< of device memory and of page-locked memory
 
+  DeviceCounters& operator+=(const DeviceCounters& more) { return *this = *this - (DeviceCounters() - more); }
   friend DeviceCounters operator-(const DeviceCounters& later, const DeviceCounters& earlier) {
     return {later.launches - earlier.launches,
             later.fills - earlier.fills,
