@@ -18,6 +18,9 @@ inline namespace KVBOUND_CUDA_BUILD {
 template <Storage T>
 class LayerCache {
  public:
+  /// So many entries more than it is filled with fit into a cache that grows, before it has to.
+  static constexpr int64_t kRoom = 256;
+
   /// The capacity of a cache that is filled with at most `entries` entries per KV head.
   ///
   /// evicts  whether the host evicts an entry for every one that enters; if not the cache grows when it is full
@@ -57,8 +60,6 @@ class LayerCache {
   int64_t capacity() const { return keys_.rows(); }
 
  private:
-  static constexpr int64_t kRoom = 256;
-
   void grow(int64_t capacity, Queue& queue);
 
   int64_t kv_heads_ = 0;

@@ -159,6 +159,10 @@ class DeviceSession final : public Session {
     next_position_ = layer.prompt_tokens();
     full_cache_.reset();
     recorded_step_.forget();
+    if (merge_rules_.period) {  // whose temporary memory grows with the entries so far
+      const auto tokens = static_cast<double>(layer.prompt_tokens());
+      queue_.pool().expect_growth(1 + static_cast<double>(LayerCache<T>::kRoom) / tokens);
+    }
     if (layer_) {
       require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                     layer_->view().prompt_tokens());
@@ -173,6 +177,8 @@ class DeviceSession final : public Session {
   // into it. Running scores start at 0.
   void rebuild(StepRecord& record) {
     recorded_step_.forget();
+    evictions_.reset();
+    merges_.reset();
     const DeviceLayer<T> layer = full_cache_->layer(next_position_ + 1, step_->queries());
     const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
     const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);

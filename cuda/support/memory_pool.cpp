@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -31,15 +33,18 @@ MemoryPool::~MemoryPool() {
   for (const Staging& staging : staging_) detail::release_page_locked(staging.data);
 }
 
+int64_t MemoryPool::room_for(int64_t bytes) const {
+  return aligned(static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * growth_)));
+}
+
 void* MemoryPool::take(int64_t bytes) {
-  const int64_t needed = aligned(bytes);
+  const int64_t room = room_for(bytes);
   Block* best = nullptr;
   for (Block& block : blocks_) {
-    if (!block.is_free || block.room < needed || block.room > 2 * needed) continue;
-    if (best == nullptr || block.room < best->room) best = &block;
+    if (!block.is_free || block.room < bytes || block.room > 2 * room) continue;
+    if (best == nullptr || std::abs(block.room - room) < std::abs(best->room - room)) best = &block;
   }
   if (best == nullptr) {
-    const int64_t room = aligned(needed + needed / 8);
     blocks_.reserve(blocks_.size() + 1);
     blocks_.push_back({detail::allocate(bytes, room), room, false});
     return blocks_.back().memory;

@@ -24,9 +24,12 @@ class MemoryPool {
 
   Stream stream() const { return stream_; }
 
-  /// Device memory of so many bytes, as detail::allocate returns it: in the smallest free block that has room and is not
-  /// twice as large as needed, or else in a new one with an eighth more, so that what grows a little from use to use finds
-  /// its block again.
+  /// By which factor what is taken may grow from use to use: new blocks have so much more room, and find their owners
+  /// again. At least 1; 9 / 8 unless it is set.
+  void expect_growth(double factor) { growth_ = factor; }
+
+  /// Device memory of so many bytes, as detail::allocate returns it: in the free block whose room is nearest to that of a
+  /// new one, if they fit and it is not twice as large, or else in a new one.
   void* take(int64_t bytes);
   void give(void* memory) noexcept;
 
@@ -46,7 +49,10 @@ class MemoryPool {
     int64_t bytes, used;
   };
 
+  int64_t room_for(int64_t bytes) const;
+
   Stream stream_;
+  double growth_ = 1.125;
   std::vector<Block> blocks_;
   std::vector<Staging> staging_;
 };

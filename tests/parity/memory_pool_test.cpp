@@ -1,0 +1,210 @@
+// Memory that is used again, and work that is recorded.
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/session/readback.hpp>
+#include <kvbound/cuda/support/counters.hpp>
+#include <kvbound/cuda/support/memory_pool.hpp>
+#include <kvbound/cuda/support/recording.hpp>
+#include <kvbound/reference/core/error.hpp>
+
+#include "support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+std::vector<int> ascending(int64_t count, int first) {
+  std::vector<int> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+class MemoryPoolTest : public DeviceTest {
+ protected:
+  // What a piece of work asks of the device.
+  template <class Work>
+  static cuda::DeviceCounters requests_of(const Work& work) {
+    const cuda::DeviceCounters before = cuda::counters();
+    work();
+    return cuda::counters() - before;
+  }
+};
+
+TEST_F(MemoryPoolTest, GivesMemoryBackToLaterBuffersOfSimilarSize) {
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  const auto take = [](int64_t size) { return requests_of([&] { cuda::Buffer<int>{size}; }).allocations; };
+  EXPECT_EQ(take(10000), 1);
+  EXPECT_EQ(take(10000), 0);
+  EXPECT_EQ(take(11000), 0) << "a block has room for an eighth more";
+  EXPECT_EQ(take(6000), 0);
+  EXPECT_EQ(take(2000), 1) << "a block is not given to what needs less than half of it";
+  EXPECT_EQ(take(12000), 1);
+}
+
+TEST_F(MemoryPoolTest, BuffersOfAPoolDoNotOverlap) {
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  std::vector<cuda::Buffer<int>> buffers;
+  for (int round = 0; round < 3; ++round) {
+    buffers.clear();
+    for (int i = 0; i < 8; ++i)
+      buffers.emplace_back(std::span<const int>(ascending(100 + i, 1000 * i)), nullptr);
+    for (int i = 0; i < 8; ++i) EXPECT_EQ(cuda::download(buffers[i]), ascending(100 + i, 1000 * i));
+  }
+}
+
+TEST_F(MemoryPoolTest, ABufferKnowsItsPoolOutsideOfTheScope) {
+  cuda::MemoryPool pool(nullptr);
+  std::optional<cuda::Buffer<int>> buffer;
+  {
+    const cuda::PoolScope scope(pool);
+    buffer.emplace(500);
+    cuda::Buffer<int> other(600);
+    *buffer = std::move(other);
+  }
+  buffer.reset();
+  const cuda::PoolScope scope(pool);
+  EXPECT_EQ(requests_of([] { cuda::Buffer<int>(500), cuda::Buffer<int>(600); }).allocations, 0);
+}
+
+TEST_F(MemoryPoolTest, UploadsDoNotWaitAndKeepWhatTheyWereGiven) {
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  cuda::Buffer<int> first(3000), second(3000);
+  std::vector<int> numbers = ascending(3000, 1);
+  const cuda::DeviceCounters requests = requests_of([&] {
+    first.upload(numbers);
+    std::ranges::fill(numbers, 7);
+    second.upload(numbers);
+    std::ranges::fill(numbers, 8);
+  });
+  EXPECT_EQ(requests.synchronisations, 0);
+  EXPECT_EQ(requests.uploads, 2);
+  EXPECT_EQ(requests.upload_bytes, 24000);
+  EXPECT_EQ(cuda::download(first), ascending(3000, 1));
+  EXPECT_EQ(cuda::download(second), std::vector<int>(3000, 7));
+}
+
+TEST_F(MemoryPoolTest, StagedMemoryIsUsedAnewOnlyAfterAWait) {
+  cuda::MemoryPool pool(nullptr);
+  std::byte* const first = pool.stage(1000);
+  std::byte* const second = pool.stage(1000);
+  EXPECT_GE(std::abs(second - first), 1000);
+  pool.wait();
+  EXPECT_EQ(requests_of([&] { EXPECT_EQ(pool.stage(1000), first); }).allocations, 0);
+}
+
+TEST_F(MemoryPoolTest, ReadBackArrivesInOneTransferAfterTheWait) {
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  cuda::Readback reads;
+  std::vector<int> seen;
+  std::vector<int64_t> order;
+  const cuda::DeviceCounters requests = requests_of([&] {
+    cuda::Buffer<int> numbers(std::span<const int>(ascending(77, 5)), nullptr);
+    cuda::Buffer<int64_t> one(std::span<const int64_t>(std::vector<int64_t>{42}), nullptr);
+    reads.then([&, all = reads.of(numbers)](const cuda::Arrived& arrived) {
+      seen.assign(arrived[all].begin(), arrived[all].end());
+      order.push_back(1);
+    });
+    reads.then([&, number = reads.of(one)](const cuda::Arrived& arrived) {
+      order.push_back(arrived[number].front());
+    });
+    reads.keep(std::move(one));
+    reads.fetch(pool);
+  });  // what was read back is released
+  EXPECT_EQ(requests.downloads, 1);
+  EXPECT_EQ(requests.synchronisations, 0);
+  pool.wait();
+  reads.arrive();
+  EXPECT_EQ(seen, ascending(77, 5));
+  EXPECT_EQ(order, (std::vector<int64_t>{1, 42}));
+}
+
+#ifndef KVBOUND_CUDA_NATIVE
+TEST_F(MemoryPoolTest, WhatIsReadBackIsNotThereBeforeTheWait) {
+  cuda::MemoryPool pool(nullptr);
+  const cuda::Buffer<int> numbers = cuda::upload(ascending(4, 1));
+  std::vector<int> host(4, -1);
+  cuda::detail::queue_to_host(host.data(), numbers.data(), numbers.bytes(), nullptr);
+  EXPECT_EQ(host, std::vector<int>(4, -1));
+  pool.wait();
+  EXPECT_EQ(host, ascending(4, 1));
+}
+
+TEST_F(MemoryPoolTest, MemoryThatWasGivenBackIsInaccessible) {
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  const int* data = nullptr;
+  {
+    const cuda::Buffer<int> numbers(100);
+    data = numbers.data();
+  }
+  int number = 0;
+  EXPECT_THROW(cuda::detail::download(&number, data, sizeof(number), nullptr), DeviceError);
+}
+#endif
+
+class RecordingTest : public DeviceTest {
+ protected:
+  // Copies the next number of a list, and sets another one to 0.
+  struct Work {
+    cuda::Buffer<int> from = cuda::upload(ascending(4, 10)), to = cuda::upload(ascending(4, 0)),
+                      cleared = cuda::upload(ascending(4, 1));
+    int calls = 0;
+
+    void run(cuda::Recording& recording) {
+      recording.run(nullptr, [this](cuda::Stream stream) {
+        ++calls;
+        to.copy_from(from, 0, stream);
+        cleared.clear(stream);
+      });
+    }
+  };
+};
+
+TEST_F(RecordingTest, RunsAtOnceThenRecordsThenRepeats) {
+  cuda::Recording recording;
+  Work work;
+  for (int round = 0; round < 5; ++round) {
+    work.from.upload(ascending(4, 100 * round));
+    work.cleared.upload(ascending(4, 1));
+    const cuda::DeviceCounters before = cuda::counters();
+    work.run(recording);
+    const cuda::DeviceCounters requests = cuda::counters() - before;
+    EXPECT_EQ(requests.moves, 1);
+    EXPECT_EQ(requests.fills, 1);
+    EXPECT_EQ(cuda::download(work.to), ascending(4, 100 * round));
+    EXPECT_EQ(cuda::download(work.cleared), std::vector<int>(4, 0));
+    EXPECT_EQ(work.calls, std::min(round + 1, 2));
+  }
+  recording.forget();
+  work.run(recording);
+  EXPECT_EQ(work.calls, 3);
+}
+
+TEST_F(RecordingTest, RefusesWhatCannotBeRepeated) {
+  const auto record = [](const std::function<void(cuda::Stream)>& work) {
+    cuda::Recording recording;
+    recording.run(nullptr, work);
+    recording.run(nullptr, work);
+  };
+  cuda::Buffer<int> numbers(4);
+  std::vector<int> host(4);
+  EXPECT_THROW(record([](cuda::Stream stream) { cuda::synchronise(stream); }), DeviceError);
+  EXPECT_THROW(record([](cuda::Stream) { cuda::Buffer<int>{5}; }), DeviceError);
+  EXPECT_THROW(record([&](cuda::Stream stream) { numbers.upload(host, stream); }), DeviceError);
+  EXPECT_THROW(record([&](cuda::Stream stream) { numbers.download(host, stream); }), DeviceError);
+  EXPECT_NO_THROW(numbers.upload(host)) << "nothing is recorded any more";
+  cuda::synchronise(nullptr);
+}
+
+}  // namespace
+}  // namespace kvbound::parity
