@@ -153,7 +153,7 @@ class SessionRequests : public testing::TestWithParam<NamedPolicy> {
   Decoding decoding_;
 };
 
-// The first step may allocate, and of policies that rebuild the cache the first rebuild.
+// The first step may allocate, and of policies that rebuild the cache the first two rebuilds.
 TEST_P(SessionRequests, AStepWaitsOnceAndAllocatesNothing) {
   const std::unique_ptr<Session> session = compressed();
   int rebuilds = 0;
@@ -164,7 +164,7 @@ TEST_P(SessionRequests, AStepWaitsOnceAndAllocatesNothing) {
     rebuilds += rebuilt;
     EXPECT_EQ(requests.synchronisations, 1) << "step " << t;
     EXPECT_GT(requests.launches, 0);
-    const bool may_allocate = t == 0 || (rebuilt && rebuilds == 1);
+    const bool may_allocate = t == 0 || (rebuilt && rebuilds <= 2);
     if (!may_allocate) {
       EXPECT_EQ(requests.allocations, 0) << "step " << t;
     }
