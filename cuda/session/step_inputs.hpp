@@ -1,15 +1,11 @@
 // The numbers of decode steps in device memory.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
-#include <vector>
 
-#include <kvbound/cuda/merging/score_ema.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/reference/core/session.hpp>
 
@@ -27,23 +23,9 @@ class StepInputs {
   /// position    of the first one's entries
   /// prediction  as in MergeRules
   void upload(std::span<const StepView> steps, int64_t position,
-              const std::optional<PredictedScores>& prediction, Stream stream) {
-    std::vector<std::byte> blocks(std::ssize(steps) * block_bytes());
-    for (size_t t = 0; t < steps.size(); ++t) {
-      std::byte* const block = blocks.data() + t * block_bytes();
-      const auto offset = static_cast<int64_t>(t);
-      const Header header{position + offset,
-                          prediction ? log_seen_share(*prediction, position + offset + 1) : 0};
-      std::memcpy(block, &header, sizeof(header));
-      store(steps[t].keys, block + kHeaderBytes);
-      store(steps[t].values, block + kHeaderBytes + entry_bytes());
-      store(steps[t].queries, block + kHeaderBytes + 2 * entry_bytes());
-    }
-    if (uploaded_.size() < std::ssize(blocks)) uploaded_ = Buffer<std::byte>(std::ssize(blocks));
-    uploaded_.upload(blocks, stream);
-  }
+              const std::optional<PredictedScores>& prediction, Stream stream);
   /// Queues that the t-th of the uploaded steps becomes the current one.
-  void select(int64_t t, Stream stream) { current_.copy_from(uploaded_, t * block_bytes(), stream); }
+  void select(int64_t t, Stream stream);
 
   const int64_t* position() const { return &header()->position; }
   const float* log_seen() const { return &header()->log_seen; }
@@ -71,13 +53,7 @@ class StepInputs {
   int64_t entry_bytes() const { return shape_.kv_heads * row_bytes(); }
   int64_t block_bytes() const { return kHeaderBytes + 2 * entry_bytes() + shape_.query_heads * row_bytes(); }
 
-  void store(MatrixView rows, std::byte* to) const {
-    std::vector<T> row(padded<T>(rows.cols));
-    for (int64_t r = 0; r < rows.rows; ++r) {
-      std::ranges::transform(rows.row(r), row.begin(), stored<T>);
-      std::memcpy(to + r * row_bytes(), row.data(), row_bytes());
-    }
-  }
+  void store(MatrixView rows, std::byte* to) const;
   const Header* header() const { return reinterpret_cast<const Header*>(current_.data()); }
   const T* numbers(int64_t byte) const { return reinterpret_cast<const T*>(current_.data() + byte); }
   DeviceTensor<const T> entries(int64_t byte) const {

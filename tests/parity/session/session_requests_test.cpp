@@ -14,7 +14,7 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/session.hpp>
 
-#include "support.hpp"
+#include "parity/support.hpp"
 
 namespace kvbound::parity {
 namespace {
@@ -138,7 +138,7 @@ void expect_equal(const StepRecord& one, const StepRecord& other) {
   for (size_t g = 0; g < one.merges.size(); ++g) expect_equal(one.merges[g], other.merges[g]);
 }
 
-class SessionRequests : public testing::TestWithParam<NamedPolicy> {
+class SessionRequestsOf : public testing::TestWithParam<NamedPolicy> {
  protected:
   void SetUp() override {
     if (!cuda::find_device()) GTEST_SKIP() << "no device";
@@ -154,7 +154,7 @@ class SessionRequests : public testing::TestWithParam<NamedPolicy> {
 };
 
 // The first step may allocate, and of policies that rebuild the cache the first two rebuilds.
-TEST_P(SessionRequests, AStepWaitsOnceAndAllocatesNothing) {
+TEST_P(SessionRequestsOf, AStepWaitsOnceAndAllocatesNothing) {
   const std::unique_ptr<Session> session = compressed();
   int rebuilds = 0;
   for (int64_t t = 0; t < kSteps; ++t) {
@@ -174,7 +174,7 @@ TEST_P(SessionRequests, AStepWaitsOnceAndAllocatesNothing) {
   }
 }
 
-TEST_P(SessionRequests, StepsTakenTogetherGiveTheSameBitsAndWaitOnce) {
+TEST_P(SessionRequestsOf, StepsTakenTogetherGiveTheSameBitsAndWaitOnce) {
   const std::unique_ptr<Session> one_by_one = compressed(), together = compressed();
   std::vector<StepRecord> expected;
   for (int64_t t = 0; t < kSteps; ++t) expected.push_back(one_by_one->step(decoding_.step(t)));
@@ -188,7 +188,26 @@ TEST_P(SessionRequests, StepsTakenTogetherGiveTheSameBitsAndWaitOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SessionRequests, testing::ValuesIn(policies()), [](const auto& tested) {
+TEST(SessionRequests, ACompressionForgetsTheRecordedStep) {
+  if (!cuda::find_device()) GTEST_SKIP() << "no device";
+  const Decoding decoding;
+  const auto compress = [&](Session& session, int64_t budget) {
+    session.compress(decoding.layer(),
+                     policy_of(H2o{kWindow, 2, {}}, AttentionScore{}, TopK{}, Uniform{}, NoMerge{}),
+                     std::vector<int64_t>(kShape.kv_heads, budget));
+  };
+  const std::unique_ptr<Session> twice = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16),
+                                 once = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16);
+  compress(*twice, 12);
+  twice->steps(decoding.steps());
+  compress(*twice, 30);
+  compress(*once, 30);
+  const std::vector<StepRecord> records = twice->steps(decoding.steps()),
+                                expected = once->steps(decoding.steps());
+  for (int64_t t = 0; t < kSteps; ++t) expect_equal(records[t], expected[t]);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SessionRequestsOf, testing::ValuesIn(policies()), [](const auto& tested) {
   std::string name;
   for (const char c : tested.param.name) name += c == '+' || c == '-' ? '_' : c;
   return name;

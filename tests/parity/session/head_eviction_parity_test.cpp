@@ -14,8 +14,8 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/group_reduction.hpp>
 
-#include "scores.hpp"
-#include "support.hpp"
+#include "parity/scores.hpp"
+#include "parity/support.hpp"
 
 namespace kvbound::parity {
 namespace {

@@ -9,7 +9,7 @@
 #include <kvbound/cuda/session/pack.hpp>
 #include <kvbound/reference/core/error.hpp>
 
-#include "support.hpp"
+#include "parity/support.hpp"
 
 namespace kvbound::parity {
 namespace {

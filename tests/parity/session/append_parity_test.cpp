@@ -7,7 +7,7 @@
 #include <kvbound/cuda/session/append.hpp>
 #include <kvbound/reference/core/error.hpp>
 
-#include "support.hpp"
+#include "parity/support.hpp"
 
 namespace kvbound::parity {
 namespace {

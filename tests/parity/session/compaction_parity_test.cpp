@@ -7,7 +7,7 @@
 
 #include <kvbound/cuda/session/compaction.hpp>
 
-#include "support.hpp"
+#include "parity/support.hpp"
 
 namespace kvbound::parity {
 namespace {

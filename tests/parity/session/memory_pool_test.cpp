@@ -14,7 +14,7 @@
 #include <kvbound/cuda/support/recording.hpp>
 #include <kvbound/reference/core/error.hpp>
 
-#include "support.hpp"
+#include "parity/support.hpp"
 
 namespace kvbound::parity {
 namespace {
@@ -185,9 +185,28 @@ TEST_F(RecordingTest, RunsAtOnceThenRecordsThenRepeats) {
     EXPECT_EQ(cuda::download(work.cleared), std::vector<int>(4, 0));
     EXPECT_EQ(work.calls, std::min(round + 1, 2));
   }
+}
+
+TEST_F(RecordingTest, ForgetsWhatItRecorded) {
+  cuda::Recording recording;
+  Work work, other;
+  for (int round = 0; round < 3; ++round) work.run(recording);
+}
+
+TEST_F(RecordingTest, ForgetsWhatItRecorded) {
+  cuda::Recording recording;
+  Work work, other;
+  for (int round = 0; round < 3; ++round) work.run(recording);
   recording.forget();
-  work.run(recording);
-  EXPECT_EQ(work.calls, 3);
+  other.from.upload(ascending(4, 77));
+  for (int round = 0; round < 2; ++round) {
+    other.to.upload(ascending(4, 0));
+    other.run(recording);
+    EXPECT_EQ(cuda::download(other.to), ascending(4, 77));
+  }
+  EXPECT_EQ(other.calls, 2);
+}
+  EXPECT_EQ(other.calls, 2);
 }
 
 TEST_F(RecordingTest, RefusesWhatCannotBeRepeated) {
