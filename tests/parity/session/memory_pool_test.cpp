@@ -191,12 +191,6 @@ TEST_F(RecordingTest, ForgetsWhatItRecorded) {
   cuda::Recording recording;
   Work work, other;
   for (int round = 0; round < 3; ++round) work.run(recording);
-}
-
-TEST_F(RecordingTest, ForgetsWhatItRecorded) {
-  cuda::Recording recording;
-  Work work, other;
-  for (int round = 0; round < 3; ++round) work.run(recording);
   recording.forget();
   other.from.upload(ascending(4, 77));
   for (int round = 0; round < 2; ++round) {
@@ -204,8 +198,6 @@ TEST_F(RecordingTest, ForgetsWhatItRecorded) {
     other.run(recording);
     EXPECT_EQ(cuda::download(other.to), ascending(4, 77));
   }
-  EXPECT_EQ(other.calls, 2);
-}
   EXPECT_EQ(other.calls, 2);
 }
 
