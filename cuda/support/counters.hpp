@@ -1,14 +1,14 @@
 // What a thread asks of the device, counted: what an operation costs beside its kernels' own work.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "build.hpp"
 
 namespace kvbound::cuda {
-inline namespace KVBOUND_CUDA_BUILD {
 
-/// Requests of one thread, in both builds; a graph that is launched as one counts the kernels it consists of.
+/// Requests of a thread. A graph that is launched as one counts as the kernels that it consists of.
 struct DeviceCounters {
   int64_t launches = 0;          ///< of kernels
   int64_t fills = 0;             ///< memory set to 0
@@ -34,6 +34,21 @@ struct DeviceCounters {
   }
   friend bool operator==(const DeviceCounters&, const DeviceCounters&) = default;
 };
+
+/// The larger one of each count.
+inline DeviceCounters most_of_each(const DeviceCounters& one, const DeviceCounters& other) {
+  return {std::max(one.launches, other.launches),
+          std::max(one.fills, other.fills),
+          std::max(one.moves, other.moves),
+          std::max(one.synchronisations, other.synchronisations),
+          std::max(one.uploads, other.uploads),
+          std::max(one.upload_bytes, other.upload_bytes),
+          std::max(one.downloads, other.downloads),
+          std::max(one.download_bytes, other.download_bytes),
+          std::max(one.allocations, other.allocations)};
+}
+
+inline namespace KVBOUND_CUDA_BUILD {
 
 /// The calling thread's requests so far.
 DeviceCounters& counters();

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::sim {
@@ -82,6 +83,8 @@ struct BenchResult {
   std::string no_ratio;        ///< why there is no ratio; empty otherwise
   std::optional<BenchGoal> goal;
   std::optional<BenchShares> shares;  ///< on a device; the rooflines are then all of `times` but the first
+  std::string policy = {};            ///< canonical; of whole compressions and steps on a device; else empty
+  std::optional<cuda::DeviceCounters> requests = {};  ///< what one of them asks of the device
 
   /// Whether the median ratio meets the goal; nullopt without ratio or goal.
   std::optional<bool> met() const;
@@ -124,6 +127,7 @@ struct BenchOptions {
   uint64_t seed = 1;
   int threads = 1;
   std::string fastest_core = {};  ///< core whose DGEMM is the roofline; empty: the current one
+  std::string policy = {};        ///< text of the policy that the operation is run by, if it is run by one
 };
 
 /// The number of threads that OpenBLAS uses if asked for this many; fewer if its build does not support them.
@@ -134,6 +138,7 @@ struct BenchOperation {
   std::string_view name;
   std::string_view description;
   BenchResult (*run)(const BenchOptions&);
+  bool by_policy = false;  ///< whether it is run by a policy, options.policy
 };
 
 /// The operations of a backend, in the order in which they are measured: the reference's on this processor, or those of

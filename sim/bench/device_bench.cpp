@@ -1,13 +1,10 @@
 // Compiled twice, once for each build of the kernels: directly, and included by device_bench_native.cpp.
 #include "device_bench.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
-#include <functional>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -21,14 +18,13 @@
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/roofline/roofline.hpp>
 #include <kvbound/cuda/session/compaction.hpp>
-#include <kvbound/cuda/session/session.hpp>
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
-#include <kvbound/cuda/support/timer.hpp>
-#include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 
 #include "bench_layer.hpp"
+#include "device_measure.hpp"
+#include "device_sessions.hpp"
 #include "device_work.hpp"
 
 namespace kvbound::sim::KVBOUND_CUDA_BUILD {
@@ -39,204 +35,8 @@ using cuda::DeviceMatrix;
 using cuda::IndexLists;
 using cuda::NormsKernel;
 using cuda::StoredTensor;
-using Stored = cuda::Bfloat16;
 
-constexpr cuda::Stream kStream = nullptr;
-
-#ifdef KVBOUND_CUDA_NATIVE
-constexpr bool kNative = true;
-constexpr int64_t kProductRepeats = 4096;  // about a millisecond
-#else
-constexpr bool kNative = false;
-constexpr int64_t kProductRepeats = 1;
-#endif
-
-double as_real(int64_t number) { return static_cast<double>(number); }
-
-// Several times the L2 cache, so that hardly anything stays in it from one use to the next, whatever it evicts.
-int64_t beyond_cache() { return 4 * cuda::device().l2_bytes; }
-
-// Copies of an operation's arguments and results, together larger than the L2 cache; calls use them in turn.
-template <class Set>
-class Rotation {
- public:
-  Rotation(double bytes_of_one, const std::function<Set()>& make) {
-    const auto count = static_cast<int64_t>(std::ceil(as_real(beyond_cache()) / bytes_of_one));
-    for (int64_t i = 0; i < std::max<int64_t>(count, 2); ++i) sets_.push_back(make());
-  }
-
-  Set& next() { return sets_[turn_++ % sets_.size()]; }
-  void for_each(const std::function<void(Set&)>& work) {
-    for (Set& set : sets_) work(set);
-  }
-
- private:
-  std::vector<Set> sets_;
-  size_t turn_ = 0;
-};
-
-// Measures the device time of one call, in seconds.
-class CallTimer {
- public:
-  double operator()(const std::function<void()>& call) {
-    constexpr double kLeastSeconds = 0.01;
-    constexpr double kMostCalls = 1000;
-    call();  // an uncounted call for one-time costs
-    if (calls_ == 0)
-      calls_ = static_cast<int64_t>(std::clamp(std::ceil(kLeastSeconds / timed(call, 1)), 1.0, kMostCalls));
-    return timed(call, calls_) / as_real(calls_);
-  }
-
- private:
-  double timed(const std::function<void()>& call, int64_t calls) {
-    timer_.start(kStream);
-    for (int64_t i = 0; i < calls; ++i) call();
-    timer_.stop(kStream);
-    const double seconds = timer_.seconds();
-    cuda::synchronise(kStream);  // throws if a call failed
-    return seconds;
-  }
-
-  cuda::Timer timer_;
-  int64_t calls_ = 0;
-};
-
-BenchPiece device_piece(const std::string& name, DeviceWork work, const std::function<void()>& call) {
-  const auto timer = std::make_shared<CallTimer>();
-  BenchPiece piece{name, work.flop, "FLOP", call, [timer, call] { return (*timer)(call); }};
-  if (work.flop > 0 && work.bytes > 0) piece.bytes = work.bytes;
-  if (work.flop == 0) {
-    piece.work = work.bytes;
-    piece.unit = "bytes";
-  }
-  return piece;
-}
-
-BenchPiece copy_piece(const BenchOptions& options) {
-  constexpr int64_t kBlock = 1 << 16;
-  const int64_t blocks = (beyond_cache() / static_cast<int64_t>(sizeof(uint64_t)) + kBlock - 1) / kBlock;
-  struct Memory {
-    explicit Memory(int64_t size) : from(size), to(size) {}
-    Buffer<uint64_t> from, to;
-  };
-  const auto memory = std::make_shared<Memory>(blocks * kBlock);
-  const traces::Stream random = BenchLayer::random(options, 14);  // not zeros, which draw less power
-  std::vector<uint64_t> block(kBlock);
-  for (size_t i = 0; i < block.size(); ++i) block[i] = random.bits(i);
-  for (int64_t i = 0; i < blocks; ++i) memory->from.upload(block, kStream, i * kBlock);
-  const int64_t bytes = memory->from.bytes();
-  return device_piece("copy", {2 * as_real(bytes), 0}, [memory, bytes] {
-    cuda::copy(memory->to.data(), memory->from.data(), bytes, kStream);
-  });
-}
-
-// Random numbers, so that the multipliers draw as much power as with a model's numbers.
-std::vector<Stored> random_stored(int64_t count, const traces::Stream& random) {
-  std::vector<Stored> numbers(count);
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = cuda::stored<Stored>(random.normal(i));
-  return numbers;
-}
-
-BenchPiece tensor_products_piece(const BenchOptions& options) {
-  struct Memory {
-    Buffer<uint32_t> operands{cuda::kProductOperands};
-    Buffer<float> sums{cuda::tensor_product_threads()};
-  };
-  const auto memory = std::make_shared<Memory>();
-  const std::vector<Stored> numbers =
-      random_stored(2 * cuda::kProductOperands, BenchLayer::random(options, 8));
-  std::vector<uint32_t> words;
-  for (size_t i = 0; i < numbers.size(); i += 2) {
-    words.push_back(uint32_t{numbers[i].bits} | uint32_t{numbers[i + 1].bits} << 16);
-  }
-  memory->operands.upload(words, kStream);
-  return device_piece(
-      "BF16 mma.sync in registers", {0, cuda::tensor_product_flop(kProductRepeats)}, [memory] {
-        cuda::tensor_products(memory->operands.data(), kProductRepeats, memory->sums.data(), kStream);
-      });
-}
-
-BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const BenchOptions& options) {
-  constexpr int64_t kSide = 8192;
-  struct Memory {
-    std::unique_ptr<cuda::MatrixLibrary> library;
-    Buffer<Stored> a{kSide * kSide}, b{kSide * kSide}, product{kSide * kSide};
-  };
-  const auto memory = std::make_shared<Memory>(Memory{std::move(opened)});
-  const std::vector<Stored> numbers = random_stored(kSide * kSide, BenchLayer::random(options, 9));
-  memory->a.upload(numbers, kStream);
-  memory->b.upload(numbers, kStream);
-  return device_piece("BF16 cuBLAS, 8192-cube", {0, 2 * std::pow(as_real(kSide), 3)}, [memory] {
-    memory->library->multiply(memory->a.data(), memory->b.data(), memory->product.data(), kSide, kStream);
-  });
-}
-
-// The denominator of an operation's ratio.
-enum class Roofline { copy_bandwidth, matrix_rate, time };
-
-struct Measured {
-  DeviceWork work;
-  Roofline roofline;
-  std::optional<double> goal;  // a share of the roofline, or seconds
-};
-
-// Each round's shares of the rooflines timed in that round: piece 1 is the copy, the last piece the matrix product.
-class Shares {
- public:
-  Shares(DeviceWork work, const std::vector<BenchPiece>& pieces)
-      : work_(work), copy_(pieces[1].work), product_(pieces.back().work) {}
-
-  void add(std::span<const double> seconds) {
-    shares_.copy_bandwidth.push_back(work_.bytes / seconds[0] / (copy_ / seconds[1]));
-    if (work_.flop > 0) shares_.matrix_rate.push_back(work_.flop / seconds[0] / (product_ / seconds.back()));
-  }
-  const BenchShares& all() const { return shares_; }
-
- private:
-  DeviceWork work_;
-  double copy_, product_;
-  BenchShares shares_;
-};
-
-std::optional<BenchGoal> goal_of(const Measured& measured) {
-  if (!kNative || !measured.goal) return std::nullopt;  // goals are stated for GPUs
-  return measured.roofline == Roofline::time ? at_most(1) : at_least(*measured.goal);
-}
-
-std::string meaning_of(const Measured& measured, bool library) {
-  if (measured.roofline == Roofline::copy_bandwidth) return "share of the copy bandwidth";
-  if (measured.roofline == Roofline::matrix_rate)
-    return library ? "share of the cuBLAS rate" : "share of the mma.sync rate";
-  return "times " + duration_text(*measured.goal);
-}
-
-BenchResult measure_on_device(const BenchOptions& options, const std::string& name, const Measured& measured,
-                              const std::function<void()>& call) {
-  std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(options),
-                                 tensor_products_piece(options)};
-  auto library = cuda::MatrixLibrary::open(nullptr);
-  const bool has_library = library != nullptr;
-  if (has_library) pieces.push_back(library_piece(std::move(library), options));
-  Shares shares(measured.work, pieces);
-  BenchResult result = measure(pieces, options.rounds, [&](std::span<const double> seconds) {
-    shares.add(seconds);
-    if (measured.roofline == Roofline::time) return seconds[0] / *measured.goal;
-    return measured.roofline == Roofline::matrix_rate ? shares.all().matrix_rate.back()
-                                                      : shares.all().copy_bandwidth.back();
-  });
-  result.shares = shares.all();
-  result.ratio_meaning = meaning_of(measured, has_library);
-  result.goal = goal_of(measured);
-  if (!kNative && measured.roofline == Roofline::time) {
-    result.ratios.clear();
-    result.no_ratio = "its goal is a GPU's time";
-  }
-  return result;
-}
-
-constexpr double kCopyGoal = 0.85, kMatrixGoal = 0.5, kSelectionGoal = 15e-6;
-
-double scale(const LayerShape& shape) { return 1 / std::sqrt(as_real(shape.head_dim)); }
+constexpr double kSelectionGoal = 15e-6;  // seconds
 
 BenchResult bench_attention(const BenchOptions& options, const std::string& name, int64_t entries) {
   struct Set {
@@ -559,29 +359,6 @@ BenchResult bench_nearest_keys(const BenchOptions& options) {
   });
 }
 
-// The time of everything that a session does to a layer except its upload; each operation is waited for.
-double compress_seconds(const BenchLayer& layer, std::span<const int64_t> budgets) {
-  Policy policy;
-  policy.selection = Critical{};
-  OperationTimes times;
-  cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16, &times)->compress(layer.view(), policy, budgets);
-  double seconds = 0;
-  for (const OperationTimes::Entry& entry : times.entries()) {
-    if (entry.operation != "upload") seconds += entry.seconds;
-  }
-  return seconds;
-}
-
-BenchResult bench_compress(const BenchOptions& options) {
-  const BenchLayer layer(options);
-  const std::vector<int64_t> budgets = bench_budgets(options);
-  BenchPiece compress{"compress", 1, "layers", nullptr, [&] { return compress_seconds(layer, budgets); }};
-  BenchResult result = measure({compress}, options.rounds);
-  result.ratio_meaning = "share of a roofline";
-  result.no_ratio = "its operations have rooflines of their own";
-  return result;
-}
-
 constexpr BenchOperation kOperations[] = {
     {"attention", "K1: one query per query head over the whole cache, logits written", bench_full_attention},
     {"attention-compressed", "K1 over the 20 % kept", bench_compressed_attention},
@@ -597,7 +374,9 @@ constexpr BenchOperation kOperations[] = {
     {"compact", "K5: keys and values of the 20 % kept, made contiguous", bench_compact},
     {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, without tensor cores",
      bench_nearest_keys},
-    {"compress", "a layer by snapkv+critical at 20 %, as a session does it", bench_compress},
+    {"compress", "a layer by a policy (--policy) at 20 %, as a session does it", bench_compress, true},
+    {"step", "a decode step by a policy (--policy) at 20 %, against attention over the same cache",
+     bench_step, true},
 };
 
 std::optional<std::string> driver() {

@@ -17,6 +17,7 @@
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/bench/device_bench.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/report/bench_report.hpp>
 #include <kvbound/traces/output_file.hpp>
@@ -28,6 +29,8 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
+constexpr const char* kDefaultPolicies =
+    "snapkv+critical,h2o,h2o+obcache-joint,h2o+keepkv,tova+cam,streaming-llm";
 
 std::string described(std::string_view backend) {
   std::string text;
@@ -55,7 +58,8 @@ std::string bench_details() {
          "  kvbound bench projected-value-norms --blas-core Haswell --repeats 15\n"
          "  kvbound bench --backend cuda --json bench.json\n"
          "  kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31\n"
-         "  kvbound bench select-critical --backend emulated --repeats 1\n";
+         "  kvbound bench select-critical --backend emulated --repeats 1\n"
+         "  kvbound bench compress step --backend emulated --policy h2o+keepkv,tova+cam --json bench.json\n";
 }
 
 std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
@@ -141,6 +145,9 @@ CommandLine bench_command_line() {
       bench_details());
   line.add("backend", "B", "backend that runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
+  const std::string policy =
+      fmt::format("policies of compress and step on a device (default: {})", kDefaultPolicies);
+  line.add("policy", "P[,P]", policy.c_str());
   line.add(
       "repeats", "N",
       "counted rounds (default: 3 to 7, until a minute has passed; 2 if one takes longer than a minute)");
@@ -162,6 +169,40 @@ BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
   apply_threads(line);
   options.threads = omp_get_max_threads();
   return options;
+}
+
+// The policies asked for, as they were written.
+std::vector<std::string> chosen_policies(const CommandLine& line, std::string_view backend) {
+  const auto asked = line.text("policy");
+  if (asked && backend == kReference)
+    throw UsageError("--policy is for a device: --backend emulated or cuda");
+  std::vector<std::string> texts = split_list("policy", asked.value_or(kDefaultPolicies));
+  std::vector<Policy> known;
+  for (const std::string& text : texts) {
+    known.push_back(parse_policy(text));
+    if (std::ranges::count(known, known.back()) > 1) {
+      throw UsageError(fmt::format("--policy: '{}' is given twice", text));
+    }
+  }
+  return texts;
+}
+
+// An operation with the policy that it is run by, if it is.
+struct Measurement {
+  const BenchOperation* operation;
+  std::string policy;
+};
+
+std::vector<Measurement> measurements_of(const std::vector<const BenchOperation*>& operations,
+                                         const std::vector<std::string>& policies) {
+  std::vector<Measurement> all;
+  for (const BenchOperation* const operation : operations) {
+    if (!operation->by_policy) all.push_back({operation, ""});
+    for (const std::string& policy : policies) {
+      if (operation->by_policy) all.push_back({operation, policy});
+    }
+  }
+  return all;
 }
 
 // Returns the core whose DGEMM the reference's operations are measured against: the fastest one.
@@ -199,6 +240,7 @@ int bench_command(const Arguments& arguments) {
   BenchOptions options = bench_options(line, backend);
   constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
   const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
+  const std::vector<std::string> policies = chosen_policies(line, backend);
   options.fastest_core = prepare_blas(line, backend);
 
   std::optional<traces::OutputFile> file;
@@ -209,14 +251,17 @@ int bench_command(const Arguments& arguments) {
   BenchReport report{backend, options, std::nullopt, {}};
   if (backend != kReference) report.accelerator = accelerator(backend);
   std::cout << heading(report) << std::flush;
-  for (size_t i = 0; i < operations.size(); ++i) {
+  const std::vector<Measurement> measurements = measurements_of(operations, policies);
+  for (size_t i = 0; i < measurements.size(); ++i) {
+    const BenchOperation& operation = *measurements[i].operation;
     BenchResult result;
     {
-      Progress progress(fmt::format("measuring {}", operations[i]->name), !quiet);
-      progress.update(static_cast<int64_t>(i), std::ssize(operations));
-      result = operations[i]->run(options);
+      Progress progress(fmt::format("measuring {}", operation.name), !quiet);
+      progress.update(static_cast<int64_t>(i), std::ssize(measurements));
+      options.policy = measurements[i].policy;
+      result = operation.run(options);
     }
-    result.operation = operations[i]->name;
+    result.operation = operation.name;
     std::cout << text(result) << std::flush;
     report.results.push_back(std::move(result));
   }

@@ -49,6 +49,18 @@ Json to_json(const BenchShares& shares) {
           {"matrix_rate", shares.matrix_rate.empty() ? Json() : to_json(spread(shares.matrix_rate))}};
 }
 
+Json to_json(const cuda::DeviceCounters& requests) {
+  return {{"launches", requests.launches},
+          {"fills", requests.fills},
+          {"moves", requests.moves},
+          {"synchronisations", requests.synchronisations},
+          {"uploads", requests.uploads},
+          {"upload_bytes", requests.upload_bytes},
+          {"downloads", requests.downloads},
+          {"download_bytes", requests.download_bytes},
+          {"allocations", requests.allocations}};
+}
+
 Json to_json(const BenchResult& result) {
   Json times = Json::array();
   for (const BenchTimes& row : result.times) times.push_back(to_json(row));
@@ -65,7 +77,9 @@ Json to_json(const BenchResult& result) {
           {"no_ratio", result.ratios.empty() ? Json(result.no_ratio) : Json()},
           {"shares", result.shares ? to_json(*result.shares) : Json()},
           {"goal", goal},
-          {"met", met ? Json(*met) : Json()}};
+          {"met", met ? Json(*met) : Json()},
+          {"policy", result.policy.empty() ? Json() : Json(result.policy)},
+          {"requests", result.requests ? to_json(*result.requests) : Json()}};
 }
 
 Json to_json(const BenchShape& shape) {
@@ -121,6 +135,14 @@ std::string text(const BenchShares& shares) {
   return line + "\n";
 }
 
+std::string text(const cuda::DeviceCounters& requests) {
+  return fmt::format(
+      "     asks for {} launches, {} fills, {} copies within the device, {} up ({} bytes), {} down ({} "
+      "bytes), {} waits, {} allocations\n",
+      requests.launches, requests.fills, requests.moves, requests.uploads, requests.upload_bytes,
+      requests.downloads, requests.download_bytes, requests.synchronisations, requests.allocations);
+}
+
 std::string where(const BenchOptions& options) {
   const reference::BlasInfo blas = reference::blas_info();
   const std::string instead = blas.core == blas.core_at_load ? "" : " (loaded for " + blas.core_at_load + ")";
@@ -155,7 +177,8 @@ std::string heading(const BenchReport& report) {
 std::string text(const BenchResult& result) {
   std::string lines;
   for (size_t i = 0; i < result.times.size(); ++i) lines += line(result, i);
-  const std::string shares = result.shares ? text(*result.shares) : "";
+  const std::string shares =
+      (result.shares ? text(*result.shares) : "") + (result.requests ? text(*result.requests) : "");
   if (result.ratios.empty()) return lines + fmt::format("  -> no ratio: {}\n", result.no_ratio) + shares;
   const Spread ratio = spread(result.ratios);
   lines += fmt::format("  -> {:.2f} ({:.2f}-{:.2f}) {}", ratio.median, ratio.least, ratio.most,

@@ -216,6 +216,12 @@ class BadOptions(CommandLineTest):
                              "bench", *small, "--backend", "emulated", "selection")
         self.refuses_options("--blas-core is for the reference, not for --backend emulated", "bench", *small,
                              "--backend", "emulated", "--blas-core", "Haswell")
+        device = "--backend", "emulated"
+        self.refuses_options("--policy is for a device: --backend emulated or cuda", "bench", *small, "--policy", "h2o")
+        self.refuses_options("--policy: 'h2o:sinks=0' is given twice", "bench", *small, *device, "--policy",
+                             "h2o,tova,h2o:sinks=0")
+        self.refuses_options("policy", "bench", *small, *device, "--policy", "h2o,fifo")
+        self.refuses_options("policy", "bench", *small, *device, "--policy", "")
         for option, values in (("repeats", ("0", "-1", "x", "", "1001")), ("seed", ("-1", HUGE)),
                                ("threads", ("0", "-1", "abc"))):
             for value in values:

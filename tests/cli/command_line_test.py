@@ -29,7 +29,7 @@ OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", 
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
            "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help"),
-           "bench": ("backend", "shape", "repeats", "blas-core", "seed", "json", "threads", "quiet", "help")}
+           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "seed", "json", "threads", "quiet", "help")}
 
 
 class Help(CommandLineTest):
@@ -451,6 +451,27 @@ class Bench(CommandLineTest):
                         for number in item["ratio"].values()}
                 self.assertIn(f"goal {kind.replace('_', ' ')} {goal:g}: {'met' if item['met'] else 'missed'}"
                               f"{' by the median' if len(ends) > 1 else ''}; {item['rounds']} rounds", result.stdout)
+
+    def test_what_compressions_and_steps_ask_of_a_device_is_counted_by_policy(self):
+        policies = ("snapkv", "h2o+critical", "h2o+keepkv:key=zip:gqa=mean", "tova+obcache-key:space=projected+cam",
+                    "streaming-llm+d2o", "snapkv+keepkv:period=8", "snapkv+adakv+kvmerger")
+        document, result = self.document("compress", "step", "--backend", "emulated", "--policy", ",".join(policies))
+        items = document["operations"]
+        self.assertEqual([item["operation"] for item in items],
+                         ["compress"] * len(policies) + ["step"] * len(policies))
+        for item, policy in zip(items[len(policies):], policies):
+            with self.subTest(policy=policy):
+                requests = item["requests"]
+                self.assertIn(f"step, {policy}", result.stdout)
+                self.assertIn(f"asks for {requests['launches']} launches", result.stdout)
+                self.assertTrue(item["policy"].startswith(policy.split("+")[0] + ":"))
+                self.assertGreater(requests["launches"], 2)
+                self.assertEqual(requests["synchronisations"], 1)
+                self.assertEqual(requests["uploads"] == 1 and requests["downloads"] == 1 and
+                                 requests["allocations"] == 0, "period" not in policy, requests)
+        first, second = ({item["policy"]: item["requests"] for item in items[start:start + len(policies)]}
+                         for start in (0, len(policies)))
+        self.assertEqual(first.keys(), second.keys())
 
     def test_openblas_core_type_is_what_the_option_says_and_not_what_the_environment_says(self):
         document, result = self.document("selection", OPENBLAS_CORETYPE="Prescott")

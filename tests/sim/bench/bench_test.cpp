@@ -278,7 +278,7 @@ TEST(BenchOperations, AreKnownByName) {
             (std::vector<std::string>{"attention", "attention-compressed", "window-attention",
                                       "window-log-sum-exp", "window-change-scores", "projected-value-norms",
                                       "projected-value-norms-portable", "select-top", "select-critical",
-                                      "compact", "nearest-keys", "compress"}));
+                                      "compact", "nearest-keys", "compress", "step"}));
 #ifdef KVBOUND_HAS_NATIVE
   EXPECT_EQ(names_of("cuda"), names_of("emulated"));
 #endif

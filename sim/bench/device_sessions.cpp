@@ -1,0 +1,152 @@
+#include "device_sessions.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvbound/cuda/attention.hpp>
+#include <kvbound/cuda/session/session.hpp>
+#include <kvbound/cuda/support/counters.hpp>
+#include <kvbound/reference/core/operation_times.hpp>
+#include <kvbound/sim/measure/stopwatch.hpp>
+#include <kvbound/sim/options/policy.hpp>
+
+#include "device_measure.hpp"
+
+namespace kvbound::sim::KVBOUND_CUDA_BUILD {
+namespace {
+
+constexpr int64_t kWarmUp = 2;  // steps: the first one allocates, the second one records what it launches
+constexpr int64_t kSteps = 16;
+constexpr double kStepGoal = 3;  // times attention alone
+
+std::unique_ptr<Session> new_session(OperationTimes* times = nullptr) {
+  return cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16, times);
+}
+
+// The time of everything that a session does to a layer except its upload; each operation is waited for.
+double compress_seconds(const BenchOptions& options, const BenchLayer& layer) {
+  OperationTimes times;
+  new_session(&times)->compress(layer.view(), parse_policy(options.policy), bench_budgets(options));
+  double seconds = 0;
+  for (const OperationTimes::Entry& entry : times.entries()) {
+    if (entry.operation != "upload") seconds += entry.seconds;
+  }
+  return seconds;
+}
+
+// What a session asks for to compress a layer that it does not know yet.
+cuda::DeviceCounters compress_requests(const BenchOptions& options, const BenchLayer& layer) {
+  const std::unique_ptr<Session> session = new_session();
+  const cuda::DeviceCounters before = cuda::counters();
+  session->compress(layer.view(), parse_policy(options.policy), bench_budgets(options));
+  return cuda::counters() - before;
+}
+
+// A session that has compressed the layer and taken its first steps.
+class WarmSession {
+ public:
+  WarmSession(const BenchOptions& options, const BenchLayer& layer)
+      : step_{layer.keys.view().row_of_slices(0), layer.values.view().row_of_slices(0),
+              layer.queries.view().row_of_slices(0)},
+        session_(new_session()) {
+    session_->compress(layer.view(), parse_policy(options.policy), bench_budgets(options));
+    take(kWarmUp);
+  }
+
+  void take(int64_t steps) {
+    for (int64_t i = 0; i < steps; ++i) session_->step(step_);
+  }
+
+ private:
+  StepView step_;
+  std::unique_ptr<Session> session_;
+};
+
+double step_seconds(const BenchOptions& options, const BenchLayer& layer) {
+  WarmSession session(options, layer);
+  const Clock::time_point start = Clock::now();
+  session.take(kSteps);
+  return seconds_since(start);
+}
+
+// The most that any step asks for.
+cuda::DeviceCounters step_requests(const BenchOptions& options, const BenchLayer& layer) {
+  WarmSession session(options, layer);
+  cuda::DeviceCounters most;
+  for (int64_t i = 0; i < kSteps; ++i) {
+    const cuda::DeviceCounters before = cuda::counters();
+    session.take(1);
+    most = cuda::most_of_each(most, cuda::counters() - before);
+  }
+  return most;
+}
+
+// K1 over as many entries as a step's queries see, for every step.
+struct StepAttention {
+  explicit StepAttention(const BenchOptions& options)
+      : shape(options.shape.layer),
+        entries(bench_budgets(options).front() + 1),
+        keys(random_tensor(shape.kv_heads, entries, shape.head_dim, BenchLayer::random(options, 16)),
+             kStream),
+        values(random_tensor(shape.kv_heads, entries, shape.head_dim, BenchLayer::random(options, 17)),
+               kStream),
+        queries(random_tensor(1, shape.query_heads, shape.head_dim, BenchLayer::random(options, 10)),
+                kStream),
+        output(shape.query_heads, shape.head_dim),
+        log_sum_exp(1, shape.query_heads),
+        logits(shape.query_heads, entries),
+        counts(std::span<const int64_t>(std::vector<int64_t>(shape.kv_heads, entries))),
+        workspace(cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, entries)) {}
+
+  void run() {
+    cuda::attention<Stored>(
+        std::as_const(queries).view(),
+        {std::as_const(keys).view(), std::as_const(values).view(), counts.data(), nullptr}, scale(shape),
+        {output.data(), log_sum_exp.data(), logits.data()}, {workspace.data(), workspace.bytes()}, kStream);
+  }
+
+  LayerShape shape;
+  int64_t entries;
+  cuda::StoredTensor<Stored> keys, values, queries;
+  cuda::DeviceMatrix output, log_sum_exp, logits;
+  cuda::Buffer<int64_t> counts;
+  cuda::Buffer<std::byte> workspace;
+};
+
+}  // namespace
+
+BenchResult bench_compress(const BenchOptions& options) {
+  const BenchLayer layer(options);
+  const BenchPiece compress{"compress, " + options.policy, 1, "layers", nullptr,
+                            [&] { return compress_seconds(options, layer); }};
+  BenchResult result = measure({compress}, options.rounds);
+  result.ratio_meaning = "share of a roofline";
+  result.no_ratio = "its operations have rooflines of their own";
+  result.policy = canonical(parse_policy(options.policy));
+  result.requests = compress_requests(options, layer);
+  return result;
+}
+
+BenchResult bench_step(const BenchOptions& options) {
+  const BenchLayer layer(options);
+  StepAttention attention(options);
+  BenchPiece step{"step, " + options.policy, as_real(kSteps), "steps", nullptr,
+                  [&] { return step_seconds(options, layer); }};
+  step.bytes = as_real(kSteps) * attention_work(attention.shape, attention.entries).bytes;
+  const BenchPiece alone =
+      device_piece("attention over the same cache", attention_work(attention.shape, attention.entries),
+                   [&] { attention.run(); });
+  BenchResult result = measure({step, alone}, options.rounds, [](std::span<const double> seconds) {
+    return seconds[0] / as_real(kSteps) / seconds[1];
+  });
+  result.ratio_meaning = "times attention over the same cache";
+  if (kNative) result.goal = at_most(kStepGoal);
+  result.policy = canonical(parse_policy(options.policy));
+  result.requests = step_requests(options, layer);
+  return result;
+}
+
+}  // namespace kvbound::sim::KVBOUND_CUDA_BUILD
