@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include <kvbound/cuda/emulation/memory.hpp>
 
 #include "roofline.hpp"
@@ -7,7 +5,7 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-void copy(void* to, const void* from, int64_t bytes, Stream) {
+void copy(void* to, const void* from, int64_t bytes, Stream stream) {
   if (bytes == 0) return;
   for (const void* memory : {static_cast<const void*>(to), from}) {
     if (bytes < 0 || !emulation::is_device_memory(memory, static_cast<size_t>(bytes))) {
@@ -16,7 +14,7 @@ void copy(void* to, const void* from, int64_t bytes, Stream) {
                         __FILE__, __LINE__);
     }
   }
-  std::memcpy(to, from, static_cast<size_t>(bytes));
+  detail::queue_on_device(to, from, bytes, stream);
 }
 
 std::unique_ptr<MatrixLibrary> MatrixLibrary::open(std::string* why) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <kvbound/cuda/roofline/roofline.hpp>
+#include <kvbound/cuda/support/recording.hpp>
 #include <kvbound/cuda/support/timer.hpp>
 
 namespace kvbound::sim::KVBOUND_CUDA_BUILD {
@@ -15,26 +16,48 @@ constexpr int64_t kProductRepeats = kNative ? 4096 : 1;  // natively about a mil
 // Measures the device time of one call, in seconds.
 class CallTimer {
  public:
-  double operator()(const std::function<void()>& call) {
+  CallTimer(Call call, Launches launches) : call_(std::move(call)), launches_(launches) {}
+
+  double seconds() {
     constexpr double kLeastSeconds = 0.01;
     constexpr double kMostCalls = 1000;
-    call();  // an uncounted call for one-time costs
-    if (calls_ == 0)
-      calls_ = static_cast<int64_t>(std::clamp(std::ceil(kLeastSeconds / timed(call, 1)), 1.0, kMostCalls));
-    return timed(call, calls_) / as_real(calls_);
+    call_(kStream);  // an uncounted call for one-time costs
+    if (calls_ == 0) {
+      const double one = timed([this] { call_(kStream); });
+      calls_ = static_cast<int64_t>(std::clamp(std::ceil(kLeastSeconds / one), 1.0, kMostCalls));
+      if (launches_ == Launches::recorded) {
+        queue_all();  // as they are
+        queue_all();  // while they are recorded
+      }
+    }
+    return timed([this] { queue_all(); }) / as_real(calls_);
   }
 
  private:
-  double timed(const std::function<void()>& call, int64_t calls) {
+  void queue_all() {
+    const auto calls = [this](cuda::Stream stream) {
+      for (int64_t i = 0; i < calls_; ++i) call_(stream);
+    };
+    if (launches_ == Launches::recorded) {
+      recording_.run(kStream, calls);
+    } else {
+      calls(kStream);
+    }
+  }
+
+  double timed(const std::function<void()>& queue) {
     timer_.start(kStream);
-    for (int64_t i = 0; i < calls; ++i) call();
+    queue();
     timer_.stop(kStream);
     const double seconds = timer_.seconds();
     cuda::synchronise(kStream);  // throws if a call failed
     return seconds;
   }
 
+  Call call_;
+  Launches launches_;
   cuda::Timer timer_;
+  cuda::Recording recording_;
   int64_t calls_ = 0;
 };
 
@@ -51,8 +74,8 @@ BenchPiece copy_piece(const BenchOptions& options) {
   for (size_t i = 0; i < block.size(); ++i) block[i] = random.bits(i);
   for (int64_t i = 0; i < blocks; ++i) memory->from.upload(block, kStream, i * kBlock);
   const int64_t bytes = memory->from.bytes();
-  return device_piece("copy", {2 * as_real(bytes), 0}, [memory, bytes] {
-    cuda::copy(memory->to.data(), memory->from.data(), bytes, kStream);
+  return device_piece("copy", {2 * as_real(bytes), 0}, [memory, bytes](cuda::Stream stream) {
+    cuda::copy(memory->to.data(), memory->from.data(), bytes, stream);
   });
 }
 
@@ -76,10 +99,11 @@ BenchPiece tensor_products_piece(const BenchOptions& options) {
     words.push_back(uint32_t{numbers[i].bits} | uint32_t{numbers[i + 1].bits} << 16);
   }
   memory->operands.upload(words, kStream);
-  return device_piece(
-      "BF16 mma.sync in registers", {0, cuda::tensor_product_flop(kProductRepeats)}, [memory] {
-        cuda::tensor_products(memory->operands.data(), kProductRepeats, memory->sums.data(), kStream);
-      });
+  return device_piece("BF16 mma.sync in registers", {0, cuda::tensor_product_flop(kProductRepeats)},
+                      [memory](cuda::Stream stream) {
+                        cuda::tensor_products(memory->operands.data(), kProductRepeats, memory->sums.data(),
+                                              stream);
+                      });
 }
 
 BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const BenchOptions& options) {
@@ -92,9 +116,11 @@ BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const Benc
   const std::vector<Stored> numbers = random_stored(kSide * kSide, BenchLayer::random(options, 9));
   memory->a.upload(numbers, kStream);
   memory->b.upload(numbers, kStream);
-  return device_piece("BF16 cuBLAS, 8192-cube", {0, 2 * std::pow(as_real(kSide), 3)}, [memory] {
-    memory->library->multiply(memory->a.data(), memory->b.data(), memory->product.data(), kSide, kStream);
-  });
+  const auto multiply = [memory](cuda::Stream stream) {
+    memory->library->multiply(memory->a.data(), memory->b.data(), memory->product.data(), kSide, stream);
+  };
+  return device_piece("BF16 cuBLAS, 8192-cube", {0, 2 * std::pow(as_real(kSide), 3)}, multiply,
+                      Launches::direct);
 }
 
 // Each round's shares of the rooflines timed in that round: piece 1 is the copy, the last piece the matrix product.
@@ -129,9 +155,9 @@ std::string meaning_of(const Measured& measured, bool library) {
 
 }  // namespace
 
-BenchPiece device_piece(const std::string& name, DeviceWork work, const std::function<void()>& call) {
-  const auto timer = std::make_shared<CallTimer>();
-  BenchPiece piece{name, work.flop, "FLOP", call, [timer, call] { return (*timer)(call); }};
+BenchPiece device_piece(const std::string& name, DeviceWork work, const Call& call, Launches launches) {
+  const auto timer = std::make_shared<CallTimer>(call, launches);
+  BenchPiece piece{name, work.flop, "FLOP", [call] { call(kStream); }, [timer] { return timer->seconds(); }};
   if (work.flop > 0 && work.bytes > 0) piece.bytes = work.bytes;
   if (work.flop == 0) {
     piece.work = work.bytes;
@@ -141,7 +167,7 @@ BenchPiece device_piece(const std::string& name, DeviceWork work, const std::fun
 }
 
 BenchResult measure_on_device(const BenchOptions& options, const std::string& name, const Measured& measured,
-                              const std::function<void()>& call) {
+                              const Call& call) {
   std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(options),
                                  tensor_products_piece(options)};
   auto library = cuda::MatrixLibrary::open(nullptr);

@@ -1,5 +1,3 @@
-#include "device_sessions.hpp"
-
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -14,6 +12,7 @@
 #include <kvbound/sim/options/policy.hpp>
 
 #include "device_measure.hpp"
+#include "device_operations.hpp"
 
 namespace kvbound::sim::KVBOUND_CUDA_BUILD {
 namespace {
@@ -101,11 +100,11 @@ struct StepAttention {
         counts(std::span<const int64_t>(std::vector<int64_t>(shape.kv_heads, entries))),
         workspace(cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, entries)) {}
 
-  void run() {
+  void run(cuda::Stream stream) {
     cuda::attention<Stored>(
         std::as_const(queries).view(),
         {std::as_const(keys).view(), std::as_const(values).view(), counts.data(), nullptr}, scale(shape),
-        {output.data(), log_sum_exp.data(), logits.data()}, {workspace.data(), workspace.bytes()}, kStream);
+        {output.data(), log_sum_exp.data(), logits.data()}, all_of(workspace), stream);
   }
 
   LayerShape shape;
@@ -116,8 +115,7 @@ struct StepAttention {
   cuda::Buffer<std::byte> workspace;
 };
 
-}  // namespace
-
+// The time of a layer's compression by options.policy: of its operations, each of which is waited for.
 BenchResult bench_compress(const BenchOptions& options) {
   const BenchLayer layer(options);
   const BenchPiece compress{"compress, " + options.policy, 1, "layers", nullptr,
@@ -130,6 +128,7 @@ BenchResult bench_compress(const BenchOptions& options) {
   return result;
 }
 
+// Decode steps by options.policy, taken one after the other, their records included.
 BenchResult bench_step(const BenchOptions& options) {
   const BenchLayer layer(options);
   StepAttention attention(options);
@@ -138,7 +137,7 @@ BenchResult bench_step(const BenchOptions& options) {
   step.bytes = as_real(kSteps) * attention_work(attention.shape, attention.entries).bytes;
   const BenchPiece alone =
       device_piece("attention over the same cache", attention_work(attention.shape, attention.entries),
-                   [&] { attention.run(); });
+                   [&](cuda::Stream stream) { attention.run(stream); });
   BenchResult result = measure({step, alone}, options.rounds, [](std::span<const double> seconds) {
     return seconds[0] / as_real(kSteps) / seconds[1];
   });
@@ -148,5 +147,15 @@ BenchResult bench_step(const BenchOptions& options) {
   result.requests = step_requests(options, layer);
   return result;
 }
+
+constexpr BenchOperation kOperations[] = {
+    {"compress", "a layer by a policy (--policy) at 20 %, as a session does it", bench_compress, true},
+    {"step", "a decode step by a policy (--policy) at 20 %, against attention over the same cache",
+     bench_step, true},
+};
+
+}  // namespace
+
+std::span<const BenchOperation> session_operations() { return kOperations; }
 
 }  // namespace kvbound::sim::KVBOUND_CUDA_BUILD

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/cuda/roofline/roofline.hpp>
+#include <kvbound/cuda/support/recording.hpp>
 #include <kvbound/cuda/support/timer.hpp>
 #include <kvbound/reference/core/float16.hpp>
 
@@ -31,6 +32,16 @@ TEST_F(Ceilings, ACopyIsOfAllBytesAndOfNoOthers) {
   synchronise(nullptr);
   std::copy(numbers.begin(), numbers.end(), around.begin() + kBefore);
   EXPECT_EQ(download(to), around);
+}
+
+TEST_F(Ceilings, ARecordedCopyIsMadeAgain) {
+  Buffer<unsigned char> from = upload(std::vector<unsigned char>(64, 1)), to(64);
+  Recording recording;
+  for (const unsigned char number : {1, 2, 3, 4}) {
+    from.upload(std::vector<unsigned char>(64, number));
+    recording.run(nullptr, [&](Stream stream) { copy(to.data(), from.data(), 64, stream); });
+    EXPECT_EQ(download(to), std::vector<unsigned char>(64, number));
+  }
 }
 
 #ifndef KVBOUND_CUDA_NATIVE

