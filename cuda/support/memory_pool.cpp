@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kLeastStaging = int64_t{1} << 16;  // bytes
+constexpr int64_t kMostStaged = int64_t{1} << 22;    // bytes of an upload
 
 thread_local MemoryPool* in_force = nullptr;
 
@@ -101,7 +102,7 @@ void give(void* memory, MemoryPool* pool) noexcept {
 void upload(void* to, const void* from, int64_t bytes, Stream stream) {
   if (bytes == 0) return;
   MemoryPool* const pool = in_force;
-  if (pool == nullptr || pool->stream() != stream) {
+  if (pool == nullptr || pool->stream() != stream || bytes > kMostStaged) {
     queue_to_device(to, from, bytes, stream);
     synchronise(stream);
     return;

@@ -14,7 +14,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 ///
 /// While a PoolScope is in force on a thread, every Buffer of that thread takes its memory from the pool and gives it
 /// back at its end, without waiting: the next owner's work is queued on the same stream, behind that of the last one.
-/// Uploads then do not wait either: their numbers are kept in page-locked memory until wait().
+/// Uploads then do not wait either: their numbers are kept in page-locked memory until wait(). Those of more than 4 MiB are
+/// waited for instead: to page-lock memory for a whole prompt takes longer than its copy.
 class MemoryPool {
  public:
   explicit MemoryPool(Stream stream) : stream_(stream) {}

@@ -1,9 +1,9 @@
 // bench on a device: every operation of the cuda/ folder, relative to the device's own peak rates, by the device's
 // clock.
 //
-// In every round the operation, a copy and a matrix product are timed in turn. Each is called repeatedly for 10 ms,
-// after one uncounted call, as one recording. The calls of an operation use several copies of its arguments in turn, which together are
-// four times as large as the L2 cache, so that a copy is no longer cached when its turn comes.
+// In every round the operation, a copy and a matrix product are timed in turn. Each is called repeatedly for 10 ms, as one
+// recording, after one uncounted call. The calls of an operation use several copies of its arguments in turn, which
+// together are four times as large as the L2 cache, so that a copy is no longer cached when its turn comes.
 #pragma once
 
 #include <cstdint>

@@ -92,6 +92,20 @@ TEST_F(MemoryPoolTest, UploadsDoNotWaitAndKeepWhatTheyWereGiven) {
   EXPECT_EQ(cuda::download(second), std::vector<int>(3000, 7));
 }
 
+TEST_F(MemoryPoolTest, AWholePromptIsNotStaged) {
+  constexpr int64_t kMost = int64_t{1} << 20;  // numbers, of 4 bytes each
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  for (const int64_t size : {kMost, kMost + 1}) {
+    cuda::Buffer<int> numbers(size);
+    const std::vector<int> from = ascending(size, 1);
+    const cuda::DeviceCounters requests = requests_of([&] { numbers.upload(from); });
+    EXPECT_EQ(requests.synchronisations, size > kMost ? 1 : 0);
+    EXPECT_EQ(requests.allocations, size > kMost ? 0 : 1);
+    EXPECT_EQ(cuda::download(numbers), from);
+  }
+}
+
 TEST_F(MemoryPoolTest, StagedMemoryIsUsedAnewOnlyAfterAWait) {
   cuda::MemoryPool pool(nullptr);
   std::byte* const first = pool.stage(1000);
