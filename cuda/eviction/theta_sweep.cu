@@ -103,7 +103,7 @@ __device__ float theta(const BetterArguments& p, int64_t head, const uint8_t* ke
   return evicted_norms + evicted_mass / kept_mass * kept_norms;
 }
 
-// The bound of one KV head's selection, which replaces the best one if its bound is smaller.
+// The bound of one KV head's selection, which replaces the best one if it is the first or its bound is smaller.
 //
 // grid       kv_heads
 // block      512
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) keep_better_kernel(BetterArguments p
   for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) total += theta(p, h, kept, shared);
   const float best = p.best.bounds[g];
   __syncthreads();
-  if (!(total < best)) return;
+  if (best >= 0 && !(total < best)) return;
   for (int64_t i = threadIdx.x; i < p.k[g]; i += kThreads) {
     p.best.positions[g * p.best.stride + i] = p.positions[g * p.best.stride + i];
   }

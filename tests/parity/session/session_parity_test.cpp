@@ -1,0 +1,63 @@
+// Sessions in situations that whole replays do not reach, against the reference's session.
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/session/session.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/session.hpp>
+#include <kvbound/reference/session/session.hpp>
+
+#include "parity/support.hpp"
+
+namespace kvbound::parity {
+namespace {
+
+// A layer that owns its arrays, all numbers 0 but W^O.
+struct OwnedLayer {
+  LayerShape shape;
+  Tensor keys, values, queries, projection;
+
+  OwnedLayer(const LayerShape& given, int64_t tokens, int64_t window)
+      : shape(given),
+        keys(shape.kv_heads, tokens, shape.head_dim),
+        values(shape.kv_heads, tokens, shape.head_dim),
+        queries(shape.query_heads, window, shape.head_dim),
+        projection(rounded<cuda::Float16>(
+            random_tensor(1, 1, shape.query_heads * shape.head_dim, shape.model_dim))) {}
+
+  LayerView view() const { return {shape, 1, keys, values, queries, projection.slice(0)}; }
+};
+
+class SessionParity : public DeviceTest {
+ protected:
+  static std::unique_ptr<Session> on_device(Dtype storage = Dtype::f32) {
+    return cuda::KVBOUND_CUDA_BUILD::make_session(storage);
+  }
+};
+
+// Each query head sees one token only, and the budget holds one of the two: whichever is kept, a head keeps no mass.
+TEST_F(SessionParity, ThetaSweepKeepsItsFirstSelectionWhereNoneKeepsMass) {
+  constexpr int64_t kWindow = 4, kOne = 2, kOther = 5;
+  OwnedLayer layer({2, 1, 8, 4}, 12, kWindow);
+  layer.keys.slice(0)(kOne, 0) = layer.keys.slice(0)(kOther, 1) = 100;
+  for (int64_t i = 0; i < kWindow; ++i) {
+    layer.queries.slice(0)(i, 0) = layer.queries.slice(1)(i, 1) = 100;
+  }
+  for (double& value : layer.values.numbers()) value = 1;
+  for (int64_t c = 0; c < 8; ++c)
+    layer.values.slice(0)(kOther, c) = 4;  // the host prefers kOne, the sweep kOther
+  const Policy policy{SnapKv{kWindow, 1}, AttentionScore{}, ThetaSweep{}, Uniform{}, NoMerge{}};
+  const std::vector<int64_t> budgets{kWindow + 1};
+  const std::vector<std::vector<int64_t>> kept{{kOther, 8, 9, 10, 11}};
+  EXPECT_EQ(reference::make_session()->compress(layer.view(), policy, budgets).kept, kept);
+  EXPECT_EQ(on_device()->compress(layer.view(), policy, budgets).kept, kept);
+}
+
+}  // namespace
+}  // namespace kvbound::parity
