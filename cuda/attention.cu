@@ -424,7 +424,7 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_equal("capacity of keys", cache.keys.rows, "capacity of values", cache.values.rows);
   require_equal("columns of queries", queries.cols, "columns of keys", cache.keys.cols);
   require_equal("columns of keys", cache.keys.cols, "columns of values", cache.values.cols);
-  require_range("head_dim", queries.cols, 1, 256);
+  require_range("head_dim", queries.cols, 1, kMostHeadDim);
 }
 
 // Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its

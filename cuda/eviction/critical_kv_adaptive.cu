@@ -256,7 +256,7 @@ void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, c
   require_layout("keys", keys);
   require_groups(queries.slices, keys.slices);
   require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
-  require_range("head_dim", keys.cols, 1, 256);
+  require_range("head_dim", keys.cols, 1, kMostHeadDim);
   require_range("window", queries.rows, 0, keys.rows);
   require_range("sinks", always.sinks, 0, keys.rows);
   require_range("recent entries", always.recent, 0, keys.rows - always.sinks);

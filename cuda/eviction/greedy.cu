@@ -146,7 +146,7 @@ void select_greedy(const WindowView<T>& window, DeviceTensor<const T> values, in
   require_equal("slices of values", values.slices, "slices of keys", window.keys.slices);
   require_equal("rows of values", values.rows, "rows of keys", window.keys.rows);
   require_equal("columns of values", values.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, 256);
+  require_range("head_dim", window.keys.cols, 1, kMostHeadDim);
   require_range("window", window.queries.rows, 1, window.keys.rows);
   require_range("candidates", candidates, 0, window.keys.rows - window.queries.rows);
   const Sizes sizes = sizes_of(window, candidates);

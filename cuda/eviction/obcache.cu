@@ -187,7 +187,7 @@ void window_change_scores(Change change, const WindowView<T>& window, DeviceTens
   require_equal("slices of values", values.slices, "slices of keys", window.keys.slices);
   require_equal("rows of values", values.rows, "rows of keys", window.keys.rows);
   require_equal("columns of values", values.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, 256);
+  require_range("head_dim", window.keys.cols, 1, kMostHeadDim);
   require_range("window", window.queries.rows, 1, window.keys.rows);
   const auto with = [&](int tiles) { return Shape(window.keys, tiles, kQueryRows); };
   const Shape shape = first_that_fits<Shared>({with(2), with(1)});

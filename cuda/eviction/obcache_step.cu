@@ -79,7 +79,7 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
                         float* scores, Stream stream) {
   require_layout("values", cache.values);
   require_groups(query_heads, cache.values.slices);
-  require_range("head_dim", cache.values.cols, 1, 256);
+  require_range("head_dim", cache.values.cols, 1, kMostHeadDim);
   if (cache.values.rows == 0) return;
   const int64_t group_size = query_heads / cache.values.slices;
   const Arguments<T> arguments{cache, queries, measured, norms, group_size, scores};

@@ -288,7 +288,7 @@ void require_valid(const WindowView<T>& window) {
   require_layout("keys", window.keys);
   require_groups(window.queries.slices, window.keys.slices);
   require_equal("columns of queries", window.queries.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, 256);
+  require_range("head_dim", window.keys.cols, 1, kMostHeadDim);
   require_range("window", window.queries.rows, 1, window.keys.rows);
 }
 

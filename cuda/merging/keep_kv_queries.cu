@@ -165,7 +165,7 @@ void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t k
                    const MergeQueries& prepared, Workspace workspace, Stream stream) {
   require_layout("queries", queries);
   require_equal("slices of queries", queries.slices, "queries of a head", 1);
-  require_range("head_dim", queries.cols, 1, 256);
+  require_range("head_dim", queries.cols, 1, kMostHeadDim);
   require_groups(queries.rows, kv_heads);
   const int64_t group_size = queries.rows / kv_heads, rows = merging_rows(rule.gqa, group_size);
   require_workspace(workspace, merge_queries_workspace(kv_heads, rows, queries.cols));

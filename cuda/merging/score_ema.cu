@@ -267,7 +267,7 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& view, 
   require_layout("keys", view.keys);
   require_groups(view.queries.slices, view.keys.slices);
   require_equal("columns of queries", view.queries.cols, "columns of keys", view.keys.cols);
-  require_range("head_dim", view.keys.cols, 1, 256);
+  require_range("head_dim", view.keys.cols, 1, kMostHeadDim);
   require_range("window", view.queries.rows, 1, view.keys.rows);
   require_range("capacity of the averages", averages.capacity, view.keys.rows, INT64_MAX);
   const Window<T> window(view);

@@ -427,7 +427,12 @@ class EvictCriticalParity : public DeviceTest {
  protected:
   static int64_t stage_one_of(int64_t kept) { return kept * 3 / 5; }
 
-  static std::vector<int64_t> run(const CriticalInput& input) {
+  struct Result {
+    std::vector<int64_t> evicted;
+    int status;
+  };
+
+  static Result run(const CriticalInput& input) {
     const CriticalCase& c = input.c;
     const auto heads = std::ssize(c.positions);
     Slots slots(c.positions, std::vector<int64_t>(heads, 0), input.capacity);
@@ -444,13 +449,11 @@ class EvictCriticalParity : public DeviceTest {
         {running.data(), norms.data(), c.adaptive ? nullptr : table.data(), weights.data(), c.epsilon, c.gqa},
         heads * c.group_size, position.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
-    EXPECT_EQ(cuda::download(status).front(), 0);
-    std::vector<int64_t> positions = cuda::download(evicted);
-    const std::vector<int64_t> free = slots.free();
+    const std::vector<int64_t> positions = cuda::download(evicted), free = slots.free();
     for (int64_t g = 0; g < heads; ++g) {
       EXPECT_EQ(positions[g], free[g] < 0 ? -1 : c.positions[g][free[g]]);
     }
-    return positions;
+    return {positions, cuda::download(status).front()};
   }
 
   // By the definition; nullopt where fp32 may decide otherwise.
@@ -500,7 +503,8 @@ class EvictCriticalParity : public DeviceTest {
   // Returns for how many heads the eviction is known.
   static int expect_parity(const CriticalCase& c) {
     const CriticalInput input(c);
-    const std::vector<int64_t> evicted = run(input);
+    const auto [evicted, status] = run(input);
+    EXPECT_EQ(status, 0);
     int known = 0;
     for (size_t g = 0; g < c.positions.size(); ++g) {
       const std::optional<int64_t> position = expected(input, g);
@@ -588,8 +592,40 @@ TEST_F(EvictCriticalParity, GivesTheSameUnderEverySchedule) {
                          ScoreKind::softmax,
                          ScoreKind::softmax};
     const CriticalInput input(c);
-    in_every_schedule([&] { return run(input); });
+    in_every_schedule([&] { return run(input).evicted; });
   }
+}
+
+// The candidates are slots 1 to 4, of which stage one takes the one of largest score: slot 4.
+TEST_F(EvictCriticalParity, TellsOfNan) {
+  const CriticalCase c{.positions = {{0, 1, 2, 3, 4, 5}},
+                       .budgets = {5},
+                       .sinks = 1,
+                       .recent = 1,
+                       .scores = ScoreKind::rising,
+                       .norms = ScoreKind::equal};
+  const auto status_with = [&](std::vector<float> CriticalInput::*numbers, std::vector<int64_t> slots) {
+    CriticalInput input(c);
+    for (const int64_t slot : slots) (input.*numbers)[slot] = kNan;
+    return run(input).status;
+  };
+  EXPECT_EQ(status_with(&CriticalInput::norms, {}), 0);
+  for (const int64_t slot : {1, 2, 3}) {
+    SCOPED_TRACE("slot " + std::to_string(slot));
+    EXPECT_EQ(status_with(&CriticalInput::norms, {slot}), 1);
+    EXPECT_EQ(status_with(&CriticalInput::running, {slot}), 1);
+  }
+  EXPECT_EQ(status_with(&CriticalInput::norms, {0, 5}), 0) << "always kept";
+  EXPECT_EQ(status_with(&CriticalInput::running, {0, 5}), 0) << "always kept";
+  EXPECT_EQ(status_with(&CriticalInput::norms, {4}), 0) << "in stage one";
+}
+
+// A NaN among the scores of one query head is one in their mean: its entry is the last that stage one takes.
+TEST_F(EvictCriticalParity, TellsOfAScoreThatIsNanInOneQueryHead) {
+  const CriticalCase c{.positions = {{0, 1, 2, 3, 4, 5}}, .budgets = {5}, .group_size = 2};
+  CriticalInput input(c);
+  input.running[input.capacity + 4] = input.reduced[4] = kNan;
+  EXPECT_EQ(run(input).status, 1);
 }
 
 TEST_F(EvictCriticalParity, RefusesMoreEntriesThanCanBeRankedAndNoQueryHeads) {

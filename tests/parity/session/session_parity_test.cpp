@@ -59,5 +59,30 @@ TEST_F(SessionParity, ThetaSweepKeepsItsFirstSelectionWhereNoneKeepsMass) {
   EXPECT_EQ(on_device()->compress(layer.view(), policy, budgets).kept, kept);
 }
 
+TEST_F(SessionParity, RefusesTooLargeAHeadAtEveryCallAndStaysUsable) {
+  const Policy policy{H2o{4, 1, {}}, AttentionScore{}, TopK{}, Uniform{}, NoMerge{}};
+  const std::vector<int64_t> budgets{8};
+  const OwnedLayer large({2, 1, 257, 4}, 12, 4);
+  OwnedLayer small({2, 1, 8, 4}, 12, 4);
+  small.keys = rounded<float>(random_tensor(2, 1, 12, 8));
+  small.queries = rounded<float>(random_tensor(3, 2, 4, 8));
+  const std::unique_ptr<Session> session = on_device();
+  const auto refusal = [&] {
+    try {
+      session->compress(large.view(), policy, budgets);
+    } catch (const ShapeMismatch& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(refusal(), "head_dim is 257, outside 1..256");
+  EXPECT_EQ(refusal(), "head_dim is 257, outside 1..256");
+  EXPECT_EQ(session->compress(small.view(), policy, budgets).kept,
+            on_device()->compress(small.view(), policy, budgets).kept);
+  EXPECT_EQ(refusal(), "head_dim is 257, outside 1..256");
+  const Matrix entry(1, 8), queries(2, 8);
+  EXPECT_EQ(session->step({entry, entry, queries}).evicted.size(), 1);
+}
+
 }  // namespace
 }  // namespace kvbound::parity
