@@ -1,5 +1,5 @@
 // Sessions in situations that whole replays do not reach, against the reference's session.
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -82,6 +82,62 @@ TEST_F(SessionParity, RefusesTooLargeAHeadAtEveryCallAndStaysUsable) {
   EXPECT_EQ(refusal(), "head_dim is 257, outside 1..256");
   const Matrix entry(1, 8), queries(2, 8);
   EXPECT_EQ(session->step({entry, entry, queries}).evicted.size(), 1);
+}
+
+// What NonFinite says of a call; empty if it is not thrown.
+template <class Call>
+std::string not_finite(const Call& call) {
+  try {
+    call();
+  } catch (const NonFinite& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// Without keys every entry has the same attention, and CaM always spreads an evicted value: here over one entry, whose own
+// value is as large.
+class SessionErrors : public SessionParity {
+ protected:
+  static constexpr int64_t kTokens = 12;
+  static constexpr double kLarge = 40000;  // of which two are too much for FP16
+
+  SessionErrors() : layer_({2, 1, 8, 4}, kTokens, 4) {}
+
+  static Policy policy(Score score, Merge merge) {
+    return {H2o{4, 1, 1}, std::move(score), TopK{}, Uniform{}, std::move(merge)};
+  }
+  void set_values(double value) { std::ranges::fill(layer_.values.numbers(), value); }
+  void compress(Session& session, const Policy& policy, int64_t budget) const {
+    session.compress(layer_.view(), policy, std::vector<int64_t>{budget});
+  }
+  static void step(Session& session, double value) {
+    const Matrix keys(1, 8), queries(2, 8);
+    Matrix values(1, 8);
+    std::ranges::fill(values.row(0), value);
+    session.step({keys, values, queries});
+  }
+
+  OwnedLayer layer_;
+  const Policy spreading_ = policy(AttentionScore{}, Cam{1, 0});
+};
+
+TEST_F(SessionErrors, NameAMergedEntryAfterThePromptAndInAStep) {
+  const std::unique_ptr<Session> session = on_device(Dtype::f16);
+  set_values(kLarge);
+  const std::string expected = "a merged key or value is not finite in the type that stores it";
+  EXPECT_EQ(not_finite([&] { compress(*session, spreading_, kTokens / 2); }), expected);
+  EXPECT_EQ(not_finite([&] { compress(*session, spreading_, kTokens); }), "") << "nothing merges";
+  EXPECT_EQ(not_finite([&] { step(*session, kLarge); }), expected);
+}
+
+TEST_F(SessionErrors, NameAScoreThatIsNotANumberInAStep) {
+  const std::unique_ptr<Session> session = on_device();
+  const Policy policy = SessionErrors::policy(ObcacheKey{}, NoMerge{});
+  compress(*session, policy, kTokens);
+  EXPECT_EQ(not_finite([&] { step(*session, 1e30); }), "score is not a number in single precision");
+  compress(*session, policy, kTokens);
+  EXPECT_EQ(not_finite([&] { step(*session, 1); }), "");
 }
 
 }  // namespace
