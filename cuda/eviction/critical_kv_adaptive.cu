@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "critical_kv.hpp"
@@ -230,9 +231,7 @@ __global__ void __launch_bounds__(32) most_needed_kernel(Arguments<T> p) {
   const int64_t* needed = p.needed + blockIdx.x * rows;
   int64_t most = 0;
   for (int64_t row = threadIdx.x; row < rows; row += 32) most = max(most, needed[row]);
-  for (int distance = 16; distance > 0; distance /= 2) {
-    most = max(most, __shfl_xor_sync(kAllLanes, most, distance));
-  }
+  most = warp_max(most);
   if (threadIdx.x == 0) p.count[blockIdx.x] = most;
 }
 

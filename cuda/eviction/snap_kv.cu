@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -84,15 +85,9 @@ struct RunningSums {
   __device__ void join_lanes() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float most = largest[r];
-      for (int offset = kTokenLanes / 2; offset > 0; offset /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
-      }
-      float sum = largest[r] == most ? sums[r] : sums[r] * expf(largest[r] - most);
-      for (int offset = kTokenLanes / 2; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, offset);
-      }
-      largest[r] = most, sums[r] = sum;
+      const float most = warp_max<kTokenLanes>(largest[r]);
+      sums[r] = warp_sum<kTokenLanes>(largest[r] == most ? sums[r] : sums[r] * expf(largest[r] - most));
+      largest[r] = most;
     }
   }
 };
@@ -184,15 +179,13 @@ __global__ void __launch_bounds__(kJoinWarps * 32)
   const float* largest_of = partials.largest + query * splits;
   float largest = kNothing;
   for (int64_t s = lane(); s < splits; s += 32) largest = fmaxf(largest, largest_of[s]);
-  for (int offset = 16; offset > 0; offset /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-  }
+  largest = warp_max(largest);
   float sum = 0;
   for (int64_t s = lane(); s < splits; s += 32) {
     if (largest_of[s] == kNothing) continue;
     sum += partials.sums[query * splits + s] * expf(largest_of[s] - largest);
   }
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  sum = warp_sum(sum);
   if (lane() == 0) log_sum_exp[query] = largest + logf(sum);
 }
 
