@@ -15,6 +15,7 @@
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "critical_kv.hpp"
+#include "window_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -251,12 +252,7 @@ void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, c
                         Workspace workspace, Stream stream) {
   const DeviceTensor<const T>& queries = window.queries;
   const DeviceTensor<const T>& keys = window.keys;
-  require_layout("queries", queries);
-  require_layout("keys", keys);
-  require_groups(queries.slices, keys.slices);
-  require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
-  require_range("head_dim", keys.cols, 1, kMostHeadDim);
-  require_range("window", queries.rows, 0, keys.rows);
+  require_window(window, 0);
   require_range("sinks", always.sinks, 0, keys.rows);
   require_range("recent entries", always.recent, 0, keys.rows - always.sinks);
   require_workspace(workspace, adaptive_stage_one_workspace(queries.slices, queries.rows, keys.rows));

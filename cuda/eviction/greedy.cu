@@ -6,6 +6,7 @@
 
 #include "greedy_removal.hpp"
 #include "greedy_state.hpp"
+#include "window_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -138,16 +139,7 @@ int64_t select_greedy_workspace(int64_t query_heads, int64_t kv_heads, int64_t h
 template <Storage T>
 void select_greedy(const WindowView<T>& window, DeviceTensor<const T> values, int64_t candidates,
                    const int64_t* k, const SelectionResult& selection, Workspace workspace, Stream stream) {
-  require_layout("queries", window.queries);
-  require_layout("keys", window.keys);
-  require_layout("values", values);
-  require_groups(window.queries.slices, window.keys.slices);
-  require_equal("columns of queries", window.queries.cols, "columns of keys", window.keys.cols);
-  require_equal("slices of values", values.slices, "slices of keys", window.keys.slices);
-  require_equal("rows of values", values.rows, "rows of keys", window.keys.rows);
-  require_equal("columns of values", values.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, kMostHeadDim);
-  require_range("window", window.queries.rows, 1, window.keys.rows);
+  require_window(window, values);
   require_range("candidates", candidates, 0, window.keys.rows - window.queries.rows);
   const Sizes sizes = sizes_of(window, candidates);
   require_workspace(workspace, State(sizes, nullptr).bytes());

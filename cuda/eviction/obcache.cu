@@ -12,6 +12,7 @@
 #include "gram_rows.hpp"
 #include "obcache_terms.hpp"
 #include "value_space.hpp"
+#include "window_check.hpp"
 #include "window_tiles.hpp"
 
 namespace kvbound::cuda {
@@ -179,16 +180,7 @@ template <Storage T>
 void window_change_scores(Change change, const WindowView<T>& window, DeviceTensor<const T> values,
                           const float* log_sum_exp, const MeasuredQueries& measured, const float* norms,
                           float* scores, Stream stream) {
-  require_layout("queries", window.queries);
-  require_layout("keys", window.keys);
-  require_layout("values", values);
-  require_groups(window.queries.slices, window.keys.slices);
-  require_equal("columns of queries", window.queries.cols, "columns of keys", window.keys.cols);
-  require_equal("slices of values", values.slices, "slices of keys", window.keys.slices);
-  require_equal("rows of values", values.rows, "rows of keys", window.keys.rows);
-  require_equal("columns of values", values.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, kMostHeadDim);
-  require_range("window", window.queries.rows, 1, window.keys.rows);
+  require_window(window, values);
   const auto with = [&](int tiles) { return Shape(window.keys, tiles, kQueryRows); };
   const Shape shape = first_that_fits<Shared>({with(2), with(1)});
   const Arguments<T> arguments{Window<T>(window), values, log_sum_exp, measured, norms, scores};

@@ -23,20 +23,6 @@
 
 namespace kvbound::cuda {
 
-/// Whether a score of this change treats the dominant entry apart.
-constexpr bool leaves_out_dominant(Change change) {
-  switch (change) {
-    case Change::value:
-    case Change::key:
-      return false;
-    case Change::joint:
-    case Change::exact:
-    case Change::slot:
-      return true;
-  }
-  return true;
-}
-
 /// What scoring needs to know of queries, one of each query head at a time; device memory.
 struct MeasuredQueries {
   float* gram_outputs = nullptr;     ///< [queries, query_heads, head_dim]: o G

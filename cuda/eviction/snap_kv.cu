@@ -10,6 +10,7 @@
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
+#include "window_check.hpp"
 #include "window_tiles.hpp"
 
 namespace kvbound::cuda {
@@ -275,16 +276,6 @@ __global__ void __launch_bounds__(kThreads)
   pooled[blockIdx.y * cols + j] = most;
 }
 
-template <Storage T>
-void require_valid(const WindowView<T>& window) {
-  require_layout("queries", window.queries);
-  require_layout("keys", window.keys);
-  require_groups(window.queries.slices, window.keys.slices);
-  require_equal("columns of queries", window.queries.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, kMostHeadDim);
-  require_range("window", window.queries.rows, 1, window.keys.rows);
-}
-
 constexpr int kFewRows = 4, kManyRows = 8;  // queries of a thread
 
 // The first shape that fits into shared memory: many rows or few, and up to `stages` tiles at a time; where memory is
@@ -351,7 +342,7 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 
 template <Storage T>
 void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace workspace, Stream stream) {
-  require_valid(view);
+  require_window(view);
   const Window<T> window(view);
   const int64_t queries = view.queries.slices * window.size();
   require_workspace(workspace,
@@ -367,7 +358,7 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
 template <Storage T>
 void window_attention(const WindowView<T>& view, const float* log_sum_exp, WindowReduction reduction,
                       float* weights, Stream stream) {
-  require_valid(view);
+  require_window(view);
   launch_attention(Window<T>(view), log_sum_exp, reduction, weights, stream);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include <kvbound/cuda/eviction/window_check.hpp>
 #include <kvbound/cuda/eviction/window_tiles.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -263,12 +264,7 @@ int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t
 template <Storage T>
 void prompt_averages(const PredictedScores& options, const WindowView<T>& view, const float* log_sum_exp,
                      const ScoreAverages& averages, Workspace workspace, Stream stream) {
-  require_layout("queries", view.queries);
-  require_layout("keys", view.keys);
-  require_groups(view.queries.slices, view.keys.slices);
-  require_equal("columns of queries", view.queries.cols, "columns of keys", view.keys.cols);
-  require_range("head_dim", view.keys.cols, 1, kMostHeadDim);
-  require_range("window", view.queries.rows, 1, view.keys.rows);
+  require_window(view);
   require_range("capacity of the averages", averages.capacity, view.keys.rows, INT64_MAX);
   const Window<T> window(view);
   const int64_t kv_heads = view.keys.slices, group_size = window.group_size(), tokens = window.tokens();

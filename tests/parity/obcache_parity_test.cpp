@@ -159,7 +159,7 @@ class Subject {
       cuda::attention<T>(query, cache, scale, {outputs.data(), log_sum_exp.data(), logits.data()},
                          memory.view(), nullptr);
       cuda::MeasuredQueries own = measured(i);
-      if (cuda::leaves_out_dominant(change)) {
+      if (leaves_out_dominant(change)) {
         cuda::find_dominants<T>(cache, logits.data(), log_sum_exp.data(), shape.query_heads, own.dominant,
                                 nullptr);
         cuda::CacheView<T> without = cache;
