@@ -71,8 +71,9 @@ __global__ void __launch_bounds__(kEach) logits_kernel(State all, WindowView<T> 
 // block      512
 // shared     4,352 bytes
 // registers  62 (sm_90a), 40 (sm_80)
-// bytes      read: 8 tokens head_dim and 32 tokens for each row; written: 24 head_dim for each row
-// FLOP       2 kv_heads rows tokens head_dim, and four exponentials for each row and token, fp64
+// bytes      read: 8 tokens head_dim and 32 tokens for each row; written: 32 head_dim for each row
+// FLOP       3 kv_heads rows tokens head_dim, and head_dim + 2 exponentials for each row and token, fp64: every thread
+//            forms the weights of its column's tokens itself
 __global__ void __launch_bounds__(kThreads) outputs_kernel(State all) {
   SharedMemory memory;
   const Shared shared(memory);

@@ -385,6 +385,18 @@ TYPED_TEST(ObcacheParity, VotesWeighEntriesButDoNotMoveTheirLogits) {
   }
 }
 
+TYPED_TEST(ObcacheParity, RefusesTheChangeThatNoPolicyScoresBy) {
+  using T = TypeParam;
+  const Uploaded<T> queries(Tensor(2, 3, 8)), keys(Tensor(1, 9, 8));
+  const cuda::CacheView<T> cache{keys.view(), keys.view(), nullptr};
+  EXPECT_THROW(cuda::measure_queries<T>(Change::slot, cache, {}, nullptr, 2, {}, nullptr), InvalidPolicy);
+  EXPECT_THROW(cuda::window_change_scores<T>(Change::slot, {queries.view(), keys.view(), 1}, keys.view(),
+                                             nullptr, {}, nullptr, nullptr, nullptr),
+               InvalidPolicy);
+  EXPECT_THROW(cuda::step_change_scores<T>(Change::slot, cache, {}, {}, nullptr, 2, nullptr, nullptr),
+               InvalidPolicy);
+}
+
 class FindDominantsParity : public DeviceTest {};
 
 TEST_F(FindDominantsParity, FindsTheOneRowThatHoldsMoreThanHalf) {
