@@ -237,7 +237,7 @@ __device__ void put_numbers(const Cluster& cluster, float all_votes) {
 //
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128; no shared memory
-// registers  96 (sm_90a and sm_80)
+// registers  109 (sm_90a), 110 (sm_80)
 // bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head, from the caches again for each pass
 //            and query head; written: 4 for each row of weights and merging entry, 8 for each cluster and row, 4 for each
 //            cluster and query head, up to 13 for each cluster
