@@ -131,6 +131,18 @@ TEST_F(SessionErrors, NameAMergedEntryAfterThePromptAndInAStep) {
   EXPECT_EQ(not_finite([&] { step(*session, kLarge); }), expected);
 }
 
+TEST_F(SessionErrors, NameAMergedEntryOfACluster) {
+  const std::unique_ptr<Session> session = on_device(Dtype::f16);
+  set_values(1e6);  // infinite in FP16
+  ConvexMerge convex;
+  D2o d2o;
+  convex.threshold.reset(), d2o.threshold.reset();
+  for (const Merge& merge : {Merge(convex), Merge(d2o)}) {
+    EXPECT_EQ(not_finite([&] { compress(*session, policy(AttentionScore{}, merge), kTokens / 2); }),
+              "a merged key or value is not finite in the type that stores it");
+  }
+}
+
 TEST_F(SessionErrors, NameAScoreThatIsNotANumberInAStep) {
   const std::unique_ptr<Session> session = on_device();
   const Policy policy = SessionErrors::policy(ObcacheKey{}, NoMerge{});
