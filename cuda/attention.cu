@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -230,9 +231,7 @@ struct Split {
   __device__ void join(float (&numbers)[kMine], float* by_warp, const Join& join_two) const {
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
-      for (int offset = 16; offset > 0; offset /= 2) {
-        numbers[h] = join_two(numbers[h], __shfl_xor_sync(kAllLanes, numbers[h], offset));
-      }
+      numbers[h] = join_lanes(numbers[h], join_two);
       if (lane() == 0) by_warp[warp() * kMostTeamHeads + h] = numbers[h];
     }
     __syncthreads();
@@ -244,7 +243,7 @@ struct Split {
   // Replaces every z in shared memory by its weight exp(z - largest) and writes the split's largest z and sum of
   // weights. A barrier lies behind the last weight.
   __device__ void form_weights(float (&largest)[kMine]) const {
-    join(largest, shared.largest, [](float a, float b) { return fmaxf(a, b); });
+    join(largest, shared.largest, Larger());
     float sums[kMine] = {};
     for (int token = thread % kTileTokens; token < count; token += kTileTokens) {
 #pragma unroll
@@ -255,7 +254,7 @@ struct Split {
         sums[h] += z;
       }
     }
-    join(sums, shared.sums, [](float a, float b) { return a + b; });
+    join(sums, shared.sums, Sum());
     if (thread % kTileTokens != 0) return;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
@@ -424,7 +423,7 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_equal("capacity of keys", cache.keys.rows, "capacity of values", cache.values.rows);
   require_equal("columns of queries", queries.cols, "columns of keys", cache.keys.cols);
   require_equal("columns of keys", cache.keys.cols, "columns of values", cache.values.cols);
-  require_range("head_dim", queries.cols, 1, 256);
+  require_range("head_dim", queries.cols, 1, kMostHeadDim);
 }
 
 // Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its

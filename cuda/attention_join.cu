@@ -1,4 +1,6 @@
 // Attention's second kernel: combines the splits' partial results in a fixed order.
+#include <kvbound/cuda/primitives/reduction.hpp>
+
 #include "attention_splits.hpp"
 
 namespace kvbound::cuda {
@@ -19,20 +21,6 @@ struct JoinShared {
   __host__ __device__ explicit JoinShared(SharedMemory& memory)
       : by_warp(memory.array<float>(kJoinWarps)), outputs(memory.array<float4>(kJoinThreads)) {}
 };
-
-// Reduces one number of each thread to one for the block, in a fixed order; two barriers.
-template <class Join>
-__device__ float join_block(float number, float* by_warp, const Join& join) {
-  for (int offset = 16; offset > 0; offset /= 2) {
-    number = join(number, __shfl_xor_sync(kAllLanes, number, offset));
-  }
-  if (lane() == 0) by_warp[warp()] = number;
-  __syncthreads();
-  number = by_warp[0];
-  for (int w = 1; w < kJoinWarps; ++w) number = join(number, by_warp[w]);
-  __syncthreads();
-  return number;
-}
 
 // The factor that rescales a split's sums from its own largest z to the largest z of all splits.
 __device__ float rescaling(float largest_of_split, float largest) {
@@ -99,12 +87,12 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
   const float* largest_of = p.partials.largest + head * p.splits.count;
   float largest = kNothing;
   for (int64_t s = threadIdx.x; s < splits; s += kJoinThreads) largest = fmaxf(largest, largest_of[s]);
-  largest = join_block(largest, shared.by_warp, [](float a, float b) { return fmaxf(a, b); });
+  largest = block_max<kJoinWarps>(largest, shared.by_warp);
   float sum = 0;
   for (int64_t s = threadIdx.x; s < splits; s += kJoinThreads) {
     sum += rescaling(largest_of[s], largest) * p.partials.sums[head * p.splits.count + s];
   }
-  sum = join_block(sum, shared.by_warp, [](float a, float b) { return a + b; });
+  sum = block_sum<kJoinWarps>(sum, shared.by_warp);
   if (blockIdx.y == 0 && threadIdx.x == 0) {
     p.result.log_sum_exp[head] = sum == 0 ? kNothing : largest + logf(sum);
   }

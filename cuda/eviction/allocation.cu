@@ -57,12 +57,12 @@ __device__ void count_by_head(const Arguments& p, uint64_t least, const Shared& 
       nan |= p.key(head, j) == radix_selection::kNanKey;
     }
     if (nan) *p.status = 1;  // several threads may write, all of them 1
-    count = radix_selection::warp_sum(count);
+    count = warp_sum(count);
     __syncthreads();  // no thread reads the previous head's totals any more
     if (lane() == 0) shared.selection.warp_totals[warp()] = count;
     __syncthreads();
     if (warp() > 0) continue;
-    const int total = radix_selection::warp_sum(shared.selection.warp_totals[lane()]);
+    const int total = warp_sum(shared.selection.warp_totals[lane()]);
     if (lane() == 0) shared.found[head] = total;
   }
   __syncthreads();

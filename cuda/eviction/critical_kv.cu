@@ -81,7 +81,7 @@ void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> o
   require_layout("output_projection", output_projection);
   require_groups(output_projection.slices, values.slices);
   require_equal("columns of values", values.cols, "rows of output_projection", output_projection.rows);
-  require_range("head_dim", values.cols, 1, 256);
+  require_range("head_dim", values.cols, 1, kMostHeadDim);
   const NormsKernel chosen = choose<T>(kernel, values.cols);
   if (values.rows == 0) return;
   const critical_kv_norms::Arguments<T> arguments{values, output_projection, norms};

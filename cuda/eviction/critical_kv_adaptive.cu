@@ -11,9 +11,11 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "critical_kv.hpp"
+#include "window_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -230,9 +232,7 @@ __global__ void __launch_bounds__(32) most_needed_kernel(Arguments<T> p) {
   const int64_t* needed = p.needed + blockIdx.x * rows;
   int64_t most = 0;
   for (int64_t row = threadIdx.x; row < rows; row += 32) most = max(most, needed[row]);
-  for (int distance = 16; distance > 0; distance /= 2) {
-    most = max(most, __shfl_xor_sync(kAllLanes, most, distance));
-  }
+  most = warp_max(most);
   if (threadIdx.x == 0) p.count[blockIdx.x] = most;
 }
 
@@ -252,12 +252,7 @@ void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, c
                         Workspace workspace, Stream stream) {
   const DeviceTensor<const T>& queries = window.queries;
   const DeviceTensor<const T>& keys = window.keys;
-  require_layout("queries", queries);
-  require_layout("keys", keys);
-  require_groups(queries.slices, keys.slices);
-  require_equal("columns of queries", queries.cols, "columns of keys", keys.cols);
-  require_range("head_dim", keys.cols, 1, 256);
-  require_range("window", queries.rows, 0, keys.rows);
+  require_window(window, 0);
   require_range("sinks", always.sinks, 0, keys.rows);
   require_range("recent entries", always.recent, 0, keys.rows - always.sinks);
   require_workspace(workspace, adaptive_stage_one_workspace(queries.slices, queries.rows, keys.rows));

@@ -2,6 +2,8 @@
 // registers.
 #include <algorithm>
 
+#include <kvbound/cuda/primitives/reduction.hpp>
+
 #include "critical_kv_norms.hpp"
 
 namespace kvbound::cuda {
@@ -101,14 +103,6 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
   }
 }
 
-// The sum over the 16 lanes that share their tokens, by a fixed tree.
-__device__ float sum_of_columns(float number) {
-  for (int distance = kSide / 2; distance > 0; distance /= 2) {
-    number += __shfl_xor_sync(kAllLanes, number, distance);
-  }
-  return number;
-}
-
 // The norms of 64 tokens' projected values, for the query heads of a block.
 //
 //                              W^O of a head, 32 rows by 64 columns at a time, in shared memory
@@ -143,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T
                     my_columns, sums);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const float sum = sum_of_columns(sums[i]);
+      const float sum = warp_sum<kSide>(sums[i]);  // of the lanes that share their tokens
       const int64_t token = first_token + my_tokens + i;
       if (my_columns == 0 && token < p.tokens()) p.norms[head * p.tokens() + token] = norm_of<norm>(sum);
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -45,8 +46,7 @@ struct GramRows {
       const int column = lane() + 32 * i;
       if (column < head_dim) sum += numbers[r][i] * other[column];
     }
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    return sum;
+    return warp_sum(sum);
   }
 
  private:

@@ -6,6 +6,7 @@
 
 #include "greedy_removal.hpp"
 #include "greedy_state.hpp"
+#include "window_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -70,8 +71,9 @@ __global__ void __launch_bounds__(kEach) logits_kernel(State all, WindowView<T> 
 // block      512
 // shared     4,352 bytes
 // registers  62 (sm_90a), 40 (sm_80)
-// bytes      read: 8 tokens head_dim and 32 tokens for each row; written: 24 head_dim for each row
-// FLOP       2 kv_heads rows tokens head_dim, and four exponentials for each row and token, fp64
+// bytes      read: 8 tokens head_dim and 32 tokens for each row; written: 32 head_dim for each row
+// FLOP       3 kv_heads rows tokens head_dim, and head_dim + 2 exponentials for each row and token, fp64: every thread
+//            forms the weights of its column's tokens itself
 __global__ void __launch_bounds__(kThreads) outputs_kernel(State all) {
   SharedMemory memory;
   const Shared shared(memory);
@@ -138,16 +140,7 @@ int64_t select_greedy_workspace(int64_t query_heads, int64_t kv_heads, int64_t h
 template <Storage T>
 void select_greedy(const WindowView<T>& window, DeviceTensor<const T> values, int64_t candidates,
                    const int64_t* k, const SelectionResult& selection, Workspace workspace, Stream stream) {
-  require_layout("queries", window.queries);
-  require_layout("keys", window.keys);
-  require_layout("values", values);
-  require_groups(window.queries.slices, window.keys.slices);
-  require_equal("columns of queries", window.queries.cols, "columns of keys", window.keys.cols);
-  require_equal("slices of values", values.slices, "slices of keys", window.keys.slices);
-  require_equal("rows of values", values.rows, "rows of keys", window.keys.rows);
-  require_equal("columns of values", values.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, 256);
-  require_range("window", window.queries.rows, 1, window.keys.rows);
+  require_window(window, values);
   require_range("candidates", candidates, 0, window.keys.rows - window.queries.rows);
   const Sizes sizes = sizes_of(window, candidates);
   require_workspace(workspace, State(sizes, nullptr).bytes());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -120,20 +121,6 @@ struct Shared {
         chosen(memory.array<int64_t>(kWarps)) {}
 };
 
-/// Reduces a number of each thread to one for the block, in a fixed order. All threads call it.
-template <class Join>
-__device__ double join_block(double number, const Shared& shared, const Join& join) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    number = join(number, __shfl_xor_sync(kAllLanes, number, distance));
-  }
-  __syncthreads();  // no thread reads the previous call's numbers any more
-  if (lane() == 0) shared.by_warp[warp()] = number;
-  __syncthreads();
-  number = shared.by_warp[0];
-  for (int w = 1; w < kWarps; ++w) number = join(number, shared.by_warp[w]);
-  return number;
-}
-
 __device__ inline double product(const double* one, const double* other, int64_t count) {
   double sum = 0;
   for (int64_t c = 0; c < count; ++c) sum += one[c] * other[c];
@@ -151,18 +138,18 @@ __device__ void gather(const State& s, int64_t i, const Member& member, const Me
   for (int64_t j = threadIdx.x; j < s.sizes.tokens; j += kThreads) {
     if (member(j)) largest = max(largest, logits[j]);
   }
-  largest = join_block(largest, shared, [](double a, double b) { return max(a, b); });
+  largest = block_max<kWarps>(largest, shared.by_warp);
   double sum = 0;
   for (int64_t j = threadIdx.x; j < s.sizes.tokens; j += kThreads) {
     if (member(j)) sum += exp(logits[j] - largest);
   }
-  sum = join_block(sum, shared, [](double a, double b) { return a + b; });
+  sum = block_sum<kWarps>(sum, shared.by_warp);
   const double log_sum = largest + log(sum);
   double mass = 0;
   for (int64_t j = threadIdx.x; j < s.sizes.tokens; j += kThreads) {
     if (member(j)) mass += exp(logits[j] - log_sum);
   }
-  mass = join_block(mass, shared, [](double a, double b) { return a + b; });
+  mass = block_sum<kWarps>(mass, shared.by_warp);
   if (threadIdx.x == 0) to.log_sum_exp[i] = log_sum, to.mass[i] = mass;
   // A column's tokens are dealt to the threads that have it; the first of them adds their sums.
   const auto lanes = static_cast<int>(kThreads / s.sizes.head_dim);

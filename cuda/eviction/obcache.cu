@@ -12,6 +12,7 @@
 #include "gram_rows.hpp"
 #include "obcache_terms.hpp"
 #include "value_space.hpp"
+#include "window_check.hpp"
 #include "window_tiles.hpp"
 
 namespace kvbound::cuda {
@@ -115,12 +116,64 @@ __device__ void add_scores(const Arguments<T>& p, const Products<T, kRows>& logi
   }
 }
 
+// The squared lengths of the values of the thread's tokens, for one query head; 0 for tokens that the tile does not have.
+template <Storage T>
+__device__ void load_norms(const Arguments<T>& p, int64_t head, int64_t first_token, int count,
+                           float (&norms)[kTokens]) {
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    const int token = Products<T, kRows>::token(t);
+    norms[t] = token < count ? p.norms[head * p.window.tokens() + first_token + token] : 0;
+  }
+}
+
+// Adds the scores by up to kQueryRows queries, first, first + 1, ... of query head h of a group, in the group's order.
+template <Change change, Storage T>
+__device__ void add_queries(const Arguments<T>& p, const Tiles<T>& tiles, int64_t h, int64_t head,
+                            int64_t first, const float (&norms)[kTokens], float (&sums)[kTokens]) {
+  const Shared& shared = tiles.shared;
+  const Shape& shape = tiles.shape;
+  const auto rows = static_cast<int>(min(p.window.size() - first, int64_t{kQueryRows}));
+  __syncthreads();  // all threads see the tiles, and none reads the previous queries any more
+  load_queries(p.window, blockIdx.y, h * p.window.size() + first, rows, shape, shared.queries);
+  const auto load = [&] { load_outputs(p, head, first, rows, shape, shared.outputs); };
+  if (change != Change::value && shape.stages > 1) load();
+  __syncthreads();
+  const Products<T, kRows> logits(tiles.use(tiles.keys, 0), shared.queries, shape, p.window.scale);
+  if constexpr (change == Change::value) {
+    add_scores<change>(p, logits, logits, head, first, tiles.first, norms, sums);
+  } else {
+    if (shape.stages == 1) {
+      __syncthreads();  // no thread reads the queries any more
+      load();
+    }
+    const Products<T, kRows> products(tiles.use(tiles.values, 1), shared.outputs, shape, 1);
+    add_scores<change>(p, logits, products, head, first, tiles.first, norms, sums);
+  }
+}
+
+// Adds the sums of the threads that have the same tokens, and writes the scores of the tile for one query head.
+template <Storage T>
+__device__ void store_scores(const Arguments<T>& p, const Tiles<T>& tiles, int64_t head,
+                             const float (&sums)[kTokens]) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  float* const partials = tiles.shared.partials;
+  __syncthreads();  // no thread reads the queries any more
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    partials[thread / kTokenLanes * kTileTokens + Products<T, kRows>::token(t)] = sums[t];
+  }
+  __syncthreads();
+  if (thread >= tiles.count) return;
+  p.scores[head * p.window.tokens() + tiles.first + thread] = sum_of_row_lanes(partials, thread);
+}
+
 // The window's scores of one tile of tokens, for all query heads of its KV head, one after the other.
 //
 // grid       (ceil(tokens / 64), kv_heads)
 // block      128
 // shared     stages (1024 (v | 1) + 4 max(32 (row + 4), 512)) bytes; 68,608 for head_dim 128, BF16, 2 stages
-// registers  118-158 (sm_90a), 122-154 (sm_80)
+// registers  118-158 (sm_90a), 120-154 (sm_80)
 // bytes      read: 32 v for each token and KV head; the group's queries, outputs and their norms for each block, mostly
 //            from the L2 cache; 4 query_heads tokens; written: 4 query_heads tokens
 // FLOP       4 query_heads window tokens head_dim, 10 and an exponential for each query and token
@@ -131,45 +184,17 @@ __global__ void __launch_bounds__(kThreads, 3) window_change_scores_kernel(Argum
   const int64_t g = blockIdx.y;
   const int64_t first_token = blockIdx.x * static_cast<int64_t>(kTileTokens);
   const auto count = static_cast<int>(min(int64_t{kTileTokens}, p.window.tokens() - first_token));
-  const auto thread = static_cast<int>(threadIdx.x);
   const Tiles<T> tiles{
       TokenRows(p.window.keys, g), TokenRows(p.values, g), shared, shape, first_token, count};
   tiles.begin();
   for (int64_t h = 0; h < p.window.group_size(); ++h) {
     const int64_t head = g * p.window.group_size() + h;
     float norms[kTokens], sums[kTokens] = {};
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      const int token = Products<T, kRows>::token(t);
-      norms[t] = token < count ? p.norms[head * p.window.tokens() + first_token + token] : 0;
-    }
+    load_norms(p, head, first_token, count, norms);
     for (int64_t first = 0; first < p.window.size(); first += kQueryRows) {
-      const auto rows = static_cast<int>(min(p.window.size() - first, int64_t{kQueryRows}));
-      __syncthreads();  // all threads see the tiles, and none reads the previous queries any more
-      load_queries(p.window, g, h * p.window.size() + first, rows, shape, shared.queries);
-      const auto load = [&] { load_outputs(p, head, first, rows, shape, shared.outputs); };
-      if (change != Change::value && shape.stages > 1) load();
-      __syncthreads();
-      const Products<T, kRows> logits(tiles.use(tiles.keys, 0), shared.queries, shape, p.window.scale);
-      if constexpr (change == Change::value) {
-        add_scores<change>(p, logits, logits, head, first, first_token, norms, sums);
-      } else {
-        if (shape.stages == 1) {
-          __syncthreads();  // no thread reads the queries any more
-          load();
-        }
-        const Products<T, kRows> products(tiles.use(tiles.values, 1), shared.outputs, shape, 1);
-        add_scores<change>(p, logits, products, head, first, first_token, norms, sums);
-      }
+      add_queries<change>(p, tiles, h, head, first, norms, sums);
     }
-    __syncthreads();  // no thread reads the queries any more
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      shared.partials[thread / kTokenLanes * kTileTokens + Products<T, kRows>::token(t)] = sums[t];
-    }
-    __syncthreads();
-    if (thread >= count) continue;
-    p.scores[head * p.window.tokens() + first_token + thread] = sum_of_row_lanes(shared.partials, thread);
+    store_scores(p, tiles, head, sums);
   }
 }
 
@@ -179,16 +204,7 @@ template <Storage T>
 void window_change_scores(Change change, const WindowView<T>& window, DeviceTensor<const T> values,
                           const float* log_sum_exp, const MeasuredQueries& measured, const float* norms,
                           float* scores, Stream stream) {
-  require_layout("queries", window.queries);
-  require_layout("keys", window.keys);
-  require_layout("values", values);
-  require_groups(window.queries.slices, window.keys.slices);
-  require_equal("columns of queries", window.queries.cols, "columns of keys", window.keys.cols);
-  require_equal("slices of values", values.slices, "slices of keys", window.keys.slices);
-  require_equal("rows of values", values.rows, "rows of keys", window.keys.rows);
-  require_equal("columns of values", values.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, 256);
-  require_range("window", window.queries.rows, 1, window.keys.rows);
+  require_window(window, values);
   const auto with = [&](int tiles) { return Shape(window.keys, tiles, kQueryRows); };
   const Shape shape = first_that_fits<Shared>({with(2), with(1)});
   const Arguments<T> arguments{Window<T>(window), values, log_sum_exp, measured, norms, scores};

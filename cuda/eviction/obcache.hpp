@@ -23,20 +23,6 @@
 
 namespace kvbound::cuda {
 
-/// Whether a score of this change treats the dominant entry apart.
-constexpr bool leaves_out_dominant(Change change) {
-  switch (change) {
-    case Change::value:
-    case Change::key:
-      return false;
-    case Change::joint:
-    case Change::exact:
-    case Change::slot:
-      return true;
-  }
-  return true;
-}
-
 /// What scoring needs to know of queries, one of each query head at a time; device memory.
 struct MeasuredQueries {
   float* gram_outputs = nullptr;     ///< [queries, query_heads, head_dim]: o G
@@ -75,7 +61,7 @@ void find_dominants(const CacheView<T>& cache, const float* logits, const float*
 /// measured   of one query; `dominant` is read, from find_dominants, and the rest written. Without `dominant`, which is
 ///            null for scores that treat all entries alike, no dominant score is written
 /// precision  fp32; error: as part of change_score_errors
-/// throws     ShapeMismatch; DeviceError
+/// throws     ShapeMismatch; InvalidPolicy for the change `slot`, by which no policy scores; DeviceError
 template <Storage T>
 void measure_queries(Change change, const CacheView<T>& cache, const AttendedQueries& queries,
                      const float* gram, int64_t query_heads, const MeasuredQueries& measured, Stream stream);
@@ -91,7 +77,7 @@ void measure_queries(Change change, const CacheView<T>& cache, const AttendedQue
 /// scores       [query_heads, tokens], 0 for a token in every query's future
 /// precision    change_score_arithmetic(); error: window_score_errors in reference/bounds/obcache_errors.hpp
 /// determinism  the same bits, whatever the device
-/// throws       ShapeMismatch; DeviceError
+/// throws       ShapeMismatch; InvalidPolicy for the change `slot`; DeviceError
 template <Storage T>
 void window_change_scores(Change change, const WindowView<T>& window, DeviceTensor<const T> values,
                           const float* log_sum_exp, const MeasuredQueries& measured, const float* norms,
@@ -104,7 +90,7 @@ void window_change_scores(Change change, const WindowView<T>& window, DeviceTens
 /// norms        [query_heads, capacity]
 /// scores       [query_heads, capacity]; columns from `entries` on are left as they are
 /// precision    fp32; error: change_score_errors in reference/bounds/obcache_errors.hpp
-/// throws       ShapeMismatch; DeviceError
+/// throws       ShapeMismatch; InvalidPolicy for the change `slot`; DeviceError
 template <Storage T>
 void step_change_scores(Change change, const CacheView<T>& cache, const AttendedQueries& queries,
                         const MeasuredQueries& measured, const float* norms, int64_t query_heads,

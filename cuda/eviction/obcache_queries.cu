@@ -1,5 +1,6 @@
 // What scoring needs to know of a query: its dominant entry, and its output in the space of its head.
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "gram_rows.hpp"
@@ -66,9 +67,7 @@ __global__ void __launch_bounds__(kThreads)
     const float weight = expf(z - log_sum_exp[head]);
     if (weight > 0.5f) most = max(most, order_of(weight, row));
   }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    most = max(most, __shfl_xor_sync(kAllLanes, most, distance));
-  }
+  most = warp_max(most);
   if (lane() == 0) shared.most[warp()] = most;
   __syncthreads();
   if (threadIdx.x > 0) return;

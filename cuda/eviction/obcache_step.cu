@@ -1,5 +1,6 @@
 // OBCache's scores of a cache by a decode step's queries.
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "obcache.hpp"
@@ -35,8 +36,7 @@ __device__ float product(const T* value, const float* output, int head_dim) {
     const Vector<T> numbers = load16(value + first);
     for (int i = 0; i < kVector<T> && first + i < head_dim; ++i) sum += numbers.values[i] * output[first + i];
   }
-  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-  return sum;
+  return warp_sum(sum);
 }
 
 // The scores of 32 rows of a KV head's cache for all query heads of its group: a warp has eight rows.
@@ -79,7 +79,7 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
                         float* scores, Stream stream) {
   require_layout("values", cache.values);
   require_groups(query_heads, cache.values.slices);
-  require_range("head_dim", cache.values.cols, 1, 256);
+  require_range("head_dim", cache.values.cols, 1, kMostHeadDim);
   if (cache.values.rows == 0) return;
   const int64_t group_size = query_heads / cache.values.slices;
   const Arguments<T> arguments{cache, queries, measured, norms, group_size, scores};

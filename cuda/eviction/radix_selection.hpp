@@ -10,6 +10,7 @@
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 
 #include "selection.hpp"
 
@@ -67,13 +68,6 @@ struct Shared {
 };
 
 __device__ inline unsigned lanes_below() { return (1u << lane()) - 1; }
-
-__device__ inline int warp_sum(int number) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    number += __shfl_xor_sync(kAllLanes, number, distance);
-  }
-  return number;
-}
 
 /// The sum of the totals of the warps before this one.
 __device__ inline int sum_before(const int* warp_totals) {

@@ -6,9 +6,11 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
+#include "window_check.hpp"
 #include "window_tiles.hpp"
 
 namespace kvbound::cuda {
@@ -84,15 +86,9 @@ struct RunningSums {
   __device__ void join_lanes() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float most = largest[r];
-      for (int offset = kTokenLanes / 2; offset > 0; offset /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
-      }
-      float sum = largest[r] == most ? sums[r] : sums[r] * expf(largest[r] - most);
-      for (int offset = kTokenLanes / 2; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, offset);
-      }
-      largest[r] = most, sums[r] = sum;
+      const float most = warp_max<kTokenLanes>(largest[r]);
+      sums[r] = warp_sum<kTokenLanes>(largest[r] == most ? sums[r] : sums[r] * expf(largest[r] - most));
+      largest[r] = most;
     }
   }
 };
@@ -184,15 +180,13 @@ __global__ void __launch_bounds__(kJoinWarps * 32)
   const float* largest_of = partials.largest + query * splits;
   float largest = kNothing;
   for (int64_t s = lane(); s < splits; s += 32) largest = fmaxf(largest, largest_of[s]);
-  for (int offset = 16; offset > 0; offset /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-  }
+  largest = warp_max(largest);
   float sum = 0;
   for (int64_t s = lane(); s < splits; s += 32) {
     if (largest_of[s] == kNothing) continue;
     sum += partials.sums[query * splits + s] * expf(largest_of[s] - largest);
   }
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  sum = warp_sum(sum);
   if (lane() == 0) log_sum_exp[query] = largest + logf(sum);
 }
 
@@ -282,16 +276,6 @@ __global__ void __launch_bounds__(kThreads)
   pooled[blockIdx.y * cols + j] = most;
 }
 
-template <Storage T>
-void require_valid(const WindowView<T>& window) {
-  require_layout("queries", window.queries);
-  require_layout("keys", window.keys);
-  require_groups(window.queries.slices, window.keys.slices);
-  require_equal("columns of queries", window.queries.cols, "columns of keys", window.keys.cols);
-  require_range("head_dim", window.keys.cols, 1, 256);
-  require_range("window", window.queries.rows, 1, window.keys.rows);
-}
-
 constexpr int kFewRows = 4, kManyRows = 8;  // queries of a thread
 
 // The first shape that fits into shared memory: many rows or few, and up to `stages` tiles at a time; where memory is
@@ -358,7 +342,7 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 
 template <Storage T>
 void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace workspace, Stream stream) {
-  require_valid(view);
+  require_window(view);
   const Window<T> window(view);
   const int64_t queries = view.queries.slices * window.size();
   require_workspace(workspace,
@@ -374,7 +358,7 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
 template <Storage T>
 void window_attention(const WindowView<T>& view, const float* log_sum_exp, WindowReduction reduction,
                       float* weights, Stream stream) {
-  require_valid(view);
+  require_window(view);
   launch_attention(Window<T>(view), log_sum_exp, reduction, weights, stream);
 }
 

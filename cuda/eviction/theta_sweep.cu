@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
@@ -19,17 +20,6 @@ struct Shared {
   __host__ __device__ explicit Shared(SharedMemory& memory) : totals(memory.array<float>(kWarps)) {}
 };
 
-// The sum of the block's numbers, in a fixed order. All threads call it.
-__device__ float block_sum(float number, const Shared& shared) {
-  for (int distance = 16; distance > 0; distance /= 2) number += __shfl_xor_sync(kAllLanes, number, distance);
-  __syncthreads();  // no thread reads the previous call's numbers any more
-  if (lane() == 0) shared.totals[warp()] = number;
-  __syncthreads();
-  float total = shared.totals[0];
-  for (int w = 1; w < kWarps; ++w) total += shared.totals[w];
-  return total;
-}
-
 // The mean of one query head's norms.
 //
 // grid       query_heads
@@ -44,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
   const Shared shared(memory);
   float sum = 0;
   for (int64_t j = threadIdx.x; j < tokens; j += kThreads) sum += norms[blockIdx.x * tokens + j];
-  sum = block_sum(sum, shared);
+  sum = block_sum<kWarps>(sum, shared.totals);
   if (threadIdx.x == 0) means[blockIdx.x] = sum / static_cast<float>(tokens);
 }
 
@@ -95,15 +85,15 @@ __device__ float theta(const BetterArguments& p, int64_t head, const uint8_t* ke
     (kept[j] ? kept_mass : evicted_mass) += weight;
     (kept[j] ? kept_norms : evicted_norms) += product;
   }
-  kept_mass = block_sum(kept_mass, shared);
-  kept_norms = block_sum(kept_norms, shared);
-  evicted_mass = block_sum(evicted_mass, shared);
-  evicted_norms = block_sum(evicted_norms, shared);
+  kept_mass = block_sum<kWarps>(kept_mass, shared.totals);
+  kept_norms = block_sum<kWarps>(kept_norms, shared.totals);
+  evicted_mass = block_sum<kWarps>(evicted_mass, shared.totals);
+  evicted_norms = block_sum<kWarps>(evicted_norms, shared.totals);
   if (!(kept_mass > 0)) return -kNothing;
   return evicted_norms + evicted_mass / kept_mass * kept_norms;
 }
 
-// The bound of one KV head's selection, which replaces the best one if its bound is smaller.
+// The bound of one KV head's selection, which replaces the best one if it is the first or its bound is smaller.
 //
 // grid       kv_heads
 // block      512
@@ -122,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) keep_better_kernel(BetterArguments p
   for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) total += theta(p, h, kept, shared);
   const float best = p.best.bounds[g];
   __syncthreads();
-  if (!(total < best)) return;
+  if (best >= 0 && !(total < best)) return;
   for (int64_t i = threadIdx.x; i < p.k[g]; i += kThreads) {
     p.best.positions[g * p.best.stride + i] = p.positions[g * p.best.stride + i];
   }

@@ -22,7 +22,7 @@ struct ThetaSweepInput {
 
 /// The best selection so far of each KV head; device memory.
 struct BestSelection {
-  float* bounds = nullptr;       ///< [kv_heads]: its theta, summed over the group; infinity before the first
+  float* bounds = nullptr;       ///< [kv_heads]: its theta, summed over the group; negative before the first
   int64_t* positions = nullptr;  ///< [kv_heads, stride]
   int64_t stride = 0;
 };
@@ -47,7 +47,7 @@ void sweep_scores(const ThetaSweepInput& input, const float* means, double lambd
 /// Bytes that `keep_better` needs.
 int64_t keep_better_workspace(int64_t kv_heads, int64_t tokens);
 
-/// Replaces each KV head's best selection by another one if that has a smaller bound.
+/// Replaces each KV head's best selection by another one if that is the first or has a smaller bound.
 ///
 ///     theta = sum_h ( sum_{evicted} A N + (e / Sigma) sum_{kept} A N ),   e = sum_{evicted} A,   Sigma = sum_{kept} A
 ///

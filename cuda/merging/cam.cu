@@ -5,6 +5,7 @@
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/reference/core/session.hpp>
 
@@ -198,10 +199,8 @@ __device__ void reduce_sharing(const SpreadArguments& p, int64_t g, const Shares
     sum += p.attention[g * p.slots.capacity + slot];
     nearest = min(nearest, p.slots.positions[g * p.slots.capacity + slot]);
   }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    nearest = min(nearest, __shfl_xor_sync(kAllLanes, nearest, distance));
-  }
+  sum = warp_sum(sum);
+  nearest = warp_min(nearest);
   if (lane() == 0) shared.sums[warp()] = sum, shared.nearest[warp()] = nearest;
   __syncthreads();
   if (threadIdx.x > 0) return;

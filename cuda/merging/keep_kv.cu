@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
@@ -13,17 +14,6 @@ namespace {
 constexpr int kSumThreads = 256;
 constexpr int kSumWarps = kSumThreads / 32;
 constexpr int kWarps = 4;
-
-__device__ float sum_of_lanes(float number) {
-  for (int distance = 16; distance > 0; distance /= 2) number += __shfl_xor_sync(kAllLanes, number, distance);
-  return number;
-}
-__device__ float largest_of_lanes(float number) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    number = fmaxf(number, __shfl_xor_sync(kAllLanes, number, distance));
-  }
-  return number;
-}
 
 __device__ bool is_finite(float number) { return fabsf(number) <= std::numeric_limits<float>::max(); }
 
@@ -66,22 +56,13 @@ __global__ void __launch_bounds__(kSumThreads) log_denominators_kernel(Denominat
   };
   float largest = kNothing;
   for (int64_t j = threadIdx.x; j < p.count[g]; j += kSumThreads) largest = fmaxf(largest, logit(j));
-  largest = largest_of_lanes(largest);
-  if (lane() == 0) shared.by_warp[warp()] = largest;
-  __syncthreads();
-  for (int w = 0; w < kSumWarps; ++w) largest = fmaxf(largest, shared.by_warp[w]);
-  __syncthreads();  // all have read the largest ones
+  largest = block_max<kSumWarps>(largest, shared.by_warp);
   float sum = 0;
   for (int64_t j = threadIdx.x; largest > kNothing && j < p.count[g]; j += kSumThreads) {
     sum += expf(logit(j) - largest);
   }
-  sum = sum_of_lanes(sum);
-  if (lane() == 0) shared.by_warp[warp()] = sum;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  float all = 0;
-  for (int w = 0; w < kSumWarps; ++w) all += shared.by_warp[w];
-  p.log_denominators[h] = LogSum{largest, all}.log();
+  sum = block_sum<kSumWarps>(sum, shared.by_warp);
+  if (threadIdx.x == 0) p.log_denominators[h] = LogSum{largest, sum}.log();
 }
 
 struct WeightArguments {
@@ -144,16 +125,16 @@ struct Cluster {
   __device__ float all_votes() const {
     float sum = 0;
     each([&](int64_t m) { sum += votes(m); });
-    return sum_of_lanes(sum);
+    return warp_sum(sum);
   }
   // ln sum_j p_j s_j
   template <class Score>
   __device__ LogSum log_sum(const Score& score) const {
     LogSum result{kNothing, 0};
     each([&](int64_t m) { result.largest = fmaxf(result.largest, logf(votes(m)) + score(m)); });
-    result.largest = largest_of_lanes(result.largest);
+    result.largest = warp_max(result.largest);
     each([&](int64_t m) { result.sum += expf(logf(votes(m)) + score(m) - result.largest); });
-    result.sum = sum_of_lanes(result.sum);
+    result.sum = warp_sum(result.sum);
     return result;
   }
   __device__ void report(bool is_sound) const {
@@ -169,8 +150,8 @@ __device__ float divergence(const Cluster& cluster, int64_t row, float first, fl
     below += share * expm1f(centred);
     whole += share * expf(centred);
   });
-  below = sum_of_lanes(below);
-  whole = sum_of_lanes(whole);
+  below = warp_sum(below);
+  whole = warp_sum(whole);
   const float result = below > -0.5f ? -log1pf(below) : -logf(whole);
   cluster.report(is_finite(result));
   return fmaxf(result, 0.0f);
@@ -180,7 +161,7 @@ __device__ float divergence(const Cluster& cluster, int64_t row, float first, fl
 __device__ uint8_t form_zip_scale(const Cluster& cluster, float divergence, float mean_score) {
   float most = 0;
   cluster.each([&](int64_t m) { most = fmaxf(most, fabsf(cluster.score(0, m))); });
-  most = largest_of_lanes(most);
+  most = warp_max(most);
   float scale = 1;
   uint8_t outcome = 0;
   if (divergence > 0 && fabsf(mean_score) <= static_cast<float>(kSingularZip) * most) {
@@ -206,7 +187,7 @@ __device__ uint8_t weigh(const Cluster& cluster, int64_t row, float all_votes) {
     cluster.weight(row, m) = weight;
     middle += weight * (score - first);  // exactly 0 where scores are equal
   });
-  middle = sum_of_lanes(middle);
+  middle = warp_sum(middle);
   const float apart = divergence(cluster, row, first, middle, all_votes);
   if (lane() == 0) {
     cluster.number(p.numbers.divergences, row) = apart;
@@ -256,7 +237,7 @@ __device__ void put_numbers(const Cluster& cluster, float all_votes) {
 //
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128; no shared memory
-// registers  96 (sm_90a and sm_80)
+// registers  109 (sm_90a), 110 (sm_80)
 // bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head, from the caches again for each pass
 //            and query head; written: 4 for each row of weights and merging entry, 8 for each cluster and row, 4 for each
 //            cluster and query head, up to 13 for each cluster

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "cluster_sums.hpp"
@@ -35,11 +36,6 @@ struct Shared {
       : missing(memory.array<float>(kWarps * heads)) {}
 };
 
-__device__ float sum_of_lanes(float number) {
-  for (int distance = 16; distance > 0; distance /= 2) number += __shfl_xor_sync(kAllLanes, number, distance);
-  return number;
-}
-
 // mean_h k-_h
 template <Storage T>
 __device__ Columns mean_key(const Arguments<T>& p, int64_t g, int64_t i) {
@@ -61,7 +57,7 @@ __device__ void form_missing(const Arguments<T>& p, int64_t g, int64_t i, const 
       own.add(-1, mean);
       const float* const query = p.queries.queries + (g * p.heads() + h) * head_dim;
       own.each(head_dim, [&](int c, float& number) { apart += query[c] * number; });
-      apart = sum_of_lanes(apart);
+      apart = warp_sum(apart);
     }
     if (lane() == 0) missing[h] = apart - p.number(p.numbers.divergences, g, h, i);
   }

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "keep_kv.hpp"
@@ -24,11 +25,6 @@ struct Arguments {
   double* work;  // [kv_heads, rows, head_dim + rows + 1]
 };
 
-__device__ double sum_of_lanes(double number) {
-  for (int distance = 16; distance > 0; distance /= 2) number += __shfl_xor_sync(kAllLanes, number, distance);
-  return number;
-}
-
 // One group's queries, by rotations made orthogonal: rotations * queries = rows.
 struct Rotated {
   int64_t count, head_dim;
@@ -48,7 +44,7 @@ struct Rotated {
   __device__ double product(int64_t i, int64_t j) const {
     double sum = 0;
     for (int64_t c = lane(); c < head_dim; c += 32) sum += rows[i * head_dim + c] * rows[j * head_dim + c];
-    return sum_of_lanes(sum);
+    return warp_sum(sum);
   }
 
   __device__ static void turn(double* one, double* other, int64_t columns, double cosine, double sine) {
@@ -165,7 +161,7 @@ void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t k
                    const MergeQueries& prepared, Workspace workspace, Stream stream) {
   require_layout("queries", queries);
   require_equal("slices of queries", queries.slices, "queries of a head", 1);
-  require_range("head_dim", queries.cols, 1, 256);
+  require_range("head_dim", queries.cols, 1, kMostHeadDim);
   require_groups(queries.rows, kv_heads);
   const int64_t group_size = queries.rows / kv_heads, rows = merging_rows(rule.gqa, group_size);
   require_workspace(workspace, merge_queries_workspace(kv_heads, rows, queries.cols));

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "cluster_sums.hpp"
@@ -20,28 +21,17 @@ struct SquaredLength {
   float size, sum;
 };
 
-__device__ float sum_of_lanes(float number) {
-  for (int distance = 16; distance > 0; distance /= 2) number += __shfl_xor_sync(kAllLanes, number, distance);
-  return number;
-}
-__device__ float largest_of_lanes(float number) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    number = fmaxf(number, __shfl_xor_sync(kAllLanes, number, distance));
-  }
-  return number;
-}
-
 // The squared length of a vector. The whole warp calls it.
 __device__ SquaredLength squared_length(int head_dim, Columns& vector) {
   SquaredLength result{0, 0};
   vector.each(head_dim, [&](int, float& number) { result.size = fmaxf(result.size, fabsf(number)); });
-  result.size = largest_of_lanes(result.size);
+  result.size = warp_max(result.size);
   if (result.size == 0) return result;
   vector.each(head_dim, [&](int, float& number) {
     const float share = number / result.size;
     result.sum += share * share;
   });
-  result.sum = sum_of_lanes(result.sum);
+  result.sum = warp_sum(result.sum);
   return result;
 }
 
@@ -79,7 +69,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
   float cosine = 0;
 #pragma unroll
   for (int i = 0; i < kLaneColumns; ++i) cosine += pair.key.numbers[i] * pair.target.numbers[i];
-  cosine = fminf(fmaxf(sum_of_lanes(cosine), -1.0f), 1.0f);
+  cosine = fminf(fmaxf(warp_sum(cosine), -1.0f), 1.0f);
   if (lane() == 0) p.weights.members[g * p.clusters.stride + place] = cosine;
 }
 
@@ -110,7 +100,7 @@ __device__ void weigh(const Sums<T>& p, int64_t g, int64_t i, float kept, const 
   const int64_t from = p.first(g, i), to = p.first(g, i + 1);
   float sum = 0;
   for (int64_t place = from + lane(); place < to; place += 32) sum += expf(logit(place));
-  sum = sum_of_lanes(sum) + expf(kept);
+  sum = warp_sum(sum) + expf(kept);
   for (int64_t place = from + lane(); place < to; place += 32) {
     p.weights.members[g * p.clusters.stride + place] = expf(logit(place)) / sum;
   }
@@ -148,13 +138,13 @@ __global__ void __launch_bounds__(kWarps * 32, 8)
   const int64_t from = p.first(g, i), to = p.first(g, i + 1);
   float size = 0, sum = 0;
   for (int64_t place = from + lane(); place < to; place += 32) size = fmaxf(size, distances[place].size);
-  size = largest_of_lanes(size);
+  size = warp_max(size);
   const auto squared = [&](int64_t place) {  // in units of size^2
     const float share = size > 0 ? distances[place].size / size : 0;
     return share * share * distances[place].sum;
   };
   for (int64_t place = from + lane(); place < to; place += 32) sum += squared(place);
-  const float twice_variance = 2 * (sum_of_lanes(sum) / static_cast<float>(to - from));
+  const float twice_variance = 2 * (warp_sum(sum) / static_cast<float>(to - from));
   weigh(p, g, i, 0,
         [&](int64_t place) { return twice_variance > 0 ? -(squared(place) / twice_variance) : 0; });
 }

@@ -4,6 +4,7 @@
 
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kWarps * 32) root_sums_kernel(SumArguments p) 
     const int64_t member = p.clusters.members[g * p.clusters.stride + place];
     sum += p.candidates.scores.data[g * p.candidates.scores.row_stride + member];
   }
-  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  sum = warp_sum(sum);
   if (lane() == 0) p.sums[g * p.candidates.count + i] = offsets[0] < offsets[1] ? sum : kNothing;
 }
 

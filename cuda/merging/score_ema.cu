@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include <kvbound/cuda/eviction/window_check.hpp>
 #include <kvbound/cuda/eviction/window_tiles.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -263,12 +264,7 @@ int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t
 template <Storage T>
 void prompt_averages(const PredictedScores& options, const WindowView<T>& view, const float* log_sum_exp,
                      const ScoreAverages& averages, Workspace workspace, Stream stream) {
-  require_layout("queries", view.queries);
-  require_layout("keys", view.keys);
-  require_groups(view.queries.slices, view.keys.slices);
-  require_equal("columns of queries", view.queries.cols, "columns of keys", view.keys.cols);
-  require_range("head_dim", view.keys.cols, 1, 256);
-  require_range("window", view.queries.rows, 1, view.keys.rows);
+  require_window(view);
   require_range("capacity of the averages", averages.capacity, view.keys.rows, INT64_MAX);
   const Window<T> window(view);
   const int64_t kv_heads = view.keys.slices, group_size = window.group_size(), tokens = window.tokens();
@@ -277,7 +273,8 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& view, 
   auto* const logits = static_cast<float*>(workspace.data);
   const Shape only(view.keys, 1, kQueryRows);
   const Shape shape = first_that_fits<LogitsShared>({only});
-  // The logits of one KV head's group at a time, so that they stay in the L2 cache.
+  // One KV head's group at a time: its logits take 16 MiB for four heads, 32 queries and 32,768 tokens, which the L2
+  // cache of an A100 (40 MB) or an H100 (50 MB) has room for; those of longer prompts go through device memory.
   for (int64_t g = 0; g < kv_heads; ++g) {
     launch({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
             shared_bytes<LogitsShared>(shape), stream},

@@ -109,7 +109,7 @@ void ClusterMerges<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>&
                 cache, queue);
   if (decodes_) begin_decoding(selected, merging.log_scores(), merged, cache, queue);
   Readback& reads = queue.read_back();
-  queue.require_numbers(reads, "a merged entry");
+  queue.require_numbers(reads, "predicted score");
   record_prompt(selected, targets, scores, merging, cache, reads, records);
   reads.fetch(queue.pool());
 }

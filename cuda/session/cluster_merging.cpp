@@ -87,8 +87,8 @@ void ClusterMerging<T>::put_corrected_keys(const KeyRule& rule, const MergeInput
   merge_queries<T>(rule, input.queries, shape_.kv_heads, input.scale, queries, queue.workspace(inverse),
                    queue.stream());
   const int64_t sums = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
-  merged_keys<T>(rule, input.keys, queries, input.merged, weights(), numbers(), cache.keys(), queue.status(),
-                 queue.workspace(sums), queue.stream());
+  merged_keys<T>(rule, input.keys, queries, input.merged, weights(), numbers(), cache.keys(),
+                 queue.merge_status(), queue.workspace(sums), queue.stream());
 }
 
 template <Storage T>
@@ -110,8 +110,8 @@ template <Storage T>
 void ClusterMerging<T>::put_means(const MergeInput<T>& input, DeviceTensor<const T> entries,
                                   const float* shares, DeviceTensor<T> rows, Queue& queue) {
   const int64_t bytes = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
-  weighted_means<T>(entries, input.merged, weights(), shares, rows, queue.status(), queue.workspace(bytes),
-                    queue.stream());
+  weighted_means<T>(entries, input.merged, weights(), shares, rows, queue.merge_status(),
+                    queue.workspace(bytes), queue.stream());
 }
 
 template class ClusterMerging<float>;

@@ -3,6 +3,7 @@
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 
 #include "head_eviction.hpp"
 
@@ -61,10 +62,7 @@ __device__ void evict_least(const HeadEntries& head, uint64_t* by_warp, const Ma
     least = order;
     slot_of_least = slot;
   }
-  uint64_t chosen = least;
-  for (int distance = 16; distance > 0; distance /= 2) {
-    chosen = min(chosen, __shfl_xor_sync(kAllLanes, chosen, distance));
-  }
+  uint64_t chosen = warp_min(least);
   if (lane() == 0) by_warp[warp()] = chosen;
   __syncthreads();
   for (unsigned w = 0; w < blockDim.x / 32; ++w) chosen = min(chosen, by_warp[w]);

@@ -33,7 +33,7 @@ __device__ float score_of(const StepScores& step, int64_t head, int64_t place, i
 //
 // grid       (ceil(capacity / 128), kv_heads)
 // block      128; no shared memory
-// registers  32 (sm_90a), 40 (sm_80)
+// registers  40 (sm_90a and sm_80)
 // bytes      read: up to 8 for each query head and entry, and 4 for its votes; written: 4 for each query head and entry,
 //            4 for each KV head and entry
 // FLOP       4 and an exponential for each query head and entry

@@ -1,6 +1,7 @@
 // CriticalKV's evictions during decoding.
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "eviction_choice.hpp"
@@ -44,25 +45,11 @@ struct Stages {
                                      : radix_selection::rank_of(head.key(slot), head.position(slot));
   }
 
-  // The sum of the block's numbers, in a fixed order. All threads call it.
-  template <class Number>
-  __device__ Number sum(Number number, Number* by_warp) const {
-    for (int distance = 16; distance > 0; distance /= 2) {
-      number += __shfl_xor_sync(kAllLanes, number, distance);
-    }
-    __syncthreads();  // no thread reads the previous call's numbers any more
-    if (lane() == 0) by_warp[warp()] = number;
-    __syncthreads();
-    Number total = by_warp[0];
-    for (int w = 1; w < kWarps; ++w) total += by_warp[w];
-    return total;
-  }
-
   __device__ int64_t candidates() const {
     int count = 0;
     for (int64_t slot = threadIdx.x; slot < head.entries; slot += kThreads)
       count += !head.is_always_kept(slot);
-    return sum(count, shared.selection.warp_totals);
+    return block_sum<kWarps>(count, shared.selection.warp_totals);
   }
 
   // Whether the always-kept entries and those of at least this rank hold more than half of every query head's attention.
@@ -75,7 +62,7 @@ struct Stages {
       for (int64_t slot = threadIdx.x; slot < head.entries; slot += kThreads) {
         if (rank(slot) >= least) mass += weights[slot];  // kNoRank is the largest rank of all
       }
-      if (!(sum(mass, shared.totals) > 0.5f)) return false;
+      if (!(block_sum<kWarps>(mass, shared.totals) > 0.5f)) return false;
     }
     return true;
   }

@@ -1,7 +1,6 @@
 #include "prompt_selection.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -108,7 +107,7 @@ class PromptSelection {
     const DeviceMatrix stage_two = stage_two_of(options);
     const Buffer<int64_t> counts = stage_one_counts(options);
     IndexLists tried(shape_.kv_heads, kept_.positions.stride());
-    const std::vector<float> none(shape_.kv_heads, std::numeric_limits<float>::infinity());
+    const std::vector<float> none(shape_.kv_heads, -1);
     Buffer<float> bounds(std::span<const float>(none), queue_.stream());
     const BestSelection best{bounds.data(), kept_.positions.data() + ranking_.always.sinks, tried.stride()};
     const auto consider = [&] {
@@ -117,8 +116,6 @@ class PromptSelection {
     };
     DeviceMatrix means(1, shape_.query_heads), sweep(shape_.kv_heads, ranking_.candidates);
     queue_.run("selection", [&] {
-      top_k(scores(), row_stride(), kept_.positions,
-            ranking_.always.sinks);  // where no selection keeps any mass
       mean_norms(input, means.data(), queue_.stream());
       for (const double lambda : theta_sweep_lambdas()) {
         sweep_scores(input, means.data(), lambda, sweep.data(), queue_.stream());

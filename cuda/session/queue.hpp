@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -22,7 +23,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 class Queue {
  public:
   /// times  receives the time of every operation, each of which is then waited for; null: not measured
-  Queue(OperationTimes* times, Stream stream) : times_(times), stream_(stream), pool_(stream), status_(1) {
+  Queue(OperationTimes* times, Stream stream) : times_(times), stream_(stream), pool_(stream), status_(2) {
     status_.clear(stream);
   }
 
@@ -56,18 +57,21 @@ class Queue {
     return {workspace_.data(), workspace_.size()};
   }
 
-  /// The flag that operations raise where a number is NaN or, in merged entries, not finite.
+  /// The flag that operations raise where a score is NaN.
   int* status() { return status_.data(); }
+  /// The flag that merges raise where a merged key or value is not finite.
+  int* merge_status() { return status_.data() + 1; }
   /// Forgets what operations have left behind of which one failed.
   void begin() {
     pending_.clear();
     status_.clear(stream());
   }
-  /// Reads the flag back: NonFinite is thrown, naming `what`, if it was raised.
-  void require_numbers(Readback& reads, const char* what) {
-    reads.then([what, raised = reads.of(status_)](const Arrived& arrived) {
-      if (arrived[raised].front() == 0) return;
-      throw NonFinite(std::string(what) + " is not a number in single precision");
+  /// Reads both flags back: NonFinite is thrown if one was raised, and names `score` or a merged key or value.
+  void require_numbers(Readback& reads, const char* score) {
+    reads.then([score, raised = reads.of(status_)](const Arrived& arrived) {
+      const std::span<const int> flags = arrived[raised];
+      if (flags[0] != 0) throw NonFinite(std::string(score) + " is not a number in single precision");
+      if (flags[1] != 0) throw NonFinite("a merged key or value is not finite in the type that stores it");
     });
   }
 
@@ -94,7 +98,7 @@ class Queue {
   OperationTimes* times_;
   Stream stream_;
   MemoryPool pool_;
-  Buffer<int> status_;
+  Buffer<int> status_;  // of scores, of merges
   Buffer<std::byte> workspace_;
   std::deque<Readback> pending_;
 };

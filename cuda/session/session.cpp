@@ -43,6 +43,7 @@ class DeviceSession final : public Session {
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
     require_valid(layer, policy, budgets);
+    require_range("head_dim", layer.shape.head_dim, 1, kMostHeadDim);
     const PoolScope scope(queue_.pool());
     begin(layer, policy);
     std::vector<int64_t> own(budgets.begin(), budgets.end());
@@ -163,7 +164,7 @@ class DeviceSession final : public Session {
       const auto tokens = static_cast<double>(layer.prompt_tokens());
       queue_.pool().expect_growth(1 + static_cast<double>(LayerCache<T>::kRoom) / tokens);
     }
-    if (layer_) {
+    if (step_) {
       require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                     layer_->view().prompt_tokens());
       return;

@@ -30,8 +30,9 @@ namespace emulated {
 ///          stage_two_scores, removal_order, selection, score_ema, merge_targets, merging, compaction, attention (with the
 ///          scores that follow from it), eviction; the session then waits for each operation. Null: not measured
 /// stream   on which all operations are queued
-/// compress and step throw what the reference throws, NonFinite also for results that overflow single precision;
-/// DeviceError. Results are the same bits at every call
+/// compress and step throw what the reference throws, NonFinite also for results that overflow single precision or, of
+/// merges, the storage type, and ShapeMismatch also for a head_dim above 256; DeviceError. Results are the same bits at
+/// every call
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
 

@@ -62,11 +62,11 @@ void Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache
                      queue.stream());
     const int64_t bytes = spread_leaving_workspace(heads, leaving.stride, kept.stride, shape_.head_dim);
     spread_leaving<T>(options_, attention.data(), leaving, kept, layer.values, cache.values(), spread.data(),
-                      queue.status(), queue.workspace(bytes), queue.stream());
+                      queue.merge_status(), queue.workspace(bytes), queue.stream());
   });
   if (decodes_) decoding_.emplace(shape_, cache.capacity(), std::min(options_.neighbours, cache.capacity()));
   Readback& reads = queue.read_back();
-  queue.require_numbers(reads, "a merged value");
+  queue.require_numbers(reads, "score");
   reads.then([counts = selected.counts, tokens, stride = leaving.stride, &kept = selected.kept, &records,
               all_keys = reads.of(cache.stored_keys()), all_values = reads.of(cache.stored_values()),
               is_spread = reads.of(spread)](const Arrived& arrived) {
@@ -98,7 +98,7 @@ void Spreads<T>::merge(const StepInputs<T>&, const ScoredQuery<T>&, LayerCache<T
   const CacheSlots slots = cache.slots();
   queue.run("merging", [&] {
     spread_entry<T>(options_, own.attention.data(), slots, cache.values(), changed, own.merged_into.data(),
-                    queue.status(), queue.stream());
+                    queue.merge_status(), queue.stream());
     const auto copy = [&](DeviceTensor<const T> from, StoredTensor<T>& to) {
       compact<T>(from, changed.positions, changed.stride, changed.count, to.view(), queue.stream());
     };

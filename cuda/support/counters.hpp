@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 
 #include "build.hpp"
 
@@ -20,32 +21,29 @@ struct DeviceCounters {
   int64_t download_bytes = 0;
   int64_t allocations = 0;  ///< of device memory and of page-locked memory
 
-  DeviceCounters& operator+=(const DeviceCounters& more) { return *this = *this - (DeviceCounters() - more); }
+  /// join(one's, other's) of each count.
+  template <class Join>
+  static DeviceCounters joined(const DeviceCounters& one, const DeviceCounters& other, const Join& join) {
+    return {join(one.launches, other.launches),
+            join(one.fills, other.fills),
+            join(one.moves, other.moves),
+            join(one.synchronisations, other.synchronisations),
+            join(one.uploads, other.uploads),
+            join(one.upload_bytes, other.upload_bytes),
+            join(one.downloads, other.downloads),
+            join(one.download_bytes, other.download_bytes),
+            join(one.allocations, other.allocations)};
+  }
+  DeviceCounters& operator+=(const DeviceCounters& more) { return *this = joined(*this, more, std::plus()); }
   friend DeviceCounters operator-(const DeviceCounters& later, const DeviceCounters& earlier) {
-    return {later.launches - earlier.launches,
-            later.fills - earlier.fills,
-            later.moves - earlier.moves,
-            later.synchronisations - earlier.synchronisations,
-            later.uploads - earlier.uploads,
-            later.upload_bytes - earlier.upload_bytes,
-            later.downloads - earlier.downloads,
-            later.download_bytes - earlier.download_bytes,
-            later.allocations - earlier.allocations};
+    return joined(later, earlier, std::minus());
   }
   friend bool operator==(const DeviceCounters&, const DeviceCounters&) = default;
 };
 
 /// The larger one of each count.
 inline DeviceCounters most_of_each(const DeviceCounters& one, const DeviceCounters& other) {
-  return {std::max(one.launches, other.launches),
-          std::max(one.fills, other.fills),
-          std::max(one.moves, other.moves),
-          std::max(one.synchronisations, other.synchronisations),
-          std::max(one.uploads, other.uploads),
-          std::max(one.upload_bytes, other.upload_bytes),
-          std::max(one.downloads, other.downloads),
-          std::max(one.download_bytes, other.download_bytes),
-          std::max(one.allocations, other.allocations)};
+  return DeviceCounters::joined(one, other, [](int64_t a, int64_t b) { return std::max(a, b); });
 }
 
 inline namespace KVBOUND_CUDA_BUILD {

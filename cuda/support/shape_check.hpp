@@ -20,6 +20,9 @@ inline void require_range(std::string_view what, int64_t number, int64_t first, 
                       std::to_string(first) + ".." + std::to_string(last));
 }
 
+/// The largest head_dim that operations take.
+inline constexpr int64_t kMostHeadDim = 256;
+
 /// Throws ShapeMismatch unless kv_heads divides query_heads.
 inline void require_groups(int64_t query_heads, int64_t kv_heads) {
   if (kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0) return;

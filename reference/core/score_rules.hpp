@@ -17,6 +17,21 @@ enum class Change {
   slot,  ///< key and value are zeroed and the entry stays; only oracle recall ranks by this change, no policy does
 };
 
+/// Whether the dominant entry of a query, which holds more than half of its attention, is scored by the softmax of the
+/// other entries.
+constexpr bool leaves_out_dominant(Change change) {
+  switch (change) {
+    case Change::value:
+    case Change::key:
+      return false;
+    case Change::joint:
+    case Change::exact:
+    case Change::slot:
+      return true;
+  }
+  return true;
+}
+
 /// How the scores of the query heads that share a KV head become one.
 enum class GroupReduction { mean, sum };
 

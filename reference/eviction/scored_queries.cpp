@@ -9,23 +9,6 @@
 #include "obcache_terms.hpp"
 
 namespace kvbound::reference {
-namespace {
-
-// Whether a dominant entry (more than half of the attention) is scored by the softmax of the other entries.
-bool leaves_out_dominant(Change change) {
-  switch (change) {
-    case Change::value:
-    case Change::key:
-      return false;
-    case Change::joint:
-    case Change::exact:
-    case Change::slot:
-      return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 ScoredQueries::ScoredQueries(Change change, const QueryBlock& queries, const EntryBlock& entries,
                              MutableMatrixView weights)

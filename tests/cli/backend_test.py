@@ -102,6 +102,11 @@ class Backends(CommandLineTest):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors",
                                "snapkv+adakv,h2o+critical+adakv:safeguard=0.05,tova+exact+adakv", "20%", "--steps", 8)
 
+    def test_budgets_that_differ_between_heads_agree_beyond_a_tile_of_entries(self):
+        trace = self.generate("heads.safetensors", "--kind", "mixed", "--dtype", "BF16", "--tokens", 300, "--decode", 6,
+                              "--layers", 1, "--query-heads", 6, "--kv-heads", 3, "--head-dim", 24, "--model-dim", 48)
+        self.require_agreement(trace, "snapkv+adakv:safeguard=0.05,h2o+adakv:safeguard=0.05+keepkv:threshold=none", "64,129")
+
     def test_budgets_that_differ_between_layers_agree(self):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv+pyramid,h2o+pyramid:shape=cosine", "20%", "--steps", 8)
 

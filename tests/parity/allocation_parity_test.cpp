@@ -76,6 +76,24 @@ TEST_F(AdaKvParity, MatchesReferenceForManyHeadsAndLongRows) {
   expect_parity(long_rows);
 }
 
+// A thread has every 1,024th score of a row, and every 1,024th head.
+TEST_F(AdaKvParity, MatchesReferenceAtTheEndsOfABlocksThreads) {
+  for (const int64_t cols : {1023, 1024, 1025, 2049}) {
+    SCOPED_TRACE(std::to_string(cols) + " columns");
+    expect_parity({{scores_of(ScoreKind::few_values, 1, cols), scores_of(ScoreKind::softmax, 2, cols)},
+                   {cols - 1, cols / 2},
+                   {1, 1}});
+  }
+  for (const int64_t heads : {1023, 1024, 1025}) {
+    SCOPED_TRACE(std::to_string(heads) + " heads");
+    Case c{{}, std::vector<int64_t>(heads, 2), {3, 1}};
+    for (int64_t g = 0; g < heads; ++g) {
+      c.scores.push_back(scores_of(ScoreKind::few_values, static_cast<uint64_t>(g), 4));
+    }
+    expect_parity(c);
+  }
+}
+
 TEST_F(AdaKvParity, SharesOutNothingAndEverything) {
   expect_parity({{{1, 2, 3}, {4, 5, 6}}, {0, 0}});
   expect_parity({{{1, 2, 3}, {4, 5, 6}}, {3, 3}});

@@ -1,8 +1,10 @@
 // The greedy selection on the device: the candidates that the reference leaves.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <kvbound/cuda/eviction/greedy.hpp>
@@ -52,7 +54,12 @@ struct Subject {
     values = rounded<T>(values);
   }
 
-  std::vector<std::vector<int64_t>> run() const {
+  struct Result {
+    std::vector<std::vector<int64_t>> left;
+    int status;
+  };
+
+  Result run() const {
     const Uploaded<T> device_queries(queries), device_keys(keys), device_values(values);
     const cuda::Buffer<int64_t> counts{std::span<const int64_t>(c.k)};
     Indices left(c.k);
@@ -61,8 +68,7 @@ struct Subject {
     cuda::select_greedy<T>({device_queries.view(), device_keys.view(), c.scale()}, device_values.view(),
                            c.candidates(), counts.data(), left.result(), memory.view(), nullptr);
     std::vector<std::vector<int64_t>> rows = left.rows();
-    EXPECT_EQ(left.status(), 0);
-    return rows;
+    return {std::move(rows), left.status()};
   }
 
   std::vector<int64_t> expected(int64_t g) const {
@@ -84,7 +90,8 @@ class GreedyParity : public DeviceTest {
   static void expect_parity(const Case& c) {
     SCOPED_TRACE(text_of(c));
     const Subject<T> subject(c);
-    const std::vector<std::vector<int64_t>> left = subject.run();
+    const auto [left, status] = subject.run();
+    EXPECT_EQ(status, 0);
     for (int64_t g = 0; g < c.kv_heads; ++g) EXPECT_EQ(left[g], subject.expected(g)) << "KV head " << g;
   }
 };
@@ -121,7 +128,24 @@ TYPED_TEST(GreedyParity, IsNotMisledByWhatAllValuesHaveInCommon) { this->expect_
 TYPED_TEST(GreedyParity, GivesTheSameUnderEverySchedule) {
   const Subject<TypeParam> subject(
       {.kv_heads = 1, .tokens = 30, .k = {5}, .distribution = Distribution::sink});
-  in_every_schedule([&] { return subject.run(); });
+  in_every_schedule([&] { return subject.run().left; });
+}
+
+// Of one KV head only, whichever it is.
+TYPED_TEST(GreedyParity, TellsOfNan) {
+  for (const int64_t g : {0, 1}) {
+    for (Tensor Subject<TypeParam>::*tensor : {&Subject<TypeParam>::keys, &Subject<TypeParam>::values}) {
+      Subject<TypeParam> subject({});
+      (subject.*tensor).slice(g)(2, 0) = std::numeric_limits<double>::quiet_NaN();
+      EXPECT_EQ(subject.run().status, 1) << "KV head " << g;
+    }
+  }
+}
+
+TYPED_TEST(GreedyParity, AsksForNoErrorWhereNothingIsRemoved) {
+  Subject<TypeParam> subject({.k = {36, 36}});
+  subject.values.slice(0)(2, 0) = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(subject.run().status, 0);
 }
 
 TYPED_TEST(GreedyParity, RefusesShapesThatDoNotFit) {

@@ -106,8 +106,7 @@ class ThetaSweepParity : public DeviceTest {
   static Best best_of(const Subject& subject, const std::vector<std::vector<Positions>>& tried) {
     const Case& c = subject.c;
     const int64_t stride = c.candidates + 1;
-    cuda::Buffer<float> bounds =
-        cuda::upload(std::vector<float>(c.kv_heads, std::numeric_limits<float>::infinity()));
+    cuda::Buffer<float> bounds = cuda::upload(std::vector<float>(c.kv_heads, -1));
     cuda::Buffer<int64_t> best = cuda::upload(Positions(c.kv_heads * stride, -1));
     Positions k;
     for (const Positions& head : tried.front()) k.push_back(std::ssize(head));
@@ -207,7 +206,7 @@ TEST_F(ThetaSweepParity, KeepsTheSelectionOfSmallestBound) {
   EXPECT_TRUE(bounds_.is_tight());
 }
 
-TEST_F(ThetaSweepParity, KeepsTheFirstOfEqualBoundsAndNothingWithoutMass) {
+TEST_F(ThetaSweepParity, KeepsTheFirstOfEqualBoundsAlsoWithoutMass) {
   const Case c{.kv_heads = 1, .group_size = 1, .tokens = 4, .first_candidate = 0, .candidates = 4};
   Subject subject(c);
   subject.device_weights = cuda::upload(std::vector<float>{0.5f, 0.5f, 0, 0});
@@ -215,7 +214,13 @@ TEST_F(ThetaSweepParity, KeepsTheFirstOfEqualBoundsAndNothingWithoutMass) {
   EXPECT_EQ(best_of(subject, {{{1}}, {{0}}}).positions.front(), Positions{1});
   const Best none = best_of(subject, {{{2}}, {{3}}});
   EXPECT_EQ(none.bounds.front(), std::numeric_limits<float>::infinity());
-  EXPECT_EQ(none.positions.front(), Positions{-1}) << "no selection keeps any mass";
+  EXPECT_EQ(none.positions.front(), Positions{2}) << "no selection keeps any mass";
+  const Best last = best_of(subject, {{{2}}, {{3}}, {{0}}});
+  EXPECT_EQ(last.bounds.front(), 1.0f);
+  EXPECT_EQ(last.positions.front(), Positions{0}) << "the only one that keeps any mass";
+  const Best whole = best_of(subject, {{{0, 1, 2}}, {{0, 1, 3}}});
+  EXPECT_EQ(whole.bounds.front(), 0);
+  EXPECT_EQ(whole.positions.front(), (Positions{0, 1, 2})) << "both keep all mass";
 }
 
 TEST_F(ThetaSweepParity, GivesTheSameUnderEverySchedule) {

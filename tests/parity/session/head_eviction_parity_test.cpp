@@ -95,11 +95,12 @@ class UpdateScoresParity : public DeviceTest {
     const auto heads = std::ssize(c.entries);
     for (int64_t g = 0; g < heads; ++g) {
       if (c.entries[g] > 0) hold(c, given, g, results);
-      expect_unwritten_behind(c, g, results);
+      expect_unwritten_behind(c, given, g, results);
     }
   }
 
-  Comparator running_{"update_scores, running"}, reduced_{"update_scores, reduced"};
+  Comparator running_{"update_scores, running"}, reduced_{"update_scores, reduced"},
+      weights_{"update_scores, weights"};
 
  private:
   static int64_t capacity(const UpdateCase& c) { return *std::ranges::max_element(c.entries) + 2; }
@@ -141,18 +142,19 @@ class UpdateScoresParity : public DeviceTest {
                               votes = as_singles(given.log_votes.numbers()),
                               sums = as_singles(given.log_sum_exp);
     cuda::Buffer<float> running = as_singles(given.running.numbers());
-    Output reduced(kv_heads * capacity(c));
+    Output reduced(kv_heads * capacity(c)), weights(query_heads * capacity(c));
     cuda::update_scores({nullptr, logits.data(), sums.data(), c.votes ? votes.data() : nullptr}, slots.view(),
-                        query_heads, c.update, c.reduction, {running.data(), reduced.data()}, nullptr);
-    return {cuda::download(running), reduced.numbers()};
+                        query_heads, c.update, c.reduction, {running.data(), reduced.data(), weights.data()},
+                        nullptr);
+    return {cuda::download(running), reduced.numbers(), weights.numbers()};
   }
 
   void hold(const UpdateCase& c, const Numbers& given, int64_t g,
             const std::vector<std::vector<float>>& results) {
     const reference::Arithmetic single = reference::single_precision();
     const int64_t entries = c.entries[g], first = g * c.group_size;
-    Matrix expected(c.group_size, entries), errors = expected;
-    std::vector<float> actual;
+    Matrix expected(c.group_size, entries), errors = expected, own = expected, own_errors = expected;
+    std::vector<float> actual, actual_own;
     for (int64_t i = 0; i < c.group_size; ++i) {
       for (int64_t slot = 0; slot < entries; ++slot) {
         const int64_t h = first + i;
@@ -164,19 +166,30 @@ class UpdateScoresParity : public DeviceTest {
         expected(i, slot) = weight + (adds ? given.running(h, slot) : 0);
         errors(i, slot) = adds ? reference::running_sum_error(expected(i, slot), 0, off, single) : off;
         actual.push_back(results[0][h * capacity(c) + slot]);
+        own(i, slot) = weight;
+        own_errors(i, slot) = off;
+        actual_own.push_back(results[2][h * capacity(c) + slot]);
       }
     }
     EXPECT_TRUE(running_.hold(actual, expected.numbers(), errors.numbers()));
+    EXPECT_TRUE(weights_.hold(actual_own, own.numbers(), own_errors.numbers()));
     const Matrix reduced = reference::reduce_group(expected, c.group_size, c.reduction);
     const Matrix off = reference::group_errors(expected, errors, c.group_size, c.reduction, single);
     const std::span<const float> row = std::span(results[1]).subspan(g * capacity(c), entries);
     EXPECT_TRUE(reduced_.hold(row, reduced.numbers(), off.numbers()));
   }
 
-  static void expect_unwritten_behind(const UpdateCase& c, int64_t g,
+  // Behind the entries in use.
+  static void expect_unwritten_behind(const UpdateCase& c, const Numbers& given, int64_t g,
                                       const std::vector<std::vector<float>>& results) {
     for (int64_t slot = c.entries[g]; slot < capacity(c); ++slot) {
       EXPECT_TRUE(Output::is_unwritten(results[1][g * capacity(c) + slot])) << "slot " << slot;
+      for (int64_t h = g * c.group_size; h < (g + 1) * c.group_size; ++h) {
+        EXPECT_EQ(results[0][h * capacity(c) + slot], static_cast<float>(given.running(h, slot)))
+            << "query head " << h << ", slot " << slot;
+        EXPECT_TRUE(Output::is_unwritten(results[2][h * capacity(c) + slot]))
+            << "query head " << h << ", slot " << slot;
+      }
     }
   }
 };
@@ -193,6 +206,7 @@ TEST_F(UpdateScoresParity, MatchesReferenceAcrossSizesAndRules) {
   }
   EXPECT_TRUE(running_.is_tight());
   EXPECT_TRUE(reduced_.is_tight());
+  EXPECT_TRUE(weights_.is_tight());
 }
 
 TEST_F(UpdateScoresParity, TakesOtherScoresAsTheyAre) {
@@ -413,7 +427,12 @@ class EvictCriticalParity : public DeviceTest {
  protected:
   static int64_t stage_one_of(int64_t kept) { return kept * 3 / 5; }
 
-  static std::vector<int64_t> run(const CriticalInput& input) {
+  struct Result {
+    std::vector<int64_t> evicted;
+    int status;
+  };
+
+  static Result run(const CriticalInput& input) {
     const CriticalCase& c = input.c;
     const auto heads = std::ssize(c.positions);
     Slots slots(c.positions, std::vector<int64_t>(heads, 0), input.capacity);
@@ -430,13 +449,11 @@ class EvictCriticalParity : public DeviceTest {
         {running.data(), norms.data(), c.adaptive ? nullptr : table.data(), weights.data(), c.epsilon, c.gqa},
         heads * c.group_size, position.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
-    EXPECT_EQ(cuda::download(status).front(), 0);
-    std::vector<int64_t> positions = cuda::download(evicted);
-    const std::vector<int64_t> free = slots.free();
+    const std::vector<int64_t> positions = cuda::download(evicted), free = slots.free();
     for (int64_t g = 0; g < heads; ++g) {
       EXPECT_EQ(positions[g], free[g] < 0 ? -1 : c.positions[g][free[g]]);
     }
-    return positions;
+    return {positions, cuda::download(status).front()};
   }
 
   // By the definition; nullopt where fp32 may decide otherwise.
@@ -486,7 +503,8 @@ class EvictCriticalParity : public DeviceTest {
   // Returns for how many heads the eviction is known.
   static int expect_parity(const CriticalCase& c) {
     const CriticalInput input(c);
-    const std::vector<int64_t> evicted = run(input);
+    const auto [evicted, status] = run(input);
+    EXPECT_EQ(status, 0);
     int known = 0;
     for (size_t g = 0; g < c.positions.size(); ++g) {
       const std::optional<int64_t> position = expected(input, g);
@@ -574,8 +592,40 @@ TEST_F(EvictCriticalParity, GivesTheSameUnderEverySchedule) {
                          ScoreKind::softmax,
                          ScoreKind::softmax};
     const CriticalInput input(c);
-    in_every_schedule([&] { return run(input); });
+    in_every_schedule([&] { return run(input).evicted; });
   }
+}
+
+// The candidates are slots 1 to 4, of which stage one takes the one of largest score: slot 4.
+TEST_F(EvictCriticalParity, TellsOfNan) {
+  const CriticalCase c{.positions = {{0, 1, 2, 3, 4, 5}},
+                       .budgets = {5},
+                       .sinks = 1,
+                       .recent = 1,
+                       .scores = ScoreKind::rising,
+                       .norms = ScoreKind::equal};
+  const auto status_with = [&](std::vector<float> CriticalInput::*numbers, std::vector<int64_t> slots) {
+    CriticalInput input(c);
+    for (const int64_t slot : slots) (input.*numbers)[slot] = kNan;
+    return run(input).status;
+  };
+  EXPECT_EQ(status_with(&CriticalInput::norms, {}), 0);
+  for (const int64_t slot : {1, 2, 3}) {
+    SCOPED_TRACE("slot " + std::to_string(slot));
+    EXPECT_EQ(status_with(&CriticalInput::norms, {slot}), 1);
+    EXPECT_EQ(status_with(&CriticalInput::running, {slot}), 1);
+  }
+  EXPECT_EQ(status_with(&CriticalInput::norms, {0, 5}), 0) << "always kept";
+  EXPECT_EQ(status_with(&CriticalInput::running, {0, 5}), 0) << "always kept";
+  EXPECT_EQ(status_with(&CriticalInput::norms, {4}), 0) << "in stage one";
+}
+
+// A NaN among the scores of one query head is one in their mean: its entry is the last that stage one takes.
+TEST_F(EvictCriticalParity, TellsOfAScoreThatIsNanInOneQueryHead) {
+  const CriticalCase c{.positions = {{0, 1, 2, 3, 4, 5}}, .budgets = {5}, .group_size = 2};
+  CriticalInput input(c);
+  input.running[input.capacity + 4] = input.reduced[4] = kNan;
+  EXPECT_EQ(run(input).status, 1);
 }
 
 TEST_F(EvictCriticalParity, RefusesMoreEntriesThanCanBeRankedAndNoQueryHeads) {
