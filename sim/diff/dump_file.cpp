@@ -125,9 +125,14 @@ class TensorCheck {
     std::set<const DumpTensor*> found;
     for (const TensorEntry& entry : file_.tensors()) found.insert(&tensor_of(entry));
     for (const DumpTensor& tensor : dump_tensors()) {
-      if (!found.contains(&tensor)) continue;
-      info_.tensors.push_back(tensor.name);
-      for (const int64_t layer : info_.layers) check(layer, tensor);
+      if (found.contains(&tensor)) info_.tensors.push_back(tensor.name);
+    }
+    // The number of rebuilds follows from that of the steps, which other tensors tell.
+    for (const bool of_rebuilds : {false, true}) {
+      for (const DumpTensor& tensor : dump_tensors()) {
+        if (!found.contains(&tensor) || (tensor.shape.front() == Extent::rebuilds) != of_rebuilds) continue;
+        for (const int64_t layer : info_.layers) check(layer, tensor);
+      }
     }
   }
 

@@ -54,8 +54,7 @@ class MergeJudge {
     judge_rows("merged_key", claims_.merged_key, &HeadMerge::keys, &MergeReplay::key_errors);
     judge_rows("merged_value", claims_.merged_value, &HeadMerge::values, &MergeReplay::value_errors);
     for (const auto& head : heads_) result_.record.prompt.merges.push_back(head->merged());
-    replay();
-    if (claims_.rebuilt_target_of) add_choices("rebuilt_target_of", &MergeReplay::rebuilt_targets, rebuilt);
+    replay(rebuilt);
     return std::move(result_);
   }
 
@@ -118,7 +117,7 @@ class MergeJudge {
         compare_uncertain(tensor, claim, expected.numbers, expected.bounds, expected.certain));
   }
 
-  void replay() {
+  void replay(const TensorAgreement& rebuilt) {
     const bool dynamic = evicts(part_.implementation.policy.host);
     std::vector<std::vector<MergeStep>> steps(heads_.size());
     reference::parallel_for(shape_.kv_heads, [&](int64_t g) {
@@ -150,6 +149,8 @@ class MergeJudge {
         into.add(step.into);
       }
     }
+    // Rebuilds depend on no earlier choice, but later choices and outputs depend on them.
+    if (claims_.rebuilt_target_of) add_choices("rebuilt_target_of", &MergeReplay::rebuilt_targets, rebuilt);
     if (claims_.evicted) result_.agreements.push_back(evicted.result());
     if (claims_.merged_into) result_.agreements.push_back(into.result());
     if (claims_.output) judge_output(*claims_.output);

@@ -19,7 +19,7 @@ namespace kvbound::sim {
 
 /// The judgement of one layer's claims under a policy that merges, and the replay that the claims led to.
 struct MergeJudgement {
-  /// Those claimed of target_of, votes, merged_key, merged_value, evicted, merged_into, output and rebuilt_target_of.
+  /// Those claimed of target_of, votes, merged_key, merged_value, rebuilt_target_of, evicted, merged_into and output.
   std::vector<TensorAgreement> agreements;
   LayerRecord record;    ///< the tested implementation's choices; the reference's outputs over its caches
   Tensor output_errors;  ///< [steps, query_heads, head_dim]

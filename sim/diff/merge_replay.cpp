@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
@@ -206,10 +208,15 @@ void MergeReplay::rebuild(int64_t t) {
   reference::MergeTargets targets;
   if (certain_) {
     const int64_t tokens = layer_.prompt_tokens + part_.implementation.steps;
-    TargetsJudgement judgement =
-        judge_evict_first(keys, rebuilt.kept[g_], target, arithmetic_,
-                          rebuilt.target_of.subspan(g_ * tokens, keys.rows), {number, g_, 0});
+    const std::span<const int64_t> claimed = rebuilt.target_of.subspan(g_ * tokens, tokens);
+    TargetsJudgement judgement = judge_evict_first(keys, rebuilt.kept[g_], target, arithmetic_,
+                                                   claimed.first(keys.rows), {number, g_, 0});
     std::ranges::move(judgement.choices, std::back_inserter(rebuilt_targets_));
+    for (int64_t i = keys.rows; i < tokens; ++i) {
+      if (claimed[i] == kNothingEvicted) continue;
+      rebuilt_targets_.push_back(wrong_entry({number, g_, i}, kNothingEvicted, claimed[i], kNothingEvicted,
+                                             fmt::format("position {} is still to come", i)));
+    }
     targets = std::move(judgement.targets);
   } else {
     targets = reference::evict_first(keys, rebuilt.kept[g_], target);

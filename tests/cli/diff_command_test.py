@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 import independent.replay
-from support import kvbound_cli
+from support import faults, kvbound_cli
 from support.diffs import CRITICAL, REAL, DiffTest
 from support.dumps import Dump, recompute
 from support.kvbound_cli import (INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, SAMPLES, USAGE, WORLD, TraceFile,
@@ -214,24 +214,16 @@ class WrongDumps(DiffTest):
     """Dumps of a recomputation with a deliberate fault."""
 
     def test_an_output_scaled_by_1_01_is_found(self):
-        def scale(dump):
-            for layer in range(2):
-                dump.array(layer, "output")[...] *= 1.01
-
-        self.finds("output", change=scale)
+        self.finds("output", change=faults.scale_output)
         self.finds("output", change=lambda dump: dump.array(1, "output")[-1].__imul__(1.01))
 
     def test_a_causal_mask_off_by_one_is_found(self):
-        def later(right):
-            return lambda queries, keys, first, *rest: right(queries, keys, first + (len(keys) > first + len(queries)
-                                                                                     or len(queries) == 8), *rest)
-
         def no_self(right):
             def wrong(queries, keys, first, scale, cached=True):
                 return right(queries, keys, first - (cached is not True), scale, cached)
             return wrong
 
-        self.finds("score", patch=("independent.prompt.seen_logits", later))
+        self.finds("score", patch=("independent.prompt.seen_logits", faults.unmasked))
         self.finds("output", patch=("attention_weights", no_self))
 
     def test_a_dropped_part_of_split_k_is_found(self):
@@ -251,11 +243,8 @@ class WrongDumps(DiffTest):
             output = dump.array(1, "output")
             output[:, [0, 1]] = output[:, [1, 0]]
 
-        def swap_queries(layer):
-            layer.query[[1, 2]] = layer.query[[2, 1]]
-
         self.finds("output", change=swap)
-        self.finds("score", change_layer=swap_queries)
+        self.finds("score", change_layer=lambda layer: faults.swap_queries(layer.query))
 
     def test_a_pool_of_5_for_7_is_found(self):
         self.finds("score", policy_changes=[("pool", 5)])
@@ -266,8 +255,7 @@ class WrongDumps(DiffTest):
 
     def test_w_o_transposed_within_a_head_is_found(self):
         def transpose(layer):
-            head = layer.output_projection[2]
-            layer.output_projection[2] = head.reshape(head.shape[1], head.shape[0]).T
+            faults.transpose_heads(layer.output_projection, slice(2, 3))
 
         self.finds("projected_value_norms", change_layer=transpose)
         self.finds("bound", policy="snapkv:window=8", change_layer=transpose)
@@ -279,20 +267,18 @@ class WrongDumps(DiffTest):
                 right = recompute(trace, CRITICAL, "50", np.float64)
                 right.metadata["accumulate"] = "F64" if precision == np.float64 else "F32"
                 for item in self.agrees(trace, right)["tensors"]:
-                    worst = item["worst"]
-                    if worst is None or worst["ulps"] is None or item["layer"] != 1:
-                        continue  # a tensor of integers
+                    if not faults.is_judged(item) or item["layer"] != 1:
+                        continue
                     for factor in (2, 0.5):
                         dump = right.copy()
-                        array = dump.array(1, item["tensor"])
-                        array[tuple(worst["index"])] = float(worst["expected"]) + factor * worst["bound"]
+                        faults.move_by_bounds(dump, item, factor)
                         with self.subTest(f"{trace.name} {precision.__name__} {item['tensor']} {factor}"):
                             if factor == 2:
                                 report, _ = self.differs(trace, dump, item["tensor"])
                                 found = [other for other in report["tensors"] if other["verdict"] == "differs"]
                                 self.assertEqual([(other["layer"], other["tensor"], other["outside"])
                                                   for other in found], [(1, item["tensor"], 1)])
-                                self.assertEqual(found[0]["worst"]["index"], worst["index"])
+                                self.assertEqual(found[0]["worst"]["index"], item["worst"]["index"])
                             else:
                                 self.agrees(trace, dump)
 
@@ -312,12 +298,10 @@ class WrongDumps(DiffTest):
         for policy in POLICIES:
             for trace in self.traces():
                 right = recompute(trace, policy, "50")
-                scores = right.array(1, "stage_two_score" if "stage_two_score" in right.kinds() else "score")
-                kept = {0: list(right.array(0, "kept").reshape(2, 50)), 1: list(right.array(1, "kept").reshape(2, 50))}
-                positions, candidates = kept[1][1], scores.shape[1]
-                out = np.setdiff1d(np.arange(candidates), positions)
-                worst, best = out[np.argmin(scores[1][out])], positions[np.argmax(scores[1][positions[:42]])]
-                kept[1][1] = np.sort(np.append(positions[positions != best], worst))
+                scores = right.array(1, "stage_two_score" if "stage_two_score" in right.kinds() else "score")[1]
+                kept = faults.all_kept_sets(right)
+                best, worst = faults.clear_exchange(scores, kept[1][1])
+                kept[1][1] = faults.exchanged(kept[1][1], best, worst)
                 for precision in (np.float64, np.float32):
                     with self.subTest(f"{policy} {trace.name} {precision.__name__}"):
                         # First a dump whose other tensors follow from the swap, then one whose other tensors follow
@@ -334,19 +318,10 @@ class WrongDumps(DiffTest):
     def test_kept_sets_that_are_none_are_found(self):
         trace = self.trace("F32")
         right = recompute(trace, "snapkv:window=8", "40").only({"kept", "kept_offsets", "output"})
-        for change, pattern in (
-                (lambda kept: kept.__setitem__(0, -1), "is no position of a prompt of 120 tokens"),
-                (lambda kept: kept.__setitem__(45, 120), "is no position of a prompt of 120 tokens"),
-                (lambda kept: kept.__setitem__(45, kept[44]), "positions must ascend"),
-                (lambda kept: kept.__setitem__(slice(50, 52), kept[[51, 50]]), "positions must ascend"),
-                (lambda kept: kept.__setitem__(slice(0, 40), np.arange(40)), "position 112 is missing, which is always")):
-            dump = right.copy()
-            change(dump.array(1, "kept"))
+        for pattern, dump in faults.impossible_kept_sets(right, 1, 120):
             _, stderr = self.differs(trace, dump, "kept")
             self.assertRegex(stderr, pattern)
-        dump = right.copy()
-        dump.put(0, "kept", np.delete(right.array(0, "kept"), 3))
-        dump.put(0, "kept_offsets", np.array([0, 39, 79]))
+        dump = faults.with_one_less(right, 0, 0)
         self.differs(trace, dump, "kept_offsets")
         for layer in range(2):
             del dump.tensors[f"layers.{layer}.output"]

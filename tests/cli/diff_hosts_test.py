@@ -11,7 +11,7 @@ import numpy as np
 import independent.decoding
 import independent.replay
 import independent.scores
-from support import kvbound_cli
+from support import faults, kvbound_cli
 from support.diffs import DiffTest
 from support.dumps import recompute
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, SAMPLES, TraceFile
@@ -112,9 +112,6 @@ class RightDumps(DiffTest):
 
 
 class WrongDumps(DiffTest):
-    def kept_of(self, dump, budget=50):
-        return {layer: list(dump.array(layer, "kept").reshape(2, budget)) for layer in range(2)}
-
     def test_a_score_off_by_a_millionth_is_found(self):
         def scale(dump):
             dump.array(1, "score")[...] *= 1 + 1e-6
@@ -132,22 +129,13 @@ class WrongDumps(DiffTest):
         self.finds("score", "h2o:window=8+obcache-key", policy_changes=[("score", "obcache-joint")])
 
     def test_an_exact_removal_error_that_cancels_is_found(self):
-        def printed(right):
-            def wrong(kind, logits, values):
-                weights = independent.scores.softmax(logits)
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    return (weights / (1 - weights))**2 * independent.scores.squares(values - weights @ values)
-            return wrong
-
         trace = TraceFile(dtype="F64", prompt_tokens=60)
-        for layer in range(2):
-            for kind in ("key", "query"):
-                trace.tensors[f"layers.{layer}.{kind}"][1][...] *= 12  # one weight is often 1 - e^-40
+        faults.peak(trace)
         path = trace.write(self.folder / "peaked.safetensors")
         for policy in ("h2o:window=4+exact", "tova+exact:space=projected"):
             self.agrees(path, recompute(path, policy, "12"))
             removal_scores = independent.scores.removal_scores
-            with mock.patch.object(independent.scores, "removal_scores", printed(removal_scores)):
+            with mock.patch.object(independent.scores, "removal_scores", faults.cancelling(removal_scores)):
                 dump = recompute(path, policy, "12")
             self.differs(path, dump, "score")
 
@@ -155,7 +143,7 @@ class WrongDumps(DiffTest):
         for policy, deciding in DECIDING.items():
             for trace in self.traces():
                 right = recompute(trace, policy, "50")
-                score, kept = right.array(1, deciding)[1], self.kept_of(right)[1][1]
+                score, kept = right.array(1, deciding)[1], faults.kept_sets(right, 1)[1]
                 stay = kept[kept < len(score) - 12]
                 best = stay[np.argmax(score[stay])]
                 self.assertNotIn(best, right.array(1, "evicted")[:, 1])
@@ -163,7 +151,7 @@ class WrongDumps(DiffTest):
                 left[1][1, 1] = best
                 for precision in (np.float64, np.float32):
                     with self.subTest(f"{policy} {trace.name} {precision.__name__}"):
-                        consistent = recompute(trace, policy, "50", precision, kept=self.kept_of(right), evicted=left)
+                        consistent = recompute(trace, policy, "50", precision, kept=faults.all_kept_sets(right), evicted=left)
                         _, stderr = self.differs(trace, consistent, "evicted")
                         self.assertRegex(stderr, rf"layers\.1\.evicted\[1, 1\]: step 1, KV head 1: position \d+ stayed rather "
                                                  rf"than {best}, by [a-z -]*score: ")
@@ -176,18 +164,10 @@ class WrongDumps(DiffTest):
         trace = self.trace("F32", tokens=160)
         for policy in ("h2o:window=8:sinks=1", "tova:sinks=1", "streaming-llm:sinks=1"):
             right = recompute(trace, policy, "50")
-            gone = right.array(0, "evicted")[1, 1]
-            for step, position, pattern in (
-                    (2, gone, f"position {gone} was evicted, which is not in the cache"),
-                    (2, -1, "nothing was evicted, but the cache has 51 entries and the budget is 50"),
-                    (2, 999, "position 999 was evicted, which is not in the cache"),
-                    (2, 164, "position 164 was evicted, which is not in the cache"),
-                    (2, -7, "position -7 was evicted, which is not in the cache"), (0, 0, "position 0 was evicted, which is always kept")):
-                dump = right.only({"evicted", "kept"}).copy()
-                dump.array(0, "evicted")[step, 1] = position
-                with self.subTest(f"{policy} {pattern}"):
+            for note, dump in faults.impossible_evictions(right.only({"evicted", "kept", "kept_offsets"}), 0, 160, 0):
+                with self.subTest(f"{policy} {note}"):
                     _, stderr = self.differs(trace, dump, "evicted")
-                    self.assertIn(f"layers.0.evicted[{step}, 1]: step {step}, KV head 1: {pattern}", stderr)
+                    self.assertIn(note, stderr)
             dump = right.copy()
             dump.array(0, "evicted")[2, 1] = -1
             _, stderr = self.differs(trace, dump, "evicted")
@@ -200,20 +180,14 @@ class WrongDumps(DiffTest):
         policy = "h2o:window=8:recent=30"
         for trace in self.traces():
             right = recompute(trace, policy, "50")
-            dump = recompute(trace, policy, "50", kept=self.kept_of(right), policy_changes=[("recent", 0)])
+            dump = recompute(trace, policy, "50", kept=faults.all_kept_sets(right), policy_changes=[("recent", 0)])
             self.differs(trace, dump, "evicted")
 
     def test_h2o_that_forgets_its_running_sum_is_found(self):
-        def forgetting(right):
-            def wrong(head, step):
-                head.per_head[...] = 0
-                return right(head, step)
-            return wrong
-
         for policy in ("h2o:window=8", "h2o:window=8+exact"):
             for trace in self.traces():
                 head = independent.decoding.DecodingHead
-                with mock.patch.object(head, "accumulate", forgetting(head.accumulate)):
+                with mock.patch.object(head, "accumulate", faults.forgetting(head.accumulate)):
                     dump = recompute(trace, policy, "50")
                 with self.subTest(f"{policy} {trace.name}"):
                     self.differs(trace, dump, "evicted")
@@ -223,7 +197,7 @@ class WrongDumps(DiffTest):
         for policy in ("h2o:window=8+critical:alpha=0.9:epsilon=1", "tova+critical:alpha=adaptive:epsilon=1"):
             trace = self.trace("F32", "flat", tokens=161, decode=12)
             right = recompute(trace, policy, "50")
-            dump = recompute(trace, policy, "50", kept=self.kept_of(right), policy_changes=[("alpha", Fraction(0))])
+            dump = recompute(trace, policy, "50", kept=faults.all_kept_sets(right), policy_changes=[("alpha", Fraction(0))])
             with self.subTest(policy):
                 self.assertFalse(all((dump.array(layer, "evicted") == right.array(layer, "evicted")).all()
                                      for layer in range(2)), "the first stage protects no entry here")
@@ -233,12 +207,9 @@ class WrongDumps(DiffTest):
         for policy, deciding in DECIDING.items():
             for trace in self.traces():
                 right = recompute(trace, policy, "50")
-                score, kept = right.array(1, deciding)[1], self.kept_of(right)
-                out = np.setdiff1d(np.arange(len(score) - 8), kept[1][1])
-                worst = out[np.argmin(score[out])]
-                stay = kept[1][1][kept[1][1] < len(score) - 8]
-                best = stay[np.argmax(score[stay])]
-                kept[1][1] = np.sort(np.append(kept[1][1][kept[1][1] != best], worst))
+                score, kept = right.array(1, deciding)[1], faults.all_kept_sets(right)
+                best, worst = faults.clear_exchange(score, kept[1][1], 8)
+                kept[1][1] = faults.exchanged(kept[1][1], best, worst)
                 with self.subTest(f"{policy} {trace.name}"):
                     _, stderr = self.differs(trace, recompute(trace, policy, "50", kept=kept), "kept")
                     self.assertIn(f"KV head 1 kept position {worst} rather than", stderr)

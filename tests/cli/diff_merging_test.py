@@ -4,7 +4,7 @@ usage: diff_merging_test.py KVBOUND      KVBOUND: the program's path
 """
 import numpy as np
 
-from support import kvbound_cli
+from support import faults, kvbound_cli
 from support.diffs import DiffTest
 from support.dumps import recompute
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, TraceFile
@@ -148,18 +148,14 @@ class WrongMerges(DiffTest):
             self.assertRegex(stderr, note)
 
     def test_a_wrong_vote(self):
-        def more(dump):
-            dump.array(1, "votes")[7] += 1
-
-        def less(dump):
-            votes = dump.array(0, "votes")
-            votes[np.argmax(votes)] -= 1
-
-        for host in (STATIC, "h2o:window=8"):
-            self.found("votes", host + "+keepkv:threshold=0.9", more)
-            self.found("votes", host + "+keepkv:threshold=0.9", less)
-        self.found("votes", STATIC + "+d2o:threshold=0.9", more)
-        self.found("votes", "tova+cam", more)
+        trace = self.trace("F64", decode=6)
+        for policy in (STATIC + "+keepkv:threshold=0.9", "h2o:window=8+keepkv:threshold=0.9", STATIC + "+d2o:threshold=0.9", "tova+cam"):
+            right = self.reference(trace, policy, "30")
+            self.agrees(trace, right)
+            for note, dump in faults.wrong_votes(right, 1):
+                with self.subTest(f"{policy} {note}"):
+                    _, stderr = self.differs(trace, dump, "votes")
+                    self.assertRegex(stderr, note)
 
     def test_a_merged_key_or_value_off_by_a_billionth(self):
         for tensor in ("merged_key", "merged_value"):
@@ -257,9 +253,7 @@ class WrongMerges(DiffTest):
                 ("cam:seed=1", "cam:seed=2", "merged_value")):
             with self.subTest(f"{right} {wrong}"):
                 dump = self.reference(trace, f"snapkv:window=8+{wrong}", "30")
-                other = self.reference(trace, f"snapkv:window=8+{right}", "30")
-                dump.metadata["policy"] = other.metadata["policy"]
-                self.differs(trace, dump, tensor)
+                self.differs(trace, faults.claiming(dump, self.reference(trace, f"snapkv:window=8+{right}", "30")), tensor)
 
     def test_nan_is_wrong_wherever_it_is_certain_or_not_what_should_be_there(self):
         def put(layer, tensor, *index):
@@ -330,7 +324,7 @@ class Allocations(DiffTest):
                     sizes = [tuple(np.diff(right.array(layer, "kept_offsets"))) for layer in range(2)]
                     self.assertNotEqual(sizes, [(40, 40), (40, 40)])
                     host = policy[:policy.index("+adakv")]
-                    report, _ = self.differs(trace, self.claiming(self.reference(trace, host, "40"), right), "kept_offsets")
+                    report, _ = self.differs(trace, faults.claiming(self.reference(trace, host, "40"), right), "kept_offsets")
                     kept = [item for item in report["tensors"] if item["tensor"] == "kept"]
                     self.assertTrue(all(item["verdict"] == "differs" for item, size in zip(kept, sizes) if size != (40, 40)))
 
@@ -338,13 +332,7 @@ class Allocations(DiffTest):
         trace = self.trace("F32")
         dump = self.reference(trace, "snapkv:window=8+pyramid:shape=cosine:beta=2", "40")
         right = self.reference(trace, "snapkv:window=8+pyramid", "40")
-        self.differs(trace, self.claiming(dump, right), "kept_offsets")
-
-    @staticmethod
-    def claiming(dump, other):
-        """The dump as if it were of the other's policy."""
-        dump.metadata["policy"] = other.metadata["policy"]
-        return dump
+        self.differs(trace, faults.claiming(dump, right), "kept_offsets")
 
 
 if __name__ == "__main__":

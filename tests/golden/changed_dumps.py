@@ -8,10 +8,9 @@ import itertools
 import numpy as np
 
 from same_files import newer_name
-from support.dumps import Dump, recompute
+from support.dumps import BY_STEP, INTEGRAL, Dump, recompute
+from support.faults import with_array, with_element, with_metadata
 
-INTEGERS = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into")
-BY_STEP = ("output", "perturbation", "kept_mass", "bound", "layer_perturbation", "evicted", "merged_into")
 # Changes of a canonical policy's text: the dump of one policy states that it is of another one.
 OTHER_POLICIES = (
     (":pool=7", ":pool=5"), (":window=32", ":window=30"), (":window=8", ":window=9"), (":recent=8", ":recent=7"),
@@ -30,30 +29,11 @@ def in_newer_names(dump):
     return Dump(dict(dump.metadata), {newer_name(name): tensor for name, tensor in dump.tensors.items()})
 
 
-def with_array(dump, layer, kind, change):
-    """A copy with one tensor changed: change(array) edits the array in place or returns a new one."""
-    copy = dump.copy()
-    array = change(copy.array(layer, kind))
-    if array is not None:
-        copy.put(layer, kind, array)
-    return copy
-
-
-def with_element(dump, layer, kind, index, number):
-    return with_array(dump, layer, kind, lambda array: array.__setitem__(index, number))
-
-
-def with_metadata(dump, **fields):
-    copy = dump.copy()
-    copy.metadata = {key: text for key, text in (copy.metadata | fields).items() if text is not None}
-    return copy
-
-
 def other_forms(right):
     """The same dump stored in other types, and subsets of it."""
     for dtype in ("F32", "F16", "BF16"):
         stored = right.stored(dtype)
-        stored.tensors = {name: (dtype if name.split(".")[-1] not in INTEGERS else "I64", array)
+        stored.tensors = {name: (dtype if name.split(".")[-1] not in INTEGRAL else "I64", array)
                           for name, (_, array) in right.tensors.items()}
         yield f"stored as {dtype}", stored
         yield f"stored as {dtype}, accumulated in F32", with_metadata(stored, accumulate="F32", storage="BF16")
@@ -76,7 +56,7 @@ def wrong_numbers(right, verdicts, layer):
 
     verdicts: `diff`'s on the right dump, by tensor; each tensor's worst element is moved by half its bound and by twice it
     """
-    for kind in sorted(right.kinds() - set(INTEGERS)):
+    for kind in sorted(right.kinds() - set(INTEGRAL)):
         array = right.array(layer, kind)
         middle = np.unravel_index(array.size // 2, array.shape)
         changes = [(f"times {factor}", array[middle] * factor) for factor in (1 + 1e-13, 1 + 1e-9, 1.01)]

@@ -7,7 +7,8 @@ import independent.replay
 from independent.allocation import layer_budgets
 from support.kvbound_cli import TraceFile
 
-INTEGRAL = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into")
+INTEGRAL = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into", "target_of", "rebuilt_target_of")
+BY_STEP = ("output", "perturbation", "kept_mass", "bound", "layer_perturbation", "evicted", "merged_into")
 
 
 class Dump(TraceFile):
@@ -39,6 +40,12 @@ class Dump(TraceFile):
         """A copy with only these tensors."""
         return Dump(dict(self.metadata), {name: value for name, value in self.tensors.items()
                                           if name.split(".")[-1] in kinds})
+
+    def first_steps(self, count):
+        """A copy with only these decode steps; without the caches rebuilt in them."""
+        return Dump(dict(self.metadata), {
+            name: (dtype, array[:count] if name.split(".")[-1] in BY_STEP else array)
+            for name, (dtype, array) in self.tensors.items() if not name.endswith(".rebuilt_target_of")})
 
     def stored(self, dtype):
         """A copy with every real tensor stored in this type."""

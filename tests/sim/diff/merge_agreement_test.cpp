@@ -282,6 +282,23 @@ TEST(MergeAgreement, FindsAWrongTargetOfARebuild) {
   }
 }
 
+TEST(MergeAgreement, FindsATargetOfAnEntryThatIsStillToComeAtARebuild) {
+  const PeriodicCase given;
+  LayerClaims claims = claims_of(given.own);
+  rebuilt_targets(claims).back() = 3;
+  const TensorAgreement found = find(given.judge(claims), "rebuilt_target_of");
+  EXPECT_EQ(found.outside, 1);
+  EXPECT_EQ(found.worst.value().index, (Positions{0, 1, kTokens + kSteps - 1}));
+}
+
+TEST(MergeAgreement, ListsRebuildsBeforeTheChoicesThatDependOnThem) {
+  const PeriodicCase given;
+  const MergeJudgement found = given.judge(claims_of(given.own));
+  const auto rebuilt = std::ranges::find(found.agreements, "rebuilt_target_of", &TensorAgreement::tensor);
+  const auto output = std::ranges::find(found.agreements, "output", &TensorAgreement::tensor);
+  EXPECT_LT(rebuilt, output);
+}
+
 // Nothing is similar enough to merge, so that a selection alone can be wrong.
 TEST(MergeAgreement, FindsAWrongSelectionOfARebuild) {
   KeepKv merge = test::with_target(KeepKv{}, {Decimal{1, 0}});
