@@ -34,6 +34,7 @@ using cuda::Buffer;
 using cuda::DeviceMatrix;
 using cuda::IndexLists;
 using cuda::NormsKernel;
+using cuda::SearchKernel;
 using cuda::StoredTensor;
 
 constexpr double kSelectionGoal = 15e-6;  // seconds
@@ -319,7 +320,7 @@ BenchResult bench_compact(const BenchOptions& options) {
   });
 }
 
-BenchResult bench_nearest_keys(const BenchOptions& options) {
+BenchResult bench_search(const BenchOptions& options, const std::string& name, SearchKernel kernel) {
   struct Set {
     StoredTensor<Stored> keys, kept;
     Buffer<int64_t> index;
@@ -350,13 +351,22 @@ BenchResult bench_nearest_keys(const BenchOptions& options) {
     cuda::key_norms<Stored>(std::as_const(set.kept).view(), nullptr, kept_norms.data(), kStream);
   };
   sets.for_each(prepare);
-  return measure_on_device(options, "nearest-keys", {work, Roofline::matrix_rate, kMatrixGoal}, [&] {
+  const auto goal = kernel == SearchKernel::mma ? std::optional(kMatrixGoal) : std::nullopt;
+  return measure_on_device(options, name, {work, Roofline::matrix_rate, goal}, [&] {
     Set& set = sets.next();
     cuda::nearest_keys<Stored>({std::as_const(set.keys).view(), norms.data(), nullptr}, leaving.data(),
                                leaving.stride(), leaving_counts.data(),
                                {std::as_const(set.kept).view(), kept_norms.data(), counts.data()},
-                               {set.index.data(), set.cosine.data(), tokens}, kStream);
+                               {set.index.data(), set.cosine.data(), tokens}, kStream, kernel);
   });
+}
+
+BenchResult bench_mma_search(const BenchOptions& options) {
+  return bench_search(options, "nearest-keys", SearchKernel::mma);
+}
+
+BenchResult bench_portable_search(const BenchOptions& options) {
+  return bench_search(options, "nearest-keys-portable", SearchKernel::portable);
 }
 
 constexpr BenchOperation kOperations[] = {
@@ -372,8 +382,9 @@ constexpr BenchOperation kOperations[] = {
     {"select-top", "K4: the best 20 % of every KV head", bench_select_top},
     {"select-critical", "K4: the same in two stages", bench_select_critical},
     {"compact", "K5: keys and values of the 20 % kept, made contiguous", bench_compact},
-    {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, without tensor cores",
-     bench_nearest_keys},
+    {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, on tensor cores",
+     bench_mma_search},
+    {"nearest-keys-portable", "K6 without tensor cores", bench_portable_search},
     {"compress", "a layer by a policy (--policy) at 20 %, as a session does it", bench_compress, true},
     {"step", "a decode step by a policy (--policy) at 20 %, against attention over the same cache",
      bench_step, true},

@@ -274,11 +274,12 @@ TEST(BenchOperations, AreKnownByName) {
                                       "window-scores-joint", "window-scores-exact", "selection",
                                       "nearest-key", "compress", "step-attention", "step-value", "step-key",
                                       "step-joint", "step-exact", "step-keepkv"}));
-  EXPECT_EQ(names_of("emulated"),
-            (std::vector<std::string>{"attention", "attention-compressed", "window-attention",
-                                      "window-log-sum-exp", "window-change-scores", "projected-value-norms",
-                                      "projected-value-norms-portable", "select-top", "select-critical",
-                                      "compact", "nearest-keys", "compress", "step"}));
+  EXPECT_EQ(
+      names_of("emulated"),
+      (std::vector<std::string>{"attention", "attention-compressed", "window-attention", "window-log-sum-exp",
+                                "window-change-scores", "projected-value-norms",
+                                "projected-value-norms-portable", "select-top", "select-critical", "compact",
+                                "nearest-keys", "nearest-keys-portable", "compress", "step"}));
 #ifdef KVBOUND_HAS_NATIVE
   EXPECT_EQ(names_of("cuda"), names_of("emulated"));
 #endif
