@@ -4,6 +4,7 @@
 #include <string>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "critical_kv_norms.hpp"

@@ -77,10 +77,6 @@ int64_t mma_accumulation_depth(int64_t model_dim);
 int64_t portable_product_depth(int64_t head_dim);
 int64_t mma_product_depth(int64_t head_dim);
 
-/// The error of a tensor core's sum of 16 products: 17 truncations to 24 bits
-/// (reference/bounds/error_bounds.md, "The model").
-inline constexpr double kTensorSums = 17 * 0x1p-23;
-
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

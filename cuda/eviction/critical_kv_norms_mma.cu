@@ -91,17 +91,6 @@ struct Values {
   }
 };
 
-// A tensor core sums 16 products and truncates. These sums are added here, by rounded fp32 additions: the error bound
-// is several times smaller than if the tensor core accumulated them, too.
-template <Storage T>
-__device__ void add_product(float (&projected)[4], const uint32_t (&tokens)[4],
-                            const uint32_t (&columns)[2]) {
-  float part[4] = {};
-  mma_m16n8k16<T>(part, tokens, columns);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) projected[i] += part[i];
-}
-
 // Adds one stage's terms to sums[tile][half], of the tokens lane / 4 + 8 half of a tile.
 template <Norm norm, Storage T, int kSteps>
 __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,

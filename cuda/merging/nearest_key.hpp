@@ -5,8 +5,13 @@
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/arithmetic.hpp>
 
 namespace kvbound::cuda {
+
+/// Which kernel searches for nearest keys: mma needs a 16-bit type and compute capability 8.0; portable has no
+/// requirements.
+enum class SearchKernel { chosen, portable, mma };
 
 /// Rows of keys, and their lengths.
 template <Storage T>
@@ -40,34 +45,49 @@ void key_norms(DeviceTensor<const T> keys, const int64_t* count, float* norms, S
 ///     cosine(a, b) = a . b / (||a|| ||b||),  0 if either is zero
 ///
 /// leaving    rows of `all` by position: their positions are leaving[g, i] for i < leaving_count[g]
-/// all        [kv_heads, tokens, head_dim]; `count` is not read
-/// kept       [kv_heads, capacity, head_dim]
+/// all        [kv_heads, tokens, head_dim], at most 2^30 tokens; `count` is not read
+/// kept       [kv_heads, capacity, head_dim], capacity likewise
 /// nearest    receives, for i < leaving_count[g], the row of `kept`; stride >= the most that leave
-/// precision  fp32; error: cosine_error in reference/bounds/merge_cluster_errors.hpp
+/// kernel     chosen: mma where its requirements are met; mma where they are not throws ShapeMismatch
+/// precision  fp32, also where products of lengths overflow or underflow; error: cosine_error in
+///            reference/bounds/merge_cluster_errors.hpp with nearest_keys_arithmetic()
 /// ties       the smaller row; equal keys have equal cosines to the last bit
+/// the same inputs give the same bits for the same kernel
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void nearest_keys(const KeyRows<T>& all, const int64_t* leaving, int64_t leaving_stride,
                   const int64_t* leaving_count, const KeyRows<T>& kept, const NearestKeys& nearest,
-                  Stream stream);
+                  Stream stream, SearchKernel kernel = SearchKernel::chosen);
 
 /// For each candidate the nearest of those of strictly higher score: reference::nearest_better_keys.
 ///
-/// candidates  [kv_heads, rows, head_dim]; `count` null: all rows
+/// candidates  [kv_heads, rows, head_dim], at most 2^30 rows; `count` null: all rows
 /// scores      [kv_heads, rows], row_stride numbers from row to row
 /// nearest     receives row indices; -1 for candidates of the highest score; stride >= rows
-/// precision, ties, throws: as above
+/// kernel, precision, ties, throws: as above
 template <Storage T>
 void nearest_better_keys(const KeyRows<T>& candidates, NumberRows<const float> scores,
-                         const NearestKeys& nearest, Stream stream);
+                         const NearestKeys& nearest, Stream stream,
+                         SearchKernel kernel = SearchKernel::chosen);
 
-/// The same during decoding, for the entry of every KV head that was evicted last: reference::nearest_key.
+/// The kernel that `chosen` selects on this device.
+template <Storage T>
+SearchKernel chosen_search_kernel();
+
+/// The arithmetic of both searches: product_depth over the head_dim products of one cosine, with mma over the tensor
+/// cores' sums of 16 products.
+///
+/// kernel  portable or mma
+KernelArithmetic nearest_keys_arithmetic(int64_t head_dim, SearchKernel kernel);
+
+/// The nearest key during decoding, for the entry of every KV head that was evicted last: reference::nearest_key.
 ///
 /// cache      rows of the cache; `count` is not read
 /// slots      `free` is the evicted entry's slot, -1 for none
 /// nearest    receives the slot and the cosine, at [g * stride]; -1 where nothing was evicted or no other entry is left
 /// ties       the smaller position
-/// precision, throws: as above
+/// precision  that of the portable search
+/// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void nearest_key(const KeyRows<T>& cache, const CacheSlots& slots, const NearestKeys& nearest, Stream stream);
 

@@ -12,6 +12,7 @@
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
@@ -236,6 +237,14 @@ NormsKernel norms_kernel(Dtype storage, int64_t head_dim) {
   refuse(storage);
 }
 
+// The kernel that searches for nearest keys after its prompt.
+SearchKernel search_kernel(Dtype storage) {
+  if (storage == Dtype::f32) return chosen_search_kernel<float>();
+  if (storage == Dtype::f16) return chosen_search_kernel<Float16>();
+  if (storage == Dtype::bf16) return chosen_search_kernel<Bfloat16>();
+  refuse(storage);
+}
+
 }  // namespace
 }  // namespace KVBOUND_CUDA_BUILD
 
@@ -255,7 +264,8 @@ SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int
               change_score_arithmetic(std::max(prompt_tokens, entries), shape.head_dim, shape.model_dim),
           .projected_value_norms =
               norms_arithmetic(shape.head_dim, shape.model_dim, norms_kernel(storage, shape.head_dim)),
-          .attention = attention_arithmetic(entries, shape.head_dim)};
+          .attention = attention_arithmetic(entries, shape.head_dim),
+          .nearest_keys = nearest_keys_arithmetic(shape.head_dim, search_kernel(storage))};
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

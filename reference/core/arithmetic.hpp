@@ -33,7 +33,8 @@ struct SessionArithmetic {
   KernelArithmetic window_attention;
   KernelArithmetic change_scores;  ///< scores that measure a change of outputs
   KernelArithmetic projected_value_norms;
-  KernelArithmetic attention;  ///< of a decode step
+  KernelArithmetic attention;     ///< of a decode step
+  KernelArithmetic nearest_keys;  ///< cosines of the search for merge targets after a prompt
 };
 
 }  // namespace kvbound

@@ -24,6 +24,7 @@ namespace {
 using cuda::Buffer;
 using cuda::DeviceMatrix;
 using cuda::IndexLists;
+using cuda::SearchKernel;
 using cuda::StoredTensor;
 
 constexpr SimilarTarget kAlways{std::nullopt};
@@ -165,7 +166,7 @@ BenchResult bench_key_norms(const BenchOptions& options) {
       });
 }
 
-BenchResult bench_nearest_keys(const BenchOptions& options) {
+BenchResult bench_search(const BenchOptions& options, const std::string& name, SearchKernel kernel) {
   struct Set {
     StoredTensor<Stored> keys, kept;
     Buffer<int64_t> index;
@@ -189,17 +190,26 @@ BenchResult bench_nearest_keys(const BenchOptions& options) {
   const Set& any = sets.next();
   cuda::key_norms<Stored>(any.keys.view(), nullptr, norms.data(), kStream);
   cuda::key_norms<Stored>(any.kept.view(), nullptr, kept_norms.data(), kStream);
-  return measure_on_device(
-      options, "nearest-keys", {work, Roofline::matrix_rate, kMatrixGoal}, [&](cuda::Stream stream) {
-        Set& set = sets.next();
-        cuda::nearest_keys<Stored>({std::as_const(set.keys).view(), norms.data(), nullptr}, leaving.positions,
-                                   leaving.stride, leaving.count,
-                                   {std::as_const(set.kept).view(), kept_norms.data(), positions.count},
-                                   {set.index.data(), set.cosine.data(), entries.evicted()}, stream);
-      });
+  const auto goal = kernel == SearchKernel::mma ? std::optional(kMatrixGoal) : std::nullopt;
+  return measure_on_device(options, name, {work, Roofline::matrix_rate, goal}, [&](cuda::Stream stream) {
+    Set& set = sets.next();
+    cuda::nearest_keys<Stored>({std::as_const(set.keys).view(), norms.data(), nullptr}, leaving.positions,
+                               leaving.stride, leaving.count,
+                               {std::as_const(set.kept).view(), kept_norms.data(), positions.count},
+                               {set.index.data(), set.cosine.data(), entries.evicted()}, stream, kernel);
+  });
 }
 
-// Of up to 8,192 tokens: the products grow with their square.
+BenchResult bench_nearest_keys(const BenchOptions& options) {
+  return bench_search(options, "nearest-keys", SearchKernel::mma);
+}
+
+BenchResult bench_portable_nearest_keys(const BenchOptions& options) {
+  return bench_search(options, "nearest-keys-portable", SearchKernel::portable);
+}
+
+// Of up to 8,192 tokens, because the products grow with their square. Only half of them are with keys of higher score, and only
+// those count.
 BenchResult bench_nearest_better_keys(const BenchOptions& options) {
   constexpr int64_t kMostTokens = 8192;
   struct Set {
@@ -489,8 +499,9 @@ BenchResult bench_spread_leaving(const BenchOptions& options) {
 constexpr BenchOperation kOperations[] = {
     {"entries-left-out", "the positions of the 80 % evicted", bench_entries_left_out},
     {"key-norms", "lengths of all keys", bench_key_norms},
-    {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, without tensor cores",
+    {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, on tensor cores",
      bench_nearest_keys},
+    {"nearest-keys-portable", "K6 without tensor cores", bench_portable_nearest_keys},
     {"nearest-better-keys", "K6: among those of higher score, for each of up to 8,192 keys",
      bench_nearest_better_keys},
     {"form-clusters", "clusters of the evicted entries, the largest with thousands", bench_form_clusters},

@@ -50,8 +50,9 @@ PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions&
 TestedImplementation with_input_rounding(TestedImplementation implementation, const traces::Layer& layer) {
   const InputRounding rounding = input_rounding(layer, implementation.storage);
   OperationArithmetic& operations = implementation.arithmetic;
-  for (reference::Arithmetic* arithmetic : {&operations.window_attention, &operations.change_scores,
-                                            &operations.projected_value_norms, &operations.attention}) {
+  for (reference::Arithmetic* arithmetic :
+       {&operations.window_attention, &operations.change_scores, &operations.projected_value_norms,
+        &operations.attention, &operations.nearest_keys}) {
     arithmetic->input = std::max(arithmetic->input, rounding.relative);
     arithmetic->input_floor = rounding.floor;
   }

@@ -87,7 +87,7 @@ reference::MergeTargets MergeReplay::prompt_targets(const Positions& kept, bool 
     return reference::merge_first(keys, ranking.first_candidate, ranking.candidate_scores(ranking.scores, g_),
                                   ranking.always_kept, budget_ - std::ssize(ranking.always_kept), *target);
   }
-  members_ = member_ranges(keys, kept, *target, arithmetic_);
+  members_ = member_ranges(keys, kept, *target, part_.implementation.arithmetic.nearest_keys);
   for (const MemberRange& range : members_) certain_ = certain_ && range.least == range.most;
   return reference::evict_first(keys, kept, *target);
 }
@@ -98,13 +98,14 @@ reference::MergeTargets MergeReplay::recorded_targets(const Positions& kept) {
   const std::span<const int64_t> claimed = part_.target_of.subspan(g_ * keys.rows, keys.rows);
   const SimilarTarget& target = *merge_rules_.target;
   const reference::Ranking& ranking = part_.errors.ranking;
+  const reference::Arithmetic& arithmetic = part_.implementation.arithmetic.nearest_keys;
   const auto judge = [&]() -> TargetsJudgement {
     if (merge_rules_.order == MergeOrder::evict_first) {
-      return judge_evict_first(keys, kept, target, arithmetic_, claimed, {g_, 0});
+      return judge_evict_first(keys, kept, target, arithmetic, claimed, {g_, 0});
     }
     const UncertainScores scores{ranking.candidate_scores(ranking.scores, g_),
                                  ranking.candidate_scores(part_.errors.score, g_)};
-    return judge_merge_first(keys, kept, {ranking.first_candidate, scores}, target, arithmetic_, claimed,
+    return judge_merge_first(keys, kept, {ranking.first_candidate, scores}, target, arithmetic, claimed,
                              {g_, 0});
   };
   TargetsJudgement judgement = judge();
@@ -209,8 +210,9 @@ void MergeReplay::rebuild(int64_t t) {
   if (certain_) {
     const int64_t tokens = layer_.prompt_tokens + part_.implementation.steps;
     const std::span<const int64_t> claimed = rebuilt.target_of.subspan(g_ * tokens, tokens);
-    TargetsJudgement judgement = judge_evict_first(keys, rebuilt.kept[g_], target, arithmetic_,
-                                                   claimed.first(keys.rows), {number, g_, 0});
+    TargetsJudgement judgement =
+        judge_evict_first(keys, rebuilt.kept[g_], target, part_.implementation.arithmetic.nearest_keys,
+                          claimed.first(keys.rows), {number, g_, 0});
     std::ranges::move(judgement.choices, std::back_inserter(rebuilt_targets_));
     for (int64_t i = keys.rows; i < tokens; ++i) {
       if (claimed[i] == kNothingEvicted) continue;

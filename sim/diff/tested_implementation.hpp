@@ -15,18 +15,24 @@ namespace kvbound::sim {
 /// The arithmetic of a tested implementation's operations; the same for all operations if its kernels are unknown.
 struct OperationArithmetic {
   OperationArithmetic(const reference::Arithmetic& all)
-      : window_attention(all), change_scores(all), projected_value_norms(all), attention(all) {}
+      : window_attention(all),
+        change_scores(all),
+        projected_value_norms(all),
+        attention(all),
+        nearest_keys(all) {}
   /// Each operation's arithmetic as the implementation's kernels declare it.
   OperationArithmetic(const SessionArithmetic& declared)
       : window_attention(reference::arithmetic_of(declared.window_attention)),
         change_scores(reference::arithmetic_of(declared.change_scores)),
         projected_value_norms(reference::arithmetic_of(declared.projected_value_norms)),
-        attention(reference::arithmetic_of(declared.attention)) {}
+        attention(reference::arithmetic_of(declared.attention)),
+        nearest_keys(reference::arithmetic_of(declared.nearest_keys)) {}
 
   reference::Arithmetic window_attention;
   reference::Arithmetic change_scores;
   reference::Arithmetic projected_value_norms;
   reference::Arithmetic attention;
+  reference::Arithmetic nearest_keys;
 };
 
 /// The configuration of a recorded run, and the arithmetic that computed it.

@@ -6,6 +6,7 @@
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
@@ -429,6 +430,9 @@ TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
     EXPECT_EQ(numbers(session.window_attention), numbers(cuda::window_arithmetic(500, 64)));
     EXPECT_EQ(numbers(session.projected_value_norms), numbers(cuda::norms_arithmetic(64, 96, kernel)));
     EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic(40, 64)));
+    const cuda::SearchKernel search = storage == Dtype::f32 ? cuda::chosen_search_kernel<float>()
+                                                            : cuda::chosen_search_kernel<cuda::Bfloat16>();
+    EXPECT_EQ(numbers(session.nearest_keys), numbers(cuda::nearest_keys_arithmetic(64, search)));
   }
   EXPECT_THROW(cuda::session_arithmetic(Dtype::f64, shape, 500, 40), InvalidPolicy);
 }

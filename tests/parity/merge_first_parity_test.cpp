@@ -10,6 +10,8 @@
 
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/merging/merge_first.hpp>
+#include <kvbound/cuda/merging/nearest_key.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
@@ -55,6 +57,7 @@ struct Case {
   Positions k = {9, 4};  // per KV head
   std::optional<Decimal> threshold = Decimal{3, 1};
   int64_t scores = 1000;  // how many different ones
+  cuda::SearchKernel kernel = cuda::SearchKernel::chosen;
 
   int64_t heads() const { return std::ssize(k); }
   int64_t tokens() const { return sinks + candidates + recent; }
@@ -110,7 +113,7 @@ class MergeFirstParity : public DeviceTest {
       cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
       cuda::key_norms<T>(own, nullptr, norms.data(), nullptr);
       cuda::nearest_better_keys<T>({own, norms.data()}, candidates.scores,
-                                   {parents.data(), cosines.data(), count}, nullptr);
+                                   {parents.data(), cosines.data(), count}, nullptr, c.kernel);
       cuda::merge_first(candidates, {parents.data(), cosines.data(), count}, {c.threshold}, k.data(),
                         {roots.data(), sums.data()}, lists, heads, status.data(), memory.view(), nullptr);
       cuda::Buffer<int64_t> leaving = cuda::upload(Positions(heads * tokens, -5)),
@@ -135,8 +138,12 @@ class MergeFirstParity : public DeviceTest {
       return reference::cosine(key(i), reference::length(key(i)), key(j), reference::length(key(j)));
     };
     const std::vector<double> none(subject.c.head_dim);
+    const cuda::SearchKernel kernel =
+        subject.c.kernel == cuda::SearchKernel::chosen ? cuda::chosen_search_kernel<T>() : subject.c.kernel;
+    const reference::Arithmetic arithmetic =
+        reference::arithmetic_of(cuda::nearest_keys_arithmetic(subject.c.head_dim, kernel));
     const auto bound = [&](int64_t j) {
-      return reference::cosine_error(key(i), none, key(j), none, reference::single_precision());
+      return reference::cosine_error(key(i), none, key(j), none, arithmetic);
     };
     const int64_t parent = result.parents[g * subject.c.candidates + i];
     const double own = subject.scores(g, i);
@@ -221,7 +228,9 @@ TYPED_TEST_SUITE(MergeFirstParity, StorageTypes, StorageName);
 TYPED_TEST(MergeFirstParity, FollowsTheDefinitionAcrossSizes) {
   for (const int64_t candidates : {1, 31, 32, 33, 64, 65, 300}) {
     for (const int64_t k : {int64_t{0}, int64_t{1}, candidates / 4, candidates}) {
-      this->expect_parity({.candidates = candidates, .k = {k, candidates / 2}});
+      for (const auto kernel : {cuda::SearchKernel::chosen, cuda::SearchKernel::portable}) {
+        this->expect_parity({.candidates = candidates, .k = {k, candidates / 2}, .kernel = kernel});
+      }
     }
   }
 }

@@ -1,11 +1,14 @@
-// The nearest keys on the device: cosines within their bounds, no other key clearly nearer, and the first of equal keys.
+// The nearest keys on the device, by both kernels: cosines within their bounds, no other key clearly nearer, and the first
+// of equal keys.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <kvbound/cuda/merging/nearest_key.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/merging/nearest_key.hpp>
@@ -16,22 +19,41 @@
 namespace kvbound::parity {
 namespace {
 
+using cuda::SearchKernel;
+
 // How keys relate to each other.
 enum class Keys {
   random,
   duplicated,  ///< seven different keys only
   zero,        ///< every third key is zero
-  huge,        ///< their squares overflow single precision
+  peaked,      ///< one number of each key is far larger than the others
+  huge,        ///< their products overflow single precision
+  tiny,        ///< their products underflow
+  mixed,       ///< some huge, some tiny, some duplicated
   nearly_parallel,
 };
-constexpr Keys kKinds[] = {Keys::random, Keys::duplicated, Keys::zero, Keys::huge, Keys::nearly_parallel};
+constexpr Keys kKinds[] = {Keys::random, Keys::duplicated, Keys::zero,  Keys::peaked,
+                           Keys::huge,   Keys::tiny,       Keys::mixed, Keys::nearly_parallel};
 
 std::string_view name(Keys kind) {
-  constexpr std::string_view kNames[] = {"random", "duplicated", "zero", "huge", "nearly parallel"};
+  constexpr std::string_view kNames[] = {"random", "duplicated", "zero",  "peaked",
+                                         "huge",   "tiny",       "mixed", "nearly parallel"};
   return kNames[static_cast<size_t>(kind)];
 }
+std::string_view name(SearchKernel kernel) { return kernel == SearchKernel::mma ? "mma" : "portable"; }
 
-Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols) {
+// Both kernels, or only the portable one where mma does not support the type.
+template <cuda::Storage T>
+std::vector<SearchKernel> kernels() {
+  if (cuda::chosen_search_kernel<T>() == SearchKernel::portable) return {SearchKernel::portable};
+  return {SearchKernel::portable, SearchKernel::mma};
+}
+
+// The size of huge keys, of which tiny ones are the inverse. FP16 has no numbers whose products overflow.
+template <cuda::Storage T>
+constexpr double kHuge = std::is_same_v<T, cuda::Float16> ? 4e3 : 1e25;
+
+Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols, double huge = 1e25) {
   Tensor keys = random_tensor(1, slices, rows, cols);
   for (int64_t s = 0; s < slices; ++s) {
     for (int64_t i = 0; i < rows; ++i) {
@@ -39,9 +61,31 @@ Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols) {
         double& number = keys.data()[(s * rows + i) * cols + c];
         if (kind == Keys::duplicated) number = keys.data()[(s * rows + i % 7) * cols + c];
         if (kind == Keys::zero && i % 3 == 0) number = 0;
-        if (kind == Keys::huge) number *= 3e4;
+        if (kind == Keys::peaked && c == i % cols) number *= 1000;
+        if (kind == Keys::huge) number *= huge;
+        if (kind == Keys::tiny) number /= huge;
+        if (kind == Keys::mixed && i >= 11) number = keys.data()[(s * rows + i % 11) * cols + c];
+        if (kind == Keys::mixed && i == 3) number *= huge;
+        if (kind == Keys::mixed && i == 8) number /= huge;
         if (kind == Keys::nearly_parallel) number = 1 + number / 64;
       }
+    }
+  }
+  return keys;
+}
+
+// The keys, multiplied by powers of two so that the largest number of each is 0.5 to 1, which changes no cosine: bounds on
+// cosines assume that squares neither overflow nor underflow.
+Tensor near_one(Tensor keys) {
+  const TensorView all = keys;
+  for (int64_t s = 0; s < all.slices; ++s) {
+    for (int64_t i = 0; i < all.rows; ++i) {
+      double most = 0;
+      for (const double number : all.slice(s).row(i)) most = std::max(most, std::abs(number));
+      int exponent = 0;
+      std::frexp(most, &exponent);
+      double* const row = keys.data() + (s * all.rows + i) * all.cols;
+      std::transform(row, row + all.cols, row, [&](double x) { return std::ldexp(x, -exponent); });
     }
   }
   return keys;
@@ -62,7 +106,7 @@ struct Subject {
   Tensor kept_keys;
 
   explicit Subject(const Case& given)
-      : c(given), keys(rounded<T>(keys_of(c.kind, std::ssize(c.kept), c.tokens, c.head_dim))) {
+      : c(given), keys(rounded<T>(keys_of(c.kind, std::ssize(c.kept), c.tokens, c.head_dim, kHuge<T>))) {
     const int64_t capacity = *std::ranges::max_element(c.kept) + 3;
     kept_keys = Tensor(heads(), capacity, c.head_dim);
     for (int64_t g = 0; g < heads(); ++g) {
@@ -94,7 +138,7 @@ struct Subject {
     std::vector<float> cosine;
   };
 
-  Result run() const {
+  Result run(SearchKernel kernel) const {
     const Uploaded<T> all(keys), some(kept_keys, kept_keys.view().rows, c.kept);
     std::vector<int64_t> lists(heads() * stride(), -1), counts;
     for (int64_t g = 0; g < heads(); ++g) {
@@ -108,7 +152,7 @@ struct Subject {
     cuda::Buffer<float> cosine = cuda::upload(std::vector<float>(heads() * stride(), -7));
     cuda::nearest_keys<T>({all.view(), norms.data()}, positions.data(), stride(), leaving_count.data(),
                           {some.view(), kept_norms.data(), kept_count.data()},
-                          {index.data(), cosine.data(), stride()}, nullptr);
+                          {index.data(), cosine.data(), stride()}, nullptr, kernel);
     cuda::synchronise(nullptr);
     return {cuda::download(index), cuda::download(cosine)};
   }
@@ -118,25 +162,25 @@ double cosine_of(VectorView a, VectorView b) {
   return reference::cosine(a, reference::length(a), b, reference::length(b));
 }
 
-double cosine_bound(VectorView a, VectorView b) {
+double cosine_bound(VectorView a, VectorView b, const reference::Arithmetic& arithmetic) {
   const std::vector<double> none(a.size());
-  return reference::cosine_error(a, none, b, none, reference::single_precision());
+  return reference::cosine_error(a, none, b, none, arithmetic);
 }
 
 // Whether no kept key but those of smaller or nearly equal cosine comes before the chosen one.
 void expect_nearest(MatrixView keys, int64_t leaving, const std::vector<int64_t>& kept, int64_t chosen,
-                    float cosine) {
+                    float cosine, const reference::Arithmetic& arithmetic) {
   if (kept.empty()) {
     EXPECT_EQ(chosen, -1);
     return;
   }
   ASSERT_TRUE(0 <= chosen && chosen < std::ssize(kept)) << "entry " << leaving << " has target " << chosen;
   const VectorView own = keys.row(leaving), target = keys.row(kept[chosen]);
-  const double near = cosine_of(own, target), off = cosine_bound(own, target);
+  const double near = cosine_of(own, target), off = cosine_bound(own, target, arithmetic);
   EXPECT_NEAR(cosine, near, off) << "entry " << leaving;
   for (size_t i = 0; i < kept.size(); ++i) {
     const VectorView other = keys.row(kept[i]);
-    EXPECT_LE(cosine_of(own, other), near + off + cosine_bound(own, other))
+    EXPECT_LE(cosine_of(own, other), near + off + cosine_bound(own, other, arithmetic))
         << "entry " << leaving << ", kept " << i;
     const bool same = std::ranges::equal(other, target);
     EXPECT_TRUE(!same || chosen <= static_cast<int64_t>(i)) << "an equal key stands before the chosen one";
@@ -147,10 +191,19 @@ template <class T>
 class NearestKeyParity : public DeviceTest {
  protected:
   static void expect_parity(const Case& c) {
-    SCOPED_TRACE(std::string(name(c.kind)) + ", head_dim " + std::to_string(c.head_dim) + ", " +
-                 std::to_string(c.tokens) + " tokens, " + std::to_string(c.kept.front()) + " kept");
     const Subject<T> subject(c);
-    const typename Subject<T>::Result result = subject.run();
+    for (const SearchKernel kernel : kernels<T>()) expect_parity(subject, kernel);
+  }
+
+  static void expect_parity(const Subject<T>& subject, SearchKernel kernel) {
+    const Case& c = subject.c;
+    SCOPED_TRACE(std::string(name(kernel)) + ", " + std::string(name(c.kind)) + ", head_dim " +
+                 std::to_string(c.head_dim) + ", " + std::to_string(c.tokens) + " tokens, " +
+                 std::to_string(c.kept.front()) + " kept");
+    const reference::Arithmetic arithmetic =
+        reference::arithmetic_of(cuda::nearest_keys_arithmetic(c.head_dim, kernel));
+    const typename Subject<T>::Result result = subject.run(kernel);
+    const Tensor keys = near_one(subject.keys);
     for (int64_t g = 0; g < subject.heads(); ++g) {
       for (int64_t i = 0; i < subject.stride(); ++i) {
         const int64_t place = g * subject.stride() + i;
@@ -158,8 +211,8 @@ class NearestKeyParity : public DeviceTest {
           EXPECT_EQ(result.index[place], -7) << "written behind the last entry";
           continue;
         }
-        expect_nearest(subject.keys.slice(g), subject.leaving[g][i], subject.kept[g], result.index[place],
-                       result.cosine[place]);
+        expect_nearest(keys.slice(g), subject.leaving[g][i], subject.kept[g], result.index[place],
+                       result.cosine[place], arithmetic);
       }
     }
   }
@@ -176,12 +229,16 @@ TYPED_TEST(NearestKeyParity, FindsTheNearestAcrossSizes) {
 
 TYPED_TEST(NearestKeyParity, FindsTheNearestForEveryKindOfKeysAndHeadDim) {
   for (const Keys kind : kKinds) {
-    if (kind == Keys::huge && std::is_same_v<TypeParam, cuda::Float16>)
-      continue;  // beyond the type's largest number
-    for (const int64_t head_dim : {1, 8, 10, 64, 80, 128, 256}) {
-      this->expect_parity({.kind = kind, .head_dim = head_dim, .tokens = 90, .kept = {70, 20}});
+    for (const int64_t head_dim : {1, 8, 13, 64, 72, 128, 255, 256}) {
+      this->expect_parity({.kind = kind, .head_dim = head_dim, .tokens = 140, .kept = {70, 10}});
     }
   }
+}
+
+// Some blocks of leaving keys, of which the last ones are partly filled, and many tiles of kept ones.
+TYPED_TEST(NearestKeyParity, FindsTheNearestOfManyKeys) {
+  this->expect_parity({.head_dim = 24, .tokens = 800, .kept = {523, 64}});
+  this->expect_parity({.kind = Keys::mixed, .head_dim = 24, .tokens = 600, .kept = {129, 403}});
 }
 
 TYPED_TEST(NearestKeyParity, LengthsAreThoseOfTheReferenceWhateverTheirSize) {
@@ -202,19 +259,46 @@ TYPED_TEST(NearestKeyParity, LengthsAreThoseOfTheReferenceWhateverTheirSize) {
 }
 
 TYPED_TEST(NearestKeyParity, GivesTheSameUnderEverySchedule) {
-  const Subject<TypeParam> subject(
-      {.kind = Keys::nearly_parallel, .head_dim = 64, .tokens = 200, .kept = {130, 65}});
-  in_every_schedule([&] { return subject.run().index; });
-  in_every_schedule([&] { return subject.run().cosine; });
+  for (const SearchKernel kernel : kernels<TypeParam>()) {
+    for (const Keys kind : {Keys::nearly_parallel, Keys::mixed}) {
+      SCOPED_TRACE(std::string(name(kernel)) + ", " + std::string(name(kind)));
+      const Subject<TypeParam> subject({.kind = kind, .head_dim = 64, .tokens = 330, .kept = {195, 65}});
+      in_every_schedule([&] { return subject.run(kernel).index; });
+      in_every_schedule([&] { return subject.run(kernel).cosine; });
+    }
+  }
+}
+
+// A key's cosines do not depend on the keys around it, nor on its place in a block or tile.
+TYPED_TEST(NearestKeyParity, GivesTheSameBitsWhereverKeysStand) {
+  for (const SearchKernel kernel : kernels<TypeParam>()) {
+    SCOPED_TRACE(name(kernel));
+    for (const Keys kind : {Keys::duplicated, Keys::mixed}) {
+      const Subject<TypeParam> subject({.kind = kind, .head_dim = 40, .tokens = 400, .kept = {150, 77}});
+      const typename Subject<TypeParam>::Result result = subject.run(kernel);
+      for (int64_t g = 0; g < subject.heads(); ++g) {
+        const int64_t period = kind == Keys::duplicated ? 7 : 11;
+        std::vector<int64_t> first(period, -1);  // the place of the first leaving key of each kind
+        for (int64_t i = 0; i < std::ssize(subject.leaving[g]); ++i) {
+          const int64_t place = g * subject.stride() + i;
+          int64_t& of_kind = first[subject.leaving[g][i] % period];
+          if (of_kind < 0) of_kind = place;
+          EXPECT_EQ(result.index[place], result.index[of_kind]);
+          EXPECT_EQ(result.cosine[place], result.cosine[of_kind]);
+        }
+      }
+    }
+  }
 }
 
 // With little shared memory a block has one tile at a time; the results must not depend on it.
 TYPED_TEST(NearestKeyParity, GivesTheSameBitsWithOneTileAtATime) {
   const Subject<TypeParam> subject({.head_dim = 256, .tokens = 200, .kept = {140, 70}});
-  const std::vector<float> results = subject.run().cosine;
+  const auto cosines = [&] { return subject.run(SearchKernel::portable).cosine; };
+  const std::vector<float> results = cosines();
   for_each_device([&](const std::string& device) {
     SCOPED_TRACE(device);
-    EXPECT_TRUE(same_bits(in_every_schedule([&] { return subject.run().cosine; }), results));
+    EXPECT_TRUE(same_bits(in_every_schedule(cosines), results));
   });
 }
 
@@ -256,7 +340,7 @@ TYPED_TEST(NearestKeyParity, FindsTheNearestEntryOfTheOneThatWasEvicted) {
           std::ranges::sort(others, {}, [&](int64_t slot) { return positions[g * capacity + slot]; });
           const auto chosen = std::ranges::find(others, found[g]);
           const int64_t rank = chosen == others.end() ? -1 : chosen - others.begin();
-          expect_nearest(keys.slice(g), evicted[g], others, rank, cosines[g]);
+          expect_nearest(keys.slice(g), evicted[g], others, rank, cosines[g], reference::single_precision());
         }
       });
     }
@@ -267,13 +351,16 @@ TYPED_TEST(NearestKeyParity, RefusesShapesThatDoNotFit) {
   using T = TypeParam;
   const Uploaded<T> keys(Tensor(2, 5, 8)), narrow(Tensor(2, 5, 7)), one(Tensor(1, 5, 8)),
       wide(Tensor(2, 5, 257));
-  const auto call = [&](const Uploaded<T>& kept, int64_t stride) {
+  const auto call = [&](const Uploaded<T>& kept, int64_t stride, SearchKernel kernel = SearchKernel::chosen) {
     cuda::nearest_keys<T>({keys.view()}, nullptr, 5, nullptr, {kept.view()}, {nullptr, nullptr, stride},
-                          nullptr);
+                          nullptr, kernel);
   };
   EXPECT_THROW(call(narrow, 5), ShapeMismatch);
   EXPECT_THROW(call(one, 5), ShapeMismatch);
   EXPECT_THROW(call(keys, 4), ShapeMismatch);
+  if (std::is_same_v<T, float>) {
+    EXPECT_THROW(call(keys, 5, SearchKernel::mma), ShapeMismatch);
+  }
   EXPECT_THROW(cuda::key_norms<T>(wide.view(), nullptr, nullptr, nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::nearest_key<T>({keys.view()}, {1, 5}, {}, nullptr), ShapeMismatch);
 }

@@ -352,6 +352,20 @@ TEST(MergeAgreement, FollowsTheTargetsThatAreRecordedWhereTheyAreAmbiguous) {
   EXPECT_EQ(found.certain, (std::vector<bool>{true, true}));
 }
 
+// In KV head 1 entry 2 is clearly not the nearest, unless cosines were computed by a search with large errors.
+TEST(MergeAgreement, JudgesTargetsOfThePromptByTheArithmeticOfTheSearchAlone) {
+  AmbiguousCase given;
+  LayerClaims claims = claims_of(given.own);
+  int64_t& target = (*claims.target_of)[claims.target_of->size() / 2];
+  ASSERT_EQ(target, 1);
+  target = 2;
+  EXPECT_EQ(find(given.judge(claims), "target_of").outside, 1);
+  given.implementation.arithmetic.attention.tensor_sums = 0.2;
+  EXPECT_EQ(find(given.judge(claims), "target_of").outside, 1);
+  given.implementation.arithmetic.nearest_keys.tensor_sums = 0.2;
+  EXPECT_EQ(find(given.judge(claims), "target_of").outside, 0);
+}
+
 TEST(MergeAgreement, LeavesUndecidedWhatIsClaimedOfAKeptSetThatCannotBeFollowed) {
   const MergedCase given(layer_of(12), kKeepKv, kBudget, kSteps);
   LayerClaims claims = claims_of(given.own);
