@@ -68,14 +68,15 @@ class DeviceSession final : public Session {
       for (size_t g = 0; g < own.size(); ++g) own[g] = std::ssize(record.kept[g]);
     }
     fill({layer_->view(), &*known_, own, record.kept, roots ? &*roots : nullptr}, kept, record.merges);
-    if (merge_rules_.period) full_cache_.emplace(layer_->view(), queue_);
     evictions_.reset();
     if (rules_.evicts) {
       evictions_.emplace(policy, budgets_, ranking ? &ranking->head_scores : nullptr, cache_, *known_,
                          queue_);
     }
     query_.emplace(shape_, rules_.evicts ? cache_.capacity() : 0);
+    if (merge_rules_.period) full_cache_.emplace(layer_->view(), queue_);
     queue_.finish();
+    if (full_cache_) rehearse_rebuild();
     return record;
   }
 
@@ -108,7 +109,7 @@ class DeviceSession final : public Session {
       full_cache_->append(step_->keys(), step_->values(), step_->position(), queue_);
     }
     record.rebuilt = merge_rules_.rebuilds_at(next_position_ - layer_->view().prompt_tokens());
-    if (record.rebuilt) rebuild(record);
+    if (record.rebuilt) rebuild(full_cache_->layer(next_position_ + 1, step_->queries()), record);
     Readback& reads = queue_.read_back();
     reads.then([&record, output = reads.of(query_->outputs)](const Arrived& arrived) {
       record.output = arrived.matrix(output, "output");
@@ -175,13 +176,26 @@ class DeviceSession final : public Session {
     step_.emplace(shape_);
   }
 
-  // Fills the cache with the selection that the step's queries alone make among all entries so far, and merges the others
-  // into it. Running scores start at 0.
-  void rebuild(StepRecord& record) {
+  // Takes the memory of rebuilds into the pool, by one for the last prompt query of which nothing is kept or read.
+  void rehearse_rebuild() {
+    LayerCache<T> cache = std::exchange(cache_, {});
+    std::optional<Evictions<T>> evictions = std::exchange(evictions_, {});
+    std::unique_ptr<Merges<T>> merges = std::exchange(merges_, {});
+    StepRecord unread;
+    rebuild(full_cache_->layer(next_position_, layer_->view().last_queries()), unread);
+    cache_ = std::move(cache);
+    evictions_ = std::move(evictions);
+    merges_ = std::move(merges);
+    queue_.begin();
+    queue_.pool().settle();
+  }
+
+  // Fills the cache with the selection that a layer's queries make among its entries, which are all so far, and merges the
+  // others into it. Running scores start at 0.
+  void rebuild(const DeviceLayer<T>& layer, StepRecord& record) {
     recorded_step_.forget();
     evictions_.reset();
     merges_.reset();
-    const DeviceLayer<T> layer = full_cache_->layer(next_position_ + 1, step_->queries());
     const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
     const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);
     std::vector<int64_t> budgets;

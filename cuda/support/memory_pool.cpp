@@ -39,10 +39,10 @@ int64_t MemoryPool::room_for(int64_t bytes) const {
 }
 
 void* MemoryPool::take(int64_t bytes) {
-  const int64_t room = room_for(bytes);
+  const int64_t room = room_for(bytes), least = reserving_ ? room : bytes;
   Block* best = nullptr;
   for (Block& block : blocks_) {
-    if (!block.is_free || block.room < bytes || block.room > 2 * room) continue;
+    if (!block.is_free || block.room < least || block.room > 2 * room) continue;
     if (best == nullptr || std::abs(block.room - room) < std::abs(best->room - room)) best = &block;
   }
   if (best == nullptr) {

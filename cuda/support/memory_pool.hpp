@@ -26,8 +26,13 @@ class MemoryPool {
   Stream stream() const { return stream_; }
 
   /// By which factor what is taken may grow from use to use: new blocks have so much more room, and find their owners
-  /// again. At least 1; 9 / 8 unless it is set.
-  void expect_growth(double factor) { growth_ = factor; }
+  /// again. At least 1; 9 / 8 unless it is set. Until settle() also a block that is used again has that room, so that the
+  /// same work finds blocks as long as it takes no more than that.
+  void expect_growth(double factor) {
+    growth_ = factor;
+    reserving_ = true;
+  }
+  void settle() { reserving_ = false; }
 
   /// Device memory of so many bytes, as detail::allocate returns it: in the free block whose room is nearest to that of a
   /// new one, if they fit and it is not twice as large, or else in a new one.
@@ -54,6 +59,7 @@ class MemoryPool {
 
   Stream stream_;
   double growth_ = 1.125;
+  bool reserving_ = false;
   std::vector<Block> blocks_;
   std::vector<Staging> staging_;
 };

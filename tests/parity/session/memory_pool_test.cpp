@@ -48,6 +48,20 @@ TEST_F(MemoryPoolTest, GivesMemoryBackToLaterBuffersOfSimilarSize) {
   EXPECT_EQ(take(12000), 1);
 }
 
+TEST_F(MemoryPoolTest, ExpectedGrowthHoldsForBlocksThatAreUsedAgain) {
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  const auto take = [](int64_t size) { return requests_of([&] { cuda::Buffer<int>{size}; }).allocations; };
+  pool.expect_growth(1.5);
+  EXPECT_EQ(take(10000), 1);
+  EXPECT_EQ(take(10100), 1) << "the first block has no room for half as much again";
+  EXPECT_EQ(take(10000), 0);
+  pool.settle();
+  EXPECT_EQ(take(15000), 0);
+  EXPECT_EQ(take(15150), 0);
+  EXPECT_EQ(take(16000), 1);
+}
+
 TEST_F(MemoryPoolTest, BuffersOfAPoolDoNotOverlap) {
   cuda::MemoryPool pool(nullptr);
   const cuda::PoolScope scope(pool);
