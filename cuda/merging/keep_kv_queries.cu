@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(kThreads) merge_queries_kernel(Arguments<T> p,
   load_queries(p, g, group_size, q);
   __syncthreads();
   const double nothing = nothing_of(q);
+  __syncthreads();  // all warps have read the rows that the first sweep turns
   for (int i = 0; i < kMostSweeps && sweep(q, nothing); ++i) {
   }
   for (int64_t i = warp(); i < q.count; i += kWarps) {
