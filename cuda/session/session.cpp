@@ -76,7 +76,7 @@ class DeviceSession final : public Session {
     query_.emplace(shape_, rules_.evicts ? cache_.capacity() : 0);
     if (merge_rules_.period) full_cache_.emplace(layer_->view(), queue_);
     queue_.finish();
-    if (full_cache_) rehearse_rebuild();
+    rehearses_ = full_cache_.has_value();
     return record;
   }
 
@@ -95,14 +95,19 @@ class DeviceSession final : public Session {
     std::vector<StepRecord> records(count);
     for (int64_t t = 0; t < count; ++t) {
       step_->select(t, queue_.stream());
+      if (std::exchange(rehearses_, false)) rehearse_rebuild();
       take_step(records[t]);
       ++next_position_;
+      if (queue_.pool().staged() > kMostAwaited) queue_.finish();
     }
     queue_.finish();
     return records;
   }
 
  private:
+  // Bytes of page-locked memory that steps taken together may use before they are waited for.
+  static constexpr int64_t kMostAwaited = int64_t{64} << 20;
+
   // Queues the current step.
   void take_step(StepRecord& record) {
     if (full_cache_) {
@@ -110,15 +115,7 @@ class DeviceSession final : public Session {
     }
     record.rebuilt = merge_rules_.rebuilds_at(next_position_ - layer_->view().prompt_tokens());
     if (record.rebuilt) rebuild(full_cache_->layer(next_position_ + 1, step_->queries()), record);
-    Readback& reads = queue_.read_back();
-    reads.then([&record, output = reads.of(query_->outputs)](const Arrived& arrived) {
-      record.output = arrived.matrix(output, "output");
-    });
-    if (evictions_) {
-      queue_.require_numbers(reads, "score");
-      evictions_->record(reads, record);
-    }
-    if (merges()) merges_->record(reads, record);
+    Readback& reads = read_back(record);
     if (record.rebuilt) {
       attend();
       reads.pack(packed_, queue_.stream());
@@ -130,6 +127,20 @@ class DeviceSession final : public Session {
       });
     }
     reads.transfer(packed_, queue_.pool());
+  }
+
+  // Asks for a step's results.
+  Readback& read_back(StepRecord& record) {
+    Readback& reads = queue_.read_back();
+    reads.then([&record, output = reads.of(query_->outputs)](const Arrived& arrived) {
+      record.output = arrived.matrix(output, "output");
+    });
+    if (evictions_) {
+      queue_.require_numbers(reads, "score");
+      evictions_->record(reads, record);
+    }
+    if (merges()) merges_->record(reads, record);
+    return reads;
   }
 
   // Whether entries merge during decoding.
@@ -162,27 +173,32 @@ class DeviceSession final : public Session {
     next_position_ = layer.prompt_tokens();
     full_cache_.reset();
     recorded_step_.forget();
-    if (merge_rules_.period) {  // whose temporary memory grows with the entries so far
-      const auto tokens = static_cast<double>(layer.prompt_tokens());
-      queue_.pool().expect_growth(1 + static_cast<double>(LayerCache<T>::kRoom) / tokens);
-    }
+    queue_.pool().expect_usual_growth();
     if (step_) {
       require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                     layer_->view().prompt_tokens());
-      return;
+    } else {
+      layer_.emplace(layer, queue_);
+      known_.emplace(layer_->view(), queue_);
+      step_.emplace(shape_);
     }
-    layer_.emplace(layer, queue_);
-    known_.emplace(layer_->view(), queue_);
-    step_.emplace(shape_);
+    if (merge_rules_.period) {  // whose temporary memory grows with the entries so far
+      const auto tokens = static_cast<double>(layer.prompt_tokens());
+      queue_.pool().reserve_growth(1 + static_cast<double>(LayerCache<T>::kRoom) / tokens);
+    }
   }
 
-  // Takes the memory of rebuilds into the pool, by one for the last prompt query of which nothing is kept or read.
+  // Takes the memory of rebuilds into the pool: a step that begins with one, of the prompt's entries, of which nothing is
+  // kept or read.
   void rehearse_rebuild() {
     LayerCache<T> cache = std::exchange(cache_, {});
     std::optional<Evictions<T>> evictions = std::exchange(evictions_, {});
     std::unique_ptr<Merges<T>> merges = std::exchange(merges_, {});
     StepRecord unread;
-    rebuild(full_cache_->layer(next_position_, layer_->view().last_queries()), unread);
+    rebuild(full_cache_->layer(next_position_, step_->queries()), unread);
+    Readback& reads = read_back(unread);
+    attend();
+    reads.pack(packed_, queue_.stream());
     cache_ = std::move(cache);
     evictions_ = std::move(evictions);
     merges_ = std::move(merges);
@@ -237,6 +253,7 @@ class DeviceSession final : public Session {
   std::optional<FullCache<T>> full_cache_;  // for policies that rebuild
   Buffer<std::byte> packed_;                // a step's results
   Recording recorded_step_;                 // without a rebuild
+  bool rehearses_ = false;                  // before the next step
 };
 
 [[noreturn]] void refuse(Dtype storage) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -38,13 +37,19 @@ int64_t MemoryPool::room_for(int64_t bytes) const {
   return aligned(static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * growth_)));
 }
 
-void* MemoryPool::take(int64_t bytes) {
-  const int64_t room = room_for(bytes), least = reserving_ ? room : bytes;
+MemoryPool::Block* MemoryPool::smallest_free(int64_t least, int64_t most) {
   Block* best = nullptr;
   for (Block& block : blocks_) {
-    if (!block.is_free || block.room < least || block.room > 2 * room) continue;
-    if (best == nullptr || std::abs(block.room - room) < std::abs(best->room - room)) best = &block;
+    if (!block.is_free || block.room < least || block.room > most) continue;
+    if (best == nullptr || block.room < best->room) best = &block;
   }
+  return best;
+}
+
+void* MemoryPool::take(int64_t bytes) {
+  const int64_t room = room_for(bytes);
+  Block* const best = smallest_free(phase_ == Phase::reserving ? room : bytes,
+                                    phase_ == Phase::settled ? INT64_MAX : 2 * room);
   if (best == nullptr) {
     blocks_.reserve(blocks_.size() + 1);
     blocks_.push_back({detail::allocate(bytes, room), room, false});
@@ -74,6 +79,12 @@ std::byte* MemoryPool::stage(int64_t bytes) {
     place = staging_.end() - 1;
   }
   return place->data + std::exchange(place->used, place->used + needed);
+}
+
+int64_t MemoryPool::staged() const {
+  int64_t bytes = 0;
+  for (const Staging& staging : staging_) bytes += staging.used;
+  return bytes;
 }
 
 void MemoryPool::wait() {

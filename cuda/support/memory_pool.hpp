@@ -25,22 +25,29 @@ class MemoryPool {
 
   Stream stream() const { return stream_; }
 
-  /// By which factor what is taken may grow from use to use: new blocks have so much more room, and find their owners
-  /// again. At least 1; 9 / 8 unless it is set. Until settle() also a block that is used again has that room, so that the
-  /// same work finds blocks as long as it takes no more than that.
-  void expect_growth(double factor) {
-    growth_ = factor;
-    reserving_ = true;
+  /// New blocks have this factor more room than was asked for, and fit again when more is asked for.
+  static constexpr double kUsualGrowth = 1.125;
+  void expect_usual_growth() {
+    growth_ = kUsualGrowth;
+    phase_ = Phase::usual;
   }
-  void settle() { reserving_ = false; }
+  /// The same with another factor, at least 1. Until settle() also a block that is used again has that room; afterwards any
+  /// block that is large enough is used. So the same work finds blocks again, as long as it takes no more than that.
+  void reserve_growth(double factor) {
+    growth_ = factor;
+    phase_ = Phase::reserving;
+  }
+  void settle() { phase_ = Phase::settled; }
 
-  /// Device memory of so many bytes, as detail::allocate returns it: in the free block whose room is nearest to that of a
-  /// new one, if they fit and it is not twice as large, or else in a new one.
+  /// Device memory of so many bytes, as detail::allocate returns it: in the smallest free block in which they fit, unless,
+  /// before settle(), it is more than twice as large as a new one; or else in a new one.
   void* take(int64_t bytes);
   void give(void* memory) noexcept;
 
   /// Page-locked memory of so many bytes, valid until wait().
   std::byte* stage(int64_t bytes);
+  /// Bytes of page-locked memory in use since the last wait().
+  int64_t staged() const;
   /// Waits for the stream. Staged memory may then be used anew.
   void wait();
 
@@ -55,11 +62,14 @@ class MemoryPool {
     int64_t bytes, used;
   };
 
+  enum class Phase { usual, reserving, settled };
+
   int64_t room_for(int64_t bytes) const;
+  Block* smallest_free(int64_t least, int64_t most);
 
   Stream stream_;
-  double growth_ = 1.125;
-  bool reserving_ = false;
+  double growth_ = kUsualGrowth;
+  Phase phase_ = Phase::usual;
   std::vector<Block> blocks_;
   std::vector<Staging> staging_;
 };

@@ -52,7 +52,7 @@ TEST_F(MemoryPoolTest, ExpectedGrowthHoldsForBlocksThatAreUsedAgain) {
   cuda::MemoryPool pool(nullptr);
   const cuda::PoolScope scope(pool);
   const auto take = [](int64_t size) { return requests_of([&] { cuda::Buffer<int>{size}; }).allocations; };
-  pool.expect_growth(1.5);
+  pool.reserve_growth(1.5);
   EXPECT_EQ(take(10000), 1);
   EXPECT_EQ(take(10100), 1) << "the first block has no room for half as much again";
   EXPECT_EQ(take(10000), 0);

@@ -12,6 +12,8 @@
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 #include "parity/support.hpp"
@@ -24,16 +26,17 @@ constexpr LayerShape kShape{4, 2, 8, 12};
 
 // A layer and its decode steps.
 struct Decoding {
-  Tensor keys = random_tensor(1, kShape.kv_heads, kTokens + kSteps, kShape.head_dim);
-  Tensor values = random_tensor(2, kShape.kv_heads, kTokens + kSteps, kShape.head_dim);
+  int64_t tokens = kTokens;
+  Tensor keys = random_tensor(1, kShape.kv_heads, tokens + kSteps, kShape.head_dim);
+  Tensor values = random_tensor(2, kShape.kv_heads, tokens + kSteps, kShape.head_dim);
   Tensor queries = random_tensor(3, kShape.query_heads, kWindow + kSteps, kShape.head_dim);
   Tensor projection = random_tensor(4, 1, kShape.query_heads* kShape.head_dim, kShape.model_dim);
 
   LayerView layer() const {
     return {kShape,
             0.35,
-            keys.view().middle_rows(0, kTokens),
-            values.view().middle_rows(0, kTokens),
+            keys.view().middle_rows(0, tokens),
+            values.view().middle_rows(0, tokens),
             queries.view().middle_rows(0, kWindow),
             projection.slice(0)};
   }
@@ -42,7 +45,7 @@ struct Decoding {
       const TensorView rows = tensor.view().middle_rows(row, 1);
       return MatrixView(rows.data, rows.slices, rows.cols, rows.slice_stride);
     };
-    return {row_of_each(keys, kTokens + t), row_of_each(values, kTokens + t),
+    return {row_of_each(keys, tokens + t), row_of_each(values, tokens + t),
             row_of_each(queries, kWindow + t)};
   }
   std::vector<StepView> steps() const {
@@ -144,8 +147,8 @@ class SessionRequestsOf : public testing::TestWithParam<NamedPolicy> {
     if (!cuda::find_device()) GTEST_SKIP() << "no device";
   }
 
-  std::unique_ptr<Session> compressed() const {
-    std::unique_ptr<Session> session = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16);
+  std::unique_ptr<Session> compressed(OperationTimes* times = nullptr) const {
+    std::unique_ptr<Session> session = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16, times);
     session->compress(decoding_.layer(), GetParam().policy, std::vector<int64_t>(kShape.kv_heads, 20));
     return session;
   }
@@ -153,7 +156,7 @@ class SessionRequestsOf : public testing::TestWithParam<NamedPolicy> {
   Decoding decoding_;
 };
 
-// The first step may allocate.
+// The first step may allocate, and rehearses a rebuild where the policy has a period.
 TEST_P(SessionRequestsOf, AStepWaitsOnceAndAllocatesNothing) {
   const std::unique_ptr<Session> session = compressed();
   for (int64_t t = 0; t < kSteps; ++t) {
@@ -165,7 +168,7 @@ TEST_P(SessionRequestsOf, AStepWaitsOnceAndAllocatesNothing) {
     if (t > 0) {
       EXPECT_EQ(requests.allocations, 0) << "step " << t;
     }
-    if (rebuilt) continue;
+    if (rebuilt || (t == 0 && rules_of(GetParam().policy.merge).period)) continue;
     EXPECT_EQ(requests.uploads, 1) << "step " << t;
     EXPECT_EQ(requests.downloads, 1) << "step " << t;
   }
@@ -183,6 +186,37 @@ TEST_P(SessionRequestsOf, StepsTakenTogetherGiveTheSameBitsAndWaitOnce) {
     SCOPED_TRACE("step " + std::to_string(t));
     expect_equal(records[t], expected[t]);
   }
+}
+
+// Of a long prompt a rebuild takes hardly more memory than the one before, and the pool's blocks have hardly more room.
+TEST(SessionRequests, RebuildsOfALongPromptAllocateNothing) {
+  if (!cuda::find_device()) GTEST_SKIP() << "no device";
+  const Decoding decoding{320};
+  for (const NamedPolicy& tested : policies()) {
+    if (!rules_of(tested.policy.merge).period) continue;
+    SCOPED_TRACE(tested.name);
+    const std::unique_ptr<Session> session = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16);
+    session->compress(decoding.layer(), tested.policy, std::vector<int64_t>(kShape.kv_heads, 64));
+    session->step(decoding.step(0));
+    for (int64_t t = 1; t < kSteps; ++t) {
+      const cuda::DeviceCounters before = cuda::counters();
+      session->step(decoding.step(t));
+      EXPECT_EQ((cuda::counters() - before).allocations, 0) << "step " << t;
+    }
+  }
+}
+
+// A session that measures times queues every operation by itself.
+TEST_P(SessionRequestsOf, RecordedStepsGiveTheBitsOfOperationsThatAreQueuedOneByOne) {
+  OperationTimes times;
+  const std::unique_ptr<Session> recorded = compressed(), one_by_one = compressed(&times);
+  const std::vector<StepRecord> records = recorded->steps(decoding_.steps()),
+                                expected = one_by_one->steps(decoding_.steps());
+  for (int64_t t = 0; t < kSteps; ++t) {
+    SCOPED_TRACE("step " + std::to_string(t));
+    expect_equal(records[t], expected[t]);
+  }
+  EXPECT_FALSE(times.entries().empty());
 }
 
 TEST(SessionRequests, ACompressionForgetsTheRecordedStep) {
