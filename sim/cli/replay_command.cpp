@@ -51,6 +51,7 @@ struct Request {
   std::vector<std::string> columns = column_names();
   int64_t recall_of = 40;
   bool merge_bounds = false;
+  bool device_times = false;
   bool quiet = false;
 };
 
@@ -116,6 +117,7 @@ Request parse_request(const CommandLine& line) {
   if (line.has("columns")) request.columns = parse_columns(line);
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.merge_bounds = line.has("merge-bounds");
+  request.device_times = line.has("times");
   request.json = line.text("json");
   request.csv = line.text("csv");
   request.dump = line.text("dump");
@@ -129,7 +131,7 @@ Scope scope_of(const CommandLine& line, const Request& request, const traces::Tr
   }
   return {chosen_layers(line, info.layers),
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens,
-          std::min(request.recall_of, info.prompt_tokens), request.merge_bounds};
+          std::min(request.recall_of, info.prompt_tokens), request.merge_bounds, request.device_times};
 }
 
 Report replay_trace(const traces::Trace& trace, const Request& request, const Scope& scope,
@@ -240,6 +242,7 @@ CommandLine replay_command_line() {
   line.add_flag(
       "merge-bounds",
       "for policies that merge: also measure merges' effect on later queries, and KeepKV's bounds on it (costly)");
+  line.add_flag("times", "measure the time of every operation of a device, each of which is then waited for");
   line.add("columns", "C[,C]", columns.c_str());
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");

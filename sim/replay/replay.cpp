@@ -85,11 +85,13 @@ void drop_scores(const Run& run, PromptRecord& prompt, Matrix& reference_norms) 
 // The sessions of one layer: one per backend, used for all runs on that backend.
 class Sessions {
  public:
-  Sessions(Dtype storage, std::vector<BackendTimes>& times) : storage_(storage), times_(times) {}
+  Sessions(Dtype storage, bool device_times, std::vector<BackendTimes>& times)
+      : storage_(storage), device_times_(device_times), times_(times) {}
 
   Session& of(const std::string& backend) {
     std::unique_ptr<Session>& session = sessions_[backend];
-    if (!session) session = open_session(backend, storage_, &times_of(backend));
+    const bool timed = device_times_ || backend == kReference;
+    if (!session) session = open_session(backend, storage_, timed ? &times_of(backend) : nullptr);
     return *session;
   }
 
@@ -99,6 +101,7 @@ class Sessions {
   }
 
   Dtype storage_;
+  bool device_times_;
   std::vector<BackendTimes>& times_;
   std::map<std::string, std::unique_ptr<Session>> sessions_;
 };
@@ -106,7 +109,8 @@ class Sessions {
 // Replays and measures one layer.
 void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& result,
                   const ReplayObserver& observer, const std::function<void()>& advance) {
-  std::optional<Sessions> sessions(std::in_place, result.trace.storage, result.times);
+  std::optional<Sessions> sessions(std::in_place, result.trace.storage, result.scope.device_times,
+                                   result.times);
   std::vector<LayerRecord> records;
   Matrix reference_norms;
   for (size_t r = 0; r < result.runs.size(); ++r) {

@@ -35,6 +35,7 @@ struct Scope {
   int64_t steps = 0;            ///< number of decode steps, the first ones
   int64_t recall_of = 40;       ///< number of entries that recall is measured on, at most the prompt's
   bool merge_bounds = false;  ///< whether to measure merges' effect on later queries, and its bounds: costly
+  bool device_times = false;  ///< whether to time every operation of a device, which is then waited for
 };
 
 struct RunResult {
@@ -51,7 +52,7 @@ struct RunResult {
 /// Time of a backend's operations, over all runs. Work that depends on the layer alone is done once for all runs.
 struct BackendTimes {
   std::string backend;
-  OperationTimes operations;
+  OperationTimes operations;  ///< empty for devices unless they are timed
 };
 
 struct ReplayResult {

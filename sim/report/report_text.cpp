@@ -200,9 +200,19 @@ const OperationTimes::Entry* find(const OperationTimes& times, const std::string
   return found == times.entries().end() ? nullptr : &*found;
 }
 
-// A table of each operation's time on every backend; a dash where a backend does not have the operation, such as
-// upload.
-std::string times_table(const std::vector<BackendTimes>& times, bool colour) {
+// The sum over a backend's runs.
+double total(const ReplayResult& result, const std::string& backend, double RunResult::*seconds) {
+  double sum = 0;
+  for (const RunResult& run : result.runs) {
+    if (run.run.backend == backend) sum += run.*seconds;
+  }
+  return sum;
+}
+
+// A table of the time of all compressions and decode steps on every backend, then of each operation's; a dash where it was
+// not measured or a backend does not have the operation, such as upload.
+std::string times_table(const ReplayResult& result, bool colour) {
+  const std::vector<BackendTimes>& times = result.times;
   std::vector<std::string> operations;
   TableRow headings{"time, all layers and runs"};
   for (const BackendTimes& backend : times) {
@@ -212,7 +222,12 @@ std::string times_table(const std::vector<BackendTimes>& times, bool colour) {
         operations.push_back(entry.operation);
     }
   }
-  std::vector<TableRow> rows{headings};
+  TableRow compressions{"compress"}, steps{"steps"};
+  for (const BackendTimes& backend : times) {
+    compressions.push_back(duration_text(total(result, backend.backend, &RunResult::compress_seconds)));
+    steps.push_back(duration_text(total(result, backend.backend, &RunResult::step_seconds)));
+  }
+  std::vector<TableRow> rows{headings, compressions, steps};
   for (const std::string& operation : operations) {
     TableRow row{operation};
     for (const BackendTimes& backend : times) {
@@ -246,7 +261,7 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
       info.prompt_tokens, result.scope.steps, info.decode_tokens, name(info.storage));
   text += runs_table(report, base, colour, columns) + "\n";
   text += agreement_table(result.runs, colour);
-  if (result.times.size() > 1) text += times_table(result.times, colour) + "\n";
+  if (result.times.size() > 1) text += times_table(result, colour) + "\n";
   std::vector<std::string> told;
   for (const RunResult& run : result.runs) {
     const std::string& label = run.run.policy.label;

@@ -189,12 +189,18 @@ class Backends(CommandLineTest):
 
     def test_times_name_the_operations_of_every_backend(self):
         trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv+critical", "--budget", "5%",
-                            "--layers", "0", "--steps", 2)
+                            "--layers", "0", "--steps", 2, "--times")
         times = {entry["backend"]: entry["operations"] for entry in trace["times"]}
         self.assertEqual(list(times), ["reference", *self.devices])
         for operations in times.values():
             self.assertLessEqual(OPERATIONS, {entry["operation"] for entry in operations})
             self.assertTrue(all(entry["seconds"] >= 0 and entry["calls"] > 0 for entry in operations))
+
+    def test_devices_are_not_waited_for_after_every_operation_unless_times_are_wanted(self):
+        trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv", "--budget", "5%", "--layers", "0",
+                            "--steps", 2)
+        for entry in trace["times"]:
+            self.assertEqual(entry["operations"] == [], entry["backend"] != "reference")
 
     def test_one_backend_alone_is_compared_with_nothing(self):
         trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv", "--budget", "5%", "--layers", "0",
