@@ -56,10 +56,11 @@ MergeKind kind_of(const Policy& policy, bool rebuilt) {
 class HeadMerges {
  public:
   HeadMerges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy, int64_t kv_head,
-             LaterQueries* later)
+             LaterQueries* later, bool judged)
       : layer_(layer),
         record_(record),
         policy_(policy),
+        judged_(judged),
         kv_head_(kv_head),
         group_size_(layer.shape.group_size()),
         later_(later),
@@ -107,7 +108,7 @@ class HeadMerges {
   void measure_later(const CacheEntries& present, int64_t t) {
     const std::vector<StepHead> found = open_.measure(queries_at(t), present, layer_.prompt_tokens + t + 1, t,
                                                       kv_head_ * group_size_, *later_);
-    violations.insert(violations.end(), found.begin(), found.end());
+    if (judged_) violations.insert(violations.end(), found.begin(), found.end());
   }
 
   void measure_change(const CacheMerge& merge, const CacheEntries& after, int64_t step, bool rebuilt) {
@@ -119,7 +120,8 @@ class HeadMerges {
     const Matrix changed = rules_of(policy_.merge).spread
                                ? output_difference(queries, merge.before, after)
                                : merge_effect(queries, layer_.scale, after, clusters).change;
-    const std::optional<MergedKey> key = lossless_key(policy_, layer_.shape, rebuilt);
+    const std::optional<MergedKey> key =
+        judged_ ? lossless_key(policy_, layer_.shape, rebuilt) : std::nullopt;
     for (int64_t i = 0; i < group_size_; ++i) {
       MergeChange& change = changes.emplace_back();
       change.step = step;
@@ -146,6 +148,7 @@ class HeadMerges {
   const traces::Layer& layer_;
   const LayerRecord& record_;
   const Policy& policy_;
+  bool judged_;
   int64_t kv_head_;
   int64_t group_size_;
   LaterQueries* later_;  // null: not requested
@@ -161,7 +164,7 @@ Matrix undefined(int64_t steps, int64_t heads) {
 }  // namespace
 
 MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
-                            bool later) {
+                            bool later, bool judged) {
   MergeMetrics metrics;
   metrics.counts = counts_of(record);
   if (later && !rules_of(policy.merge).spread) {
@@ -170,7 +173,7 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
   }
   std::vector<HeadMerges> heads;
   for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
-    heads.emplace_back(layer, record, policy, g, metrics.later ? &*metrics.later : nullptr);
+    heads.emplace_back(layer, record, policy, g, metrics.later ? &*metrics.later : nullptr, judged);
   }
   reference::parallel_for(layer.shape.kv_heads, [&](int64_t g) { heads[g].run(); });
   for (const HeadMerges& head : heads) {

@@ -44,9 +44,12 @@ struct MergeMetrics {
 /// one query head per KV head, with votes and with a key that conserves the cluster's weight (min-norm, zip):
 /// reference/bounds/merge_errors.hpp.
 ///
-/// later  whether to measure LaterQueries and clusters. Distances of values cost O(entries members head_dim) per merge:
-///        O(n^2 head_dim) per KV head if all entries evicted at the prompt's end merge
+/// later   whether to measure LaterQueries and clusters. Distances of values cost O(entries members head_dim) per merge:
+///         O(n^2 head_dim) per KV head if all entries evicted at the prompt's end merge
+/// judged  whether the record is in double precision, whose rounding the bounds allow for. Of others, whose merged keys and
+///         values are rounded to the type that stores them, no merge counts as lossless and no bound as violated: they are
+///         held against the reference instead (agreement.hpp)
 MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
-                            bool later = false);
+                            bool later = false, bool judged = true);
 
 }  // namespace kvbound::sim

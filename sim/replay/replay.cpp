@@ -126,8 +126,9 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of);
   for (size_t r = 0; r < records.size(); ++r) {
     if (!records[r].prompt.merges.empty()) {
-      metrics[r].merges =
-          measure_merges(layer, records[r], result.runs[r].run.policy.policy, result.scope.merge_bounds);
+      const Run& run = result.runs[r].run;
+      metrics[r].merges = measure_merges(layer, records[r], run.policy.policy, result.scope.merge_bounds,
+                                         run.backend == kReference);
     }
     if (observer.measured) observer.measured(r, index, metrics[r]);
     result.runs[r].layers.push_back(std::move(metrics[r]));

@@ -118,6 +118,14 @@ class Backends(CommandLineTest):
         self.require_agreement(SAMPLES / "pocket-mha.safetensors", "h2o+keepkv,snapkv+adakv+keepkv,tova+critical+d2o",
                                "10%,60%", "--layers", "0", "--steps", 4)
 
+    def test_merges_of_single_heads_need_not_be_lossless_in_single_precision(self):
+        policies = "snapkv+keepkv:predict=current:threshold=none", "h2o+keepkv:period=3", "h2o+keepkv:predict=current"
+        runs = self.replay(SAMPLES / "pocket-mha.safetensors", "--policy", ",".join(policies), "--budget", "20%", "--layers",
+                           "0", "--steps", 8, "--merge-bounds")["runs"]
+        for run in runs:
+            self.assertEqual(run["merges"]["lossless"] > 0, run["backend"] == "reference", run["policy"])
+        self.require_agreement(SAMPLES / "pocket-mha.safetensors", ",".join(policies), "20%", "--layers", "0", "--steps", 8)
+
     def test_merges_before_the_selection_and_rebuilds_agree(self):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", ",".join(REBUILDS), "20%", "--layers", "2", "--steps", 8)
 
