@@ -123,6 +123,18 @@ class Schemas(SchemaTest):
         self.require_valid(schema, document)
         self.require_tight(schema, document)
 
+    def test_the_replay_schema_describes_devices_beside_the_reference(self):
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        schema = validator("sim/schemas/replay.schema.json")
+        policies = ("snapkv:window=4+critical", "h2o:window=4:recent=2+keepkv:threshold=none",
+                    "h2o:window=4:recent=2+keepkv:period=2", "tova+cam", "streaming-llm+d2o")
+        for times in ((), ("--times",)):
+            document = self.document("replay", "trace.safetensors", "--policy", ",".join(policies), "--budget", "8",
+                                     "--backend", "reference,emulated", *times)
+            self.require_valid(schema, document)
+            named = {entry["tensor"] for run in document["traces"][0]["runs"] for entry in run["agreement"] or ()}
+            self.assertLessEqual({"stage_two_score", "merged_key", "merged_into", "rebuilt_target_of"}, named)
+
     def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
         schema = validator("sim/schemas/recall.schema.json")
         for sample in (GQA, MHA):
@@ -165,7 +177,8 @@ class Schemas(SchemaTest):
     def test_the_diff_schema_describes_dumps_that_agree_that_differ_and_that_say_nothing(self):
         schema = validator("sim/schemas/diff.schema.json")
         trace = TraceFile(layers=1).write(self.folder / "trace.safetensors")
-        for policy in ("h2o:window=4:recent=2", "streaming-llm", "snapkv:window=4+greedy", "snapkv:window=4",
+        for policy in ("h2o:window=4:recent=2+keepkv:period=2:key=convex", "h2o:window=4:recent=2+d2o", "tova+cam",
+                       "h2o:window=4:recent=2", "streaming-llm", "snapkv:window=4+greedy", "snapkv:window=4",
                        "snapkv:window=4+critical", "snapkv:window=4+theta-sweep"):
             self.passes("replay", trace, "--policy", policy, "--budget", "8", "--dump", "dump.safetensors")
             self.require_valid(schema, self.document("diff", trace, "dump.safetensors"))
