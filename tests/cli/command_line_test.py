@@ -20,7 +20,7 @@ from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
-OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "columns", "json",
+OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "times", "columns", "json",
                       "csv", "dump", "threads", "header-limit", "quiet", "help"),
            "recall": ("k", "windows", "recent", "layers", "json", "csv", "threads", "header-limit", "quiet", "help"),
            "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "json", "threads",

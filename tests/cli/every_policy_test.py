@@ -1,0 +1,53 @@
+"""Every host, score, selection, allocation and merging method on the reference and on the device kernels' emulation.
+
+usage: every_policy_test.py KVBOUND      KVBOUND: the program's path
+"""
+import json
+
+from support import kvbound_cli
+from support.kvbound_cli import SAMPLES, CommandLineTest
+
+HOSTS = "snapkv", "h2o", "tova"
+SCORES = "", "+obcache-value", "+obcache-key", "+obcache-joint", "+exact"
+COMPONENTS = ("critical", "theta-sweep", "greedy", "adakv", "pyramid", "keepkv", "keepkv:threshold=none",
+              "keepkv:key=zip:gqa=mean", "keepkv:period=8", "keepkv:order=merge-first", "convex", "d2o", "cam", "kvmerger")
+POLICIES = (*(host + score for host in HOSTS for score in SCORES), "streaming-llm",
+            *(f"snapkv+{component}" for component in COMPONENTS), "h2o+keepkv", "tova+keepkv")
+CHOICES = "kept", "evicted", "merged_into", "target_of", "rebuilt_target_of"
+
+
+class EveryPolicy(CommandLineTest):
+    long = True
+
+    def require_agreement(self, trace, *options):
+        """The same entries are kept, evicted and merged at every step but for near ties, no number is outside its bound, and
+        the numbers of every run are judged."""
+        self.passes("replay", trace, "--policy", ",".join(POLICIES), "--backend", "reference,emulated", "--json", "out.json",
+                    *options)
+        (trace,) = json.loads((self.folder / "out.json").read_text("utf-8"))["traces"]
+        runs = [run for run in trace["runs"] if run["backend"] == "emulated"]
+        self.assertEqual(len(runs), len(POLICIES))
+        for run in runs:
+            with self.subTest(run["policy"]):
+                found = {entry["tensor"] for entry in run["agreement"]}
+                self.assertIn("output", found)
+                self.assertEqual("evicted" in found, not run["policy"].startswith("snapkv"))
+                for entry in run["agreement"]:
+                    self.assertEqual(entry["outside"], 0, entry)
+                    if entry["tensor"] in CHOICES:
+                        self.assertEqual((entry["judged"], entry["undecided"]), (entry["elements"], 0), entry)
+
+    def test_every_policy_agrees_on_a_recorded_model(self):
+        self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "--budget", "20%")
+
+    def test_every_policy_agrees_for_every_storage_and_nine_heads_on_three(self):
+        for dtype, head_dim in (("F32", 8), ("F16", 64), ("BF16", 8), ("BF16", 64)):
+            with self.subTest(dtype=dtype, head_dim=head_dim):
+                trace = self.generate(f"{dtype}-{head_dim}.safetensors", "--kind", "mixed", "--dtype", dtype, "--tokens", 110,
+                                      "--decode", 10, "--layers", 2, "--query-heads", 9, "--kv-heads", 3, "--head-dim",
+                                      head_dim, "--model-dim", 48)
+                self.require_agreement(trace, "--budget", "44")
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()
