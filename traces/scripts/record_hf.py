@@ -1,0 +1,477 @@
+#!/usr/bin/env python3
+"""Records a trace from a model that runs in Hugging Face transformers.
+
+    record_hf.py MODEL --tokens FILE --prompt N --steps T OUT
+    kvbound inspect OUT --verify
+
+The model runs in float32 with an attention function of ours, which rounds queries, keys and values (after QK-norm and RoPE)
+to the stored type, records them, and calls the model's own eager attention on the rounded numbers: what `kvbound inspect
+--verify` recomputes is what the model computed. Every attention layer is rounded, whichever layers are recorded, so that a
+selection of layers changes no number.
+
+A trace describes layers in which a query attends to all earlier keys by softmax(scale * q.k). Layers with a sliding window
+or without attention are left out and named; `model_layers` in the metadata says which were recorded. A model whose
+attention is of another kind (logit softcap, sinks, latent attention, biases, gates, ...) is refused with one line.
+
+Exit codes: 0 recorded; 2 usage; 3 a model, a token or a number that cannot be recorded; 4 I/O; 130, 143 interrupted.
+"""
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+from trace_file import INDEX, Files, Invalid
+
+NAME = "kvbound_recorder"
+QUERY_BLOCK = 256  # queries per call of eager attention, which forms all weights of its queries
+HIDDEN = -1e30  # a mask's entry below this removes a key: eager masks have the type's lowest number
+PROJECTIONS = ("o_proj", "out_proj", "dense")
+HARMLESS = {"position_ids", "cache_position", "position_embeddings"}  # tensors that eager attention does not read
+CONFIG_REFUSALS = {"attn_logit_softcapping": "a logit softcap", "kv_lora_rank": "multi-head latent attention (MLA)",
+                   "alibi": "ALiBi biases"}
+
+
+def refuse(message):
+    raise Invalid(message)
+
+
+class Layer:
+    """What the rehearsal found out about one attention layer.
+
+    left_out    why it cannot be recorded although the model can, or None
+    """
+
+    def __init__(self, module, heads, kv_heads, head_dim, scale, left_out):
+        self.module, self.heads, self.kv_heads, self.head_dim, self.scale = module, heads, kv_heads, head_dim, scale
+        self.left_out = left_out
+        self.projection = next((getattr(module, name) for name in PROJECTIONS if hasattr(module, name)), None)
+        self.attended = None  # the latest attention output, until the projection has read it
+        self.positions = 0  # how many were recorded
+
+    def shape(self):
+        return {"query heads": self.heads, "KV heads": self.kv_heads, "head_dim": self.head_dim, "scale": self.scale,
+                "model_dim": self.projection.weight.shape[0]}
+
+
+class Recorder:
+    """The attention function: delegates to the model's own eager attention, on rounded queries, keys and values.
+
+    It first rehearses (layers is filled, nothing is written), then records into `files`.
+    """
+
+    def __init__(self, torch, storage):
+        self.torch = torch
+        self.storage = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[storage]
+        self.layers = {}  # the model's number of the layer: Layer
+        self.files = None
+        self.checked = None  # the mask that was checked last: layers share it
+
+    def begin(self, files, chosen, prompt_tokens, window_queries):
+        self.files, self.chosen = files, {layer: row for row, layer in enumerate(chosen)}
+        self.first_query = prompt_tokens - window_queries
+
+    def __call__(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0, **options):
+        index = getattr(module, "layer_idx", None)
+        if index is None:
+            refuse(f"{type(module).__name__} does not say which layer it is")
+        try:
+            if self.files is None:
+                self._rehearse(index, module, query, key, value, scaling, options)
+            return self._attend(self.layers[index], index, query, key, value, attention_mask, options)
+        except Invalid as error:
+            raise Invalid(f"layer {index}: {error}") from None
+
+    def _rehearse(self, index, module, query, key, value, scaling, options):
+        require_plain_attention(module, options)
+        if index in self.layers:
+            refuse(f"{type(module).__name__} and {type(self.layers[index].module).__name__} both call themselves this")
+        heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[3]
+        if value.shape[3] != head_dim or query.shape[3] != head_dim:
+            refuse(f"queries, keys and values have {query.shape[3]}, {head_dim} and {value.shape[3]} columns: a trace has "
+                   "one head_dim")
+        if heads != kv_heads * getattr(module, "num_key_value_groups", 1):
+            refuse(f"{heads} query heads on {kv_heads} KV heads, in groups of {module.num_key_value_groups}")
+        kind = (getattr(module.config, "layer_types", None) or {}) and module.config.layer_types[index]
+        window = options.get("sliding_window")
+        left_out = (f"a sliding window of {window}" if window is not None else
+                    kind.replace("_", " ") if kind and kind != "full_attention" else None)
+        scale = float(scaling if scaling is not None else getattr(module, "scaling", head_dim**-0.5))
+        layer = self.layers[index] = Layer(module, heads, kv_heads, head_dim, scale, left_out)
+        if not left_out:
+            require_projection(layer, index)
+
+    def _attend(self, layer, index, query, key, value, mask, options):
+        new, seen = query.shape[2], layer.positions
+        if query.shape[0] != 1:
+            refuse(f"a batch of {query.shape[0]} sequences")
+        if not layer.left_out:
+            if key.shape[2] != seen + new:
+                refuse(f"the cache has {key.shape[2]} keys where {seen + new} were seen: it drops or pads positions")
+            self._require_causal(mask, seen, new)
+        query, key, value = (self._rounded(*part) for part in (("query", query), ("key", key), ("value", value)))
+        eager, outputs = eager_attention(layer.module), []
+        for begin in range(0, new, QUERY_BLOCK):
+            rows = slice(begin, begin + QUERY_BLOCK)
+            outputs.append(eager(layer.module, query[:, :, rows], key, value, None if mask is None else mask[:, :, rows],
+                                 scaling=layer.scale, dropout=0.0, **options)[0])
+        output = outputs[0] if len(outputs) == 1 else self.torch.cat(outputs, dim=1)  # [1, new, heads, head_dim]
+        layer.attended = output
+        layer.positions += new
+        if self.files is not None and index in self.chosen:
+            self._record(f"layers.{self.chosen[index]}.", seen, query[0], key[0, :, seen:], value[0, :, seen:],
+                         output[0].transpose(0, 1))
+        return output, None
+
+    def _rounded(self, name, array):
+        """The array rounded to the stored type, in its own type."""
+        result = array.to(self.storage).to(array.dtype)
+        if not result.isfinite().all():
+            refuse(f"the largest {name} is {array.abs().max().item():.6g}, which is too large for the stored type")
+        return result
+
+    def _record(self, prefix, seen, query, key, value, output):
+        """Writes the positions from `seen` on: [heads, new, head_dim] each."""
+        new = query.shape[1]
+        self.files.write(prefix + "key", key, (slice(None), slice(seen, seen + new)))
+        self.files.write(prefix + "value", value, (slice(None), slice(seen, seen + new)))
+        skipped = max(0, self.first_query - seen)  # queries of the prompt before the window
+        if skipped < new:
+            rows = slice(seen + skipped - self.first_query, seen + new - self.first_query)
+            self.files.write(prefix + "query", query[:, skipped:], (slice(None), rows))
+            self.files.write(prefix + "attention_output", output[:, skipped:], (slice(None), rows))
+
+    def _require_causal(self, mask, seen, new):
+        """The mask shows query i of `new` exactly the keys 0 ... seen + i."""
+        if mask is None:
+            if new > 1:
+                refuse("attention got no mask, so that queries would attend to later keys")
+            return
+        if mask is self.checked:
+            return
+        if mask.dim() != 4 or mask.shape[0] != 1 or mask.shape[1] != 1 or not mask.is_floating_point():
+            refuse(f"a mask of the shape {list(mask.shape)} and type {mask.dtype}: biases that differ between heads")
+        keys = self.torch.arange(mask.shape[3], device=mask.device)
+        for i in range(0, new, QUERY_BLOCK):
+            rows = mask[0, 0, i:i + QUERY_BLOCK]
+            last = seen + i + self.torch.arange(len(rows), device=mask.device)[:, None]
+            wrong = self.torch.where(keys <= last, rows != 0, rows > HIDDEN).nonzero()
+            if len(wrong):
+                row, column = wrong[0].tolist()
+                refuse(f"the mask adds {rows[row, column].item():.6g} for the query at {seen + i + row} and the key at "
+                       f"{column}: it is not the causal mask")
+        self.checked = mask
+
+
+def require_plain_attention(module, options):
+    """Refuses attention that softmax(scale * q.k) over all earlier keys does not describe."""
+    if options.get("softcap") is not None:
+        refuse(f"a logit softcap of {options['softcap']}")
+    if options.get("s_aux") is not None or hasattr(module, "sinks"):
+        refuse("attention sinks that are parameters")
+    if hasattr(module, "kv_lora_rank"):
+        refuse("multi-head latent attention (MLA)")
+    if not getattr(module, "is_causal", True):
+        refuse("attention that is not causal")
+    for name, option in options.items():
+        if (isinstance(option, float) or hasattr(option, "dtype")) and name not in HARMLESS:
+            refuse(f"attention takes {name!r}, which a trace cannot say")
+    eager_attention(module)
+
+
+def eager_attention(module):
+    """The eager attention of the model's own source file."""
+    function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return function or refuse(f"{type(module).__module__} has no eager_attention_forward")
+
+
+def require_projection(layer, index):
+    """Refuses a layer whose W^O is not found, or does not read what attention returned. Its bias is not recorded."""
+    name = type(layer.module).__name__
+    weight = getattr(layer.projection, "weight", None)
+    if weight is None or weight.dim() != 2 or weight.shape[1] != layer.heads * layer.head_dim:
+        refuse(f"{name} has no {' or '.join(PROJECTIONS)} with {layer.heads * layer.head_dim} columns")
+
+    def compare(module, inputs):
+        if layer.attended is not None and not inputs[0].flatten().equal(layer.attended.flatten()):
+            refuse(f"layer {index}: {name} changes the attention output before W^O: a gate or a norm")
+        layer.attended = None
+    layer.projection.register_forward_pre_hook(compare)
+
+
+# ---- the model --------------------------------------------------------------------------------------------------------
+
+
+def load_model(path, recorder, device):
+    """The causal language model in float32, with the recorder as its attention."""
+    import transformers
+    from transformers.masking_utils import AttentionMaskInterface
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    is_local = os.path.isdir(path)
+    if not is_local and not re.fullmatch(r"[\w-]+/[\w.-]+", path):
+        refuse(f"{path}: no such directory")
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
+        text = config.get_text_config()
+        for field, what in CONFIG_REFUSALS.items():
+            if getattr(text, field, None):
+                refuse(f"{path}: {field} is {getattr(text, field)}: {what}, which a trace cannot say")
+        if getattr(config, "is_encoder_decoder", False):
+            refuse(f"{path}: is_encoder_decoder is true: a trace has one self-attention per layer")
+        transformers.AttentionInterface.register(NAME, recorder)
+        # Without this the model would build no mask for a name that it does not know.
+        AttentionMaskInterface.register(NAME, AttentionMaskInterface()["eager"])
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=is_local, dtype=recorder.torch.float32, attn_implementation=NAME)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
+        refuse(f"{path}: transformers cannot load it: {' '.join(str(error).split())[:300]}")
+    return model.to(device).eval(), text
+
+
+def rehearse(model, recorder, tokens):
+    """Runs two tokens to find out what each layer is; refuses a model that cannot be recorded."""
+    torch = recorder.torch
+    model(input_ids=torch.tensor([(tokens * 2)[:2]], device=model.device), use_cache=True)
+    if not recorder.layers:
+        refuse(f"{type(model).__name__} made no call of the attention function: it has attention of its own")
+    for layer in recorder.layers.values():
+        layer.positions = 0
+    recorder.checked = None
+
+
+def chosen_layers(recorder, text_config, wanted):
+    """The layers to record, ascending: those wanted (default: all) that a trace can say. Names the others."""
+    total = text_config.num_hidden_layers
+    if wanted and wanted[-1] >= total:
+        refuse(f"--layers asks for layer {wanted[-1]}, but the model has layers 0-{total - 1}")
+    left_out = {}
+    for index in range(total):
+        layer = recorder.layers.get(index)
+        reason = "no attention" if layer is None else layer.left_out
+        if reason:
+            left_out.setdefault(reason, []).append(index)
+    described = "; ".join(f"{layer_list(layers)} ({reason})" for reason, layers in left_out.items())
+    skipped = {index for layers in left_out.values() for index in layers}
+    asked = sorted(skipped.intersection(wanted or ()))
+    chosen = [index for index in wanted or range(total) if index not in skipped]
+    if asked or not chosen:
+        refuse(f"{'--layers asks for layers' if asked else 'all layers are'} that a trace cannot say: {described}")
+    if left_out:
+        print(f"record_hf: left out: layers {described}", file=sys.stderr)
+    first = recorder.layers[chosen[0]].shape()
+    for index in chosen:
+        for what, size in recorder.layers[index].shape().items():
+            if size != first[what]:
+                refuse(f"layer {index} has {what} {size}, but layer {chosen[0]} has {first[what]}: a trace has one for all "
+                       "layers; choose by --layers")
+    return chosen
+
+
+def layer_list(layers):
+    """Ascending numbers as text: 0,3-5."""
+    ranges = []
+    for layer in layers:
+        if ranges and ranges[-1][1] == layer - 1:
+            ranges[-1][1] = layer
+        else:
+            ranges.append([layer, layer])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+# ---- the recording ----------------------------------------------------------------------------------------------------
+
+
+def layout(layer, layers, prompt, steps, window, dtype, is_sharded):
+    """The files' tensors, as Files takes them; a shard per layer, or a single file."""
+    size, tokens = layer.shape(), prompt + steps
+    shards = []
+    for row in range(layers):
+        key = dtype, (size["KV heads"], tokens, size["head_dim"])
+        query = (size["query heads"], window + steps, size["head_dim"])
+        shards.append({f"layers.{row}.key": key, f"layers.{row}.value": key, f"layers.{row}.query": (dtype, query),
+                       f"layers.{row}.output_projection":
+                           (dtype, (size["query heads"] * size["head_dim"], size["model_dim"])),
+                       f"layers.{row}.attention_output": ("F32", query)})
+    shards[0]["tokens"] = "I32", (tokens,)
+    return shards if is_sharded else [{name: what for shard in shards for name, what in shard.items()}]
+
+
+def decode(model, recorder, forced, prompt, steps, progress):
+    """Runs the prompt and the steps: those tokens of `forced` that there are, then the most probable one (of equals, the
+    one with the smallest id). Returns the prompt + steps tokens that the model read."""
+    torch, tokens = recorder.torch, forced[:prompt]
+    progress(f"prompt of {prompt} tokens")
+    result = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=True, logits_to_keep=1)
+    begin = time.monotonic()
+    for step in range(steps):
+        logits = result.logits[0, -1]
+        if not torch.isfinite(logits).all():
+            refuse(f"the logits after position {prompt + step - 1} are not finite")
+        greedy = int((logits == logits.max()).nonzero()[0])
+        tokens.append(forced[prompt + step] if prompt + step < len(forced) else greedy)
+        result = model(input_ids=torch.tensor([tokens[-1:]], device=model.device), use_cache=True,
+                       past_key_values=result.past_key_values)
+        progress(f"step {step + 1} of {steps}, {(step + 1) / max(time.monotonic() - begin, 1e-9):.1f} tokens/s")
+    for index in recorder.chosen:
+        if recorder.layers[index].positions != prompt + steps:
+            refuse(f"layer {index} attended at {recorder.layers[index].positions} positions of {prompt + steps}")
+    return tokens
+
+
+def record(options):
+    try:
+        import torch
+    except ImportError as error:
+        refuse(f"needs the packages of requirements.txt, beside this script: {error}")
+    forced = read_tokens(options)
+    prompt, steps = options.prompt, options.steps
+    if len(forced) < prompt:
+        refuse(f"{options.tokens or options.bytes} has {len(forced)} tokens, but the prompt has {prompt}")
+    forced = forced[:prompt + steps]
+    window = min(prompt, 128) if options.window is None else options.window
+    progress = Progress(options.quiet)
+    recorder = Recorder(torch, options.dtype)
+    with torch.inference_mode():
+        progress("loading")
+        model, text = load_model(options.model, recorder, options.device)
+        vocabulary = model.get_input_embeddings().num_embeddings
+        for position, token in enumerate(forced):
+            if not 0 <= token < vocabulary:
+                refuse(f"token {token} at position {position} is not in the vocabulary of {vocabulary}")
+        rehearse(model, recorder, forced)
+        progress.end()
+        chosen = chosen_layers(recorder, text, options.layers)
+        longest = getattr(text, "max_position_embeddings", None)
+        if longest and prompt + steps > longest:
+            print(f"record_hf: warning: {prompt + steps} tokens, but the model is made for {longest}", file=sys.stderr)
+        layer = recorder.layers[chosen[0]]
+        size = layer.shape()
+        name = Path(options.model).resolve().name if os.path.isdir(options.model) else options.model
+        given = max(0, len(forced) - prompt)
+        metadata = {"format": "kvbound-trace", "version": "1", "model": f"{name} ({type(model).__name__})",
+                    "source": f"{Path(options.tokens or options.bytes).name}: {given} of {steps} decode steps given, "
+                              "the others greedy",
+                    "layers": len(chosen), "query_heads": size["query heads"], "kv_heads": size["KV heads"],
+                    "head_dim": size["head_dim"], "model_dim": size["model_dim"], "prompt_tokens": prompt,
+                    "decode_tokens": steps, "window_queries": window, "scale": repr(layer.scale), "rope": "applied",
+                    "model_layers": layer_list(chosen)}
+        shards = layout(layer, len(chosen), prompt, steps, window, options.dtype, options.out.endswith(INDEX))
+        with Files(options.out, {field: str(value) for field, value in metadata.items()}, shards) as files:
+            for row, index in enumerate(chosen):
+                files.write(f"layers.{row}.output_projection", recorder.layers[index].projection.weight.T)
+            recorder.begin(files, chosen, prompt, window)
+            tokens = decode(model, recorder, forced, prompt, steps, progress)
+            files.write("tokens", torch.tensor(tokens, dtype=torch.int64))
+            files.commit()
+        progress.end()
+    print(f"kvbound inspect {options.out} --verify")
+
+
+class Progress:
+    """One line on a terminal, rewritten; silent elsewhere."""
+
+    def __init__(self, quiet):
+        self.shown = not quiet and sys.stderr.isatty()
+
+    def __call__(self, text):
+        if self.shown:
+            print(f"\r\033[Krecord_hf: {text}", end="", file=sys.stderr, flush=True)
+
+    def end(self):
+        if self.shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+# ---- the command line -------------------------------------------------------------------------------------------------
+
+
+def read_tokens(options):
+    """The token ids: a file's bytes, or decimal numbers separated by white space or commas, also as a JSON array."""
+    if options.bytes:
+        return list(Path(options.bytes).read_bytes())
+    text = Path(options.tokens).read_text("utf-8", errors="replace").strip()
+    if text.startswith("["):
+        try:
+            tokens = json.loads(text)
+        except ValueError as error:
+            refuse(f"{options.tokens}: {error}")
+        if not all(type(token) is int for token in tokens):
+            refuse(f"{options.tokens}: expected an array of token ids")
+        return tokens
+    words = [word for word in re.split(r"[\s,]+", text) if word]
+    for position, word in enumerate(words):
+        if not re.fullmatch(r"[0-9]{1,10}", word):
+            refuse(f"{options.tokens}: {word[:40]!r} at position {position} is not a token id")
+    return [int(word) for word in words]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        print(f"record_hf: {message}; --help lists the options", file=sys.stderr)
+        sys.exit(2)
+
+
+def count(least):
+    def parse(text):
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {least} on")
+        return int(text)
+    return parse
+
+
+def parsed_layers(text):
+    layers = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or layers and first <= layers[-1]:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ascending layers or ranges such as 0,3-5")
+        layers += range(first, last + 1)
+    return layers
+
+
+def parse_options():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face directory, or ORGANISATION/NAME for the hub's cache")
+    tokens = parser.add_mutually_exclusive_group(required=True)
+    tokens.add_argument("--tokens", metavar="FILE", help="token ids, as tokenize.py prints them")
+    tokens.add_argument("--bytes", metavar="FILE", help="a text whose bytes are the token ids")
+    parser.add_argument("--prompt", metavar="N", type=count(1), required=True, help="prompt tokens: FILE's first N")
+    parser.add_argument("--steps", metavar="T", type=count(0), required=True,
+                        help="decode steps: on FILE's next tokens, then greedily")
+    parser.add_argument("--window", metavar="W", type=count(1), help="prompt queries to record, the last ones (default: 128)")
+    parser.add_argument("--layers", metavar="L", type=parsed_layers, help="model layers to record: 0,3-5 (default: all)")
+    parser.add_argument("--dtype", choices=("F32", "F16", "BF16"), default="F16", help="stored type (default: F16)")
+    parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("out", metavar="OUT", help="the trace; a name that ends in .index.json makes a shard per layer")
+    options = parser.parse_args()
+    if options.window and options.window > options.prompt:
+        parser.error(f"--window {options.window} is more than --prompt {options.prompt}")
+    return options
+
+
+def main():
+    def terminate(number, frame):
+        raise SystemExit(128 + number)
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        record(parse_options())
+    except Invalid as error:
+        print(f"record_hf: {error}", file=sys.stderr)
+        sys.exit(3)
+    except OSError as error:
+        print(f"record_hf: {error.filename or 'I/O'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(4)
+    except KeyboardInterrupt:
+        print("record_hf: interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
