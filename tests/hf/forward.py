@@ -2,8 +2,8 @@
 
 Independent of transformers and of kvbound: NumPy on the checkpoint's files, all tokens at once without a cache. Every
 tensor of a trace is predicted from the tensors recorded before it, as the model had them: worst cases that passed through
-several softmax in a row would bound nothing. A quantity
-is a pair (value, error): the number that float32 arithmetic computes in any order of summation is within `error` of `value`.
+several softmax in a row would bound nothing. A quantity is a pair (value, error): the number that float32 arithmetic
+computes, in any order of summation, is within `error` of `value`.
 u = 2^-24 and gamma(k) = k u / (1 - k u), a sum of k products (Higham, Accuracy and Stability, section 3.1); counts are one
 or two larger than needed, which covers the errors of double precision here.
 
@@ -102,7 +102,8 @@ def rms_norm(pair, weight, epsilon):
 def rope(pair, base):
     """[heads, tokens, head_dim]: pairs (i, i + head_dim/2) turned by position * base^(-2i/head_dim).
 
-    float32 forms 2i/head_dim, the power, its inverse and the angle: u each, the power 4 u, and ln(base) times the exponent's.
+    float32 forms 2i/head_dim, the power, its inverse and the angle: u each, the power 4 u, and ln(base) times the
+    exponent's.
     """
     value, error = pair
     half = value.shape[2] // 2
@@ -180,7 +181,8 @@ def exact(array):
 def first_layer(folder, tokens, dtype):
     """The pairs of layer 0's query, key and value."""
     model = Model(folder)
-    return {f"layers.0.{name}": pair for name, pair in model.projected(model.layer(0), model.embedded(tokens), dtype).items()}
+    parts = model.projected(model.layer(0), model.embedded(tokens), dtype)
+    return {f"layers.0.{name}": pair for name, pair in parts.items()}
 
 
 def forward(folder, tokens, dtype, recorded):
@@ -197,7 +199,8 @@ def forward(folder, tokens, dtype, recorded):
         predicted.update({f"layers.{l}.{name}": pair for name, pair in model.projected(own, hidden, dtype).items()})
         query, key, value = (recorded[f"layers.{l}.{name}"] for name in ("query", "key", "value"))
         groups = [h * model.kv_heads // model.heads for h in range(model.heads)]
-        outputs = [attention(exact(query[h]), exact(key[g]), exact(value[g]), model.dim**-0.5) for h, g in enumerate(groups)]
+        outputs = [attention(exact(query[h]), exact(key[g]), exact(value[g]), model.dim**-0.5)
+                   for h, g in enumerate(groups)]
         predicted[f"layers.{l}.attention_output"] = tuple(np.stack(half) for half in zip(*outputs))
         projection = own["self_attn.o_proj.weight"]
         predicted[f"layers.{l}.output_projection"] = exact(rounded(projection.T, dtype))
@@ -205,6 +208,7 @@ def forward(folder, tokens, dtype, recorded):
         hidden = total(hidden, linear(exact(output), projection))
         normed = rms_norm(hidden, own["post_attention_layernorm.weight"], model.epsilon)
         gate = silu(linear(normed, own["mlp.gate_proj.weight"]))
-        hidden = total(hidden, linear(product(gate, linear(normed, own["mlp.up_proj.weight"])), own["mlp.down_proj.weight"]))
+        gated = product(gate, linear(normed, own["mlp.up_proj.weight"]))
+        hidden = total(hidden, linear(gated, own["mlp.down_proj.weight"]))
     normed = rms_norm(hidden, model.weights["model.norm.weight"], model.epsilon)
     return predicted, linear(normed, model.weights.get("lm_head.weight", model.weights["model.embed_tokens.weight"]))

@@ -34,9 +34,9 @@ class Pocket(CommandLineTest):
         self.require_first_keys(recorded, known)
 
     def require_same_within_rounding(self, name, recorded, known):
-        """Both recordings round to 8 bits before attention, where their float32 numbers differ in the last places: an element
-        may fall to either side, and later layers see that. No query, key or value may differ by more than a unit in the last
-        place of the tensor's largest number; attention outputs, which are not rounded, were verified from their own."""
+        """Both recordings round to 8 bits before attention, where their float32 numbers differ in the last places: an
+        element may fall to either side, and later layers see that. No query, key or value may differ by more than a unit
+        in the last place of the tensor's largest number; attention outputs, which are not rounded, were verified."""
         difference, largest = np.abs(recorded - known), np.abs(known).max()
         if name.endswith("output_projection"):
             np.testing.assert_array_equal(recorded, known, name)
@@ -45,12 +45,12 @@ class Pocket(CommandLineTest):
         if not name.endswith("attention_output"):
             self.assertLessEqual(difference.max(), unit, name)
         self.assertLess(np.median(difference), unit / 64, name)
-        print(f"{name}: {(difference > 0).mean():.2%} of the elements differ; largest difference {difference.max() / unit:.3f} "
-              "units of the largest number")
+        print(f"{name}: {(difference > 0).mean():.2%} of the elements differ, by {difference.max() / unit:.3f} units of "
+              "the largest number at most")
 
     def require_first_keys(self, recorded, known):
-        """Layer 0's queries, keys and values depend on embeddings alone: both are within the bound for
-        float32, rounded, of double precision."""
+        """Layer 0's queries, keys and values depend on embeddings alone: both are within float32's bound,
+        rounded, of double precision."""
         predicted = forward.first_layer(checkpoint, recorded["tokens"], "BF16")
         for name in ("query", "key", "value"):
             value, bound = (part[:, -recorded[f"layers.0.{name}"].shape[1]:] for part in predicted[f"layers.0.{name}"])

@@ -130,7 +130,7 @@ class Recorded(RecordTest):
                 key, query, value = (tensors[f"layers.{layer}.{name}"] for name in ("key", "query", "value"))
                 self.assertGreater(outside("key", np.roll(key, 1, axis=1)), 0.9)  # a cache read one position late
                 self.assertGreater(outside("query", np.roll(query, 1, axis=0)), 0.9)  # heads exchanged
-                self.assertGreater(outside("value", forward.rounded(value, "BF16")), 0.05)  # rounded, but not before attention
+                self.assertGreater(outside("value", forward.rounded(value, "BF16")), 0.05)  # rounded after attention
                 positions = np.arange(PROMPT + STEPS)[:, None]
                 angle = positions * 10000.0 ** -(np.arange(8) / 8)
                 unturned = np.concatenate([key[..., :8] * np.cos(angle) + key[..., 8:] * np.sin(angle),
@@ -204,8 +204,9 @@ class Options(RecordTest):
     def test_name_files_that_cannot_be_read_or_written(self):
         usual = self.usual(self.model)
         self.refuses_to_record("no such directory", self.folder / "nothing", *usual[1:])
-        self.refuses_to_record("nothing: No such file", self.model, "--tokens", self.folder / "nothing", *usual[3:], code=WORLD)
-        self.refuses_to_record("No such file", *usual[:-1], self.folder / "nowhere" / "trace.safetensors", code=WORLD)
+        nothing = self.folder / "nothing"
+        self.refuses_to_record("nothing: No such file", self.model, "--tokens", nothing, *usual[3:], code=WORLD)
+        self.refuses_to_record("No such file", *usual[:-1], nothing / "trace.safetensors", code=WORLD)
 
     def test_an_interrupted_recording_leaves_no_file(self):
         self.model = models.save(self.folder / "long", "Llama", max_position_embeddings=100000)
@@ -246,7 +247,8 @@ class Models(RecordTest):
         self.refused("attn_logit_softcapping is 50.0: a logit softcap", "Gemma2", query_pre_attn_scalar=16)
 
     def test_with_a_sliding_window_everywhere_are_refused(self):
-        self.refused(r"all layers are that a trace cannot say: 0-2 \(a sliding window of 32\)", "Mistral", sliding_window=32)
+        self.refused(r"all layers are that a trace cannot say: 0-2 \(a sliding window of 32\)", "Mistral",
+                     sliding_window=32)
 
     def test_with_attention_sinks_are_refused(self):
         self.refused("layer 0: attention sinks that are parameters", "GptOss", num_local_experts=2, num_experts_per_tok=1)
@@ -295,7 +297,8 @@ class Recorder(RecordTest):
     def test_refuses_calls_that_do_not_mean_what_a_trace_means(self):
         import torch
         module = type("Attention", (), {"layer_idx": 0, "is_causal": True})()
-        layer = record_hf.Layer(type("M", (), {"o_proj": torch.nn.Linear(8, 8), "__module__": "builtins"})(), 2, 1, 4, 0.5, None)
+        attention = type("Attention", (), {"o_proj": torch.nn.Linear(8, 8)})()
+        layer = record_hf.Layer(attention, 2, 1, 4, 0.5, None)
         query, key = torch.ones(1, 2, 3, 4), torch.ones(1, 1, 3, 4)
         causal = torch.full((3, 3), torch.finfo(torch.float32).min).triu(1)[None, None]
         window = causal.clone()
@@ -318,9 +321,10 @@ class Recorder(RecordTest):
         attention = type("Attention", (), {"o_proj": torch.nn.Linear(8, 8)})()
         text = type("Config", (), {"num_hidden_layers": 2})()
         recorder = record_hf.Recorder(torch, "F32")
-        for what, other in (("query heads 4", (4, 1, 4, 0.5)), ("KV heads 2", (2, 2, 4, 0.5)), ("head_dim 8", (2, 1, 8, 0.5)),
-                            ("scale 1.0", (2, 1, 4, 1.0))):
-            recorder.layers = {i: record_hf.Layer(attention, *shape, None) for i, shape in enumerate(((2, 1, 4, 0.5), other))}
+        usual = (2, 1, 4, 0.5)
+        for what, other in (("query heads 4", (4, 1, 4, 0.5)), ("KV heads 2", (2, 2, 4, 0.5)),
+                            ("head_dim 8", (2, 1, 8, 0.5)), ("scale 1.0", (2, 1, 4, 1.0))):
+            recorder.layers = {i: record_hf.Layer(attention, *shape, None) for i, shape in enumerate((usual, other))}
             with self.subTest(what), self.assertRaisesRegex(record_hf.Invalid, f"layer 1 has {what}, but layer 0 has"):
                 record_hf.chosen_layers(recorder, text, None)
             self.assertEqual(record_hf.chosen_layers(recorder, text, [1]), [1])
@@ -331,7 +335,8 @@ class Recorder(RecordTest):
         module = type("Attention", (), {"__module__": modeling_llama.__name__})()
         record_hf.require_plain_attention(module, {"position_ids": torch.arange(3), "use_cache": True, "softcap": None})
         for pattern, options in (("softcap of 30.0", {"softcap": 30.0}), ("sinks", {"s_aux": torch.ones(2)}),
-                                 ("'position_bias'", {"position_bias": torch.ones(2)}), ("'temperature'", {"temperature": 2.0})):
+                                 ("'position_bias'", {"position_bias": torch.ones(2)}),
+                                 ("'temperature'", {"temperature": 2.0})):
             with self.subTest(pattern), self.assertRaisesRegex(record_hf.Invalid, pattern):
                 record_hf.require_plain_attention(module, options)
         module.is_causal = False
@@ -340,6 +345,6 @@ class Recorder(RecordTest):
 
 
 if __name__ == "__main__":
-    print("versions:", ", ".join(f"{package} {importlib.metadata.version(package)}"
-                                 for package in ("torch", "transformers", "tokenizers", "safetensors", "numpy")), flush=True)
+    packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+    print(", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages), flush=True)
     kvbound_cli.main()

@@ -15,15 +15,14 @@ attention is of another kind (logit softcap, sinks, latent attention, biases, ga
 
 Exit codes: 0 recorded; 2 usage; 3 a model, a token or a number that cannot be recorded; 4 I/O; 130, 143 interrupted.
 """
-import argparse
 import json
 import os
 import re
-import signal
 import sys
 import time
 from pathlib import Path
 
+from script_options import Parser, count, layers, run
 from trace_file import INDEX, Files, Invalid
 
 NAME = "kvbound_recorder"
@@ -410,33 +409,8 @@ def read_tokens(options):
     return [int(word) for word in words]
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        print(f"record_hf: {message}; --help lists the options", file=sys.stderr)
-        sys.exit(2)
-
-
-def count(least):
-    def parse(text):
-        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {least} on")
-        return int(text)
-    return parse
-
-
-def parsed_layers(text):
-    layers = []
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or layers and first <= layers[-1]:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ascending layers or ranges such as 0,3-5")
-        layers += range(first, last + 1)
-    return layers
-
-
 def parse_options():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face directory, or ORGANISATION/NAME for the hub's cache")
     tokens = parser.add_mutually_exclusive_group(required=True)
     tokens.add_argument("--tokens", metavar="FILE", help="token ids, as tokenize.py prints them")
@@ -444,8 +418,8 @@ def parse_options():
     parser.add_argument("--prompt", metavar="N", type=count(1), required=True, help="prompt tokens: FILE's first N")
     parser.add_argument("--steps", metavar="T", type=count(0), required=True,
                         help="decode steps: on FILE's next tokens, then greedily")
-    parser.add_argument("--window", metavar="W", type=count(1), help="prompt queries to record, the last ones (default: 128)")
-    parser.add_argument("--layers", metavar="L", type=parsed_layers, help="model layers to record: 0,3-5 (default: all)")
+    parser.add_argument("--window", metavar="W", type=count(1), help="prompt queries to record: the last W (default: 128)")
+    parser.add_argument("--layers", metavar="L", type=layers, help="model layers to record: 0,3-5 (default: all)")
     parser.add_argument("--dtype", choices=("F32", "F16", "BF16"), default="F16", help="stored type (default: F16)")
     parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -457,20 +431,7 @@ def parse_options():
 
 
 def main():
-    def terminate(number, frame):
-        raise SystemExit(128 + number)
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        record(parse_options())
-    except Invalid as error:
-        print(f"record_hf: {error}", file=sys.stderr)
-        sys.exit(3)
-    except OSError as error:
-        print(f"record_hf: {error.filename or 'I/O'}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(4)
-    except KeyboardInterrupt:
-        print("record_hf: interrupted; nothing was written", file=sys.stderr)
-        sys.exit(130)
+    run("record_hf", lambda: record(parse_options()))
 
 
 if __name__ == "__main__":
