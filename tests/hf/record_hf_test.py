@@ -5,23 +5,28 @@ usage: record_hf_test.py KVBOUND      KVBOUND: the program's path. Needs traces/
 import contextlib
 import importlib.metadata
 import io
-import os
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import unittest.mock
-from pathlib import Path
 
 import numpy as np
+import safetensors.torch
+import torch
 from hf import forward, models
 from support import kvbound_cli
 from support.kvbound_cli import INVALID, MISMATCH, PASS, USAGE, WORLD, CommandLineTest
 
 SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
+import attention_recorder  # noqa: E402
+import from_torch  # noqa: E402
 import record_hf  # noqa: E402
+from attention_recorder import Layer, require_plain_attention  # noqa: E402
+from trace_file import Invalid  # noqa: E402
 
 PROMPT, STEPS = 70, 9
 FAMILIES = {"Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": None}}
@@ -261,8 +266,41 @@ class Models(RecordTest):
     def test_with_a_norm_before_the_output_projection_are_refused(self):
         self.refused("layer 0: .* changes the attention output before W.O", "BitNet", head_dim=12)
 
+    def test_with_a_gate_before_the_output_projection_are_refused(self):
+        self.refused("layer 3: .* changes the attention output before W.O", "Qwen3Next", num_hidden_layers=4, num_experts=2,
+                     num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+
     def test_with_attention_of_their_own_are_refused(self):
         self.refused("made no call of the attention function", "Bloom", n_head=4, n_layer=2)
+        self.refused("gptj has attention of its own", "GPTJ", n_embd=48, n_head=4, n_layer=2, rotary_dim=8)
+
+    def test_of_other_families_are_verified(self):
+        experts = dict(num_local_experts=2, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32)
+        for family, sizes in (("Gemma", {}), ("Phi", {}), ("Phi3", {"pad_token_id": 0}), ("GPTNeoX", {}), ("Olmo2", {}),
+                              ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 48}),
+                              ("Granite", {"attention_multiplier": 0.3}),
+                              ("Mixtral", {"sliding_window": None, **experts}), ("Qwen3Moe", experts)):
+            with self.subTest(family):
+                shutil.rmtree(self.folder / "model", ignore_errors=True)
+                metadata, _, err = self.record(models.save(self.folder / "model", family, **sizes))
+                self.assertEqual((metadata["model_layers"], err), ("0-2", ""))
+
+    def test_with_missing_weights_or_quantised_are_refused(self):
+        model = models.save(self.folder / "model", "Llama")
+        weights = safetensors.torch.load_file(model / "model.safetensors")
+        gone = weights.pop("model.layers.1.self_attn.k_proj.weight")
+        safetensors.torch.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+        self.refuses_to_record("the checkpoint lacks model.layers.1.self_attn.k_proj.weight", *self.usual(model))
+        weights["model.layers.1.self_attn.k_proj.weight"] = gone[:-1].contiguous()
+        safetensors.torch.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+        self.refuses_to_record("lacks model.layers.1.self_attn.k_proj.weight", *self.usual(model))
+        config = json.loads((model / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "fp8"}
+        (model / "config.json").write_text(json.dumps(config))
+        self.refuses_to_record("quantization_config is .*fp8.*: a quantised checkpoint", *self.usual(model))
+
+    def test_on_a_device_that_is_not_there_are_refused(self):
+        self.refuses_to_record("nowhere", *self.usual(models.save(self.folder / "model", "Llama")), "--device", "nowhere")
 
     def test_that_are_no_models_are_refused(self):
         model = self.folder / "model"
@@ -283,9 +321,7 @@ class Models(RecordTest):
 
     def test_whose_numbers_the_stored_type_cannot_hold_are_refused(self):
         model = models.save(self.folder / "model", "Qwen3", attention_bias=True)
-        data = bytearray((model / "model.safetensors").read_bytes())
-        import safetensors.torch
-        weights = safetensors.torch.load(bytes(data))
+        weights = safetensors.torch.load_file(model / "model.safetensors")
         weights["model.layers.1.self_attn.v_proj.bias"][3] = 1e6
         safetensors.torch.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
         self.refuses_to_record("layer 1: the largest value is 1e.06, which is too large", *self.usual(model))
@@ -295,10 +331,9 @@ class Recorder(RecordTest):
     """Faults of a model's code that no model of transformers has, put in its way."""
 
     def test_refuses_calls_that_do_not_mean_what_a_trace_means(self):
-        import torch
         module = type("Attention", (), {"layer_idx": 0, "is_causal": True})()
         attention = type("Attention", (), {"o_proj": torch.nn.Linear(8, 8)})()
-        layer = record_hf.Layer(attention, 2, 1, 4, 0.5, None)
+        layer = Layer(attention, 2, 1, 4, 0.5, None)
         query, key = torch.ones(1, 2, 3, 4), torch.ones(1, 1, 3, 4)
         causal = torch.full((3, 3), torch.finfo(torch.float32).min).triu(1)[None, None]
         window = causal.clone()
@@ -311,37 +346,58 @@ class Recorder(RecordTest):
                 ("differ between heads", (query, key, causal.expand(1, 2, 3, 3))),
                 ("4 keys where 3 were seen", (query, torch.ones(1, 1, 4, 4), causal)),
                 ("a batch of 2", (query.repeat(2, 1, 1, 1), key, causal))):
-            recorder = record_hf.Recorder(torch, "F32")
+            recorder = attention_recorder.Recorder(torch, "F32")
             recorder.layers, recorder.files = {0: layer}, object()
-            with self.subTest(pattern), self.assertRaisesRegex(record_hf.Invalid, pattern):
+            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
                 recorder(module, arguments[0], arguments[1], arguments[1], arguments[2])
 
     def test_refuses_layers_of_different_shapes(self):
-        import torch
         attention = type("Attention", (), {"o_proj": torch.nn.Linear(8, 8)})()
         text = type("Config", (), {"num_hidden_layers": 2})()
-        recorder = record_hf.Recorder(torch, "F32")
+        recorder = attention_recorder.Recorder(torch, "F32")
         usual = (2, 1, 4, 0.5)
         for what, other in (("query heads 4", (4, 1, 4, 0.5)), ("KV heads 2", (2, 2, 4, 0.5)),
                             ("head_dim 8", (2, 1, 8, 0.5)), ("scale 1.0", (2, 1, 4, 1.0))):
-            recorder.layers = {i: record_hf.Layer(attention, *shape, None) for i, shape in enumerate((usual, other))}
-            with self.subTest(what), self.assertRaisesRegex(record_hf.Invalid, f"layer 1 has {what}, but layer 0 has"):
+            recorder.layers = {i: Layer(attention, *shape, None) for i, shape in enumerate((usual, other))}
+            with self.subTest(what), self.assertRaisesRegex(Invalid, f"layer 1 has {what}, but layer 0 has"):
                 record_hf.chosen_layers(recorder, text, None)
             self.assertEqual(record_hf.chosen_layers(recorder, text, [1]), [1])
 
     def test_refuses_arguments_that_it_does_not_know(self):
-        import torch
         from transformers.models.llama import modeling_llama
         module = type("Attention", (), {"__module__": modeling_llama.__name__})()
-        record_hf.require_plain_attention(module, {"position_ids": torch.arange(3), "use_cache": True, "softcap": None})
+        require_plain_attention(module, {"position_ids": torch.arange(3), "use_cache": True, "softcap": None})
         for pattern, options in (("softcap of 30.0", {"softcap": 30.0}), ("sinks", {"s_aux": torch.ones(2)}),
                                  ("'position_bias'", {"position_bias": torch.ones(2)}),
                                  ("'temperature'", {"temperature": 2.0})):
-            with self.subTest(pattern), self.assertRaisesRegex(record_hf.Invalid, pattern):
-                record_hf.require_plain_attention(module, options)
+            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
+                require_plain_attention(module, options)
         module.is_causal = False
-        with self.assertRaisesRegex(record_hf.Invalid, "not causal"):
-            record_hf.require_plain_attention(module, {})
+        with self.assertRaisesRegex(Invalid, "not causal"):
+            require_plain_attention(module, {})
+
+
+class FromTorch(CommandLineTest):
+    def test_tensors_keep_their_types_and_numbers(self):
+        generator = torch.Generator().manual_seed(2)
+        for dtype, storage in ((torch.bfloat16, "BF16"), (torch.float16, "F16"), (torch.float32, "F32")):
+            shapes = {"key": (2, 9, 4), "value": (2, 9, 4), "query": (4, 5, 4), "output_projection": (16, 8)}
+            layer = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+            layer["key"] = layer["key"].transpose(0, 1).contiguous().transpose(0, 1)  # of a cache [tokens, heads, dim]
+            layer["output_projection"] = torch.nn.Parameter(layer["output_projection"].T.contiguous()).T
+            path = self.folder / f"{storage}.safetensors"
+            from_torch.write_trace(path, [layer], decode_tokens=2, tokens=torch.arange(9))
+            self.assertRegex(self.passes("inspect", path), f"storage +{storage}")
+            _, tensors = forward.read_safetensors(path)
+            for name, array in layer.items():
+                np.testing.assert_array_equal(tensors[f"layers.0.{name}"], array.detach().double().numpy(), name)
+        dump = self.folder / "dump.safetensors"
+        kept = torch.tensor([[0, 1, 5, 6], [0, 2, 5, 6]])
+        results = {"kept": kept, "output": torch.zeros(2, 4, 4)}
+        from_torch.write_dump(dump, path, "snapkv:window=2:pool=1", 4, "mine", [results])
+        _, tensors = forward.read_safetensors(dump)
+        self.assertEqual(tensors["layers.0.kept"].tolist(), kept.flatten().tolist())
+        self.assertEqual(tensors["layers.0.kept_offsets"].tolist(), [0, 4, 8])
 
 
 if __name__ == "__main__":
