@@ -44,8 +44,9 @@ class Recorder:
         self.files = None
         self.checked = None  # the mask that was checked last: layers share it
 
-    def begin(self, files, chosen, prompt_tokens, window_queries):
-        self.files, self.chosen = files, {layer: row for row, layer in enumerate(chosen)}
+    def begin(self, files, chosen, prompt_tokens, window_queries, progress):
+        """From now on the layers `chosen` are recorded; the model must read its prompt next."""
+        self.files, self.chosen, self.progress = files, {layer: row for row, layer in enumerate(chosen)}, progress
         self.first_query = prompt_tokens - window_queries
 
     def __call__(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0, **options):
@@ -95,6 +96,8 @@ class Recorder:
         output = outputs[0] if len(outputs) == 1 else self.torch.cat(outputs, dim=1)  # [1, new, heads, head_dim]
         layer.attended = output
         layer.positions += new
+        if self.files is not None and new > 1:
+            self.progress(f"prompt of {new} tokens, layer {index}")
         if self.files is not None and index in self.chosen:
             self._record(f"layers.{self.chosen[index]}.", seen, query[0], key[0, :, seen:], value[0, :, seen:],
                          output[0].transpose(0, 1))

@@ -162,7 +162,6 @@ def decode(model, recorder, forced, prompt, steps, progress):
     """Runs the prompt and the steps: those tokens of `forced` that there are, then the most probable one (of equals, the
     one with the smallest id). Returns the prompt + steps tokens that the model read."""
     torch, tokens = recorder.torch, forced[:prompt]
-    progress(f"prompt of {prompt} tokens")
     result = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=True, logits_to_keep=1)
     begin = time.monotonic()
     for step in range(steps):
@@ -191,9 +190,8 @@ def record(options):
         refuse(f"{options.tokens or options.bytes} has {len(forced)} tokens, but the prompt has {prompt}")
     forced = forced[:prompt + steps]
     window = min(prompt, 128) if options.window is None else options.window
-    progress = Progress(options.quiet)
     recorder = Recorder(torch, options.dtype)
-    with torch.inference_mode():
+    with torch.inference_mode(), Progress(options.quiet) as progress:
         progress("loading")
         model, text = load_model(options.model, recorder, options.device)
         vocabulary = model.get_input_embeddings().num_embeddings
@@ -222,12 +220,11 @@ def record(options):
         with Files(options.out, {field: str(value) for field, value in metadata.items()}, shards) as files:
             for row, index in enumerate(chosen):
                 files.write(f"layers.{row}.output_projection", recorder.layers[index].projection.weight.T)
-            recorder.begin(files, chosen, prompt, window)
+            recorder.begin(files, chosen, prompt, window, progress)
             with running(options.model):
                 tokens = decode(model, recorder, forced, prompt, steps, progress)
             files.write("tokens", torch.tensor(tokens, dtype=torch.int64))
             files.commit()
-        progress.end()
     print(f"kvbound inspect {options.out} --verify")
 
 
@@ -240,6 +237,12 @@ class Progress:
     def __call__(self, text):
         if self.shown:
             print(f"\r\033[Krecord_hf: {text}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.end()
 
     def end(self):
         if self.shown:
