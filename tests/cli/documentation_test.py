@@ -105,6 +105,10 @@ class Documentation(CommandLineTest):
         known = {"--help", "--version"}
         for command in ("inspect", "replay", "recall", "predict", "diff", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
+        for script in ("record_hf", "tokenize"):
+            known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
+                [sys.executable, ROOT / "traces" / "scripts" / f"{script}.py", "--help"], check=True, capture_output=True,
+                text=True).stdout))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))

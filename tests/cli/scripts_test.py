@@ -1,0 +1,187 @@
+"""traces/scripts: from_torch.py writes what kvbound reads, given NumPy arrays; no script's name disturbs another's imports.
+
+usage: scripts_test.py KVBOUND      KVBOUND: the program's path
+"""
+import json
+import subprocess
+import sys
+
+import numpy as np
+from support import kvbound_cli
+from support.kvbound_cli import MISMATCH, CommandLineTest, TraceFile
+
+SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+from from_torch import Invalid, write_dump, write_trace  # noqa: E402
+from trace_file import Files, encoded  # noqa: E402
+
+
+def tensors_of(path):
+    """The header and the tensors (types of NumPy only) of a safetensors file."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    return header, {name: np.frombuffer(data[start:][slice(*entry["data_offsets"])], kvbound_cli.STORAGE[entry["dtype"]])
+                    .reshape(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def layers_of(trace, dtype="<f4"):
+    """A TraceFile's layers as from_torch.py takes them."""
+    layers = [{}, {}]
+    for name, (_, array) in trace.tensors.items():
+        _, layer, part = name.split(".")
+        layers[int(layer)][part] = array.astype(dtype)
+    return layers
+
+
+class FromTorch(CommandLineTest):
+    def setUp(self):
+        super().setUp()
+        self.trace = self.folder / "trace.safetensors"
+        self.layers = layers_of(TraceFile())  # 4 query heads, 2 KV heads, head_dim 4, model_dim 8, n 24, T 3, W 8
+
+    def test_a_trace_is_what_kvbound_reads(self):
+        write_trace(self.trace, self.layers, decode_tokens=3, tokens=np.arange(27), scale=0.3, model="m", source="s")
+        report = self.passes("inspect", self.trace)
+        for line in ("model +m", "layers +2", "query heads +4", "KV heads +2", "prompt tokens +24", "decode tokens +3",
+                     "window queries +8", "scale +0.3", "storage +F32", "tokens +recorded"):
+            self.assertRegex(report, line)
+        _, tensors = tensors_of(self.trace)
+        for layer, parts in enumerate(self.layers):
+            for name, array in parts.items():
+                np.testing.assert_array_equal(tensors[f"layers.{layer}.{name}"], array)
+
+    def test_an_attention_output_is_verified(self):
+        for layer in self.layers:
+            outputs = []
+            for h, queries in enumerate(layer["query"].astype(float)):
+                logits = queries @ layer["key"][h // 2].T / 2
+                logits[np.arange(27) > np.arange(16, 27)[:, None]] = -np.inf
+                weights = np.exp(logits)
+                outputs.append(weights / weights.sum(1, keepdims=True) @ layer["value"][h // 2])
+            layer["attention_output"] = np.stack(outputs).astype("<f4")
+        write_trace(self.trace, self.layers, decode_tokens=3)
+        self.passes("inspect", self.trace, "--verify")
+        self.layers[1]["attention_output"][2, 5, 1] += 0.01
+        write_trace(self.trace, self.layers, decode_tokens=3)
+        self.passes("inspect", self.trace, "--verify", code=MISMATCH)
+
+    def test_a_dump_is_what_diff_judges(self):
+        write_trace(self.trace, self.layers, decode_tokens=3)
+        policy = "snapkv:window=4:pool=3"
+        reference = self.folder / "reference.safetensors"
+        self.passes("replay", self.trace, "--policy", policy, "--budget", "12", "--dump", reference)
+        _, tensors = tensors_of(reference)
+        results = [{name: tensors[f"layers.{layer}.{name}"] for name in ("output", "kept", "score")} for layer in range(2)]
+        for layer in results:
+            layer["kept"] = layer["kept"].reshape(2, 12)
+        dump = self.folder / "dump.safetensors"
+        write_dump(dump, self.trace, policy, 12, "mine", results)
+        self.passes("diff", self.trace, dump)
+        write_dump(dump, self.trace, policy, 12, "mine", [None, {"output": results[1]["output"][:2]}])
+        self.assertEqual(tensors_of(dump)[0]["__metadata__"]["layers"], "1")
+        self.passes("diff", self.trace, dump)
+        results[0]["output"] = results[0]["output"] + 1e-3
+        write_dump(dump, self.trace, policy, 12, "mine", results)
+        self.passes("diff", self.trace, dump, code=MISMATCH)
+
+    def test_a_trace_of_the_wrong_shape_is_refused(self):
+        def without(name):
+            return lambda layers: layers[1].pop(name)
+
+        def put(layer, name, array):
+            return lambda layers: layers[layer].__setitem__(name, array)
+
+        f4, key = np.float32, self.layers[0]["key"]
+        for pattern, change in (
+                ("layer 1 has no value", without("value")), ("layer 1 has keys", put(1, "keys", key)),
+                (r"layers.0.key: has the shape \[27, 4\]; expected \[any, any, any\]", put(0, "key", key[0])),
+                (r"layers.1.key: has the shape \[2, 26, 4\]; expected \[2, 27, 4\]", put(1, "key", key[:, :26])),
+                (r"layers.0.value: .*expected \[2, 27, 4\]", put(0, "value", key.transpose(1, 0, 2))),
+                (r"layers.1.query: .*expected \[4, 11, 4\]", put(1, "query", np.zeros((4, 12, 4), f4))),
+                ("3 query heads on 2 KV heads", put(0, "query", np.zeros((3, 11, 4), f4))),
+                (r"expected \[16, any\]: .* transposed", put(0, "output_projection", np.zeros((8, 16), f4))),
+                ("layers.1.key: is I64", put(1, "key", np.zeros((2, 27, 4), np.int64))),
+                ("layers.1.key: is list", put(1, "key", key.tolist())),
+                ("layers.0.value: holds NaN", put(0, "value", np.where(key > 1, np.nan, key).astype(f4)))):
+            layers = [dict(layer) for layer in self.layers]
+            change(layers)
+            if "3 query" in pattern:
+                layers[0]["output_projection"] = np.zeros((12, 8), f4)
+            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
+                write_trace(self.trace, layers, decode_tokens=3)
+        for pattern, options in (("decode_tokens is 27", {"decode_tokens": 27}),
+                                 ("query has 11 rows", {"decode_tokens": 11}), ("scale is -1", {"scale": -1}),
+                                 ("tokens: .*expected .27.", {"tokens": np.arange(3)}),
+                                 ("tokens: is F32", {"tokens": np.zeros(27, f4)})):
+            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
+                write_trace(self.trace, self.layers, **options)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_dump_of_the_wrong_shape_is_refused(self):
+        write_trace(self.trace, self.layers, decode_tokens=3)
+        for pattern, layers in (
+                ("1 layers, but the trace has 2", [{}]), ("at least one layer", [None, None]),
+                (r"layers.1.output: has the shape \[4, 3, 4\]; expected \[any, 4, 4\]",
+                 [None, {"output": np.zeros((4, 3, 4), "f4")}]),
+                ("output: has 4 steps, but the trace has 3", [None, {"output": np.zeros((4, 4, 4), "f4")}]),
+                ("kept: has 1 KV heads; expected 2", [{"kept": np.zeros((1, 3), int)}, None]),
+                ("KV head 1 is not ascending positions from 0 to 23", [{"kept": [[0, 1], [3, 3]]}, None]),
+                ("KV head 0 is not ascending", [{"kept": [[0, 24], [0, 1]]}, None]),
+                ("score: is I64", [{"score": np.zeros((2, 3), int)}, None]),
+                (r"evicted: .* expected \[any, 2\]", [{"evicted": np.zeros((3, 4), int)}, None])):
+            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
+                write_dump(self.folder / "dump.safetensors", self.trace, "snapkv", 12, "mine", layers)
+        other = self.folder / "other"
+        for content in (b"", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 8):
+            other.write_bytes(content)
+            with self.assertRaisesRegex(Invalid, "is not a trace"):
+                write_dump(self.folder / "dump.safetensors", other, "snapkv", 12, "mine", [{}])
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["other", "trace.safetensors"])
+
+
+class Numbers(CommandLineTest):
+    def test_are_rounded_to_nearest_even(self):
+        random = np.random.default_rng(3)
+        numbers = np.concatenate([(random.standard_normal(1000) * 10.0 ** random.integers(-30, 30, 1000)).astype("<f4"),
+                                  np.float32([0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, -3e38])])
+        self.assertEqual(encoded(numbers, "BF16").tobytes(), kvbound_cli.encode(numbers, "BF16"))
+        self.assertEqual(encoded(np.float32([1 + 2**-8, 1 + 3 * 2**-8]), "BF16").tolist(), [0x3F80, 0x3F82])
+
+    def test_that_do_not_fit_are_refused(self):
+        for pattern, array, dtype in (("65520, which is too large for F16", np.float32([65520]), "F16"),
+                                      ("too large for BF16", np.float32([3.4e38]), "BF16"),
+                                      ("too large for F32", np.float64([1e39]), "F32"),
+                                      ("NaN or infinity", np.float32([np.inf]), "F32"),
+                                      ("not all I32", np.int64([2**31]), "I32"), ("not real", np.int64([1]), "F32")):
+            with self.assertRaisesRegex(Invalid, pattern):
+                encoded(array, dtype)
+        self.assertEqual(encoded(np.float32([65519]), "F16"), 65504)
+
+    def test_of_an_unfinished_file_leave_nothing(self):
+        shards = [{"a": ("F32", (2,))}, {"b": ("F32", (2,))}]
+        for path, parts in (("t.safetensors", shards[:1]), ("t.index.json", shards)):
+            with self.assertRaises(ZeroDivisionError), Files(self.folder / path, {}, parts) as files:
+                files.write("a", np.float32([1, 2]))
+                self.assertEqual(len(list(self.folder.iterdir())), 1 if parts == shards[:1] else 3)
+                raise ZeroDivisionError
+            self.assertEqual(list(self.folder.iterdir()), [])
+
+
+class Names(CommandLineTest):
+    def test_of_scripts_leave_the_standard_library_alone(self):
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import tokenize, inspect; "
+                   "print(tokenize.TokenInfo.__module__, len(inspect.getsource(inspect)) > 1000, "
+                   "sys.argv[1] in tokenize.__file__)")
+        result = subprocess.run([sys.executable, "-c", program, SCRIPTS], capture_output=True, text=True, check=True)
+        self.assertEqual(result.stdout, "tokenize True False\n")
+
+    def test_every_script_says_what_it_is_for(self):
+        for name in ("record_hf", "tokenize", "from_torch", "write_dump"):
+            result = subprocess.run([sys.executable, SCRIPTS / f"{name}.py", "--help"], capture_output=True, text=True)
+            self.assertIn(name, result.stdout + result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()

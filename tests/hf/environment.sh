@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Runs a Python script in a virtual environment with the packages of traces/scripts/requirements.txt.
+#
+#   tests/hf/environment.sh FOLDER SCRIPT [ARGUMENT...]
+#
+# FOLDER is the environment's. It is made if it is missing or of other requirements: that takes PyPI, 6 GB and some minutes.
+# KVBOUND_HF_PYTHON names the interpreter to make it with (default: python3; 3.11 was tried).
+set -euo pipefail
+here=$(dirname "$(realpath "$0")")
+requirements=$here/../../traces/scripts/requirements.txt
+folder=$1
+shift
+
+mkdir -p "$(dirname "$folder")"
+exec 9>"$folder.lock"
+flock 9  # tests that run side by side make it once
+if ! cmp -s "$requirements" "$folder/requirements.txt"; then
+  rm -rf "$folder"
+  "${KVBOUND_HF_PYTHON:-python3}" -m venv "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$requirements"
+  cp "$requirements" "$folder/requirements.txt"  # last: a sign that all of it is there
+fi
+flock -u 9
+exec "$folder/bin/python" "$@"

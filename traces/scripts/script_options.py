@@ -1,0 +1,57 @@
+"""What the scripts' command lines share: one line for an error, and kvbound's exit codes."""
+import argparse
+import re
+import signal
+import sys
+
+from trace_file import Invalid
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows a script's docstring as its help; a usage error is one line and exit code 2."""
+
+    def __init__(self, description):
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message):
+        print(f"{self.prog.removesuffix('.py')}: {message}; --help lists the options", file=sys.stderr)
+        sys.exit(2)
+
+
+def count(least):
+    """An option's type: a decimal integer from `least` on, of at most nine digits."""
+    def parse(text):
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {least} on")
+        return int(text)
+    return parse
+
+
+def layers(text):
+    """An option's type: ascending numbers or ranges, such as 0,3-5, as a list."""
+    numbers = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or numbers and first <= numbers[-1]:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ascending layers or ranges such as 0,3-5")
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def run(name, action):
+    """Runs a script. Exit codes: 3 what an Invalid says; 4 I/O; 130, 143 interrupted; one line on standard error each."""
+    def terminate(number, frame):
+        raise SystemExit(128 + number)
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        action()
+    except Invalid as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(3)
+    except OSError as error:
+        print(f"{name}: {error.filename or 'I/O'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(4)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)
