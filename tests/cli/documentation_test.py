@@ -103,7 +103,7 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "recall", "predict", "diff", "generate", "prove", "bench"):
+        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
