@@ -14,9 +14,6 @@ namespace kvbound::traces {
 
 namespace {
 
-constexpr size_t kMaxDepth = 3;
-constexpr size_t kMaxItems = 64;
-
 /// Iterates over characters and records how far it got.
 struct CountingIterator {
   using iterator_category = std::input_iterator_tag;
@@ -40,8 +37,14 @@ struct CountingIterator {
 
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  TreeBuilder(const std::string& path, int64_t offset, const std::string& field, std::string_view text)
-      : path_(path), offset_(offset), field_(field), begin_(text.data()), taken_(text.data()) {}
+  TreeBuilder(const std::string& path, int64_t offset, const std::string& field, std::string_view text,
+              const JsonLimits& limits)
+      : path_(path),
+        offset_(offset),
+        field_(field),
+        limits_(limits),
+        begin_(text.data()),
+        taken_(text.data()) {}
 
   CountingIterator iterator(const char* position) { return {position, &taken_}; }
   Json take_root() { return std::move(root_); }
@@ -99,15 +102,15 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
       return (*object)[std::move(key_)] = std::move(value);
     }
     auto& array = std::get<Json::Array>(parent.value);
-    if (array.size() == kMaxItems) {
-      refuse(parent.offset, "an array has more than " + std::to_string(kMaxItems) + " items");
+    if (array.size() == limits_.items) {
+      refuse(parent.offset, "an array has more than " + std::to_string(limits_.items) + " items");
     }
     return array.emplace_back(std::move(value));
   }
 
   bool open(Json value) {
-    if (open_.size() == kMaxDepth) {
-      refuse(last_taken(), "is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    if (open_.size() == limits_.levels) {
+      refuse(last_taken(), "is nested deeper than " + std::to_string(limits_.levels) + " levels");
     }
     open_.push_back(&place(std::move(value)));
     return true;
@@ -121,6 +124,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   const std::string& path_;
   int64_t offset_;
   const std::string& field_;
+  const JsonLimits& limits_;
   const char* begin_;
   const char* taken_;
   Json root_;
@@ -146,14 +150,14 @@ std::string description(const Json& json) {
 }
 
 Json parse_strict_json(const std::string& path, int64_t offset, const std::string& field,
-                       std::string_view text) {
+                       std::string_view text, const JsonLimits& limits) {
   if (text.starts_with("\xef\xbb\xbf")) {
     throw TraceError(path, offset, field, "begins with a byte order mark; expected {");
   }
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {  // nlohmann would stop there
     throw TraceError(path, offset + static_cast<int64_t>(nul), field, "is not valid JSON: a zero byte");
   }
-  TreeBuilder builder(path, offset, field, text);
+  TreeBuilder builder(path, offset, field, text, limits);
   nlohmann::json::sax_parse(builder.iterator(text.data()), builder.iterator(text.data() + text.size()),
                             &builder);
   Json root = builder.take_root();

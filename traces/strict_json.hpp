@@ -34,14 +34,20 @@ struct Json {
 /// A short description of a value for messages: `an object`, `"text"`, `-5`.
 std::string description(const Json& json);
 
+/// How deeply objects and arrays may be nested, and how many items an array may have.
+struct JsonLimits {
+  size_t levels = 3;
+  size_t items = 64;
+};
+
 /// Parses one object. White space around it is legal, a byte order mark is not.
 ///
 /// path    the file, for messages
 /// offset  where `text` begins in the file
 /// field   name of `text` in messages
-/// throws  TraceError for ill-formed JSON or UTF-8, a duplicate key, more than 3 levels, an array of more than 64
-///         items, or a value that is not an object
+/// throws  TraceError for ill-formed JSON or UTF-8, a duplicate key, more levels or items than the limits, or a
+///         value that is not an object
 Json parse_strict_json(const std::string& path, int64_t offset, const std::string& field,
-                       std::string_view text);
+                       std::string_view text, const JsonLimits& limits = {});
 
 }  // namespace kvbound::traces

@@ -49,6 +49,8 @@ struct BasicMatrixView {
 };
 using MatrixView = BasicMatrixView<const double>;
 using MutableMatrixView = BasicMatrixView<double>;
+using SingleMatrixView = BasicMatrixView<const float>;
+using MutableSingleMatrixView = BasicMatrixView<float>;
 
 /// slices x rows x cols numbers, not owned; consecutive slices lie slice_stride numbers apart.
 struct TensorView {

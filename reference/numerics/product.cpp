@@ -59,7 +59,11 @@ class BlasThreads {
   OpenMpThreads openmp_;
 };
 
-void multiply_any(double scale, MatrixView a, MatrixView b, MutableMatrixView out,
+constexpr auto gemm(double) { return cblas_dgemm; }
+constexpr auto gemm(float) { return cblas_sgemm; }
+
+template <class T>
+void multiply_any(T scale, BasicMatrixView<const T> a, BasicMatrixView<const T> b, BasicMatrixView<T> out,
                   CBLAS_TRANSPOSE transpose_b, int threads = 1) {
   if (out.rows == 0 || out.cols == 0) return;
   use_one_blas_thread();
@@ -67,9 +71,9 @@ void multiply_any(double scale, MatrixView a, MatrixView b, MutableMatrixView ou
   const auto leading = [](const auto& matrix) {
     return static_cast<blasint>(std::max({matrix.row_stride, matrix.cols, int64_t{1}}));
   };
-  cblas_dgemm(CblasRowMajor, CblasNoTrans, transpose_b, static_cast<blasint>(out.rows),
+  gemm(scale)(CblasRowMajor, CblasNoTrans, transpose_b, static_cast<blasint>(out.rows),
               static_cast<blasint>(out.cols), static_cast<blasint>(a.cols), scale, a.data, leading(a), b.data,
-              leading(b), 0.0, out.data, leading(out));
+              leading(b), T{0}, out.data, leading(out));
 }
 
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
@@ -132,7 +136,12 @@ struct Kernels {
 
 void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
   require_product(a, b, out);
-  multiply_any(1, a, b, out, CblasNoTrans);
+  multiply_any(1.0, a, b, out, CblasNoTrans);
+}
+
+void multiply(SingleMatrixView a, SingleMatrixView b, MutableSingleMatrixView out) {
+  require_product(a, b, out);
+  multiply_any(1.0F, a, b, out, CblasNoTrans);
 }
 
 void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale) {
@@ -140,10 +149,15 @@ void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, doub
   multiply_any(scale, a, b, out, CblasTrans);
 }
 
+void multiply_transposed(SingleMatrixView a, SingleMatrixView b, MutableSingleMatrixView out, float scale) {
+  require_transposed_product(a, b, out);
+  multiply_any(scale, a, b, out, CblasTrans);
+}
+
 int multiply_with_blas_threads(MatrixView a, MatrixView b, MutableMatrixView out, int threads) {
   const BlasThreads more(threads);
   require_product(a, b, out);
-  multiply_any(1, a, b, out, CblasNoTrans, threads);
+  multiply_any(1.0, a, b, out, CblasNoTrans, threads);
   return blas_threads();
 }
 

@@ -14,6 +14,11 @@ void multiply(MatrixView a, MatrixView b, MutableMatrixView out);
 /// out = scale * a * transpose(b).  a [m, k], b [n, k], out [m, n]; k = 0 gives zeros.  throws ShapeMismatch
 void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale = 1);
 
+/// The same in single precision, in which models compute.
+void multiply(SingleMatrixView a, SingleMatrixView b, MutableSingleMatrixView out);
+void multiply_transposed(SingleMatrixView a, SingleMatrixView b, MutableSingleMatrixView out,
+                         float scale = 1);
+
 /// out = a * b with threads inside BLAS: the baseline of speed measurements. No operation of the library uses it,
 /// because the bits of its result depend on the number of threads. Afterwards, also after an exception, BLAS has one
 /// thread and OpenMP its former number. Must not be called while another product runs.

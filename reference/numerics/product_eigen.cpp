@@ -10,14 +10,17 @@
 namespace kvbound::reference {
 namespace {
 
-using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class T>
+using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 template <class M>
 using Mapped = Eigen::Map<M, Eigen::Unaligned, Eigen::OuterStride<>>;
 
-Mapped<const RowMajor> mapped(MatrixView matrix) {
+template <class T>
+Mapped<const RowMajor<T>> mapped(BasicMatrixView<const T> matrix) {
   return {matrix.data, matrix.rows, matrix.cols, Eigen::OuterStride<>(matrix.row_stride)};
 }
-Mapped<RowMajor> mapped(MutableMatrixView matrix) {
+template <class T>
+Mapped<RowMajor<T>> mapped(BasicMatrixView<T> matrix) {
   return {matrix.data, matrix.rows, matrix.cols, Eigen::OuterStride<>(matrix.row_stride)};
 }
 
@@ -31,8 +34,8 @@ void use_one_set_of_block_sizes() {
   }();
 }
 
-template <class A, class B>
-void multiply_any(double scale, const A& a, const B& b, Mapped<RowMajor> out) {
+template <class T, class A, class B>
+void multiply_any(T scale, const A& a, const B& b, Mapped<RowMajor<T>> out) {
   use_one_set_of_block_sizes();
   out.noalias() = scale * a * b;
 }
@@ -41,10 +44,20 @@ void multiply_any(double scale, const A& a, const B& b, Mapped<RowMajor> out) {
 
 void multiply(MatrixView a, MatrixView b, MutableMatrixView out) {
   require_product(a, b, out);
-  multiply_any(1, mapped(a), mapped(b), mapped(out));
+  multiply_any(1.0, mapped(a), mapped(b), mapped(out));
+}
+
+void multiply(SingleMatrixView a, SingleMatrixView b, MutableSingleMatrixView out) {
+  require_product(a, b, out);
+  multiply_any(1.0F, mapped(a), mapped(b), mapped(out));
 }
 
 void multiply_transposed(MatrixView a, MatrixView b, MutableMatrixView out, double scale) {
+  require_transposed_product(a, b, out);
+  multiply_any(scale, mapped(a), mapped(b).transpose(), mapped(out));
+}
+
+void multiply_transposed(SingleMatrixView a, SingleMatrixView b, MutableSingleMatrixView out, float scale) {
   require_transposed_product(a, b, out);
   multiply_any(scale, mapped(a), mapped(b).transpose(), mapped(out));
 }

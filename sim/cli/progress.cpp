@@ -25,10 +25,11 @@ Progress::~Progress() {
   thread_.join();
 }
 
-void Progress::update(int64_t done, int64_t whole) {
+void Progress::update(int64_t done, int64_t whole, std::string detail) {
   if (whole <= 0) return;
   const std::lock_guard lock(mutex_);
   share_ = static_cast<double>(done) / static_cast<double>(whole);
+  detail_ = std::move(detail);
 }
 
 void Progress::show() {
@@ -40,6 +41,7 @@ void Progress::show() {
     const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::string line = fmt::format("{}: {:.0f} % after {:.0f} s", task_, 100 * share_, elapsed);
     if (share_ > 0) line += fmt::format(", about {:.0f} s left", elapsed * (1 / share_ - 1));
+    if (!detail_.empty()) line += ", " + detail_;
     std::fputs(("\r\x1b[K" + line).c_str(), stderr);
     std::fflush(stderr);
   } while (!finished_changed_.wait_for(lock, 500ms, finished));

@@ -20,8 +20,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Sets the number of work items done, and their total.
-  void update(int64_t done, int64_t whole);
+  /// Sets the number of work items done, and their total. `detail` is shown behind them, as a rate.
+  void update(int64_t done, int64_t whole, std::string detail = {});
 
  private:
   void show();
@@ -31,6 +31,7 @@ class Progress {
   std::condition_variable finished_changed_;
   bool finished_ = false;
   double share_ = 0;
+  std::string detail_;
   std::thread thread_;
 };
 

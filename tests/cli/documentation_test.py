@@ -103,7 +103,7 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "recall", "predict", "diff", "generate", "prove", "bench"):
+        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for script in ("record_hf", "tokenize"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(

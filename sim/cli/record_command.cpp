@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <iostream>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/sim/measure/stopwatch.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/models/checkpoint.hpp>
+#include <kvbound/traces/models/record.hpp>
+#include <kvbound/traces/models/token_file.hpp>
+
+#include "commands.hpp"
+#include "progress.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr int64_t kUsualSteps = 64, kUsualWindow = 128;
+
+constexpr const char* kDetails =
+    "MODEL is a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K) or a Hugging Face\n"
+    "folder with config.json and safetensors (F32, F16, BF16), of the families llama, mistral without a sliding\n"
+    "window, qwen2 and qwen3. It runs in single precision; queries, keys and values are rounded to the stored\n"
+    "type before attention, so that inspect --verify can recompute the recorded attention output.\n"
+    "\nThe model reads the first --prompt tokens of FILE. Tokens behind them are what it is made to decode; where\n"
+    "there are none it decodes greedily. The decoded tokens are printed.\n"
+    "\nExamples:\n"
+    "  kvbound record model.gguf --tokens prompt.ids --prompt 1024 --steps 48 --layers 3,14,27 trace.safetensors\n"
+    "  kvbound record ./pocket --bytes prose.txt --prompt 1984 --dtype BF16 trace.safetensors\n"
+    "  kvbound inspect trace.safetensors --verify\n";
+
+CommandLine record_command_line() {
+  CommandLine line(
+      "record MODEL --tokens FILE|--bytes FILE [options] OUT: a trace of a model that reads tokens",
+      kDetails);
+  line.add("tokens", "FILE", "token ids in decimal digits, separated by spaces, commas or lines");
+  line.add("bytes", "FILE", "a text whose bytes are the tokens, for models whose vocabulary is bytes");
+  line.add("prompt", "N", "the first N tokens are the prompt (default: all)");
+  line.add("steps", "T", "decode steps behind the prompt (default: 64)");
+  line.add("window", "W",
+           "record the queries of the last W prompt tokens (default: 128, at most the prompt's)");
+  line.add("layers", "L[,L]", "record these layers, such as 0,3-5 (default: all); the model runs whole");
+  line.add("dtype", "TYPE", "F32, F16 or BF16: the type in which the trace stores numbers (default: F16)");
+  add_work_options(line);
+  return line;
+}
+
+std::vector<int64_t> read_tokens(const CommandLine& line, int64_t vocabulary) {
+  const auto ids = line.text("tokens"), bytes = line.text("bytes");
+  if (ids.has_value() == bytes.has_value()) throw UsageError("expected either --tokens FILE or --bytes FILE");
+  return ids ? traces::read_token_ids(*ids, vocabulary) : traces::read_bytes_as_tokens(*bytes, vocabulary);
+}
+
+Dtype stored_type(const CommandLine& line) {
+  const std::string said = line.text("dtype").value_or("F16");
+  const auto named = dtype_named(said);
+  if (named == Dtype::f32 || named == Dtype::f16 || named == Dtype::bf16) return *named;
+  throw UsageError(fmt::format("--dtype '{}': expected F32, F16 or BF16", said));
+}
+
+traces::RecordOptions options_of(const CommandLine& line, const traces::ModelConfig& config) {
+  traces::RecordOptions options;
+  options.tokens = read_tokens(line, config.vocabulary);
+  const auto given = std::ssize(options.tokens);
+  options.prompt = line.integer("prompt", 1, given, given);
+  options.steps = line.integer("steps", 0, INT32_MAX, kUsualSteps);
+  options.window = line.integer("window", 1, options.prompt, std::min(kUsualWindow, options.prompt));
+  options.layers = chosen_layers(line, config.layers);
+  options.dtype = stored_type(line);
+  const std::string file = line.text("tokens").value_or(line.text("bytes").value_or(""));
+  options.source =
+      fmt::format("{}, {} tokens", std::filesystem::path(file).filename().string(), options.prompt);
+  return options;
+}
+
+}  // namespace
+
+int record_command(const Arguments& arguments) {
+  CommandLine line = record_command_line();
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const std::vector<std::string> places = line.positionals("MODEL and OUT", 2, 2);
+  const traces::Checkpoint checkpoint(places[0]);
+  const traces::RecordOptions options = options_of(line, checkpoint.config());
+  OutputPaths outputs;
+  for (const std::string& input : checkpoint.paths()) outputs.add_input(input);
+  outputs.add_input(line.text("tokens").value_or(line.text("bytes").value_or("")));
+  outputs.add("OUT", places[1]);
+  const traces::ModelConfig& config = checkpoint.config();
+  if (config.context > 0 && options.prompt + options.steps > config.context && !line.has("quiet")) {
+    std::cerr << fmt::format("kvbound: warning: {} tokens are more than the {} that the model was made for\n",
+                             options.prompt + options.steps, config.context);
+  }
+  Progress progress("recording", !line.has("quiet"));
+  const Clock::time_point start = Clock::now();
+  const std::vector<int64_t> tokens =
+      traces::record(checkpoint, options, places[1], [&](int64_t done, int64_t whole) {
+        const double rate =
+            static_cast<double>(done) / static_cast<double>(config.layers) / seconds_since(start);
+        progress.update(done, whole, fmt::format("{:.0f} tokens/s", rate));
+      });
+  std::cout << fmt::format("{} of {} layers of {}, {} prompt tokens, {} steps, {}; decoded:\n{}\n",
+                           options.layers.size(), config.layers, traces::printable(config.name),
+                           options.prompt, options.steps, name(options.dtype),
+                           fmt::join(tokens.begin() + options.prompt, tokens.end(), " "));
+  return kPass;
+}
+
+}  // namespace kvbound::sim

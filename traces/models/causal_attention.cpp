@@ -1,0 +1,62 @@
+#include "causal_attention.hpp"
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include <kvbound/reference/numerics/exponential.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+
+namespace kvbound::traces {
+namespace {
+
+constexpr int64_t kBlockQueries = 128;  // queries of one head at a time
+
+struct Scratch {
+  std::vector<float> weights;  // [rows, positions]
+  std::vector<double> row;     // [positions]
+};
+
+// Replaces the logits of the first `seen` positions by attention weights, and those behind by 0.
+void softmax(std::span<float> logits, int64_t seen, std::vector<double>& row) {
+  row.assign(logits.begin(), logits.begin() + seen);
+  const double sum = reference::exponentiate(std::span<double>(row), *std::ranges::max_element(row));
+  std::ranges::transform(row, logits.begin(),
+                         [sum](double weight) { return static_cast<float>(weight / sum); });
+  std::ranges::fill(logits.subspan(static_cast<size_t>(seen)), 0.0F);
+}
+
+// A block of one query head's queries, the first of them at position `first`.
+void attend(const CachedHead& head, SingleMatrixView queries, int64_t first, float scale,
+            MutableSingleMatrixView outputs, Scratch& scratch) {
+  const int64_t positions = first + queries.rows;
+  scratch.weights.resize(queries.rows * positions);
+  const MutableSingleMatrixView weights(scratch.weights.data(), queries.rows, positions);
+  reference::multiply_transposed(queries, head.keys.middle_rows(0, positions), weights, scale);
+  for (int64_t i = 0; i < queries.rows; ++i) softmax(weights.row(i), first + i + 1, scratch.row);
+  reference::multiply(weights, head.values.middle_rows(0, positions), outputs);
+}
+
+}  // namespace
+
+void causal_attention(std::span<const CachedHead> heads, SingleMatrixView queries, int64_t first,
+                      double scale, MutableSingleMatrixView outputs) {
+  const int64_t head_dim = heads.front().keys.cols, query_heads = queries.cols / head_dim;
+  const int64_t group = query_heads / std::ssize(heads),
+                blocks = (queries.rows + kBlockQueries - 1) / kBlockQueries;
+  reference::parallel_for(
+      query_heads * blocks, [] { return Scratch(); },
+      [&](Scratch& scratch, int64_t piece) {
+        const int64_t h = piece % query_heads,
+                      begin = (blocks - 1 - piece / query_heads) * kBlockQueries;  // longest first
+        const int64_t rows = std::min(kBlockQueries, queries.rows - begin);
+        const auto own = [&](auto matrix) {
+          return matrix.middle_rows(begin, rows).middle_cols(h * head_dim, head_dim);
+        };
+        attend(heads[h / group], own(queries), first + begin, static_cast<float>(scale), own(outputs),
+               scratch);
+      });
+}
+
+}  // namespace kvbound::traces

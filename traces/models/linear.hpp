@@ -1,0 +1,36 @@
+// The operations of a decoder layer but for attention, on the rows of a matrix, in single precision.
+#pragma once
+
+#include <kvbound/reference/core/view.hpp>
+
+#include "weight.hpp"
+
+namespace kvbound::traces {
+
+/// Every row of y is the product of the weight with that row of x. Blocks of the weight's rows are read and decoded in
+/// parallel, so that never more than a few blocks of it are in memory.
+///
+///     y[i,:] = W x[i,:]
+///
+/// x  [rows, W's columns]
+/// y  [rows, W's rows]
+void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y);
+
+/// Adds a bias [1, columns] to every row.
+void add_bias(const Weight& bias, MutableSingleMatrixView x);
+
+/// Root-mean-square norm of every row, with the mean of squares in double precision.
+///
+///     y[i,c] = x[i,c] / sqrt(mean_c x[i,c]^2 + epsilon) w[c]
+///
+/// weight  [1, columns]
+/// y       may be x
+void rms_norm(const Weight& weight, double epsilon, SingleMatrixView x, MutableSingleMatrixView y);
+
+/// gate[i,c] <- gate[i,c] / (1 + exp(-gate[i,c])) up[i,c]
+void swish_gate(MutableSingleMatrixView gate, SingleMatrixView up);
+
+/// x <- x + y
+void add(MutableSingleMatrixView x, SingleMatrixView y);
+
+}  // namespace kvbound::traces

@@ -1,0 +1,34 @@
+#include "weight.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "../messages.hpp"
+
+namespace kvbound::traces {
+
+void Weight::read(int64_t first_row, std::span<float> out) const {
+  const int64_t count = std::ssize(out) / cols;
+  if (std::ssize(out) % cols != 0 || first_row < 0 || count > rows - first_row) {
+    throw ShapeMismatch(std::to_string(out.size()) + " numbers from row " + std::to_string(first_row) +
+                        " on of " + printable(name) + " [" + std::to_string(rows) + ", " +
+                        std::to_string(cols) + "]");
+  }
+  const WeightFormatTraits& own = traits(format);
+  const int64_t first_byte = begin + first_row * row_bytes();
+  std::vector<char> bytes(static_cast<size_t>(count * row_bytes()));
+  file->read(first_byte, bytes, printable(name));
+  decode(format, bytes, out);
+  const auto bad = std::ranges::find_if_not(out, [](float x) { return std::isfinite(x); });
+  if (bad == out.end()) return;
+  const int64_t block = (bad - out.begin()) / own.block_elements;
+  throw TraceError(file->path(), first_byte + block * own.block_bytes, printable(name),
+                   own.block_elements == 1
+                       ? "is not a finite number here"
+                       : "has a number that is not finite in this block of " + std::string(own.name));
+}
+
+}  // namespace kvbound::traces
