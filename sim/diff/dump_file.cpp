@@ -79,6 +79,10 @@ bool has_ragged_heads(const Policy& policy) {
   return rules_of(policy.allocation).across_heads || rules_of(policy.merge).order == MergeOrder::merge_first;
 }
 
+bool depends_on_rebuilds(const DumpTensor& tensor) {
+  return tensor.shape.front() == Extent::rebuilds || tensor.shape.front() == Extent::kept_of_rebuilds;
+}
+
 std::string known_tensors(const Policy& policy) {
   std::string list;
   for (const DumpTensor& tensor : dump_tensors()) {
@@ -130,7 +134,7 @@ class TensorCheck {
     // The number of rebuilds follows from that of the steps, which other tensors tell.
     for (const bool of_rebuilds : {false, true}) {
       for (const DumpTensor& tensor : dump_tensors()) {
-        if (!found.contains(&tensor) || (tensor.shape.front() == Extent::rebuilds) != of_rebuilds) continue;
+        if (!found.contains(&tensor) || depends_on_rebuilds(tensor) != of_rebuilds) continue;
         for (const int64_t layer : info_.layers) check(layer, tensor);
       }
     }
@@ -236,6 +240,8 @@ class TensorCheck {
         return {trace_.prompt_tokens + info_.steps, "prompt_tokens + steps"};
       case Extent::rebuilds:
         return {rules_of(info_.policy.merge).rebuilds_in(info_.steps), "rebuilds"};
+      case Extent::kept_of_rebuilds:
+        return {kept_of_rebuilds(layer), "all that rebuilds keep"};
     }
     return {};  // not reached
   }
@@ -248,6 +254,17 @@ class TensorCheck {
              fmt::format("needs layers.{}.kept: KV heads of this policy may keep different numbers", layer));
     }
     return trace_.shape.kv_heads * info_.layer_entries[layer];
+  }
+
+  // Number of entries that all KV heads of a layer keep at all rebuilds together.
+  int64_t kept_of_rebuilds(int64_t layer) const {
+    int64_t kept = 0;
+    for (int64_t t = 0; t < info_.steps; ++t) {
+      if (!rules_of(info_.policy.merge).rebuilds_at(t)) continue;
+      const HostRules rules = rebuild_rules(info_.policy.host, trace_.prompt_tokens + t + 1, t + 1);
+      kept += trace_.shape.kv_heads * rebuild_budget(rules, info_.layer_entries[layer], t + 1);
+    }
+    return kept;
   }
 
   void require(const TensorEntry& entry, const std::vector<int64_t>& shape,
@@ -341,6 +358,12 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
   claims.votes = read_claim(layer, "votes");
   claims.merged_key = read_claim(layer, "merged_key");
   claims.merged_value = read_claim(layer, "merged_value");
+  claims.rebuilt_votes = read_claim(layer, "rebuilt_votes");
+  claims.rebuilt_merged_key = read_claim(layer, "rebuilt_merged_key");
+  claims.rebuilt_merged_value = read_claim(layer, "rebuilt_merged_value");
+  claims.step_votes = read_claim(layer, "step_votes");
+  claims.step_merged_key = read_claim(layer, "step_merged_key");
+  claims.step_merged_value = read_claim(layer, "step_merged_value");
   claims.score = read_claim(layer, "score");
   claims.projected_value_norms = read_claim(layer, "projected_value_norms");
   claims.stage_two_score = read_claim(layer, "stage_two_score");

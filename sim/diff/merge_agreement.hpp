@@ -19,7 +19,7 @@ namespace kvbound::sim {
 
 /// The judgement of one layer's claims under a policy that merges, and the replay that the claims led to.
 struct MergeJudgement {
-  /// Those claimed of target_of, votes, merged_key, merged_value, rebuilt_target_of, evicted, merged_into and output.
+  /// Those claimed of target_of, votes, merged_key, merged_value, rebuilt_*, evicted, merged_into, step_* and output.
   std::vector<TensorAgreement> agreements;
   LayerRecord record;    ///< the tested implementation's choices; the reference's outputs over its caches
   Tensor output_errors;  ///< [steps, query_heads, head_dim]
@@ -46,6 +46,11 @@ struct MergeJudgement {
 /// legal if no other possible target had a clearly larger cosine and its own cosine is not clearly below the threshold.
 /// Dropping is legal if no cosine is clearly above the threshold. With CaM, spreading and dropping are both legal where
 /// rounding decides the draw.
+///
+/// Each claimed entry of the cache after the prompt, after a rebuild, and after a decode step's merge is judged against the
+/// merge of the tested implementation's own members. The replay then continues with the claimed numbers
+/// (forced_merges.hpp), so that bounds do not compound. A row that claims an entry of a choice that cannot be followed is
+/// undecided.
 ///
 /// Merged numbers are judged by bounds derived for the tested implementation's arithmetic
 /// (reference/bounds/merge_cluster_errors.md), and are undecided where there is no finite bound.

@@ -39,16 +39,10 @@ MergeReplay::MergeReplay(const MergedLayer& part, int64_t kv_head, const Positio
   const reference::MergeTargets targets = prompt_targets(kept, explained);
   errors_.accumulate_prompt(part.prompt, part.log_sum_exp_errors);
   fill(part.prompt, targets, part.averages ? &(*part.averages)[g_] : nullptr);
+  prompt_entries_ = expected_entries();
+  force(part.forced_prompt, part.first_rows);
   if (!rules_.evicts) return;
   begin_evicting(part.prompt, group(part.errors.ranking.head_scores), group(part.errors.head_score));
-}
-
-std::vector<double> MergeReplay::key_errors(size_t entry) const {
-  return errors_.stored_key(merged_.positions[entry], merged_.keys.row(entry));
-}
-
-std::vector<double> MergeReplay::value_errors(size_t entry) const {
-  return errors_.stored_value(merged_.positions[entry], merged_.values.row(entry));
 }
 
 MergeStep MergeReplay::step(int64_t t, const ClaimedStep& claimed) {
@@ -110,11 +104,48 @@ reference::MergeTargets MergeReplay::recorded_targets(const Positions& kept) {
   };
   TargetsJudgement judgement = judge();
   targets_ = std::move(judgement.choices);
-  for (const MergeCluster& cluster : judgement.targets.clusters) {
-    MemberRange& range = members_[std::ranges::lower_bound(kept, cluster.into) - kept.begin()];
+  count_members(judgement.targets);
+  return std::move(judgement.targets);
+}
+
+// Sets the number of members of clusters that are certain.
+void MergeReplay::count_members(const reference::MergeTargets& targets) {
+  for (const MergeCluster& cluster : targets.clusters) {
+    MemberRange& range =
+        members_[std::ranges::lower_bound(targets.kept, cluster.into) - targets.kept.begin()];
     range.least = range.most = std::ssize(cluster.from);
   }
-  return std::move(judgement.targets);
+}
+
+// The cache as it was filled, with error bounds of its numbers as stored.
+ExpectedEntries MergeReplay::expected_entries() const {
+  ExpectedEntries entries{merged_.votes, merged_.keys, merged_.values, {}, members_};
+  for (size_t i = 0; i < merged_.positions.size(); ++i) {
+    const auto row = static_cast<int64_t>(i);
+    entries.errors.keys.append_row(errors_.stored_key(merged_.positions[i], merged_.keys.row(row)));
+    entries.errors.values.append_row(errors_.stored_value(merged_.positions[i], merged_.values.row(row)));
+  }
+  return entries;
+}
+
+// Continues with the claimed numbers of the cache as it was filled, where the claimed rows are of its entries.
+void MergeReplay::force(const ForcedMerges& forced, const std::vector<std::optional<int64_t>>& first_rows) {
+  if (first_rows.empty() || !first_rows[g_]) return;
+  for (size_t i = 0; i < merged_.positions.size(); ++i) {
+    force(merged_.positions[i], forced.entry(*first_rows[g_] + static_cast<int64_t>(i)));
+  }
+}
+
+void MergeReplay::force(int64_t position, const ForcedEntry& forced) {
+  if (!forced.is_any()) return;
+  const int64_t entry = cache().find(position);
+  const auto copy = [](VectorView row) { return std::vector<double>(row.begin(), row.end()); };
+  const std::vector<double> key = copy(forced.key.value_or(cache().keys.row(entry))),
+                            value = copy(forced.value.value_or(cache().values.row(entry)));
+  const double votes = cache().votes.empty() ? 1 : cache().votes[entry];
+  stepper_.replace(entry, forced.votes.value_or(votes), key, value);
+  if (forced.key) errors_.set_exact_key(position);
+  if (forced.value) errors_.set_exact_value(position);
 }
 
 // Fills the cache with the kept entries and merges the evicted ones into them.
@@ -224,7 +255,11 @@ void MergeReplay::rebuild(int64_t t) {
     targets = reference::evict_first(keys, rebuilt.kept[g_], target);
   }
   errors_.restart(queries_, keys);
+  members_.assign(targets.kept.size(), {0, certain_ ? 0 : keys.rows});
+  if (certain_) count_members(targets);
   fill(rebuilt.view, targets, nullptr);
+  rebuilt_entries_.push_back(expected_entries());
+  if (certain_) force(part_.forced_rebuilds, rebuilt.first_rows);
   if (rules_.evicts) begin_evicting(rebuilt.view, Matrix(group_size_, rebuilt.view.prompt_tokens()), {});
 }
 
@@ -264,9 +299,24 @@ void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& resul
     return;
   }
   const int64_t entry = cache().find(result.evicted.teacher_forced);
+  const bool was_certain = certain_;
   result.into = judge_into(t, entry, claimed.into);
-  evict(entry, result.into.teacher_forced);
+  evict(entry, result.into.teacher_forced, result.merged);
   errors_.forget(result.evicted.teacher_forced);
+  if (!was_certain || !certain_) {
+    for (MemberRange& range : result.merged.members) range.most = layer_.keys.view().rows;
+  }
+  force_step(t, claimed, result);
+}
+
+// Continues with the claimed numbers of the entry that the evicted one merged into, unless a claimed choice was not followed.
+void MergeReplay::force_step(int64_t t, const ClaimedStep& claimed, MergeStep& result) {
+  const int64_t into = result.into.teacher_forced;
+  result.followed = claimed.evicted.value_or(result.evicted.teacher_forced) == result.evicted.teacher_forced &&
+                    claimed.into.value_or(into) == into;
+  if (result.merged.members.empty() || !result.followed) return;
+  force(into, part_.forced_steps.entry(t * layer_.shape.kv_heads + g_));
+  set_norm_errors({cache().find(into)});
 }
 
 Choice MergeReplay::judge_evicted(const EvictionPlace& place, const std::optional<int64_t>& claimed) const {
@@ -343,17 +393,17 @@ reference::ClusterMembers MergeReplay::members_at(const Positions& positions) co
 }
 
 // Evicts and merges as chosen, and derives the error bounds of the merged numbers.
-void MergeReplay::evict(int64_t entry, int64_t into) {
+void MergeReplay::evict(int64_t entry, int64_t into, ExpectedEntries& merged) {
   if (into == kNotMerged) {
     stepper_.evict(entry, queries_, into);
   } else if (merge_rules_.spread) {
     spread(*merge_rules_.spread, entry, into);
   } else {
-    merge(entry, into);
+    merge(entry, into, merged);
   }
 }
 
-void MergeReplay::merge(int64_t entry, int64_t into) {
+void MergeReplay::merge(int64_t entry, int64_t into, ExpectedEntries& merged) {
   const Positions positions{into, cache().positions[entry]};
   reference::ClusterMembers members = members_at(positions);
   const MergingCache before{queries_, stepper_.merging().predicted(), cache().votes, cache().positions};
@@ -364,6 +414,9 @@ void MergeReplay::merge(int64_t entry, int64_t into) {
   errors_.store_key(into, evicted.merge.keys.row(0));
   errors_.store_value(into, evicted.merge.values.row(0));
   set_norm_errors({cache().find(into)});
+  merged = {evicted.merge.votes, evicted.merge.keys, evicted.merge.values, {}, {{1, 1}}};
+  merged.errors.keys.append_row(errors_.stored_key(into, merged.keys.row(0)));
+  merged.errors.values.append_row(errors_.stored_value(into, merged.values.row(0)));
 }
 
 void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {

@@ -225,6 +225,16 @@ void MergedErrors::store_value(int64_t position, VectorView value) {
   entries_[position] = std::move(errors);
 }
 
+void MergedErrors::set_exact_key(int64_t position) {
+  const auto found = entries_.find(position);
+  if (found != entries_.end()) std::ranges::fill(found->second.key, 0.0);
+}
+
+void MergedErrors::set_exact_value(int64_t position) {
+  const auto found = entries_.find(position);
+  if (found != entries_.end()) std::ranges::fill(found->second.value, 0.0);
+}
+
 void MergedErrors::add_storage(int64_t position, VectorView value) {
   EntryErrors errors = entry(position);
   errors.value = stored(value, std::move(errors.value), arithmetic_);

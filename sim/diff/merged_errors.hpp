@@ -93,6 +93,10 @@ class MergedErrors {
   /// Adds the rounding of partial sums that were larger in magnitude than the final sum.
   void add_on_the_way(int64_t position, VectorView value, int64_t sharing);
 
+  /// The key or value of an entry is exactly the tested implementation's.
+  void set_exact_key(int64_t position);
+  void set_exact_value(int64_t position);
+
   void forget(int64_t position) { entries_.erase(position); }
   void forget_entries() { entries_.clear(); }
 

@@ -61,7 +61,9 @@ TEST(MergeAgreement, OfTheReferenceWithItselfIsCompleteForEveryMethodAndHost) {
     EXPECT_EQ(total(found, &TensorAgreement::outside), 0);
     EXPECT_EQ(total(found, &TensorAgreement::undecided), 0);
     const bool clusters = rules_of(policy.merge).target.has_value();
-    EXPECT_EQ(found.agreements.size(), (evicts(policy.host) ? 6u : 4u) + clusters + is_periodic(policy));
+    const bool steps = clusters && evicts(policy.host);
+    EXPECT_EQ(found.agreements.size(), (evicts(policy.host) ? 6u : 4u) + clusters +
+                                           (steps ? 3 : 0) + (is_periodic(policy) ? 4 : 0));
     for (const TensorAgreement& tensor : found.agreements) {
       EXPECT_EQ(tensor.judged, tensor.elements) << tensor.tensor;
       EXPECT_GT(tensor.elements, 0) << tensor.tensor;

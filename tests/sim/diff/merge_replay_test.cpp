@@ -83,9 +83,9 @@ TEST(MergeReplay, HoldsWhatInputsInSinglePrecisionLeadToAndNothingFarFromIt) {
     Beyond keys, values, outputs, others;
     for (size_t i = 0; i < merge.positions.size(); ++i) {
       const auto row = static_cast<int64_t>(i), other = static_cast<int64_t>(i == 0 ? 1 : i - 1);
-      keys.add(merge.keys.row(row), replay.merged().keys.row(row), replay.key_errors(i));
-      values.add(merge.values.row(row), replay.merged().values.row(row), replay.value_errors(i));
-      others.add(merge.keys.row(other), replay.merged().keys.row(row), replay.key_errors(i));
+      keys.add(merge.keys.row(row), replay.merged().keys.row(row), replay.prompt_entries().errors.keys.row(row));
+      values.add(merge.values.row(row), replay.merged().values.row(row), replay.prompt_entries().errors.values.row(row));
+      others.add(merge.keys.row(other), replay.merged().keys.row(row), replay.prompt_entries().errors.keys.row(row));
     }
     EXPECT_EQ(keys.count, 0);
     EXPECT_EQ(values.count, 0);
@@ -185,19 +185,19 @@ TEST(MergeReplay, KnowsHowManyMayHaveMergedWithEachEntry) {
   // In one dimension all keys of the same sign have cosine 1, so that an evicted entry may be merged into any of them.
   const MergedCase one = weighted_case({8, 2, 7, 3, 6, 5}, D2o{test::kMergeAll});
   const MergeReplay ambiguous(one.part, 0, {0, 2, 3, 4}, true);
-  EXPECT_EQ(ambiguous.members()[0].least, 0);
-  EXPECT_EQ(ambiguous.members()[0].most, 1);
-  EXPECT_FALSE(ambiguous.is_certain(0));
+  EXPECT_EQ(ambiguous.prompt_entries().members[0].least, 0);
+  EXPECT_EQ(ambiguous.prompt_entries().members[0].most, 1);
+  EXPECT_FALSE(ambiguous.prompt_entries().is_certain(0));
   MergeReplay first(one.part, 0, {2}, true);
-  EXPECT_EQ(first.members()[0].least, 4);
-  EXPECT_EQ(first.members()[0].most, 4);
-  EXPECT_TRUE(first.is_certain(0));
+  EXPECT_EQ(first.prompt_entries().members[0].least, 4);
+  EXPECT_EQ(first.prompt_entries().members[0].most, 4);
+  EXPECT_TRUE(first.prompt_entries().is_certain(0));
   EXPECT_TRUE(first.step(0, {}).certain);
   const MergedCase order(test::weighted_layer(5, {{8, 2, 7, 3, 6, 5}}),
                          parse_policy("tova+keepkv:order=merge-first"), 3, 1);
   MergeReplay unexplained(order.part, 0, {0, 1, 2}, false);
-  EXPECT_FALSE(unexplained.is_certain(0));
-  EXPECT_EQ(unexplained.members()[0].most, 5);
+  EXPECT_FALSE(unexplained.prompt_entries().is_certain(0));
+  EXPECT_EQ(unexplained.prompt_entries().members[0].most, 5);
   EXPECT_TRUE(unexplained.merged().clusters.empty()) << "of another set no clusters are known";
   EXPECT_FALSE(unexplained.step(0, {}).certain);
 }
