@@ -52,8 +52,8 @@ bool are_exact_votes(double votes, Dtype recorded) {
 }
 
 ForcedEntry ForcedMerges::entry(int64_t row) const {
-  ForcedEntry entry{
-      std::nullopt, exact_row(claims_.keys, row, stored_), exact_row(claims_.values, row, stored_)};
+  ForcedEntry entry{std::nullopt, exact_row(claims_.keys, row, stored_),
+                    exact_row(claims_.values, row, stored_)};
   if (!claims_.votes) return entry;
   const double votes = claims_.votes->numbers[row];
   if (are_exact_votes(votes, claims_.votes->storage)) entry.votes = votes;

@@ -120,11 +120,7 @@ void MergeReplay::count_members(const reference::MergeTargets& targets) {
 // The cache as it was filled, with error bounds of its numbers as stored.
 ExpectedEntries MergeReplay::expected_entries() const {
   ExpectedEntries entries{merged_.votes, merged_.keys, merged_.values, {}, members_};
-  for (size_t i = 0; i < merged_.positions.size(); ++i) {
-    const auto row = static_cast<int64_t>(i);
-    entries.errors.keys.append_row(errors_.stored_key(merged_.positions[i], merged_.keys.row(row)));
-    entries.errors.values.append_row(errors_.stored_value(merged_.positions[i], merged_.values.row(row)));
-  }
+  for (const int64_t position : merged_.positions) entries.add_errors(errors_, position);
   return entries;
 }
 
@@ -312,8 +308,9 @@ void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& resul
 // Continues with the claimed numbers of the entry that the evicted one merged into, unless a claimed choice was not followed.
 void MergeReplay::force_step(int64_t t, const ClaimedStep& claimed, MergeStep& result) {
   const int64_t into = result.into.teacher_forced;
-  result.followed = claimed.evicted.value_or(result.evicted.teacher_forced) == result.evicted.teacher_forced &&
-                    claimed.into.value_or(into) == into;
+  result.followed =
+      claimed.evicted.value_or(result.evicted.teacher_forced) == result.evicted.teacher_forced &&
+      claimed.into.value_or(into) == into;
   if (result.merged.members.empty() || !result.followed) return;
   force(into, part_.forced_steps.entry(t * layer_.shape.kv_heads + g_));
   set_norm_errors({cache().find(into)});
@@ -415,8 +412,7 @@ void MergeReplay::merge(int64_t entry, int64_t into, ExpectedEntries& merged) {
   errors_.store_value(into, evicted.merge.values.row(0));
   set_norm_errors({cache().find(into)});
   merged = {evicted.merge.votes, evicted.merge.keys, evicted.merge.values, {}, {{1, 1}}};
-  merged.errors.keys.append_row(errors_.stored_key(into, merged.keys.row(0)));
-  merged.errors.values.append_row(errors_.stored_value(into, merged.values.row(0)));
+  merged.add_errors(errors_, into);
 }
 
 void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,12 @@ struct ExpectedEntries {
   CacheRowErrors errors;      ///< of the numbers as stored
   /// [entries]: how many others may have merged with each; an entry is certain if rounding leaves one possibility.
   std::vector<MemberRange> members;
+  /// Of entries whose key may be one of several (EntryErrors::possible_keys), as stored.
+  std::map<size_t, std::vector<reference::PossibleKey>> possible_keys = {};
+  std::vector<double> condition_numbers = {};  ///< [entries]: EntryErrors::condition_number
 
+  /// Adds the error bounds of an entry of the cache, whose key and value are in the next row.
+  void add_errors(const MergedErrors& all, int64_t position);
   bool is_certain(size_t entry) const { return members[entry].least == members[entry].most; }
 };
 
@@ -50,11 +56,13 @@ class MergedAgreement {
 
  private:
   void add_votes(const ExpectedEntries& entries, size_t entry);
+  void add_key(const ExpectedEntries& entries, size_t entry);
 
   MergedClaims claims_;
   int64_t head_dim_, rows_ = 0;
   bool has_votes_;
   Expected votes_, keys_, values_;
+  double condition_number_ = 0;  // the largest of entries whose rank is not certain
 };
 
 }  // namespace kvbound::sim

@@ -17,7 +17,7 @@ from independent.policy import parse_policy
 from independent.replay import Trace
 from support import faults, kvbound_cli
 from support.diffs import DiffTest
-from support.dumps import INTEGRAL, Dump, recompute
+from support.dumps import BY_STEP, FORCED, INTEGRAL, Dump, recompute
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, TraceFile
 
 MIXED, POWER_LAW, FLAT = ("F32", "mixed"), ("BF16", "power-law"), ("F16", "flat")
@@ -165,11 +165,31 @@ class WrongNumbers(DeviceTest):
 
     @on_every_policy()
     def test_one_element_off_by_twice_its_bound_is_found_and_by_half_is_not(self, case):
-        wrong = self.every_tensor(case, lambda *item: faults.move_by_bounds(*item, 2), case.judged)
+        items = [item for item in case.judged if item["tensor"] not in FORCED]
+        wrong = self.every_tensor(case, lambda *item: faults.move_by_bounds(*item, 2), items)
         found = self.differing(case, wrong)
         self.assertEqual({name: (item["outside"], item["worst"]["index"]) for name, item in found.items()},
-                         {item["tensor"]: (1, item["worst"]["index"]) for item in case.judged})
-        self.agrees(case.path, self.every_tensor(case, lambda *item: faults.move_by_bounds(*item, 0.5), case.judged))
+                         {item["tensor"]: (1, item["worst"]["index"]) for item in items})
+        self.agrees(case.path, self.every_tensor(case, lambda *item: faults.move_by_bounds(*item, 0.5), items))
+
+    @on_every_policy("votes")
+    def test_a_merged_number_off_by_twice_its_bound_is_found_first_and_by_half_is_not(self, case):
+        """Each by itself and without what follows, because `diff` continues with the number that is claimed."""
+        names = [item["tensor"] for item in case.items]
+        for item in case.judged:
+            tensor, index = item["tensor"], item["worst"]["index"]
+            if tensor not in FORCED:
+                continue
+            with self.subTest(tensor):
+                until = case.dump.first_steps(index[0] + 1) if tensor in BY_STEP else case.dump
+                until = until.only(names[:names.index(tensor) + 1])
+                wrong, right = until.copy(), until.copy()
+                faults.move_by_bounds(wrong, item, 2)
+                faults.move_by_bounds(right, item, 0.5)
+                found = self.differing(case, wrong)[tensor]
+                self.assertEqual((found["outside"], found["worst"]["index"]), (1, index))
+                self.differs(case.path, wrong, tensor)
+                self.agrees(case.path, right)
 
     @on_every_policy()
     def test_a_factor_is_found(self, case):
