@@ -79,10 +79,6 @@ bool has_ragged_heads(const Policy& policy) {
   return rules_of(policy.allocation).across_heads || rules_of(policy.merge).order == MergeOrder::merge_first;
 }
 
-bool depends_on_rebuilds(const DumpTensor& tensor) {
-  return tensor.shape.front() == Extent::rebuilds || tensor.shape.front() == Extent::kept_of_rebuilds;
-}
-
 std::string known_tensors(const Policy& policy) {
   std::string list;
   for (const DumpTensor& tensor : dump_tensors()) {
@@ -134,7 +130,7 @@ class TensorCheck {
     // The number of rebuilds follows from that of the steps, which other tensors tell.
     for (const bool of_rebuilds : {false, true}) {
       for (const DumpTensor& tensor : dump_tensors()) {
-        if (!found.contains(&tensor) || depends_on_rebuilds(tensor) != of_rebuilds) continue;
+        if (!found.contains(&tensor) || (tensor.shape.front() == Extent::rebuilds) != of_rebuilds) continue;
         for (const int64_t layer : info_.layers) check(layer, tensor);
       }
     }
@@ -241,7 +237,7 @@ class TensorCheck {
       case Extent::rebuilds:
         return {rules_of(info_.policy.merge).rebuilds_in(info_.steps), "rebuilds"};
       case Extent::kept_of_rebuilds:
-        return {kept_of_rebuilds(layer), "all that rebuilds keep"};
+        return {kept_of_rebuilds(entry, layer), "all that rebuilds keep"};
     }
     return {};  // not reached
   }
@@ -256,15 +252,15 @@ class TensorCheck {
     return trace_.shape.kv_heads * info_.layer_entries[layer];
   }
 
-  // Number of entries that all KV heads of a layer keep at all rebuilds together.
-  int64_t kept_of_rebuilds(int64_t layer) const {
-    int64_t kept = 0;
-    for (int64_t t = 0; t < info_.steps; ++t) {
-      if (!rules_of(info_.policy.merge).rebuilds_at(t)) continue;
-      const HostRules rules = rebuild_rules(info_.policy.host, trace_.prompt_tokens + t + 1, t + 1);
-      kept += trace_.shape.kv_heads * rebuild_budget(rules, info_.layer_entries[layer], t + 1);
+  // Number of rows of the rebuilt caches: as the first tensor of them has it, for a wrong number of kept entries is a
+  // difference and no fault of the file.
+  int64_t kept_of_rebuilds(const TensorEntry& entry, int64_t layer) const {
+    for (const DumpTensor& tensor : dump_tensors()) {
+      if (tensor.shape.front() != Extent::kept_of_rebuilds) continue;
+      const TensorEntry* first = find_tensor(file_, layer, tensor.name);
+      if (first && !first->shape.empty()) return first->shape.front();
     }
-    return kept;
+    return entry.elements;
   }
 
   void require(const TensorEntry& entry, const std::vector<int64_t>& shape,

@@ -41,8 +41,9 @@ struct MergeJudgement {
 /// possible, and its numbers that differ from the reference's are undecided. With order=merge-first a KV head is
 /// then uncertain from the prompt's end, and with a period from the first rebuild.
 ///
-/// While decoding, evictions are judged as without merging, but over the merged cache, by attention and by CriticalKV's
-/// stages. With other scores an eviction other than the reference's is undecided. A target is
+/// While decoding, evictions are judged as without merging, but over the merged cache, by attention, by CriticalKV's
+/// stages, and by scores that measure a change if the merged numbers of the whole cache are claimed: without, an eviction
+/// other than the reference's is undecided. A target is
 /// legal if no other possible target had a clearly larger cosine and its own cosine is not clearly below the threshold.
 /// Dropping is legal if no cosine is clearly above the threshold. With CaM, spreading and dropping are both legal where
 /// rounding decides the draw.

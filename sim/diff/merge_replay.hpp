@@ -14,13 +14,11 @@
 #include <kvbound/traces/trace.hpp>
 
 #include "choice.hpp"
-#include "critical_eviction.hpp"
-#include "eviction_choice.hpp"
 #include "forced_merges.hpp"
 #include "merged_agreement.hpp"
 #include "merged_errors.hpp"
+#include "merged_evictions.hpp"
 #include "prompt_errors.hpp"
-#include "running_errors.hpp"
 #include "spread_ambiguity.hpp"
 #include "target_agreement.hpp"
 #include "target_ambiguity.hpp"
@@ -110,9 +108,6 @@ class MergeReplay {
   void rebuild(int64_t t);
   void attend(MergeStep& result);
   void choose(int64_t t, const ClaimedStep& claimed, MergeStep& result);
-  Choice judge_evicted(const EvictionPlace& place, const std::optional<int64_t>& claimed) const;
-  Choice judge_by_scores(const EvictionPlace& place, int64_t claimed) const;
-  void set_norm_errors(const std::vector<int64_t>& entries);
   Choice judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed);
   void evict(int64_t entry, int64_t into, ExpectedEntries& merged);
   void merge(int64_t entry, int64_t into, ExpectedEntries& merged);
@@ -137,11 +132,9 @@ class MergeReplay {
   std::vector<ExpectedEntries> rebuilt_entries_;
   reference::HeadStepper stepper_;
   MergedErrors errors_;
-  std::optional<RunningErrors> running_errors_;  // of the host's scores, if the host evicts
-  Matrix norm_errors_;                           // [group_size, n + T] by position, with `critical`
-  StepWeights weights_;                          // the step's, with `critical`
-  MeanAttention attention_;                      // the step's, with CaM
-  MatrixView queries_;                           // the step's [group_size, head_dim]
+  std::optional<MergedEvictions> evictions_;  // for hosts that evict
+  MeanAttention attention_;                   // the step's, with CaM
+  MatrixView queries_;                        // the step's [group_size, head_dim]
 };
 
 }  // namespace kvbound::sim

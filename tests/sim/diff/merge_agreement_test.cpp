@@ -3,6 +3,7 @@
 #include <limits>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 
 #include <gtest/gtest.h>
 
@@ -132,10 +133,13 @@ TEST(MergeAgreement, FindsAnyMergedNumberOrOutputThatIsOffByThreeBounds) {
           std::pair("output", &LayerClaims::output)}) {
       if (!(claims.*member)) continue;
       const size_t count = (claims.*member)->numbers.size();
-      for (const size_t at : {size_t{1}, count / 2, count - 1}) {
+      // Of steps only the last one's: what is claimed of one decides what the later ones are.
+      const size_t first = std::string_view(tensor).starts_with("step_") ? count - 12 : 1;
+      for (const size_t at : {first, (first + count) / 2, count - 1}) {
         LayerClaims changed = claims;
         double& number = ((changed.*member)->numbers)[at];
         const double right = number;
+        if (right == 0) continue;  // nothing merged
         number = right + 1;
         const double bound = find(given.judge(changed), tensor).worst.value().bound;
         EXPECT_LT(bound, 1e-3);
@@ -254,6 +258,9 @@ TEST(MergeAgreement, FindsAnotherEviction) {
   LayerClaims claims = claims_of(given.own);
   claims = without_targets(std::move(claims));
   claims.merged_into.reset();
+  claims.step_votes.reset();
+  claims.step_merged_key.reset();
+  claims.step_merged_value.reset();
   claims.output.reset();
   const auto other = std::ranges::find_if(given.own.prompt.kept[1], [&](int64_t position) {
     return position >= 2 && position != (*claims.evicted)[1];
