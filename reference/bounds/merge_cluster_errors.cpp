@@ -10,6 +10,7 @@
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "merge_rounding.hpp"
+#include "pseudo_inverse_errors.hpp"
 #include "softmax_errors.hpp"
 
 namespace kvbound::reference {
@@ -110,40 +111,14 @@ std::vector<double> single_correction_errors(const MergingQueries& queries, doub
   return errors;
 }
 
-// The size and error of a truncated pseudo-inverse of the queries: merge_cluster_errors.md, "Joint corrections".
-struct InverseErrors {
-  double size = 0;   // 2-norm of the pseudo-inverse
-  double error = 0;  // 2-norm of its error
+// What the shortest correction is to add to the logits of all heads, divided by the scale.
+struct UncertainTargets {
+  std::vector<double> targets, errors;
 };
 
-InverseErrors inverse_errors(const MergingQueries& queries, double rank, const Arithmetic& arithmetic) {
-  const int64_t heads = queries.rows.rows(), columns = queries.rows.cols();
-  const std::vector<double> sigmas = singular_values(queries.rows);
-  size_t kept = 0;
-  while (kept < sigmas.size() && sigmas[kept] > 0 && sigmas[kept] >= rank * sigmas[0]) ++kept;
-  const double stored = norm(queries.errors.numbers());
-  if (kept == 0) return {0, stored == 0 ? 0 : kInfinity};
-  const double most = sigmas[0], least = sigmas[kept - 1];
-  const auto sizes = static_cast<double>((heads + 1) * (columns + heads));
-  const double off = stored + 16 * sizes * unit(arithmetic) * norm(queries.rows.numbers()) * (most / least);
-  for (const double sigma : sigmas) {
-    if (!(std::abs(sigma - rank * most) > 2 * off)) return {1 / least, kInfinity};
-  }
-  if (!(off < least / 2)) return {1 / least, kInfinity};
-  double apart = off;
-  if (kept < sigmas.size()) {
-    const double gap = least - sigmas[kept];
-    if (!(gap > 2 * off)) return {1 / least, kInfinity};
-    apart += off / (gap - off) * (most + off);
-  }
-  return {1 / least, 2 * apart / (least * (least - off))};
-}
-
-// Errors of the shortest correction towards the target logits of all heads.
-std::vector<double> joint_correction_errors(const MergeErrorsCase& given, const MergingQueries& queries,
-                                            const std::vector<MeanErrors>& means, VectorView mean_key,
-                                            VectorView mean_key_errors, const Arithmetic& arithmetic) {
-  const InverseErrors inverse = inverse_errors(queries, given.rule.rank, arithmetic);
+UncertainTargets correction_targets(const MergeErrorsCase& given, const MergingQueries& queries,
+                                    const std::vector<MeanErrors>& means, VectorView mean_key,
+                                    VectorView mean_key_errors, const Arithmetic& arithmetic) {
   const double scale = std::abs(given.scale);
   const auto columns = static_cast<double>(mean_key.size());
   std::vector<double> targets, target_errors;
@@ -163,11 +138,46 @@ std::vector<double> joint_correction_errors(const MergeErrorsCase& given, const 
     target_errors.push_back(error + mean.divergence / scale +
                             gamma(8, arithmetic) * mean.mean.divergence / scale);
   }
-  const double wanted = norm(targets), off = norm(target_errors);
-  const double rounding = gamma(columns + static_cast<double>(means.size()) + 8, arithmetic);
-  // A pseudo-inverse that is off by less than half of its own size has at most twice that size.
-  const double error = inverse.error * wanted + 2 * inverse.size * (off + rounding * wanted);
-  return std::vector<double>(mean_key.size(), error < kInfinity ? error : kInfinity);
+  return {targets, target_errors};
+}
+
+// Adds the shortest correction towards the target logits of all heads to their mean key, for every rank that rounding allows,
+// and its errors to those of the mean key.
+void correct_jointly(const MergeErrorsCase& given, const MergingQueries& queries,
+                     const std::vector<MeanErrors>& means, VectorView mean_key, VectorView mean_key_errors,
+                     const Arithmetic& arithmetic, MergedEntryErrors& result) {
+  const UncertainTargets wanted =
+      correction_targets(given, queries, means, mean_key, mean_key_errors, arithmetic);
+  const InverseErrors inverses =
+      pseudo_inverse_errors(queries.rows, queries.errors, given.rule.rank, arithmetic);
+  const PseudoInverse solver(queries.rows, 0);
+  const double size = norm(wanted.targets), off = norm(wanted.errors);
+  const double rounding = gamma(static_cast<double>(mean_key.size() + means.size()) + 8, arithmetic);
+  for (const TruncatedInverse& inverse : inverses.ranks) {
+    // A pseudo-inverse that is off by less than half of its own size has at most twice that size.
+    const double error = inverse.error * size + 2 * inverse.size * (off + rounding * size);
+    PossibleKey& possible = result.possible_keys.emplace_back();
+    possible.key = solver.solve(wanted.targets, inverse.rank);
+    for (size_t c = 0; c < mean_key.size(); ++c) {
+      possible.key[c] += mean_key[c];
+      possible.errors.push_back(mean_key_errors[c] + (error < kInfinity ? error : kInfinity));
+    }
+    widen(possible.errors);
+  }
+  result.condition_number = inverses.condition_number;
+}
+
+// Bounds the errors of all possible keys, of which the first is the reference's own.
+std::vector<double> errors_of_all(const std::vector<PossibleKey>& possible_keys) {
+  const PossibleKey& own = possible_keys.front();
+  std::vector<double> errors = own.errors;
+  for (size_t i = 1; i < possible_keys.size(); ++i) {
+    const PossibleKey& other = possible_keys[i];
+    for (size_t c = 0; c < errors.size(); ++c) {
+      errors[c] = std::max(errors[c], std::abs(other.key[c] - own.key[c]) + own.errors[c] + other.errors[c]);
+    }
+  }
+  return errors;
 }
 
 // Errors of mean_h k-_h, which is added to `mean_key`.
@@ -214,20 +224,23 @@ void add(VectorView more, std::vector<double>& errors) {
   for (size_t c = 0; c < errors.size(); ++c) errors[c] += more[c];
 }
 
-std::vector<double> key_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
-                               const UncertainScores& scores, const Arithmetic& arithmetic) {
+void derive_key_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
+                       const UncertainScores& scores, const Arithmetic& arithmetic,
+                       MergedEntryErrors& result) {
   std::vector<double> mean_key(means.front().key.size());
-  std::vector<double> errors = mean_key_errors(means, mean_key, arithmetic);
+  result.key = mean_key_errors(means, mean_key, arithmetic);
   const MeanErrors& first = means.front();
   switch (given.rule.key) {
     case MergedKey::convex:
-      return errors;
+      return;
     case MergedKey::zip:
       switch (zip_case(first, scores.scores.row(0), scores.errors.row(0))) {
         case ZipCase::scaled:
-          return zip_key_errors(first, arithmetic);
+          result.key = zip_key_errors(first, arithmetic);
+          return;
         case ZipCase::unknown:
-          return std::vector<double>(errors.size(), kInfinity);
+          std::ranges::fill(result.key, kInfinity);
+          return;
         case ZipCase::singular:  // the minimum-norm key is used
           break;
       }
@@ -237,11 +250,12 @@ std::vector<double> key_errors(const MergeErrorsCase& given, const std::vector<M
   }
   const MergingQueries queries = merging_queries(given, arithmetic);
   if (means.size() == 1) {
-    add(single_correction_errors(queries, given.scale, first, arithmetic), errors);
-  } else {
-    add(joint_correction_errors(given, queries, means, mean_key, errors, arithmetic), errors);
+    add(single_correction_errors(queries, given.scale, first, arithmetic), result.key);
+    return;
   }
-  return errors;
+  correct_jointly(given, queries, means, mean_key, result.key, arithmetic, result);
+  result.key = errors_of_all(result.possible_keys);
+  if (result.possible_keys.size() == 1) result.possible_keys.clear();
 }
 
 // Errors of sum_h c_h v-_h / sum_h c_h.
@@ -284,8 +298,9 @@ MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const Clust
   for (int64_t h = 0; h < scores.scores.rows(); ++h) {
     means.push_back(mean_errors(members, scores.scores.row(h), scores.errors.row(h), errors, arithmetic));
   }
-  MergedEntryErrors result{
-      key_errors(given, means, scores, arithmetic), joint_value_errors(given, means, arithmetic), {}};
+  MergedEntryErrors result;
+  derive_key_errors(given, means, scores, arithmetic, result);
+  result.value = joint_value_errors(given, means, arithmetic);
   widen(result.key);
   widen(result.value);
   for (int64_t h = 0; h < members.log_scores.rows(); ++h) {

@@ -1,8 +1,8 @@
 // Bounds on the difference, through rounding alone, of another implementation's merged entries from the reference's.
 //
 // Derived in reference/bounds/merge_cluster_errors.md from the model of error_bounds.md; no constant is tuned. Bounds
-// are infinite where rounding may change the result arbitrarily: a singular value at the rank's limit, a ZIP scale near
-// a singular one, queries near zero.
+// are infinite where rounding may change the result arbitrarily: two singular values at the rank's limit, a ZIP scale near a
+// singular one, queries near zero. Where one singular value is at the limit, the key is one of two that have bounds.
 #pragma once
 
 #include <vector>
@@ -21,11 +21,20 @@ struct MemberErrors {
   Matrix log_scores;  ///< [heads, members]; for methods that predict scores
 };
 
+/// A merged key that a tested implementation may have, and its errors, [head_dim].
+struct PossibleKey {
+  std::vector<double> key, errors;
+};
+
 /// The errors of a merged entry.
 struct MergedEntryErrors {
-  std::vector<double> key;         ///< [head_dim]
+  std::vector<double> key;         ///< [head_dim]; of all possible keys
   std::vector<double> value;       ///< [head_dim]
   std::vector<double> log_scores;  ///< [heads]; for methods that predict scores
+  /// Where rounding decides which singular values of the queries are dropped: the key of every rank; else empty.
+  std::vector<PossibleKey> possible_keys = {};
+  /// Of the queries, for `joint` keys: the largest over the smallest singular value that is kept; else 0.
+  double condition_number = 0;
 };
 
 /// Bounds for a mean of rows weighted by softmax(logits), where logits and rows have the given errors.

@@ -137,16 +137,21 @@ class ScoreErrors {
     floor_ = space.size(std::vector<double>(values.cols, 1.0));
   }
 
-  // visit(entry, score, error); logit_errors are overwritten.
+  // visit(entry, score, error)
+  //
+  // votes  empty: 1 for all
   template <class Visit>
-  void visit(VectorView logits, std::span<double> logit_errors, const Visit& visit) const {
-    const std::vector<double> own_errors(logit_errors.begin(), logit_errors.end());
-    const UncertainOutput output(logits, logit_errors, values_.middle_rows(0, std::ssize(logits)), space_,
+  void visit(VectorView logits, VectorView logit_errors, VectorView votes, const Visit& visit) const {
+    const VotedLogits voted = with_votes(logits, logit_errors, votes);
+    std::vector<double> exponents = voted.errors;
+    const UncertainOutput output(voted.logits, exponents, values_.middle_rows(0, std::ssize(logits)), space_,
                                  arithmetic_);
     std::vector<double> gram_product(output.output.size());
     std::ranges::copy(space_.lengths().gram_product({output.output.data(), 1, values_.cols}).row(0),
                       gram_product.begin());
-    Query query{logits,         own_errors, output, gram_product, inner_product(gram_product, output.output),
+    Query query{logits,         logit_errors,
+                voted,          output,
+                gram_product,   inner_product(gram_product, output.output),
                 output.error(), 0};
     query.all_weight_errors = std::accumulate(output.weight_errors.begin(), output.weight_errors.end(), 0.0);
     for (size_t j = 0; j < logits.size(); ++j) {
@@ -156,8 +161,24 @@ class ScoreErrors {
   }
 
  private:
+  // The softmax's logits z + ln p, whose weights include votes, and their errors.
+  struct VotedLogits {
+    std::vector<double> logits, errors;
+  };
+  VotedLogits with_votes(VectorView logits, VectorView errors, VectorView votes) const {
+    VotedLogits voted{{logits.begin(), logits.end()}, {errors.begin(), errors.end()}};
+    for (size_t j = 0; j < votes.size(); ++j) {
+      const double log_votes = std::log(votes[j]);
+      voted.errors[j] += exponential(arithmetic_) * std::abs(log_votes) +
+                         2 * unit(arithmetic_) * (std::abs(logits[j]) + std::abs(log_votes));
+      voted.logits[j] += log_votes;
+    }
+    return voted;
+  }
+
   struct Query {
-    VectorView logits, logit_errors;
+    VectorView logits, logit_errors;  // z, which is a factor of scores, has no votes
+    const VotedLogits& voted;
     const UncertainOutput& output;
     VectorView gram_product;  // o G, whose plain inner products are those of the head's space
     double output_norm = 0;
@@ -211,8 +232,7 @@ class ScoreErrors {
   // of the others and, where rounding leaves enough digits, from o.
   Judged heavy(const Query& query, size_t j, double stored) const {
     if (query.logits.size() == 1) return {kInfinity, 0};
-    std::vector<double> logits(query.logits.begin(), query.logits.end()),
-        errors(query.logit_errors.begin(), query.logit_errors.end());
+    std::vector<double> logits = query.voted.logits, errors = query.voted.errors;
     const auto at = static_cast<std::ptrdiff_t>(j);
     logits.erase(logits.begin() + at);
     errors.erase(errors.begin() + at);
@@ -329,15 +349,17 @@ class ScoreErrors {
 
 Matrix change_score_errors(Change change, MatrixView queries, MatrixView keys, MatrixView values,
                            const MeasuredValues& measured, std::span<const ChangeSpace> spaces, double scale,
-                           const Arithmetic& arithmetic) {
+                           const Arithmetic& arithmetic, VectorView votes) {
   require_equal("rows of keys", keys.rows, "rows of values", values.rows);
+  if (!votes.empty()) require_equal("votes", std::ssize(votes), "rows of keys", keys.rows);
   require_equal("columns of sizes", measured.sizes.cols(), "rows of values", values.rows);
   const Matrix logits = attention_logits(queries, keys, scale);
-  Matrix logit_off = logit_errors(queries, keys, scale, arithmetic), errors(queries.rows, keys.rows);
+  const Matrix logit_off = logit_errors(queries, keys, scale, arithmetic);
+  Matrix errors(queries.rows, keys.rows);
   for (int64_t h = 0; h < queries.rows; ++h) {
     const ScoreErrors scores(change, values, measured.sizes.row(h), measured.squared_norms.row(h), spaces[h],
                              arithmetic);
-    scores.visit(logits.row(h), logit_off.row(h),
+    scores.visit(logits.row(h), logit_off.row(h), votes,
                  [&](size_t j, double, double error) { errors.row(h)[j] = error; });
   }
   return errors;
@@ -358,7 +380,7 @@ Matrix window_score_errors(const LayerView& layer, int64_t window, Change change
     const MatrixView keys = layer.keys.slice(g), values = layer.values.slice(g);
     const MatrixView queries = layer.queries.slice(h).middle_rows(layer.window_queries() - window, window);
     const Matrix logits = attention_logits(queries, keys, layer.scale);
-    Matrix logit_off = logit_errors(queries, keys, layer.scale, arithmetic);
+    const Matrix logit_off = logit_errors(queries, keys, layer.scale, arithmetic);
     const auto own = std::span(spaces).subspan(h, 1);
     const MeasuredValues measured(values, own);
     const ScoreErrors scores(change, values, measured.sizes.row(0), measured.squared_norms.row(0), own[0],
@@ -366,7 +388,7 @@ Matrix window_score_errors(const LayerView& layer, int64_t window, Change change
     std::vector<bool> infinite(values.rows);
     for (int64_t i = 0; i < window; ++i) {
       const int64_t visible = layer.prompt_tokens() - window + i + 1;
-      scores.visit(logits.row(i).first(visible), logit_off.row(i).first(visible),
+      scores.visit(logits.row(i).first(visible), logit_off.row(i).first(visible), {},
                    [&](size_t j, double score, double error) {
                      if (std::isinf(score)) infinite[j] = true;
                      errors.row(h)[j] += infinite[j] ? 0 : error + adding * (score + error);

@@ -20,11 +20,12 @@ namespace kvbound::reference {
 ///
 /// change    not `slot`, by which no policy ranks
 /// measured  sizes and norms of `values`
+/// votes     [entries] of a merged cache, whose keys and values are exact; empty: 1 for all
 /// returns   [heads, entries], >= 0, 0 where the score is infinite
 /// throws    ShapeMismatch
 Matrix change_score_errors(Change change, MatrixView queries, MatrixView keys, MatrixView values,
                            const MeasuredValues& measured, std::span<const ChangeSpace> spaces, double scale,
-                           const Arithmetic& arithmetic);
+                           const Arithmetic& arithmetic, VectorView votes = {});
 
 /// Bounds for window_scores.   returns [query_heads, n]
 Matrix window_score_errors(const LayerView& layer, int64_t window, Change change, Space space,

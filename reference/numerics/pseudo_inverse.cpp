@@ -47,10 +47,10 @@ PseudoInverse::PseudoInverse(MatrixView rows, double rank) : conditions_(rows.ro
   }
 }
 
-std::vector<double> PseudoInverse::solve(VectorView targets) const {
+std::vector<double> PseudoInverse::solve(VectorView targets, int64_t rank) const {
   require_equal("targets", std::ssize(targets), "conditions", conditions_);
   std::vector<double> solution(unknowns_);
-  for (int64_t i = 0; i < rank(); ++i) {
+  for (int64_t i = 0; i < std::min(rank, this->rank()); ++i) {
     double length = 0;
     for (size_t j = 0; j < targets.size(); ++j) length += combinations_.row(i)[j] * targets[j];
     const VectorView direction = directions_.row(i);

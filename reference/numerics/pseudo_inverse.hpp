@@ -31,7 +31,9 @@ class PseudoInverse {
   /// targets  [conditions]
   /// returns  [unknowns]; 0 for no conditions or zero rows
   /// throws   ShapeMismatch
-  std::vector<double> solve(VectorView targets) const;
+  std::vector<double> solve(VectorView targets) const { return solve(targets, rank()); }
+  /// The same without further directions: with those of the `rank` largest singular values only, or all if there are fewer.
+  std::vector<double> solve(VectorView targets, int64_t rank) const;
 
   /// The number of directions that were not dropped.
   int64_t rank() const { return directions_.rows(); }

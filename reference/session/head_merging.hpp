@@ -60,6 +60,8 @@ class HeadMerging {
   /// into  a prescribed target position (with CaM the first of several), -1 for none; nullopt: the method chooses
   EvictedMerge merge(int64_t leaving, MatrixView queries, HeadCache& cache,
                      std::optional<int64_t> into = std::nullopt);
+  /// Replaces an entry of the cache by a merged one; without log scores its predicted scores stay.
+  void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
   /// Removes the entry's state. Call it before the entry is removed from the cache.
   void leave(int64_t entry);
   /// ln s^ of the cache's current entries, natural log
@@ -77,7 +79,6 @@ class HeadMerging {
   std::vector<MergedEntry> merged_entries(const MergingCache& entries,
                                           std::span<const std::vector<int64_t>> clusters, MatrixView queries,
                                           const std::vector<double>& log_denominators) const;
-  void put(int64_t entry, const MergedEntry& merged, HeadCache& cache);
   EvictedMerge spread(int64_t leaving, HeadCache& cache, std::optional<int64_t> into) const;
   NearestKey target(int64_t leaving, const HeadCache& cache, std::optional<int64_t> into) const;
 

@@ -88,4 +88,9 @@ EvictedEntry HeadStepper::evict(int64_t entry, MatrixView queries, std::optional
   return evicted;
 }
 
+void HeadStepper::replace(int64_t entry, double votes, VectorView key, VectorView value) {
+  merging_->put(entry, {{key.begin(), key.end()}, {value.begin(), value.end()}, votes, {}, {}}, cache_);
+  if (eviction_) eviction_->revalue(entry, cache_);
+}
+
 }  // namespace kvbound::reference

@@ -68,6 +68,9 @@ class HeadStepper {
   ///
   /// into  a prescribed target position (with CaM the first of several), -1 for none; nullopt: the policy chooses
   EvictedEntry evict(int64_t entry, MatrixView queries, std::optional<int64_t> into = std::nullopt);
+  /// Replaces an entry's votes, key and value by those that a tested implementation has; running and predicted scores stay.
+  /// For policies that merge.
+  void replace(int64_t entry, double votes, VectorView key, VectorView value);
 
   const HeadCache& cache() const { return cache_; }
   /// The position of the newest entry that was appended.

@@ -88,8 +88,8 @@ int exit_code(const DiffReport& report, bool quiet) {
     case Verdict::no_evidence:
       if (!quiet) {
         std::cerr << fmt::format(
-            "kvbound: {}: inconclusive: no bound is small enough, or a choice is undecided\n",
-            one_line(report.dump_path));
+            "kvbound: {}: inconclusive: no bound is small enough, or a choice is undecided{}\n",
+            one_line(report.dump_path), report.unjudged().empty() ? "" : ": " + report.unjudged());
       }
       return kInconclusive;
   }

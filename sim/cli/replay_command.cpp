@@ -166,17 +166,22 @@ ExitCode agreement_code(const std::string& trace, const RunResult& run) {
     std::cerr << fmt::format("kvbound: {}: {} at {} on {}: {}\n", one_line(trace), run.run.policy.label,
                              to_string(run.run.budget), run.run.backend, what);
   };
-  bool evidence = false;
-  for (const TensorSummary& summary : summaries(*run.agreement)) {
-    if (!summary.total.agrees()) {
-      tell(text_of(*summary.worst));
+  const std::vector<TensorSummary> all = summaries(*run.agreement);
+  switch (verdict(all)) {
+    case Verdict::agrees:
+      return kPass;
+    case Verdict::differs: {
+      const auto first =
+          std::ranges::find_if(all, [](const TensorSummary& summary) { return !summary.total.agrees(); });
+      tell(text_of(*first->worst));
       return kMismatch;
     }
-    const bool real = summary.worst && is_real(summary.worst->agreement.worst->storage);
-    evidence = evidence || (real && verdict(summary.total) == Verdict::agrees);
+    case Verdict::no_evidence:
+      tell("inconclusive: no bound is small enough to show that it agrees with the reference" +
+           (text_of_unjudged(all).empty() ? "" : ": " + text_of_unjudged(all)));
+      return kInconclusive;
   }
-  if (!evidence) tell("inconclusive: no bound is small enough to show that it agrees with the reference");
-  return evidence ? kPass : kInconclusive;
+  return kInternal;  // not reached
 }
 
 // The more severe of two exit codes: mismatch, then inconclusive, then pass.

@@ -1,5 +1,7 @@
 #include "claims.hpp"
 
+#include "merged_rows.hpp"
+
 namespace kvbound::sim {
 namespace {
 
@@ -55,18 +57,28 @@ std::optional<std::vector<int64_t>> rebuilt_targets(const std::vector<StepRecord
 
 namespace {
 
-void add_merges(const std::vector<HeadMerge>& merges, Dtype storage, LayerClaims& claims) {
-  if (merges.empty()) return;
-  RealClaim votes{{0}, {}, storage}, keys{{0, merges.front().keys.cols()}, {}, storage}, values = keys;
-  for (const HeadMerge& merge : merges) {
-    votes.numbers.insert(votes.numbers.end(), merge.votes.begin(), merge.votes.end());
-    keys.numbers.insert(keys.numbers.end(), merge.keys.numbers().begin(), merge.keys.numbers().end());
-    values.numbers.insert(values.numbers.end(), merge.values.numbers().begin(), merge.values.numbers().end());
-  }
-  votes.shape[0] = keys.shape[0] = values.shape[0] = std::ssize(votes.numbers);
-  claims.votes = std::move(votes);
-  claims.merged_key = std::move(keys);
-  claims.merged_value = std::move(values);
+// rows, whose number is the product of `extents`, as claims of this shape
+void claim_rows(const std::optional<MergedRows>& rows, const std::vector<int64_t>& extents, Dtype storage,
+                std::optional<RealClaim>& votes, std::optional<RealClaim>& keys,
+                std::optional<RealClaim>& values) {
+  if (!rows) return;
+  votes = RealClaim{extents, rows->votes, storage};
+  keys = claim(rows->keys, storage);
+  values = claim(rows->values, storage);
+  keys->shape = extents;
+  keys->shape.push_back(rows->keys.cols());
+  values->shape = keys->shape;
+}
+
+void claim_merges(const LayerRecord& record, Dtype storage, LayerClaims& claims) {
+  const auto count = [](const std::optional<MergedRows>& rows) { return rows ? std::ssize(rows->votes) : 0; };
+  const std::optional<MergedRows> prompt = prompt_rows(record.prompt), rebuilt = rebuilt_rows(record.steps),
+                                  steps = step_rows(record);
+  claim_rows(prompt, {count(prompt)}, storage, claims.votes, claims.merged_key, claims.merged_value);
+  claim_rows(rebuilt, {count(rebuilt)}, storage, claims.rebuilt_votes, claims.rebuilt_merged_key,
+             claims.rebuilt_merged_value);
+  claim_rows(steps, {std::ssize(record.steps), std::ssize(record.prompt.kept)}, storage, claims.step_votes,
+             claims.step_merged_key, claims.step_merged_value);
 }
 
 }  // namespace
@@ -82,7 +94,7 @@ LayerClaims claims_of(const LayerRecord& record, Dtype storage) {
     claims.projected_value_norms = claim(*record.prompt.projected_value_norms, storage);
   }
   if (record.prompt.stage_two_score) claims.stage_two_score = claim(*record.prompt.stage_two_score, storage);
-  add_merges(record.prompt.merges, storage, claims);
+  claim_merges(record, storage, claims);
   claims.target_of = prompt_targets(record.prompt);
   if (record.steps.empty()) return claims;
   claims.output = outputs(record.steps, storage);

@@ -32,6 +32,12 @@ struct LayerClaims {
   std::optional<RealClaim> votes;                       ///< [sum of kept]: the cache after the prompt
   std::optional<RealClaim> merged_key;                  ///< [sum of kept, head_dim]
   std::optional<RealClaim> merged_value;                ///< [sum of kept, head_dim]
+  std::optional<RealClaim> rebuilt_votes;               ///< [rows of rebuilt_rows()]: the rebuilt caches
+  std::optional<RealClaim> rebuilt_merged_key;          ///< [rows of rebuilt_rows(), head_dim]
+  std::optional<RealClaim> rebuilt_merged_value;        ///< [rows of rebuilt_rows(), head_dim]
+  std::optional<RealClaim> step_votes;                  ///< [steps, kv_heads]: see step_rows()
+  std::optional<RealClaim> step_merged_key;             ///< [steps, kv_heads, head_dim]
+  std::optional<RealClaim> step_merged_value;           ///< [steps, kv_heads, head_dim]
   std::optional<std::vector<int64_t>> score_positions;  ///< [m]
   std::optional<RealClaim> score;                       ///< [kv_heads, m]
   std::optional<RealClaim> projected_value_norms;       ///< [query_heads, n]

@@ -41,6 +41,9 @@ struct TensorAgreement {
   bool all_zero = false;
   std::optional<Offender> worst;       ///< the first element of largest share; none if there are no elements
   std::optional<double> median_slack;  ///< of bound / error where there is an error; none if there is none
+  /// Of merged keys: the largest condition number of queries for which rounding decides their rank, or for which there is no
+  /// bound; none if there are no such queries.
+  std::optional<double> condition_number = {};
   std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
 
   bool agrees() const { return outside == 0; }

@@ -236,6 +236,8 @@ class TensorCheck {
         return {trace_.prompt_tokens + info_.steps, "prompt_tokens + steps"};
       case Extent::rebuilds:
         return {rules_of(info_.policy.merge).rebuilds_in(info_.steps), "rebuilds"};
+      case Extent::kept_of_rebuilds:
+        return {kept_of_rebuilds(entry, layer), "all that rebuilds keep"};
     }
     return {};  // not reached
   }
@@ -248,6 +250,17 @@ class TensorCheck {
              fmt::format("needs layers.{}.kept: KV heads of this policy may keep different numbers", layer));
     }
     return trace_.shape.kv_heads * info_.layer_entries[layer];
+  }
+
+  // Number of rows of the rebuilt caches: as the first tensor of them has it, for a wrong number of kept entries is a
+  // difference and no fault of the file.
+  int64_t kept_of_rebuilds(const TensorEntry& entry, int64_t layer) const {
+    for (const DumpTensor& tensor : dump_tensors()) {
+      if (tensor.shape.front() != Extent::kept_of_rebuilds) continue;
+      const TensorEntry* first = find_tensor(file_, layer, tensor.name);
+      if (first && !first->shape.empty()) return first->shape.front();
+    }
+    return entry.elements;
   }
 
   void require(const TensorEntry& entry, const std::vector<int64_t>& shape,
@@ -341,6 +354,12 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
   claims.votes = read_claim(layer, "votes");
   claims.merged_key = read_claim(layer, "merged_key");
   claims.merged_value = read_claim(layer, "merged_value");
+  claims.rebuilt_votes = read_claim(layer, "rebuilt_votes");
+  claims.rebuilt_merged_key = read_claim(layer, "rebuilt_merged_key");
+  claims.rebuilt_merged_value = read_claim(layer, "rebuilt_merged_value");
+  claims.step_votes = read_claim(layer, "step_votes");
+  claims.step_merged_key = read_claim(layer, "step_merged_key");
+  claims.step_merged_value = read_claim(layer, "step_merged_value");
   claims.score = read_claim(layer, "score");
   claims.projected_value_norms = read_claim(layer, "projected_value_norms");
   claims.stage_two_score = read_claim(layer, "stage_two_score");

@@ -16,6 +16,9 @@ bool merges_nothing(const Policy& policy) { return !merges(policy); }
 bool forms_clusters(const Policy& policy) { return rules_of(policy.merge).target.has_value(); }
 bool rebuilds_cache(const Policy& policy) { return rules_of(policy.merge).period.has_value(); }
 bool merges_evicted(const Policy& policy) { return merges(policy) && evicts_entries(policy); }
+bool merges_evicted_into_clusters(const Policy& policy) {
+  return forms_clusters(policy) && evicts_entries(policy);
+}
 bool has_norms(const Policy& policy) { return rules_of(policy.selection).two_stage.has_value(); }
 bool records_stage_two(const Policy& policy) { return rules_of(policy.selection).records_stage_two; }
 
@@ -43,6 +46,18 @@ const std::vector<DumpTensor>& dump_tensors() {
        .integral = true,
        .is_of = rebuilds_cache,
        .only_of = "rebuild the cache"},
+      {.name = "rebuilt_votes",
+       .shape = {kept_of_rebuilds},
+       .is_of = rebuilds_cache,
+       .only_of = "rebuild the cache"},
+      {.name = "rebuilt_merged_key",
+       .shape = {kept_of_rebuilds, head_dim},
+       .is_of = rebuilds_cache,
+       .only_of = "rebuild the cache"},
+      {.name = "rebuilt_merged_value",
+       .shape = {kept_of_rebuilds, head_dim},
+       .is_of = rebuilds_cache,
+       .only_of = "rebuild the cache"},
       {.name = "evicted",
        .shape = {steps, kv_heads},
        .integral = true,
@@ -53,6 +68,18 @@ const std::vector<DumpTensor>& dump_tensors() {
        .integral = true,
        .is_of = merges_evicted,
        .only_of = "merge while decoding"},
+      {.name = "step_votes",
+       .shape = {steps, kv_heads},
+       .is_of = merges_evicted_into_clusters,
+       .only_of = "merge entries into clusters while decoding"},
+      {.name = "step_merged_key",
+       .shape = {steps, kv_heads, head_dim},
+       .is_of = merges_evicted_into_clusters,
+       .only_of = "merge entries into clusters while decoding"},
+      {.name = "step_merged_value",
+       .shape = {steps, kv_heads, head_dim},
+       .is_of = merges_evicted_into_clusters,
+       .only_of = "merge entries into clusters while decoding"},
       {.name = "output", .shape = {steps, query_heads, head_dim}},
       {.name = "kept_mass", .shape = {steps, query_heads}, .derived = true},
       {.name = "bound",

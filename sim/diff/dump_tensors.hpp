@@ -21,6 +21,7 @@ enum class Extent {
   kept_of_all_heads,  ///< kept entries of all KV heads, one head after the other
   tokens,             ///< of the prompt and of the recorded decode steps
   rebuilds,           ///< recorded decode steps that begin with a rebuild
+  kept_of_rebuilds,   ///< kept entries of all rebuilds, and in each of all KV heads, one after the other
 };
 
 /// One kind of tensor: layers.{l}.NAME.

@@ -5,15 +5,12 @@
 #include <kvbound/reference/core/float16.hpp>
 
 namespace kvbound::sim {
-namespace {
 
-double stored(double number, Dtype storage) {
+double rounded_to(double number, Dtype storage) {
   if (storage == Dtype::f16) return from_float16(to_float16(number));
   if (storage == Dtype::bf16) return from_bfloat16(to_bfloat16(number));
   return storage == Dtype::f32 ? static_cast<double>(static_cast<float>(number)) : number;
 }
-
-}  // namespace
 
 InputRounding storage_rounding(Dtype storage) {
   if (storage == Dtype::f64) return {};
@@ -23,7 +20,7 @@ InputRounding storage_rounding(Dtype storage) {
 
 InputRounding input_rounding(const traces::Layer& layer, Dtype storage) {
   const auto fits = [&](VectorView numbers) {
-    return std::ranges::all_of(numbers, [&](double number) { return stored(number, storage) == number; });
+    return std::ranges::all_of(numbers, [&](double number) { return rounded_to(number, storage) == number; });
   };
   const bool all_fit = fits(layer.keys.numbers()) && fits(layer.values.numbers()) &&
                        fits(layer.queries.numbers()) && fits(layer.output_projection.numbers());

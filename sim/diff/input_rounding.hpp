@@ -6,6 +6,9 @@
 
 namespace kvbound::sim {
 
+/// The nearest number of this type.
+double rounded_to(double number, Dtype storage);
+
 /// Bounds on the rounding error; both 0 if every number is representable in the type.
 struct InputRounding {
   double relative = 0;  ///< half a unit in the last place, relative

@@ -1,14 +1,16 @@
 #include "merge_agreement.hpp"
 
-#include <cmath>
+#include <numeric>
+#include <optional>
 
 #include <kvbound/reference/core/host_rules.hpp>
-#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 
 #include "choice.hpp"
+#include "forced_merges.hpp"
 #include "merge_replay.hpp"
+#include "merged_agreement.hpp"
 #include "rebuild_agreement.hpp"
 
 namespace kvbound::sim {
@@ -16,17 +18,20 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-// Expected numbers of one tensor, their error bounds, and whether each is certain.
-struct Expected {
-  std::vector<double> numbers, bounds;
-  std::vector<bool> certain;
+// Number of rows of all rebuilt caches.
+int64_t rows_in(const std::vector<RebuiltLayer>& rebuilt) {
+  int64_t rows = 0;
+  for (const RebuiltLayer& layer : rebuilt) rows = std::reduce(layer.rows.begin(), layer.rows.end(), rows);
+  return rows;
+}
 
-  void add(VectorView row, VectorView errors, bool sure) {
-    numbers.insert(numbers.end(), row.begin(), row.end());
-    bounds.insert(bounds.end(), errors.begin(), errors.end());
-    certain.insert(certain.end(), row.size(), sure);
+// Number of rows that are claimed; nullopt if none are.
+std::optional<int64_t> claimed_rows(const MergedClaims& claims) {
+  for (const RealClaim* claim : {claims.votes, claims.keys, claims.values}) {
+    if (claim) return claim->shape.front();
   }
-};
+  return std::nullopt;
+}
 
 class MergeJudge {
  public:
@@ -41,18 +46,13 @@ class MergeJudge {
       heads_[index].emplace(part_, g, teacher_forced[index],
                             teacher_forced[index] == part_.reference.kept[index]);
     });
-    for (size_t g = 0; g < teacher_forced.size(); ++g) {
-      known_.push_back(!claims.kept || (*claims.kept)[g] == teacher_forced[g]);
-    }
     result_.record.prompt.kept = teacher_forced;
   }
 
   // rebuilt: the judgement of the rebuilds' selections
   MergeJudgement judge(const TensorAgreement& rebuilt) {
     if (claims_.target_of) add_choices("target_of", &MergeReplay::targets, {});
-    if (claims_.votes) judge_votes(*claims_.votes);
-    judge_rows("merged_key", claims_.merged_key, &HeadMerge::keys, &MergeReplay::key_errors);
-    judge_rows("merged_value", claims_.merged_value, &HeadMerge::values, &MergeReplay::value_errors);
+    judge_prompt_entries();
     for (const auto& head : heads_) result_.record.prompt.merges.push_back(head->merged());
     replay(rebuilt);
     return std::move(result_);
@@ -69,52 +69,64 @@ class MergeJudge {
     result_.agreements.push_back(tally.result());
   }
 
-  void judge_votes(const RealClaim& claim) {
-    Expected expected;
-    size_t at = 0;
+  void judge_prompt_entries() {
+    MergedAgreement merged = agreement_of(prompt_claims(claims_));
     for (size_t g = 0; g < heads_.size(); ++g) {
-      for (size_t i = 0; i < claimed_entries(g); ++i, ++at) {
-        if (!known_[g]) {
-          expected.add(std::vector{0.0}, std::vector{kInfinity}, false);
-          continue;
-        }
-        const MemberRange range = heads_[g]->members()[i];
-        const bool votes = rules_of(part_.implementation.policy.merge).votes;
-        const double vote = claim.numbers[at];
-        const bool possible = votes && vote >= 1 + static_cast<double>(range.least) &&
-                              vote <= 1 + static_cast<double>(range.most) && vote == std::floor(vote);
-        const std::vector<double> own{heads_[g]->merged().votes[i]};
-        expected.add(own, std::vector{0.0}, heads_[g]->is_certain(i) || !possible);
+      if (part_.first_rows[g]) {
+        merged.add(heads_[g]->prompt_entries());
+      } else {
+        merged.skip(claimed_entries(g));
       }
     }
-    add("votes", claim, expected);
+    merged.append("", result_.agreements);
   }
 
-  void judge_rows(const char* tensor, const std::optional<RealClaim>& claim, Matrix HeadMerge::*rows,
-                  std::vector<double> (MergeReplay::*errors)(size_t) const) {
-    if (!claim) return;
-    Expected expected;
-    const std::vector<double> nothing(shape_.head_dim), unbounded(nothing.size(), kInfinity);
-    for (size_t g = 0; g < heads_.size(); ++g) {
-      for (size_t i = 0; i < claimed_entries(g); ++i) {
-        if (!known_[g]) {
-          expected.add(nothing, unbounded, false);
-          continue;
+  void judge_rebuilt_entries() {
+    const MergedClaims claims = rebuilt_claims(claims_);
+    MergedAgreement merged = agreement_of(claims);
+    const int64_t claimed = claimed_rows(claims).value_or(0);
+    if (claimed != rows_in(part_.rebuilt)) {
+      merged.skip(claimed);
+      merged.append("rebuilt_", result_.agreements);
+      return;
+    }
+    for (size_t r = 0; r < heads_.front()->rebuilt_entries().size(); ++r) {
+      for (size_t g = 0; g < heads_.size(); ++g) {
+        const ExpectedEntries& entries = heads_[g]->rebuilt_entries()[r];
+        if (part_.rebuilt[r].first_rows[g]) {
+          merged.add(entries);
+        } else {
+          merged.skip(part_.rebuilt[r].rows[g]);
         }
-        expected.add((heads_[g]->merged().*rows).row(i), ((*heads_[g]).*errors)(i), heads_[g]->is_certain(i));
       }
     }
-    add(tensor, *claim, expected);
+    merged.append("rebuilt_", result_.agreements);
+  }
+
+  void judge_step_entries(const std::vector<std::vector<MergeStep>>& steps) {
+    MergedAgreement merged = agreement_of(step_claims(claims_));
+    for (int64_t t = 0; t < steps_; ++t) {
+      for (const std::vector<MergeStep>& head : steps) {
+        const MergeStep& step = head[t];
+        if (!step.followed) {
+          merged.skip(1);
+        } else if (step.merged.members.empty()) {
+          merged.add_nothing();
+        } else {
+          merged.add(step.merged);
+        }
+      }
+    }
+    merged.append("step_", result_.agreements);
+  }
+
+  MergedAgreement agreement_of(const MergedClaims& claims) const {
+    return {claims, shape_.head_dim, rules_of(part_.implementation.policy.merge).votes};
   }
 
   // Number of this KV head's rows in the claimed tensors.
-  size_t claimed_entries(size_t g) const {
-    return claims_.kept ? (*claims_.kept)[g].size() : result_.record.prompt.kept[g].size();
-  }
-
-  void add(const char* tensor, const RealClaim& claim, const Expected& expected) {
-    result_.agreements.push_back(
-        compare_uncertain(tensor, claim, expected.numbers, expected.bounds, expected.certain));
+  int64_t claimed_entries(size_t g) const {
+    return std::ssize(claims_.kept ? (*claims_.kept)[g] : result_.record.prompt.kept[g]);
   }
 
   void replay(const TensorAgreement& rebuilt) {
@@ -151,8 +163,10 @@ class MergeJudge {
     }
     // Rebuilds depend on no earlier choice, but later choices and outputs depend on them.
     if (claims_.rebuilt_target_of) add_choices("rebuilt_target_of", &MergeReplay::rebuilt_targets, rebuilt);
+    judge_rebuilt_entries();
     if (claims_.evicted) result_.agreements.push_back(evicted.result());
     if (claims_.merged_into) result_.agreements.push_back(into.result());
+    judge_step_entries(steps);
     if (claims_.output) judge_output(*claims_.output);
   }
 
@@ -165,7 +179,8 @@ class MergeJudge {
                      result_.certain[t * shape_.kv_heads + shape_.kv_head_of(h)]);
       }
     }
-    add("output", claim, expected);
+    result_.agreements.push_back(
+        compare_uncertain("output", claim, expected.numbers, expected.bounds, expected.certain));
   }
 
   const MergedLayer& part_;
@@ -173,10 +188,22 @@ class MergeJudge {
   const LayerShape shape_;
   const int64_t steps_;
   std::vector<std::optional<MergeReplay>> heads_;
-  std::vector<bool>
-      known_;  // [kv_heads]: whether the claimed kept set is the teacher-forced one, so that rows correspond
   MergeJudgement result_;
 };
+
+// Where each KV head's rows of the claims on the cache after the prompt begin; nullopt where its claimed kept set is not the
+// one that is followed, so that the rows are of other entries.
+std::vector<std::optional<int64_t>> first_rows(const std::vector<Positions>& teacher_forced,
+                                               const LayerClaims& claims) {
+  const std::vector<Positions>& claimed = claims.kept ? *claims.kept : teacher_forced;
+  std::vector<std::optional<int64_t>> rows;
+  int64_t first = 0;
+  for (size_t g = 0; g < teacher_forced.size(); ++g) {
+    rows.push_back(claimed[g] == teacher_forced[g] ? std::optional(first) : std::nullopt);
+    first += std::ssize(claimed[g]);
+  }
+  return rows;
+}
 
 }  // namespace
 
@@ -199,8 +226,14 @@ MergeJudgement judge_merging(const traces::Layer& layer, const TestedImplementat
                              const PromptRecord& reference, const PromptErrors& errors,
                              const std::vector<Positions>& teacher_forced, const LayerClaims& claims) {
   MergedLayer part{layer, implementation, reference, errors, layer.prompt()};
+  part.first_rows = first_rows(teacher_forced, claims);
+  part.forced_prompt = ForcedMerges(prompt_claims(claims), implementation.merged_storage);
+  part.forced_rebuilds = ForcedMerges(rebuilt_claims(claims), implementation.merged_storage);
+  part.forced_steps = ForcedMerges(step_claims(claims), implementation.merged_storage);
   RebuildJudgement rebuilds = judge_rebuilds(layer, implementation, claims.rebuilt_target_of);
   part.rebuilt = std::move(rebuilds.rebuilt);
+  // With budgets that are wrong in sum it is not known which rows are of which head.
+  if (claimed_rows(rebuilt_claims(claims)) != rows_in(part.rebuilt)) part.forced_rebuilds = {};
   if (claims.target_of) part.target_of = *claims.target_of;
   const MergeRules rules = rules_of(implementation.policy.merge);
   reference::LayerScores known(nullptr);

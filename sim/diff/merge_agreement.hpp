@@ -19,7 +19,7 @@ namespace kvbound::sim {
 
 /// The judgement of one layer's claims under a policy that merges, and the replay that the claims led to.
 struct MergeJudgement {
-  /// Those claimed of target_of, votes, merged_key, merged_value, rebuilt_target_of, evicted, merged_into and output.
+  /// Those claimed of target_of, votes, merged_key, merged_value, rebuilt_*, evicted, merged_into, step_* and output.
   std::vector<TensorAgreement> agreements;
   LayerRecord record;    ///< the tested implementation's choices; the reference's outputs over its caches
   Tensor output_errors;  ///< [steps, query_heads, head_dim]
@@ -41,11 +41,17 @@ struct MergeJudgement {
 /// possible, and its numbers that differ from the reference's are undecided. With order=merge-first a KV head is
 /// then uncertain from the prompt's end, and with a period from the first rebuild.
 ///
-/// While decoding, evictions are judged as without merging, but over the merged cache, by attention and by CriticalKV's
-/// stages. With other scores an eviction other than the reference's is undecided. A target is
+/// While decoding, evictions are judged as without merging, but over the merged cache, by attention, by CriticalKV's
+/// stages, and by scores that measure a change if the merged numbers of the whole cache are claimed: without, an eviction
+/// other than the reference's is undecided. A target is
 /// legal if no other possible target had a clearly larger cosine and its own cosine is not clearly below the threshold.
 /// Dropping is legal if no cosine is clearly above the threshold. With CaM, spreading and dropping are both legal where
 /// rounding decides the draw.
+///
+/// Each claimed entry of the cache after the prompt, after a rebuild, and after a decode step's merge is judged against the
+/// merge of the tested implementation's own members. The replay then continues with the claimed numbers
+/// (forced_merges.hpp), so that bounds do not compound. A row that claims an entry of a choice that cannot be followed is
+/// undecided.
 ///
 /// Merged numbers are judged by bounds derived for the tested implementation's arithmetic
 /// (reference/bounds/merge_cluster_errors.md), and are undecided where there is no finite bound.

@@ -9,14 +9,9 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/bounds/perturbation_errors.hpp>
-#include <kvbound/reference/core/score_rules.hpp>
-#include <kvbound/reference/core/selection_rules.hpp>
-#include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/merging/cam.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
 
-#include "near_tie.hpp"
 #include "prompt_targets.hpp"
 
 namespace kvbound::sim {
@@ -36,19 +31,14 @@ MergeReplay::MergeReplay(const MergedLayer& part, int64_t kv_head, const Positio
       merge_rules_(rules_of(policy_.merge)),
       stepper_(part.prompt, policy_, kv_head, budget_),
       errors_(layer_, policy_, arithmetic_, part.implementation.merged_storage, kv_head) {
+  if (rules_.evicts) evictions_.emplace(layer_, part.implementation, rules_, g_);
   const reference::MergeTargets targets = prompt_targets(kept, explained);
   errors_.accumulate_prompt(part.prompt, part.log_sum_exp_errors);
   fill(part.prompt, targets, part.averages ? &(*part.averages)[g_] : nullptr);
+  prompt_entries_ = expected_entries();
+  force(part.forced_prompt, part.first_rows);
   if (!rules_.evicts) return;
   begin_evicting(part.prompt, group(part.errors.ranking.head_scores), group(part.errors.head_score));
-}
-
-std::vector<double> MergeReplay::key_errors(size_t entry) const {
-  return errors_.stored_key(merged_.positions[entry], merged_.keys.row(entry));
-}
-
-std::vector<double> MergeReplay::value_errors(size_t entry) const {
-  return errors_.stored_value(merged_.positions[entry], merged_.values.row(entry));
 }
 
 MergeStep MergeReplay::step(int64_t t, const ClaimedStep& claimed) {
@@ -61,7 +51,7 @@ MergeStep MergeReplay::step(int64_t t, const ClaimedStep& claimed) {
     result.positions = merged_.positions;
   } else {
     stepper_.enter(layer_.prompt_tokens + t, view.keys.row(g_), view.values.row(g_));
-    if (rules_.evicts) set_norm_errors({cache().entries() - 1});
+    if (rules_.evicts) evictions_->revalue(cache().entries() - 1, cache(), errors_);
   }
   attend(result);
   if (rules_.evicts) choose(t, claimed, result);
@@ -110,11 +100,44 @@ reference::MergeTargets MergeReplay::recorded_targets(const Positions& kept) {
   };
   TargetsJudgement judgement = judge();
   targets_ = std::move(judgement.choices);
-  for (const MergeCluster& cluster : judgement.targets.clusters) {
-    MemberRange& range = members_[std::ranges::lower_bound(kept, cluster.into) - kept.begin()];
+  count_members(judgement.targets);
+  return std::move(judgement.targets);
+}
+
+// Sets the number of members of clusters that are certain.
+void MergeReplay::count_members(const reference::MergeTargets& targets) {
+  for (const MergeCluster& cluster : targets.clusters) {
+    MemberRange& range =
+        members_[std::ranges::lower_bound(targets.kept, cluster.into) - targets.kept.begin()];
     range.least = range.most = std::ssize(cluster.from);
   }
-  return std::move(judgement.targets);
+}
+
+// The cache as it was filled, with error bounds of its numbers as stored.
+ExpectedEntries MergeReplay::expected_entries() const {
+  ExpectedEntries entries{merged_.votes, merged_.keys, merged_.values, {}, members_};
+  for (const int64_t position : merged_.positions) entries.add_errors(errors_, position);
+  return entries;
+}
+
+// Continues with the claimed numbers of the cache as it was filled, where the claimed rows are of its entries.
+void MergeReplay::force(const ForcedMerges& forced, const std::vector<std::optional<int64_t>>& first_rows) {
+  if (first_rows.empty() || !first_rows[g_]) return;
+  for (size_t i = 0; i < merged_.positions.size(); ++i) {
+    force(merged_.positions[i], forced.entry(*first_rows[g_] + static_cast<int64_t>(i)));
+  }
+}
+
+void MergeReplay::force(int64_t position, const ForcedEntry& forced) {
+  if (!forced.is_any()) return;
+  const int64_t entry = cache().find(position);
+  const auto copy = [](VectorView row) { return std::vector<double>(row.begin(), row.end()); };
+  const std::vector<double> key = copy(forced.key.value_or(cache().keys.row(entry))),
+                            value = copy(forced.value.value_or(cache().values.row(entry)));
+  const double votes = cache().votes.empty() ? 1 : cache().votes[entry];
+  stepper_.replace(entry, forced.votes.value_or(votes), key, value);
+  if (forced.key) errors_.set_exact_key(position);
+  if (forced.value) errors_.set_exact_value(position);
 }
 
 // Fills the cache with the kept entries and merges the evicted ones into them.
@@ -192,10 +215,7 @@ void MergeReplay::derive_spread_errors(const Cam& cam, const LayerView& view) {
 
 void MergeReplay::begin_evicting(const LayerView& view, MatrixView head_scores, MatrixView head_errors) {
   stepper_.begin_evicting(view, head_scores, {});
-  std::vector<int64_t> all(cache().entries());
-  std::iota(all.begin(), all.end(), 0);
-  set_norm_errors(all);
-  running_errors_.emplace(head_errors, group_size_, layer_.keys.view().rows, arithmetic_);
+  evictions_->begin(head_errors, cache(), errors_);
 }
 
 // Replaces the cache by the rebuilt one, which does not depend on earlier choices: by the recorded selection and clusters, or
@@ -224,7 +244,11 @@ void MergeReplay::rebuild(int64_t t) {
     targets = reference::evict_first(keys, rebuilt.kept[g_], target);
   }
   errors_.restart(queries_, keys);
+  members_.assign(targets.kept.size(), {0, certain_ ? 0 : keys.rows});
+  if (certain_) count_members(targets);
   fill(rebuilt.view, targets, nullptr);
+  rebuilt_entries_.push_back(expected_entries());
+  if (certain_) force(part_.forced_rebuilds, rebuilt.first_rows);
   if (rules_.evicts) begin_evicting(rebuilt.view, Matrix(group_size_, rebuilt.view.prompt_tokens()), {});
 }
 
@@ -235,16 +259,8 @@ void MergeReplay::attend(MergeStep& result) {
   result.output = stepper_.attend(queries_);
   result.certain = certain_;
   if (rules_.evicts) {
-    // These bounds are of attention weights: judge_evicted uses them only where running scores are attention.
-    if (rules_.ranks()) {
-      running_errors_->update(rules_, stepper_.eviction(), cache().positions, errors.weights);
-    }
+    evictions_->observe(queries_, stepper_, rows, errors);
     errors_.observe(queries_, cache(), stepper_.newest() + 1, errors);
-    if (rules_of(policy_.selection).in_decoding) {
-      weights_.weights =
-          reference::attention(queries_, cache().keys, cache().values, layer_.scale, cache().votes).weights;
-      weights_.errors = std::move(errors.weights);
-    }
     if (merge_rules_.spread) {
       attention_ = mean_attention(queries_, cache().keys, layer_.scale, rows.keys, arithmetic_);
     }
@@ -254,7 +270,7 @@ void MergeReplay::attend(MergeStep& result) {
 
 // Judges which entry is evicted and which entry it merges with, and applies both choices.
 void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& result) {
-  result.evicted = judge_evicted({{t, g_}, budget_, rules_, stepper_}, claimed.evicted);
+  result.evicted = evictions_->judge({{t, g_}, budget_, rules_, stepper_}, claimed.evicted, certain_);
   if (result.evicted.teacher_forced == kNoPosition) {
     result.into = {kNothingEvicted};
     if (claimed.into && *claimed.into != kNothingEvicted) {
@@ -264,62 +280,25 @@ void MergeReplay::choose(int64_t t, const ClaimedStep& claimed, MergeStep& resul
     return;
   }
   const int64_t entry = cache().find(result.evicted.teacher_forced);
+  const bool was_certain = certain_;
   result.into = judge_into(t, entry, claimed.into);
-  evict(entry, result.into.teacher_forced);
+  evict(entry, result.into.teacher_forced, result.merged);
   errors_.forget(result.evicted.teacher_forced);
-}
-
-Choice MergeReplay::judge_evicted(const EvictionPlace& place, const std::optional<int64_t>& claimed) const {
-  const int64_t own = place.own();
-  if (!claimed) return unjudged_choice(own);
-  if (*claimed == own) return same_choice(own);
-  if (const std::optional<Choice> unscored = judge_unscored(place, *claimed)) return *unscored;
-  if (rules_of(policy_.score).change || !certain_) return undecided_choice(*claimed);
-  return judge_by_scores(place, *claimed);
-}
-
-Choice MergeReplay::judge_by_scores(const EvictionPlace& place, int64_t claimed) const {
-  const EvictionCandidates candidates = place.candidates();
-  const BoundedScores scores =
-      running_errors_->reduced(stepper_.eviction(), candidates, rules_of(policy_.score).group);
-  const std::vector<int64_t> kept = candidates.without(claimed);
-  const SelectionRules selection = rules_of(policy_.selection);
-  if (!selection.in_decoding)
-    return judge_scored(place, claimed, candidates, top_k_fault(scores.view(), kept));
-  const Matrix score_errors = running_errors_->at(candidates.positions),
-               norm_errors = reference::columns_of(norm_errors_, candidates.positions);
-  const CriticalEviction critical{*selection.two_stage, place,       candidates,  scores,
-                                  score_errors,         norm_errors, arithmetic_, [&] { return weights_; }};
-  return judge_scored(place, claimed, candidates, critical.fault(kept));
-}
-
-// Bounds the errors of the projected norms of the cache's values at these indices: those of computing the norms, and those of
-// the values.
-void MergeReplay::set_norm_errors(const std::vector<int64_t>& entries) {
-  const SelectionRules selection = rules_of(policy_.selection);
-  if (!selection.in_decoding) return;
-  const LayerShape& shape = layer_.shape;
-  const auto count = std::ssize(entries);
-  const Matrix values = reference::rows_of(cache().values, entries);
-  const TensorView tensor{values.data(), 1, count, shape.head_dim, count * shape.head_dim};
-  const MatrixView projection = layer_.output_projection.view().middle_rows(g_ * group_size_ * shape.head_dim,
-                                                                            group_size_ * shape.head_dim);
-  const LayerShape group{group_size_, 1, shape.head_dim, shape.model_dim};
-  const Norm norm = selection.two_stage->norm;
-  const Matrix norms = reference::projected_value_norms(group, tensor, projection, norm);
-  const Matrix errors = reference::projected_value_norm_errors(
-      group, tensor, projection, norm, norms, part_.implementation.arithmetic.projected_value_norms);
-  const Matrix rows = reference::projection_row_norms(projection, shape.head_dim);
-  if (norm_errors_.rows() == 0) norm_errors_ = Matrix(group_size_, layer_.keys.view().rows);
-  for (int64_t j = 0; j < count; ++j) {
-    const int64_t position = cache().positions[entries[j]];
-    const EntryErrors own = errors_.entry(position);
-    for (int64_t h = 0; h < group_size_; ++h) {
-      double& error = norm_errors_(h, position);
-      error = errors(h, j);
-      for (int64_t c = 0; c < shape.head_dim; ++c) error += own.value[c] * rows(h, c);
-    }
+  if (!was_certain || !certain_) {
+    for (MemberRange& range : result.merged.members) range.most = layer_.keys.view().rows;
   }
+  force_step(t, claimed, result);
+}
+
+// Continues with the claimed numbers of the entry that the evicted one merged into, unless a claimed choice was not followed.
+void MergeReplay::force_step(int64_t t, const ClaimedStep& claimed, MergeStep& result) {
+  const int64_t into = result.into.teacher_forced;
+  result.followed =
+      claimed.evicted.value_or(result.evicted.teacher_forced) == result.evicted.teacher_forced &&
+      claimed.into.value_or(into) == into;
+  if (result.merged.members.empty() || !result.followed) return;
+  force(into, part_.forced_steps.entry(t * layer_.shape.kv_heads + g_));
+  evictions_->revalue(cache().find(into), cache(), errors_);
 }
 
 Choice MergeReplay::judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed) {
@@ -343,17 +322,17 @@ reference::ClusterMembers MergeReplay::members_at(const Positions& positions) co
 }
 
 // Evicts and merges as chosen, and derives the error bounds of the merged numbers.
-void MergeReplay::evict(int64_t entry, int64_t into) {
+void MergeReplay::evict(int64_t entry, int64_t into, ExpectedEntries& merged) {
   if (into == kNotMerged) {
     stepper_.evict(entry, queries_, into);
   } else if (merge_rules_.spread) {
     spread(*merge_rules_.spread, entry, into);
   } else {
-    merge(entry, into);
+    merge(entry, into, merged);
   }
 }
 
-void MergeReplay::merge(int64_t entry, int64_t into) {
+void MergeReplay::merge(int64_t entry, int64_t into, ExpectedEntries& merged) {
   const Positions positions{into, cache().positions[entry]};
   reference::ClusterMembers members = members_at(positions);
   const MergingCache before{queries_, stepper_.merging().predicted(), cache().votes, cache().positions};
@@ -363,7 +342,9 @@ void MergeReplay::merge(int64_t entry, int64_t into) {
   errors_.put(into, errors_.merged(before, members, positions));
   errors_.store_key(into, evicted.merge.keys.row(0));
   errors_.store_value(into, evicted.merge.values.row(0));
-  set_norm_errors({cache().find(into)});
+  evictions_->revalue(cache().find(into), cache(), errors_);
+  merged = {evicted.merge.votes, evicted.merge.keys, evicted.merge.values, {}, {{1, 1}}};
+  merged.add_errors(errors_, into);
 }
 
 void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {
@@ -381,7 +362,7 @@ void MergeReplay::spread(const Cam& cam, int64_t entry, int64_t into) {
   for (const int64_t changed : shared_by) {
     const int64_t at = cache().find(changed);
     errors_.store_value(changed, cache().values.row(at));
-    set_norm_errors({at});
+    evictions_->revalue(at, cache(), errors_);
   }
 }
 

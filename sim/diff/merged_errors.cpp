@@ -81,6 +81,14 @@ std::vector<double> MergedErrors::stored_value(int64_t position, VectorView valu
   return stored(value, entry(position).value, arithmetic_);
 }
 
+std::vector<reference::PossibleKey> MergedErrors::stored_possible_keys(int64_t position) const {
+  std::vector<reference::PossibleKey> keys = entry(position).possible_keys;
+  for (reference::PossibleKey& possible : keys) {
+    possible.errors = stored(possible.key, std::move(possible.errors), arithmetic_);
+  }
+  return keys;
+}
+
 bool MergedErrors::is_normalised() const {
   return prediction_->predict == Prediction::ema && prediction_->scores == ScoreKind::attention;
 }
@@ -210,12 +218,16 @@ void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {
   for (size_t h = 0; h < errors.log_scores.size(); ++h) {
     log_scores_(h, position) = errors.log_scores[h];
   }
-  entries_[position] = {std::move(errors.key), std::move(errors.value)};
+  entries_[position] = {std::move(errors.key), std::move(errors.value), std::move(errors.possible_keys),
+                        errors.condition_number};
 }
 
 void MergedErrors::store_key(int64_t position, VectorView key) {
   EntryErrors errors = entry(position);
   add_rounding(storage_, key, errors.key);
+  for (reference::PossibleKey& possible : errors.possible_keys) {
+    add_rounding(storage_, possible.key, possible.errors);
+  }
   entries_[position] = std::move(errors);
 }
 
@@ -223,6 +235,18 @@ void MergedErrors::store_value(int64_t position, VectorView value) {
   EntryErrors errors = entry(position);
   add_rounding(storage_, value, errors.value);
   entries_[position] = std::move(errors);
+}
+
+void MergedErrors::set_exact_key(int64_t position) {
+  const auto found = entries_.find(position);
+  if (found == entries_.end()) return;
+  std::ranges::fill(found->second.key, 0.0);
+  found->second.possible_keys.clear();
+}
+
+void MergedErrors::set_exact_value(int64_t position) {
+  const auto found = entries_.find(position);
+  if (found != entries_.end()) std::ranges::fill(found->second.value, 0.0);
 }
 
 void MergedErrors::add_storage(int64_t position, VectorView value) {

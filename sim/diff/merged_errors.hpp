@@ -21,6 +21,9 @@ namespace kvbound::sim {
 struct EntryErrors {
   std::vector<double> key;    ///< [head_dim]
   std::vector<double> value;  ///< [head_dim]
+  /// Where rounding decides which singular values of the queries were dropped: the keys of all ranks.
+  std::vector<reference::PossibleKey> possible_keys = {};
+  double condition_number = 0;  ///< of the queries for which the entry merged; 0 where it does not matter
 };
 
 /// Error bounds of all entries of a cache, likewise without storage.
@@ -55,6 +58,8 @@ class MergedErrors {
   /// Error bounds of the numbers as stored: of merging and of storage, [head_dim].
   std::vector<double> stored_key(int64_t position, VectorView key) const;
   std::vector<double> stored_value(int64_t position, VectorView value) const;
+  /// The same of the possible keys, which are those of the entry.
+  std::vector<reference::PossibleKey> stored_possible_keys(int64_t position) const;
 
   /// Sets the error bounds of the predicted scores after the prompt.
   ///
@@ -92,6 +97,10 @@ class MergedErrors {
                   int64_t sharing);
   /// Adds the rounding of partial sums that were larger in magnitude than the final sum.
   void add_on_the_way(int64_t position, VectorView value, int64_t sharing);
+
+  /// The key or value of an entry is exactly the tested implementation's.
+  void set_exact_key(int64_t position);
+  void set_exact_value(int64_t position);
 
   void forget(int64_t position) { entries_.erase(position); }
   void forget_entries() { entries_.clear(); }

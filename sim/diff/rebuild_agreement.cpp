@@ -69,6 +69,7 @@ RebuildJudgement judge_rebuilds(const traces::Layer& layer, const TestedImplemen
   const MergeRules merging = rules_of(implementation.policy.merge);
   const int64_t kv_heads = layer.shape.kv_heads,
                 stride = kv_heads * (layer.prompt_tokens + implementation.steps);
+  int64_t rows = 0;  // of the rebuilt caches so far
   for (int64_t t = 0; t < implementation.steps; ++t) {
     if (!merging.rebuilds_at(t)) continue;
     RebuiltLayer rebuilt{view_at(layer, t), {}};
@@ -84,6 +85,8 @@ RebuildJudgement judge_rebuilds(const traces::Layer& layer, const TestedImplemen
     const PromptRecord reference =
         reference::select_prompt(rebuilt.view, then.policy, ranking, then.budgets, known, nullptr);
     rebuilt.kept = reference.kept;
+    rebuilt.rows = then.budgets;
+    std::vector<bool> followed(kv_heads, true);  // the claimed selection
     const int64_t number = std::ssize(result.rebuilt);
     if (target_of) {
       rebuilt.target_of = std::span(*target_of).subspan(number * stride, stride);
@@ -91,6 +94,12 @@ RebuildJudgement judge_rebuilds(const traces::Layer& layer, const TestedImplemen
       const PromptErrors errors(rebuilt.view, then, reference, rules);
       absorb(judge_kept(rebuilt.view, then, reference, errors, claimed, std::nullopt, rebuilt.kept), number,
              claimed, result.agreement);
+      for (int64_t g = 0; g < kv_heads; ++g) followed[g] = claimed[g] == rebuilt.kept[g];
+    }
+    for (int64_t g = 0; g < kv_heads; ++g) {
+      const bool is_whole = followed[g] && std::ssize(rebuilt.kept[g]) == then.budgets[g];
+      rebuilt.first_rows.push_back(is_whole ? std::optional(rows) : std::nullopt);
+      rows += then.budgets[g];
     }
     result.rebuilt.push_back(std::move(rebuilt));
   }

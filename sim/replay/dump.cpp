@@ -168,7 +168,7 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
   if (prompt.stage_two_score) add_matrix("stage_two_score", *prompt.stage_two_score);
   if (prompt.projected_value_norms) add_matrix("projected_value_norms", *prompt.projected_value_norms);
 
-  if (!prompt.merges.empty()) add_merges(layer, prompt.merges);
+  if (const auto rows = prompt_rows(prompt)) add_rows(layer, "", {std::ssize(rows->votes)}, *rows);
   if (const auto targets = prompt_targets(prompt); targets && records_targets_) {
     append(layer, "target_of", {shape_.kv_heads, prompt_tokens_}, std::span<const int64_t>(*targets));
   }
@@ -184,6 +184,12 @@ void Dump::add(int64_t layer, const LayerRecord& record) {
     append(layer, "rebuilt_target_of", {rebuilds, shape_.kv_heads, tokens},
            std::span<const int64_t>(*rebuilt));
   }
+  if (const auto rows = rebuilt_rows(record.steps); rows && records_targets_) {
+    add_rows(layer, "rebuilt_", {std::ssize(rows->votes)}, *rows);
+  }
+  if (const auto rows = step_rows(record)) {
+    add_rows(layer, "step_", {std::ssize(record.steps), shape_.kv_heads}, *rows);
+  }
   if (!evicts_) return;
   add_choices(layer, "evicted", record.steps, &StepRecord::evicted);
   if (merges_) add_choices(layer, "merged_into", record.steps, &StepRecord::merged_into);
@@ -197,18 +203,14 @@ void Dump::add_choices(int64_t layer, const char* tensor, const std::vector<Step
   append(layer, tensor, {std::ssize(steps), shape_.kv_heads}, std::span<const int64_t>(all));
 }
 
-// Appends the caches after the prompt, one KV head after the other.
-void Dump::add_merges(int64_t layer, const std::vector<HeadMerge>& merges) {
-  std::vector<double> votes, keys, values;
-  for (const HeadMerge& merge : merges) {
-    votes.insert(votes.end(), merge.votes.begin(), merge.votes.end());
-    keys.insert(keys.end(), merge.keys.numbers().begin(), merge.keys.numbers().end());
-    values.insert(values.end(), merge.values.numbers().begin(), merge.values.numbers().end());
-  }
-  const auto entries = std::ssize(votes);
-  append(layer, "votes", {entries}, VectorView(votes));
-  append(layer, "merged_key", {entries, shape_.head_dim}, VectorView(keys));
-  append(layer, "merged_value", {entries, shape_.head_dim}, VectorView(values));
+// Appends the votes, keys and values of merged entries, whose number is the product of `extents`.
+void Dump::add_rows(int64_t layer, const std::string& prefix, const std::vector<int64_t>& extents,
+                    const MergedRows& rows) {
+  std::vector<int64_t> shape = extents;
+  shape.push_back(shape_.head_dim);
+  append(layer, (prefix + "votes").c_str(), extents, VectorView(rows.votes));
+  append(layer, (prefix + "merged_key").c_str(), shape, rows.keys.numbers());
+  append(layer, (prefix + "merged_value").c_str(), shape, rows.values.numbers());
 }
 
 void Dump::add(int64_t layer, const LayerMetrics& metrics) {

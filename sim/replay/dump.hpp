@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/sim/diff/merged_rows.hpp>
 #include <kvbound/traces/safetensors_writer.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -46,7 +47,8 @@ class Dump {
   void append(int64_t layer, const char* tensor, std::vector<int64_t> shape, std::span<const Number> numbers);
   void add_choices(int64_t layer, const char* tensor, const std::vector<StepRecord>& steps,
                    std::vector<int64_t> StepRecord::*choices);
-  void add_merges(int64_t layer, const std::vector<HeadMerge>& merges);
+  void add_rows(int64_t layer, const std::string& prefix, const std::vector<int64_t>& extents,
+                const MergedRows& rows);
 
   traces::SafetensorsWriter::Strings metadata_;
   LayerShape shape_;

@@ -61,10 +61,17 @@ TensorSummary summary_of(const std::vector<JudgedTensor>& tensors, const std::st
     total.undecided += part.undecided;
     total.all_zero = total.all_zero && (part.all_zero || part.elements == 0);
     total.median_slack = std::max(total.median_slack, part.median_slack);
+    total.condition_number = std::max(total.condition_number, part.condition_number);
     if (part.near_tie_swaps) total.near_tie_swaps = total.near_tie_swaps.value_or(0) + *part.near_tie_swaps;
     if (part.worst && (!summary.worst || share(*summary.worst) < share(tensor))) summary.worst = &tensor;
   }
   return summary;
+}
+
+// Whether the tensor keeps a dump from agreeing, though it does not differ.
+bool is_unjudged(const TensorAgreement& total) {
+  return total.undecided > 0 ||
+         (total.elements > 0 && total.judged == 0 && !find_dump_tensor(total.tensor)->derived);
 }
 
 }  // namespace
@@ -102,6 +109,29 @@ std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors) {
   std::vector<std::string> names;
   for (const JudgedTensor& tensor : tensors) names.push_back(tensor.agreement.tensor);
   return summaries(tensors, names);
+}
+
+Verdict verdict(const std::vector<TensorSummary>& all) {
+  bool evidence = false, unjudged = false;
+  for (const TensorSummary& summary : all) {
+    if (!summary.total.agrees()) return Verdict::differs;
+    evidence = evidence || verdict(summary.total) == Verdict::agrees;
+    unjudged = unjudged || is_unjudged(summary.total);
+  }
+  return evidence && !unjudged ? Verdict::agrees : Verdict::no_evidence;
+}
+
+std::string text_of_unjudged(const std::vector<TensorSummary>& all) {
+  std::string text;
+  for (const TensorSummary& summary : all) {
+    const TensorAgreement& total = summary.total;
+    if (!is_unjudged(total)) continue;
+    text += fmt::format("{}{}: ", text.empty() ? "" : "; ", total.tensor);
+    text += total.undecided > 0 ? fmt::format("{} of {} undecided", total.undecided, total.elements)
+                                : fmt::format("none of {} judged", total.elements);
+    if (total.condition_number) text += fmt::format(", condition number {:.3g}", *total.condition_number);
+  }
+  return text;
 }
 
 std::string text_of(const JudgedTensor& tensor) {
@@ -149,7 +179,8 @@ Json to_json(const JudgedTensor& tensor) {
           {"undecided", agreement.undecided},
           {"worst", agreement.worst ? to_json(*agreement.worst) : Json()},
           {"median_slack", agreement.median_slack ? Json(*agreement.median_slack) : Json()},
-          {"near_tie_swaps", agreement.near_tie_swaps ? Json(*agreement.near_tie_swaps) : Json()}};
+          {"near_tie_swaps", agreement.near_tie_swaps ? Json(*agreement.near_tie_swaps) : Json()},
+          {"condition_number", agreement.condition_number ? finite(*agreement.condition_number) : Json()}};
 }
 
 }  // namespace kvbound::sim

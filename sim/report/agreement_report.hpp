@@ -33,6 +33,14 @@ std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors,
 /// The same for all tensors present.
 std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors);
 
+/// The verdict on all tensors: differs if one differs. Otherwise no_evidence if none agrees, if anything is undecided, or if a
+/// tensor has elements but none was judged; metrics that follow from the kept set, such as the perturbation, may lack judged
+/// elements.
+Verdict verdict(const std::vector<TensorSummary>& all);
+/// What keeps them from agreeing where none differs: "merged_key: 64 of 8192 undecided, condition number 3.3; output: none of
+/// 512 judged"; empty if nothing does.
+std::string text_of_unjudged(const std::vector<TensorSummary>& all);
+
 /// "layers.2.output[5, 3, 17] is 1.5, the reference says 1.25, bound 0.01 (25 times the bound)"
 std::string text_of(const JudgedTensor& tensor);
 

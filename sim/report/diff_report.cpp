@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/diff/agreement.hpp>
-#include <kvbound/sim/diff/dump_tensors.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/number.hpp>
@@ -39,17 +38,9 @@ Json to_json(const std::string& path, const DumpInfo& dump) {
 
 }  // namespace
 
-Verdict DiffReport::verdict() const {
-  bool evidence = false, unjudged = false;
-  for (const TensorSummary& summary : summaries(tensors, dump.tensors)) {
-    if (!summary.total.agrees()) return Verdict::differs;
-    evidence = evidence || sim::verdict(summary.total) == Verdict::agrees;
-    unjudged = unjudged || summary.total.undecided > 0 ||
-               (summary.total.elements > 0 && summary.total.judged == 0 &&
-                !find_dump_tensor(summary.total.tensor)->derived);
-  }
-  return evidence && !unjudged ? Verdict::agrees : Verdict::no_evidence;
-}
+Verdict DiffReport::verdict() const { return sim::verdict(summaries(tensors, dump.tensors)); }
+
+std::string DiffReport::unjudged() const { return text_of_unjudged(summaries(tensors, dump.tensors)); }
 
 const JudgedTensor* DiffReport::first_difference() const {
   for (const TensorSummary& summary : summaries(tensors, dump.tensors)) {

@@ -23,10 +23,8 @@ struct DiffReport {
   reference::Arithmetic arithmetic;
   std::vector<JudgedTensor> tensors;  ///< by layer, then in the order of dump_tensors()
 
-  /// differs if any tensor differs. Otherwise no_evidence if no tensor agrees, if anything is undecided, or if a tensor
-  /// has elements but none was judged; metrics that follow from the kept set, such as the perturbation, may lack judged
-  /// elements.
-  Verdict verdict() const;
+  Verdict verdict() const;       ///< on all tensors that the dump has
+  std::string unjudged() const;  ///< what keeps it from agreeing though nothing differs: text_of_unjudged
   /// The first tensor that differs, in the order of dump_tensors(), in the layer where its error/bound is largest; null
   /// if all agree.
   const JudgedTensor* first_difference() const;

@@ -8,7 +8,11 @@ from independent.allocation import layer_budgets
 from support.kvbound_cli import TraceFile
 
 INTEGRAL = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into", "target_of", "rebuilt_target_of")
-BY_STEP = ("output", "perturbation", "kept_mass", "bound", "layer_perturbation", "evicted", "merged_into")
+BY_STEP = ("output", "perturbation", "kept_mass", "bound", "layer_perturbation", "evicted", "merged_into", "step_votes",
+           "step_merged_key", "step_merged_value")
+# The numbers with which `diff` continues, so that later ones are judged on the cache that they make, each after those before
+FORCED = ("votes", "merged_key", "merged_value", "rebuilt_votes", "rebuilt_merged_key", "rebuilt_merged_value", "step_votes",
+          "step_merged_key", "step_merged_value")
 
 
 class Dump(TraceFile):
@@ -45,7 +49,7 @@ class Dump(TraceFile):
         """A copy with only these decode steps; without the caches rebuilt in them."""
         return Dump(dict(self.metadata), {
             name: (dtype, array[:count] if name.split(".")[-1] in BY_STEP else array)
-            for name, (dtype, array) in self.tensors.items() if not name.endswith(".rebuilt_target_of")})
+            for name, (dtype, array) in self.tensors.items() if ".rebuilt_" not in name})
 
     def stored(self, dtype):
         """A copy with every real tensor stored in this type."""

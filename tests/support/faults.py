@@ -249,6 +249,31 @@ def wrong_votes(dump, layer):
                with_element(dump, layer, "votes", index, number))
 
 
+def wrong_step_merges(dump, layer):
+    """One vote too many, and the key or value of another step's merge, in the last step that merged; a number where nothing did."""
+    votes = dump.array(layer, "step_votes")
+    merged, nothing = np.argwhere(votes > 0), np.argwhere(votes == 0)
+    for index in map(tuple, merged[-1:]):
+        yield (rf"step_votes\[{index[0]}, {index[1]}\] is {votes[index] + 1:.0f}, the reference says {votes[index]:.0f}",
+               with_element(dump, layer, "step_votes", index, votes[index] + 1))
+        for kind in ("step_merged_key", "step_merged_value"):
+            array = dump.array(layer, kind)
+            yield (rf"{kind}\[{index[0]}, {index[1]}, \d+\] is ",
+                   with_element(dump, layer, kind, index, array[tuple(merged[0])] if len(merged) > 1 else 2 * array[index]))
+    for index in map(tuple, nothing[-1:]):
+        yield (rf"step_votes\[{index[0]}, {index[1]}\] is 1, the reference says 0",
+               with_element(dump, layer, "step_votes", index, 1))
+
+
+def wrong_rebuilt_merges(dump, layer):
+    """One vote too many, and rows one entry off."""
+    votes = dump.array(layer, "rebuilt_votes")
+    yield (rf"rebuilt_votes\[7\] is {votes[7] + 1:.0f}, the reference says {votes[7]:.0f}",
+           with_element(dump, layer, "rebuilt_votes", 7, votes[7] + 1))
+    for kind in ("rebuilt_merged_key", "rebuilt_merged_value"):
+        yield kind, with_array(dump, layer, kind, lambda rows: np.roll(rows, 1, axis=0))
+
+
 def least_similar(keys, position, others):
     cosines = keys[others] @ keys[position] / np.linalg.norm(keys[others], axis=1)
     return others[np.argmin(cosines)]

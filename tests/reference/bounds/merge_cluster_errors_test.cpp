@@ -183,22 +183,61 @@ TEST(MergeClusterErrors, AreSmallInDoublePrecision) {
   }
 }
 
-TEST(MergeClusterErrors, AreInfiniteWhereASingularValueIsAtTheLimit) {
-  // Singular values 2 and 1: at rank=1/2 rounding decides whether the second one counts.
-  ClusterMembers members{
-      test::matrix({{1, 0}, {0, 1}}), test::matrix({{1, 0}, {0, 1}}), {1, 1}, test::matrix({{0, 1}, {1, 0}})};
-  const MemberErrors exact{Matrix(2, 2), Matrix(2, 2), Matrix(2, 2)};
-  const Matrix queries = test::matrix({{2, 0}, {0, 1}});
-  const std::vector<double> denominators{5, 6}, none{0, 0};
-  const auto key_error = [&](double rank) {
-    return merge_cluster_errors(
-               {{MergedKey::min_norm, MergeGqa::joint, rank}, queries, kScale, denominators, none}, members,
-               exact, double_precision())
-        .key.front();
-  };
-  EXPECT_FALSE(std::isfinite(key_error(0.5)));
-  EXPECT_LT(key_error(0.49), 1e-11);
-  EXPECT_LT(key_error(0.51), 1e-11);
+// Two members with equal votes, whose heads want different keys, and heads whose queries have these lengths.
+MergedEntryErrors errors_of_lengths(const std::vector<double>& lengths, double rank) {
+  const auto heads = std::ssize(lengths);
+  Matrix queries(heads, heads), log_scores(heads, 2);
+  for (int64_t h = 0; h < heads; ++h) {
+    queries(h, h) = lengths[h];
+    log_scores(h, h % 2) = 1;
+  }
+  Matrix keys(2, heads);
+  keys(0, 0) = keys(1, 1) = 1;
+  const ClusterMembers members{keys, keys, {1, 1}, log_scores};
+  const MemberErrors exact{Matrix(2, heads), Matrix(2, heads), Matrix(heads, 2)};
+  const std::vector<double> denominators(heads, 5), none(heads);
+  return merge_cluster_errors(
+      {{MergedKey::min_norm, MergeGqa::joint, rank}, queries, kScale, denominators, none}, members, exact,
+      double_precision());
+}
+
+TEST(MergeClusterErrors, GiveTheKeysOfBothRanksWhereASingularValueIsAtTheLimit) {
+  for (const double rank : {0.49, 0.51}) {
+    const MergedEntryErrors errors = errors_of_lengths({2, 1}, rank);
+    EXPECT_LT(errors.key.front(), 1e-11);
+    EXPECT_TRUE(errors.possible_keys.empty());
+  }
+  const MergedEntryErrors errors = errors_of_lengths({2, 1}, 0.5);
+  ASSERT_EQ(errors.possible_keys.size(), 2u);
+  const PossibleKey &both = errors.possible_keys[0], &first = errors.possible_keys[1];
+  EXPECT_LT(both.errors[1], 1e-11);
+  EXPECT_LT(first.errors[1], 1e-11);
+  EXPECT_GT(std::abs(both.key[1] - first.key[1]), 0.1) << "the second query corrects the second component";
+  EXPECT_GE(errors.key[1], std::abs(both.key[1] - first.key[1]));
+  EXPECT_LT(errors.key[1], std::abs(both.key[1] - first.key[1]) + 1e-8);
+  EXPECT_EQ(errors.condition_number, 2);
+}
+
+TEST(MergeClusterErrors, GiveTheKeysThatTheReferenceHasAtEachRank) {
+  const MergedEntryErrors errors = errors_of_lengths({2, 1}, 0.5);
+  const Matrix queries = test::matrix({{2, 0}, {0, 1}}), keys = test::matrix({{1, 0}, {0, 1}}),
+               log_scores = test::matrix({{1, 0}, {0, 1}});
+  const std::vector<double> denominators(2, 5);
+  const std::vector<std::vector<int64_t>> both{{0, 1}};
+  for (const auto& [rank, possible] :
+       {std::pair(0.49, errors.possible_keys[0]), {0.51, errors.possible_keys[1]}}) {
+    const MergeQueries merging({MergedKey::min_norm, MergeGqa::joint, rank}, queries, kScale, denominators);
+    const MergedEntry merged = keep_kv({keys, keys, {}, log_scores}, both, merging).front();
+    for (size_t c = 0; c < merged.key.size(); ++c)
+      EXPECT_NEAR(possible.key[c], merged.key[c], possible.errors[c]);
+  }
+}
+
+TEST(MergeClusterErrors, AreInfiniteWhereTwoSingularValuesAreAtTheLimit) {
+  EXPECT_FALSE(std::isfinite(errors_of_lengths({2, 1, 1}, 0.5).key[1]));
+  EXPECT_EQ(errors_of_lengths({2, 1, 1}, 0.5).possible_keys.size(), 3u);
+  EXPECT_LT(errors_of_lengths({2, 1, 1}, 0.49).key[1], 1e-11);
+  EXPECT_LT(errors_of_lengths({2, 1, 1}, 0.51).key[1], 1e-11);
 }
 
 TEST(MergeClusterErrors, AreInfiniteWhereAScaleMayBeSingular) {

@@ -49,8 +49,15 @@ struct Query {
   }
 
   Matrix query, keys, values, projection;
+  std::vector<double> votes;  // empty: 1 for all
   double scale = 0.25;
 };
+
+// The same whose entries have 1 to 40 votes.
+Query with_votes(Query query) {
+  for (int64_t j = 0; j < query.keys.rows(); ++j) query.votes.push_back(static_cast<double>(1 + j * 13 % 40));
+  return query;
+}
 
 template <class Real>
 using Vector = std::vector<Real>;
@@ -75,7 +82,9 @@ class Evaluation {
   Evaluation(const Query& given, Space space, Length length, Without without, Order order)
       : given_(given), space_(space), length_(length), without_(without), order_(order) {
     for (int64_t j = 0; j < given.keys.rows(); ++j) {
+      using std::log;
       logits_.push_back(Real(given.scale) * dot(numbers(given.query.row(0)), numbers(given.keys.row(j))));
+      voted_.push_back(logits_.back() + (given.votes.empty() ? Real(0) : Real(log(Real(given.votes[j])))));
     }
     const bool first = space == Space::projected && length == Length::values_projected_first;
     for (int64_t j = 0; j < given.values.rows(); ++j) {
@@ -131,11 +140,11 @@ class Evaluation {
     using std::exp;
     Real largest = -std::numeric_limits<Real>::infinity();
     for (size_t j = 0; j < logits_.size(); ++j) {
-      if (static_cast<int64_t>(j) != without && logits_[j] > largest) largest = logits_[j];
+      if (static_cast<int64_t>(j) != without && voted_[j] > largest) largest = voted_[j];
     }
     Vector<Real> weights;
     for (size_t j = 0; j < logits_.size(); ++j) {
-      weights.push_back(static_cast<int64_t>(j) == without ? Real(0) : Real(exp(logits_[j] - largest)));
+      weights.push_back(static_cast<int64_t>(j) == without ? Real(0) : Real(exp(voted_[j] - largest)));
     }
     const Real total = sum(weights, order_);
     for (Real& weight : weights) weight /= total;
@@ -185,7 +194,7 @@ class Evaluation {
   Without without_;
   Order order_;
   bool projects_ = false;
-  Vector<Real> logits_, weights_, output_;
+  Vector<Real> logits_, voted_, weights_, output_;
   Vector<Vector<Real>> values_;
 };
 
@@ -195,11 +204,12 @@ struct Judged {
     const std::vector<ValueSpace> spaces = value_spaces(space, given.projection, 1);
     Matrix squared_norms(1, given.values.rows());
     std::ranges::copy(spaces[0].squared_norms(given.values), squared_norms.row(0).begin());
-    const ScoredCache cache{given.keys, given.values, squared_norms, spaces};
+    const ScoredCache cache{given.keys, given.values, squared_norms, spaces, given.votes};
     scored = scored_attention(change, given.query, cache, given.scale);
     const std::vector<ChangeSpace> sizes = change_spaces(space, given.projection, 1);
-    errors = change_score_errors(change, given.query, given.keys, given.values,
-                                 MeasuredValues(given.values, sizes), sizes, given.scale, arithmetic);
+    errors =
+        change_score_errors(change, given.query, given.keys, given.values,
+                            MeasuredValues(given.values, sizes), sizes, given.scale, arithmetic, given.votes);
   }
 
   VectorView scores() const { return scored.scores.row(0); }
@@ -257,6 +267,33 @@ TEST(ObcacheErrors, HoldForEveryFormOfEveryScoreInSinglePrecision) {
       }
       EXPECT_LT(*std::ranges::min_element(ratios), 3000) << "they would say nothing";
     }
+  }
+}
+
+TEST(ObcacheErrors, HoldForEveryFormOfEveryScoreOfEntriesWithVotes) {
+  for (const Change change : kChanges) {
+    for (const Space space : kSpaces) {
+      std::vector<double> ratios;
+      for (const double size : {0.1, 1.0, 4.0, 10.0}) {
+        Slack slack = slack_of<float>(with_votes(Query(size, 7)), change, space, single_precision());
+        ratios.push_back(slack.median());
+      }
+      EXPECT_LT(*std::ranges::min_element(ratios), 3000) << "they would say nothing";
+    }
+  }
+}
+
+TEST(ObcacheErrors, CountTheRoundingOfVotes) {
+  const Query given = with_votes(Query(0.001, 7));
+  Arithmetic arithmetic = double_precision();
+  arithmetic.exponential = 1e-4;
+  const Judged judged(given, Change::value, Space::head, arithmetic);
+  Query off = given;
+  for (size_t j = 0; j < off.votes.size(); ++j)
+    off.votes[j] *= 1 + (j % 2 == 0 ? 1 : -1) * 1e-4 * std::log(off.votes[j]);
+  const Judged theirs(off, Change::value, Space::head, arithmetic);
+  for (size_t j = 0; j < off.votes.size(); ++j) {
+    EXPECT_LE(std::abs(theirs.scores()[j] - judged.scores()[j]), judged.bounds()[j]);
   }
 }
 

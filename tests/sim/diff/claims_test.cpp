@@ -54,6 +54,40 @@ TEST(Claims, OfARecordAreItsNumbersInTheOrderOfADump) {
   }
 }
 
+// The record's first step merges one entry in KV head 0; the second one begins with a rebuild.
+LayerRecord decoding_record() {
+  LayerRecord record = merging_record();
+  for (HeadMerge& merge : record.prompt.merges) merge.target_of = {0, 1, 2};
+  record.steps[0].merges.resize(2);
+  record.steps[0].merges[0] = {{}, {}, {2}, {5}, matrix({{13, 14}}), matrix({{15, 16}})};
+  record.steps[1].rebuilt = true;
+  record.steps[1].merged_into = {-1, -2};
+  record.steps[1].merges = record.prompt.merges;
+  return record;
+}
+
+TEST(Claims, OfDecodeStepsAreTheEntriesThatMergedAndZeros) {
+  const LayerClaims claims = claims_of(decoding_record(), Dtype::f32);
+  EXPECT_EQ(claims.step_votes->shape, (std::vector<int64_t>{2, 2}));
+  EXPECT_EQ(claims.step_votes->numbers, (std::vector<double>{5, 0, 0, 0}));
+  EXPECT_EQ(claims.step_merged_key->shape, (std::vector<int64_t>{2, 2, 2}));
+  EXPECT_EQ(claims.step_merged_key->numbers, (std::vector<double>{13, 14, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(claims.step_merged_value->shape, (std::vector<int64_t>{2, 2, 2}));
+  EXPECT_EQ(claims.step_merged_value->numbers, (std::vector<double>{15, 16, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(claims.step_merged_key->storage, Dtype::f32);
+}
+
+TEST(Claims, OfRebuildsAreTheirCaches) {
+  const LayerClaims claims = claims_of(decoding_record());
+  EXPECT_EQ(claims.rebuilt_votes->numbers, claims.votes->numbers);
+  EXPECT_EQ(claims.rebuilt_merged_key->numbers, claims.merged_key->numbers);
+  EXPECT_EQ(claims.rebuilt_merged_key->shape, (std::vector<int64_t>{3, 2}));
+  EXPECT_EQ(claims.rebuilt_merged_value->numbers, claims.merged_value->numbers);
+  const LayerClaims none = claims_of(merging_record());
+  EXPECT_FALSE(none.rebuilt_votes || none.rebuilt_merged_key || none.rebuilt_merged_value);
+  EXPECT_FALSE(none.step_votes || none.step_merged_key || none.step_merged_value) << "it has no clusters";
+}
+
 TEST(Claims, OfTwoStagesHaveTheirNormsAndScores) {
   LayerRecord record = merging_record();
   record.prompt.projected_value_norms = matrix({{1, 2, 3}});

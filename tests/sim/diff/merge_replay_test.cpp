@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <kvbound/sim/diff/claims.hpp>
 #include <kvbound/sim/diff/merge_replay.hpp>
 
 #include "support/merged_case.hpp"
@@ -83,9 +84,12 @@ TEST(MergeReplay, HoldsWhatInputsInSinglePrecisionLeadToAndNothingFarFromIt) {
     Beyond keys, values, outputs, others;
     for (size_t i = 0; i < merge.positions.size(); ++i) {
       const auto row = static_cast<int64_t>(i), other = static_cast<int64_t>(i == 0 ? 1 : i - 1);
-      keys.add(merge.keys.row(row), replay.merged().keys.row(row), replay.key_errors(i));
-      values.add(merge.values.row(row), replay.merged().values.row(row), replay.value_errors(i));
-      others.add(merge.keys.row(other), replay.merged().keys.row(row), replay.key_errors(i));
+      keys.add(merge.keys.row(row), replay.merged().keys.row(row),
+               replay.prompt_entries().errors.keys.row(row));
+      values.add(merge.values.row(row), replay.merged().values.row(row),
+                 replay.prompt_entries().errors.values.row(row));
+      others.add(merge.keys.row(other), replay.merged().keys.row(row),
+                 replay.prompt_entries().errors.keys.row(row));
     }
     EXPECT_EQ(keys.count, 0);
     EXPECT_EQ(values.count, 0);
@@ -176,28 +180,53 @@ TEST(MergeReplay, LeavesUndecidedEvictionsByScoresWithoutBoundsAndOnUncertainCac
   };
   const Positions all{0, 1, 2, 3, 4};
   EXPECT_FALSE(undecided("tova+d2o", all));
-  EXPECT_TRUE(undecided("tova+exact+d2o", all));
   EXPECT_FALSE(undecided("tova+critical+d2o", all));
   EXPECT_TRUE(undecided("tova+keepkv:order=merge-first", all));
+}
+
+// Scores that measure a change have bounds only over keys and values without errors.
+TEST(MergeReplay, JudgesEvictionsByChangesWhereMergedNumbersAreClaimed) {
+  for (const char* policy :
+       {"tova+obcache-joint+keepkv:threshold=none", "h2o:window=2:recent=2+exact+d2o:threshold=none"}) {
+    SCOPED_TRACE(policy);
+    MergedCase given(layer_of(8), parse_policy(policy), kBudget, kSteps);
+    const LayerClaims claims = claims_of(given.own);
+    const auto last_choice = [&](const MergedLayer& part, int64_t position) {
+      MergeReplay replay(part, 1, given.own.prompt.kept[1], true);
+      for (int64_t t = 0; t < kSteps - 1; ++t) replay.step(t, claimed(given.own.steps[t]));
+      return replay.step(kSteps - 1, {position, std::nullopt}).evicted;
+    };
+    const int64_t own = given.own.steps.back().evicted[1], other = own == 0 ? 1 : 0;
+    MergedLayer forced = given.part;
+    forced.first_rows = {0, kBudget};
+    forced.forced_prompt = ForcedMerges(prompt_claims(claims), Dtype::f64);
+    forced.forced_steps = ForcedMerges(step_claims(claims), Dtype::f64);
+    EXPECT_FALSE(last_choice(forced, own).offence);
+    for (const int64_t position : {other, other + 1, other + 2}) {
+      if (!std::ranges::binary_search(given.own.prompt.kept[1], position) || position == own) continue;
+      EXPECT_TRUE(last_choice(given.part, position).undecided);
+      EXPECT_FALSE(last_choice(forced, position).undecided);
+    }
+  }
 }
 
 TEST(MergeReplay, KnowsHowManyMayHaveMergedWithEachEntry) {
   // In one dimension all keys of the same sign have cosine 1, so that an evicted entry may be merged into any of them.
   const MergedCase one = weighted_case({8, 2, 7, 3, 6, 5}, D2o{test::kMergeAll});
   const MergeReplay ambiguous(one.part, 0, {0, 2, 3, 4}, true);
-  EXPECT_EQ(ambiguous.members()[0].least, 0);
-  EXPECT_EQ(ambiguous.members()[0].most, 1);
-  EXPECT_FALSE(ambiguous.is_certain(0));
+  EXPECT_EQ(ambiguous.prompt_entries().members[0].least, 0);
+  EXPECT_EQ(ambiguous.prompt_entries().members[0].most, 1);
+  EXPECT_FALSE(ambiguous.prompt_entries().is_certain(0));
   MergeReplay first(one.part, 0, {2}, true);
-  EXPECT_EQ(first.members()[0].least, 4);
-  EXPECT_EQ(first.members()[0].most, 4);
-  EXPECT_TRUE(first.is_certain(0));
+  EXPECT_EQ(first.prompt_entries().members[0].least, 4);
+  EXPECT_EQ(first.prompt_entries().members[0].most, 4);
+  EXPECT_TRUE(first.prompt_entries().is_certain(0));
   EXPECT_TRUE(first.step(0, {}).certain);
   const MergedCase order(test::weighted_layer(5, {{8, 2, 7, 3, 6, 5}}),
                          parse_policy("tova+keepkv:order=merge-first"), 3, 1);
   MergeReplay unexplained(order.part, 0, {0, 1, 2}, false);
-  EXPECT_FALSE(unexplained.is_certain(0));
-  EXPECT_EQ(unexplained.members()[0].most, 5);
+  EXPECT_FALSE(unexplained.prompt_entries().is_certain(0));
+  EXPECT_EQ(unexplained.prompt_entries().members[0].most, 5);
   EXPECT_TRUE(unexplained.merged().clusters.empty()) << "of another set no clusters are known";
   EXPECT_FALSE(unexplained.step(0, {}).certain);
 }
