@@ -1,8 +1,9 @@
-// Decode attention: a block has one split of a KV head's tokens and up to 16 of the query heads that share the KV head.
+// Decode attention: a block has one split of a KV head's entries and up to 16 of the query heads that share the KV head.
 //
 // The split's keys, then its values are copied to shared memory by tiles of 64 tokens. A block forms all of its logits
 // before its first weight, so that partial sums are rescaled only once: by attention_join_kernel, which combines the
-// splits in a fixed order. The splits depend on the capacity and the number of KV heads alone.
+// splits in a fixed order. The splits depend on the numbers of entries alone, which blocks read from device memory: all
+// KV heads' entries are dealt to about 528 blocks, so that a long head has as many as it needs.
 #include "attention.hpp"
 
 #include <algorithm>
@@ -46,10 +47,10 @@ struct Arguments {
   float scale;
   AttentionResult result;
   Partials partials;
-  Splits splits;
 
+  __host__ __device__ int64_t kv_heads() const { return cache.keys.slices; }
   __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
-  __host__ __device__ int group_size() const { return static_cast<int>(queries.rows / cache.keys.slices); }
+  __host__ __device__ int group_size() const { return partials.group_size; }
 };
 
 // kHeads: the query heads of one team. Their weights for a token are adjacent, for loads of 16 bytes.
@@ -61,12 +62,12 @@ inline constexpr int kThreadHeads = (kHeads + 1) / 2;
 
 struct Shape {
   int teams;
-  int stages;      // tiles at a time
-  int heads;       // of a team, kHeads
-  int weight_row;  // kWeightRow
-  int vectors;     // of a row of keys or values
-  int row;         // numbers in them
-  int64_t split_tokens;
+  int stages;        // tiles at a time
+  int heads;         // of a team, kHeads
+  int weight_row;    // kWeightRow
+  int vectors;       // of a row of keys or values
+  int row;           // numbers in them
+  int split_tokens;  // at most, for any entries that fit the cache
 
   // Vectors in all tiles; at least as many as the sums take that half of each team's warps later write in their place.
   __host__ __device__ int64_t stage_vectors() const {
@@ -92,43 +93,51 @@ struct Shared {
 
 // One block's split as one of its threads sees it, and the steps of the kernel.
 template <Storage T, int kHeads>
-struct Split {
+struct Work {
   static constexpr int kMine = kThreadHeads<kHeads>;
 
   const Arguments<T>& p;
   const Shared& shared;
   TokenRows keys, values;
-  int stages;
+  const Shape& shape;
   int64_t g;           // KV head
   int64_t first;       // token
-  int count;           // tokens; <= 0: none
+  int count;           // tokens, at least 1
   int tiles;           // of keys
   int64_t first_head;  // of this thread's team, as a query head
   int heads;           // of the team that exist; below kHeads in a group's last block
   int team, thread;    // the thread's number within its team
 
-  __device__ Split(const Arguments<T>& arguments, const Shared& memory, int tiles_at_a_time)
+  __device__ Work(const Arguments<T>& arguments, const Shared& memory, const Shape& of_block,
+                  const Split& split)
       : p(arguments),
         shared(memory),
-        keys(arguments.cache.keys, blockIdx.y),
-        values(arguments.cache.values, blockIdx.y),
-        stages(tiles_at_a_time),
-        g(blockIdx.y),
-        first(blockIdx.x * arguments.splits.tokens),
+        keys(arguments.cache.keys, split.kv_head),
+        values(arguments.cache.values, split.kv_head),
+        shape(of_block),
+        g(split.kv_head),
+        first(split.first),
+        count(static_cast<int>(split.tokens)),
+        tiles((count + kTileTokens - 1) / kTileTokens),
         team(static_cast<int>(threadIdx.x) / kTeam),
         thread(static_cast<int>(threadIdx.x) % kTeam) {
-    count = static_cast<int>(min(p.splits.tokens, p.cache.entries[g] - first));
-    tiles = (count + kTileTokens - 1) / kTileTokens;
     const int teams = static_cast<int>(blockDim.x) / kTeam;
-    const int head = (static_cast<int>(blockIdx.z) * teams + team) * kHeads;
+    const int head = (static_cast<int>(blockIdx.y) * teams + team) * kHeads;
     first_head = g * p.group_size() + head;
     heads = max(0, min(kHeads, p.group_size() - head));
   }
 
   __device__ int tile_count(int tile) const { return min(kTileTokens, count - tile * kTileTokens); }
-  __device__ uint4* stage(int n) const { return shared.tiles + n % stages * tile_vectors(keys.vectors); }
+  __device__ uint4* stage(int n) const {
+    return shared.tiles + n % shape.stages * tile_vectors(keys.vectors);
+  }
   __device__ float* weights(int token) const {
-    return shared.weights + (team * p.splits.tokens + token) * kWeightRow<kHeads>;
+    return shared.weights + (team * shape.split_tokens + token) * kWeightRow<kHeads>;
+  }
+
+  // Where this split's partial results of one of the team's heads lie.
+  __device__ int64_t partial_place(int head) const {
+    return (blockIdx.x - g) * p.group_size() + first_head + head;
   }
 
   // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
@@ -145,13 +154,13 @@ struct Split {
   // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into the stage
   // that no thread reads any more.
   __device__ const uint4* next_tile(int n) const {
-    if (stages == 1 && n > 0) {
+    if (shape.stages == 1 && n > 0) {
       __syncthreads();  // no thread reads the previous tile any more
       load(n);
     }
     async_wait<0>();
     __syncthreads();
-    if (stages > 1) load(n + 1);
+    if (shape.stages > 1) load(n + 1);
     return stage(n);
   }
 
@@ -259,7 +268,7 @@ struct Split {
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
       if (my_head() + h >= heads) break;
-      const int64_t place = (first_head + my_head() + h) * p.splits.count + blockIdx.x;
+      const int64_t place = partial_place(my_head() + h);
       p.partials.largest[place] = largest[h];
       p.partials.sums[place] = sums[h];
     }
@@ -352,7 +361,7 @@ struct Split {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (h >= heads) break;
-      float* row = p.partials.outputs + ((first_head + h) * p.splits.count + blockIdx.x) * p.partials.row;
+      float* row = p.partials.outputs + partial_place(h) * p.partials.row;
 #pragma unroll
       for (int i = 0; i < kLaneNumbers; i += 4) {
         const int vector = my_column() + i / static_cast<int>(kVector<T>) * 32;
@@ -365,27 +374,27 @@ struct Split {
 };
 
 template <Storage T, int kHeads>
-__device__ void attend(const Split<T, kHeads>& split) {
+__device__ void attend(const Work<T, kHeads>& work) {
   float largest[kThreadHeads<kHeads>];
 #pragma unroll
   for (float& entry : largest) entry = kNothing;
-  split.load(0);
-  split.load_queries();
-  for (int n = 0; n < split.tiles; ++n) split.add_logits(split.next_tile(n), n, largest);
-  split.form_weights(largest);
+  work.load(0);
+  work.load_queries();
+  for (int n = 0; n < work.tiles; ++n) work.add_logits(work.next_tile(n), n, largest);
+  work.form_weights(largest);
   float sums[kHeads][kLaneNumbers] = {};
-  for (int n = 0; n < split.tiles; ++n) split.add_values(split.next_tile(split.tiles + n), n, sums);
-  split.join_sums(sums);
-  split.write_sums(sums);
+  for (int n = 0; n < work.tiles; ++n) work.add_values(work.next_tile(work.tiles + n), n, sums);
+  work.join_sums(sums);
+  work.write_sums(sums);
 }
 
 template <Storage T, int kHeads>
-Shape shape_of(const DeviceTensor<const T>& keys, int teams, int stages, int64_t split_tokens) {
+Shape shape_of(const DeviceTensor<const T>& keys, int teams, int stages, int split_tokens) {
   const auto row = static_cast<int>(padded<T>(keys.cols));
   return {teams, stages, kHeads, kWeightRow<kHeads>, row / static_cast<int>(kVector<T>), row, split_tokens};
 }
 
-// Logits, weights and weighted values of one split of a KV head's tokens.
+// Logits, weights and weighted values of one split of a KV head's entries.
 //
 //                   64 tokens   64 tokens
 //       keys       |  tile 0   |  tile 1   | ... | tile n-1 |  ->  z, then exp(z - largest): shared memory
@@ -394,22 +403,23 @@ Shape shape_of(const DeviceTensor<const T>& keys, int teams, int stages, int64_t
 //       keys: a thread has token t % 64 and one half of the team's heads, t / 64, for its number t = 0..127 in the team
 //       values: a thread has vector t % p, in fp32 also vector t % p + 32, of the tokens t / p, t / p + 128 / p, ...
 //
-// grid       (ceil(capacity / split_tokens), kv_heads, ceil(group / (teams * kHeads))), group = query_heads / kv_heads
+// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (teams * kHeads)));
+//            group = query_heads / kv_heads; blocks behind the last split end at once
 // block      128 teams; 2 teams for groups of more than 8, unless shared memory is short
 // shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens weight_row + 64) bytes,
 //            with v vectors and `row` numbers in a padded row, p = v rounded up to a power of two, at most 32; for
 //            head_dim 128, BF16, 4 heads and splits of 512 tokens: 45,312
-// registers  sm_90a: 54-64 (kHeads 1), 64 (2), 64-80 (4), 127 (6, 8); sm_80: 58-63, 64, 79-80, 109, 127
-// bytes      read: 32 v a token, its keys and values, once for each block along z; queries and log votes; written: 4
-//            row + 8 for each query head and split, 4 for each logit if wanted
+// registers  sm_90a: 48-64 (kHeads 1), 64 (2), 79 (4), 128 (6, 8); sm_80: 48-64, 64, 79-80, 127-128
+// bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes; written: 4
+//            row + 8 for each query head and split, 4 for each logit if wanted; all KV heads' entries in every block
 // FLOP       4 query_heads entries head_dim, and an exponential for each query head and entry; a team computes kHeads
 //            heads even if fewer exist
 template <Storage T, int kHeads>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_split_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
-  const Split<T, kHeads> split(p, shared, shape.stages);
-  if (split.count > 0) attend(split);
+  const Split split = Splits(p.cache.entries, p.kv_heads()).at(blockIdx.x);
+  if (split.tokens > 0) attend(Work<T, kHeads>(p, shared, shape, split));
 }
 
 template <Storage T>
@@ -431,20 +441,21 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
 template <int kHeads, Storage T>
 void launch_split(const Arguments<T>& arguments, int teams, Stream stream) {
   const DeviceTensor<const T>& keys = arguments.cache.keys;
+  const auto split_tokens = static_cast<int>(Splits::tokens_of(keys.slices * keys.rows));
   const auto with = [&](int of_teams, int stages) {
-    return shape_of<T, kHeads>(keys, of_teams, stages, arguments.splits.tokens);
+    return shape_of<T, kHeads>(keys, of_teams, stages, split_tokens);
   };
   const auto shape =
       first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
   const int64_t head_blocks = ceil_division(arguments.group_size(), int64_t{shape.teams} * kHeads);
-  launch({extent(arguments.splits.count, keys.slices, head_blocks), extent(shape.teams * kTeam),
+  launch({extent(Splits::most(keys.slices, keys.rows), head_blocks), extent(shape.teams * kTeam),
           shared_bytes<Shared>(shape), stream},
          attention_split_kernel<T, kHeads>, arguments, shape);
 }
 
 template <Storage T>
 void launch_split(const Arguments<T>& arguments, Stream stream) {
-  if (arguments.splits.count == 0) return;
+  if (arguments.capacity() == 0) return;
   const int group = arguments.group_size();
   const int teams = group > kMostTeamHeads ? kMostTeams : 1;
   const int heads = (std::min(group, kMostTeams * kMostTeamHeads) + teams - 1) / teams;
@@ -455,15 +466,15 @@ void launch_split(const Arguments<T>& arguments, Stream stream) {
   launch_split<8>(arguments, teams, stream);
 }
 
-// The accumulation depth of a sum over at most so many entries, for any capacity of the cache.
+// The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.
 int64_t accumulation_depth(int64_t entries) {
   int64_t longest = 0;
   for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
     // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
     const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
-    // Splits of fewer than kMostSplitTokens tokens are at most kBlocksWanted, and one more for a KV head's last tokens.
+    // A KV head has no more than kBlocksWanted splits of fewer than kMostSplitTokens tokens.
     const int64_t splits =
-        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted + 1 : entries);
+        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted : entries);
     const int64_t in_slice = ceil_division(splits, kJoinSlices);
     const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
     longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
@@ -479,7 +490,8 @@ int64_t product_depth(int64_t head_dim) {
 }  // namespace
 
 int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity) {
-  return Partials::bytes(query_heads, head_dim, Splits(kv_heads, capacity).count);
+  if (kv_heads == 0) return 0;
+  return Partials::bytes(query_heads / kv_heads, head_dim, Splits::most(kv_heads, capacity));
 }
 
 template <Storage T>
@@ -488,11 +500,10 @@ void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double 
   require_valid(queries, cache);
   const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows;
   require_workspace(workspace, attention_workspace(queries.rows, kv_heads, queries.cols, capacity));
-  const Splits splits(kv_heads, capacity);
-  const Partials partials(workspace.data, queries.rows, queries.cols, splits.count);
-  launch_split(Arguments<T>{queries, cache, static_cast<float>(scale), result, partials, splits}, stream);
-  join_splits({cache.entries, partials, splits, result, queries.rows, queries.rows / kv_heads, queries.cols},
-              stream);
+  const Partials partials(workspace.data, queries.rows / kv_heads, queries.cols,
+                          Splits::most(kv_heads, capacity));
+  launch_split(Arguments<T>{queries, cache, static_cast<float>(scale), result, partials}, stream);
+  join_splits({cache.entries, kv_heads, partials, result, queries.cols}, stream);
 }
 
 template void attention(DeviceTensor<const float>, const CacheView<float>&, double, const AttentionResult&,

@@ -31,20 +31,34 @@ __device__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+// The splits of the block's query head.
+struct HeadSplits {
+  int64_t count;
+  int64_t first,
+      step;  // where the partial results of the first one lie, and how far apart those of two splits
+
+  __device__ explicit HeadSplits(const JoinArguments& p) : step(p.partials.group_size) {
+    const Splits all(p.entries, p.kv_heads);
+    const int64_t g = blockIdx.x / step;
+    count = all.of_head(g);
+    first = all.before_head(g) * step + blockIdx.x % step;
+  }
+  __device__ int64_t place(int64_t split) const { return first + split * step; }
+};
+
 // The sum over splits of rescaling * outputs, for four columns; threads 0..15 return the block's sums.
-__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, int64_t splits,
+__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, const HeadSplits& splits,
                                float largest) {
-  const int64_t first = blockIdx.x * p.splits.count;
   const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
   const int slice = static_cast<int>(threadIdx.x) / kJoinColumns;
   float4 sum = make_float4(0, 0, 0, 0);
   if (column < p.head_dim) {
-    for (int64_t s = slice; s < splits; s += kJoinPart * kJoinSlices) {
+    for (int64_t s = slice; s < splits.count; s += kJoinPart * kJoinSlices) {
       float4 part = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int i = 0; i < kJoinPart; ++i) {
-        const int64_t place = first + s + i * kJoinSlices;
-        if (s + i * kJoinSlices >= splits) break;
+        if (s + i * kJoinSlices >= splits.count) break;
+        const int64_t place = splits.place(s + i * kJoinSlices);
         const float factor = rescaling(p.partials.largest[place], largest);
         const float4 four =
             *reinterpret_cast<const float4*>(p.partials.outputs + place * p.partials.row + column);
@@ -75,22 +89,24 @@ __device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared,
 // grid       (query_heads, ceil(head_dim / 64))
 // block      256
 // shared     4,128 bytes: 8 floats, 256 float4
-// registers  40 (sm_90a), 39 (sm_80)
+// registers  48 (sm_90a and sm_80)
 // bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query head and split in use, and the
-//            splits' largest z again from the L1 cache; written: 4 head_dim + 4 for each query head
+//            splits' largest z again from the L1 cache; all KV heads' entries; written: 4 head_dim + 4 for each query head
 // FLOP       2 head_dim for each query head and split in use, and 17 exponentials for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
   SharedMemory memory;
   const JoinShared shared(memory);
   const int64_t head = blockIdx.x;
-  const int64_t splits = (p.entries[head / p.group_size] + p.splits.tokens - 1) / p.splits.tokens;
-  const float* largest_of = p.partials.largest + head * p.splits.count;
+  const HeadSplits splits(p);
   float largest = kNothing;
-  for (int64_t s = threadIdx.x; s < splits; s += kJoinThreads) largest = fmaxf(largest, largest_of[s]);
+  for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
+    largest = fmaxf(largest, p.partials.largest[splits.place(s)]);
+  }
   largest = block_max<kJoinWarps>(largest, shared.by_warp);
   float sum = 0;
-  for (int64_t s = threadIdx.x; s < splits; s += kJoinThreads) {
-    sum += rescaling(largest_of[s], largest) * p.partials.sums[head * p.splits.count + s];
+  for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
+    const int64_t place = splits.place(s);
+    sum += rescaling(p.partials.largest[place], largest) * p.partials.sums[place];
   }
   sum = block_sum<kJoinWarps>(sum, shared.by_warp);
   if (blockIdx.y == 0 && threadIdx.x == 0) {
@@ -108,7 +124,7 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
 }  // namespace
 
 void join_splits(const JoinArguments& arguments, Stream stream) {
-  const int64_t query_heads = arguments.query_heads;
+  const int64_t query_heads = arguments.kv_heads * arguments.partials.group_size;
   launch({extent(query_heads, ceil_division(arguments.head_dim, 4 * kJoinColumns)), dim3(kJoinThreads),
           shared_bytes<JoinShared>(), stream},
          attention_join_kernel, arguments);

@@ -14,7 +14,6 @@ namespace eviction_choice {
 struct EvictArguments {
   EvictionRules rules;
   CacheSlots slots;
-  const float* scores;    ///< [kv_heads, capacity]; null: all are equal
   const int64_t* newest;  ///< position
   int64_t* evicted;
   int* status;
@@ -35,25 +34,28 @@ struct HeadEntries {
     const int64_t at = position(slot);
     return at < p.rules.sinks || at > *p.newest - recent;
   }
-  __device__ uint32_t key(int64_t slot) const {
-    return p.scores ? radix_selection::ordered_key(p.scores[g * p.slots.capacity + slot]) : 1;
-  }
 };
 
-/// Evicts, if the head is over its budget, the entry of smallest key_of(slot) among those that may_go(slot); ties: the
-/// larger position. All threads call it, once.
+/// What decides whether an entry is evicted.
+struct Candidate {
+  bool may_go;
+  float score;
+};
+
+/// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may go; ties: the
+/// larger position. All threads call it, once; every slot is asked for by one thread.
 ///
 /// by_warp  shared memory for a number of each warp
-template <class MayGo, class KeyOf>
-__device__ void evict_least(const HeadEntries& head, uint64_t* by_warp, const MayGo& may_go,
-                            const KeyOf& key_of) {
+template <class Candidates>
+__device__ void evict_least(const HeadEntries& head, uint64_t* by_warp, const Candidates& candidates) {
   constexpr uint64_t kNone = ~uint64_t{0};
   const EvictArguments& p = head.p;
   uint64_t least = kNone;
   int64_t slot_of_least = -1;
   for (int64_t slot = threadIdx.x; slot < head.entries; slot += blockDim.x) {
-    if (!may_go(slot)) continue;
-    const uint32_t key = key_of(slot);
+    const Candidate candidate = candidates(slot);
+    if (!candidate.may_go) continue;
+    const uint32_t key = radix_selection::ordered_key(candidate.score);
     if (key == radix_selection::kNanKey) *p.status = 1;  // several threads may write, all of them 1
     // No two entries have the same position, so none is of the same order as another.
     const uint64_t order =

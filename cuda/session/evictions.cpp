@@ -26,7 +26,6 @@ Evictions<T>::Evictions(const Policy& policy, std::span<const int64_t> budgets,
       evicted_(layer_.shape.kv_heads) {
   if (!rules_.ranks()) return;
   running_ = DeviceMatrix(layer_.shape.query_heads, cache.capacity());
-  reduced_ = DeviceMatrix(layer_.shape.kv_heads, cache.capacity());
   if (head_scores) {
     keep(*head_scores, cache, running_, queue);
   } else {
@@ -101,14 +100,18 @@ StepScores Evictions<T>::contributions(const StepInputs<T>& step, LayerCache<T>&
 }
 
 template <Storage T>
+ScoreUpdate Evictions<T>::update(const UpdatedScores& updated) const {
+  return {step_scores_, rules_.step_update, score_.group, updated};
+}
+
+template <Storage T>
 void Evictions<T>::score(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                          Queue& queue) {
   if (!rules_.ranks()) return;
-  update_scores(contributions(step, cache, query, queue), cache.slots(), layer_.shape.query_heads,
-                rules_.step_update, score_.group,
-                {running_.data(), reduced_.data(), stages_ ? stages_->weights.data() : nullptr},
-                queue.stream());
+  step_scores_ = contributions(step, cache, query, queue);
   if (!stages_) return;
+  update_scores(update({running_.data(), stages_->reduced.data(), stages_->weights.data()}), cache.slots(),
+                layer_.shape.query_heads, queue.stream());
   projected_value_norms<T>(step.values(), layer_.output_projection, stages_->options.norm,
                            stages_->new_norms.data(), queue.stream());
   append_numbers(stages_->new_norms.data(), layer_.shape.query_heads, cache.slots(), stages_->norms.data(),
@@ -118,14 +121,16 @@ void Evictions<T>::score(const StepInputs<T>& step, LayerCache<T>& cache, Scored
 template <Storage T>
 void Evictions<T>::evict(LayerCache<T>& cache, const int64_t* newest, Queue& queue) {
   const EvictionRules rules{rules_.sinks, rules_.recent, rules_.fills_recent, budgets_.data()};
-  const float* scores = rules_.ranks() ? reduced_.data() : nullptr;
+  const int64_t query_heads = layer_.shape.query_heads;
   if (!stages_) {
-    cuda::evict(rules, cache.slots(), scores, newest, evicted_.data(), queue.status(), queue.stream());
+    const auto scores = rules_.ranks() ? std::optional(update({.running = running_.data()})) : std::nullopt;
+    cuda::evict(rules, cache.slots(), scores, query_heads, newest, evicted_.data(), queue.status(),
+                queue.stream());
     return;
   }
   const EvictionStages stages{running_.data(),         stages_->norms.data(),    stages_->counts.data(),
                               stages_->weights.data(), stages_->options.epsilon, stages_->options.gqa};
-  evict_critical(rules, cache.slots(), scores, stages, layer_.shape.query_heads, newest, evicted_.data(),
+  evict_critical(rules, cache.slots(), stages_->reduced.data(), stages, query_heads, newest, evicted_.data(),
                  queue.status(), queue.stream());
 }
 

@@ -33,7 +33,7 @@ class Evictions {
   Evictions(const Policy& policy, std::span<const int64_t> budgets, const DeviceMatrix* head_scores,
             LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
 
-  /// Queues the update of the running scores.
+  /// Queues what the step's scores follow from; the running scores are updated at the latest by the eviction.
   ///
   /// query  has attended over the cache
   void score(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query, Queue& queue);
@@ -67,9 +67,13 @@ class Evictions {
   // What the two stages of `critical` need beside the running scores.
   struct Stages {
     Stages(const LayerShape& shape, int64_t capacity, const TwoStage& two_stage)
-        : options(two_stage), norms(shape.query_heads, capacity), new_norms(shape.query_heads, 1) {}
+        : options(two_stage),
+          reduced(shape.kv_heads, capacity),
+          norms(shape.query_heads, capacity),
+          new_norms(shape.query_heads, 1) {}
 
     TwoStage options;
+    DeviceMatrix reduced;    // [kv_heads, capacity]: running scores, reduced
     DeviceMatrix norms;      // [query_heads, capacity]: projected value norms
     DeviceMatrix new_norms;  // [query_heads, 1]
     Buffer<int64_t> counts;  // [capacity + 1]: of stage one, unless it is adaptive
@@ -81,6 +85,7 @@ class Evictions {
   void keep(const DeviceMatrix& of_prompt, LayerCache<T>& cache, DeviceMatrix& of_cache, Queue& queue) const;
   StepScores contributions(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                            Queue& queue);
+  ScoreUpdate update(const UpdatedScores& updated) const;
 
   DeviceLayer<T> layer_;
   bool merges_;
@@ -88,7 +93,8 @@ class Evictions {
   ScoreRules score_;
   Buffer<int64_t> budgets_;         // [kv_heads]
   Buffer<int64_t> evicted_;         // [kv_heads]
-  DeviceMatrix running_, reduced_;  // [query_heads, capacity], [kv_heads, capacity]
+  DeviceMatrix running_;            // [query_heads, capacity]
+  StepScores step_scores_;          // of the current step
   std::optional<Changes> changes_;  // for scores that measure a change
   std::optional<Stages> stages_;    // for selections whose stages also decide evictions
   StoredTensor<T> revalued_;        // [kv_heads, most, head_dim]: merged entries' values

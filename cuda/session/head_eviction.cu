@@ -12,14 +12,15 @@ namespace {
 using namespace eviction_choice;
 
 constexpr int kUpdateThreads = 128;
-constexpr int kEvictThreads = 512;
+constexpr int kEvictThreads = 1024;
 constexpr int kEvictWarps = kEvictThreads / 32;
+// The query heads whose numbers are loaded before any is stored: a store would delay the loads that follow it.
+constexpr int kHeadsAtATime = 4;
 
 struct UpdateArguments {
   StepScores step;
-  CacheSlots slots;
-  int64_t group_size;
-  bool accumulates, averages;
+  int64_t group_size = 0;
+  bool accumulates = false, averages = false;
   UpdatedScores updated;
 };
 
@@ -27,6 +28,35 @@ __device__ float score_of(const StepScores& step, int64_t head, int64_t place, i
   if (step.contributions) return step.contributions[place];
   const float votes = step.log_votes ? step.log_votes[vote] : 0;
   return expf(step.logits[place] + votes - step.log_sum_exp[head]);
+}
+
+// Updates the running scores of one slot of a KV head and returns their sum or mean.
+__device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots, int64_t g, int64_t slot) {
+  const bool adds = p.accumulates && slot != slots.newest[g];
+  const int64_t of_group = g * slots.capacity + slot;
+  float sum = 0;
+  for (int64_t first = g * p.group_size; first < (g + 1) * p.group_size; first += kHeadsAtATime) {
+    const int64_t heads = min(int64_t{kHeadsAtATime}, (g + 1) * p.group_size - first);
+    float own[kHeadsAtATime], score[kHeadsAtATime];
+#pragma unroll
+    for (int i = 0; i < kHeadsAtATime; ++i) {
+      if (i >= heads) break;
+      const int64_t place = (first + i) * slots.capacity + slot;
+      own[i] = score_of(p.step, first + i, place, of_group);
+      score[i] = adds ? p.updated.running[place] + own[i] : own[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kHeadsAtATime; ++i) {
+      if (i >= heads) break;
+      const int64_t place = (first + i) * slots.capacity + slot;
+      p.updated.running[place] = score[i];
+      if (p.updated.weights) p.updated.weights[place] = own[i];
+      sum += score[i];
+    }
+  }
+  const float reduced = p.averages ? sum / static_cast<float>(p.group_size) : sum;
+  if (p.updated.reduced) p.updated.reduced[of_group] = reduced;
+  return reduced;
 }
 
 // The running scores of one slot for all query heads of a KV head, and their sum or mean: a thread has one slot.
@@ -37,21 +67,11 @@ __device__ float score_of(const StepScores& step, int64_t head, int64_t place, i
 // bytes      read: up to 8 for each query head and entry, and 4 for its votes; written: 4 for each query head and entry,
 //            4 for each KV head and entry
 // FLOP       4 and an exponential for each query head and entry
-__global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArguments p) {
+__global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArguments p, CacheSlots slots) {
   const int64_t g = blockIdx.y;
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kUpdateThreads + threadIdx.x;
-  if (slot >= p.slots.entries[g]) return;
-  const bool adds = p.accumulates && slot != p.slots.newest[g];
-  float sum = 0;
-  for (int64_t h = g * p.group_size; h < (g + 1) * p.group_size; ++h) {
-    const int64_t place = h * p.slots.capacity + slot;
-    const float own = score_of(p.step, h, place, g * p.slots.capacity + slot);
-    const float score = adds ? p.updated.running[place] + own : own;
-    p.updated.running[place] = score;
-    if (p.updated.weights) p.updated.weights[place] = own;
-    sum += score;
-  }
-  p.updated.reduced[g * p.slots.capacity + slot] = p.averages ? sum / static_cast<float>(p.group_size) : sum;
+  if (slot >= slots.entries[g]) return;
+  updated_score(p, slots, g, slot);
 }
 
 struct EvictShared {
@@ -61,20 +81,24 @@ struct EvictShared {
       : least(memory.array<uint64_t>(kEvictWarps)) {}
 };
 
-// The entry that one KV head evicts: a thread has the slots t, t + 512, ...
+// One KV head's running scores, and the entry that it evicts: a thread has the slots t, t + 1024, ...
 //
 // grid       kv_heads
-// block      512
-// shared     128 bytes
-// registers  30 (sm_90a), 32 (sm_80)
-// bytes      read: 12 for each KV head and entry; written: 16 for each KV head; no FLOP
-__global__ void __launch_bounds__(kEvictThreads) evict_kernel(EvictArguments p) {
+// block      1024
+// shared     256 bytes
+// registers  62 (sm_90a and sm_80)
+// bytes      read: 8 for each KV head and entry; written: 16 for each KV head; with an update also its bytes, without the
+//            scores of the KV heads
+// FLOP       those of the update
+__global__ void __launch_bounds__(kEvictThreads, 1)
+    evict_kernel(EvictArguments p, UpdateArguments update, bool updates) {
   SharedMemory memory;
   const EvictShared shared(memory);
   const HeadEntries head(p);
-  evict_least(
-      head, shared.least, [&](int64_t slot) { return !head.is_always_kept(slot); },
-      [&](int64_t slot) { return head.key(slot); });
+  evict_least(head, shared.least, [&](int64_t slot) {
+    const float score = updates ? updated_score(update, p.slots, head.g, slot) : 0;
+    return Candidate{!head.is_always_kept(slot), score};
+  });
 }
 
 void require_valid(const CacheSlots& slots) {
@@ -93,28 +117,30 @@ bool accumulates(StepUpdate update) {
   return false;
 }
 
-}  // namespace
-
-void update_scores(const StepScores& step, const CacheSlots& slots, int64_t query_heads, StepUpdate update,
-                   GroupReduction reduction, const UpdatedScores& updated, Stream stream) {
-  require_valid(slots);
+UpdateArguments arguments_of(const ScoreUpdate& update, const CacheSlots& slots, int64_t query_heads) {
   require_groups(query_heads, slots.kv_heads);
-  if (slots.capacity == 0) return;
-  const UpdateArguments arguments{
-      step,   slots, query_heads / slots.kv_heads, accumulates(update), reduction == GroupReduction::mean,
-      updated};
-  launch({extent(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads), extent(kUpdateThreads), 0,
-          stream},
-         update_scores_kernel, arguments);
+  return {update.step, query_heads / slots.kv_heads, accumulates(update.rule),
+          update.reduction == GroupReduction::mean, update.updated};
 }
 
-void evict(const EvictionRules& rules, const CacheSlots& slots, const float* scores, const int64_t* newest,
-           int64_t* evicted, int* status, Stream stream) {
+}  // namespace
+
+void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t query_heads, Stream stream) {
+  require_valid(slots);
+  const UpdateArguments arguments = arguments_of(update, slots, query_heads);
+  if (slots.capacity == 0) return;
+  launch({extent(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads), extent(kUpdateThreads), 0,
+          stream},
+         update_scores_kernel, arguments, slots);
+}
+
+void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optional<ScoreUpdate>& update,
+           int64_t query_heads, const int64_t* newest, int64_t* evicted, int* status, Stream stream) {
   require_valid(slots);
   if (slots.kv_heads == 0) return;
-  const EvictArguments arguments{rules, slots, scores, newest, evicted, status};
+  const UpdateArguments of_update = update ? arguments_of(*update, slots, query_heads) : UpdateArguments{};
   launch({extent(slots.kv_heads), extent(kEvictThreads), shared_bytes<EvictShared>(), stream}, evict_kernel,
-         arguments);
+         EvictArguments{rules, slots, newest, evicted, status}, of_update, update.has_value());
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
@@ -24,8 +25,16 @@ struct StepScores {
 /// Where running scores are kept; device memory.
 struct UpdatedScores {
   float* running = nullptr;  ///< [query_heads, capacity]
-  float* reduced = nullptr;  ///< [kv_heads, capacity]
+  float* reduced = nullptr;  ///< [kv_heads, capacity]; null: not written
   float* weights = nullptr;  ///< [query_heads, capacity]: the step's scores themselves; null: not written
+};
+
+/// The update of running scores by a step's scores.
+struct ScoreUpdate {
+  StepScores step;
+  StepUpdate rule = StepUpdate::replace;
+  GroupReduction reduction = GroupReduction::mean;
+  UpdatedScores updated;
 };
 
 /// Which entries a host may evict, and how many stay.
@@ -60,20 +69,20 @@ struct EvictionStages {
 /// precision  fp32; errors: running_sum_error and group_sum_errors in reference/bounds/obcache_errors.hpp,
 ///            group_mean_errors in error_bounds.hpp
 /// throws     ShapeMismatch; DeviceError
-void update_scores(const StepScores& step, const CacheSlots& slots, int64_t query_heads, StepUpdate update,
-                   GroupReduction reduction, const UpdatedScores& updated, Stream stream);
+void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t query_heads, Stream stream);
 
-/// Evicts an entry of every KV head that has more entries than its budget: of those that are not always kept the one of
-/// smallest score; ties: the larger position. Its slot becomes the head's free slot.
+/// Updates the running scores as update_scores does, to the same bits, and evicts an entry of every KV head that has more
+/// entries than its budget: of those that are not always kept the one of smallest reduced score; ties: the larger
+/// position. Its slot becomes the head's free slot.
 ///
-/// scores   [kv_heads, capacity], from update_scores; null: all are equal
+/// update   nullopt: nothing is updated, and all scores are equal
 /// newest   position of the newest entry, device memory
 /// evicted  [kv_heads]: the evicted position, -1 for none
-/// status   set to 1 if a score is NaN, else left as it is
-/// exact; the same bits always
-/// throws   DeviceError
-void evict(const EvictionRules& rules, const CacheSlots& slots, const float* scores, const int64_t* newest,
-           int64_t* evicted, int* status, Stream stream);
+/// status   set to 1 if a score that may go is NaN, else left as it is
+/// exact for the scores that update_scores returns; the same bits always
+/// throws   ShapeMismatch; DeviceError
+void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optional<ScoreUpdate>& update,
+           int64_t query_heads, const int64_t* newest, int64_t* evicted, int* status, Stream stream);
 
 /// The same by CriticalKV's two stages: of the entries that are not always kept and that stage one does not take, which are
 /// those of largest score, the one of smallest stage-two score is evicted.

@@ -19,6 +19,7 @@ constexpr int kRankBits = 32 + radix_selection::kIndexBits;
 
 struct Arguments {
   EvictArguments choice;
+  const float* scores;  // [kv_heads, capacity]
   EvictionStages stages;
   int64_t group_size;
   float epsilon;
@@ -41,8 +42,9 @@ struct Stages {
 
   // Entries are ordered by score, and equal scores by the smaller position; always-kept entries have no rank.
   __device__ uint64_t rank(int64_t slot) const {
-    return head.is_always_kept(slot) ? kNoRank
-                                     : radix_selection::rank_of(head.key(slot), head.position(slot));
+    if (head.is_always_kept(slot)) return kNoRank;
+    const float score = p.scores[head.g * p.choice.slots.capacity + slot];
+    return radix_selection::rank_of(radix_selection::ordered_key(score), head.position(slot));
   }
 
   __device__ int64_t candidates() const {
@@ -106,7 +108,7 @@ struct Stages {
 // grid       kv_heads
 // block      1024
 // shared     33,296 bytes
-// registers  56 (sm_90a and sm_80)
+// registers  64 (sm_90a and sm_80)
 // bytes      read: 12 for each KV head and entry in each of up to six passes, 8 for each query head and entry; an adaptive
 //            stage one reads 12 + 4 group for each entry up to 50 times, from the L2 cache; written: 16 for each KV head
 // FLOP       5 for each query head and entry; an adaptive stage one up to 50 more
@@ -118,10 +120,10 @@ __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p
   const int64_t candidates = stages.candidates(), leaving = head.entries - head.budget;
   uint64_t stage_one = kNoRank;
   if (leaving > 0 && candidates > leaving) stage_one = stages.least_in_stage_one(candidates - leaving);
-  evict_least(
-      head, shared.least,
-      [&](int64_t slot) { return !head.is_always_kept(slot) && stages.rank(slot) < stage_one; },
-      [&](int64_t slot) { return radix_selection::ordered_key(stages.stage_two(slot)); });
+  evict_least(head, shared.least, [&](int64_t slot) {
+    const bool may_go = !head.is_always_kept(slot) && stages.rank(slot) < stage_one;
+    return Candidate{may_go, may_go ? stages.stage_two(slot) : 0};
+  });
 }
 
 }  // namespace
@@ -132,7 +134,8 @@ void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const f
   require_range("KV heads of the slots", slots.kv_heads, 0, INT32_MAX);
   require_range("capacity of the slots", slots.capacity, 0, kMostScores);
   require_groups(query_heads, slots.kv_heads);
-  const Arguments arguments{{rules, slots, scores, newest, evicted, status},
+  const Arguments arguments{{rules, slots, newest, evicted, status},
+                            scores,
                             stages,
                             query_heads / slots.kv_heads,
                             static_cast<float>(stages.epsilon)};

@@ -66,12 +66,15 @@ struct StepCache {
   cuda::AttendedQueries queries() const {
     return {outputs.data(), logits.data(), log_sum_exp.data(), outputs.data(), log_sum_exp.data()};
   }
-  // Running scores from one step's attention.
-  void score(cuda::Stream stream, float* weights = nullptr) {
-    cuda::update_scores({nullptr, logits.data(), log_sum_exp.data()}, slots(), shape.query_heads,
-                        StepUpdate::accumulate, GroupReduction::mean,
-                        {numbers.data(), reduced.data(), weights}, stream);
+  cuda::EvictionRules rules() const { return {0, 0, false, budgets.data()}; }
+  // Running scores are updated by one step's attention.
+  cuda::ScoreUpdate update() {
+    return {{nullptr, logits.data(), log_sum_exp.data()},
+            StepUpdate::accumulate,
+            GroupReduction::mean,
+            {numbers.data(), reduced.data()}};
   }
+  void score(cuda::Stream stream) { cuda::update_scores(update(), slots(), shape.query_heads, stream); }
 
   LayerShape shape;
   int64_t capacity;
@@ -94,30 +97,26 @@ BenchResult bench_update_scores(const BenchOptions& options) {
 }
 
 // The new entry of every KV head takes the free slot, and the smallest running score leaves.
-BenchResult bench_append_evict(const BenchOptions& options, const std::string& name,
-                               const std::optional<cuda::EvictionStages>& stages, StepCache& cache,
-                               double bytes_of_stages) {
+BenchResult bench_append_evict(const BenchOptions& options, const std::string& name, StepCache& cache,
+                               double bytes_of_eviction, const Call& evict) {
   cache.score(kStream);
   const StoredTensor<Stored> entry(
       random_tensor(cache.shape.kv_heads, 1, cache.shape.head_dim, BenchLayer::random(options, 25)), kStream);
-  const cuda::EvictionRules rules{0, 0, false, cache.budgets.data()};
-  const double bytes = 6 * bytes_of(entry) + traffic(cache.reduced, cache.positions) + bytes_of_stages;
+  const double bytes = 6 * bytes_of(entry) + traffic(cache.positions) + bytes_of_eviction;
   return measure_step(options, name, bytes, 0, [&](cuda::Stream stream) {
     cuda::append<Stored>(entry.view(), entry.view(), cache.keys.view(), cache.values.view(), cache.slots(),
                          cache.position.data(), stream);
-    if (stages) {
-      cuda::evict_critical(rules, cache.slots(), cache.reduced.data(), *stages, cache.shape.query_heads,
-                           cache.position.data(), cache.merged_into.data(), cache.status.data(), stream);
-    } else {
-      cuda::evict(rules, cache.slots(), cache.reduced.data(), cache.position.data(), cache.merged_into.data(),
-                  cache.status.data(), stream);
-    }
+    evict(stream);
   });
 }
 
 BenchResult bench_evict(const BenchOptions& options) {
   StepCache cache(options);
-  return bench_append_evict(options, "append-evict", std::nullopt, cache, 0);
+  const double bytes = traffic(cache.logits, cache.log_sum_exp) + 2 * bytes_of(cache.numbers);
+  return bench_append_evict(options, "append-evict", cache, bytes, [&](cuda::Stream stream) {
+    cuda::evict(cache.rules(), cache.slots(), cache.update(), cache.shape.query_heads, cache.position.data(),
+                cache.merged_into.data(), cache.status.data(), stream);
+  });
 }
 
 // Stage one takes half of what stays.
@@ -129,7 +128,11 @@ BenchResult bench_evict_critical(const BenchOptions& options) {
   for (size_t k = 0; k < halves.size(); ++k) halves[k] = static_cast<int64_t>(k) / 2;
   const Buffer<int64_t> counts = uploaded(halves);
   const cuda::EvictionStages stages{cache.numbers.data(), norms.data(), counts.data(), nullptr, 1e-4};
-  return bench_append_evict(options, "append-evict-critical", stages, cache, traffic(cache.numbers, norms));
+  const double bytes = traffic(cache.reduced, cache.numbers, norms);
+  return bench_append_evict(options, "append-evict-critical", cache, bytes, [&](cuda::Stream stream) {
+    cuda::evict_critical(cache.rules(), cache.slots(), cache.reduced.data(), stages, cache.shape.query_heads,
+                         cache.position.data(), cache.merged_into.data(), cache.status.data(), stream);
+  });
 }
 
 // What a step's queries need to be scored by OBCache's joint score.

@@ -1,5 +1,5 @@
 """A build that compiled every kernel has compiled it for both generations of GPUs that the kernels are written for, without
-a warning and without registers that spill into memory.
+a warning and without local memory: neither registers that spill into it nor arrays on a stack frame.
 
 usage: cuda_compile_test.py KERNEL... -- ARCHITECTURE... -- NVCC...
 KERNEL: the *.cu files that are built; ARCHITECTURE: what they are built for, as CMake's CUDA_ARCHITECTURES; NVCC: the
@@ -24,6 +24,13 @@ __global__ void __launch_bounds__(1024, 2) spilling_kernel(const float* from, fl
   for (int i = 0; i < 96; ++i) to[i * blockDim.x + threadIdx.x] = numbers[95 - i] * numbers[(i * 7) % 96];
 }
 """
+FRAME = """
+__global__ void indexing_kernel(const int* from, int* to) {
+  int numbers[32] = {};
+  for (int i = 0; i < 64; ++i) numbers[from[i] % 32] += i;
+  for (int i = 0; i < 32; ++i) to[i] = numbers[from[i + 64] % 32];
+}
+"""
 WARNS = "__global__ void careless_kernel(int* to) { int unused; *to = 1; }\n"
 GOOD = "__global__ void good_kernel(int* to) { *to = 1; }\n"
 
@@ -42,9 +49,10 @@ class CudaCompile(unittest.TestCase):
     def test_the_build_is_for_both_generations(self):
         self.assertLessEqual(set(GENERATIONS), set(ARCHITECTURES))
 
-    def test_the_build_refuses_spills_and_warnings(self):
+    def test_the_build_refuses_spills_stack_frames_and_warnings(self):
         for architecture in GENERATIONS.values():
-            for text, expected in ((SPILLS, "spill"), (WARNS, "never referenced")):
+            for text, expected in ((SPILLS, "spill"), (FRAME, "size of stack frame: 128 bytes"),
+                                   (WARNS, "never referenced")):
                 with self.subTest(architecture=architecture, expected=expected):
                     status, messages = compiled(text, architecture)
                     self.assertNotEqual(status, 0)

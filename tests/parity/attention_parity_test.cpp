@@ -245,9 +245,8 @@ TYPED_TEST(AttentionParity, MatchesReferenceForRaggedCaches) {
   this->comparators_.expect_tight();
 }
 
-// A capacity so large that a split has 512 tokens, eight tiles. Where attention is spread over thousands of entries
-// their errors average out, which a worst-case bound cannot reflect: tightness is required of concentrated attention
-// only.
+// Where attention is spread over thousands of entries their errors average out, which a worst-case bound cannot reflect:
+// tightness is required of concentrated attention only.
 TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
   Comparators spread("spread out");
   for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
@@ -264,6 +263,45 @@ TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
     expect_parity(c, subject, results, distribution == Distribution::peaked ? this->comparators_ : spread);
   }
   this->comparators_.expect_tight();
+}
+
+// So many entries of all KV heads together that a split has two tiles, and one in which it has the most, eight.
+TYPED_TEST(AttentionParity, MatchesReferenceForSplitsOfSeveralTiles) {
+  for (const int64_t most : {40000, 240000}) {
+    const Case c{.kv_heads = 3,
+                 .group_size = 2,
+                 .head_dim = 2,
+                 .entries = {100, most, 1000},
+                 .distribution = Distribution::peaked,
+                 .votes = true};
+    const Subject<TypeParam> subject(c);
+    expect_parity(c, subject, subject.run(), this->comparators_);
+  }
+  this->comparators_.expect_tight();
+}
+
+// More KV heads than a warp has lanes: what a block looks up to find its split.
+TYPED_TEST(AttentionParity, MatchesReferenceForManyRaggedHeads) {
+  Case c{.kv_heads = 70, .group_size = 1, .head_dim = 8, .entries = {}};
+  for (int64_t g = 0; g < c.kv_heads; ++g) c.entries.push_back(g % 9 == 4 ? 150 + g : g % 5);
+  this->expect_parity_in_every_schedule(c);
+  this->comparators_.expect_tight();
+}
+
+// The same entries in caches with different room for more of them.
+TYPED_TEST(AttentionParity, DoesNotDependOnTheCapacity) {
+  const auto run = [](int64_t capacity) {
+    const Case c{.kv_heads = 3, .entries = {700, 0, 33}, .capacity = capacity, .votes = true};
+    auto results = Subject<TypeParam>(c).run();
+    std::vector<float> logits;
+    for (int64_t h = 0; h < c.query_heads(); ++h) {
+      const auto used = part(results[2], h * c.room(), c.entries[h / c.group_size]);
+      logits.insert(logits.end(), used.begin(), used.end());
+    }
+    return std::vector{results[0], results[1], logits};
+  };
+  const auto tight = run(700);
+  for (const int64_t capacity : {701, 5000, 100000}) EXPECT_TRUE(same_bits(run(capacity), tight)) << capacity;
 }
 
 // One KV head with so many entries that the threads that join the splits add up more than one part each.

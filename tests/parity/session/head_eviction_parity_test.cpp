@@ -141,12 +141,32 @@ class UpdateScoresParity : public DeviceTest {
     const cuda::Buffer<float> logits = as_singles(given.logits.numbers()),
                               votes = as_singles(given.log_votes.numbers()),
                               sums = as_singles(given.log_sum_exp);
-    cuda::Buffer<float> running = as_singles(given.running.numbers());
-    Output reduced(kv_heads * capacity(c)), weights(query_heads * capacity(c));
-    cuda::update_scores({nullptr, logits.data(), sums.data(), c.votes ? votes.data() : nullptr}, slots.view(),
-                        query_heads, c.update, c.reduction, {running.data(), reduced.data(), weights.data()},
-                        nullptr);
-    return {cuda::download(running), reduced.numbers(), weights.numbers()};
+    const cuda::StepScores step{nullptr, logits.data(), sums.data(), c.votes ? votes.data() : nullptr};
+    const auto updated = [&](auto apply) {
+      cuda::Buffer<float> running = as_singles(given.running.numbers());
+      Output reduced(kv_heads * capacity(c)), weights(query_heads * capacity(c));
+      apply(cuda::ScoreUpdate{step, c.update, c.reduction, {running.data(), reduced.data(), weights.data()}});
+      return std::vector{cuda::download(running), reduced.numbers(), weights.numbers()};
+    };
+    const auto results = updated([&](const cuda::ScoreUpdate& update) {
+      cuda::update_scores(update, slots.view(), query_heads, nullptr);
+    });
+    const auto of_eviction =
+        updated([&](const cuda::ScoreUpdate& update) { evict(slots, query_heads, update); });
+    EXPECT_TRUE(same_bits(results, of_eviction)) << "an eviction updates to other bits";
+    return results;
+  }
+
+  // With an update of the running scores, and budgets that are not exceeded; two entries are always kept.
+  static void evict(Slots& slots, int64_t query_heads, const cuda::ScoreUpdate& update) {
+    const int64_t kv_heads = slots.view().kv_heads;
+    const auto all = [&](int64_t number) { return cuda::upload(std::vector<int64_t>(kv_heads, number)); };
+    const cuda::Buffer<int64_t> budgets = all(5000), newest = all(0);
+    cuda::Buffer<int64_t> evicted = all(-7);
+    cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
+    cuda::evict({3, 0, false, budgets.data()}, slots.view(), update, query_heads, newest.data(),
+                evicted.data(), status.data(), nullptr);
+    EXPECT_EQ(cuda::download(evicted), std::vector<int64_t>(kv_heads, -1));
   }
 
   void hold(const UpdateCase& c, const Numbers& given, int64_t g,
@@ -195,7 +215,7 @@ class UpdateScoresParity : public DeviceTest {
 };
 
 TEST_F(UpdateScoresParity, MatchesReferenceAcrossSizesAndRules) {
-  for (const int64_t entries : {0, 1, 31, 32, 33, 300}) {
+  for (const int64_t entries : {0, 1, 31, 32, 33, 2100}) {
     for (const int64_t group_size : {1, 2, 5}) {
       for (const StepUpdate update : {StepUpdate::accumulate, StepUpdate::replace}) {
         for (const GroupReduction reduction : {GroupReduction::mean, GroupReduction::sum}) {
@@ -215,8 +235,11 @@ TEST_F(UpdateScoresParity, TakesOtherScoresAsTheyAre) {
   cuda::Buffer<float> running = cuda::upload(std::vector<float>(8, 10));
   Slots slots({{3, 1, 0}}, {1}, 4);
   Output reduced(4);
-  cuda::update_scores({device.data(), nullptr, nullptr, nullptr}, slots.view(), 2, StepUpdate::accumulate,
-                      GroupReduction::sum, {running.data(), reduced.data()}, nullptr);
+  cuda::update_scores({{.contributions = device.data()},
+                       StepUpdate::accumulate,
+                       GroupReduction::sum,
+                       {running.data(), reduced.data()}},
+                      slots.view(), 2, nullptr);
   EXPECT_EQ(cuda::download(running), (std::vector<float>{11, 2, 13, 10, 15, 6, 17, 10}));
   std::vector<float> sums = reduced.numbers();
   EXPECT_TRUE(Output::is_unwritten(sums.back()));
@@ -226,9 +249,9 @@ TEST_F(UpdateScoresParity, TakesOtherScoresAsTheyAre) {
 
 TEST_F(UpdateScoresParity, RefusesHeadsThatDoNotFit) {
   Slots slots({{0}, {0}}, {0, 0}, 1);
-  EXPECT_THROW(
-      cuda::update_scores({}, slots.view(), 3, StepUpdate::replace, GroupReduction::sum, {}, nullptr),
-      ShapeMismatch);
+  EXPECT_THROW(cuda::update_scores({}, slots.view(), 3, nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::evict({}, slots.view(), cuda::ScoreUpdate{}, 3, nullptr, nullptr, nullptr, nullptr),
+               ShapeMismatch);
 }
 
 struct EvictCase {
@@ -263,9 +286,16 @@ class EvictParity : public DeviceTest {
     cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7));
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
     const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{newest});
-    cuda::evict({c.sinks, c.recent, c.fills_recent, budgets.data()}, slots.view(),
-                c.scores.empty() ? nullptr : device_scores.data(), position.data(), evicted.data(),
-                status.data(), nullptr);
+    cuda::Buffer<float> running(heads * capacity);
+    std::optional<cuda::ScoreUpdate> update;
+    if (!c.scores.empty()) {
+      update = {{.contributions = device_scores.data()},
+                StepUpdate::replace,
+                GroupReduction::sum,
+                {.running = running.data()}};
+    }
+    cuda::evict({c.sinks, c.recent, c.fills_recent, budgets.data()}, slots.view(), update, heads,
+                position.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
     return {cuda::download(evicted), slots.free(), cuda::download(status).front()};
   }
@@ -304,7 +334,7 @@ class EvictParity : public DeviceTest {
 
 TEST_F(EvictParity, EvictsTheSmallestScoreOfThoseThatMayGo) {
   for (const ScoreKind kind : kScoreKinds) {
-    for (const int64_t entries : {1, 2, 31, 32, 33, 513, 1500}) {
+    for (const int64_t entries : {1, 2, 31, 32, 33, 1025, 2500}) {
       for (const int64_t always : {int64_t{0}, entries / 4}) {
         SCOPED_TRACE(std::string(name_of(kind)) + ", " + std::to_string(entries) + " entries");
         expect_parity(
