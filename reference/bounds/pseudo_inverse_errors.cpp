@@ -1,5 +1,6 @@
 #include "pseudo_inverse_errors.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include <kvbound/reference/core/infinity.hpp>
@@ -21,8 +22,11 @@ struct UncertainSingularValues {
   double stored = 0;    // the queries' own errors
   double computed = 0;  // the error of a decomposition, for queries that are equally long and independent
 
-  // eta: the error of every singular value in an implementation that keeps this many, at least one.
-  double error(size_t kept) const { return stored + computed * (sigmas[0] / sigmas[kept - 1]); }
+  // eta: the error of every singular value in an implementation that keeps this many, at least one. It has found the last of
+  // them to be at least the limit.
+  double error(size_t kept) const {
+    return stored + computed * (sigmas[0] / std::max(sigmas[kept - 1], limit));
+  }
 
   // How many the reference keeps.
   size_t own_rank() const {

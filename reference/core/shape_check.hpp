@@ -21,8 +21,8 @@ inline void require_equal(std::string_view one, int64_t one_is, std::string_view
 /// Throws ShapeMismatch, as in "window is 65, not in 1..64".
 inline void require_within(std::string_view what, int64_t value, int64_t least, int64_t most) {
   if (least <= value && value <= most) return;
-  throw ShapeMismatch(std::string(what) + " is " + std::to_string(value) + ", not in " + std::to_string(least) + ".." +
-                      std::to_string(most));
+  throw ShapeMismatch(std::string(what) + " is " + std::to_string(value) + ", not in " +
+                      std::to_string(least) + ".." + std::to_string(most));
 }
 
 /// Throws NonFinite with the index of the first NaN or infinity.

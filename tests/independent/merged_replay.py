@@ -27,13 +27,22 @@ def keep_and_merge(policy, budget, layer, group, scores, chosen=None, score=None
     return np.union1d(np.array(sorted(members), np.int64), np.flatnonzero(scores.always)), members
 
 
+def changed_entry(head):
+    """The entry that the last step's evicted one merged into: votes, key, value and their error terms; 0 if it merged into none
+    or was spread."""
+    into = head.merged_into if head.merge.name != "cam" else -1
+    parts = {"votes": head.votes, "key": head.key, "value": head.value, "key_terms": head.key_terms,
+             "value_terms": head.value_terms}
+    return SimpleNamespace(**{name: part[into].copy() if into >= 0 else np.zeros_like(part[0]) for name, part in parts.items()})
+
+
 def replay_head(head, steps, recorded=None):
     """All decode steps of one KV head: output [steps, heads, head_dim], terms; cached [steps, tokens], evicted, merged_into
-    [steps]; wrong: {first wrong step: texts}; swaps: near ties decided the other way. recorded: the dump's output,
+    [steps]; changed [steps]: the entry that the evicted one merged into, after that; wrong: {first wrong step: texts}; swaps: near ties decided the other way. recorded: the dump's output,
     evicted and merged_into (None for a host that evicts nothing).
     """
     found = SimpleNamespace(output=[], terms=[], cached=np.zeros((steps, len(head.key)), bool), evicted=[], merged_into=[],
-                            texts=[], first_wrong=steps, swaps=head.swaps)
+                            changed=[], texts=[], first_wrong=steps, swaps=head.swaps)
     for step in range(steps):
         evicted = None if recorded is None or recorded.evicted is None else int(recorded.evicted[step])
         head.recorded_into = None if evicted is None else int(recorded.merged_into[step])
@@ -43,6 +52,7 @@ def replay_head(head, steps, recorded=None):
         found.cached[step, np.append(head.positions, gone)[:len(head.positions) + (gone >= 0)]] = True
         found.evicted.append(gone)
         found.merged_into.append(head.merged_into)
+        found.changed.append(changed_entry(head))
         if not legal:
             found.texts.append(f"evicted of step {step}, KV head {head.group} is {evicted} where {should} is expected")
         if gone < 0 and head.recorded_into not in (None, -2) or not head.legal:
@@ -121,7 +131,8 @@ def replay_layer(trace, layer, policy, budgets, scores, kept, members, shown=Non
     terms["layer_perturbation"] = terms["perturbation"].sum(axis=1)
     found = SimpleNamespace(swaps=sum(replay.swaps for replay in replays),
                             texts=[text for replay in replays for text in replay.texts],
-                            caches=[dict(caches)[group] for group in range(trace.kv_heads)])
+                            caches=[dict(caches)[group] for group in range(trace.kv_heads)],
+                            changed=[replay.changed for replay in replays])
     found.evicted, found.merged_into = (np.array([getattr(replay, kind) for replay in replays], np.int64).reshape(-1, steps).T
                                      for kind in ("evicted", "merged_into"))
     return results, terms, found

@@ -213,6 +213,12 @@ class Judgement:
         for kind in ("key", "value"):
             self.judge(f"{prefix}merged_{kind}", *(np.concatenate([getattr(cache, part) for cache in found.caches])
                                                    for part in (kind, kind + "_terms")))
+        if policy.dynamic and policy.merge.name != "cam":
+            def of_steps(part):
+                return np.swapaxes([[getattr(entry, part) for entry in entries] for entries in found.changed], 0, 1)
+            self.judge(prefix + "step_votes", of_steps("votes"))
+            for kind in ("key", "value"):
+                self.judge(f"{prefix}step_merged_{kind}", of_steps(kind), of_steps(kind + "_terms"))
         for kind in ("output", "perturbation", "kept_mass", "layer_perturbation"):
             self.judge(prefix + kind, results[kind], terms[kind])
         return results["relative"]
