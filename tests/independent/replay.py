@@ -213,7 +213,7 @@ class Judgement:
         for kind in ("key", "value"):
             self.judge(f"{prefix}merged_{kind}", *(np.concatenate([getattr(cache, part) for cache in found.caches])
                                                    for part in (kind, kind + "_terms")))
-        if policy.dynamic and policy.merge.name != "cam":
+        if prefix + "step_votes" in self.tensors and policy.dynamic and policy.merge.name != "cam":  # optional in a dump
             def of_steps(part):
                 return np.swapaxes([[getattr(entry, part) for entry in entries] for entries in found.changed], 0, 1)
             self.judge(prefix + "step_votes", of_steps("votes"))
