@@ -12,6 +12,7 @@ from pathlib import Path
 
 from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, PASS, SAMPLES, CommandLineTest
+from support.tiny_model import TinyModel
 
 ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
@@ -235,8 +236,17 @@ class DocumentedCommands(CommandLineTest):
             self.results[words] = self.run_program(*words)
         return self.results[words]
 
+    def write_models(self):
+        """What documented calls of `record` read."""
+        model = TinyModel(layers=28, model_dim=16, heads=2, kv_heads=1, feed_forward=16)
+        model.write_folder(self.folder / "MODEL")
+        model.write_gguf(self.folder / "model.gguf")
+        for name, tokens in (("FILE", 1024), ("prompt.ids", 40)):
+            (self.folder / name).write_text(" ".join(str(i % 64) for i in range(tokens)), "utf-8")
+
     def test_commands_in_documents_run(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")
+        self.write_models()
         sample = SAMPLES / "pocket-gqa.safetensors"
         subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
                        check=True)
