@@ -17,8 +17,6 @@ CHOICES = "kept", "evicted", "merged_into", "target_of", "rebuilt_target_of"
 
 
 class EveryPolicy(CommandLineTest):
-    long = True
-
     def require_agreement(self, trace, *options):
         """The same entries are kept, evicted and merged at every step but for near ties, no number is outside its bound, and
         the numbers of every run are judged."""
