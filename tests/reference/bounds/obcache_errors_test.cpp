@@ -53,9 +53,10 @@ struct Query {
   double scale = 0.25;
 };
 
-// The same whose entries have 1 to 40 votes.
+// The same whose entries have 1 to 40 votes, and the first one most of the weight by its votes.
 Query with_votes(Query query) {
   for (int64_t j = 0; j < query.keys.rows(); ++j) query.votes.push_back(static_cast<double>(1 + j * 13 % 40));
+  query.votes.front() = 1e6;
   return query;
 }
 
@@ -283,14 +284,18 @@ TEST(ObcacheErrors, HoldForEveryFormOfEveryScoreOfEntriesWithVotes) {
   }
 }
 
+// Every second entry's ln p is rounded up, the others' down.
 TEST(ObcacheErrors, CountTheRoundingOfVotes) {
-  const Query given = with_votes(Query(0.001, 7));
-  Arithmetic arithmetic = double_precision();
-  arithmetic.exponential = 1e-4;
-  const Judged judged(given, Change::value, Space::head, arithmetic);
+  constexpr double kRounding = 1e-4, kLogVotes = 30;
+  Query given(0.001, 7);
+  given.votes.assign(60, std::exp(kLogVotes));
   Query off = given;
-  for (size_t j = 0; j < off.votes.size(); ++j)
-    off.votes[j] *= 1 + (j % 2 == 0 ? 1 : -1) * 1e-4 * std::log(off.votes[j]);
+  for (size_t j = 0; j < off.votes.size(); ++j) {
+    off.votes[j] = std::exp(kLogVotes * (1 + (j % 2 == 0 ? kRounding : -kRounding)));
+  }
+  Arithmetic arithmetic = double_precision();
+  arithmetic.exponential = kRounding;
+  const Judged judged(given, Change::value, Space::head, arithmetic);
   const Judged theirs(off, Change::value, Space::head, arithmetic);
   for (size_t j = 0; j < off.votes.size(); ++j) {
     EXPECT_LE(std::abs(theirs.scores()[j] - judged.scores()[j]), judged.bounds()[j]);
