@@ -86,7 +86,7 @@ FILLERS = {
     "A merging key": (
         ("reference/merging/keep_kv.cpp", "keep_kv", NEW_KEY),
         ("cuda/session/cluster_merging.cpp", "by_scores", NEW_KEY),
-        ("reference/bounds/merge_cluster_errors.cpp", "key_errors", NEW_KEY),
+        ("reference/bounds/merge_cluster_errors.cpp", "derive_key_errors", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "scaling_error", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "largest_scale", NEW_KEY),
         ("sim/measure/merge_metrics.cpp", "lossless_key", NEW_KEY),
