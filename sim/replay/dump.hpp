@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
-#include <kvbound/sim/diff/merged_rows.hpp>
 #include <kvbound/traces/safetensors_writer.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "replay.hpp"
 
 namespace kvbound::sim {
+
+struct MergedRows;
 
 /// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors. Characters other than letters, digits and =.+@%-
 /// become underscores. In names longer than file systems allow (255 bytes) the policy is truncated and followed by ~
