@@ -16,7 +16,7 @@ using exact::Norm;
 using exact::Real;
 using exact::Reals;
 
-constexpr size_t kOnly = 0;  // the only row, the only head
+constexpr size_t kOnlyRow = 0;  // the only row, the only head
 
 reference::EvictionWeights computed_eviction(const Instance& instance, const Computed& computed) {
   return reference::eviction_weights(instance.logits.row(0), computed.attention.row(0), instance.kept);
@@ -42,9 +42,9 @@ Outcome kept_attention(const Instance& instance) {
     outcome.equal("A'_i = A_i / Sigma", compressed[i], weight / mass, compressed[i]);
   }
   const Bounds bounds(instance);
-  if (!resolved(bounds.attention[kOnly], instance.kept)) return outcome;
+  if (!resolved(bounds.attention[kOnlyRow], instance.kept)) return outcome;
   const Computed computed(instance);
-  const auto expected = oracle::kept_attention_weights(bounds.attention[kOnly], instance.kept);
+  const auto expected = oracle::kept_attention_weights(bounds.attention[kOnlyRow], instance.kept);
   const auto weights = reference::kept_attention_weights(computed.attention.row(0), instance.kept);
   for (size_t i = 0; i < weights.size(); ++i)
     outcome.reference_within("kept attention weight", weights[i], expected[i]);
@@ -76,7 +76,7 @@ void hold_reference(const Instance& instance, Outcome& outcome) {
       oracle::eviction_weights(oracle::exactly(instance.logits.row(0)), instance.kept);
   for (size_t i = 0; i < exact_eviction.size(); ++i)
     outcome.reference_within("eviction weight", eviction.weights[i], exact_eviction[i]);
-  const oracle::Row& attention = bounds.attention[kOnly];
+  const oracle::Row& attention = bounds.attention[kOnlyRow];
   outcome.reference_within("kept mass", eviction.kept_mass,
                            oracle::sum(oracle::at(attention, instance.kept)));
   outcome.reference_within("evicted mass", eviction.evicted_mass,
@@ -102,8 +102,8 @@ void hold_reference(const Instance& instance, Outcome& outcome) {
 Outcome bound_dominates(const Instance& instance) {
   Outcome outcome;
   const Exact exact(instance);
-  const Reals& attention = exact.attention[kOnly];
-  const auto& projected = exact.projected[kOnly];
+  const Reals& attention = exact.attention[kOnlyRow];
+  const auto& projected = exact.projected[kOnlyRow];
   const Reals change = exact::output_change(attention, projected, instance.kept);
   const Reals stable = exact::stable_output_change(attention, projected, instance.kept);
   for (const Norm norm : exact::kNorms) {
@@ -124,9 +124,9 @@ Outcome mixed_norms(const Instance& instance) {
   Outcome outcome;
   const Exact exact(instance);
   const Reals change =
-      exact::stable_output_change(exact.attention[kOnly], exact.projected[kOnly], instance.kept);
+      exact::stable_output_change(exact.attention[kOnlyRow], exact.projected[kOnlyRow], instance.kept);
   const Real bound = exact::stable_perturbation_bound(
-      exact.attention[kOnly], exact::norms(exact.projected[kOnly], Norm::l_infinity), instance.kept);
+      exact.attention[kOnlyRow], exact::norms(exact.projected[kOnlyRow], Norm::l_infinity), instance.kept);
   outcome.at_most("L in L1 <= theta in L-infinity", exact::norm(change, Norm::l1), bound, bound);
   return outcome;
 }
@@ -139,7 +139,7 @@ class Held {
   Held(const Instance& instance, Outcome& outcome)
       : instance_(instance), outcome_(outcome), computed_(instance), bounds_(instance) {}
 
-  const oracle::Row& exact_attention() const { return bounds_.attention[kOnly]; }
+  const oracle::Row& exact_attention() const { return bounds_.attention[kOnlyRow]; }
   // Whether 1/mass, which the printed forms contain, does not overflow.
   bool printable(Indices entries) const {
     return oracle::sum(oracle::at(exact_attention(), entries)).value >= Real("1e-300");
@@ -154,7 +154,7 @@ class Held {
                                                instance_.output_projection, instance_.kept));
     outcome_.reference_within(
         "theta as printed", proofs::perturbation_bound_as_printed(attention(), norms(), instance_.kept),
-        oracle::perturbation_bound_as_printed(exact_attention(), bounds_.norms[kOnly], instance_.kept));
+        oracle::perturbation_bound_as_printed(exact_attention(), bounds_.norms[kOnlyRow], instance_.kept));
   }
   // The computed weights, whose sum need not be 1, are the exact input of both sides.
   void eviction_of_given_weights() {
@@ -166,7 +166,7 @@ class Held {
   template <class Computed, class Exact>
   void stages(const char* name, Computed computed, Exact exact) {
     const oracle::Bounded expected =
-        exact(exact_attention(), bounds_.norms[kOnly], instance_.stage_one, instance_.kept);
+        exact(exact_attention(), bounds_.norms[kOnlyRow], instance_.stage_one, instance_.kept);
     if (expected.value > Real("1e300")) return;
     outcome_.reference_within(name, computed(attention(), norms(), instance_.stage_one, instance_.kept),
                               expected);
@@ -203,9 +203,9 @@ void hold_both_forms(const Instance& instance, Outcome& outcome) {
 Outcome stable_form(const Instance& instance) {
   Outcome outcome;
   const Exact exact(instance);
-  const Reals& attention = exact.attention[kOnly];
-  const Reals norms = exact.norms_of_row(kOnly);
-  const auto& projected = exact.projected[kOnly];
+  const Reals& attention = exact.attention[kOnlyRow];
+  const Reals norms = exact.norms_of_row(kOnlyRow);
+  const auto& projected = exact.projected[kOnlyRow];
   const Real terms = printed_terms(attention, norms, instance.kept);
   const Reals change = exact::output_change(attention, projected, instance.kept);
   const Reals stable = exact::stable_output_change(attention, projected, instance.kept);
@@ -232,13 +232,15 @@ Outcome stable_form(const Instance& instance) {
 Outcome theta_as_printed_in_double(const Instance& instance) {
   Outcome outcome;
   const Bounds bounds(instance);
-  if (!resolved(bounds.attention[kOnly], instance.kept)) return outcome;
+  if (!resolved(bounds.attention[kOnlyRow], instance.kept)) return outcome;
   const Exact exact(instance);
   const Computed computed(instance);
   const Real perturbation = exact::norm(
-      exact::stable_output_change(exact.attention[kOnly], exact.projected[kOnly], instance.kept), Norm::l1);
+      exact::stable_output_change(exact.attention[kOnlyRow], exact.projected[kOnlyRow], instance.kept),
+      Norm::l1);
   const auto stable = oracle::perturbation_bound(
-      oracle::eviction_weights(oracle::exactly(instance.logits.row(0)), instance.kept), bounds.norms[kOnly]);
+      oracle::eviction_weights(oracle::exactly(instance.logits.row(0)), instance.kept),
+      bounds.norms[kOnlyRow]);
   const double printed =
       proofs::perturbation_bound_as_printed(computed.attention.row(0), computed.norms.row(0), instance.kept);
   outcome.at_most("L <= theta as printed, in double precision", perturbation, Real(printed) + stable.bound,
@@ -262,7 +264,7 @@ struct LayerChange {
 LayerChange layer_change(const Instance& instance) {
   const Exact exact(instance);
   LayerChange layer;
-  Reals change(exact.projected[kOnly].front().size());
+  Reals change(exact.projected[kOnlyRow].front().size());
   for (size_t h = 0; h < exact.attention.size(); ++h) {
     const Reals& attention = exact.attention[h];
     const std::vector<int64_t>& kept = kept_by(instance, h);

@@ -15,12 +15,12 @@ namespace {
 
 // Stands for "no bound", but is finite.
 constexpr double kUnbounded = 1e200;
-constexpr double kDoubleUnit = std::numeric_limits<double>::epsilon() / 2;
+constexpr double kReferenceUnit = std::numeric_limits<double>::epsilon() / 2;
 
 // The combined rounding errors of another implementation's arithmetic and of the reference's.
 class Roundings {
  public:
-  explicit Roundings(const Arithmetic& arithmetic) : unit_(arithmetic.unit + kDoubleUnit) {}
+  explicit Roundings(const Arithmetic& arithmetic) : unit_(arithmetic.unit + kReferenceUnit) {}
 
   double unit() const { return unit_; }
   // gamma_k = k u / (1 - k u): the relative error of k successive roundings.
@@ -215,7 +215,7 @@ class CaseErrors {
     const double logarithms =
         std::abs(full_.outputs.log_sum_exp[index]) + std::abs(compressed_.outputs.log_sum_exp[index]);
     const double exponent = full_.errors.log_sum_exp[index] + compressed_.errors.log_sum_exp[index] +
-                            roundings_.unit() * logarithms + arithmetic_.exponential + kDoubleUnit;
+                            roundings_.unit() * logarithms + arithmetic_.exponential + kReferenceUnit;
     mass.error = std::max(mass.error, product(mass.value, std::expm1(exponent)));
     mass.error += arithmetic_.smallest * static_cast<double>(given_.kept.size() + 1);
     return mass;

@@ -335,7 +335,7 @@ BenchResult bench_pack(const BenchOptions& options) {
                       [&](cuda::Stream stream) { cuda::pack(stretches, packed, stream); });
 }
 
-constexpr BenchOperation kOperations[] = {
+constexpr BenchOperation kDecodingOperations[] = {
     {"update-scores", "a step's attention added to running scores", bench_update_scores},
     {"append-evict", "the new entry is appended, and the smallest running score leaves", bench_evict},
     {"append-evict-critical", "the same in two stages", bench_evict_critical},
@@ -353,6 +353,6 @@ constexpr BenchOperation kOperations[] = {
 
 }  // namespace
 
-std::span<const BenchOperation> decoding_operations() { return kOperations; }
+std::span<const BenchOperation> decoding_operations() { return kDecodingOperations; }
 
 }  // namespace kvbound::sim::KVBOUND_CUDA_BUILD

@@ -496,7 +496,7 @@ BenchResult bench_spread_leaving(const BenchOptions& options) {
       });
 }
 
-constexpr BenchOperation kOperations[] = {
+constexpr BenchOperation kMergingOperations[] = {
     {"entries-left-out", "the positions of the 80 % evicted", bench_entries_left_out},
     {"key-norms", "lengths of all keys", bench_key_norms},
     {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, on tensor cores",
@@ -519,6 +519,6 @@ constexpr BenchOperation kOperations[] = {
 
 }  // namespace
 
-std::span<const BenchOperation> merging_operations() { return kOperations; }
+std::span<const BenchOperation> merging_operations() { return kMergingOperations; }
 
 }  // namespace kvbound::sim::KVBOUND_CUDA_BUILD

@@ -300,7 +300,7 @@ BenchResult bench_squared_norms(const BenchOptions& options) {
                            });
 }
 
-constexpr BenchOperation kOperations[] = {
+constexpr BenchOperation kScoresOperations[] = {
     {"attention", "K1: one query per query head over the whole cache, logits written", bench_full_attention},
     {"attention-compressed", "K1 over the 20 % kept", bench_compressed_attention},
     {"window-attention", "K2: mean attention of 32 queries per head, log-sum-exp known",
@@ -320,6 +320,6 @@ constexpr BenchOperation kOperations[] = {
 
 }  // namespace
 
-std::span<const BenchOperation> score_operations() { return kOperations; }
+std::span<const BenchOperation> score_operations() { return kScoresOperations; }
 
 }  // namespace kvbound::sim::KVBOUND_CUDA_BUILD

@@ -24,14 +24,12 @@ using cuda::DeviceMatrix;
 using cuda::IndexLists;
 using cuda::StoredTensor;
 
-constexpr int64_t kWindow = BenchLayer::kWindow;
-
 // The candidates and counts of a selection at 20 %, whose last positions are always kept.
 struct Candidates {
   explicit Candidates(const BenchOptions& options)
       : rows(options.shape.layer.kv_heads),
-        cols(options.shape.tokens - kWindow),
-        k(bench_budgets(options).front() - kWindow),
+        cols(options.shape.tokens - BenchLayer::kWindow),
+        k(bench_budgets(options).front() - BenchLayer::kWindow),
         scores(random_scores(rows * cols, BenchLayer::random(options, 11))),
         stage_two_scores(random_scores(rows * cols, BenchLayer::random(options, 12))),
         counts(uploaded(rows, k)),
@@ -114,23 +112,24 @@ BenchResult bench_adaptive_stage_one(const BenchOptions& options) {
   };
   Buffer<float> scores = uploaded(from.scores);
   IndexLists ranked(from.rows, from.k);
-  DeviceMatrix log_sum_exp(shape.query_heads, kWindow);
+  DeviceMatrix log_sum_exp(shape.query_heads, BenchLayer::kWindow);
   Buffer<std::byte> preparation(
-      std::max(cuda::window_log_sum_exp_workspace(shape.query_heads, kWindow, tokens),
+      std::max(cuda::window_log_sum_exp_workspace(shape.query_heads, BenchLayer::kWindow, tokens),
                cuda::select_top_workspace(from.rows, from.cols)));
   cuda::rank_top(scores.data(), from.rows, from.cols, from.cols, from.counts.data(), from.into(ranked),
                  all_of(preparation), kStream);
   cuda::window_log_sum_exp<Stored>(window(sets.next()), log_sum_exp.data(), all_of(preparation), kStream);
   Buffer<int64_t> counts(from.rows);
-  Buffer<std::byte> workspace(cuda::adaptive_stage_one_workspace(shape.query_heads, kWindow, tokens));
-  const int64_t entries = shape.query_heads * kWindow * (from.k + kWindow);
+  Buffer<std::byte> workspace(
+      cuda::adaptive_stage_one_workspace(shape.query_heads, BenchLayer::kWindow, tokens));
+  const int64_t entries = shape.query_heads * BenchLayer::kWindow * (from.k + BenchLayer::kWindow);
   const DeviceWork work{traffic(ranked, log_sum_exp, counts, sets.next().queries) +
-                            2 * as_real(shape.kv_heads * (from.k + kWindow) * shape.head_dim),
+                            2 * as_real(shape.kv_heads * (from.k + BenchLayer::kWindow) * shape.head_dim),
                         2 * as_real(entries * shape.head_dim)};
   return measure_on_device(
       options, "adaptive-stage-one", {work, Roofline::time, kLatencyGoal}, [&](cuda::Stream stream) {
-        cuda::adaptive_stage_one<Stored>(window(sets.next()), log_sum_exp.data(), {0, kWindow}, ranked.data(),
-                                         ranked.stride(), from.counts.data(), counts.data(),
+        cuda::adaptive_stage_one<Stored>(window(sets.next()), log_sum_exp.data(), {0, BenchLayer::kWindow},
+                                         ranked.data(), ranked.stride(), from.counts.data(), counts.data(),
                                          all_of(workspace), stream);
       });
 }
@@ -205,15 +204,15 @@ BenchResult bench_greedy(const BenchOptions& options) {
   const Buffer<int64_t> counts = uploaded(shape.kv_heads, k);
   Buffer<int> status(1);
   status.clear(kStream);
-  Buffer<std::byte> workspace(
-      cuda::select_greedy_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, kWindow, tokens));
+  Buffer<std::byte> workspace(cuda::select_greedy_workspace(shape.query_heads, shape.kv_heads, shape.head_dim,
+                                                            BenchLayer::kWindow, tokens));
   return measure_on_device(
       options, "greedy",
       {{traffic(queries, keys, values, selected), 0}, Roofline::copy_bandwidth, std::nullopt},
       [&](cuda::Stream stream) {
         cuda::select_greedy<Stored>(
-            {queries.view(), keys.view(), scale(shape)}, values.view(), tokens - kWindow, counts.data(),
-            {selected.data(), selected.stride(), status.data()}, all_of(workspace), stream);
+            {queries.view(), keys.view(), scale(shape)}, values.view(), tokens - BenchLayer::kWindow,
+            counts.data(), {selected.data(), selected.stride(), status.data()}, all_of(workspace), stream);
       });
 }
 
@@ -268,7 +267,7 @@ BenchResult bench_compact_numbers(const BenchOptions& options) {
                            });
 }
 
-constexpr BenchOperation kOperations[] = {
+constexpr BenchOperation kSelectionOperations[] = {
     {"select-top", "K4: the best 20 % of every KV head", bench_select_top},
     {"rank-top", "K4: the same, best first", bench_rank_top},
     {"select-critical", "K4: the same in two stages", bench_select_critical},
@@ -282,6 +281,6 @@ constexpr BenchOperation kOperations[] = {
 
 }  // namespace
 
-std::span<const BenchOperation> selection_operations() { return kOperations; }
+std::span<const BenchOperation> selection_operations() { return kSelectionOperations; }
 
 }  // namespace kvbound::sim::KVBOUND_CUDA_BUILD

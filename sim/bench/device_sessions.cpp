@@ -18,7 +18,7 @@ namespace kvbound::sim::KVBOUND_CUDA_BUILD {
 namespace {
 
 constexpr int64_t kWarmUp = 2;  // steps: the first one allocates, the second one records what it launches
-constexpr int64_t kSteps = 16;
+constexpr int64_t kSessionSteps = 16;
 constexpr double kStepGoal = 3;  // times attention alone
 
 std::unique_ptr<Session> new_session(OperationTimes* times = nullptr) {
@@ -67,7 +67,7 @@ class WarmSession {
 double step_seconds(const BenchOptions& options, const BenchLayer& layer) {
   WarmSession session(options, layer);
   const Clock::time_point start = Clock::now();
-  session.take(kSteps);
+  session.take(kSessionSteps);
   return seconds_since(start);
 }
 
@@ -75,7 +75,7 @@ double step_seconds(const BenchOptions& options, const BenchLayer& layer) {
 cuda::DeviceCounters step_requests(const BenchOptions& options, const BenchLayer& layer) {
   WarmSession session(options, layer);
   cuda::DeviceCounters most;
-  for (int64_t i = 0; i < kSteps; ++i) {
+  for (int64_t i = 0; i < kSessionSteps; ++i) {
     const cuda::DeviceCounters before = cuda::counters();
     session.take(1);
     most = cuda::most_of_each(most, cuda::counters() - before);
@@ -116,7 +116,7 @@ struct StepAttention {
 };
 
 // The time of a layer's compression by options.policy: of its operations, each of which is waited for.
-BenchResult bench_compress(const BenchOptions& options) {
+BenchResult bench_session_compress(const BenchOptions& options) {
   const BenchLayer layer(options);
   const BenchPiece compress{"compress, " + options.policy, 1, "layers", nullptr,
                             [&] { return compress_seconds(options, layer); }};
@@ -132,14 +132,14 @@ BenchResult bench_compress(const BenchOptions& options) {
 BenchResult bench_step(const BenchOptions& options) {
   const BenchLayer layer(options);
   StepAttention attention(options);
-  BenchPiece step{"step, " + options.policy, as_real(kSteps), "steps", nullptr,
+  BenchPiece step{"step, " + options.policy, as_real(kSessionSteps), "steps", nullptr,
                   [&] { return step_seconds(options, layer); }};
-  step.bytes = as_real(kSteps) * attention_work(attention.shape, attention.entries).bytes;
+  step.bytes = as_real(kSessionSteps) * attention_work(attention.shape, attention.entries).bytes;
   const BenchPiece alone =
       device_piece("attention over the same cache", attention_work(attention.shape, attention.entries),
                    [&](cuda::Stream stream) { attention.run(stream); });
   BenchResult result = measure({step, alone}, options.rounds, [](std::span<const double> seconds) {
-    return seconds[0] / as_real(kSteps) / seconds[1];
+    return seconds[0] / as_real(kSessionSteps) / seconds[1];
   });
   result.ratio_meaning = "times attention over the same cache";
   if (kNative) result.goal = at_most(kStepGoal);
@@ -148,14 +148,15 @@ BenchResult bench_step(const BenchOptions& options) {
   return result;
 }
 
-constexpr BenchOperation kOperations[] = {
-    {"compress", "a layer by a policy (--policy) at 20 %, as a session does it", bench_compress, true},
+constexpr BenchOperation kSessionsOperations[] = {
+    {"compress", "a layer by a policy (--policy) at 20 %, as a session does it", bench_session_compress,
+     true},
     {"step", "a decode step by a policy (--policy) at 20 %, against attention over the same cache",
      bench_step, true},
 };
 
 }  // namespace
 
-std::span<const BenchOperation> session_operations() { return kOperations; }
+std::span<const BenchOperation> session_operations() { return kSessionsOperations; }
 
 }  // namespace kvbound::sim::KVBOUND_CUDA_BUILD

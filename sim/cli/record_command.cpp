@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kUsualSteps = 64, kUsualWindow = 128;
 
-constexpr const char* kDetails =
+constexpr const char* kExplanation =
     "MODEL is a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K) or a Hugging Face\n"
     "folder with config.json and safetensors (F32, F16, BF16), of the families llama, mistral without a sliding\n"
     "window, qwen2 and qwen3. It runs in single precision; queries, keys and values are rounded to the stored\n"
@@ -36,7 +36,7 @@ constexpr const char* kDetails =
 CommandLine record_command_line() {
   CommandLine line(
       "record MODEL --tokens FILE|--bytes FILE [options] OUT: a trace of a model that reads tokens",
-      kDetails);
+      kExplanation);
   line.add("tokens", "FILE", "token ids in decimal digits, separated by spaces, commas or lines");
   line.add("bytes", "FILE", "a text whose bytes are the tokens, for models whose vocabulary is bytes");
   line.add("prompt", "N", "the first N tokens are the prompt (default: all)");

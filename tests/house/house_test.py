@@ -152,6 +152,16 @@ class Code(unittest.TestCase):
         self.assertEqual(planted(files, rules.defaults),
                          {"/sim/diff/a.cpp": "line 4", "/sim/diff/b.cpp": "line 1", "/tests/a_test.cpp": "line 6"})
 
+    def test_of_names_that_a_folder_has_twice(self):
+        one = "namespace {\nconstexpr int kWidth = 3;\nstruct Row {\n  int a;\n};\nint at(const Row& row, int i) {\n  return i;\n}\n}\n"
+        other = "namespace a {\nnamespace {\nint at(double x) { return 1; }\nint put(int i) { if (i) { at(1); } return 2; }\n}\nint run(int j) { return 1; }\n}\n"
+        files = {"/sim/diff/a.cpp": one, "/sim/diff/b.cpp": other, "/sim/cli/c.cpp": one, "/sim/cli/d.cpp": other}
+        self.assertEqual(planted(files, rules.repeated_names), {})
+        for again in ("const char* const kWidth = \"\";", "enum class Row { a };", "bool at(const Row& other,\n int) { return true; }"):
+            files["/sim/diff/e.cpp"] = f"namespace {{\n{again}\n}}\n"
+            self.assertEqual(planted(files, rules.repeated_names).keys(), {"/sim/diff"}, again)
+            self.assertEqual(planted({**files, "/sim/diff/e.cpp": again}, rules.repeated_names), {}, again)
+
 
 class Allowances(unittest.TestCase):
     FILES = {"/sim/measure/a.hpp": include("/sim/diff/b.hpp"), "/sim/diff/b.hpp": ""}

@@ -281,8 +281,45 @@ def defaults(tree):
     return found
 
 
+def outline(code, opening):
+    """What a brace's block declares: its text, every block inside reduced to {}."""
+    end, parts, index = closing(code, opening), [], opening + 1
+    while (inner := code.find("{", index, end)) >= 0:
+        parts.append(code[index:inner] + "{};")
+        index = closing(code, inner) + 1
+    return "".join(parts) + code[index:end]
+
+
+def unnamed(code):
+    """What a file's unnamed namespaces define: "struct Name", "kName", "name(int64_t, const Type&)"."""
+    names = set()
+    for match in re.finditer(r"^namespace\s*\{", code, re.MULTILINE):
+        declared = re.sub(r"^[ \t]*#[^\n]*", "", outline(code, match.end() - 1), flags=re.MULTILINE)
+        for part in (" ".join(part.split()) for part in declared.split(";")):
+            if kind := re.match(r"(?:template ?<.*?> ?)?(?:struct|class|enum(?: class)?) (\w+)", part):
+                names.add("struct " + kind[1])
+            elif function := re.match(r"[^=(]*?\b(\w+) ?\((.*)\)[^)]*\{\}$", part):
+                types = [re.sub(r"(?<=[\w>&*])( ?)(?<=[ &*])[a-z]\w*( ?=.*)?$", "", p.strip()).strip()
+                         for p in function[2].split(",")]
+                names.add(f"{function[1]}({', '.join(types)})")
+            elif constant := re.match(r"(?:inline |static |thread_local |const |constexpr )+[^=({]*?\b(\w+) ?(?:\[\w*\] ?)?[={(]", part):
+                names.add(constant[1])
+    return names
+
+
+def repeated_names(tree):
+    """Names that two files of a folder define in unnamed namespaces: a unity build compiles a folder as one file."""
+    files = defaultdict(lambda: defaultdict(list))
+    for file in tree.files:
+        if file.endswith(".cpp") and not file.startswith(("cuda/", "tests/")):
+            for name in unnamed(tree.code[file]):
+                files[folder_of(file)][name].append(file)
+    return {folder: "; ".join(f"{name} is in {', '.join(where)}" for name, where in sorted(names.items()) if len(where) > 1)
+            for folder, names in files.items() if any(len(where) > 1 for where in names.values())}
+
+
 RULES = [unresolved_includes, includes_upwards, folder_cycles, header_cycles, crowded_folders, vector_lanes, host_questions,
-         defaults]
+         defaults, repeated_names]
 
 
 def complaints(tree, allowances):
