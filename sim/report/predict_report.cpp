@@ -129,8 +129,6 @@ Json to_json(const LayerPrediction& layer, const PredictOptions& options) {
   return {{"layer", layer.layer}, {"budget", layer.budget}, {"query_heads", heads}};
 }
 
-std::string cell(std::optional<double> value) { return value ? fmt::format("{:#.4g}", *value) : "-"; }
-
 std::string error_table(const PredictResult& result, bool colour) {
   std::vector<TableRow> rows{
       {"scores", "predicted by", "relative error", "median", "entry error", "median", "undefined"}};

@@ -17,8 +17,6 @@
 namespace kvbound::sim {
 namespace {
 
-std::string figure(std::optional<double> value) { return value ? fmt::format("{:#.4g}", *value) : "-"; }
-
 std::string percent(int64_t part, int64_t whole) {
   return whole > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole))
                    : "-";
@@ -56,17 +54,17 @@ bool says_something(About about, const Summary& summary) {
 
 template <Mean Summary::*mean>
 std::string mean_cell(const Subject& subject) {
-  return figure((subject.summary.*mean).value());
+  return cell((subject.summary.*mean).value());
 }
 
 template <auto LaterSummary::*figures>
 std::string later_cell(const Subject& subject) {
-  return subject.summary.later ? figure(((*subject.summary.later).*figures).value()) : "-";
+  return subject.summary.later ? cell(((*subject.summary.later).*figures).value()) : "-";
 }
 
 template <auto MergeSummary::*figures>
 std::string merge_cell(const Subject& subject) {
-  return subject.summary.merges ? figure(((*subject.summary.merges).*figures).value()) : "-";
+  return subject.summary.merges ? cell(((*subject.summary.merges).*figures).value()) : "-";
 }
 
 // The share of evicted entries that found a target to merge with.
@@ -113,9 +111,7 @@ std::vector<Column> all_columns(int64_t recall_of) {
       {"bound", "bound", mean_cell<&Summary::bound>},
       {"tightness", "L/bound", mean_cell<&Summary::tightness>},
       {"max-tightness", "max L/bound",
-       [](S s) {
-         return figure(s.summary.tightest ? std::optional(s.summary.max_tightness) : std::nullopt);
-       }},
+       [](S s) { return cell(s.summary.tightest ? std::optional(s.summary.max_tightness) : std::nullopt); }},
       {"violations", "violations",
        [](S s) { return s.summary.merges ? "-" : std::to_string(s.summary.violations); }},
       {"kept-mass", "kept mass", mean_cell<&Summary::kept_mass>},

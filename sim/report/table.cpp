@@ -9,8 +9,8 @@
 namespace kvbound::sim {
 namespace {
 
-std::string coloured(const std::string& cell, const char* code) {
-  return fmt::format("\x1b[{}m{}\x1b[0m", code, cell);
+std::string coloured(const std::string& text, const char* code) {
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
 }  // namespace
@@ -25,19 +25,21 @@ std::string table(const std::vector<TableRow>& rows, const TableStyle& style) {
   for (const TableRow& row : rows) {
     for (size_t c = 0; c < row.size(); ++c) {
       const bool left = c < style.left_columns, last = c + 1 == row.size();
-      std::string cell = !left  ? fmt::format("{:>{}}", row[c], widths[c])
-                         : last ? row[c]
-                                : fmt::format("{:<{}}", row[c], widths[c]);
+      std::string shown = !left  ? fmt::format("{:>{}}", row[c], widths[c])
+                          : last ? row[c]
+                                 : fmt::format("{:<{}}", row[c], widths[c]);
       const bool heading = &row == &headings;
-      if (style.colour && heading) cell = coloured(cell, "1");
+      if (style.colour && heading) shown = coloured(shown, "1");
       if (style.colour && !heading && style.alarming && style.alarming(headings[c], row[c]))
-        cell = coloured(cell, "31");
-      text += (c > 0 ? "  " : "") + cell;
+        shown = coloured(shown, "31");
+      text += (c > 0 ? "  " : "") + shown;
     }
     text += '\n';
   }
   return text;
 }
+
+std::string cell(std::optional<double> figure) { return figure ? fmt::format("{:#.4g}", *figure) : "-"; }
 
 bool colour_wanted() {
   const char* no_colour = std::getenv("NO_COLOR");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct TableStyle {
 /// A table whose columns are as wide as their widest cell, two spaces apart. The first row has the headings; no row may
 /// have more cells.
 std::string table(const std::vector<TableRow>& rows, const TableStyle& style = {});
+
+/// A figure in four significant digits; "-" if there is none.
+std::string cell(std::optional<double> figure);
 
 /// Whether standard output is a terminal and NO_COLOR is not set.
 bool colour_wanted();

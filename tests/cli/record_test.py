@@ -134,7 +134,7 @@ class Records(RecordTest):
     def test_chosen_layers_are_named(self):
         model = TinyModel(layers=4).write_folder(self.folder / "model")
         whole, metadata = self.record(model)
-        self.assertNotIn("model_layers", metadata)
+        self.assertEqual(metadata["model_layers"], "0-3")
         some, metadata = self.record(model, "--layers", "1,3")
         self.assertEqual((metadata["layers"], metadata["model_layers"]), ("2", "1,3"))
         self.assertEqual(self.record(model, "--layers", "0,2-3")[1]["model_layers"], "0,2-3")

@@ -99,17 +99,40 @@ def rms_norm(pair, weight, epsilon):
     return product(product(pair, (scale, scale_error)), (weight, np.zeros_like(weight)))
 
 
-def rope(pair, base):
-    """[heads, tokens, head_dim]: pairs (i, i + head_dim/2) turned by position * base^(-2i/head_dim).
+def frequencies(half, rope):
+    """The angles per position, base^(-i/half) scaled as `rope_parameters` say, and their errors relative to u.
 
-    float32 forms 2i/head_dim, the power, its inverse and the angle: u each, the power 4 u, and ln(base) times the
-    exponent's.
+    float32 forms the exponent, the power and its inverse: u each, the power 4 u, and ln(base) times the exponent's.
+    linear   divides all by `factor`: u.
+    llama3   divides those whose wavelength 2 pi / frequency is above original / low_freq_factor by `factor`, leaves those
+             below original / high_freq_factor, and interpolates between: with t = (original / wavelength - low) /
+             (high - low), frequency ((1 - t) / factor + t). t's error is 6 u times its terms, (original / wavelength +
+             low) / (high - low), and counts once: t's factor, 1 - 1 / factor, is at most the sum's size times `factor`.
     """
+    exponent = np.arange(half) / half
+    frequency, errors = rope["rope_theta"]**-exponent, np.log(rope["rope_theta"]) * exponent + 6
+    kind, factor = rope.get("rope_type", "default"), rope.get("factor", 1.0)
+    if kind == "linear":
+        return frequency / factor, errors + 1
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        periods = rope["original_max_position_embeddings"] * frequency / (2 * np.pi)
+        share = np.clip((periods - low) / (high - low), 0, 1)
+        between = (share > 0) & (share < 1)
+        scale = (1 - share) / factor + share
+        own = (6 + errors) * (periods + low) / (high - low) * (1 - 1 / factor) / scale
+        return frequency * scale, errors + 2 + np.where(between, own + 4, 0)
+    assert kind == "default", kind
+    return frequency, errors
+
+
+def rope(pair, parameters):
+    """[heads, tokens, head_dim]: pairs (i, i + head_dim/2) turned by position * frequency i, whose product rounds once."""
     value, error = pair
     half = value.shape[2] // 2
-    exponent = np.arange(half) / half
-    angle = np.arange(value.shape[1])[:, None] * base**-exponent
-    angle_error = angle * (np.log(base) * exponent + 7) * U
+    frequency, errors = frequencies(half, parameters)
+    angle = np.arange(value.shape[1])[:, None] * frequency
+    angle_error = angle * (errors + 1) * U
     cosine, sine = ((f(angle), angle_error + 4 * U) for f in (np.cos, np.sin))
     first, second = (value[..., :half], error[..., :half]), (value[..., half:], error[..., half:])
     a, e = total(product(first, cosine), product((-second[0], second[1]), sine))
@@ -152,7 +175,7 @@ class Model:
         self.layers, self.epsilon = config["num_hidden_layers"], config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.dim = config.get("head_dim") or config["hidden_size"] // self.heads
-        self.base = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+        self.rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
 
     def layer(self, l):
         prefix = f"model.layers.{l}."
@@ -170,7 +193,7 @@ class Model:
             part = tuple(half.reshape(len(half), count, self.dim).transpose(1, 0, 2) for half in part)
             if f"{letter}_norm.weight" in own:
                 part = rms_norm(part, own[f"{letter}_norm.weight"], self.epsilon)
-            parts[name] = stored(part if name == "value" else rope(part, self.base), dtype)
+            parts[name] = stored(part if name == "value" else rope(part, self.rope), dtype)
         return parts
 
 

@@ -1,4 +1,5 @@
-"""traces/scripts/record_hf.py on a trained model whose trace is known: what it records is that trace, within rounding.
+"""traces/scripts/record_hf.py and kvbound record on a trained model whose trace is known: what they record is that trace,
+within rounding.
 
 usage: pocket_test.py KVBOUND CHECKPOINT TRACE      CHECKPOINT: the folder of `pocket`; TRACE: pocket-gqa.safetensors, BF16
 """
@@ -17,18 +18,25 @@ checkpoint = known_trace = None
 
 class Pocket(CommandLineTest):
     def test_is_recorded_as_it_was(self):
+        for recorder, command in (("record_hf.py", [sys.executable, SCRIPTS / "record_hf.py"]),
+                                  ("kvbound record", [kvbound_cli.program, "record", "--quiet"])):
+            with self.subTest(recorder):
+                self.require_known(recorder, command)
+
+    def require_known(self, recorder, command):
         metadata, known = forward.read_safetensors(known_trace)
         prompt, steps = int(metadata["prompt_tokens"]), int(metadata["decode_tokens"])
-        text, path = self.folder / "text", self.folder / "trace.safetensors"
+        text, path = self.folder / "text", self.folder / f"{recorder}.safetensors"
         text.write_bytes(bytes(known["tokens"][:prompt].tolist()))
         result = subprocess.run(
-            [sys.executable, SCRIPTS / "record_hf.py", checkpoint, "--bytes", text, "--prompt", str(prompt), "--steps",
-             str(steps), "--window", metadata["window_queries"], "--dtype", "BF16", path], capture_output=True, text=True)
+            [*command, checkpoint, "--bytes", text, "--prompt", str(prompt), "--steps", str(steps), "--window",
+             metadata["window_queries"], "--dtype", "BF16", path], capture_output=True, text=True)
         self.assertEqual((result.returncode, result.stderr), (PASS, ""))
-        self.passes(*result.stdout.split()[1:])
+        self.passes("inspect", path, "--verify")
         _, recorded = forward.read_safetensors(path)
         self.assertEqual(bytes(recorded["tokens"].tolist()), bytes(known["tokens"].tolist()))  # greedy: the needle's number
         self.assertEqual(recorded.keys(), known.keys())
+        print(f"{recorder}:")
         for name in sorted(known.keys() - {"tokens"}):
             self.require_same_within_rounding(name, recorded[name], known[name])
         self.require_first_keys(recorded, known)

@@ -1,4 +1,5 @@
-"""traces/scripts/record_hf.py on tiny random models: every recorded number against an independent forward pass.
+"""traces/scripts/record_hf.py and kvbound record on tiny random models: every recorded number against an independent
+forward pass.
 
 usage: record_hf_test.py KVBOUND      KVBOUND: the program's path. Needs traces/scripts/requirements.txt.
 """
@@ -30,6 +31,7 @@ from trace_file import Invalid  # noqa: E402
 
 PROMPT, STEPS = 70, 9
 FAMILIES = {"Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": None}}
+RECORDERS = 2
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
 
@@ -78,17 +80,23 @@ class RecordTest(CommandLineTest):
 
 
 def recordings(test, model, dtype):
-    """Every recorder's trace of the same checkpoint and tokens: (its name, metadata, tensors). Add other recorders here:
-    each is held to the same bounds, so that two of them differ by the sum of both at most."""
+    """Every recorder's trace of the same checkpoint and tokens: (its name, metadata, tensors). Each is held to the same
+    bounds, so that two of them differ by the sum of both at most."""
     metadata, tensors, _ = test.record(model, dtype=dtype)
     yield "record_hf.py", metadata, tensors
+    path = test.folder / "other.safetensors"
+    test.passes("record", model, "--tokens", test.tokens, "--prompt", PROMPT, "--steps", STEPS, "--window", PROMPT,
+                "--dtype", dtype, "--quiet", path)
+    test.assertIn("agrees", test.passes("inspect", path, "--verify"))
+    yield "kvbound record", *forward.read_trace(path)
 
 
 class Recorded(RecordTest):
     def judge(self, family, dtype, **sizes):
         model = models.save(self.folder / "model", family, **sizes)
         for recorder, metadata, tensors in recordings(self, model, dtype):
-            self.assertEqual([metadata[field] for field in ("layers", "model_layers", "scale")], ["3", "0-2", "0.25"])
+            self.assertEqual((metadata["layers"], metadata["model_layers"]), ("3", "0-2"))
+            self.assertEqual(metadata.get("scale", "0.25"), "0.25")  # 1 / sqrt(head_dim), if absent
             tokens = tensors.pop("tokens")
             self.assertEqual(tokens[:PROMPT].tolist(), self.ids[:PROMPT])
             predicted, logits = forward.forward(model, tokens, dtype, tensors)
@@ -116,15 +124,15 @@ class Recorded(RecordTest):
     def test_is_what_an_independent_forward_pass_predicts(self):
         for seed, (family, sizes) in enumerate(FAMILIES.items()):
             with self.subTest(family):
-                self.assertEqual(len(list(self.judge(family, "F32", seed=seed, **sizes))), 1)
+                self.assertEqual(len(list(self.judge(family, "F32", seed=seed, **sizes))), RECORDERS)
 
     def test_in_16_bits_is_rounded_before_attention(self):
         for family, dtype in (("Qwen3", "BF16"), ("Qwen2", "F16")):
             with self.subTest(family):
-                self.assertEqual(len(list(self.judge(family, dtype, seed=9))), 1)
+                self.assertEqual(len(list(self.judge(family, dtype, seed=9))), RECORDERS)
 
     def test_with_tied_embeddings(self):
-        self.assertEqual(len(list(self.judge("Llama", "F32", seed=8, tie_word_embeddings=True))), 1)
+        self.assertEqual(len(list(self.judge("Llama", "F32", seed=8, tie_word_embeddings=True))), RECORDERS)
 
     def test_differs_from_other_recordings_by_more_than_the_bounds(self):
         for tensors, predicted in self.judge("Qwen3", "F32"):
@@ -144,9 +152,12 @@ class Recorded(RecordTest):
                 projection = tensors[f"layers.{layer}.output_projection"]
                 self.assertNotEqual(projection.shape[0], projection.shape[1])  # so that it cannot be transposed
 
-    def test_with_scaled_rope_verifies(self):
-        model = models.save(self.folder / "model", "Llama", rope_parameters=LLAMA3)
-        self.record(model)
+    def test_with_scaled_rope(self):
+        for rope in (LLAMA3, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}):
+            with self.subTest(rope["rope_type"]):
+                for _, predicted in self.judge("Llama", "F32", rope_parameters=rope):
+                    pass
+                shutil.rmtree(self.folder / "model")
 
 
 class Options(RecordTest):

@@ -71,22 +71,20 @@ std::string ranges_text(const std::vector<int64_t>& numbers) {
 std::string prefix_of(size_t layer) { return "layers." + std::to_string(layer) + "."; }
 
 SafetensorsWriter::Strings metadata(const RecordOptions& options, const ModelConfig& config) {
-  SafetensorsWriter::Strings fields{{"format", "kvbound-trace"},
-                                    {"version", "1"},
-                                    {"model", config.name},
-                                    {"source", options.source},
-                                    {"layers", std::to_string(options.layers.size())},
-                                    {"query_heads", std::to_string(config.query_heads)},
-                                    {"kv_heads", std::to_string(config.kv_heads)},
-                                    {"head_dim", std::to_string(config.head_dim)},
-                                    {"model_dim", std::to_string(config.model_dim)},
-                                    {"prompt_tokens", std::to_string(options.prompt)},
-                                    {"decode_tokens", std::to_string(options.steps)},
-                                    {"window_queries", std::to_string(options.window)},
-                                    {"rope", "applied"}};
-  if (std::ssize(options.layers) == config.layers) return fields;
-  fields.emplace_back("model_layers", ranges_text(options.layers));
-  return fields;
+  return {{"format", "kvbound-trace"},
+          {"version", "1"},
+          {"model", config.name},
+          {"source", options.source},
+          {"layers", std::to_string(options.layers.size())},
+          {"query_heads", std::to_string(config.query_heads)},
+          {"kv_heads", std::to_string(config.kv_heads)},
+          {"head_dim", std::to_string(config.head_dim)},
+          {"model_dim", std::to_string(config.model_dim)},
+          {"prompt_tokens", std::to_string(options.prompt)},
+          {"decode_tokens", std::to_string(options.steps)},
+          {"window_queries", std::to_string(options.window)},
+          {"rope", "applied"},
+          {"model_layers", ranges_text(options.layers)}};
 }
 
 std::vector<TensorDeclaration> declarations(const RecordOptions& options, const ModelConfig& config) {

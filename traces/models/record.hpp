@@ -27,7 +27,7 @@ struct RecordOptions {
 using RecordProgress = std::function<void(int64_t, int64_t)>;
 
 /// Writes a trace of the chosen layers, numbered from 0 in it; the field `model_layers` of its metadata has the model's own
-/// numbers if they differ. Queries, keys and values are rounded to `dtype` before attention, so that attention_output, in F32,
+/// numbers. Queries, keys and values are rounded to `dtype` before attention, so that attention_output, in F32,
 /// can be recomputed from them. The model decodes greedily (ties: the smaller token) where tokens are not given.
 ///
 /// path      appears whole or not at all

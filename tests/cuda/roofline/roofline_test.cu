@@ -37,7 +37,7 @@ TEST_F(Ceilings, ACopyIsOfAllBytesAndOfNoOthers) {
 TEST_F(Ceilings, ARecordedCopyIsMadeAgain) {
   Buffer<unsigned char> from = upload(std::vector<unsigned char>(64, 1)), to(64);
   Recording recording;
-  for (const unsigned char number : {1, 2, 3, 4}) {
+  for (unsigned char number = 1; number <= 4; ++number) {
     from.upload(std::vector<unsigned char>(64, number));
     recording.run(nullptr, [&](Stream stream) { copy(to.data(), from.data(), 64, stream); });
     EXPECT_EQ(download(to), std::vector<unsigned char>(64, number));
