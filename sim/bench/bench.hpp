@@ -128,6 +128,8 @@ struct BenchOptions {
   int threads = 1;
   std::string fastest_core = {};  ///< core whose DGEMM is the roofline; empty: the current one
   std::string policy = {};        ///< text of the policy that the operation is run by, if it is run by one
+  std::string model = {};  ///< checkpoint that the operation runs, if it runs one: a GGUF file or a folder
+  int64_t prompt = 4096;   ///< tokens that it reads
 };
 
 /// The number of threads that OpenBLAS uses if asked for this many; fewer if its build does not support them.
@@ -139,6 +141,7 @@ struct BenchOperation {
   std::string_view description;
   BenchResult (*run)(const BenchOptions&);
   bool by_policy = false;  ///< whether it is run by a policy, options.policy
+  bool by_model = false;   ///< whether it runs a checkpoint, options.model
 };
 
 /// The operations of a backend, in the order in which they are measured: the reference's on this processor, or those of

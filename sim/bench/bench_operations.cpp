@@ -20,6 +20,7 @@
 #include "bench.hpp"
 #include "bench_layer.hpp"
 #include "bench_merge.hpp"
+#include "bench_prefill.hpp"
 #include "bench_roofline.hpp"
 #include "bench_scores.hpp"
 
@@ -195,6 +196,8 @@ constexpr BenchOperation kOperations[] = {
     {"step-joint", "the same with h2o+obcache-joint", bench_step_joint},
     {"step-exact", "the same with h2o+exact", bench_step_exact},
     {"step-keepkv", "the same with h2o+keepkv, where every evicted entry merges", bench_step_keepkv},
+    {"prefill", "a model (--model) reads --prompt tokens, as record runs it, against SGEMM's rate",
+     bench_prefill, false, true},
 };
 
 }  // namespace

@@ -29,6 +29,7 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
+constexpr int64_t kMostPrompt = 131072;
 constexpr const char* kDefaultPolicies =
     "snapkv+critical,h2o,h2o+obcache-joint,h2o+keepkv,tova+cam,streaming-llm";
 
@@ -41,8 +42,9 @@ std::string described(std::string_view backend) {
 }
 
 std::string bench_details() {
-  return "Operations of the reference (default: all):\n" + described(kReference) +
-         "\nOperations of a device, with BF16 caches (default: all):\n" + described("emulated") +
+  return "Operations of the reference (default: all; prefill if there is a --model):\n" +
+         described(kReference) + "\nOperations of a device, with BF16 caches (default: all):\n" +
+         described("emulated") +
          "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens by default) and pocket (1984).\n"
          "In every round an operation and what it is measured against are timed in turn; ratios are taken per\n"
          "round. The goals are this project's own: a missed goal is shown, but is not a failure.\n"
@@ -57,14 +59,16 @@ std::string bench_details() {
          "  kvbound bench\n"
          "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
          "  kvbound bench projected-value-norms --blas-core Haswell --repeats 15\n"
+         "  kvbound bench prefill --model model.gguf --prompt 4096\n"
          "  kvbound bench --backend cuda --json bench.json\n"
          "  kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31\n"
          "  kvbound bench select-critical --backend emulated --repeats 1\n"
          "  kvbound bench compress step --backend emulated --policy h2o+keepkv,tova+cam --json bench.json\n";
 }
 
+// Without names all operations, those that run a model only if there is one.
 std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
-                                                     const std::vector<std::string>& names) {
+                                                     const std::vector<std::string>& names, bool has_model) {
   const std::span<const BenchOperation> all = bench_operations(backend);
   std::vector<const BenchOperation*> chosen;
   std::string known;
@@ -72,7 +76,9 @@ std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
     (known += known.empty() ? "" : ", ") += operation.name;
     const auto asked = std::ranges::count(names, operation.name);
     if (asked > 1) throw UsageError(fmt::format("operation '{}' is given twice", operation.name));
-    if (asked == 1 || names.empty()) chosen.push_back(&operation);
+    if (asked == 1 && operation.by_model && !has_model)
+      throw UsageError(fmt::format("operation '{}' needs --model", operation.name));
+    if (asked == 1 || (names.empty() && (has_model || !operation.by_model))) chosen.push_back(&operation);
   }
   for (const std::string& name : names) {
     if (std::ranges::find(all, name, &BenchOperation::name) == all.end()) {
@@ -155,6 +161,8 @@ CommandLine bench_command_line() {
   line.add(
       "blas-core", "CORE",
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
+  line.add("model", "MODEL", "checkpoint that prefill runs: a GGUF file or a folder, as for record");
+  line.add("prompt", "N", "tokens that prefill reads (default: 4096)");
   line.add("seed", "N", "seed of the random data (default: 1)");
   line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/bench.schema.json)");
   add_work_options(line);
@@ -167,6 +175,12 @@ BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
       parse_bench_shape(line.text("shape").value_or(backend == "emulated" ? "pocket:256" : "llama-3.1-8b"));
   if (line.has("repeats")) options.rounds.asked = line.integer("repeats", 1, 1000, 1);
   options.seed = static_cast<uint64_t>(line.integer("seed", 0, INT64_MAX, 1));
+  options.model = line.text("model").value_or("");
+  if (line.has("model") && options.model.empty()) throw UsageError("--model: an empty name");
+  options.prompt = line.integer("prompt", 1, kMostPrompt, options.prompt);
+  if (backend != kReference && (line.has("model") || line.has("prompt")))
+    throw UsageError(
+        fmt::format("--model and --prompt are for the reference, not for --backend {}", backend));
   apply_threads(line);
   options.threads = omp_get_max_threads();
   return options;
@@ -240,7 +254,8 @@ int bench_command(const Arguments& arguments) {
   require_backend(backend);
   BenchOptions options = bench_options(line, backend);
   constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
-  const auto operations = chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames));
+  const auto operations =
+      chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames), !options.model.empty());
   const std::vector<std::string> policies = chosen_policies(line, backend);
   options.fastest_core = prepare_blas(line, backend);
 

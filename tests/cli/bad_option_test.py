@@ -203,7 +203,7 @@ class BadOptions(CommandLineTest):
         small = "--shape", "pocket:256"
         self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
                              "window-scores-joint, window-scores-exact, selection, nearest-key, compress, step-attention, "
-                             "step-value, step-key, step-joint, step-exact, step-keepkv", "bench", *small, "none")
+                             "step-value, step-key, step-joint, step-exact, step-keepkv, prefill", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",
@@ -218,11 +218,16 @@ class BadOptions(CommandLineTest):
                              "--backend", "emulated", "--blas-core", "Haswell")
         device = "--backend", "emulated"
         self.refuses_options("--policy is for a device: --backend emulated or cuda", "bench", *small, "--policy", "h2o")
+        self.refuses_options("operation 'prefill' needs --model", "bench", *small, "prefill")
+        self.refuses_options("--model: an empty name", "bench", *small, "prefill", "--model", "")
+        for option in ("model", "prompt"):
+            self.refuses_options("--model and --prompt are for the reference, not for --backend emulated", "bench", *small,
+                                 *device, f"--{option}", "7")
         self.refuses_options("--policy: 'h2o:sinks=0' is given twice", "bench", *small, *device, "--policy",
                              "h2o,tova,h2o:sinks=0")
         self.refuses_options("policy", "bench", *small, *device, "--policy", "h2o,fifo")
         self.refuses_options("policy", "bench", *small, *device, "--policy", "")
-        for option, values in (("repeats", ("0", "-1", "x", "", "1001")), ("seed", ("-1", HUGE)),
+        for option, values in (("repeats", ("0", "-1", "x", "", "1001")), ("seed", ("-1", HUGE)), ("prompt", ("0", "131073")),
                                ("threads", ("0", "-1", "abc"))):
             for value in values:
                 self.refuses_options(f"--{option} '.*': expected an integer", "bench", *small, f"--{option}", value)

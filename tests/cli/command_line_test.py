@@ -17,7 +17,8 @@ import numpy as np
 
 import independent.replay
 from support import kvbound_cli
-from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
+from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
+from support.tiny_model import TinyModel
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
 OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "times", "columns", "json",
@@ -30,7 +31,7 @@ OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", 
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
            "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help"),
-           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "seed", "json", "threads", "quiet", "help")}
+           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "json", "threads", "quiet", "help")}
 
 
 class Help(CommandLineTest):
@@ -341,7 +342,7 @@ class Reports(CommandLineTest):
         self.assertEqual(path, "tr\ufffd\ufffdce.safetensors")
 
     def test_inspect_verifies_the_recorded_attention_output(self):
-        for sample in ("pocket-gqa", "pocket-mha"):
+        for sample in ("pocket-gqa", "pocket-mha", "smollm2-135m"):
             self.assertIn("agrees", self.passes("inspect", SAMPLES / f"{sample}.safetensors", "--verify"))
         data = bytearray((SAMPLES / "pocket-mha.safetensors").read_bytes())
         header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
@@ -452,6 +453,17 @@ class Bench(CommandLineTest):
                         for number in item["ratio"].values()}
                 self.assertIn(f"goal {kind.replace('_', ' ')} {goal:g}: {'met' if item['met'] else 'missed'}"
                               f"{' by the median' if len(ends) > 1 else ''}; {item['rounds']} rounds", result.stdout)
+
+    def test_prefill_counts_the_work_of_the_model_that_it_names(self):
+        model = TinyModel(layers=2, model_dim=24, heads=4, kv_heads=2, head_dim=8, feed_forward=40, vocabulary=64)
+        document, result = self.document("prefill", "--model", model.write_folder(self.folder / "tiny"), "--prompt", "33")
+        prefill, product = document["operations"][0]["times"]
+        weights = 24 * (32 + 16 + 16 + 32 + 3 * 40)
+        self.assertEqual(prefill["work"], 2 * (2 * weights * 33 + 4 * 32 * 33 * 34 / 2) + 2 * 64 * 24)
+        self.assertEqual(prefill["name"], "prefill, 33 tokens")
+        self.assertIn("SGEMM", product["name"])
+        self.assertIn("share of the SGEMM rate by tiny; goal at least 0.5", result.stdout)
+        self.refuses(INVALID, "config.json", "bench", "prefill", "--model", self.folder)
 
     def test_what_compressions_and_steps_ask_of_a_device_is_counted_by_policy(self):
         policies = ("snapkv", "h2o+critical", "h2o+keepkv:key=zip:gqa=mean", "tova+obcache-key:space=projected+cam",

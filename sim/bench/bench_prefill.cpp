@@ -1,0 +1,94 @@
+#include "bench_prefill.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/models/checkpoint.hpp>
+#include <kvbound/traces/models/decoder.hpp>
+#include <kvbound/traces/portable_random.hpp>
+
+#include "bench_layer.hpp"
+#include "bench_roofline.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+double elements(const traces::Weight& weight) { return static_cast<double>(weight.rows * weight.cols); }
+
+// The FLOP of a prompt of n tokens, and of the logits behind it.
+double prefill_work(const traces::Checkpoint& checkpoint, int64_t n) {
+  const traces::ModelConfig& config = checkpoint.config();
+  double weights = 0;
+  for (const traces::LayerWeights& layer : checkpoint.layers()) {
+    for (const auto matrix :
+         {&traces::LayerWeights::query, &traces::LayerWeights::key, &traces::LayerWeights::value,
+          &traces::LayerWeights::output, &traces::LayerWeights::gate, &traces::LayerWeights::up,
+          &traces::LayerWeights::down})
+      weights += elements(layer.*matrix);
+  }
+  const double pairs = static_cast<double>(n) * static_cast<double>(n + 1) / 2;
+  return 2 * weights * static_cast<double>(n) + 2 * elements(checkpoint.output()) +
+         4 * static_cast<double>(config.layers * config.query_heads * config.head_dim) * pairs;
+}
+
+std::vector<int64_t> random_tokens(const BenchOptions& options, int64_t vocabulary) {
+  const traces::Stream random = BenchLayer::random(options, 11);
+  std::vector<int64_t> tokens(options.prompt);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] =
+        std::min(vocabulary - 1, static_cast<int64_t>(random.uniform(i) * static_cast<double>(vocabulary)));
+  }
+  return tokens;
+}
+
+// A product of two square matrices on every thread.
+BenchPiece single_cubes_piece(const BenchOptions& options) {
+  struct Cube {
+    std::vector<float> a, b, out;
+  };
+  constexpr int64_t kSide = 2048;
+  constexpr int kTimes = 4;  // long enough to see the fluctuations of the machine that a prompt sees
+  const Matrix source = random_matrix(kSide, kSide, BenchLayer::random(options, 12));
+  const std::vector<float> numbers(source.data(), source.data() + kSide * kSide);
+  const auto cubes = std::make_shared<std::vector<Cube>>(options.threads, Cube{numbers, numbers, numbers});
+  const std::string core = options.fastest_core.empty() ? reference::blas_info().core : options.fastest_core;
+  return {fmt::format("{} SGEMM, {} {}-cubes", core, options.threads, kSide),
+          2 * std::pow(static_cast<double>(kSide), 3) * kTimes * options.threads, "FLOP", [cubes, core] {
+            const reference::ProductsOf fastest(core);
+            reference::parallel_for(std::ssize(*cubes), [&](int64_t i) {
+              Cube& cube = (*cubes)[i];
+              for (int time = 0; time < kTimes; ++time) {
+                reference::multiply(SingleMatrixView(cube.a.data(), kSide, kSide),
+                                    SingleMatrixView(cube.b.data(), kSide, kSide),
+                                    MutableSingleMatrixView(cube.out.data(), kSide, kSide));
+              }
+            });
+          }};
+}
+
+}  // namespace
+
+BenchResult bench_prefill(const BenchOptions& options) {
+  const traces::Checkpoint checkpoint(options.model);
+  const std::vector<int64_t> tokens = random_tokens(options, checkpoint.config().vocabulary);
+  const BenchPiece prefill{
+      fmt::format("prefill, {} tokens", options.prompt), prefill_work(checkpoint, options.prompt), "FLOP",
+      [&] { traces::Decoder(checkpoint, options.prompt, Dtype::f16).run(tokens, nullptr); }};
+  const BenchPiece cubes = single_cubes_piece(options);
+  BenchResult result = measure({prefill, cubes}, options.rounds, [&](std::span<const double> seconds) {
+    return prefill.work / seconds[0] / (cubes.work / seconds[1]);
+  });
+  result.ratio_meaning =
+      fmt::format("share of the SGEMM rate by {}", traces::printable(checkpoint.config().name, 60));
+  result.goal = at_least(0.5);
+  return result;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,121 @@
+// What the readers of untrusted files do with any bytes: they refuse them with a TraceError, or read all of them.
+//
+// An input is a letter that names a reader, and what it reads:
+//   G  a GGUF file
+//   H  a Hugging Face folder: four bytes with the length of config.json, config.json, model.safetensors
+//   I  the same in shards: config.json and the index, each with its length, and the one shard `a.safetensors`
+//   K  token ids
+//   T  a trace
+#include <unistd.h>
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/models/checkpoint.hpp>
+#include <kvbound/traces/models/token_file.hpp>
+#include <kvbound/traces/trace.hpp>
+
+namespace {
+
+using kvbound::traces::Checkpoint;
+using kvbound::traces::Weight;
+
+// A folder in memory that is emptied for every input and goes when the program ends.
+class Folder {
+ public:
+  Folder() : path_("/dev/shm/kvbound-fuzz-" + std::to_string(getpid())) {}
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  void empty() const {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directory(path_);
+  }
+  std::string write(const std::string& name, std::string_view bytes) const {
+    std::ofstream(path_ + "/" + name, std::ios::binary) << bytes;
+    return path_ + "/" + name;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Takes a part with its length from the front.
+std::string_view take_part(std::string_view& bytes) {
+  uint32_t length = 0;
+  std::memcpy(&length, bytes.data(), std::min(bytes.size(), sizeof length));
+  bytes.remove_prefix(std::min(bytes.size(), sizeof length));
+  const std::string_view part = bytes.substr(0, length);
+  bytes.remove_prefix(part.size());
+  return part;
+}
+
+void read_all(const Weight& weight) {
+  std::vector<float> row(weight.cols);
+  for (int64_t r = 0; r < weight.rows; ++r) weight.read(r, row);
+}
+
+void read_checkpoint(const std::string& path) {
+  const Checkpoint checkpoint(path);
+  for (const Weight& weight : {checkpoint.embedding(), checkpoint.output_norm(), checkpoint.output()})
+    read_all(weight);
+  for (const auto& layer : checkpoint.layers()) {
+    for (const Weight& weight : {layer.attention_norm, layer.query, layer.key, layer.value, layer.output,
+                                 layer.feed_forward_norm, layer.gate, layer.up, layer.down})
+      read_all(weight);
+    for (const auto& weight :
+         {layer.query_bias, layer.key_bias, layer.value_bias, layer.query_norm, layer.key_norm})
+      if (weight) read_all(*weight);
+  }
+}
+
+void read_trace(const std::string& path) {
+  const kvbound::traces::Trace trace(path);
+  for (int64_t layer = 0; layer < trace.info().layers; ++layer) trace.read_layer(layer, true);
+}
+
+void read(const Folder& folder, char reader, std::string_view bytes) {
+  switch (reader) {
+    case 'G':
+      return read_checkpoint(folder.write("model.gguf", bytes));
+    case 'H':
+      folder.write("config.json", take_part(bytes));
+      folder.write("model.safetensors", bytes);
+      return read_checkpoint(folder.path());
+    case 'I':
+      folder.write("config.json", take_part(bytes));
+      folder.write("model.safetensors.index.json", take_part(bytes));
+      folder.write("a.safetensors", bytes);
+      return read_checkpoint(folder.path());
+    case 'K':
+      kvbound::traces::read_token_ids(folder.write("ids", bytes), 50000);
+      return;
+    case 'T':
+      return read_trace(folder.write("trace.safetensors", bytes));
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const Folder folder;
+  if (size == 0) return -1;
+  folder.empty();
+  try {
+    read(folder, static_cast<char>(data[0]), {reinterpret_cast<const char*>(data) + 1, size - 1});
+  } catch (const kvbound::TraceError& error) {
+    const std::string_view message = error.what();
+    if (message.empty() || message.find('\n') != message.npos) std::abort();  // one line
+  } catch (const kvbound::IoError&) {  // a file that the input names is not there
+  }
+  return 0;
+}
