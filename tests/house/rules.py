@@ -291,7 +291,8 @@ def outline(code, opening):
 
 
 def unnamed(code):
-    """What a file's unnamed namespaces define: "struct Name", "kName", "name(int64_t, const Type&)"."""
+    """What a file's unnamed namespaces define: "struct Name", "kName", "name(int64_t, Type)"; a type by value and by
+    const reference is the same, as it is to a call."""
     names = set()
     for match in re.finditer(r"^namespace\s*\{", code, re.MULTILINE):
         declared = re.sub(r"^[ \t]*#[^\n]*", "", outline(code, match.end() - 1), flags=re.MULTILINE)
@@ -301,6 +302,7 @@ def unnamed(code):
             elif function := re.match(r"[^=(]*?\b(\w+) ?\((.*)\)[^)]*\{\}$", part):
                 types = [re.sub(r"(?<=[\w>&*])( ?)(?<=[ &*])[a-z]\w*( ?=.*)?$", "", p.strip()).strip()
                          for p in function[2].split(",")]
+                types = [re.sub(r"^const (.*[^*&])&$", r"\1", part) for part in types]
                 names.add(f"{function[1]}({', '.join(types)})")
             elif constant := re.match(r"(?:inline |static |thread_local |const |constexpr )+[^=({]*?\b(\w+) ?(?:\[\w*\] ?)?[={(]", part):
                 names.add(constant[1])
