@@ -60,12 +60,15 @@ TableRow row_of(const std::string& name, const std::vector<AttentionProfile>& qu
                spread_cell(values(&EffectiveRank::effective), 1),
                fmt::format("{:.1f}", values(&EffectiveRank::stable).mean)};
   for (size_t kind = 0; kind < kv_heads.front().ties.size(); ++kind) {
-    if (!is_shown(kv_heads.front().ties[kind])) continue;
-    for (const auto figure : {&ScoreTies::share, &ScoreTies::tie_break}) {
+    const StoredTies& first = kv_heads.front().ties[kind];
+    if (!is_shown(first)) continue;
+    const auto percentage = [&](double ScoreTies::*figure) {
       const HeadSpread spread =
           over(kv_heads, [&](const KvHeadProfile& head) { return head.ties[kind].ties.*figure; });
-      row.push_back(fmt::format("{:.1f} %", 100 * spread.mean));
-    }
+      return fmt::format("{:.1f} %", 100 * spread.mean);
+    };
+    row.push_back(percentage(&ScoreTies::share));
+    row.push_back(first.ties.cut ? percentage(&ScoreTies::tie_break) : "-");
   }
   return row;
 }

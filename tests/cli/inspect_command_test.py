@@ -166,7 +166,8 @@ class Heads(CommandLineTest):
     def test_degenerate_traces_have_figures(self):
         zero = TraceFile(layers=1)
         zero.tensors["layers.0.value"][1][0] = 0
-        said, _ = self.require_definition(zero.write(self.folder / "zero"))
+        said, text = self.require_definition(zero.write(self.folder / "zero"))
+        self.assertRegex(text, r"\nall .* %  +-  .* %  +-\n", "no entry is selected, so none by a tie-break")
         self.assertEqual([said["layers"][0]["kv_heads"][0][name] for name in ("effective_rank", "stable_rank")], [0, 0])
         self.assertEqual([item["cut_tied"] for item in said["layers"][0]["kv_heads"][0]["ties"]], [None] * 4,
                          "the budget is spent on the window")
