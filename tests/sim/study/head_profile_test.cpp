@@ -93,7 +93,9 @@ TEST(LayerProfile, OfABudgetThatIsSpentOnTheWindowHasNoCut) {
 
 TEST(LayerProfile, OfAWindowThatIsThePromptRanksNothing) {
   const traces::Layer layer = test::trace_layer(test::RandomLayer({2, 1, 3, 4}, 9, 9, 0, 5));
-  for (const StoredTies& stored : layer_profile(layer, 0, options(9, 3, "100%")).kv_heads[0].ties) {
+  const LayerProfile profile = layer_profile(layer, 0, options(9, 3, "100%"));
+  ASSERT_EQ(profile.kv_heads[0].ties.size(), 4u);
+  for (const StoredTies& stored : profile.kv_heads[0].ties) {
     EXPECT_EQ(stored.ties.share, 0);
     EXPECT_FALSE(stored.ties.cut.has_value());
   }
