@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <kvbound/reference/core/infinity.hpp>
-#include <kvbound/reference/numerics/pseudo_inverse.hpp>
+#include <kvbound/reference/numerics/singular_values.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "softmax_errors.hpp"

@@ -21,11 +21,6 @@ Eigen::MatrixXd transposed(MatrixView rows) {
 
 }  // namespace
 
-std::vector<double> singular_values(MatrixView matrix) {
-  const Eigen::VectorXd sigmas = Eigen::JacobiSVD<Eigen::MatrixXd>(transposed(matrix)).singularValues();
-  return {sigmas.begin(), sigmas.end()};
-}
-
 PseudoInverse::PseudoInverse(MatrixView rows, double rank) : conditions_(rows.rows), unknowns_(rows.cols) {
   for (int64_t i = 0; i < rows.rows; ++i) require_finite("conditions", rows.row(i));
   combinations_ = Matrix(0, rows.rows);

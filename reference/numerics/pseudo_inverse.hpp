@@ -8,9 +8,6 @@
 
 namespace kvbound::reference {
 
-/// The singular values of a matrix with finite numbers, the largest first: min(rows, cols) of them.
-std::vector<double> singular_values(MatrixView matrix);
-
 /// A truncated pseudo-inverse.
 ///
 ///     rows = sum_i sigma_i u_i v_i^T;   x = sum_{i: sigma_i >= rank sigma_max, sigma_i > 0} (u_i . targets / sigma_i)

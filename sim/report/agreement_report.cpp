@@ -16,8 +16,8 @@
 namespace kvbound::sim {
 namespace {
 
-std::string figure(double value) { return fmt::format("{:#.3g}", value); }
-std::string figure(const std::optional<double>& value) { return value ? figure(*value) : "-"; }
+std::string three_digits(double value) { return fmt::format("{:#.3g}", value); }
+std::string three_digits(const std::optional<double>& value) { return value ? three_digits(*value) : "-"; }
 
 // As many digits as distinguish a double from its neighbours; NaN and infinity by name.
 std::string number_text(double number) {
@@ -159,11 +159,11 @@ TableRow agreement_row(const TensorSummary& summary) {
           std::to_string(total.elements),
           std::to_string(total.judged),
           std::to_string(total.outside),
-          has_worst ? figure(worst.share()) : "-",
-          has_worst ? figure(worst.error) : "-",
-          has_worst ? figure(worst.bound) : "-",
-          real ? figure(worst.ulps()) : "-",
-          figure(total.median_slack),
+          has_worst ? three_digits(worst.share()) : "-",
+          has_worst ? three_digits(worst.error) : "-",
+          has_worst ? three_digits(worst.bound) : "-",
+          real ? three_digits(worst.ulps()) : "-",
+          three_digits(total.median_slack),
           total.near_tie_swaps ? std::to_string(*total.near_tie_swaps) : "-",
           has_worst ? place(*summary.worst) : "-"};
 }

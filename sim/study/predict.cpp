@@ -15,13 +15,14 @@
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
-#include <kvbound/reference/numerics/token_blocks.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/measure/median.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/replay/replay.hpp>
+
+#include "query_logits.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -30,33 +31,8 @@ using Numbers = std::vector<double>;
 using Positions = std::vector<int64_t>;
 
 constexpr std::array<ScoreKind, 2> kKinds{ScoreKind::attention, ScoreKind::raw};
-constexpr int64_t kQueryBlock = 32;  // queries whose logits are in memory at a time
 
 int64_t at_most(const Budget& share, int64_t entries) { return std::min(share.entries(entries), entries); }
-
-// Calls visit(index, logits) for each of a query head's queries in the order of positions: the recorded prompt queries,
-// then those of the steps. The logits are of all entries that the query sees. Every block is a product of the same
-// shape, whatever the number of steps: the last block is padded with zero queries at the positions that follow.
-template <class Visit>
-void visit_queries(const traces::Layer& layer, int64_t head, int64_t steps, const Visit& visit) {
-  const int64_t count = layer.window_queries + steps,
-                first_position = layer.prompt_tokens - layer.window_queries;
-  const MatrixView queries = layer.queries.slice(head).middle_rows(0, count),
-                   keys = layer.keys.slice(layer.shape.kv_head_of(head));
-  Matrix logits(kQueryBlock, keys.rows);
-  for (int64_t b = 0; b < reference::token_blocks(count, kQueryBlock); ++b) {
-    const reference::TokenBlock block(queries, b, kQueryBlock);
-    Positions visible(kQueryBlock);
-    std::iota(visible.begin(), visible.end(), first_position + block.first + 1);
-    for (int64_t& entries : visible) entries = std::min(entries, keys.rows);
-    const MatrixView seen_by_last = keys.middle_rows(0, visible.back());
-    const MutableMatrixView seen = logits.view().middle_cols(0, visible.back());
-    reference::attention_logits(block.rows, seen_by_last, layer.scale, visible, seen);
-    for (int64_t i = 0; i < block.count; ++i) {
-      visit(block.first + i, VectorView(seen.row(i)).first(visible[i]));
-    }
-  }
-}
 
 // sum_j |s^_j - s_j| / sum_j s_j, with all scores relative to the largest to avoid overflow.
 double relative_error(const Numbers& predicted, VectorView log_scores) {
@@ -211,8 +187,8 @@ std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const P
   reference::parallel_for(layer.shape.query_heads, [&](int64_t h) {
     const auto g = static_cast<size_t>(layer.shape.kv_head_of(h));
     HeadMeasurement head(layer, options, marks(kept[g], layer.prompt_tokens));
-    visit_queries(layer, h, options.steps,
-                  [&](int64_t query, VectorView logits) { head.take(query, logits); });
+    visit_query_logits(layer, h, options.steps,
+                       [&](int64_t query, VectorView logits) { head.take(query, logits); });
     result[h] = std::move(head).result();
     if (!done) return;
     // Unlike an OpenMP critical region, a lock may be left by an exception.

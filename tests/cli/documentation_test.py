@@ -293,14 +293,14 @@ class DocumentedCommands(CommandLineTest):
                                re.MULTILINE | re.DOTALL)
             for block, table in shown:
                 command = re.sub("^    ", "", block, flags=re.MULTILINE).replace("\\\n", "").strip()
-                if re.match("kvbound (replay .*--columns|recall |predict )", command):
+                if re.match("kvbound (replay .*--columns|recall |predict |inspect .*--heads)", command):
                     result = self.run_once(*shlex.split(command)[1:])
                     self.assertEqual(result.returncode, PASS, result.stderr)
                     printed = [line.rstrip() for line in result.stdout.splitlines()]
                     self.assertEqual([line for line in table.splitlines() if line not in printed], [], command)
                     self.assertGreater(len(table.splitlines()), 3)
                     tables += 1
-        self.assertEqual(tables, 6, "this test does not find the tables of hosts, merging, recall and predict any more")
+        self.assertEqual(tables, 7, "this test does not find the tables of hosts, merging, recall, predict and heads any more")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,8 @@ class Code(unittest.TestCase):
         other = "namespace a {\nnamespace {\nint at(double x) { return 1; }\nint put(int i) { if (i) { at(1); } return 2; }\n}\nint run(int j) { return 1; }\n}\n"
         files = {"/sim/diff/a.cpp": one, "/sim/diff/b.cpp": other, "/sim/cli/c.cpp": one, "/sim/cli/d.cpp": other}
         self.assertEqual(planted(files, rules.repeated_names), {})
-        for again in ("const char* const kWidth = \"\";", "enum class Row { a };", "bool at(const Row& other,\n int) { return true; }"):
+        for again in ("const char* const kWidth = \"\";", "enum class Row { a };", "bool at(const Row& other,\n int) { return true; }",
+                      "bool at(Row row, int) { return true; }"):
             files["/sim/diff/e.cpp"] = f"namespace {{\n{again}\n}}\n"
             self.assertEqual(planted(files, rules.repeated_names).keys(), {"/sim/diff"}, again)
             self.assertEqual(planted({**files, "/sim/diff/e.cpp": again}, rules.repeated_names), {}, again)
