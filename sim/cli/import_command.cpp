@@ -17,6 +17,7 @@
 #include <kvbound/traces/flashinfer/attention_function.hpp>
 #include <kvbound/traces/flashinfer/import_trace.hpp>
 #include <kvbound/traces/flashinfer/recorded_session.hpp>
+#include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/safetensors_writer.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -238,6 +239,7 @@ void import_flashinfer(const CommandLine& line, const traces::RecordedSession& s
   const int64_t steps = line.integer("steps", 0, INT32_MAX, 0);
   if (dump) require_same_types(layers);
   check_outputs(line, session, out, calls);
+  if (dump) traces::OutputFile{*dump};  // it can be written, which is known before the trace is
   {
     Progress progress("importing", !line.has("quiet"));
     traces::import_trace(layers, steps, out, !dump,
@@ -247,10 +249,10 @@ void import_flashinfer(const CommandLine& line, const traces::RecordedSession& s
   const traces::AttentionCall& first = *layers.front().call;
   const traces::AttentionRequest request = first.request(layers.front().request);
   std::cout << fmt::format(
-      "layers: {}; {} query heads on {} KV heads, head_dim {}, {}; tokens: {}; queries: {}\njudge them by: kvbound {}\n",
-      layers.size(), first.query_heads(), first.kv_heads(), first.head_dim(), name(first.key_dtype()),
-      request.tokens, request.queries,
-      one_line(dump ? "diff " + out + " " + *dump : "inspect " + out + " --verify"));
+      "layers: {}; {} query heads on {} KV heads, head_dim {}, {}; tokens: {}; queries: {}\n", layers.size(),
+      first.query_heads(), first.kv_heads(), first.head_dim(), name(first.key_dtype()), request.tokens,
+      request.queries);
+  if (dump) std::cout << one_line(fmt::format("for a verdict: kvbound diff {} {}", out, *dump)) << "\n";
 }
 
 }  // namespace
@@ -259,6 +261,9 @@ int import_command(const Arguments& arguments) {
   CommandLine line = import_command_line();
   if (!line.parse(arguments)) return kPass;
   const bool list = line.has("list");
+  for (const char* option : {"call", "request", "steps", "dump"}) {
+    if (list && line.has(option)) throw UsageError(fmt::format("--{}: --list writes nothing", option));
+  }
   const std::vector<std::string> places =
       line.positionals(list ? "flashinfer or DIR" : "flashinfer, DIR or OUT", list ? 2 : 3, list ? 2 : 3);
   if (places[0] != "flashinfer") {

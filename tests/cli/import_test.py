@@ -101,6 +101,9 @@ class Imports(ImportTest):
         record_decode(self.dumps, batch, plan={"q_len_per_req": 3})
         self.require_verdict(PASS, "--request", 1)
         self.require_trace_of(batch, 1)
+        self.fresh()
+        record_decode(self.dumps, batch, run={"q_len_per_req": 3})
+        self.require_verdict(PASS, "--request", 0)
 
     def test_a_wrapper_for_cuda_graphs_is_a_decode_wrapper(self):
         record_decode(self.dumps, Batch(), name=CUDA_GRAPH)
@@ -147,6 +150,13 @@ class Imports(ImportTest):
         self.imports("--request", 0, "--steps", 4)
         self.refuses(USAGE, "5 decode steps: the request has 5 queries, of which one", "import", "flashinfer", "dumps", self.trace,
                      "--request", 0, "--steps", 5)
+
+    def test_it_says_what_it_wrote_and_how_to_judge_it(self):
+        record_decode(self.dumps, Batch())
+        said = "layers: 1; 4 query heads on 2 KV heads, head_dim 8, F16; tokens: 9; queries: 1\n"
+        self.assertEqual(self.imports("--request", 2), said)
+        self.assertEqual(self.imports("--request", 2, "--dump", "kernel.safetensors"),
+                         f"{said}for a verdict: kvbound diff trace.safetensors kernel.safetensors\n")
 
     def test_a_moved_folder(self):
         record_decode(self.dumps, Batch(tokens=(7,), queries=(1,)))
@@ -479,12 +489,16 @@ class Refusals(ImportTest):
                 (("flashinfer", "dumps", "out", "--kv-layout", "nhd"), "--kv-layout 'nhd'"),
                 (("flashinfer", "dumps", "out", "--call", "3", "--kv-layout", "HND"), "--kv-layout HND: call .* says NHD"),
                 (("flashinfer", "dumps", "out", "--sm-scale", "nan"), "--sm-scale 'nan'"),
+                (("flashinfer", "dumps", "--list", "--call", "3"), "--call: --list writes nothing"),
+                (("flashinfer", "dumps", "--list", "out"), "unexpected argument 'out'"),
+                (("flashinfer", "dumps/", "./dumps/out", "--call", "3", "--request", "0"), "'./dumps/out' is in dumps/, which is read"),
                 (("flashinfer", "dumps", "dumps/out", "--call", "3", "--request", "0"), "'dumps/out' is in dumps, which is read"),
                 (("flashinfer", "dumps", "out", "--call", "3", "--request", "0", "--dump", "out"), "'out' is what --OUT writes")):
             with self.subTest(problem):
                 self.refuses(USAGE, problem, "import", *arguments)
         self.refuses(WORLD, "cannot create", "import", "flashinfer", "dumps", "missing/out", "--call", 3, "--request", 0)
         self.refuses(WORLD, "cannot write", "import", "flashinfer", "dumps", "out", "--call", 3, "--request", 0, file_size_limit=512)
+        self.refuses(WORLD, "cannot create", "import", "flashinfer", "dumps", "out", "--call", 3, "--request", 0, "--dump", "missing/dump")
 
     def test_layers_that_differ(self):
         record_decode(self.dumps, Batch())
@@ -494,6 +508,12 @@ class Refusals(ImportTest):
         self.refuses(USAGE, "8 tokens, .*; the layers before it have .* 7 tokens", *options, "--call", "3,6")
         self.refuses(USAGE, "has other types of keys", *options, "--call", "3,9", "--dump", self.dump)
         self.passes(*options, "--call", "3,9")
+
+    def test_a_page_that_is_repeated_absurdly_often(self):
+        batch = Batch(tokens=(1,), queries=(1,), kv_heads=1, heads=1, dim=1, page_size=2**13, dtype="F16")
+        pages = ints(np.zeros(2**18 + 1))
+        record_decode(self.dumps, batch, tables=(ints([0, 2**18 + 1]), pages, ints([1])))
+        self.refused(r"request 0: has 2147483649 tokens; a trace has at most 2\^31 - 1")
 
     def test_absurd_headers_are_refused_before_memory_is_taken(self):
         _, run = record_decode(self.dumps, Batch())

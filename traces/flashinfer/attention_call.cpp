@@ -172,8 +172,10 @@ class AttentionCall::Setup {
   void find_query_offsets() {
     const int64_t batch = std::ssize(result_.cache_offsets_) - 1;
     if (function_.decodes) {
-      const Argument planned = settings().argument("q_len_per_req");
-      const int64_t each = planned.is_none() ? 1 : count_argument(settings(), "q_len_per_req");
+      int64_t each = 1;
+      for (const RecordedCall* call : {&settings(), &run_}) {  // run's is the older place
+        if (!call->argument("q_len_per_req").is_none()) each = count_argument(*call, "q_len_per_req");
+      }
       if (query_rows_ % batch != 0 || query_rows_ / batch != each) refuse_query_rows(batch, each);
       for (int64_t r = 0; r <= batch; ++r) result_.query_offsets_.push_back(r * each);
       return;
@@ -332,6 +334,9 @@ AttentionRequest AttentionCall::request(int64_t index) const {
     run_.refuse(which, "has " + std::to_string(request.queries) + " queries and " +
                            std::to_string(request.tokens) +
                            " tokens; expected 1 query or more, and as many tokens at least");
+  }
+  if (request.tokens > std::numeric_limits<int32_t>::max()) {
+    run_.refuse(which, "has " + std::to_string(request.tokens) + " tokens; a trace has at most 2^31 - 1");
   }
   if (request.queries > 1 && !causal_) {
     run_.refuse(which, "has " + std::to_string(request.queries) +
