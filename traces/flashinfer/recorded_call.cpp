@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -123,9 +124,6 @@ void RecordedCall::read_fields() {
   function_ = text("function_name");
   status_ = text("execution_status");
   timestamp_ = text("timestamp");
-  if (text("tensor_format") != "safetensors") {
-    refuse("tensor_format", "is " + in_quotes(text("tensor_format")) + "; " + kSaferTensors);
-  }
   // The folder may have been moved as a whole, but a record that names another folder is not this call's.
   if (std::filesystem::path(text("dump_dir")).filename() != name()) {
     refuse("dump_dir",
@@ -152,12 +150,13 @@ void RecordedCall::read_fields() {
       refuse("tensor_info.input_tensor_keys", "holds " + description(key) + "; expected texts");
     tensors_.push_back(*key.text());
   }
-  auto parameters = python_parameters(text("function_signature"));
-  if (!parameters) {
-    refuse("function_signature",
-           "is " + in_quotes(text("function_signature")) + "; expected a Python signature");
-  }
-  parameters_ = *std::move(parameters);
+  parameters_ = python_parameters(text("function_signature"));
+}
+
+const std::vector<PythonParameter>& RecordedCall::parameters() const {
+  if (parameters_) return *parameters_;
+  refuse("function_signature",
+         "is " + in_quotes(text("function_signature")) + "; expected a Python signature");
 }
 
 bool RecordedCall::same_object(const RecordedCall& other) const {
@@ -190,35 +189,41 @@ Argument RecordedCall::default_of(const PythonParameter& parameter) const {
 
 Argument RecordedCall::argument(const std::string& parameter) const {
   if (auto named = given_as("kwarg_" + parameter)) return *std::move(named);
-  const auto found = std::ranges::find(parameters_, parameter, &PythonParameter::name);
-  if (found ==
-      parameters_.end()) {  // a position without a name, or a parameter that the function does not have
+  const auto found = std::ranges::find(parameters(), parameter, &PythonParameter::name);
+  if (found == parameters().end()) {
+    // A position without a name, or a parameter that the function does not have.
     return given_as(parameter).value_or(Argument{parameter, {other("null"), -1}, {}});
   }
-  if (found->positional) {
-    if (auto placed = given_as("arg_" + std::to_string(found - parameters_.begin())))
-      return *std::move(placed);
-  }
+  const auto position = std::to_string(found - parameters().begin());
+  if (auto placed = found->positional ? given_as("arg_" + position) : std::nullopt) return *std::move(placed);
   return default_of(*found);
 }
 
 std::vector<std::string> RecordedCall::given() const {
+  const std::vector<PythonParameter>& known = parameters();
   std::vector<std::string> keys = tensors_, names;
   for (const auto& [key, value] : *metadata_.member("input_metadata")->object()) keys.push_back(key);
+  std::erase_if(keys,
+                [](const std::string& key) { return key.find("__") != std::string::npos; });  // in tuples
   for (const std::string& key : keys) {
+    constexpr auto kNone = std::numeric_limits<uint64_t>::max();
+    const uint64_t position =
+        key.starts_with("arg_") ? number_in<uint64_t>(key.substr(4)).value_or(kNone) : kNone;
     if (key.starts_with("kwarg_")) {
-      if (key.find("__") == std::string::npos) names.push_back(key.substr(6));
-      continue;
+      names.push_back(key.substr(6));
+    } else if (position < known.size() && known[position].positional) {
+      names.push_back(known[position].name);
+    } else {
+      names.push_back(key);
     }
-    const auto position = key.starts_with("arg_") ? number_in<uint64_t>(key.substr(4)) : std::nullopt;
-    const bool named = position && *position < parameters_.size() && parameters_[*position].positional;
-    if (named || key.find("__") == std::string::npos)
-      names.push_back(named ? parameters_[*position].name : key);
   }
   return names;
 }
 
 std::unique_ptr<SafetensorsFile> RecordedCall::open(const std::string& kind) const {
+  if (text("tensor_format") != "safetensors") {
+    refuse("tensor_format", "is " + in_quotes(text("tensor_format")) + "; " + kSaferTensors);
+  }
   const std::string path = joined(folder_, kind + ".safetensors"), pickled = joined(folder_, kind + ".pt");
   if (is_there(pickled))
     throw TraceError(pickled, -1, "", std::string("is in PyTorch's format; ") + kSaferTensors);

@@ -73,6 +73,7 @@ class RecordedCall {
 
  private:
   void read_fields();
+  const std::vector<PythonParameter>& parameters() const;
   const std::string& text(const char* field) const;
   std::unique_ptr<SafetensorsFile> open(const std::string& kind) const;
   std::optional<Argument> given_as(const std::string& key) const;
@@ -84,8 +85,8 @@ class RecordedCall {
   bool in_cuda_graph_ = false;
   uint64_t process_ = 0;
   std::optional<uint64_t> object_;
-  std::vector<std::string> tensors_;  // names of the tensors among the arguments
-  std::vector<PythonParameter> parameters_;
+  std::vector<std::string> tensors_;                        // names of the tensors among the arguments
+  std::optional<std::vector<PythonParameter>> parameters_;  // none: the signature cannot be read
 };
 
 }  // namespace kvbound::traces

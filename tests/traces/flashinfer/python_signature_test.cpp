@@ -35,6 +35,11 @@ TEST(PythonSignature, IsNotSplitInBracketsAndTexts) {
             "a=(1, {2: 3}) b='x, y)=' c=\"'\" d='\\''");
 }
 
+TEST(PythonSignature, AnnotationsMayBeTexts) {
+  EXPECT_EQ(parsed("(self, q: 'Union[torch.Tensor, int]', k: \"Tuple[int, ...]\" = None) -> 'torch.Tensor'"),
+            "self q k=None");
+}
+
 TEST(PythonSignature, OtherTextsAreNone) {
   for (const char* text : {"", "run", "(a", "(a, b]", "(a b)", "('a')", "(a='x)", "(a=[)", "(1+2)"}) {
     EXPECT_EQ(parsed(text), "none") << text;

@@ -69,16 +69,26 @@ TEST_F(RecordedCallTest, ThatDidNotFinishHasNoOutputs) {
   EXPECT_EQ(call.inputs()->tensors().front().name, "arg_0");
 }
 
-TEST_F(RecordedCallTest, IsOfItsOwnFolderAndFormat) {
+TEST_F(RecordedCallTest, IsOfItsOwnFolder) {
   test::RecordedParts parts;
   parts.dump_dir = "/elsewhere/20260108_pid1_other_call0001";
   expect_refused(parts, "dump_dir: is \"/elsewhere/20260108_pid1_other_call0001\"; expected this folder");
-  parts = {};
+}
+
+TEST_F(RecordedCallTest, ThatCannotBeReadIsRefusedWhenItIsUsed) {
+  test::RecordedParts parts;
   parts.format = "torch";
-  expect_refused(parts, "run FlashInfer with FLASHINFER_DUMP_SAFETENSORS=1");
-  parts = {};
   parts.signature = "kernel";
-  expect_refused(parts, "function_signature: is \"kernel\"; expected a Python signature");
+  const RecordedCall call = read(parts);
+  EXPECT_NE(test::message_of<TraceError>([&] {
+              call.inputs();
+            }).find("is \"torch\"; run FlashInfer with FLASHINFER_DUMP_SAFETENSORS=1"),
+            std::string::npos);
+  for (const std::string& told : {test::message_of<TraceError>([&] { call.argument("q"); }),
+                                  test::message_of<TraceError>([&] { call.given(); })}) {
+    EXPECT_NE(told.find("function_signature: is \"kernel\"; expected a Python signature"), std::string::npos)
+        << told;
+  }
 }
 
 TEST_F(RecordedCallTest, AnArgumentWithoutDefaultMustBeGiven) {
