@@ -229,8 +229,9 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
       most = std::max(most, values(j, c));
     }
     const double largest = std::max(std::abs(most), std::abs(least));
+    const double count = static_cast<double>(tokens);
     const double floor =
-        arithmetic.weights_floor * (absolute_values + static_cast<double>(tokens) * largest + 1);
+        arithmetic.weights_floor > 0 ? arithmetic.weights_floor * (absolute_values + count * largest + 1) : 0;
     lost_weights += floor;
     // For any weights, both outputs are means of the values, up to the rounding of sums.
     const double range = most - least + widest * largest;
