@@ -221,17 +221,23 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   const double widest = growth(rounding.sum + rounding.terms);
   const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
   for (int64_t c = 0; c < values.cols; ++c) {
-    double lost_weights = 0, least = kInfinity, most = -kInfinity;
+    double lost_weights = 0, absolute_values = 0, least = kInfinity, most = -kInfinity;
     for (int64_t j = 0; j < tokens; ++j) {
       lost_weights += sizes(j, c) * weight_error(0, 0, arithmetic);
+      absolute_values += sizes(j, c);
       least = std::min(least, values(j, c));
       most = std::max(most, values(j, c));
     }
+    const double largest = std::max(std::abs(most), std::abs(least));
+    const double count = static_cast<double>(tokens);
+    const double floor =
+        arithmetic.weights_floor > 0 ? arithmetic.weights_floor * (absolute_values + count * largest + 1) : 0;
+    lost_weights += floor;
     // For any weights, both outputs are means of the values, up to the rounding of sums.
-    const double range = most - least + widest * std::max(std::abs(most), std::abs(least));
+    const double range = most - least + widest * largest;
     for (int64_t i = 0; i < queries.rows; ++i) {
       result.output(i, c) =
-          std::min({result.output(i, c), centred(i, c) + lost_weights, range + lost_weights}) + lost;
+          std::min({result.output(i, c) + floor, centred(i, c) + lost_weights, range + lost_weights}) + lost;
     }
   }
   add_value_errors(logits, coefficients, widest, cache.values, result.output);

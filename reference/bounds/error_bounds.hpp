@@ -28,6 +28,8 @@ struct Arithmetic {
   /// Absolute rounding of stored inputs below the normal range of their storage type.
   double input_floor = 0;
   double weights = 0;  ///< further relative rounding of attention weights before they multiply values
+  /// Absolute rounding of those weights, as a share of the largest one, below the normal range of their type.
+  double weights_floor = 0;
 
   // As in KernelArithmetic.
   int64_t accumulation_depth = -1;

@@ -11,6 +11,7 @@ int recall_command(const Arguments& arguments);
 int predict_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int record_command(const Arguments& arguments);
+int import_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int prove_command(const Arguments& arguments);  // in the program only: the library does not link proofs
 int bench_command(const Arguments& arguments);

@@ -149,6 +149,7 @@ class LayerJudge {
 
   // Tensors of the prompt's end: scores, norms and the kept sets.
   void judge_prompt() {
+    if (claims_.prompt_output) judge_prompt_output();
     if (claims_.score_positions) {
       results_.push_back(compare("score_positions", *claims_.score_positions, reference_.score_positions));
     }
@@ -172,6 +173,33 @@ class LayerJudge {
                                   claims_.target_of, teacher_forced_));
     *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
     results_.back().undecided += allocation_.undecided;
+  }
+
+  // Attention of the recorded prompt queries, each to the prompt's entries up to its own, before compression.
+  void judge_prompt_output() {
+    const RealClaim& claim = *claims_.prompt_output;
+    std::vector<double> expected(claim.numbers.size()), bounds(claim.numbers.size());
+    reference::parallel_for(layer_.window_queries * shape_.kv_heads, [&](int64_t i) {
+      const int64_t row = i / shape_.kv_heads, g = i % shape_.kv_heads;
+      const int64_t visible = layer_.prompt_tokens - layer_.window_queries + row + 1;
+      const MatrixView queries = shape_.group_rows(layer_.queries.view().row_of_slices(row), g);
+      const int64_t first = (row * shape_.query_heads + g * group_size()) * shape_.head_dim;
+      judge_attention(queries, layer_.keys.slice(g).middle_rows(0, visible),
+                      layer_.values.slice(g).middle_rows(0, visible), std::span(expected).subspan(first),
+                      std::span(bounds).subspan(first));
+    });
+    add("prompt_output", claim, expected, bounds);
+  }
+
+  // The reference's output of some queries over a cache, and the bounds of its errors.
+  void judge_attention(MatrixView queries, MatrixView keys, MatrixView values, std::span<double> expected,
+                       std::span<double> bounds) const {
+    const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
+    const Matrix errors = reference::attention_errors(queries, keys, values, layer_.scale, {},
+                                                      implementation_.arithmetic.attention)
+                              .output;
+    std::ranges::copy(output.numbers(), expected.begin());
+    std::ranges::copy(errors.numbers(), bounds.begin());
   }
 
   // Number of entries that each KV head keeps. With order=merge-first it may be below the budget: see judge_kept.
@@ -252,13 +280,9 @@ class LayerJudge {
       const MatrixView queries = step_queries(g, t);
       const Matrix keys = reference::rows_of(layer_.keys.slice(g), cached),
                    values = reference::rows_of(layer_.values.slice(g), cached);
-      const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
-      const Matrix errors = reference::attention_errors(queries, keys, values, layer_.scale, {},
-                                                        implementation_.arithmetic.attention)
-                                .output;
       const int64_t first = (t * shape_.query_heads + g * group_size()) * shape_.head_dim;
-      std::ranges::copy(output.numbers(), expected.begin() + first);
-      std::ranges::copy(errors.numbers(), bounds.begin() + first);
+      judge_attention(queries, keys, values, std::span(expected).subspan(first),
+                      std::span(bounds).subspan(first));
     });
     add("output", claim, expected, bounds);
   }

@@ -38,6 +38,7 @@ struct LayerClaims {
   std::optional<RealClaim> step_votes;                  ///< [steps, kv_heads]: see step_rows()
   std::optional<RealClaim> step_merged_key;             ///< [steps, kv_heads, head_dim]
   std::optional<RealClaim> step_merged_value;           ///< [steps, kv_heads, head_dim]
+  std::optional<RealClaim> prompt_output;               ///< [window queries, query_heads, head_dim]
   std::optional<std::vector<int64_t>> score_positions;  ///< [m]
   std::optional<RealClaim> score;                       ///< [kv_heads, m]
   std::optional<RealClaim> projected_value_norms;       ///< [query_heads, n]

@@ -60,9 +60,8 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   info.backend = fields.text("backend");
   info.storage = fields.dtype("storage", kRealTypes);
   info.accumulate = fields.dtype("accumulate", kAccumulated);
-  if (fields.has("weights")) {
-    info.weights = fields.dtype("weights", kRealTypes);
-  }
+  if (fields.has("weights")) info.weights = fields.dtype("weights", kRealTypes);
+  if (fields.has("partials")) info.partials = fields.dtype("partials", kRealTypes);
   info.trace_sha256 = fields.text("trace_sha256");
   const auto layers = parse_layer_list(
       fields.has("layers") ? fields.text("layers") : fmt::format("0-{}", trace.layers - 1), trace.layers);
@@ -226,6 +225,8 @@ class TensorCheck {
         return {shape.head_dim, "head_dim"};
       case Extent::prompt_tokens:
         return {trace_.prompt_tokens, "prompt_tokens"};
+      case Extent::window_queries:
+        return {trace_.window_queries, "window_queries"};
       case Extent::scored: {
         const int64_t scored = rules_of(info_.policy.host, trace_.prompt_tokens, info_.entries).scored;
         return {scored, scored == trace_.prompt_tokens ? "prompt_tokens" : "prompt_tokens - window"};
@@ -360,6 +361,7 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
   claims.step_votes = read_claim(layer, "step_votes");
   claims.step_merged_key = read_claim(layer, "step_merged_key");
   claims.step_merged_value = read_claim(layer, "step_merged_value");
+  claims.prompt_output = read_claim(layer, "prompt_output");
   claims.score = read_claim(layer, "score");
   claims.projected_value_norms = read_claim(layer, "projected_value_norms");
   claims.stage_two_score = read_claim(layer, "stage_two_score");
@@ -374,7 +376,12 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
 reference::Arithmetic DumpFile::arithmetic() const {
   reference::Arithmetic arithmetic =
       info_.accumulate == Dtype::f64 ? reference::double_precision() : reference::tensor_core_precision();
-  if (info_.weights) arithmetic.weights = unit_roundoff(*info_.weights);
+  for (const std::optional<Dtype>& rounded : {info_.weights, info_.partials}) {
+    if (!rounded) continue;
+    arithmetic.weights += unit_roundoff(*rounded);
+    arithmetic.weights_floor =
+        std::max(arithmetic.weights_floor, real_format(*rounded)->smallest_subnormal() / 2);
+  }
   return arithmetic;
 }
 

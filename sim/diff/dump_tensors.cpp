@@ -27,6 +27,7 @@ bool records_stage_two(const Policy& policy) { return rules_of(policy.selection)
 const std::vector<DumpTensor>& dump_tensors() {
   using enum Extent;
   static const std::vector<DumpTensor> tensors{
+      {.name = "prompt_output", .shape = {window_queries, query_heads, head_dim}},
       {.name = "score_positions", .shape = {scored}, .integral = true, .is_of = ranks_entries},
       {.name = "score", .shape = {kv_heads, scored}, .is_of = ranks_entries},
       {.name = "projected_value_norms", .shape = {query_heads, prompt_tokens}, .is_of = has_norms},

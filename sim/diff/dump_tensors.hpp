@@ -12,11 +12,12 @@ namespace kvbound::sim {
 /// Names the length of one dimension of a tensor.
 enum class Extent {
   steps,        ///< recorded decode steps: all of the trace's, or the first few
-  query_heads,  ///< this and the extents up to prompt_tokens are the trace's
+  query_heads,  ///< this and the extents up to window_queries are the trace's
   kv_heads,
   kv_head_offsets,  ///< kv_heads + 1
   head_dim,
   prompt_tokens,
+  window_queries,     ///< the trace's recorded prompt queries
   scored,             ///< prompt entries that the host scores
   kept_of_all_heads,  ///< kept entries of all KV heads, one head after the other
   tokens,             ///< of the prompt and of the recorded decode steps

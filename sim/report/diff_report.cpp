@@ -31,6 +31,7 @@ Json to_json(const std::string& path, const DumpInfo& dump) {
           {"storage", name(dump.storage)},
           {"accumulate", name(dump.accumulate)},
           {"weights", dump.weights ? Json(name(*dump.weights)) : Json()},
+          {"partials", dump.partials ? Json(name(*dump.partials)) : Json()},
           {"layers", dump.layers},
           {"steps", dump.steps},
           {"tensors", dump.tensors}};
@@ -57,11 +58,12 @@ int64_t DiffReport::differing_tensors() const {
 std::string text_report(const DiffReport& report, bool colour) {
   const DumpInfo& dump = report.dump;
   std::string text = fmt::format(
-      "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}\n  against {}: {} of {} "
+      "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}{}\n  against {}: {} of {} "
       "layers, {} of {} decode steps, {}\n",
       one_line(report.dump_path), canonical(dump.policy), to_string(dump.budget), dump.entries,
       traces::printable(dump.backend), name(dump.storage), name(dump.accumulate),
-      dump.weights ? fmt::format(", weights {}", name(*dump.weights)) : "", one_line(report.trace.path),
+      dump.weights ? fmt::format(", weights {}", name(*dump.weights)) : "",
+      dump.partials ? fmt::format(", partials {}", name(*dump.partials)) : "", one_line(report.trace.path),
       dump.layers.size(), report.trace.layers, dump.steps, report.trace.decode_tokens,
       name(report.trace.storage));
   if (dump.tensors.empty()) return text + "  no tensors\n";

@@ -428,7 +428,7 @@ class UnfitDumps(DiffTest):
         self.refused(self.path, dump, r"at byte \d+: layers\.0\.kept\.shape: is \[78\]; expected \[kv_heads \* budget\]")
 
     def test_unknown_tensors_are_refused(self):
-        for name, pattern in (("layers.0.scores", "no tensor of a dump of snapkv.*; known: score_positions, score, "),
+        for name, pattern in (("layers.0.scores", "no tensor of a dump of snapkv.*; known: prompt_output, score_positions, score, "),
                               ("layers.2.score", "the trace has 2 layers"), ("scores", "no tensor of a dump"),
                               ("layers.00.score", "no tensor of a dump"), ("layers.-1.score", "no tensor of a dump"),
                               ("layers.0", "no tensor"), ("layers.99999999999999999999.score", "no tensor"),

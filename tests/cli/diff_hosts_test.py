@@ -263,7 +263,7 @@ class UnfitDumps(DiffTest):
             dump = self.reference(trace, "streaming-llm")
             dump.tensors[f"layers.0.{kind}"] = "F64", np.zeros(3)
             self.refused(trace, dump, rf"at byte \d+: layers\.0\.{kind}: no tensor of a dump of streaming-llm:sinks=4; "
-                                      "known: kept_offsets, kept, evicted, output, ")
+                                      "known: prompt_output, kept_offsets, kept, evicted, output, ")
         dump = self.reference(trace, "snapkv:window=8+greedy")
         dump.tensors["layers.0.projected_value_norms"] = "F64", np.zeros(3)
         self.refused(trace, dump, r"at byte \d+: layers\.0\.projected_value_norms: no tensor of a dump of snapkv")

@@ -11,6 +11,7 @@ import unicodedata
 from pathlib import Path
 
 from support import kvbound_cli
+from support.flashinfer_dumps import Batch, Dumps, record_decode
 from support.kvbound_cli import INCONCLUSIVE, PASS, SAMPLES, CommandLineTest
 from support.tiny_model import TinyModel
 
@@ -104,7 +105,7 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "generate", "prove", "bench"):
+        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for script in ("record_hf", "tokenize"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
@@ -246,9 +247,14 @@ class DocumentedCommands(CommandLineTest):
         for name, tokens in (("FILE", 1024), ("frankenstein.ids", 1024), ("prompt.ids", 40)):
             (self.folder / name).write_text(" ".join(str(i % 64) for i in range(tokens)), "utf-8")
 
+    def write_flashinfer_dumps(self):
+        """What documented calls of `import` read."""
+        record_decode(Dumps(self.folder / "flashinfer_dumps"), Batch())
+
     def test_commands_in_documents_run(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")
         self.write_models()
+        self.write_flashinfer_dumps()
         sample = SAMPLES / "pocket-gqa.safetensors"
         subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
                        check=True)

@@ -15,7 +15,7 @@ GENERATED = {"revision.hpp"}  # sim/revision.cmake writes it
 ORDER = {
     "reference": ["core", "numerics", ".", "eviction", "merging", "session", "bounds"],
     "cuda": ["support", "emulation", "primitives", "native", "roofline", ".", "eviction", "merging", "session"],
-    "traces": [".", "models"],
+    "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
     "sim": ["options", "measure", "diff", "replay", "study", "bench", "report", "cli"],
 }

@@ -28,6 +28,7 @@ double kinds(Arithmetic& arithmetic, const std::string& kind) {
   if (kind == "input") return arithmetic.input = 0x1p-9;
   if (kind == "input floor") return arithmetic.input_floor = 0x1p-10;
   if (kind == "weights") return arithmetic.weights = 0x1p-9;
+  if (kind == "weights floor") return arithmetic.weights_floor = 0x1p-15;
   if (kind == "tensor sums") return arithmetic.tensor_sums = 0x1p-10;
   ADD_FAILURE() << kind;
   return 0;
@@ -146,6 +147,15 @@ TEST(DirectedRounding, OfOneWeightUpAndAllOthersDownCountsTwice) {
   const double exact = 1.0 / static_cast<double>(tokens);
   expect_tight(above / (above + others) - exact, errors_of_equal_logits(values, arithmetic).output(0, 0),
                1.05);
+}
+
+TEST(DirectedRounding, OfWeightsThatAreLostBelowTheirTypesRange) {
+  const int64_t tokens = 100;
+  const Arithmetic arithmetic = only("weights floor");
+  Matrix keys = filled(tokens, 1, std::log(arithmetic.weights_floor)), values = filled(tokens, 1, 1);
+  keys(0, 0) = values(0, 0) = 0;
+  const double others = (tokens - 1) * arithmetic.weights_floor, exact = others / (1 + others);
+  expect_tight(exact, attention_errors(filled(1, 1, 1), keys, values, 1, {}, arithmetic).output(0, 0), 2.1);
 }
 
 TEST(DirectedRounding, OfStoredValuesMovesOutputs) {

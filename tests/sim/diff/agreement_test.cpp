@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
@@ -266,6 +267,37 @@ TEST(Agreement, CountsTheEntriesThatHeadsShareOutOtherwise) {
   found = agreement(layer, tested, claims);
   EXPECT_EQ(find(found, "kept").outside, 2) << "neither has its own budget";
   EXPECT_EQ(find(found, "kept_offsets").outside, 1);
+}
+
+TEST(Agreement, JudgesEveryPromptQueryOnThePromptUpToItself) {
+  const traces::Layer layer = layer_of(2, 11);
+  const LayerShape& shape = layer.shape;
+  LayerClaims claims;
+  claims.prompt_output = RealClaim{{layer.window_queries, shape.query_heads, shape.head_dim}, {}, Dtype::f64};
+  for (int64_t row = 0; row < layer.window_queries; ++row) {
+    for (int64_t h = 0; h < shape.query_heads; ++h) {
+      const int64_t g = shape.kv_head_of(h), visible = layer.prompt_tokens - layer.window_queries + row + 1;
+      const Matrix output = reference::attention(layer.queries.slice(h).middle_rows(row, 1),
+                                                 layer.keys.slice(g).middle_rows(0, visible),
+                                                 layer.values.slice(g).middle_rows(0, visible), layer.scale)
+                                .output;
+      claims.prompt_output->numbers.insert(claims.prompt_output->numbers.end(), output.numbers().begin(),
+                                           output.numbers().end());
+    }
+  }
+  TestedImplementation tested = implementation(test::kTopK);
+  tested.steps = 0;
+  std::vector<TensorAgreement> found = agreement(layer, tested, claims);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_TRUE(agrees(found));
+  EXPECT_EQ(found[0].tensor, "prompt_output");
+  EXPECT_EQ(found[0].judged, found[0].elements);
+  const int64_t last = found[0].elements - 1;
+  claims.prompt_output->numbers[last] += 1e-9;
+  found = agreement(layer, tested, claims);
+  EXPECT_EQ(found[0].outside, 1);
+  EXPECT_EQ(found[0].worst->index,
+            (std::vector<int64_t>{layer.window_queries - 1, shape.query_heads - 1, shape.head_dim - 1}));
 }
 
 TEST(Agreement, OfNoDecodeStepsIsThatOfThePrompt) {

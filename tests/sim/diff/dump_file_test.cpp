@@ -104,6 +104,17 @@ TEST_F(DumpFileTest, ReadsTheLayersThatTheMetadataLists) {
   expect_refused(parts, "expected ascending layers or ranges such as 0,3-5 within 0..1");
 }
 
+TEST_F(DumpFileTest, ReadsOutputsOfThePromptsQueries) {
+  SafetensorsParts parts = small_dump();
+  for (const std::string layer : {"layers.0.", "layers.1."}) {
+    parts.tensors.push_back({layer + "prompt_output", "F32", "[4,4,2]", reals(32), ""});
+  }
+  EXPECT_EQ(open(parts).info().tensors.front(), "prompt_output");
+  EXPECT_EQ(open(parts).read_layer(1).prompt_output->numbers[31], 31);
+  parts.tensor("layers.1.prompt_output") = {"layers.1.prompt_output", "F32", "[2,8,2]", reals(32), ""};
+  expect_refused(parts, "expected [window_queries, query_heads, head_dim] = [4, 4, 2]");
+}
+
 TEST_F(DumpFileTest, RefusesOtherShapesAndTypes) {
   SafetensorsParts parts = small_dump();
   parts.tensor("layers.1.output") = {"layers.1.output", "F32", "[2,2,4]", reals(16), ""};
@@ -157,7 +168,7 @@ TEST_F(DumpFileTest, RefusesTensorsThatThePolicyHasNot) {
   EXPECT_EQ(refusal(with(h2o, "score", "[2,6]", 12)), "");
   expect_refused(with(h2o, "score", "[2,4]", 8), "[kv_heads, prompt_tokens] = [2, 6]");
   expect_refused(with(h2o, "scores", "[2,6]", 12),
-                 "known: score_positions, score, kept_offsets, kept, evicted");
+                 "known: prompt_output, score_positions, score, kept_offsets, kept, evicted");
 }
 
 TEST_F(DumpFileTest, ReadsEvictedByItsFormerNameButNotByBoth) {
@@ -227,6 +238,10 @@ TEST_F(DumpFileTest, IsJudgedByTheArithmeticThatItDeclares) {
   SafetensorsParts rounded = small_dump();
   rounded.set("weights", "F16");
   EXPECT_EQ(open(rounded).arithmetic().weights, 0x1p-11);
+  EXPECT_EQ(open(rounded).arithmetic().weights_floor, 0x1p-25);
+  rounded.set("partials", "BF16");
+  EXPECT_EQ(open(rounded).arithmetic().weights, 0x1p-11 + 0x1p-8);
+  EXPECT_EQ(open(rounded).arithmetic().weights_floor, 0x1p-25);
 }
 
 }  // namespace

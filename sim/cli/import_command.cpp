@@ -1,0 +1,286 @@
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/layer_list.hpp>
+#include <kvbound/sim/options/number.hpp>
+#include <kvbound/traces/flashinfer/attention_call.hpp>
+#include <kvbound/traces/flashinfer/attention_function.hpp>
+#include <kvbound/traces/flashinfer/import_trace.hpp>
+#include <kvbound/traces/flashinfer/recorded_session.hpp>
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/safetensors_writer.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "commands.hpp"
+#include "progress.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kImportDetails =
+    R"(DIR is the FLASHINFER_DUMP_DIR of a program that ran with FLASHINFER_LOGLEVEL=10 and
+FLASHINFER_DUMP_SAFETENSORS=1. Its calls are numbered from 1, as FlashInfer's replay numbers them. The calls of batch and
+single decode and prefill attention can be imported: of one request, keys, values and queries become a trace, in which
+each chosen call is a layer and W^O, which is not recorded, the identity of every head.
+
+With --dump the kernels' outputs become a dump, for `kvbound diff` to judge by bounds derived for the kernels'
+arithmetic: sums in F32, and attention weights and outputs of a split cache that are rounded to 16 bits. Without it they
+become the trace's attention_output, which `kvbound inspect --verify` compares with a computation in single precision.
+
+Refused, with a line that names the argument: what a trace cannot represent (positions encoded in the kernel, capped
+logits, sliding windows, masks other than the causal one, sinks, caches of 8 or 4 bits), calls in CUDA graphs, and calls
+that did not finish.
+
+Examples:
+  kvbound import flashinfer flashinfer_dumps --list
+  kvbound import flashinfer flashinfer_dumps --call 3 --request 0 trace.safetensors --dump kernel.safetensors
+  kvbound diff trace.safetensors kernel.safetensors
+)";
+
+CommandLine import_command_line() {
+  CommandLine line("import flashinfer DIR [options] OUT: a trace of recorded calls of FlashInfer's kernels",
+                   kImportDetails);
+  line.add_flag("list", "print what DIR holds, and write nothing");
+  line.add("call", "N[,N]",
+           "these calls, such as 3 or 3,5-7: a layer each (default: the only one that can be)");
+  line.add("request", "R", "this request of the batch, from 0 (default: the only one)");
+  line.add("steps", "T",
+           "take the last T queries for decode steps, so that the trace can be replayed (default: 0)");
+  line.add("dump", "FILE", "write the kernels' outputs as a dump, for `kvbound diff OUT FILE`");
+  line.add("plan", "N", "the call of plan that the calls follow (default: the last one before each)");
+  line.add("kv-layout", "NHD|HND", "the cache's layout, if the constructor was not recorded");
+  line.add("sm-scale", "S", "the scale of logits, if it was given to the deprecated forward()");
+  line.add_flag("causal", "the mask is causal, if that was given to the deprecated forward()");
+  line.add_flag("quiet", "no progress");
+  return line;
+}
+
+traces::AttentionCallOptions call_options(const CommandLine& line) {
+  traces::AttentionCallOptions options;
+  if (line.has("plan")) options.plan = line.integer("plan", 1, INT64_MAX, 1);
+  options.causal = line.has("causal");
+  if (const auto layout = line.text("kv-layout")) {
+    if (layout != "NHD" && layout != "HND")
+      throw UsageError(fmt::format("--kv-layout '{}': expected NHD or HND", *layout));
+    options.layout = layout == "NHD" ? traces::KvLayout::nhd : traces::KvLayout::hnd;
+  }
+  if (const auto scale = line.text("sm-scale")) {
+    options.sm_scale = parse_real(*scale);
+    if (!options.sm_scale || !(*options.sm_scale > 0))
+      throw UsageError(fmt::format("--sm-scale '{}': expected a positive number", *scale));
+  }
+  return options;
+}
+
+// What a call computed in a few words, or why it cannot be imported.
+std::string call_summary(const traces::RecordedSession& session, int64_t number,
+                         const traces::AttentionCallOptions& options) try {
+  const traces::AttentionCall call(session, number, options);
+  return fmt::format("{} request{}, {} query heads on {} KV heads, head_dim {}, {}", call.requests(),
+                     call.requests() == 1 ? "" : "s", call.query_heads(), call.kv_heads(), call.head_dim(),
+                     name(call.key_dtype()));
+} catch (const Error& error) {
+  return fmt::format("refused: {}", error.what());
+}
+
+std::string listing(const traces::RecordedSession& session, const traces::AttentionCallOptions& options) {
+  size_t width = 0;
+  for (const traces::RecordedCall& call : session.calls()) width = std::max(width, call.function().size());
+  std::string text = fmt::format("{} calls in {}\n", session.calls().size(), one_line(session.folder()));
+  for (size_t i = 0; i < session.calls().size(); ++i) {
+    const std::string& function = session.calls()[i].function();
+    const auto number = static_cast<int64_t>(i) + 1;
+    const std::string what =
+        traces::attention_function_named(function) ? call_summary(session, number, options) : "";
+    text += one_line(fmt::format("{:6}  {:{}}  {}", number, function, width, what));
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += "\n";
+  }
+  return text;
+}
+
+// The calls of --call; by default the only call of an attention kernel.
+std::vector<int64_t> chosen_calls(const CommandLine& line, const traces::RecordedSession& session) {
+  const auto count = std::ssize(session.calls());
+  if (const auto text = line.text("call")) {
+    const auto calls = parse_layer_list(*text, count + 1);
+    if (!calls || calls->front() == 0) {
+      throw UsageError(fmt::format(
+          "--call '{}': expected ascending calls or ranges such as 3,5-7 within 1..{}", *text, count));
+    }
+    return *calls;
+  }
+  std::vector<int64_t> found;
+  for (int64_t i = 0; i < count; ++i) {
+    if (traces::attention_function_named(session.calls()[static_cast<size_t>(i)].function()))
+      found.push_back(i + 1);
+  }
+  if (found.empty()) {
+    throw TraceError(session.folder(), -1, "",
+                     "has no call that can be imported; expected one of " + traces::attention_functions());
+  }
+  if (found.size() == 1) return found;
+  throw UsageError(fmt::format("{} has {} calls of attention kernels; choose by --call (--list shows them)",
+                               session.folder(), found.size()));
+}
+
+std::vector<traces::ImportedLayer> chosen_requests(
+    const CommandLine& line, const std::vector<std::unique_ptr<traces::AttentionCall>>& calls) {
+  std::vector<traces::ImportedLayer> layers;
+  for (const auto& call : calls) {
+    if (!line.has("request") && call->requests() > 1) {
+      throw UsageError(fmt::format("call {} has {} requests; choose one by --request 0 to {}",
+                                   call->call().name(), call->requests(), call->requests() - 1));
+    }
+    layers.push_back({call.get(), line.integer("request", 0, call->requests() - 1, 0)});
+  }
+  return layers;
+}
+
+// The files that may be written, none of which lies in DIR.
+void check_outputs(const CommandLine& line, const traces::RecordedSession& session, const std::string& out,
+                   const std::vector<std::unique_ptr<traces::AttentionCall>>& calls) {
+  OutputPaths outputs;
+  for (const auto& call : calls) {
+    for (const std::string& path : call->paths()) outputs.add_input(path);
+  }
+  const std::filesystem::path dumps =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(session.folder()));
+  for (const auto& [option, path] :
+       {std::pair{"OUT", std::optional(out)}, std::pair{"dump", line.text("dump")}}) {
+    if (!path) continue;
+    const std::filesystem::path place = std::filesystem::weakly_canonical(std::filesystem::absolute(*path));
+    const auto [end, ignored] = std::ranges::mismatch(dumps, place);
+    if (end == dumps.end())
+      throw UsageError(fmt::format("--{}: '{}' is in {}, which is read", option, *path, session.folder()));
+    outputs.add(option, *path);
+  }
+}
+
+// Outputs over a cache from which nothing is evicted, and the arithmetic of FlashInfer's kernels.
+traces::SafetensorsWriter::Strings dump_metadata(const traces::AttentionCall& call,
+                                                 const std::string& sha256) {
+  traces::SafetensorsWriter::Strings metadata{
+      {"format", "kvbound-dump"},
+      {"version", "1"},
+      {"policy", "snapkv:window=1:pool=1"},
+      {"budget", "100%"},
+      {"backend", fmt::format("FlashInfer {}, {}", call.call().version(), call.call().function())},
+      {"storage", std::string(name(call.key_dtype()))},
+      {"accumulate", "F32"},
+      {"trace_sha256", sha256}};
+  if (call.query_dtype() != Dtype::f32)
+    metadata.emplace_back("weights", std::string(name(call.query_dtype())));
+  if (call.output_dtype() != Dtype::f32)
+    metadata.emplace_back("partials", std::string(name(call.output_dtype())));
+  return metadata;
+}
+
+// Writes the outputs as a dump of the trace; those of the last queries are its decode steps'.
+void write_outputs(const std::vector<traces::ImportedLayer>& layers, int64_t steps,
+                   const std::string& trace_path, const std::string& path, bool quiet) {
+  Progress progress("hashing", !quiet);
+  const std::string sha256 =
+      traces::Trace(trace_path).sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  std::vector<traces::TensorDeclaration> tensors;
+  std::vector<Matrix> outputs;
+  for (const traces::ImportedLayer& layer : layers) {
+    const traces::AttentionCall& call = *layer.call;
+    const std::string prefix = fmt::format("layers.{}.", outputs.size());
+    outputs.push_back(call.outputs(call.request(layer.request), traces::NonFiniteNumbers::allowed));
+    const auto declare = [&](const char* tensor, int64_t rows) {
+      tensors.push_back({prefix + tensor, call.output_dtype(), {rows, call.query_heads(), call.head_dim()}});
+    };
+    declare("prompt_output", outputs.back().rows() - steps);
+    if (steps > 0) declare("output", steps);
+  }
+  traces::SafetensorsWriter file(path, dump_metadata(*layers.front().call, sha256), tensors);
+  auto tensor = tensors.begin();
+  for (const Matrix& rows : outputs) {
+    const auto of_prompt = static_cast<size_t>((rows.rows() - steps) * rows.cols());
+    file.append(tensor++->name, rows.numbers().first(of_prompt), traces::NonFiniteNumbers::allowed);
+    if (steps == 0) continue;
+    file.append(tensor++->name, rows.numbers().subspan(of_prompt), traces::NonFiniteNumbers::allowed);
+  }
+  file.finish();
+}
+
+// A dump declares one arithmetic for all of its layers.
+void require_same_types(const std::vector<traces::ImportedLayer>& layers) {
+  const auto types = [](const traces::ImportedLayer& layer) {
+    return std::array{layer.call->key_dtype(), layer.call->query_dtype(), layer.call->output_dtype()};
+  };
+  for (const traces::ImportedLayer& layer : layers) {
+    if (types(layer) == types(layers.front())) continue;
+    throw UsageError(fmt::format("--dump: call {} has other types of keys, queries or outputs than {}",
+                                 layer.call->call().name(), layers.front().call->call().name()));
+  }
+}
+
+void import_flashinfer(const CommandLine& line, const traces::RecordedSession& session,
+                       const std::string& out) {
+  const traces::AttentionCallOptions options = call_options(line);
+  std::vector<std::unique_ptr<traces::AttentionCall>> calls;
+  for (const int64_t number : chosen_calls(line, session)) {
+    calls.push_back(std::make_unique<traces::AttentionCall>(session, number, options));
+  }
+  const std::vector<traces::ImportedLayer> layers = chosen_requests(line, calls);
+  const auto dump = line.text("dump");
+  const int64_t steps = line.integer("steps", 0, INT32_MAX, 0);
+  if (dump) require_same_types(layers);
+  check_outputs(line, session, out, calls);
+  if (dump) traces::OutputFile{*dump};  // it can be written, which is known before the trace is
+  {
+    Progress progress("importing", !line.has("quiet"));
+    traces::import_trace(layers, steps, out, !dump,
+                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  if (dump) write_outputs(layers, steps, out, *dump, line.has("quiet"));
+  const traces::AttentionCall& first = *layers.front().call;
+  const traces::AttentionRequest request = first.request(layers.front().request);
+  std::cout << fmt::format(
+      "layers: {}; {} query heads on {} KV heads, head_dim {}, {}; tokens: {}; queries: {}\n", layers.size(),
+      first.query_heads(), first.kv_heads(), first.head_dim(), name(first.key_dtype()), request.tokens,
+      request.queries);
+  if (dump) std::cout << one_line(fmt::format("for a verdict: kvbound diff {} {}", out, *dump)) << "\n";
+}
+
+}  // namespace
+
+int import_command(const Arguments& arguments) {
+  CommandLine line = import_command_line();
+  if (!line.parse(arguments)) return kPass;
+  const bool list = line.has("list");
+  for (const char* option : {"call", "request", "steps", "dump"}) {
+    if (list && line.has(option)) throw UsageError(fmt::format("--{}: --list writes nothing", option));
+  }
+  const std::vector<std::string> places =
+      line.positionals(list ? "flashinfer or DIR" : "flashinfer, DIR or OUT", list ? 2 : 3, list ? 2 : 3);
+  if (places[0] != "flashinfer") {
+    throw UsageError(fmt::format("'{}': expected flashinfer, whose dumps can be imported", places[0]));
+  }
+  std::unique_ptr<traces::RecordedSession> session;
+  {
+    Progress progress("reading", !line.has("quiet"));
+    session = std::make_unique<traces::RecordedSession>(
+        places[1], [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  if (list) {
+    std::cout << listing(*session, call_options(line));
+  } else {
+    import_flashinfer(line, *session, places[2]);
+  }
+  return kPass;
+}
+
+}  // namespace kvbound::sim

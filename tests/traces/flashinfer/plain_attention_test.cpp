@@ -1,0 +1,65 @@
+// Arguments that make a kernel compute something else.
+#include <gtest/gtest.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/flashinfer/plain_attention.hpp>
+
+#include "support/message_of.hpp"
+#include "support/recorded_calls.hpp"
+
+namespace kvbound::traces::plain_attention_test {
+namespace {
+
+// What is said of a call with these arguments by name; "no error" if it is plain.
+std::string told_of(const std::string& given, const std::string& signature = "(q=None, **kwargs)") {
+  const test::TemporaryFolder dumps;
+  test::RecordedParts parts;
+  parts.given = given;
+  parts.signature = signature;
+  const RecordedCall call(test::write_call(dumps, parts));
+  return test::message_of<TraceError>([&] { require_plain_attention(call); });
+}
+
+TEST(PlainAttention, IsWhatDefaultsSay) {
+  EXPECT_EQ(told_of(""), "no error");
+  EXPECT_EQ(
+      told_of(
+          "",
+          "(pos_encoding_mode='NONE', window_left=-1, logits_soft_cap=None, use_fp16_qk_reduction=False)"),
+      "no error");
+  EXPECT_EQ(
+      told_of(
+          R"("kwarg_logits_soft_cap": 0.0, "kwarg_k_scale": 1, "kwarg_v_scale": 1.0, "kwarg_window_left": -2)"),
+      "no error");
+  EXPECT_EQ(
+      told_of(
+          R"("kwarg_backend": "fa2", "kwarg_q_data_type": {"type": "torch.dtype", "value": "torch.float16"})"),
+      "no error");
+}
+
+TEST(PlainAttention, IsNoOtherValueOfASetting) {
+  for (const auto& [given, problem] : std::vector<std::pair<std::string, std::string>>{
+           {R"("kwarg_pos_encoding_mode": "ROPE_LLAMA")", "is \"ROPE_LLAMA\"; expected \"NONE\""},
+           {R"("kwarg_window_left": 0)", "kwarg_window_left: is 0; expected -1"},
+           {R"("kwarg_window_right": 1)", "kwarg_window_right: is 1"},
+           {R"("kwarg_logits_soft_cap": 0.5)", "kwarg_logits_soft_cap: is 0.5"},
+           {R"("kwarg_logits_soft_cap": "x")", "kwarg_logits_soft_cap: is \"x\""},
+           {R"("kwarg_use_fp16_qk_reduction": true)", "kwarg_use_fp16_qk_reduction: is true"},
+           {R"("kwarg_k_scale": 0.5)", "kwarg_k_scale: is 0.5; expected 1"},
+           {R"("kwarg_sinks": [1])", "kwarg_sinks: is an array"}}) {
+    EXPECT_NE(told_of(given).find(problem), std::string::npos) << told_of(given);
+  }
+  EXPECT_NE(told_of("", "(logits_soft_cap=30.0)").find("function_signature.logits_soft_cap: is 30.0"),
+            std::string::npos);
+}
+
+TEST(PlainAttention, KnowsEveryArgumentThatIsGiven) {
+  EXPECT_NE(
+      told_of(R"("kwarg_tree_mask": 3)").find("kwarg_tree_mask: is 3, and what it changes is not known"),
+      std::string::npos);
+  EXPECT_EQ(told_of(R"("kwarg_tree_mask": null, "kwarg_fancy": false)"), "no error");
+  EXPECT_NE(told_of(R"("arg_1": 3)").find("arg_1: is 3, and what"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvbound::traces::plain_attention_test

@@ -1,0 +1,121 @@
+#include "plain_attention.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace kvbound::traces {
+namespace {
+
+bool is_absent(const Argument& argument) { return argument.is_none(); }
+bool is_off(const Argument& argument) { return argument.is_none() || argument.truth() == false; }
+bool is_no_window(const Argument& argument) { return argument.is_none() || argument.number() < 0.0; }
+bool is_zero(const Argument& argument) { return argument.is_none() || argument.number() == 0.0; }
+bool is_one(const Argument& argument) { return argument.is_none() || argument.number() == 1.0; }
+bool is_no_cap(const Argument& argument) {
+  const auto cap = argument.number();
+  return argument.is_none() || (cap && *cap <= 0);
+}
+bool is_no_encoding(const Argument& argument) {
+  return argument.is_none() || (argument.value.text() && *argument.value.text() == "NONE");
+}
+
+// An argument that changes what is computed unless it has a certain value.
+struct Setting {
+  std::string_view parameter;
+  bool (*is_plain)(const Argument&);
+  std::string_view expected;
+};
+constexpr std::array kSettings{
+    Setting{"pos_encoding_mode", is_no_encoding, "\"NONE\": keys and queries after RoPE, and no ALiBi"},
+    Setting{"logits_soft_cap", is_no_cap, "none: a trace has no capped logits"},
+    Setting{"window_left", is_no_window, "-1: a trace has no sliding window"},
+    Setting{"window_right", is_zero, "0: a query sees no later token"},
+    Setting{"custom_mask", is_absent, "none: a trace's mask is causal"},
+    Setting{"packed_custom_mask", is_absent, "none: a trace's mask is causal"},
+    Setting{"prefix_len_ptr", is_absent, "none: a trace has one item"},
+    Setting{"token_pos_in_items_ptr", is_absent, "none: a trace has one item"},
+    Setting{"token_pos_in_items_len", is_zero, "0: a trace has one item"},
+    Setting{"max_item_len_ptr", is_absent, "none: a trace has one item"},
+    Setting{"block_tables", is_absent, "none: pages are read from the page indices"},
+    Setting{"sinks", is_absent, "none: a trace has no sinks that are parameters"},
+    Setting{"kv_cache_sf", is_absent, "none: a trace's cache is F32, F16 or BF16"},
+    Setting{"skip_softmax_threshold_scale_factor", is_absent, "none: a trace's attention skips nothing"},
+    Setting{"use_fp16_qk_reduction", is_off, "false: bounds are derived for logits summed in F32"},
+    Setting{"q_scale", is_one, "1: a trace has no scales"},
+    Setting{"k_scale", is_one, "1: a trace has no scales"},
+    Setting{"v_scale", is_one, "1: a trace has no scales"},
+    Setting{"o_scale", is_one, "1: a trace has no scales"},
+    Setting{"scale_q", is_one, "1: a trace has no scales"},
+    Setting{"scale_k", is_one, "1: a trace has no scales"},
+    Setting{"scale_v", is_one, "1: a trace has no scales"},
+    Setting{"jit_args", is_absent, "none: what a variant compiled by the user computes is not recorded"},
+};
+
+// Arguments that AttentionCall reads, and arguments that do not change what is computed.
+constexpr auto kOthers = std::to_array<std::string_view>({"self",
+                                                          "q",
+                                                          "k",
+                                                          "v",
+                                                          "paged_kv_cache",
+                                                          "indptr",
+                                                          "indices",
+                                                          "last_page_len",
+                                                          "qo_indptr",
+                                                          "kv_indptr",
+                                                          "paged_kv_indptr",
+                                                          "paged_kv_indices",
+                                                          "paged_kv_last_page_len",
+                                                          "num_qo_heads",
+                                                          "num_kv_heads",
+                                                          "head_dim",
+                                                          "head_dim_qk",
+                                                          "head_dim_vo",
+                                                          "page_size",
+                                                          "causal",
+                                                          "sm_scale",
+                                                          "kv_layout",
+                                                          "q_len_per_req",
+                                                          "seq_lens",
+                                                          "seq_lens_q",
+                                                          "q_data_type",
+                                                          "kv_data_type",
+                                                          "o_data_type",
+                                                          "data_type",
+                                                          "o_dtype",
+                                                          "rope_scale",
+                                                          "rope_theta",
+                                                          "use_tensor_cores",
+                                                          "backend",
+                                                          "out",
+                                                          "lse",
+                                                          "return_lse",
+                                                          "enable_pdl",
+                                                          "non_blocking",
+                                                          "fixed_split_size",
+                                                          "disable_split_kv",
+                                                          "max_token_per_sequence",
+                                                          "max_sequence_kv"});
+
+bool is_known(const std::string& parameter) {
+  return std::ranges::find(kSettings, parameter, &Setting::parameter) != kSettings.end() ||
+         std::ranges::find(kOthers, parameter) != kOthers.end();
+}
+
+}  // namespace
+
+void require_plain_attention(const RecordedCall& call) {
+  for (const Setting& setting : kSettings) {
+    const Argument argument = call.argument(std::string(setting.parameter));
+    if (setting.is_plain(argument)) continue;
+    call.refuse(argument, "is " + description(argument) + "; expected " + std::string(setting.expected));
+  }
+  for (const std::string& parameter : call.given()) {
+    if (is_known(parameter)) continue;
+    const Argument argument = call.argument(parameter);
+    if (is_off(argument)) continue;
+    call.refuse(argument, "is " + description(argument) + ", and what it changes is not known here");
+  }
+}
+
+}  // namespace kvbound::traces

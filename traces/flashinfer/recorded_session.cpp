@@ -1,0 +1,80 @@
+#include "recorded_session.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/generate.hpp>
+
+namespace kvbound::traces {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_link(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_symlink(fs::symlink_status(path, ignored));
+}
+
+// The folders of all calls, in ascending order of their names.
+std::vector<std::string> call_folders(const std::string& folder) {
+  std::vector<std::string> folders;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    std::error_code ignored;
+    const bool is_call = fs::exists(fs::symlink_status(entry.path() / "metadata.jsonl", ignored));
+    if (!is_call) continue;
+    if (is_link(entry.path())) {
+      throw TraceError(entry.path().string(), -1, "", "is a symbolic link; expected the folder of a call");
+    }
+    folders.push_back(entry.path().string());
+  }
+  std::ranges::sort(folders);
+  return folders;
+}
+
+bool is_method(const RecordedCall& call, const std::string& method) {
+  return call.function().ends_with("." + method);
+}
+
+}  // namespace
+
+RecordedSession::RecordedSession(const std::string& folder, const Progress& progress) : folder_(folder) {
+  const std::vector<std::string> folders = call_folders(folder);
+  if (folders.empty()) {
+    std::error_code ignored;
+    const bool is_call = fs::exists(fs::path(folder) / "metadata.jsonl", ignored);
+    throw TraceError(
+        folder, -1, "",
+        is_call ? "is the folder of one call; expected the folder above it, FLASHINFER_DUMP_DIR"
+                : "holds no calls; expected FLASHINFER_DUMP_DIR, with a metadata.jsonl in each folder in it");
+  }
+  for (const std::string& one : folders) {
+    calls_.emplace_back(one);
+    if (progress) progress(std::ssize(calls_), std::ssize(folders));
+  }
+}
+
+const RecordedCall& RecordedSession::call(int64_t number) const {
+  if (number >= 1 && number <= std::ssize(calls_)) return calls_[static_cast<size_t>(number - 1)];
+  throw InvalidOption("call " + std::to_string(number) + ": " + folder_ + " has calls 1 to " +
+                      std::to_string(calls_.size()));
+}
+
+const RecordedCall* RecordedSession::last_before(const RecordedCall& run, const std::string& method) const {
+  const RecordedCall* found = nullptr;
+  for (const RecordedCall& call : calls_) {
+    if (!call.same_object(run) || call.timestamp() > run.timestamp()) continue;
+    if (is_method(call, method)) {
+      if (found && call.timestamp() == run.timestamp()) {
+        run.refuse("timestamp",
+                   "is that of " + call.name() + ", too, so that it is unknown which of them came first");
+      }
+      found = &call;
+    } else if (is_method(call, "__init__")) {
+      found = nullptr;  // an older object at the same address
+    }
+  }
+  return found;
+}
+
+}  // namespace kvbound::traces
