@@ -17,7 +17,7 @@ import numpy as np
 
 import independent.replay
 from support import kvbound_cli
-from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
+from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 from support.tiny_model import TinyModel
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
@@ -465,7 +465,9 @@ class Bench(CommandLineTest):
         self.assertEqual(prefill["name"], "prefill, 33 tokens")
         self.assertIn("SGEMM", product["name"])
         self.assertIn("share of the SGEMM rate by tiny; goal at least 0.5", result.stdout)
-        self.refuses(INVALID, "config.json", "bench", "prefill", "--model", self.folder)
+        missing = self.run_program("bench", "prefill", "--model", self.folder / "missing")
+        self.assertEqual(missing.returncode, WORLD)
+        self.assertRegex(missing.stderr, r"\Akvbound: [^\n]*missing[^\n]*\n\Z")
 
     def test_what_compressions_and_steps_ask_of_a_device_is_counted_by_policy(self):
         policies = ("snapkv", "h2o+critical", "h2o+keepkv:key=zip:gqa=mean", "tova+obcache-key:space=projected+cam",

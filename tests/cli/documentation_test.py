@@ -113,7 +113,7 @@ class Documentation(CommandLineTest):
                 [sys.executable, ROOT / "traces" / "scripts" / f"{script}.py", "--help"], check=True, capture_output=True,
                 text=True).stdout))
         for document in documents():
-            text = re.sub(r"(cmake|ctest|git|apt-get|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
+            text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
             self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
 

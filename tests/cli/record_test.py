@@ -82,7 +82,8 @@ class Records(RecordTest):
         for name, options in MODELS.items():
             with self.subTest(name):
                 model = TinyModel(**options)
-                tensors, _ = self.record(model.write_folder(self.folder / name), "--dtype", "F32")
+                tensors, metadata = self.record(model.write_folder(self.folder / name), "--dtype", "F32")
+                self.assertEqual(metadata["model"], name)
                 self.require_trace_of(model, tensors)
 
     def test_a_gguf_file_gives_the_same(self):

@@ -1,6 +1,7 @@
 #include "hugging_face_config.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <vector>
 
 #include <kvbound/reference/core/error.hpp>
@@ -158,6 +159,11 @@ RopeConfig rope_of(const Fields& fields) {
   return rope;
 }
 
+// The name of the folder that holds a file.
+std::string folder_name(const std::string& path) {
+  return std::filesystem::absolute(path).lexically_normal().parent_path().filename().string();
+}
+
 }  // namespace
 
 ModelConfig read_hugging_face_config(const std::string& path) {
@@ -173,7 +179,7 @@ ModelConfig read_hugging_face_config(const std::string& path) {
   config.family = family_of(fields);
   refuse_others(fields);
   const ModelFamilyTraits& family = traits(config.family);
-  config.name = fields.text("_name_or_path").value_or(fields.text("model_type").value_or(""));
+  config.name = fields.text("_name_or_path").value_or(folder_name(path));
   config.layers = fields.required_count("num_hidden_layers");
   config.model_dim = fields.required_count("hidden_size");
   config.query_heads = fields.required_count("num_attention_heads");

@@ -50,7 +50,7 @@ struct RopeConfig {
 
 struct ModelConfig {
   ModelFamily family = ModelFamily::llama;
-  std::string name;
+  std::string name;  ///< as the file says; of a folder that does not say, the folder's
   int64_t layers = 0, model_dim = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
   int64_t feed_forward = 0;  ///< width of the gated feed-forward block
   int64_t vocabulary = 0;
