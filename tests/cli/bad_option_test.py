@@ -9,6 +9,7 @@ import time
 
 from support import kvbound_cli
 from support.kvbound_cli import PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile, contents, write_sharded
+from support.tiny_model import TinyModel
 
 TRACE = "good.safetensors"  # 2 layers, 24 prompt tokens, 8 recorded queries, 3 decode steps
 POLICY, BUDGET = ("--policy", "snapkv:window=4"), ("--budget", "8")
@@ -384,7 +385,7 @@ class Signals(CommandLineTest):
     def interrupt(self, number, pattern, least_size, *arguments):
         """Sends the signal once a matching file has `least_size` bytes: the program dies of the signal and no file has
         changed."""
-        before = contents(self.folder)
+        before = self.files()
         process = self.start(*arguments, stdout=subprocess.DEVNULL)
         self.addCleanup(process.kill)
         while process.poll() is None and not any(path.stat().st_size >= least_size for path in self.matching(pattern)):
@@ -392,7 +393,11 @@ class Signals(CommandLineTest):
         process.send_signal(number)
         stderr = process.communicate(timeout=300)[1]
         self.assertEqual((process.returncode, stderr), (-number, ""), "the program was to die of the signal")
-        self.assertEqual({name: data for name, data in contents(self.folder).items() if data is not None}, before)
+        self.assertEqual(self.files(), before)
+
+    def files(self):
+        """{name: bytes} of all files; a new folder is no change."""
+        return {name: data for name, data in contents(self.folder).items() if data is not None}
 
     def matching(self, pattern):
         for path in self.folder.rglob(pattern):
@@ -416,6 +421,13 @@ class Signals(CommandLineTest):
         for number in self.SIGNALS:
             self.interrupt(number, ".out.*.tmp", 1 << 20, "generate", "--kind", "mixed", "--tokens", "131072",
                            "--layers", "64", "out")
+
+    def test_a_recording_interrupted_while_the_model_runs_leaves_nothing(self):
+        model = TinyModel().write_folder(self.folder / "model")
+        (self.folder / "ids").write_text("1 2 3")
+        (self.folder / "out").write_text("precious")
+        for number in self.SIGNALS:
+            self.interrupt(number, ".out.*.tmp", 0, "record", model, "--tokens", "ids", "--steps", "200000", "--quiet", "out")
 
     def test_a_run_that_is_not_interrupted_leaves_no_temporary_file(self):
         TraceFile().write(self.folder / TRACE)
