@@ -150,6 +150,17 @@ double row_norm(VectorView row, Norm norm) {
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
 double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
 
+// What weights below the normal range of their type move an output by (error_bounds.md: phi_w).
+//
+// floor            each loses at most so much, as a share of the largest weight
+// absolute_values  sum of the values' sizes
+// largest          the largest of them
+double lost_below_normal(double floor, double absolute_values, double tokens, double largest) {
+  if (floor == 0) return 0;
+  if (tokens * floor >= 1) return kInfinity;
+  return floor * (absolute_values + tokens * largest + 1) / (1 - tokens * floor);
+}
+
 }  // namespace
 
 Arithmetic single_precision() { return {.unit = 0x1p-24, .smallest = 0x1p-126, .exponential = 0x1p-22}; }
@@ -229,9 +240,8 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
       most = std::max(most, values(j, c));
     }
     const double largest = std::max(std::abs(most), std::abs(least));
-    const double count = static_cast<double>(tokens);
     const double floor =
-        arithmetic.weights_floor > 0 ? arithmetic.weights_floor * (absolute_values + count * largest + 1) : 0;
+        lost_below_normal(arithmetic.weights_floor, absolute_values, static_cast<double>(tokens), largest);
     lost_weights += floor;
     // For any weights, both outputs are means of the values, up to the rounding of sums.
     const double range = most - least + widest * largest;
