@@ -311,7 +311,7 @@ class Refusals(ImportTest):
                 ({"pos_encoding_mode": "ALIBI"}, "ALiBi"), ({"logits_soft_cap": 30.0}, "kwarg_logits_soft_cap: is 30.0; expected none"),
                 ({"window_left": 127}, "kwarg_window_left: is 127; expected -1"), ({"jit_args": ["x"]}, "jit_args"),
                 ({"custom_mask": ints([1])}, r"tensor kwarg_custom_mask: is a tensor; expected none: a trace's mask is causal"),
-                ({"block_tables": ints([1])}, "block_tables: is a tensor"), ({"new_option": 3}, "kwarg_new_option: is 3, and what it"),
+                ({"block_tables": ints([1])}, "block_tables: is a tensor"), ({"new_option": 3}, "kwarg_new_option: is 3; expected none"),
                 ({"sm_scale": -1.0}, "kwarg_sm_scale: is -1.0; expected a positive number"),
                 ({"sm_scale": "big"}, 'sm_scale: is "big"'), ({"q_len_per_req": 2}, "expected 2 queries for each of 3 requests"),
                 ({"seq_lens": ints([6, 4, 9])}, "request 0: has 7 tokens in its pages, but 6 in seq_lens"),
@@ -332,7 +332,7 @@ class Refusals(ImportTest):
 
     def test_extra_arguments_by_position(self):
         self.dumps.call("single_decode_with_kv_cache", "(q: torch.Tensor, *args) -> torch.Tensor", ints([1]), ints([2]), result=ints([1]))
-        self.refused("arg_1: is a tensor, and what it changes is not known here")
+        self.refused("arg_1: is a tensor; expected none: an unknown argument")
 
     def test_prefill_masks_and_other_head_dims(self):
         batch = Batch(**PROMPTS)
@@ -364,15 +364,21 @@ class Refusals(ImportTest):
         record_decode(self.dumps, batch, tables=(Tensor("F32", batch.indptr), ints(batch.indices), ints(batch.last)))
         self.refused(r"arg_1.dtype: is F32; expected I64 or I32")
 
+    def test_keys_and_values_of_different_types(self):
+        self.change_inputs(lambda t: t.update(arg_2__1=Tensor("BF16", t["arg_2__1"].array)), both=False)
+        self.refused(r"paged_kv_cache: has values of BF16; expected the keys' F16")
+
+    def change_inputs(self, change, **how):
+        """Records a call whose tensors are then changed."""
+        self.fresh()
+        record_decode(self.dumps, Batch(), **how)
+        inputs = next(self.dumps.folder.glob("*.run_*")) / "inputs.safetensors"
+        _, entries = open_tensors(inputs)
+        tensors = {name: Tensor(entry[0], read_tensor(entry)) for name, entry in entries.items()}
+        change(tensors)
+        inputs.write_bytes(safetensors(tensors))
+
     def test_shapes_that_contradict_each_other(self):
-        def changed(change):
-            batch = Batch()
-            record_decode(self.dumps, batch)
-            inputs = next(self.dumps.folder.glob("*.run_*")) / "inputs.safetensors"
-            _, entries = open_tensors(inputs)
-            tensors = {name: Tensor(entry[0], read_tensor(entry)) for name, entry in entries.items()}
-            change(tensors)
-            inputs.write_bytes(safetensors(tensors))
         for change, problem in (
                 (lambda t: t.pop("arg_1"), r"arg_1 \(q\): this tensor is missing"),
                 (lambda t: t.pop("arg_2"), r"arg_2 \(paged_kv_cache\): this tensor is missing"),
@@ -388,8 +394,7 @@ class Refusals(ImportTest):
                 (lambda t: t["arg_1"].array.__setitem__((0, 1, 2), np.nan), "inputs.safetensors: .*arg_1: element 10 is NaN"),
                 (lambda t: t["arg_1"].array.__setitem__((0, 0, 0), np.inf), "arg_1: element 0 is infinite")):
             with self.subTest(problem):
-                self.fresh()
-                changed(change)
+                self.change_inputs(change)
                 self.refused(problem)
         self.fresh()
         batch = Batch(heads=6, kv_heads=4)

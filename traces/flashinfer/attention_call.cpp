@@ -281,6 +281,10 @@ class AttentionCall::Setup {
       require_stored_type(*result_.inputs_, *entry, parameter);
       require_shape(*result_.inputs_, *entry, parameter, before, meaning);
     }
+    if (result_.keys_->dtype == result_.values_->dtype) return;
+    throw TraceError(result_.inputs_->path(), -1, paged ? "paged_kv_cache" : "v",
+                     "has values of " + std::string(name(result_.values_->dtype)) + "; expected the keys' " +
+                         std::string(name(result_.keys_->dtype)));
   }
 
   void find_output() {

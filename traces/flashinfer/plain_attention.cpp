@@ -9,7 +9,10 @@ namespace {
 
 bool is_absent(const Argument& argument) { return argument.is_none(); }
 bool is_off(const Argument& argument) { return argument.is_none() || argument.truth() == false; }
-bool is_no_window(const Argument& argument) { return argument.is_none() || argument.number() < 0.0; }
+bool is_no_window(const Argument& argument) {
+  const auto window = argument.number();  // not compared as it is: no number is less than any
+  return argument.is_none() || (window && *window < 0);
+}
 bool is_zero(const Argument& argument) { return argument.is_none() || argument.number() == 0.0; }
 bool is_one(const Argument& argument) { return argument.is_none() || argument.number() == 1.0; }
 bool is_no_cap(const Argument& argument) {
@@ -38,7 +41,7 @@ constexpr std::array kSettings{
     Setting{"token_pos_in_items_len", is_zero, "0: a trace has one item"},
     Setting{"max_item_len_ptr", is_absent, "none: a trace has one item"},
     Setting{"block_tables", is_absent, "none: pages are read from the page indices"},
-    Setting{"sinks", is_absent, "none: a trace has no sinks that are parameters"},
+    Setting{"sinks", is_absent, "none: a trace has no learnt sink logits"},
     Setting{"kv_cache_sf", is_absent, "none: a trace's cache is F32, F16 or BF16"},
     Setting{"skip_softmax_threshold_scale_factor", is_absent, "none: a trace's attention skips nothing"},
     Setting{"use_fp16_qk_reduction", is_off, "false: bounds are derived for logits summed in F32"},
@@ -113,8 +116,8 @@ void require_plain_attention(const RecordedCall& call) {
   for (const std::string& parameter : call.given()) {
     if (is_known(parameter)) continue;
     const Argument argument = call.argument(parameter);
-    if (is_off(argument)) continue;
-    call.refuse(argument, "is " + description(argument) + ", and what it changes is not known here");
+    if (argument.is_none()) continue;
+    call.refuse(argument, "is " + description(argument) + "; expected none: an unknown argument");
   }
 }
 
