@@ -141,12 +141,10 @@ void expect_equal(const StepRecord& one, const StepRecord& other) {
   for (size_t g = 0; g < one.merges.size(); ++g) expect_equal(one.merges[g], other.merges[g]);
 }
 
-class SessionRequestsOf : public testing::TestWithParam<NamedPolicy> {
- protected:
-  void SetUp() override {
-    if (!cuda::find_device()) GTEST_SKIP() << "no device";
-  }
+class SessionRequests : public DeviceTest {};
 
+class SessionRequestsOf : public DeviceTest, public testing::WithParamInterface<NamedPolicy> {
+ protected:
   std::unique_ptr<Session> compressed(OperationTimes* times = nullptr) const {
     std::unique_ptr<Session> session = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16, times);
     session->compress(decoding_.layer(), GetParam().policy, std::vector<int64_t>(kShape.kv_heads, 20));
@@ -189,8 +187,7 @@ TEST_P(SessionRequestsOf, StepsTakenTogetherGiveTheSameBitsAndWaitOnce) {
 }
 
 // Of a long prompt a rebuild takes hardly more memory than the one before, and the pool's blocks have hardly more room.
-TEST(SessionRequests, RebuildsOfALongPromptAllocateNothing) {
-  if (!cuda::find_device()) GTEST_SKIP() << "no device";
+TEST_F(SessionRequests, RebuildsOfALongPromptAllocateNothing) {
   const Decoding decoding{320};
   for (const NamedPolicy& tested : policies()) {
     if (!rules_of(tested.policy.merge).period) continue;
@@ -219,8 +216,7 @@ TEST_P(SessionRequestsOf, RecordedStepsGiveTheBitsOfOperationsThatAreQueuedOneBy
   EXPECT_FALSE(times.entries().empty());
 }
 
-TEST(SessionRequests, ACompressionForgetsTheRecordedStep) {
-  if (!cuda::find_device()) GTEST_SKIP() << "no device";
+TEST_F(SessionRequests, ACompressionForgetsTheRecordedStep) {
   const Decoding decoding;
   const auto compress = [&](Session& session, int64_t budget) {
     session.compress(decoding.layer(),
