@@ -120,12 +120,18 @@ void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, dou
   }
 }
 
+// What weights below the normal range of their type move weight A by (error_bounds.md), floor being phi_w (1 + y).
+double lost_weight(double floor, int64_t tokens, double weight) {
+  return floor > 0 ? floor * (1 + static_cast<double>(tokens) * weight) : 0;
+}
+
 // Adds the errors of outputs that come from errors of computed values,
 // for weights with errors: error_bounds.md, "Computed keys and values".
 //
 // logits  with votes
-// widest  computed weights are at most 1 + widest
-void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double widest,
+// widest  computed weights are at most 1 + widest, but for what they lose below the normal range
+// floor   phi_w (1 + widest)
+void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double widest, double floor,
                       MatrixView value_errors, Matrix& output) {
   if (value_errors.rows == 0) return;
   std::vector<double> log_sums;
@@ -134,7 +140,8 @@ void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double 
     if (absolute_sum(value_errors.row(j)) == 0) continue;
     for (int64_t i = 0; i < output.rows(); ++i) {
       const double weight = std::exp(logits(i, j) - log_sums[i]);
-      const double most = std::min(1 + widest, weight + weight_errors(i, j));
+      double most = std::min(1 + widest, weight + weight_errors(i, j));
+      most += lost_weight(floor, logits.cols(), most);
       for (int64_t c = 0; c < output.cols(); ++c) output(i, c) += most * value_errors(j, c);
     }
   }
@@ -149,17 +156,6 @@ double row_norm(VectorView row, Norm norm) {
 
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
 double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
-
-// What weights below the normal range of their type move an output by (error_bounds.md: phi_w).
-//
-// floor            each loses at most so much, as a share of the largest weight
-// absolute_values  sum of the values' sizes
-// largest          the largest of them
-double lost_below_normal(double floor, double absolute_values, double tokens, double largest) {
-  if (floor == 0) return 0;
-  if (tokens * floor >= 1) return kInfinity;
-  return floor * (absolute_values + tokens * largest + 1) / (1 - tokens * floor);
-}
 
 }  // namespace
 
@@ -205,6 +201,8 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   const OutputRounding rounding{sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic),
                                 gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
                                     2 * arithmetic.weights + arithmetic.input};
+  const double widest = growth(rounding.sum + rounding.terms);
+  const double weights_floor = arithmetic.weights_floor * (1 + widest);
   Matrix centred(queries.rows, values.cols);
   for (int64_t i = 0; i < queries.rows; ++i) {
     const std::span<double> row = logits.row(i), errors = coefficients.row(i);
@@ -224,12 +222,12 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
       errors[j] =
           weight_error(weight, share + (1 + share) * growth(rounding.sum + rounding.terms), arithmetic);
       // Both weights are in 0..1.
-      result.weights(i, static_cast<int64_t>(j)) = std::max(errors[j], std::min(by_log_sum, 1.0));
+      result.weights(i, static_cast<int64_t>(j)) = std::max(errors[j], std::min(by_log_sum, 1.0)) +
+                                                   lost_weight(weights_floor, tokens, weight + errors[j]);
     }
   }
   multiply(coefficients, absolute(values), result.output.view());
   const Matrix sizes = absolute(values);
-  const double widest = growth(rounding.sum + rounding.terms);
   const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
   for (int64_t c = 0; c < values.cols; ++c) {
     double lost_weights = 0, absolute_values = 0, least = kInfinity, most = -kInfinity;
@@ -241,7 +239,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
     }
     const double largest = std::max(std::abs(most), std::abs(least));
     const double floor =
-        lost_below_normal(arithmetic.weights_floor, absolute_values, static_cast<double>(tokens), largest);
+        weights_floor > 0 ? weights_floor * (absolute_values + static_cast<double>(tokens) * largest + 1) : 0;
     lost_weights += floor;
     // For any weights, both outputs are means of the values, up to the rounding of sums.
     const double range = most - least + widest * largest;
@@ -250,7 +248,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
           std::min({result.output(i, c) + floor, centred(i, c) + lost_weights, range + lost_weights}) + lost;
     }
   }
-  add_value_errors(logits, coefficients, widest, cache.values, result.output);
+  add_value_errors(logits, coefficients, widest, weights_floor, cache.values, result.output);
   return result;
 }
 

@@ -158,6 +158,50 @@ TEST(DirectedRounding, OfWeightsThatAreLostBelowTheirTypesRange) {
   expect_tight(exact, attention_errors(filled(1, 1, 1), keys, values, 1, {}, arithmetic).output(0, 0), 2.1);
 }
 
+// All weights but the first are moved up by what they may be off; only the first has a value.
+TEST(DirectedRounding, OfWeightsBelowTheirTypesRangeMovesTheSumThatDivides) {
+  const int64_t tokens = 100;
+  const Arithmetic arithmetic = only("weights floor");
+  Matrix keys = filled(tokens, 1, std::log(arithmetic.weights_floor)), values(tokens, 1);
+  keys(0, 0) = 0;
+  values(0, 0) = 1;
+  const double others = (tokens - 1) * arithmetic.weights_floor;
+  const double attained = 1 / (1 + others) - 1 / (1 + 2 * others);
+  const AttentionErrors errors = attention_errors(filled(1, 1, 1), keys, values, 1, {}, arithmetic);
+  expect_tight(attained, errors.output(0, 0), 1.1);
+  expect_tight(attained, errors.weights(0, 0), 1.1);
+}
+
+// Values opposite to that of the leading weight are met by weights that were 0: their products and the sum move alike.
+TEST(DirectedRounding, OfWeightsBelowTheirTypesRangeMovesProductsAndTheSum) {
+  const int64_t tokens = 100;
+  const Arithmetic arithmetic = only("weights floor");
+  Matrix keys = filled(tokens, 1, -200), values = filled(tokens, 1, 1);
+  keys(0, 0) = 0;
+  values(0, 0) = -1;
+  const double others = (tokens - 1) * arithmetic.weights_floor;
+  expect_tight((others - 1) / (1 + others) + 1,
+               attention_errors(filled(1, 1, 1), keys, values, 1, {}, arithmetic).output(0, 0), 1.05);
+}
+
+TEST(DirectedRounding, OfAPartsOutputBelowItsTypesRangeMovesOutputs) {
+  const Arithmetic arithmetic = only("weights floor");
+  expect_tight(arithmetic.weights_floor, errors_of_equal_logits(filled(10, 1, 0), arithmetic).output(0, 0),
+               1.01);
+}
+
+// A value of 0 with an error is met by a weight that was 0 but for its rounding.
+TEST(DirectedRounding, OfWeightsBelowTheirTypesRangeMeetsComputedValues) {
+  const int64_t tokens = 100;
+  const Arithmetic arithmetic = only("weights floor");
+  Matrix keys = filled(tokens, 1, -200), values(tokens, 1), value_errors = filled(tokens, 1, 1000);
+  keys(0, 0) = value_errors(0, 0) = 0;
+  const double attained = (tokens - 1) * arithmetic.weights_floor * 1000;
+  const AttentionErrors errors = attention_errors(filled(1, 1, 1), keys, values, 1, {}, arithmetic,
+                                                  {.keys = {}, .values = value_errors});
+  expect_tight(attained, errors.output(0, 0), 1.1);
+}
+
 TEST(DirectedRounding, OfStoredValuesMovesOutputs) {
   for (const char* kind : {"input", "input floor"}) {
     const Arithmetic arithmetic = only(kind);
