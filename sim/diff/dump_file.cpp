@@ -18,6 +18,7 @@
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/metadata_fields.hpp>
 
@@ -156,7 +157,7 @@ class TensorCheck {
       refuse(entry, "", fmt::format("the trace has {} layers", trace_.layers));
     }
     if (!std::ranges::binary_search(info_.layers, parts->layer)) {
-      refuse(entry, "", "the metadata says layers=" + layer_list(info_.layers));
+      refuse(entry, "", "the metadata says layers=" + traces::layer_list(info_.layers));
     }
     const TensorEntry* read = find_tensor(file_, parts->layer, tensor->name);
     if (read != &entry) refuse(entry, "", "is " + read->name + " by its former name; expected one of them");

@@ -24,16 +24,4 @@ std::optional<std::vector<int64_t>> parse_layer_list(std::string_view text, int6
   }
 }
 
-std::string layer_list(const std::vector<int64_t>& layers) {
-  std::string text;
-  for (size_t i = 0; i < layers.size();) {
-    size_t end = i + 1;
-    while (end < layers.size() && layers[end] == layers[end - 1] + 1) ++end;
-    text += (text.empty() ? "" : ",") + std::to_string(layers[i]);
-    if (end - i > 1) text += "-" + std::to_string(layers[end - 1]);
-    i = end;
-  }
-  return text;
-}
-
 }  // namespace kvbound::sim

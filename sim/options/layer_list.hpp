@@ -1,9 +1,8 @@
-// Lists of layers as text: 0,3-5.
+// Reads lists of layers such as 0,3-5; traces/layer_list.hpp writes them.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -15,8 +14,5 @@ std::optional<std::pair<int64_t, int64_t>> parse_layer_range(std::string_view it
 
 /// The layers of a list such as "0,3-5", which must ascend; nullopt for anything else.
 std::optional<std::vector<int64_t>> parse_layer_list(std::string_view text, int64_t layers);
-
-/// The shortest text that lists these layers, which must ascend.
-std::string layer_list(const std::vector<int64_t>& layers);
 
 }  // namespace kvbound::sim

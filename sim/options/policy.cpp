@@ -120,7 +120,7 @@ void print(std::string& text, Variant slot) {
   if (component.name.empty()) return;
   (text += text.empty() ? "" : "+") += component.name;
   for (const Option& option : component.options) {
-    ((text += ":") += option.name) += "=" + option.text();
+    text.append(":").append(option.name).append("=").append(option.text());
   }
 }
 

@@ -17,8 +17,8 @@
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/sim/diff/claims.hpp>
 #include <kvbound/sim/diff/merged_rows.hpp>
-#include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/sha256.hpp>
 
@@ -226,7 +226,7 @@ void Dump::add(int64_t layer, const LayerMetrics& metrics) {
 
 void Dump::prepare(const std::string& path) {
   constexpr int64_t kPiece = int64_t{1} << 17;  // numbers copied at a time
-  if (std::ssize(layers_) < trace_layers_) metadata_.emplace_back("layers", layer_list(layers_));
+  if (std::ssize(layers_) < trace_layers_) metadata_.emplace_back("layers", traces::layer_list(layers_));
   writer_ = std::make_unique<traces::SafetensorsWriter>(path, metadata_, tensors_);
   const auto copy = [&]<class Number>(const traces::TensorDeclaration& tensor, std::vector<Number> piece) {
     for (int64_t left = elements(tensor); left > 0; left -= std::ssize(piece)) {

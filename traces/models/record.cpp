@@ -1,12 +1,12 @@
 #include "record.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include <kvbound/reference/core/float16.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/traces/safetensors_writer.hpp>
 
+#include "../layer_list.hpp"
 #include "decoder.hpp"
 
 namespace kvbound::traces {
@@ -56,18 +56,6 @@ class Recording {
   std::vector<RecordedQueries> recorded_;
 };
 
-// Ascending numbers as text, such as "0,3-5".
-std::string ranges_text(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    const size_t first = i;
-    while (i + 1 < numbers.size() && numbers[i + 1] == numbers[i] + 1) ++i;
-    text += (text.empty() ? "" : ",") + std::to_string(numbers[first]);
-    if (i > first) text += "-" + std::to_string(numbers[i]);
-  }
-  return text;
-}
-
 std::string prefix_of(size_t layer) { return "layers." + std::to_string(layer) + "."; }
 
 SafetensorsWriter::Strings metadata(const RecordOptions& options, const ModelConfig& config) {
@@ -84,7 +72,7 @@ SafetensorsWriter::Strings metadata(const RecordOptions& options, const ModelCon
           {"decode_tokens", std::to_string(options.steps)},
           {"window_queries", std::to_string(options.window)},
           {"rope", "applied"},
-          {"model_layers", ranges_text(options.layers)}};
+          {"model_layers", layer_list(options.layers)}};
 }
 
 std::vector<TensorDeclaration> declarations(const RecordOptions& options, const ModelConfig& config) {

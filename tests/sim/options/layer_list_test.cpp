@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/sim/options/layer_list.hpp>
+#include <kvbound/traces/layer_list.hpp>
 
 namespace kvbound::sim::layer_list_test {
+
+using traces::layer_list;
 namespace {
 
 using Layers = std::vector<int64_t>;
