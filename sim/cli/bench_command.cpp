@@ -256,6 +256,9 @@ int bench_command(const Arguments& arguments) {
   constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
   const auto operations =
       chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames), !options.model.empty());
+  if ((line.has("model") || line.has("prompt")) &&
+      std::ranges::none_of(operations, &BenchOperation::by_model))
+    throw UsageError("--model and --prompt are for operations that run a model, none of which was chosen");
   const std::vector<std::string> policies = chosen_policies(line, backend);
   options.fastest_core = prepare_blas(line, backend);
 

@@ -86,7 +86,8 @@ std::string json_report(const DiffReport& report) {
   document["dump"] = to_json(report.dump_path, report.dump);
   document["arithmetic"] = {{"unit", report.arithmetic.unit},
                             {"exponential", report.arithmetic.exponential},
-                            {"weights", report.arithmetic.weights}};
+                            {"weights", report.arithmetic.weights},
+                            {"weights_floor", report.arithmetic.weights_floor}};
   document["verdict"] = word(report.verdict());
   document["tensors"] = Json::array();
   for (const JudgedTensor& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));

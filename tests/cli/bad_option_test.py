@@ -221,6 +221,8 @@ class BadOptions(CommandLineTest):
         self.refuses_options("--policy is for a device: --backend emulated or cuda", "bench", *small, "--policy", "h2o")
         self.refuses_options("operation 'prefill' needs --model", "bench", *small, "prefill")
         self.refuses_options("--model: an empty name", "bench", *small, "prefill", "--model", "")
+        self.refuses_options("none of which was chosen", "bench", *small, "selection", "--model", "model")
+        self.refuses_options("none of which was chosen", "bench", *small, "--prompt", "7")
         for option in ("model", "prompt"):
             self.refuses_options("--model and --prompt are for the reference, not for --backend emulated", "bench", *small,
                                  *device, f"--{option}", "7")
