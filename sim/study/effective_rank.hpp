@@ -17,9 +17,9 @@ struct EffectiveRank {
 ///     effective = exp(-sum_i p_i ln p_i),  p_i = sigma_i / sum_j sigma_j,  0 ln 0 = 0
 ///     stable    = ||matrix||_F^2 / ||matrix||_2^2 = sum_i sigma_i^2 / sigma_1^2
 ///
-/// with sigma the singular values; the matrix is not centred. Each sigma is off by a small multiple of 2^-53 sigma_1
-/// (reference/numerics/singular_values.hpp). Since p ln p has a slope of at most 38 where p >= 2^-53, `effective` is off by
-/// about 38 min(rows, cols) times as much at most, relative to its value: below 1e-11 for a head_dim of 128.
+/// with sigma the singular values; the matrix is not centred. In practice each sigma is off by a few 2^-53 sigma_1
+/// (reference/numerics/singular_values.hpp, also for what is certain). Since p ln p has a slope of at most 38 where
+/// p >= 2^-53, `effective` is off by about 38 min(rows, cols) times as much at most, relative to its value.
 ///
 /// matrix  [rows, cols], finite numbers of any size; 0 if it is empty
 /// throws  NonFinite if a number is NaN or infinite
