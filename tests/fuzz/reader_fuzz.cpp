@@ -1,6 +1,7 @@
 // What the readers of untrusted files do with any bytes: they refuse them with a TraceError, or read all of them.
 //
 // An input is a letter that names a reader, and what it reads:
+//   F  FlashInfer's dumps: for each call, each with its length, its folder's name, metadata.jsonl, inputs and outputs
 //   G  a GGUF file
 //   H  a Hugging Face folder: four bytes with the length of config.json, config.json, model.safetensors
 //   I  the same in shards: config.json and the index, each with its length, and the one shard `a.safetensors`
@@ -17,7 +18,10 @@
 #include <string_view>
 #include <vector>
 
-#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/flashinfer/attention_call.hpp>
+#include <kvbound/traces/flashinfer/attention_function.hpp>
+#include <kvbound/traces/flashinfer/recorded_session.hpp>
+#include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/models/checkpoint.hpp>
 #include <kvbound/traces/models/token_file.hpp>
 #include <kvbound/traces/trace.hpp>
@@ -57,6 +61,11 @@ std::string_view take_part(std::string_view& bytes) {
   return part;
 }
 
+// A refusal is one line.
+void require_one_line(std::string_view message) {
+  if (message.empty() || message.find('\n') != message.npos) std::abort();
+}
+
 void read_all(const Weight& weight) {
   std::vector<float> row(weight.cols);
   for (int64_t r = 0; r < weight.rows; ++r) weight.read(r, row);
@@ -76,6 +85,38 @@ void read_checkpoint(const std::string& path) {
   }
 }
 
+// Every request of every call that can be imported, each judged by itself: one that is refused says nothing of others.
+void read_calls(const std::string& path) {
+  const kvbound::traces::RecordedSession session(path);
+  for (size_t i = 0; i < session.calls().size(); ++i) try {
+      if (!kvbound::traces::attention_function_named(session.calls()[i].function())) continue;
+      const kvbound::traces::AttentionCall call(session, static_cast<int64_t>(i) + 1, {});
+      for (int64_t r = 0; r < call.requests(); ++r) {
+        const auto request = call.request(r);
+        call.keys(request);
+        call.values(request);
+        call.queries(request);
+        call.outputs(request);
+      }
+    } catch (const kvbound::TraceError& error) {
+      require_one_line(error.what());
+    } catch (const kvbound::InvalidOption& error) {  // what an option would have to say
+      require_one_line(error.what());
+    }
+}
+
+// Writes the files of a call, if its name is one that a folder of dumps may hold.
+void write_call(const Folder& folder, std::string_view& bytes) {
+  const std::string name(take_part(bytes));
+  const std::string_view metadata = take_part(bytes), inputs = take_part(bytes), outputs = take_part(bytes);
+  const bool usable = !name.empty() && name.size() < 200 && name != "." && name != ".." &&
+                      name.find_first_of(std::string_view("/\0", 2)) == name.npos;
+  if (!usable || !std::filesystem::create_directory(folder.path() + "/" + name)) return;
+  folder.write(name + "/metadata.jsonl", metadata);
+  if (!inputs.empty()) folder.write(name + "/inputs.safetensors", inputs);
+  if (!outputs.empty()) folder.write(name + "/outputs.safetensors", outputs);
+}
+
 void read_trace(const std::string& path) {
   const kvbound::traces::Trace trace(path);
   for (int64_t layer = 0; layer < trace.info().layers; ++layer) trace.read_layer(layer, true);
@@ -83,6 +124,9 @@ void read_trace(const std::string& path) {
 
 void read(const Folder& folder, char reader, std::string_view bytes) {
   switch (reader) {
+    case 'F':
+      while (!bytes.empty()) write_call(folder, bytes);
+      return read_calls(folder.path());
     case 'G':
       return read_checkpoint(folder.write("model.gguf", bytes));
     case 'H':
@@ -113,8 +157,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     read(folder, static_cast<char>(data[0]), {reinterpret_cast<const char*>(data) + 1, size - 1});
   } catch (const kvbound::TraceError& error) {
-    const std::string_view message = error.what();
-    if (message.empty() || message.find('\n') != message.npos) std::abort();  // one line
+    require_one_line(error.what());
   } catch (const kvbound::IoError&) {  // a file that the input names is not there
   }
   return 0;

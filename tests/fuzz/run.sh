@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of checkpoints, token ids and traces under AddressSanitizer and UndefinedBehaviorSanitizer.
+# Fuzzes the readers of checkpoints, FlashInfer's dumps, token ids and traces under AddressSanitizer and UndefinedBehaviorSanitizer.
 #
 #   tests/fuzz/run.sh [SECONDS]      default: 600
 #

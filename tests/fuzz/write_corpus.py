@@ -1,13 +1,16 @@
 #!/usr/bin/python3
-"""Writes well-formed inputs of reader_fuzz.cpp: checkpoints of every family and weight type, token ids, a trace.
+"""Writes well-formed inputs of reader_fuzz.cpp: checkpoints of every family and weight type, FlashInfer's dumps, token ids, a
+trace.
 
 usage: write_corpus.py FOLDER
 """
 import json
 import struct
 import sys
+import tempfile
 from pathlib import Path
 
+from support.flashinfer_dumps import Batch, Dumps, record_decode, record_prefill, record_ragged, record_single
 from support.kvbound_cli import TraceFile
 from support.tiny_model import GGML_TYPES, TinyModel, gguf_bytes
 
@@ -42,7 +45,27 @@ def quantised(kind, row, block):
     return b"G" + gguf_bytes(model.gguf_metadata(), tensors)
 
 
+def recorded(record, batch, **how):
+    """A folder of FlashInfer's dumps."""
+    with tempfile.TemporaryDirectory() as folder:
+        dumps = Dumps(Path(folder) / "dumps")
+        record(dumps, batch, **how)
+        content = b"F"
+        for call in sorted(dumps.folder.iterdir()):
+            content += part(call.name.encode())
+            for file in ("metadata.jsonl", "inputs.safetensors", "outputs.safetensors"):
+                content += part((call / file).read_bytes() if (call / file).exists() else b"")
+        return content
+
+
 def inputs():
+    prompts = dict(tokens=(7, 3), queries=(4, 3))
+    for dtype in ("F32", "F16", "BF16"):
+        yield f"flashinfer-decode-{dtype}", recorded(record_decode, Batch(dtype=dtype))
+    yield "flashinfer-pages-apart", recorded(record_decode, Batch(), both=False, layout="HND")
+    yield "flashinfer-prefill", recorded(record_prefill, Batch(**prompts))
+    yield "flashinfer-ragged", recorded(record_ragged, Batch(**prompts))
+    yield "flashinfer-single", recorded(record_single, Batch(**prompts))
     for family in ("llama", "qwen2", "qwen3"):
         for dtype in GGML_TYPES:
             model = TinyModel(family=family, dtype=dtype, tied=dtype == "F16", **TINY)
