@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -13,12 +12,12 @@
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/replay/imported_dump.hpp>
 #include <kvbound/traces/flashinfer/attention_call.hpp>
 #include <kvbound/traces/flashinfer/attention_function.hpp>
 #include <kvbound/traces/flashinfer/import_trace.hpp>
 #include <kvbound/traces/flashinfer/recorded_session.hpp>
 #include <kvbound/traces/output_file.hpp>
-#include <kvbound/traces/safetensors_writer.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "commands.hpp"
@@ -167,66 +166,6 @@ void check_outputs(const CommandLine& line, const traces::RecordedSession& sessi
   }
 }
 
-// Outputs over a cache from which nothing is evicted, and the arithmetic of FlashInfer's kernels.
-traces::SafetensorsWriter::Strings dump_metadata(const traces::AttentionCall& call,
-                                                 const std::string& sha256) {
-  traces::SafetensorsWriter::Strings metadata{
-      {"format", "kvbound-dump"},
-      {"version", "1"},
-      {"policy", "snapkv:window=1:pool=1"},
-      {"budget", "100%"},
-      {"backend", fmt::format("FlashInfer {}, {}", call.call().version(), call.call().function())},
-      {"storage", std::string(name(call.key_dtype()))},
-      {"accumulate", "F32"},
-      {"trace_sha256", sha256}};
-  if (call.query_dtype() != Dtype::f32)
-    metadata.emplace_back("weights", std::string(name(call.query_dtype())));
-  if (call.output_dtype() != Dtype::f32)
-    metadata.emplace_back("partials", std::string(name(call.output_dtype())));
-  return metadata;
-}
-
-// Writes the outputs as a dump of the trace; those of the last queries are its decode steps'.
-void write_outputs(const std::vector<traces::ImportedLayer>& layers, int64_t steps,
-                   const std::string& trace_path, const std::string& path, bool quiet) {
-  Progress progress("hashing", !quiet);
-  const std::string sha256 =
-      traces::Trace(trace_path).sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
-  std::vector<traces::TensorDeclaration> tensors;
-  std::vector<Matrix> outputs;
-  for (const traces::ImportedLayer& layer : layers) {
-    const traces::AttentionCall& call = *layer.call;
-    const std::string prefix = fmt::format("layers.{}.", outputs.size());
-    outputs.push_back(call.outputs(call.request(layer.request), traces::NonFiniteNumbers::allowed));
-    const auto declare = [&](const char* tensor, int64_t rows) {
-      tensors.push_back({prefix + tensor, call.output_dtype(), {rows, call.query_heads(), call.head_dim()}});
-    };
-    declare("prompt_output", outputs.back().rows() - steps);
-    if (steps > 0) declare("output", steps);
-  }
-  traces::SafetensorsWriter file(path, dump_metadata(*layers.front().call, sha256), tensors);
-  auto tensor = tensors.begin();
-  for (const Matrix& rows : outputs) {
-    const auto of_prompt = static_cast<size_t>((rows.rows() - steps) * rows.cols());
-    file.append(tensor++->name, rows.numbers().first(of_prompt), traces::NonFiniteNumbers::allowed);
-    if (steps == 0) continue;
-    file.append(tensor++->name, rows.numbers().subspan(of_prompt), traces::NonFiniteNumbers::allowed);
-  }
-  file.finish();
-}
-
-// A dump declares one arithmetic for all of its layers.
-void require_same_types(const std::vector<traces::ImportedLayer>& layers) {
-  const auto types = [](const traces::ImportedLayer& layer) {
-    return std::array{layer.call->key_dtype(), layer.call->query_dtype(), layer.call->output_dtype()};
-  };
-  for (const traces::ImportedLayer& layer : layers) {
-    if (types(layer) == types(layers.front())) continue;
-    throw UsageError(fmt::format("--dump: call {} has other types of keys, queries or outputs than {}",
-                                 layer.call->call().name(), layers.front().call->call().name()));
-  }
-}
-
 void import_flashinfer(const CommandLine& line, const traces::RecordedSession& session,
                        const std::string& out) {
   const traces::AttentionCallOptions options = call_options(line);
@@ -237,7 +176,7 @@ void import_flashinfer(const CommandLine& line, const traces::RecordedSession& s
   const std::vector<traces::ImportedLayer> layers = chosen_requests(line, calls);
   const auto dump = line.text("dump");
   const int64_t steps = line.integer("steps", 0, INT32_MAX, 0);
-  if (dump) require_same_types(layers);
+  if (dump) require_one_arithmetic(layers);
   check_outputs(line, session, out, calls);
   if (dump) traces::OutputFile{*dump};  // it can be written, which is known before the trace is
   {
@@ -245,7 +184,11 @@ void import_flashinfer(const CommandLine& line, const traces::RecordedSession& s
     traces::import_trace(layers, steps, out, !dump,
                          [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
-  if (dump) write_outputs(layers, steps, out, *dump, line.has("quiet"));
+  if (dump) {
+    Progress progress("hashing", !line.has("quiet"));
+    write_imported_dump(layers, steps, traces::Trace(out), *dump,
+                        [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
   const traces::AttentionCall& first = *layers.front().call;
   const traces::AttentionRequest request = first.request(layers.front().request);
   std::cout << fmt::format(
