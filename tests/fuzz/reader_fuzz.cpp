@@ -100,7 +100,7 @@ void read_calls(const std::string& path) {
       }
     } catch (const kvbound::TraceError& error) {
       require_one_line(error.what());
-    } catch (const kvbound::InvalidOption& error) {  // what an option would have to say
+    } catch (const kvbound::traces::InvalidOption& error) {  // what an option would have to say
       require_one_line(error.what());
     }
 }
