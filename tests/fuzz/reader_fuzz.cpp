@@ -105,12 +105,13 @@ void read_calls(const std::string& path) {
     }
 }
 
-// Writes the files of a call, if its name is one that a folder of dumps may hold.
+// Writes the files of a call, if its name is one that a folder of dumps may hold. Control characters in names are not for the
+// readers: the program escapes what it prints.
 void write_call(const Folder& folder, std::string_view& bytes) {
   const std::string name(take_part(bytes));
   const std::string_view metadata = take_part(bytes), inputs = take_part(bytes), outputs = take_part(bytes);
   const bool usable = !name.empty() && name.size() < 200 && name != "." && name != ".." &&
-                      name.find_first_of(std::string_view("/\0", 2)) == name.npos;
+                      std::ranges::all_of(name, [](char c) { return c >= ' ' && c <= '~' && c != '/'; });
   if (!usable || !std::filesystem::create_directory(folder.path() + "/" + name)) return;
   folder.write(name + "/metadata.jsonl", metadata);
   if (!inputs.empty()) folder.write(name + "/inputs.safetensors", inputs);
