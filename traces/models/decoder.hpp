@@ -11,7 +11,7 @@
 
 #include "causal_attention.hpp"
 #include "checkpoint.hpp"
-#include "rope.hpp"
+#include "decoder_blocks.hpp"
 
 namespace kvbound::traces {
 
@@ -49,21 +49,17 @@ class Decoder {
   struct LayerCache {
     std::vector<float> keys, values;  // [kv_heads, tokens, head_dim]
   };
-  struct Rows;
+  // Rows of all tokens that run together, but for keys and values, which are of a block of them.
+  struct Rows {
+    std::vector<float> hidden, queries, outputs, keys, values;
+    std::vector<int64_t> positions;
+  };
 
-  void embed(std::span<const int64_t> tokens, MutableSingleMatrixView hidden) const;
-  void run_layer(int64_t layer, MutableSingleMatrixView hidden, Rows& rows, const Observer& observer);
-  void project(int64_t layer, SingleMatrixView hidden, MutableSingleMatrixView queries, int64_t first,
-               Rows& rows);
-  void normalise_heads(const Weight& norm, MutableSingleMatrixView rows) const;
-  void rotate_heads(MutableSingleMatrixView rows, int64_t first) const;
+  void run_layer(int64_t layer, Rows& rows, const Observer& observer);
   void store(SingleMatrixView rows, int64_t first, std::vector<float>& cache) const;
-  void feed_forward(const LayerWeights& weights, MutableSingleMatrixView hidden, Rows& rows) const;
 
-  const Checkpoint& checkpoint_;
   const ModelConfig& config_;
-  Rope rope_;
-  Dtype stored_;
+  DecoderBlocks blocks_;
   int64_t tokens_;
   int64_t position_ = 0;
   std::vector<LayerCache> caches_;

@@ -25,10 +25,10 @@ std::vector<float> vector_of(const Weight& weight) {
 
 }  // namespace
 
-void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y) {
+void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y, int64_t piece) {
   require_equal("columns of x", x.cols, "columns of the weight", weight.cols);
   require_equal("columns of y", y.cols, "rows of the weight", weight.rows);
-  const int64_t most = x.rows < kManyRows ? kFewWeightRows : kManyWeightRows;
+  const int64_t most = std::min(piece, x.rows) < kManyRows ? kFewWeightRows : kManyWeightRows;
   const int64_t blocks = (weight.rows + most - 1) / most;
   reference::parallel_for(
       blocks, [] { return std::vector<float>(); },
@@ -36,8 +36,12 @@ void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y)
         const int64_t first = b * most, rows = std::min(most, weight.rows - first);
         block.resize(rows * weight.cols);
         weight.read(first, block);
-        reference::multiply_transposed(x, SingleMatrixView(block.data(), rows, weight.cols),
-                                       y.middle_cols(first, rows));
+        const SingleMatrixView part(block.data(), rows, weight.cols);
+        for (int64_t i = 0; i < x.rows; i += piece) {
+          const int64_t count = std::min(piece, x.rows - i);
+          reference::multiply_transposed(x.middle_rows(i, count), part,
+                                         y.middle_rows(i, count).middle_cols(first, rows));
+        }
       });
 }
 

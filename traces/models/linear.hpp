@@ -12,9 +12,11 @@ namespace kvbound::traces {
 ///
 ///     y[i,:] = W x[i,:]
 ///
-/// x  [rows, W's columns]
-/// y  [rows, W's rows]
-void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y);
+/// x      [rows, W's columns]
+/// y      [rows, W's rows]
+/// piece  rows of x that are multiplied at a time, >= 1: a product's last bits may depend on a row's place among the rows of
+///        its piece, but on nothing outside it
+void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y, int64_t piece);
 
 /// Adds a bias [1, columns] to every row.
 void add_bias(const Weight& bias, MutableSingleMatrixView x);

@@ -1,4 +1,5 @@
 // The operations of a layer but for attention, compared with the same in double precision.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -59,7 +60,7 @@ void require_product(int64_t rows, int64_t weight_rows) {
   constexpr int64_t kCols = 40;
   const Numbers matrix(weight_rows, kCols, 1);
   Numbers x(rows, kCols, 2), y(rows, weight_rows, 3);
-  linear(StoredWeight(matrix).weight(), x.view(), y.view());
+  linear(StoredWeight(matrix).weight(), x.view(), y.view(), rows);
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t r = 0; r < weight_rows; ++r) {
       double expected = 0, size = 0;
@@ -80,11 +81,28 @@ TEST(Linear, IsTheProductInEveryShapeOfBlocks) {
   }
 }
 
+TEST(Linear, OfAPieceHasTheSameBitsWhateverStandsBesideIt) {
+  for (const int64_t piece : {1, 5, 67, 130}) {
+    const Numbers matrix(400, 40, 1);
+    const StoredWeight stored(matrix);
+    Numbers x(3 * piece + 1, 40, 2), y(x.rows, 400, 3), alone(piece, 400, 4);
+    std::copy_n(x.all.begin() + piece * 40, piece * 40, x.all.begin() + 2 * piece * 40);
+    linear(stored.weight(), x.view(), y.view(), piece);
+    linear(stored.weight(), x.view().middle_rows(piece, piece), alone.view(), piece);
+    for (int64_t i = 0; i < piece; ++i) {
+      for (int64_t r = 0; r < 400; ++r) {
+        ASSERT_EQ(y(piece + i, r), alone(i, r)) << "piece of " << piece << ", row " << i;
+        ASSERT_EQ(y(2 * piece + i, r), alone(i, r)) << "piece of " << piece << ", row " << i;
+      }
+    }
+  }
+}
+
 TEST(Linear, RefusesOtherShapes) {
   const StoredWeight stored(Numbers(3, 4, 1));
   Numbers x(2, 4, 2), y(2, 3, 3), narrow(2, 3, 4), wide(2, 5, 5);
-  EXPECT_THROW(linear(stored.weight(), narrow.view(), y.view()), ShapeMismatch);
-  EXPECT_THROW(linear(stored.weight(), x.view(), wide.view()), ShapeMismatch);
+  EXPECT_THROW(linear(stored.weight(), narrow.view(), y.view(), 1), ShapeMismatch);
+  EXPECT_THROW(linear(stored.weight(), x.view(), wide.view(), 1), ShapeMismatch);
 }
 
 TEST(AddBias, AddsTheSameToEveryRow) {
