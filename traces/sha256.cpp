@@ -1,6 +1,8 @@
 #include "sha256.hpp"
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include <openssl/evp.h>
 
@@ -37,6 +39,26 @@ std::string Sha256::hexadecimal() {
     text += kDigits[digest[i] & 15];
   }
   return text;
+}
+
+std::string sha256_of(std::span<const InputFile* const> files,
+                      const std::function<void(int64_t, int64_t)>& progress) {
+  int64_t total = 0;
+  for (const InputFile* file : files) total += file->size();
+  Sha256 hash;
+  std::vector<char> chunk(size_t{1} << 20);
+  int64_t done = 0;
+  for (const InputFile* file : files) {
+    for (int64_t offset = 0; offset < file->size();) {
+      const auto count = std::min(chunk.size(), static_cast<size_t>(file->size() - offset));
+      file->read(offset, {chunk.data(), count}, "");
+      hash.update({chunk.data(), count});
+      offset += static_cast<int64_t>(count);
+      done += static_cast<int64_t>(count);
+      if (progress) progress(done, total);
+    }
+  }
+  return hash.hexadecimal();
 }
 
 }  // namespace kvbound::traces

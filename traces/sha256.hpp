@@ -1,9 +1,14 @@
 // SHA-256, computed incrementally.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+
+#include "input_file.hpp"
 
 struct evp_md_ctx_st;  // OpenSSL's EVP_MD_CTX
 
@@ -22,5 +27,12 @@ class Sha256 {
   };
   std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
+
+/// The digest of files' bytes, one file after the other.
+///
+/// progress  called with the bytes done and the whole; may be empty
+/// throws    TraceError if a file was shortened since it was opened; IoError
+std::string sha256_of(std::span<const InputFile* const> files,
+                      const std::function<void(int64_t, int64_t)>& progress);
 
 }  // namespace kvbound::traces

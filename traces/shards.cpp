@@ -148,23 +148,7 @@ std::string ShardSet::sha256(const std::function<void(int64_t, int64_t)>& progre
   std::vector<const InputFile*> inputs;
   if (index_) inputs.push_back(index_.get());
   for (const SafetensorsFile& file : files_) inputs.push_back(&file.file());
-  int64_t total = 0;
-  for (const InputFile* input : inputs) total += input->size();
-
-  Sha256 hash;
-  std::vector<char> chunk(size_t{1} << 20);
-  int64_t done = 0;
-  for (const InputFile* input : inputs) {
-    for (int64_t offset = 0; offset < input->size();) {
-      const auto count = std::min(chunk.size(), static_cast<size_t>(input->size() - offset));
-      input->read(offset, {chunk.data(), count}, "");
-      hash.update({chunk.data(), count});
-      offset += static_cast<int64_t>(count);
-      done += static_cast<int64_t>(count);
-      if (progress) progress(done, total);
-    }
-  }
-  return hash.hexadecimal();
+  return sha256_of(inputs, progress);
 }
 
 }  // namespace kvbound::traces

@@ -43,6 +43,8 @@ constexpr std::array kCommands{
     Command{"predict", "TRACE", "how well past scores predict the next ones", predict_command},
     Command{"diff", "TRACE DUMP", "another implementation's results against the reference", diff_command},
     Command{"record", "MODEL --tokens FILE OUT", "a trace of a Hugging Face or GGUF model", record_command},
+    Command{"evaluate", "MODEL TASKS --policy P[,P] --budget B[,B]",
+            "what a model says when it decodes through compressed caches", evaluate_command},
     Command{"import", "flashinfer DIR OUT", "a trace and a dump of recorded calls of FlashInfer's kernels",
             import_command},
     Command{"generate", "--kind KIND OUT", "a synthetic trace", generate_command},

@@ -14,6 +14,7 @@
 #include <kvbound/traces/models/token_file.hpp>
 
 #include "commands.hpp"
+#include "model_options.hpp"
 #include "progress.hpp"
 
 namespace kvbound::sim {
@@ -55,13 +56,6 @@ std::vector<int64_t> read_tokens(const CommandLine& line, int64_t vocabulary) {
   return ids ? traces::read_token_ids(*ids, vocabulary) : traces::read_bytes_as_tokens(*bytes, vocabulary);
 }
 
-Dtype stored_type(const CommandLine& line) {
-  const std::string said = line.text("dtype").value_or("F16");
-  const auto named = dtype_named(said);
-  if (named == Dtype::f32 || named == Dtype::f16 || named == Dtype::bf16) return *named;
-  throw UsageError(fmt::format("--dtype '{}': expected F32, F16 or BF16", said));
-}
-
 traces::RecordOptions options_of(const CommandLine& line, const traces::ModelConfig& config) {
   traces::RecordOptions options;
   options.tokens = read_tokens(line, config.vocabulary);
@@ -70,7 +64,7 @@ traces::RecordOptions options_of(const CommandLine& line, const traces::ModelCon
   options.steps = line.integer("steps", 0, INT32_MAX, kUsualSteps);
   options.window = line.integer("window", 1, options.prompt, std::min(kUsualWindow, options.prompt));
   options.layers = chosen_layers(line, config.layers);
-  options.dtype = stored_type(line);
+  options.dtype = stored_type(line, Dtype::f16);
   const std::string file = line.text("tokens").value_or(line.text("bytes").value_or(""));
   options.source =
       fmt::format("{}, {} tokens", std::filesystem::path(file).filename().string(), options.prompt);
@@ -91,10 +85,7 @@ int record_command(const Arguments& arguments) {
   outputs.add_input(line.text("tokens").value_or(line.text("bytes").value_or("")));
   outputs.add("OUT", places[1]);
   const traces::ModelConfig& config = checkpoint.config();
-  if (config.context > 0 && options.prompt + options.steps > config.context && !line.has("quiet")) {
-    std::cerr << fmt::format("kvbound: warning: {} tokens are more than the {} that the model was made for\n",
-                             options.prompt + options.steps, config.context);
-  }
+  warn_of_long_context(config, options.prompt + options.steps, line.has("quiet"));
   Progress progress("recording", !line.has("quiet"));
   const Clock::time_point start = Clock::now();
   const std::vector<int64_t> tokens =

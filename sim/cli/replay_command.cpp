@@ -19,6 +19,7 @@
 
 #include "commands.hpp"
 #include "progress.hpp"
+#include "run_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -55,38 +56,6 @@ struct Request {
   bool quiet = false;
 };
 
-template <class Item, class Parse>
-std::vector<Item> parse_list(const CommandLine& line, const char* option, const Parse& parse) {
-  std::vector<Item> items;
-  for (const std::string& text : split_list(option, line.required(option))) {
-    const Item item = parse(text);
-    if (std::ranges::find(items, item) != items.end()) {
-      throw UsageError(fmt::format("--{}: '{}' is given twice", option, text));
-    }
-    items.push_back(item);
-  }
-  return items;
-}
-
-std::vector<NamedPolicy> parse_policies(const CommandLine& line, std::optional<Policy>& base) {
-  std::vector<NamedPolicy> policies;
-  const auto is = [](const Policy& policy) {
-    return [&policy](const NamedPolicy& named) { return named.policy == policy; };
-  };
-  for (const std::string& text : split_list("policy", line.required("policy"))) {
-    const Policy policy = parse_policy(text);
-    if (std::ranges::any_of(policies, is(policy))) {
-      throw UsageError(fmt::format("--policy: '{}' is given twice", text));
-    }
-    policies.push_back({text, policy});
-  }
-  if (const auto text = line.text("base")) {
-    base = parse_policy(*text);
-    if (std::ranges::none_of(policies, is(*base))) policies.insert(policies.begin(), {*text, *base});
-  }
-  return policies;
-}
-
 std::vector<std::string> parse_columns(const CommandLine& line) {
   const std::vector<std::string> known = column_names();
   return parse_list<std::string>(line, "columns", [&](const std::string& name) {
@@ -98,22 +67,19 @@ std::vector<std::string> parse_columns(const CommandLine& line) {
   });
 }
 
+std::vector<std::string> parse_backends(const CommandLine& line) {
+  if (!line.has("backend")) return {std::string(kReference)};
+  return parse_list<std::string>(line, "backend", [](const std::string& name) {
+    require_backend(name);
+    return name;
+  });
+}
+
 Request parse_request(const CommandLine& line) {
   Request request;
-  const std::vector<NamedPolicy> policies = parse_policies(line, request.base);
-  const auto budgets = parse_list<Budget>(line, "budget", parse_budget);
-  std::vector<std::string> backends{"reference"};
-  if (line.has("backend")) {
-    backends = parse_list<std::string>(line, "backend", [](const std::string& name) {
-      require_backend(name);
-      return name;
-    });
-  }
-  for (const Budget& budget : budgets) {
-    for (const NamedPolicy& policy : policies) {
-      for (const std::string& backend : backends) request.runs.push_back({policy, budget, backend});
-    }
-  }
+  RunChoice choice = parse_runs(line, parse_backends(line));
+  request.runs = std::move(choice.runs);
+  request.base = std::move(choice.base);
   if (line.has("columns")) request.columns = parse_columns(line);
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.merge_bounds = line.has("merge-bounds");

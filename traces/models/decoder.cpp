@@ -56,7 +56,7 @@ std::vector<float> Decoder::run(std::span<const int64_t> tokens, const Observer&
   position_ += count;
   for (int64_t l = 0; l < config_.layers; ++l) run_layer(l, rows, observer);
   std::vector<float> logits(config_.vocabulary);
-  blocks_.unembed(hidden.middle_rows(count - 1, 1), {logits.data(), 1, config_.vocabulary});
+  blocks_.unembed(hidden.middle_rows(count - 1, 1), {logits.data(), 1, config_.vocabulary}, 1);
   return logits;
 }
 

@@ -103,10 +103,10 @@ void DecoderBlocks::finish(int64_t layer, SingleMatrixView outputs, MutableSingl
   feed_forward(weights, hidden);
 }
 
-void DecoderBlocks::unembed(SingleMatrixView hidden, MutableSingleMatrixView logits) {
+void DecoderBlocks::unembed(SingleMatrixView hidden, MutableSingleMatrixView logits, int64_t piece) {
   const MutableSingleMatrixView normed = normed_.of(hidden.rows);
   rms_norm(checkpoint_.output_norm(), config_.norm_epsilon, hidden, normed);
-  linear(checkpoint_.output(), normed, logits, piece_);
+  linear(checkpoint_.output(), normed, logits, piece);
 }
 
 // Norms of every head's numbers.

@@ -50,7 +50,8 @@ class DecoderBlocks {
   ///
   /// hidden  [rows, model_dim] behind the last layer
   /// logits  [rows, vocabulary]
-  void unembed(SingleMatrixView hidden, MutableSingleMatrixView logits);
+  /// piece   as above, of these rows
+  void unembed(SingleMatrixView hidden, MutableSingleMatrixView logits, int64_t piece);
 
  private:
   // A matrix that grows with the number of rows asked for.

@@ -1,0 +1,215 @@
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/sim/evaluate/correlations.hpp>
+#include <kvbound/sim/evaluate/evaluate.hpp>
+#include <kvbound/sim/evaluate/results_file.hpp>
+#include <kvbound/sim/evaluate/task_summary.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/report/environment.hpp>
+#include <kvbound/sim/report/evaluate_report.hpp>
+#include <kvbound/sim/report/json.hpp>
+#include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/input_file.hpp>
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/sha256.hpp>
+
+#include "commands.hpp"
+#include "model_options.hpp"
+#include "progress.hpp"
+#include "run_options.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr int64_t kResamples = 2000;
+
+std::string evaluate_details() {
+  return policy_help() + R"(
+MODEL is a checkpoint as of kvbound record. TASKS has a JSON object a line:
+
+  id                        unlike every other in the file
+  prompt, prompt_text       token ids, or for models whose vocabulary is bytes a text
+  continuation[_text]       what the model is made to decode after the prompt; its likelihood is measured, or
+  answer[_text]             what greedy decoding must give
+  compress_at               tokens that are read before the cache is compressed (default: the whole prompt); the
+                            rest of the prompt is read through the compressed cache
+  kind, depth               which table the task belongs to; where its needle is, from 0 to 1
+
+The first compress_at tokens are read with the full cache. Each policy then compresses every layer's cache at
+each budget, which is a share of compress_at, and decodes the given tokens through it: all in lockstep, beside
+the full cache. Means over tokens, then over tasks:
+
+  KL      KL(full || compressed) of the next token's distribution, in nats: the primary figure
+  dNLL    how much less likely the given tokens become, in nats a token; noisy, may be negative
+  top-1   tokens whose most likely token is the full cache's; exact, tokens: answers decoded whole, and their tokens
+  s.e.    standard error of the mean over tasks; 95 %: bootstrap over tasks, paired for differences from --base
+  L, layer rel., theta, lost mass, recall: as kvbound replay measures them on the full cache's own steps
+  hidden  relative error of the hidden state behind the last layer
+  entries, stored: that a step attends to, per KV head; bytes of all stored keys and values, in --dtype
+
+Examples:
+  kvbound evaluate ./pocket sim/evaluate/tasks/pocket.jsonl --policy snapkv,snapkv+critical --budget 10%,20%
+  kvbound evaluate model.gguf tasks.jsonl --policy snapkv,h2o,random --base snapkv --budget 20% \
+      --json out.json --resume out.results
+
+Exit code 1 if a bound is violated.
+)";
+}
+
+CommandLine evaluate_command_line() {
+  CommandLine line(
+      "evaluate MODEL TASKS --policy P[,P] --budget B[,B] [options]: a model decodes through compressed caches",
+      evaluate_details());
+  line.add("policy", "P[,P]", "policies (grammar below)");
+  line.add("budget", "B[,B]", "budgets: a count, or a share of the compressed tokens such as 20%");
+  line.add("base", "P", "compare every policy with this one; evaluated too if not in --policy");
+  line.add("steps", "N", "only the first N tokens of every continuation");
+  line.add("backend", "B",
+           "reference (default), emulated (the CUDA kernels on this processor) or cuda (a GPU)");
+  line.add("dtype", "TYPE", "F32, F16 or BF16: the type in which caches store numbers (default: F32)");
+  line.add("window", "W",
+           "queries that policies are given: of the last W tokens before compression (default: 128)");
+  line.add("recall", "K",
+           "measure recall on the K entries that the first step would miss most (default: 40)");
+  line.add("seed", "N", "of the bootstrap (default: 0)");
+  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/evaluate.schema.json)");
+  line.add("csv", "FILE", "write a row per task, policy, budget and token");
+  line.add("resume", "FILE", "keep results of finished tasks in FILE, and go on from those that it has");
+  add_work_options(line);
+  return line;
+}
+
+// Only the first tokens of continuations.
+void shorten(std::vector<Task>& tasks, int64_t tokens) {
+  for (Task& task : tasks) {
+    if (!task.is_answer && std::ssize(task.target) > tokens) task.target.resize(tokens);
+  }
+}
+
+std::string hash_of(const std::vector<std::string>& paths, bool quiet) {
+  std::vector<std::unique_ptr<traces::InputFile>> files;
+  std::vector<const traces::InputFile*> views;
+  for (const std::string& path : paths)
+    views.push_back(files.emplace_back(std::make_unique<traces::InputFile>(path)).get());
+  Progress progress("hashing", !quiet);
+  return traces::sha256_of(views, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+}
+
+// All on which results depend.
+Json evaluation_of(const EvaluateReport& report) {
+  const EvaluateOptions& options = report.result.options;
+  Json runs = Json::array();
+  for (const Run& run : options.runs)
+    runs.push_back(canonical(run.policy.policy) + " " + to_string(run.budget));
+  return {{"revision", revision()},
+          {"blas", reference::blas_info().name + ", " + reference::blas_info().core},
+          {"model", report.model_sha256},
+          {"tasks", report.tasks_sha256},
+          {"runs", runs},
+          {"backend", options.runs.front().backend},
+          {"dtype", name(options.dtype)},
+          {"window", options.window},
+          {"recall_of", options.recall_of},
+          {"step_limit", report.step_limit ? Json(*report.step_limit) : Json()}};
+}
+
+EvaluateReport parse_report(const CommandLine& line) {
+  EvaluateReport report;
+  const std::string backend = line.text("backend").value_or(std::string(kReference));
+  require_backend(backend);
+  RunChoice choice = parse_runs(line, {backend});
+  report.base = choice.base;
+  EvaluateOptions& options = report.result.options;
+  options.runs = std::move(choice.runs);
+  options.dtype = stored_type(line, Dtype::f32);
+  options.window = line.integer("window", 1, INT32_MAX, options.window);
+  options.recall_of = line.integer("recall", 1, INT32_MAX, options.recall_of);
+  report.seed = line.integer("seed", 0, INT64_MAX, 0);
+  report.resamples = kResamples;
+  if (line.has("steps")) report.step_limit = line.integer("steps", 2, INT32_MAX, 0);
+  return report;
+}
+
+void check_outputs(const CommandLine& line, const traces::Checkpoint& checkpoint, const std::string& tasks) {
+  OutputPaths outputs;
+  for (const std::string& input : checkpoint.paths()) outputs.add_input(input);
+  outputs.add_input(tasks);
+  for (const char* option : {"json", "csv", "resume"}) {
+    if (const auto path = line.text(option)) outputs.add(option, *path);
+  }
+}
+
+int64_t most_tokens(const std::vector<Task>& tasks) {
+  int64_t most = 0;
+  for (const Task& task : tasks) most = std::max(most, std::ssize(task.prompt) + std::ssize(task.target));
+  return most;
+}
+
+// Exit code, and on standard error why.
+int evaluate_exit_code(const EvaluateReport& report) {
+  int code = kPass;
+  for (const RunSummary& run : report.summary.runs) {
+    if (run.violations == 0) continue;
+    const Run& named = report.result.options.runs[run.run];
+    std::cerr << fmt::format(
+        "kvbound: {} at {}: the perturbation exceeds its bound {} times in tasks of kind {}\n",
+        named.policy.label, to_string(named.budget), run.violations, traces::printable(run.kind));
+    code = kMismatch;
+  }
+  return code;
+}
+
+}  // namespace
+
+int evaluate_command(const Arguments& arguments) {
+  CommandLine line = evaluate_command_line();
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const bool quiet = line.has("quiet");
+  EvaluateReport report = parse_report(line);
+  const std::vector<std::string> places = line.positionals("MODEL and TASKS", 2, 2);
+  report.model_path = places[0];
+  report.tasks_path = places[1];
+  const traces::Checkpoint checkpoint(places[0]);
+  std::vector<Task> tasks = read_tasks(places[1], checkpoint.config().vocabulary);
+  if (report.step_limit) shorten(tasks, *report.step_limit);
+  check_outputs(line, checkpoint, places[1]);
+  require_valid(report.result.options, tasks);
+  warn_of_long_context(checkpoint.config(), most_tokens(tasks), quiet);
+  std::optional<traces::OutputFile> json, csv;
+  if (const auto path = line.text("json")) json.emplace(*path);
+  if (const auto path = line.text("csv")) csv.emplace(*path);
+  const auto resume = line.text("resume");
+  if (json || resume) {
+    report.model_sha256 = hash_of(checkpoint.paths(), quiet);
+    report.tasks_sha256 = hash_of({places[1]}, quiet);
+  }
+  std::unique_ptr<ResultsFile> finished;
+  if (resume) finished = std::make_unique<ResultsFile>(*resume, evaluation_of(report));
+  {
+    Progress progress("evaluating", !quiet);
+    report.result = evaluate(checkpoint, tasks, report.result.options, finished.get(),
+                             [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  const Bootstrap bootstrap(report.resamples, report.seed);
+  report.summary = summarise(report.result, report.base, bootstrap);
+  report.correlations = correlations(report.result, bootstrap);
+  std::cout << text_report(report, colour_wanted());
+  if (json) json->write(json_report(report));
+  if (csv) csv->write(csv_report(report));
+  if (json) json->prepare();
+  if (csv) csv->prepare();
+  flush_standard_output();
+  if (json) json->commit();
+  if (csv) csv->commit();
+  return evaluate_exit_code(report);
+}
+
+}  // namespace kvbound::sim

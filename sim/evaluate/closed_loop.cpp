@@ -1,0 +1,315 @@
+#include "closed_loop.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/eviction/cache_positions.hpp>
+#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/sim/measure/metrics.hpp>
+#include <kvbound/sim/measure/stopwatch.hpp>
+#include <kvbound/sim/options/layer_budgets.hpp>
+#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/replay/summary.hpp>
+#include <kvbound/traces/models/decoder.hpp>
+
+#include "lockstep.hpp"
+#include "next_token.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+// Logits of a sequence that are in memory at a time.
+constexpr int64_t kLogits = int64_t{1} << 20;
+
+// Keeps all entries, and thus is the full cache: no host has less to compute.
+const Policy kFullCache{SnapKv{.window = 1, .pool = 1}, {}, {}, {}, {}};
+
+// Whether what a policy has in its cache depends on decode steps' numbers.
+bool depends_on_steps(const Policy& policy) { return evicts(policy.host) || rules_of(policy.merge).merges; }
+
+// The prompt's part that is read with the full cache, and every layer's last queries.
+class Prefill {
+ public:
+  Prefill(const traces::Checkpoint& checkpoint, const Task& task, const EvaluateOptions& options,
+          const std::function<void(int64_t)>& advance)
+      : decoder_(checkpoint, task.compress_at, options.dtype),
+        window_(options.window_of(task.compress_at)),
+        queries_(checkpoint.config().layers) {
+    logits_ =
+        decoder_.run(std::span(task.prompt).first(task.compress_at), [&](const traces::Attended& attended) {
+          const SingleMatrixView last =
+              attended.queries.middle_rows(attended.queries.rows - window_, window_);
+          for (int64_t i = 0; i < window_; ++i) {
+            std::vector<float>& own = queries_[attended.layer];
+            own.insert(own.end(), last.row(i).begin(), last.row(i).end());
+          }
+          if (advance) advance(attended.queries.rows);
+        });
+  }
+
+  // Of the token behind the last one.
+  const std::vector<float>& logits() const { return logits_; }
+  // [kv_heads]
+  std::vector<traces::CachedHead> cache(int64_t layer) const { return decoder_.cache(layer); }
+  // [window, query_heads * head_dim]
+  SingleMatrixView queries(int64_t layer) const {
+    return {queries_[layer].data(), window_, std::ssize(queries_[layer]) / window_};
+  }
+
+ private:
+  traces::Decoder decoder_;
+  int64_t window_;
+  std::vector<std::vector<float>> queries_;
+  std::vector<float> logits_;
+};
+
+void copy_row(std::span<const float> from, std::span<double> to) { std::ranges::copy(from, to.begin()); }
+void copy_rows(MatrixView from, MutableMatrixView to) {
+  for (int64_t i = 0; i < from.rows; ++i) std::ranges::copy(from.row(i), to.row(i).begin());
+}
+
+// W^O [query_heads * head_dim, model_dim] of a layer, from a weight that has it transposed.
+Matrix output_projection(const traces::Weight& weight) {
+  std::vector<float> numbers(weight.rows * weight.cols);
+  weight.read(0, numbers);
+  Matrix projection(weight.cols, weight.rows);
+  for (int64_t r = 0; r < weight.rows; ++r) {
+    for (int64_t c = 0; c < weight.cols; ++c) projection(c, r) = numbers[r * weight.cols + c];
+  }
+  return projection;
+}
+
+// Sums up a run's figures of all layers.
+struct RunTotals {
+  Mean perturbation, relative, bound, kept_mass, layer_perturbation, layer_relative, recall;
+
+  void add(const LayerMetrics& metrics) {
+    const auto all = [](Mean& mean, VectorView numbers) {
+      for (const double number : numbers) mean.add(number);
+    };
+    all(perturbation, metrics.perturbation.numbers());
+    all(relative, metrics.relative.numbers());
+    if (metrics.bound) all(bound, metrics.bound->numbers());
+    all(kept_mass, metrics.kept_mass.numbers());
+    all(layer_perturbation, metrics.layer_perturbation);
+    all(layer_relative, metrics.layer_relative);
+    all(recall, metrics.recall);
+  }
+  void write(RunFigures& figures) const {
+    figures.perturbation = perturbation.value();
+    figures.relative = relative.value();
+    figures.bound = bound.value();
+    figures.kept_mass = kept_mass.value();
+    figures.layer_perturbation = layer_perturbation.value();
+    figures.layer_relative = layer_relative.value();
+    figures.recall = recall.value();
+  }
+};
+
+class ClosedLoop {
+ public:
+  ClosedLoop(const traces::Checkpoint& checkpoint, const Task& task, const EvaluateOptions& options,
+             const std::function<void(int64_t)>& advance)
+      : checkpoint_(checkpoint),
+        config_(checkpoint.config()),
+        task_(task),
+        options_(options),
+        advance_(advance),
+        totals_(options.runs.size()) {
+    for (const Run& run : options.runs) {
+      const int64_t entries = run.budget.entries(task.compress_at);
+      layer_entries_.push_back(layer_budgets(run.policy.policy, entries, config_.layers, task.compress_at));
+    }
+  }
+
+  TaskResult run() {
+    const Clock::time_point start = Clock::now();
+    const Prefill prefill(checkpoint_, task_, options_, advance_);
+    result_.id = task_.id;
+    result_.prefill_seconds = seconds_since(start);
+    const Clock::time_point decode_start = Clock::now();
+    const std::vector<int64_t> tokens = decoded_tokens();
+    result_.steps = std::ssize(tokens);
+    result_.runs.resize(options_.runs.size());
+    for (RunFigures& figures : result_.runs) {
+      figures.entries.resize(tokens.size());
+      figures.stored_entries.resize(tokens.size());
+    }
+    Lockstep lockstep(checkpoint_, tokens, task_.compress_at, std::ssize(options_.runs) + 1, options_.dtype);
+    for (int64_t l = 0; l < config_.layers; ++l) run_layer(l, prefill, lockstep);
+    for (size_t r = 0; r < totals_.size(); ++r) totals_[r].write(result_.runs[r]);
+    predict(prefill, lockstep);
+    result_.decode_seconds = seconds_since(decode_start);
+    return std::move(result_);
+  }
+
+ private:
+  std::vector<int64_t> decoded_tokens() const {
+    std::vector<int64_t> tokens(task_.prompt.begin() + task_.compress_at, task_.prompt.end());
+    tokens.insert(tokens.end(), task_.target.begin(), task_.target.end() - 1);
+    return tokens;
+  }
+
+  // A layer as a trace of the sequence with the full cache has it.
+  traces::Layer full_layer(int64_t l, const Prefill& prefill, const DecodeSteps& steps) const {
+    const int64_t n = task_.compress_at, window = options_.window_of(n), count = result_.steps;
+    traces::Layer layer;
+    layer.shape = {config_.query_heads, config_.kv_heads, config_.head_dim, config_.model_dim};
+    layer.scale = 1 / std::sqrt(static_cast<double>(config_.head_dim));
+    layer.prompt_tokens = n;
+    layer.window_queries = window;
+    layer.keys = Tensor(config_.kv_heads, n + count, config_.head_dim);
+    layer.values = layer.keys;
+    layer.queries = Tensor(config_.query_heads, window + count, config_.head_dim);
+    const std::vector<traces::CachedHead> cache = prefill.cache(l);
+    for (int64_t g = 0; g < config_.kv_heads; ++g) {
+      for (int64_t i = 0; i < n; ++i) {
+        copy_row(cache[g].keys.row(i), layer.keys.slice(g).row(i));
+        copy_row(cache[g].values.row(i), layer.values.slice(g).row(i));
+      }
+      copy_rows(steps.keys.slice(g), layer.keys.slice(g).middle_rows(n, count));
+      copy_rows(steps.values.slice(g), layer.values.slice(g).middle_rows(n, count));
+    }
+    const SingleMatrixView queries = prefill.queries(l);
+    for (int64_t h = 0; h < config_.query_heads; ++h) {
+      const SingleMatrixView own = queries.middle_cols(h * config_.head_dim, config_.head_dim);
+      for (int64_t i = 0; i < window; ++i) copy_row(own.row(i), layer.queries.slice(h).row(i));
+      copy_rows(steps.queries.slice(h), layer.queries.slice(h).middle_rows(window, count));
+    }
+    layer.output_projection = output_projection(checkpoint_.layers()[l].output);
+    return layer;
+  }
+
+  void run_layer(int64_t l, const Prefill& prefill, Lockstep& lockstep) {
+    lockstep.project(l);
+    const DecodeSteps full_steps = lockstep.inputs(0);
+    const traces::Layer layer = full_layer(l, prefill, full_steps);
+    std::vector<LayerRecord> records;
+    {
+      const std::unique_ptr<Session> session = open_session(options_.runs.front().backend, options_.dtype);
+      lockstep.set_outputs(0, decode(*session, layer, kFullCache, task_.compress_at, full_steps).steps);
+      for (size_t r = 0; r < options_.runs.size(); ++r)
+        records.push_back(run_policy(r, l, *session, layer, full_steps, lockstep));
+    }
+    const std::vector<LayerMetrics> metrics =
+        measure(layer, records, {}, std::min(options_.recall_of, task_.compress_at));
+    lockstep.finish(l);
+    for (size_t r = 0; r < metrics.size(); ++r) {
+      totals_[r].add(metrics[r]);
+      for (int64_t t = 0; t < result_.steps; ++t) {
+        for (int64_t h = 0; h < config_.query_heads; ++h)
+          result_.runs[r].violations += metrics[r].violates(t, h);
+      }
+      result_.runs[r].hidden_error.push_back(lockstep.relative_distance(static_cast<int64_t>(r) + 1));
+    }
+  }
+
+  // Compresses the layer's prompt and takes decode steps.
+  LayerRecord decode(Session& session, const traces::Layer& layer, const Policy& policy, int64_t entries,
+                     const DecodeSteps& steps) const {
+    const std::vector<int64_t> budgets(config_.kv_heads, entries);
+    LayerRecord record;
+    record.prompt = session.compress(layer.prompt(), policy, budgets);
+    record.steps = session.steps(steps.views());
+    return record;
+  }
+
+  // Decodes a run's own sequence through a layer. Returns the record of the sequence with the full cache by the same policy.
+  LayerRecord run_policy(size_t r, int64_t l, Session& session, const traces::Layer& layer,
+                         const DecodeSteps& full_steps, Lockstep& lockstep) {
+    const Policy& policy = options_.runs[r].policy.policy;
+    const int64_t entries = layer_entries_[r][l], sequence = static_cast<int64_t>(r) + 1;
+    LayerRecord own = decode(session, layer, policy, entries, lockstep.inputs(sequence));
+    lockstep.set_outputs(sequence, own.steps);
+    count_entries(own, policy, result_.runs[r]);
+    if (advance_) advance_(result_.steps);
+    return depends_on_steps(policy) ? decode(session, layer, policy, entries, full_steps) : std::move(own);
+  }
+
+  // Adds a layer's entries to the means over layers and KV heads.
+  void count_entries(const LayerRecord& record, const Policy& policy, RunFigures& figures) const {
+    const bool keeps_all = rules_of(policy.merge).period.has_value();
+    const auto heads = static_cast<double>(config_.layers * config_.kv_heads);
+    for (int64_t g = 0; g < config_.kv_heads; ++g) {
+      reference::CachePositions positions(record.prompt, g, task_.compress_at);
+      for (int64_t t = 0; t < result_.steps; ++t) {
+        const auto entries = static_cast<double>(std::ssize(positions.at(record.steps, t)));
+        const auto all = static_cast<double>(task_.compress_at + t + 1);
+        figures.entries[t] += entries / heads;
+        figures.stored_entries[t] += (entries + (keeps_all ? all : 0)) / heads;
+      }
+    }
+  }
+
+  // Figures of the predicted tokens.
+  void predict(const Prefill& prefill, Lockstep& lockstep) {
+    const auto target = std::ssize(task_.target);
+    const int64_t first_step =
+        std::ssize(task_.prompt) - 1 - task_.compress_at;  // that predicts: -1 is the prefill's last
+    int64_t i = 0;
+    if (first_step < 0) predict_by_prefill(prefill.logits(), i++);
+    const int64_t most = std::max<int64_t>(1, kLogits / config_.vocabulary);
+    while (i < target) {
+      const int64_t count = std::min(most, target - i);
+      const std::vector<float> logits = lockstep.logits(first_step + i, count);
+      for (int64_t j = 0; j < count; ++j) {
+        predict_token(i + j, [&](int64_t sequence) {
+          return std::span(logits).subspan((sequence * count + j) * config_.vocabulary, config_.vocabulary);
+        });
+      }
+      i += count;
+    }
+  }
+
+  // The first token's distribution if nothing of the prompt is behind the compression: the full cache's for all runs.
+  void predict_by_prefill(const std::vector<float>& logits, int64_t i) {
+    predict_token(i, [&](int64_t) { return std::span<const float>(logits); });
+  }
+
+  // logits  called with a sequence, returns [vocabulary]
+  template <class Logits>
+  void predict_token(int64_t i, const Logits& logits) {
+    const int64_t token = task_.target[i];
+    const std::vector<double> full = log_probabilities(logits(0));
+    result_.full_nll.push_back(-full[token]);
+    result_.full_top1.push_back(most_likely(logits(0)));
+    std::vector<double> kl(options_.runs.size()), nll(kl.size());
+    reference::parallel_for(std::ssize(kl), [&](int64_t r) {
+      const std::vector<double> own = log_probabilities(logits(r + 1));
+      kl[r] = divergence(full, own);
+      nll[r] = -own[token];
+    });
+    for (size_t r = 0; r < kl.size(); ++r) {
+      result_.runs[r].kl.push_back(kl[r]);
+      result_.runs[r].nll.push_back(nll[r]);
+      result_.runs[r].top1.push_back(most_likely(logits(static_cast<int64_t>(r) + 1)));
+    }
+  }
+
+  const traces::Checkpoint& checkpoint_;
+  const traces::ModelConfig& config_;
+  const Task& task_;
+  const EvaluateOptions& options_;
+  const std::function<void(int64_t)>& advance_;
+  std::vector<std::vector<int64_t>> layer_entries_;  // [runs, layers]
+  std::vector<RunTotals> totals_;                    // [runs]
+  TaskResult result_;
+};
+
+}  // namespace
+
+int64_t work_of(const Task& task, const EvaluateOptions& options, int64_t layers) {
+  return (task.compress_at + steps_of(task) * std::ssize(options.runs)) * layers;
+}
+
+TaskResult run_closed_loop(const traces::Checkpoint& checkpoint, const Task& task,
+                           const EvaluateOptions& options, const std::function<void(int64_t)>& advance) {
+  return ClosedLoop(checkpoint, task, options, advance).run();
+}
+
+}  // namespace kvbound::sim

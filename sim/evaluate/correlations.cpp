@@ -1,0 +1,184 @@
+#include "correlations.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace kvbound::sim {
+namespace {
+
+constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
+
+enum class Tokens { all, even, odd };
+
+// The mean of an outcome over some of a target's tokens.
+double outcome_of(Outcome outcome, Tokens tokens, const TaskResult& task, size_t run) {
+  double sum = 0;
+  int64_t count = 0;
+  for (size_t i = tokens == Tokens::odd ? 1 : 0; i < task.full_nll.size();
+       i += tokens == Tokens::all ? 1 : 2) {
+    switch (outcome) {
+      case Outcome::kl:
+        sum += task.runs[run].kl[i];
+        break;
+      case Outcome::delta_nll:
+        sum += task.runs[run].nll[i] - task.full_nll[i];
+        break;
+    }
+    ++count;
+  }
+  return sum / static_cast<double>(count);  // no token: 0/0
+}
+
+double indicator_of(Indicator indicator, Outcome outcome, const TaskResult& task, size_t run) {
+  const RunFigures& figures = task.runs[run];
+  const auto lost = [](std::optional<double> kept) { return kept ? 1 - *kept : kUndefined; };
+  switch (indicator) {
+    case Indicator::perturbation:
+      return figures.perturbation.value_or(kUndefined);
+    case Indicator::layer_relative:
+      return figures.layer_relative.value_or(kUndefined);
+    case Indicator::bound:
+      return figures.bound.value_or(kUndefined);
+    case Indicator::lost_mass:
+      return lost(figures.kept_mass);
+    case Indicator::missed:
+      return lost(figures.recall);
+    case Indicator::other_half:
+      return outcome_of(outcome, Tokens::odd, task, run);
+  }
+  return kUndefined;  // not reached
+}
+
+// A indicator's and an outcome's figures: [tasks] of [runs].
+struct Points {
+  std::vector<std::vector<double>> x, y;
+
+  // The means over some tasks, [runs].
+  static std::vector<double> means(const std::vector<std::vector<double>>& figures,
+                                   std::span<const int64_t> tasks) {
+    std::vector<double> sums(figures.front().size());
+    for (const int64_t task : tasks) {
+      for (size_t r = 0; r < sums.size(); ++r) sums[r] += figures[task][r];
+    }
+    return sums;  // as many times the means: ranks are the same
+  }
+  double correlation_of_means(std::span<const int64_t> tasks) const {
+    return rank_correlation(means(x, tasks), means(y, tasks));
+  }
+  // The finite values of a statistic of every task.
+  template <class Statistic>
+  std::vector<double> of_tasks(const Statistic& statistic) const {
+    std::vector<double> values;
+    for (size_t task = 0; task < x.size(); ++task) {
+      if (const double value = statistic(x[task], y[task]); std::isfinite(value)) values.push_back(value);
+    }
+    return values;
+  }
+};
+
+bool all_finite(const std::vector<double>& numbers) {
+  return std::ranges::all_of(numbers, [](double number) { return std::isfinite(number); });
+}
+
+// The figures of the runs that have the indicator, of all tasks that have all of them.
+Points points_of(const EvaluateResult& result, const std::vector<size_t>& runs, Indicator indicator,
+                 Outcome outcome) {
+  const Tokens tokens = indicator == Indicator::other_half ? Tokens::even : Tokens::all;
+  Points points;
+  for (const TaskResult& task : result.results) {
+    std::vector<double> x, y;
+    for (const size_t run : runs) {
+      x.push_back(indicator_of(indicator, outcome, task, run));
+      y.push_back(outcome_of(outcome, tokens, task, run));
+    }
+    if (!all_finite(x) || !all_finite(y)) continue;
+    points.x.push_back(std::move(x));
+    points.y.push_back(std::move(y));
+  }
+  return points;
+}
+
+// The runs at a budget, or at all of them, that have the indicator on some task.
+std::vector<size_t> runs_with(const EvaluateResult& result, const std::optional<Budget>& budget,
+                              Indicator indicator) {
+  std::vector<size_t> runs;
+  for (size_t r = 0; r < result.options.runs.size(); ++r) {
+    if (budget && result.options.runs[r].budget != *budget) continue;
+    const auto has = [&](const TaskResult& task) {
+      return std::isfinite(indicator_of(indicator, Outcome::kl, task, r));
+    };
+    if (std::ranges::any_of(result.results, has)) runs.push_back(r);
+  }
+  return runs;
+}
+
+std::optional<Estimate> estimate_of(const std::vector<double>& values, const Bootstrap& bootstrap) {
+  return values.empty() ? std::nullopt : std::optional(bootstrap.mean(values));
+}
+
+Correlation correlation_of(const EvaluateResult& result, const std::optional<Budget>& budget,
+                           Indicator indicator, Outcome outcome, const Bootstrap& bootstrap) {
+  Correlation found{outcome, indicator, budget, 0, {}, {}, {}, {}};
+  const std::vector<size_t> runs = runs_with(result, budget, indicator);
+  found.policies = std::ssize(runs);
+  const Points points = points_of(result, runs, indicator, outcome);
+  if (runs.size() < 2 || points.x.empty()) return found;
+  found.of_tasks = estimate_of(points.of_tasks(rank_correlation), bootstrap);
+  found.pairs = estimate_of(points.of_tasks(share_ordered_alike), bootstrap);
+  std::vector<int64_t> all(points.x.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  if (const double value = points.correlation_of_means(all); std::isfinite(value)) found.of_means = value;
+  found.of_means_interval = bootstrap.interval(
+      std::ssize(all), [&](std::span<const int64_t> tasks) { return points.correlation_of_means(tasks); });
+  return found;
+}
+
+}  // namespace
+
+std::string_view name(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kl:
+      return "kl";
+    case Outcome::delta_nll:
+      return "delta_nll";
+  }
+  return "";
+}
+
+std::string_view name(Indicator indicator) {
+  switch (indicator) {
+    case Indicator::perturbation:
+      return "perturbation";
+    case Indicator::layer_relative:
+      return "layer_relative";
+    case Indicator::bound:
+      return "bound";
+    case Indicator::lost_mass:
+      return "lost_mass";
+    case Indicator::missed:
+      return "missed";
+    case Indicator::other_half:
+      return "other_half";
+  }
+  return "";
+}
+
+std::vector<Correlation> correlations(const EvaluateResult& result, const Bootstrap& bootstrap) {
+  std::vector<std::optional<Budget>> budgets;
+  for (const Run& run : result.options.runs) {
+    if (std::ranges::find(budgets, std::optional(run.budget)) == budgets.end())
+      budgets.emplace_back(run.budget);
+  }
+  if (budgets.size() > 1) budgets.emplace_back(std::nullopt);
+  std::vector<Correlation> all;
+  for (const Outcome outcome : kOutcomes) {
+    for (const Indicator indicator : kIndicators) {
+      for (const std::optional<Budget>& budget : budgets)
+        all.push_back(correlation_of(result, budget, indicator, outcome, bootstrap));
+    }
+  }
+  return all;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,79 @@
+#include "evaluate.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/session_check.hpp>
+#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/traces/messages.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+std::string named(const Task& task) { return "task " + traces::in_quotes(task.id); }
+
+TaskResult evaluate_task(const traces::Checkpoint& checkpoint, const Task& task,
+                         const EvaluateOptions& options, const std::function<void(int64_t)>& advance) {
+  try {
+    return run_closed_loop(checkpoint, task, options, advance);
+  } catch (const NonFinite& error) {
+    throw TraceError(checkpoint.paths().front(), -1, named(task),
+                     fmt::format("its numbers are too large to compute with: {}", error.what()));
+  }
+}
+
+// Throws TraceError if a result that was read from a file has not the task's numbers.
+void require_fits(const TaskResult& result, const Task& task, const EvaluateOptions& options) {
+  const auto fits = [target = task.target.size()](const RunFigures& run) {
+    return run.kl.size() == target && run.nll.size() == target && run.top1.size() == target;
+  };
+  if (result.full_nll.size() == task.target.size() && result.full_top1.size() == task.target.size() &&
+      result.runs.size() == options.runs.size() && std::ranges::all_of(result.runs, fits))
+    return;
+  throw TraceError("results", -1, named(task), "has other tokens or runs than the evaluation");
+}
+
+}  // namespace
+
+void require_valid(const EvaluateOptions& options, const std::vector<Task>& tasks) {
+  for (const Run& run : options.runs) {
+    require_backend(run.backend);
+    for (const Task& task : tasks) {
+      try {
+        kvbound::require_valid(run.policy.policy, run.budget.entries(task.compress_at), task.compress_at,
+                               options.window_of(task.compress_at));
+      } catch (const InvalidPolicy& error) {
+        throw InvalidPolicy(fmt::format("{}: policy '{}' at budget {}: {}", named(task), run.policy.label,
+                                        to_string(run.budget), error.what()));
+      }
+    }
+  }
+}
+
+EvaluateResult evaluate(const traces::Checkpoint& checkpoint, const std::vector<Task>& tasks,
+                        const EvaluateOptions& options, ResultsFile* finished,
+                        const EvaluateProgress& progress) {
+  require_valid(options, tasks);
+  EvaluateResult result{checkpoint.config(), options, tasks, {}};
+  int64_t done = 0, whole = 0;
+  for (const Task& task : tasks) {
+    if (!finished || !finished->find(task.id)) whole += work_of(task, options, checkpoint.config().layers);
+  }
+  for (const Task& task : tasks) {
+    if (const TaskResult* known = finished ? finished->find(task.id) : nullptr) {
+      require_fits(*known, task, options);
+      result.results.push_back(*known);
+      continue;
+    }
+    result.results.push_back(evaluate_task(checkpoint, task, options, [&](int64_t more) {
+      done += more;
+      if (progress) progress(done, whole);
+    }));
+    if (finished) finished->add(result.results.back());
+  }
+  return result;
+}
+
+}  // namespace kvbound::sim

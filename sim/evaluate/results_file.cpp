@@ -1,0 +1,181 @@
+#include "results_file.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+#include <cerrno>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/input_file.hpp>
+#include <kvbound/traces/messages.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+using Document = nlohmann::ordered_json;
+
+constexpr std::string_view kFormat = "kvbound-evaluate-results", kVersion = "1";
+// Every results file begins so.
+constexpr std::string_view kBeginning = R"({"format":"kvbound-evaluate-results")";
+
+Document to_json(const std::optional<double>& number) { return number ? Document(*number) : Document(); }
+void from_json(const Document& json, std::optional<double>& number) {
+  if (!json.is_null()) number = json.get<double>();
+}
+
+// Calls visit(name, field) for every field.
+template <class Figures, class Visit>
+void visit_run(Figures& figures, const Visit& visit) {
+  visit("kl", figures.kl);
+  visit("nll", figures.nll);
+  visit("top1", figures.top1);
+  visit("hidden_error", figures.hidden_error);
+  visit("entries", figures.entries);
+  visit("stored_entries", figures.stored_entries);
+  visit("perturbation", figures.perturbation);
+  visit("relative", figures.relative);
+  visit("bound", figures.bound);
+  visit("kept_mass", figures.kept_mass);
+  visit("layer_perturbation", figures.layer_perturbation);
+  visit("layer_relative", figures.layer_relative);
+  visit("recall", figures.recall);
+  visit("violations", figures.violations);
+}
+
+template <class Result, class Visit>
+void visit_task(Result& result, const Visit& visit) {
+  visit("id", result.id);
+  visit("steps", result.steps);
+  visit("full_nll", result.full_nll);
+  visit("full_top1", result.full_top1);
+  visit("prefill_seconds", result.prefill_seconds);
+  visit("decode_seconds", result.decode_seconds);
+}
+
+const auto kWriteTo = [](Document& json) {
+  return [&json](const char* name, const auto& field) {
+    if constexpr (requires { field.has_value(); })
+      json[name] = to_json(field);
+    else
+      json[name] = field;
+  };
+};
+
+const auto kReadFrom = [](const Document& json) {
+  return [&json](const char* name, auto& field) {
+    if constexpr (requires { field.has_value(); })
+      from_json(json.at(name), field);
+    else
+      json.at(name).get_to(field);
+  };
+};
+
+TaskResult task_result(const Document& json) {
+  TaskResult result;
+  visit_task(result, kReadFrom(json));
+  for (const Document& run : json.at("runs")) visit_run(result.runs.emplace_back(), kReadFrom(run));
+  return result;
+}
+
+std::string short_text(const Document& json) { return traces::printable(json.dump(), 60); }
+
+// Throws TraceError naming the first field in which a file's evaluation is another one.
+void require_same(const std::string& path, const Document& expected, const Document& found) {
+  for (const auto& [name, value] : expected.items()) {
+    const Document other = found.is_object() ? found.value(name, Document()) : Document();
+    if (other == value) continue;
+    throw TraceError(path, -1, name,
+                     fmt::format("is {} in these results and {} now: they are of another evaluation",
+                                 short_text(other), short_text(value)));
+  }
+}
+
+}  // namespace
+
+Document to_json(const TaskResult& result) {
+  Document json;
+  visit_task(result, kWriteTo(json));
+  json["runs"] = Document::array();
+  for (const RunFigures& run : result.runs) visit_run(run, kWriteTo(json["runs"].emplace_back()));
+  return json;
+}
+
+ResultsFile::ResultsFile(const std::string& path, const Document& evaluation) : path_(path) {
+  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) throw traces::io_error("open", path, errno);
+  try {
+    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) throw IoError("cannot use " + path + ": another process does");
+      throw traces::io_error("lock", path, errno);
+    }
+    read(evaluation);
+  } catch (...) {
+    close(descriptor_);
+    throw;
+  }
+}
+
+ResultsFile::~ResultsFile() { close(descriptor_); }
+
+const TaskResult* ResultsFile::find(const std::string& id) const {
+  const auto found = results_.find(id);
+  return found == results_.end() ? nullptr : &found->second;
+}
+
+void ResultsFile::add(const TaskResult& result) {
+  append(to_json(result));
+  results_.emplace(result.id, result);
+}
+
+void ResultsFile::read(const Document& evaluation) {
+  const traces::InputFile file(path_);
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(0, text, "results");
+  const std::string_view beginning = std::string_view(text).substr(0, kBeginning.size());
+  if (!kBeginning.starts_with(beginning))
+    throw TraceError(path_, 0, "line 1",
+                     "is not of a results file of kvbound evaluate; the file is left as it is");
+  const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
+  for (size_t begin = 0, number = 1; begin < whole; ++number) {
+    const size_t end = text.find('\n', begin);
+    const std::string name = fmt::format("line {}", number);
+    try {
+      const Document line = Document::parse(std::string_view(text).substr(begin, end - begin));
+      if (number == 1) {
+        if (line.at("format") != kFormat || line.at("version") != kVersion)
+          throw TraceError(path_, 0, name, "is of another format or version");
+        require_same(path_, evaluation, line.at("evaluation"));
+      } else {
+        TaskResult result = task_result(line);
+        std::string id = result.id;
+        results_.emplace(std::move(id), std::move(result));
+      }
+    } catch (const Document::exception& error) {
+      throw TraceError(path_, static_cast<int64_t>(begin), name,
+                       "is no line of a results file: " + traces::printable(error.what(), 120));
+    }
+    begin = end + 1;
+  }
+  if (whole < text.size() && ftruncate(descriptor_, static_cast<off_t>(whole)) != 0)
+    throw traces::io_error("shorten", path_, errno);
+  if (whole == 0) append({{"format", kFormat}, {"version", kVersion}, {"evaluation", evaluation}});
+}
+
+void ResultsFile::append(const Document& json) {
+  const std::string line = json.dump(-1, ' ', false, Document::error_handler_t::replace) + "\n";
+  for (std::string_view rest = line; !rest.empty();) {
+    const ssize_t written = write(descriptor_, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) throw traces::io_error("write", path_, errno);
+    rest.remove_prefix(static_cast<size_t>(written));
+  }
+  if (fsync(descriptor_) != 0 && errno != EINVAL) throw traces::io_error("flush", path_, errno);
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,334 @@
+#include "evaluate_report.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/messages.hpp>
+
+#include "environment.hpp"
+#include "json.hpp"
+#include "report.hpp"
+#include "table.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kBytesUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+
+std::string byte_cell(double bytes) {
+  size_t unit = 0;
+  for (; bytes >= 1024 && unit + 1 < std::size(kBytesUnits); ++unit) bytes /= 1024;
+  return fmt::format("{:.3g} {}", bytes, kBytesUnits[unit]);
+}
+
+std::string share_cell(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+// A mean and its standard error.
+TableRow with_error(const std::optional<Estimate>& estimate) {
+  if (!estimate) return {"-", "-"};
+  const auto error = estimate->standard_error;
+  return {cell(estimate->mean), error ? fmt::format("{:.1g}", *error) : "-"};
+}
+
+TableRow& operator+=(TableRow& row, TableRow cells) {
+  for (std::string& cell : cells) row.push_back(std::move(cell));
+  return row;
+}
+
+std::string interval_cell(const std::optional<Interval>& interval) {
+  return interval ? fmt::format("{:.3g} .. {:.3g}", interval->low, interval->high) : "-";
+}
+
+std::optional<double> less_from_one(std::optional<double> share) {
+  return share ? std::optional(1 - *share) : std::nullopt;
+}
+
+// A policy's name and budget.
+std::string policy_cell(const EvaluateReport& report, size_t run) {
+  return report.result.options.runs[run].policy.label;
+}
+std::string budget_cell(const EvaluateReport& report, size_t run) {
+  return to_string(report.result.options.runs[run].budget);
+}
+
+// The runs of a kind, budget by budget.
+std::string run_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+  const bool compares = report.base.has_value();
+  TableRow headings{"policy", "budget", "KL", "s.e.", "dNLL", "s.e.", "top-1"};
+  if (kind.answers) headings += {"exact", "tokens"};
+  if (compares) headings += {"KL - base", "95 %"};
+  headings += {"L", "layer rel.", "theta", "lost mass", "recall", "hidden", "entries", "stored"};
+  std::vector<TableRow> rows{headings};
+  for (const RunSummary& run : report.summary.runs) {
+    if (run.kind != kind.kind || run.hits.has_value() != kind.answers) continue;
+    TableRow row{policy_cell(report, run.run), budget_cell(report, run.run)};
+    row += with_error(run.kl);
+    row += with_error(run.delta_nll);
+    row += {share_cell(run.agreement.mean)};
+    if (kind.answers) row += {fmt::format("{}/{}", run.exact, kind.tasks), share_cell(run.hits->mean)};
+    if (compares) {
+      const auto& less = run.kl_less_base;
+      row += {less ? cell(less->mean) : "-", less ? interval_cell(less->interval) : "-"};
+    }
+    row += {cell(run.perturbation),
+            cell(run.layer_relative),
+            cell(run.bound),
+            cell(less_from_one(run.kept_mass)),
+            cell(run.recall),
+            cell(run.hidden_error.back()),
+            fmt::format("{:.0f}", run.entries),
+            byte_cell(run.bytes)};
+    rows.push_back(std::move(row));
+  }
+  return table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+}
+
+std::string heading_of(const KindSummary& kind) {
+  std::string text = fmt::format("\n{}: {} task{}, full cache: NLL {} a token", traces::printable(kind.kind),
+                                 kind.tasks, kind.tasks == 1 ? "" : "s", cell(kind.full_nll));
+  if (kind.answers) {
+    text += fmt::format(", {}/{} answers exact, {} of their tokens", kind.full_exact, kind.tasks,
+                        share_cell(kind.full_hits));
+  }
+  return text + "\n\n";
+}
+
+// Exact answers by depth: a row per run, a column per depth.
+std::string depth_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+  std::vector<TableRow> rows;
+  std::optional<std::optional<size_t>> last;
+  for (const DepthSummary& part : report.summary.depths) {
+    if (part.kind != kind.kind) continue;
+    if (rows.empty()) rows.push_back({"policy", "budget"});
+    if (last != std::optional(part.run)) {
+      rows.push_back(part.run ? TableRow{policy_cell(report, *part.run), budget_cell(report, *part.run)}
+                              : TableRow{"full cache", ""});
+      last = part.run;
+    }
+    if (rows.size() == 2) rows.front().push_back(fmt::format("depth {:.2g}", part.depth));
+    rows.back().push_back(fmt::format("{}/{}", part.exact, part.tasks));
+  }
+  if (rows.empty()) return "";
+  return "\nExact answers by the needle's depth\n\n" +
+         table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+}
+
+std::string correlation_table(const EvaluateReport& report, Outcome outcome, bool colour) {
+  std::vector<TableRow> rows{
+      {"indicator", "budget", "policies", "of a task", "s.e.", "of means", "95 %", "pairs alike", "s.e."}};
+  for (const Correlation& found : report.correlations) {
+    if (found.outcome != outcome || found.policies < 2) continue;
+    TableRow row{std::string(name(found.indicator)), found.budget ? to_string(*found.budget) : "all",
+                 std::to_string(found.policies)};
+    row += with_error(found.of_tasks);
+    row += {cell(found.of_means), interval_cell(found.of_means_interval)};
+    row += with_error(found.pairs);
+    rows.push_back(std::move(row));
+  }
+  return rows.size() == 1 ? "" : table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+}
+
+std::string correlation_text(const EvaluateReport& report, bool colour) {
+  std::string text;
+  for (const Outcome outcome : kOutcomes) {
+    const std::string rows = correlation_table(report, outcome, colour);
+    if (rows.empty()) continue;
+    text += fmt::format(
+        "\nDo open-loop figures order the policies as {} does? Spearman's rank correlation; other_half: the ceiling\n\n{}",
+        outcome == Outcome::kl ? "KL" : "dNLL", rows);
+  }
+  return text;
+}
+
+Json to_json(const std::optional<Interval>& interval) {
+  return interval ? Json{{"low", json_number(interval->low)}, {"high", json_number(interval->high)}} : Json();
+}
+
+Json to_json(const std::optional<Estimate>& estimate) {
+  if (!estimate) return {};
+  return {{"mean", json_number(estimate->mean)},
+          {"standard_error", json_number(estimate->standard_error)},
+          {"interval", to_json(estimate->interval)},
+          {"count", estimate->count}};
+}
+
+Json to_json(const KindSummary& kind) {
+  Json json{{"kind", kind.kind},
+            {"answers", kind.answers},
+            {"tasks", kind.tasks},
+            {"nll", json_number(kind.full_nll)}};
+  json["hits"] = kind.answers ? json_number(kind.full_hits) : Json();
+  json["exact"] = kind.answers ? Json(kind.full_exact) : Json();
+  return json;
+}
+
+Json to_json(const RunSummary& run) {
+  return {{"kind", run.kind},
+          {"run", run.run},
+          {"kl", to_json(run.kl)},
+          {"nll", json_number(run.nll)},
+          {"delta_nll", to_json(run.delta_nll)},
+          {"agreement", to_json(run.agreement)},
+          {"hits", to_json(run.hits)},
+          {"exact", run.hits ? Json(run.exact) : Json()},
+          {"kl_less_base", to_json(run.kl_less_base)},
+          {"nll_less_base", to_json(run.nll_less_base)},
+          {"hits_less_base", to_json(run.hits_less_base)},
+          {"perturbation", json_number(run.perturbation)},
+          {"relative", json_number(run.relative)},
+          {"bound", json_number(run.bound)},
+          {"kept_mass", json_number(run.kept_mass)},
+          {"layer_perturbation", json_number(run.layer_perturbation)},
+          {"layer_relative", json_number(run.layer_relative)},
+          {"recall", json_number(run.recall)},
+          {"hidden_error", run.hidden_error},
+          {"entries", run.entries},
+          {"bytes", run.bytes},
+          {"violations", run.violations}};
+}
+
+Json to_json(const DepthSummary& part) {
+  return {{"kind", part.kind},   {"run", part.run ? Json(*part.run) : Json()},
+          {"depth", part.depth}, {"tasks", part.tasks},
+          {"exact", part.exact}, {"hits", json_number(part.hits)}};
+}
+
+Json to_json(const Correlation& found) {
+  return {{"outcome", name(found.outcome)},
+          {"indicator", name(found.indicator)},
+          {"budget", found.budget ? Json(to_string(*found.budget)) : Json()},
+          {"policies", found.policies},
+          {"of_tasks", to_json(found.of_tasks)},
+          {"of_means", json_number(found.of_means)},
+          {"of_means_interval", to_json(found.of_means_interval)},
+          {"pairs", to_json(found.pairs)}};
+}
+
+Json to_json(const RunFigures& run) {
+  return {{"kl", run.kl},
+          {"nll", run.nll},
+          {"top1", run.top1},
+          {"hidden_error", run.hidden_error},
+          {"entries", run.entries},
+          {"stored_entries", run.stored_entries},
+          {"perturbation", json_number(run.perturbation)},
+          {"relative", json_number(run.relative)},
+          {"bound", json_number(run.bound)},
+          {"kept_mass", json_number(run.kept_mass)},
+          {"layer_perturbation", json_number(run.layer_perturbation)},
+          {"layer_relative", json_number(run.layer_relative)},
+          {"recall", json_number(run.recall)},
+          {"violations", run.violations}};
+}
+
+Json task_json(const Task& task, const TaskResult& result) {
+  Json json{{"id", task.id},
+            {"kind", task.kind},
+            {"depth", json_number(task.depth)},
+            {"prompt_tokens", std::ssize(task.prompt)},
+            {"compress_at", task.compress_at},
+            {"steps", result.steps},
+            {"answer", task.is_answer},
+            {"target", task.target},
+            {"prefill_seconds", result.prefill_seconds},
+            {"decode_seconds", result.decode_seconds},
+            {"full", {{"nll", result.full_nll}, {"top1", result.full_top1}}}};
+  json["runs"] = Json::array();
+  for (const RunFigures& run : result.runs) json["runs"].push_back(to_json(run));
+  return json;
+}
+
+template <class Item>
+Json list_of(const std::vector<Item>& items) {
+  Json list = Json::array();
+  for (const Item& item : items) list.push_back(to_json(item));
+  return list;
+}
+
+Json model_json(const EvaluateReport& report) {
+  const traces::ModelConfig& model = report.result.model;
+  return {{"path", report.model_path},  {"sha256", report.model_sha256},    {"name", model.name},
+          {"layers", model.layers},     {"query_heads", model.query_heads}, {"kv_heads", model.kv_heads},
+          {"head_dim", model.head_dim}, {"model_dim", model.model_dim},     {"vocabulary", model.vocabulary}};
+}
+
+}  // namespace
+
+std::string text_report(const EvaluateReport& report, bool colour) {
+  const EvaluateOptions& options = report.result.options;
+  const traces::ModelConfig& model = report.result.model;
+  double prefill = 0, decode = 0;
+  for (const TaskResult& task : report.result.results) {
+    prefill += task.prefill_seconds;
+    decode += task.decode_seconds;
+  }
+  std::string text = fmt::format(
+      "{}\n  model {}\n  {} layers, {} query heads on {} KV heads; {} tasks, {}, {}; {:.1f} s of prefill, {:.1f} s of decoding\n",
+      one_line(report.model_path), traces::printable(model.name, 200), model.layers, model.query_heads,
+      model.kv_heads, report.result.tasks.size(), name(options.dtype), options.runs.front().backend, prefill,
+      decode);
+  for (const KindSummary& kind : report.summary.kinds) {
+    text += heading_of(kind) + run_table(report, kind, colour);
+    if (kind.answers) text += depth_table(report, kind, colour);
+  }
+  return text + correlation_text(report, colour);
+}
+
+std::string json_report(const EvaluateReport& report) {
+  const EvaluateOptions& options = report.result.options;
+  Json document{{"schema", "kvbound-evaluate-1"}};
+  document.update(environment());
+  document["seed"] = report.seed;
+  document["resamples"] = report.resamples;
+  document["model"] = model_json(report);
+  document["tasks_file"] = {{"path", report.tasks_path}, {"sha256", report.tasks_sha256}};
+  document["backend"] = options.runs.front().backend;
+  document["dtype"] = name(options.dtype);
+  document["window"] = options.window;
+  document["recall_of"] = options.recall_of;
+  document["step_limit"] = report.step_limit ? Json(*report.step_limit) : Json();
+  document["base"] = report.base ? Json(canonical(*report.base)) : Json();
+  document["runs"] = Json::array();
+  for (const Run& run : options.runs) {
+    document["runs"].push_back({{"policy", canonical(run.policy.policy)},
+                                {"label", run.policy.label},
+                                {"budget", to_string(run.budget)}});
+  }
+  document["kinds"] = list_of(report.summary.kinds);
+  document["summaries"] = list_of(report.summary.runs);
+  document["depths"] = list_of(report.summary.depths);
+  document["correlations"] = list_of(report.correlations);
+  document["tasks"] = Json::array();
+  for (size_t i = 0; i < report.result.tasks.size(); ++i)
+    document["tasks"].push_back(task_json(report.result.tasks[i], report.result.results[i]));
+  return document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string csv_report(const EvaluateReport& report) {
+  std::string csv = "task,kind,depth,policy,budget,token,target,full_nll,nll,kl,full_top1,top1\n";
+  for (size_t i = 0; i < report.result.tasks.size(); ++i) {
+    const Task& task = report.result.tasks[i];
+    const TaskResult& found = report.result.results[i];
+    const std::string start = quoted_field(task.id) + "," + quoted_field(task.kind) + "," +
+                              (task.depth ? shortest(*task.depth) : "") + ",";
+    for (size_t r = 0; r < found.runs.size(); ++r) {
+      const Run& run = report.result.options.runs[r];
+      const std::string head =
+          start + quoted_field(canonical(run.policy.policy)) + "," + to_string(run.budget) + ",";
+      for (size_t j = 0; j < task.target.size(); ++j) {
+        csv += fmt::format("{}{},{},{},{},{},{},{}\n", head, j, task.target[j], shortest(found.full_nll[j]),
+                           shortest(found.runs[r].nll[j]), shortest(found.runs[r].kl[j]), found.full_top1[j],
+                           found.runs[r].top1[j]);
+      }
+    }
+  }
+  return csv;
+}
+
+}  // namespace kvbound::sim
