@@ -1,6 +1,7 @@
 #include "session.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -20,6 +21,13 @@
 
 namespace kvbound::reference {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What one KV head's decode steps took.
+struct DecodeTimes {
+  Clock::duration attention{}, eviction{};
+};
 
 class ReferenceSession final : public Session {
  public:
@@ -48,17 +56,24 @@ class ReferenceSession final : public Session {
     return record;
   }
 
-  StepRecord step(const StepView& view) override {
-    require_consistent(view, shape_);
-    StepRecord record;
-    record.output = Matrix(shape_.query_heads, shape_.head_dim);
-    if (full_cache_) full_cache_->append(view);
-    record.rebuilt = rules_.rebuilds_at(steps());
-    if (record.rebuilt) rebuild(record);
-    timed(times_, "attention", [&] { for_each_head([&](int64_t g) { attend(view, g, record); }); });
-    if (evicts(policy_.host)) timed(times_, "eviction", [&] { evict(view, record); });
-    ++next_position_;
-    return record;
+  StepRecord step(const StepView& view) override { return std::move(steps({&view, 1}).front()); }
+
+  std::vector<StepRecord> steps(std::span<const StepView> views) override {
+    for (const StepView& view : views) require_consistent(view, shape_);
+    std::vector<StepRecord> records(views.size());
+    for (size_t first = 0; first < views.size();) {
+      size_t count = 1;
+      if (full_cache_) {
+        full_cache_->append(views[first]);
+        if (rules_.rebuilds_at(steps_taken())) rebuild(records[first]);
+      } else {
+        count = views.size();
+      }
+      decode(views.subspan(first, count), std::span(records).subspan(first, count));
+      next_position_ += static_cast<int64_t>(count);
+      first += count;
+    }
+    return records;
   }
 
  private:
@@ -73,8 +88,7 @@ class ReferenceSession final : public Session {
     if (rules_.period) full_cache_.emplace(layer);
   }
 
-  // The number of completed decode steps.
-  int64_t steps() const { return next_position_ - layer_.prompt_tokens(); }
+  int64_t steps_taken() const { return next_position_ - layer_.prompt_tokens(); }
   HeadStepper& stepper(int64_t g) { return steppers_[g]; }
   template <class Work>
   void for_each_head(const Work& work) const {
@@ -133,7 +147,7 @@ class ReferenceSession final : public Session {
   // alone make among all entries so far. Running scores start at 0.
   void rebuild(StepRecord& record) {
     const LayerView layer = full_cache_->layer();
-    const int64_t entered = steps() + 1;
+    const int64_t entered = steps_taken() + 1;
     const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);
     std::vector<int64_t> budgets;
     for (const int64_t budget : budgets_) budgets.push_back(rebuild_budget(host, budget, entered));
@@ -142,33 +156,68 @@ class ReferenceSession final : public Session {
     PromptRecord chosen = select_prompt(layer, policy_, ranking, budgets, known, times_);
     fill(layer, ranking, MergeOrder::evict_first, nullptr, chosen);
     if (host.evicts) begin_evicting(layer, Matrix(shape_.query_heads, layer.prompt_tokens()), chosen);
+    record.rebuilt = true;
     record.merges = std::move(chosen.merges);
     record.stage_one = std::move(chosen.stage_one);
   }
 
-  void attend(const StepView& view, int64_t g, StepRecord& record) {
-    if (!record.rebuilt) stepper(g).enter(next_position_, view.keys.row(g), view.values.row(g));
+  // Takes successive steps, of which only the first may have rebuilt the cache. A KV head's steps need nothing of other heads,
+  // so that each head takes all of them on its own.
+  void decode(std::span<const StepView> views, std::span<StepRecord> records) {
+    for (StepRecord& record : records) begin_step(record);
+    std::vector<DecodeTimes> spent(shape_.kv_heads);
+    const auto start = Clock::now();
+    for_each_head([&](int64_t g) {
+      for (size_t t = 0; t < views.size(); ++t) {
+        const auto step_start = Clock::now();
+        attend(views[t], g, next_position_ + static_cast<int64_t>(t), records[t]);
+        const auto attended = Clock::now();
+        if (evicts(policy_.host)) evict(views[t], g, records[t]);
+        spent[g].attention += attended - step_start;
+        spent[g].eviction += Clock::now() - attended;
+      }
+    });
+    if (times_) add_times(spent, Clock::now() - start, std::ssize(views));
+  }
+
+  void begin_step(StepRecord& record) const {
+    const int64_t heads = shape_.kv_heads;
+    record.output = Matrix(shape_.query_heads, shape_.head_dim);
+    if (!evicts(policy_.host)) return;
+    record.evicted.assign(heads, kNotEvicted);
+    if (rules_.merges) record.merged_into.assign(heads, kNothingEvicted);
+    if (rules_.merges && !record.rebuilt) record.merges.resize(heads);
+  }
+
+  void attend(const StepView& view, int64_t g, int64_t position, StepRecord& record) {
+    if (!record.rebuilt) stepper(g).enter(position, view.keys.row(g), view.values.row(g));
     const Matrix output = stepper(g).attend(shape_.group_rows(view.queries, g));
     for (int64_t i = 0; i < output.rows(); ++i) {
       std::ranges::copy(output.row(i), record.output.row(g * shape_.group_size() + i).begin());
     }
   }
 
-  void evict(const StepView& view, StepRecord& record) {
-    const int64_t heads = shape_.kv_heads;
-    record.evicted.assign(heads, kNotEvicted);
-    if (rules_.merges) record.merged_into.assign(heads, kNothingEvicted);
-    if (rules_.merges && !record.rebuilt) record.merges.resize(heads);
-    for_each_head([&](int64_t g) {
-      const std::optional<int64_t> entry = stepper(g).own_choice();
-      if (!entry) return;
-      EvictedEntry evicted = stepper(g).evict(*entry, shape_.group_rows(view.queries, g));
-      const int64_t index = g;
-      record.evicted[index] = evicted.position;
-      if (!rules_.merges) return;
-      record.merged_into[index] = evicted.merged_into;
-      record.merges[index] = std::move(evicted.merge);
-    });
+  void evict(const StepView& view, int64_t g, StepRecord& record) {
+    const std::optional<int64_t> entry = stepper(g).own_choice();
+    if (!entry) return;
+    EvictedEntry evicted = stepper(g).evict(*entry, shape_.group_rows(view.queries, g));
+    record.evicted[g] = evicted.position;
+    if (!rules_.merges) return;
+    record.merged_into[g] = evicted.merged_into;
+    record.merges[g] = std::move(evicted.merge);
+  }
+
+  // Divides the wall time of all heads' steps in the proportion in which the heads spent it.
+  void add_times(const std::vector<DecodeTimes>& spent, Clock::duration wall, int64_t steps) {
+    const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
+    double attention = 0, eviction = 0;
+    for (const DecodeTimes& head : spent) {
+      attention += seconds(head.attention);
+      eviction += seconds(head.eviction);
+    }
+    const double share = seconds(wall) / (attention + eviction);
+    times_->add("attention", attention * share, steps);
+    if (evicts(policy_.host)) times_->add("eviction", eviction * share, steps);
   }
 
   OperationTimes* times_;

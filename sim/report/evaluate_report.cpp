@@ -101,20 +101,19 @@ std::string heading_of(const KindSummary& kind) {
 
 // Exact answers by depth: a row per run, a column per depth.
 std::string depth_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+  TableRow headings{"policy", "budget"};
   std::vector<TableRow> rows;
-  std::optional<std::optional<size_t>> last;
   for (const DepthSummary& part : report.summary.depths) {
     if (part.kind != kind.kind) continue;
-    if (rows.empty()) rows.push_back({"policy", "budget"});
-    if (last != std::optional(part.run)) {
-      rows.push_back(part.run ? TableRow{policy_cell(report, *part.run), budget_cell(report, *part.run)}
-                              : TableRow{"full cache", ""});
-      last = part.run;
-    }
-    if (rows.size() == 2) rows.front().push_back(fmt::format("depth {:.2g}", part.depth));
+    if (!part.run) headings.push_back(fmt::format("depth {:.2g}", part.depth));
+    const TableRow start = part.run ? TableRow{policy_cell(report, *part.run), budget_cell(report, *part.run)}
+                                    : TableRow{"full cache", ""};
+    const bool goes_on = !rows.empty() && std::equal(start.begin(), start.end(), rows.back().begin());
+    if (!goes_on) rows.push_back(start);
     rows.back().push_back(fmt::format("{}/{}", part.exact, part.tasks));
   }
   if (rows.empty()) return "";
+  rows.insert(rows.begin(), headings);
   return "\nExact answers by the needle's depth\n\n" +
          table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
 }
