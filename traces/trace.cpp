@@ -126,6 +126,7 @@ LayerView Layer::prompt() const {
   view.values = values.view().middle_rows(0, prompt_tokens);
   view.queries = queries.view().middle_rows(0, window_queries);
   view.output_projection = output_projection;
+  view.index = index;
   return view;
 }
 
@@ -166,6 +167,7 @@ Layer Trace::read_layer(int64_t layer, bool with_attention_output) const {
   }
   const auto stored = [&](const char* name) { return files_->find(layer_tensor(layer, name)); };
   Layer result;
+  result.index = layer;
   result.shape = info_.shape;
   result.scale = info_.scale;
   result.prompt_tokens = info_.prompt_tokens;

@@ -35,6 +35,7 @@ struct TraceInfo {
 
 /// One layer's tensors, widened to double.
 struct Layer {
+  int64_t index = 0;  ///< the layer's number in its trace; seeds draws only
   LayerShape shape;
   double scale = 1;
   int64_t prompt_tokens = 0;

@@ -7,6 +7,7 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/reference/core/draw.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 #include "cluster_sums.hpp"
@@ -26,18 +27,9 @@ constexpr int kPositionBits = 31;
 
 __device__ bool is_finite(float number) { return fabsf(number) <= std::numeric_limits<float>::max(); }
 
-__device__ uint64_t mixed(uint64_t bits) {
-  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
-  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
-  return bits ^ (bits >> 31);
-}
-
 // reference::spreads
 __device__ bool spreads(float probability, int64_t seed, int64_t kv_head, int64_t position) {
-  constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
-  uint64_t bits = mixed(static_cast<uint64_t>(seed) + kStep);
-  bits = mixed(bits + static_cast<uint64_t>(kv_head) + kStep);
-  bits = mixed(bits + static_cast<uint64_t>(position) + kStep);
+  const uint64_t bits = draw(seed, kv_head, position);
   return static_cast<double>(bits >> 11) * 0x1p-53 < static_cast<double>(probability);
 }
 

@@ -10,6 +10,8 @@
 #include <kvbound/cuda/eviction/greedy.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/eviction/theta_sweep.hpp>
+#include <kvbound/reference/core/draw.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 
 namespace kvbound::cuda {
@@ -228,14 +230,22 @@ void select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>&
   PromptSelection<T>(ranking, known, queue, kept, record).run(policy);
 }
 
-void keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, PromptRecord& record,
-                 Stream stream) {
-  for (size_t g = 0; g < kept.budgets.size(); ++g) {
-    std::vector<int64_t> positions = range(0, sinks);
-    const int64_t recent = kept.budgets[g] - sinks;
-    const std::vector<int64_t> newest = range(prompt_tokens - recent, recent);
-    positions.insert(positions.end(), newest.begin(), newest.end());
-    kept.positions.upload(static_cast<int64_t>(g), 0, positions, stream);
+void keep_unranked(const Host& host, int64_t prompt_tokens, int64_t layer, KeptEntries& kept,
+                   PromptRecord& record, Stream stream) {
+  for (int64_t g = 0; g < std::ssize(kept.budgets); ++g) {
+    const int64_t budget = kept.budgets[g];
+    const HostRules rules = rules_of(host, prompt_tokens, budget);
+    std::vector<int64_t> positions = range(0, rules.sinks);
+    const auto append = [&](const std::vector<int64_t>& others) {
+      positions.insert(positions.end(), others.begin(), others.end());
+    };
+    const int64_t first_recent = prompt_tokens - rules.recent;
+    if (rules.seed) {
+      append(drawn_positions({*rules.seed, layer, g}, rules.sinks, first_recent,
+                             budget - rules.sinks - rules.recent));
+    }
+    append(range(first_recent, rules.recent));
+    kept.positions.upload(g, 0, positions, stream);
     record.kept.push_back(std::move(positions));
   }
 }

@@ -33,9 +33,12 @@ template <Storage T>
 void select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
                    KeptEntries& kept, PromptRecord& record);
 
-/// The first `sinks` positions and the newest ones: reference::sinks_and_newest. The record is complete at once.
-void keep_newest(int64_t prompt_tokens, int64_t sinks, KeptEntries& kept, PromptRecord& record,
-                 Stream stream);
+/// What a host that ranks nothing keeps: reference::sinks_and_newest, reference::sinks_drawn_and_newest. The record is
+/// complete at once.
+///
+/// layer  the layer's number in its trace or model
+void keep_unranked(const Host& host, int64_t prompt_tokens, int64_t layer, KeptEntries& kept,
+                   PromptRecord& record, Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -58,7 +58,7 @@ class DeviceSession final : public Session {
     if (ranking) {
       select_prompt(policy, *ranking, *known_, queue_, kept, record);
     } else {
-      keep_newest(layer.prompt_tokens(), rules_.sinks, kept, record, queue_.stream());
+      keep_unranked(policy.host, layer.prompt_tokens(), layer.index, kept, record, queue_.stream());
     }
     budgets_ = kept.budgets;
     std::optional<PromptRoots> roots;

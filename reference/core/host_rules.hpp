@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -24,6 +26,7 @@ enum class StepUpdate {
 ///
 ///     always kept  <=>  position < sinks  or  position > newest - recent
 struct HostRules {
+  std::string_view name;  ///< as policies are written
   /// Observation window: the number of last prompt queries whose scores rank the entries; 0: entries are not ranked.
   int64_t window = 0;
   int64_t sinks = 0;   ///< first positions, always kept
@@ -35,8 +38,10 @@ struct HostRules {
   /// Each decode step evicts down to the budget; else every new entry is kept.
   bool evicts = false;
   bool fills_recent = false;  ///< `recent` is the budget minus the sinks
+  /// Of a host that ranks nothing: the rest of its budget is drawn with this seed.
+  std::optional<int64_t> seed = {};
 
-  /// Whether entries are ranked by scores; if not, the sinks and the newest entries are kept.
+  /// Whether entries are ranked by scores; if not, the always-kept and drawn entries fill the budget.
   bool ranks() const { return window > 0; }
   /// `newest` is the last position so far: n - 1 at the prompt's end.
   bool always_keeps(int64_t position, int64_t newest) const {
@@ -55,14 +60,16 @@ struct HostRules {
 namespace detail {
 
 inline HostRules host_rules(const SnapKv& host, int64_t prompt_tokens, int64_t) {
-  return {.window = host.window,
+  return {.name = "snapkv",
+          .window = host.window,
           .recent = host.window,
           .scored = prompt_tokens - host.window,
           .pool = host.pool,
           .window_reduction = WindowReduction::mean};
 }
 inline HostRules host_rules(const H2o& host, int64_t prompt_tokens, int64_t) {
-  return {.window = host.window,
+  return {.name = "h2o",
+          .window = host.window,
           .sinks = host.sinks,
           .recent = host.recent_entries(),
           .scored = prompt_tokens,
@@ -71,14 +78,22 @@ inline HostRules host_rules(const H2o& host, int64_t prompt_tokens, int64_t) {
           .evicts = true};
 }
 inline HostRules host_rules(const Tova& host, int64_t prompt_tokens, int64_t) {
-  return {.window = 1,
+  return {.name = "tova",
+          .window = 1,
           .sinks = host.sinks,
           .scored = prompt_tokens,
           .step_update = StepUpdate::replace,
           .evicts = true};
 }
 inline HostRules host_rules(const StreamingLlm& host, int64_t, int64_t budget) {
-  return {.sinks = host.sinks, .recent = budget - host.sinks, .evicts = true, .fills_recent = true};
+  return {.name = "streaming-llm",
+          .sinks = host.sinks,
+          .recent = budget - host.sinks,
+          .evicts = true,
+          .fills_recent = true};
+}
+inline HostRules host_rules(const RandomHost& host, int64_t, int64_t) {
+  return {.name = "random", .sinks = host.sinks, .recent = host.window, .seed = host.seed};
 }
 
 }  // namespace detail
@@ -112,8 +127,9 @@ inline int64_t rebuild_budget(const HostRules& rules, int64_t budget, int64_t en
   return rules.evicts ? budget : budget + entered;
 }
 
-/// The two rules that depend on neither the prompt nor the budget.
+/// The rules that depend on neither the prompt nor the budget.
 inline bool evicts(const Host& host) { return rules_of(host, 0, 0).evicts; }
 inline bool ranks(const Host& host) { return rules_of(host, 0, 0).ranks(); }
+inline std::string_view name_of(const Host& host) { return rules_of(host, 0, 0).name; }
 
 }  // namespace kvbound

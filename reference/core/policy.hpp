@@ -46,7 +46,15 @@ struct StreamingLlm {
   int64_t sinks = 4;  ///< first positions, always kept
   friend bool operator==(const StreamingLlm&, const StreamingLlm&) = default;
 };
-using Host = std::variant<SnapKv, H2o, Tova, StreamingLlm>;
+/// A null baseline, of no paper: the first `sinks` and the last `window` positions of the prompt are kept, and of the
+/// others those that are drawn at random, for every layer and KV head anew; entries are not ranked.
+struct RandomHost {
+  int64_t seed = 0;     ///< of the draws
+  int64_t sinks = 4;    ///< first positions, always kept
+  int64_t window = 32;  ///< last positions of the prompt, always kept
+  friend bool operator==(const RandomHost&, const RandomHost&) = default;
+};
+using Host = std::variant<SnapKv, H2o, Tova, StreamingLlm, RandomHost>;
 
 /// The space in which a score measures the change of an output.
 enum class Space {

@@ -35,6 +35,7 @@ struct LayerView {
   TensorView queries;  ///< [query_heads, window_queries, head_dim]: the last prompt queries
   /// [query_heads * head_dim, model_dim]: W^O; rows h * head_dim .. (h + 1) * head_dim - 1 belong to query head h.
   MatrixView output_projection;
+  int64_t index = 0;  ///< the layer's number in its trace or model; seeds draws only
 
   int64_t prompt_tokens() const { return keys.rows; }
   int64_t window_queries() const { return queries.rows; }

@@ -65,6 +65,18 @@ inline void require_valid(const H2o& host, int64_t budget) {
 }
 inline void require_valid(const Tova& host, int64_t budget) { require_room(host.sinks, 0, budget); }
 inline void require_valid(const StreamingLlm& host, int64_t budget) { require_room(host.sinks, 0, budget); }
+inline void require_valid(const RandomHost& host, int64_t budget) {
+  require_option("seed", host.seed, 0);
+  require_option("window", host.window, 0);
+  require_room(host.sinks, host.window, budget);
+}
+
+// Throws InvalidPolicy for a host that ranks nothing.
+inline void require_ranks(const Host& host, const std::string& before, const std::string& after) {
+  if (ranks(host)) return;
+  throw InvalidPolicy(before + std::string(name_of(host)) + " ranks nothing" + after +
+                      "; hosts that do are snapkv, h2o, tova");
+}
 
 inline void require_share(const char* name, const std::optional<Decimal>& value) {
   if (!value || !exceeds(*value, 1)) return;
@@ -122,10 +134,7 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
         "snapkv, h2o, tova, and no score and no selection");
   }
   if (!merge.period) return;
-  if (!ranks(policy.host)) {
-    throw InvalidPolicy(
-        "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
-  }
+  require_ranks(policy.host, "keepkv:period selects anew by the current query, but ", "");
   if (selection.is_greedy) {
     throw InvalidPolicy("keepkv:period selects anew by the current query alone, which greedy cannot");
   }
@@ -137,9 +146,8 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
 inline void require_composable(const Policy& policy) {
   const bool by_attention = !rules_of(policy.score).change;
   const SelectionRules selection = rules_of(policy.selection);
-  if (!ranks(policy.host) && !(by_attention && selection.keeps_largest_scores)) {
-    throw InvalidPolicy(
-        "streaming-llm ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova");
+  if (!(by_attention && selection.keeps_largest_scores)) {
+    detail::require_ranks(policy.host, "", ": it takes no score and no selection");
   }
   if (!selection.keeps_largest_scores && !by_attention) {
     throw InvalidPolicy(
@@ -149,9 +157,8 @@ inline void require_composable(const Policy& policy) {
   if (selection.is_greedy && evicts(policy.host)) {
     throw InvalidPolicy("greedy has a meaning with the host snapkv alone");
   }
-  if (!ranks(policy.host) && rules_of(policy.allocation).across_heads) {
-    throw InvalidPolicy(
-        "adakv shares out by scores, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
+  if (rules_of(policy.allocation).across_heads) {
+    detail::require_ranks(policy.host, "adakv shares out by scores, but ", "");
   }
   std::visit([&](const auto& merge) { detail::require_composable(merge, policy); }, policy.merge);
 }

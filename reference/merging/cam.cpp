@@ -5,17 +5,12 @@
 #include <string>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/draw.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 
 namespace kvbound::reference {
 namespace {
-
-uint64_t mixed(uint64_t bits) {
-  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
-  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
-  return bits ^ (bits >> 31);
-}
 
 // Whether an entry's value is spread over the entries that follow it in the cache.
 bool is_drawn(const Cam& options, int64_t kv_head, int64_t position, double attention_weight,
@@ -44,10 +39,7 @@ double spread_probability(double attention_weight, VectorView following) {
 }
 
 bool spreads(double probability, int64_t seed, int64_t kv_head, int64_t position) {
-  constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
-  uint64_t bits = mixed(static_cast<uint64_t>(seed) + kStep);
-  bits = mixed(bits + static_cast<uint64_t>(kv_head) + kStep);
-  bits = mixed(bits + static_cast<uint64_t>(position) + kStep);
+  const uint64_t bits = draw(seed, kv_head, position);
   return std::ldexp(static_cast<double>(bits >> 11), -53) < probability;
 }
 

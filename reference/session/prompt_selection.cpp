@@ -61,6 +61,7 @@ class PromptSelection {
   std::vector<std::vector<int64_t>> top_k(const H2o&) { return top_k(); }
   std::vector<std::vector<int64_t>> top_k(const Tova&) { return top_k(); }
   std::vector<std::vector<int64_t>> top_k(const StreamingLlm&) { return top_k(); }
+  std::vector<std::vector<int64_t>> top_k(const RandomHost&) { return top_k(); }
 
   // The candidates of largest score, and the always-kept entries.
   std::vector<std::vector<int64_t>> top_k() const {

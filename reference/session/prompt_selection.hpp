@@ -14,7 +14,7 @@ namespace kvbound::reference {
 
 /// Selects the kept entries of a ranked prompt.
 ///
-/// policy   its host is not streaming-llm
+/// policy   its host ranks entries
 /// budgets  [kv_heads]: number of entries kept, always-kept entries included
 /// known    the layer's cached scores
 /// times    adds up the operations' wall times; null: not measured

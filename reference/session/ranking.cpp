@@ -32,6 +32,7 @@ class AttentionScores {
   Scores operator()(const H2o&) const { return averaged(known_.attention(layer_, ranking_.rules.window)); }
   Scores operator()(const Tova&) const { return averaged(last_query_attention(layer_)); }
   Scores operator()(const StreamingLlm&) const { throw InvalidPolicy("streaming-llm ranks no entries"); }
+  Scores operator()(const RandomHost&) const { throw InvalidPolicy("random ranks no entries"); }
 
  private:
   Scores averaged(Matrix attention) const {

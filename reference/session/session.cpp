@@ -9,6 +9,7 @@
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
+#include <kvbound/reference/eviction/random.hpp>
 #include <kvbound/reference/eviction/streaming_llm.hpp>
 #include <kvbound/reference/numerics/parallel.hpp>
 
@@ -44,7 +45,7 @@ class ReferenceSession final : public Session {
       budgets_ = head_budgets(layer, policy, ranking, budgets, known_);
       record = select_prompt(layer, policy, ranking, budgets_, known_, times_);
     } else {
-      record.kept = sinks_and_newest();
+      record.kept = kept_unranked();
     }
     steppers_.clear();
     for (int64_t g = 0; g < shape_.kv_heads; ++g) {
@@ -95,11 +96,15 @@ class ReferenceSession final : public Session {
     parallel_for(shape_.kv_heads, work);
   }
 
-  std::vector<std::vector<int64_t>> sinks_and_newest() const {
+  // What a host that ranks nothing keeps of the prompt.
+  std::vector<std::vector<int64_t>> kept_unranked() const {
+    const int64_t tokens = layer_.prompt_tokens();
     std::vector<std::vector<int64_t>> kept;
     for (const int64_t budget : budgets_) {
-      const HostRules rules = kvbound::rules_of(policy_.host, layer_.prompt_tokens(), budget);
-      kept.push_back(reference::sinks_and_newest(layer_.prompt_tokens(), rules.sinks, budget));
+      const HostRules rules = kvbound::rules_of(policy_.host, tokens, budget);
+      kept.push_back(rules.seed ? sinks_drawn_and_newest(tokens, rules.sinks, rules.recent, budget,
+                                                         {*rules.seed, layer_.index, std::ssize(kept)})
+                                : sinks_and_newest(tokens, rules.sinks, budget));
     }
     return kept;
   }

@@ -13,6 +13,7 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/decimal.hpp>
+#include <kvbound/reference/core/draw.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
@@ -74,6 +75,7 @@ class Judge {
 
   // Whether some other choice of this many candidates would have been found faulty.
   bool can_tell(int64_t selected) const {
+    if (!ranks()) return true;
     const UncertainScores attention = scores();
     return selected == 0 || selected == std::ssize(attention.scores) || separates(attention);
   }
@@ -87,15 +89,28 @@ class Judge {
 
  private:
   const reference::Ranking& ranking() const { return errors_.ranking; }
+  bool ranks() const { return ranking().rules.ranks(); }
   UncertainScores scores() const { return candidates(ranking().scores, errors_.score); }
-  // Scores of the candidates alone; empty for hosts that rank no entries.
+  // Scores of the candidates alone.
   UncertainScores candidates(const Matrix& scores, const Matrix& errors) const {
-    if (scores.rows() == 0) return {};
     return {ranking().candidate_scores(scores, g_), ranking().candidate_scores(errors, g_)};
   }
 
-  std::optional<Fault> by(const TopK&, const Positions& claimed, const Positions&) const {
-    return top_k_fault(scores(), claimed);
+  std::optional<Fault> by(const TopK&, const Positions& claimed, const Positions& own) const {
+    return ranks() ? top_k_fault(scores(), claimed) : unranked_fault(claimed, own);
+  }
+
+  // Without scores nothing rounds: only the reference's own choice is right, that of the smallest draws.
+  Fault unranked_fault(const Positions& claimed, const Positions& own) const {
+    const HostRules rules = rules_of(implementation_.policy.host, layer_.prompt_tokens(), 0);
+    const DrawSeed seed{rules.seed.value_or(0), layer_.index, g_};
+    const auto drawn = [&](int64_t candidate) {
+      return std::ldexp(static_cast<double>(seed.draw_of(rules.sinks + candidate)), -64);
+    };
+    const Positions wrong = difference(claimed, own), missing = difference(own, claimed);
+    Fault fault{"draw", wrong.front(), missing.front(), drawn(wrong.front()), drawn(missing.front()), 0, 1};
+    fault.faulty = std::ssize(wrong);
+    return fault;
   }
 
   std::optional<Fault> by(const Critical& options, const Positions& claimed, const Positions&) const {

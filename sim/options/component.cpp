@@ -201,6 +201,15 @@ Component describe(StreamingLlm& host) {
           {integer("sinks", "first positions, always kept", host.sinks, 0)}};
 }
 
+Component describe(RandomHost& host) {
+  return {
+      "random",
+      "a null baseline: the first, the last and randomly drawn entries are kept; takes no score, no selection",
+      {integer("seed", "seed of the random draws", host.seed, 0),
+       integer("sinks", "first positions, always kept", host.sinks, 0),
+       integer("window", "last positions of the prompt, always kept", host.window, 0)}};
+}
+
 Component describe(AttentionScore&) { return {"", "attention weights", {}}; }
 
 Component describe(ObcacheValue& score) {

@@ -41,6 +41,7 @@ Component describe(SnapKv& host);
 Component describe(H2o& host);
 Component describe(Tova& host);
 Component describe(StreamingLlm& host);
+Component describe(RandomHost& host);
 Component describe(AttentionScore& score);
 Component describe(ObcacheValue& score);
 Component describe(ObcacheKey& score);

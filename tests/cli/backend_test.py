@@ -10,6 +10,7 @@ import re
 import numpy as np
 
 from support import kvbound_cli
+from support.dumps import Dump
 from support.kvbound_cli import INCONCLUSIVE, SAMPLES, USAGE, CommandLineTest, TraceFile
 
 POLICIES = "snapkv,snapkv+critical,snapkv:pool=1+critical:alpha=adaptive,snapkv+critical:norm=l2:gqa=product-of-means"
@@ -54,9 +55,9 @@ class Backends(CommandLineTest):
         for run in on_devices:
             entries = run["agreement"]
             expected = {"kept", "output"}
-            if not run["policy"].startswith("streaming-llm"):
+            if not run["policy"].startswith(("streaming-llm", "random")):
                 expected.add("score")
-            if not run["policy"].startswith("snapkv"):
+            if not run["policy"].startswith(("snapkv", "random")):
                 expected.add("evicted")
             if "critical" in run["policy"] or "theta-sweep" in run["policy"]:
                 expected.add("projected_value_norms")
@@ -87,6 +88,29 @@ class Backends(CommandLineTest):
                                "h2o+critical,tova:sinks=4+critical:alpha=adaptive,h2o+critical:gqa=product-of-means:norm=l2",
                                "20%", "--layers", "3", "--steps", "24")
 
+    def test_entries_kept_at_random_are_the_same_and_all_that_enter_stay(self):
+        self.require_agreement(SAMPLES / "pocket-gqa.safetensors",
+                               "random,random:seed=7:sinks=0:window=0,random:window=8+pyramid", "5%,100%", "--steps", 16)
+        trace = self.generate("heads.safetensors", "--kind", "mixed", "--dtype", "BF16", "--tokens", 140, "--decode", 6,
+                              "--layers", 3, "--query-heads", 9, "--kv-heads", 3, "--head-dim", 17, "--model-dim", 48)
+        runs = {}
+        for budget in (20, 50, 140):
+            for seed in (0, 1):
+                for backend in ("reference", "emulated"):
+                    self.passes("replay", trace, "--policy", f"random:seed={seed}:sinks=2:window=8", "--budget", budget,
+                                "--backend", backend, "--dump", "dump.safetensors")
+                    dump = Dump.read(self.folder / "dump.safetensors")
+                    runs[budget, seed, backend] = [np.split(dump.array(layer, "kept"), 3) for layer in range(3)]
+                self.assertTrue(np.array_equal(runs[budget, seed, "reference"], runs[budget, seed, "emulated"]))
+                self.assertNotIn("evicted", dump.kinds())
+                self.assertNotIn("score", dump.kinds())
+        few, many, other = (np.reshape(runs[key], (9, -1)) for key in ((20, 0, "emulated"), (50, 0, "emulated"),
+                                                                       (20, 1, "emulated")))
+        self.assertEqual(len({tuple(row) for row in few}), 9, "layers and KV heads differ")
+        self.assertTrue(all(set(less) < set(more) for less, more in zip(few, many)))
+        self.assertTrue((few != other).any(axis=1).all(), "seeds differ")
+        self.assertTrue((np.reshape(runs[140, 0, "emulated"], (9, -1)) == np.arange(140)).all())
+
     def test_scores_that_measure_a_change_agree(self):
         for space in ("head", "projected"):
             policies = ",".join(f"{host}+{score}:space={space}" for host in ("snapkv", "h2o", "tova") for score in CHANGES)
@@ -111,9 +135,9 @@ class Backends(CommandLineTest):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "snapkv+pyramid,h2o+pyramid:shape=cosine", "20%", "--steps", 8)
 
     def test_merges_agree(self):
-        hosts = "snapkv", "h2o", "tova:sinks=4", "streaming-llm"
+        hosts = "snapkv", "h2o", "tova:sinks=4", "streaming-llm", "random:seed=2"
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors",
-                               ",".join(f"{hosts[i % 4]}+{merge}" for i, merge in enumerate(MERGES)), "20%", "--layers", "1",
+                               ",".join(f"{hosts[i % 5]}+{merge}" for i, merge in enumerate(MERGES)), "20%", "--layers", "1",
                                "--steps", 8)
         self.require_agreement(SAMPLES / "pocket-mha.safetensors", "h2o+keepkv,snapkv+adakv+keepkv,tova+critical+d2o",
                                "10%,60%", "--layers", "0", "--steps", 4)
@@ -140,7 +164,7 @@ class Backends(CommandLineTest):
 
     def test_a_device_dump_of_every_kind_of_merge_passes_diff(self):
         trace = SAMPLES / "pocket-gqa.safetensors"
-        for policy in ("h2o+kvmerger", "tova+cam", "snapkv+d2o", "snapkv+keepkv:key=zip:gqa=mean:period=2",
+        for policy in ("h2o+kvmerger", "tova+cam", "snapkv+d2o", "random+d2o", "snapkv+keepkv:key=zip:gqa=mean:period=2",
                        "snapkv+keepkv:order=merge-first:key=convex"):
             with self.subTest(policy):
                 self.passes("replay", trace, "--policy", policy, "--budget", "10%", "--backend", "emulated", "--layers", "2",

@@ -50,7 +50,7 @@ class BadOptions(CommandLineTest):
     def test_policies_that_are_no_policies_are_refused_and_what_is_known_is_listed(self):
         known = "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy, adakv, " \
                 "pyramid, keepkv, keepkv-paper, convex, d2o, cam, kvmerger$"
-        hosts = "known hosts: snapkv, h2o, tova, streaming-llm$"
+        hosts = "known hosts: snapkv, h2o, tova, streaming-llm, random$"
         for policy, pattern in (
                 ("", "empty"), ("snapkv,", "empty"), ("SnapKV", hosts), (" snapkv", hosts),
                 ("none", "no host 'none'; " + hosts), ("critical", "no host 'critical'; " + hosts),
@@ -69,6 +69,8 @@ class BadOptions(CommandLineTest):
                 ("snapkv+exact+obcache-value", "more than one score"), ("h2o,h2o:recent=32", "twice"),
                 ("h2o:pool=1", "h2o has no option 'pool'; it has window, sinks, recent$"),
                 ("tova:recent=1", "tova has no option 'recent'; it has sinks$"),
+                ("random:recent=1", "random has no option 'recent'; it has seed, sinks, window$"),
+                ("random:window=4,random:window=4:seed=0", "twice"),
                 ("snapkv+exact:alpha=1", "exact has no option 'alpha'; it has space$"), ("tova+", known),
                 ("snapkv+keepkv+d2o", "more than one merge"), ("snapkv+adakv+pyramid", "more than one allocation"),
                 ("snapkv+keepkv-paper,snapkv+keepkv:key=zip:gqa=mean:scores=raw:normalisation=paper", "twice"),
@@ -83,24 +85,26 @@ class BadOptions(CommandLineTest):
         self.refuses_values("--policy", (f"snapkv:window=4+{score}+{selection}" for score in scores
                                          for selection in selections),
                             r"policy 'snapkv:.*: critical, theta-sweep and greedy choose by attention")
-        self.refuses_values("--policy", (f"streaming-llm+{component}" for component in scores + selections),
-                            r"policy 'streaming-llm.*: streaming-llm ranks nothing: .*hosts that do are snapkv, h2o, tova$")
+        for host in ("streaming-llm", "random"):
+            self.refuses_values("--policy", (f"{host}+{component}" for component in scores + selections),
+                                rf"policy '{host}.*: {host} ranks nothing: .*hosts that do are snapkv, h2o, tova$")
+            self.refuses_values("--policy", (f"{host}+keepkv:period=8", f"tova,{host}+keepkv-paper:period=1"),
+                                f"keepkv:period selects anew .*, but {host} ranks nothing")
+            self.refuses_values("--policy", (f"{host}+adakv",), f"adakv shares out by scores, but {host} ranks nothing")
         self.refuses_values("--policy", ("h2o:window=4+greedy", "tova+greedy", "snapkv:window=4,tova+greedy"),
                             "greedy has a meaning with the host snapkv alone$")
         self.refuses_values("--policy", ("snapkv:window=4+keepkv:key=zip", "tova+keepkv-paper:gqa=joint"),
                             "keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint$")
         self.refuses_values("--policy", (f"{before}+keepkv:order=merge-first" for before in
-                                         ("streaming-llm", "tova+exact", "tova+critical", "h2o:window=4+theta-sweep",
+                                         ("streaming-llm", "random", "tova+exact", "tova+critical", "h2o:window=4+theta-sweep",
                                           "snapkv:window=4+greedy")),
                             "order=merge-first merges by attention .*hosts snapkv, h2o, tova, and no score and no selection$")
-        self.refuses_values("--policy", ("streaming-llm+keepkv:period=8", "tova,streaming-llm+keepkv-paper:period=1"),
-                            "keepkv:period selects anew .*, but streaming-llm ranks nothing")
         self.refuses_values("--policy", ("snapkv:window=4+greedy+keepkv:period=8",), "period selects anew .* greedy cannot$")
-        self.refuses_values("--policy", ("streaming-llm+adakv",), "adakv shares out by scores, but streaming-llm ranks nothing")
 
     def test_budgets_below_those_that_always_stay_are_refused(self):
         for policy, sinks, recent in (("h2o:window=4:sinks=5", 5, 4), ("h2o:window=4:recent=9", 0, 9), ("h2o:window=8:sinks=1", 1, 8),
-                                      ("tova:sinks=9", 9, 0), ("streaming-llm:sinks=9", 9, 0),
+                                      ("tova:sinks=9", 9, 0), ("streaming-llm:sinks=9", 9, 0), ("random", 4, 32),
+                                      ("random:window=5", 4, 5),
                                       ("snapkv:window=4,tova:sinks=9+exact", 9, 0)):
             self.refuses_values("--policy", (policy,), f"budget of 8 entries is below the {sinks} sinks and {recent} recent "
                                                        "entries, which are always kept$")
@@ -126,6 +130,7 @@ class BadOptions(CommandLineTest):
                 ("h2o:recent=4:window", "an integer >= 1", ("0", "-1", "all", HUGE)),
                 ("tova:sinks", "an integer >= 0", ("-1", "nan", "")),
                 ("streaming-llm:sinks", "an integer >= 0", ("-1", "nan", "")),
+                *((f"random:{option}", "an integer >= 0", ("-1", "0.5", "", HUGE)) for option in ("seed", "sinks", "window")),
                 ("tova+exact:space", "head or projected", ("model", "Head", "")),
                 ("snapkv:window=4+obcache-joint:space", "head or projected", ("both", "1", "")),
                 ("tova+adakv:safeguard", "a decimal from 0 to 1 of at most 18 digits", ("1.5", "-0.2", "nan", "")),

@@ -33,7 +33,8 @@ SCORES = {
     "h2o:window=8+obcache-key": FLAT, "h2o:window=8+exact": MIXED, "tova+exact:space=projected": POWER_LAW,
     "tova+obcache-value": FLAT}
 HOSTS = {
-    "h2o:window=8": MIXED, "tova": POWER_LAW, "streaming-llm": FLAT, "h2o:window=8:recent=2+critical": MIXED,
+    "h2o:window=8": MIXED, "tova": POWER_LAW, "streaming-llm": FLAT, "random:window=8": MIXED,
+    "h2o:window=8:recent=2+critical": MIXED,
     "tova+critical:alpha=adaptive": POWER_LAW, "h2o:window=8+theta-sweep": FLAT}
 ALLOCATIONS = {
     "snapkv:window=8+adakv": MIXED, "h2o:window=8+adakv:safeguard=0": POWER_LAW, "tova+exact+adakv": FLAT,
@@ -56,6 +57,7 @@ BUDGET, LAYER, HEAD = 40, 1, 1  # the layer and, of faults that concern one, the
 OTHER_OPTIONS = (
     ("snapkv:window=8", "snapkv:window=8:pool=5", "score"), ("h2o:window=8", "h2o:window=9", "score"),
     ("h2o:window=8", "h2o:window=8:recent=7", "kept"), ("streaming-llm:sinks=4", "streaming-llm:sinks=5", "kept"),
+    ("random:window=8", "random:window=8:seed=1", "kept"), ("random:window=8", "random:window=9", "kept"),
     ("snapkv:window=8+critical", "snapkv:window=8+critical:epsilon=0", "stage_two_score"),
     ("snapkv:window=8+critical", "snapkv:window=8+critical:gqa=product-of-means", "stage_two_score"),
     ("snapkv:window=8+critical", "snapkv:window=8+critical:norm=l2", "projected_value_norms"),

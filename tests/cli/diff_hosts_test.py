@@ -24,8 +24,8 @@ DYNAMIC = ("h2o:window=8", "h2o:window=12:sinks=2:recent=3", "tova", "tova:sinks
            "h2o:window=8+exact", "tova:sinks=2+exact:space=projected")
 STATIC = ("snapkv:window=8+obcache-value", "snapkv:window=8:pool=1+obcache-key:space=projected",
           "snapkv:window=8+obcache-joint", "snapkv:window=8+exact", "snapkv:window=8:pool=1+exact:space=projected",
-          "snapkv:window=8+greedy")
-SCORED = tuple(policy for policy in DYNAMIC + STATIC if not policy.startswith("streaming-llm"))
+          "random:sinks=2:window=8", "snapkv:window=8+greedy")
+SCORED = tuple(policy for policy in DYNAMIC + STATIC if not policy.startswith(("streaming-llm", "random")))
 DECIDING = {"h2o:window=8": "score", "tova": "score", "h2o:window=8+exact": "score",
             "tova+obcache-joint:space=projected": "score", "h2o:window=8+critical": "stage_two_score"}
 BY_POLICY = -2  # not a position: the policy chooses the evicted entry
@@ -227,6 +227,26 @@ class WrongDumps(DiffTest):
             _, stderr = self.differs(trace, right, "evicted")
             self.assertIn(f"layers.0.evicted[1, 0]: step 1, KV head 0: position {tokens - 44} was evicted, which is always kept", stderr)
 
+    def test_entries_drawn_otherwise_are_found(self):
+        policy = "random:seed=3:sinks=4:window=8"
+        trace = self.trace("BF16")
+        right = recompute(trace, policy, "50")
+        self.agrees(trace, right)
+        for change in (("seed", 4), ("sinks", 3), ("recent", 7)):
+            with self.subTest(change):
+                self.differs(trace, recompute(trace, policy, "50", policy_changes=[change]), "kept")
+        kept = faults.all_kept_sets(right)
+        for note, wrong in (("another layer's", {0: kept[1], 1: kept[0]}),
+                            ("another head's", {layer: heads[::-1] for layer, heads in kept.items()})):
+            with self.subTest(note):
+                self.differs(trace, recompute(trace, policy, "50", kept=wrong), "kept")
+        gone = kept[1][1][10]
+        instead = np.setdiff1d(np.arange(20), kept[1][1])[0]
+        kept[1][1] = faults.exchanged(kept[1][1], gone, instead)
+        _, stderr = self.differs(trace, recompute(trace, policy, "50", np.float32, kept=kept), "kept")
+        self.assertRegex(stderr, rf"KV head 1 kept position {instead} rather than {gone}, by draw: 0\.\d+ against 0\.\d+, ")
+        self.assertNotIn("more tensor", stderr, "later numbers are judged on the cache as it was")
+
     def test_evictions_are_counted_where_the_kept_set_has_not_the_budgets_size(self):
         trace = self.trace("F32", tokens=160)
         right = recompute(trace, "h2o:window=8", "50")
@@ -264,6 +284,10 @@ class UnfitDumps(DiffTest):
             dump.tensors[f"layers.0.{kind}"] = "F64", np.zeros(3)
             self.refused(trace, dump, rf"at byte \d+: layers\.0\.{kind}: no tensor of a dump of streaming-llm:sinks=4; "
                                       "known: prompt_output, kept_offsets, kept, evicted, output, ")
+            dump = self.reference(trace, "random:window=8")
+            dump.tensors[f"layers.0.{kind}"] = "F64", np.zeros(3)
+            self.refused(trace, dump, rf"at byte \d+: layers\.0\.{kind}: no tensor of a dump of random:seed=0:sinks=4:window=8; "
+                                      "known: prompt_output, kept_offsets, kept, output, ")
         dump = self.reference(trace, "snapkv:window=8+greedy")
         dump.tensors["layers.0.projected_value_norms"] = "F64", np.zeros(3)
         self.refused(trace, dump, r"at byte \d+: layers\.0\.projected_value_norms: no tensor of a dump of snapkv")
@@ -271,6 +295,7 @@ class UnfitDumps(DiffTest):
     def test_budgets_that_do_not_fit_the_host_are_refused(self):
         trace = self.trace("F32")
         for policy, budget, wrong in (("h2o:window=8:sinks=2", "40", "9"), ("streaming-llm", "40", "3"),
+                                      ("random:window=8", "40", "11"),
                                       ("tova:sinks=5", "40", "4")):
             dump = self.reference(trace, policy, budget)
             dump.metadata["budget"] = wrong

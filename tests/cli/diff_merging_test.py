@@ -11,13 +11,14 @@ from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, TraceFile
 
 ALLOCATIONS = ("snapkv:window=8+pyramid", "snapkv:window=8+adakv", "h2o:window=8+adakv:safeguard=0",
                "tova:sinks=2+adakv:safeguard=0.5", "streaming-llm+pyramid:beta=3:shape=cosine",
+               "random:window=8+pyramid",
                "snapkv:window=8+critical+adakv", "h2o:window=8+critical:alpha=adaptive+adakv:safeguard=0",
                "snapkv:window=8+theta-sweep+adakv:safeguard=0", "tova+theta-sweep+pyramid", "h2o:window=8+exact+adakv",
                "snapkv:window=8+obcache-joint:space=projected+adakv:safeguard=0", "snapkv:window=8+greedy+adakv",
                "tova+critical+pyramid:beta=2")
 
 
-STATIC = "snapkv:window=8"
+STATIC, UNRANKED = "snapkv:window=8", "random:window=8"
 DYNAMIC = ("h2o:window=8", "tova", "streaming-llm", "h2o:window=8:recent=2:sinks=1")
 MERGES = ("keepkv:threshold=0.9", "keepkv:threshold=none:key=zip:gqa=mean", "keepkv-paper:threshold=0.9",
           "keepkv:threshold=none:gqa=mean", "keepkv:threshold=none:predict=current:rank=0", "keepkv:threshold=0.9:key=convex",
@@ -36,7 +37,7 @@ class MergingDumps(DiffTest):
     def test_the_references_dumps_agree_for_every_method_and_host(self):
         for number, kind in enumerate(("mixed", "power-law")):
             trace = self.trace("F64", kind, tokens=90 + number, decode=5)
-            for host in (STATIC, *DYNAMIC):
+            for host in (STATIC, UNRANKED, *DYNAMIC):
                 for merge in MERGES:
                     with self.subTest(f"{kind} {host} {merge}"):
                         self.agrees(trace, self.reference(trace, f"{host}+{merge}", "30"))

@@ -21,10 +21,11 @@ from independent.allocation import (adakv_wins, floors_and_largest_fractions, he
                                     legal_head_budgets)
 from independent.merged_replay import keep_and_merge
 from independent.merging import cosines, merge_cluster, one_score, similarity_weights
+from independent.draws import GOLDEN, mixed
 from independent.policy import parse_policy
 from independent.prediction import Prediction, log_sum
 from independent.scores import softmax
-from independent.targets import (GOLDEN, cam_draw, cam_takes, chains, legal_targets, merged_first, mixed, settle)
+from independent.targets import cam_draw, cam_takes, chains, legal_targets, merged_first, settle
 from support.dumps import recompute
 from support.kvbound_cli import TraceFile
 
@@ -238,7 +239,8 @@ class Allocation(unittest.TestCase):
                 (4, "snapkv:window=8+pyramid:beta=20", 10, [12, 11, 9, 8]), (2, "tova+pyramid:beta=1", 10, [10, 10]),
                 (4, "tova+pyramid:beta=2:shape=cosine", 10, [15, 13, 7, 5]), (1, "tova+pyramid", 7, [7]),
                 (2, "h2o:window=4:sinks=2+pyramid:beta=20", 99, [100, 98]),
-                (3, "streaming-llm:sinks=9+pyramid", 10, [11, 10, 9])):
+                (3, "streaming-llm:sinks=9+pyramid", 10, [11, 10, 9]),
+                (3, "random:sinks=2:window=7+pyramid", 10, [11, 10, 9])):
             trace = SimpleNamespace(layers=layers, prompt_tokens=100)
             self.assertEqual(layer_budgets(trace, parse_policy(text), budget), expected, text)
         for layers, budget, beta, shape in itertools.product((2, 3, 7, 32), (20, 33, 64), (1, 3, 20), ("linear", "cosine")):
@@ -301,7 +303,8 @@ class Replays(unittest.TestCase):
     def test_the_last_query_loses_nothing_with_its_own_scores_and_one_head(self):
         _, trace = self.trace(query_heads=2)
         lossy = 0
-        for text in ("snapkv:window=4", "tova:sinks=1", "h2o:window=8:recent=2+exact", "streaming-llm:sinks=1"):
+        for text in ("snapkv:window=4", "tova:sinks=1", "h2o:window=8:recent=2+exact", "streaming-llm:sinks=1",
+                     "random:window=2"):
             for key in ("min-norm", "zip:gqa=mean"):
                 for layer, head in self.heads(trace, f"{text}+keepkv:predict=current:threshold=none:key={key}"):
                     n, row = trace.prompt_tokens, trace.window_queries - 1
@@ -338,7 +341,7 @@ class Replays(unittest.TestCase):
     def test_a_threshold_of_one_is_plain_eviction(self):
         path, _ = self.trace()
         for text in ("snapkv:window=4", "tova:sinks=1+exact", "h2o:window=8:recent=2+critical", "streaming-llm",
-                     "tova+adakv"):
+                     "random:window=4", "tova+adakv"):
             plain = recompute(path, text, "12")
             for merge in ("keepkv:threshold=1", "convex:threshold=1", "d2o:threshold=1", "kvmerger:threshold=1"):
                 dump = recompute(path, f"{text}+{merge}", "12")
@@ -353,7 +356,8 @@ class Replays(unittest.TestCase):
                 "tova:sinks=1+exact+keepkv-paper:threshold=none", "h2o:window=8:recent=2+obcache-key+convex:threshold=0",
                 "h2o:window=4+critical+keepkv:threshold=0.1:period=3:gqa=mean:key=convex", "tova+adakv+d2o:threshold=0.2",
                 "h2o:window=4+pyramid:shape=cosine+kvmerger:threshold=0", "tova+cam:neighbours=3:seed=9",
-                "streaming-llm:sinks=1+keepkv:predict=current:scores=raw:rank=0:threshold=0.5")
+                "streaming-llm:sinks=1+keepkv:predict=current:scores=raw:rank=0:threshold=0.5",
+                "random:seed=2:sinks=1:window=3+pyramid+keepkv:threshold=0")
 
     def test_dumps_of_its_own_agree_and_one_wrong_number_does_not(self):
         path, trace = self.trace()
@@ -405,7 +409,8 @@ class Replays(unittest.TestCase):
     def test_compositions_without_meaning_are_refused(self):
         for text in ("tova+keepkv:key=zip", "tova+keepkv:key=zip:gqa=joint", "tova+exact+keepkv:order=merge-first",
                      "tova+critical+keepkv:order=merge-first", "streaming-llm+keepkv:order=merge-first",
-                     "streaming-llm+keepkv:period=2", "streaming-llm+adakv", "tova+keepkv:period=0", "tova+keepkv:ema=1",
+                     "streaming-llm+keepkv:period=2", "streaming-llm+adakv", "random+keepkv:order=merge-first",
+                     "random+keepkv:period=2", "random+adakv", "tova+keepkv:period=0", "tova+keepkv:ema=1",
                      "tova+keepkv:threshold=1.1", "tova+keepkv+cam", "tova+adakv+pyramid", "tova+d2o:ema=0.5",
                      "tova+cam:threshold=0.5", "snapkv+greedy+keepkv:period=8", "tova+adakv:safeguard=2",
                      "tova+pyramid:beta=0", "tova+convex:key=zip"):

@@ -15,6 +15,7 @@ import numpy as np
 
 import independent.replay
 from independent.decoding import leaving
+from independent.draws import draw
 from independent.policy import always_kept, parse_policy, resolve_budget
 from independent.scores import entry_scores, removal_scores, softmax
 from independent.selection import Greedy, choices, greedy, keep, near_tie, select_top, within_tie
@@ -228,6 +229,21 @@ class Decoding(unittest.TestCase):
         _, _, _, left = self.run_trace("streaming-llm:sinks=2", 2)
         self.assertEqual(left.tolist(), [[p, p] for p in range(24, 30)])
 
+    def test_random_keeps_the_smallest_draws_of_each_layer_and_head(self):
+        self.assertEqual(draw(0), 0xE220A8397B1DCDAF)  # SplitMix64's first number for seed 0
+        path = TraceFile(prompt_tokens=30).write(self.folder / "trace.safetensors")
+        trace, policy = independent.replay.Trace(path), parse_policy("random:seed=6:sinks=2:window=3")
+        sets = {}
+        for index in range(2):
+            for group in range(2):
+                scores = independent.replay.prompt_scores(trace, trace.layer(index), policy, group)
+                order = sorted(range(2, 27), key=lambda position: draw(6, index, group, position))
+                for count in (0, 4, 5, 25):
+                    kept = [0, 1, *sorted(order[:count]), 27, 28, 29]
+                    self.assertEqual(keep(policy, count, scores).tolist(), kept)
+                sets[index, group] = tuple(order[:5])
+        self.assertEqual(len(set(sets.values())), 4)
+
     def test_an_entry_seen_alone_never_leaves_h2o_by_exact(self):
         _, _, kept, left = self.run_trace("h2o:window=24:recent=2+exact", 5, window_queries=24)
         self.assertTrue(all(0 in positions for positions in kept))
@@ -259,8 +275,8 @@ class Decoding(unittest.TestCase):
     def test_dumps_of_its_own_agree_and_wrong_choices_do_not(self):
         path = TraceFile(decode_tokens=5, prompt_tokens=40).write(self.folder / "trace.safetensors")
         trace = independent.replay.Trace(path)
-        for text in ("streaming-llm:sinks=1", "tova:sinks=1", "tova+exact", "tova+critical:alpha=adaptive",
-                     "h2o:window=8", "h2o:window=8:recent=2+obcache-joint:space=projected",
+        for text in ("streaming-llm:sinks=1", "random:seed=2:sinks=1:window=4", "tova:sinks=1", "tova+exact",
+                     "tova+critical:alpha=adaptive", "h2o:window=8", "h2o:window=8:recent=2+obcache-joint:space=projected",
                      "h2o:window=4+critical:gqa=product-of-means", "h2o:window=4+theta-sweep", "snapkv:window=4+greedy",
                      "snapkv:window=4+obcache-key", "snapkv:window=8:pool=3+exact:space=projected"):
             dump = recompute(path, text, "12")
@@ -286,6 +302,7 @@ class Decoding(unittest.TestCase):
         trace = independent.replay.Trace(path)
         whole = recompute(path, "h2o:window=4+critical", "9")
         for text, extra in (("snapkv:window=4", "evicted"), ("streaming-llm", "score"), ("streaming-llm", "score_positions"),
+                            ("random:window=4", "score"), ("random:window=4", "evicted"),
                             ("tova", "stage_two_score"), ("tova+exact", "projected_value_norms")):
             dump = recompute(path, text, "9")
             dump.tensors[f"layers.0.{extra}"] = whole.tensors[f"layers.0.{extra}"]
@@ -313,12 +330,15 @@ class Policies(unittest.TestCase):
         self.assertEqual((policy.host, policy.window, policy.sinks, policy.recent, policy.score, policy.selection),
                          ("h2o", 16, 0, 16, "attention", "top-k"))
         self.assertEqual(parse_policy("streaming-llm").sinks, 4)
+        policy = parse_policy("random")
+        self.assertEqual((policy.seed, policy.sinks, policy.recent, policy.ranks, policy.dynamic), (0, 4, 32, False, False))
         self.assertEqual(parse_policy("tova+exact").space, "head")
 
     def test_what_has_no_meaning_is_refused(self):
         for text in ("lru", "snapkv:sinks=1", "snapkv:pool=2", "snapkv:window=0", "tova:window=3", "tova:sinks=-1",
                      "h2o:sinks=1:sinks=2", "h2o+h2o", "h2o+exact:space=both", "h2o+obcache", "tova+exact+obcache-key",
                      "streaming-llm+exact", "streaming-llm+critical", "streaming-llm+greedy", "h2o+greedy",
+                     "random+exact", "random+critical", "random+greedy", "random:seed=-1", "random:recent=1",
                      "snapkv+exact+greedy", "snapkv+obcache-value+critical", "tova+exact+theta-sweep", "snapkv+greedy:x=1",
                      "snapkv+critical:alpha=2", "snapkv+critical+critical", "snapkv+attention", "snapkv+", ""):
             with self.subTest(text), self.assertRaises(ValueError):
@@ -326,7 +346,7 @@ class Policies(unittest.TestCase):
 
     def test_budgets_hold_what_always_stays(self):
         for text, least in (("snapkv:window=20", 20), ("h2o:window=8:sinks=2", 10), ("h2o:recent=3", 3), ("tova:sinks=5", 5),
-                            ("tova", 1), ("streaming-llm", 4)):
+                            ("tova", 1), ("streaming-llm", 4), ("random", 36), ("random:sinks=0:window=0", 1)):
             policy = parse_policy(text)
             self.assertEqual(resolve_budget(str(least), SIZES, policy), least)
             self.assertEqual(resolve_budget("100%", SIZES, policy), 100)

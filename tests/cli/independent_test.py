@@ -25,7 +25,7 @@ HOST_POLICIES = (
     "h2o:window={w}:recent=0+obcache-key:space=projected", "h2o:window={w}:recent={r}+obcache-joint:space=projected",
     "h2o:window={w}:sinks={s}:recent={r}+exact", "h2o:window={w}+critical",
     "h2o:window={w}:recent={r}+critical:alpha=adaptive:epsilon=0", "h2o:window={w}:recent={r}+theta-sweep:gqa=product-of-means",
-    "streaming-llm:sinks={s}", "streaming-llm:sinks={w}",
+    "streaming-llm:sinks={s}", "streaming-llm:sinks={w}", "random:sinks={s}:window={r}", "random:seed=5:sinks=0:window={w}",
     "snapkv:window={w}+obcache-value", "snapkv:window={w}:pool=1+obcache-key", "snapkv:window={w}:pool=3+obcache-joint",
     "snapkv:window={w}+obcache-joint:space=projected", "snapkv:window={w}+exact", "snapkv:window={w}:pool=1+exact:space=projected",
     "snapkv:window={w}+greedy")
@@ -44,22 +44,25 @@ MERGING = (
     "h2o:window={w}:recent=1+obcache-value+kvmerger:threshold=0.1", "snapkv:window={w}+adakv+d2o:threshold=none",
     "snapkv:window={w}+theta-sweep+keepkv:period=3:threshold=0.2", "snapkv:window={w}+critical+kvmerger:threshold=none",
     "snapkv:window={w}+greedy+convex:gqa=mean:threshold=none:scores=raw", "snapkv:window={w}+cam",
-    "tova+theta-sweep+keepkv:threshold=none:ema=0:key=convex:gqa=mean")
+    "tova+theta-sweep+keepkv:threshold=none:ema=0:key=convex:gqa=mean",
+    "random:sinks={s}:window={r}+keepkv:threshold=0.5", "random:seed=8:sinks=0:window=0+cam:seed=8")
 ON_SAMPLES = (
     "snapkv+keepkv", "snapkv+keepkv-paper", "h2o+keepkv", "snapkv+keepkv:order=merge-first:threshold=0.7", "tova+cam",
     "tova+adakv+keepkv:threshold=none:scores=raw", "snapkv+keepkv:period=8", "snapkv+d2o", "h2o+kvmerger", "snapkv+convex",
-    "h2o:window=64+exact+keepkv-paper:predict=current:threshold=none", "streaming-llm+keepkv:threshold=0.6")
+    "h2o:window=64+exact+keepkv-paper:predict=current:threshold=none", "streaming-llm+keepkv:threshold=0.6",
+    "random+keepkv:threshold=0.6")
 UNUSUAL_MERGING = (
     "snapkv:window=4+keepkv:threshold=none", "snapkv:window=4+keepkv-paper:threshold=none:predict=current",
     "snapkv:window=4+keepkv:threshold=0.1:order=merge-first", "tova+keepkv-paper:threshold=none:period=2",
     "tova+keepkv:threshold=none:rank=0.001:predict=current", "tova+exact+keepkv:threshold=none", "tova+d2o:threshold=none",
     "h2o:window=4:recent=1:sinks=2+keepkv:threshold=0", "h2o:window=4+obcache-key+keepkv-paper:threshold=none",
     "h2o:window=4+keepkv:threshold=none:period=3", "tova+adakv+convex:threshold=none", "tova+kvmerger:threshold=none",
-    "h2o:window=4:recent=0+cam:neighbours=1", "snapkv:window=4+adakv:safeguard=0+keepkv", "streaming-llm:sinks=0+keepkv-paper")
+    "h2o:window=4:recent=0+cam:neighbours=1", "snapkv:window=4+adakv:safeguard=0+keepkv", "streaming-llm:sinks=0+keepkv-paper",
+    "random:seed=1:sinks=0:window=2+keepkv:threshold=none")
 UNUSUAL = ("snapkv:window=4,snapkv:window=4+critical,snapkv:window=4+theta-sweep,snapkv:window=4+exact,"
            "snapkv:window=4:pool=1+obcache-key,snapkv:window=4+greedy,h2o:window=4+exact:space=projected,"
            "h2o:window=8:recent=2+obcache-joint,h2o:window=8:recent=1+critical:alpha=adaptive,tova,tova+obcache-value,"
-           "tova:sinks=1+exact,tova+critical:alpha=adaptive,tova+theta-sweep,streaming-llm")
+           "tova:sinks=1+exact,tova+critical:alpha=adaptive,tova+theta-sweep,streaming-llm,random:window=4")
 GENERATED = [  # kind, dtype, query heads, KV heads, head_dim, model_dim, prompt tokens, recorded queries, window
     ("power-law", "F32", 8, 2, 64, 48, 300, 32, 32), ("flat", "F64", 4, 4, 33, 20, 257, 16, 16),
     ("sink", "BF16", 8, 1, 8, 64, 256, 32, 8), ("needle", "F16", 4, 2, 64, 32, 200, 33, 33),
@@ -91,8 +94,8 @@ class IndependentTest(CommandLineTest):
                     if name.endswith((".votes", ".merged_into")):
                         merged += (independent.replay.read_tensor(entry) > (1 if name.endswith("votes") else -1)).sum()
                 kinds = {name.split(".")[-1] for name in judged.tensors}
-                self.assertEqual("evicted" in kinds, not policy.startswith("snapkv"))
-                self.assertEqual("score" in kinds, not policy.startswith("streaming-llm"))
+                self.assertEqual("evicted" in kinds, parse_policy(policy).dynamic)
+                self.assertEqual("score" in kinds, parse_policy(policy).ranks)
         return merged
 
     def require_wrong_numbers_to_be_found(self, trace, policy):
@@ -232,7 +235,8 @@ class IndependentSweeps(IndependentTest):
             (("snapkv:window=4+critical", ""), ("tova+exact", "+keepkv:threshold=0.3"), ("h2o:window=8:recent=2", "+d2o"),
              ("h2o:window=4:sinks=1", "+keepkv:order=merge-first:threshold=0.3")),
             ("pyramid", "pyramid:beta=3:shape=cosine", "adakv", "adakv:safeguard=0.45"))]
-        policies += ["streaming-llm:sinks=2+pyramid:shape=cosine+keepkv", "streaming-llm+pyramid:beta=1"]
+        policies += ["streaming-llm:sinks=2+pyramid:shape=cosine+keepkv", "streaming-llm+pyramid:beta=1",
+                     "random:window=4+pyramid+d2o:threshold=0.3"]
         for path in self.dump(trace, ",".join(policies), "17,30"):
             self.require_agreement(trace, [path])
             path.unlink()
@@ -248,7 +252,7 @@ class IndependentSweeps(IndependentTest):
         for sample, budgets, policies in (
                 ("pocket-gqa", "5%,20%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep"),
                 ("pocket-gqa", "10%", "snapkv+obcache-joint,snapkv+exact:space=projected,h2o,h2o:sinks=4+exact,tova+obcache-key,"
-                                      "tova+exact,tova+critical,streaming-llm"),
+                                      "tova+exact,tova+critical,streaming-llm,random:seed=1"),
                 ("pocket-mha", "12.5%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep,"
                                         "h2o:window=512:recent=16+obcache-joint,"
                                         + ",".join(HOST_POLICIES).format(w=32, s=4, r=16))):

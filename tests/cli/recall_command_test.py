@@ -248,7 +248,7 @@ class Recall(CommandLineTest):
 class ReplayRecall(CommandLineTest):
     """The column recall@K."""
 
-    POLICIES = "snapkv:window=4,snapkv:window=4+exact,h2o:window=4,tova+obcache-joint,streaming-llm"
+    POLICIES = "snapkv:window=4,snapkv:window=4+exact,h2o:window=4,tova+obcache-joint,streaming-llm,random:sinks=1:window=4"
 
     def replay(self, *arguments, code=0):
         table = self.passes("replay", TRACE, *arguments, "--json", "out.json", code=code)

@@ -128,7 +128,7 @@ class Schemas(SchemaTest):
         TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
         schema = validator("sim/schemas/replay.schema.json")
         policies = ("snapkv:window=4+critical", "h2o:window=4:recent=2+keepkv:threshold=none",
-                    "h2o:window=4:recent=2+keepkv:period=2", "tova+cam", "streaming-llm+d2o")
+                    "h2o:window=4:recent=2+keepkv:period=2", "tova+cam", "streaming-llm+d2o", "random:sinks=1:window=4+d2o")
         for times in ((), ("--times",)):
             document = self.document("replay", "trace.safetensors", "--policy", ",".join(policies), "--budget", "8",
                                      "--backend", "reference,emulated", *times)
@@ -190,7 +190,7 @@ class Schemas(SchemaTest):
         schema = validator("sim/schemas/diff.schema.json")
         trace = TraceFile(layers=1).write(self.folder / "trace.safetensors")
         for policy in ("h2o:window=4:recent=2+keepkv:period=2:key=convex", "h2o:window=4:recent=2+d2o", "tova+cam",
-                       "h2o:window=4:recent=2", "streaming-llm", "snapkv:window=4+greedy", "snapkv:window=4",
+                       "h2o:window=4:recent=2", "streaming-llm", "random:sinks=1:window=4", "snapkv:window=4+greedy", "snapkv:window=4",
                        "snapkv:window=4+critical", "snapkv:window=4+theta-sweep"):
             self.passes("replay", trace, "--policy", policy, "--budget", "8", "--dump", "dump.safetensors")
             self.require_valid(schema, self.document("diff", trace, "dump.safetensors"))

@@ -13,12 +13,13 @@ POLICIES = ",".join((
     "snapkv", "snapkv:pool=1+critical:alpha=adaptive", "snapkv+critical:norm=l2", "snapkv+theta-sweep",
     "snapkv+exact", "snapkv+obcache-joint:space=projected", "snapkv+greedy", "h2o:recent=8", "h2o:recent=8+obcache-key",
     "h2o:sinks=4:recent=8+critical:alpha=adaptive", "tova+exact:space=projected", "tova+obcache-value", "tova+theta-sweep",
-    "streaming-llm"))
+    "streaming-llm", "random:seed=1:window=16"))
 MERGING = ",".join((
     "snapkv+keepkv:threshold=0.3", "snapkv+keepkv-paper:threshold=none", "snapkv+keepkv:order=merge-first:threshold=0.3",
     "h2o:recent=8+keepkv:threshold=none:predict=current", "tova+exact:space=projected+adakv+keepkv:threshold=0.2:period=4",
     "h2o:recent=8+critical+convex:threshold=none:gqa=mean", "tova+d2o:threshold=0.3", "h2o:recent=8+kvmerger:threshold=none",
-    "tova+cam:neighbours=5", "streaming-llm+keepkv:threshold=none:scores=raw", "snapkv+pyramid+keepkv:threshold=0.3"))
+    "tova+cam:neighbours=5", "streaming-llm+keepkv:threshold=none:scores=raw", "snapkv+pyramid+keepkv:threshold=0.3",
+    "random:window=16+keepkv:threshold=none"))
 
 
 def without_what_may_differ(document):

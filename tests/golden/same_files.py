@@ -62,9 +62,9 @@ def required_tensors(policy):
     host, *components = [part.split(":")[0] for part in policy.split("+")]
     kinds, merges = set(EVERY_REPLAY), {"keepkv", "keepkv-paper", "convex", "d2o", "cam", "kvmerger"} & set(components)
     kinds |= {"votes", "merged_key", "merged_value"} if merges else {"bound"}
-    if host != "streaming-llm":
+    if host not in ("streaming-llm", "random"):
         kinds |= {"score", "score_positions"}
-    if host != "snapkv":
+    if host not in ("snapkv", "random"):
         kinds |= {"evicted", "merged_into"} if merges else {"evicted"}
     if {"critical", "theta-sweep"} & set(components):
         kinds |= {"projected_value_norms"}

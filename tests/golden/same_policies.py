@@ -12,7 +12,7 @@ MERGES = ("keepkv", "keepkv:threshold=none", "keepkv-paper", "keepkv:threshold=0
           "kvmerger:threshold=0.5", "cam", "cam:neighbours=4:seed=3")
 PLAIN = (
     "snapkv", "snapkv:window=16:pool=1", "h2o", "h2o:window=16:sinks=4:recent=8", "h2o:recent=0", "tova", "tova:sinks=4",
-    "streaming-llm", "streaming-llm:sinks=0",
+    "streaming-llm", "streaming-llm:sinks=0", "random:window=16", "random:seed=7:sinks=0:window=0",
     *(f"{host}+{score}{space}" for host in ("snapkv", "h2o:sinks=2", "tova") for score in SCORES
       for space in ("", ":space=projected")))
 SELECTIONS = (
@@ -26,12 +26,12 @@ ALLOCATIONS = (
     "snapkv+adakv", "snapkv:pool=1+adakv:safeguard=0", "h2o:recent=8+adakv", "tova+adakv:safeguard=0.5",
     "snapkv:window=8+pyramid", "h2o:recent=4+pyramid", "tova+pyramid:beta=3", "snapkv:window=8+pyramid:shape=cosine:beta=3",
     "streaming-llm+pyramid:shape=cosine:beta=2", "h2o:recent=4+pyramid:shape=cosine", "snapkv+critical+adakv:safeguard=0",
-    "tova+exact+adakv", "snapkv:window=8+theta-sweep+pyramid:beta=2", "h2o+critical:alpha=adaptive+adakv")
+    "tova+exact+adakv", "random:window=8+pyramid", "snapkv:window=8+theta-sweep+pyramid:beta=2", "h2o+critical:alpha=adaptive+adakv")
 MERGING = (
     *(f"{host}+{merge}" for host in ("snapkv", "h2o:recent=8") for merge in MERGES),
     "tova+keepkv:threshold=none", "tova+keepkv-paper:threshold=0.5", "tova:sinks=2+d2o:threshold=0.5", "tova+cam",
     "streaming-llm+keepkv:threshold=0.5", "streaming-llm+convex:threshold=none", "streaming-llm+kvmerger:threshold=none",
-    "streaming-llm+cam:neighbours=8", "tova+keepkv:threshold=none:period=2",
+    "streaming-llm+cam:neighbours=8", "random:window=8+keepkv:threshold=0.5", "tova+keepkv:threshold=none:period=2",
     "snapkv+keepkv:threshold=0.5:order=merge-first", "h2o+keepkv:threshold=none:order=merge-first:gqa=mean",
     "tova+keepkv:threshold=0.9:order=merge-first", "snapkv+critical+keepkv", "h2o+critical+keepkv:threshold=0.5:period=2",
     "tova+exact+d2o:threshold=none", "h2o+obcache-joint:space=projected+keepkv:threshold=0.5",

@@ -19,7 +19,7 @@ def floors_and_largest_fractions(shares, total):
 def least_kept(policy):
     """The smallest valid budget: the always-kept entries and one more; none of streaming-llm's window is always kept.
     """
-    return max(1, {"snapkv": policy.window, "h2o": policy.sinks + policy.recent}.get(policy.host, policy.sinks))
+    return max(1, policy.window if policy.host == "snapkv" else policy.sinks + policy.recent)
 
 
 def layer_budgets(trace, policy, budget):

@@ -97,10 +97,10 @@ class DecodingHead:
         self.enter(step)
         now, policy = self.positions, self.policy
         always = always_kept(policy, self.budget, now)
-        weights = self.accumulate(step) if policy.dynamic and policy.host != "streaming-llm" else None
+        weights = self.accumulate(step) if policy.dynamic and policy.ranks else None
         if not policy.dynamic or len(now) <= self.budget:
             return -1, -1, recorded in (None, -1)
-        if policy.host == "streaming-llm":
+        if not policy.ranks:
             ours, legal = np.flatnonzero(~always)[0], ~always
         else:
             per_head = self.per_head[:, now]

@@ -9,7 +9,8 @@ COUNT, REAL = r"\d+", r"[\d.]+(?:e[+-]?\d+)?"
 HOSTS = {"snapkv": {"window": ("32", COUNT), "pool": ("7", COUNT)},
          "h2o": {"window": ("32", COUNT), "sinks": ("0", COUNT), "recent": (None, COUNT)},  # recent: default window
          "tova": {"sinks": ("0", COUNT)},
-         "streaming-llm": {"sinks": ("4", COUNT)}}
+         "streaming-llm": {"sinks": ("4", COUNT)},
+         "random": {"seed": ("0", COUNT), "sinks": ("4", COUNT), "window": ("32", COUNT)}}
 SCORES = {name: {"space": ("head", "head|projected")}
           for name in ("obcache-value", "obcache-key", "obcache-joint", "exact")}
 WEIGHED = {"alpha": ("0.5", r"adaptive|[\d.]+"), "epsilon": ("1e-4", REAL),
@@ -70,12 +71,12 @@ def merge_options(name, options):
 def refuse_compositions(policy):
     """Raises ValueError where merging or allocation is meaningless with the host, score or selection."""
     merge, allocation = policy.merge, policy.allocation
-    if merge and merge.order == "merge-first" and (policy.host == "streaming-llm" or policy.score != "attention"
-                                                   or policy.selection != "top-k"):
+    if merge and merge.order == "merge-first" and not (policy.ranks and policy.score == "attention"
+                                                        and policy.selection == "top-k"):
         raise ValueError("merge-first needs top-k by attention")
-    if merge and merge.period and (policy.host == "streaming-llm" or policy.selection == "greedy"):
+    if merge and merge.period and not (policy.ranks and policy.selection != "greedy"):
         raise ValueError("a rebuild needs the score of one query")
-    if allocation and allocation.name == "adakv" and policy.host == "streaming-llm":
+    if allocation and allocation.name == "adakv" and not policy.ranks:
         raise ValueError("adakv needs scores")
 
 
@@ -83,10 +84,10 @@ def parse_policy(text):
     """HOST[:option]...[+COMPONENT[:option]...]... -> all options by name; allocation and merge separately, or None.
 
     alpha is a Fraction, or None for adaptive. An option that the policy does not have has its default, without effect.
-    window: the number of queries that judge (tova: 1).
+    window: the number of queries that judge (tova: 1); recent: the newest entries that are always kept, if window are not.
     """
     host, *components = text.split("+")
-    policy = SimpleNamespace(window=1, pool=1, sinks=0, recent=0, space="head", score="attention", selection="top-k",
+    policy = SimpleNamespace(window=1, pool=1, sinks=0, recent=0, seed=0, space="head", score="attention", selection="top-k",
                              allocation=None, merge=None, **{option: default for option, (default, _) in WEIGHED.items()})
     policy.host, options = named_options(host, HOSTS)
     vars(policy).update(options)
@@ -104,7 +105,9 @@ def parse_policy(text):
         raise ValueError(f"policy {text!r} has two components of one kind")
     if policy.host == "h2o" and policy.recent is None:
         policy.recent = policy.window
-    for option in ("window", "pool", "sinks", "recent"):
+    if policy.host == "random":  # whose window judges nothing
+        policy.recent, policy.window = policy.window, 1
+    for option in ("window", "pool", "sinks", "recent", "seed"):
         setattr(policy, option, int(getattr(policy, option)))
     policy.alpha = None if policy.alpha == "adaptive" else Fraction(policy.alpha)
     policy.epsilon = float(policy.epsilon)
@@ -116,21 +119,21 @@ def parse_policy(text):
         policy.allocation.beta = int(policy.allocation.beta)
     if policy.allocation and not (getattr(policy.allocation, "safeguard", 0) <= 1 and getattr(policy.allocation, "beta", 1)):
         raise ValueError(f"policy {text!r} has an allocation out of range")
-    if policy.host == "streaming-llm" and {"score", "selection"} & set(kinds):
-        raise ValueError("streaming-llm takes no score and no selection")
+    policy.ranks, policy.dynamic = policy.host not in ("streaming-llm", "random"), policy.host not in ("snapkv", "random")
+    if not policy.ranks and {"score", "selection"} & set(kinds):
+        raise ValueError(f"{policy.host} takes no score and no selection")
     if policy.selection != "top-k" and policy.score != "attention":
         raise ValueError(f"{policy.selection} needs the attention score")
     if policy.selection == "greedy" and policy.host != "snapkv":
         raise ValueError("greedy needs the host snapkv")
     refuse_compositions(policy)
-    policy.dynamic = policy.host != "snapkv"
     return policy
 
 
 def resolve_budget(text, trace, policy):
     """Entries kept per KV head, the always-kept ones included: a count, or floor(percent * prompt / 100)."""
     budget = int(Fraction(text[:-1]) * trace.prompt_tokens // 100 if text.endswith("%") else int(text))
-    always = {"snapkv": policy.window, "h2o": policy.sinks + policy.recent}.get(policy.host, policy.sinks)
+    always = policy.window if policy.host == "snapkv" else policy.sinks + policy.recent
     if not max(1, always) <= budget <= trace.prompt_tokens or policy.window > trace.window_queries:
         raise ValueError(f"budget {text}, {budget} entries, or window {policy.window} does not fit the trace")
     return budget
@@ -138,5 +141,5 @@ def resolve_budget(text, trace, policy):
 
 def always_kept(policy, budget, positions):
     """Which of the cache's entries are always kept: positions [entries], ascending -> booleans."""
-    newest = {"snapkv": policy.window, "h2o": policy.recent, "tova": 0, "streaming-llm": budget - policy.sinks}[policy.host]
+    newest = {"snapkv": policy.window, "streaming-llm": budget - policy.sinks}.get(policy.host, policy.recent)
     return (positions < policy.sinks) | (np.arange(len(positions)) >= len(positions) - newest)

@@ -13,6 +13,7 @@ def deciding_scores(trace, layer, policy, group, always, rows):
     the position of the last entry; always [entries]: the always-kept ones.
 
     candidates: the other positions, which index score
+    drawn_for                        layer and KV head, of hosts that rank nothing, which have no scores
     weights [heads, rows, entries]   A of each such query;  mean [heads, entries]   their mean
     window                           logits [heads*rows, entries] and values [entries, head_dim], for greedy
     per_head [heads, positions]      the score over the rows: attention's mean (snapkv), sum (h2o), last query (tova);
@@ -24,7 +25,8 @@ def deciding_scores(trace, layer, policy, group, always, rows):
     *_terms: sums of absolute terms; norms with |v| and |W^O|
     """
     scores = SimpleNamespace(always=always, candidates=np.flatnonzero(~always))
-    if policy.host == "streaming-llm":
+    if not policy.ranks:
+        scores.drawn_for = layer.index, group
         return scores
     entries, heads = len(always), range(group * trace.group, (group + 1) * trace.group)
     key, value, queries = layer.key[group, :entries], layer.value[group, :entries], layer.query[heads, rows]

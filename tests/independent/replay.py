@@ -4,8 +4,8 @@
     replay.py TRACE DUMP_DIR_OR_FILE...                 compare dumps with a replay of the trace
     replay.py --replay TRACE --policy P --budget B      replay without a dump, print the means
 
-Shares no code with the program. Beside it: policy.py (text), allocation.py, scores.py, prompt.py and selection.py (the
-prompt's end), decoding.py; for merging prediction.py, targets.py, merging.py, merged_cache.py and merged_replay.py.
+Shares no code with the program. Beside it: policy.py (text), allocation.py, draws.py, scores.py, prompt.py and selection.py
+(the prompt's end), decoding.py; for merging prediction.py, targets.py, merging.py, merged_cache.py and merged_replay.py.
 Exit codes: 0 agree, 1 mismatch, 2 usage, 3 unreadable input.
 """
 import argparse
@@ -68,7 +68,7 @@ class Trace:
         """key, value [kv_heads, prompt+decode, head_dim], query [query_heads, window_queries+decode, head_dim],
         output_projection [query_heads, head_dim, model_dim]"""
         tokens = (self.kv_heads, self.prompt_tokens + self.decode_tokens, self.head_dim)
-        layer = SimpleNamespace()
+        layer = SimpleNamespace(index=index)
         for kind, shape in (("key", tokens), ("value", tokens),
                             ("query", (self.query_heads, self.window_queries + self.decode_tokens, self.head_dim)),
                             ("output_projection", (self.query_heads * self.head_dim, self.model_dim))):
@@ -225,7 +225,7 @@ class Judgement:
 
     def judge_scores(self, policy, heads, prefix):
         """Judges the scores at the prompt's end, if there are any; returns the dump's score and stage two per head."""
-        if policy.host == "streaming-llm":
+        if not policy.ranks:
             return [(None, None)] * len(heads)
         score, score_terms, stage_two, stage_two_terms, norms, norms_terms = (
             np.stack([getattr(scores, kind + suffix) for scores in heads])
@@ -287,7 +287,7 @@ def replayed_layer(trace, layer, policy, budget, kept=None, evicted=None):
         kept, members = (list(part) for part in zip(*chosen))
     tensors = {"kept": np.concatenate(kept).astype(np.int64),
                "kept_offsets": np.cumsum([0] + [len(positions) for positions in kept])}
-    if policy.host != "streaming-llm":
+    if policy.ranks:
         tensors["score"] = np.stack([scores.score for scores in heads])
         tensors["score_positions"] = np.arange(tensors["score"].shape[1])
     if policy.selection == "critical":

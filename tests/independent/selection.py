@@ -1,6 +1,7 @@
 """The entries kept at the prompt's end, for replay.py: every selection, and near ties."""
 import numpy as np
 
+from independent.draws import drawn
 from independent.scores import softmax, squares
 
 OF_TERMS, NEAR_TIE = 1e-13, 1e-12
@@ -155,8 +156,8 @@ def keep(policy, count, scores):
     """The positions kept in one KV head, ascending: the first selection of smallest bound, and the always-kept ones."""
     if policy.selection == "greedy":
         chosen, _, _ = greedy(*scores.window, scores.candidates, count)
-    elif policy.host == "streaming-llm":
-        chosen = np.zeros(0, np.int64)
+    elif not policy.ranks:
+        chosen = drawn(policy, *scores.drawn_for, scores.candidates, count) if count else np.zeros(0, np.int64)
     else:
         weighed = [chosen for _, _, chosen in choices(policy, count, scores, scores.score, scores.stage_two)]
         chosen = weighed[0] if len(weighed) == 1 else min(weighed, key=lambda chosen: window_bound(scores, chosen))
@@ -203,7 +204,7 @@ def explained_by_near_ties(policy, count, scores, chosen, score, stage_two):
     For theta-sweep, whose deciding scores are not dumped: a near tie with one of the selections, and no worse a bound.
     For greedy: every removal, the best of those that the dump made, must be a near tie with the best of all.
     """
-    if policy.host == "streaming-llm":
+    if not policy.ranks:
         return False
     if policy.selection == "greedy":
         return greedy(*scores.window, scores.candidates, count, chosen)[2] == 0

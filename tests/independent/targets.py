@@ -3,10 +3,11 @@ import itertools
 
 import numpy as np
 
+from independent.draws import draw
 from independent.merging import cosines
 from independent.selection import NEAR_TIE, OF_TERMS, select_top, within_tie
 
-GOLDEN, MASK, MOST = 0x9E3779B97F4A7C15, 2**64 - 1, 4096
+MOST = 4096
 
 
 def cosine_terms(keys, key_terms, others, other_terms):
@@ -119,19 +120,9 @@ def settle(options, staying, agrees):
     return assignment, swaps
 
 
-def mixed(number):
-    """The final mixing steps of SplitMix64."""
-    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & MASK
-    return number ^ number >> 31
-
-
 def cam_draw(seed, kv_head, position):
     """CaM's draw in [0, 1) for an evicted entry."""
-    bits = seed
-    for word in (0, kv_head, position):
-        bits = mixed((bits + word + GOLDEN) & MASK)
-    return (bits >> 11) * 2.0**-53
+    return (draw(seed, kv_head, position) >> 11) * 2.0**-53
 
 
 def cam_receivers(merge, staying, position):

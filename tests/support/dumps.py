@@ -60,7 +60,8 @@ class Dump(TraceFile):
 def with_precision(layer, precision):
     """The layer in this NumPy type, so that computations with it have that precision."""
     for name, array in vars(layer).items():
-        setattr(layer, name, array.astype(precision))
+        if name != "index":
+            setattr(layer, name, array.astype(precision))
     return layer
 
 

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/session/session.hpp>
 
 #include "session_cases.hpp"
@@ -78,7 +79,8 @@ inline std::vector<NamedHost> all_hosts() {
   return {{"snapkv", kHost, kHost.window},
           {"h2o", H2o{6, 2, 4}, 6},
           {"tova", Tova{2}, 2},
-          {"streaming-llm", StreamingLlm{3}, 3}};
+          {"streaming-llm", StreamingLlm{3}, 3},
+          {"random", RandomHost{3, 2, 4}, 6}};
 }
 
 /// Policies of all hosts with these methods; combinations that are refused are left out.
@@ -92,8 +94,8 @@ inline std::vector<NamedPolicy> merging_policies(const std::vector<NamedMerge>& 
   for (const NamedHost& host : all_hosts()) {
     for (const NamedMerge& merge : merges) {
       const auto* keep_kv = std::get_if<KeepKv>(&merge.merge);
-      const bool ranks = !std::holds_alternative<StreamingLlm>(host.host);
-      if (!ranks && keep_kv && (keep_kv->period || keep_kv->order == MergeOrder::merge_first)) continue;
+      if (!ranks(host.host) && keep_kv && (keep_kv->period || keep_kv->order == MergeOrder::merge_first))
+        continue;
       policies.push_back(
           {host.name + "+" + merge.name, {host.host, {}, {}, {}, merge.merge}, host.always_kept});
     }

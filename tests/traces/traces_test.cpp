@@ -90,6 +90,8 @@ TEST(Trace, SplitsALayerIntoPromptAndSteps) {
   // Element i of every tensor is (i mod 8 - 4) / 4.
   const auto element = [](int64_t i) { return static_cast<double>(i % 8 - 4) / 4; };
   const LayerView prompt = layer.prompt();
+  EXPECT_EQ(prompt.index, 1);
+  EXPECT_EQ(trace.read_layer(0).prompt().index, 0);
   EXPECT_EQ(prompt.prompt_tokens(), 6);
   EXPECT_EQ(prompt.window_queries(), 4);
   EXPECT_EQ(prompt.scale, 1 / std::sqrt(2.0));

@@ -59,6 +59,21 @@ TEST_F(SessionParity, ThetaSweepKeepsItsFirstSelectionWhereNoneKeepsMass) {
   EXPECT_EQ(on_device()->compress(layer.view(), policy, budgets).kept, kept);
 }
 
+TEST_F(SessionParity, KeepsWhatIsDrawnForEveryLayerAndHead) {
+  const OwnedLayer layer({2, 2, 8, 4}, 60, 4);
+  LayerView view = layer.view();
+  for (const int64_t index : {0, 1, 23}) {
+    view.index = index;
+    for (const RandomHost& host : {RandomHost{0, 4, 8}, RandomHost{5, 0, 0}}) {
+      const Policy policy{host, AttentionScore{}, TopK{}, Uniform{}, NoMerge{}};
+      for (const std::vector<int64_t>& budgets : {std::vector<int64_t>{12, 31}, {60, 13}}) {
+        const auto expected = reference::make_session()->compress(view, policy, budgets).kept;
+        EXPECT_EQ(on_device()->compress(view, policy, budgets).kept, expected);
+      }
+    }
+  }
+}
+
 TEST_F(SessionParity, RefusesTooLargeAHeadAtEveryCallAndStaysUsable) {
   const Policy policy{H2o{4, 1, {}}, AttentionScore{}, TopK{}, Uniform{}, NoMerge{}};
   const std::vector<int64_t> budgets{8};

@@ -101,13 +101,13 @@ std::vector<NamedPolicy> policies() {
       all.push_back({name + "+" + merge_name, policy_of(host, AttentionScore{}, TopK{}, Uniform{}, merge)});
     }
   }
-  const Policy sinks = policy_of(StreamingLlm{2}, AttentionScore{}, TopK{}, Uniform{}, NoMerge{});
-  all.push_back({"streaming-llm", sinks});
-  for (const auto& [merge_name, merge] : merges) {
-    if (merge_name == "merge-first" || merge_name == "period") continue;  // need a host that ranks entries
-    Policy policy = sinks;
-    policy.merge = merge;
-    all.push_back({"streaming-llm+" + merge_name, policy});
+  for (const auto& [name, host] : std::vector<std::pair<std::string, Host>>{
+           {"streaming-llm", StreamingLlm{2}}, {"random", RandomHost{0, 2, 4}}}) {
+    all.push_back({name, policy_of(host, AttentionScore{}, TopK{}, Uniform{}, NoMerge{})});
+    for (const auto& [merge_name, merge] : merges) {
+      if (merge_name == "merge-first" || merge_name == "period") continue;  // need a host that ranks entries
+      all.push_back({name + "+" + merge_name, policy_of(host, AttentionScore{}, TopK{}, Uniform{}, merge)});
+    }
   }
   return all;
 }

@@ -55,6 +55,21 @@ TEST(HostRules, OfStreamingLlmRankNothingAndFillTheBudgetWithTheNewest) {
   EXPECT_EQ(rules.always_kept(10), (Positions{0, 1, 7, 8, 9}));
 }
 
+TEST(HostRules, OfRandomRankNothingAndDrawTheRestOfTheBudget) {
+  for (const int64_t budget : {0, 5}) {
+    const HostRules rules = rules_of(Host(RandomHost{7, 2, 3}), 10, budget);
+    EXPECT_FALSE(rules.ranks());
+    EXPECT_EQ(rules.scored, 0);
+    EXPECT_EQ(rules.step_update, StepUpdate::none);
+    EXPECT_FALSE(rules.evicts || rules.fills_recent);
+    EXPECT_EQ(rules.seed, 7);
+    EXPECT_EQ(rules.always_kept(10), (Positions{0, 1, 7, 8, 9}));
+  }
+  for (const Host& host : {Host(SnapKv{}), Host(H2o{}), Host(Tova{}), Host(StreamingLlm{})}) {
+    EXPECT_FALSE(rules_of(host, 10, 5).seed.has_value());
+  }
+}
+
 TEST(HostRules, MoveWithTheNewestPosition) {
   const HostRules rules = rules_of(Host(H2o{4, 1, 2}), 10, 6);
   EXPECT_TRUE(rules.always_keeps(8, 9));

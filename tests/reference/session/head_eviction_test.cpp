@@ -307,6 +307,7 @@ TEST(HeadEviction, StartsOverWhenTheSessionCompressesAgain) {
   std::vector<Policy> policies = dynamic_policies();
   policies.push_back(kTopK);  // caches that grow, after caches that do not
   policies.push_back({StreamingLlm{3}, {}, {}, {}, {}});
+  policies.push_back({RandomHost{1, 2, 3}, {}, {}, {}, {}});
   policies.push_back({kHost, {}, Greedy(), {}, {}});
   policies.push_back({kHost, ExactRemoval(), {}, {}, {}});
   policies.push_back(policies.front());

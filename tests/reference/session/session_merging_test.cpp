@@ -54,7 +54,7 @@ std::vector<Policy> evicting_policies() {
   std::vector<Policy> policies;
   for (const NamedHost& host : all_hosts()) {
     policies.push_back({host.host, {}, {}, {}, {}});
-    if (std::holds_alternative<StreamingLlm>(host.host)) continue;
+    if (!ranks(host.host)) continue;
     for (const Score& score : {Score(ObcacheValue{{Space::projected}}), Score(ObcacheKey{}),
                                Score(ObcacheJoint{}), Score(ExactRemoval{})}) {
       policies.push_back({host.host, score, {}, {}, {}});
@@ -117,7 +117,7 @@ TEST(SessionMerging, MergingFirstAtAThresholdOfOneIsTheHostBitForBit) {
   merge_first.order = MergeOrder::merge_first;
   const RandomLayer layer = layer_of(2, 41);
   for (const NamedHost& host : all_hosts()) {
-    if (std::holds_alternative<StreamingLlm>(host.host)) continue;
+    if (!ranks(host.host)) continue;
     for (const Allocation& allocation : {Allocation(Uniform{}), Allocation(AdaKv{})}) {
       SCOPED_TRACE(host.name);
       expect_eviction(layer, {host.host, {}, {}, allocation, {}}, merge_first, {13, 13});
@@ -238,7 +238,7 @@ TEST(SessionMerging, InDecodingSendsWhoLeavesToTheMostSimilarOfTheOthers) {
   std::map<size_t, std::pair<int, int>> seen;  // {merged, dropped} by host
   for (const auto& [name, policy, always_kept] :
        merging_policies(targeted_merges(SimilarTarget{Decimal{6, 1}}))) {
-    if (std::holds_alternative<SnapKv>(policy.host)) continue;
+    if (!evicts(policy.host)) continue;
     SCOPED_TRACE(name);
     const RandomLayer layer = layer_of(2, 46);
     RecordedSession session(layer, policy, {12, 10});
@@ -402,17 +402,20 @@ TEST(SessionMerging, RefusesWhatHasNoMeaning) {
   EXPECT_EQ(refused({kHost, ExactRemoval{}, {}, {}, first}), words);
   EXPECT_EQ(refused({kHost, {}, Critical{}, {}, first}), words);
   EXPECT_EQ(refused({StreamingLlm{}, {}, {}, {}, first}), words);
+  EXPECT_EQ(refused({RandomHost{}, {}, {}, {}, first}), words);
   KeepKv periodic;
   periodic.period = 8;
-  EXPECT_EQ(
-      refused({StreamingLlm{}, {}, {}, {}, periodic}),
-      "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are "
-      "snapkv, h2o, tova");
+  const std::string no_ranks = " ranks nothing; hosts that do are snapkv, h2o, tova";
+  EXPECT_EQ(refused({StreamingLlm{}, {}, {}, {}, periodic}),
+            "keepkv:period selects anew by the current query, but streaming-llm" + no_ranks);
+  EXPECT_EQ(refused({RandomHost{}, {}, {}, {}, periodic}),
+            "keepkv:period selects anew by the current query, but random" + no_ranks);
   EXPECT_EQ(refused({kHost, {}, Greedy{}, {}, periodic}),
             "keepkv:period selects anew by the current query alone, which greedy cannot");
-  EXPECT_EQ(
-      refused({StreamingLlm{}, {}, {}, AdaKv{}, {}}),
-      "adakv shares out by scores, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova");
+  EXPECT_EQ(refused({StreamingLlm{}, {}, {}, AdaKv{}, {}}),
+            "adakv shares out by scores, but streaming-llm" + no_ranks);
+  EXPECT_EQ(refused({RandomHost{}, {}, {}, AdaKv{}, {}}),
+            "adakv shares out by scores, but random" + no_ranks);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ KeepKv periodic(int64_t period, const SimilarTarget& target) {
 
 std::vector<NamedHost> ranking_hosts() {
   std::vector<NamedHost> hosts = all_hosts();
-  std::erase_if(hosts, [](const NamedHost& host) { return std::holds_alternative<StreamingLlm>(host.host); });
+  std::erase_if(hosts, [](const NamedHost& host) { return !ranks(host.host); });
   return hosts;
 }
 

@@ -1,10 +1,12 @@
 #include <algorithm>
-
+#include <cmath>
+#include <iterator>
 #include <optional>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <kvbound/reference/core/draw.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/diff/kept_agreement.hpp>
 #include <kvbound/sim/options/policy.hpp>
@@ -90,6 +92,43 @@ TEST(KeptAgreement, NamesPositionsAndNotCandidates) {
   EXPECT_EQ(found.worst.value().expected, 3);
   EXPECT_EQ(found.worst.value().index, Positions{2});
   EXPECT_TRUE(given.judge({{0, 1, 3, 5}}).agrees());
+}
+
+TEST(KeptAgreement, AcceptsOnlyTheReferencesOwnDraws) {
+  traces::Layer layer = test::weighted_layer(9, {std::vector<double>(9, 1), std::vector<double>(9, 1)});
+  layer.index = 3;
+  Case given(layer, "random:seed=9:sinks=2:window=1", 6, reference::single_precision());
+  const std::vector<Positions> own = given.record.kept;
+  const TensorAgreement right = given.judge(own);
+  EXPECT_TRUE(right.agrees());
+  EXPECT_EQ(right.judged, 12);
+  for (const int64_t seed : {8, 10}) {
+    Case other(layer, "random:seed=" + std::to_string(seed) + ":sinks=2:window=1", 6);
+    EXPECT_FALSE(given.judge(other.record.kept).agrees());
+  }
+  layer.index = 2;
+  EXPECT_FALSE(given.judge(Case(layer, "random:seed=9:sinks=2:window=1", 6).record.kept).agrees());
+  EXPECT_FALSE(given.judge({own[1], own[0]}).agrees()) << "the draws of the other KV head";
+  // One entry is exchanged: both draws are in the note.
+  Positions wrong = own[1], others;
+  std::ranges::set_difference(test::range(0, 9), own[1], std::back_inserter(others));
+  wrong[2] = others.front();
+  std::ranges::sort(wrong);
+  const TensorAgreement found = given.judge({own[0], wrong});
+  EXPECT_EQ(found.outside, 1);
+  EXPECT_EQ(found.judged, 12);
+  EXPECT_EQ(found.near_tie_swaps, 0);
+  const std::string note = "KV head 1 kept position " + std::to_string(others.front()) + " rather than " +
+                           std::to_string(own[1][2]) + ", by draw: ";
+  EXPECT_EQ(found.worst.value().note.rfind(note, 0), 0) << found.worst.value().note;
+  EXPECT_EQ(found.worst.value().expected, static_cast<double>(own[1][2]));
+  const DrawSeed seed{9, 3, 1};
+  const double difference = std::ldexp(static_cast<double>(seed.draw_of(others.front())), -64) -
+                            std::ldexp(static_cast<double>(seed.draw_of(own[1][2])), -64);
+  EXPECT_GT(difference, 0) << "smaller draws are kept";
+  EXPECT_NEAR(found.worst.value().error, difference, 1e-15);
+  EXPECT_EQ(given.teacher_forced[1], wrong);
+  EXPECT_EQ(given.judge({own[0], {0, 1, others[0], others[1], others[2], 8}}).outside, 3);
 }
 
 TEST(KeptAgreement, FollowsASetOfPositionsHoweverWrongAndNoOtherList) {

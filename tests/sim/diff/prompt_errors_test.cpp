@@ -160,11 +160,13 @@ TEST(PromptErrors, AreByTheArithmeticOfEachOperation) {
 }
 
 TEST(PromptErrors, AreNoneOfHostsThatRankNothing) {
-  const PromptErrors errors = errors_of(layer_of(9), "streaming-llm:sinks=2");
-  EXPECT_EQ(errors.score.rows(), 0);
-  EXPECT_EQ(errors.head_score.rows(), 0);
-  EXPECT_EQ(errors.weights.rows(), 0);
-  EXPECT_EQ(errors.norms.rows(), 0);
+  for (const char* host : {"streaming-llm:sinks=2", "random:sinks=2:window=3"}) {
+    const PromptErrors errors = errors_of(layer_of(9), host);
+    EXPECT_EQ(errors.score.rows(), 0);
+    EXPECT_EQ(errors.head_score.rows(), 0);
+    EXPECT_EQ(errors.weights.rows(), 0);
+    EXPECT_EQ(errors.norms.rows(), 0);
+  }
 }
 
 }  // namespace

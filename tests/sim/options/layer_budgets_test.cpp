@@ -34,6 +34,8 @@ TEST(LayerBudgets, OfAPyramidFallToTheAlwaysKeptAtLeast) {
   EXPECT_EQ(budgets("streaming-llm+pyramid", 100, 3, 1000), (Counts{195, 100, 5})) << "more than its sinks";
   EXPECT_EQ(budgets("streaming-llm:sinks=8+pyramid", 100, 3, 1000), (Counts{192, 100, 8}));
   EXPECT_EQ(budgets("streaming-llm:sinks=0+pyramid:beta=1000", 100, 3, 1000), (Counts{199, 100, 1}));
+  EXPECT_EQ(budgets("random+pyramid", 100, 3, 1000), (Counts{164, 100, 36})) << "the sinks and the window";
+  EXPECT_EQ(budgets("random:sinks=0:window=0+pyramid:beta=1000", 100, 3, 1000), (Counts{199, 100, 1}));
 }
 
 TEST(LayerBudgets, OfAPyramidFallAsItsOptionsSay) {
@@ -44,9 +46,9 @@ RC_GTEST_PROP(LayerBudgets, AreValidInEveryLayerIfTheirMeanIs, ()) {
   const int64_t tokens = *integer(1, 300), window = *integer(1, tokens);
   const int64_t sinks = *integer(0, tokens), entries = *integer(1, tokens);
   const Host hosts[] = {SnapKv{window, 1}, H2o{window, sinks, *integer(0, tokens)}, Tova{sinks},
-                        StreamingLlm{sinks}};
+                        StreamingLlm{sinks}, RandomHost{0, sinks, window}};
   Policy policy;
-  policy.host = hosts[*integer(0, 3)];
+  policy.host = hosts[*integer(0, 4)];
   policy.allocation = Pyramid{*integer(1, 50), *integer(0, 1) == 0 ? Decay::linear : Decay::cosine};
   try {
     require_valid(policy, entries, tokens, window);

@@ -7,6 +7,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
 #include "support/random_layer.hpp"
@@ -55,7 +56,7 @@ TwoStage any_two_stage() {
 }
 
 Host any_host() {
-  switch (*integer(0, 3)) {
+  switch (*integer(0, 4)) {
     case 1:
       return *integer(0, 1) == 0 ? H2o{*any_positive(), *any_positive() - 1, {}}
                                  : H2o{*any_positive(), *any_positive() - 1, *any_positive() - 1};
@@ -63,6 +64,8 @@ Host any_host() {
       return Tova{*any_positive() - 1};
     case 3:
       return StreamingLlm{*any_positive() - 1};
+    case 4:
+      return RandomHost{*any_positive() - 1, *any_positive() - 1, *any_positive() - 1};
     default:
       return SnapKv{*any_positive(), 2 * *integer(0, INT64_MAX / 2) + 1};
   }
@@ -156,8 +159,8 @@ Policy any_policy() {
   policy.host = any_host();
   policy.allocation = any_allocation();
   policy.merge = any_merge();
-  const bool ranks = !std::holds_alternative<StreamingLlm>(policy.host);
-  if (ranks) {
+  const bool is_ranked = ranks(policy.host);
+  if (is_ranked) {
     policy.selection = any_selection(policy.host);
     if (std::holds_alternative<TopK>(policy.selection) && *integer(0, 1) == 0) policy.score = any_score();
   } else if (std::holds_alternative<AdaKv>(policy.allocation)) {
@@ -165,8 +168,8 @@ Policy any_policy() {
   }
   auto* keep_kv = std::get_if<KeepKv>(&policy.merge);
   if (keep_kv == nullptr) return policy;
-  if (!ranks || std::holds_alternative<Greedy>(policy.selection)) keep_kv->period.reset();
-  if (!ranks || !std::holds_alternative<TopK>(policy.selection) ||
+  if (!is_ranked || std::holds_alternative<Greedy>(policy.selection)) keep_kv->period.reset();
+  if (!is_ranked || !std::holds_alternative<TopK>(policy.selection) ||
       !std::holds_alternative<AttentionScore>(policy.score)) {
     keep_kv->order = MergeOrder::evict_first;
   }
@@ -195,11 +198,19 @@ TEST(PolicyText, OfDefaultsNamesEveryOption) {
             "snapkv:window=32:pool=7+theta-sweep:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1");
 }
 
+TEST(PolicyText, OfEveryHostBeginsWithItsNameInMessages) {
+  for (const char* name : {"snapkv", "h2o", "tova", "streaming-llm", "random"}) {
+    EXPECT_EQ(name_of(parse_policy(name).host), name);
+  }
+}
+
 TEST(PolicyText, OfEveryHostAndScoreNamesEveryOption) {
   const std::pair<const char*, const char*> texts[] = {
       {"h2o", "h2o:window=32:sinks=0:recent=32"},
       {"tova", "tova:sinks=0"},
       {"streaming-llm", "streaming-llm:sinks=4"},
+      {"random", "random:seed=0:sinks=4:window=32"},
+      {"random:window=0:seed=12", "random:seed=12:sinks=4:window=0"},
       {"tova:sinks=4+exact", "tova:sinks=4+exact:space=head"},
       {"snapkv+obcache-value", "snapkv:window=32:pool=7+obcache-value:space=head"},
       {"snapkv+obcache-key:space=projected", "snapkv:window=32:pool=7+obcache-key:space=projected"},
@@ -233,6 +244,7 @@ TEST(PolicyText, OfEveryAllocationAndMergingMethodNamesEveryOption) {
       {"tova+d2o", "tova:sinks=0+d2o:threshold=0.8"},
       {"tova+kvmerger:threshold=none", "tova:sinks=0+kvmerger:threshold=none"},
       {"streaming-llm+cam", "streaming-llm:sinks=4+cam:neighbours=32:seed=0"},
+      {"random:seed=1+cam:seed=2", "random:seed=1:sinks=4:window=32+cam:neighbours=32:seed=2"},
       {"tova+d2o:threshold=1.0+pyramid+exact",
        "tova:sinks=0+exact:space=head+pyramid:beta=20:shape=linear+d2o:threshold=1"}};
   for (const auto& [text, expected] : texts) {
@@ -314,7 +326,7 @@ TEST(PolicyText, SetsEveryOption) {
 }
 
 TEST(PolicyText, WithUnknownNamesIsRefusedAndTheKnownOnesAreListed) {
-  const std::string hosts = "known hosts: snapkv, h2o, tova, streaming-llm";
+  const std::string hosts = "known hosts: snapkv, h2o, tova, streaming-llm, random";
   EXPECT_EQ(refusal("h3o"), "policy 'h3o': no host 'h3o'; " + hosts);
   EXPECT_EQ(refusal(""), "policy '': no host ''; " + hosts);
   EXPECT_EQ(refusal("critical"), "policy 'critical': no host 'critical'; " + hosts);
@@ -345,6 +357,7 @@ TEST(PolicyText, WithOptionsOfAnotherComponentIsRefused) {
       {"h2o:pool=7", "h2o has no option 'pool'; it has window, sinks, recent"},
       {"tova:window=4", "tova has no option 'window'; it has sinks"},
       {"streaming-llm:recent=4", "streaming-llm has no option 'recent'; it has sinks"},
+      {"random:recent=4", "random has no option 'recent'; it has seed, sinks, window"},
       {"snapkv:sinks=4", "snapkv has no option 'sinks'; it has window, pool"},
       {"snapkv+exact:norm=l1", "exact has no option 'norm'; it has space"},
       {"snapkv+obcache-key:alpha=1", "obcache-key has no option 'alpha'; it has space"}};
@@ -357,8 +370,11 @@ TEST(PolicyText, OfWhatHasNoMeaningTogetherIsRefused) {
   const std::string no_score =
       "critical, theta-sweep and greedy choose by attention and take no other score; with another score the "
       "entries of largest score stay";
-  const std::string ranks_nothing =
-      "streaming-llm ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova";
+  const auto expect_unranked = [](const std::string& host, const std::string& component) {
+    EXPECT_EQ(refusal(host + "+" + component),
+              "policy '" + host + "+" + component + "': " + host +
+                  " ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova");
+  };
   const std::string greedy_host = "greedy has a meaning with the host snapkv alone";
   for (const std::string selection : {"critical", "theta-sweep", "greedy"}) {
     for (const std::string score : {"obcache-value", "obcache-key", "obcache-joint", "exact"}) {
@@ -367,11 +383,10 @@ TEST(PolicyText, OfWhatHasNoMeaningTogetherIsRefused) {
         EXPECT_EQ(refusal(text), "policy '" + text + "': " + no_score);
       }
     }
-    EXPECT_EQ(refusal("streaming-llm+" + selection),
-              "policy 'streaming-llm+" + selection + "': " + ranks_nothing);
+    for (const char* host : {"streaming-llm", "random"}) expect_unranked(host, selection);
   }
   for (const std::string score : {"obcache-value", "obcache-key", "obcache-joint", "exact"}) {
-    EXPECT_EQ(refusal("streaming-llm+" + score), "policy 'streaming-llm+" + score + "': " + ranks_nothing);
+    for (const char* host : {"streaming-llm", "random"}) expect_unranked(host, score);
     for (const std::string host : {"snapkv", "h2o", "tova"}) {
       EXPECT_EQ(refusal(host + "+" + score), "no error");
     }
@@ -410,25 +425,26 @@ TEST(PolicyText, OfMergingAndAllocationThatHaveNoMeaningTogetherIsRefused) {
       "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
       "the "
       "hosts snapkv, h2o, tova, and no score and no selection";
-  const std::string streaming_period =
-      "keepkv:period selects anew by the current query, but streaming-llm ranks nothing; hosts that do are "
-      "snapkv, h2o, tova";
+  const std::string no_ranks = " ranks nothing; hosts that do are snapkv, h2o, tova";
+  const std::string period = "keepkv:period selects anew by the current query, but ";
   const std::string greedy_period =
       "keepkv:period selects anew by the current query alone, which greedy cannot";
-  const std::string adakv =
-      "adakv shares out by scores, but streaming-llm ranks nothing; hosts that do are snapkv, h2o, tova";
+  const std::string adakv = "adakv shares out by scores, but ";
   const std::pair<std::string, std::string> refusals[] = {
       {"snapkv+keepkv:key=zip", zip},
       {"snapkv+keepkv-paper:gqa=joint", zip},
       {"streaming-llm+keepkv:order=merge-first", merge_first},
+      {"random+keepkv:order=merge-first", merge_first},
       {"h2o+critical+keepkv:order=merge-first", merge_first},
       {"tova+theta-sweep+keepkv-paper:order=merge-first", merge_first},
       {"snapkv+greedy+keepkv:order=merge-first", merge_first},
       {"snapkv+exact+keepkv:order=merge-first", merge_first},
-      {"streaming-llm+keepkv:period=8", streaming_period},
+      {"streaming-llm+keepkv:period=8", period + "streaming-llm" + no_ranks},
+      {"random+keepkv:period=8", period + "random" + no_ranks},
       {"snapkv+greedy+keepkv:period=8", greedy_period},
-      {"streaming-llm+adakv", adakv},
-      {"streaming-llm+adakv+d2o", adakv}};
+      {"streaming-llm+adakv", adakv + "streaming-llm" + no_ranks},
+      {"streaming-llm+adakv+d2o", adakv + "streaming-llm" + no_ranks},
+      {"random+adakv", adakv + "random" + no_ranks}};
   for (const auto& [text, says] : refusals) EXPECT_EQ(refusal(text), "policy '" + text + "': " + says);
 }
 
@@ -436,7 +452,7 @@ TEST(PolicyText, OfMergingAndAllocationThatGoTogetherIsNotRefused) {
   for (const std::string merge : {"keepkv", "keepkv-paper", "convex", "d2o", "cam", "kvmerger"}) {
     for (const std::string before :
          {"snapkv+critical+adakv", "snapkv+theta-sweep", "snapkv+greedy", "h2o+exact+pyramid", "tova+adakv",
-          "streaming-llm+pyramid", "streaming-llm"}) {
+          "streaming-llm+pyramid", "streaming-llm", "random+pyramid", "random"}) {
       EXPECT_EQ(refusal(before + "+" + merge), "no error");
     }
   }
@@ -469,7 +485,7 @@ TEST(PolicyText, WithBadValuesIsRefusedAndSaysWhatIsExpected) {
   }
   expect_refusal("snapkv+critical", "gqa=mean", "gqa=mean-of-products or product-of-means");
   expect_refusal("snapkv+critical", "norm=linf", "norm=l1 or l2");
-  for (const char* host : {"h2o", "tova", "streaming-llm"}) {
+  for (const char* host : {"h2o", "tova", "streaming-llm", "random"}) {
     for (const char* bad :
          {"sinks", "sinks=", "sinks=-1", "sinks=1.5", "sinks=nan", "sinks=9223372036854775808"}) {
       expect_refusal(host, bad, "sinks=an integer >= 0");
@@ -479,6 +495,12 @@ TEST(PolicyText, WithBadValuesIsRefusedAndSaysWhatIsExpected) {
     expect_refusal("h2o", bad, "recent=an integer >= 0");
   }
   expect_refusal("h2o", "window=0", "window=an integer >= 1");
+  for (const char* bad : {"window=-1", "window=", "window=0.5"}) {
+    expect_refusal("random", bad, "window=an integer >= 0");
+  }
+  for (const char* bad : {"seed=-1", "seed=", "seed=9223372036854775808"}) {
+    expect_refusal("random", bad, "seed=an integer >= 0");
+  }
   for (const char* score : {"obcache-value", "obcache-key", "obcache-joint", "exact"}) {
     for (const char* bad : {"space=", "space=Head", "space=model"}) {
       expect_refusal("tova+" + std::string(score), bad, "space=head or projected");
@@ -539,6 +561,7 @@ TEST(PolicyHelp, NamesEveryComponentAndOptionWithItsDefault) {
                             "h2o",
                             "tova",
                             "streaming-llm",
+                            "random",
                             ":sinks=0",
                             ":sinks=4",
                             ":recent=32",
