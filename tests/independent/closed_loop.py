@@ -201,9 +201,12 @@ def predictions(task, full, run=None):
 
 
 def judged(task, logits, reference=None):
-    """nll and top1 per target token; with the full cache's logits `reference` also kl."""
+    """nll and top1 per target token, with the largest |logit| and the lead of top1 over the second; with the full cache's
+    logits `reference` also kl."""
     logs = log_probabilities(logits)
-    found = {"nll": (-logs[np.arange(len(logs)), task.target]).tolist(), "top1": logs.argmax(axis=-1).tolist()}
+    second, first = np.sort(logs, axis=-1)[:, -2:].T
+    found = {"nll": (-logs[np.arange(len(logs)), task.target]).tolist(), "top1": logs.argmax(axis=-1).tolist(),
+             "largest_logit": abs(logits).max(axis=-1).tolist(), "lead": (first - second).tolist()}
     if reference is not None:
         expected = log_probabilities(reference)
         found["kl"] = (np.exp(expected) * (expected - logs)).sum(axis=-1).tolist()
