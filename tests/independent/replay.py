@@ -272,19 +272,25 @@ class Judgement:
         self.judge(prefix + "kept_offsets", np.cumsum([0, *(map(len, kept) if merge_first else budgets)]))
         return budgets, kept, members
 
+def prompt_choices(trace, layer, policy, budget, kept=None):
+    """Per KV head, at the prompt's end: the scores, budgets, kept positions, and merge-first's members or None.
+    kept: positions to keep instead of the policy's choice.
+    """
+    heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
+    budgets = head_budgets(policy, budget, heads)
+    if kept is not None:
+        return heads, budgets, kept, [None] * trace.kv_heads
+    chosen = [merged_replay.keep_and_merge(policy, entries, layer, group, scores) if policy.merge
+              else (keep(policy, entries - scores.always.sum(), scores), None)
+              for group, (entries, scores) in enumerate(zip(budgets, heads))]
+    return heads, budgets, *(list(part) for part in zip(*chosen))
+
 def replayed_layer(trace, layer, policy, budget, kept=None, evicted=None):
     """A replay by the policy alone: the measures, and all tensors of a dump's layer, both {kind: array}.
 
     kept: per KV head, evicted [steps, kv_heads]: choices to make instead of the policy's (without merging).
     """
-    heads = [prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
-    budgets = head_budgets(policy, budget, heads)
-    members = [None] * trace.kv_heads
-    if kept is None:
-        chosen = [merged_replay.keep_and_merge(policy, entries, layer, group, scores) if policy.merge
-                  else (keep(policy, entries - scores.always.sum(), scores), None)
-                  for group, (entries, scores) in enumerate(zip(budgets, heads))]
-        kept, members = (list(part) for part in zip(*chosen))
+    heads, budgets, kept, members = prompt_choices(trace, layer, policy, budget, kept)
     tensors = {"kept": np.concatenate(kept).astype(np.int64),
                "kept_offsets": np.cumsum([0] + [len(positions) for positions in kept])}
     if policy.ranks:

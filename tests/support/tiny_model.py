@@ -4,6 +4,7 @@ import struct
 
 import numpy as np
 
+from independent.llama import Llama
 from support.kvbound_cli import encode, file_bytes
 
 # A weight's name in a Hugging Face checkpoint and in a GGUF file, without a layer's prefix and ".weight".
@@ -14,7 +15,7 @@ LAYER_NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "se
 GGML_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
 
 
-class TinyModel:
+class TinyModel(Llama):
     """config   fields of config.json
     weights  {Hugging Face name: float64 array that the stored type holds exactly}
     dtype    of all matrices; vectors are F32 in GGUF files
@@ -27,8 +28,8 @@ class TinyModel:
                        "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": feed_forward,
                        "vocab_size": vocabulary, "rms_norm_eps": 1e-5, "rope_theta": 5000.0, "hidden_act": "silu",
                        "tie_word_embeddings": tied, "max_position_embeddings": 512, **fields}
+        super().__init__(self.config, {})
         random = np.random.default_rng(seed)
-        self.weights = {}
 
         def add(name, *shape, centre=0.0, spread=1.0):
             numbers = centre + spread * random.standard_normal(shape)
@@ -60,9 +61,6 @@ class TinyModel:
         if self.dtype == "BF16":
             return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").astype(float).reshape(numbers.shape)
         return np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[self.dtype]).astype(float).reshape(numbers.shape)
-
-    def layer(self, layer, name):
-        return self.weights.get(f"model.layers.{layer}.{name}")
 
     # Checkpoints
 
@@ -131,66 +129,6 @@ class TinyModel:
     def write_gguf(self, path):
         path.write_bytes(gguf_bytes(self.gguf_metadata(), self.gguf_tensors()))
         return path
-
-    # The forward pass
-
-    def frequencies(self):
-        c = self.config
-        half = c["head_dim"] // 2
-        frequencies = c["rope_theta"] ** (-np.arange(half) / half)
-        scaling = c.get("rope_scaling")
-        if scaling and scaling["rope_type"] == "linear":
-            return frequencies / scaling["factor"]
-        if scaling:  # llama3
-            context = scaling["original_max_position_embeddings"]
-            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-            turns = context * frequencies / (2 * np.pi)
-            kept = np.clip((turns - low) / (high - low), 0, 1)
-            return (1 - kept) * frequencies / scaling["factor"] + kept * frequencies
-        return frequencies
-
-    def rotated(self, heads):
-        """heads [tokens, heads, head_dim], at positions 0, 1, ..."""
-        angles = np.arange(len(heads))[:, None] * self.frequencies()
-        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-        half = heads.shape[-1] // 2
-        a, b = heads[..., :half], heads[..., half:]
-        return np.concatenate((a * cos - b * sin, a * sin + b * cos), -1)
-
-    def norm(self, x, weight):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config["rms_norm_eps"]) * weight
-
-    def run(self, tokens):
-        """Returns the logits [tokens, vocabulary] and per layer {query, key, value, attention_output}: [heads, tokens,
-        head_dim] without rounding to a stored type."""
-        c, layers = self.config, []
-        x = self.weights["model.embed_tokens.weight"][np.asarray(tokens)]
-        visible = np.tril(np.ones((len(tokens), len(tokens)), bool))
-        for layer in range(c["num_hidden_layers"]):
-            normed = self.norm(x, self.layer(layer, "input_layernorm.weight"))
-            heads = {}
-            for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
-                rows = normed @ self.layer(layer, f"self_attn.{letter}_proj.weight").T
-                bias = self.layer(layer, f"self_attn.{letter}_proj.bias")
-                heads[name] = (rows if bias is None else rows + bias).reshape(len(tokens), -1, c["head_dim"])
-                weight = self.layer(layer, f"self_attn.{letter}_norm.weight")
-                if weight is not None:
-                    heads[name] = self.norm(heads[name], weight)
-            heads["query"], heads["key"] = self.rotated(heads["query"]), self.rotated(heads["key"])
-            group = c["num_attention_heads"] // c["num_key_value_heads"]
-            key, value = (np.repeat(heads[name], group, 1) for name in ("key", "value"))
-            logits = np.einsum("ihd,jhd->hij", heads["query"], key) / np.sqrt(c["head_dim"])
-            logits = np.where(visible, logits, -np.inf)
-            weights = np.exp(logits - logits.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            output = np.einsum("hij,jhd->ihd", weights, value)
-            x = x + output.reshape(len(tokens), -1) @ self.layer(layer, "self_attn.o_proj.weight").T
-            normed = self.norm(x, self.layer(layer, "post_attention_layernorm.weight"))
-            gate, up = (normed @ self.layer(layer, f"mlp.{name}_proj.weight").T for name in ("gate", "up"))
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ self.layer(layer, "mlp.down_proj.weight").T
-            layers.append({name: rows.swapaxes(0, 1) for name, rows in {**heads, "attention_output": output}.items()})
-        unembedding = self.weights["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"]
-        return self.norm(x, self.weights["model.norm.weight"]) @ unembedding.T, layers
 
 
 def gguf_text(text):
