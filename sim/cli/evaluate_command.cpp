@@ -21,6 +21,7 @@
 #include <kvbound/traces/sha256.hpp>
 
 #include "commands.hpp"
+#include "make_tasks_command.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "run_options.hpp"
@@ -31,7 +32,7 @@ namespace {
 constexpr int64_t kResamples = 2000;
 
 std::string evaluate_details() {
-  return policy_help() + R"(
+  return policy_help() + std::string(R"(
 MODEL is a checkpoint as of kvbound record. TASKS has a JSON object a line:
 
   id                        unlike every other in the file
@@ -60,7 +61,8 @@ Examples:
       --json out.json --resume out.results
 
 Exit code 1 if a bound is violated.
-)";
+
+)") + kMakeTasksExplanation;
 }
 
 CommandLine evaluate_command_line() {
@@ -78,10 +80,10 @@ CommandLine evaluate_command_line() {
            "queries that policies are given: of the last W tokens before compression (default: 128)");
   line.add("recall", "K",
            "measure recall on the K entries that the first step would miss most (default: 40)");
-  line.add("seed", "N", "of the bootstrap (default: 0)");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/evaluate.schema.json)");
   line.add("csv", "FILE", "write a row per task, policy, budget and token");
   line.add("resume", "FILE", "keep results of finished tasks in FILE, and go on from those that it has");
+  add_make_options(line);
   add_work_options(line);
   return line;
 }
@@ -131,7 +133,7 @@ EvaluateReport parse_report(const CommandLine& line) {
   options.dtype = stored_type(line, Dtype::f32);
   options.window = line.integer("window", 1, INT32_MAX, options.window);
   options.recall_of = line.integer("recall", 1, INT32_MAX, options.recall_of);
-  report.seed = line.integer("seed", 0, INT64_MAX, 0);
+  report.seed = line.integer("seed", 0, INT64_MAX, 1);
   report.resamples = kResamples;
   if (line.has("steps")) report.step_limit = line.integer("steps", 2, INT32_MAX, 0);
   return report;
@@ -171,6 +173,8 @@ int evaluate_exit_code(const EvaluateReport& report) {
 int evaluate_command(const Arguments& arguments) {
   CommandLine line = evaluate_command_line();
   if (!line.parse(arguments)) return kPass;
+  if (line.has("make")) return make_tasks(line);
+  refuse_make_options(line);
   apply_threads(line);
   const bool quiet = line.has("quiet");
   EvaluateReport report = parse_report(line);

@@ -104,7 +104,14 @@ void add_make_options(CommandLine& line) {
   line.add("answer", "N", "digits of a needle's number, 2 to 12 (default: 7)");
   line.add_flag("context-only", "compress before the question is read");
   line.add("continuation", "N", "bytes that follow a prompt (default: 64)");
-  line.add("seed", "N", "seed of the random numbers (default: 1)");
+  line.add("seed", "N", "of random draws: of the bootstrap, or with --make of tasks (default: 1)");
+}
+
+void refuse_make_options(const CommandLine& line) {
+  for (const char* name :
+       {"text", "lengths", "tasks", "depths", "needles", "answer", "context-only", "continuation"}) {
+    if (line.has(name)) throw UsageError(fmt::format("--{} belongs to --make", name));
+  }
 }
 
 int make_tasks(const CommandLine& line) {

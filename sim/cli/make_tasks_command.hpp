@@ -8,6 +8,9 @@ namespace kvbound::sim {
 /// Adds --make and the options that belong to it.
 void add_make_options(CommandLine& line);
 
+/// Throws UsageError if --make is not given but an option is that belongs to it alone.
+void refuse_make_options(const CommandLine& line);
+
 /// The part of --help that explains them.
 extern const char* const kMakeTasksExplanation;
 

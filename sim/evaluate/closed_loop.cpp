@@ -159,6 +159,7 @@ class ClosedLoop {
   traces::Layer full_layer(int64_t l, const Prefill& prefill, const DecodeSteps& steps) const {
     const int64_t n = task_.compress_at, window = options_.window_of(n), count = result_.steps;
     traces::Layer layer;
+    layer.index = l;
     layer.shape = {config_.query_heads, config_.kv_heads, config_.head_dim, config_.model_dim};
     layer.scale = 1 / std::sqrt(static_cast<double>(config_.head_dim));
     layer.prompt_tokens = n;
@@ -276,13 +277,12 @@ class ClosedLoop {
   void predict_token(int64_t i, const Logits& logits) {
     const int64_t token = task_.target[i];
     const std::vector<double> full = log_probabilities(logits(0));
-    result_.full_nll.push_back(-full[token]);
+    result_.full_nll.push_back(negative_log_likelihood(logits(0), token));
     result_.full_top1.push_back(most_likely(logits(0)));
     std::vector<double> kl(options_.runs.size()), nll(kl.size());
     reference::parallel_for(std::ssize(kl), [&](int64_t r) {
-      const std::vector<double> own = log_probabilities(logits(r + 1));
-      kl[r] = divergence(full, own);
-      nll[r] = -own[token];
+      kl[r] = divergence(full, log_probabilities(logits(r + 1)));
+      nll[r] = negative_log_likelihood(logits(r + 1), token);
     });
     for (size_t r = 0; r < kl.size(); ++r) {
       result_.runs[r].kl.push_back(kl[r]);

@@ -24,16 +24,31 @@ double term(double log_p, double log_q) {
   return std::abs(d) < 1 ? p * excess(d) : p * d - p + std::exp(log_q);
 }
 
+std::vector<double> finite(std::span<const float> logits) {
+  if (!std::ranges::all_of(logits, [](float z) { return std::isfinite(z); }))
+    throw NonFinite("a logit is not a finite number");
+  return {logits.begin(), logits.end()};
+}
+
 }  // namespace
 
 std::vector<double> log_probabilities(std::span<const float> logits) {
-  if (!std::ranges::all_of(logits, [](float z) { return std::isfinite(z); }))
-    throw NonFinite("a logit is not a finite number");
-  std::vector<double> numbers(logits.begin(), logits.end());
+  std::vector<double> numbers = finite(logits);
   const double largest = std::ranges::max(numbers);
   const double normaliser = largest + std::log(reference::exponential_sum(numbers, largest));
   for (double& number : numbers) number -= normaliser;
   return numbers;
+}
+
+double negative_log_likelihood(std::span<const float> logits, int64_t token) {
+  std::vector<double> others = finite(logits);
+  const double own = others[token];
+  others.erase(others.begin() + token);
+  if (others.empty()) return 0;
+  const double largest = std::ranges::max(others);
+  if (largest <= own) return std::log1p(reference::exponential_sum(others, own));
+  // ln(exp(own - largest) + sum_j exp(z_j - largest)), of which the sum is at least 1
+  return largest - own + std::log(std::exp(own - largest) + reference::exponential_sum(others, largest));
 }
 
 double divergence(std::span<const double> log_p, std::span<const double> log_q) {

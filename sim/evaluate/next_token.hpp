@@ -16,6 +16,14 @@ namespace kvbound::sim {
 /// throws   NonFinite if a logit is not finite
 std::vector<double> log_probabilities(std::span<const float> logits);
 
+/// -ln p of one token, without cancellation where p is nearly 1.
+///
+///     -ln p_i = ln(1 + sum_{j != i} exp(z_j - z_i))
+///
+/// logits   as above
+/// returns  in nats, >= 0
+double negative_log_likelihood(std::span<const float> logits, int64_t token);
+
 /// The Kullback-Leibler divergence of q from p, as a sum of terms that are not negative, so that a small divergence is not a
 /// difference of large sums.
 ///

@@ -58,8 +58,9 @@ class Sequence:
         self.first_query = self.prompt_tokens - self.window_queries
         self.parts = []
         for layer in range(self.layers):
-            projection = model.layer(layer, "self_attn.o_proj.weight").T.astype(float)
-            part = SimpleNamespace(output_projection=projection.reshape(self.query_heads, self.head_dim, self.model_dim))
+            rows = model.layer(layer, "self_attn.o_proj.weight").T.astype(float)
+            projection = rows.reshape(self.query_heads, self.head_dim, self.model_dim)
+            part = SimpleNamespace(index=layer, output_projection=projection)
             for name, heads, first in (("key", self.kv_heads, 0), ("value", self.kv_heads, 0),
                                        ("query", self.query_heads, self.first_query)):
                 setattr(part, name, np.full((heads, len(task.tokens) - first, self.head_dim), np.nan))

@@ -58,6 +58,30 @@ RC_GTEST_PROP(LogProbabilities, AreTheDefinition, ()) {
   }
 }
 
+// ln(1 + sum_{j != i} exp(z_j - z_i)), by the first two terms of its series where 50 digits do not hold 1 + the sum.
+double exact_negative_log_likelihood(const Logits& logits, size_t token) {
+  Real others = 0;
+  for (size_t j = 0; j < logits.size(); ++j) {
+    if (j != token) others += exp(Real(logits[j]) - Real(logits[token]));
+  }
+  return static_cast<double>(others < Real(1e-25) ? Real(others - others * others / 2) : Real(log(1 + others)));
+}
+
+RC_GTEST_PROP(NegativeLogLikelihood, IsTheDefinition, ()) {
+  const Logits logits = any_logits(*rc::gen::inRange<size_t>(1, 40), *rc::gen::element(1, 30, 300));
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double found = negative_log_likelihood(logits, static_cast<int64_t>(i));
+    // Terms are not negative, so that the error is relative, also where p is nearly 1.
+    RC_ASSERT(std::abs(found - exact_negative_log_likelihood(logits, i)) <= 1e-13 * found);
+  }
+}
+
+TEST(NegativeLogLikelihood, OfANearlyCertainTokenIsNotRoundedAway) {
+  EXPECT_NEAR(negative_log_likelihood(Logits{50, 0}, 0), std::exp(-50.0), 1e-30);
+  EXPECT_EQ(negative_log_likelihood(Logits{3}, 0), 0);
+  EXPECT_NEAR(negative_log_likelihood(Logits{-1e4F, 1e4F}, 0), 2e4, 1e-9);
+}
+
 RC_GTEST_PROP(Divergence, IsTheDefinition, ()) {
   const int spread = *rc::gen::element(1, 30, 600);
   const size_t count = *rc::gen::inRange<size_t>(1, 40);
