@@ -39,7 +39,8 @@ class Llama:
             return frequencies / rope["factor"]
         if kind != "llama3":
             raise ValueError(f"RoPE's {kind} is not computed")
-        context, low, high = (rope[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+        context, low, high = (rope[name] for name in (
+            "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
         kept = np.clip((context * frequencies / (2 * np.pi) - low) / (high - low), 0, 1)
         return (1 - kept) * frequencies / rope["factor"] + kept * frequencies
 

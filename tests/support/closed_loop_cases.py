@@ -22,9 +22,11 @@ POLICIES = (
     "h2o:window=16:recent=4+keepkv:threshold=none", "tova+adakv:safeguard=0.4")
 MORE_POLICIES = (
     "snapkv:window=8:pool=1+critical:alpha=adaptive:gqa=product-of-means", "snapkv:window=8+greedy",
-    "snapkv:window=8+obcache-value:space=projected", "snapkv:window=8+obcache-key", "snapkv:window=8+adakv+convex:threshold=0.3",
-    "snapkv:window=8+keepkv:gqa=mean:scores=raw:threshold=0.5", "snapkv:window=8+kvmerger:threshold=0.3",
-    "h2o:window=128:sinks=2:recent=2+exact:space=projected", "h2o:window=16:recent=4+critical", "h2o:window=16:recent=4+obcache-joint",
+    "snapkv:window=8+obcache-value:space=projected", "snapkv:window=8+obcache-key",
+    "snapkv:window=8+adakv+convex:threshold=0.3",
+    "snapkv:window=8+keepkv:gqa=mean:scores=raw:ema=0.99:threshold=0.5", "snapkv:window=8+kvmerger:threshold=0.3",
+    "h2o:window=128:sinks=2:recent=2+exact:space=projected", "h2o:window=16:recent=4+critical",
+    "h2o:window=16:recent=4+obcache-joint",
     "h2o:window=16:recent=4+keepkv:order=merge-first:threshold=0.3", "h2o:window=16:recent=4+d2o:threshold=0.3",
     "tova+critical:alpha=0.25", "tova+exact", "tova:sinks=2+theta-sweep", "tova+keepkv:threshold=none:predict=current:period=4",
     "tova+cam:seed=3", "streaming-llm:sinks=2+pyramid:shape=cosine", "streaming-llm+keepkv:threshold=0.2")
@@ -89,7 +91,7 @@ def same_choices(run, other):
         np.array_equal(ours, theirs) for layers in zip(run.kept, other.kept) for ours, theirs in zip(*layers))
 
 
-def near_ties(model, task, ours, seeds=(0, 1)):
+def near_ties(model, task, ours, seeds):
     """The runs of closed_loop.evaluate's result `ours` in which rounding may decide what is kept, evicted or merged: where
     weights that are off by 16 units in the last place of single precision, far more than its arithmetic errs, change a
     choice. "POLICY @ BUDGET" each."""
