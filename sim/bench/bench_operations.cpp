@@ -19,6 +19,7 @@
 
 #include "bench.hpp"
 #include "bench_layer.hpp"
+#include "bench_lockstep.hpp"
 #include "bench_merge.hpp"
 #include "bench_prefill.hpp"
 #include "bench_roofline.hpp"
@@ -198,6 +199,8 @@ constexpr BenchOperation kOperations[] = {
     {"step-keepkv", "the same with h2o+keepkv, where every evicted entry merges", bench_step_keepkv},
     {"prefill", "a model (--model) reads --prompt tokens, as record runs it, against SGEMM's rate",
      bench_prefill, false, true},
+    {"lockstep", "a model (--model) decodes 31 sequences side by side, against one sequence", bench_lockstep,
+     false, true},
 };
 
 }  // namespace

@@ -22,9 +22,7 @@ namespace {
 
 double elements(const traces::Weight& weight) { return static_cast<double>(weight.rows * weight.cols); }
 
-// The FLOP of a prompt of n tokens, and of the logits behind it.
-double prefill_work(const traces::Checkpoint& checkpoint, int64_t n) {
-  const traces::ModelConfig& config = checkpoint.config();
+double layer_weights(const traces::Checkpoint& checkpoint) {
   double weights = 0;
   for (const traces::LayerWeights& layer : checkpoint.layers()) {
     for (const auto matrix :
@@ -33,8 +31,14 @@ double prefill_work(const traces::Checkpoint& checkpoint, int64_t n) {
           &traces::LayerWeights::down})
       weights += elements(layer.*matrix);
   }
+  return weights;
+}
+
+// The FLOP of a prompt of n tokens, and of the logits behind it.
+double prefill_work(const traces::Checkpoint& checkpoint, int64_t n) {
+  const traces::ModelConfig& config = checkpoint.config();
   const double pairs = static_cast<double>(n) * static_cast<double>(n + 1) / 2;
-  return 2 * weights * static_cast<double>(n) + 2 * elements(checkpoint.output()) +
+  return 2 * layer_weights(checkpoint) * static_cast<double>(n) + 2 * elements(checkpoint.output()) +
          4 * static_cast<double>(config.layers * config.query_heads * config.head_dim) * pairs;
 }
 
@@ -48,7 +52,12 @@ std::vector<int64_t> random_tokens(const BenchOptions& options, int64_t vocabula
   return tokens;
 }
 
-// A product of two square matrices on every thread.
+}  // namespace
+
+double weights_of(const traces::Checkpoint& checkpoint) {
+  return layer_weights(checkpoint) + elements(checkpoint.output());
+}
+
 BenchPiece single_cubes_piece(const BenchOptions& options) {
   struct Cube {
     std::vector<float> a, b, out;
@@ -72,8 +81,6 @@ BenchPiece single_cubes_piece(const BenchOptions& options) {
             });
           }};
 }
-
-}  // namespace
 
 BenchResult bench_prefill(const BenchOptions& options) {
   const traces::Checkpoint checkpoint(options.model);

@@ -1,9 +1,17 @@
 // The speed at which `record` reads a prompt.
 #pragma once
 
+#include <kvbound/traces/models/checkpoint.hpp>
+
 #include "bench.hpp"
 
 namespace kvbound::sim {
+
+/// The weights by which a token's numbers are multiplied, those of the logits included.
+double weights_of(const traces::Checkpoint& checkpoint);
+
+/// Products of square matrices in single precision, one on every thread: the roofline of what runs a model.
+BenchPiece single_cubes_piece(const BenchOptions& options);
 
 /// Runs options.model on options.prompt random tokens, in single precision, against the rate of SGEMM on all threads.
 ///

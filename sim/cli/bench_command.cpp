@@ -42,7 +42,7 @@ std::string described(std::string_view backend) {
 }
 
 std::string bench_details() {
-  return "Operations of the reference (default: all; prefill if there is a --model):\n" +
+  return "Operations of the reference (default: all; prefill and lockstep if there is a --model):\n" +
          described(kReference) + "\nOperations of a device, with BF16 caches (default: all):\n" +
          described("emulated") +
          "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens by default) and pocket (1984).\n"
@@ -161,7 +161,7 @@ CommandLine bench_command_line() {
   line.add(
       "blas-core", "CORE",
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
-  line.add("model", "MODEL", "checkpoint that prefill runs: a GGUF file or a folder, as for record");
+  line.add("model", "MODEL", "checkpoint that prefill and lockstep run: a GGUF file or a folder, as for record");
   line.add("prompt", "N", "tokens that prefill reads (default: 4096)");
   line.add("seed", "N", "seed of the random data (default: 1)");
   line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/bench.schema.json)");

@@ -209,7 +209,7 @@ class BadOptions(CommandLineTest):
         small = "--shape", "pocket:256"
         self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
                              "window-scores-joint, window-scores-exact, selection, nearest-key, compress, step-attention, "
-                             "step-value, step-key, step-joint, step-exact, step-keepkv, prefill", "bench", *small, "none")
+                             "step-value, step-key, step-joint, step-exact, step-keepkv, prefill, lockstep", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",

@@ -275,7 +275,7 @@ TEST(BenchOperations, AreKnownByName) {
             (std::vector<std::string>{"exponential", "projected-value-norms", "window-attention",
                                       "window-scores-joint", "window-scores-exact", "selection",
                                       "nearest-key", "compress", "step-attention", "step-value", "step-key",
-                                      "step-joint", "step-exact", "step-keepkv", "prefill"}));
+                                      "step-joint", "step-exact", "step-keepkv", "prefill", "lockstep"}));
   std::vector<std::string> emulated = names_of("emulated");
   EXPECT_EQ(emulated.front(), "attention");
   EXPECT_EQ(emulated.back(), "step");
