@@ -108,7 +108,7 @@ class Documentation(CommandLineTest):
         known = {"--help", "--version"}
         for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
-        for script in ("record_hf", "tokenize"):
+        for script in ("record_hf", "tokenize", "make_tasks"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
                 [sys.executable, ROOT / "traces" / "scripts" / f"{script}.py", "--help"], check=True, capture_output=True,
                 text=True).stdout))

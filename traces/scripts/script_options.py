@@ -4,7 +4,9 @@ import re
 import signal
 import sys
 
-from trace_file import Invalid
+
+class Invalid(Exception):
+    """A caller's mistake: one line with the values in it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,7 +36,7 @@ def layers(text):
         match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or numbers and first <= numbers[-1]:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ascending layers or ranges such as 0,3-5")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ascending numbers or ranges such as 0,3-5")
         numbers += range(first, last + 1)
     return numbers
 

@@ -30,8 +30,7 @@ else:
     import re
     from pathlib import Path
 
-    from script_options import Parser, count, run
-    from trace_file import Invalid
+    from script_options import Invalid, Parser, count, run
 
 # Llama 3's and Qwen2's words, as their tokenizer.json has them.
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -174,14 +173,19 @@ def parse_options():
     return options
 
 
-def tokenize(options):
-    model = Path(options.model)
+def tokenizer_of(model):
+    """The Tokenizer of a GGUF file or a Hugging Face directory."""
+    model = Path(model)
     try:
         if not model.exists():
             raise Invalid(f"{model}: no such file or directory")
-        tokenizer = from_directory(model) if model.is_dir() else from_gguf(model)
+        return from_directory(model) if model.is_dir() else from_gguf(model)
     except ImportError as error:
         raise Invalid(f"needs the packages of requirements.txt, beside this script: {error}") from None
+
+
+def tokenize(options):
+    tokenizer = tokenizer_of(options.model)
     try:
         text = Path(options.text).read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -14,14 +14,11 @@ import struct
 from pathlib import Path
 
 import numpy as np
+from script_options import Invalid
 
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 ALIGNMENT = 8  # of the data's beginning, as safetensors libraries write it
 INDEX = ".index.json"
-
-
-class Invalid(Exception):
-    """A caller's mistake: one line with the values in it."""
 
 
 def bfloat16_bits(array):
