@@ -18,7 +18,7 @@ from support.tiny_model import TinyModel
 ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
-READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "proofs/README.md",
+READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/evaluate/README.md", "proofs/README.md",
            "traces/README.md", "cuda/README.md")
 MOST_WORDS = 1500  # words in the root README, tables and code included
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
@@ -106,7 +106,7 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench"):
+        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench", "evaluate"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for script in ("record_hf", "tokenize", "make_tasks"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
@@ -248,6 +248,18 @@ class DocumentedCommands(CommandLineTest):
         for name, tokens in (("FILE", 1024), ("frankenstein.ids", 1024), ("prompt.ids", 40), ("tokens", 1024)):
             (self.folder / name).write_text(" ".join(str(i % 64) for i in range(tokens)), "utf-8")
 
+    def write_tasks(self):
+        """What documented calls of `evaluate` read: the shipped task files, each cut to one task that the small models can run,
+        and a text."""
+        folder = self.folder / "sim" / "evaluate" / "tasks"
+        folder.mkdir(parents=True)
+        for name in ("pocket.jsonl", "smollm2-135m.jsonl"):
+            self.assertTrue((ROOT / "sim" / "evaluate" / "tasks" / name).is_file())
+            task = {"id": "a", "prompt": [i % 64 for i in range(760)], "continuation": [1, 2, 3]}
+            (folder / name).write_text(json.dumps(task) + "\n", "utf-8")
+        (self.folder / "tasks.jsonl").symlink_to(folder / "pocket.jsonl")
+        (self.folder / "prose.txt").write_text(" ".join(f"word{i} of the tale." for i in range(9000)), "utf-8")
+
     def write_flashinfer_dumps(self):
         """What documented calls of `import` read."""
         record_decode(Dumps(self.folder / "flashinfer_dumps"), Batch())
@@ -255,6 +267,7 @@ class DocumentedCommands(CommandLineTest):
     def test_commands_in_documents_run(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")
         self.write_models()
+        self.write_tasks()
         self.write_flashinfer_dumps()
         sample = SAMPLES / "pocket-gqa.safetensors"
         subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],

@@ -64,7 +64,8 @@ double exact_negative_log_likelihood(const Logits& logits, size_t token) {
   for (size_t j = 0; j < logits.size(); ++j) {
     if (j != token) others += exp(Real(logits[j]) - Real(logits[token]));
   }
-  return static_cast<double>(others < Real(1e-25) ? Real(others - others * others / 2) : Real(log(1 + others)));
+  return static_cast<double>(others < Real(1e-25) ? Real(others - others * others / 2)
+                                                  : Real(log(1 + others)));
 }
 
 RC_GTEST_PROP(NegativeLogLikelihood, IsTheDefinition, ()) {
