@@ -1,1 +1,1 @@
-// Compiled for its precompiled headers, which all mutants share.
+// Compiled for its precompiled headers, which all mutants share, and in place of a mutated source.
