@@ -122,6 +122,15 @@ Json evaluation_of(const EvaluateReport& report) {
           {"step_limit", report.step_limit ? Json(*report.step_limit) : Json()}};
 }
 
+// Throws UsageError for options that mean nothing where tasks are only made.
+void refuse_evaluate_options(const CommandLine& line) {
+  for (const char* name : {"policy", "budget", "base", "steps", "backend", "dtype", "window", "recall",
+                           "json", "csv", "resume"}) {
+    if (line.has(name))
+      throw UsageError(fmt::format("--{} does not go with --make, which only writes tasks", name));
+  }
+}
+
 EvaluateReport parse_report(const CommandLine& line) {
   EvaluateReport report;
   const std::string backend = line.text("backend").value_or(std::string(kReference));
@@ -173,7 +182,10 @@ int evaluate_exit_code(const EvaluateReport& report) {
 int evaluate_command(const Arguments& arguments) {
   CommandLine line = evaluate_command_line();
   if (!line.parse(arguments)) return kPass;
-  if (line.has("make")) return make_tasks(line);
+  if (line.has("make")) {
+    refuse_evaluate_options(line);
+    return make_tasks(line);
+  }
   refuse_make_options(line);
   apply_threads(line);
   const bool quiet = line.has("quiet");

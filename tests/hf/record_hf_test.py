@@ -205,7 +205,7 @@ class Options(RecordTest):
         usual = self.usual(self.model)
         for pattern, options, code in (
                 ("--window 71 is more than --prompt 70", ["--window", 71], USAGE),
-                ("ascending layers", ["--layers", "2,1"], USAGE),
+                ("ascending numbers", ["--layers", "2,1"], USAGE),
                 ("layer 3, but the model has layers 0-2", ["--layers", "1,3"], INVALID),
                 ("has 70 tokens, but the prompt has 71", ["--prompt", 71], INVALID),
                 ("'F64'", ["--dtype", "F64"], USAGE)):
