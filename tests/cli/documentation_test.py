@@ -258,7 +258,9 @@ class DocumentedCommands(CommandLineTest):
             task = {"id": "a", "prompt": [i % 64 for i in range(760)], "continuation": [1, 2, 3]}
             (folder / name).write_text(json.dumps(task) + "\n", "utf-8")
         (self.folder / "tasks.jsonl").symlink_to(folder / "pocket.jsonl")
-        (self.folder / "prose.txt").write_text(" ".join(f"word{i} of the tale." for i in range(9000)), "utf-8")
+        words = "garden river candle winter mirror anchor basket copper saddle meadow".split()
+        sentences = (f"The {words[i % 10]} by the {words[i // 10 % 10]} was number {i}." for i in range(4000))
+        (self.folder / "prose.txt").write_text(" ".join(sentences), "utf-8")
 
     def write_flashinfer_dumps(self):
         """What documented calls of `import` read."""
