@@ -220,7 +220,9 @@ class ClosedLoop {
     return record;
   }
 
-  // Decodes a run's own sequence through a layer. Returns the record of the sequence with the full cache by the same policy.
+  // Decodes a run's own sequence through a layer. Returns the record of the sequence with the full cache by the same policy. A
+  // policy whose choices do not depend on decode steps makes the same ones there: its own record serves, because `measure` reads
+  // no outputs of runs that only evict.
   LayerRecord run_policy(size_t r, int64_t l, Session& session, const traces::Layer& layer,
                          const DecodeSteps& full_steps, Lockstep& lockstep) {
     const Policy& policy = options_.runs[r].policy.policy;

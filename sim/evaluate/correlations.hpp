@@ -17,8 +17,7 @@ enum class Outcome { kl, delta_nll };
 inline constexpr std::array kOutcomes{Outcome::kl, Outcome::delta_nll};
 std::string_view name(Outcome outcome);
 
-/// What predicts it: open-loop figures, and the outcome itself on the other half of the tokens, as a ceiling: the tokens'
-/// own noise lets no figure predict better.
+/// What predicts it: open-loop figures, and, for comparison, the outcome itself on the other half of the tokens.
 enum class Indicator { perturbation, layer_relative, bound, lost_mass, missed, other_half };
 inline constexpr std::array kIndicators{Indicator::perturbation, Indicator::layer_relative,
                                         Indicator::bound,        Indicator::lost_mass,
@@ -44,7 +43,7 @@ struct Correlation {
 /// figures) are left out.
 ///
 /// `other_half` orders by the mean over the tokens of odd index, and is held against the mean over those of even index:
-/// both have the noise of half the tokens, so that the ceiling is, if anything, too low.
+/// both have the noise of half the tokens, so that this ceiling is too low, and a good figure may surpass it.
 std::vector<Correlation> correlations(const EvaluateResult& result, const Bootstrap& bootstrap);
 
 }  // namespace kvbound::sim

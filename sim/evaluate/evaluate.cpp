@@ -25,14 +25,19 @@ TaskResult evaluate_task(const traces::Checkpoint& checkpoint, const Task& task,
 }
 
 // Throws TraceError if a result that was read from a file has not the task's numbers.
-void require_fits(const TaskResult& result, const Task& task, const EvaluateOptions& options) {
-  const auto fits = [target = task.target.size()](const RunFigures& run) {
-    return run.kl.size() == target && run.nll.size() == target && run.top1.size() == target;
+void require_fits(const TaskResult& result, const Task& task, const EvaluateOptions& options, size_t layers,
+                  const std::string& path) {
+  const size_t target = task.target.size(), steps = steps_of(task);
+  const auto fits = [&](const RunFigures& run) {
+    return run.kl.size() == target && run.nll.size() == target && run.top1.size() == target &&
+           run.hidden_error.size() == layers && run.entries.size() == steps &&
+           run.stored_entries.size() == steps;
   };
-  if (result.full_nll.size() == task.target.size() && result.full_top1.size() == task.target.size() &&
-      result.runs.size() == options.runs.size() && std::ranges::all_of(result.runs, fits))
+  if (result.steps == steps_of(task) && result.full_nll.size() == target &&
+      result.full_top1.size() == target && result.runs.size() == options.runs.size() &&
+      std::ranges::all_of(result.runs, fits))
     return;
-  throw TraceError("results", -1, named(task), "has other tokens or runs than the evaluation");
+  throw TraceError(path, -1, named(task), "has other tokens, steps, layers or runs than the evaluation");
 }
 
 }  // namespace
@@ -63,7 +68,7 @@ EvaluateResult evaluate(const traces::Checkpoint& checkpoint, const std::vector<
   }
   for (const Task& task : tasks) {
     if (const TaskResult* known = finished ? finished->find(task.id) : nullptr) {
-      require_fits(*known, task, options);
+      require_fits(*known, task, options, static_cast<size_t>(checkpoint.config().layers), finished->path());
       result.results.push_back(*known);
       continue;
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/core/error.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -106,7 +106,9 @@ double Lockstep::relative_distance(int64_t sequence) const {
       distance += difference * difference;
       size += double{full[c]} * full[c];
     }
-    if (distance > 0) sum += std::sqrt(distance / size);
+    if (distance == 0) continue;
+    if (!(size > 0)) throw NonFinite("a hidden state of the full cache is 0, or not a number");
+    sum += std::sqrt(distance / size);
   }
   return sum / static_cast<double>(steps_);
 }

@@ -19,9 +19,9 @@ struct DecodeSteps {
   std::vector<StepView> views() const;
 };
 
-/// The hidden states of all sequences. Tokens are given, not chosen, so that all steps go through a layer together: each
-/// weight is read once per layer for all sequences and steps, and not once per step. A sequence's bits do not depend on the
-/// other sequences: equal caches give equal hidden states.
+/// The hidden states of all sequences. Tokens are given, not chosen, so that all steps go through a layer together: weights are
+/// read once for as many sequences as have 4,096 steps together (at least one), and not once per step. A sequence's bits do
+/// not depend on the other sequences: equal caches give equal hidden states.
 ///
 /// For every layer in turn: project(), then set_outputs() of every sequence, then finish().
 class Lockstep {
@@ -33,9 +33,6 @@ class Lockstep {
   Lockstep(const traces::Checkpoint& checkpoint, std::span<const int64_t> tokens, int64_t first,
            int64_t sequences, Dtype stored);
 
-  int64_t sequences() const { return sequences_; }
-  int64_t steps() const { return steps_; }
-
   /// Forms the attention inputs of all sequences. Throws as traces::DecoderBlocks.
   void project(int64_t layer);
   /// What `project` formed for a sequence.
@@ -45,7 +42,8 @@ class Lockstep {
   /// The rest of the layer.
   void finish(int64_t layer);
 
-  /// The mean over steps of || h - h_0 ||_2 / || h_0 ||_2, h a sequence's hidden state and h_0 that of sequence 0. 0/0 is 0.
+  /// The mean over steps of || h - h_0 ||_2 / || h_0 ||_2, h a sequence's hidden state and h_0 that of sequence 0. 0/0 is 0;
+  /// throws NonFinite for x/0.
   double relative_distance(int64_t sequence) const;
 
   /// Logits of the tokens behind some successive steps.

@@ -29,7 +29,7 @@ double negative_log_likelihood(std::span<const float> logits, int64_t token);
 ///
 ///     KL(p || q) = sum_i p_i ln(p_i / q_i) = sum_i p_i (d_i + exp(-d_i) - 1),   d_i = ln p_i - ln q_i
 ///
-/// (both p and q sum to 1). 0 if and only if all d_i are 0 or p_i vanishes.
+/// (both p and q sum to 1). 0 if and only if all d_i are 0.
 ///
 /// log_p, log_q  [vocabulary]
 /// returns       in nats, >= 0

@@ -154,7 +154,8 @@ void ResultsFile::read(const Document& evaluation) {
       } else {
         TaskResult result = task_result(line);
         std::string id = result.id;
-        results_.emplace(std::move(id), std::move(result));
+        if (!results_.emplace(std::move(id), std::move(result)).second)
+          throw TraceError(path_, static_cast<int64_t>(begin), name, "has a task that an earlier line has");
       }
     } catch (const Document::exception& error) {
       throw TraceError(path_, static_cast<int64_t>(begin), name,

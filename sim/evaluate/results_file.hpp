@@ -26,11 +26,12 @@ class ResultsFile {
   ResultsFile(const ResultsFile&) = delete;
   ResultsFile& operator=(const ResultsFile&) = delete;
 
+  const std::string& path() const { return path_; }
   /// The number of results.
   size_t size() const { return results_.size(); }
   /// A task's result; null if there is none.
   const TaskResult* find(const std::string& id) const;
-  /// Adds a result, which is on the disk when the function returns. Throws IoError.
+  /// Adds a result, which is on the disk when the function returns. Its lists must be finite. Throws IoError.
   void add(const TaskResult& result);
 
  private:

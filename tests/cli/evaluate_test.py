@@ -246,6 +246,22 @@ class Resumptions(EvaluateTest):
         TinyModel(seed=9).write_folder(self.folder / "model")
         refused("model: ")
 
+    def test_results_that_do_not_fit_their_task_are_refused(self):
+        self.evaluate(self.POLICIES, "--resume", "results")
+        (self.folder / "out.json").unlink()
+        header, *lines = (self.folder / "results").read_text().splitlines()
+
+        def refused(pattern, results):
+            (self.folder / "results").write_text("\n".join([header, *results]) + "\n")
+            self.refuses(INVALID, f"^kvbound: results: {pattern}", "evaluate", "model", "tasks.jsonl", "--policy",
+                         ",".join(self.POLICIES), "--budget", "50%", "--resume", "results")
+        for name in ("hidden_error", "entries", "stored_entries", "kl", "nll", "top1"):
+            changed = json.loads(lines[0])
+            changed["runs"][1][name].pop()
+            refused('task "task 0": has other tokens, steps, layers or runs', [json.dumps(changed), *lines[1:]])
+        refused('task "task 0": has other', [json.dumps(json.loads(lines[0]) | {"steps": 99})])
+        refused("at byte .*line 5: has a task that an earlier line has", [*lines, lines[1]])
+
     def test_other_files_are_refused_and_left(self):
         (self.folder / "results").write_text("a letter\n")
         self.refuses(INVALID, "results: .*line 1.*is not of a results file", "evaluate", "model", "tasks.jsonl", "--policy", "tova",

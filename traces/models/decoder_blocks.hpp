@@ -19,7 +19,7 @@ struct AttentionInputs {
   MutableSingleMatrixView keys, values;  ///< [rows, kv_heads * head_dim]; keys after RoPE
 };
 
-/// In single precision. A row's results depend on that row, on its place in its piece (below), and on nothing else.
+/// In single precision. A row's results depend on that row, on its piece's size and its place in it (below), and on nothing else.
 class DecoderBlocks {
  public:
   /// checkpoint  outlives the object
@@ -27,8 +27,6 @@ class DecoderBlocks {
   /// piece       rows that are multiplied by a weight at a time. A product's last bits may depend on a row's place among
   ///             the rows that it is multiplied with: equal pieces have equal results, wherever they stand
   DecoderBlocks(const Checkpoint& checkpoint, Dtype stored, int64_t piece);
-
-  const ModelConfig& config() const { return config_; }
 
   /// hidden  [tokens, model_dim]
   /// throws  ShapeMismatch for a token that the vocabulary does not have; TraceError and IoError from reading weights, as
