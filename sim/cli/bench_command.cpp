@@ -161,7 +161,8 @@ CommandLine bench_command_line() {
   line.add(
       "blas-core", "CORE",
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
-  line.add("model", "MODEL", "checkpoint that prefill and lockstep run: a GGUF file or a folder, as for record");
+  line.add("model", "MODEL",
+           "checkpoint that prefill and lockstep run: a GGUF file or a folder, as for record");
   line.add("prompt", "N", "tokens that prefill reads (default: 4096)");
   line.add("seed", "N", "seed of the random data (default: 1)");
   line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/bench.schema.json)");

@@ -122,15 +122,6 @@ Json evaluation_of(const EvaluateReport& report) {
           {"step_limit", report.step_limit ? Json(*report.step_limit) : Json()}};
 }
 
-// Throws UsageError for options that mean nothing where tasks are only made.
-void refuse_evaluate_options(const CommandLine& line) {
-  for (const char* name : {"policy", "budget", "base", "steps", "backend", "dtype", "window", "recall",
-                           "json", "csv", "resume"}) {
-    if (line.has(name))
-      throw UsageError(fmt::format("--{} does not go with --make, which only writes tasks", name));
-  }
-}
-
 EvaluateReport parse_report(const CommandLine& line) {
   EvaluateReport report;
   const std::string backend = line.text("backend").value_or(std::string(kReference));
@@ -183,7 +174,10 @@ int evaluate_command(const Arguments& arguments) {
   CommandLine line = evaluate_command_line();
   if (!line.parse(arguments)) return kPass;
   if (line.has("make")) {
-    refuse_evaluate_options(line);
+    refuse_options(line,
+                   {"policy", "budget", "base", "steps", "backend", "dtype", "window", "recall", "json",
+                    "csv", "resume"},
+                   "does not go with --make, which only writes tasks");
     return make_tasks(line);
   }
   refuse_make_options(line);

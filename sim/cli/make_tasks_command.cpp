@@ -1,5 +1,7 @@
 #include "make_tasks_command.hpp"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include <kvbound/sim/evaluate/make_tasks.hpp>
@@ -58,20 +60,13 @@ std::vector<double> needle_depths(const CommandLine& line) {
   return depths;
 }
 
-void refuse_options(const CommandLine& line, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (line.has(name)) {
-      throw UsageError(fmt::format("--{} does not belong to --make {}", name, line.required("make")));
-    }
-  }
-}
-
 TaskOptions task_options(const CommandLine& line, bool is_needle) {
   TaskOptions options;
   if (is_needle) {
-    refuse_options(line, {"continuation"});
+    refuse_options(line, {"continuation"}, "does not belong to --make needle");
   } else {
-    refuse_options(line, {"depths", "answer", "needles", "context-only"});
+    refuse_options(line, {"depths", "answer", "needles", "context-only"},
+                   "does not belong to --make continuation");
   }
   options.tasks = line.integer("tasks", 1, kMostTasks, options.tasks);
   options.needles = line.integer("needles", 1, kMostNeedles, options.needles);
@@ -108,10 +103,9 @@ void add_make_options(CommandLine& line) {
 }
 
 void refuse_make_options(const CommandLine& line) {
-  for (const char* name :
-       {"text", "lengths", "tasks", "depths", "needles", "answer", "context-only", "continuation"}) {
-    if (line.has(name)) throw UsageError(fmt::format("--{} belongs to --make", name));
-  }
+  refuse_options(line,
+                 {"text", "lengths", "tasks", "depths", "needles", "answer", "context-only", "continuation"},
+                 "belongs to --make");
 }
 
 int make_tasks(const CommandLine& line) {

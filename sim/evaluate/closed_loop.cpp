@@ -1,6 +1,7 @@
 #include "closed_loop.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <span>
@@ -23,8 +24,8 @@
 namespace kvbound::sim {
 namespace {
 
-// Logits of a sequence that are in memory at a time.
-constexpr int64_t kLogits = int64_t{1} << 20;
+// Logits of a sequence that are in memory at a time, and the tokens that they are of at most: more tokens together gain nothing.
+constexpr int64_t kLogits = int64_t{1} << 20, kLogitTokens = 64;
 
 // Keeps all entries, and thus is the full cache: no host has less to compute.
 const Policy kFullCache{SnapKv{.window = 1, .pool = 1}, {}, {}, {}, {}};
@@ -84,31 +85,31 @@ Matrix output_projection(const traces::Weight& weight) {
   return projection;
 }
 
-// Sums up a run's figures of all layers.
-struct RunTotals {
-  Mean perturbation, relative, bound, kept_mass, layer_perturbation, layer_relative, recall;
-
+// The means of a run's open-loop figures over all layers.
+class OpenLoopMeans {
+ public:
   void add(const LayerMetrics& metrics) {
-    const auto all = [](Mean& mean, VectorView numbers) {
-      for (const double number : numbers) mean.add(number);
-    };
-    all(perturbation, metrics.perturbation.numbers());
-    all(relative, metrics.relative.numbers());
-    if (metrics.bound) all(bound, metrics.bound->numbers());
-    all(kept_mass, metrics.kept_mass.numbers());
-    all(layer_perturbation, metrics.layer_perturbation);
-    all(layer_relative, metrics.layer_relative);
-    all(recall, metrics.recall);
+    add(&OpenLoop::perturbation, metrics.perturbation.numbers());
+    add(&OpenLoop::relative, metrics.relative.numbers());
+    if (metrics.bound) add(&OpenLoop::bound, metrics.bound->numbers());
+    add(&OpenLoop::kept_mass, metrics.kept_mass.numbers());
+    add(&OpenLoop::layer_perturbation, metrics.layer_perturbation);
+    add(&OpenLoop::layer_relative, metrics.layer_relative);
+    add(&OpenLoop::recall, metrics.recall);
   }
-  void write(RunFigures& figures) const {
-    figures.perturbation = perturbation.value();
-    figures.relative = relative.value();
-    figures.bound = bound.value();
-    figures.kept_mass = kept_mass.value();
-    figures.layer_perturbation = layer_perturbation.value();
-    figures.layer_relative = layer_relative.value();
-    figures.recall = recall.value();
+  OpenLoop value() const {
+    OpenLoop figures;
+    for (size_t i = 0; i < means_.size(); ++i) figures.*kOpenLoopFigures[i].figure = means_[i].value();
+    return figures;
   }
+
+ private:
+  void add(std::optional<double> OpenLoop::*figure, VectorView numbers) {
+    const auto found = std::ranges::find(kOpenLoopFigures, figure, &OpenLoopFigure::figure);
+    for (const double number : numbers) means_[found - kOpenLoopFigures.begin()].add(number);
+  }
+
+  std::array<Mean, kOpenLoopFigures.size()> means_;
 };
 
 class ClosedLoop {
@@ -120,7 +121,7 @@ class ClosedLoop {
         task_(task),
         options_(options),
         advance_(advance),
-        totals_(options.runs.size()) {
+        open_loop_(options.runs.size()) {
     for (const Run& run : options.runs) {
       const int64_t entries = run.budget.entries(task.compress_at);
       layer_entries_.push_back(layer_budgets(run.policy.policy, entries, config_.layers, task.compress_at));
@@ -142,7 +143,7 @@ class ClosedLoop {
     }
     Lockstep lockstep(checkpoint_, tokens, task_.compress_at, std::ssize(options_.runs) + 1, options_.dtype);
     for (int64_t l = 0; l < config_.layers; ++l) run_layer(l, prefill, lockstep);
-    for (size_t r = 0; r < totals_.size(); ++r) totals_[r].write(result_.runs[r]);
+    for (size_t r = 0; r < open_loop_.size(); ++r) result_.runs[r].open_loop = open_loop_[r].value();
     predict(prefill, lockstep);
     result_.decode_seconds = seconds_since(decode_start);
     return std::move(result_);
@@ -201,7 +202,7 @@ class ClosedLoop {
         measure(layer, records, {}, std::min(options_.recall_of, task_.compress_at));
     lockstep.finish(l);
     for (size_t r = 0; r < metrics.size(); ++r) {
-      totals_[r].add(metrics[r]);
+      open_loop_[r].add(metrics[r]);
       for (int64_t t = 0; t < result_.steps; ++t) {
         for (int64_t h = 0; h < config_.query_heads; ++h)
           result_.runs[r].violations += metrics[r].violates(t, h);
@@ -256,7 +257,7 @@ class ClosedLoop {
         std::ssize(task_.prompt) - 1 - task_.compress_at;  // that predicts: -1 is the prefill's last
     int64_t i = 0;
     if (first_step < 0) predict_by_prefill(prefill.logits(), i++);
-    const int64_t most = std::max<int64_t>(1, kLogits / config_.vocabulary);
+    const int64_t most = std::clamp<int64_t>(kLogits / config_.vocabulary, 1, kLogitTokens);
     while (i < target) {
       const int64_t count = std::min(most, target - i);
       const std::vector<float> logits = lockstep.logits(first_step + i, count);
@@ -299,7 +300,7 @@ class ClosedLoop {
   const EvaluateOptions& options_;
   const std::function<void(int64_t)>& advance_;
   std::vector<std::vector<int64_t>> layer_entries_;  // [runs, layers]
-  std::vector<RunTotals> totals_;                    // [runs]
+  std::vector<OpenLoopMeans> open_loop_;             // [runs]
   TaskResult result_;
 };
 

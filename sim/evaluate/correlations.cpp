@@ -31,11 +31,13 @@ double outcome_of(Outcome outcome, Tokens tokens, const TaskResult& task, size_t
 }
 
 double indicator_of(Indicator indicator, Outcome outcome, const TaskResult& task, size_t run) {
-  const RunFigures& figures = task.runs[run];
+  const OpenLoop& figures = task.runs[run].open_loop;
   const auto lost = [](std::optional<double> kept) { return kept ? 1 - *kept : kUndefined; };
   switch (indicator) {
     case Indicator::perturbation:
       return figures.perturbation.value_or(kUndefined);
+    case Indicator::perturbation_with_bound:
+      return figures.bound ? figures.perturbation.value_or(kUndefined) : kUndefined;
     case Indicator::layer_relative:
       return figures.layer_relative.value_or(kUndefined);
     case Indicator::bound:
@@ -50,21 +52,21 @@ double indicator_of(Indicator indicator, Outcome outcome, const TaskResult& task
   return kUndefined;  // not reached
 }
 
-// A indicator's and an outcome's figures: [tasks] of [runs].
+// An indicator's and an outcome's figures: [tasks] of [runs].
 struct Points {
   std::vector<std::vector<double>> x, y;
 
-  // The means over some tasks, [runs].
-  static std::vector<double> means(const std::vector<std::vector<double>>& figures,
-                                   std::span<const int64_t> tasks) {
-    std::vector<double> sums(figures.front().size());
+  // The sums over some tasks, [runs], whose ranks are those of the means.
+  static std::vector<double> sums(const std::vector<std::vector<double>>& figures,
+                                  std::span<const int64_t> tasks) {
+    std::vector<double> all(figures.front().size());
     for (const int64_t task : tasks) {
-      for (size_t r = 0; r < sums.size(); ++r) sums[r] += figures[task][r];
+      for (size_t r = 0; r < all.size(); ++r) all[r] += figures[task][r];
     }
-    return sums;  // as many times the means: ranks are the same
+    return all;
   }
   double correlation_of_means(std::span<const int64_t> tasks) const {
-    return rank_correlation(means(x, tasks), means(y, tasks));
+    return rank_correlation(sums(x, tasks), sums(y, tasks));
   }
   // The finite values of a statistic of every task.
   template <class Statistic>
@@ -150,6 +152,8 @@ std::string_view name(Indicator indicator) {
   switch (indicator) {
     case Indicator::perturbation:
       return "perturbation";
+    case Indicator::perturbation_with_bound:
+      return "perturbation_with_bound";
     case Indicator::layer_relative:
       return "layer_relative";
     case Indicator::bound:

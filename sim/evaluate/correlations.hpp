@@ -17,14 +17,23 @@ enum class Outcome { kl, delta_nll };
 inline constexpr std::array kOutcomes{Outcome::kl, Outcome::delta_nll};
 std::string_view name(Outcome outcome);
 
-/// What predicts it: open-loop figures, and, for comparison, the outcome itself on the other half of the tokens.
-enum class Indicator { perturbation, layer_relative, bound, lost_mass, missed, other_half };
-inline constexpr std::array kIndicators{Indicator::perturbation, Indicator::layer_relative,
-                                        Indicator::bound,        Indicator::lost_mass,
-                                        Indicator::missed,       Indicator::other_half};
+/// What predicts it: open-loop figures (the perturbation also of the runs alone that have a bound, beside the bound), and, for comparison, the outcome itself on the other half of the tokens.
+enum class Indicator {
+  perturbation,
+  perturbation_with_bound,
+  layer_relative,
+  bound,
+  lost_mass,
+  missed,
+  other_half
+};
+inline constexpr std::array kIndicators{Indicator::perturbation,   Indicator::perturbation_with_bound,
+                                        Indicator::layer_relative, Indicator::bound,
+                                        Indicator::lost_mass,      Indicator::missed,
+                                        Indicator::other_half};
 std::string_view name(Indicator indicator);
 
-/// How well a indicator orders the runs of one budget, or of all budgets, as an outcome does.
+/// How well an indicator orders the runs of one budget, or of all budgets, as an outcome does.
 struct Correlation {
   Outcome outcome;
   Indicator indicator;

@@ -6,14 +6,6 @@
 #include <kvbound/reference/core/error.hpp>
 
 namespace kvbound::sim {
-namespace {
-
-// Rows that go through a layer's matrices together: many, because each time all weights are read and decoded; not all,
-// because the feed-forward block is several times as wide as the hidden state.
-constexpr int64_t kBlockRows = 4096;
-
-}  // namespace
-
 std::vector<StepView> DecodeSteps::views() const {
   std::vector<StepView> steps;
   for (int64_t t = 0; t < keys.view().rows; ++t) {
@@ -24,11 +16,12 @@ std::vector<StepView> DecodeSteps::views() const {
 }
 
 Lockstep::Lockstep(const traces::Checkpoint& checkpoint, std::span<const int64_t> tokens, int64_t first,
-                   int64_t sequences, Dtype stored)
+                   int64_t sequences, Dtype stored, int64_t block_rows)
     : blocks_(checkpoint, stored, std::ssize(tokens)),
       config_(checkpoint.config()),
       sequences_(sequences),
       steps_(std::ssize(tokens)),
+      block_rows_(block_rows),
       hidden_(rows(config_.model_dim)),
       queries_(rows(config_.query_heads * config_.head_dim)),
       keys_(rows(config_.kv_heads * config_.head_dim)),
@@ -51,7 +44,7 @@ Lockstep::Rows Lockstep::rows(int64_t cols) const {
 // Calls work(first row, rows) for whole sequences.
 template <class Work>
 void Lockstep::in_blocks(const Work& work) const {
-  const int64_t together = std::max<int64_t>(1, kBlockRows / steps_);
+  const int64_t together = std::max<int64_t>(1, block_rows_ / steps_);
   for (int64_t s = 0; s < sequences_; s += together)
     work(s * steps_, std::min(together, sequences_ - s) * steps_);
 }

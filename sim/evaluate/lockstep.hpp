@@ -20,7 +20,7 @@ struct DecodeSteps {
 };
 
 /// The hidden states of all sequences. Tokens are given, not chosen, so that all steps go through a layer together: weights are
-/// read once for as many sequences as have 4,096 steps together (at least one), and not once per step. A sequence's bits do
+/// read once for as many sequences as have `block_rows` steps together (at least one), and not once per step. A sequence's bits do
 /// not depend on the other sequences: equal caches give equal hidden states.
 ///
 /// For every layer in turn: project(), then set_outputs() of every sequence, then finish().
@@ -30,8 +30,10 @@ class Lockstep {
   /// tokens      that are decoded
   /// first       position of the first of them
   /// stored      queries, keys and values are rounded to this type
+  /// block_rows  no result depends on it. Many, because each time all weights are read and decoded; not all, because the
+  ///             feed-forward block is several times as wide as the hidden state
   Lockstep(const traces::Checkpoint& checkpoint, std::span<const int64_t> tokens, int64_t first,
-           int64_t sequences, Dtype stored);
+           int64_t sequences, Dtype stored, int64_t block_rows = 4096);
 
   /// Forms the attention inputs of all sequences. Throws as traces::DecoderBlocks.
   void project(int64_t layer);
@@ -67,7 +69,7 @@ class Lockstep {
 
   traces::DecoderBlocks blocks_;
   const traces::ModelConfig& config_;
-  int64_t sequences_, steps_;
+  int64_t sequences_, steps_, block_rows_;
   std::vector<int64_t> positions_;  // [sequences * steps]
   Rows hidden_, queries_, keys_, values_, outputs_;
 };

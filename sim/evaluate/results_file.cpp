@@ -4,16 +4,16 @@
 #include <sys/file.h>
 #include <unistd.h>
 #include <cerrno>
-#include <optional>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/messages.hpp>
+
+#include "task_result_json.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -23,65 +23,6 @@ using Document = nlohmann::ordered_json;
 constexpr std::string_view kFormat = "kvbound-evaluate-results", kVersion = "1";
 // Every results file begins so.
 constexpr std::string_view kBeginning = R"({"format":"kvbound-evaluate-results")";
-
-Document to_json(const std::optional<double>& number) { return number ? Document(*number) : Document(); }
-void from_json(const Document& json, std::optional<double>& number) {
-  if (!json.is_null()) number = json.get<double>();
-}
-
-// Calls visit(name, field) for every field.
-template <class Figures, class Visit>
-void visit_run(Figures& figures, const Visit& visit) {
-  visit("kl", figures.kl);
-  visit("nll", figures.nll);
-  visit("top1", figures.top1);
-  visit("hidden_error", figures.hidden_error);
-  visit("entries", figures.entries);
-  visit("stored_entries", figures.stored_entries);
-  visit("perturbation", figures.perturbation);
-  visit("relative", figures.relative);
-  visit("bound", figures.bound);
-  visit("kept_mass", figures.kept_mass);
-  visit("layer_perturbation", figures.layer_perturbation);
-  visit("layer_relative", figures.layer_relative);
-  visit("recall", figures.recall);
-  visit("violations", figures.violations);
-}
-
-template <class Result, class Visit>
-void visit_task(Result& result, const Visit& visit) {
-  visit("id", result.id);
-  visit("steps", result.steps);
-  visit("full_nll", result.full_nll);
-  visit("full_top1", result.full_top1);
-  visit("prefill_seconds", result.prefill_seconds);
-  visit("decode_seconds", result.decode_seconds);
-}
-
-const auto kWriteTo = [](Document& json) {
-  return [&json](const char* name, const auto& field) {
-    if constexpr (requires { field.has_value(); })
-      json[name] = to_json(field);
-    else
-      json[name] = field;
-  };
-};
-
-const auto kReadFrom = [](const Document& json) {
-  return [&json](const char* name, auto& field) {
-    if constexpr (requires { field.has_value(); })
-      from_json(json.at(name), field);
-    else
-      json.at(name).get_to(field);
-  };
-};
-
-TaskResult task_result(const Document& json) {
-  TaskResult result;
-  visit_task(result, kReadFrom(json));
-  for (const Document& run : json.at("runs")) visit_run(result.runs.emplace_back(), kReadFrom(run));
-  return result;
-}
 
 std::string short_text(const Document& json) { return traces::printable(json.dump(), 60); }
 
@@ -97,14 +38,6 @@ void require_same(const std::string& path, const Document& expected, const Docum
 }
 
 }  // namespace
-
-Document to_json(const TaskResult& result) {
-  Document json;
-  visit_task(result, kWriteTo(json));
-  json["runs"] = Document::array();
-  for (const RunFigures& run : result.runs) visit_run(run, kWriteTo(json["runs"].emplace_back()));
-  return json;
-}
 
 ResultsFile::ResultsFile(const std::string& path, const Document& evaluation) : path_(path) {
   descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -152,20 +85,28 @@ void ResultsFile::read(const Document& evaluation) {
           throw TraceError(path_, 0, name, "is of another format or version");
         require_same(path_, evaluation, line.at("evaluation"));
       } else {
-        TaskResult result = task_result(line);
+        TaskResult result = task_result_of(line);
         std::string id = result.id;
         if (!results_.emplace(std::move(id), std::move(result)).second)
           throw TraceError(path_, static_cast<int64_t>(begin), name, "has a task that an earlier line has");
       }
+    } catch (const TraceError&) {
+      throw;
+    } catch (const Error& error) {
+      refuse(begin, name, error.what());
     } catch (const Document::exception& error) {
-      throw TraceError(path_, static_cast<int64_t>(begin), name,
-                       "is no line of a results file: " + traces::printable(error.what(), 120));
+      refuse(begin, name, error.what());
     }
     begin = end + 1;
   }
   if (whole < text.size() && ftruncate(descriptor_, static_cast<off_t>(whole)) != 0)
     throw traces::io_error("shorten", path_, errno);
   if (whole == 0) append({{"format", kFormat}, {"version", kVersion}, {"evaluation", evaluation}});
+}
+
+void ResultsFile::refuse(size_t begin, const std::string& line, const std::string& why) const {
+  throw TraceError(path_, static_cast<int64_t>(begin), line,
+                   "is no line of a results file: " + traces::printable(why, 120));
 }
 
 void ResultsFile::append(const Document& json) {

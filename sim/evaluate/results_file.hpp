@@ -10,8 +10,6 @@
 
 namespace kvbound::sim {
 
-nlohmann::ordered_json to_json(const TaskResult& result);
-
 /// A JSON object a line: the first says of which evaluation the results are, every other is the result of a task. A line
 /// that was cut off when the program died is dropped. Numbers are read back with the same bits.
 class ResultsFile {
@@ -36,6 +34,7 @@ class ResultsFile {
 
  private:
   void read(const nlohmann::ordered_json& evaluation);
+  [[noreturn]] void refuse(size_t begin, const std::string& line, const std::string& why) const;
   void append(const nlohmann::ordered_json& line);
 
   std::string path_;

@@ -1,12 +1,39 @@
 // What was measured on one task.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace kvbound::sim {
+
+/// What a policy does to the sequence with the full cache, as `kvbound replay` measures a trace of its steps
+/// (sim/measure/metrics.hpp); means over layers, steps and query heads. No value: undefined, or not measured for such policies.
+struct OpenLoop {
+  std::optional<double> perturbation;        ///< L, hidden-state units
+  std::optional<double> relative;            ///< L / || a V W^O_h ||_1
+  std::optional<double> bound;               ///< theta, of policies that only evict; units of L
+  std::optional<double> kept_mass;           ///< true attention on the entries in the cache
+  std::optional<double> layer_perturbation;  ///< || sum_h (o_h - o^_h) ||_1, units of L
+  std::optional<double> layer_relative;      ///< the same / || sum_h o_h ||_1
+  std::optional<double>
+      recall;  ///< share of the entries kept that the first step would miss most, over KV heads
+};
+
+struct OpenLoopFigure {
+  const char* name;  ///< in JSON
+  std::optional<double> OpenLoop::*figure;
+};
+inline constexpr std::array kOpenLoopFigures{
+    OpenLoopFigure{"perturbation", &OpenLoop::perturbation},
+    OpenLoopFigure{"relative", &OpenLoop::relative},
+    OpenLoopFigure{"bound", &OpenLoop::bound},
+    OpenLoopFigure{"kept_mass", &OpenLoop::kept_mass},
+    OpenLoopFigure{"layer_perturbation", &OpenLoop::layer_perturbation},
+    OpenLoopFigure{"layer_relative", &OpenLoop::layer_relative},
+    OpenLoopFigure{"recall", &OpenLoop::recall}};
 
 /// One run (a policy at a budget) on one task. Figures are in nats where they are logarithms.
 struct RunFigures {
@@ -21,16 +48,7 @@ struct RunFigures {
   /// cache is rebuilt.
   std::vector<double> stored_entries;
 
-  // On the steps of the full cache, as `kvbound replay` measures a trace of them (sim/measure/metrics.hpp); means over
-  // layers, steps and query heads. No value: undefined, or not measured for such policies.
-  std::optional<double> perturbation;        ///< L
-  std::optional<double> relative;            ///< L / || a V W^O_h ||_1
-  std::optional<double> bound;               ///< theta; of policies that only evict
-  std::optional<double> kept_mass;           ///< true attention on the entries in the cache
-  std::optional<double> layer_perturbation;  ///< over all heads of a layer together
-  std::optional<double> layer_relative;      ///< likewise
-  std::optional<double>
-      recall;              ///< share of the entries kept that the first step would miss most, over KV heads
+  OpenLoop open_loop;
   int64_t violations = 0;  ///< L > theta by more than rounding explains
 };
 

@@ -77,6 +77,13 @@ class Summaries {
     });
   }
 
+  // Of each answer, 1 if all of its tokens are.
+  std::vector<double> exact(const Kind& kind, size_t run) const {
+    std::vector<double> shares = hits(kind, run);
+    for (double& share : shares) share = share == 1 ? 1 : 0;
+    return shares;
+  }
+
   KindSummary of_full_cache(const Kind& kind) const {
     KindSummary summary{kind.name, kind.answers, std::ssize(kind.tasks), mean_of(full_nll(kind)), 0, 0};
     if (!kind.answers) return summary;
@@ -89,6 +96,7 @@ class Summaries {
   RunSummary of_run(const Kind& kind, size_t r) const {
     RunSummary summary;
     summary.kind = kind.name;
+    summary.answers = kind.answers;
     summary.run = r;
     const std::vector<double> own_nll = nll(kind, r);
     summary.kl = bootstrap_.mean(kl(kind, r));
@@ -127,7 +135,9 @@ class Summaries {
     const size_t r = summary.run;
     summary.kl_less_base = bootstrap_.mean(differences(kl(kind, r), kl(kind, base)));
     summary.nll_less_base = bootstrap_.mean(differences(nll(kind, r), nll(kind, base)));
-    if (kind.answers) summary.hits_less_base = bootstrap_.mean(differences(hits(kind, r), hits(kind, base)));
+    if (!kind.answers) return;
+    summary.hits_less_base = bootstrap_.mean(differences(hits(kind, r), hits(kind, base)));
+    summary.exact_less_base = bootstrap_.mean(differences(exact(kind, r), exact(kind, base)));
   }
 
   void add_cache(const Kind& kind, RunSummary& summary) const {
@@ -145,20 +155,13 @@ class Summaries {
   }
 
   void add_open_loop(const Kind& kind, RunSummary& summary) const {
-    const auto mean = [&](std::optional<double> RunFigures::*figure) -> std::optional<double> {
+    for (const OpenLoopFigure& one : kOpenLoopFigures) {
       std::vector<double> numbers;
       for (const size_t task : kind.tasks) {
-        if (const auto number = figures(task, summary.run).*figure) numbers.push_back(*number);
+        if (const auto number = figures(task, summary.run).open_loop.*one.figure) numbers.push_back(*number);
       }
-      return numbers.empty() ? std::nullopt : std::optional(mean_of(numbers));
-    };
-    summary.perturbation = mean(&RunFigures::perturbation);
-    summary.relative = mean(&RunFigures::relative);
-    summary.bound = mean(&RunFigures::bound);
-    summary.kept_mass = mean(&RunFigures::kept_mass);
-    summary.layer_perturbation = mean(&RunFigures::layer_perturbation);
-    summary.layer_relative = mean(&RunFigures::layer_relative);
-    summary.recall = mean(&RunFigures::recall);
+      if (!numbers.empty()) summary.open_loop.*one.figure = mean_of(numbers);
+    }
     for (const size_t task : kind.tasks) summary.violations += figures(task, summary.run).violations;
   }
 

@@ -25,6 +25,7 @@ struct KindSummary {
 /// A run on the tasks of a kind.
 struct RunSummary {
   std::string kind;
+  bool answers = false;  ///< as of the KindSummary: a kind may have both
   size_t run = 0;
   Estimate kl, delta_nll,
       agreement;  ///< agreement: share of tokens whose most likely token is the full cache's
@@ -32,12 +33,11 @@ struct RunSummary {
   std::optional<Estimate> hits;  ///< of answers: as KindSummary::full_hits
   int64_t exact = 0;             ///< likewise
   /// Less the base policy's at the same budget, paired by task.
-  std::optional<Estimate> kl_less_base, nll_less_base, hits_less_base;
+  std::optional<Estimate> kl_less_base, nll_less_base, hits_less_base, exact_less_base;
   std::vector<double> hidden_error;  ///< [layers]
   double entries = 0;  ///< per KV head, that a step attends to: mean over steps, layers and heads
   double bytes = 0;    ///< of all keys and values that are stored: mean over steps
-  // Mean over the tasks that have the figure.
-  std::optional<double> perturbation, relative, bound, kept_mass, layer_perturbation, layer_relative, recall;
+  OpenLoop open_loop;  ///< means over the tasks that have the figure
   int64_t violations = 0;
 };
 

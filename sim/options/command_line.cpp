@@ -98,6 +98,12 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
   }
 }
 
+void refuse_options(const CommandLine& line, std::initializer_list<const char*> names, std::string_view why) {
+  for (const char* name : names) {
+    if (line.has(name)) throw UsageError(fmt::format("--{} {}", name, why));
+  }
+}
+
 void add_work_options(CommandLine& line) {
   line.add("threads", "N", "number of threads; results do not depend on it (default: all processors)");
   line.add_flag("quiet", "no progress and no warnings");

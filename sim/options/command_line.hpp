@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -68,6 +69,9 @@ class CommandLine {
 
 /// The parts of a comma-separated list; none may be empty. Throws UsageError naming the option.
 std::vector<std::string> split_list(std::string_view option, std::string_view text);
+
+/// Throws UsageError if one of these options is given: "--NAME WHY".
+void refuse_options(const CommandLine& line, std::initializer_list<const char*> names, std::string_view why);
 
 /// Adds "--threads N" and "--quiet", the options of every command that runs for long.
 void add_work_options(CommandLine& line);

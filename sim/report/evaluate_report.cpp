@@ -1,11 +1,11 @@
 #include "evaluate_report.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/sim/evaluate/task_result_json.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/options/policy.hpp>
@@ -66,7 +66,7 @@ std::string run_table(const EvaluateReport& report, const KindSummary& kind, boo
   headings += {"L", "layer rel.", "theta", "lost mass", "recall", "hidden", "entries", "stored"};
   std::vector<TableRow> rows{headings};
   for (const RunSummary& run : report.summary.runs) {
-    if (run.kind != kind.kind || run.hits.has_value() != kind.answers) continue;
+    if (run.kind != kind.kind || run.answers != kind.answers) continue;
     TableRow row{policy_cell(report, run.run), budget_cell(report, run.run)};
     row += with_error(run.kl);
     row += with_error(run.delta_nll);
@@ -76,14 +76,10 @@ std::string run_table(const EvaluateReport& report, const KindSummary& kind, boo
       const auto& less = run.kl_less_base;
       row += {less ? cell(less->mean) : "-", less ? interval_cell(less->interval) : "-"};
     }
-    row += {cell(run.perturbation),
-            cell(run.layer_relative),
-            cell(run.bound),
-            cell(less_from_one(run.kept_mass)),
-            cell(run.recall),
-            cell(run.hidden_error.back()),
-            fmt::format("{:.0f}", run.entries),
-            byte_cell(run.bytes)};
+    row += {cell(run.open_loop.perturbation),   cell(run.open_loop.layer_relative),
+            cell(run.open_loop.bound),          cell(less_from_one(run.open_loop.kept_mass)),
+            cell(run.open_loop.recall),         cell(run.hidden_error.back()),
+            fmt::format("{:.0f}", run.entries), byte_cell(run.bytes)};
     rows.push_back(std::move(row));
   }
   return table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
@@ -168,28 +164,25 @@ Json to_json(const KindSummary& kind) {
 }
 
 Json to_json(const RunSummary& run) {
-  return {{"kind", run.kind},
-          {"run", run.run},
-          {"kl", to_json(run.kl)},
-          {"nll", json_number(run.nll)},
-          {"delta_nll", to_json(run.delta_nll)},
-          {"agreement", to_json(run.agreement)},
-          {"hits", to_json(run.hits)},
-          {"exact", run.hits ? Json(run.exact) : Json()},
-          {"kl_less_base", to_json(run.kl_less_base)},
-          {"nll_less_base", to_json(run.nll_less_base)},
-          {"hits_less_base", to_json(run.hits_less_base)},
-          {"perturbation", json_number(run.perturbation)},
-          {"relative", json_number(run.relative)},
-          {"bound", json_number(run.bound)},
-          {"kept_mass", json_number(run.kept_mass)},
-          {"layer_perturbation", json_number(run.layer_perturbation)},
-          {"layer_relative", json_number(run.layer_relative)},
-          {"recall", json_number(run.recall)},
-          {"hidden_error", run.hidden_error},
-          {"entries", run.entries},
-          {"bytes", run.bytes},
-          {"violations", run.violations}};
+  Json json{{"kind", run.kind},
+            {"answers", run.answers},
+            {"run", run.run},
+            {"kl", to_json(run.kl)},
+            {"nll", json_number(run.nll)},
+            {"delta_nll", to_json(run.delta_nll)},
+            {"agreement", to_json(run.agreement)},
+            {"hits", to_json(run.hits)},
+            {"exact", run.answers ? Json(run.exact) : Json()},
+            {"kl_less_base", to_json(run.kl_less_base)},
+            {"nll_less_base", to_json(run.nll_less_base)},
+            {"hits_less_base", to_json(run.hits_less_base)},
+            {"exact_less_base", to_json(run.exact_less_base)}};
+  for (const OpenLoopFigure& one : kOpenLoopFigures) json[one.name] = json_number(run.open_loop.*one.figure);
+  json.update({{"hidden_error", run.hidden_error},
+               {"entries", run.entries},
+               {"bytes", run.bytes},
+               {"violations", run.violations}});
+  return json;
 }
 
 Json to_json(const DepthSummary& part) {
@@ -207,23 +200,6 @@ Json to_json(const Correlation& found) {
           {"of_means", json_number(found.of_means)},
           {"of_means_interval", to_json(found.of_means_interval)},
           {"pairs", to_json(found.pairs)}};
-}
-
-Json to_json(const RunFigures& run) {
-  return {{"kl", run.kl},
-          {"nll", run.nll},
-          {"top1", run.top1},
-          {"hidden_error", run.hidden_error},
-          {"entries", run.entries},
-          {"stored_entries", run.stored_entries},
-          {"perturbation", json_number(run.perturbation)},
-          {"relative", json_number(run.relative)},
-          {"bound", json_number(run.bound)},
-          {"kept_mass", json_number(run.kept_mass)},
-          {"layer_perturbation", json_number(run.layer_perturbation)},
-          {"layer_relative", json_number(run.layer_relative)},
-          {"recall", json_number(run.recall)},
-          {"violations", run.violations}};
 }
 
 Json task_json(const Task& task, const TaskResult& result) {

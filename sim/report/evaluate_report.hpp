@@ -22,7 +22,11 @@ struct EvaluateReport {
   std::optional<int64_t> step_limit;       ///< --steps
 };
 
+/// A table per kind of task, answers by depth, and the correlations.
+///
+/// colour  mark headings by ANSI escapes
 std::string text_report(const EvaluateReport& report, bool colour);
+/// All figures, with everything needed to reproduce them.
 std::string json_report(const EvaluateReport& report);
 /// A row per task, run and token of the target.
 std::string csv_report(const EvaluateReport& report);

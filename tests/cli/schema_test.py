@@ -230,7 +230,7 @@ class Schemas(SchemaTest):
         schema = validator("sim/schemas/prove.schema.json")
         self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "60", "--search", "0.1"))
 
-    SIGNED = ("delta_nll", "kl_less_base", "nll_less_base", "hits_less_base", "of_tasks", "low", "high")
+    SIGNED = ("delta_nll", "kl_less_base", "nll_less_base", "hits_less_base", "exact_less_base", "of_tasks", "low", "high")
 
     def evaluation(self, tasks, *arguments):
         (self.folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), "utf-8")

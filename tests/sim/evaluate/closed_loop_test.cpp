@@ -61,8 +61,8 @@ TEST(ClosedLoop, ThatKeepsEverythingChangesNothing) {
       EXPECT_EQ(run.nll, result.full_nll);
       EXPECT_EQ(run.top1, result.full_top1);
       EXPECT_EQ(run.hidden_error, Numbers(2, 0));
-      EXPECT_LT(*run.perturbation, 1e-12);
-      EXPECT_NEAR(*run.kept_mass, 1, 1e-15);
+      EXPECT_LT(*run.open_loop.perturbation, 1e-12);
+      EXPECT_NEAR(*run.open_loop.kept_mass, 1, 1e-15);
     }
   }
 }
@@ -97,9 +97,23 @@ TEST(ClosedLoop, GivesARunTheSameNumbersWhateverElseRuns) {
   for (size_t r = 0; r < policies.size(); ++r) {
     const TaskResult alone = result_of(task, options_of({policies[r]}, "50%"));
     EXPECT_EQ(alone.runs[0].kl, together.runs[r].kl);
-    EXPECT_EQ(alone.runs[0].perturbation, together.runs[r].perturbation);
+    EXPECT_EQ(alone.runs[0].open_loop.perturbation, together.runs[r].open_loop.perturbation);
     EXPECT_EQ(alone.runs[0].hidden_error, together.runs[r].hidden_error);
   }
+}
+
+// Logits are formed 64 tokens at a time: those of a long target are those of its beginning alone, and of the decoder.
+TEST(ClosedLoop, PredictsTargetsThatAreLongerThanItsLogitsAtATime) {
+  const Task task = task_of(24, 140, 22);
+  const TaskResult result = result_of(task, options_of({"snapkv:window=4"}, "100%"));
+  traces::Decoder decoder(checkpoint(), 24 + 140, Dtype::f32);
+  std::vector<float> logits = decoder.run(task.prompt, nullptr);
+  ASSERT_EQ(result.full_nll.size(), task.target.size());
+  for (size_t i = 0; i < task.target.size(); ++i) {
+    EXPECT_NEAR(result.full_nll[i], negative_log_likelihood(logits, task.target[i]), 2e-5) << "token " << i;
+    logits = decoder.run({&task.target[i], 1}, nullptr);
+  }
+  EXPECT_EQ(result.runs[0].nll, result.full_nll);
 }
 
 TEST(ClosedLoop, CountsEntriesOfEveryStep) {

@@ -32,11 +32,11 @@ TaskResult task_of(const std::string& id, const std::vector<Made>& runs) {
     RunFigures figures;
     figures.kl = made.kl;
     for (const double rise : made.rise) figures.nll.push_back(0.5 + rise);
-    figures.perturbation = made.perturbation;
-    figures.layer_relative = made.perturbation * made.perturbation;
-    figures.kept_mass = 1 - made.perturbation / 100;
-    figures.recall = 0.5;
-    figures.bound = made.bound;
+    figures.open_loop.perturbation = made.perturbation;
+    figures.open_loop.layer_relative = made.perturbation * made.perturbation;
+    figures.open_loop.kept_mass = 1 - made.perturbation / 100;
+    figures.open_loop.recall = 0.5;
+    figures.open_loop.bound = made.bound;
     result.runs.push_back(figures);
   }
   return result;
@@ -91,6 +91,22 @@ TEST(Correlations, OfFiguresThatSayNothingAreLeftOut) {
   EXPECT_FALSE(half.of_tasks);
 }
 
+// Two tasks of opposite orders: the mean of their correlations is 0, and the means are ordered as in the task of larger
+// numbers, unless the bootstrap draws the other one alone.
+TEST(Correlations, OfMeansAreThoseOfMeansAndNotMeansOfCorrelations) {
+  const EvaluateResult result = result_of(
+      kThree, {task_of("large", {{{10, 10}, {1, 1}, 50}, {{20, 20}, {1, 1}, 60}, {{30, 30}, {1, 1}, 70}}),
+               task_of("small", {{{3, 3}, {1, 1}, 5}, {{2, 2}, {1, 1}, 6}, {{1, 1}, {1, 1}, 7}})});
+  const std::vector<Correlation> all = correlations(result, kBootstrap);
+  const Correlation& found = find(all, Outcome::kl, Indicator::perturbation, "10%");
+  EXPECT_EQ(found.of_tasks->mean, 0);
+  EXPECT_EQ(*found.of_means, 1);
+  ASSERT_TRUE(found.of_means_interval);
+  EXPECT_EQ(found.of_means_interval->low, -1);
+  EXPECT_EQ(found.of_means_interval->high, 1);
+  EXPECT_EQ(found.pairs->mean, 0.5);
+}
+
 TEST(Correlations, OfBoundsAreOverPoliciesThatHaveThem) {
   std::vector<Made> runs{{{1}, {1}, 5}, {{2}, {2}, 6}, {{3}, {3}, 7}};
   runs[0].bound = 2;
@@ -100,6 +116,8 @@ TEST(Correlations, OfBoundsAreOverPoliciesThatHaveThem) {
   EXPECT_EQ(find(all, Outcome::kl, Indicator::bound, "10%").policies, 2);
   EXPECT_EQ(find(all, Outcome::kl, Indicator::bound, "10%").of_tasks->mean, -1);
   EXPECT_EQ(find(all, Outcome::kl, Indicator::perturbation, "10%").policies, 3);
+  EXPECT_EQ(find(all, Outcome::kl, Indicator::perturbation_with_bound, "10%").policies, 2);
+  EXPECT_EQ(find(all, Outcome::kl, Indicator::perturbation_with_bound, "10%").of_tasks->mean, 1);
 }
 
 TEST(Correlations, PooledOverBudgetsAreMostlyTheBudgets) {

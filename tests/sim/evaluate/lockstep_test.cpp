@@ -31,8 +31,9 @@ std::vector<StepRecord> made_up_outputs(double scale) {
   return records;
 }
 
-Lockstep decoded(const traces::Checkpoint& checkpoint, const std::vector<double>& scales) {
-  Lockstep lockstep(checkpoint, kTokens, kFirst, std::ssize(scales), Dtype::f32);
+Lockstep decoded(const traces::Checkpoint& checkpoint, const std::vector<double>& scales,
+                 int64_t block_rows = 4096) {
+  Lockstep lockstep(checkpoint, kTokens, kFirst, std::ssize(scales), Dtype::f32, block_rows);
   for (int64_t l = 0; l < kLayers; ++l) {
     lockstep.project(l);
     for (size_t s = 0; s < scales.size(); ++s)
@@ -60,6 +61,15 @@ TEST(Lockstep, GivesEqualSequencesEqualBitsWhereverTheyStand) {
       EXPECT_EQ(part(logits, static_cast<int64_t>(s) * 3 + t), part(alone, t)) << "sequence " << s;
   }
   EXPECT_NE(part(logits, 0), part(logits, 3)) << "other outputs give other logits";
+}
+
+TEST(Lockstep, GivesTheSameBitsInBlocksOfAnySize) {
+  const test::TinyCheckpoint tiny;
+  const traces::Checkpoint checkpoint = tiny.open();
+  const std::vector<double> scales{1, 2, 1.5, 0.5, 3};
+  const std::vector<float> expected = decoded(checkpoint, scales).logits(0, 5);
+  for (const int64_t block_rows : {1, 5, 10, 14, 15, 24, 25})
+    EXPECT_EQ(decoded(checkpoint, scales, block_rows).logits(0, 5), expected) << block_rows << " rows";
 }
 
 TEST(Lockstep, MeasuresTheDistanceFromTheFirstSequence) {

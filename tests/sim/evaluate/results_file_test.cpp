@@ -8,6 +8,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/evaluate/results_file.hpp>
+#include <kvbound/sim/evaluate/task_result_json.hpp>
 
 #include "support/message_of.hpp"
 #include "support/safetensors_bytes.hpp"
@@ -33,8 +34,8 @@ TaskResult result_of(const std::string& id) {
   run.hidden_error = {0.25, 1.0 / 7};
   run.entries = {10, 11};
   run.stored_entries = {10, 21.5};
-  run.perturbation = 2.0 / 3;
-  run.kept_mass = 0.875;
+  run.open_loop.perturbation = 2.0 / 3;
+  run.open_loop.kept_mass = 0.875;
   run.violations = 4;
   result.runs = {run};
   result.prefill_seconds = 0.125;
@@ -71,8 +72,8 @@ TEST_F(ResultsFileTest, ReadsBackWhatWasAddedWithTheSameBits) {
   EXPECT_EQ(to_json(*file.find("a")), to_json(result_of("a")));
   const RunFigures& run = file.find("a")->runs.front();
   EXPECT_EQ(run.kl, result_of("a").runs.front().kl);
-  EXPECT_EQ(run.perturbation, 2.0 / 3);
-  EXPECT_FALSE(run.bound) << "what was not measured stays so";
+  EXPECT_EQ(run.open_loop.perturbation, 2.0 / 3);
+  EXPECT_FALSE(run.open_loop.bound) << "what was not measured stays so";
 }
 
 TEST_F(ResultsFileTest, DropsALineThatWasCutOff) {
@@ -115,6 +116,29 @@ TEST_F(ResultsFileTest, RefusesALineThatIsNoResult) {
     write(whole + line + whole.substr(whole.find('\n') + 1));
     EXPECT_NE(message().find("line 3"), std::string::npos) << line;
   }
+}
+
+TEST_F(ResultsFileTest, RefusesNumbersOfAnotherKindOrSign) {
+  const auto refused = [&](const char* member, const Document& value, const std::string& words) {
+    Document line = to_json(result_of("a"));
+    (line["runs"][0].contains(member) ? line["runs"][0] : line)[member] = value;
+    { const ResultsFile fresh(path_, kEvaluation); }
+    const std::string header = text().substr(0, text().find('\n') + 1);
+    write(header + line.dump() + "\n");
+    EXPECT_NE(message().find("line 2: is no line of a results file: " + std::string(member) + " is " + words),
+              std::string::npos)
+        << message();
+    write(header);
+  };
+  refused("kl", {0, -1, 2}, "-1; expected a number >= 0");
+  refused("nll", {0, nullptr, 2}, "null; expected a number >= 0");
+  refused("top1", {1, 2.5, 3}, "2.5; expected an integer >= 0");
+  refused("top1", {1, -2, 3}, "-2; expected an integer >= 0");
+  refused("top1", {1, UINT64_MAX, 3}, "18446744073709551615; expected an integer >= 0");
+  refused("entries", 4, "4; expected a list");
+  refused("recall", "much", "\"much\"; expected a number >= 0");
+  refused("steps", 1.5, "1.5; expected an integer >= 0");
+  refused("id", 7, "7; expected a text");
 }
 
 TEST_F(ResultsFileTest, IsUsedByOneProgramAtATime) {

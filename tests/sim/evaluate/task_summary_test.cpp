@@ -35,8 +35,8 @@ RunFigures figures_of(std::vector<double> kl, std::vector<double> nll, std::vect
   figures.hidden_error = {0.5, entries};
   figures.entries = {entries, entries + 1};
   figures.stored_entries = {entries, entries + 3};
-  figures.perturbation = entries;
-  figures.kept_mass = 0.25;
+  figures.open_loop.perturbation = entries;
+  figures.open_loop.kept_mass = 0.25;
   figures.violations = 1;
   return figures;
 }
@@ -91,8 +91,8 @@ TEST(EvaluateSummary, HasMeansOverTasksOfMeansOverTokens) {
   EXPECT_EQ(snapkv.agreement.mean, 1);
   EXPECT_EQ(snapkv.hits->mean, 0.75);
   EXPECT_EQ(snapkv.exact, 1);
-  EXPECT_EQ(snapkv.perturbation, 20);
-  EXPECT_FALSE(snapkv.bound) << "no task has it";
+  EXPECT_EQ(snapkv.open_loop.perturbation, 20);
+  EXPECT_FALSE(snapkv.open_loop.bound) << "no task has it";
   EXPECT_EQ(snapkv.violations, 2);
   EXPECT_EQ(snapkv.hidden_error, (std::vector<double>{0.5, 20}));
   EXPECT_FALSE(kMade.runs[2].hits) << "a continuation is no answer";
@@ -111,7 +111,31 @@ TEST(EvaluateSummary, PairsDifferencesFromTheBaseByTask) {
   EXPECT_EQ(*h2o.kl_less_base->standard_error, 0) << "1 in both tasks, although KL itself varies";
   EXPECT_EQ(h2o.nll_less_base->mean, 1.25);
   EXPECT_EQ(h2o.hits_less_base->mean, -0.5);
+  EXPECT_EQ(h2o.exact_less_base->mean, -0.5) << "one answer of two that the base has";
   EXPECT_FALSE(summarise(made_result(), std::nullopt, kBootstrap).runs[1].kl_less_base);
+}
+
+TEST(EvaluateSummary, ComparesWithTheBaseAtTheSameBudget) {
+  EvaluateResult result = made_result();
+  for (const char* policy : {"h2o", "snapkv"}) result.options.runs.push_back(run_of(policy, "20%"));
+  for (TaskResult& task : result.results) {
+    task.runs.push_back(figures_of({5, 5}, {1, 1}, {7, 8}, 30));
+    task.runs.push_back(figures_of({2, 2}, {1, 1}, {7, 8}, 30));
+  }
+  const EvaluateSummary summary = summarise(result, parse_policy("snapkv"), kBootstrap);
+  EXPECT_EQ(summary.runs[1].kl_less_base->mean, 1) << "h2o at 10 %";
+  EXPECT_EQ(summary.runs[2].kl_less_base->mean, 3) << "h2o at 20 %";
+  EXPECT_FALSE(summary.runs[3].kl_less_base);
+}
+
+TEST(EvaluateSummary, TellsAnswersFromContinuationsOfOneKind) {
+  EvaluateResult result = made_result();
+  for (Task& task : result.tasks) task.kind = "same";
+  const EvaluateSummary summary = summarise(result, std::nullopt, kBootstrap);
+  ASSERT_EQ(summary.runs.size(), 4U);
+  EXPECT_TRUE(summary.runs[0].answers);
+  EXPECT_FALSE(summary.runs[2].answers);
+  EXPECT_EQ(summary.kinds[0].tasks, 2);
 }
 
 TEST(EvaluateSummary, CountsExactAnswersByDepth) {

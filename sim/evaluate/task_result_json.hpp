@@ -1,0 +1,18 @@
+// Results of tasks as JSON, in reports and in the files in which they survive the program.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "task_result.hpp"
+
+namespace kvbound::sim {
+
+/// Numbers have all their bits; a figure without a value is null.
+nlohmann::ordered_json to_json(const RunFigures& run);
+nlohmann::ordered_json to_json(const TaskResult& result);
+
+/// The result that to_json wrote. Throws Error, naming the member, unless every member is there and of its kind: figures finite
+/// and not negative, tokens and counts integers that are not negative.
+TaskResult task_result_of(const nlohmann::ordered_json& json);
+
+}  // namespace kvbound::sim
