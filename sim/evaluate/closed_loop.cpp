@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <memory>
 #include <span>
 #include <utility>
@@ -16,10 +15,10 @@
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/replay/summary.hpp>
-#include <kvbound/traces/models/decoder.hpp>
 
 #include "lockstep.hpp"
 #include "next_token.hpp"
+#include "prefill.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -32,58 +31,6 @@ const Policy kFullCache{SnapKv{.window = 1, .pool = 1}, {}, {}, {}, {}};
 
 // Whether what a policy has in its cache depends on decode steps' numbers.
 bool depends_on_steps(const Policy& policy) { return evicts(policy.host) || rules_of(policy.merge).merges; }
-
-// The prompt's part that is read with the full cache, and every layer's last queries.
-class Prefill {
- public:
-  Prefill(const traces::Checkpoint& checkpoint, const Task& task, const EvaluateOptions& options,
-          const std::function<void(int64_t)>& advance)
-      : decoder_(checkpoint, task.compress_at, options.dtype),
-        window_(options.window_of(task.compress_at)),
-        queries_(checkpoint.config().layers) {
-    logits_ =
-        decoder_.run(std::span(task.prompt).first(task.compress_at), [&](const traces::Attended& attended) {
-          const SingleMatrixView last =
-              attended.queries.middle_rows(attended.queries.rows - window_, window_);
-          for (int64_t i = 0; i < window_; ++i) {
-            std::vector<float>& own = queries_[attended.layer];
-            own.insert(own.end(), last.row(i).begin(), last.row(i).end());
-          }
-          if (advance) advance(attended.queries.rows);
-        });
-  }
-
-  // Of the token behind the last one.
-  const std::vector<float>& logits() const { return logits_; }
-  // [kv_heads]
-  std::vector<traces::CachedHead> cache(int64_t layer) const { return decoder_.cache(layer); }
-  // [window, query_heads * head_dim]
-  SingleMatrixView queries(int64_t layer) const {
-    return {queries_[layer].data(), window_, std::ssize(queries_[layer]) / window_};
-  }
-
- private:
-  traces::Decoder decoder_;
-  int64_t window_;
-  std::vector<std::vector<float>> queries_;
-  std::vector<float> logits_;
-};
-
-void copy_row(std::span<const float> from, std::span<double> to) { std::ranges::copy(from, to.begin()); }
-void copy_rows(MatrixView from, MutableMatrixView to) {
-  for (int64_t i = 0; i < from.rows; ++i) std::ranges::copy(from.row(i), to.row(i).begin());
-}
-
-// W^O [query_heads * head_dim, model_dim] of a layer, from a weight that has it transposed.
-Matrix output_projection(const traces::Weight& weight) {
-  std::vector<float> numbers(weight.rows * weight.cols);
-  weight.read(0, numbers);
-  Matrix projection(weight.cols, weight.rows);
-  for (int64_t r = 0; r < weight.rows; ++r) {
-    for (int64_t c = 0; c < weight.cols; ++c) projection(c, r) = numbers[r * weight.cols + c];
-  }
-  return projection;
-}
 
 // The means of a run's open-loop figures over all layers.
 class OpenLoopMeans {
@@ -130,7 +77,8 @@ class ClosedLoop {
 
   TaskResult run() {
     const Clock::time_point start = Clock::now();
-    const Prefill prefill(checkpoint_, task_, options_, advance_);
+    const Prefill prefill(checkpoint_, std::span(task_.prompt).first(task_.compress_at),
+                          options_.window_of(task_.compress_at), options_.dtype, advance_);
     result_.id = task_.id;
     result_.prefill_seconds = seconds_since(start);
     const Clock::time_point decode_start = Clock::now();
@@ -156,41 +104,10 @@ class ClosedLoop {
     return tokens;
   }
 
-  // A layer as a trace of the sequence with the full cache has it.
-  traces::Layer full_layer(int64_t l, const Prefill& prefill, const DecodeSteps& steps) const {
-    const int64_t n = task_.compress_at, window = options_.window_of(n), count = result_.steps;
-    traces::Layer layer;
-    layer.index = l;
-    layer.shape = {config_.query_heads, config_.kv_heads, config_.head_dim, config_.model_dim};
-    layer.scale = 1 / std::sqrt(static_cast<double>(config_.head_dim));
-    layer.prompt_tokens = n;
-    layer.window_queries = window;
-    layer.keys = Tensor(config_.kv_heads, n + count, config_.head_dim);
-    layer.values = layer.keys;
-    layer.queries = Tensor(config_.query_heads, window + count, config_.head_dim);
-    const std::vector<traces::CachedHead> cache = prefill.cache(l);
-    for (int64_t g = 0; g < config_.kv_heads; ++g) {
-      for (int64_t i = 0; i < n; ++i) {
-        copy_row(cache[g].keys.row(i), layer.keys.slice(g).row(i));
-        copy_row(cache[g].values.row(i), layer.values.slice(g).row(i));
-      }
-      copy_rows(steps.keys.slice(g), layer.keys.slice(g).middle_rows(n, count));
-      copy_rows(steps.values.slice(g), layer.values.slice(g).middle_rows(n, count));
-    }
-    const SingleMatrixView queries = prefill.queries(l);
-    for (int64_t h = 0; h < config_.query_heads; ++h) {
-      const SingleMatrixView own = queries.middle_cols(h * config_.head_dim, config_.head_dim);
-      for (int64_t i = 0; i < window; ++i) copy_row(own.row(i), layer.queries.slice(h).row(i));
-      copy_rows(steps.queries.slice(h), layer.queries.slice(h).middle_rows(window, count));
-    }
-    layer.output_projection = output_projection(checkpoint_.layers()[l].output);
-    return layer;
-  }
-
   void run_layer(int64_t l, const Prefill& prefill, Lockstep& lockstep) {
     lockstep.project(l);
     const DecodeSteps full_steps = lockstep.inputs(0);
-    const traces::Layer layer = full_layer(l, prefill, full_steps);
+    const traces::Layer layer = prefill.layer(l, full_steps);
     std::vector<LayerRecord> records;
     {
       const std::unique_ptr<Session> session = open_session(options_.runs.front().backend, options_.dtype);
