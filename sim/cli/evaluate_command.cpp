@@ -104,13 +104,14 @@ std::string hash_of(const std::vector<std::string>& paths, bool quiet) {
   return traces::sha256_of(views, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
-// All on which results depend.
+// What results depend on, as far as the program knows it: a revision that ends in -dirty stands for many.
 Json evaluation_of(const EvaluateReport& report) {
   const EvaluateOptions& options = report.result.options;
   Json runs = Json::array();
   for (const Run& run : options.runs)
     runs.push_back(canonical(run.policy.policy) + " " + to_string(run.budget));
   return {{"revision", revision()},
+          {"compiler", environment().at("compiler")},
           {"blas", reference::blas_info().name + ", " + reference::blas_info().core},
           {"model", report.model_sha256},
           {"tasks", report.tasks_sha256},
@@ -188,6 +189,9 @@ int evaluate_command(const Arguments& arguments) {
   report.model_path = places[0];
   report.tasks_path = places[1];
   const traces::Checkpoint checkpoint(places[0]);
+  const bool needs_hashes = line.has("json") || line.has("resume");
+  // Before the tasks are read: if the file changes in between, results of the new tasks have the old hash, which nothing matches.
+  if (needs_hashes) report.tasks_sha256 = hash_of({places[1]}, quiet);
   std::vector<Task> tasks = read_tasks(places[1], checkpoint.config().vocabulary);
   if (report.step_limit) shorten(tasks, *report.step_limit);
   check_outputs(line, checkpoint, places[1]);
@@ -197,10 +201,7 @@ int evaluate_command(const Arguments& arguments) {
   if (const auto path = line.text("json")) json.emplace(*path);
   if (const auto path = line.text("csv")) csv.emplace(*path);
   const auto resume = line.text("resume");
-  if (json || resume) {
-    report.model_sha256 = hash_of(checkpoint.paths(), quiet);
-    report.tasks_sha256 = hash_of({places[1]}, quiet);
-  }
+  if (needs_hashes) report.model_sha256 = hash_of(checkpoint.paths(), quiet);
   std::unique_ptr<ResultsFile> finished;
   if (resume) finished = std::make_unique<ResultsFile>(*resume, evaluation_of(report));
   {

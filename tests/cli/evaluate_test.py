@@ -239,6 +239,7 @@ class Resumptions(EvaluateTest):
         refused("window: is 128 in these results and 20 now", "--window", "20")
         refused("dtype: ", "--dtype", "F16")
         refused("backend: ", "--backend", "emulated")
+        refused("recall_of: is 40 in these results and 5 now", "--recall", "5")
         refused("step_limit: ", "--steps", "4")
         self.write_tasks(tasks_of(seed=4))
         refused("tasks: ")
