@@ -17,6 +17,7 @@ STORAGE = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"
 PASS, MISMATCH, USAGE, INVALID, WORLD, INCONCLUSIVE = 0, 1, 2, 3, 4, 5
 program = None  # the program's path, set by main()
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads must not slow down concurrent tests
+os.environ.pop("OPENBLAS_CORETYPE", None)  # the program chooses its kernels, and says so where a user's choice is ignored
 
 
 def encode(array, dtype):
