@@ -11,6 +11,7 @@
 #include <kvbound/sim/evaluate/task_summary.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/replay/device.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/evaluate_report.hpp>
 #include <kvbound/sim/report/json.hpp>
@@ -54,6 +55,8 @@ the full cache. Means over tokens, then over tasks:
   L, layer rel., theta, lost mass, recall: as kvbound replay measures them on the full cache's own steps
   hidden  relative error of the hidden state behind the last layer
   entries, stored: that a step attends to, per KV head; bytes of all stored keys and values, in --dtype
+  indicators: do they order the policies as KL or dNLL does? Per budget, and with all budgets together, which is mostly
+          the budget: Spearman's rank correlation of a task; pairs of policies that both order alike (chance: 50 %)
 
 Examples:
   kvbound evaluate ./pocket sim/evaluate/tasks/pocket.jsonl --policy snapkv,snapkv+critical --budget 10%,20%
@@ -104,19 +107,21 @@ std::string hash_of(const std::vector<std::string>& paths, bool quiet) {
   return traces::sha256_of(views, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
-// What results depend on, as far as the program knows it: a revision that ends in -dirty stands for many.
+// What results depend on.
 Json evaluation_of(const EvaluateReport& report) {
   const EvaluateOptions& options = report.result.options;
   Json runs = Json::array();
   for (const Run& run : options.runs)
     runs.push_back(canonical(run.policy.policy) + " " + to_string(run.budget));
-  return {{"revision", revision()},
+  const std::string& backend = options.runs.front().backend;
+  return {{"revision", build_identity()},
           {"compiler", environment().at("compiler")},
           {"blas", reference::blas_info().name + ", " + reference::blas_info().core},
           {"model", report.model_sha256},
           {"tasks", report.tasks_sha256},
           {"runs", runs},
-          {"backend", options.runs.front().backend},
+          {"backend", backend},
+          {"gpu", backend == "cuda" ? Json(find_device().name) : Json()},
           {"dtype", name(options.dtype)},
           {"window", options.window},
           {"recall_of", options.recall_of},

@@ -84,11 +84,12 @@ bool all_finite(const std::vector<double>& numbers) {
 }
 
 // The figures of the runs that have the indicator, of all tasks that have all of them.
-Points points_of(const EvaluateResult& result, const std::vector<size_t>& runs, Indicator indicator,
-                 Outcome outcome) {
+Points points_of(const EvaluateResult& result, const std::vector<size_t>& tasks,
+                 const std::vector<size_t>& runs, Indicator indicator, Outcome outcome) {
   const Tokens tokens = indicator == Indicator::other_half ? Tokens::even : Tokens::all;
   Points points;
-  for (const TaskResult& task : result.results) {
+  for (const size_t t : tasks) {
+    const TaskResult& task = result.results[t];
     std::vector<double> x, y;
     for (const size_t run : runs) {
       x.push_back(indicator_of(indicator, outcome, task, run));
@@ -101,16 +102,16 @@ Points points_of(const EvaluateResult& result, const std::vector<size_t>& runs, 
   return points;
 }
 
-// The runs at a budget, or at all of them, that have the indicator on some task.
-std::vector<size_t> runs_with(const EvaluateResult& result, const std::optional<Budget>& budget,
-                              Indicator indicator) {
+// The runs at a budget, or at all of them, that have the indicator on some of the tasks.
+std::vector<size_t> runs_with(const EvaluateResult& result, const std::vector<size_t>& tasks,
+                              const std::optional<Budget>& budget, Indicator indicator) {
   std::vector<size_t> runs;
   for (size_t r = 0; r < result.options.runs.size(); ++r) {
     if (budget && result.options.runs[r].budget != *budget) continue;
-    const auto has = [&](const TaskResult& task) {
-      return std::isfinite(indicator_of(indicator, Outcome::kl, task, r));
+    const auto has = [&](size_t task) {
+      return std::isfinite(indicator_of(indicator, Outcome::kl, result.results[task], r));
     };
-    if (std::ranges::any_of(result.results, has)) runs.push_back(r);
+    if (std::ranges::any_of(tasks, has)) runs.push_back(r);
   }
   return runs;
 }
@@ -119,12 +120,13 @@ std::optional<Estimate> estimate_of(const std::vector<double>& values, const Boo
   return values.empty() ? std::nullopt : std::optional(bootstrap.mean(values));
 }
 
-Correlation correlation_of(const EvaluateResult& result, const std::optional<Budget>& budget,
-                           Indicator indicator, Outcome outcome, const Bootstrap& bootstrap) {
-  Correlation found{outcome, indicator, budget, 0, {}, {}, {}, {}};
-  const std::vector<size_t> runs = runs_with(result, budget, indicator);
+Correlation correlation_of(const EvaluateResult& result, const TaskKind& kind,
+                           const std::optional<Budget>& budget, Indicator indicator, Outcome outcome,
+                           const Bootstrap& bootstrap) {
+  Correlation found{kind.name, kind.answers, outcome, indicator, budget, 0, {}, {}, {}, {}};
+  const std::vector<size_t> runs = runs_with(result, kind.tasks, budget, indicator);
   found.policies = std::ssize(runs);
-  const Points points = points_of(result, runs, indicator, outcome);
+  const Points points = points_of(result, kind.tasks, runs, indicator, outcome);
   if (runs.size() < 2 || points.x.empty()) return found;
   found.of_tasks = estimate_of(points.of_tasks(rank_correlation), bootstrap);
   found.pairs = estimate_of(points.of_tasks(share_ordered_alike), bootstrap);
@@ -176,10 +178,12 @@ std::vector<Correlation> correlations(const EvaluateResult& result, const Bootst
   }
   if (budgets.size() > 1) budgets.emplace_back(std::nullopt);
   std::vector<Correlation> all;
-  for (const Outcome outcome : kOutcomes) {
-    for (const Indicator indicator : kIndicators) {
-      for (const std::optional<Budget>& budget : budgets)
-        all.push_back(correlation_of(result, budget, indicator, outcome, bootstrap));
+  for (const TaskKind& kind : kinds_of(result.tasks)) {
+    for (const Outcome outcome : kOutcomes) {
+      for (const Indicator indicator : kIndicators) {
+        for (const std::optional<Budget>& budget : budgets)
+          all.push_back(correlation_of(result, kind, budget, indicator, outcome, bootstrap));
+      }
     }
   }
   return all;

@@ -33,8 +33,10 @@ inline constexpr std::array kIndicators{Indicator::perturbation,   Indicator::pe
                                         Indicator::other_half};
 std::string_view name(Indicator indicator);
 
-/// How well an indicator orders the runs of one budget, or of all budgets, as an outcome does.
+/// How well an indicator orders the runs of one budget, or of all budgets, as an outcome does on the tasks of a kind.
 struct Correlation {
+  std::string kind;
+  bool answers = false;  ///< as of TaskKind
   Outcome outcome;
   Indicator indicator;
   std::optional<Budget> budget;  ///< none: all budgets pooled, where most of what is predicted is the budget
@@ -48,11 +50,14 @@ struct Correlation {
   std::optional<Estimate> pairs;
 };
 
-/// All outcomes by all predictors, for every budget and pooled. Tasks in which nothing is ordered (too few runs, or equal
+/// All outcomes by all indicators, for every kind of tasks, every budget and all budgets pooled. Tasks in which nothing is ordered (too few runs, or equal
 /// figures) are left out.
 ///
 /// `other_half` orders by the mean over the tokens of odd index, and is held against the mean over those of even index:
 /// both have the noise of half the tokens, so that this ceiling is too low, and a good figure may surpass it.
+///
+/// Kinds are not pooled: means would be mostly those of the kind whose figures are largest, and tasks of different kinds may
+/// share their prompts, so that they are no independent draws.
 std::vector<Correlation> correlations(const EvaluateResult& result, const Bootstrap& bootstrap);
 
 }  // namespace kvbound::sim

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <string_view>
 #include <utility>
@@ -24,17 +25,22 @@ constexpr std::string_view kFormat = "kvbound-evaluate-results", kVersion = "1";
 // Every results file begins so.
 constexpr std::string_view kBeginning = R"({"format":"kvbound-evaluate-results")";
 
-std::string short_text(const Document& json) { return traces::printable(json.dump(), 60); }
-
-// Throws TraceError naming the first field in which a file's evaluation is another one.
-void require_same(const std::string& path, const Document& expected, const Document& found) {
-  for (const auto& [name, value] : expected.items()) {
-    const Document other = found.is_object() ? found.value(name, Document()) : Document();
-    if (other == value) continue;
-    throw TraceError(path, -1, name,
-                     fmt::format("is {} in these results and {} now: they are of another evaluation",
-                                 short_text(other), short_text(value)));
+// Throws TraceError naming the first field, or item of a list, in which a file's evaluation is another one.
+void require_same(const std::string& path, const std::string& name, const Document& expected,
+                  const Document& found) {
+  if (expected == found) return;
+  if (expected.is_array() && found.is_array()) {
+    for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
+      const auto item = [i](const Document& list) { return i < list.size() ? list[i] : Document(); };
+      require_same(path, fmt::format("{}[{}]", name, i), item(expected), item(found));
+    }
   }
+  const auto text = [](const Document& json) {
+    return json.is_null() ? "none" : traces::printable(json.dump(), 120);
+  };
+  throw TraceError(path, -1, name,
+                   fmt::format("is {} in these results and {} now: they are of another evaluation",
+                               text(found), text(expected)));
 }
 
 }  // namespace
@@ -83,7 +89,9 @@ void ResultsFile::read(const Document& evaluation) {
       if (number == 1) {
         if (line.at("format") != kFormat || line.at("version") != kVersion)
           throw TraceError(path_, 0, name, "is of another format or version");
-        require_same(path_, evaluation, line.at("evaluation"));
+        const Document& found = line.at("evaluation");
+        for (const auto& [field, value] : evaluation.items())
+          require_same(path_, field, value, found.is_object() ? found.value(field, Document()) : Document());
       } else {
         TaskResult result = task_result_of(line);
         std::string id = result.id;

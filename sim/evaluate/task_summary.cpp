@@ -15,26 +15,6 @@ double share_equal(const std::vector<int64_t>& one, const std::vector<int64_t>& 
   return static_cast<double>(equal) / static_cast<double>(one.size());
 }
 
-// The tasks of a kind, by index.
-struct Kind {
-  std::string name;
-  bool answers = false;
-  std::vector<size_t> tasks;
-};
-
-std::vector<Kind> kinds_of(const std::vector<Task>& tasks) {
-  std::vector<Kind> kinds;
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const auto is_same = [&](const Kind& kind) {
-      return kind.name == tasks[i].kind && kind.answers == tasks[i].is_answer;
-    };
-    auto found = std::ranges::find_if(kinds, is_same);
-    if (found == kinds.end()) found = kinds.insert(kinds.end(), {tasks[i].kind, tasks[i].is_answer, {}});
-    found->tasks.push_back(i);
-  }
-  return kinds;
-}
-
 class Summaries {
  public:
   Summaries(const EvaluateResult& result, const std::optional<Policy>& base, const Bootstrap& bootstrap)
@@ -42,7 +22,7 @@ class Summaries {
 
   EvaluateSummary all() const {
     EvaluateSummary summary;
-    for (const Kind& kind : kinds_of(result_.tasks)) {
+    for (const TaskKind& kind : kinds_of(result_.tasks)) {
       summary.kinds.push_back(of_full_cache(kind));
       for (size_t r = 0; r < result_.options.runs.size(); ++r) summary.runs.push_back(of_run(kind, r));
       if (kind.answers) add_depths(kind, summary.depths);
@@ -55,22 +35,22 @@ class Summaries {
 
   // A figure of every task of a kind.
   template <class Figure>
-  std::vector<double> of_tasks(const Kind& kind, const Figure& figure) const {
+  std::vector<double> of_tasks(const TaskKind& kind, const Figure& figure) const {
     std::vector<double> numbers;
     for (const size_t task : kind.tasks) numbers.push_back(figure(task));
     return numbers;
   }
-  std::vector<double> kl(const Kind& kind, size_t run) const {
+  std::vector<double> kl(const TaskKind& kind, size_t run) const {
     return of_tasks(kind, [&](size_t task) { return mean_of(figures(task, run).kl); });
   }
-  std::vector<double> nll(const Kind& kind, size_t run) const {
+  std::vector<double> nll(const TaskKind& kind, size_t run) const {
     return of_tasks(kind, [&](size_t task) { return mean_of(figures(task, run).nll); });
   }
-  std::vector<double> full_nll(const Kind& kind) const {
+  std::vector<double> full_nll(const TaskKind& kind) const {
     return of_tasks(kind, [&](size_t task) { return mean_of(result_.results[task].full_nll); });
   }
   // Of each answer, the share of its tokens that are the most likely ones; run none: of the full cache.
-  std::vector<double> hits(const Kind& kind, std::optional<size_t> run) const {
+  std::vector<double> hits(const TaskKind& kind, std::optional<size_t> run) const {
     return of_tasks(kind, [&](size_t task) {
       const TaskResult& found = result_.results[task];
       return share_equal(run ? found.runs[*run].top1 : found.full_top1, result_.tasks[task].target);
@@ -78,13 +58,13 @@ class Summaries {
   }
 
   // Of each answer, 1 if all of its tokens are.
-  std::vector<double> exact(const Kind& kind, size_t run) const {
+  std::vector<double> exact(const TaskKind& kind, size_t run) const {
     std::vector<double> shares = hits(kind, run);
     for (double& share : shares) share = share == 1 ? 1 : 0;
     return shares;
   }
 
-  KindSummary of_full_cache(const Kind& kind) const {
+  KindSummary of_full_cache(const TaskKind& kind) const {
     KindSummary summary{kind.name, kind.answers, std::ssize(kind.tasks), mean_of(full_nll(kind)), 0, 0};
     if (!kind.answers) return summary;
     const std::vector<double> all = hits(kind, std::nullopt);
@@ -93,7 +73,7 @@ class Summaries {
     return summary;
   }
 
-  RunSummary of_run(const Kind& kind, size_t r) const {
+  RunSummary of_run(const TaskKind& kind, size_t r) const {
     RunSummary summary;
     summary.kind = kind.name;
     summary.answers = kind.answers;
@@ -131,7 +111,7 @@ class Summaries {
     return std::nullopt;
   }
 
-  void compare(const Kind& kind, size_t base, RunSummary& summary) const {
+  void compare(const TaskKind& kind, size_t base, RunSummary& summary) const {
     const size_t r = summary.run;
     summary.kl_less_base = bootstrap_.mean(differences(kl(kind, r), kl(kind, base)));
     summary.nll_less_base = bootstrap_.mean(differences(nll(kind, r), nll(kind, base)));
@@ -140,7 +120,7 @@ class Summaries {
     summary.exact_less_base = bootstrap_.mean(differences(exact(kind, r), exact(kind, base)));
   }
 
-  void add_cache(const Kind& kind, RunSummary& summary) const {
+  void add_cache(const TaskKind& kind, RunSummary& summary) const {
     const traces::ModelConfig& model = result_.model;
     const size_t r = summary.run;
     summary.entries = mean_of(of_tasks(kind, [&](size_t task) { return mean_of(figures(task, r).entries); }));
@@ -154,7 +134,7 @@ class Summaries {
           mean_of(of_tasks(kind, [&](size_t task) { return figures(task, r).hidden_error[l]; }));
   }
 
-  void add_open_loop(const Kind& kind, RunSummary& summary) const {
+  void add_open_loop(const TaskKind& kind, RunSummary& summary) const {
     for (const OpenLoopFigure& one : kOpenLoopFigures) {
       std::vector<double> numbers;
       for (const size_t task : kind.tasks) {
@@ -165,7 +145,7 @@ class Summaries {
     for (const size_t task : kind.tasks) summary.violations += figures(task, summary.run).violations;
   }
 
-  void add_depths(const Kind& kind, std::vector<DepthSummary>& depths) const {
+  void add_depths(const TaskKind& kind, std::vector<DepthSummary>& depths) const {
     std::vector<double> known;
     for (const size_t task : kind.tasks) {
       if (const auto depth = result_.tasks[task].depth) known.push_back(*depth);
@@ -174,7 +154,7 @@ class Summaries {
     known.erase(std::unique(known.begin(), known.end()), known.end());
     const auto add = [&](std::optional<size_t> run) {
       for (const double depth : known) {
-        Kind part{kind.name, true, {}};
+        TaskKind part{kind.name, true, {}};
         std::ranges::copy_if(kind.tasks, std::back_inserter(part.tasks),
                              [&](size_t task) { return result_.tasks[task].depth == depth; });
         const std::vector<double> found = hits(part, run);

@@ -199,6 +199,19 @@ std::string json_text(const std::vector<int64_t>& tokens) {
 
 }  // namespace
 
+std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks) {
+  std::vector<TaskKind> kinds;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const auto is_same = [&](const TaskKind& kind) {
+      return kind.name == tasks[i].kind && kind.answers == tasks[i].is_answer;
+    };
+    auto found = std::ranges::find_if(kinds, is_same);
+    if (found == kinds.end()) found = kinds.insert(kinds.end(), {tasks[i].kind, tasks[i].is_answer, {}});
+    found->tasks.push_back(i);
+  }
+  return kinds;
+}
+
 std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary) {
   const std::string text = task_file(path);
   if (text.empty()) throw TraceError(path, 0, "", "is empty; expected a task a line");

@@ -1,6 +1,7 @@
 // Files of tasks: prompts, and what a model is to say after them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,6 +20,16 @@ struct Task {
   int64_t compress_at = 0;      // in 1..prompt.size()
   std::optional<double> depth;  // where in the context the needle is: from 0, the beginning, to 1, the end
 };
+
+/// Tasks that tables put together: answers, or continuations, of one kind.
+struct TaskKind {
+  std::string name;
+  bool answers = false;
+  std::vector<size_t> tasks;  // indices
+};
+
+/// Every task is in one of them; in the order of their first tasks.
+std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks);
 
 /// The tasks of a file: one JSON object a line, in UTF-8. Its members:
 ///

@@ -11,6 +11,10 @@ namespace kvbound::sim {
 std::string version();
 std::string revision();
 
+/// What tells one build of this program from another: its revision, and for revisions that stand for many builds (`-dirty`:
+/// from changed sources; `unknown`: outside a checkout) also the SHA-256 of its file. Throws IoError if that cannot be read.
+std::string build_identity();
+
 /// A JSON object of version, revision, compiler, blas {name, core, flavour, core_at_load, core_chosen_by,
 /// core_type_override, faster_core}, device and threads.
 nlohmann::ordered_json environment();

@@ -57,32 +57,49 @@ std::string budget_cell(const EvaluateReport& report, size_t run) {
   return to_string(report.result.options.runs[run].budget);
 }
 
-// The runs of a kind, budget by budget.
-std::string run_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+std::vector<const RunSummary*> runs_of(const EvaluateReport& report, const KindSummary& kind) {
+  std::vector<const RunSummary*> runs;
+  for (const RunSummary& run : report.summary.runs) {
+    if (run.kind == kind.kind && run.answers == kind.answers) runs.push_back(&run);
+  }
+  return runs;
+}
+
+// What became of the model: a row per run.
+std::string outcome_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
   const bool compares = report.base.has_value();
   TableRow headings{"policy", "budget", "KL", "s.e.", "dNLL", "s.e.", "top-1"};
   if (kind.answers) headings += {"exact", "tokens"};
   if (compares) headings += {"KL - base", "95 %"};
-  headings += {"L", "layer rel.", "theta", "lost mass", "recall", "hidden", "entries", "stored"};
+  headings += {"hidden", "entries", "stored"};
   std::vector<TableRow> rows{headings};
-  for (const RunSummary& run : report.summary.runs) {
-    if (run.kind != kind.kind || run.answers != kind.answers) continue;
-    TableRow row{policy_cell(report, run.run), budget_cell(report, run.run)};
-    row += with_error(run.kl);
-    row += with_error(run.delta_nll);
-    row += {share_cell(run.agreement.mean)};
-    if (kind.answers) row += {fmt::format("{}/{}", run.exact, kind.tasks), share_cell(run.hits->mean)};
+  for (const RunSummary* run : runs_of(report, kind)) {
+    TableRow row{policy_cell(report, run->run), budget_cell(report, run->run)};
+    row += with_error(run->kl);
+    row += with_error(run->delta_nll);
+    row += {share_cell(run->agreement.mean)};
+    if (kind.answers) row += {fmt::format("{}/{}", run->exact, kind.tasks), share_cell(run->hits->mean)};
     if (compares) {
-      const auto& less = run.kl_less_base;
+      const auto& less = run->kl_less_base;
       row += {less ? cell(less->mean) : "-", less ? interval_cell(less->interval) : "-"};
     }
-    row += {cell(run.open_loop.perturbation),   cell(run.open_loop.layer_relative),
-            cell(run.open_loop.bound),          cell(less_from_one(run.open_loop.kept_mass)),
-            cell(run.open_loop.recall),         cell(run.hidden_error.back()),
-            fmt::format("{:.0f}", run.entries), byte_cell(run.bytes)};
+    row += {cell(run->hidden_error.back()), fmt::format("{:.0f}", run->entries), byte_cell(run->bytes)};
     rows.push_back(std::move(row));
   }
   return table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+}
+
+// What is to predict it: a row per run.
+std::string open_loop_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+  std::vector<TableRow> rows{{"policy", "budget", "L", "layer rel.", "theta", "lost mass", "recall"}};
+  for (const RunSummary* run : runs_of(report, kind)) {
+    const OpenLoop& figures = run->open_loop;
+    rows.push_back({policy_cell(report, run->run), budget_cell(report, run->run), cell(figures.perturbation),
+                    cell(figures.layer_relative), cell(figures.bound), cell(less_from_one(figures.kept_mass)),
+                    cell(figures.recall)});
+  }
+  return "\nOpen loop, on the steps of the sequence with the full cache\n\n" +
+         table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
 }
 
 std::string heading_of(const KindSummary& kind) {
@@ -101,7 +118,7 @@ std::string depth_table(const EvaluateReport& report, const KindSummary& kind, b
   std::vector<TableRow> rows;
   for (const DepthSummary& part : report.summary.depths) {
     if (part.kind != kind.kind) continue;
-    if (!part.run) headings.push_back(fmt::format("depth {:.2g}", part.depth));
+    if (!part.run) headings.push_back("depth " + shortest(part.depth));
     const TableRow start = part.run ? TableRow{policy_cell(report, *part.run), budget_cell(report, *part.run)}
                                     : TableRow{"full cache", ""};
     const bool goes_on = !rows.empty() && std::equal(start.begin(), start.end(), rows.back().begin());
@@ -114,29 +131,39 @@ std::string depth_table(const EvaluateReport& report, const KindSummary& kind, b
          table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
 }
 
-std::string correlation_table(const EvaluateReport& report, Outcome outcome, bool colour) {
-  std::vector<TableRow> rows{
-      {"indicator", "budget", "policies", "of a task", "s.e.", "of means", "95 %", "pairs alike", "s.e."}};
-  for (const Correlation& found : report.correlations) {
-    if (found.outcome != outcome || found.policies < 2) continue;
-    TableRow row{std::string(name(found.indicator)), found.budget ? to_string(*found.budget) : "all",
-                 std::to_string(found.policies)};
-    row += with_error(found.of_tasks);
-    row += {cell(found.of_means), interval_cell(found.of_means_interval)};
-    row += with_error(found.pairs);
-    rows.push_back(std::move(row));
+// A row per indicator, columns per budget; of the last one, which is all budgets pooled if there are several, also the
+// correlation of means.
+std::string correlation_table(const std::vector<const Correlation*>& correlations, bool colour) {
+  std::vector<TableRow> rows{{"indicator"}};
+  for (size_t i = 0; i < correlations.size(); ++i) {
+    const Correlation& found = *correlations[i];
+    const bool first = i == 0 || correlations[i - 1]->indicator != found.indicator;
+    const bool last = i + 1 == correlations.size() || correlations[i + 1]->indicator != found.indicator;
+    if (first) rows.push_back({std::string(name(found.indicator))});
+    if (rows.size() == 2) {
+      rows.front() += {found.budget ? to_string(*found.budget) : "all", "s.e.", "pairs"};
+      if (last) rows.front() += {"of means", "95 %"};
+    }
+    rows.back() += with_error(found.of_tasks);
+    rows.back() += {found.pairs ? fmt::format("{:.0f} %", 100 * found.pairs->mean) : "-"};
+    if (last) rows.back() += {cell(found.of_means), interval_cell(found.of_means_interval)};
   }
-  return rows.size() == 1 ? "" : table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+  return table(rows, {.left_columns = 1, .colour = colour, .alarming = {}});
 }
 
-std::string correlation_text(const EvaluateReport& report, bool colour) {
+// Nothing if no two runs could be ordered.
+std::string correlation_text(const EvaluateReport& report, const KindSummary& kind, bool colour) {
   std::string text;
   for (const Outcome outcome : kOutcomes) {
-    const std::string rows = correlation_table(report, outcome, colour);
-    if (rows.empty()) continue;
+    std::vector<const Correlation*> found;
+    for (const Correlation& one : report.correlations) {
+      if (one.kind == kind.kind && one.answers == kind.answers && one.outcome == outcome)
+        found.push_back(&one);
+    }
+    if (std::ranges::none_of(found, [](const Correlation* one) { return one->policies > 1; })) continue;
     text += fmt::format(
-        "\nDo open-loop figures order the policies as {} does? Spearman's rank correlation; other_half: the ceiling\n\n{}",
-        outcome == Outcome::kl ? "KL" : "dNLL", rows);
+        "\nDo these order the policies as {} does? Spearman's rank correlation of a task, pairs alike; other_half: the ceiling\n\n{}",
+        outcome == Outcome::kl ? "KL" : "dNLL", correlation_table(found, colour));
   }
   return text;
 }
@@ -192,7 +219,9 @@ Json to_json(const DepthSummary& part) {
 }
 
 Json to_json(const Correlation& found) {
-  return {{"outcome", name(found.outcome)},
+  return {{"kind", found.kind},
+          {"answers", found.answers},
+          {"outcome", name(found.outcome)},
           {"indicator", name(found.indicator)},
           {"budget", found.budget ? Json(to_string(*found.budget)) : Json()},
           {"policies", found.policies},
@@ -249,10 +278,11 @@ std::string text_report(const EvaluateReport& report, bool colour) {
       model.kv_heads, report.result.tasks.size(), name(options.dtype), options.runs.front().backend, prefill,
       decode);
   for (const KindSummary& kind : report.summary.kinds) {
-    text += heading_of(kind) + run_table(report, kind, colour);
+    text += heading_of(kind) + outcome_table(report, kind, colour);
     if (kind.answers) text += depth_table(report, kind, colour);
+    text += open_loop_table(report, kind, colour) + correlation_text(report, kind, colour);
   }
-  return text + correlation_text(report, colour);
+  return text;
 }
 
 std::string json_report(const EvaluateReport& report) {

@@ -22,7 +22,7 @@ struct EvaluateReport {
   std::optional<int64_t> step_limit;       ///< --steps
 };
 
-/// A table per kind of task, answers by depth, and the correlations.
+/// Per kind of tasks: what became of the model, answers by depth, the open-loop figures, and the correlations.
 ///
 /// colour  mark headings by ANSI escapes
 std::string text_report(const EvaluateReport& report, bool colour);

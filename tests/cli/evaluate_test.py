@@ -234,8 +234,9 @@ class Resumptions(EvaluateTest):
         def refused(pattern, *arguments, policy="snapkv:window=4,tova", budget="50%"):
             self.refuses(INVALID, rf"^kvbound: results: {pattern}", "evaluate", "model", "tasks.jsonl", "--policy", policy,
                          "--budget", budget, "--resume", "results", *arguments)
-        refused(r"runs: is \[.*tova.*50%.*of another evaluation", policy="snapkv:window=4")
-        refused("runs: ", budget="60%")
+        refused(r'runs\[1\]: is "tova.* 50%" in these results and none now: they are of another evaluation',
+                policy="snapkv:window=4")
+        refused(r'runs\[0\]: is "snapkv.* 50%" in these results and "snapkv.* 60%" now', budget="60%")
         refused("window: is 128 in these results and 20 now", "--window", "20")
         refused("dtype: ", "--dtype", "F16")
         refused("backend: ", "--backend", "emulated")

@@ -79,6 +79,28 @@ TEST(Correlations, OfFiguresThatOrderAsKlDoesAreOne) {
   EXPECT_EQ(find(all, Outcome::delta_nll, Indicator::perturbation, "10%").pairs->mean, 0);
 }
 
+// Tasks of two kinds with opposite orders: each kind has its own correlations, and none of both together.
+TEST(Correlations, AreOfTasksOfOneKind) {
+  EvaluateResult result = result_of(kThree, {task_of("a", {{{10}, {1}, 5}, {{20}, {1}, 6}, {{30}, {1}, 7}}),
+                                             task_of("b", {{{3}, {1}, 5}, {{2}, {1}, 6}, {{1}, {1}, 7}}),
+                                             task_of("c", {{{3}, {1}, 5}, {{2}, {1}, 6}, {{1}, {1}, 7}})});
+  for (Task& task : result.tasks) task.kind = "needle";
+  result.tasks[0].is_answer = true;
+  const std::vector<Correlation> all = correlations(result, kBootstrap);
+  EXPECT_EQ(all.size(), 2 * kOutcomes.size() * kIndicators.size());
+  const Correlation &answers = all.front(), &others = all[all.size() / 2];
+  EXPECT_EQ(answers.indicator, Indicator::perturbation);
+  EXPECT_EQ(others.indicator, Indicator::perturbation);
+  EXPECT_TRUE(answers.answers);
+  EXPECT_FALSE(others.answers);
+  EXPECT_EQ(others.kind, "needle");
+  EXPECT_EQ(answers.of_tasks->mean, 1);
+  EXPECT_EQ(answers.of_tasks->count, 1);
+  EXPECT_EQ(others.of_tasks->mean, -1);
+  EXPECT_EQ(others.of_tasks->count, 2);
+  EXPECT_EQ(*others.of_means, -1);
+}
+
 TEST(Correlations, OfFiguresThatSayNothingAreLeftOut) {
   const EvaluateResult result =
       result_of(kThree, {task_of("a", {{{1}, {1}, 5}, {{2}, {2}, 5}, {{3}, {3}, 5}})});
