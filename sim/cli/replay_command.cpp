@@ -10,8 +10,7 @@
 #include <kvbound/sim/replay/dump.hpp>
 #include <kvbound/sim/replay/dump_targets.hpp>
 #include <kvbound/sim/replay/replay.hpp>
-#include <kvbound/sim/replay/summary.hpp>
-#include <kvbound/sim/report/agreement_report.hpp>
+#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/report.hpp>
 #include <kvbound/sim/report/table.hpp>
 #include <kvbound/traces/output_file.hpp>
@@ -19,6 +18,7 @@
 
 #include "commands.hpp"
 #include "progress.hpp"
+#include "replay_verdict.hpp"
 #include "run_options.hpp"
 
 namespace kvbound::sim {
@@ -125,74 +125,6 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
   return report;
 }
 
-// Explains on standard error where a run differs from the reference, or that its agreement is inconclusive.
-ExitCode agreement_code(const std::string& trace, const RunResult& run) {
-  if (!run.agreement) return kPass;
-  const auto tell = [&](const std::string& what) {
-    std::cerr << fmt::format("kvbound: {}: {} at {} on {}: {}\n", one_line(trace), run.run.policy.label,
-                             to_string(run.run.budget), run.run.backend, what);
-  };
-  const std::vector<TensorSummary> all = summaries(*run.agreement);
-  switch (verdict(all)) {
-    case Verdict::agrees:
-      return kPass;
-    case Verdict::differs: {
-      const auto first =
-          std::ranges::find_if(all, [](const TensorSummary& summary) { return !summary.total.agrees(); });
-      tell(text_of(*first->worst));
-      return kMismatch;
-    }
-    case Verdict::no_evidence:
-      tell("inconclusive: no bound is small enough to show that it agrees with the reference" +
-           (text_of_unjudged(all).empty() ? "" : ": " + text_of_unjudged(all)));
-      return kInconclusive;
-  }
-  return kInternal;  // not reached
-}
-
-// The more severe of two exit codes: mismatch, then inconclusive, then pass.
-int worse(int one, int other) {
-  if (one == kMismatch || other == kMismatch) return kMismatch;
-  return one == kPass ? other : one;
-}
-
-// The most severe outcome of all runs; each is explained on standard error.
-int exit_code(const std::vector<Report>& reports, bool quiet) {
-  int code = kPass;
-  for (const Report& report : reports) {
-    if (report.result.scope.steps == 0) {
-      if (!quiet) {
-        std::cerr << "kvbound: " << one_line(report.result.trace.path)
-                  << ": no decode step, so nothing was measured\n";
-      }
-      code = code == kPass ? kInconclusive : code;
-    }
-    for (const RunResult& run : report.result.runs) {
-      code = worse(code, agreement_code(report.result.trace.path, run));
-      const Summary summary = summarise(run, report.result.scope);
-      const auto tell = [&](const char* what, int64_t violations, const std::optional<Place>& place) {
-        if (violations == 0) return;
-        const std::string step = place->step < 0 ? "the prompt's end" : fmt::format("step {}", place->step);
-        std::cerr << fmt::format("kvbound: {}: {} at {}: {} {} times, first at layer {}, {}, query head {}\n",
-                                 one_line(report.result.trace.path), run.run.policy.label,
-                                 to_string(run.run.budget), what, violations, place->layer, step,
-                                 place->query_head);
-        code = kMismatch;
-      };
-      tell("the perturbation exceeds its bound", summary.violations, summary.first_violation);
-      if (summary.merges) {
-        tell("a lossless merge changes the output by more than rounding can explain",
-             summary.merges->violations, summary.merges->first_violation);
-      }
-      if (summary.later) {
-        tell("what a merge did to later queries exceeds its bound", summary.later->violations,
-             summary.later->first_violation);
-      }
-    }
-  }
-  return code;
-}
-
 CommandLine replay_command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
                    replay_details());
@@ -223,27 +155,40 @@ CommandLine replay_command_line() {
   return line;
 }
 
-// Writes the contents of all files first, which may fail for lack of space (the dumps' are written already), and gives
-// the files their names afterwards.
-void write_outputs(const Request& request, const std::vector<Report>& reports,
-                   std::optional<DumpTargets>& targets, std::vector<std::vector<Dump>>& dumps,
-                   std::optional<traces::OutputFile>& json, std::optional<traces::OutputFile>& csv) {
-  if (json) {
-    json->write(json_report(reports, request.base));
-    json->prepare();
+// The files that a replay writes. Contents go to temporary files, which may fail for lack of space; all get their names at the
+// end.
+class Outputs {
+ public:
+  explicit Outputs(const Request& request) {
+    if (request.json) {
+      json_file_.emplace(*request.json);
+      json_.emplace([this](std::string_view text) { json_file_->write(text); }, request.base, environment());
+    }
+    if (request.csv) {
+      csv_.emplace(*request.csv);
+      csv_->write(csv_headings());
+    }
   }
-  if (csv) {
-    csv->write(csv_report(reports));
-    csv->prepare();
+  void add(const Report& report) {
+    if (json_) json_->add(report);
+    if (csv_) csv_->write(csv_rows(report));
   }
-  flush_standard_output();
-  if (targets) targets->keep();
-  for (std::vector<Dump>& trace_dumps : dumps) {
-    for (Dump& dump : trace_dumps) dump.commit();
+  void prepare() {
+    if (json_) {
+      json_->finish();
+      json_file_->prepare();
+    }
+    if (csv_) csv_->prepare();
   }
-  if (json) json->commit();
-  if (csv) csv->commit();
-}
+  void commit() {
+    if (json_file_) json_file_->commit();
+    if (csv_) csv_->commit();
+  }
+
+ private:
+  std::optional<traces::OutputFile> json_file_, csv_;
+  std::optional<JsonReport> json_;
+};
 
 }  // namespace
 
@@ -269,22 +214,28 @@ int replay_command(const Arguments& arguments) {
   if (request.csv) outputs.add("csv", *request.csv);
   std::optional<DumpTargets> targets;
   if (request.dump) targets.emplace(*request.dump, paths, request.runs, outputs);
-  std::optional<traces::OutputFile> json, csv;
-  if (request.json) json.emplace(*request.json);
-  if (request.csv) csv.emplace(*request.csv);
+  Outputs files(request);
 
-  std::vector<Report> reports;
+  int code = kPass;
   std::vector<std::vector<Dump>> dumps(traces.size());
   for (size_t i = 0; i < traces.size(); ++i) {
     const std::string spool_folder = targets ? targets->spool_folder() : "";
-    reports.push_back(replay_trace(traces[i], request, scopes[i], spool_folder, dumps[i]));
+    const Report report = replay_trace(traces[i], request, scopes[i], spool_folder, dumps[i]);
     if (targets) targets->make_folders();
     for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
-    std::cout << (i > 0 ? "\n" : "")
-              << text_report(reports.back(), request.base, colour_wanted(), request.columns) << std::flush;
+    std::cout << (i > 0 ? "\n" : "") << text_report(report, request.base, colour_wanted(), request.columns)
+              << std::flush;
+    files.add(report);
+    code = worse(code, replay_verdict(report, request.quiet));
   }
-  write_outputs(request, reports, targets, dumps, json, csv);
-  return exit_code(reports, request.quiet);
+  files.prepare();
+  flush_standard_output();
+  if (targets) targets->keep();
+  for (std::vector<Dump>& trace_dumps : dumps) {
+    for (Dump& dump : trace_dumps) dump.commit();
+  }
+  files.commit();
+  return code;
 }
 
 }  // namespace kvbound::sim

@@ -151,24 +151,28 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
   }
 }
 
-ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
-                    const ReplayObserver& observer, const ReplayProgress& progress) {
-  require_valid(runs, trace.info());
-  ReplayResult result{trace.info(), scope, {}, {}};
+ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope) {
+  ReplayResult result{trace, scope, {}, {}};
   for (const Run& run : runs) {
-    const int64_t entries = run.budget.entries(trace.info().prompt_tokens);
-    result.runs.push_back(
-        {run,
-         entries,
-         layer_budgets(run.policy.policy, entries, trace.info().layers, trace.info().prompt_tokens),
-         {},
-         0,
-         0,
-         std::nullopt});
+    const int64_t entries = run.budget.entries(trace.prompt_tokens);
+    result.runs.push_back({run,
+                           entries,
+                           layer_budgets(run.policy.policy, entries, trace.layers, trace.prompt_tokens),
+                           {},
+                           0,
+                           0,
+                           std::nullopt});
     if (std::ranges::count(result.times, run.backend, &BackendTimes::backend) == 0) {
       result.times.push_back({run.backend, {}});
     }
   }
+  return result;
+}
+
+ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
+                    const ReplayObserver& observer, const ReplayProgress& progress) {
+  require_valid(runs, trace.info());
+  ReplayResult result = empty_result(trace.info(), runs, scope);
   const auto pieces_per_layer = std::ssize(runs) + 1;  // one per run, and one for measuring
   int64_t done = 0;
   const auto advance = [&] {

@@ -75,6 +75,9 @@ using ReplayProgress = std::function<void(int64_t, int64_t)>;
 /// Throws InvalidPolicy, naming trace, policy and budget, if a run is not valid for this trace; NoDevice.
 void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace);
 
+/// A result to which no layer has been added yet: the runs' budgets in entries.
+ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope);
+
 /// Replays every run over the scope's layers, one layer in memory at a time.
 ///
 /// If the reference is among the backends, the records of all others are compared with it (agreement.hpp).

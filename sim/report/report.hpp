@@ -1,8 +1,10 @@
 // A replay's results: a table for people, JSON for programs (replay.schema.json), CSV for plots.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -33,9 +35,25 @@ nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::stri
 /// A quoted CSV field; quotes inside it are doubled.
 std::string quoted_field(const std::string& text);
 
-std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base);
+/// A replay's JSON document, written trace by trace: that of many traces need not fit into memory.
+class JsonReport {
+ public:
+  /// write        is given the text piece by piece
+  /// environment  of the replay: environment()
+  JsonReport(std::function<void(std::string_view)> write, const std::optional<Policy>& base,
+             const nlohmann::ordered_json& environment);
+  void add(const Report& report);
+  /// The document's end; call it once.
+  void finish();
+
+ private:
+  std::function<void(std::string_view)> write_;
+  std::optional<Policy> base_;
+  bool has_traces_ = false;
+};
 
 /// CSV with one row per trace, run, layer, decode step and query head; rows with head "all" are of the layer's sum.
-std::string csv_report(const std::vector<Report>& reports);
+std::string csv_headings();
+std::string csv_rows(const Report& report);
 
 }  // namespace kvbound::sim

@@ -83,20 +83,21 @@ std::string quoted_field(const std::string& text) {
   return field + "\"";
 }
 
-std::string csv_report(const std::vector<Report>& reports) {
-  std::string csv =
-      "trace,policy,budget,entries,backend,layer,step,head,"
-      "perturbation,relative,bound,tightness,kept_mass,stage_one_mass,violation,merge_perturbation,"
-      "later_perturbation,prediction_error,value_distance,later_bound,later_shared_bound,later_joint_bound,sag\n";
-  for (const auto& [result, sha256] : reports) {
-    for (const RunResult& run : result.runs) {
-      const std::string start = quoted_field(result.trace.path) + "," + canonical(run.run.policy.policy) +
-                                "," + to_string(run.run.budget) + "," + std::to_string(run.entries) + "," +
-                                run.run.backend + ",";
-      for (size_t l = 0; l < run.layers.size(); ++l) {
-        append_layer(csv, start, result.scope.layers[l], run.layers[l]);
-      }
-    }
+std::string csv_headings() {
+  return "trace,policy,budget,entries,backend,layer,step,head,"
+         "perturbation,relative,bound,tightness,kept_mass,stage_one_mass,violation,merge_perturbation,"
+         "later_perturbation,prediction_error,value_distance,later_bound,later_shared_bound,later_joint_bound,sag\n";
+}
+
+std::string csv_rows(const Report& report) {
+  const ReplayResult& result = report.result;
+  std::string csv;
+  for (const RunResult& run : result.runs) {
+    const std::string start = quoted_field(result.trace.path) + "," + canonical(run.run.policy.policy) + "," +
+                              to_string(run.run.budget) + "," + std::to_string(run.entries) + "," +
+                              run.run.backend + ",";
+    for (size_t l = 0; l < run.layers.size(); ++l)
+      append_layer(csv, start, result.scope.layers[l], run.layers[l]);
   }
   return csv;
 }

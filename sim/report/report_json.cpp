@@ -1,10 +1,10 @@
 #include <cmath>
+#include <utility>
 
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/summary.hpp>
 
 #include "agreement_report.hpp"
-#include "environment.hpp"
 #include "json.hpp"
 #include "report.hpp"
 
@@ -189,6 +189,18 @@ Json times(const std::vector<BackendTimes>& backends) {
   return list;
 }
 
+std::string text_of(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+
+// A trace's text as it stands in the document.
+std::string indented(std::string_view text) {
+  std::string deeper;
+  for (const char c : text) {
+    deeper += c;
+    if (c == '\n') deeper += "    ";
+  }
+  return deeper;
+}
+
 Json trace(const Report& report, const std::optional<Policy>& base) {
   Json document = trace_json(report.result.trace, report.sha256);
   document["replayed_layers"] = report.result.scope.layers;
@@ -221,14 +233,24 @@ nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::stri
           {"scale", info.scale}};
 }
 
-std::string json_report(const std::vector<Report>& reports, const std::optional<Policy>& base) {
+JsonReport::JsonReport(std::function<void(std::string_view)> write, const std::optional<Policy>& base,
+                       const Json& environment)
+    : write_(std::move(write)), base_(base) {
   Json document{{"schema", "kvbound-replay-1"}};
-  document.update(environment());
+  document.update(environment);
   document["seed"] = nullptr;  // a replay draws no random numbers
   document["base"] = base ? Json(canonical(*base)) : Json();
   document["traces"] = Json::array();
-  for (const Report& report : reports) document["traces"].push_back(trace(report, base));
-  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string text = text_of(document);
+  write_(std::string_view(text).substr(0, text.rfind(']')));
 }
+
+void JsonReport::add(const Report& report) {
+  if (has_traces_) write_(",");
+  write_(indented("\n" + text_of(trace(report, base_))));
+  has_traces_ = true;
+}
+
+void JsonReport::finish() { write_(has_traces_ ? "\n  ]\n}\n" : "]\n}\n"); }
 
 }  // namespace kvbound::sim
