@@ -11,6 +11,8 @@ int recall_command(const Arguments& arguments);
 int predict_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int evaluate_command(const Arguments& arguments);
+int sweep_command(const Arguments& arguments);
+int gather_command(const Arguments& arguments);
 int record_command(const Arguments& arguments);
 int import_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);

@@ -4,14 +4,12 @@
 
 #include <fmt/format.h>
 
-#include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/evaluate/correlations.hpp>
 #include <kvbound/sim/evaluate/evaluate.hpp>
 #include <kvbound/sim/evaluate/results_file.hpp>
 #include <kvbound/sim/evaluate/task_summary.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
-#include <kvbound/sim/replay/device.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/evaluate_report.hpp>
 #include <kvbound/sim/report/json.hpp>
@@ -114,18 +112,16 @@ Json evaluation_of(const EvaluateReport& report) {
   for (const Run& run : options.runs)
     runs.push_back(canonical(run.policy.policy) + " " + to_string(run.budget));
   const std::string& backend = options.runs.front().backend;
-  return {{"revision", build_identity()},
-          {"compiler", environment().at("compiler")},
-          {"blas", reference::blas_info().name + ", " + reference::blas_info().core},
-          {"model", report.model_sha256},
-          {"tasks", report.tasks_sha256},
-          {"runs", runs},
-          {"backend", backend},
-          {"gpu", backend == "cuda" ? Json(find_device().name) : Json()},
-          {"dtype", name(options.dtype)},
-          {"window", options.window},
-          {"recall_of", options.recall_of},
-          {"step_limit", report.step_limit ? Json(*report.step_limit) : Json()}};
+  Json evaluation = computation({&backend, 1});
+  evaluation.update({{"model", report.model_sha256},
+                     {"tasks", report.tasks_sha256},
+                     {"runs", runs},
+                     {"backend", backend},
+                     {"dtype", name(options.dtype)},
+                     {"window", options.window},
+                     {"recall_of", options.recall_of},
+                     {"step_limit", report.step_limit ? Json(*report.step_limit) : Json()}});
+  return evaluation;
 }
 
 EvaluateReport parse_report(const CommandLine& line) {

@@ -2,7 +2,6 @@
 #include <iostream>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
@@ -49,23 +48,12 @@ struct Request {
   std::vector<Run> runs;
   std::optional<Policy> base;
   std::optional<std::string> json, csv, dump;
-  std::vector<std::string> columns = column_names();
+  std::vector<std::string> columns;
   int64_t recall_of = 40;
   bool merge_bounds = false;
   bool device_times = false;
   bool quiet = false;
 };
-
-std::vector<std::string> parse_columns(const CommandLine& line) {
-  const std::vector<std::string> known = column_names();
-  return parse_list<std::string>(line, "columns", [&](const std::string& name) {
-    if (std::ranges::find(known, name) == known.end()) {
-      throw UsageError(
-          fmt::format("--columns: no column '{}'; known columns: {}", name, fmt::join(known, ", ")));
-    }
-    return name;
-  });
-}
 
 std::vector<std::string> parse_backends(const CommandLine& line) {
   if (!line.has("backend")) return {std::string(kReference)};
@@ -80,7 +68,7 @@ Request parse_request(const CommandLine& line) {
   RunChoice choice = parse_runs(line, parse_backends(line));
   request.runs = std::move(choice.runs);
   request.base = std::move(choice.base);
-  if (line.has("columns")) request.columns = parse_columns(line);
+  request.columns = chosen_columns(line);
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.merge_bounds = line.has("merge-bounds");
   request.device_times = line.has("times");
@@ -128,8 +116,6 @@ Report replay_trace(const traces::Trace& trace, const Request& request, const Sc
 CommandLine replay_command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
                    replay_details());
-  const std::string columns = fmt::format("columns of the table besides policy and budget (default: all): {}",
-                                          fmt::join(column_names(), ", "));
   line.add("policy", "P[,P]", "policies (grammar below)");
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
   line.add("base", "P",
@@ -146,7 +132,7 @@ CommandLine replay_command_line() {
       "merge-bounds",
       "for policies that merge: also measure merges' effect on later queries, and KeepKV's bounds on it (costly)");
   line.add_flag("times", "measure the time of every operation of a device, each of which is then waited for");
-  line.add("columns", "C[,C]", columns.c_str());
+  add_columns_option(line);
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/replay.schema.json)");
   line.add("csv", "FILE", "write a row per layer, step and query head");
   line.add("dump", "FILE|DIR",
@@ -162,7 +148,8 @@ class Outputs {
   explicit Outputs(const Request& request) {
     if (request.json) {
       json_file_.emplace(*request.json);
-      json_.emplace([this](std::string_view text) { json_file_->write(text); }, request.base, environment());
+      json_file_->write(JsonReport::beginning(request.base, environment()));
+      json_.emplace([this](std::string_view text) { json_file_->write(text); }, request.base);
     }
     if (request.csv) {
       csv_.emplace(*request.csv);

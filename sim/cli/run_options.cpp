@@ -1,40 +1,39 @@
 #include "run_options.hpp"
 
+#include <fmt/ranges.h>
+
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/runs.hpp>
+#include <kvbound/sim/report/report.hpp>
 
 namespace kvbound::sim {
-namespace {
-
-std::vector<NamedPolicy> parse_policies(const CommandLine& line, std::optional<Policy>& base) {
-  std::vector<NamedPolicy> policies;
-  const auto is = [](const Policy& policy) {
-    return [&policy](const NamedPolicy& named) { return named.policy == policy; };
-  };
-  for (const std::string& text : split_list("policy", line.required("policy"))) {
-    const Policy policy = parse_policy(text);
-    if (std::ranges::any_of(policies, is(policy))) {
-      throw UsageError(fmt::format("--policy: '{}' is given twice", text));
-    }
-    policies.push_back({text, policy});
-  }
-  if (const auto text = line.text("base")) {
-    base = parse_policy(*text);
-    if (std::ranges::none_of(policies, is(*base))) policies.insert(policies.begin(), {*text, *base});
-  }
-  return policies;
-}
-
-}  // namespace
 
 RunChoice parse_runs(const CommandLine& line, const std::vector<std::string>& backends) {
   RunChoice choice;
-  const std::vector<NamedPolicy> policies = parse_policies(line, choice.base);
-  for (const Budget& budget : parse_list<Budget>(line, "budget", parse_budget)) {
-    for (const NamedPolicy& policy : policies) {
-      for (const std::string& backend : backends) choice.runs.push_back({policy, budget, backend});
-    }
-  }
+  const auto base = line.text("base");
+  const std::vector<NamedPolicy> policies =
+      named_policies(split_list("policy", line.required("policy")), base);
+  if (base) choice.base = parse_policy(*base);
+  choice.runs = every_run(policies, parse_list<Budget>(line, "budget", parse_budget), backends);
   return choice;
+}
+
+void add_columns_option(CommandLine& line) {
+  const std::string columns = fmt::format("columns of the table besides policy and budget (default: all): {}",
+                                          fmt::join(column_names(), ", "));
+  line.add("columns", "C[,C]", columns.c_str());
+}
+
+std::vector<std::string> chosen_columns(const CommandLine& line) {
+  const std::vector<std::string> known = column_names();
+  if (!line.has("columns")) return known;
+  return parse_list<std::string>(line, "columns", [&](const std::string& name) {
+    if (std::ranges::find(known, name) == known.end()) {
+      throw UsageError(
+          fmt::format("--columns: no column '{}'; known columns: {}", name, fmt::join(known, ", ")));
+    }
+    return name;
+  });
 }
 
 }  // namespace kvbound::sim

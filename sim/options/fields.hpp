@@ -8,7 +8,7 @@
 //       }
 //     };
 //
-// Fields may be texts, integers, numbers, truth values, optional ones, lists and such structs, and dense matrices.
+// Fields may be texts, integers, numbers, truth values, data types, optional ones, lists and such structs, and dense matrices.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/view.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -80,6 +81,7 @@ inline FieldsJson to_json(const std::string& text) { return text; }
 inline FieldsJson to_json(bool truth) { return truth; }
 inline FieldsJson to_json(int64_t integer) { return integer; }
 inline FieldsJson to_json(double number) { return number; }
+inline FieldsJson to_json(Dtype dtype) { return std::string(name(dtype)); }
 
 template <class Value>
 FieldsJson to_json(const std::optional<Value>& value) {
@@ -124,6 +126,11 @@ inline void read(const char* name, const FieldsJson& json, Numbers numbers, doub
       json.is_number() && (numbers == Numbers::any || (std::isfinite(json.get<double>()) && json >= 0));
   if (!valid) refuse(name, json, numbers == Numbers::nonnegative ? "a number >= 0" : "a number");
   number = json.get<double>();
+}
+inline void read(const char* name, const FieldsJson& json, Numbers, Dtype& dtype) {
+  const auto named = json.is_string() ? dtype_named(json.get_ref<const std::string&>()) : std::nullopt;
+  if (!named) refuse(name, json, "a data type");
+  dtype = *named;
 }
 template <class Value>
 void read(const char* name, const FieldsJson& json, Numbers numbers, std::optional<Value>& value) {

@@ -194,6 +194,22 @@ std::string canonical(const Policy& policy) {
   return text;
 }
 
+std::optional<Policy> with_seed(Policy policy, int64_t seed) {
+  bool draws = false;
+  const auto give_seed = [&](auto& method) {
+    if constexpr (requires { method.seed; }) {
+      method.seed = seed;
+      draws = true;
+    }
+  };
+  std::visit(give_seed, policy.host);
+  std::visit(give_seed, policy.score);
+  std::visit(give_seed, policy.selection);
+  std::visit(give_seed, policy.allocation);
+  std::visit(give_seed, policy.merge);
+  return draws ? std::optional(std::move(policy)) : std::nullopt;
+}
+
 std::string policy_help() {
   std::string text =
       "Policies: HOST[:key=value]...[+COMPONENT[:key=value]...]... (options with their defaults)\n";

@@ -1,6 +1,8 @@
 // The text form of policies, HOST[:key=value]...[+COMPONENT[:key=value]...]..., in files and on the command line.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,6 +18,9 @@ Policy parse_policy(std::string_view text);
 /// The canonical text: every component that is not the default of its kind, with all its options, in a fixed order.
 /// parse_policy(canonical(p)) == p.
 std::string canonical(const Policy& policy);
+
+/// The policy with another seed of its random draws; none if it draws nothing.
+std::optional<Policy> with_seed(Policy policy, int64_t seed);
 
 /// A table of all components and their options, for --help.
 std::string policy_help();

@@ -1,8 +1,6 @@
 #include "dump.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -23,6 +21,7 @@
 #include <kvbound/traces/sha256.hpp>
 
 #include "backend.hpp"
+#include "spool.hpp"
 
 namespace kvbound::sim {
 
@@ -53,49 +52,6 @@ std::string dump_name(const Run& run) {
   }
   return policy + rest;
 }
-
-/// A temporary file without a name that holds numbers of 8 bytes; written once, then read once.
-class Dump::Spool {
- public:
-  explicit Spool(const std::string& folder) : folder_(folder) {
-    std::string name = folder + "/.kvbound-spool-XXXXXX";
-    descriptor_ = mkostemp(name.data(), O_CLOEXEC);
-    if (descriptor_ < 0) throw traces::io_error("create a temporary file in", folder, errno);
-    unlink(name.c_str());
-  }
-  ~Spool() { close(descriptor_); }
-  Spool(const Spool&) = delete;
-  Spool& operator=(const Spool&) = delete;
-
-  template <class Number>
-  void write(std::span<const Number> numbers) {
-    const auto bytes = std::as_bytes(numbers);
-    for (size_t done = 0; done < bytes.size();) {
-      const ssize_t count = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) throw traces::io_error("write a temporary file in", folder_, errno);
-      done += static_cast<size_t>(count);
-    }
-  }
-
-  /// Reads the next numbers, in the order in which they were written.
-  template <class Number>
-  void read(std::span<Number> numbers) {
-    const auto bytes = std::as_writable_bytes(numbers);
-    for (size_t done = 0; done < bytes.size();) {
-      const ssize_t count = pread(descriptor_, bytes.data() + done, bytes.size() - done, position_);
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) throw traces::io_error("read a temporary file in", folder_, count < 0 ? errno : EIO);
-      done += static_cast<size_t>(count);
-      position_ += count;
-    }
-  }
-
- private:
-  std::string folder_;
-  int descriptor_ = -1;
-  off_t position_ = 0;
-};
 
 namespace {
 

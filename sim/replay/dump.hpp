@@ -14,6 +14,8 @@
 
 namespace kvbound::sim {
 
+class Spool;
+
 struct MergedRows;
 
 /// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors. Characters other than letters, digits and =.+@%-
@@ -42,8 +44,6 @@ class Dump {
   void commit();
 
  private:
-  class Spool;
-
   template <class Number>
   void append(int64_t layer, const char* tensor, std::vector<int64_t> shape, std::span<const Number> numbers);
   void add_choices(int64_t layer, const char* tensor, const std::vector<StepRecord>& steps,

@@ -1,11 +1,13 @@
 #include "environment.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 
 #include <omp.h>
 
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/sim/replay/device.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/sha256.hpp>
 
@@ -50,6 +52,15 @@ std::string build_identity() {
   const traces::InputFile program("/proc/self/exe");
   const traces::InputFile* const files[] = {&program};
   return own + ", program " + traces::sha256_of(files, {});
+}
+
+nlohmann::ordered_json computation(std::span<const std::string> backends) {
+  const reference::BlasInfo blas = reference::blas_info();
+  const bool on_gpu = std::ranges::find(backends, "cuda") != backends.end();
+  return {{"build", build_identity()},
+          {"compiler", KVBOUND_COMPILER},
+          {"blas", blas.name + ", " + blas.core},
+          {"gpu", on_gpu ? nlohmann::ordered_json(find_device().name) : nlohmann::ordered_json()}};
 }
 
 nlohmann::ordered_json environment() {

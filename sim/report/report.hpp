@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -38,10 +39,14 @@ std::string quoted_field(const std::string& text);
 /// A replay's JSON document, written trace by trace: that of many traces need not fit into memory.
 class JsonReport {
  public:
-  /// write        is given the text piece by piece
+  /// The document up to its traces.
+  ///
   /// environment  of the replay: environment()
-  JsonReport(std::function<void(std::string_view)> write, const std::optional<Policy>& base,
-             const nlohmann::ordered_json& environment);
+  static std::string beginning(const std::optional<Policy>& base, const nlohmann::ordered_json& environment);
+
+  /// write  is given the text behind the beginning piece by piece
+  JsonReport(std::function<void(std::string_view)> write, const std::optional<Policy>& base)
+      : write_(std::move(write)), base_(base) {}
   void add(const Report& report);
   /// The document's end; call it once.
   void finish();

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <utility>
 
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/summary.hpp>
@@ -233,16 +232,14 @@ nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::stri
           {"scale", info.scale}};
 }
 
-JsonReport::JsonReport(std::function<void(std::string_view)> write, const std::optional<Policy>& base,
-                       const Json& environment)
-    : write_(std::move(write)), base_(base) {
+std::string JsonReport::beginning(const std::optional<Policy>& base, const Json& environment) {
   Json document{{"schema", "kvbound-replay-1"}};
   document.update(environment);
   document["seed"] = nullptr;  // a replay draws no random numbers
   document["base"] = base ? Json(canonical(*base)) : Json();
   document["traces"] = Json::array();
   const std::string text = text_of(document);
-  write_(std::string_view(text).substr(0, text.rfind(']')));
+  return text.substr(0, text.rfind(']'));
 }
 
 void JsonReport::add(const Report& report) {

@@ -17,7 +17,7 @@ ORDER = {
     "cuda": ["support", "emulation", "primitives", "native", "roofline", ".", "eviction", "merging", "session"],
     "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
-    "sim": ["options", "measure", "diff", "replay", "study", "evaluate", "bench", "report", "cli"],
+    "sim": ["options", "measure", "diff", "replay", "study", "evaluate", "bench", "report", "sweep", "cli"],
 }
 # The other top folders that it may also include; tests may include everything.
 USES = {

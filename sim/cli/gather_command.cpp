@@ -1,0 +1,52 @@
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/report/report.hpp>
+
+#include "commands.hpp"
+#include "gather_files.hpp"
+#include "run_options.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+const char* const kGatherDetails = R"(
+Puts the results of kvbound sweep together: the same JSON, CSV and tables as one kvbound replay of everything, bit
+for bit but for times and machines, in whatever order and on however many machines they were computed. Works trace
+by trace: memory is that of one trace's results.
+
+Results of another build of the program, another compiler, BLAS kernel or GPU are not mixed in unless --mixed is
+given. If results are missing they are named and nothing is written; with --partial, traces that lack some are left
+out and the others are gathered.
+
+Examples:
+  kvbound gather study --json study.json --csv study.csv
+  kvbound gather study --partial --columns perturbation,recall
+
+Exit code 1 if a bound is violated, 5 if results are missing.
+)";
+
+}  // namespace
+
+int gather_command(const Arguments& arguments) {
+  CommandLine line("gather DIR [options]: the results of a sweep as those of one replay", kGatherDetails);
+  add_columns_option(line);
+  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/replay.schema.json)");
+  line.add("csv", "FILE", "write a row per layer, step and query head");
+  line.add("sweep", "HASH", "the sweep of that hash in DIR (default: the latest)");
+  line.add_flag("mixed", "also take results of other builds, compilers, BLAS kernels and GPUs");
+  line.add_flag("partial", "leave out traces of which results are missing");
+  line.add_flag("quiet", "no progress and no tables");
+  if (!line.parse(arguments)) return kPass;
+  const std::string path = line.positionals("DIR", 1, 1).front();
+  OutputPaths outputs;
+  for (const char* option : {"json", "csv"}) {
+    if (const auto file = line.text(option)) outputs.add(option, *file);
+  }
+  GatherRequest request{line.text("json"),   line.text("csv"),  line.has("mixed"),
+                        line.has("partial"), line.has("quiet"), chosen_columns(line)};
+  if (!SweepFolder::is_one(path))
+    throw TraceError(path, -1, "", "is no folder of a sweep: it has no plan.json");
+  const SweepFolder folder(path);
+  return gather_files(folder, folder.sweep(line.text("sweep")), request);
+}
+
+}  // namespace kvbound::sim

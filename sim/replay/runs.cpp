@@ -1,0 +1,45 @@
+#include "runs.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/policy.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+bool has(const std::vector<NamedPolicy>& policies, const Policy& policy) {
+  return std::ranges::any_of(policies, [&](const NamedPolicy& named) { return named.policy == policy; });
+}
+
+}  // namespace
+
+std::vector<NamedPolicy> named_policies(const std::vector<std::string>& texts,
+                                        const std::optional<std::string>& base) {
+  std::vector<NamedPolicy> policies;
+  for (const std::string& text : texts) {
+    const Policy policy = parse_policy(text);
+    if (has(policies, policy)) throw InvalidPolicy(fmt::format("policy '{}' is given twice", text));
+    policies.push_back({text, policy});
+  }
+  if (base) {
+    const Policy policy = parse_policy(*base);
+    if (!has(policies, policy)) policies.insert(policies.begin(), {*base, policy});
+  }
+  return policies;
+}
+
+std::vector<Run> every_run(const std::vector<NamedPolicy>& policies, const std::vector<Budget>& budgets,
+                           const std::vector<std::string>& backends) {
+  std::vector<Run> runs;
+  for (const Budget& budget : budgets) {
+    for (const NamedPolicy& policy : policies) {
+      for (const std::string& backend : backends) runs.push_back({policy, budget, backend});
+    }
+  }
+  return runs;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,85 @@
+#include "costs.hpp"
+
+#include <algorithm>
+
+#include <kvbound/sim/options/fields.hpp>
+
+#include "result_index.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kRatesNote = "rates.json";
+
+// Tokens times query heads of one layer.
+double size_of_layer(const traces::TraceInfo& info) {
+  return static_cast<double>(info.prompt_tokens + info.decode_tokens) *
+         static_cast<double>(info.shape.query_heads);
+}
+
+// A sum of seconds over sizes.
+struct Rate {
+  double seconds = 0, size = 0;
+  void add(double more_seconds, double more_size) {
+    seconds += more_seconds;
+    size += more_size;
+  }
+  double value() const { return size > 0 ? seconds / size : 0; }
+};
+
+}  // namespace
+
+double CostRates::of(const SweepItem& item, const Sweep& sweep) const {
+  double mean = 1;
+  if (!runs.empty()) {
+    mean = 0;
+    for (const auto& [key, rate] : runs) mean += rate / static_cast<double>(runs.size());
+  }
+  double sum = 0;
+  for (const size_t r : *item.runs) {
+    const auto found = runs.find(key_of(sweep.runs[r]));
+    sum += (found == runs.end() ? mean : found->second) + other;
+  }
+  return sum * size_of_layer(sweep.traces[item.trace].info) * static_cast<double>(item.layers.size());
+}
+
+CostRates measured_rates(const SweepFolder& folder, const Sweep& sweep, int64_t most) {
+  const std::vector<FinishedFile> files = finished_files(folder, sweep);
+  std::map<std::string, Rate> rates;
+  Rate other;
+  CostRates found;
+  const auto stride = std::max<int64_t>(1, (std::ssize(files) + most - 1) / most);
+  for (int64_t i = 0; i < std::ssize(files); i += stride) {
+    const ItemResult result = folder.result(files[i].file);
+    const double size =
+        size_of_layer(sweep.traces[files[i].trace].info) * static_cast<double>(result.layers.size());
+    double in_runs = 0;
+    for (const RunPart& run : result.runs) {
+      rates[run.key].add(run.compress_seconds + run.step_seconds, size);
+      in_runs += run.compress_seconds + run.step_seconds;
+    }
+    other.add(std::max(0.0, result.seconds - in_runs), size * static_cast<double>(result.runs.size()));
+    ++found.measured;
+  }
+  for (const auto& [key, rate] : rates) found.runs[key] = rate.value();
+  found.other = other.value();
+  return found;
+}
+
+void keep_rates(const SweepFolder& folder, const CostRates& rates) {
+  const FieldsJson json{{"runs", rates.runs}, {"other", rates.other}, {"measured", rates.measured}};
+  folder.keep_note(kRatesNote, json.dump(1) + "\n");
+}
+
+CostRates kept_rates(const SweepFolder& folder) {
+  const auto text = folder.note(kRatesNote);
+  if (!text) return {};
+  try {
+    const FieldsJson json = FieldsJson::parse(*text);
+    return {json.at("runs").get<std::map<std::string, double>>(), json.at("other"), json.at("measured")};
+  } catch (const FieldsJson::exception&) {
+    return {};
+  }
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,84 @@
+#include "gather.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <kvbound/reference/core/error.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+// Adds a run's part of some successive layers to the run.
+void append(RunResult& run, RunPart part) {
+  run.compress_seconds += part.compress_seconds;
+  run.step_seconds += part.step_seconds;
+  std::ranges::move(part.layers, std::back_inserter(run.layers));
+  if (!part.agreement) return;
+  if (!run.agreement) run.agreement.emplace();
+  std::ranges::move(*part.agreement, std::back_inserter(*run.agreement));
+}
+
+void append(std::vector<BackendTimes>& times, const std::vector<BackendTimes>& more) {
+  for (const BackendTimes& backend : more) {
+    const auto found = std::ranges::find(times, backend.backend, &BackendTimes::backend);
+    if (found != times.end()) found->operations.add(backend.operations);
+  }
+}
+
+}  // namespace
+
+Gathering::Gathering(const SweepFolder& folder, const Sweep& sweep, bool mixed)
+    : folder_(folder), sweep_(sweep), mixed_(mixed), keys_(sweep), index_(folder, sweep) {
+  for (SweepItem& item : items_of(sweep)) {
+    const ItemKey key = keys_.of(item);
+    std::vector<size_t> rest = runs_without(item, index_.sources_of(item, key, mixed));
+    if (rest.empty()) continue;
+    incomplete_.insert(item.trace);
+    item.runs = std::make_shared<const std::vector<size_t>>(std::move(rest));
+    const ItemKey rest_key = keys_.of(item);
+    const bool otherwise = !mixed && runs_without(item, index_.sources_of(item, rest_key, true)).empty();
+    missing_.push_back({item, folder.attempts(rest_key.file()), otherwise});
+  }
+}
+
+Report Gathering::trace(size_t trace) {
+  const SweepTrace& planned = sweep_.traces[trace];
+  Report report{empty_result(planned.info, sweep_.runs, planned.scope), planned.sha256};
+  for (const SweepItem& item : items_of(sweep_, trace)) {
+    for (const ResultSource& source : index_.sources_of(item, keys_.of(item), mixed_))
+      take(item, source, report.result);
+  }
+  return report;
+}
+
+void Gathering::take(const SweepItem& item, const ResultSource& source, ReplayResult& result) {
+  ItemResult found = folder_.result(source.file);
+  if (found.layers != item.layers)
+    throw TraceError(folder_.path() + "/results", -1, source.file, "is of other layers than its name says");
+  for (const size_t r : source.runs) {
+    const auto part = std::ranges::find(found.runs, key_of(sweep_.runs[r]), &RunPart::key);
+    if (part == found.runs.end() || part->layers.size() != item.layers.size())
+      throw TraceError(folder_.path() + "/results", -1, source.file,
+                       "lacks runs or layers that its name promises");
+    append(result.runs[r], std::move(*part));
+  }
+  append(result.times, found.times);
+  if (std::ranges::find(environments_, found.environment) == environments_.end())
+    environments_.push_back(std::move(found.environment));
+}
+
+nlohmann::ordered_json Gathering::environment() const {
+  nlohmann::ordered_json together = environments_.front();
+  std::set<std::string> devices;
+  for (const auto& one : environments_) {
+    devices.insert(one.at("device").get<std::string>());
+    if (one.at("threads") > together.at("threads")) together["threads"] = one.at("threads");
+  }
+  together["device"] = fmt::format("{}", fmt::join(devices, "; "));
+  return together;
+}
+
+}  // namespace kvbound::sim

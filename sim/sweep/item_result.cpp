@@ -1,0 +1,212 @@
+#include "item_result.hpp"
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/fields.hpp>
+
+namespace kvbound::sim {
+
+template <>
+struct Fields<MergeCounts> {
+  static void visit(auto& counts, const auto& visit) {
+    visit("leaving", counts.leaving);
+    visit("merged", counts.merged);
+    visit("clusters", counts.clusters);
+    visit("singular", counts.singular);
+    visit("negative", counts.negative);
+    visit("far", counts.far);
+  }
+};
+
+template <>
+struct Fields<MergeChange> {
+  static void visit(auto& change, const auto& visit) {
+    visit("step", change.step);
+    visit("query_head", change.query_head);
+    visit("perturbation", change.perturbation);
+    visit("rounding", change.rounding);
+  }
+};
+
+template <>
+struct Fields<reference::ClusterChange> {
+  static void visit(auto& change, const auto& visit) {
+    visit("merged", change.merged);
+    visit("evicted", change.evicted);
+    visit("floor", change.floor);
+  }
+};
+
+template <>
+struct Fields<StepHead> {
+  static void visit(auto& place, const auto& visit) {
+    visit("step", place.step);
+    visit("query_head", place.query_head);
+  }
+};
+
+template <>
+struct Fields<LaterQueries> {
+  static void visit(auto& later, const auto& visit) {
+    visit("perturbation", later.perturbation);
+    visit("prediction_error", later.prediction_error);
+    visit("value_distance", later.value_distance);
+    visit("share", later.share);
+    visit("sag", later.sag);
+    visit("bound", later.bound);
+    visit("shared_bound", later.shared_bound);
+    visit("joint_bound", later.joint_bound);
+    visit("violations", later.violations);
+  }
+};
+
+template <>
+struct Fields<MergeMetrics> {
+  static void visit(auto& merges, const auto& visit) {
+    visit("counts", merges.counts);
+    visit("changes", merges.changes);
+    visit("clusters", merges.clusters);
+    visit("later", merges.later);
+  }
+};
+
+template <>
+struct Fields<LayerMetrics> {
+  static void visit(auto& metrics, const auto& visit) {
+    visit("kept", metrics.kept);
+    visit("perturbation", metrics.perturbation);
+    visit("relative", metrics.relative);
+    visit("bound", metrics.bound);
+    visit("rounding", metrics.rounding);
+    visit("kept_mass", metrics.kept_mass);
+    visit("stage_one_mass", metrics.stage_one_mass);
+    visit("layer_perturbation", metrics.layer_perturbation);
+    visit("layer_relative", metrics.layer_relative);
+    visit("recall", metrics.recall);
+    visit("merges", metrics.merges);
+  }
+};
+
+template <>
+struct Fields<Offender> {
+  static void visit(auto& offender, const auto& visit) {
+    visit("index", offender.index);
+    visit("claimed", offender.claimed);
+    visit("expected", offender.expected);
+    visit("error", offender.error);
+    visit("bound", offender.bound);
+    visit("storage", offender.storage);
+    visit("note", offender.note);
+  }
+};
+
+template <>
+struct Fields<TensorAgreement> {
+  static void visit(auto& agreement, const auto& visit) {
+    visit("tensor", agreement.tensor);
+    visit("elements", agreement.elements);
+    visit("judged", agreement.judged);
+    visit("outside", agreement.outside);
+    visit("undecided", agreement.undecided);
+    visit("all_zero", agreement.all_zero);
+    visit("worst", agreement.worst);
+    visit("median_slack", agreement.median_slack);
+    visit("condition_number", agreement.condition_number);
+    visit("near_tie_swaps", agreement.near_tie_swaps);
+  }
+};
+
+template <>
+struct Fields<JudgedTensor> {
+  static void visit(auto& tensor, const auto& visit) {
+    visit("layer", tensor.layer);
+    visit("agreement", tensor.agreement);
+  }
+};
+
+template <>
+struct Fields<OperationTimes::Entry> {
+  static void visit(auto& entry, const auto& visit) {
+    visit("operation", entry.operation);
+    visit("calls", entry.calls);
+    visit("seconds", entry.seconds);
+  }
+};
+
+template <>
+struct Fields<RunPart> {
+  static void visit(auto& part, const auto& visit) {
+    visit("key", part.key);
+    visit("compress_seconds", part.compress_seconds);
+    visit("step_seconds", part.step_seconds);
+    visit("layers", part.layers);
+    visit("agreement", part.agreement);
+  }
+};
+
+template <>
+struct Fields<ItemResult> {
+  static void visit(auto& result, const auto& visit) {
+    visit("host", result.host);
+    visit("seconds", result.seconds);
+    visit("layers", result.layers);
+    visit("runs", result.runs);
+  }
+};
+
+namespace {
+
+constexpr const char* kItemFormat = "kvbound-sweep-item";
+
+FieldsJson times_json(const std::vector<BackendTimes>& times) {
+  FieldsJson json = FieldsJson::array();
+  for (const BackendTimes& backend : times)
+    json.push_back({{"backend", backend.backend}, {"operations", fields_of(backend.operations.entries())}});
+  return json;
+}
+
+std::vector<BackendTimes> times_of(const FieldsJson& json) {
+  std::vector<BackendTimes> times;
+  for (const FieldsJson& backend : json) {
+    std::vector<OperationTimes::Entry> operations;
+    read_fields("operations", backend.at("operations"), Numbers::any, operations);
+    BackendTimes& found = times.emplace_back();
+    found.backend = backend.at("backend");
+    for (const OperationTimes::Entry& entry : operations)
+      found.operations.add(entry.operation, entry.seconds, entry.calls);
+  }
+  return times;
+}
+
+}  // namespace
+
+std::string bytes_of(const ItemResult& result) {
+  const FieldsJson json{{"format", kItemFormat},
+                        {"version", 1},
+                        {"computation", result.computation},
+                        {"environment", result.environment},
+                        {"result", fields_of(result)},
+                        {"times", times_json(result.times)}};
+  std::string bytes;
+  FieldsJson::to_cbor(json, bytes);
+  return bytes;
+}
+
+ItemResult item_result_of(const std::string& path, std::string_view bytes) {
+  try {
+    const FieldsJson json = FieldsJson::from_cbor(bytes.begin(), bytes.end());
+    if (json.at("format") != kItemFormat || json.at("version") != 1)
+      throw Error("its format or version is another");
+    ItemResult result;
+    read_fields("result", json.at("result"), Numbers::any, result);
+    result.computation = json.at("computation");
+    result.environment = json.at("environment");
+    result.times = times_of(json.at("times"));
+    return result;
+  } catch (const FieldsJson::exception& error) {
+    throw TraceError(path, -1, "", std::string("is no result of a sweep: ") + error.what());
+  } catch (const Error& error) {
+    throw TraceError(path, -1, "", std::string("is no result of a sweep: ") + error.what());
+  }
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,40 @@
+// The results of an item, as a file: exact numbers in CBOR.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <kvbound/sim/replay/replay.hpp>
+
+namespace kvbound::sim {
+
+/// What one run of an item recorded: a part of a RunResult.
+struct RunPart {
+  std::string key;  ///< key_of(Run)
+  double compress_seconds = 0, step_seconds = 0;
+  std::vector<LayerMetrics> layers;  ///< in the order of the item's layers
+  std::optional<std::vector<JudgedTensor>> agreement;
+};
+
+struct ItemResult {
+  nlohmann::ordered_json computation;  ///< of the program: what numbers depend on
+  nlohmann::ordered_json environment;  ///< environment() where it ran
+  std::string host;
+  double seconds = 0;  ///< wall time of the item, reading the layers included
+  std::vector<int64_t> layers;
+  std::vector<RunPart> runs;
+  std::vector<BackendTimes> times;
+};
+
+/// The file's contents. Numbers have all their bits, NaN and infinity included.
+std::string bytes_of(const ItemResult& result);
+
+/// Throws TraceError, naming the path, for bytes that bytes_of did not write: truncated, of another version, with a field that
+/// is missing or of another kind.
+ItemResult item_result_of(const std::string& path, std::string_view bytes);
+
+}  // namespace kvbound::sim

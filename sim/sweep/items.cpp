@@ -1,0 +1,101 @@
+#include "items.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/traces/layer_list.hpp>
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/sha256.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+using Document = nlohmann::ordered_json;
+
+// 96 bits for a million items; there are few different sets of runs and computations.
+constexpr size_t kContentDigits = 24, kRunDigits = 12, kComputationDigits = 8;
+
+std::string digest(const Document& json, size_t digits) {
+  traces::Sha256 hash;
+  hash.update(json.dump());
+  return hash.hexadecimal().substr(0, digits);
+}
+
+// The runs of each block of policies.
+std::vector<std::shared_ptr<const std::vector<size_t>>> run_blocks(const Sweep& sweep) {
+  std::vector<Policy> policies;  // in the order in which they first appear
+  std::vector<std::vector<size_t>> blocks;
+  for (size_t r = 0; r < sweep.runs.size(); ++r) {
+    const Policy& policy = sweep.runs[r].policy.policy;
+    const auto found = std::ranges::find(policies, policy);
+    const auto index = static_cast<size_t>(found - policies.begin());
+    if (found == policies.end()) policies.push_back(policy);
+    const size_t block = index / static_cast<size_t>(sweep.policies_per_item);
+    if (block >= blocks.size()) blocks.resize(block + 1);
+    blocks[block].push_back(r);
+  }
+  std::vector<std::shared_ptr<const std::vector<size_t>>> shared;
+  for (std::vector<size_t>& block : blocks)
+    shared.push_back(std::make_shared<const std::vector<size_t>>(std::move(block)));
+  return shared;
+}
+
+}  // namespace
+
+std::vector<SweepItem> items_of(const Sweep& sweep, size_t trace) {
+  const auto blocks = run_blocks(sweep);
+  const std::vector<int64_t>& layers = sweep.traces[trace].scope.layers;
+  std::vector<SweepItem> items;
+  for (int64_t first = 0; first < std::ssize(layers); first += sweep.layers_per_item) {
+    const auto begin = layers.begin() + first;
+    const auto count = std::min(sweep.layers_per_item, std::ssize(layers) - first);
+    for (const auto& runs : blocks) items.push_back({trace, {begin, begin + count}, runs});
+  }
+  return items;
+}
+
+std::vector<SweepItem> items_of(const Sweep& sweep) {
+  std::vector<SweepItem> items;
+  for (size_t t = 0; t < sweep.traces.size(); ++t)
+    std::ranges::move(items_of(sweep, t), std::back_inserter(items));
+  return items;
+}
+
+std::string text_of(const SweepItem& item, const Sweep& sweep) {
+  return fmt::format("{}, layer{} {}, {} run{}", traces::printable(sweep.traces[item.trace].info.path, 200),
+                     item.layers.size() == 1 ? "" : "s", traces::layer_list(item.layers), item.runs->size(),
+                     item.runs->size() == 1 ? "" : "s");
+}
+
+std::string key_of(const Run& run) {
+  return canonical(run.policy.policy) + " " + to_string(run.budget) + " " + run.backend;
+}
+
+ItemKeys::ItemKeys(const Sweep& sweep)
+    : sweep_(sweep), computation_(digest(sweep.computation, kComputationDigits)) {
+  for (const Run& run : sweep.runs) {
+    run_keys_.push_back(key_of(run));
+    if (std::ranges::find(backends_, run.backend) == backends_.end()) backends_.push_back(run.backend);
+  }
+}
+
+ItemKey ItemKeys::of(const SweepItem& item) {
+  std::string& of_runs = of_runs_[*item.runs];
+  if (of_runs.empty()) {
+    Document runs = Document::array();
+    for (const size_t r : *item.runs) runs.push_back(run_keys_[r]);
+    of_runs = digest(runs, kRunDigits);
+  }
+  const SweepTrace& trace = sweep_.traces[item.trace];
+  const Document content{{"trace", trace.sha256},
+                         {"layers", item.layers},
+                         {"steps", trace.scope.steps},
+                         {"recall_of", trace.scope.recall_of},
+                         {"merge_bounds", trace.scope.merge_bounds},
+                         {"backends", backends_}};
+  return {digest(content, kContentDigits), of_runs, computation_};
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,61 @@
+#include "result_index.hpp"
+
+#include <algorithm>
+
+namespace kvbound::sim {
+
+ResultIndex::ResultIndex(const SweepFolder& folder, const Sweep& sweep)
+    : folder_(folder), sweep_(sweep), files_(folder.results()) {}
+
+std::vector<ResultSource> ResultIndex::sources_of(const SweepItem& item, const ItemKey& key, bool mixed) {
+  if (has(key.file())) return {{key.file(), *item.runs}};
+  std::vector<std::string> files = files_of(key.content);
+  const auto is_own = [&](const std::string& file) { return file.ends_with("-" + key.computation); };
+  const auto others = std::ranges::stable_partition(files, is_own);
+  if (!mixed) files.erase(others.begin(), files.end());
+  std::vector<size_t> wanted = *item.runs;
+  std::vector<ResultSource> sources;
+  for (const std::string& file : files) {
+    if (wanted.empty()) break;
+    const ItemResult result = folder_.result(file);
+    ResultSource source{file, {}};
+    std::erase_if(wanted, [&](size_t r) {
+      const bool found = std::ranges::count(result.runs, key_of(sweep_.runs[r]), &RunPart::key) > 0;
+      if (found) source.runs.push_back(r);
+      return found;
+    });
+    if (!source.runs.empty()) sources.push_back(std::move(source));
+  }
+  return sources;
+}
+
+const std::vector<std::string>& ResultIndex::files_of(const std::string& content) {
+  if (!has_contents_) {
+    for (const std::string& file : files_) contents_[file.substr(0, file.find('-'))].push_back(file);
+    for (auto& [key, files] : contents_) std::ranges::sort(files);
+    has_contents_ = true;
+  }
+  return contents_[content];
+}
+
+std::vector<FinishedFile> finished_files(const SweepFolder& folder, const Sweep& sweep) {
+  ResultIndex index(folder, sweep);
+  ItemKeys keys(sweep);
+  std::unordered_set<std::string> taken;
+  std::vector<FinishedFile> files;
+  for (const SweepItem& item : items_of(sweep)) {
+    for (ResultSource& source : index.sources_of(item, keys.of(item), false)) {
+      if (taken.insert(source.file).second) files.push_back({item.trace, std::move(source.file)});
+    }
+  }
+  return files;
+}
+
+std::vector<size_t> runs_without(const SweepItem& item, const std::vector<ResultSource>& sources) {
+  std::vector<size_t> runs = *item.runs;
+  for (const ResultSource& source : sources)
+    std::erase_if(runs, [&](size_t r) { return std::ranges::count(source.runs, r) > 0; });
+  return runs;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,64 @@
+#include "simulation.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <queue>
+
+#include <kvbound/reference/core/draw.hpp>
+#include <kvbound/sim/measure/stopwatch.hpp>
+
+#include "result_index.hpp"
+
+namespace kvbound::sim {
+
+MeasuredItems measured_items(const SweepFolder& folder, const Sweep& sweep, int64_t copies) {
+  MeasuredItems measured;
+  const std::string place = (std::filesystem::path(folder.path()) / ".overhead").string();
+  const SweepFolder scratch(place);
+  double overhead = 0;
+  int64_t copied = 0;
+  for (const FinishedFile& finished : finished_files(folder, sweep)) {
+    const ItemResult result = folder.result(finished.file);
+    measured.seconds.push_back(result.seconds);
+    if (copied == copies) continue;
+    const Clock::time_point start = Clock::now();
+    const auto claim = scratch.claim(finished.file);
+    scratch.keep(finished.file, {{host_name(), 1, std::nullopt}});
+    scratch.keep(finished.file, result);
+    scratch.forget_attempts(finished.file);
+    overhead += seconds_since(start);
+    ++copied;
+  }
+  std::filesystem::remove_all(place);
+  if (copied > 0) measured.overhead = overhead / static_cast<double>(copied);
+  return measured;
+}
+
+std::vector<Makespan> simulate(const MeasuredItems& measured, int64_t items,
+                               const std::vector<int64_t>& workers, int64_t seed) {
+  std::vector<double> costs;
+  double sum = 0;
+  for (int64_t i = 0; i < items; ++i) {
+    const uint64_t drawn = draw(seed, i) % measured.seconds.size();
+    costs.push_back(measured.seconds[drawn] + measured.overhead);
+    sum += costs.back();
+  }
+  std::ranges::sort(costs, std::ranges::greater());
+  std::vector<Makespan> found;
+  for (const int64_t count : workers) {
+    std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when each worker is free
+    for (int64_t w = 0; w < count; ++w) free.push(0);
+    double last = 0;
+    for (const double cost : costs) {
+      const double end = free.top() + cost;
+      free.pop();
+      free.push(end);
+      last = std::max(last, end);
+    }
+    found.push_back({count, last, std::max(sum / static_cast<double>(count), costs.front())});
+  }
+  return found;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,35 @@
+// Worker processes on a cluster: a job array of Slurm, and a job behind it that gathers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "sweep_folder.hpp"
+
+namespace kvbound::sim {
+
+struct SlurmOptions {
+  int64_t jobs = 1;  ///< tasks of the array
+  int64_t retries = 2;
+  std::optional<int64_t> threads;  ///< of each task (--cpus-per-task); else what Slurm gives
+  bool gpu = false;                ///< whether each task needs one (--gpus-per-task=1)
+  std::string sbatch;  ///< further lines of #SBATCH options, such as "--partition=long --time=2:00:00"
+  std::optional<std::string> json, csv;  ///< what the job behind the array is to write
+};
+
+/// Submits the array, whose tasks are requeued when their node fails, and if files are to be written a job that depends on it.
+/// Scripts and logs are in the folder's `slurm`.
+///
+/// hash     of the sweep in the folder
+/// returns  the array's job id
+/// throws   IoError if sbatch fails, with what it says
+std::string submit(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);
+
+/// Whether a job has tasks that wait or run.
+bool is_alive(const std::string& job);
+
+/// The script of the array, for people and tests.
+std::string array_script(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);
+
+}  // namespace kvbound::sim

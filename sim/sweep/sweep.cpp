@@ -1,0 +1,247 @@
+#include "sweep.hpp"
+
+#include <glob.h>
+#include <sys/stat.h>
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/fields.hpp>
+#include <kvbound/sim/options/layer_list.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/report/environment.hpp>
+#include <kvbound/traces/messages.hpp>
+
+namespace kvbound::sim {
+
+template <>
+struct Fields<LayerShape> {
+  static void visit(auto& shape, const auto& visit) {
+    visit("query_heads", shape.query_heads);
+    visit("kv_heads", shape.kv_heads);
+    visit("head_dim", shape.head_dim);
+    visit("model_dim", shape.model_dim);
+  }
+};
+
+template <>
+struct Fields<traces::TraceInfo> {
+  static void visit(auto& info, const auto& visit) {
+    visit("path", info.path);
+    visit("model", info.model);
+    visit("source", info.source);
+    visit("shape", info.shape);
+    visit("layers", info.layers);
+    visit("prompt_tokens", info.prompt_tokens);
+    visit("decode_tokens", info.decode_tokens);
+    visit("window_queries", info.window_queries);
+    visit("scale", info.scale);
+    visit("storage", info.storage);
+    visit("has_attention_output", info.has_attention_output);
+    visit("has_tokens", info.has_tokens);
+  }
+};
+
+template <>
+struct Fields<Scope> {
+  static void visit(auto& scope, const auto& visit) {
+    visit("layers", scope.layers);
+    visit("steps", scope.steps);
+    visit("recall_of", scope.recall_of);
+    visit("merge_bounds", scope.merge_bounds);
+  }
+};
+
+template <>
+struct Fields<SweepTrace> {
+  static void visit(auto& trace, const auto& visit) {
+    visit("file", trace.file);
+    visit("sha256", trace.sha256);
+    visit("bytes", trace.bytes);
+    visit("modified", trace.modified);
+    visit("info", trace.info);
+    visit("scope", trace.scope);
+  }
+};
+
+namespace {
+
+constexpr const char* kSweepFormat = "kvbound-sweep";
+
+struct Fingerprint {
+  int64_t bytes = 0, modified = 0;
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+
+Fingerprint fingerprint_of(const traces::Trace& trace) {
+  constexpr int64_t kNanoseconds = 1'000'000'000;
+  Fingerprint found;
+  for (const std::string& path : trace.paths()) {
+    struct stat status {};
+    if (stat(path.c_str(), &status) != 0) throw traces::io_error("read", path, errno);
+    found.bytes += status.st_size;
+    found.modified = std::max(
+        found.modified, static_cast<int64_t>(status.st_mtim.tv_sec) * kNanoseconds + status.st_mtim.tv_nsec);
+  }
+  return found;
+}
+
+std::vector<std::string> matches_of(const SweepPlan& plan, const std::string& pattern) {
+  glob_t found{};
+  const int failed = glob(pattern.c_str(), GLOB_ERR | GLOB_BRACE | GLOB_TILDE, nullptr, &found);
+  std::vector<std::string> paths;
+  for (size_t i = 0; failed == 0 && i < found.gl_pathc; ++i) paths.emplace_back(found.gl_pathv[i]);
+  globfree(&found);
+  if (failed == GLOB_NOSPACE) throw std::bad_alloc();
+  if (failed == GLOB_ABORTED)
+    throw IoError("cannot read a folder of the pattern " + traces::in_quotes(pattern, 200));
+  if (paths.empty())
+    throw TraceError(plan.path, -1, "traces", traces::in_quotes(pattern, 200) + ": no file has such a name");
+  return paths;
+}
+
+std::vector<std::string> paths_of(const SweepPlan& plan) {
+  std::vector<std::string> paths;
+  std::set<std::filesystem::path> taken;
+  for (const std::string& pattern : plan.traces) {
+    for (const std::string& path : matches_of(plan, pattern)) {
+      if (!taken.insert(std::filesystem::weakly_canonical(path)).second)
+        throw TraceError(plan.path, -1, "traces", traces::in_quotes(path, 200) + " is there twice");
+      paths.push_back(path);
+    }
+  }
+  return paths;
+}
+
+Scope scope_of(const SweepPlan& plan, const traces::TraceInfo& info) {
+  const std::string text = plan.layers.value_or(fmt::format("0-{}", info.layers - 1));
+  const auto layers = parse_layer_list(text, info.layers);
+  if (!layers) {
+    throw TraceError(
+        plan.path, -1, "layers",
+        fmt::format("is {}; {} has layers 0 to {}, and lists such as 0,3-5 ascend", traces::in_quotes(text),
+                    traces::printable(info.path, 200), info.layers - 1));
+  }
+  if (plan.steps && *plan.steps > info.decode_tokens) {
+    throw TraceError(plan.path, -1, "steps",
+                     fmt::format("is {}; {} has {} decode steps", *plan.steps,
+                                 traces::printable(info.path, 200), info.decode_tokens));
+  }
+  return {*layers, plan.steps.value_or(info.decode_tokens), std::min(plan.recall_of, info.prompt_tokens),
+          plan.merge_bounds, false};
+}
+
+// Hashes that an earlier sweep knows, of files that have not changed since.
+class KnownHashes {
+ public:
+  explicit KnownHashes(const Sweep* earlier) {
+    if (!earlier) return;
+    for (const SweepTrace& trace : earlier->traces) hashes_[key(trace)] = trace.sha256;
+  }
+  std::string of(const SweepTrace& trace) const {
+    const auto found = hashes_.find(key(trace));
+    return found == hashes_.end() ? "" : found->second;
+  }
+
+ private:
+  using Key = std::tuple<std::string, int64_t, int64_t>;
+  static Key key(const SweepTrace& trace) { return {trace.file, trace.bytes, trace.modified}; }
+
+  std::map<Key, std::string> hashes_;
+};
+
+FieldsJson run_json(const Run& run) {
+  return {{"policy", run.policy.label}, {"budget", to_string(run.budget)}, {"backend", run.backend}};
+}
+
+Run run_of(const FieldsJson& json) {
+  const std::string label = json.at("policy");
+  return {
+      {label, parse_policy(label)}, parse_budget(json.at("budget").get<std::string>()), json.at("backend")};
+}
+
+}  // namespace
+
+Sweep resolve(const SweepPlan& plan, const Sweep* earlier,
+              const std::function<void(int64_t, int64_t)>& progress) {
+  Sweep sweep{computation(plan.backends),
+              {},
+              every_run(plan.policies, plan.budgets, plan.backends),
+              plan.base,
+              plan.layers_per_item,
+              plan.policies_per_item.value_or(std::ssize(plan.policies))};
+  const KnownHashes known(earlier);
+  int64_t whole = 0, done = 0;
+  for (const std::string& path : paths_of(plan)) {
+    const traces::Trace trace(path);  // closed again: there may be more traces than files that may be open
+    require_valid(sweep.runs, trace.info());
+    const Fingerprint found = fingerprint_of(trace);
+    SweepTrace& planned = sweep.traces.emplace_back();
+    planned = {std::filesystem::absolute(path).lexically_normal().string(),
+               "",
+               found.bytes,
+               found.modified,
+               trace.info(),
+               scope_of(plan, trace.info())};
+    planned.sha256 = known.of(planned);
+    if (planned.sha256.empty()) whole += found.bytes;
+  }
+  for (SweepTrace& planned : sweep.traces) {
+    if (!planned.sha256.empty()) continue;
+    planned.sha256 = open_trace(planned).sha256([&](int64_t bytes, int64_t) {
+      if (progress) progress(done + bytes, whole);
+    });
+    done += planned.bytes;
+  }
+  return sweep;
+}
+
+traces::Trace open_trace(const SweepTrace& trace) {
+  traces::Trace opened(trace.file);
+  if (fingerprint_of(opened) != Fingerprint{trace.bytes, trace.modified})
+    throw TraceError(trace.file, -1, "", "has changed since the sweep was planned");
+  return opened;
+}
+
+std::string text_of(const Sweep& sweep) {
+  FieldsJson runs = FieldsJson::array();
+  for (const Run& run : sweep.runs) runs.push_back(run_json(run));
+  const FieldsJson json{{"format", kSweepFormat},
+                        {"version", 1},
+                        {"computation", sweep.computation},
+                        {"runs", runs},
+                        {"base", sweep.base ? FieldsJson(canonical(*sweep.base)) : FieldsJson()},
+                        {"layers_per_item", sweep.layers_per_item},
+                        {"policies_per_item", sweep.policies_per_item},
+                        {"traces", fields_of(sweep.traces)}};
+  return json.dump(1, ' ', false, FieldsJson::error_handler_t::replace) + "\n";
+}
+
+Sweep parse_sweep(const std::string& path, const std::string& text) {
+  try {
+    const FieldsJson json = FieldsJson::parse(text);
+    if (json.at("format") != kSweepFormat || json.at("version") != 1)
+      throw Error("its format or version is another");
+    Sweep sweep;
+    sweep.computation = json.at("computation");
+    for (const FieldsJson& run : json.at("runs")) sweep.runs.push_back(run_of(run));
+    if (!json.at("base").is_null()) sweep.base = parse_policy(json.at("base").get<std::string>());
+    sweep.layers_per_item = json.at("layers_per_item");
+    sweep.policies_per_item = json.at("policies_per_item");
+    read_fields("traces", json.at("traces"), Numbers::any, sweep.traces);
+    return sweep;
+  } catch (const FieldsJson::exception& error) {
+    throw TraceError(path, -1, "", std::string("is no sweep of kvbound: ") + error.what());
+  } catch (const Error& error) {
+    throw TraceError(path, -1, "", std::string("is no sweep of kvbound: ") + error.what());
+  }
+}
+
+}  // namespace kvbound::sim

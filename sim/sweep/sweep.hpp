@@ -1,0 +1,54 @@
+// A sweep: a plan whose traces were found, checked and hashed. Everything that workers, and gathering, need to know.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <kvbound/sim/replay/replay.hpp>
+
+#include "plan.hpp"
+
+namespace kvbound::sim {
+
+/// A trace as it was when the sweep was planned.
+struct SweepTrace {
+  std::string file;    ///< absolute path
+  std::string sha256;  ///< Trace::sha256
+  int64_t bytes = 0;   ///< of all its files
+  int64_t modified =
+      0;  ///< the latest change of one of them, nanoseconds since 1970 by the file system's clock
+  traces::TraceInfo info;
+  Scope scope;  ///< what is replayed of it
+};
+
+struct Sweep {
+  nlohmann::ordered_json computation;  ///< sim::computation of the program that planned it
+  std::vector<SweepTrace> traces;
+  std::vector<Run> runs;  ///< every_run
+  std::optional<Policy> base;
+  int64_t layers_per_item = 1;
+  int64_t policies_per_item = 1;
+};
+
+/// The traces that a plan's patterns match, in the order of the plan and, of one pattern, of their names.
+///
+/// earlier   a sweep whose hashes are taken over for files that have not changed since; may be null
+/// progress  called with the bytes hashed and the whole
+/// throws    TraceError for a pattern that nothing matches, a file matched twice and a file that is no trace; InvalidPolicy for
+///           runs that are not valid for a trace; NoDevice; IoError
+Sweep resolve(const SweepPlan& plan, const Sweep* earlier,
+              const std::function<void(int64_t, int64_t)>& progress);
+
+/// Opens a trace of a sweep. Throws TraceError if it has changed since the sweep was planned; as Trace.
+traces::Trace open_trace(const SweepTrace& trace);
+
+/// The sweep as text, and from it. Throws TraceError, naming the path, for a text that `text_of` did not write.
+std::string text_of(const Sweep& sweep);
+Sweep parse_sweep(const std::string& path, const std::string& text);
+
+}  // namespace kvbound::sim

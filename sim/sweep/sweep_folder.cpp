@@ -1,0 +1,228 @@
+#include "sweep_folder.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <cerrno>
+#include <charconv>
+#include <climits>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/fields.hpp>
+#include <kvbound/traces/input_file.hpp>
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/sha256.hpp>
+
+namespace kvbound::sim {
+
+template <>
+struct Fields<Attempt> {
+  static void visit(auto& attempt, const auto& visit) {
+    visit("host", attempt.host);
+    visit("process", attempt.process);
+    visit("problem", attempt.problem);
+  }
+};
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string whole_file(const std::string& path) {
+  const traces::InputFile file(path);
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(0, text, "");
+  return text;
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  traces::OutputFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+std::string hash_of(std::string_view text) {
+  traces::Sha256 hash;
+  hash.update(text);
+  return hash.hexadecimal();
+}
+
+// The byte of an item in the file of claims. Items that share one, which is as good as impossible, only wait for each other.
+int64_t claim_offset(const std::string& file) {
+  int64_t offset = 0;
+  const std::string digits = hash_of(file).substr(0, 15);
+  std::from_chars(digits.data(), digits.data() + digits.size(), offset, 16);
+  return offset;
+}
+
+// Locks or unlocks a byte for this open file; returns errno.
+int set_lock(int descriptor, int64_t offset, short kind) {
+  struct flock lock {};
+  lock.l_type = kind;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = offset;
+  lock.l_len = 1;
+  while (fcntl(descriptor, F_OFD_SETLK, &lock) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+void make_folder(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw traces::io_error("make the folder", path.string(), error.value());
+}
+
+// Calls visit(path) for every file in a folder that may vanish meanwhile.
+template <class Visit>
+void for_each_file(const fs::path& folder, const Visit& visit) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    visit(entry->path());
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw traces::io_error("read the folder", folder.string(), error.value());
+}
+
+}  // namespace
+
+Claim::~Claim() {
+  if (descriptor_ >= 0) set_lock(descriptor_, offset_, F_UNLCK);
+}
+
+Claim::Claim(Claim&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)), offset_(other.offset_) {}
+
+SweepFolder::SweepFolder(const std::string& path) : path_(path) {
+  for (const char* part : {"plans", "results", "attempts"}) make_folder(fs::path(path) / part);
+}
+
+SweepFolder::~SweepFolder() {
+  if (claims_ >= 0) close(claims_);
+}
+
+std::string SweepFolder::keep(const Sweep& sweep) const {
+  const std::string text = text_of(sweep), hash = hash_of(text);
+  write_file((fs::path(path_) / "plans" / (hash + ".json")).string(), text);
+  write_file((fs::path(path_) / "plan.json").string(), text);
+  return hash;
+}
+
+bool SweepFolder::is_one(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(fs::path(path) / "plan.json", ignored);
+}
+
+std::optional<std::string> SweepFolder::note(const std::string& name) const {
+  const std::string path = (fs::path(path_) / name).string();
+  return fs::exists(path) ? std::optional(whole_file(path)) : std::nullopt;
+}
+
+void SweepFolder::keep_note(const std::string& name, const std::string& text) const {
+  write_file((fs::path(path_) / name).string(), text);
+}
+
+Sweep SweepFolder::sweep(const std::optional<std::string>& hash) const {
+  const fs::path folder(path_);
+  const std::string path = (hash ? folder / "plans" / (*hash + ".json") : folder / "plan.json").string();
+  return parse_sweep(path, whole_file(path));
+}
+
+std::string SweepFolder::result_path(const std::string& file) const {
+  return (fs::path(path_) / "results" / file.substr(0, 2) / file).string();
+}
+
+std::string SweepFolder::attempts_path(const std::string& file) const {
+  return (fs::path(path_) / "attempts" / file).string();
+}
+
+bool SweepFolder::has(const std::string& file) const {
+  std::error_code error;
+  const bool found = fs::exists(result_path(file), error);
+  if (error) throw traces::io_error("look for", result_path(file), error.value());
+  return found;
+}
+
+std::unordered_set<std::string> SweepFolder::results() const {
+  std::unordered_set<std::string> names;
+  for_each_file(fs::path(path_) / "results", [&](const fs::path& part) {
+    for_each_file(part, [&](const fs::path& file) {
+      if (!file.filename().string().starts_with('.')) names.insert(file.filename().string());
+    });
+  });
+  return names;
+}
+
+ItemResult SweepFolder::result(const std::string& file) const {
+  return item_result_of(result_path(file), whole_file(result_path(file)));
+}
+
+void SweepFolder::keep(const std::string& file, const ItemResult& result) const {
+  const std::string path = result_path(file);
+  make_folder(fs::path(path).parent_path());
+  write_file(path, bytes_of(result));
+}
+
+std::optional<Claim> SweepFolder::claim(const std::string& file) const {
+  if (claims_ < 0) {
+    const std::string path = (fs::path(path_) / "claims").string();
+    claims_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (claims_ < 0) throw traces::io_error("open", path, errno);
+  }
+  const int64_t offset = claim_offset(file);
+  const int failed = set_lock(claims_, offset, F_WRLCK);
+  if (failed == 0) return Claim(claims_, offset);
+  if (failed == EAGAIN || failed == EACCES) return std::nullopt;
+  throw traces::io_error("lock", path_ + "/claims", failed);
+}
+
+std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
+  const std::string path = attempts_path(file);
+  if (!fs::exists(path)) return {};
+  const std::string text = whole_file(path);
+  std::vector<Attempt> attempts;
+  try {
+    read_fields("attempts", FieldsJson::parse(text), Numbers::any, attempts);
+  } catch (const FieldsJson::exception&) {  // torn: its writer ended in between
+    return {Attempt{}};
+  } catch (const Error&) {
+    return {Attempt{}};
+  }
+  return attempts;
+}
+
+void SweepFolder::keep(const std::string& file, const std::vector<Attempt>& attempts) const {
+  const std::string path = attempts_path(file);
+  std::ofstream out(path, std::ios::trunc);  // not synced: it must outlive its process, not the machine
+  out << fields_of(attempts).dump(-1, ' ', false, FieldsJson::error_handler_t::replace) << std::flush;
+  if (!out) throw traces::io_error("write", path, errno);
+}
+
+void SweepFolder::forget_attempts(const std::string& file) const {
+  if (unlink(attempts_path(file).c_str()) != 0 && errno != ENOENT)
+    throw traces::io_error("remove", attempts_path(file), errno);
+}
+
+void SweepFolder::forget_attempts() const {
+  for_each_file(fs::path(path_) / "attempts", [&](const fs::path& path) {
+    const std::string file = path.filename().string();
+    if (const auto claim = this->claim(file)) forget_attempts(file);
+  });
+}
+
+void SweepFolder::remove_halves(const std::string& file) const {
+  for_each_file(fs::path(result_path(file)).parent_path(), [&](const fs::path& path) {
+    const std::string name = path.filename().string();
+    if (name.starts_with("." + file + ".") && name.ends_with(".tmp")) unlink(path.c_str());
+  });
+}
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,136 @@
+#include "worker.hpp"
+
+#include <unistd.h>
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/measure/stopwatch.hpp>
+#include <kvbound/sim/report/environment.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+// Throws TraceError unless this program and machine compute the numbers that the sweep's do.
+void require_same_computation(const SweepFolder& folder, const Sweep& sweep) {
+  std::vector<std::string> backends;
+  for (const Run& run : sweep.runs) backends.push_back(run.backend);
+  const nlohmann::ordered_json own = computation(backends);
+  for (const auto& [name, value] : own.items()) {
+    const auto planned = sweep.computation.value(name, nlohmann::ordered_json());
+    if (planned == value) continue;
+    throw TraceError(
+        folder.path(), -1, name,
+        fmt::format("is {} here and {} in the sweep: numbers would differ; see the README of sim/sweep",
+                    value.dump(), planned.dump()));
+  }
+}
+
+class Worker {
+ public:
+  Worker(const SweepFolder& folder, const Sweep& sweep, const WorkerOptions& options,
+         const std::function<void(const ItemReport&)>& report)
+      : folder_(folder), sweep_(sweep), options_(options), report_(report) {}
+
+  void pass(const std::vector<const PlannedItem*>& items) {
+    for (const PlannedItem* item : items) {
+      if (!folder_.has(item->file)) attempt(*item);
+    }
+  }
+
+ private:
+  void attempt(const PlannedItem& planned) {
+    const auto claim = folder_.claim(planned.file);
+    if (!claim || folder_.has(planned.file)) return;  // another worker has it, or had it until now
+    std::vector<Attempt> attempts = folder_.attempts(planned.file);
+    if (!attempts.empty() && !attempts.back().problem) {
+      attempts.back().problem = "its process ended without a word";
+      folder_.remove_halves(planned.file);
+    }
+    while (std::ssize(attempts) <= options_.retries) {
+      attempts.push_back({host_name(), getpid(), std::nullopt});
+      folder_.keep(planned.file, attempts);
+      if (try_once(planned, attempts)) return;
+      folder_.keep(planned.file, attempts);
+    }
+    report_({&planned, 0, attempts});
+  }
+
+  // Whether the item has results now; if not, why.
+  bool try_once(const PlannedItem& planned, std::vector<Attempt>& attempts) const {
+    Attempt& attempt = attempts.back();
+    std::optional<ItemResult> result;
+    try {
+      result = compute(sweep_, planned.item);
+    } catch (const DeviceError& error) {  // which may spoil the process for every later item
+      attempt.problem = error.what();
+      folder_.keep(planned.file, attempts);
+      throw;
+    } catch (const Error& error) {
+      attempt.problem = error.what();
+      return false;
+    } catch (const std::bad_alloc&) {
+      attempt.problem = "out of memory";
+      return false;
+    }
+    folder_.keep(planned.file, *result);
+    folder_.forget_attempts(planned.file);
+    report_({&planned, result->seconds, {}});
+    return true;
+  }
+
+  const SweepFolder& folder_;
+  const Sweep& sweep_;
+  const WorkerOptions& options_;
+  const std::function<void(const ItemReport&)>& report_;
+};
+
+}  // namespace
+
+ItemResult compute(const Sweep& sweep, const SweepItem& item) {
+  const Clock::time_point start = Clock::now();
+  const SweepTrace& planned = sweep.traces[item.trace];
+  Scope scope = planned.scope;
+  scope.layers = item.layers;
+  std::vector<Run> runs;
+  for (const size_t r : *item.runs) runs.push_back(sweep.runs[r]);
+  ReplayResult replayed = replay(open_trace(planned), runs, scope);
+  ItemResult result;
+  result.computation = sweep.computation;
+  result.environment = environment();
+  result.host = host_name();
+  result.layers = item.layers;
+  for (RunResult& run : replayed.runs) {
+    result.runs.push_back({key_of(run.run), run.compress_seconds, run.step_seconds, std::move(run.layers),
+                           std::move(run.agreement)});
+  }
+  result.times = std::move(replayed.times);
+  result.seconds = seconds_since(start);
+  return result;
+}
+
+void work(const SweepFolder& folder, const Sweep& sweep, const std::vector<PlannedItem>& items,
+          const WorkerOptions& options, const std::function<void(const ItemReport&)>& report) {
+  require_same_computation(folder, sweep);
+  std::vector<const PlannedItem*> own, others;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i].done) continue;
+    const bool is_own = static_cast<int64_t>(i) % options.count == options.index;
+    (is_own ? own : others).push_back(&items[i]);
+  }
+  Worker worker(folder, sweep, options, report);
+  worker.pass(own);
+  const auto results = folder.results();
+  std::erase_if(others, [&](const PlannedItem* item) { return results.contains(item->file); });
+  // Each worker begins elsewhere, so that they do not all look for the same items.
+  if (!others.empty()) {
+    const auto first = std::ssize(others) * options.index / options.count;
+    std::rotate(others.begin(), others.begin() + first, others.end());
+  }
+  worker.pass(others);
+}
+
+}  // namespace kvbound::sim
