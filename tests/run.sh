@@ -2,7 +2,8 @@
 # Installs missing packages on Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
 #
 #   tests/run.sh             the tests that every change must pass; code for a GPU only if this machine has one
-#   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps
+#   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps; and those
+#                            that need Slurm, if it is installed
 #   tests/run.sh -L unit     other arguments go to ctest and select from all tests
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
@@ -11,7 +12,7 @@ source sim/packages.sh
 
 every_gpu=(-D KVBOUND_CUDA=ON -U KVBOUND_CUDA_ARCHITECTURES -D CMAKE_CUDA_FLAGS=-Werror=all-warnings)
 case "$*" in
-  "") chosen=(-LE long) cuda=(-D KVBOUND_CUDA=OFF) ;;
+  "") chosen=(-LE 'long|slurm') cuda=(-D KVBOUND_CUDA=OFF) ;;
   --all) chosen=() cuda=("${every_gpu[@]}") ;;
   *) chosen=("$@") cuda=("${every_gpu[@]}") ;;
 esac

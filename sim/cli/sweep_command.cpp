@@ -28,7 +28,7 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr int64_t kMostJobs = 100'000;
+constexpr int64_t kMostJobs = 100'000, kMostSimulated = 100'000'000;
 
 const char* const kSweepDetails = R"(
 A sweep is a replay that many processes share. PLAN is a JSON object:
@@ -91,6 +91,47 @@ Share share_of(const CommandLine& line, const char* option) {
   return {*index, *count};
 }
 
+// All options, checked before any work.
+struct SweepRequest {
+  bool slurm = false;
+  int64_t jobs = 1, retries = 2, seed = 1;
+  std::optional<int64_t> threads, calibrate, simulate;
+  Share share, worker;
+  std::optional<std::string> json, csv;
+  bool quiet = false;
+};
+
+SweepRequest parse_sweep_request(const CommandLine& line) {
+  const std::string engine = line.text("engine").value_or("local");
+  if (engine != "local" && engine != "slurm")
+    throw UsageError(fmt::format("--engine '{}': expected local or slurm", one_line(engine)));
+  SweepRequest request;
+  request.slurm = engine == "slurm";
+  if (request.slurm) {
+    refuse_options(line, {"share", "calibrate", "simulate", "list"}, "does not go with --engine slurm");
+  } else {
+    refuse_options(line, {"sbatch", "wait"}, "is for --engine slurm");
+  }
+  const auto integer = [&](const char* option, int64_t most) {
+    return line.has(option) ? std::optional(line.integer(option, 1, most, 1)) : std::nullopt;
+  };
+  request.jobs = line.integer("jobs", 1, kMostJobs, request.jobs);
+  request.retries = line.integer("retries", 0, INT32_MAX, request.retries);
+  request.seed = line.integer("seed", 0, INT64_MAX, request.seed);
+  request.threads = integer("threads", 256);
+  request.calibrate = integer("calibrate", INT32_MAX);
+  request.simulate = integer("simulate", kMostSimulated);
+  request.share = share_of(line, "share");
+  request.worker = share_of(line, "worker");
+  request.json = line.text("json");
+  request.csv = line.text("csv");
+  request.quiet = line.has("quiet");
+  OutputPaths outputs;
+  if (request.json) outputs.add("json", *request.json);
+  if (request.csv) outputs.add("csv", *request.csv);
+  return request;
+}
+
 // The sweep that the command line names, and its hash in the folder.
 struct Chosen {
   Sweep sweep;
@@ -107,20 +148,19 @@ Chosen choose(const CommandLine& line, const SweepFolder& folder) {
   if (SweepFolder::is_one(folder.path())) earlier = folder.sweep();
   if (plans.empty()) {
     if (!earlier) throw UsageError("no PLAN, and none in " + one_line(folder.path()));
-    return {*earlier, folder.keep(*earlier)};
+    return {*earlier, folder.keep_sweep(*earlier)};
   }
   Progress progress("hashing", !line.has("quiet"));
   Sweep sweep = resolve(read_plan(plans.front()), earlier ? &*earlier : nullptr,
                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
-  const std::string hash = folder.keep(sweep);
+  const std::string hash = folder.keep_sweep(sweep);
   return {std::move(sweep), hash};
 }
 
-int be_worker(const CommandLine& line, const SweepFolder& folder) {
+int be_worker(const CommandLine& line, const SweepFolder& folder, const SweepRequest& request) {
   apply_threads(line);
-  const Share share = share_of(line, "worker");
   const Sweep sweep = folder.sweep(line.required("sweep"));
-  const WorkerOptions options{share.index, share.count, line.integer("retries", 0, INT32_MAX, 2)};
+  const WorkerOptions options{request.worker.index, request.worker.count, request.retries};
   try {
     work(folder, sweep, schedule(folder, sweep, kept_rates(folder)), options,
          [](const ItemReport& report) { std::cout << line_of(report) << std::flush; });
@@ -165,27 +205,24 @@ std::string list_of(const Sweep& sweep, const Agenda& agenda, const CostRates& r
 }
 
 // Computes the smallest items, in this process.
-void calibrate(const CommandLine& line, const SweepFolder& folder, const Sweep& sweep) {
-  const int64_t most = line.integer("calibrate", 1, INT32_MAX, 1);
+void calibrate(const SweepFolder& folder, const Sweep& sweep, int64_t most, bool quiet) {
   std::vector<PlannedItem> items = schedule(folder, sweep, kept_rates(folder));
   std::erase_if(items, &PlannedItem::done);
   std::ranges::reverse(items);
   items.resize(std::min(items.size(), static_cast<size_t>(most)));
-  apply_threads(line);
-  Progress progress("calibrating", !line.has("quiet"));
+  Progress progress("calibrating", !quiet);
   int64_t done = 0;
   work(folder, sweep, items, {}, [&](const ItemReport&) { progress.update(++done, std::ssize(items)); });
 }
 
-std::string simulation_text(const CommandLine& line, const SweepFolder& folder, const Sweep& sweep) {
+std::string simulation_text(const SweepFolder& folder, const Sweep& sweep, int64_t items, int64_t seed) {
   const MeasuredItems measured = measured_items(folder, sweep);
   if (measured.seconds.empty())
     throw UsageError("--simulate: no item is finished; compute some (--calibrate K)");
-  const int64_t items = line.integer("simulate", 1, 100'000'000, 0);
   std::vector<int64_t> workers;
   for (int64_t count = 1; count <= 1024; count *= 2) workers.push_back(count);
   std::vector<TableRow> rows{{"workers", "seconds", "no less than", "ratio"}};
-  for (const Makespan& found : simulate(measured, items, workers, line.integer("seed", 0, INT64_MAX, 1))) {
+  for (const Makespan& found : simulate(measured, items, workers, seed)) {
     rows.push_back({std::to_string(found.workers), fmt::format("{:.1f}", found.makespan),
                     fmt::format("{:.1f}", found.bound), fmt::format("{:.4f}", found.makespan / found.bound)});
   }
@@ -209,69 +246,56 @@ int tell_given_up(const Sweep& sweep, const std::vector<PlannedItem>& items, con
   return outcome.given_up.empty() ? outcome.exit_code : kWorld;
 }
 
-int run_here(const CommandLine& line, const SweepFolder& folder, const Chosen& chosen, const Agenda& agenda) {
-  LocalOptions options;
-  options.jobs = line.integer("jobs", 1, kMostJobs, 1);
-  options.share = share_of(line, "share");
-  options.retries = line.integer("retries", 0, INT32_MAX, options.retries);
-  options.threads = line.integer("threads", 1, 256, 0);
+int run_here(const SweepRequest& request, const SweepFolder& folder, const Chosen& chosen,
+             const Agenda& agenda) {
+  const LocalOptions options{request.jobs, request.share, request.retries, request.threads.value_or(0)};
   const auto start = std::chrono::steady_clock::now();
   LocalOutcome outcome;
   {
-    Progress progress("sweeping", !line.has("quiet"));
-    double cost_done = 0;
+    Progress progress("sweeping", !request.quiet);
     std::vector<double> costs(agenda.items.size());
     for (const PlannedItem& item : agenda.items) costs[item.number] = item.cost;
+    double cost_done = 0;
     int64_t done = 0;
     outcome = run_locally(folder, chosen.hash, options, [&](int64_t number, double) {
       cost_done += costs.at(static_cast<size_t>(number));
-      const int64_t whole = std::ssize(agenda.items) - agenda.done;
       progress.update(static_cast<int64_t>(1e6 * cost_done), static_cast<int64_t>(1e6 * agenda.cost_left),
-                      fmt::format("{} of {} items", ++done, whole));
+                      fmt::format("{} of {} items", ++done, std::ssize(agenda.items) - agenda.done));
     });
   }
-  if (!line.has("quiet")) {
+  if (!request.quiet) {
     const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
     std::cout << fmt::format("{} items computed in {:.1f} s\n", outcome.done, wall.count()) << std::flush;
   }
   return tell_given_up(chosen.sweep, agenda.items, outcome);
 }
 
-int run_on_slurm(const CommandLine& line, const SweepFolder& folder, const Chosen& chosen,
-                 const Agenda& agenda) {
-  SlurmOptions options;
-  options.jobs = line.integer("jobs", 1, kMostJobs, 1);
-  options.retries = line.integer("retries", 0, INT32_MAX, options.retries);
-  if (line.has("threads")) options.threads = line.integer("threads", 1, 256, 1);
-  options.gpu = std::ranges::any_of(chosen.sweep.runs, [](const Run& run) { return run.backend == "cuda"; });
-  options.sbatch = line.text("sbatch").value_or("");
-  options.json = line.text("json");
-  options.csv = line.text("csv");
+// Waits until no task of the array waits or runs any more.
+void wait_for(const std::string& job, const SweepFolder& folder, const Agenda& agenda, bool quiet) {
+  Progress progress("job " + job, !quiet);
+  while (is_alive(job)) {
+    const auto results = folder.results();
+    const auto done = std::ranges::count_if(
+        agenda.items, [&](const PlannedItem& item) { return item.done || results.contains(item.file); });
+    progress.update(done, std::ssize(agenda.items), fmt::format("{} of {} items", done, agenda.items.size()));
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+  }
+}
+
+int run_on_slurm(const CommandLine& line, const SweepRequest& request, const SweepFolder& folder,
+                 const Chosen& chosen, const Agenda& agenda) {
+  const bool gpu =
+      std::ranges::any_of(chosen.sweep.runs, [](const Run& run) { return run.backend == "cuda"; });
+  const SlurmOptions options{
+      request.jobs, request.retries, request.threads, gpu, line.text("sbatch").value_or(""),
+      request.json, request.csv};
   const std::string job = submit(folder, chosen.hash, options);
   std::cout << fmt::format("job {}: {} tasks for {} items; logs in {}/slurm\n", job, options.jobs,
                            std::ssize(agenda.items) - agenda.done, one_line(folder.path()))
             << std::flush;
   if (!line.has("wait")) return kPass;
-  {
-    Progress progress("job " + job, !line.has("quiet"));
-    while (is_alive(job)) {
-      std::this_thread::sleep_for(std::chrono::seconds(2));
-      const auto results = folder.results();
-      const auto done = std::ranges::count_if(
-          agenda.items, [&](const PlannedItem& item) { return item.done || results.contains(item.file); });
-      progress.update(done, std::ssize(agenda.items),
-                      fmt::format("{} of {} items", done, agenda.items.size()));
-    }
-  }
+  wait_for(job, folder, agenda, request.quiet);
   return tell_missing(folder, chosen.sweep, Gathering(folder, chosen.sweep, false).missing());
-}
-
-void check_options(const CommandLine& line, bool slurm) {
-  if (slurm) {
-    refuse_options(line, {"share", "calibrate", "simulate", "list"}, "does not go with --engine slurm");
-  } else {
-    refuse_options(line, {"sbatch", "wait"}, "is for --engine slurm");
-  }
 }
 
 }  // namespace
@@ -279,19 +303,19 @@ void check_options(const CommandLine& line, bool slurm) {
 int sweep_command(const Arguments& arguments) {
   CommandLine line = sweep_command_line();
   if (!line.parse(arguments)) return kPass;
-  const std::string engine = line.text("engine").value_or("local");
-  if (engine != "local" && engine != "slurm")
-    throw UsageError(fmt::format("--engine '{}': expected local or slurm", one_line(engine)));
-  check_options(line, engine == "slurm");
+  const SweepRequest request = parse_sweep_request(line);
   const SweepFolder folder(line.required("out"));
-  if (line.has("worker")) return be_worker(line, folder);
+  if (line.has("worker")) return be_worker(line, folder, request);
   const Chosen chosen = choose(line, folder);
-  if (line.has("simulate")) {
-    std::cout << simulation_text(line, folder, chosen.sweep);
+  if (request.simulate) {
+    std::cout << simulation_text(folder, chosen.sweep, *request.simulate, request.seed);
     return kPass;
   }
   if (!line.has("sweep")) folder.forget_attempts();
-  if (line.has("calibrate")) calibrate(line, folder, chosen.sweep);
+  if (request.calibrate) {
+    apply_threads(line);
+    calibrate(folder, chosen.sweep, *request.calibrate, request.quiet);
+  }
   const CostRates rates = measured_rates(folder, chosen.sweep);
   keep_rates(folder, rates);
   const Agenda agenda = agenda_of(folder, chosen.sweep, rates);
@@ -299,17 +323,16 @@ int sweep_command(const Arguments& arguments) {
     std::cout << list_of(chosen.sweep, agenda, rates);
     return kPass;
   }
-  if (!line.has("quiet")) {
+  if (!request.quiet) {
     std::cout << fmt::format("{} traces, {} runs, {} items, of which {} are done\n",
                              chosen.sweep.traces.size(), chosen.sweep.runs.size(), agenda.items.size(),
                              agenda.done)
               << std::flush;
   }
-  if (engine == "slurm") return run_on_slurm(line, folder, chosen, agenda);
-  const int code = run_here(line, folder, chosen, agenda);
-  if (code != kPass || (!line.has("json") && !line.has("csv"))) return code;
-  return gather_files(folder, chosen.sweep,
-                      {line.text("json"), line.text("csv"), false, false, line.has("quiet")});
+  if (request.slurm) return run_on_slurm(line, request, folder, chosen, agenda);
+  const int code = run_here(request, folder, chosen, agenda);
+  if (code != kPass || (!request.json && !request.csv)) return code;
+  return gather_files(folder, chosen.sweep, {request.json, request.csv, false, false, request.quiet});
 }
 
 }  // namespace kvbound::sim

@@ -16,6 +16,7 @@ MeasuredItems measured_items(const SweepFolder& folder, const Sweep& sweep, int6
   MeasuredItems measured;
   const std::string place = (std::filesystem::path(folder.path()) / ".overhead").string();
   const SweepFolder scratch(place);
+  scratch.make();
   double overhead = 0;
   int64_t copied = 0;
   for (const FinishedFile& finished : finished_files(folder, sweep)) {
@@ -24,8 +25,8 @@ MeasuredItems measured_items(const SweepFolder& folder, const Sweep& sweep, int6
     if (copied == copies) continue;
     const Clock::time_point start = Clock::now();
     const auto claim = scratch.claim(finished.file);
-    scratch.keep(finished.file, {{host_name(), 1, std::nullopt}});
-    scratch.keep(finished.file, result);
+    scratch.keep_attempts(finished.file, {{host_name(), 1, std::nullopt}});
+    scratch.keep_result(finished.file, result);
     scratch.forget_attempts(finished.file);
     overhead += seconds_since(start);
     ++copied;

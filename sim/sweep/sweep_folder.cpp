@@ -96,15 +96,18 @@ Claim::~Claim() {
 Claim::Claim(Claim&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)), offset_(other.offset_) {}
 
-SweepFolder::SweepFolder(const std::string& path) : path_(path) {
-  for (const char* part : {"plans", "results", "attempts"}) make_folder(fs::path(path) / part);
-}
+SweepFolder::SweepFolder(const std::string& path) : path_(path) {}
 
 SweepFolder::~SweepFolder() {
   if (claims_ >= 0) close(claims_);
 }
 
-std::string SweepFolder::keep(const Sweep& sweep) const {
+void SweepFolder::make() const {
+  for (const char* part : {"plans", "results", "attempts"}) make_folder(fs::path(path_) / part);
+}
+
+std::string SweepFolder::keep_sweep(const Sweep& sweep) const {
+  make();
   const std::string text = text_of(sweep), hash = hash_of(text);
   write_file((fs::path(path_) / "plans" / (hash + ".json")).string(), text);
   write_file((fs::path(path_) / "plan.json").string(), text);
@@ -160,7 +163,7 @@ ItemResult SweepFolder::result(const std::string& file) const {
   return item_result_of(result_path(file), whole_file(result_path(file)));
 }
 
-void SweepFolder::keep(const std::string& file, const ItemResult& result) const {
+void SweepFolder::keep_result(const std::string& file, const ItemResult& result) const {
   const std::string path = result_path(file);
   make_folder(fs::path(path).parent_path());
   write_file(path, bytes_of(result));
@@ -194,7 +197,7 @@ std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
   return attempts;
 }
 
-void SweepFolder::keep(const std::string& file, const std::vector<Attempt>& attempts) const {
+void SweepFolder::keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const {
   const std::string path = attempts_path(file);
   std::ofstream out(path, std::ios::trunc);  // not synced: it must outlive its process, not the machine
   out << fields_of(attempts).dump(-1, ' ', false, FieldsJson::error_handler_t::replace) << std::flush;

@@ -45,7 +45,7 @@ class Claim {
 /// Functions that read or write throw IoError.
 class SweepFolder {
  public:
-  /// Makes what is missing of it.
+  /// The folder need not be there before `make` or `keep_sweep`.
   explicit SweepFolder(const std::string& path);
   ~SweepFolder();
   SweepFolder(const SweepFolder&) = delete;
@@ -53,8 +53,11 @@ class SweepFolder {
 
   const std::string& path() const { return path_; }
 
-  /// Makes a sweep the latest. Returns its hash.
-  std::string keep(const Sweep& sweep) const;
+  /// Makes what is missing of the folder.
+  void make() const;
+
+  /// Makes the folder, and a sweep its latest. Returns the sweep's hash.
+  std::string keep_sweep(const Sweep& sweep) const;
   /// The latest sweep, or that of a hash. Throws TraceError if there is none, or it is no sweep.
   Sweep sweep(const std::optional<std::string>& hash = {}) const;
   /// Whether there is a folder of this path with a sweep.
@@ -70,14 +73,14 @@ class SweepFolder {
   std::unordered_set<std::string> results() const;
   /// Throws TraceError for a file that is no result of a sweep.
   ItemResult result(const std::string& file) const;
-  void keep(const std::string& file, const ItemResult& result) const;
+  void keep_result(const std::string& file, const ItemResult& result) const;
 
   /// None if another process has it. Throws IoError if the file system has no locks.
   std::optional<Claim> claim(const std::string& file) const;
 
   /// The tries to compute an item; whoever writes them has its claim.
   std::vector<Attempt> attempts(const std::string& file) const;
-  void keep(const std::string& file, const std::vector<Attempt>& attempts) const;
+  void keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const;
   void forget_attempts(const std::string& file) const;
   /// Forgets the tries of all items that nobody computes now.
   void forget_attempts() const;

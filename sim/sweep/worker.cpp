@@ -52,9 +52,9 @@ class Worker {
     }
     while (std::ssize(attempts) <= options_.retries) {
       attempts.push_back({host_name(), getpid(), std::nullopt});
-      folder_.keep(planned.file, attempts);
+      folder_.keep_attempts(planned.file, attempts);
       if (try_once(planned, attempts)) return;
-      folder_.keep(planned.file, attempts);
+      folder_.keep_attempts(planned.file, attempts);
     }
     report_({&planned, 0, attempts});
   }
@@ -67,7 +67,7 @@ class Worker {
       result = compute(sweep_, planned.item);
     } catch (const DeviceError& error) {  // which may spoil the process for every later item
       attempt.problem = error.what();
-      folder_.keep(planned.file, attempts);
+      folder_.keep_attempts(planned.file, attempts);
       throw;
     } catch (const Error& error) {
       attempt.problem = error.what();
@@ -76,7 +76,7 @@ class Worker {
       attempt.problem = "out of memory";
       return false;
     }
-    folder_.keep(planned.file, *result);
+    folder_.keep_result(planned.file, *result);
     folder_.forget_attempts(planned.file);
     report_({&planned, result->seconds, {}});
     return true;

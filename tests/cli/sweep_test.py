@@ -1,0 +1,259 @@
+"""kvbound sweep and gather: the numbers of one replay, whoever computed them, whatever was killed meanwhile."""
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from support import kvbound_cli
+from support.kvbound_cli import INCONCLUSIVE, INVALID, PASS, USAGE, WORLD, CommandLineTest
+
+POLICIES = ("snapkv:window=4", "snapkv:window=4+critical", "random:seed=0:sinks=4:window=4", "h2o:window=4+keepkv")
+BUDGETS = ("30%", "16")
+
+
+def without_times_and_hosts(document):
+    """The document without what another run may have otherwise."""
+    if isinstance(document, dict):
+        return {key: without_times_and_hosts(value) for key, value in document.items()
+                if key not in ("seconds", "times", "device", "threads")}
+    return [without_times_and_hosts(item) for item in document] if isinstance(document, list) else document
+
+
+def without_time_lines(table):
+    """A table without the lines that end in times, which only devices have."""
+    return [line for line in table.splitlines() if not re.search(r" [0-9.]+ (ns|us|ms|s)( |$)", line)]
+
+
+class SweepTest(CommandLineTest):
+    LAYERS = 3
+
+    def setUp(self):
+        super().setUp()
+        self.traces = []
+        for name, layers in (("a", self.LAYERS), ("b", 2), ("c", 1)):
+            self.passes("generate", "--kind", "mixed", "--tokens", "64", "--decode", "3", "--layers", str(layers), "--query-heads",
+                        "4", "--kv-heads", "2", "--head-dim", "8", "--model-dim", "16", "--window-queries", "8", f"{name}.safetensors")
+            self.traces.append(f"{name}.safetensors")
+        self.write_plan()
+
+    def write_plan(self, name="plan.json", **members):
+        plan = {"format": "kvbound-sweep-plan", "version": 1, "traces": ["?.safetensors"], "policies": list(POLICIES),
+                "budgets": list(BUDGETS), "base": POLICIES[0]} | members
+        (self.folder / name).write_text(json.dumps(plan))
+
+    def replayed(self, policies=POLICIES, budgets=BUDGETS, *arguments):
+        """JSON, CSV and tables of one replay of everything."""
+        table = self.passes("replay", *self.traces, "--policy", ",".join(policies), "--budget", ",".join(budgets), "--base",
+                            POLICIES[0], "--json", "replay.json", "--csv", "replay.csv", *arguments)
+        return json.loads((self.folder / "replay.json").read_text()), (self.folder / "replay.csv").read_text(), table
+
+    def check_gathered(self, out="study", *arguments, replayed=None):
+        """The sweep's results are those of one replay."""
+        table = self.passes("gather", out, "--json", "gathered.json", "--csv", "gathered.csv", *arguments)
+        document, csv, expected_table = replayed or self.replayed()
+        text = (self.folder / "gathered.json").read_text()
+        self.assertEqual(without_times_and_hosts(json.loads(text)), without_times_and_hosts(document))
+        self.assertEqual(text.count("\n"), (self.folder / "replay.json").read_text().count("\n"), "formatted alike")
+        self.assertEqual((self.folder / "gathered.csv").read_text(), csv)
+        for text in (table, expected_table):
+            self.assertIn("improved heads", text)
+        self.assertEqual(without_time_lines(table), without_time_lines(expected_table))
+
+    def results(self, out="study"):
+        return {path.name for path in (self.folder / out / "results").glob("*/*") if not path.name.startswith(".")}
+
+    def workers_of(self, process):
+        """The worker processes of a sweep."""
+        children = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = status.read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[1]) == process.pid:
+                children.append(int(status.parent.name))
+        return children
+
+
+class Sweeps(SweepTest):
+    def test_gathered_results_are_those_of_one_replay(self):
+        for jobs in ("1", "3"):
+            with self.subTest(jobs=jobs):
+                out = f"study{jobs}"
+                said = self.passes("sweep", "plan.json", "--out", out, "--jobs", jobs)
+                self.assertRegex(said, r"\A3 traces, 8 runs, 6 items, of which 0 are done\n6 items computed in [0-9.]+ s\n\Z")
+                self.check_gathered(out)
+
+    def test_nothing_is_computed_twice(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        times = {path: path.stat().st_mtime_ns for path in (self.folder / "study" / "results").glob("*/*")}
+        self.assertIn("0 items computed", self.passes("sweep", "plan.json", "--out", "study"))
+        self.assertIn("0 items computed", self.passes("sweep", "--out", "study"))
+        self.write_plan(policies=[POLICIES[2], POLICIES[0]], budgets=[BUDGETS[1]])
+        self.assertIn("0 items computed", self.passes("sweep", "plan.json", "--out", "study"), "a part of what is there")
+        self.assertEqual({path: path.stat().st_mtime_ns for path in (self.folder / "study" / "results").glob("*/*")}, times)
+        self.write_plan(policies=[*POLICIES, "tova"])
+        self.assertIn("6 items computed", self.passes("sweep", "plan.json", "--out", "study"))
+        self.check_gathered(replayed=self.replayed((*POLICIES, "tova")))
+
+    def test_results_may_be_written_at_once(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--json", "one.json", "--csv", "one.csv")
+        document, csv, _ = self.replayed()
+        self.assertEqual(without_times_and_hosts(json.loads((self.folder / "one.json").read_text())),
+                         without_times_and_hosts(document))
+        self.assertEqual((self.folder / "one.csv").read_text(), csv)
+
+    def test_seeds_backends_and_blocks_are_as_the_plan_says(self):
+        self.write_plan(seeds=[0, 5], backends=["reference", "emulated"], layers="0", steps=2, recall=7, merge_bounds=True,
+                        layers_per_item=2, policies_per_item=2, policies=[POLICIES[0], "random:window=4", POLICIES[3]])
+        self.passes("sweep", "plan.json", "--out", "study", "--jobs", "2", "--quiet")
+        seeded = [f"random:seed={seed}:sinks=4:window=4" for seed in (0, 5)]
+        self.check_gathered(replayed=self.replayed((POLICIES[0], *seeded, POLICIES[3]), BUDGETS, "--backend", "reference,emulated",
+                                                   "--layers", "0", "--steps", "2", "--recall", "7", "--merge-bounds"))
+
+    def test_the_list_has_every_item_with_its_cost(self):
+        listed = self.passes("sweep", "plan.json", "--out", "study", "--list")
+        self.assertEqual(listed.count("to do  "), 6)
+        self.assertIn("b.safetensors, layer 1, 8 runs", listed)
+        self.assertIn("not known before items are finished", listed)
+        listed = self.passes("sweep", "plan.json", "--out", "study", "--list", "--calibrate", "2")
+        self.assertRegex(listed, r"6 items, 2 done; to do: [0-9.e-]+ s of one process, by rates of 2 finished items")
+        self.assertEqual(len(self.results()), 2)
+
+    def test_a_simulation_is_no_shorter_than_its_bound(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--list")
+        self.refuses(USAGE, "no item is finished", "sweep", "--out", "study", "--simulate", "100")
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        rows = [line.split() for line in self.passes("sweep", "--out", "study", "--simulate", "5000").splitlines()[3:]]
+        self.assertEqual([int(row[0]) for row in rows], [2**i for i in range(11)])
+        for workers, makespan, bound, ratio in rows:
+            self.assertGreaterEqual(float(ratio), 1)
+            self.assertGreaterEqual(float(makespan), float(bound))
+
+    def test_shares_of_machines_complete_each_other(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--list")
+        processes = [self.start("sweep", "--out", "study", "--share", f"{i}/3", "--quiet") for i in range(3)]
+        for process in processes:
+            self.assertEqual(process.wait(), PASS, process.communicate())
+        self.check_gathered()
+
+    def test_plans_and_folders_that_are_none_are_refused(self):
+        self.refuses(USAGE, "--out", "sweep", "plan.json")
+        self.refuses(USAGE, "no PLAN, and none in study", "sweep", "--out", "study")
+        self.refuses(INVALID, "is no folder of a sweep", "gather", "nowhere")
+        self.refuses(WORLD, "missing.json", "sweep", "missing.json", "--out", "study")
+        self.write_plan(policies=["snapkv:windows=4"])
+        self.refuses(INVALID, r"^kvbound: plan.json: .*policies: ", "sweep", "plan.json", "--out", "study")
+        self.write_plan(policies=["snapkv:window=9"])
+        self.refuses(USAGE, r"a.safetensors: policy 'snapkv:window=9' at budget 30%", "sweep", "plan.json", "--out", "study")
+        for option, value in (("--share", "3/3"), ("--share", "a"), ("--jobs", "0"), ("--engine", "pbs"), ("--retries", "-1")):
+            self.refuses(USAGE, option, "sweep", "plan.json", "--out", "study", option, value)
+        self.refuses(USAGE, "--sbatch is for --engine slurm", "sweep", "plan.json", "--out", "study", "--sbatch", "x")
+
+
+class Faults(SweepTest):
+    LAYERS = 60
+
+    def sweeping(self, *arguments):
+        """A sweep in the background of which some items are done."""
+        process = self.start("sweep", "plan.json", "--out", "study", "--jobs", "2", *arguments)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: len(self.results()) >= 4, process)
+        return process
+
+    def wait_for(self, condition, process=None):
+        deadline = time.monotonic() + 60
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            if process:
+                self.assertIsNone(process.poll(), "ended by itself")
+            time.sleep(0.002)
+
+    def test_workers_that_are_killed_are_replaced(self):
+        process = self.sweeping("--retries", "9")
+        killed = 0
+        while process.poll() is None and killed < 4:
+            for worker in self.workers_of(process)[:1]:
+                os.kill(worker, signal.SIGKILL)
+                killed += 1
+            time.sleep(0.02)
+        self.assertEqual(process.wait(), PASS)
+        self.assertGreater(killed, 0)
+        self.check_gathered()
+        left = {path.name for path in (self.folder / "study" / "attempts").iterdir()}
+        self.assertLessEqual(left, self.results(), "of workers that were killed between an item's result and its end")
+
+    def test_a_sweep_that_was_killed_goes_on(self):
+        for sent in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+            process = self.sweeping()
+            workers = self.workers_of(process)
+            process.send_signal(sent)
+            process.wait()
+            self.wait_for(lambda: not any(Path(f"/proc/{worker}/cmdline").exists() and
+                                          Path(f"/proc/{worker}/cmdline").read_bytes() for worker in workers))
+            before = self.results()
+            self.assertLess(len(before), 63)
+            for name in before:
+                self.assertGreater(len((self.folder / "study/results" / name[:2] / name).read_bytes()), 0)
+            if sent != signal.SIGTERM:
+                for name in sorted(before)[4:]:  # so that the next one has something to do, too
+                    (self.folder / "study/results" / name[:2] / name).unlink()
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        self.check_gathered()
+
+    def test_two_drivers_share_the_work(self):
+        processes = [self.start("sweep", "plan.json", "--out", "study", "--jobs", "2") for _ in range(2)]
+        computed = []
+        for process in processes:
+            said, errors = process.communicate(timeout=120)
+            self.assertEqual((process.returncode, errors), (PASS, ""))
+            computed.append(int(said.split("\n")[1].split()[0]))
+        self.assertEqual(sum(computed), 63, "each item once")
+        self.check_gathered()
+
+    def test_a_trace_that_vanished_is_named_and_the_rest_is_computed(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--list")
+        (self.folder / "b.safetensors").rename(self.folder / "elsewhere")
+        result = self.run_program("sweep", "--out", "study", "--jobs", "2", "--retries", "1")
+        self.assertEqual(result.returncode, WORLD)
+        self.assertEqual(result.stderr.count("b.safetensors, layer"), 2)
+        self.assertRegex(result.stderr, r"kvbound: b.safetensors, layer 0, 8 runs: given up after 2 tries; the last: cannot open ")
+        self.assertEqual(len(self.results()), 61)
+        refused = self.run_program("gather", "study", "--json", "out.json")
+        self.assertEqual(refused.returncode, INCONCLUSIVE)
+        self.assertRegex(refused.stderr, r"no results of 2 items:\n  b.safetensors, layer 0, 8 runs: failed 2 times, the last: ")
+        self.assertFalse((self.folder / "out.json").exists())
+        partial = self.run_program("gather", "study", "--partial", "--json", "out.json", "--quiet")
+        self.assertEqual(partial.returncode, INCONCLUSIVE)
+        paths = [trace["path"] for trace in json.loads((self.folder / "out.json").read_text())["traces"]]
+        self.assertEqual(paths, ["a.safetensors", "c.safetensors"])
+        (self.folder / "elsewhere").rename(self.folder / "b.safetensors")
+        self.assertIn("2 items computed", self.passes("sweep", "--out", "study"))
+        self.check_gathered()
+
+    def test_a_full_disk_loses_nothing(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--list")
+        sweep = next((self.folder / "study/plans").iterdir()).stem
+        result = self.run_program("sweep", "--sweep", sweep, "--out", "study", "--jobs", "2", file_size_limit=3000)
+        self.assertEqual(result.returncode, WORLD, result.stderr)
+        self.assertIn("cannot write", result.stderr)
+        self.assertEqual(self.results(), set())
+        self.passes("sweep", "--out", "study", "--quiet")
+        self.check_gathered()
+
+    def test_a_trace_that_changed_is_not_mixed_with_its_former_self(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--list")
+        self.passes("generate", "--kind", "flat", "--tokens", "64", "--decode", "3", "--layers", "2", "--query-heads", "4",
+                    "--kv-heads", "2", "--head-dim", "8", "--model-dim", "16", "--window-queries", "8", "b.safetensors")
+        result = self.run_program("sweep", "--out", "study", "--retries", "0")
+        self.assertEqual(result.returncode, WORLD)
+        self.assertIn("b.safetensors: has changed since the sweep was planned", result.stderr)
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        self.check_gathered()
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()

@@ -1,0 +1,106 @@
+// Sweeps: traces are found, checked and hashed once, and survive as text.
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/sweep/sweep.hpp>
+
+#include "support/message_of.hpp"
+#include "support/sweep_case.hpp"
+
+namespace kvbound::sim::sweep_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Sweeps, HaveTheTracesOfTheirPatternsByNameWithTheirHashes) {
+  const test::SweepCase folder;
+  const Sweep sweep = folder.sweep();
+  ASSERT_EQ(sweep.traces.size(), 2);
+  EXPECT_EQ(sweep.traces[0].info.path, folder.file("a.safetensors"));
+  EXPECT_EQ(sweep.traces[1].info.path, folder.file("b.safetensors"));
+  EXPECT_EQ(sweep.traces[0].sha256, traces::Trace(folder.file("a.safetensors")).sha256());
+  EXPECT_EQ(sweep.traces[0].scope.layers, (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(sweep.traces[0].scope.steps, 2);
+  EXPECT_EQ(sweep.traces[0].scope.recall_of, 40);
+  EXPECT_EQ(sweep.runs.size(), 6);
+}
+
+TEST(Sweeps, AreTheSameAfterTheirText) {
+  const test::SweepCase folder;
+  const Sweep sweep =
+      folder.sweep(test::SweepCase::kPolicies, R"(, "base": "tova", "layers": "1", "layers_per_item": 2)");
+  const Sweep read = parse_sweep("p", text_of(sweep));
+  EXPECT_EQ(text_of(read), text_of(sweep));
+  EXPECT_EQ(read.traces[1].info.shape.model_dim, 16);
+  EXPECT_EQ(read.traces[1].info.scale, sweep.traces[1].info.scale);
+  EXPECT_EQ(read.traces[1].scope.layers, std::vector<int64_t>{1});
+  EXPECT_EQ(read.runs[1].policy.label, sweep.runs[1].policy.label);
+  EXPECT_EQ(read.base, sweep.base);
+  EXPECT_EQ(read.layers_per_item, 2);
+}
+
+TEST(Sweeps, AreNotReadFromOtherTexts) {
+  const test::SweepCase folder;
+  const std::string text = text_of(folder.sweep());
+  for (const std::string& other :
+       {std::string(), std::string("{}"), text.substr(0, text.size() / 2), std::string("[1]")})
+    EXPECT_THAT(test::message_of<TraceError>([&] { parse_sweep("p", other); }),
+                HasSubstr("p: is no sweep of kvbound"))
+        << other;
+}
+
+TEST(Sweeps, HashOnlyWhatHasChanged) {
+  const test::SweepCase folder;
+  Sweep earlier = folder.sweep();
+  for (SweepTrace& trace : earlier.traces) trace.sha256 = "known";
+  std::filesystem::last_write_time(folder.file("b.safetensors"),
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  const Sweep again = resolve(read_plan(folder.file("plan.json")), &earlier, {});
+  EXPECT_EQ(again.traces[0].sha256, "known");
+  EXPECT_EQ(again.traces[1].sha256, traces::Trace(folder.file("b.safetensors")).sha256());
+}
+
+TEST(Sweeps, RefuseTracesThatChangedSince) {
+  const test::SweepCase folder;
+  const Sweep sweep = folder.sweep();
+  EXPECT_EQ(open_trace(sweep.traces[0]).info().layers, 3);
+  std::filesystem::last_write_time(folder.file("a.safetensors"),
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_THAT(test::message_of<TraceError>([&] { open_trace(sweep.traces[0]); }),
+              HasSubstr("has changed since the sweep was planned"));
+}
+
+TEST(Sweeps, RefuseWhatDoesNotFitTheTraces) {
+  const test::SweepCase folder;
+  const auto refusal = [&](const std::string& policies, const std::string& more) {
+    try {
+      folder.sweep(policies, more);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("not refused");
+  };
+  const std::string policies = test::SweepCase::kPolicies;
+  EXPECT_THAT(refusal(policies, R"(, "layers": "0,2")"), HasSubstr("layers: is \"0,2\""));
+  EXPECT_THAT(refusal(policies, R"(, "steps": 3)"), HasSubstr("has 2 decode steps"));
+  EXPECT_THAT(refusal(R"("snapkv:window=9")", ""),
+              HasSubstr("a.safetensors: policy 'snapkv:window=9' at budget 30%"));
+  EXPECT_THAT(refusal(policies, R"(, "backends": ["abacus"])"), HasSubstr("abacus"));
+  const auto with_traces = [&](const std::string& patterns) {
+    const std::string plan = folder.write(
+        "other.json",
+        R"({"format": "kvbound-sweep-plan", "version": 1, "policies": ["tova"], "budgets": ["12"], "traces": [)" +
+            patterns + "]}");
+    return test::message_of<TraceError>([&] { resolve(read_plan(plan), nullptr, {}); });
+  };
+  EXPECT_THAT(with_traces(R"("nothing*")"), HasSubstr("traces: \"nothing*\": no file has such a name"));
+  EXPECT_THAT(with_traces('"' + folder.file("a*") + R"(", ")" + folder.file("*.safetensors") + '"'),
+              HasSubstr("is there twice"));
+  EXPECT_THAT(with_traces('"' + folder.file("*.json") + '"'), HasSubstr("other.json"));
+}
+
+}  // namespace
+}  // namespace kvbound::sim::sweep_test
