@@ -24,7 +24,7 @@ std::vector<SweepItem> items_of(const Sweep& sweep);
 /// Those of one trace.
 std::vector<SweepItem> items_of(const Sweep& sweep, size_t trace);
 
-/// "traces/a.safetensors, layers 0-3, 12 runs"
+/// "a.safetensors, layers 0-3, 12 runs"
 std::string text_of(const SweepItem& item, const Sweep& sweep);
 
 /// What an item's results depend on, as keys: SHA-256 of the text of all of it. Runs have keys of their own, so that a plan that

@@ -3,6 +3,7 @@
 usage: documentation_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -18,7 +19,8 @@ from support.tiny_model import TinyModel
 ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
-READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/evaluate/README.md", "proofs/README.md",
+READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/evaluate/README.md", "sim/sweep/README.md",
+           "proofs/README.md",
            "traces/README.md", "cuda/README.md")
 MOST_WORDS = 1500  # words in the root README, tables and code included
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
@@ -106,7 +108,8 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench", "evaluate"):
+        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench", "evaluate",
+                        "sweep", "gather"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for script in ("record_hf", "tokenize", "make_tasks"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
@@ -235,7 +238,8 @@ class DocumentedCommands(CommandLineTest):
     def run_once(self, *words):
         """The result of a command, cached: only for a command whose output files no other command reads."""
         if words not in self.results:
-            self.results[words] = self.run_program(*words)
+            path = f"{self.folder}{os.pathsep}{os.environ['PATH']}"  # for programs that stand for a cluster's
+            self.results[words] = self.run_program(*words, env={**os.environ, "PATH": path})
         return self.results[words]
 
     def write_models(self):
@@ -262,6 +266,14 @@ class DocumentedCommands(CommandLineTest):
         sentences = (f"The {words[i % 10]} by the {words[i // 10 % 10]} was number {i}." for i in range(4000))
         (self.folder / "prose.txt").write_text(" ".join(sentences), "utf-8")
 
+    def write_plan(self):
+        """What documented calls of `sweep` read: the plan of the README, and an sbatch that takes all jobs."""
+        plan, = (block for block in code_blocks(ROOT / "sim" / "sweep" / "README.md") if "kvbound-sweep-plan" in block)
+        (self.folder / "plan.json").write_text(plan, "utf-8")
+        sbatch = self.folder / "sbatch"
+        sbatch.write_text("#!/bin/sh\necho 1\n", "utf-8")
+        sbatch.chmod(0o755)
+
     def write_flashinfer_dumps(self):
         """What documented calls of `import` read."""
         record_decode(Dumps(self.folder / "flashinfer_dumps"), Batch())
@@ -270,6 +282,7 @@ class DocumentedCommands(CommandLineTest):
         (self.folder / "traces").symlink_to(ROOT / "traces")
         self.write_models()
         self.write_tasks()
+        self.write_plan()
         self.write_flashinfer_dumps()
         sample = SAMPLES / "pocket-gqa.safetensors"
         subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
