@@ -5,14 +5,16 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/core/float16.hpp>
 
 #include "messages.hpp"
 #include "strict_json.hpp"
+#include "widen.hpp"
 
 namespace kvbound::traces {
 
@@ -193,24 +195,13 @@ void require_contiguous(const std::string& path, const std::vector<TensorEntry>&
   }
 }
 
-template <class Stored, class Number, class Convert>
-void convert_all(std::span<const char> bytes, std::span<Number> out, const Convert& convert) {
+template <class Stored>
+void widen_integers(std::span<const char> bytes, std::span<int64_t> out) {
   for (size_t i = 0; i < out.size(); ++i) {
     Stored stored;
     std::memcpy(&stored, bytes.data() + i * sizeof(Stored), sizeof(Stored));  // may be misaligned
-    out[i] = convert(stored);
+    out[i] = stored;
   }
-}
-
-void widen(Dtype dtype, std::span<const char> bytes, std::span<double> out) {
-  if (dtype == Dtype::f64) return convert_all<double>(bytes, out, [](double x) { return x; });
-  if (dtype == Dtype::f32) return convert_all<float>(bytes, out, [](float x) { return double{x}; });
-  convert_all<uint16_t>(bytes, out, dtype == Dtype::f16 ? from_float16 : from_bfloat16);
-}
-
-void widen(Dtype dtype, std::span<const char> bytes, std::span<int64_t> out) {
-  if (dtype == Dtype::i64) return convert_all<int64_t>(bytes, out, [](int64_t x) { return x; });
-  convert_all<int32_t>(bytes, out, [](int32_t x) { return int64_t{x}; });
 }
 
 void require_dtype(const std::string& path, const TensorEntry& tensor, bool suits, const char* expected) {
@@ -247,44 +238,55 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-template <class Number, class Check>
+template <class Number, class Widen>
 void SafetensorsFile::read_in_chunks(const TensorEntry& tensor, int64_t first, std::span<Number> out,
-                                     const Check& check) const {
-  const int64_t size = size_of(tensor.dtype);
+                                     const Widen& widen) const {
+  const int64_t size = size_of(tensor.dtype), per_chunk = kChunk / size;
   const auto count = std::ssize(out);
   if (first < 0 || first > tensor.elements || count > tensor.elements - first) {
     throw ShapeMismatch("elements " + std::to_string(first) + " to " + std::to_string(first + count) +
                         " of " + printable(tensor.name) + ", which has " + std::to_string(tensor.elements));
   }
-  std::vector<char> bytes(std::min(kChunk, count * size));
-  for (int64_t done = 0; done < count;) {
-    const int64_t now = std::min(kChunk / size, count - done);
-    const std::span<char> chunk(bytes.data(), static_cast<size_t>(now * size));
-    file_.read(tensor.begin + (first + done) * size, chunk, printable(tensor.name));
-    const std::span<Number> numbers = out.subspan(done, static_cast<size_t>(now));
-    widen(tensor.dtype, chunk, numbers);
-    check(numbers, first + done);
-    done += now;
+  const int64_t chunks = (count + per_chunk - 1) / per_chunk;
+  std::vector<std::exception_ptr> failures(static_cast<size_t>(chunks));
+#pragma omp parallel for schedule(dynamic) if (chunks > 1)
+  for (int64_t c = 0; c < chunks; ++c) {
+    try {
+      const int64_t done = c * per_chunk, now = std::min(per_chunk, count - done);
+      const auto bytes = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(now * size));
+      const std::span<char> chunk(bytes.get(), static_cast<size_t>(now * size));
+      file_.read(tensor.begin + (first + done) * size, chunk, printable(tensor.name));
+      widen(chunk, out.subspan(static_cast<size_t>(done), static_cast<size_t>(now)), first + done);
+    } catch (...) {
+      failures[static_cast<size_t>(c)] = std::current_exception();
+    }
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);  // the first in the file, whichever thread was first
   }
 }
 
 void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<double> out,
                            NonFiniteNumbers non_finite) const {
   require_dtype(path(), tensor, is_real(tensor.dtype), "F64, F32, F16 or BF16");
-  read_in_chunks(tensor, first, out, [&](std::span<const double> numbers, int64_t begin) {
-    if (non_finite == NonFiniteNumbers::allowed) return;
-    const auto bad = std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
-    if (bad == numbers.end()) return;
-    const int64_t element = begin + (bad - numbers.begin());
-    throw TraceError(path(), tensor.begin + element * size_of(tensor.dtype), printable(tensor.name),
-                     "element " + std::to_string(element) + " is " + (std::isnan(*bad) ? "NaN" : "infinite") +
-                         "; expected a finite number");
-  });
+  read_in_chunks(
+      tensor, first, out, [&](std::span<const char> bytes, std::span<double> numbers, int64_t begin) {
+        if (widen(tensor.dtype, bytes, numbers) || non_finite == NonFiniteNumbers::allowed) return;
+        const auto bad =
+            std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
+        const int64_t element = begin + (bad - numbers.begin());
+        throw TraceError(path(), tensor.begin + element * size_of(tensor.dtype), printable(tensor.name),
+                         "element " + std::to_string(element) + " is " +
+                             (std::isnan(*bad) ? "NaN" : "infinite") + "; expected a finite number");
+      });
 }
 
 void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const {
   require_dtype(path(), tensor, tensor.dtype == Dtype::i64 || tensor.dtype == Dtype::i32, "I64 or I32");
-  read_in_chunks(tensor, first, out, [](std::span<const int64_t>, int64_t) {});
+  read_in_chunks(tensor, first, out, [&](std::span<const char> bytes, std::span<int64_t> numbers, int64_t) {
+    tensor.dtype == Dtype::i64 ? widen_integers<int64_t>(bytes, numbers)
+                               : widen_integers<int32_t>(bytes, numbers);
+  });
 }
 
 }  // namespace kvbound::traces

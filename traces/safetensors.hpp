@@ -67,9 +67,9 @@ class SafetensorsFile {
   void read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const;
 
  private:
-  template <class Number, class Check>
+  template <class Number, class Widen>
   void read_in_chunks(const TensorEntry& tensor, int64_t first, std::span<Number> out,
-                      const Check& check) const;
+                      const Widen& widen) const;
 
   InputFile file_;
   Metadata metadata_;

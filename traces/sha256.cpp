@@ -41,6 +41,12 @@ std::string Sha256::hexadecimal() {
   return text;
 }
 
+std::string sha256_of(std::string_view bytes) {
+  Sha256 hash;
+  hash.update(bytes);
+  return hash.hexadecimal();
+}
+
 std::string sha256_of(std::span<const InputFile* const> files,
                       const std::function<void(int64_t, int64_t)>& progress) {
   int64_t total = 0;

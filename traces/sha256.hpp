@@ -28,6 +28,9 @@ class Sha256 {
   std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
+/// The digest of some bytes, as Sha256::hexadecimal.
+std::string sha256_of(std::string_view bytes);
+
 /// The digest of files' bytes, one file after the other.
 ///
 /// progress  called with the bytes done and the whole; may be empty

@@ -104,14 +104,14 @@ void refuse_surplus_layers(const ShardSet& files, int64_t layers) {
 
 Tensor read_tensor(const StoredTensor& stored) {
   const std::vector<int64_t>& shape = stored.entry->shape;
-  Tensor tensor(shape[0], shape[1], shape[2]);
+  Tensor tensor = Tensor::for_overwrite(shape[0], shape[1], shape[2]);
   stored.file->read(*stored.entry, 0, tensor.numbers());
   return tensor;
 }
 
 Matrix read_matrix(const StoredTensor& stored) {
   const std::vector<int64_t>& shape = stored.entry->shape;
-  Matrix matrix(shape[0], shape[1]);
+  Matrix matrix = Matrix::for_overwrite(shape[0], shape[1]);
   stored.file->read(*stored.entry, 0, std::span(matrix.data(), matrix.numbers().size()));
   return matrix;
 }

@@ -3,8 +3,11 @@
 
 #include <cassert>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace kvbound {
@@ -76,12 +79,36 @@ struct TensorView {
   }
 };
 
+namespace detail {
+
+// Leaves numbers that are given no value as they are, so that those who write them first, on whatever thread, are the first to
+// touch their memory.
+template <class Number>
+struct OverwriteAllocator : std::allocator<Number> {
+  template <class Other>
+  struct rebind {
+    using other = OverwriteAllocator<Other>;
+  };
+  void construct(Number* place) { ::new (static_cast<void*>(place)) Number; }
+  template <class... Values>
+  void construct(Number* place, Values&&... values) {
+    ::new (static_cast<void*>(place)) Number(std::forward<Values>(values)...);
+  }
+};
+using Numbers = std::vector<double, OverwriteAllocator<double>>;
+
+}  // namespace detail
+
 /// A matrix that owns its numbers, zero at first.
 class Matrix {
  public:
   Matrix() = default;
   Matrix(int64_t rows, int64_t cols)
-      : rows_(rows), cols_(cols), numbers_(static_cast<size_t>(rows) * static_cast<size_t>(cols)) {}
+      : Matrix(rows, cols, detail::Numbers(static_cast<size_t>(rows) * static_cast<size_t>(cols), 0.0)) {}
+  /// One whose numbers are all written before they are read: they have no value at first.
+  static Matrix for_overwrite(int64_t rows, int64_t cols) {
+    return {rows, cols, detail::Numbers(static_cast<size_t>(rows) * static_cast<size_t>(cols))};
+  }
 
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
@@ -112,9 +139,12 @@ class Matrix {
   }
 
  private:
+  Matrix(int64_t rows, int64_t cols, detail::Numbers numbers)
+      : rows_(rows), cols_(cols), numbers_(std::move(numbers)) {}
+
   int64_t rows_ = 0;
   int64_t cols_ = 0;
-  std::vector<double> numbers_;
+  detail::Numbers numbers_;
 };
 
 /// A [slices, rows, cols] array that owns its numbers, zero at first.
@@ -125,7 +155,17 @@ class Tensor {
       : slices_(slices),
         rows_(rows),
         cols_(cols),
-        numbers_(static_cast<size_t>(slices) * static_cast<size_t>(rows) * static_cast<size_t>(cols)) {}
+        numbers_(static_cast<size_t>(slices) * static_cast<size_t>(rows) * static_cast<size_t>(cols), 0.0) {}
+  /// One whose numbers are all written before they are read: they have no value at first.
+  static Tensor for_overwrite(int64_t slices, int64_t rows, int64_t cols) {
+    Tensor tensor;
+    tensor.slices_ = slices;
+    tensor.rows_ = rows;
+    tensor.cols_ = cols;
+    tensor.numbers_ =
+        detail::Numbers(static_cast<size_t>(slices) * static_cast<size_t>(rows) * static_cast<size_t>(cols));
+    return tensor;
+  }
 
   double* data() { return numbers_.data(); }
   const double* data() const { return numbers_.data(); }
@@ -143,7 +183,7 @@ class Tensor {
   int64_t slices_ = 0;
   int64_t rows_ = 0;
   int64_t cols_ = 0;
-  std::vector<double> numbers_;
+  detail::Numbers numbers_;
 };
 
 }  // namespace kvbound

@@ -38,6 +38,7 @@ int gather_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return kPass;
   const std::string path = line.positionals("DIR", 1, 1).front();
   OutputPaths outputs;
+  outputs.add_input(path + "/plan.json");
   for (const char* option : {"json", "csv"}) {
     if (const auto file = line.text(option)) outputs.add(option, *file);
   }

@@ -45,9 +45,11 @@ class GatheredJson {
   void commit() { file_.commit(); }
 
  private:
+  // The real file's folder, whose disk has to take the document anyway; another one for pipes and terminals.
   static std::string folder_of(const std::string& path) {
-    const std::string folder = std::filesystem::path(path).parent_path().string();
-    return folder.empty() ? "." : folder;
+    namespace fs = std::filesystem;
+    if (fs::exists(path) && !fs::is_regular_file(path)) return fs::temp_directory_path().string();
+    return fs::weakly_canonical(fs::absolute(path)).parent_path().string();
   }
 
   traces::OutputFile file_;
@@ -59,9 +61,8 @@ class GatheredJson {
 std::string text_of(const MissingItem& missing, const Sweep& sweep) {
   std::string text = text_of(missing.item, sweep);
   if (!missing.attempts.empty()) {
-    text +=
-        fmt::format(": failed {} times, the last: {}", missing.attempts.size(),
-                    one_line(missing.attempts.back().problem.value_or("its process ended without a word")));
+    text += fmt::format(": failed {} times, the last: {}", missing.attempts.size(),
+                        one_line(missing.attempts.back().problem.value_or("its process was killed")));
   }
   if (missing.otherwise)
     text += "; another build, compiler, BLAS or GPU has results of it (--mixed takes them)";

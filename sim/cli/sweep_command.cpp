@@ -118,7 +118,7 @@ SweepRequest parse_sweep_request(const CommandLine& line) {
   request.jobs = line.integer("jobs", 1, kMostJobs, request.jobs);
   request.retries = line.integer("retries", 0, INT32_MAX, request.retries);
   request.seed = line.integer("seed", 0, INT64_MAX, request.seed);
-  request.threads = integer("threads", 256);
+  request.threads = integer("threads", kMostThreads);
   request.calibrate = integer("calibrate", INT32_MAX);
   request.simulate = integer("simulate", kMostSimulated);
   request.share = share_of(line, "share");
@@ -127,6 +127,7 @@ SweepRequest parse_sweep_request(const CommandLine& line) {
   request.csv = line.text("csv");
   request.quiet = line.has("quiet");
   OutputPaths outputs;
+  for (const std::string& plan : line.positionals("PLAN", 0, 1)) outputs.add_input(plan);
   if (request.json) outputs.add("json", *request.json);
   if (request.csv) outputs.add("csv", *request.csv);
   return request;
@@ -138,18 +139,30 @@ struct Chosen {
   std::string hash;
 };
 
+// The latest sweep, of which only hashes are wanted; none if there is none, or it cannot be read.
+std::optional<Sweep> earlier_sweep(const SweepFolder& folder) {
+  if (!SweepFolder::is_one(folder.path())) return std::nullopt;
+  try {
+    return folder.sweep();
+  } catch (const TraceError&) {
+    return std::nullopt;
+  }
+}
+
 Chosen choose(const CommandLine& line, const SweepFolder& folder) {
   const std::vector<std::string> plans = line.positionals("PLAN", 0, 1);
   if (const auto hash = line.text("sweep")) {
     if (!plans.empty()) throw UsageError("--sweep stands for the PLAN");
     return {folder.sweep(hash), *hash};
   }
-  std::optional<Sweep> earlier;
-  if (SweepFolder::is_one(folder.path())) earlier = folder.sweep();
   if (plans.empty()) {
-    if (!earlier) throw UsageError("no PLAN, and none in " + one_line(folder.path()));
-    return {*earlier, folder.keep_sweep(*earlier)};
+    if (!SweepFolder::is_one(folder.path()))
+      throw UsageError("no PLAN, and none in " + one_line(folder.path()));
+    Sweep latest = folder.sweep();
+    const std::string hash = folder.keep_sweep(latest);
+    return {std::move(latest), hash};
   }
+  const std::optional<Sweep> earlier = earlier_sweep(folder);
   Progress progress("hashing", !line.has("quiet"));
   Sweep sweep = resolve(read_plan(plans.front()), earlier ? &*earlier : nullptr,
                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
@@ -259,7 +272,7 @@ int run_here(const SweepRequest& request, const SweepFolder& folder, const Chose
     int64_t done = 0;
     outcome = run_locally(folder, chosen.hash, options, [&](int64_t number, double) {
       cost_done += costs.at(static_cast<size_t>(number));
-      progress.update(static_cast<int64_t>(1e6 * cost_done), static_cast<int64_t>(1e6 * agenda.cost_left),
+      progress.update(static_cast<int64_t>(1e6 * std::min(1.0, cost_done / agenda.cost_left)), 1'000'000,
                       fmt::format("{} of {} items", ++done, std::ssize(agenda.items) - agenda.done));
     });
   }
@@ -270,10 +283,18 @@ int run_here(const SweepRequest& request, const SweepFolder& folder, const Chose
   return tell_given_up(chosen.sweep, agenda.items, outcome);
 }
 
+// Waits for items that another driver's workers compute.
+void wait_for_others(const SweepFolder& folder, const Agenda& agenda) {
+  for (const PlannedItem& item : agenda.items) {
+    while (!item.done && !folder.has(item.file) && !folder.claim(item.file))
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
 // Waits until no task of the array waits or runs any more.
 void wait_for(const std::string& job, const SweepFolder& folder, const Agenda& agenda, bool quiet) {
   Progress progress("job " + job, !quiet);
-  while (is_alive(job)) {
+  while (is_alive(folder, job)) {
     const auto results = folder.results();
     const auto done = std::ranges::count_if(
         agenda.items, [&](const PlannedItem& item) { return item.done || results.contains(item.file); });
@@ -289,10 +310,11 @@ int run_on_slurm(const CommandLine& line, const SweepRequest& request, const Swe
   const SlurmOptions options{
       request.jobs, request.retries, request.threads, gpu, line.text("sbatch").value_or(""),
       request.json, request.csv};
-  const std::string job = submit(folder, chosen.hash, options);
+  const std::string job = submit_array(folder, chosen.hash, options);
   std::cout << fmt::format("job {}: {} tasks for {} items; logs in {}/slurm\n", job, options.jobs,
                            std::ssize(agenda.items) - agenda.done, one_line(folder.path()))
             << std::flush;
+  if (options.json || options.csv) submit_gathering(folder, chosen.hash, options, job);
   if (!line.has("wait")) return kPass;
   wait_for(job, folder, agenda, request.quiet);
   return tell_missing(folder, chosen.sweep, Gathering(folder, chosen.sweep, false).missing());
@@ -311,7 +333,6 @@ int sweep_command(const Arguments& arguments) {
     std::cout << simulation_text(folder, chosen.sweep, *request.simulate, request.seed);
     return kPass;
   }
-  if (!line.has("sweep")) folder.forget_attempts();
   if (request.calibrate) {
     apply_threads(line);
     calibrate(folder, chosen.sweep, *request.calibrate, request.quiet);
@@ -323,6 +344,7 @@ int sweep_command(const Arguments& arguments) {
     std::cout << list_of(chosen.sweep, agenda, rates);
     return kPass;
   }
+  if (!line.has("sweep")) folder.forget_attempts();
   if (!request.quiet) {
     std::cout << fmt::format("{} traces, {} runs, {} items, of which {} are done\n",
                              chosen.sweep.traces.size(), chosen.sweep.runs.size(), agenda.items.size(),
@@ -331,7 +353,11 @@ int sweep_command(const Arguments& arguments) {
   }
   if (request.slurm) return run_on_slurm(line, request, folder, chosen, agenda);
   const int code = run_here(request, folder, chosen, agenda);
-  if (code != kPass || (!request.json && !request.csv)) return code;
+  if (code != kPass) return code;
+  if (line.has("share")) return kPass;  // others compute the rest
+  wait_for_others(folder, agenda);
+  if (!request.json && !request.csv)
+    return tell_missing(folder, chosen.sweep, Gathering(folder, chosen.sweep, false).missing());
   return gather_files(folder, chosen.sweep, {request.json, request.csv, false, false, request.quiet});
 }
 

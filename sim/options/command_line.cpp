@@ -175,7 +175,6 @@ void flush_standard_output() {
 }
 
 void apply_threads(const CommandLine& line) {
-  constexpr int64_t kMostThreads = 256;
   if (line.has("threads")) omp_set_num_threads(static_cast<int>(line.integer("threads", 1, kMostThreads, 1)));
 }
 

@@ -99,7 +99,9 @@ std::string one_line(const std::string& text);
 /// Throws IoError if standard output could not be written. Call it before output files get their names.
 void flush_standard_output();
 
-/// Sets the number of OpenMP threads from --threads.
+inline constexpr int64_t kMostThreads = 256;
+
+/// Sets the number of OpenMP threads from --threads, at most kMostThreads.
 void apply_threads(const CommandLine& line);
 
 }  // namespace kvbound::sim

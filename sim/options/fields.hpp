@@ -115,7 +115,8 @@ inline void read(const char* name, const FieldsJson& json, Numbers, bool& truth)
   truth = json.get<bool>();
 }
 inline void read(const char* name, const FieldsJson& json, Numbers numbers, int64_t& integer) {
-  const bool small = json.is_number_integer() && (!json.is_number_unsigned() || json <= INT64_MAX);
+  const bool small =
+      json.is_number_integer() && (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX});
   if (!small || (numbers == Numbers::nonnegative && json < 0)) {
     refuse(name, json, numbers == Numbers::nonnegative ? "an integer >= 0" : "an integer");
   }

@@ -26,6 +26,7 @@ inline std::optional<double> parse_real(std::string_view text) {
 
 /// The shortest text that reads back as the same number: 0.5, 1e-4, 12. Exponents are not padded.
 inline std::string shortest(double number) {
+  if (std::isnan(number)) return "nan";  // whose sign says nothing
   const auto print = [number](std::chars_format format) {
     char buffer[400];
     return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, number, format).ptr);

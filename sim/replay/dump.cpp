@@ -27,11 +27,7 @@ namespace kvbound::sim {
 
 namespace {
 
-std::string digest(const std::string& text) {
-  traces::Sha256 sha256;
-  sha256.update(text);
-  return sha256.hexadecimal().substr(0, 16);
-}
+std::string digest(const std::string& text) { return traces::sha256_of(text).substr(0, 16); }
 
 }  // namespace
 

@@ -15,6 +15,7 @@
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
+#include <kvbound/traces/layers_ahead.hpp>
 
 #include "backend.hpp"
 
@@ -179,8 +180,9 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
     ++done;
     if (progress) progress(done, pieces_per_layer * std::ssize(scope.layers));
   };
+  traces::LayersAhead layers(trace, scope.layers);
   for (const int64_t l : scope.layers) {
-    const traces::Layer layer = trace.read_layer(l);
+    const traces::Layer layer = layers.next();
     try {
       replay_layer(layer, l, result, observer, advance);
     } catch (const NonFinite& error) {

@@ -78,7 +78,7 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
 /// A result to which no layer has been added yet: the runs' budgets in entries.
 ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope);
 
-/// Replays every run over the scope's layers, one layer in memory at a time.
+/// Replays every run over the scope's layers; with several threads the next layer is read meanwhile, so that two are in memory.
 ///
 /// If the reference is among the backends, the records of all others are compared with it (agreement.hpp).
 /// Throws InvalidPolicy and NoDevice before any work; DeviceError; TraceError, also for numbers so large that attention

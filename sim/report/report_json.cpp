@@ -244,7 +244,7 @@ std::string JsonReport::beginning(const std::optional<Policy>& base, const Json&
 
 void JsonReport::add(const Report& report) {
   if (has_traces_) write_(",");
-  write_(indented("\n" + text_of(trace(report, base_))));
+  write_(indented(std::string("\n").append(text_of(trace(report, base_)))));
   has_traces_ = true;
 }
 

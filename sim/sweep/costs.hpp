@@ -24,7 +24,7 @@ struct CostRates {
 /// The rates of finished items of a sweep: of at most `most` of them, spread over the folder.
 CostRates measured_rates(const SweepFolder& folder, const Sweep& sweep, int64_t most = 100);
 
-/// Keeps them in the folder, so that all workers order items alike; and those that are kept, which may be unknown.
+/// Keeps them in the folder, for the workers; and those that are kept, which may be unknown.
 void keep_rates(const SweepFolder& folder, const CostRates& rates);
 CostRates kept_rates(const SweepFolder& folder);
 

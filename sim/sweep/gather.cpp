@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/report/environment.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -37,10 +38,13 @@ Gathering::Gathering(const SweepFolder& folder, const Sweep& sweep, bool mixed)
     std::vector<size_t> rest = runs_without(item, index_.sources_of(item, key, mixed));
     if (rest.empty()) continue;
     incomplete_.insert(item.trace);
-    item.runs = std::make_shared<const std::vector<size_t>>(std::move(rest));
+    if (rest.size() < item.runs->size())
+      item.runs = std::make_shared<const std::vector<size_t>>(std::move(rest));
     const ItemKey rest_key = keys_.of(item);
     const bool otherwise = !mixed && runs_without(item, index_.sources_of(item, rest_key, true)).empty();
-    missing_.push_back({item, folder.attempts(rest_key.file()), otherwise});
+    std::vector<Attempt> failed = folder.attempts(rest_key.file());
+    std::erase_if(failed, [](const Attempt& attempt) { return !attempt.problem; });
+    missing_.push_back({item, std::move(failed), otherwise});
   }
 }
 
@@ -71,13 +75,16 @@ void Gathering::take(const SweepItem& item, const ResultSource& source, ReplayRe
 }
 
 nlohmann::ordered_json Gathering::environment() const {
+  if (environments_.empty()) return sim::environment();
   nlohmann::ordered_json together = environments_.front();
-  std::set<std::string> devices;
+  for (const char* name : {"version", "revision", "compiler", "device"}) {
+    std::set<std::string> texts;
+    for (const auto& one : environments_) texts.insert(one.at(name).get<std::string>());
+    together[name] = fmt::format("{}", fmt::join(texts, "; "));
+  }
   for (const auto& one : environments_) {
-    devices.insert(one.at("device").get<std::string>());
     if (one.at("threads") > together.at("threads")) together["threads"] = one.at("threads");
   }
-  together["device"] = fmt::format("{}", fmt::join(devices, "; "));
   return together;
 }
 

@@ -17,7 +17,7 @@ namespace kvbound::sim {
 /// An item of which runs have no results.
 struct MissingItem {
   SweepItem item;                 ///< with the missing runs only
-  std::vector<Attempt> attempts;  ///< failed ones
+  std::vector<Attempt> attempts;  ///< failed ones; one that still runs is none
   bool otherwise = false;         ///< whether there are results of another build, compiler, BLAS or GPU
 };
 
@@ -35,8 +35,8 @@ class Gathering {
   /// for a file that is no result.
   Report trace(size_t trace);
 
-  /// The environment of all results that were read so far: environment() of the first, where they differ in device or threads all
-  /// devices and the most threads.
+  /// The environment of all results that were read so far: environment() of the first, but every version, revision, compiler
+  /// and device that there was, and the most threads. Before any was read, this program's.
   nlohmann::ordered_json environment() const;
 
  private:

@@ -1,7 +1,10 @@
 #include "item_result.hpp"
 
+#include <algorithm>
+
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/fields.hpp>
+#include <kvbound/traces/sha256.hpp>
 
 namespace kvbound::sim {
 
@@ -156,6 +159,7 @@ struct Fields<ItemResult> {
 namespace {
 
 constexpr const char* kItemFormat = "kvbound-sweep-item";
+constexpr size_t kHashDigits = 64;
 
 FieldsJson times_json(const std::vector<BackendTimes>& times) {
   FieldsJson json = FieldsJson::array();
@@ -186,14 +190,17 @@ std::string bytes_of(const ItemResult& result) {
                         {"environment", result.environment},
                         {"result", fields_of(result)},
                         {"times", times_json(result.times)}};
-  std::string bytes;
-  FieldsJson::to_cbor(json, bytes);
-  return bytes;
+  std::string body;
+  FieldsJson::to_cbor(json, body);
+  return traces::sha256_of(body) + body;
 }
 
 ItemResult item_result_of(const std::string& path, std::string_view bytes) {
+  const std::string_view body = bytes.substr(std::min(kHashDigits, bytes.size()));
+  if (bytes.size() < kHashDigits || traces::sha256_of(body) != bytes.substr(0, kHashDigits))
+    throw TraceError(path, -1, "", "is no result of a sweep, or was damaged: its hash is another");
   try {
-    const FieldsJson json = FieldsJson::from_cbor(bytes.begin(), bytes.end());
+    const FieldsJson json = FieldsJson::from_cbor(body.begin(), body.end());
     if (json.at("format") != kItemFormat || json.at("version") != 1)
       throw Error("its format or version is another");
     ItemResult result;

@@ -30,11 +30,11 @@ struct ItemResult {
   std::vector<BackendTimes> times;
 };
 
-/// The file's contents. Numbers have all their bits, NaN and infinity included.
+/// The file's contents: the SHA-256 of the rest in hexadecimal, and CBOR. Numbers are exact, infinity included; NaN is NaN,
+/// without its sign.
 std::string bytes_of(const ItemResult& result);
 
-/// Throws TraceError, naming the path, for bytes that bytes_of did not write: truncated, of another version, with a field that
-/// is missing or of another kind.
+/// Throws TraceError, naming the path, for bytes that bytes_of did not write: cut off, changed, of another version.
 ItemResult item_result_of(const std::string& path, std::string_view bytes);
 
 }  // namespace kvbound::sim

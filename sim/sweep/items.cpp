@@ -18,13 +18,13 @@ using Document = nlohmann::ordered_json;
 constexpr size_t kContentDigits = 24, kRunDigits = 12, kComputationDigits = 8;
 
 std::string digest(const Document& json, size_t digits) {
-  traces::Sha256 hash;
-  hash.update(json.dump());
-  return hash.hexadecimal().substr(0, digits);
+  return traces::sha256_of(json.dump()).substr(0, digits);
 }
 
 // The runs of each block of policies.
-std::vector<std::shared_ptr<const std::vector<size_t>>> run_blocks(const Sweep& sweep) {
+using RunBlocks = std::vector<std::shared_ptr<const std::vector<size_t>>>;
+
+RunBlocks run_blocks(const Sweep& sweep) {
   std::vector<Policy> policies;  // in the order in which they first appear
   std::vector<std::vector<size_t>> blocks;
   for (size_t r = 0; r < sweep.runs.size(); ++r) {
@@ -36,30 +36,34 @@ std::vector<std::shared_ptr<const std::vector<size_t>>> run_blocks(const Sweep& 
     if (block >= blocks.size()) blocks.resize(block + 1);
     blocks[block].push_back(r);
   }
-  std::vector<std::shared_ptr<const std::vector<size_t>>> shared;
+  RunBlocks shared;
   for (std::vector<size_t>& block : blocks)
     shared.push_back(std::make_shared<const std::vector<size_t>>(std::move(block)));
   return shared;
 }
 
-}  // namespace
-
-std::vector<SweepItem> items_of(const Sweep& sweep, size_t trace) {
-  const auto blocks = run_blocks(sweep);
+// Adds a trace's items to a list.
+void add_items(const Sweep& sweep, size_t trace, const RunBlocks& blocks, std::vector<SweepItem>& items) {
   const std::vector<int64_t>& layers = sweep.traces[trace].scope.layers;
-  std::vector<SweepItem> items;
   for (int64_t first = 0; first < std::ssize(layers); first += sweep.layers_per_item) {
     const auto begin = layers.begin() + first;
     const auto count = std::min(sweep.layers_per_item, std::ssize(layers) - first);
     for (const auto& runs : blocks) items.push_back({trace, {begin, begin + count}, runs});
   }
+}
+
+}  // namespace
+
+std::vector<SweepItem> items_of(const Sweep& sweep, size_t trace) {
+  std::vector<SweepItem> items;
+  add_items(sweep, trace, run_blocks(sweep), items);
   return items;
 }
 
 std::vector<SweepItem> items_of(const Sweep& sweep) {
+  const RunBlocks blocks = run_blocks(sweep);
   std::vector<SweepItem> items;
-  for (size_t t = 0; t < sweep.traces.size(); ++t)
-    std::ranges::move(items_of(sweep, t), std::back_inserter(items));
+  for (size_t t = 0; t < sweep.traces.size(); ++t) add_items(sweep, t, blocks, items);
   return items;
 }
 

@@ -21,7 +21,7 @@ namespace {
 using traces::Json;
 
 constexpr int64_t kMostPlanBytes = int64_t{64} << 20;
-constexpr size_t kMostPlanItems = 1'000'000;
+constexpr size_t kMostPlanItems = 10'000;  // of a list
 constexpr std::array<std::string_view, 14> kPlanMembers{
     "format",          "version",          "traces", "policies", "budgets",      "base",
     "backends",        "layers",           "steps",  "recall",   "merge_bounds", "seeds",
@@ -163,6 +163,10 @@ SweepPlan read_plan(const std::string& path) {
   const auto is_base = [&](const NamedPolicy& named) { return named.policy == *plan.base; };
   if (plan.base && std::ranges::none_of(plan.policies, is_base))
     reader.refuse("base", "draws random numbers with a seed that is not among the seeds");
+  for (size_t i = 0; i < plan.policies.size(); ++i) {
+    if (std::ranges::count(plan.policies, plan.policies[i].policy, &NamedPolicy::policy) > 1)
+      reader.refuse("policies", fmt::format("'{}' is there twice, with its seed", plan.policies[i].label));
+  }
   plan.budgets = reading(reader, "budgets", [&] {
     std::vector<Budget> budgets;
     for (const std::string& text : reader.texts("budgets")) budgets.push_back(parse_budget(text));

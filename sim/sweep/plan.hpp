@@ -31,7 +31,7 @@ struct SweepPlan {
 ///
 ///     format             "kvbound-sweep-plan"
 ///     version            1
-///     traces             patterns as of a shell (`*`, `?`, `[...]`), at least one, each of which some file matches
+///     traces             patterns as of a shell (`*`, `?`, `[...]`, `{a,b}`, `~`), at least one, each of which some file matches
 ///     policies           texts, each another policy
 ///     budgets            texts such as "20%" or "256"
 ///     base               optional, a policy that others are compared with; it is added to the policies

@@ -5,7 +5,9 @@
 namespace kvbound::sim {
 
 ResultIndex::ResultIndex(const SweepFolder& folder, const Sweep& sweep)
-    : folder_(folder), sweep_(sweep), files_(folder.results()) {}
+    : folder_(folder), files_(folder.results()) {
+  for (const Run& run : sweep.runs) run_keys_.push_back(key_of(run));
+}
 
 std::vector<ResultSource> ResultIndex::sources_of(const SweepItem& item, const ItemKey& key, bool mixed) {
   if (has(key.file())) return {{key.file(), *item.runs}};
@@ -17,10 +19,10 @@ std::vector<ResultSource> ResultIndex::sources_of(const SweepItem& item, const I
   std::vector<ResultSource> sources;
   for (const std::string& file : files) {
     if (wanted.empty()) break;
-    const ItemResult result = folder_.result(file);
+    const std::unordered_set<std::string>& known = runs_in(file);
     ResultSource source{file, {}};
     std::erase_if(wanted, [&](size_t r) {
-      const bool found = std::ranges::count(result.runs, key_of(sweep_.runs[r]), &RunPart::key) > 0;
+      const bool found = known.contains(run_keys_[r]);
       if (found) source.runs.push_back(r);
       return found;
     });
@@ -35,7 +37,18 @@ const std::vector<std::string>& ResultIndex::files_of(const std::string& content
     for (auto& [key, files] : contents_) std::ranges::sort(files);
     has_contents_ = true;
   }
-  return contents_[content];
+  static const std::vector<std::string> kNone;
+  const auto found = contents_.find(content);
+  return found == contents_.end() ? kNone : found->second;
+}
+
+const std::unordered_set<std::string>& ResultIndex::runs_in(const std::string& file) {
+  const size_t begin = file.find('-') + 1;
+  std::unordered_set<std::string>& runs = runs_[file.substr(begin, file.find('-', begin) - begin)];
+  if (runs.empty()) {
+    for (std::string& key : folder_.runs_of(file)) runs.insert(std::move(key));
+  }
+  return runs;
 }
 
 std::vector<FinishedFile> finished_files(const SweepFolder& folder, const Sweep& sweep) {

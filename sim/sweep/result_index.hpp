@@ -19,7 +19,7 @@ struct ResultSource {
 /// The results that a folder had when the object was made.
 class ResultIndex {
  public:
-  /// folder, sweep  outlive the object
+  /// folder  outlives the object
   ResultIndex(const SweepFolder& folder, const Sweep& sweep);
 
   bool has(const std::string& file) const { return files_.contains(file); }
@@ -32,10 +32,13 @@ class ResultIndex {
 
  private:
   const std::vector<std::string>& files_of(const std::string& content);
+  const std::unordered_set<std::string>& runs_in(const std::string& file);
 
   const SweepFolder& folder_;
-  const Sweep& sweep_;
+  std::vector<std::string> run_keys_;  // [runs]
   std::unordered_set<std::string> files_;
+  std::unordered_map<std::string, std::unordered_set<std::string>>
+      runs_;  // keys of runs, by that part of files' names
   bool has_contents_ = false;
   std::unordered_map<std::string, std::vector<std::string>>
       contents_;  // files by content key; made when it is first needed

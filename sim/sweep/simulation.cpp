@@ -1,9 +1,12 @@
 #include "simulation.hpp"
 
+#include <unistd.h>
 #include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <queue>
+
+#include <fmt/format.h>
 
 #include <kvbound/reference/core/draw.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
@@ -14,7 +17,8 @@ namespace kvbound::sim {
 
 MeasuredItems measured_items(const SweepFolder& folder, const Sweep& sweep, int64_t copies) {
   MeasuredItems measured;
-  const std::string place = (std::filesystem::path(folder.path()) / ".overhead").string();
+  const std::string place =
+      (std::filesystem::path(folder.path()) / fmt::format(".overhead-{}", getpid())).string();
   const SweepFolder scratch(place);
   scratch.make();
   double overhead = 0;
@@ -45,21 +49,26 @@ std::vector<Makespan> simulate(const MeasuredItems& measured, int64_t items,
     costs.push_back(measured.seconds[drawn] + measured.overhead);
     sum += costs.back();
   }
-  std::ranges::sort(costs, std::ranges::greater());
   std::vector<Makespan> found;
   for (const int64_t count : workers) {
-    std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when each worker is free
-    for (int64_t w = 0; w < count; ++w) free.push(0);
-    double last = 0;
-    for (const double cost : costs) {
-      const double end = free.top() + cost;
-      free.pop();
-      free.push(end);
-      last = std::max(last, end);
-    }
-    found.push_back({count, last, std::max(sum / static_cast<double>(count), costs.front())});
+    const double largest = std::ranges::max(costs);
+    found.push_back({count, makespan(costs, count), std::max(sum / static_cast<double>(count), largest)});
   }
   return found;
+}
+
+double makespan(std::vector<double> costs, int64_t workers) {
+  std::ranges::sort(costs, std::ranges::greater());
+  std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when each worker is free
+  for (int64_t w = 0; w < workers; ++w) free.push(0);
+  double last = 0;
+  for (const double cost : costs) {
+    const double end = free.top() + cost;
+    free.pop();
+    free.push(end);
+    last = std::max(last, end);
+  }
+  return last;
 }
 
 }  // namespace kvbound::sim

@@ -30,4 +30,7 @@ struct Makespan {
 std::vector<Makespan> simulate(const MeasuredItems& measured, int64_t items,
                                const std::vector<int64_t>& workers, int64_t seed);
 
+/// When the last of some items is done: the largest first, each by the worker that is free first.
+double makespan(std::vector<double> costs, int64_t workers);
+
 }  // namespace kvbound::sim

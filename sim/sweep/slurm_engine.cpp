@@ -4,7 +4,8 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
-#include <utility>
+#include <fstream>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -23,17 +24,32 @@ std::string shell_quoted(const std::string& text) {
   return quoted + "'";
 }
 
-// The output of a shell command, and its exit code.
-std::pair<std::string, int> output_of(const std::string& command) {
-  FILE* const pipe = popen((command + " 2>&1").c_str(), "r");
+// What a shell command wrote, and its exit code.
+struct Output {
+  std::string text;  // to standard output
+  std::string errors;
+  int code = 0;
+};
+
+// errors  a file for what the command writes to standard error
+Output output_of(const std::string& command, const fs::path& errors) {
+  FILE* const pipe = popen(fmt::format("{} 2>{}", command, shell_quoted(errors.string())).c_str(), "r");
   if (!pipe) throw IoError("cannot run " + command);
-  std::string text;
+  Output output;
   std::array<char, 4096> buffer{};
   for (size_t count = 0; (count = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    text.append(buffer.data(), count);
+    output.text.append(buffer.data(), count);
   const int status = pclose(pipe);
-  while (text.ends_with('\n')) text.pop_back();
-  return {text, WIFEXITED(status) ? WEXITSTATUS(status) : -1};
+  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  std::ifstream file(errors);
+  output.errors.assign(std::istreambuf_iterator<char>(file), {});
+  return output;
+}
+
+fs::path place_of(const SweepFolder& folder) {
+  const fs::path place = fs::absolute(folder.path()) / "slurm";
+  fs::create_directories(place);
+  return place;
 }
 
 std::string program() { return fs::read_symlink("/proc/self/exe").string(); }
@@ -42,20 +58,28 @@ std::string sbatch_line(const std::string& options) {
   return options.empty() ? "" : "#SBATCH " + options + "\n";
 }
 
-// Writes a script and submits it; returns the job's id.
-std::string submit_script(const fs::path& path, const std::string& script, const std::string& options) {
-  traces::OutputFile file(path.string());
+// Writes a script into the folder's `slurm` and submits it; returns the job's id.
+std::string submit_script(const SweepFolder& folder, const char* name, const std::string& script,
+                          const std::string& options) {
+  const fs::path place = place_of(folder);
+  const std::string path = (place / name).string();
+  traces::OutputFile file(path);
   file.write(script);
   file.commit();
-  const std::string command = fmt::format("sbatch --parsable {}{}", options, shell_quoted(path.string()));
-  const auto [text, code] = output_of(command);
-  if (code != 0) throw IoError(fmt::format("sbatch failed ({}): {}", code, traces::printable(text, 400)));
-  return text.substr(0, text.find(';'));  // "id" or "id;cluster"
+  const Output said =
+      output_of(fmt::format("sbatch --parsable {} {}", options, shell_quoted(path)), place / "errors");
+  const std::string id = said.text.substr(0, said.text.find_first_of(";\n"));  // "id" or "id;cluster"
+  const bool is_id = !id.empty() && id.find_first_not_of("0123456789") == std::string::npos;
+  if (said.code != 0 || !is_id) {
+    throw IoError(fmt::format("sbatch failed ({}): {}", said.code,
+                              traces::printable(said.errors.empty() ? said.text : said.errors, 400)));
+  }
+  return id;
 }
 
-std::string gather_script(const SweepFolder& folder, const SlurmOptions& options) {
-  std::string call = fmt::format("{} gather {} --quiet", shell_quoted(program()),
-                                 shell_quoted(fs::absolute(folder.path()).string()));
+std::string gather_script(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options) {
+  std::string call = fmt::format("{} gather {} --sweep {} --quiet", shell_quoted(program()),
+                                 shell_quoted(fs::absolute(folder.path()).string()), hash);
   if (options.json) call += " --json " + shell_quoted(fs::absolute(*options.json).string());
   if (options.csv) call += " --csv " + shell_quoted(fs::absolute(*options.csv).string());
   return "#!/bin/bash\n#SBATCH --job-name=kvbound-gather\n" + sbatch_line("--requeue --open-mode=append") +
@@ -73,30 +97,30 @@ std::string array_script(const SweepFolder& folder, const std::string& hash, con
   script += sbatch_line(options.sbatch);
   script += "# A task whose node fails is requeued; it passes over the items that have results by then.\n";
   script += fmt::format(
-      "srun --ntasks=1{} {} sweep --out {} --sweep {} --share \"$SLURM_ARRAY_TASK_ID/{}\" --jobs 1 \\\n"
+      "srun --ntasks=1 --cpus-per-task=\"${{SLURM_CPUS_PER_TASK:-1}}\"{} {} sweep --out {} --sweep {} --share \"$SLURM_ARRAY_TASK_ID/{}\" --jobs 1 \\\n"
       "    --threads \"${{SLURM_CPUS_PER_TASK:-1}}\" --retries {} --quiet\n",
       options.gpu ? " --gpus-per-task=1" : "", shell_quoted(program()),
       shell_quoted(fs::absolute(folder.path()).string()), hash, options.jobs, options.retries);
   return script;
 }
 
-std::string submit(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options) {
-  const fs::path place = fs::absolute(folder.path()) / "slurm";
-  fs::create_directories(place);
-  const std::string logs = shell_quoted((place / "%x-%A_%a.log").string());
-  const std::string array = submit_script(place / "sweep.sh", array_script(folder, hash, options),
-                                          fmt::format("--output={} ", logs));
-  if (options.json || options.csv) {
-    submit_script(place / "gather.sh", gather_script(folder, options),
-                  fmt::format("--dependency=afterany:{} --output={} ", array,
-                              shell_quoted((place / "%x-%j.log").string())));
-  }
-  return array;
+std::string submit_array(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options) {
+  const std::string logs = shell_quoted((place_of(folder) / "%x-%A_%a.log").string());
+  return submit_script(folder, "sweep.sh", array_script(folder, hash, options), "--output=" + logs);
 }
 
-bool is_alive(const std::string& job) {
-  const auto [text, code] = output_of("squeue --noheader --format=%i --jobs=" + shell_quoted(job));
-  return code == 0 && !text.empty();
+void submit_gathering(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options,
+                      const std::string& array) {
+  const std::string logs = shell_quoted((place_of(folder) / "%x-%j.log").string());
+  submit_script(folder, "gather.sh", gather_script(folder, hash, options),
+                fmt::format("--dependency=afterany:{} --output={}", array, logs));
+}
+
+bool is_alive(const SweepFolder& folder, const std::string& job) {
+  const Output said =
+      output_of("squeue --noheader --format=%i --jobs=" + shell_quoted(job), place_of(folder) / "errors");
+  if (said.code == 0) return !said.text.empty();
+  return said.errors.find("Invalid job id") == std::string::npos;  // else the controller is away for now
 }
 
 }  // namespace kvbound::sim

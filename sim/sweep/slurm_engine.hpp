@@ -18,16 +18,19 @@ struct SlurmOptions {
   std::optional<std::string> json, csv;  ///< what the job behind the array is to write
 };
 
-/// Submits the array, whose tasks are requeued when their node fails, and if files are to be written a job that depends on it.
-/// Scripts and logs are in the folder's `slurm`.
+/// Submits the array, whose tasks are requeued when their node fails. Scripts and logs are in the folder's `slurm`.
 ///
 /// hash     of the sweep in the folder
 /// returns  the array's job id
 /// throws   IoError if sbatch fails, with what it says
-std::string submit(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);
+std::string submit_array(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);
 
-/// Whether a job has tasks that wait or run.
-bool is_alive(const std::string& job);
+/// Submits the job that writes options.json and options.csv when all tasks of an array have ended. Throws likewise.
+void submit_gathering(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options,
+                      const std::string& array);
+
+/// Whether a job has tasks that wait or run, or the controller does not answer.
+bool is_alive(const SweepFolder& folder, const std::string& job);
 
 /// The script of the array, for people and tests.
 std::string array_script(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);

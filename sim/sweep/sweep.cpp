@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -64,8 +64,7 @@ struct Fields<SweepTrace> {
   static void visit(auto& trace, const auto& visit) {
     visit("file", trace.file);
     visit("sha256", trace.sha256);
-    visit("bytes", trace.bytes);
-    visit("modified", trace.modified);
+    visit("fingerprint", trace.fingerprint);
     visit("info", trace.info);
     visit("scope", trace.scope);
   }
@@ -75,22 +74,23 @@ namespace {
 
 constexpr const char* kSweepFormat = "kvbound-sweep";
 
-struct Fingerprint {
-  int64_t bytes = 0, modified = 0;
-  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
-};
-
-Fingerprint fingerprint_of(const traces::Trace& trace) {
-  constexpr int64_t kNanoseconds = 1'000'000'000;
-  Fingerprint found;
+// "BYTES@SECONDS.NANOSECONDS" of every file.
+std::string fingerprint_of(const traces::Trace& trace) {
+  std::string text;
   for (const std::string& path : trace.paths()) {
     struct stat status {};
     if (stat(path.c_str(), &status) != 0) throw traces::io_error("read", path, errno);
-    found.bytes += status.st_size;
-    found.modified = std::max(
-        found.modified, static_cast<int64_t>(status.st_mtim.tv_sec) * kNanoseconds + status.st_mtim.tv_nsec);
+    text += fmt::format("{}{}@{}.{:09}", text.empty() ? "" : " ", status.st_size, status.st_mtim.tv_sec,
+                        status.st_mtim.tv_nsec);
   }
-  return found;
+  return text;
+}
+
+int64_t bytes_of(const traces::Trace& trace) {
+  int64_t bytes = 0;
+  for (const std::string& path : trace.paths())
+    bytes += static_cast<int64_t>(std::filesystem::file_size(path));
+  return bytes;
 }
 
 std::vector<std::string> matches_of(const SweepPlan& plan, const std::string& pattern) {
@@ -151,8 +151,8 @@ class KnownHashes {
   }
 
  private:
-  using Key = std::tuple<std::string, int64_t, int64_t>;
-  static Key key(const SweepTrace& trace) { return {trace.file, trace.bytes, trace.modified}; }
+  using Key = std::pair<std::string, std::string>;
+  static Key key(const SweepTrace& trace) { return {trace.file, trace.fingerprint}; }
 
   std::map<Key, std::string> hashes_;
 };
@@ -165,6 +165,24 @@ Run run_of(const FieldsJson& json) {
   const std::string label = json.at("policy");
   return {
       {label, parse_policy(label)}, parse_budget(json.at("budget").get<std::string>()), json.at("backend")};
+}
+
+// Throws Error for what no plan gives.
+void require_sound(const Sweep& sweep) {
+  const auto require = [](bool sound, const char* what) {
+    if (!sound) throw Error(std::string("it has ") + what);
+  };
+  require(sweep.layers_per_item >= 1 && sweep.policies_per_item >= 1, "items of no layers or policies");
+  require(sweep.computation.is_object(), "no computation");
+  require(!sweep.runs.empty() && !sweep.traces.empty(), "no runs or traces");
+  for (const SweepTrace& trace : sweep.traces) {
+    const std::vector<int64_t>& layers = trace.scope.layers;
+    const bool ascend = std::ranges::adjacent_find(layers, std::greater_equal()) == layers.end();
+    require(!layers.empty() && ascend && layers.front() >= 0 && layers.back() < trace.info.layers,
+            "layers that a trace has not");
+    require(trace.scope.steps >= 0 && trace.scope.steps <= trace.info.decode_tokens,
+            "steps that a trace has not");
+  }
 }
 
 }  // namespace
@@ -182,30 +200,26 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier,
   for (const std::string& path : paths_of(plan)) {
     const traces::Trace trace(path);  // closed again: there may be more traces than files that may be open
     require_valid(sweep.runs, trace.info());
-    const Fingerprint found = fingerprint_of(trace);
     SweepTrace& planned = sweep.traces.emplace_back();
-    planned = {std::filesystem::absolute(path).lexically_normal().string(),
-               "",
-               found.bytes,
-               found.modified,
-               trace.info(),
-               scope_of(plan, trace.info())};
+    planned = {std::filesystem::absolute(path).lexically_normal().string(), "", fingerprint_of(trace),
+               trace.info(), scope_of(plan, trace.info())};
     planned.sha256 = known.of(planned);
-    if (planned.sha256.empty()) whole += found.bytes;
+    if (planned.sha256.empty()) whole += bytes_of(trace);
   }
   for (SweepTrace& planned : sweep.traces) {
     if (!planned.sha256.empty()) continue;
-    planned.sha256 = open_trace(planned).sha256([&](int64_t bytes, int64_t) {
+    const traces::Trace trace = open_trace(planned);
+    planned.sha256 = trace.sha256([&](int64_t bytes, int64_t) {
       if (progress) progress(done + bytes, whole);
     });
-    done += planned.bytes;
+    done += bytes_of(trace);
   }
   return sweep;
 }
 
 traces::Trace open_trace(const SweepTrace& trace) {
   traces::Trace opened(trace.file);
-  if (fingerprint_of(opened) != Fingerprint{trace.bytes, trace.modified})
+  if (fingerprint_of(opened) != trace.fingerprint)
     throw TraceError(trace.file, -1, "", "has changed since the sweep was planned");
   return opened;
 }
@@ -236,6 +250,7 @@ Sweep parse_sweep(const std::string& path, const std::string& text) {
     sweep.layers_per_item = json.at("layers_per_item");
     sweep.policies_per_item = json.at("policies_per_item");
     read_fields("traces", json.at("traces"), Numbers::any, sweep.traces);
+    require_sound(sweep);
     return sweep;
   } catch (const FieldsJson::exception& error) {
     throw TraceError(path, -1, "", std::string("is no sweep of kvbound: ") + error.what());

@@ -17,11 +17,9 @@ namespace kvbound::sim {
 
 /// A trace as it was when the sweep was planned.
 struct SweepTrace {
-  std::string file;    ///< absolute path
-  std::string sha256;  ///< Trace::sha256
-  int64_t bytes = 0;   ///< of all its files
-  int64_t modified =
-      0;  ///< the latest change of one of them, nanoseconds since 1970 by the file system's clock
+  std::string file;         ///< absolute path
+  std::string sha256;       ///< Trace::sha256
+  std::string fingerprint;  ///< sizes and times of change of its files, by the file system's clock
   traces::TraceInfo info;
   Scope scope;  ///< what is replayed of it
 };

@@ -5,8 +5,10 @@
 #include <cerrno>
 #include <charconv>
 #include <climits>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <utility>
 
 #include <kvbound/reference/core/error.hpp>
@@ -44,16 +46,10 @@ void write_file(const std::string& path, std::string_view text) {
   file.commit();
 }
 
-std::string hash_of(std::string_view text) {
-  traces::Sha256 hash;
-  hash.update(text);
-  return hash.hexadecimal();
-}
-
 // The byte of an item in the file of claims. Items that share one, which is as good as impossible, only wait for each other.
 int64_t claim_offset(const std::string& file) {
   int64_t offset = 0;
-  const std::string digits = hash_of(file).substr(0, 15);
+  const std::string digits = traces::sha256_of(file).substr(0, 15);
   std::from_chars(digits.data(), digits.data() + digits.size(), offset, 16);
   return offset;
 }
@@ -103,12 +99,12 @@ SweepFolder::~SweepFolder() {
 }
 
 void SweepFolder::make() const {
-  for (const char* part : {"plans", "results", "attempts"}) make_folder(fs::path(path_) / part);
+  for (const char* part : {"plans", "results", "runs", "attempts"}) make_folder(fs::path(path_) / part);
 }
 
 std::string SweepFolder::keep_sweep(const Sweep& sweep) const {
   make();
-  const std::string text = text_of(sweep), hash = hash_of(text);
+  const std::string text = text_of(sweep), hash = traces::sha256_of(text);
   write_file((fs::path(path_) / "plans" / (hash + ".json")).string(), text);
   write_file((fs::path(path_) / "plan.json").string(), text);
   return hash;
@@ -142,6 +138,11 @@ std::string SweepFolder::attempts_path(const std::string& file) const {
   return (fs::path(path_) / "attempts" / file).string();
 }
 
+std::string SweepFolder::runs_path(const std::string& file) const {
+  const size_t begin = file.find('-') + 1;
+  return (fs::path(path_) / "runs" / file.substr(begin, file.find('-', begin) - begin)).string();
+}
+
 bool SweepFolder::has(const std::string& file) const {
   std::error_code error;
   const bool found = fs::exists(result_path(file), error);
@@ -166,7 +167,19 @@ ItemResult SweepFolder::result(const std::string& file) const {
 void SweepFolder::keep_result(const std::string& file, const ItemResult& result) const {
   const std::string path = result_path(file);
   make_folder(fs::path(path).parent_path());
+  if (!fs::exists(runs_path(file))) {  // before the results, which are found by it
+    std::string keys;
+    for (const RunPart& run : result.runs) keys += run.key + "\n";
+    write_file(runs_path(file), keys);
+  }
   write_file(path, bytes_of(result));
+}
+
+std::vector<std::string> SweepFolder::runs_of(const std::string& file) const {
+  std::istringstream lines(whole_file(runs_path(file)));
+  std::vector<std::string> keys;
+  for (std::string key; std::getline(lines, key);) keys.push_back(key);
+  return keys;
 }
 
 std::optional<Claim> SweepFolder::claim(const std::string& file) const {
@@ -199,9 +212,12 @@ std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
 
 void SweepFolder::keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const {
   const std::string path = attempts_path(file);
-  std::ofstream out(path, std::ios::trunc);  // not synced: it must outlive its process, not the machine
+  // Whole or not at all, but not synced: it must outlive its process, not the machine. The claim's holder alone writes it.
+  const std::string unfinished = (fs::path(path_) / "attempts" / ("." + file)).string();
+  std::ofstream out(unfinished, std::ios::trunc);
   out << fields_of(attempts).dump(-1, ' ', false, FieldsJson::error_handler_t::replace) << std::flush;
-  if (!out) throw traces::io_error("write", path, errno);
+  if (!out || std::rename(unfinished.c_str(), path.c_str()) != 0)
+    throw traces::io_error("write", path, errno);
 }
 
 void SweepFolder::forget_attempts(const std::string& file) const {
@@ -212,11 +228,15 @@ void SweepFolder::forget_attempts(const std::string& file) const {
 void SweepFolder::forget_attempts() const {
   for_each_file(fs::path(path_) / "attempts", [&](const fs::path& path) {
     const std::string file = path.filename().string();
-    if (const auto claim = this->claim(file)) forget_attempts(file);
+    if (file.starts_with('.')) return;
+    if (const auto claim = this->claim(file)) {
+      remove_unfinished(file);
+      forget_attempts(file);
+    }
   });
 }
 
-void SweepFolder::remove_halves(const std::string& file) const {
+void SweepFolder::remove_unfinished(const std::string& file) const {
   for_each_file(fs::path(result_path(file)).parent_path(), [&](const fs::path& path) {
     const std::string name = path.filename().string();
     if (name.starts_with("." + file + ".") && name.ends_with(".tmp")) unlink(path.c_str());

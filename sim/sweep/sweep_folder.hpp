@@ -16,7 +16,7 @@ namespace kvbound::sim {
 struct Attempt {
   std::string host;
   int64_t process = 0;
-  std::optional<std::string> problem;  ///< none: it still runs, or its process ended without a word
+  std::optional<std::string> problem;  ///< none: it still runs, or its process was killed
 };
 
 /// The right to compute an item: no other process has it at the same time. It ends with the object, and with the process however
@@ -39,6 +39,7 @@ class Claim {
 ///     plans/HASH.json   every sweep that was planned here; plan.json is the latest
 ///     rates.json        what items cost
 ///     results/XX/KEY    results of items, named by ItemKey::file(); whole or not there
+///     runs/KEY          the runs of results with that part of their name, a line a run
 ///     attempts/KEY      tries to compute items that have no results yet
 ///     claims            an empty file: whoever computes an item holds a lock on the byte that its key names
 ///
@@ -71,6 +72,8 @@ class SweepFolder {
   bool has(const std::string& file) const;
   /// The names of all of them.
   std::unordered_set<std::string> results() const;
+  /// The keys of the runs that a file of results has; the file itself is not read.
+  std::vector<std::string> runs_of(const std::string& file) const;
   /// Throws TraceError for a file that is no result of a sweep.
   ItemResult result(const std::string& file) const;
   void keep_result(const std::string& file, const ItemResult& result) const;
@@ -84,12 +87,13 @@ class SweepFolder {
   void forget_attempts(const std::string& file) const;
   /// Forgets the tries of all items that nobody computes now.
   void forget_attempts() const;
-  /// Removes what processes that ended left half-written; for whoever has the item's claim.
-  void remove_halves(const std::string& file) const;
+  /// Removes what killed processes left unfinished; for whoever has the item's claim.
+  void remove_unfinished(const std::string& file) const;
 
  private:
   std::string result_path(const std::string& file) const;
   std::string attempts_path(const std::string& file) const;
+  std::string runs_path(const std::string& file) const;
 
   std::string path_;
   mutable int claims_ = -1;  // opened by the first claim: a folder that is only read may be read-only

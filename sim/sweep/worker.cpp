@@ -2,7 +2,8 @@
 
 #include <unistd.h>
 #include <algorithm>
-#include <span>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,6 +14,8 @@
 
 namespace kvbound::sim {
 namespace {
+
+constexpr int64_t kMostMachines = 3;  // that give an item up before all do
 
 // Throws TraceError unless this program and machine compute the numbers that the sweep's do.
 void require_same_computation(const SweepFolder& folder, const Sweep& sweep) {
@@ -35,48 +38,69 @@ class Worker {
          const std::function<void(const ItemReport&)>& report)
       : folder_(folder), sweep_(sweep), options_(options), report_(report) {}
 
-  void pass(const std::vector<const PlannedItem*>& items) {
+  // Tries every item without results once. Returns those that failed and may be tried again here.
+  std::vector<const PlannedItem*> pass(const std::vector<const PlannedItem*>& items) {
+    std::vector<const PlannedItem*> failed;
     for (const PlannedItem* item : items) {
-      if (!folder_.has(item->file)) attempt(*item);
+      if (!folder_.has(item->file) && !attempt(*item)) failed.push_back(item);
     }
+    return failed;
   }
 
  private:
-  void attempt(const PlannedItem& planned) {
+  // Whether nothing is left to do for the item here: it has results, another process computes it, or it is given up.
+  bool attempt(const PlannedItem& planned) {
     const auto claim = folder_.claim(planned.file);
-    if (!claim || folder_.has(planned.file)) return;  // another worker has it, or had it until now
+    if (!claim || folder_.has(planned.file)) return true;
     std::vector<Attempt> attempts = folder_.attempts(planned.file);
     if (!attempts.empty() && !attempts.back().problem) {
-      attempts.back().problem = "its process ended without a word";
-      folder_.remove_halves(planned.file);
+      attempts.back().problem = "its process was killed";
+      folder_.remove_unfinished(planned.file);
     }
-    while (std::ssize(attempts) <= options_.retries) {
-      attempts.push_back({host_name(), getpid(), std::nullopt});
+    if (!may_try(attempts)) {
       folder_.keep_attempts(planned.file, attempts);
-      if (try_once(planned, attempts)) return;
-      folder_.keep_attempts(planned.file, attempts);
+      report_({&planned, 0, attempts});
+      return true;
     }
-    report_({&planned, 0, attempts});
+    attempts.push_back({host_name(), getpid(), std::nullopt});
+    folder_.keep_attempts(planned.file, attempts);
+    return try_once(planned, attempts);
   }
 
-  // Whether the item has results now; if not, why.
+  // A machine has its own number of tries, so that one on which nothing works leaves items to others; but not to all of them.
+  bool may_try(const std::vector<Attempt>& attempts) const {
+    std::map<std::string, int64_t> tries;
+    for (const Attempt& attempt : attempts) ++tries[attempt.host];
+    const auto gave_up =
+        std::ranges::count_if(tries, [&](const auto& host) { return host.second > options_.retries; });
+    return tries[host_name()] <= options_.retries && gave_up < kMostMachines;
+  }
+
+  // Whether the item has results now; if not, the last attempt says why.
   bool try_once(const PlannedItem& planned, std::vector<Attempt>& attempts) const {
-    Attempt& attempt = attempts.back();
     std::optional<ItemResult> result;
     try {
       result = compute(sweep_, planned.item);
     } catch (const DeviceError& error) {  // which may spoil the process for every later item
-      attempt.problem = error.what();
+      attempts.back().problem = error.what();
       folder_.keep_attempts(planned.file, attempts);
       throw;
-    } catch (const Error& error) {
-      attempt.problem = error.what();
-      return false;
     } catch (const std::bad_alloc&) {
-      attempt.problem = "out of memory";
+      attempts.back().problem = "out of memory";
+    } catch (const std::exception& error) {
+      attempts.back().problem = error.what();
+    }
+    if (!result) {
+      folder_.keep_attempts(planned.file, attempts);
       return false;
     }
-    folder_.keep_result(planned.file, *result);
+    try {
+      folder_.keep_result(planned.file, *result);
+    } catch (const IoError&) {  // not the item's fault
+      attempts.pop_back();
+      folder_.keep_attempts(planned.file, attempts);
+      throw;
+    }
     folder_.forget_attempts(planned.file);
     report_({&planned, result->seconds, {}});
     return true;
@@ -122,7 +146,7 @@ void work(const SweepFolder& folder, const Sweep& sweep, const std::vector<Plann
     (is_own ? own : others).push_back(&items[i]);
   }
   Worker worker(folder, sweep, options, report);
-  worker.pass(own);
+  std::vector<const PlannedItem*> failed = worker.pass(own);
   const auto results = folder.results();
   std::erase_if(others, [&](const PlannedItem* item) { return results.contains(item->file); });
   // Each worker begins elsewhere, so that they do not all look for the same items.
@@ -130,7 +154,8 @@ void work(const SweepFolder& folder, const Sweep& sweep, const std::vector<Plann
     const auto first = std::ssize(others) * options.index / options.count;
     std::rotate(others.begin(), others.begin() + first, others.end());
   }
-  worker.pass(others);
+  std::ranges::copy(worker.pass(others), std::back_inserter(failed));
+  while (!failed.empty()) failed = worker.pass(failed);
 }
 
 }  // namespace kvbound::sim

@@ -23,13 +23,14 @@ struct ItemReport {
   std::vector<Attempt> attempts;  ///< of an item that was given up; else empty
 };
 
-/// Computes items in their order: first those whose index is this worker's, then whatever other workers left. An item that
-/// another process computes, or that has results, is passed over. A try fails if the trace cannot be read, its numbers are too
-/// large to compute with, or the process that made it ended without a word; an item is given up after `retries` further tries.
+/// Computes items in their order: first those whose index is this worker's, then whatever other workers left, and at the end,
+/// again, those that failed. An item that another process computes, or that has results, is passed over. A try fails if the trace
+/// cannot be read, its numbers are too large to compute with, or its process was killed. A machine gives an item up after
+/// `retries` further tries of its own; when three have, all do.
 ///
-/// items   ordered by all workers alike
-/// throws  DeviceError, after which a new process is to go on; IoError if the folder cannot be written, which no item is blamed for; TraceError if this program computes otherwise
-///         than the one that planned the sweep (Sweep::computation)
+/// items   of all workers, ordered alike or nearly so
+/// throws  DeviceError, after which a new process is to go on; IoError if the folder cannot be written, for which no item is
+///         blamed; TraceError if this program computes otherwise than the one that planned the sweep (Sweep::computation)
 void work(const SweepFolder& folder, const Sweep& sweep, const std::vector<PlannedItem>& items,
           const WorkerOptions& options, const std::function<void(const ItemReport&)>& report);
 

@@ -7,18 +7,11 @@ import time
 from pathlib import Path
 
 from support import kvbound_cli
+from support.documents import without_times_and_hosts
 from support.kvbound_cli import INCONCLUSIVE, INVALID, PASS, USAGE, WORLD, CommandLineTest
 
 POLICIES = ("snapkv:window=4", "snapkv:window=4+critical", "random:seed=0:sinks=4:window=4", "h2o:window=4+keepkv")
 BUDGETS = ("30%", "16")
-
-
-def without_times_and_hosts(document):
-    """The document without what another run may have otherwise."""
-    if isinstance(document, dict):
-        return {key: without_times_and_hosts(value) for key, value in document.items()
-                if key not in ("seconds", "times", "device", "threads")}
-    return [without_times_and_hosts(item) for item in document] if isinstance(document, list) else document
 
 
 def without_time_lines(table):
@@ -47,15 +40,14 @@ class SweepTest(CommandLineTest):
         """JSON, CSV and tables of one replay of everything."""
         table = self.passes("replay", *self.traces, "--policy", ",".join(policies), "--budget", ",".join(budgets), "--base",
                             POLICIES[0], "--json", "replay.json", "--csv", "replay.csv", *arguments)
-        return json.loads((self.folder / "replay.json").read_text()), (self.folder / "replay.csv").read_text(), table
+        return (self.folder / "replay.json").read_text(), (self.folder / "replay.csv").read_text(), table
 
     def check_gathered(self, out="study", *arguments, replayed=None):
         """The sweep's results are those of one replay."""
         table = self.passes("gather", out, "--json", "gathered.json", "--csv", "gathered.csv", *arguments)
         document, csv, expected_table = replayed or self.replayed()
-        text = (self.folder / "gathered.json").read_text()
-        self.assertEqual(without_times_and_hosts(json.loads(text)), without_times_and_hosts(document))
-        self.assertEqual(text.count("\n"), (self.folder / "replay.json").read_text().count("\n"), "formatted alike")
+        self.assertEqual(without_times_and_hosts(self.folder / "gathered.json"), without_times_and_hosts(self.folder / "replay.json"))
+        self.assertGreater(len(document), 10000)
         self.assertEqual((self.folder / "gathered.csv").read_text(), csv)
         for text in (table, expected_table):
             self.assertIn("improved heads", text)
@@ -101,8 +93,8 @@ class Sweeps(SweepTest):
     def test_results_may_be_written_at_once(self):
         self.passes("sweep", "plan.json", "--out", "study", "--json", "one.json", "--csv", "one.csv")
         document, csv, _ = self.replayed()
-        self.assertEqual(without_times_and_hosts(json.loads((self.folder / "one.json").read_text())),
-                         without_times_and_hosts(document))
+        self.assertEqual(without_times_and_hosts(self.folder / "one.json"), without_times_and_hosts(self.folder / "replay.json"))
+        self.assertGreater(len(document), 10000)
         self.assertEqual((self.folder / "one.csv").read_text(), csv)
 
     def test_seeds_backends_and_blocks_are_as_the_plan_says(self):

@@ -6,19 +6,13 @@ import time
 
 from slurm.cluster import Cluster, missing_programs
 from support import kvbound_cli
+from support.documents import without_times_and_hosts
 from support.kvbound_cli import INCONCLUSIVE, PASS, CommandLineTest
 
 POLICIES = ["snapkv:window=4", "snapkv:window=4+critical", "snapkv:window=4+critical:alpha=adaptive", "snapkv:window=4+exact",
             "snapkv:window=4+theta-sweep", "snapkv:window=4+keepkv", "snapkv:window=4+adakv", "h2o:window=4", "tova", "streaming-llm",
             "random:window=4", "h2o:window=4+keepkv"]
 BUDGETS = ["10%", "20%", "30%", "40%", "50%"]
-
-
-def without_times_and_hosts(document):
-    if isinstance(document, dict):
-        return {key: without_times_and_hosts(value) for key, value in document.items()
-                if key not in ("seconds", "times", "device", "threads")}
-    return [without_times_and_hosts(item) for item in document] if isinstance(document, list) else document
 
 
 class Slurm(CommandLineTest):
@@ -52,7 +46,7 @@ class Slurm(CommandLineTest):
     def gathered(self, out):
         """The results of a sweep as text, without times and hosts."""
         self.passes("gather", out, "--json", f"{out}.json", "--quiet")
-        return json.dumps(without_times_and_hosts(json.loads((self.folder / f"{out}.json").read_text())), indent=2)
+        return without_times_and_hosts(self.folder / f"{out}.json")
 
     def logs(self, out):
         return "\n".join(path.read_text() for path in (self.folder / out / "slurm").glob("*.log"))
@@ -60,18 +54,33 @@ class Slurm(CommandLineTest):
     def wait_for(self, condition, what):
         self.cluster.wait_for(condition, what, seconds=180)
 
-    def test_results_are_those_of_processes_though_a_node_dies_and_all_are_resumed(self):
-        self.passes("sweep", "plan.json", "--out", "one", "--quiet")
-        killed = self.start("sweep", "plan.json", "--out", "two", "--jobs", "2", "--quiet")
-        self.wait_for(lambda: self.results("two") >= 3, "results of two processes")
-        killed.kill()
-        killed.communicate()
-        self.assertLess(self.results("two"), self.items)
-        self.passes("sweep", "--out", "two", "--jobs", "2", "--quiet")
+    def kill_and_resume(self, out, jobs):
+        """A sweep by processes whose driver is killed under way, and which is called again."""
+        process = self.start("sweep", "plan.json", "--out", out, "--jobs", jobs, "--quiet")
+        self.wait_for(lambda: self.results(out) >= 3, "results of processes")
+        process.kill()
+        process.communicate()
+        self.assertLess(self.results(out), self.items)
+        self.passes("sweep", "--out", out, "--jobs", jobs, "--quiet")
 
-        said = self.on_cluster("sweep", "plan.json", "--out", "three", "--engine", "slurm", "--jobs", "3", "--json", "behind.json")
-        self.assertRegex(said, r"\njob [0-9]+: 3 tasks for 28 items; logs in three/slurm\n\Z")
-        self.wait_for(lambda: self.results("three") >= 3, "results of Slurm's tasks")
+    def submit(self, *arguments):
+        """Submits a sweep in the folder `three`; returns its job."""
+        said = self.on_cluster("sweep", "plan.json", "--out", "three", "--engine", "slurm", "--jobs", "3", *arguments)
+        self.assertRegex(said, r"\njob [0-9]+: 3 tasks for [0-9]+ items; logs in three/slurm\n\Z")
+        return said.split("job ")[1].split(":")[0]
+
+    def test_results_are_equal_by_one_process_two_and_three_nodes_of_which_one_dies_each_killed_and_resumed(self):
+        self.kill_and_resume("one", "1")
+        self.kill_and_resume("two", "2")
+
+        job = self.submit()
+        self.wait_for(lambda: self.results("three") >= 2, "results of Slurm's tasks")
+        self.cluster.run("scancel", job)
+        self.wait_for(lambda: not self.cluster.run("squeue", "--noheader"), "end of the array")
+        self.assertLess(self.results("three"), self.items)
+        before = self.results("three")
+        self.submit("--json", "behind.json")
+        self.wait_for(lambda: self.results("three") >= before + 2, "more results")
         self.assertLess(self.results("three"), self.items)
         self.cluster.kill_node("node1")
         self.wait_for(lambda: "down" in " ".join(self.cluster.states()), "node that is down")
@@ -81,11 +90,10 @@ class Slurm(CommandLineTest):
 
         self.passes("replay", *(f"{name}.safetensors" for name in "abc"), "--policy", ",".join(POLICIES), "--budget", ",".join(BUDGETS),
                     "--base", POLICIES[0], "--json", "replay.json")
-        expected = json.dumps(without_times_and_hosts(json.loads((self.folder / "replay.json").read_text())), indent=2)
+        expected = without_times_and_hosts(self.folder / "replay.json")
         for out in ("one", "two", "three"):
             self.assertEqual(self.gathered(out), expected, out)
-        behind = json.loads((self.folder / "behind.json").read_text())
-        self.assertEqual(json.dumps(without_times_and_hosts(behind), indent=2), expected)
+        self.assertEqual(without_times_and_hosts(self.folder / "behind.json"), expected)
 
     def test_a_sweep_whose_array_was_cancelled_goes_on(self):
         said = self.on_cluster("sweep", "plan.json", "--out", "study", "--engine", "slurm", "--jobs", "3")

@@ -20,7 +20,7 @@ TEST(Costs, AreTokensTimesHeadsTimesRunsWhereNothingIsMeasured) {
 
 TEST(Costs, AreThoseOfFinishedItemsOfTheSamePolicies) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   const Sweep sweep = scratch.sweep(R"("tova", "snapkv:window=4")");
   const PlannedItem first = schedule(folder, sweep, {}).front();
@@ -44,7 +44,7 @@ TEST(Costs, AreThoseOfFinishedItemsOfTheSamePolicies) {
 
 TEST(Schedules, BeginWithTheLargestItemsAndKeepTheOrderOfEqualOnes) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   const Sweep sweep = scratch.sweep(test::SweepCase::kPolicies, R"(, "layers_per_item": 2)");
   std::vector<int64_t> numbers;

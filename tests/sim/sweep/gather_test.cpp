@@ -58,7 +58,7 @@ TEST(Gathered, ResultsAreThoseOfOneReplayHoweverTheWorkWasSplit) {
         R"(, "backends": ["reference", "emulated"], "merge_bounds": true, "steps": 1)",
         R"(, "backends": ["emulated", "reference"], "policies_per_item": 1, "layers": "1")"}) {
     const test::SweepCase scratch;
-    const SweepFolder folder(scratch.file("s"));
+    const SweepFolder folder(scratch.path("s"));
     folder.make();
     const Sweep sweep = scratch.sweep(test::SweepCase::kPolicies, more);
     work_all(folder, sweep);
@@ -72,7 +72,7 @@ TEST(Gathered, ResultsDoNotDependOnTheOrderOfTheWork) {
   const std::string expected = replayed(sweep);
   std::mt19937 engine(1);
   for (int i = 0; i < 3; ++i) {
-    const SweepFolder folder(scratch.file("s" + std::to_string(i)));
+    const SweepFolder folder(scratch.path("s" + std::to_string(i)));
     folder.make();
     std::vector<PlannedItem> items = schedule(folder, sweep, {});
     std::ranges::shuffle(items, engine);
@@ -83,7 +83,7 @@ TEST(Gathered, ResultsDoNotDependOnTheOrderOfTheWork) {
 
 TEST(Gathered, MissingItemsAreNamedAndTheirTracesAreNotWhole) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   const Sweep sweep = scratch.sweep();
   std::vector<PlannedItem> items = schedule(folder, sweep, {});
@@ -104,7 +104,7 @@ TEST(Gathered, MissingItemsAreNamedAndTheirTracesAreNotWhole) {
 
 TEST(Gathered, SweepsThatWereExtendedComputeWhatIsNewAlone) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   const Sweep less = scratch.sweep(R"("snapkv:window=4", "tova")"),
               more =
@@ -125,7 +125,7 @@ TEST(Gathered, SweepsThatWereExtendedComputeWhatIsNewAlone) {
 
 TEST(Gathered, ResultsOfOtherBuildsAreTakenOnlyIfTheyMayBeMixed) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   const Sweep sweep = scratch.sweep();
   work_all(folder, sweep);
@@ -140,7 +140,7 @@ TEST(Gathered, ResultsOfOtherBuildsAreTakenOnlyIfTheyMayBeMixed) {
 
 TEST(Gathered, EnvironmentsNameAllMachines) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   const Sweep sweep = scratch.sweep();
   for (const PlannedItem& item : schedule(folder, sweep, {})) {

@@ -7,6 +7,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/sweep/item_result.hpp>
+#include <kvbound/traces/sha256.hpp>
 
 #include "support/message_of.hpp"
 
@@ -114,11 +115,23 @@ TEST(ItemResults, AreNotReadFromBytesThatWereCutOff) {
               HasSubstr("is no result"));
 }
 
+TEST(ItemResults, AreNotReadIfAnyByteWasChanged) {
+  const std::string bytes = bytes_of(whole_result());
+  for (size_t i = 0; i < bytes.size(); i += 11) {
+    std::string changed = bytes;
+    changed[i] ^= 4;
+    EXPECT_THAT(test::message_of<TraceError>([&] { item_result_of("p", changed); }),
+                HasSubstr("or was damaged"))
+        << i;
+  }
+}
+
 TEST(ItemResults, AreNotReadFromOtherDocuments) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::from_cbor(bytes_of(whole_result()));
+  nlohmann::ordered_json json = nlohmann::ordered_json::from_cbor(bytes_of(whole_result()).substr(64));
   const auto refusal = [](const nlohmann::ordered_json& changed) {
     std::string bytes;
     nlohmann::ordered_json::to_cbor(changed, bytes);
+    bytes.insert(0, traces::sha256_of(bytes));
     return test::message_of<TraceError>([&] { item_result_of("p", bytes); });
   };
   nlohmann::ordered_json changed = json;

@@ -23,7 +23,7 @@ class Plans : public ::testing::Test {
       plan(text);
     } catch (const TraceError& error) {
       const std::string message = error.what();
-      EXPECT_TRUE(message.starts_with(folder_.file("plan.json"))) << message;
+      EXPECT_TRUE(message.starts_with(folder_.path("plan.json"))) << message;
       return message;
     }
     return "not refused";
@@ -34,7 +34,7 @@ class Plans : public ::testing::Test {
            members + "}";
   }
 
-  test::ScratchFolder folder_;
+  test::TemporaryFolder folder_;
 };
 
 TEST_F(Plans, HaveTheDefaultsOfReplay) {

@@ -21,13 +21,21 @@ TEST(Simulations, OfEqualItemsAreWholeRounds) {
   EXPECT_DOUBLE_EQ(found[3].bound, 2.5);
 }
 
-// Largest first: no longer than 4/3 - 1/(3 workers) of the shortest schedule (Graham 1969), and never below the bound.
-TEST(Simulations, AreBetweenTheBoundAndGrahams) {
+// In the order given, the last item would begin at 4, and end at 9.
+TEST(Simulations, GiveTheLargestItemsOutFirst) {
+  EXPECT_DOUBLE_EQ(makespan({1, 1, 3, 3, 5}, 2), 7);
+  EXPECT_DOUBLE_EQ(makespan({2, 2, 2, 3, 3}, 2), 7) << "the best would be 6: Graham's bound is 7";
+  EXPECT_DOUBLE_EQ(makespan({4}, 3), 4);
+  EXPECT_DOUBLE_EQ(makespan({}, 2), 0);
+}
+
+TEST(Simulations, AreNoShorterThanTheBound) {
   MeasuredItems measured;
   for (int i = 1; i <= 40; ++i) measured.seconds.push_back(1.0 / i);
   for (const Makespan& found : simulate(measured, 1000, {1, 2, 7, 64, 512}, 3)) {
     EXPECT_GE(found.makespan, found.bound * (1 - 1e-12));
-    EXPECT_LE(found.makespan, found.bound * 4 / 3 + 1);
+    EXPECT_LE(found.makespan, found.bound + 1)
+        << "no worker is idle while items are left, and no item takes longer";
   }
   EXPECT_EQ(simulate(measured, 100, {2}, 3).front().makespan,
             simulate(measured, 100, {2}, 3).front().makespan);
@@ -37,7 +45,7 @@ TEST(Simulations, AreBetweenTheBoundAndGrahams) {
 
 TEST(Simulations, TakeTheSecondsOfFinishedItems) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   const Sweep sweep = scratch.sweep();
   EXPECT_TRUE(measured_items(folder, sweep).seconds.empty());
@@ -49,7 +57,7 @@ TEST(Simulations, TakeTheSecondsOfFinishedItems) {
   const MeasuredItems measured = measured_items(folder, sweep);
   EXPECT_EQ(measured.seconds, (std::vector<double>{3, 4, 5, 6, 7}));
   EXPECT_GT(measured.overhead, 0);
-  EXPECT_FALSE(std::filesystem::exists(scratch.file("s/.overhead")));
+  EXPECT_FALSE(std::filesystem::exists(scratch.path("s/.overhead")));
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 TEST(SweepFolders, GiveAnItemToOneAtATime) {
-  const test::ScratchFolder scratch;
-  const SweepFolder one(scratch.file("s")), other(scratch.file("s"));
+  const test::TemporaryFolder scratch;
+  const SweepFolder one(scratch.path("s")), other(scratch.path("s"));
   one.make();
   {
     const auto claim = one.claim("item");
@@ -34,8 +34,8 @@ TEST(SweepFolders, GiveAnItemToOneAtATime) {
 }
 
 TEST(SweepFolders, GiveAnItemToAnotherWhenItsProcessWasKilled) {
-  const test::ScratchFolder scratch;
-  const std::string path = scratch.file("s");
+  const test::TemporaryFolder scratch;
+  const std::string path = scratch.path("s");
   const SweepFolder folder(path);
   folder.make();
   int ready[2];
@@ -62,11 +62,11 @@ TEST(SweepFolders, GiveAnItemToAnotherWhenItsProcessWasKilled) {
 
 TEST(SweepFolders, KeepTheLatestSweepAndEarlierOnesByHash) {
   const test::SweepCase scratch;
-  const SweepFolder folder(scratch.file("s"));
-  EXPECT_FALSE(SweepFolder::is_one(scratch.file("s")));
+  const SweepFolder folder(scratch.path("s"));
+  EXPECT_FALSE(SweepFolder::is_one(scratch.path("s")));
   const Sweep first = scratch.sweep(), second = scratch.sweep(R"("tova")");
   const std::string hash = folder.keep_sweep(first);
-  EXPECT_TRUE(SweepFolder::is_one(scratch.file("s")));
+  EXPECT_TRUE(SweepFolder::is_one(scratch.path("s")));
   EXPECT_NE(folder.keep_sweep(second), hash);
   EXPECT_EQ(text_of(folder.sweep()), text_of(second));
   EXPECT_EQ(text_of(folder.sweep(hash)), text_of(first));
@@ -74,8 +74,8 @@ TEST(SweepFolders, KeepTheLatestSweepAndEarlierOnesByHash) {
 }
 
 TEST(SweepFolders, ListWholeResultsAlone) {
-  const test::ScratchFolder scratch;
-  const SweepFolder folder(scratch.file("s"));
+  const test::TemporaryFolder scratch;
+  const SweepFolder folder(scratch.path("s"));
   folder.make();
   EXPECT_TRUE(folder.results().empty());
   ItemResult result;
@@ -87,8 +87,8 @@ TEST(SweepFolders, ListWholeResultsAlone) {
   EXPECT_TRUE(folder.has("ab-1"));
   EXPECT_FALSE(folder.has("ab-2"));
   EXPECT_EQ(folder.result("cd-2").host, "h");
-  folder.remove_halves("ab-1");
-  EXPECT_FALSE(fs::exists(scratch.file("s/results/ab/.ab-1.77-0.tmp")));
+  folder.remove_unfinished("ab-1");
+  EXPECT_FALSE(fs::exists(scratch.path("s/results/ab/.ab-1.77-0.tmp")));
   EXPECT_TRUE(folder.has("ab-1"));
   scratch.write("s/results/ab/ab-3", "torn");
   EXPECT_THAT(test::message_of<TraceError>([&] { folder.result("ab-3"); }),
@@ -96,8 +96,8 @@ TEST(SweepFolders, ListWholeResultsAlone) {
 }
 
 TEST(SweepFolders, RememberTriesUntilTheyAreForgotten) {
-  const test::ScratchFolder scratch;
-  const SweepFolder folder(scratch.file("s")), other(scratch.file("s"));
+  const test::TemporaryFolder scratch;
+  const SweepFolder folder(scratch.path("s")), other(scratch.path("s"));
   folder.make();
   EXPECT_TRUE(folder.attempts("a").empty());
   folder.keep_attempts("a", {{"h", 5, "no such file"}, {"i", 6, std::nullopt}});

@@ -19,9 +19,9 @@ TEST(Sweeps, HaveTheTracesOfTheirPatternsByNameWithTheirHashes) {
   const test::SweepCase folder;
   const Sweep sweep = folder.sweep();
   ASSERT_EQ(sweep.traces.size(), 2);
-  EXPECT_EQ(sweep.traces[0].info.path, folder.file("a.safetensors"));
-  EXPECT_EQ(sweep.traces[1].info.path, folder.file("b.safetensors"));
-  EXPECT_EQ(sweep.traces[0].sha256, traces::Trace(folder.file("a.safetensors")).sha256());
+  EXPECT_EQ(sweep.traces[0].info.path, folder.path("a.safetensors"));
+  EXPECT_EQ(sweep.traces[1].info.path, folder.path("b.safetensors"));
+  EXPECT_EQ(sweep.traces[0].sha256, traces::Trace(folder.path("a.safetensors")).sha256());
   EXPECT_EQ(sweep.traces[0].scope.layers, (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(sweep.traces[0].scope.steps, 2);
   EXPECT_EQ(sweep.traces[0].scope.recall_of, 40);
@@ -56,18 +56,18 @@ TEST(Sweeps, HashOnlyWhatHasChanged) {
   const test::SweepCase folder;
   Sweep earlier = folder.sweep();
   for (SweepTrace& trace : earlier.traces) trace.sha256 = "known";
-  std::filesystem::last_write_time(folder.file("b.safetensors"),
+  std::filesystem::last_write_time(folder.path("b.safetensors"),
                                    std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
-  const Sweep again = resolve(read_plan(folder.file("plan.json")), &earlier, {});
+  const Sweep again = resolve(read_plan(folder.path("plan.json")), &earlier, {});
   EXPECT_EQ(again.traces[0].sha256, "known");
-  EXPECT_EQ(again.traces[1].sha256, traces::Trace(folder.file("b.safetensors")).sha256());
+  EXPECT_EQ(again.traces[1].sha256, traces::Trace(folder.path("b.safetensors")).sha256());
 }
 
 TEST(Sweeps, RefuseTracesThatChangedSince) {
   const test::SweepCase folder;
   const Sweep sweep = folder.sweep();
   EXPECT_EQ(open_trace(sweep.traces[0]).info().layers, 3);
-  std::filesystem::last_write_time(folder.file("a.safetensors"),
+  std::filesystem::last_write_time(folder.path("a.safetensors"),
                                    std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
   EXPECT_THAT(test::message_of<TraceError>([&] { open_trace(sweep.traces[0]); }),
               HasSubstr("has changed since the sweep was planned"));
@@ -97,9 +97,9 @@ TEST(Sweeps, RefuseWhatDoesNotFitTheTraces) {
     return test::message_of<TraceError>([&] { resolve(read_plan(plan), nullptr, {}); });
   };
   EXPECT_THAT(with_traces(R"("nothing*")"), HasSubstr("traces: \"nothing*\": no file has such a name"));
-  EXPECT_THAT(with_traces('"' + folder.file("a*") + R"(", ")" + folder.file("*.safetensors") + '"'),
+  EXPECT_THAT(with_traces('"' + folder.path("a*") + R"(", ")" + folder.path("*.safetensors") + '"'),
               HasSubstr("is there twice"));
-  EXPECT_THAT(with_traces('"' + folder.file("*.json") + '"'), HasSubstr("other.json"));
+  EXPECT_THAT(with_traces('"' + folder.path("*.json") + '"'), HasSubstr("other.json"));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 class Workers : public ::testing::Test {
  protected:
-  Workers() : folder_(scratch_.file("s")), sweep_(scratch_.sweep()) { folder_.make(); }
+  Workers() : folder_(scratch_.path("s")), sweep_(scratch_.sweep()) { folder_.make(); }
 
   // What a worker reports.
   std::vector<ItemReport> worked(const WorkerOptions& options = {}) {
@@ -38,7 +38,7 @@ TEST_F(Workers, ComputeEveryItemOnce) {
   const std::vector<ItemReport> reports = worked();
   EXPECT_EQ(reports.size(), 5);
   EXPECT_EQ(folder_.results().size(), 5);
-  EXPECT_TRUE(std::filesystem::is_empty(scratch_.file("s/attempts")));
+  EXPECT_TRUE(std::filesystem::is_empty(scratch_.path("s/attempts")));
   EXPECT_TRUE(worked().empty()) << "all is done";
 }
 
@@ -46,7 +46,7 @@ TEST_F(Workers, BeginWithTheirShareAndThenHelpOthers) {
   std::map<int64_t, std::vector<int64_t>> orders;
   for (const int64_t index : {0, 1}) {
     for (const ItemReport& report : worked({index, 2})) orders[index].push_back(report.item->number);
-    std::filesystem::remove_all(scratch_.file("s/results"));
+    std::filesystem::remove_all(scratch_.path("s/results"));
   }
   ASSERT_EQ(orders[0].size(), 5);
   ASSERT_EQ(orders[1].size(), 5);
@@ -56,14 +56,14 @@ TEST_F(Workers, BeginWithTheirShareAndThenHelpOthers) {
 
 TEST_F(Workers, PassOverItemsThatOthersCompute) {
   const std::vector<PlannedItem> items = schedule(folder_, sweep_, {});
-  const SweepFolder other(scratch_.file("s"));
+  const SweepFolder other(scratch_.path("s"));
   const auto claim = other.claim(items[2].file);
   EXPECT_EQ(worked().size(), 4);
   EXPECT_FALSE(folder_.has(items[2].file));
 }
 
 TEST_F(Workers, GiveUpItemsWhoseTraceVanishedAndGoOn) {
-  std::filesystem::remove(scratch_.file("b.safetensors"));
+  std::filesystem::remove(scratch_.path("b.safetensors"));
   int64_t done = 0;
   for (const ItemReport& report : worked({.retries = 1})) {
     if (report.attempts.empty()) {
@@ -78,20 +78,32 @@ TEST_F(Workers, GiveUpItemsWhoseTraceVanishedAndGoOn) {
   EXPECT_EQ(folder_.results().size(), 3);
 }
 
-TEST_F(Workers, CountTriesWhoseProcessEndedWithoutAWord) {
-  const std::string file = schedule(folder_, sweep_, {}).front().file;
-  folder_.keep_attempts(file, {{"h", 1, "once"}, {"h", 2, std::nullopt}});
+TEST_F(Workers, CountTriesWhoseProcessWasKilled) {
+  const std::string file = schedule(folder_, sweep_, {}).front().file, host = host_name();
+  folder_.keep_attempts(file, {{host, 1, "once"}, {host, 2, std::nullopt}});
   EXPECT_EQ(worked({.retries = 2}).size(), 5);
   EXPECT_TRUE(folder_.has(file)) << "there was one try left";
-  std::filesystem::remove_all(scratch_.file("s/results"));
-  folder_.keep_attempts(file, {{"h", 1, "once"}, {"h", 2, "twice"}, {"h", 3, std::nullopt}});
+  std::filesystem::remove_all(scratch_.path("s/results"));
+  folder_.keep_attempts(file, {{host, 1, "once"}, {host, 2, "twice"}, {host, 3, std::nullopt}});
   const std::vector<ItemReport> reports = worked({.retries = 2});
   const auto given_up =
       std::ranges::find_if(reports, [](const ItemReport& report) { return !report.attempts.empty(); });
   ASSERT_NE(given_up, reports.end());
   EXPECT_EQ(given_up->item->file, file);
-  EXPECT_EQ(given_up->attempts.back().problem, "its process ended without a word");
+  EXPECT_EQ(given_up->attempts.back().problem, "its process was killed");
   EXPECT_FALSE(folder_.has(file));
+}
+
+TEST_F(Workers, TryWhatAnotherMachineCouldNotButNotWhatThreeCouldNot) {
+  const std::vector<PlannedItem> items = schedule(folder_, sweep_, {});
+  std::vector<Attempt> of_one(3, {"one", 1, "no such file"}), of_three;
+  for (const char* host : {"one", "two", "three"})
+    of_three.insert(of_three.end(), 3, {host, 1, "no such file"});
+  folder_.keep_attempts(items[0].file, of_one);
+  folder_.keep_attempts(items[1].file, of_three);
+  worked({.retries = 2});
+  EXPECT_TRUE(folder_.has(items[0].file));
+  EXPECT_FALSE(folder_.has(items[1].file));
 }
 
 TEST_F(Workers, DoNotBlameItemsForAFolderThatCannotBeWritten) {
@@ -99,6 +111,7 @@ TEST_F(Workers, DoNotBlameItemsForAFolderThatCannotBeWritten) {
   scratch_.write("s/results/" + items.front().file.substr(0, 2), "a file, where a folder should be");
   EXPECT_THAT(test::message_of<IoError>([&] { work(folder_, sweep_, items, {}, [](const ItemReport&) {}); }),
               HasSubstr("make the folder"));
+  EXPECT_TRUE(folder_.attempts(items.front().file).empty());
 }
 
 TEST_F(Workers, DoNotComputeWithAnotherBuildThanTheSweeps) {
