@@ -66,6 +66,7 @@ CommandLine sweep_command_line() {
            "threads of each process (default: the processors divided by the processes; what Slurm gives)");
   line.add("share", "I/N", "begin with share I of N, 0 to N-1, as one of N machines that share DIR");
   line.add("retries", "R", "further tries of an item that fails (default: 2)");
+  line.add_flag("resume", "go on from the results that DIR has, which is the default");
   line.add("sbatch", "TEXT", "slurm: further options of sbatch, such as \"--partition=long --time=4:00:00\"");
   line.add_flag("wait", "slurm: return when the array has ended");
   line.add("json", "FILE", "gather into FILE when all is done; slurm: by a job that depends on the array");

@@ -124,6 +124,33 @@ class Sweeps(SweepTest):
             self.assertGreaterEqual(float(ratio), 1)
             self.assertGreaterEqual(float(makespan), float(bound))
 
+    def test_nothing_of_a_sweep_that_has_not_begun_is_gathered(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--list")
+        result = self.run_program("gather", "study", "--partial", "--json", "out.json")
+        self.assertEqual(result.returncode, INCONCLUSIVE)
+        self.assertIn("no results of 6 items:", result.stderr)
+        self.assertEqual(json.loads((self.folder / "out.json").read_text())["traces"], [])
+
+    def test_results_go_to_pipes_too(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        self.passes("gather", "study", "--json", "out.json", "--quiet")
+        piped = self.passes("gather", "study", "--json", "/dev/stdout", "--quiet")
+        self.assertEqual(json.loads(piped), json.loads((self.folder / "out.json").read_text()))
+
+    def test_outputs_do_not_replace_inputs(self):
+        self.refuses(USAGE, "--json: 'plan.json' is an input", "sweep", "plan.json", "--out", "study", "--json", "plan.json")
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        self.refuses(USAGE, "--csv: 'study/plan.json' is an input", "gather", "study", "--csv", "study/plan.json")
+
+    def test_damaged_results_are_named(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        path = next((self.folder / "study/results").glob("*/*"))
+        path.write_bytes(path.read_bytes()[:-1])
+        self.refuses(INVALID, f"{path.name}: is no result of a sweep, or was damaged", "gather", "study", "--json", "out.json")
+        path.unlink()
+        self.assertIn("1 items computed", self.passes("sweep", "--out", "study", "--resume"))
+        self.check_gathered()
+
     def test_shares_of_machines_complete_each_other(self):
         self.passes("sweep", "plan.json", "--out", "study", "--list")
         processes = [self.start("sweep", "--out", "study", "--share", f"{i}/3", "--quiet") for i in range(3)]

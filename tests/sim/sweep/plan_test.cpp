@@ -101,6 +101,9 @@ TEST_F(Plans, ThatAreNoneAreRefusedWithTheMember) {
   EXPECT_THAT(refusal(with(R"("base": "random", "seeds": [3])")), HasSubstr("base: draws random numbers"));
   EXPECT_THAT(refusal(with(R"("backends": ["reference", "reference"])")),
               HasSubstr("backends: item 1 is there twice"));
+  EXPECT_THAT(refusal(std::string(kStart) + R"(, "traces": ["a"], "budgets": ["20%"], "seeds": [3],
+    "policies": ["random:seed=1", "random:seed=2"]})"),
+              HasSubstr("policies: 'random:seed=3:sinks=4:window=32' is there twice, with its seed"));
   const auto other = [](const char* policies, const char* budgets) {
     return std::string(kStart) + R"(, "traces": ["a"], "policies": [)" + policies + R"(], "budgets": [)" +
            budgets + "]}";

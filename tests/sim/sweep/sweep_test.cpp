@@ -52,6 +52,37 @@ TEST(Sweeps, AreNotReadFromOtherTexts) {
         << other;
 }
 
+TEST(Sweeps, AreNotReadIfTheySayWhatNoPlanGives) {
+  const test::SweepCase folder;
+  const std::string text = text_of(folder.sweep());
+  const auto refusal = [&](const auto& change) {
+    nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);
+    change(json);
+    return test::message_of<TraceError>([&] { parse_sweep("p", json.dump()); });
+  };
+  const std::string none = "p: is no sweep of kvbound: it has ";
+  EXPECT_THAT(refusal([](auto& json) { json["layers_per_item"] = 0; }),
+              HasSubstr(none + "items of no layers"));
+  EXPECT_THAT(refusal([](auto& json) { json["policies_per_item"] = -1; }),
+              HasSubstr(none + "items of no layers"));
+  EXPECT_THAT(refusal([](auto& json) { json["computation"] = 1; }), HasSubstr(none + "no computation"));
+  EXPECT_THAT(refusal([](auto& json) { json["runs"].clear(); }), HasSubstr(none + "no runs"));
+  EXPECT_THAT(refusal([](auto& json) { json["traces"].clear(); }), HasSubstr(none + "no runs or traces"));
+  EXPECT_THAT(refusal([](auto& json) {
+                json["traces"][0]["scope"]["layers"] = {0, 3};
+              }),
+              HasSubstr(none + "layers that"));
+  EXPECT_THAT(refusal([](auto& json) {
+                json["traces"][0]["scope"]["layers"] = {1, 1};
+              }),
+              HasSubstr(none + "layers that"));
+  EXPECT_THAT(refusal([](auto& json) { json["traces"][0]["scope"]["steps"] = 3; }),
+              HasSubstr(none + "steps that"));
+  EXPECT_THAT(refusal([](auto& json) { json["traces"][0]["info"].erase("scale"); }),
+              HasSubstr("scale is missing"));
+  EXPECT_EQ(refusal([](auto&) {}), "no error");
+}
+
 TEST(Sweeps, HashOnlyWhatHasChanged) {
   const test::SweepCase folder;
   Sweep earlier = folder.sweep();
