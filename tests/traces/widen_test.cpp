@@ -17,7 +17,7 @@ template <class Stored>
 std::pair<std::vector<double>, bool> widened(Dtype dtype, const std::vector<Stored>& stored,
                                              size_t misaligned = 0) {
   std::vector<char> bytes(misaligned + stored.size() * sizeof(Stored));
-  std::memcpy(bytes.data() + misaligned, stored.data(), stored.size() * sizeof(Stored));
+  if (!stored.empty()) std::memcpy(bytes.data() + misaligned, stored.data(), stored.size() * sizeof(Stored));
   std::vector<double> numbers(stored.size());
   const bool finite = widen(dtype, std::span(bytes).subspan(misaligned), numbers);
   return {numbers, finite};
