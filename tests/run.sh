@@ -3,7 +3,7 @@
 #
 #   tests/run.sh             the tests that every change must pass; code for a GPU only if this machine has one
 #   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps; and those
-#                            that need Slurm, if it is installed
+#                            on a cluster of Slurm, which is installed for them
 #   tests/run.sh -L unit     other arguments go to ctest and select from all tests
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
@@ -16,11 +16,15 @@ case "$*" in
   --all) chosen=() cuda=("${every_gpu[@]}") ;;
   *) chosen=("$@") cuda=("${every_gpu[@]}") ;;
 esac
+more_packages=()
+if [[ "$*" == --all || "$*" == *slurm* ]]; then
+  more_packages=("${slurm_packages[@]}")
+fi
 if [[ "$*" == "" ]] && nvidia-smi --list-gpus >/dev/null 2>&1; then
   cuda=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)
 fi
 
-install_missing "${build_packages[@]}" "${test_packages[@]}"
+install_missing "${build_packages[@]}" "${test_packages[@]}" "${more_packages[@]}"
 run cmake --preset release -B build/tests "${cuda[@]}"
 run cmake --build build/tests --parallel "$jobs"
 run ctest --test-dir build/tests --output-on-failure --no-tests=error --parallel "$jobs" "${chosen[@]}"

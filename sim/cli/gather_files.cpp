@@ -1,6 +1,6 @@
 #include "gather_files.hpp"
 
-#include <array>
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -64,7 +64,7 @@ std::string text_of(const MissingItem& missing, const Sweep& sweep) {
     text += fmt::format(": failed {} times, the last: {}", missing.attempts.size(),
                         one_line(missing.attempts.back().problem.value_or("its process was killed")));
   }
-  if (missing.otherwise)
+  if (missing.other_computation)
     text += "; another build, compiler, BLAS or GPU has results of it (--mixed takes them)";
   return text;
 }

@@ -1,7 +1,5 @@
-#include <unistd.h>
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <iostream>
 #include <thread>
 
@@ -19,7 +17,6 @@
 #include <kvbound/sim/sweep/slurm_engine.hpp>
 #include <kvbound/sim/sweep/sweep_folder.hpp>
 #include <kvbound/sim/sweep/worker.hpp>
-#include <kvbound/traces/messages.hpp>
 
 #include "commands.hpp"
 #include "gather_files.hpp"
@@ -34,8 +31,8 @@ const char* const kSweepDetails = R"(
 A sweep is a replay that many processes share. PLAN is a JSON object:
 
   {"format": "kvbound-sweep-plan", "version": 1,
-   "traces": ["traces/samples/*.safetensors"], "policies": ["snapkv", "snapkv+critical", "random"],
-   "budgets": ["5%", "20%"], "base": "snapkv"}
+   "traces": ["traces/samples/*.safetensors"], "policies": ["snapkv:window=16", "random:window=16"],
+   "budgets": ["5%", "20%"], "base": "snapkv:window=16"}
 
 and may have backends, layers, steps, recall, merge_bounds (as kvbound replay's options), seeds (of policies that
 draw random numbers), layers_per_item (1) and policies_per_item (all: a layer is read once for all policies).
@@ -78,6 +75,7 @@ CommandLine sweep_command_line() {
   line.add("seed", "S", "of the simulation's draws (default: 1)");
   line.add("sweep", "HASH", "the sweep of that hash in DIR, instead of a plan");
   line.add("worker", "I/N", "be a worker of an engine, which reads its output");
+  line.add("header-limit", "BYTES", "largest trace header accepted (default: 16777216)");
   line.add_flag("quiet", "no progress and no summary");
   return line;
 }
@@ -165,7 +163,7 @@ Chosen choose(const CommandLine& line, const SweepFolder& folder) {
   }
   const std::optional<Sweep> earlier = earlier_sweep(folder);
   Progress progress("hashing", !line.has("quiet"));
-  Sweep sweep = resolve(read_plan(plans.front()), earlier ? &*earlier : nullptr,
+  Sweep sweep = resolve(read_plan(plans.front()), earlier ? &*earlier : nullptr, header_options(line),
                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   const std::string hash = folder.keep_sweep(sweep);
   return {std::move(sweep), hash};

@@ -29,18 +29,19 @@ struct Rate {
 
 }  // namespace
 
-double CostRates::of(const SweepItem& item, const Sweep& sweep) const {
-  double mean = 1;
-  if (!runs.empty()) {
-    mean = 0;
-    for (const auto& [key, rate] : runs) mean += rate / static_cast<double>(runs.size());
+ItemCosts::ItemCosts(const CostRates& rates, const Sweep& sweep) : sweep_(sweep) {
+  double mean = rates.runs.empty() ? 1 : 0;  // of runs that were not measured
+  for (const auto& [key, rate] : rates.runs) mean += rate / static_cast<double>(rates.runs.size());
+  for (const Run& run : sweep.runs) {
+    const auto found = rates.runs.find(key_of(run));
+    runs_.push_back((found == rates.runs.end() ? mean : found->second) + rates.other);
   }
+}
+
+double ItemCosts::of(const SweepItem& item) const {
   double sum = 0;
-  for (const size_t r : *item.runs) {
-    const auto found = runs.find(key_of(sweep.runs[r]));
-    sum += (found == runs.end() ? mean : found->second) + other;
-  }
-  return sum * size_of_layer(sweep.traces[item.trace].info) * static_cast<double>(item.layers.size());
+  for (const size_t r : *item.runs) sum += runs_[r];
+  return sum * size_of_layer(sweep_.traces[item.trace].info) * static_cast<double>(item.layers.size());
 }
 
 CostRates measured_rates(const SweepFolder& folder, const Sweep& sweep, int64_t most) {

@@ -17,8 +17,19 @@ struct CostRates {
   int64_t measured = 0;                ///< items that they were measured on
 
   bool known() const { return measured > 0; }
+};
+
+/// What the items of a sweep cost at some rates.
+class ItemCosts {
+ public:
+  /// sweep  outlives the object
+  ItemCosts(const CostRates& rates, const Sweep& sweep);
   /// Seconds; in units of its own if the rates are not known.
-  double of(const SweepItem& item, const Sweep& sweep) const;
+  double of(const SweepItem& item) const;
+
+ private:
+  const Sweep& sweep_;
+  std::vector<double> runs_;  // [runs]: per token and query head of a layer
 };
 
 /// The rates of finished items of a sweep: of at most `most` of them, spread over the folder.

@@ -41,10 +41,11 @@ Gathering::Gathering(const SweepFolder& folder, const Sweep& sweep, bool mixed)
     if (rest.size() < item.runs->size())
       item.runs = std::make_shared<const std::vector<size_t>>(std::move(rest));
     const ItemKey rest_key = keys_.of(item);
-    const bool otherwise = !mixed && runs_without(item, index_.sources_of(item, rest_key, true)).empty();
+    const bool other_computation =
+        !mixed && runs_without(item, index_.sources_of(item, rest_key, true)).empty();
     std::vector<Attempt> failed = folder.attempts(rest_key.file());
     std::erase_if(failed, [](const Attempt& attempt) { return !attempt.problem; });
-    missing_.push_back({item, std::move(failed), otherwise});
+    missing_.push_back({item, std::move(failed), other_computation});
   }
 }
 

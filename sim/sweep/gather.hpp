@@ -16,9 +16,9 @@ namespace kvbound::sim {
 
 /// An item of which runs have no results.
 struct MissingItem {
-  SweepItem item;                 ///< with the missing runs only
-  std::vector<Attempt> attempts;  ///< failed ones; one that still runs is none
-  bool otherwise = false;         ///< whether there are results of another build, compiler, BLAS or GPU
+  SweepItem item;                  ///< with the missing runs only
+  std::vector<Attempt> attempts;   ///< failed ones; one that still runs is none
+  bool other_computation = false;  ///< whether there are results of another build, compiler, BLAS or GPU
 };
 
 class Gathering {

@@ -202,7 +202,7 @@ ItemResult item_result_of(const std::string& path, std::string_view bytes) {
   try {
     const FieldsJson json = FieldsJson::from_cbor(body.begin(), body.end());
     if (json.at("format") != kItemFormat || json.at("version") != 1)
-      throw Error("its format or version is another");
+      throw Error("its format or version is not that of this program");
     ItemResult result;
     read_fields("result", json.at("result"), Numbers::any, result);
     result.computation = json.at("computation");

@@ -140,7 +140,7 @@ void refuse_twice(const PlanReader& plan, std::string_view member, const std::ve
   for (size_t i = 0; i < items.size(); ++i) {
     if (std::find(items.begin(), items.begin() + static_cast<ptrdiff_t>(i), items[i]) !=
         items.begin() + static_cast<ptrdiff_t>(i))
-      plan.refuse(member, fmt::format("item {} is there twice", i));
+      plan.refuse(member, fmt::format("item {} is listed twice", i));
   }
 }
 
@@ -165,7 +165,7 @@ SweepPlan read_plan(const std::string& path) {
     reader.refuse("base", "draws random numbers with a seed that is not among the seeds");
   for (size_t i = 0; i < plan.policies.size(); ++i) {
     if (std::ranges::count(plan.policies, plan.policies[i].policy, &NamedPolicy::policy) > 1)
-      reader.refuse("policies", fmt::format("'{}' is there twice, with its seed", plan.policies[i].label));
+      reader.refuse("policies", fmt::format("'{}' is listed twice, with its seed", plan.policies[i].label));
   }
   plan.budgets = reading(reader, "budgets", [&] {
     std::vector<Budget> budgets;

@@ -15,7 +15,7 @@ struct PlannedItem {
   int64_t number = 0;  ///< of the item in items_of(sweep)
   SweepItem item;
   std::string file;  ///< of its results
-  double cost = 0;   ///< CostRates::of
+  double cost = 0;   ///< ItemCosts::of
   bool done = false;
 };
 

@@ -113,7 +113,7 @@ std::vector<std::string> paths_of(const SweepPlan& plan) {
   for (const std::string& pattern : plan.traces) {
     for (const std::string& path : matches_of(plan, pattern)) {
       if (!taken.insert(std::filesystem::weakly_canonical(path)).second)
-        throw TraceError(plan.path, -1, "traces", traces::in_quotes(path, 200) + " is there twice");
+        throw TraceError(plan.path, -1, "traces", traces::in_quotes(path, 200) + " is listed twice");
       paths.push_back(path);
     }
   }
@@ -187,18 +187,20 @@ void require_sound(const Sweep& sweep) {
 
 }  // namespace
 
-Sweep resolve(const SweepPlan& plan, const Sweep* earlier,
+Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::Options& options,
               const std::function<void(int64_t, int64_t)>& progress) {
   Sweep sweep{computation(plan.backends),
               {},
               every_run(plan.policies, plan.budgets, plan.backends),
               plan.base,
               plan.layers_per_item,
-              plan.policies_per_item.value_or(std::ssize(plan.policies))};
+              plan.policies_per_item.value_or(std::ssize(plan.policies)),
+              options};
   const KnownHashes known(earlier);
   int64_t whole = 0, done = 0;
   for (const std::string& path : paths_of(plan)) {
-    const traces::Trace trace(path);  // closed again: there may be more traces than files that may be open
+    const traces::Trace trace(path,
+                              options);  // closed again: there may be more traces than files that may be open
     require_valid(sweep.runs, trace.info());
     SweepTrace& planned = sweep.traces.emplace_back();
     planned = {std::filesystem::absolute(path).lexically_normal().string(), "", fingerprint_of(trace),
@@ -208,7 +210,7 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier,
   }
   for (SweepTrace& planned : sweep.traces) {
     if (!planned.sha256.empty()) continue;
-    const traces::Trace trace = open_trace(planned);
+    const traces::Trace trace = open_trace(sweep, planned);
     planned.sha256 = trace.sha256([&](int64_t bytes, int64_t) {
       if (progress) progress(done + bytes, whole);
     });
@@ -217,8 +219,8 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier,
   return sweep;
 }
 
-traces::Trace open_trace(const SweepTrace& trace) {
-  traces::Trace opened(trace.file);
+traces::Trace open_trace(const Sweep& sweep, const SweepTrace& trace) {
+  traces::Trace opened(trace.file, sweep.options);
   if (fingerprint_of(opened) != trace.fingerprint)
     throw TraceError(trace.file, -1, "", "has changed since the sweep was planned");
   return opened;
@@ -234,6 +236,7 @@ std::string text_of(const Sweep& sweep) {
                         {"base", sweep.base ? FieldsJson(canonical(*sweep.base)) : FieldsJson()},
                         {"layers_per_item", sweep.layers_per_item},
                         {"policies_per_item", sweep.policies_per_item},
+                        {"header_limit", sweep.options.header_limit},
                         {"traces", fields_of(sweep.traces)}};
   return json.dump(1, ' ', false, FieldsJson::error_handler_t::replace) + "\n";
 }
@@ -242,13 +245,14 @@ Sweep parse_sweep(const std::string& path, const std::string& text) {
   try {
     const FieldsJson json = FieldsJson::parse(text);
     if (json.at("format") != kSweepFormat || json.at("version") != 1)
-      throw Error("its format or version is another");
+      throw Error("its format or version is not that of this program");
     Sweep sweep;
     sweep.computation = json.at("computation");
     for (const FieldsJson& run : json.at("runs")) sweep.runs.push_back(run_of(run));
     if (!json.at("base").is_null()) sweep.base = parse_policy(json.at("base").get<std::string>());
     sweep.layers_per_item = json.at("layers_per_item");
     sweep.policies_per_item = json.at("policies_per_item");
+    sweep.options.header_limit = json.at("header_limit");
     read_fields("traces", json.at("traces"), Numbers::any, sweep.traces);
     require_sound(sweep);
     return sweep;

@@ -31,19 +31,21 @@ struct Sweep {
   std::optional<Policy> base;
   int64_t layers_per_item = 1;
   int64_t policies_per_item = 1;
+  traces::Trace::Options options;
 };
 
 /// The traces that a plan's patterns match, in the order of the plan and, of one pattern, of their names.
 ///
+/// options   with which traces are opened, by workers, too
 /// earlier   a sweep whose hashes are taken over for files that have not changed since; may be null
 /// progress  called with the bytes hashed and the whole
 /// throws    TraceError for a pattern that nothing matches, a file matched twice and a file that is no trace; InvalidPolicy for
 ///           runs that are not valid for a trace; NoDevice; IoError
-Sweep resolve(const SweepPlan& plan, const Sweep* earlier,
+Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::Options& options,
               const std::function<void(int64_t, int64_t)>& progress);
 
 /// Opens a trace of a sweep. Throws TraceError if it has changed since the sweep was planned; as Trace.
-traces::Trace open_trace(const SweepTrace& trace);
+traces::Trace open_trace(const Sweep& sweep, const SweepTrace& trace);
 
 /// The sweep as text, and from it. Throws TraceError, naming the path, for a text that `text_of` did not write.
 std::string text_of(const Sweep& sweep);

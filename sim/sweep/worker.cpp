@@ -121,7 +121,7 @@ ItemResult compute(const Sweep& sweep, const SweepItem& item) {
   scope.layers = item.layers;
   std::vector<Run> runs;
   for (const size_t r : *item.runs) runs.push_back(sweep.runs[r]);
-  ReplayResult replayed = replay(open_trace(planned), runs, scope);
+  ReplayResult replayed = replay(open_trace(sweep, planned), runs, scope);
   ItemResult result;
   result.computation = sweep.computation;
   result.environment = environment();

@@ -129,6 +129,5 @@ class Slurm(CommandLineTest):
 
 if __name__ == "__main__":
     if missing := missing_programs():
-        print(f"not installed: {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
-        sys.exit(77)
+        sys.exit(f"not installed: {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
     kvbound_cli.main()

@@ -33,7 +33,7 @@ class SweepCase : public TemporaryFolder {
         write("plan.json", R"({"format": "kvbound-sweep-plan", "version": 1, "traces": [")" +
                                path("*.safetensors") + R"("], "policies": [)" + policies +
                                R"(], "budgets": ["30%", "12"])" + more + "}");
-    return sim::resolve(sim::read_plan(plan), nullptr, {});
+    return sim::resolve(sim::read_plan(plan), nullptr, {}, {});
   }
 };
 

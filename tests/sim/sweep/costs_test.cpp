@@ -14,8 +14,8 @@ TEST(Costs, AreTokensTimesHeadsTimesRunsWhereNothingIsMeasured) {
   const Sweep sweep = scratch.sweep(test::SweepCase::kPolicies, R"(, "layers_per_item": 2)");
   const std::vector<SweepItem> items = items_of(sweep);
   EXPECT_FALSE(CostRates{}.known());
-  EXPECT_DOUBLE_EQ(CostRates{}.of(items[0], sweep), 2 * 42 * 4 * 6);
-  EXPECT_DOUBLE_EQ(CostRates{}.of(items[1], sweep), 1 * 42 * 4 * 6);
+  EXPECT_DOUBLE_EQ(ItemCosts(CostRates{}, sweep).of(items[0]), 2 * 42 * 4 * 6);
+  EXPECT_DOUBLE_EQ(ItemCosts(CostRates{}, sweep).of(items[1]), 1 * 42 * 4 * 6);
 }
 
 TEST(Costs, AreThoseOfFinishedItemsOfTheSamePolicies) {
@@ -35,7 +35,7 @@ TEST(Costs, AreThoseOfFinishedItemsOfTheSamePolicies) {
   EXPECT_EQ(rates.measured, 1);
   EXPECT_DOUBLE_EQ(rates.runs.at(key_of(sweep.runs[0])), (42.0 + 168) / (42 * 4));
   EXPECT_DOUBLE_EQ(rates.other, 1);
-  EXPECT_NEAR(rates.of(first.item, sweep), result.seconds, 1e-9);
+  EXPECT_NEAR(ItemCosts(rates, sweep).of(first.item), result.seconds, 1e-9);
   keep_rates(folder, rates);
   EXPECT_EQ(kept_rates(folder).runs, rates.runs);
   folder.keep_note("rates.json", "{");

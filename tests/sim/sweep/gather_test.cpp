@@ -97,7 +97,7 @@ TEST(Gathered, MissingItemsAreNamedAndTheirTracesAreNotWhole) {
   EXPECT_EQ(missing.item.trace, last.item.trace);
   EXPECT_EQ(missing.item.layers, last.item.layers);
   EXPECT_EQ(missing.attempts.front().problem, "no luck");
-  EXPECT_FALSE(missing.otherwise);
+  EXPECT_FALSE(missing.other_computation);
   EXPECT_FALSE(gathering.is_whole(last.item.trace));
   EXPECT_TRUE(gathering.is_whole(1 - last.item.trace));
 }
@@ -133,7 +133,7 @@ TEST(Gathered, ResultsOfOtherBuildsAreTakenOnlyIfTheyMayBeMixed) {
   later.computation["build"] = "a later one";
   const Gathering strict(folder, later, false);
   ASSERT_EQ(strict.missing().size(), 5);
-  for (const MissingItem& missing : strict.missing()) EXPECT_TRUE(missing.otherwise);
+  for (const MissingItem& missing : strict.missing()) EXPECT_TRUE(missing.other_computation);
   EXPECT_TRUE(Gathering(folder, later, true).missing().empty());
   EXPECT_EQ(gathered(folder, later, true), replayed(sweep));
 }

@@ -136,7 +136,7 @@ TEST(ItemResults, AreNotReadFromOtherDocuments) {
   };
   nlohmann::ordered_json changed = json;
   changed["version"] = 2;
-  EXPECT_THAT(refusal(changed), HasSubstr("its format or version is another"));
+  EXPECT_THAT(refusal(changed), HasSubstr("its format or version is not that of this program"));
   changed = json;
   changed["result"]["runs"][0].erase("key");
   EXPECT_THAT(refusal(changed), HasSubstr("key is missing"));

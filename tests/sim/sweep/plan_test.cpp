@@ -96,14 +96,14 @@ TEST_F(Plans, ThatAreNoneAreRefusedWithTheMember) {
   EXPECT_THAT(refusal(with(R"("steps": -3)")), HasSubstr("steps: is -3; expected"));
   EXPECT_THAT(refusal(with(R"("steps": "3")")), HasSubstr("steps: is \"3\"; expected"));
   EXPECT_THAT(refusal(with(R"("merge_bounds": 1)")), HasSubstr("merge_bounds: is 1; expected true or false"));
-  EXPECT_THAT(refusal(with(R"("seeds": [1, 1])")), HasSubstr("seeds: item 1 is there twice"));
+  EXPECT_THAT(refusal(with(R"("seeds": [1, 1])")), HasSubstr("seeds: item 1 is listed twice"));
   EXPECT_THAT(refusal(with(R"("base": "snapkvv")")), HasSubstr("base: "));
   EXPECT_THAT(refusal(with(R"("base": "random", "seeds": [3])")), HasSubstr("base: draws random numbers"));
   EXPECT_THAT(refusal(with(R"("backends": ["reference", "reference"])")),
-              HasSubstr("backends: item 1 is there twice"));
+              HasSubstr("backends: item 1 is listed twice"));
   EXPECT_THAT(refusal(std::string(kStart) + R"(, "traces": ["a"], "budgets": ["20%"], "seeds": [3],
     "policies": ["random:seed=1", "random:seed=2"]})"),
-              HasSubstr("policies: 'random:seed=3:sinks=4:window=32' is there twice, with its seed"));
+              HasSubstr("policies: 'random:seed=3:sinks=4:window=32' is listed twice, with its seed"));
   const auto other = [](const char* policies, const char* budgets) {
     return std::string(kStart) + R"(, "traces": ["a"], "policies": [)" + policies + R"(], "budgets": [)" +
            budgets + "]}";
@@ -111,7 +111,7 @@ TEST_F(Plans, ThatAreNoneAreRefusedWithTheMember) {
   EXPECT_THAT(refusal(other(R"("snapkv", "snapkv:window=32")", R"("1")")),
               HasSubstr("policies: policy 'snapkv:window=32' is given twice"));
   EXPECT_THAT(refusal(other(R"("nokv")", R"("1")")), HasSubstr("policies: "));
-  EXPECT_THAT(refusal(other(R"("snapkv")", R"("20%", "20%")")), HasSubstr("budgets: item 1 is there twice"));
+  EXPECT_THAT(refusal(other(R"("snapkv")", R"("20%", "20%")")), HasSubstr("budgets: item 1 is listed twice"));
   EXPECT_THAT(refusal(other(R"("snapkv")", R"("much")")), HasSubstr("budgets: "));
   EXPECT_THAT(refusal(other(R"("snapkv")", "20")), HasSubstr("budgets: is 20; expected a string"));
 }

@@ -89,7 +89,7 @@ TEST(Sweeps, HashOnlyWhatHasChanged) {
   for (SweepTrace& trace : earlier.traces) trace.sha256 = "known";
   std::filesystem::last_write_time(folder.path("b.safetensors"),
                                    std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
-  const Sweep again = resolve(read_plan(folder.path("plan.json")), &earlier, {});
+  const Sweep again = resolve(read_plan(folder.path("plan.json")), &earlier, {}, {});
   EXPECT_EQ(again.traces[0].sha256, "known");
   EXPECT_EQ(again.traces[1].sha256, traces::Trace(folder.path("b.safetensors")).sha256());
 }
@@ -97,10 +97,10 @@ TEST(Sweeps, HashOnlyWhatHasChanged) {
 TEST(Sweeps, RefuseTracesThatChangedSince) {
   const test::SweepCase folder;
   const Sweep sweep = folder.sweep();
-  EXPECT_EQ(open_trace(sweep.traces[0]).info().layers, 3);
+  EXPECT_EQ(open_trace(sweep, sweep.traces[0]).info().layers, 3);
   std::filesystem::last_write_time(folder.path("a.safetensors"),
                                    std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
-  EXPECT_THAT(test::message_of<TraceError>([&] { open_trace(sweep.traces[0]); }),
+  EXPECT_THAT(test::message_of<TraceError>([&] { open_trace(sweep, sweep.traces[0]); }),
               HasSubstr("has changed since the sweep was planned"));
 }
 
@@ -125,11 +125,11 @@ TEST(Sweeps, RefuseWhatDoesNotFitTheTraces) {
         "other.json",
         R"({"format": "kvbound-sweep-plan", "version": 1, "policies": ["tova"], "budgets": ["12"], "traces": [)" +
             patterns + "]}");
-    return test::message_of<TraceError>([&] { resolve(read_plan(plan), nullptr, {}); });
+    return test::message_of<TraceError>([&] { resolve(read_plan(plan), nullptr, {}, {}); });
   };
   EXPECT_THAT(with_traces(R"("nothing*")"), HasSubstr("traces: \"nothing*\": no file has such a name"));
   EXPECT_THAT(with_traces('"' + folder.path("a*") + R"(", ")" + folder.path("*.safetensors") + '"'),
-              HasSubstr("is there twice"));
+              HasSubstr("is listed twice"));
   EXPECT_THAT(with_traces('"' + folder.path("*.json") + '"'), HasSubstr("other.json"));
 }
 
