@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include <kvbound/reference/core/parallel.hpp>
+
 #include "safetensors_writer.hpp"
 #include "synthetic_heads.hpp"
 
@@ -95,10 +97,9 @@ class RowWriter {
     for (int64_t first = 0; first < rows; first += block) {
       const int64_t count = std::min(block, rows - first);
       numbers_.resize(count * cols);
-#pragma omp parallel for schedule(static)
-      for (int64_t i = 0; i < count; ++i) {
+      reference::parallel_for(count, [&](int64_t i) {
         fill(first + i, std::span(numbers_).subspan(i * cols, static_cast<size_t>(cols)));
-      }
+      });
       file_.append(tensor, numbers_);
       done_ += count * cols * size_of(dtype_);
       if (progress_) progress_(done_, total_);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 
 #include "messages.hpp"
 #include "strict_json.hpp"
@@ -249,8 +250,7 @@ void SafetensorsFile::read_in_chunks(const TensorEntry& tensor, int64_t first, s
   }
   const int64_t chunks = (count + per_chunk - 1) / per_chunk;
   std::vector<std::exception_ptr> failures(static_cast<size_t>(chunks));
-#pragma omp parallel for schedule(dynamic) if (chunks > 1)
-  for (int64_t c = 0; c < chunks; ++c) {
+  reference::parallel_for(chunks, [&](int64_t c) {
     try {
       const int64_t done = c * per_chunk, now = std::min(per_chunk, count - done);
       const auto bytes = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(now * size));
@@ -260,7 +260,7 @@ void SafetensorsFile::read_in_chunks(const TensorEntry& tensor, int64_t first, s
     } catch (...) {
       failures[static_cast<size_t>(c)] = std::current_exception();
     }
-  }
+  });
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);  // the first in the file, whichever thread was first
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 
 namespace kvbound::proofs {
 namespace {

@@ -5,10 +5,10 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 

@@ -8,8 +8,8 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "softmax_errors.hpp"

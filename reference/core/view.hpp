@@ -3,12 +3,12 @@
 
 #include <cassert>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "memory.hpp"
 
 namespace kvbound {
 
@@ -81,21 +81,7 @@ struct TensorView {
 
 namespace detail {
 
-// Leaves numbers that are given no value as they are, so that those who write them first, on whatever thread, are the first to
-// touch their memory.
-template <class Number>
-struct OverwriteAllocator : std::allocator<Number> {
-  template <class Other>
-  struct rebind {
-    using other = OverwriteAllocator<Other>;
-  };
-  void construct(Number* place) { ::new (static_cast<void*>(place)) Number; }
-  template <class... Values>
-  void construct(Number* place, Values&&... values) {
-    ::new (static_cast<void*>(place)) Number(std::forward<Values>(values)...);
-  }
-};
-using Numbers = std::vector<double, OverwriteAllocator<double>>;
+using Numbers = std::vector<double, NumberAllocator<double>>;
 
 }  // namespace detail
 
@@ -131,6 +117,10 @@ class Matrix {
     assert(std::ssize(row) == cols_);
     numbers_.insert(numbers_.end(), row.begin(), row.end());
     ++rows_;
+  }
+  /// Makes room for so many rows of so many columns, of which none has to be moved when others are added.
+  void reserve(int64_t rows, int64_t cols) {
+    numbers_.reserve(static_cast<size_t>(rows) * static_cast<size_t>(cols));
   }
   void drop_last_row() {
     assert(rows_ > 0);

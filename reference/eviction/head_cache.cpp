@@ -4,6 +4,12 @@
 
 namespace kvbound::reference {
 
+void HeadCache::reserve(int64_t entries, int64_t head_dim) {
+  positions.reserve(static_cast<size_t>(entries));
+  keys.reserve(entries, head_dim);
+  values.reserve(entries, head_dim);
+}
+
 int64_t HeadCache::find(int64_t position) const {
   const auto found = std::ranges::find(positions, position);
   return found == positions.end() ? -1 : found - positions.begin();

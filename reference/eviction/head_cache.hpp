@@ -16,6 +16,8 @@ struct HeadCache {
   std::vector<double> votes;  ///< [entries]: how many entries each one stands for; empty: 1 for all
 
   int64_t entries() const { return std::ssize(positions); }
+  /// Makes room for so many entries.
+  void reserve(int64_t entries, int64_t head_dim);
   /// The entry at a position; -1 if there is none.
   int64_t find(int64_t position) const;
   void append(int64_t position, VectorView key, VectorView value);

@@ -6,9 +6,10 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
-#include <kvbound/reference/numerics/scratch.hpp>
+#include <kvbound/reference/numerics/column_blocks.hpp>
+#include <kvbound/reference/numerics/elementwise.hpp>
 
 #include "obcache_terms.hpp"
 #include "output_change.hpp"
@@ -152,20 +153,21 @@ ScoredAttention scored_attention(Change change, MatrixView queries, const Scored
 }
 
 Matrix window_scores(const LayerView& layer, int64_t window, Change change, Space space) {
-  Matrix scores(layer.shape.query_heads, layer.prompt_tokens());
+  Matrix scores = Matrix::for_overwrite(layer.shape.query_heads, layer.prompt_tokens());
   const std::vector<ValueSpace> spaces =
       value_spaces(space, layer.output_projection, layer.shape.query_heads);
   const std::vector<HeadBlock> blocks = head_blocks(layer.shape);
   struct Memory {
     Memory(const LayerView& layer, int64_t window)
-        : logits(layer, window), weights(static_cast<size_t>(logits.most_rows() * layer.prompt_tokens())) {}
+        : logits(layer, window), weights(Matrix::for_overwrite(logits.most_rows(), layer.prompt_tokens())) {}
     WindowLogits logits;
-    Scratch weights;
+    Matrix weights;
   };
   parallel_for(
       std::ssize(blocks), [&] { return Memory(layer, window); },
       [&](Memory& memory, int64_t index) {
         const HeadBlock& heads = blocks[index];
+        set_zero(scores.view().middle_rows(heads.first, heads.count));
         const auto own = std::span(spaces).subspan(heads.first, heads.count);
         const MatrixView values = layer.values.slice(layer.shape.kv_head_of(heads.first));
         const Matrix norms = squared_norms(values, own);
@@ -173,7 +175,7 @@ Matrix window_scores(const LayerView& layer, int64_t window, Change change, Spac
           const QueryBlock queries{block.logits, block.logits, block.visible, block.largest, block.queries};
           const EntryBlock entries{values, norms, own};
           ScoredQueries scored(change, queries, entries,
-                               {memory.weights.data(), block.logits.rows, values.rows});
+                               memory.weights.view().middle_rows(0, block.logits.rows));
           if (change != Change::value) scored.attend_values();
           scored.add_scores(scores.view().middle_rows(heads.first, heads.count));
         });
@@ -187,12 +189,13 @@ Matrix group_sum(MatrixView scores, int64_t group_size) {
     throw ShapeMismatch(std::to_string(scores.rows) + " query heads cannot be shared out in groups of " +
                         std::to_string(group_size));
   }
-  Matrix sum(scores.rows / group_size, scores.cols);
-  for (int64_t h = 0; h < scores.rows; ++h) {
-    const VectorView row = scores.row(h);
-    const std::span<double> group = sum.row(h / group_size);
-    for (size_t j = 0; j < row.size(); ++j) group[j] += row[j];
-  }
+  Matrix sum = Matrix::for_overwrite(scores.rows / group_size, scores.cols);
+  for_column_blocks(sum.view(), [&](int64_t g, int64_t first, std::span<double> block) {
+    std::ranges::fill(block, 0.0);
+    for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) {
+      add(scores.row(h).subspan(first, block.size()), block);
+    }
+  });
   return sum;
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 #include "obcache.hpp"
 #include "selection.hpp"

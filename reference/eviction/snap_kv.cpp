@@ -4,6 +4,7 @@
 #include <string>
 
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/column_blocks.hpp>
 #include <kvbound/reference/numerics/elementwise.hpp>
 
 #include "obcache.hpp"
@@ -46,23 +47,21 @@ Matrix max_pool(MatrixView scores, int64_t width) {
     throw ShapeMismatch("a pool of width " + std::to_string(width) + " has no middle; expected an odd width");
   }
   const int64_t reach = (width - 1) / 2;
-  Matrix pooled(scores.rows, scores.cols);
-  for (int64_t r = 0; r < scores.rows; ++r) {
+  Matrix pooled = Matrix::for_overwrite(scores.rows, scores.cols);
+  for_column_blocks(pooled.view(), [&](int64_t r, int64_t begin, std::span<double> block) {
     const VectorView row = scores.row(r);
-    for (int64_t j = 0; j < scores.cols; ++j) {
-      const int64_t first = std::max<int64_t>(0, j - reach);
-      const int64_t last = std::min(scores.cols - 1, j + reach);
-      pooled(r, j) = *std::max_element(row.begin() + first, row.begin() + last + 1);
+    for (size_t i = 0; i < block.size(); ++i) {
+      const int64_t j = begin + static_cast<int64_t>(i);
+      const int64_t first = std::max<int64_t>(0, j - reach), last = std::min(scores.cols - 1, j + reach);
+      block[i] = *std::max_element(row.begin() + first, row.begin() + last + 1);
     }
-  }
+  });
   return pooled;
 }
 
 Matrix group_mean(MatrixView scores, int64_t group_size) {
   Matrix mean = group_sum(scores, group_size);
-  for (int64_t g = 0; g < mean.rows(); ++g) {
-    for (double& entry : mean.row(g)) entry /= static_cast<double>(group_size);
-  }
+  for (int64_t g = 0; g < mean.rows(); ++g) divide(mean.row(g), static_cast<double>(group_size));
   return mean;
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 
 #include "window_logits.hpp"
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/token_blocks.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>

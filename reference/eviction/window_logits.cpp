@@ -5,8 +5,8 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/numerics/elementwise.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::reference {
 namespace {
@@ -45,7 +45,7 @@ WindowLogits::WindowLogits(const LayerView& layer, int64_t window)
       window_(recorded(layer, window)),
       queries_(std::min(kHeadBlock, layer.shape.group_size()) * std::min(kQueryBlock, window),
                layer.shape.head_dim),
-      logits_(static_cast<size_t>(queries_.rows() * layer.prompt_tokens())) {}
+      logits_(Matrix::for_overwrite(queries_.rows(), layer.prompt_tokens())) {}
 
 void WindowLogits::visit(const HeadBlock& heads, const std::function<void(const WindowLogitsBlock&)>& visit) {
   for (int64_t first = 0; first < window_; first += kQueryBlock) {
@@ -58,7 +58,7 @@ void WindowLogits::visit(const HeadBlock& heads, const std::function<void(const 
 void WindowLogits::visit_block(const HeadBlock& heads, int64_t first, int64_t count,
                                const std::function<void(const WindowLogitsBlock&)>& visit) {
   const int64_t rows = heads.count * count;
-  WindowLogitsBlock block{heads, count, {}, {}, {logits_.data(), rows, layer_.prompt_tokens()}};
+  WindowLogitsBlock block{heads, count, {}, {}, logits_.view().middle_rows(0, rows)};
   for (int64_t row = 0; row < rows; ++row) {
     const MatrixView queries = layer_.queries.slice(heads.first + row / count);
     std::ranges::copy(queries.row(first + row % count), queries_.row(row).begin());
@@ -82,11 +82,12 @@ void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t win
 }
 
 Matrix window_attention_sums(const LayerView& layer, int64_t window) {
-  Matrix sums(layer.shape.query_heads, layer.prompt_tokens());
+  Matrix sums = Matrix::for_overwrite(layer.shape.query_heads, layer.prompt_tokens());
   const std::vector<HeadBlock> blocks = head_blocks(layer.shape);
   parallel_for(
       std::ssize(blocks), [&] { return WindowLogits(layer, window); },
       [&](WindowLogits& logits, int64_t block) {
+        set_zero(sums.view().middle_rows(blocks[block].first, blocks[block].count));
         visit_exponentials(logits, blocks[block], [&](int64_t head, VectorView exponentials, double total) {
           add_quotients(exponentials, total, sums.row(head));
         });

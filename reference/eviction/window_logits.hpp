@@ -8,7 +8,6 @@
 
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/scratch.hpp>
 
 namespace kvbound::reference {
 
@@ -55,7 +54,7 @@ class WindowLogits {
   const LayerView& layer_;
   int64_t window_;
   Matrix queries_;  // [query heads * queries, head_dim]
-  Scratch logits_;  // [query heads * queries, n]
+  Matrix logits_;   // [query heads * queries, n]
 };
 
 /// Calls visit(query head, exponentials [n], their sum) for each of the window's queries of these heads. The

@@ -4,14 +4,20 @@
 #include <cmath>
 
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/largest.hpp>
+#include <kvbound/reference/numerics/token_blocks.hpp>
 
 namespace kvbound::reference {
 namespace {
 
 void require_finite_keys(std::string_view what, MatrixView keys) {
-  for (int64_t i = 0; i < keys.rows; ++i) require_finite(what, keys.row(i));
+  parallel_for(token_blocks(keys.rows), [&](int64_t b) {
+    for (int64_t i = b * kTokenBlock; i < std::min(keys.rows, (b + 1) * kTokenBlock); ++i) {
+      require_finite(what, keys.row(i));
+    }
+  });
 }
 
 double clamped(double cosine) { return std::clamp(cosine, -1.0, 1.0); }

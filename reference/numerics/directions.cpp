@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 
-#include "parallel.hpp"
 #include "product.hpp"
 #include "token_blocks.hpp"
 #include "vectors.hpp"
@@ -15,7 +15,7 @@ namespace {
 
 // Rows of each operand per block product: enough that packing them costs the product little, and few enough that their
 // cosines are still in the processor's cache when they are visited.
-constexpr int64_t kBlock = kTokenBlock;
+constexpr int64_t kBlock = kTokenBlock, kOthers = 2 * kTokenBlock;
 
 // The length norm * 2^exponent.
 struct ScaledLength {
@@ -56,16 +56,16 @@ void fill_directions(MatrixView rows, int64_t first, MutableMatrixView direction
 
 // The directions of all rows, padded to whole blocks.
 Matrix direction_blocks(MatrixView rows) {
-  Matrix blocks(token_blocks(rows.rows, kBlock) * kBlock, rows.cols);
-  parallel_for(token_blocks(rows.rows, kBlock), [&](int64_t b) {
-    fill_directions(rows, b * kBlock, blocks.view().middle_rows(b * kBlock, kBlock));
+  Matrix blocks = Matrix::for_overwrite(token_blocks(rows.rows, kOthers) * kOthers, rows.cols);
+  parallel_for(token_blocks(rows.rows, kOthers), [&](int64_t b) {
+    fill_directions(rows, b * kOthers, blocks.view().middle_rows(b * kOthers, kOthers));
   });
   return blocks;
 }
 
 // A thread's working memory: the directions of a block of rows, and their cosines with a block of the others.
 struct CosineBlock {
-  explicit CosineBlock(int64_t cols) : directions(kBlock, cols), cosines(kBlock, kBlock) {}
+  explicit CosineBlock(int64_t cols) : directions(kBlock, cols), cosines(kBlock, kOthers) {}
 
   Matrix directions;
   Matrix cosines;
@@ -115,10 +115,10 @@ void visit_cosines(MatrixView rows, MatrixView others,
       [&](CosineBlock& work, int64_t b) {
         const int64_t first_row = b * kBlock, here = std::min(kBlock, rows.rows - first_row);
         fill_directions(rows, first_row, work.directions.view());
-        for (int64_t first = 0; first < others.rows; first += kBlock) {
-          multiply_transposed(work.directions, directions.view().middle_rows(first, kBlock),
+        for (int64_t first = 0; first < others.rows; first += kOthers) {
+          multiply_transposed(work.directions, directions.view().middle_rows(first, kOthers),
                               work.cosines.view());
-          const int64_t there = std::min(kBlock, others.rows - first);
+          const int64_t there = std::min(kOthers, others.rows - first);
           for (int64_t i = 0; i < here; ++i) visit(first_row + i, first, work.cosines.row(i).first(there));
         }
       });

@@ -2,6 +2,7 @@
 
 #include <cassert>
 
+#include "column_blocks.hpp"
 #include "instruction_set.hpp"
 
 namespace kvbound::reference {
@@ -52,9 +53,17 @@ void add_quotients(VectorView numerators, double divisor, std::span<double> sums
       });
 }
 
-Matrix quotient(Matrix matrix, double divisor) {
-  for (int64_t i = 0; i < matrix.rows(); ++i) divide(matrix.row(i), divisor);
-  return matrix;
+void set_zero(MutableMatrixView numbers) {
+  for (int64_t i = 0; i < numbers.rows; ++i) std::ranges::fill(numbers.row(i), 0.0);
+}
+
+Matrix quotient(MatrixView matrix, double divisor) {
+  Matrix result = Matrix::for_overwrite(matrix.rows, matrix.cols);
+  for_column_blocks(result.view(), [&](int64_t row, int64_t first, std::span<double> block) {
+    std::ranges::copy(matrix.row(row).subspan(first, block.size()), block.begin());
+    divide(block, divisor);
+  });
+  return result;
 }
 
 }  // namespace kvbound::reference

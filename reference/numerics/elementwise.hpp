@@ -16,7 +16,10 @@ void add(VectorView terms, std::span<double> sums);
 /// sums[i] <- sums[i] + numerators[i] / divisor
 void add_quotients(VectorView numerators, double divisor, std::span<double> sums);
 
+/// numbers[i, j] <- 0
+void set_zero(MutableMatrixView numbers);
+
 /// The matrix with every element divided by `divisor`.
-Matrix quotient(Matrix matrix, double divisor);
+Matrix quotient(MatrixView matrix, double divisor);
 
 }  // namespace kvbound::reference

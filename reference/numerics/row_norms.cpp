@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 
 #include "instruction_set.hpp"
-#include "parallel.hpp"
 #include "product.hpp"
 #include "token_blocks.hpp"
 

@@ -19,7 +19,9 @@ HeadStepper::HeadStepper(const LayerView& layer, const Policy& policy, int64_t k
       newest_(layer.prompt_tokens() - 1) {}
 
 void HeadStepper::fill(const LayerView& layer, const std::vector<int64_t>& kept) {
+  constexpr int64_t kSteps = 256;  // for so many further entries, nothing is moved
   cache_ = {};
+  cache_.reserve(std::ssize(kept) + kSteps, layer.shape.head_dim);
   for (const int64_t position : kept) {
     cache_.append(position, layer.keys.slice(kv_head_).row(position),
                   layer.values.slice(kv_head_).row(position));

@@ -1,9 +1,9 @@
 #include "layer_scores.hpp"
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/greedy.hpp>
 #include <kvbound/reference/eviction/window_logits.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::reference {
 namespace {

@@ -6,11 +6,11 @@
 #include <utility>
 #include <variant>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/eviction/theta_sweep.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::reference {
 namespace {

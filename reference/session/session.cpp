@@ -8,10 +8,10 @@
 
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/reference/eviction/random.hpp>
 #include <kvbound/reference/eviction/streaming_llm.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 #include "full_cache.hpp"
 #include "head_budgets.hpp"
@@ -47,10 +47,8 @@ class ReferenceSession final : public Session {
     } else {
       record.kept = kept_unranked();
     }
-    steppers_.clear();
-    for (int64_t g = 0; g < shape_.kv_heads; ++g) {
-      steppers_.emplace_back(layer, policy, g, budgets_[g]);
-    }
+    steppers_.resize(static_cast<size_t>(shape_.kv_heads));
+    for_each_head([&](int64_t g) { steppers_[g].emplace(layer, policy, g, budgets_[g]); });
     fill(layer, ranking, rules_.order,
          rules_.averages() ? &known_.predicted(layer, *rules_.prediction) : nullptr, record);
     if (evicts(policy.host)) begin_evicting(layer, ranking.head_scores, record);
@@ -90,7 +88,7 @@ class ReferenceSession final : public Session {
   }
 
   int64_t steps_taken() const { return next_position_ - layer_.prompt_tokens(); }
-  HeadStepper& stepper(int64_t g) { return steppers_[g]; }
+  HeadStepper& stepper(int64_t g) { return *steppers_[g]; }
   template <class Work>
   void for_each_head(const Work& work) const {
     parallel_for(shape_.kv_heads, work);
@@ -233,8 +231,8 @@ class ReferenceSession final : public Session {
   MergeRules rules_;
   std::vector<int64_t> budgets_;  // [kv_heads], after allocation
   int64_t next_position_ = 0;
-  std::optional<FullCache> full_cache_;  // for policies that rebuild
-  std::vector<HeadStepper> steppers_;    // [kv_heads]
+  std::optional<FullCache> full_cache_;               // for policies that rebuild
+  std::vector<std::optional<HeadStepper>> steppers_;  // [kv_heads]
 };
 
 }  // namespace

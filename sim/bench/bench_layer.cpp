@@ -4,7 +4,7 @@
 #include <cmath>
 #include <span>
 
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 
 namespace kvbound::sim {
 namespace {

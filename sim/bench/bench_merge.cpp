@@ -25,7 +25,7 @@ BenchResult bench_nearest_key(const BenchOptions& options) {
                                         : measure({search, cube}, options.rounds);
   result.ratio_meaning = "share of the DGEMM rate";
   result.no_ratio = no_ratio;
-  result.goal = at_least(0.7);
+  result.goal = at_least(0.8);
   return result;
 }
 

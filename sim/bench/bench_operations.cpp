@@ -1,19 +1,16 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <memory>
-#include <numeric>
 
 #include <fmt/format.h>
 #include <omp.h>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
-#include <kvbound/reference/numerics/scratch.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/traces/portable_random.hpp>
 
@@ -22,13 +19,13 @@
 #include "bench_lockstep.hpp"
 #include "bench_merge.hpp"
 #include "bench_prefill.hpp"
+#include "bench_replay.hpp"
 #include "bench_roofline.hpp"
 #include "bench_scores.hpp"
 
 namespace kvbound::sim {
 namespace {
 
-using reference::parallel_for;
 using Numbers = std::vector<double>;
 
 constexpr int kSpeedUpThreads = 2;  // the number of threads for which the goal of compress is stated
@@ -49,19 +46,33 @@ BenchResult bench_exponential(const BenchOptions& options) {
   return result;
 }
 
+// One head's values and its rows of W^O.
+struct BenchHead {
+  explicit BenchHead(const BenchOptions& options)
+      : shape(options.shape.layer),
+        values(random_tensor(1, options.shape.tokens, shape.head_dim, BenchLayer::random(options, 2))),
+        projection(random_matrix(shape.head_dim, shape.model_dim, BenchLayer::random(options, 4))) {}
+
+  BenchPiece norms(const std::string& name, Norm norm) const {
+    return {
+        name, static_cast<double>(values.view().rows), "norms", [this, norm] {
+          reference::projected_value_norms({1, 1, shape.head_dim, shape.model_dim}, values, projection, norm);
+        }};
+  }
+
+  LayerShape shape;
+  Tensor values;
+  Matrix projection;
+};
+
 BenchResult bench_norms(const BenchOptions& options) {
-  const int64_t tokens = options.shape.tokens, head_dim = options.shape.layer.head_dim,
-                model_dim = options.shape.layer.model_dim;
-  const Tensor values = random_tensor(1, tokens, head_dim, BenchLayer::random(options, 2));
-  const Matrix projection = random_matrix(head_dim, model_dim, BenchLayer::random(options, 4));
-  const double flops = 2 * static_cast<double>(tokens * head_dim * model_dim);
+  const BenchHead head(options);
+  BenchPiece norms = head.norms("projected-value-norms", Norm::l1);
+  norms.unit = "FLOP";
+  norms.work = 2 * static_cast<double>(options.shape.tokens * head.shape.head_dim * head.shape.model_dim);
   const BenchPiece cube = cube_piece(options, options.threads, 2);
-  const BenchPiece norms{
-      "projected-value-norms", flops, "FLOP", [&] {
-        reference::projected_value_norms({1, 1, head_dim, model_dim}, values, projection, Norm::l1);
-      }};
   const auto share = [&](std::span<const double> seconds) {
-    return flops / seconds[0] / (cube.work / seconds[1]);
+    return norms.work / seconds[0] / (cube.work / seconds[1]);
   };
   const std::string no_ratio = no_roofline(options.threads);
   BenchResult result = no_ratio.empty() ? measure({norms, cube}, options.rounds, share)
@@ -72,32 +83,38 @@ BenchResult bench_norms(const BenchOptions& options) {
   return result;
 }
 
-// The number of parts of each KV head's tokens that gives every thread the same number of products.
-int64_t parts_of_tokens(const BenchOptions& options) {
-  constexpr int64_t kLeastTokensOfAPart = 256;  // DGEMM is slower with fewer
-  const int64_t even = options.threads / std::gcd(options.threads, options.shape.layer.kv_heads);
-  return std::clamp<int64_t>(options.shape.tokens / kLeastTokensOfAPart, 1, even);
+BenchResult bench_l2_norms(const BenchOptions& options) {
+  const BenchHead head(options);
+  BenchResult result =
+      measure({head.norms("projected-value-norms-l2", Norm::l2),
+               head.norms("in L1, which need the product", Norm::l1)},
+              options.rounds, [](std::span<const double> seconds) { return seconds[1] / seconds[0]; });
+  const auto d = static_cast<double>(head.shape.head_dim),
+             columns = static_cast<double>(head.shape.model_dim),
+             tokens = static_cast<double>(options.shape.tokens);
+  result.ratio_meaning = fmt::format("times as fast as in L1, with {:.3g} times fewer operations",
+                                     tokens * columns / (tokens * d + d * columns));
+  return result;
 }
 
-// The matrix products of window_attention alone: each for all queries that share a KV head, and for a part of the
-// tokens small enough that every thread has work. The results go to memory allocated beforehand, in pages like the
-// operation's.
+// The matrix products of window_attention alone, as fast as this library forms them: each for all queries that share a KV head
+// and for so few tokens that the product stays in the cache, where it is overwritten by the next one.
 BenchPiece window_products(const BenchOptions& options, const BenchLayer& layer, double work) {
-  const int64_t rows = layer.shape.group_size() * BenchLayer::kWindow, parts = parts_of_tokens(options);
-  const int64_t most = (options.shape.tokens + parts - 1) / parts;  // tokens per part
-  const auto products = std::make_shared<std::vector<reference::Scratch>>();
-  for (int i = 0; i < options.threads; ++i) products->emplace_back(static_cast<size_t>(rows * most));
-  return {"its DGEMMs alone", work, "FLOP", [&layer, products, rows, parts, most] {
-            parallel_for(layer.shape.kv_heads * parts, [&](int64_t piece) {
-              const int64_t g = piece / parts, first = piece % parts * most;
-              const MatrixView keys = layer.keys.slice(g);
-              const int64_t count = std::clamp<int64_t>(keys.rows - first, 0, most);
-              const MatrixView queries(layer.queries.data() + g * rows * layer.shape.head_dim, rows,
-                                       layer.shape.head_dim);
-              double* product = products->at(static_cast<size_t>(omp_get_thread_num())).data();
-              reference::multiply_transposed(queries, keys.middle_rows(std::min(first, keys.rows), count),
-                                             {product, rows, count});
-            });
+  static constexpr int64_t kTokens = 1024;
+  const int64_t rows = layer.shape.group_size() * BenchLayer::kWindow;
+  const int64_t blocks = (options.shape.tokens + kTokens - 1) / kTokens;
+  return {"its DGEMMs alone", work, "FLOP", [&layer, rows, blocks] {
+            reference::parallel_for(
+                layer.shape.kv_heads * blocks, [&] { return Matrix(rows, kTokens); },
+                [&](Matrix& product, int64_t piece) {
+                  const int64_t g = piece / blocks, first = piece % blocks * kTokens;
+                  const MatrixView keys = layer.keys.slice(g);
+                  const int64_t count = std::min(kTokens, keys.rows - first);
+                  const MatrixView queries(layer.queries.data() + g * rows * layer.shape.head_dim, rows,
+                                           layer.shape.head_dim);
+                  reference::multiply_transposed(queries, keys.middle_rows(first, count),
+                                                 product.view().middle_cols(0, count));
+                });
           }};
 }
 
@@ -176,6 +193,8 @@ BenchResult bench_compress(const BenchOptions& options) {
 constexpr BenchOperation kOperations[] = {
     {"exponential", "exp of query_heads x 32 x tokens numbers, against std::exp", bench_exponential},
     {"projected-value-norms", "L1 norms of one head's projected values, against DGEMM's rate", bench_norms},
+    {"projected-value-norms-l2", "L2 norms of the same, by the Gram matrix of W^O, against L1 norms",
+     bench_l2_norms},
     {"window-attention", "attention of 32 queries per head, against its DGEMMs and exponentials alone",
      bench_window},
     {"window-scores-joint",
@@ -197,6 +216,8 @@ constexpr BenchOperation kOperations[] = {
     {"step-joint", "the same with h2o+obcache-joint", bench_step_joint},
     {"step-exact", "the same with h2o+exact", bench_step_exact},
     {"step-keepkv", "the same with h2o+keepkv, where every evicted entry merges", bench_step_keepkv},
+    {"replay", "ten policies over a layer, on one thread: the serial share of what 64 threads would take",
+     bench_replay},
     {"prefill", "a model (--model) reads --prompt tokens, as record runs it, against SGEMM's rate",
      bench_prefill, false, true},
     {"lockstep", "a model (--model) decodes 31 sequences side by side, against one sequence", bench_lockstep,

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/models/checkpoint.hpp>

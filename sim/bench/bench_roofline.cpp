@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 
 #include "bench_layer.hpp"

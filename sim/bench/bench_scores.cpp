@@ -4,8 +4,8 @@
 #include <string>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
 
 #include "bench_layer.hpp"

@@ -15,11 +15,11 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/cache_positions.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
 

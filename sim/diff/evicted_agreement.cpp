@@ -10,11 +10,11 @@
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 #include "choice.hpp"
 #include "critical_eviction.hpp"

@@ -5,7 +5,7 @@
 
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 
 #include "choice.hpp"
 #include "forced_merges.hpp"

@@ -8,8 +8,8 @@
 
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/cache_positions.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>

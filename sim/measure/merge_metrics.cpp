@@ -8,9 +8,9 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/merge_errors.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/merging/merge_effect.hpp>
 #include <kvbound/reference/merging/merged_cache.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 #include <kvbound/reference/session/head_merging.hpp>
 

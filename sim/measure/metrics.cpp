@@ -6,13 +6,13 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/cache_positions.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
 #include <kvbound/reference/eviction/recall.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/token_blocks.hpp>
 #include <kvbound/reference/perturbation.hpp>
@@ -100,13 +100,7 @@ class Measurement {
       changes_.emplace_back(full_output_.rows(), full_output_.cols());
     }
     measure_heads();
-    const std::vector<double> layer_norms = measure_layer(full_output_);
-    for (size_t r = 0; r < records_.size(); ++r) {
-      metrics_[r].layer_perturbation = measure_layer(changes_[r]);
-      for (size_t t = 0; t < layer_norms.size(); ++t) {
-        metrics_[r].layer_relative.push_back(ratio(metrics_[r].layer_perturbation[t], layer_norms[t]));
-      }
-    }
+    measure_layer();
     if (recall_of > 0 && steps_ > 0) measure_recall(recall_of);
     return std::move(metrics_);
   }
@@ -221,25 +215,52 @@ class Measurement {
     Matrix hidden(rows.rows, projection.cols);
     reference::multiply(rows, projection, hidden.view());
     std::vector<double> norms;
-    for (int64_t i = 0; i < hidden.rows(); ++i) {
-      double sum = 0;
-      for (const double x : hidden.row(i)) sum += std::abs(x);
-      norms.push_back(sum);
-    }
+    for (int64_t i = 0; i < hidden.rows(); ++i) norms.push_back(l1_norm(hidden.row(i)));
     return norms;
   }
 
-  // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O.
-  std::vector<double> measure_layer(const Matrix& heads) const {
-    std::vector<std::vector<double>> norms(blocks_);
-    reference::parallel_for(blocks_, [&](int64_t block) {
-      norms[block] =
-          row_norms(heads.view().middle_rows(block * kRowBlock, kRowBlock), layer_.output_projection);
+  static double l1_norm(VectorView numbers) {
+    double sum = 0;
+    for (const double x : numbers) sum += std::abs(x);
+    return sum;
+  }
+
+  // The layer's change by each run, and relative to the layer's output.
+  void measure_layer() {
+    std::vector<const Matrix*> outputs{&full_output_};
+    for (const Matrix& change : changes_) outputs.push_back(&change);
+    const Matrix norms = layer_norms(outputs);
+    for (size_t r = 0; r < records_.size(); ++r) {
+      const VectorView perturbations = norms.row(static_cast<int64_t>(r) + 1);
+      metrics_[r].layer_perturbation.assign(perturbations.begin(), perturbations.end());
+      for (int64_t t = 0; t < steps_; ++t) {
+        metrics_[r].layer_relative.push_back(ratio(perturbations[t], norms(0, t)));
+      }
+    }
+  }
+
+  // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O, some of its columns at a time.
+  //
+  // outputs  [count], each [blocks * kRowBlock, query_heads * head_dim]
+  // returns  [count, steps]
+  Matrix layer_norms(std::span<const Matrix* const> outputs) const {
+    constexpr int64_t kColumns = 512;
+    const MatrixView projection = layer_.output_projection;
+    const int64_t parts = (projection.cols + kColumns - 1) / kColumns;
+    Tensor sums(std::ssize(outputs), blocks_ * kRowBlock, parts);
+    reference::parallel_for(std::ssize(outputs) * blocks_ * parts, [&](int64_t piece) {
+      const int64_t part = piece % parts, block = piece / parts % blocks_, output = piece / parts / blocks_;
+      const int64_t first = part * kColumns;
+      const std::vector<double> norms =
+          row_norms(outputs[output]->view().middle_rows(block * kRowBlock, kRowBlock),
+                    projection.middle_cols(first, std::min(kColumns, projection.cols - first)));
+      for (int64_t i = 0; i < kRowBlock; ++i) sums.slice(output)(block * kRowBlock + i, part) = norms[i];
     });
-    std::vector<double> all;
-    for (const std::vector<double>& part : norms) all.insert(all.end(), part.begin(), part.end());
-    all.resize(steps_);
-    return all;
+    Matrix norms(std::ssize(outputs), steps_);
+    for (int64_t r = 0; r < norms.rows(); ++r) {
+      for (int64_t t = 0; t < steps_; ++t) norms(r, t) = l1_norm(sums.slice(r).row(t));
+    }
+    return norms;
   }
 
   const traces::Layer& layer_;

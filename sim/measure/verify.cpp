@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 

@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/h2o.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::sim {
 namespace {

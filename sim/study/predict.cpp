@@ -12,9 +12,9 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/measure/median.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/h2o.hpp>
 #include <kvbound/reference/eviction/recall.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::sim {
 namespace {

@@ -207,9 +207,9 @@ class BadOptions(CommandLineTest):
 
     def test_bench_refuses_what_it_does_not_know_and_lists_what_it_does(self):
         small = "--shape", "pocket:256"
-        self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, window-attention, "
+        self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, projected-value-norms-l2, window-attention, "
                              "window-scores-joint, window-scores-exact, selection, nearest-key, compress, step-attention, "
-                             "step-value, step-key, step-joint, step-exact, step-keepkv, prefill, lockstep", "bench", *small, "none")
+                             "step-value, step-key, step-joint, step-exact, step-keepkv, replay, prefill, lockstep", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("empty OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",

@@ -441,7 +441,7 @@ class Bench(CommandLineTest):
 
     def test_a_table_row_says_what_the_document_says(self):
         document, result = self.document("--threads", "2")
-        self.assertEqual(len(document["operations"]), 14)
+        self.assertEqual(len(document["operations"]), 16)
         for item in document["operations"]:
             for row in item["times"]:
                 self.assertRegex(result.stdout, rf"(?m)^ *{re.escape(row['name'])} +[\d.]+ [mun]?s ")

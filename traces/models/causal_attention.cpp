@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 
 namespace kvbound::traces {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 namespace kvbound::traces {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/float16.hpp>
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 
 #include "linear.hpp"
 

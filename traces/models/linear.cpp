@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/numerics/exponential.hpp>
-#include <kvbound/reference/numerics/parallel.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 
 namespace kvbound::traces {

@@ -5,16 +5,25 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <source_location>
+
+#include "parallel_times.hpp"
 
 namespace kvbound::reference {
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
 /// work has its own state, made by make_state(), such as working memory. The first exception is
 /// rethrown when all calls are done.
+///
+/// where  the loop's name in ParallelTimes
 template <class MakeState, class Piece>
-void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece) {
+void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece,
+                  const std::source_location where = std::source_location::current()) {
+  if (ParallelTimes* const times = ParallelTimes::of_this_thread()) {
+    return times->run(count, make_state, piece, where);
+  }
   std::exception_ptr failure;
-#pragma omp parallel
+#pragma omp parallel if (count > 1)
   {
     std::optional<decltype(make_state())> state;
 #pragma omp for schedule(dynamic)
@@ -33,10 +42,11 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
 
 /// The same without a state: piece(0), ..., piece(count - 1).
 template <class Piece>
-void parallel_for(int64_t count, const Piece& piece) {
+void parallel_for(int64_t count, const Piece& piece,
+                  const std::source_location where = std::source_location::current()) {
   struct Nothing {};
   parallel_for(
-      count, [] { return Nothing(); }, [&](Nothing, int64_t i) { piece(i); });
+      count, [] { return Nothing(); }, [&](Nothing, int64_t i) { piece(i); }, where);
 }
 
 }  // namespace kvbound::reference
