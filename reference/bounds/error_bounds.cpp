@@ -9,6 +9,7 @@
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/numerics/gram_norms.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
@@ -334,7 +335,8 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
       double size = 0;  // || |v| |W| ||, or in L2 an upper bound of it
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
       const double products = share * size + floor_error(rows.row(j), projection_size);
-      errors(h, j) = products + adding * (norms(h, j) + products) + lost;
+      const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
+      errors(h, j) = products + adding * (norms(h, j) + products) + lost + by_gram;
     }
   });
   return errors;

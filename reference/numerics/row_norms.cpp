@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 
+#include "gram_norms.hpp"
 #include "instruction_set.hpp"
 #include "product.hpp"
 #include "token_blocks.hpp"
@@ -16,8 +18,6 @@ namespace {
 // Columns of the product formed at a time: kTokenBlock x kColumnBlock doubles are 1 MiB, which fits into the
 // second-level cache of most server processors.
 constexpr int64_t kColumnBlock = 512;
-
-Matrix product_block(MatrixView matrix) { return {kTokenBlock, std::min(kColumnBlock, matrix.cols)}; }
 
 // Adds |x| or x^2 of kLanes numbers.
 template <Norm norm, class L>
@@ -56,14 +56,16 @@ void add_row_sums(MatrixView rows, std::span<double> sums) {
       });
 }
 
-// The norms of one block of tokens. projected: product_block, overwritten.
+// The norms of one block of tokens, from the product itself.
+//
+// projected  [kTokenBlock, up to kColumnBlock], overwritten
 template <Norm norm>
-void block_norms(const TokenBlock& block, MatrixView matrix, Matrix& projected, std::span<double> norms) {
+void direct_norms(MatrixView rows, MatrixView matrix, Matrix& projected, std::span<double> norms) {
   std::ranges::fill(norms, 0.0);
   for (int64_t first = 0; first < matrix.cols; first += kColumnBlock) {
     const int64_t columns = std::min(kColumnBlock, matrix.cols - first);
     const MutableMatrixView product = projected.view().middle_cols(0, columns);
-    multiply(block.rows, matrix.middle_cols(first, columns), product);
+    multiply(rows, matrix.middle_cols(first, columns), product);
     add_row_sums<norm>(product, norms);
   }
   if constexpr (norm == Norm::l2) {
@@ -71,27 +73,50 @@ void block_norms(const TokenBlock& block, MatrixView matrix, Matrix& projected, 
   }
 }
 
-void block_norms(const RowProduct& product, int64_t block_index, Norm norm, Matrix& projected,
-                 std::span<double> all_norms) {
-  const TokenBlock block(product.rows, block_index);
-  const auto norms = all_norms.subspan(block.first, block.count);
-  switch (norm) {
-    case Norm::l1:
-      return block_norms<Norm::l1>(block, product.matrix, projected, norms);
-    case Norm::l2:
-      return block_norms<Norm::l2>(block, product.matrix, projected, norms);
+// A thread's working memory.
+struct NormsMemory {
+  NormsMemory(MatrixView matrix, Norm norm) : projected(kTokenBlock, std::min(kColumnBlock, matrix.cols)) {
+    if (norm == Norm::l1) return;
+    gram_products = Matrix(kTokenBlock, matrix.rows);
+    doubtful = Matrix(kTokenBlock, matrix.rows);
   }
+
+  Matrix projected;
+  Matrix gram_products;
+  Matrix doubtful;  // rows whose norms are computed directly; those beyond are of former blocks, or zero
+};
+
+// The norms of one block of tokens by the Gram matrix, and directly where that may be inaccurate.
+void gram_norms(MatrixView rows, MatrixView matrix, const GramNorms& gram, NormsMemory& memory,
+                std::span<double> norms) {
+  gram.fill(rows, memory.gram_products.view(), norms);
+  std::vector<size_t> places;
+  for (size_t i = 0; i < norms.size(); ++i) {
+    if (!std::isnan(norms[i])) continue;
+    std::ranges::copy(rows.row(static_cast<int64_t>(i)), memory.doubtful.row(std::ssize(places)).begin());
+    places.push_back(i);
+  }
+  if (places.empty()) return;
+  std::vector<double> direct(places.size());
+  direct_norms<Norm::l2>(memory.doubtful, matrix, memory.projected, direct);
+  for (size_t i = 0; i < places.size(); ++i) norms[places[i]] = direct[i];
+}
+
+// The Gram matrices of the products' second factors, for norms that need them.
+std::vector<std::optional<GramNorms>> gram_matrices(std::span<const RowProduct> products, Norm norm) {
+  std::vector<std::optional<GramNorms>> grams(products.size());
+  if (norm == Norm::l2) {
+    parallel_for(std::ssize(products), [&](int64_t i) { grams[i].emplace(products[i].matrix); });
+  }
+  return grams;
 }
 
 }  // namespace
 
 std::vector<double> row_norms(MatrixView rows, MatrixView matrix, Norm norm) {
   const RowProduct product{rows, matrix};
-  require_equal("columns of the rows", rows.cols, "rows of the matrix", matrix.rows);
-  std::vector<double> norms(rows.rows);
-  Matrix projected = product_block(matrix);
-  for (int64_t b = 0; b < token_blocks(rows.rows); ++b) block_norms(product, b, norm, projected, norms);
-  return norms;
+  const Matrix norms = row_norms({&product, 1}, norm);
+  return {norms.numbers().begin(), norms.numbers().end()};
 }
 
 Matrix row_norms(std::span<const RowProduct> products, Norm norm) {
@@ -101,12 +126,20 @@ Matrix row_norms(std::span<const RowProduct> products, Norm norm) {
     require_equal("columns of the rows", product.rows.cols, "rows of the matrix", product.matrix.rows);
     require_equal("rows of a product", product.rows.rows, "rows of the first product", tokens);
   }
-  Matrix norms(std::ssize(products), tokens);
+  const std::vector<std::optional<GramNorms>> grams = gram_matrices(products, norm);
+  Matrix norms = Matrix::for_overwrite(std::ssize(products), tokens);
   parallel_for(
-      std::ssize(products) * blocks, [&] { return product_block(products.front().matrix); },
-      [&](Matrix& projected, int64_t piece) {
+      std::ssize(products) * blocks, [&] { return NormsMemory(products.front().matrix, norm); },
+      [&](NormsMemory& memory, int64_t piece) {
         const int64_t index = piece / blocks;
-        block_norms(products[index], piece % blocks, norm, projected, norms.row(index));
+        const MatrixView matrix = products[index].matrix;
+        const TokenBlock block(products[index].rows, piece % blocks);
+        const std::span<double> own = norms.row(index).subspan(block.first, block.count);
+        if (grams[index]) {
+          gram_norms(block.rows, matrix, *grams[index], memory, own);
+        } else {
+          direct_norms<Norm::l1>(block.rows, matrix, memory.projected, own);
+        }
       });
   return norms;
 }
