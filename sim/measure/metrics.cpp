@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/cache_positions.hpp>
@@ -16,6 +18,8 @@
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/token_blocks.hpp>
 #include <kvbound/reference/perturbation.hpp>
+
+#include "stopwatch.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -85,7 +89,8 @@ class Measurement {
     });
   }
 
-  std::vector<LayerMetrics> run(int64_t recall_of) {
+  std::vector<LayerMetrics> run(int64_t recall_of, OperationTimes* times) {
+    const auto start = Clock::now();
     for (const LayerRecord& record : records_) {
       const Matrix zeros(steps_, shape_.query_heads);
       require_stages(record, shape_.kv_heads);
@@ -102,6 +107,10 @@ class Measurement {
     measure_heads();
     measure_layer();
     if (recall_of > 0 && steps_ > 0) measure_recall(recall_of);
+    if (times && !attention_times_.empty()) {
+      times->add("full_attention", attention_seconds_, std::ssize(attention_times_));
+      times->add("measurement", seconds_since(start) - attention_seconds_);
+    }
     return std::move(metrics_);
   }
 
@@ -128,11 +137,23 @@ class Measurement {
 
   // Per query head and block of steps: attention over the full cache, and how each run's cache changes the output.
   void measure_heads() {
-    reference::parallel_for(shape_.query_heads * blocks_,
-                            [&](int64_t piece) { measure_block(piece / blocks_, piece % blocks_); });
+    attention_times_.resize(static_cast<size_t>(shape_.query_heads * blocks_));
+    std::vector<Clock::duration> times(attention_times_.size());
+    const auto start = Clock::now();
+    reference::parallel_for(std::ssize(times), [&](int64_t piece) {
+      const auto piece_start = Clock::now();
+      measure_block(piece / blocks_, piece % blocks_);
+      times[piece] = Clock::now() - piece_start;
+    });
+    const auto seconds = [](const std::vector<Clock::duration>& durations) {
+      return std::chrono::duration<double>(std::reduce(durations.begin(), durations.end())).count();
+    };
+    // The wall time, divided in the proportion in which the threads spent theirs.
+    attention_seconds_ = seconds_since(start) * ratio(seconds(attention_times_), seconds(times));
   }
 
   void measure_block(int64_t h, int64_t block) {
+    const auto start = Clock::now();
     const int64_t g = shape_.kv_head_of(h);
     const MatrixView queries = layer_.queries.slice(h).middle_rows(layer_.window_queries, steps_);
     const reference::TokenBlock steps(queries, block, kRowBlock);
@@ -141,6 +162,7 @@ class Measurement {
     reference::causal_softmax(weights.view().middle_rows(0, steps.count), layer_.prompt_tokens + steps.first);
     const MutableMatrixView output = head_block(full_output_, h, steps.first);
     reference::multiply(weights, layer_.values.slice(g), output);
+    attention_times_[h * blocks_ + block] = Clock::now() - start;
     const std::vector<double> norms = projected_l1(output, h);
     for (size_t r = 0; r < records_.size(); ++r) {
       if (merges(records_[r])) {
@@ -273,6 +295,8 @@ class Measurement {
   Matrix full_output_;                                     // [blocks * kRowBlock, query_heads * head_dim]
   std::vector<Matrix> changes_;                            // [runs] of the same shape: aV - a^V^
   std::vector<LayerMetrics> metrics_;
+  std::vector<Clock::duration> attention_times_;  // of each query head and block of steps
+  double attention_seconds_ = 0;                  // of wall time
 };
 
 }  // namespace
@@ -289,9 +313,9 @@ double ratio(double numerator, double denominator) {
 double larger(double one, double other) { return std::isnan(one) || one >= other ? one : other; }
 
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
-                                  MatrixView prompt_norms, int64_t recall_of) {
+                                  MatrixView prompt_norms, int64_t recall_of, OperationTimes* times) {
   if (records.empty()) return {};
-  return Measurement(layer, records, prompt_norms).run(recall_of);
+  return Measurement(layer, records, prompt_norms).run(recall_of, times);
 }
 
 }  // namespace kvbound::sim

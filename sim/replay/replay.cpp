@@ -124,7 +124,9 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
     advance();
   }
   sessions.reset();
-  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of);
+  const auto own = std::ranges::find(result.times, kReference, &BackendTimes::backend);
+  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of,
+                                              own == result.times.end() ? nullptr : &own->operations);
   for (size_t r = 0; r < records.size(); ++r) {
     if (!records[r].prompt.merges.empty()) {
       const Run& run = result.runs[r].run;

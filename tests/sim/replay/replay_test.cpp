@@ -1,0 +1,102 @@
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/replay/replay.hpp>
+#include <kvbound/sim/replay/runs.hpp>
+#include <kvbound/traces/generate.hpp>
+
+#include "support/safetensors_bytes.hpp"
+
+namespace kvbound::sim::replay_test {
+namespace {
+
+constexpr int64_t kLayers = 2, kQueryHeads = 4, kSteps = 40;
+
+class Replays : public ::testing::Test {
+ protected:
+  Replays() {
+    traces::generate({.tokens = 60,
+                      .decode = kSteps,
+                      .layers = kLayers,
+                      .query_heads = kQueryHeads,
+                      .kv_heads = 2,
+                      .head_dim = 8,
+                      .model_dim = 16,
+                      .window_queries = 8},
+                     folder_.path("trace.safetensors"));
+  }
+
+  ReplayResult replayed(const std::vector<std::string>& policies, const std::vector<Budget>& budgets) const {
+    const traces::Trace trace(folder_.path("trace.safetensors"));
+    Scope scope;
+    scope.layers = {0, 1};
+    scope.steps = kSteps;
+    return replay(
+        trace, every_run(named_policies(policies, std::nullopt), budgets, {std::string(kReference)}), scope);
+  }
+
+ private:
+  test::TemporaryFolder folder_;
+};
+
+std::map<std::string, int64_t> calls(const ReplayResult& result) {
+  std::map<std::string, int64_t> calls;
+  for (const OperationTimes::Entry& entry : result.times.front().operations.entries()) {
+    calls[entry.operation] = entry.calls;
+  }
+  return calls;
+}
+
+const std::vector<std::string> kTenPolicies{"snapkv:window=8",
+                                            "snapkv:window=8+critical",
+                                            "snapkv:window=8+obcache-joint",
+                                            "snapkv:window=8+exact",
+                                            "snapkv:window=8+keepkv",
+                                            "h2o:window=8:recent=8",
+                                            "h2o:window=8:recent=8+critical",
+                                            "h2o:window=8:recent=8+obcache-joint",
+                                            "tova",
+                                            "snapkv:window=8+critical:norm=l2"};
+
+TEST_F(Replays, OfTenPoliciesComputeScoresNormsAndFullAttentionOnce) {
+  const std::map<std::string, int64_t> ten =
+      calls(replayed(kTenPolicies, {parse_budget("20%"), parse_budget("40%")}));
+  EXPECT_EQ(ten.at("window_attention"), kLayers) << "of the one window";
+  EXPECT_EQ(ten.at("window_scores"), kLayers * 2) << "joint and exact";
+  EXPECT_EQ(ten.at("projected_value_norms"), kLayers * 2) << "in L1 and in L2";
+  EXPECT_EQ(ten.at("score_ema"), kLayers);
+  EXPECT_EQ(ten.at("full_attention"), kLayers * kQueryHeads * 2) << "of 32 steps, and of the other 8";
+  EXPECT_EQ(ten.at("measurement"), kLayers);
+  EXPECT_EQ(ten.at("compaction"), kLayers * 2 * (10 + 4))
+      << "of every run, and once more where decoding evicts";
+  const std::map<std::string, int64_t> one = calls(replayed({kTenPolicies[1]}, {parse_budget("20%")}));
+  for (const char* shared : {"window_attention", "full_attention", "measurement"})
+    EXPECT_EQ(one.at(shared), ten.at(shared)) << shared;
+}
+
+TEST_F(Replays, OfAPolicyHaveTheSameNumbersAloneAndAmongOthers) {
+  const std::vector<Budget> budget{parse_budget("30%")};
+  const ReplayResult all = replayed(kTenPolicies, budget);
+  for (size_t r = 0; r < kTenPolicies.size(); ++r) {
+    const ReplayResult alone = replayed({kTenPolicies[r]}, budget);
+    for (size_t l = 0; l < kLayers; ++l) {
+      const LayerMetrics &own = alone.runs.front().layers[l], &among = all.runs[r].layers[l];
+      EXPECT_TRUE(std::ranges::equal(own.perturbation.numbers(), among.perturbation.numbers()))
+          << kTenPolicies[r];
+      EXPECT_EQ(own.layer_perturbation, among.layer_perturbation);
+      EXPECT_EQ(own.layer_relative, among.layer_relative);
+      EXPECT_EQ(own.bound.has_value(), among.bound.has_value());
+      if (own.bound) {
+        EXPECT_TRUE(std::ranges::equal(own.bound->numbers(), among.bound->numbers()));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvbound::sim::replay_test
