@@ -16,7 +16,7 @@
 namespace kvbound::sim {
 namespace {
 
-std::string processor() {
+std::string read_processor() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("model name")) continue;
@@ -24,6 +24,12 @@ std::string processor() {
     if (colon != std::string::npos) return line.substr(colon + 2);
   }
   return "unknown";
+}
+
+// It is asked for by every item of a sweep, and the file takes long to read.
+const std::string& processor() {
+  static const std::string name = read_processor();
+  return name;
 }
 
 // The text for what chose the kernels of matrix products.

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what the README of sim/sweep says: scaling over processes, overhead per item, and a replay of 131,072 tokens.
+"""Measures what the README of sim/sweep says: scaling over processes, overhead per item, gathering of a million items, the speed
+of the reference, and a replay of 131,072 tokens.
 
-usage: sim/sweep/measure.py KVBOUND [scaling] [overhead] [long] [--rounds N] [--folder DIR]
+usage: sim/sweep/measure.py KVBOUND [scaling] [overhead] [gathering] [reference] [long] [--rounds N] [--folder DIR]
 
 With no part named, all are measured. Times are of this machine, which should have nothing else to do: each is the median of
-N rounds (3), least and most in brackets. `long` needs 4 GB of disk and 8 GB of memory.
+N rounds (3), least and most in brackets. `long` needs 4 GB of disk and 8 GB of memory, `gathering` 10 GB of disk and 10^6 inodes.
 """
 import argparse
 import json
@@ -96,6 +97,30 @@ def overhead(bench):
         print(bench.run("sweep", "--out", out, "--simulate", 100000)[0])
 
 
+def gathering(bench):
+    """Memory and time of gathering a million items, of 1,000 traces of 1,000 tiny layers."""
+    layers, traces = 1000, 1000
+    for i in range(traces):
+        bench.run("generate", "--kind", "power-law", "--tokens", 12, "--decode", 1, "--layers", layers, "--query-heads", 1,
+                  "--kv-heads", 1, "--head-dim", 4, "--model-dim", 4, "--window-queries", 2, "--seed", i, f"tiny-{i}.safetensors")
+    plan = bench.plan("million.json", traces=["tiny-*.safetensors"], policies=["snapkv:window=2"], budgets=["4"])
+    _, seconds, _ = bench.run("sweep", plan, "--out", "million", "--threads", 1)
+    print(f"a sweep of {layers * traces} items            {seconds:.0f} s, {1e3 * seconds / layers / traces:.2f} ms an item")
+    _, seconds, memory = bench.run("gather", "million", "--json", "million-gathered.json", "--csv", "million-gathered.csv")
+    print(f"gathering them, with JSON and CSV   {seconds:.0f} s, {memory / 1e9:.2f} GB   goal at most 1 GB\n")
+
+
+def reference(bench):
+    """The reference's operations against what this machine can do, by `kvbound bench`."""
+    operations = ("window-attention", "nearest-key", "projected-value-norms", "projected-value-norms-l2", "replay")
+    bench.run("bench", *operations, "--json", "bench.json", "--repeats", max(3, bench.rounds))
+    for item in json.loads((bench.folder / "bench.json").read_text())["operations"]:
+        ratio, goal = item["ratio"], item["goal"]
+        bound = "".join(f"   goal {kind.replace('_', ' ')} {value}" for kind, value in (goal or {}).items())
+        print(f"{item['operation']:<25} {ratio['median']:.3g} ({ratio['least']:.3g}-{ratio['most']:.3g}) {item['ratio_meaning']}{bound}")
+    print()
+
+
 def long(bench):
     """Time and memory of replays of one layer of 8 KV heads, from 8,192 to 131,072 tokens."""
     for policy in ("snapkv", "snapkv+critical"):
@@ -114,7 +139,7 @@ def long(bench):
         print(f"  exponent of time over tokens {statistics.linear_regression(x, y).slope:.3f}   goal at most 1.05\n")
 
 
-PARTS = {"scaling": scaling, "overhead": overhead, "long": long}
+PARTS = {"scaling": scaling, "overhead": overhead, "gathering": gathering, "reference": reference, "long": long}
 
 
 def main():

@@ -86,6 +86,15 @@ std::string fingerprint_of(const traces::Trace& trace) {
   return text;
 }
 
+// Whether an open trace's files are still those of the sweep.
+bool is_unchanged(const traces::Trace& open, const SweepTrace& planned) {
+  try {
+    return fingerprint_of(open) == planned.fingerprint;
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
 int64_t bytes_of(const traces::Trace& trace) {
   int64_t bytes = 0;
   for (const std::string& path : trace.paths())
@@ -224,6 +233,15 @@ traces::Trace open_trace(const Sweep& sweep, const SweepTrace& trace) {
   if (fingerprint_of(opened) != trace.fingerprint)
     throw TraceError(trace.file, -1, "", "has changed since the sweep was planned");
   return opened;
+}
+
+const traces::Trace& OpenTraces::of(size_t trace) {
+  const SweepTrace& wanted = sweep_.traces[trace];
+  if (open_ && index_ == trace && is_unchanged(*open_, wanted)) return *open_;
+  open_.reset();
+  open_.emplace(open_trace(sweep_, wanted));
+  index_ = trace;
+  return *open_;
 }
 
 std::string text_of(const Sweep& sweep) {

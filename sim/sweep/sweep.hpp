@@ -47,6 +47,23 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
 /// Opens a trace of a sweep. Throws TraceError if it has changed since the sweep was planned; as Trace.
 traces::Trace open_trace(const Sweep& sweep, const SweepTrace& trace);
 
+/// The traces of a sweep, of which the one that was wanted last stays open: a header with many layers takes longer to read than a
+/// small item takes to compute, and items of one trace follow each other.
+class OpenTraces {
+ public:
+  /// sweep  outlives the object
+  explicit OpenTraces(const Sweep& sweep) : sweep_(sweep) {}
+
+  const Sweep& sweep() const { return sweep_; }
+  /// By its index in the sweep; good until the next call. Throws as open_trace, also for a trace that has changed since.
+  const traces::Trace& of(size_t trace);
+
+ private:
+  const Sweep& sweep_;
+  std::optional<traces::Trace> open_;
+  size_t index_ = 0;  // of the open one
+};
+
 /// The sweep as text, and from it. Throws TraceError, naming the path, for a text that `text_of` did not write.
 std::string text_of(const Sweep& sweep);
 Sweep parse_sweep(const std::string& path, const std::string& text);

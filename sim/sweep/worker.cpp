@@ -36,7 +36,7 @@ class Worker {
  public:
   Worker(const SweepFolder& folder, const Sweep& sweep, const WorkerOptions& options,
          const std::function<void(const ItemReport&)>& report)
-      : folder_(folder), sweep_(sweep), options_(options), report_(report) {}
+      : folder_(folder), options_(options), report_(report), traces_(sweep) {}
 
   // Tries every item without results once. Returns those that failed and may be tried again here.
   std::vector<const PlannedItem*> pass(const std::vector<const PlannedItem*>& items) {
@@ -77,10 +77,10 @@ class Worker {
   }
 
   // Whether the item has results now; if not, the last attempt says why.
-  bool try_once(const PlannedItem& planned, std::vector<Attempt>& attempts) const {
+  bool try_once(const PlannedItem& planned, std::vector<Attempt>& attempts) {
     std::optional<ItemResult> result;
     try {
-      result = compute(sweep_, planned.item);
+      result = compute(traces_, planned.item);
     } catch (const DeviceError& error) {  // which may spoil the process for every later item
       attempts.back().problem = error.what();
       folder_.keep_attempts(planned.file, attempts);
@@ -107,21 +107,27 @@ class Worker {
   }
 
   const SweepFolder& folder_;
-  const Sweep& sweep_;
   const WorkerOptions& options_;
   const std::function<void(const ItemReport&)>& report_;
+  OpenTraces traces_;
 };
 
 }  // namespace
 
 ItemResult compute(const Sweep& sweep, const SweepItem& item) {
+  OpenTraces traces(sweep);
+  return compute(traces, item);
+}
+
+ItemResult compute(OpenTraces& traces, const SweepItem& item) {
+  const Sweep& sweep = traces.sweep();
   const Clock::time_point start = Clock::now();
   const SweepTrace& planned = sweep.traces[item.trace];
   Scope scope = planned.scope;
   scope.layers = item.layers;
   std::vector<Run> runs;
   for (const size_t r : *item.runs) runs.push_back(sweep.runs[r]);
-  ReplayResult replayed = replay(open_trace(sweep, planned), runs, scope);
+  ReplayResult replayed = replay(traces.of(item.trace), runs, scope);
   ItemResult result;
   result.computation = sweep.computation;
   result.environment = environment();

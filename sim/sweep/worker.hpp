@@ -34,7 +34,8 @@ struct ItemReport {
 void work(const SweepFolder& folder, const Sweep& sweep, const std::vector<PlannedItem>& items,
           const WorkerOptions& options, const std::function<void(const ItemReport&)>& report);
 
-/// Computes one item.
+/// Computes one item of the traces' sweep.
+ItemResult compute(OpenTraces& traces, const SweepItem& item);
 ItemResult compute(const Sweep& sweep, const SweepItem& item);
 
 }  // namespace kvbound::sim

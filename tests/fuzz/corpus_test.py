@@ -1,6 +1,6 @@
 """Every input that the fuzzer starts from, whole and damaged, is read or refused in one line (tests/fuzz/reader_fuzz.cpp).
 
-usage: corpus_test.py READER_REPLAY      READER_REPLAY: the program's path
+usage: corpus_test.py READER_REPLAY KVBOUND      the programs' paths
 """
 import random
 import subprocess
@@ -12,6 +12,7 @@ from pathlib import Path
 from fuzz import write_corpus
 
 program = None
+kvbound = None
 DAMAGED = 6  # of each input
 
 
@@ -28,7 +29,7 @@ class Corpus(unittest.TestCase):
         generator = random.Random(1)
         with tempfile.TemporaryDirectory() as folder:
             paths = []
-            for name, content in write_corpus.inputs():
+            for name, content in write_corpus.inputs(kvbound):
                 for number, part in enumerate([content, *(damaged(content, generator) for _ in range(DAMAGED))]):
                     paths.append(Path(folder) / f"{name}-{number}")
                     paths[-1].write_bytes(part)
@@ -39,12 +40,12 @@ class Corpus(unittest.TestCase):
     def test_starts_with_letters_of_every_reader(self):
         readers = {line.split()[1] for line in (Path(__file__).parent / "reader_fuzz.cpp").read_text().splitlines()
                    if line.startswith("//   ") and len(line.split()[1]) == 1}
-        self.assertEqual({content[:1].decode() for _, content in write_corpus.inputs()}, readers)
-        self.assertGreater(len(readers), 5)
+        self.assertEqual({content[:1].decode() for _, content in write_corpus.inputs(kvbound)}, readers)
+        self.assertGreater(len(readers), 8)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
-    program = Path(sys.argv.pop(1)).resolve(strict=True)
+    program, kvbound = (Path(sys.argv.pop(1)).resolve(strict=True) for _ in range(2))
     unittest.main(argv=sys.argv[:1])

@@ -6,6 +6,9 @@
 //   H  a Hugging Face folder: four bytes with the length of config.json, config.json, model.safetensors
 //   I  the same in shards: config.json and the index, each with its length, and the one shard `a.safetensors`
 //   K  token ids
+//   P  a plan of a sweep
+//   R  results of an item of a sweep, without the hash that they begin with
+//   S  a sweep, as its folder has it
 //   T  a trace
 #include <unistd.h>
 #include <algorithm>
@@ -18,12 +21,16 @@
 #include <string_view>
 #include <vector>
 
+#include <kvbound/sim/sweep/item_result.hpp>
+#include <kvbound/sim/sweep/items.hpp>
+#include <kvbound/sim/sweep/plan.hpp>
 #include <kvbound/traces/flashinfer/attention_call.hpp>
 #include <kvbound/traces/flashinfer/attention_function.hpp>
 #include <kvbound/traces/flashinfer/recorded_session.hpp>
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/models/checkpoint.hpp>
 #include <kvbound/traces/models/token_file.hpp>
+#include <kvbound/traces/sha256.hpp>
 #include <kvbound/traces/trace.hpp>
 
 namespace {
@@ -141,6 +148,15 @@ void read(const Folder& folder, char reader, std::string_view bytes) {
       return read_checkpoint(folder.path());
     case 'K':
       kvbound::traces::read_token_ids(folder.write("ids", bytes), 50000);
+      return;
+    case 'P':
+      kvbound::sim::read_plan(folder.write("plan.json", bytes));
+      return;
+    case 'R':
+      kvbound::sim::item_result_of("results", kvbound::traces::sha256_of(bytes) + std::string(bytes));
+      return;
+    case 'S':
+      kvbound::sim::items_of(kvbound::sim::parse_sweep("sweep.json", std::string(bytes)));
       return;
     case 'T':
       return read_trace(folder.write("trace.safetensors", bytes));

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of checkpoints, FlashInfer's dumps, token ids and traces under AddressSanitizer and UndefinedBehaviorSanitizer.
+# Fuzzes the readers of checkpoints, FlashInfer's dumps, token ids, traces and sweeps under AddressSanitizer and UndefinedBehaviorSanitizer.
 #
 #   tests/fuzz/run.sh [SECONDS]      default: 600
 #
@@ -9,8 +9,8 @@ set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/../.."
 
 cmake --preset fuzz
-cmake --build --preset fuzz --parallel 2 --target reader_fuzz
-PYTHONPATH=tests /usr/bin/python3 tests/fuzz/write_corpus.py build/fuzz/seeds
+cmake --build --preset fuzz --parallel 2 --target reader_fuzz kvbound
+PYTHONPATH=tests /usr/bin/python3 tests/fuzz/write_corpus.py build/fuzz/kvbound build/fuzz/seeds
 mkdir -p build/fuzz/corpus build/fuzz/found
 OMP_NUM_THREADS=1 build/fuzz/tests/reader_fuzz -max_total_time="${1:-600}" -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=512 \
   -print_final_stats=1 -artifact_prefix=build/fuzz/found/ build/fuzz/corpus build/fuzz/seeds

@@ -1,13 +1,15 @@
 #!/usr/bin/python3
 """Writes well-formed inputs of reader_fuzz.cpp: checkpoints of every family and weight type, FlashInfer's dumps, token ids, a
-trace.
+trace, and plans, folders and results of sweeps, which the program writes.
 
-usage: write_corpus.py FOLDER
+usage: write_corpus.py KVBOUND FOLDER
 """
 import json
 import struct
+import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from support.flashinfer_dumps import Batch, Dumps, record_decode, record_prefill, record_ragged, record_single
@@ -58,7 +60,26 @@ def recorded(record, batch, **how):
         return content
 
 
-def inputs():
+def of_sweeps(program):
+    """A plan, the sweep that the program made of it, and an item's results: of merging and two-stage policies, on two backends."""
+    plan = {"format": "kvbound-sweep-plan", "version": 1, "traces": ["trace.safetensors"], "budgets": ["50%", "5"], "layers": "0",
+            "policies": ["snapkv:window=2+critical", "h2o:window=2:recent=1:sinks=0+keepkv", "random:window=1:sinks=1"], "seeds": [1, 2], "recall": 3,
+            "base": "tova", "backends": ["reference", "emulated"], "merge_bounds": True, "policies_per_item": 9}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = partial(subprocess.run, cwd=folder, check=True, capture_output=True)
+        run([program, "generate", "--kind", "mixed", "--tokens", "12", "--decode", "2", "--layers", "1", "--query-heads", "2",
+             "--kv-heads", "1", "--head-dim", "4", "--model-dim", "4", "--window-queries", "2", "trace.safetensors"])
+        (folder / "plan.json").write_text(json.dumps(plan))
+        run([program, "sweep", "plan.json", "--out", "out", "--jobs", "1"])
+        yield "plan", b"P" + (folder / "plan.json").read_bytes()
+        yield "sweep", b"S" + (folder / "out" / "plan.json").read_bytes()
+        for result in sorted((folder / "out" / "results").glob("*/*")):
+            yield "results", b"R" + result.read_bytes()[64:]  # without the hash
+
+
+def inputs(program):
+    yield from of_sweeps(program)
     prompts = dict(tokens=(7, 3), queries=(4, 3))
     for dtype in ("F32", "F16", "BF16"):
         yield f"flashinfer-decode-{dtype}", recorded(record_decode, Batch(dtype=dtype))
@@ -85,9 +106,9 @@ def inputs():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in inputs():
+    for name, content in inputs(Path(sys.argv[1]).resolve(strict=True)):
         (folder / name).write_bytes(content)

@@ -104,6 +104,26 @@ TEST(Sweeps, RefuseTracesThatChangedSince) {
               HasSubstr("has changed since the sweep was planned"));
 }
 
+TEST(OpenTraces, StayOpenUntilAnotherIsWantedOrTheyChange) {
+  const test::SweepCase folder;
+  const Sweep sweep = folder.sweep();
+  OpenTraces traces(sweep);
+  EXPECT_EQ(traces.of(0).info().layers, 3);
+  const traces::Trace* const first = &traces.of(0);
+  EXPECT_EQ(&traces.of(0), first);
+  EXPECT_EQ(traces.of(1).info().layers, 2);
+  EXPECT_EQ(traces.of(0).info().layers, 3);
+  std::filesystem::last_write_time(folder.path("a.safetensors"),
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    EXPECT_THAT(test::message_of<TraceError>([&] { traces.of(0); }),
+                HasSubstr("has changed since the sweep was planned"));
+  }
+  EXPECT_EQ(traces.of(1).info().layers, 2);
+  std::filesystem::remove(folder.path("b.safetensors"));
+  EXPECT_THROW(traces.of(1), Error);
+}
+
 TEST(Sweeps, RefuseWhatDoesNotFitTheTraces) {
   const test::SweepCase folder;
   const auto refusal = [&](const std::string& policies, const std::string& more) {
