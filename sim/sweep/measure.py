@@ -113,7 +113,7 @@ def gathering(bench):
 def reference(bench):
     """The reference's operations against what this machine can do, by `kvbound bench`."""
     operations = ("window-attention", "nearest-key", "projected-value-norms", "projected-value-norms-l2", "replay")
-    bench.run("bench", *operations, "--json", "bench.json", "--repeats", max(3, bench.rounds))
+    bench.run("bench", *operations, "--json", "bench.json", "--repeats", max(7, bench.rounds))
     for item in json.loads((bench.folder / "bench.json").read_text())["operations"]:
         ratio, goal = item["ratio"], item["goal"]
         bound = "".join(f"   goal {kind.replace('_', ' ')} {value}" for kind, value in (goal or {}).items())

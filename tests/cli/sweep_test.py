@@ -263,6 +263,18 @@ class Faults(SweepTest):
         self.passes("sweep", "--out", "study", "--quiet")
         self.check_gathered()
 
+    def test_no_clock_decides_anything(self):
+        """On a shared file system, other machines' and the server's clocks may say anything."""
+        self.write_plan(layers="0")
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        days = 24 * 3600
+        for number, path in enumerate(sorted((self.folder / "study").rglob("*"))):
+            skewed = time.time() + (-300, -0.5, 0.5, 300)[number % 4] * days
+            os.utime(path, (skewed, skewed))
+        self.write_plan()
+        self.assertIn("60 items computed", self.passes("sweep", "plan.json", "--out", "study"), "all but the first layers")
+        self.check_gathered()
+
     def test_a_trace_that_changed_is_not_mixed_with_its_former_self(self):
         self.passes("sweep", "plan.json", "--out", "study", "--list")
         self.passes("generate", "--kind", "flat", "--tokens", "64", "--decode", "3", "--layers", "2", "--query-heads", "4",
