@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -249,21 +248,13 @@ void SafetensorsFile::read_in_chunks(const TensorEntry& tensor, int64_t first, s
                         " of " + printable(tensor.name) + ", which has " + std::to_string(tensor.elements));
   }
   const int64_t chunks = (count + per_chunk - 1) / per_chunk;
-  std::vector<std::exception_ptr> failures(static_cast<size_t>(chunks));
   reference::parallel_for(chunks, [&](int64_t c) {
-    try {
-      const int64_t done = c * per_chunk, now = std::min(per_chunk, count - done);
-      const auto bytes = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(now * size));
-      const std::span<char> chunk(bytes.get(), static_cast<size_t>(now * size));
-      file_.read(tensor.begin + (first + done) * size, chunk, printable(tensor.name));
-      widen(chunk, out.subspan(static_cast<size_t>(done), static_cast<size_t>(now)), first + done);
-    } catch (...) {
-      failures[static_cast<size_t>(c)] = std::current_exception();
-    }
+    const int64_t done = c * per_chunk, now = std::min(per_chunk, count - done);
+    const auto bytes = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(now * size));
+    const std::span<char> chunk(bytes.get(), static_cast<size_t>(now * size));
+    file_.read(tensor.begin + (first + done) * size, chunk, printable(tensor.name));
+    widen(chunk, out.subspan(static_cast<size_t>(done), static_cast<size_t>(now)), first + done);
   });
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);  // the first in the file, whichever thread was first
-  }
 }
 
 void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<double> out,

@@ -12,8 +12,8 @@
 namespace kvbound::reference {
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
-/// work has its own state, made by make_state(), such as working memory. The first exception is
-/// rethrown when all calls are done.
+/// work has its own state, made by make_state(), such as working memory. When all calls are done, the exception of the first
+/// piece that threw one, by its number, is thrown again.
 ///
 /// where  the loop's name in ParallelTimes
 template <class MakeState, class Piece>
@@ -23,6 +23,7 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
     return times->run(count, make_state, piece, where);
   }
   std::exception_ptr failure;
+  int64_t failed = count;
 #pragma omp parallel if (count > 1)
   {
     std::optional<decltype(make_state())> state;
@@ -33,7 +34,10 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
         piece(*state, i);
       } catch (...) {
 #pragma omp critical(kvbound_parallel_for)
-        if (!failure) failure = std::current_exception();
+        if (i < failed) {
+          failed = i;
+          failure = std::current_exception();
+        }
       }
     }
   }
