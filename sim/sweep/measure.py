@@ -22,6 +22,9 @@ from pathlib import Path
 
 MODEL = ("--query-heads", "32", "--kv-heads", "8", "--head-dim", "128", "--model-dim", "4096", "--dtype", "BF16", "--window-queries", "32")
 
+TEN_POLICIES = ("snapkv", "snapkv+critical", "snapkv+obcache-value", "snapkv+obcache-joint", "snapkv+exact", "snapkv+keepkv", "h2o",
+                "h2o+critical", "tova", "streaming-llm")
+
 
 class Bench:
     def __init__(self, program, folder, rounds):
@@ -111,13 +114,22 @@ def gathering(bench):
 
 
 def reference(bench):
-    """The reference's operations against what this machine can do, by `kvbound bench`."""
+    """The reference's operations against what this machine can do, by `kvbound bench`, and how often a replay runs them."""
     operations = ("window-attention", "nearest-key", "projected-value-norms", "projected-value-norms-l2", "replay")
     bench.run("bench", *operations, "--json", "bench.json", "--repeats", max(7, bench.rounds))
     for item in json.loads((bench.folder / "bench.json").read_text())["operations"]:
         ratio, goal = item["ratio"], item["goal"]
         bound = "".join(f"   goal {kind.replace('_', ' ')} {value}" for kind, value in (goal or {}).items())
         print(f"{item['operation']:<25} {ratio['median']:.3g} ({ratio['least']:.3g}-{ratio['most']:.3g}) {item['ratio_meaning']}{bound}")
+    trace = bench.generate("shared.safetensors", 2, 2048, 16, *MODEL[:6], "--model-dim", "1024")
+    counts = []
+    for policies in (TEN_POLICIES[:1], TEN_POLICIES):
+        bench.run("replay", trace, "--policy", ",".join(policies), "--budget", "20%", "--json", "shared.json")
+        document = json.loads((bench.folder / "shared.json").read_text())
+        counts.append({entry["operation"]: entry["calls"] for entry in document["traces"][0]["times"][0]["operations"]})
+    print("\noperations of a replay of 2 layers     one policy  ten policies")
+    for operation, calls in counts[1].items():
+        print(f"  {operation:<35} {counts[0].get(operation, 0):>10}  {calls:>12}")
     print()
 
 
