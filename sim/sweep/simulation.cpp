@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <queue>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/draw.hpp>
+#include <kvbound/reference/core/parallel_times.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
 
 #include "result_index.hpp"
@@ -59,16 +59,7 @@ std::vector<Makespan> simulate(const MeasuredItems& measured, int64_t items,
 
 double makespan(std::vector<double> costs, int64_t workers) {
   std::ranges::sort(costs, std::ranges::greater());
-  std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when each worker is free
-  for (int64_t w = 0; w < workers; ++w) free.push(0);
-  double last = 0;
-  for (const double cost : costs) {
-    const double end = free.top() + cost;
-    free.pop();
-    free.push(end);
-    last = std::max(last, end);
-  }
-  return last;
+  return reference::makespan(costs, 0, workers);
 }
 
 }  // namespace kvbound::sim
