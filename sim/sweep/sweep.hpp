@@ -57,6 +57,8 @@ class OpenTraces {
   const Sweep& sweep() const { return sweep_; }
   /// By its index in the sweep; good until the next call. Throws as open_trace, also for a trace that has changed since.
   const traces::Trace& of(size_t trace);
+  /// Closes what is open, so that another try does not read from a file that failed.
+  void close() { open_.reset(); }
 
  private:
   const Sweep& sweep_;

@@ -91,6 +91,7 @@ class Worker {
       attempts.back().problem = error.what();
     }
     if (!result) {
+      traces_.close();
       folder_.keep_attempts(planned.file, attempts);
       return false;
     }
