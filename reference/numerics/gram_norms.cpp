@@ -31,8 +31,9 @@ void GramNorms::fill(MatrixView rows, MutableMatrixView products, std::span<doub
   for (size_t i = 0; i < norms.size(); ++i) {
     const VectorView row = rows.row(static_cast<int64_t>(i));
     const double square = inner_product(row, products.row(static_cast<int64_t>(i)));
-    const bool is_accurate =
-        square < std::numeric_limits<double>::infinity() && squared_error(row) <= kGramNormError * square;
+    constexpr double kLeast = 0x1p-960;  // below it, the bound itself may underflow
+    const bool is_accurate = kLeast <= square && square < std::numeric_limits<double>::infinity() &&
+                             squared_error(row) <= kGramNormError * square;
     norms[i] = is_accurate ? std::sqrt(square) : std::numeric_limits<double>::quiet_NaN();
   }
 }
