@@ -19,15 +19,17 @@ namespace kvbound::detail {
 /// first to touch their pages. Arrays of 8 MiB or more lie in pages of 2 MiB where the system grants them: in pages of 4 KiB
 /// they take longer to map, and to unmap, than to fill.
 template <class Number>
-struct NumberAllocator : std::allocator<Number> {
+struct NumberAllocator {
+  using value_type = Number;
+
+  NumberAllocator() = default;
   template <class Other>
-  struct rebind {
-    using other = NumberAllocator<Other>;
-  };
+  NumberAllocator(const NumberAllocator<Other>& /*other*/) {}
+  bool operator==(const NumberAllocator& /*other*/) const = default;
 
   /// throws  std::bad_alloc
   Number* allocate(size_t count) {
-    if (!is_large(count)) return std::allocator<Number>::allocate(count);
+    if (!is_large(count)) return std::allocator<Number>().allocate(count);
     void* const numbers = ::operator new(count * sizeof(Number), std::align_val_t(kHugePage));
 #ifdef __linux__
     // A hint: if the system does not follow it, the memory has ordinary pages.
@@ -36,7 +38,7 @@ struct NumberAllocator : std::allocator<Number> {
     return static_cast<Number*>(numbers);
   }
   void deallocate(Number* numbers, size_t count) {
-    if (!is_large(count)) return std::allocator<Number>::deallocate(numbers, count);
+    if (!is_large(count)) return std::allocator<Number>().deallocate(numbers, count);
     ::operator delete(static_cast<void*>(numbers), std::align_val_t(kHugePage));
   }
   void construct(Number* place) { ::new (static_cast<void*>(place)) Number; }

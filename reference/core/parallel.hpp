@@ -9,6 +9,10 @@
 
 #include "parallel_times.hpp"
 
+#ifndef _OPENMP
+#error "parallel loops need OpenMP: two definitions of them in one program would be undefined behaviour"
+#endif
+
 namespace kvbound::reference {
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <source_location>
 #include <span>
 
 #include <kvbound/reference/core/parallel.hpp>
@@ -11,14 +12,20 @@
 namespace kvbound::reference {
 
 /// Calls work(row, first, block) in parallel for blocks of successive columns, first, first + 1, ..., of every row.
+///
+/// where  the loop's name in ParallelTimes
 template <class Work>
-void for_column_blocks(MutableMatrixView matrix, const Work& work) {
+void for_column_blocks(MutableMatrixView matrix, const Work& work,
+                       const std::source_location where = std::source_location::current()) {
   constexpr int64_t kBlock = 8192;  // long beside starting a piece of work
   const int64_t blocks = (matrix.cols + kBlock - 1) / kBlock;
-  parallel_for(matrix.rows * blocks, [&](int64_t piece) {
-    const int64_t row = piece / blocks, first = piece % blocks * kBlock;
-    work(row, first, matrix.row(row).subspan(first, std::min(kBlock, matrix.cols - first)));
-  });
+  parallel_for(
+      matrix.rows * blocks,
+      [&](int64_t piece) {
+        const int64_t row = piece / blocks, first = piece % blocks * kBlock;
+        work(row, first, matrix.row(row).subspan(first, std::min(kBlock, matrix.cols - first)));
+      },
+      where);
 }
 
 }  // namespace kvbound::reference

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <source_location>
 #include <utility>
 #include <variant>
 
@@ -47,6 +48,7 @@ class ReferenceSession final : public Session {
     } else {
       record.kept = kept_unranked();
     }
+    steppers_.clear();
     steppers_.resize(static_cast<size_t>(shape_.kv_heads));
     for_each_head([&](int64_t g) { steppers_[g].emplace(layer, policy, g, budgets_[g]); });
     fill(layer, ranking, rules_.order,
@@ -90,8 +92,9 @@ class ReferenceSession final : public Session {
   int64_t steps_taken() const { return next_position_ - layer_.prompt_tokens(); }
   HeadStepper& stepper(int64_t g) { return *steppers_[g]; }
   template <class Work>
-  void for_each_head(const Work& work) const {
-    parallel_for(shape_.kv_heads, work);
+  void for_each_head(const Work& work,
+                     const std::source_location where = std::source_location::current()) const {
+    parallel_for(shape_.kv_heads, work, where);
   }
 
   // What a host that ranks nothing keeps of the prompt.

@@ -43,7 +43,7 @@ Spread spread(std::vector<double> numbers);
 struct BenchPiece {
   std::string name;
   double work = 0;   ///< amount of work per run, in `unit`
-  std::string unit;  ///< FLOP, bytes, exponentials, scores, layers
+  std::string unit;  ///< FLOP, bytes, exponentials, scores, norms, steps, layers
   std::function<void()> run;
   /// Runs the item and returns its time by a clock of its own; null: `run` is timed by wall-clock time.
   std::function<double()> seconds = nullptr;

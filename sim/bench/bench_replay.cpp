@@ -5,10 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <memory>
+#include <string>
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <kvbound/reference/core/parallel_times.hpp>
 #include <kvbound/sim/replay/backend.hpp>
@@ -27,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kThreads = 64;  // of the machine for which the time is computed
 constexpr int64_t kReplaySteps = 16;
 
-// All hosts, and all ways of scoring and selecting whose cost grows linearly with the tokens.
+// Hosts, scores, a selection and a merging method that share what depends on the layer alone.
 const std::vector<std::string> kReplayPolicies{"snapkv",
                                                "snapkv+critical",
                                                "snapkv+obcache-value",
@@ -39,39 +38,44 @@ const std::vector<std::string> kReplayPolicies{"snapkv",
                                                "tova",
                                                "streaming-llm"};
 
-// A trace of one layer, in a file without a name.
-class GeneratedTrace {
+class TemporaryFolder {
  public:
-  explicit GeneratedTrace(const BenchOptions& options) {
-    std::string name = (fs::temp_directory_path() / "kvbound-bench-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw traces::io_error("create a folder in", fs::temp_directory_path(), errno);
-    const std::unique_ptr<const std::string, void (*)(const std::string*)> folder(
-        &name, [](const std::string* path) {
-          std::error_code ignored;
-          fs::remove_all(*path, ignored);
-        });
-    const std::string path = name + "/layer.safetensors";
-    const LayerShape& shape = options.shape.layer;
-    traces::generate({.kind = traces::AttentionKind::mixed,
-                      .tokens = options.shape.tokens,
-                      .decode = kReplaySteps,
-                      .layers = 1,
-                      .query_heads = shape.query_heads,
-                      .kv_heads = shape.kv_heads,
-                      .head_dim = shape.head_dim,
-                      .model_dim = shape.model_dim,
-                      .window_queries = BenchLayer::kWindow,
-                      .dtype = Dtype::bf16,
-                      .seed = options.seed},
-                     path);
-    trace_ = std::make_unique<traces::Trace>(path);
+  TemporaryFolder() {
+    if (mkdtemp(path_.data())) return;
+    const int error = errno;
+    throw traces::io_error("create a folder in", fs::temp_directory_path(), error);
   }
-
-  const traces::Trace& operator*() const { return *trace_; }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
 
  private:
-  std::unique_ptr<traces::Trace> trace_;
+  std::string path_ = (fs::temp_directory_path() / "kvbound-bench-XXXXXX").string();
 };
+
+// A trace of one layer. Its file is open and has no name any more.
+traces::Trace generated_trace(const BenchOptions& options) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/layer.safetensors";
+  const LayerShape& shape = options.shape.layer;
+  traces::generate({.kind = traces::AttentionKind::mixed,
+                    .tokens = options.shape.tokens,
+                    .decode = kReplaySteps,
+                    .layers = 1,
+                    .query_heads = shape.query_heads,
+                    .kv_heads = shape.kv_heads,
+                    .head_dim = shape.head_dim,
+                    .model_dim = shape.model_dim,
+                    .window_queries = BenchLayer::kWindow,
+                    .dtype = Dtype::bf16,
+                    .seed = options.seed},
+                   path);
+  return traces::Trace(path);
+}
 
 using Parts = std::vector<reference::ParallelTimes::Part>;
 
@@ -93,25 +97,31 @@ double seconds_on_many(const Parts& parts) {
   return seconds;
 }
 
-// Replays on one thread, and restores the number of threads.
-Parts replayed(const traces::Trace& trace, const std::vector<Run>& runs, int threads) {
+Parts replayed(const traces::Trace& trace, const std::vector<Run>& runs) {
   Scope scope;
   scope.layers = {0};
   scope.steps = kReplaySteps;
-  omp_set_num_threads(1);
-  reference::ParallelTimes times({kThreads});
+  const reference::ParallelTimes times({kThreads});
   replay(trace, runs, scope);
-  omp_set_num_threads(threads);
   return times.parts();
+}
+
+// The seconds on many threads of a place, in every round.
+std::vector<double> seconds_at(const std::string& place, const std::vector<Parts>& rounds) {
+  std::vector<double> seconds;
+  for (const Parts& parts : rounds) {
+    const auto part = std::ranges::find(parts, place, &reference::ParallelTimes::Part::place);
+    seconds.push_back(part == parts.end() ? 0 : part->on.front());
+  }
+  return seconds;
 }
 
 // One row for each place that takes a twentieth of the time on many threads or more, largest first.
 void add_places(const std::vector<Parts>& rounds, BenchResult& result) {
   constexpr double kLeastShare = 0.05;
   std::vector<BenchTimes> rows;
-  for (size_t p = 0; p < rounds.front().size(); ++p) {
-    BenchTimes row{"of which " + rounds.front()[p].place, 1, "layers", std::nullopt, {}};
-    for (const Parts& parts : rounds) row.seconds.push_back(parts[p].on.front());
+  for (const auto& part : rounds.front()) {
+    const BenchTimes row{"of which " + part.place, 1, "layers", std::nullopt, seconds_at(part.place, rounds)};
     if (spread(row.seconds).median >= kLeastShare * seconds_on_many(rounds.front())) rows.push_back(row);
   }
   std::ranges::sort(rows, std::greater<>(), [](const BenchTimes& row) { return spread(row.seconds).median; });
@@ -121,7 +131,7 @@ void add_places(const std::vector<Parts>& rounds, BenchResult& result) {
 }  // namespace
 
 BenchResult bench_replay(const BenchOptions& options) {
-  const GeneratedTrace trace(options);
+  const traces::Trace trace = generated_trace(options);
   const std::vector<Run> runs = every_run(named_policies(kReplayPolicies, std::nullopt),
                                           {parse_budget("20%")}, {std::string(kReference)});
   std::vector<Parts> rounds;
@@ -131,7 +141,7 @@ BenchResult bench_replay(const BenchOptions& options) {
   BenchResult result =
       measure({{"replay", 1, "layers", nullptr,
                 [&] {
-                  rounds.push_back(replayed(*trace, runs, options.threads));
+                  rounds.push_back(replayed(trace, runs));
                   return seconds_on_one(rounds.back());
                 }},
                part(fmt::format("on {} threads, computed", kThreads), seconds_on_many),

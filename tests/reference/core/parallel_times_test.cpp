@@ -1,13 +1,15 @@
 #include <algorithm>
 #include <chrono>
-#include <numeric>
+#include <source_location>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/parallel_times.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
@@ -61,23 +63,74 @@ TEST(ParallelTimes, AreOfTheThreadThatMadeThem) {
     ParallelTimes times({1});
     EXPECT_EQ(ParallelTimes::of_this_thread(), &times);
     std::thread([] { EXPECT_EQ(ParallelTimes::of_this_thread(), nullptr); }).join();
-    times.run(
-        1, [] { return 0; },
-        [](int, int64_t) {
-          EXPECT_EQ(ParallelTimes::of_this_thread(), nullptr) << "a loop in a piece is part of it";
-        },
-        std::source_location::current());
     {
       const ParallelTimes inner({2});
       EXPECT_EQ(ParallelTimes::of_this_thread(), &inner);
     }
-    EXPECT_THROW(times.run(
-                     1, [] { return 0; }, [](int, int64_t) { throw std::invalid_argument("piece"); },
-                     std::source_location::current()),
-                 std::invalid_argument);
-    EXPECT_EQ(ParallelTimes::of_this_thread(), &times) << "after an exception, too";
   }
   EXPECT_EQ(ParallelTimes::of_this_thread(), nullptr);
+}
+
+TEST(ParallelTimes, OfALoopInAPieceArePartOfThePiece) {
+  const ParallelTimes times({2});
+  parallel_for(2, [](int64_t) { parallel_for(2, [](int64_t) { sleep(5); }); });
+  const Parts parts = times.parts();
+  ASSERT_EQ(parts.size(), 2) << "the outer loop, and the end";
+  EXPECT_EQ(parts[0].loops, 1);
+  EXPECT_EQ(parts[0].pieces, 2);
+  EXPECT_GE(parts[0].parallel, 0.020);
+  EXPECT_GE(parts[0].on[0], 0.010);
+}
+
+TEST(ParallelTimes, OfALoopOfOnePieceAreThoseOfTheLoopsInIt) {
+  const ParallelTimes times({2});
+  parallel_for(1, [](int64_t) {
+    sleep(5);
+    parallel_for(2, [](int64_t) { sleep(5); });
+  });
+  const Parts parts = times.parts();
+  ASSERT_EQ(parts.size(), 2) << "the inner loop, and the end";
+  EXPECT_EQ(parts[0].pieces, 2);
+  EXPECT_GE(parts[0].serial, 0.005);
+}
+
+TEST(ParallelTimes, OfAStateAreTheLoopsNotTheNextOnes) {
+  struct State {
+    State() { sleep(5); }
+    ~State() { sleep(20); }
+  };
+  const ParallelTimes times({2});
+  const auto loop = [] {
+    parallel_for(
+        2, [] { return State(); }, [](const State&, int64_t) {});
+  };
+  loop();
+  loop();
+  parallel_for(
+      0, [] { return State(); }, [](const State&, int64_t) {});
+  const Parts parts = times.parts();
+  ASSERT_EQ(parts.size(), 2);
+  EXPECT_EQ(parts[0].loops, 2) << "a loop of no pieces is none, and makes no state";
+  EXPECT_GE(parts[0].parallel, 0.050);
+  EXPECT_GE(parts[0].on[0], 0.050) << "both threads make a state";
+  EXPECT_LT(parts[0].serial, parts[0].parallel - 0.030);
+  EXPECT_LT(parts[1].serial, 0.020);
+}
+
+TEST(ParallelTimes, OfAFailedLoopAreNotCounted) {
+  const ParallelTimes times({2});
+  std::vector<int64_t> done;
+  const auto loop = [&] {
+    parallel_for(4, [&](int64_t i) {
+      done.push_back(i);
+      if (i == 1 || i == 2) throw std::invalid_argument(std::to_string(i));
+    });
+  };
+  EXPECT_THAT(loop, testing::ThrowsMessage<std::invalid_argument>("1"));
+  EXPECT_EQ(done, (std::vector<int64_t>{0, 1, 2, 3})) << "as without times, all pieces run";
+  EXPECT_EQ(times.parts().size(), 1);
+  parallel_for(2, [](int64_t) {});
+  EXPECT_EQ(times.parts().size(), 2) << "and the next loop is no part of it";
 }
 
 TEST(ParallelTimes, OfOperationsNameTheirLoopsAndLeaveTheirResults) {
