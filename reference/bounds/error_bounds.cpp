@@ -336,7 +336,7 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
       const double products = share * size + floor_error(rows.row(j), projection_size);
       const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
-      errors(h, j) = products + adding * (norms(h, j) + products) + lost + by_gram;
+      errors(h, j) = products + adding * (norms(h, j) + products + by_gram) + lost + by_gram;
     }
   });
   return errors;

@@ -65,8 +65,8 @@ int64_t stage_one_count(const TwoStage& options, int64_t k, const std::function<
 ///
 /// values             [tokens, head_dim]     one KV head
 /// output_projection  [head_dim, model_dim]  this query head's rows of W^O
-/// returns            [tokens], >= 0, hidden-state units; empty for no tokens. The product is formed block by
-///                    block and never stored whole
+/// returns            [tokens], >= 0, hidden-state units; empty for no tokens. The product is never stored whole; in L2 a
+///                    norm may be off by a relative 2^-32, where the Gram matrix of W^O gives it (row_norms)
 /// throws             ShapeMismatch if the inner dimensions differ; NonFinite if a norm is NaN or infinite
 /// source             CriticalKV (arXiv:2502.03805), Theorem 3.3
 /// proof              proofs/critical_kv.md#ckv-3.3

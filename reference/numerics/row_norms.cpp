@@ -102,6 +102,16 @@ void gram_norms(MatrixView rows, MatrixView matrix, const GramNorms& gram, Norms
   for (size_t i = 0; i < places.size(); ++i) norms[places[i]] = direct[i];
 }
 
+// The norms of one block of tokens.
+void block_norms(MatrixView rows, MatrixView matrix, const std::optional<GramNorms>& gram,
+                 NormsMemory& memory, std::span<double> norms) {
+  if (gram) {
+    gram_norms(rows, matrix, *gram, memory, norms);
+  } else {
+    direct_norms<Norm::l1>(rows, matrix, memory.projected, norms);
+  }
+}
+
 // The Gram matrices of the products' second factors, for norms that need them.
 std::vector<std::optional<GramNorms>> gram_matrices(std::span<const RowProduct> products, Norm norm) {
   std::vector<std::optional<GramNorms>> grams(products.size());
@@ -113,33 +123,45 @@ std::vector<std::optional<GramNorms>> gram_matrices(std::span<const RowProduct> 
 
 }  // namespace
 
+NormFactor::NormFactor(MatrixView matrix, Norm norm) : matrix_(matrix), norm_(norm) {
+  if (norm == Norm::l2) gram_.emplace(matrix);
+}
+
+std::vector<double> NormFactor::row_norms(MatrixView rows) const {
+  require_equal("columns of the rows", rows.cols, "rows of the matrix", matrix_.rows);
+  std::vector<double> norms(static_cast<size_t>(rows.rows));
+  parallel_for(
+      token_blocks(rows.rows), [&] { return NormsMemory(matrix_, norm_); },
+      [&](NormsMemory& memory, int64_t index) {
+        const TokenBlock block(rows, index);
+        block_norms(block.rows, matrix_, gram_, memory, std::span(norms).subspan(block.first, block.count));
+      });
+  return norms;
+}
+
 std::vector<double> row_norms(MatrixView rows, MatrixView matrix, Norm norm) {
-  const RowProduct product{rows, matrix};
-  const Matrix norms = row_norms({&product, 1}, norm);
-  return {norms.numbers().begin(), norms.numbers().end()};
+  return NormFactor(matrix, norm).row_norms(rows);
 }
 
 Matrix row_norms(std::span<const RowProduct> products, Norm norm) {
   if (products.empty()) return {};
+  const MatrixView first = products.front().matrix;
   const int64_t tokens = products.front().rows.rows, blocks = token_blocks(tokens);
   for (const RowProduct& product : products) {
     require_equal("columns of the rows", product.rows.cols, "rows of the matrix", product.matrix.rows);
     require_equal("rows of a product", product.rows.rows, "rows of the first product", tokens);
+    require_equal("rows of a matrix", product.matrix.rows, "rows of the first matrix", first.rows);
+    require_equal("columns of a matrix", product.matrix.cols, "columns of the first matrix", first.cols);
   }
   const std::vector<std::optional<GramNorms>> grams = gram_matrices(products, norm);
   Matrix norms = Matrix::for_overwrite(std::ssize(products), tokens);
   parallel_for(
-      std::ssize(products) * blocks, [&] { return NormsMemory(products.front().matrix, norm); },
+      std::ssize(products) * blocks, [&] { return NormsMemory(first, norm); },
       [&](NormsMemory& memory, int64_t piece) {
         const int64_t index = piece / blocks;
-        const MatrixView matrix = products[index].matrix;
         const TokenBlock block(products[index].rows, piece % blocks);
-        const std::span<double> own = norms.row(index).subspan(block.first, block.count);
-        if (grams[index]) {
-          gram_norms(block.rows, matrix, *grams[index], memory, own);
-        } else {
-          direct_norms<Norm::l1>(block.rows, matrix, memory.projected, own);
-        }
+        block_norms(block.rows, products[index].matrix, grams[index], memory,
+                    norms.row(index).subspan(block.first, block.count));
       });
   return norms;
 }

@@ -7,6 +7,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/group_reduction.hpp>
 
@@ -33,12 +34,15 @@ HeadEviction::HeadEviction(const LayerView& layer, const Policy& policy, int64_t
       budget_(budget),
       scale_(layer.scale),
       group_size_(layer.shape.group_size()),
-      entries_(cache.entries()),
-      output_projection_(layer.output_projection.middle_rows(kv_head * group_size_ * layer.shape.head_dim,
-                                                             group_size_ * layer.shape.head_dim)) {
+      entries_(cache.entries()) {
   if (!is_scored()) return;
+  const int64_t head_dim = layer.shape.head_dim, group_dim = group_size_ * head_dim;
+  const MatrixView output_projection = layer.output_projection.middle_rows(kv_head * group_dim, group_dim);
   if (const SelectionRules selection = rules_of(policy.selection); selection.in_decoding) {
     stages_ = selection.two_stage;
+    for (int64_t h = 0; h < group_size_; ++h) {
+      factors_.emplace_back(output_projection.middle_rows(h * head_dim, head_dim), stages_->norm);
+    }
   }
   const int64_t room =
       std::max(entries_, budget_) + 1;  // a teacher-forced cache may hold fewer than its budget
@@ -48,7 +52,7 @@ HeadEviction::HeadEviction(const LayerView& layer, const Policy& policy, int64_t
     for (int64_t h = 0; h < group_size_; ++h) copy_row(norms.row(h), norms_.row(h));
   }
   if (!score_.change) return;
-  spaces_ = value_spaces(score_.space, output_projection_, group_size_);
+  spaces_ = value_spaces(score_.space, output_projection, group_size_);
   const Matrix cached_norms = squared_norms(cache.values, spaces_);
   squared_norms_ = Matrix(group_size_, room);
   for (int64_t h = 0; h < group_size_; ++h) copy_row(cached_norms.row(h), squared_norms_.row(h));
@@ -69,9 +73,8 @@ void HeadEviction::revalue(int64_t entry, const HeadCache& cache) {
       squared_norms_(h, entry) = spaces_[h].squared_norms(value).front();
     }
     if (stages_) {
-      const int64_t head_dim = value.cols;
-      norms_(h, entry) = projected_value_norms(value, output_projection_.middle_rows(h * head_dim, head_dim),
-                                               stages_->norm)[0];
+      norms_(h, entry) = factors_[h].row_norms(value).front();
+      require_finite("projected_value_norms", norms_.row(h).subspan(entry, 1));
     }
   }
 }

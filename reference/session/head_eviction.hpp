@@ -11,6 +11,7 @@
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/eviction/head_cache.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
+#include <kvbound/reference/numerics/row_norms.hpp>
 
 namespace kvbound::reference {
 
@@ -70,8 +71,8 @@ class HeadEviction {
   double scale_;
   int64_t group_size_;
   int64_t entries_;
-  MatrixView output_projection_;    // [group_size * head_dim, model_dim]
-  std::vector<ValueSpace> spaces_;  // [group_size], for scores that measure a change
+  std::vector<ValueSpace> spaces_;   // [group_size], for scores that measure a change
+  std::vector<NormFactor> factors_;  // [group_size] W^O_h, for `critical`
   // Columns are entries; there is room for one more than the budget, and than the entries after the prompt.
   Matrix scores_;         // [group_size, ...]
   Matrix squared_norms_;  // [group_size, ...], for scores that measure a change

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -103,6 +104,8 @@ TEST(GramNorms, AreRefusedWhereSquaresOverflowOrUnderflow) {
   EXPECT_TRUE(std::isnan(by_gram(matrix({{0x1p600, 0}}), ones)[0]));
   EXPECT_TRUE(std::isnan(by_gram(matrix({{0x1p-540, 0}}), ones)[0]));
   EXPECT_TRUE(std::isnan(by_gram(matrix({{0, 0}}), ones)[0]));
+  EXPECT_TRUE(std::isnan(by_gram(matrix({{0x1p-500, 0}}), ones)[0])) << "where the bound underflows";
+  EXPECT_DOUBLE_EQ(by_gram(matrix({{0x1p-470, 0}}), ones)[0], 0x1p-470 * std::sqrt(2.0));
   // W W^T underflows, although the norms are neither large nor small.
   const Matrix small = matrix({{0x1p-540, 0}, {0, 0x1p-535}}), large = matrix({{0x1p538, 0x1p535}});
   EXPECT_TRUE(std::isnan(by_gram(large, small)[0]));
@@ -121,6 +124,23 @@ TEST(GramNorms, AndDirectNormsOfOneBlockStayWhereTheyAre) {
   for (int64_t i = 0; i < rows.rows(); ++i) {
     EXPECT_LE(static_cast<double>(abs(norms[i] - exact[i])), kGramNormError * static_cast<double>(exact[i]))
         << i;
+  }
+}
+
+// Rows whose norms are computed directly lie elsewhere in memory then, and beside other rows.
+TEST(GramNorms, OfEqualRowsAreEqualWhereverTheyAre) {
+  Random random(4);
+  Matrix factor = random.matrix(3, 700);
+  for (int64_t j = 0; j < factor.cols(); ++j) factor(1, j) = factor(0, j) * (1 + 0x1p-30 * factor(2, j));
+  Matrix rows = random.matrix(600, 3);
+  const std::vector<int64_t> places{0, 1, 200, 255, 256, 599};
+  for (const int64_t place : places) std::ranges::copy(Numbers{1, -1, 0}, rows.row(place).begin());
+  ASSERT_TRUE(std::isnan(by_gram(rows, factor)[0])) << "the rows are refused";
+  const Numbers norms = row_norms(rows, factor, Norm::l2);
+  const NormFactor prepared(factor, Norm::l2);
+  for (const int64_t place : places) {
+    EXPECT_EQ(norms[place], norms[0]) << place;
+    EXPECT_EQ(prepared.row_norms(rows.view().middle_rows(place, 1))[0], norms[0]) << "alone";
   }
 }
 
