@@ -89,8 +89,7 @@ class Measurement {
     });
   }
 
-  std::vector<LayerMetrics> run(int64_t recall_of, OperationTimes* times) {
-    const auto start = Clock::now();
+  std::vector<LayerMetrics> run(int64_t recall_of) {
     for (const LayerRecord& record : records_) {
       const Matrix zeros(steps_, shape_.query_heads);
       require_stages(record, shape_.kv_heads);
@@ -107,11 +106,14 @@ class Measurement {
     measure_heads();
     measure_layer();
     if (recall_of > 0 && steps_ > 0) measure_recall(recall_of);
-    if (times && !attention_times_.empty()) {
-      times->add("full_attention", attention_seconds_, std::ssize(attention_times_));
-      times->add("measurement", seconds_since(start) - attention_seconds_);
-    }
     return std::move(metrics_);
+  }
+
+  // Of the wall time since `start`, what attention over the full cache took, and the rest.
+  void add_times(Clock::time_point start, OperationTimes& times) const {
+    if (!attention_times_.empty())
+      times.add("full_attention", attention_seconds_, std::ssize(attention_times_));
+    times.add("measurement", seconds_since(start) - attention_seconds_);
   }
 
  private:
@@ -315,7 +317,11 @@ double larger(double one, double other) { return std::isnan(one) || one >= other
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
                                   MatrixView prompt_norms, int64_t recall_of, OperationTimes* times) {
   if (records.empty()) return {};
-  return Measurement(layer, records, prompt_norms).run(recall_of, times);
+  const auto start = Clock::now();
+  Measurement measurement(layer, records, prompt_norms);
+  std::vector<LayerMetrics> metrics = measurement.run(recall_of);
+  if (times) measurement.add_times(start, *times);
+  return metrics;
 }
 
 }  // namespace kvbound::sim

@@ -60,8 +60,8 @@ double larger(double one, double other);
 /// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if already computed (by far the most
 ///               costly part); empty: computed here, with the same result to the bit
 /// recall_of     k, the number of entries that recall is measured on, at most the prompt's; 0: recall is not measured
-/// times         adds up "full_attention", once for every query head and 32 steps, however many runs there are, and
-///               "measurement", all else; null: not measured
+/// times         adds up "full_attention", called once for every query head and 32 steps, however many runs there are, and
+///               "measurement", all else, norms that were not given included; null: not measured
 /// returns       [runs]
 /// throws        ShapeMismatch if a rebuild by a two-stage selection has no stage one
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,

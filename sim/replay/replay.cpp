@@ -125,13 +125,15 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   }
   sessions.reset();
   const auto own = std::ranges::find(result.times, kReference, &BackendTimes::backend);
-  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of,
-                                              own == result.times.end() ? nullptr : &own->operations);
+  OperationTimes* const times = own == result.times.end() ? nullptr : &own->operations;
+  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of, times);
   for (size_t r = 0; r < records.size(); ++r) {
     if (!records[r].prompt.merges.empty()) {
       const Run& run = result.runs[r].run;
-      metrics[r].merges = measure_merges(layer, records[r], run.policy.policy, result.scope.merge_bounds,
-                                         run.backend == kReference);
+      metrics[r].merges = timed(times, "merge_measurement", [&] {
+        return measure_merges(layer, records[r], run.policy.policy, result.scope.merge_bounds,
+                              run.backend == kReference);
+      });
     }
     if (observer.measured) observer.measured(r, index, metrics[r]);
     result.runs[r].layers.push_back(std::move(metrics[r]));

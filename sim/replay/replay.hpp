@@ -52,7 +52,9 @@ struct RunResult {
 /// Time of a backend's operations, over all runs. Work that depends on the layer alone is done once for all runs.
 struct BackendTimes {
   std::string backend;
-  OperationTimes operations;  ///< empty for devices unless they are timed
+  /// Empty for devices unless they are timed. The reference's include what measures the runs of all backends:
+  /// "full_attention", "measurement" and, for runs that merge, "merge_measurement".
+  OperationTimes operations;
 };
 
 struct ReplayResult {

@@ -72,6 +72,7 @@ TEST_F(Replays, OfTenPoliciesComputeScoresNormsAndFullAttentionOnce) {
   EXPECT_EQ(ten.at("score_ema"), kLayers);
   EXPECT_EQ(ten.at("full_attention"), kLayers * kQueryHeads * 2) << "of 32 steps, and of the other 8";
   EXPECT_EQ(ten.at("measurement"), kLayers);
+  EXPECT_EQ(ten.at("merge_measurement"), kLayers * 2) << "of keepkv, at two budgets";
   EXPECT_EQ(ten.at("compaction"), kLayers * 2 * (10 + 4))
       << "of every run, and once more where decoding evicts";
   const std::map<std::string, int64_t> one = calls(replayed({kTenPolicies[1]}, {parse_budget("20%")}));
