@@ -90,7 +90,7 @@ class RowWriter {
   RowWriter(SafetensorsWriter& file, Dtype dtype, int64_t total, const Progress& progress)
       : file_(file), dtype_(dtype), total_(total), progress_(progress) {}
 
-  /// fill(row, numbers) computes one row, independently of the others, and does not throw.
+  /// fill(row, numbers) computes one row, independently of the others.
   template <class Fill>
   void write(const std::string& tensor, int64_t rows, int64_t cols, const Fill& fill) {
     const int64_t block = std::max<int64_t>(1, kBlockNumbers / cols);
