@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from attention_recorder import Recorder, refuse
-from script_options import Parser, count, layers, run
+from script_options import Parser, Progress, count, layers, run
 from trace_file import INDEX, Files, Invalid
 
 NAME = "kvbound_recorder"
@@ -191,7 +191,7 @@ def record(options):
     forced = forced[:prompt + steps]
     window = min(prompt, 128) if options.window is None else options.window
     recorder = Recorder(torch, options.dtype)
-    with torch.inference_mode(), Progress(options.quiet) as progress:
+    with torch.inference_mode(), Progress("record_hf", options.quiet) as progress:
         progress("loading")
         model, text = load_model(options.model, recorder, options.device)
         vocabulary = model.get_input_embeddings().num_embeddings
@@ -226,27 +226,6 @@ def record(options):
             files.write("tokens", torch.tensor(tokens, dtype=torch.int64))
             files.commit()
     print(f"kvbound inspect {options.out} --verify")
-
-
-class Progress:
-    """One line on a terminal, rewritten; silent elsewhere."""
-
-    def __init__(self, quiet):
-        self.shown = not quiet and sys.stderr.isatty()
-
-    def __call__(self, text):
-        if self.shown:
-            print(f"\r\033[Krecord_hf: {text}", end="", file=sys.stderr, flush=True)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.end()
-
-    def end(self):
-        if self.shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 # ---- the command line -------------------------------------------------------------------------------------------------

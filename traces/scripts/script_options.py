@@ -41,6 +41,28 @@ def layers(text):
     return numbers
 
 
+class Progress:
+    """One line on a terminal, rewritten; silent elsewhere."""
+
+    def __init__(self, name, quiet):
+        self.name = name
+        self.shown = not quiet and sys.stderr.isatty()
+
+    def __call__(self, text):
+        if self.shown:
+            print(f"\r\033[K{self.name}: {text}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.end()
+
+    def end(self):
+        if self.shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 def run(name, action):
     """Runs a script. Exit codes: 3 what an Invalid says; 4 I/O; 130, 143 interrupted; one line on standard error each."""
     def terminate(number, frame):

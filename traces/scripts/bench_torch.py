@@ -1,0 +1,556 @@
+#!/usr/bin/env python3
+"""Times what `kvbound bench` times, in eager PyTorch, for `kvbound bench --peer`.
+
+    bench_torch.py compress --shape llama-3.1-8b:4096 --threads 2 --json torch.json
+    kvbound bench compress --shape llama-3.1-8b:4096 --threads 2 --peer torch.json
+
+    bench_torch.py --shape pocket --dtype fp32                  # every operation; a table, no file
+    bench_torch.py --device cuda --json torch.json              # operations of a device, in BF16
+    bench_torch.py --device cpu --of device --shape pocket:256  # the same on a processor
+    bench_torch.py --list
+    bench_torch.py --replay TRACE DUMP --policy snapkv+critical --budget 20%  # what is computed, for kvbound diff
+
+The operations are those of torch_operations.py, written as public code writes them. They work on random numbers of the shape
+asked for. Every round times as many calls as take 10 ms, after calls that do not count: on a GPU by events, on sets of
+arguments in turn that together are four times as large as the L2 cache; on a processor by the wall clock. All rounds are
+kept. The file is described by sim/schemas/bench_peer.schema.json.
+
+--replay measures nothing: it compresses and decodes every layer of a trace by the same functions and writes what `kvbound
+diff TRACE DUMP` compares with the reference.
+
+Needs torch; --replay also safetensors and NumPy. Exit codes: 0; 2 usage; 3 a trace that does not do; 4 I/O, or not enough
+memory; 5 no torch, or no CUDA device.
+"""
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from script_options import Invalid, Parser, Progress, count, run
+
+SHAPES = {  # query heads, KV heads, head_dim, model_dim, tokens: those of `kvbound bench`
+    "llama-3.1-8b": (32, 8, 128, 4096, 32768), "mistral-7b": (32, 8, 128, 4096, 32768),
+    "qwen2.5-32b": (40, 8, 128, 5120, 32768), "pocket": (8, 2, 64, 256, 1984)}
+DTYPES = {"bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16"), "fp32": ("F32", "float32"), "fp64": ("F64", "float64")}
+LEAST_TOKENS, MOST_TOKENS = 256, 131072
+LEAST_SECONDS = 0.01  # of the calls that a round times
+WINDOW, SINKS, POOL = 32, 4, 7
+REFERENCE_STEPS, DEVICE_STEPS = 8, 16
+POLICY_NAMES = ("snapkv", "snapkv+critical", "snapkv+keepkv", "h2o", "h2o:sinks=4")  # those of torch_operations.POLICIES
+DEFAULT_POLICIES = "snapkv,snapkv+critical,snapkv+keepkv,h2o"
+
+
+class Unavailable(Exception):
+    """What the machine lacks: exit code 5."""
+
+
+class NoMemory(Exception):
+    """Exit code 4."""
+
+
+@dataclass
+class Shape:
+    name: str
+    tokens: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    model_dim: int
+
+    @property
+    def budget(self):
+        return self.tokens // 5
+
+
+@dataclass
+class Work:
+    """An operation's arguments, and the function that is timed."""
+    arguments: tuple
+    run: object
+    steps: int = 1  # decode steps of a call: seconds are those of one
+    policy: str = None
+
+
+@dataclass
+class Measured:
+    operation: str
+    policy: str
+    calls: int  # in a round
+    bytes: int  # of arguments and results
+    seconds: list = field(default_factory=list)  # of one call, or of one decode step: one a round
+
+
+# ---- the operations ---------------------------------------------------------------------------------------------------
+
+
+class Setup:
+    """Draws the random arguments of operations."""
+
+    def __init__(self, torch, shape, options):
+        self.torch, self.shape, self.device = torch, shape, options.device
+        self.dtype = getattr(torch, DTYPES[options.dtype][1])
+        self.random = torch.Generator(options.device).manual_seed(options.seed)
+
+    def numbers(self, *sizes):
+        """Normal numbers, about one in a thousand of which is 16 times as large, as `kvbound bench` has them."""
+        normal = self.torch.randn(sizes, generator=self.random, device=self.device, dtype=self.dtype)
+        spikes = self.torch.randint(1024, sizes, generator=self.random, device=self.device) == 0
+        return normal.masked_scatter_(spikes, 16 * normal[spikes])
+
+    def scores(self, *sizes):
+        normal = self.torch.randn(sizes, generator=self.random, device=self.device, dtype=self.dtype)
+        return (normal if self.dtype.itemsize > 2 else normal.float()).mul_(8).exp_()
+
+    def keys(self, rows=None):
+        return self.numbers(self.shape.kv_heads, rows or self.shape.tokens, self.shape.head_dim)
+
+    def queries(self, window=WINDOW):
+        return self.numbers(self.shape.query_heads, window, self.shape.head_dim)
+
+    def projection(self):
+        shape = self.shape
+        return self.numbers(shape.query_heads, shape.head_dim, shape.model_dim) / math.sqrt(shape.model_dim)
+
+    def tensors(self):
+        """keys, values, queries, projection of a layer"""
+        return self.keys(), self.keys(), self.queries(), self.projection()
+
+    @property
+    def scale(self):
+        return self.shape.head_dim**-0.5
+
+    @property
+    def candidates(self):
+        """How many entries are selected from, and how many of them."""
+        return self.shape.tokens - WINDOW, self.shape.budget - WINDOW
+
+
+def head_norms(order):
+    def prepare(ops, setup):
+        values, projection = setup.keys()[0].clone(), setup.projection()[0].clone()
+        return Work((values, projection), lambda v, w: ops.projected_value_norms(v, w, order))
+    return prepare
+
+
+def layer_norms(ops, setup):
+    return Work((setup.keys(), setup.projection()), ops.layer_norms)
+
+
+def window_attention(ops, setup):
+    return Work((setup.queries(), setup.keys()), lambda q, k: ops.window_attention(q, k, setup.scale).mean(1))
+
+
+def selection(ops, setup):
+    tokens = 4 * setup.shape.tokens
+    return Work((setup.scores(1, tokens),), lambda scores: ops.select_top(scores, tokens // 5))
+
+
+def select_top(ops, setup):
+    entries, k = setup.candidates
+    return Work((setup.scores(setup.shape.kv_heads, entries),), lambda scores: ops.select_top(scores, k))
+
+
+def select_critical(ops, setup):
+    entries, k = setup.candidates
+    scores, stage_two = (setup.scores(setup.shape.kv_heads, entries) for _ in range(2))
+    return Work((scores, stage_two), lambda a, b: ops.select_critical(a, b, k))
+
+
+def max_pool(ops, setup):
+    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),), lambda scores: ops.max_pool(scores, POOL))
+
+
+def reduce_group(ops, setup):
+    group = setup.shape.query_heads // setup.shape.kv_heads
+    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),), lambda scores: ops.group_mean(scores, group))
+
+
+def stage_two_scores(ops, setup):
+    group = setup.shape.query_heads // setup.shape.kv_heads
+    scores, norms = (setup.scores(setup.shape.query_heads, setup.shape.tokens) for _ in range(2))
+    return Work((scores, norms), lambda a, b: ops.stage_two_scores(a, b, group))
+
+
+def compact(ops, setup):
+    kept = ops.select_top(setup.scores(setup.shape.kv_heads, setup.shape.tokens), setup.shape.budget)
+    return Work((setup.keys(), setup.keys(), kept), lambda k, v, kept: (ops.compact(k, kept), ops.compact(v, kept)))
+
+
+def nearest_key(ops, setup):
+    keys = setup.keys()[0]
+    leaving, staying = keys[setup.shape.budget:].clone(), keys[:setup.shape.budget].clone()
+    return Work((leaving, staying), ops.nearest_keys)
+
+
+def nearest_keys(ops, setup):
+    keys = setup.keys()
+    leaving, staying = keys[:, setup.shape.budget:].clone(), keys[:, :setup.shape.budget].clone()
+    return Work((leaving, staying), ops.nearest_keys)
+
+
+def attention(entries_of):
+    def prepare(ops, setup):
+        entries = entries_of(setup.shape)
+        return Work((setup.queries(1)[:, 0].clone(), setup.keys(entries), setup.keys(entries)),
+                    lambda q, k, v: ops.attention(q, k, v, setup.scale))
+    return prepare
+
+
+def compress(ops, setup, policy):
+    def run(*tensors):
+        cache = ops.compress(ops.Layer(*tensors, setup.scale), ops.POLICIES[policy], setup.shape.budget)
+        return cache.keys, cache.values, cache.positions
+    return Work(setup.tensors(), run, policy=policy)
+
+
+def steps(number, only_policy=None):
+    """Decode steps one after the other, from a cache of 20 %."""
+    def prepare(ops, setup, policy=only_policy):
+        rules, tensors = ops.POLICIES[policy], setup.tensors()
+        cache = ops.compress(ops.Layer(*tensors, setup.scale), rules, setup.shape.budget)
+        key, value, queries = tensors[0][:, 0].clone(), tensors[1][:, 0].clone(), tensors[2][:, 0].clone()
+
+        def run(keys, values, key, value, queries):
+            after = ops.replace(cache, keys=keys, values=values)
+            for _ in range(number):
+                output, after, _ = ops.step(after, rules, (key, value), queries, setup.scale)
+            return (output,)
+        return Work((cache.keys, cache.values, key, value, queries), run, steps=number,
+                    policy=None if only_policy else policy)
+    return prepare
+
+
+BY_POLICY = ("compress", "step")
+OPERATIONS = {
+    "reference": {"projected-value-norms": head_norms(1), "projected-value-norms-l2": head_norms(2),
+                  "window-attention": window_attention, "selection": selection, "nearest-key": nearest_key,
+                  "compress": compress, "step-attention": steps(REFERENCE_STEPS, f"h2o:sinks={SINKS}")},
+    "device": {"attention": attention(lambda shape: shape.tokens), "attention-compressed": attention(lambda shape: shape.budget),
+               "window-attention": window_attention, "max-pool": max_pool, "reduce-group": reduce_group,
+               "projected-value-norms": layer_norms, "stage-two-scores": stage_two_scores, "select-top": select_top,
+               "select-critical": select_critical, "compact": compact, "nearest-keys": nearest_keys, "compress": compress,
+               "step": steps(DEVICE_STEPS)}}
+
+
+# ---- measurement ------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that calls take: on a GPU by its events, else by the wall clock."""
+
+    def __init__(self, torch, device):
+        self.torch, self.on_gpu = torch, device == "cuda"
+
+    def seconds(self, call, calls):
+        if not self.on_gpu:
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            return time.perf_counter() - start
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
+
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def rotation(torch, work, on_gpu):
+    """Sets of the work's arguments: on a GPU as many as are four times as large as its L2 cache together."""
+    cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size if on_gpu else 0
+    copies = math.ceil(cached / bytes_of(work.arguments))
+    return [work.arguments, *(tuple(tensor.clone() for tensor in work.arguments) for _ in range(1, copies))]
+
+
+def measure(torch, name, work, rounds, device, progress):
+    clock, sets, turn = Clock(torch, device), rotation(torch, work, device == "cuda"), 0
+
+    def call():
+        nonlocal turn
+        turn = (turn + 1) % len(sets)
+        return work.run(*sets[turn])
+
+    results = call()
+    results = results if isinstance(results, tuple) else (results,)
+    warm = clock.seconds(call, 1)  # the second call: the first one loads kernels and allocates
+    calls = max(1, math.ceil(LEAST_SECONDS / max(warm, 1e-9)))
+    clock.seconds(call, calls)
+    measured = Measured(name, work.policy, calls, bytes_of((*work.arguments, *results)))
+    del results
+    for index in range(rounds):
+        progress(f"{name}{f', {work.policy}' if work.policy else ''}: round {index + 1} of {rounds}")
+        measured.seconds.append(clock.seconds(call, calls) / calls / work.steps)
+    return measured
+
+
+def measure_all(torch, shape, options, progress):
+    import torch_operations as ops
+    for name in options.operations:
+        prepare = OPERATIONS[options.of][name]
+        for policy in options.policy if name in BY_POLICY else [None]:
+            progress(f"{name}: drawing numbers")
+            setup = Setup(torch, shape, options)
+            work = prepare(ops, setup, policy) if policy else prepare(ops, setup)
+            yield measure(torch, name, work, options.rounds, options.device, progress)
+
+
+# ---- what is computed, for kvbound diff -------------------------------------------------------------------------------
+
+
+def read_trace(torch, path, dtype, device):
+    """The metadata of a trace, and a function from a layer's number to its tensors. throws Invalid if it is none."""
+    from from_torch import read_header
+    from safetensors import SafetensorError, safe_open
+    metadata = read_header(path)[0]["__metadata__"]
+    try:
+        file = safe_open(path, "pt", device=device)
+        sizes = {name: int(metadata[name]) for name in ("layers", "query_heads", "kv_heads", "head_dim", "prompt_tokens",
+                                                        "decode_tokens", "window_queries")}
+        sizes["scale"] = float(metadata.get("scale", sizes["head_dim"]**-0.5))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise Invalid(f"{path}: is not a trace: {error}") from None
+
+    def layer(index):
+        return {name: file.get_tensor(f"layers.{index}.{name}").to(getattr(torch, dtype))
+                for name in ("key", "value", "query", "output_projection")}
+    return sizes, layer
+
+
+def entries_of(text, tokens, least):
+    entries = tokens * int(text[:-1]) // 100 if text.endswith("%") else int(text)
+    if not least < entries <= tokens:
+        raise Invalid(f"--budget {text}: {entries} entries; expected {least + 1} to {tokens}")
+    return entries
+
+
+def decoded(ops, torch, cache, policy, tensors, sizes, layer):
+    """Outputs [T, H, d] of the decode steps, and the positions [T, G] that they evict, None if they evict none."""
+    n, outputs, evicted = sizes["prompt_tokens"], [], []
+    for t in range(sizes["decode_tokens"]):
+        entry = tensors["key"][:, n + t], tensors["value"][:, n + t]
+        positions = torch.cat([cache.positions, torch.full_like(cache.positions[:, :1], n + t)], 1)
+        output, cache, slot = ops.step(cache, policy, entry, tensors["query"][:, sizes["window_queries"] + t], layer.scale)
+        outputs.append(output)
+        if slot is not None:
+            evicted.append(positions.gather(1, slot[:, None])[:, 0])
+    return torch.stack(outputs), torch.stack(evicted) if evicted else None
+
+
+def replay(torch, options):
+    """Writes what torch_operations.py computes from a trace as a dump."""
+    import torch_operations as ops
+    from from_torch import write_dump
+    trace, dump = options.replay
+    name, = options.policy
+    policy, (storage, dtype) = ops.POLICIES[name], DTYPES[options.dtype]
+    sizes, tensors_of = read_trace(torch, trace, dtype, options.device)
+    if sizes["window_queries"] < policy.window:
+        raise Invalid(f"{trace}: records {sizes['window_queries']} prompt queries; {name} needs {policy.window}")
+    n, results = sizes["prompt_tokens"], []
+    budget = entries_of(options.budget, n, policy.window if policy.host == "snapkv" else policy.sinks + policy.recent)
+    for index in range(sizes["layers"]):
+        tensors = tensors_of(index)
+        projection = tensors["output_projection"].view(sizes["query_heads"], sizes["head_dim"], -1)
+        layer = ops.Layer(tensors["key"][:, :n], tensors["value"][:, :n], tensors["query"][:, :sizes["window_queries"]],
+                          projection, sizes["scale"])
+        cache = ops.compress(layer, policy, budget)
+        result = {"kept": cache.positions, "score": cache.score, "stage_two_score": cache.stage_two_score,
+                  "projected_value_norms": cache.projected_value_norms, "votes": cache.votes}
+        if cache.votes is not None:
+            result |= {"votes": cache.votes.flatten(), "merged_key": cache.keys.flatten(0, 1),
+                       "merged_value": cache.values.flatten(0, 1)}
+        if sizes["decode_tokens"]:
+            result["output"], result["evicted"] = decoded(ops, torch, cache, policy, tensors, sizes, layer)
+        results.append({tensor: array for tensor, array in result.items() if array is not None})
+    write_dump(dump, trace, name, budget, f"torch-{torch.__version__}", results, storage=storage,
+               accumulate="F64" if options.dtype == "fp64" else "F32")
+
+
+# ---- the report -------------------------------------------------------------------------------------------------------
+
+
+def device_name(torch, device):
+    if device == "cuda":
+        return torch.cuda.get_device_name(0)
+    try:
+        return re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)[1]
+    except (OSError, TypeError):
+        return platform.machine() or "unknown"
+
+
+def document(torch, shape, options, results):
+    return {"schema": "kvbound-bench-peer-1", "name": "torch", "version": torch.__version__,
+            "python": platform.python_version(), "device": options.device, "device_name": device_name(torch, options.device),
+            "storage": DTYPES[options.dtype][0], "threads": torch.get_num_threads(), "seed": options.seed,
+            "operations_of": options.of, "shape": vars(shape), "operations": [vars(result) for result in results]}
+
+
+@contextlib.contextmanager
+def written_whole(path):
+    """A file that has its name only once all is written; None for no path."""
+    if not path:
+        yield None
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            yield file
+        temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def heading(torch, shape, options):
+    threads = torch.get_num_threads()
+    return (f"{shape.name}:{shape.tokens}, torch {torch.__version__} on {device_name(torch, options.device)}, "
+            f"{DTYPES[options.dtype][0]}, {threads} thread{'s' * (threads > 1)}, seed {options.seed}\n\n"
+            f"{'':<32}{'median':>13}{'least':>13}{'most':>13}   rounds x calls")
+
+
+def row(result):
+    name = f"{result.operation}, {result.policy}" if result.policy else result.operation
+    times = (f"{1000 * seconds:10.4g} ms" for seconds in (median(result.seconds), min(result.seconds), max(result.seconds)))
+    return f"{name:<32}{''.join(times)}   {len(result.seconds)} x {result.calls}"
+
+
+def bench(torch, options):
+    shape, results = options.shape, []
+    with written_whole(options.json) as file, torch.inference_mode(), Progress("bench_torch", options.quiet) as progress:
+        print(heading(torch, shape, options), flush=True)
+        for result in measure_all(torch, shape, options, progress):
+            progress.end()
+            print(row(result), flush=True)
+            results.append(result)
+        if file:
+            json.dump(document(torch, shape, options, results), file, indent=2, allow_nan=False)
+            file.write("\n")
+
+
+# ---- the command line -------------------------------------------------------------------------------------------------
+
+
+def bench_shape(text):
+    name, _, tokens = text.partition(":")
+    known = SHAPES.get(name)
+    if known and (":" not in text or re.fullmatch("[0-9]{1,6}", tokens)):
+        *sizes, default = known
+        tokens = int(tokens) if tokens else default
+        if LEAST_TOKENS <= tokens <= MOST_TOKENS:
+            return Shape(name, tokens, *sizes)
+    shapes = ", ".join(f"{known}:{sizes[-1]}" for known, sizes in SHAPES.items())
+    raise argparse.ArgumentTypeError(
+        f"{text!r}: known shapes: {shapes}; or with other tokens, {LEAST_TOKENS} to {MOST_TOKENS}")
+
+
+def percent_or_count(text):
+    if not re.fullmatch("[0-9]{1,9}|[0-9]{1,2}%|100%", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of entries nor a percentage such as 20%")
+    return text
+
+
+def parse_options():
+    parser = Parser(__doc__)
+    parser.add_argument("operations", metavar="OPERATION", nargs="*", help="operations of `kvbound bench` (default: all known)")
+    parser.add_argument("--shape", metavar="NAME[:TOKENS]", type=bench_shape, default="llama-3.1-8b",
+                        help="the layer, as for kvbound bench (default: llama-3.1-8b)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch works (default: cpu)")
+    parser.add_argument("--of", choices=tuple(OPERATIONS), help="whose operations: kvbound's reference or its devices' "
+                        "(default: reference on cpu, device on cuda)")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the cache (default: fp64 on cpu, bf16 on cuda)")
+    parser.add_argument("--policy", metavar="P[,P]", default=None,
+                        help=f"of compress and step (default: {DEFAULT_POLICIES})")
+    parser.add_argument("--threads", metavar="N", type=count(1), help="of torch on a processor (default: torch's own)")
+    parser.add_argument("--rounds", metavar="N", type=count(1), default=7, help="counted rounds (default: 7)")
+    parser.add_argument("--seed", metavar="N", type=count(0), default=1, help="of the random numbers (default: 1)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write all rounds, for kvbound bench --peer")
+    parser.add_argument("--replay", metavar=("TRACE", "DUMP"), nargs=2, help="write what is computed from a trace")
+    parser.add_argument("--budget", metavar="B", type=percent_or_count, default="20%",
+                        help="entries per KV head with --replay (default: 20%%)")
+    parser.add_argument("--list", action="store_true", help="list the operations and policies")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    options = parser.parse_args()
+    options.of = options.of or ("device" if options.device == "cuda" else "reference")
+    options.dtype = options.dtype or ("bf16" if options.device == "cuda" else "fp64")
+    require_names(parser, options)
+    return options
+
+
+def require_names(parser, options):
+    known = OPERATIONS[options.of]
+    for name in options.operations:
+        if name not in known:
+            parser.error(f"no operation {name!r} of the {options.of}; known: {', '.join(known)}")
+        if options.operations.count(name) > 1:
+            parser.error(f"operation {name!r} is given twice")
+    options.operations = [name for name in known if name in options.operations or not options.operations]
+    policies, options.policy = POLICY_NAMES, (options.policy or DEFAULT_POLICIES).split(",")
+    for policy in options.policy:
+        if policy not in policies:
+            parser.error(f"--policy {policy!r}: known policies: {', '.join(policies)}")
+        if options.policy.count(policy) > 1:
+            parser.error(f"--policy: {policy!r} is given twice")
+    if options.replay and len(options.policy) > 1:
+        parser.error("--replay needs one --policy")
+
+
+def listing():
+    names = (f"{of}: {', '.join(operations)}" for of, operations in OPERATIONS.items())
+    return "\n".join([*names, f"policies: {', '.join(POLICY_NAMES)}"])
+
+
+def load_torch(options):
+    try:
+        import torch
+    except ImportError as error:
+        raise Unavailable(f"torch cannot be imported ({error}); pip install torch") from None
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise Unavailable(f"torch {torch.__version__} finds no CUDA device")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return torch
+
+
+def work(options):
+    if options.list:
+        return print(listing())
+    torch = load_torch(options)
+    try:
+        if not options.replay:
+            return bench(torch, options)
+        with torch.inference_mode():
+            replay(torch, options)
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError, too
+        text = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
+        if not isinstance(error, MemoryError) and not re.search("out of memory|allocate memory|not enough memory", str(error)):
+            raise
+        raise NoMemory(f"not enough memory for {options.shape.name}:{options.shape.tokens} in {options.dtype}: {text}") from None
+
+
+def main():
+    def action():
+        try:
+            work(parse_options())
+        except (Unavailable, NoMemory) as error:
+            print(f"bench_torch: {error}", file=sys.stderr)
+            sys.exit(5 if isinstance(error, Unavailable) else 4)
+    run("bench_torch", action)
+
+
+if __name__ == "__main__":
+    main()
