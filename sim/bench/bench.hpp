@@ -83,7 +83,7 @@ struct BenchResult {
   std::string no_ratio;        ///< why there is no ratio; empty otherwise
   std::optional<BenchGoal> goal;
   std::optional<BenchShares> shares;  ///< on a device; the rooflines are then all of `times` but the first
-  std::string policy = {};            ///< canonical; of whole compressions and steps on a device; else empty
+  std::string policy = {};            ///< canonical; of an operation that is run by one; else empty
   std::optional<cuda::DeviceCounters> requests = {};  ///< what one of them asks of the device
 
   /// Whether the median ratio meets the goal; nullopt without ratio or goal.

@@ -12,6 +12,7 @@
 #include <kvbound/reference/numerics/exponential.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/portable_random.hpp>
 
 #include "bench.hpp"
@@ -154,10 +155,9 @@ BenchResult bench_selection(const BenchOptions& options) {
 }
 
 BenchPiece compress_piece(const BenchOptions& options, const BenchLayer& layer, int threads) {
-  return {"compress, " + thread_count(threads), 1, "layers",
-          [&layer, threads, all = options.threads, budgets = bench_budgets(options)] {
-            Policy policy;
-            policy.selection = Critical{};
+  return {fmt::format("compress, {}, {}", options.policy, thread_count(threads)), 1, "layers",
+          [&layer, threads, all = options.threads, budgets = bench_budgets(options),
+           policy = parse_policy(options.policy)] {
             omp_set_num_threads(threads);
             reference::make_session()->compress(layer.view(), policy, budgets);
             omp_set_num_threads(all);
@@ -187,6 +187,7 @@ BenchResult bench_compress(const BenchOptions& options) {
   result.ratio_meaning = fmt::format("share of what {} threads speed DGEMM up", kSpeedUpThreads);
   result.no_ratio = no_ratio;
   result.goal = at_least(0.9);
+  result.policy = canonical(parse_policy(options.policy));
   return result;
 }
 
@@ -207,8 +208,8 @@ constexpr BenchOperation kOperations[] = {
     {"nearest-key",
      "for each of a head's 80 % of evicted keys, the most similar of the 20 % kept, against DGEMM's rate",
      bench_nearest_key},
-    {"compress", "a layer by snapkv+critical at 20 %: speed-up by 2 threads, against DGEMM's",
-     bench_compress},
+    {"compress", "a layer by a policy (--policy) at 20 %: speed-up by 2 threads, against DGEMM's",
+     bench_compress, true},
     {"step-attention", "a decode step of h2o at 20 %, against attention over the same cache",
      bench_step_attention},
     {"step-value", "the same with h2o+obcache-value", bench_step_value},

@@ -16,10 +16,12 @@
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/bench/device_bench.hpp>
+#include <kvbound/sim/bench/peer.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/report/bench_report.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
 #include "commands.hpp"
@@ -30,7 +32,8 @@ namespace {
 
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
 constexpr int64_t kMostPrompt = 131072;
-constexpr const char* kDefaultPolicies =
+constexpr const char* kReferencePolicies = "snapkv+critical";
+constexpr const char* kDevicePolicies =
     "snapkv+critical,h2o,h2o+obcache-joint,h2o+keepkv,tova+cam,streaming-llm";
 
 std::string described(std::string_view backend) {
@@ -59,6 +62,7 @@ std::string bench_details() {
          "  kvbound bench\n"
          "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
          "  kvbound bench projected-value-norms --blas-core Haswell --repeats 15\n"
+         "  kvbound bench compress --shape llama-3.1-8b:4096 --policy snapkv,snapkv+critical --peer torch.json\n"
          "  kvbound bench prefill --model model.gguf --prompt 4096\n"
          "  kvbound bench --backend cuda --json bench.json\n"
          "  kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31\n"
@@ -153,7 +157,8 @@ CommandLine bench_command_line() {
   line.add("backend", "B", "backend that runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
   const std::string policy =
-      fmt::format("policies of compress and step on a device (default: {})", kDefaultPolicies);
+      fmt::format("policies of compress, and of step on a device (default: {}; on a device: {})",
+                  kReferencePolicies, kDevicePolicies);
   line.add("policy", "P[,P]", policy.c_str());
   line.add(
       "repeats", "N",
@@ -165,6 +170,9 @@ CommandLine bench_command_line() {
            "checkpoint that prefill and lockstep run: a GGUF file or a folder, as for record");
   line.add("prompt", "N", "tokens that prefill reads (default: 4096)");
   line.add("seed", "N", "seed of the random data (default: 1)");
+  line.add(
+      "peer", "FILE",
+      "also show what another program took for the same operations, as traces/scripts/bench_torch.py writes it");
   line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/bench.schema.json)");
   add_work_options(line);
   return line;
@@ -189,10 +197,8 @@ BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
 
 // The policies asked for, as they were written.
 std::vector<std::string> chosen_policies(const CommandLine& line, std::string_view backend) {
-  const auto asked = line.text("policy");
-  if (asked && backend == kReference)
-    throw UsageError("--policy is for a device: --backend emulated or cuda");
-  std::vector<std::string> texts = split_list("policy", asked.value_or(kDefaultPolicies));
+  std::vector<std::string> texts = split_list(
+      "policy", line.text("policy").value_or(backend == kReference ? kReferencePolicies : kDevicePolicies));
   std::vector<Policy> known;
   for (const std::string& text : texts) {
     known.push_back(parse_policy(text));
@@ -219,6 +225,21 @@ std::vector<Measurement> measurements_of(const std::vector<const BenchOperation*
     }
   }
   return all;
+}
+
+// --peer's times, if there are any; with a warning if they are of another processor or number of threads.
+std::optional<Peer> chosen_peer(const CommandLine& line, const BenchOptions& options,
+                                std::string_view backend) {
+  const auto path = line.text("peer");
+  if (!path) return std::nullopt;
+  if (path->empty()) throw UsageError("--peer: an empty file name");
+  Peer peer = read_peer(*path);
+  require_same_work(peer, options.shape, backend);
+  if (!line.has("quiet") && peer.is_reference && peer.threads != options.threads) {
+    std::cerr << fmt::format("kvbound: warning: {} used {} threads, and this run uses {}: --threads\n",
+                             traces::printable(peer.name), peer.threads, options.threads);
+  }
+  return peer;
 }
 
 // Returns the core whose DGEMM the reference's operations are measured against: the fastest one.
@@ -260,7 +281,10 @@ int bench_command(const Arguments& arguments) {
   if ((line.has("model") || line.has("prompt")) &&
       std::ranges::none_of(operations, &BenchOperation::by_model))
     throw UsageError("--model and --prompt are for operations that run a model, none of which was chosen");
+  if (line.has("policy") && std::ranges::none_of(operations, &BenchOperation::by_policy))
+    throw UsageError("--policy is for operations that are run by a policy, none of which was chosen");
   const std::vector<std::string> policies = chosen_policies(line, backend);
+  std::optional<Peer> peer = chosen_peer(line, options, backend);
   options.fastest_core = prepare_blas(line, backend);
 
   std::optional<traces::OutputFile> file;
@@ -268,7 +292,7 @@ int bench_command(const Arguments& arguments) {
     OutputPaths().add("json", *json);
     file.emplace(*json);
   }
-  BenchReport report{backend, options, std::nullopt, {}};
+  BenchReport report{backend, options, std::nullopt, {}, std::move(peer)};
   if (backend != kReference) report.accelerator = accelerator(backend);
   std::cout << heading(report) << std::flush;
   const std::vector<Measurement> measurements = measurements_of(operations, policies);
@@ -282,9 +306,10 @@ int bench_command(const Arguments& arguments) {
       result = operation.run(options);
     }
     result.operation = operation.name;
-    std::cout << text(result) << std::flush;
+    std::cout << text(result) << (report.peer ? text(*report.peer, result) : "") << std::flush;
     report.results.push_back(std::move(result));
   }
+  std::cout << only_of_peer_text(report);
   flush_standard_output();
   if (file) {
     file->write(to_json(report).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");

@@ -3,11 +3,13 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <omp.h>
 
 #include <kvbound/reference/numerics/instruction_set.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "environment.hpp"
 #include "json.hpp"
@@ -25,10 +27,9 @@ std::string rates_text(const BenchTimes& times, double seconds) {
   return times.bytes ? rate_text(*times.bytes / seconds, "bytes") + ", " + rate : rate;
 }
 
-std::string line(const BenchResult& result, size_t index) {
-  const BenchTimes& times = result.times[index];
+std::string line(std::string_view indent, const BenchTimes& times) {
   const Spread seconds = spread(times.seconds);
-  return row((index == 0 ? "" : "  ") + times.name, duration_text(seconds.median),
+  return row(fmt::format("{}{}", indent, times.name), duration_text(seconds.median),
              duration_text(seconds.least), duration_text(seconds.most), rates_text(times, seconds.median));
 }
 
@@ -61,7 +62,12 @@ Json to_json(const cuda::DeviceCounters& requests) {
           {"allocations", requests.allocations}};
 }
 
-Json to_json(const BenchResult& result) {
+Json to_json(const PeerTimes& peer) {
+  return {{"seconds", to_json(spread(peer.times.seconds))}, {"ratio", to_json(peer.ratio)}};
+}
+
+Json to_json(const BenchResult& result, const std::optional<Peer>& peer) {
+  const auto peer_result = peer ? peer_times(*peer, result) : std::nullopt;
   Json times = Json::array();
   for (const BenchTimes& row : result.times) times.push_back(to_json(row));
   Json ratio, goal;
@@ -79,7 +85,20 @@ Json to_json(const BenchResult& result) {
           {"goal", goal},
           {"met", met ? Json(*met) : Json()},
           {"policy", result.policy.empty() ? Json() : Json(result.policy)},
-          {"requests", result.requests ? to_json(*result.requests) : Json()}};
+          {"requests", result.requests ? to_json(*result.requests) : Json()},
+          {"peer", peer_result ? to_json(*peer_result) : Json()}};
+}
+
+Json to_json(const Peer& peer, const std::vector<BenchResult>& results) {
+  return {{"name", peer.name},
+          {"version", peer.version},
+          {"device", peer.device},
+          {"device_name", peer.device_name},
+          {"storage", peer.storage},
+          {"threads", peer.threads},
+          {"seed", peer.seed},
+          {"sha256", peer.sha256},
+          {"not_measured", only_of_peer(peer, results)}};
 }
 
 Json to_json(const BenchShape& shape) {
@@ -171,12 +190,16 @@ std::string heading(const BenchReport& report) {
     lines +=
         "An emulation: this processor runs the kernels, thread by thread. Its times say nothing about any GPU.\n";
   }
+  if (report.peer) {
+    lines += fmt::format("beside {} on {}\n", peer_text(*report.peer),
+                         traces::printable(report.peer->device_name));
+  }
   return lines + "\n" + row("", "median", "least", "most", "rate");
 }
 
 std::string text(const BenchResult& result) {
   std::string lines;
-  for (size_t i = 0; i < result.times.size(); ++i) lines += line(result, i);
+  for (size_t i = 0; i < result.times.size(); ++i) lines += line(i == 0 ? "" : "  ", result.times[i]);
   const std::string shares =
       (result.shares ? text(*result.shares) : "") + (result.requests ? text(*result.requests) : "");
   if (result.ratios.empty()) return lines + fmt::format("  -> no ratio: {}\n", result.no_ratio) + shares;
@@ -191,6 +214,21 @@ std::string text(const BenchResult& result) {
   return lines + shares;
 }
 
+std::string text(const Peer& peer, const BenchResult& result) {
+  const auto found = peer_times(peer, result);
+  const std::string name = traces::printable(peer.name);
+  if (!found) return fmt::format("  -> {} has no counterpart\n", name);
+  return line("  ", found->times) + fmt::format("  -> {} takes {:.2f} ({:.2f}-{:.2f}) times as long\n", name,
+                                                found->ratio.median, found->ratio.least, found->ratio.most);
+}
+
+std::string only_of_peer_text(const BenchReport& report) {
+  if (!report.peer) return "";
+  const std::vector<std::string> names = only_of_peer(*report.peer, report.results);
+  if (names.empty()) return "";
+  return fmt::format("\n{} also has: {}\n", traces::printable(report.peer->name), fmt::join(names, "; "));
+}
+
 Json to_json(const BenchReport& report) {
   Json document{{"schema", "kvbound-bench-1"}};
   document.update(environment());
@@ -203,9 +241,11 @@ Json to_json(const BenchReport& report) {
   document["storage"] = report.accelerator ? "BF16" : "F64";
   document["seed"] = report.options.seed;
   document["shape"] = to_json(report.options.shape);
+  document["peer"] = report.peer ? to_json(*report.peer, report.results) : Json();
   document["ceilings"] = rooflines(report.results);
   document["operations"] = Json::array();
-  for (const BenchResult& result : report.results) document["operations"].push_back(to_json(result));
+  for (const BenchResult& result : report.results)
+    document["operations"].push_back(to_json(result, report.peer));
   return document;
 }
 
