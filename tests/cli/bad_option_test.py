@@ -223,7 +223,11 @@ class BadOptions(CommandLineTest):
         self.refuses_options("--blas-core is for the reference, not for --backend emulated", "bench", *small,
                              "--backend", "emulated", "--blas-core", "Haswell")
         device = "--backend", "emulated"
-        self.refuses_options("--policy is for a device: --backend emulated or cuda", "bench", *small, "--policy", "h2o")
+        for where, operation in (((), "selection"), (device, "compact")):
+            self.refuses_options("--policy is for operations that are run by a policy, none of which was chosen", "bench", *small,
+                                 *where, operation, "--policy", "h2o")
+        self.refuses_options("--policy: 'snapkv:pool=7' is given twice", "bench", *small, "--policy", "snapkv,snapkv:pool=7")
+        self.refuses_options("policy", "bench", *small, "compress", "--policy", "snapkv,fifo")
         self.refuses_options("operation 'prefill' needs --model", "bench", *small, "prefill")
         self.refuses_options("--model: an empty name", "bench", *small, "prefill", "--model", "")
         self.refuses_options("none of which was chosen", "bench", *small, "selection", "--model", "model")

@@ -33,7 +33,7 @@ OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", 
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
            "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help"),
-           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "json", "threads", "quiet", "help")}
+           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "peer", "json", "threads", "quiet", "help")}
 
 
 class Help(CommandLineTest):
@@ -68,7 +68,7 @@ class Help(CommandLineTest):
                 if command == "generate":
                     words[-1] = "missing/out"  # an output folder that does not exist: generate stops before it writes
                 if command == "bench":
-                    words = [word for word in words if word not in ("--json", "bench.json")]
+                    words = [word for word in words if word not in ("--json", "bench.json", "--peer", "torch.json")]
                     if "--blas-core" in words:  # the available cores depend on the machine
                         at = words.index("--blas-core")
                         words[at:at + 2] = []
@@ -519,6 +519,16 @@ class Bench(CommandLineTest):
             self.assertIsNone(compress["no_ratio"])
         else:
             self.assertIsNone(compress["ratio"])
+
+    def test_compress_goes_by_every_policy_asked_for(self):
+        policies = "h2o", "snapkv+keepkv", "snapkv+critical"
+        document, result = self.document("compress", "--policy", ",".join(policies), "--threads", "1")
+        self.assertEqual([item["times"][0]["name"] for item in document["operations"]],
+                         [f"compress, {policy}, 1 thread" for policy in policies])
+        for item, policy in zip(document["operations"], policies):
+            self.assertTrue(item["policy"].startswith(policy.split("+")[0] + ":window=32:"))
+        default, _ = self.document("compress", "--threads", "1")
+        self.assertEqual([item["policy"] for item in default["operations"]], [document["operations"][2]["policy"]])
 
     def test_a_blas_without_threads_is_no_roofline(self):
         document, _ = self.document("projected-value-norms", "--threads", "2")

@@ -14,6 +14,7 @@ from pathlib import Path
 from support import kvbound_cli
 from support.flashinfer_dumps import Batch, Dumps, record_decode
 from support.kvbound_cli import INCONCLUSIVE, PASS, SAMPLES, CommandLineTest
+from support.peer_file import write_peer
 from support.tiny_model import TinyModel
 
 ROOT = kvbound_cli.REPOSITORY
@@ -111,7 +112,7 @@ class Documentation(CommandLineTest):
         for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench", "evaluate",
                         "sweep", "gather"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
-        for script in ("record_hf", "tokenize", "make_tasks"):
+        for script in ("record_hf", "tokenize", "make_tasks", "bench_torch"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
                 [sys.executable, ROOT / "traces" / "scripts" / f"{script}.py", "--help"], check=True, capture_output=True,
                 text=True).stdout))
@@ -284,6 +285,8 @@ class DocumentedCommands(CommandLineTest):
         self.write_tasks()
         self.write_plan()
         self.write_flashinfer_dumps()
+        for name in ("torch.json", "torch-fp32.json"):
+            write_peer(self.folder / name)  # what documented calls of `bench` read
         sample = SAMPLES / "pocket-gqa.safetensors"
         subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
                        check=True)
@@ -294,6 +297,9 @@ class DocumentedCommands(CommandLineTest):
                     str(sample) if word.rstrip(".") == "TRACE" else word for word in words
                 ]
                 if words[0] == "bench":
+                    if "--shape" in words:
+                        at = words.index("--shape")
+                        words[at:at + 2] = []
                     words += "--shape", "pocket:256", "--repeats", "1"  # the shapes measured in documents take minutes
                     if "--blas-core" in words:  # the available cores depend on the machine
                         at = words.index("--blas-core")

@@ -12,6 +12,7 @@ import numpy as np
 from support import kvbound_cli
 from support.dumps import Dump
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+from support.peer_file import PEER, write_peer
 from support.tiny_model import TinyModel
 
 GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
@@ -78,7 +79,7 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "recall", "predict", "inspect", "diff", "prove", "bench", "evaluate"):
+        for name in ("replay", "recall", "predict", "inspect", "diff", "prove", "bench", "bench_peer", "evaluate"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -269,6 +270,33 @@ class Schemas(SchemaTest):
                 del at(changed, path[:-1])[path[-1]]
                 self.assertFalse(schema.is_valid(changed), f"without {path}")
 
+    def test_the_bench_schema_describes_a_peer_and_nothing_else(self):
+        schema, peer = validator("sim/schemas/bench.schema.json"), write_peer(self.folder / "torch.json")
+        document = self.document("bench", "selection", "exponential", "--shape", "pocket:256", "--repeats", "2", "--peer", peer)
+        self.assertEqual([item["peer"] is None for item in document["operations"]], [True, False])
+        self.assertEqual(len(document["peer"]["not_measured"]), 3)
+        self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_what_the_schema_of_peers_describes_is_read_and_nothing_else(self):
+        schema, path = validator("sim/schemas/bench_peer.schema.json"), self.folder / "torch.json"
+        self.require_valid(schema, PEER)
+        changes = [((), name) for name in PEER] + [(("shape",), name) for name in PEER["shape"]]
+        changes += [(("operations", 0), name) for name in PEER["operations"][0]] + [(("operations", 0, "seconds"), 1)]
+        for path_to, name in changes:
+            for value in ("missing", -2, [-2], "", None, 0.5):
+                document = copy.deepcopy(PEER)
+                if value == "missing":
+                    del at(document, path_to)[name]
+                else:
+                    at(document, path_to)[name] = value
+                read = self.run_program("bench", "selection", "--shape", "pocket:256", "--repeats", "1", "--threads", "2", "--peer",
+                                        write_peer(path, document)).returncode == PASS
+                if name in ("python", "calls", "bytes") or (path_to, name) == (("shape",), "name"):
+                    self.assertTrue(read, (path_to, name, value))  # described, and not read
+                else:
+                    self.assertEqual(read, schema.is_valid(document), (path_to, name, value))
+
 
 class SchemasOfWholeRuns(SchemaTest):
     long = True
@@ -294,6 +322,7 @@ class SchemasOfWholeRuns(SchemaTest):
         for item in document["operations"]:
             self.assertEqual(item["requests"] is not None, item["operation"] in ("compress", "step"))
             self.assertEqual(item["policy"] is not None, item["operation"] in ("compress", "step"))
+            self.assertIsNone(item["peer"])
             if item["policy"] is not None:
                 continue
             self.assertEqual([row["name"] for row in item["times"][1:]], [row["name"] for row in document["ceilings"]])
