@@ -21,6 +21,7 @@ def put(*path_and_value):
         for key in path:
             document = document[key]
         document[name] = value
+
     return change
 
 
@@ -29,6 +30,7 @@ def without(*path):
         for key in path[:-1]:
             document = document[key]
         del document[path[-1]]
+
     return change
 
 
@@ -48,18 +50,20 @@ class Peer(CommandLineTest):
         self.assertIsNone(exponential["peer"])
         self.assertEqual(selection["peer"]["seconds"], {"median": 0.25, "least": 0.125, "most": 1})
         self.assertEqual(step["times"][0]["work"], 8)
-        self.assertEqual(set(step["peer"]["seconds"].values()), {8 * 0.5}, "seconds of a peer are those of one step")
+        self.assertEqual(set(step["peer"]["seconds"].values()), {8 * 0.5},
+                         "seconds of a peer are those of one step")
         self.assertEqual(result.stderr, "")
         self.assertIn("beside torch 2.15.0, F32, 2 threads on a processor\n", result.stdout)
         self.assertIn("  -> torch has no counterpart\n", result.stdout)
         self.assertRegex(result.stdout, r"\n  torch 2.15.0, F32, 2 threads +250 ms +125 ms +1.00 s   ")
         for item in (selection, step):
             ours, theirs, ratio = item["times"][0]["seconds"], item["peer"]["seconds"], item["peer"]["ratio"]
-            for name, expected in (("median", theirs["median"] / ours["median"]), ("least", theirs["least"] / ours["most"]),
+            for name, expected in (("median", theirs["median"] / ours["median"]),
+                                   ("least", theirs["least"] / ours["most"]),
                                    ("most", theirs["most"] / ours["least"])):
                 self.assertAlmostEqual(ratio[name] / expected, 1, places=12)
-            self.assertIn(f"-> torch takes {ratio['median']:.2f} ({ratio['least']:.2f}-{ratio['most']:.2f}) times as long\n",
-                          result.stdout)
+            spread = f"{ratio['median']:.2f} ({ratio['least']:.2f}-{ratio['most']:.2f})"
+            self.assertIn(f"-> torch takes {spread} times as long\n", result.stdout)
 
     def test_a_policy_has_its_own_times_whatever_its_text(self):
         document, result = self.document("compress", "--policy", f"snapkv+critical,{SNAPKV}")
@@ -87,7 +91,8 @@ class Peer(CommandLineTest):
 
     def test_another_number_of_threads_is_a_warning(self):
         _, result = self.document("selection", threads="1")
-        self.assertEqual(result.stderr, "kvbound: warning: torch used 2 threads, and this run uses 1: --threads\n")
+        self.assertEqual(result.stderr,
+                         "kvbound: warning: torch used 2 threads, and this run uses 1: --threads\n")
         _, result = self.document("selection", "--quiet", threads="1")
         self.assertEqual(result.stderr, "")
 
@@ -101,19 +106,23 @@ class Peer(CommandLineTest):
         def change(document):
             document["shape"]["name"] = "of my own"
             document["comment"], document["operations"][0]["stream"] = {"deep": [1]}, 7
+
         write_peer(self.peer, changed(change))
         self.document("selection")
 
     def test_a_device_is_shown_beside_a_device_alone(self):
         device = "--backend", "emulated", "compact", "--peer", self.peer
-        self.refuses(INVALID, "torch.json: operations_of: is reference; expected device, whose operations --backend emulated",
-                     *SMALL, *device)
+        self.refuses(
+            INVALID,
+            "torch.json: operations_of: is reference; expected device, whose operations --backend emulated",
+            *SMALL, *device)
         compact = {**PEER["operations"][0], "operation": "compact"}
-        write_peer(self.peer, changed(lambda document: document.update(device="cuda", operations_of="device",
-                                                                       operations=[compact])))
+        write_peer(self.peer, {**PEER, "device": "cuda", "operations_of": "device", "operations": [compact]})
         self.assertIn("torch takes", self.passes(*SMALL, *device))
-        self.refuses(INVALID, "torch.json: operations_of: is device; expected reference, whose operations --backend reference",
-                     *SMALL, "selection", "--peer", self.peer)
+        self.refuses(
+            INVALID,
+            "torch.json: operations_of: is device; expected reference, whose operations --backend reference",
+            *SMALL, "selection", "--peer", self.peer)
 
 
 class BadPeers(CommandLineTest):
@@ -124,21 +133,27 @@ class BadPeers(CommandLineTest):
 
     def test_of_another_shape(self):
         sizes = "8 query heads, 2 KV heads, head_dim 64, model_dim 256"
-        for name, value in (("tokens", 512), ("query_heads", 4), ("kv_heads", 1), ("head_dim", 32), ("model_dim", 128)):
+        for name, value in (("tokens", 512), ("query_heads", 4), ("kv_heads", 1), ("head_dim", 32),
+                            ("model_dim", 128)):
             write_peer(self.folder / "torch.json", changed(put("shape", name, value)))
-            self.refuses_peer(rf"torch.json: shape: is .*{value}.*; expected that of pocket:256: 256 tokens, {sizes}\n")
+            self.refuses_peer(
+                rf"torch.json: shape: is .*{value}.*; expected that of pocket:256: 256 tokens, {sizes}\n")
 
     def test_that_are_no_strict_json(self):
         good = json.dumps(PEER).encode()
-        for bad in (b"", b" ", b"{", good[:-1], good + b"}", good + b"\0", b"\xef\xbb\xbf" + good, b"[]", b"7", b'"torch"', b"null",
-                    good.replace(b"0.25", b"NaN"), good.replace(b"0.25", b"Infinity"), good.replace(b"0.25", b".25"),
-                    good.replace(b"0.25", b"1e999"), good.replace(b'"F32"', b"'F32'"), good.replace(b"F32", b"F\xff2"),
-                    good.replace(b'"seed": 1', b'"seed": 1, "seed": 1'), good.replace(b"0.25", b"[" * 5000 + b"]" * 5000)):
+        number, seed = b"0.25", b'"seed": 1'
+        self.assertTrue(good.count(number) == good.count(seed) == 1)
+        for bad in (b"", b" ", b"{", good[:-1], good + b"}", good + b"\0", b"\xef\xbb\xbf" + good,
+                    b"[]", b"7", b'"torch"', b"null", good.replace(b'"F32"', b"'F32'"),
+                    good.replace(b"F32", b"F\xff2"), good.replace(seed, seed + b", " + seed),
+                    *(good.replace(number, bad) for bad in (b"NaN", b"Infinity", b".25", b"1e999", b"0x1",
+                                                            b"[" * 5000 + b"]" * 5000))):
             (self.folder / "torch.json").write_bytes(bad)
             self.refuses_peer(r"torch.json: (at byte \d+: )?\S")
 
     def test_that_lack_a_member(self):
-        for path in [(name,) for name in PEER if name != "python"] + [("shape", name) for name in PEER["shape"] if name != "name"]:
+        paths = [(name,) for name in PEER if name != "python"]
+        for path in paths + [("shape", name) for name in PEER["shape"] if name != "name"]:
             write_peer(self.folder / "torch.json", changed(without(*path)))
             self.refuses_peer(rf"torch.json: at byte \d+: {'.'.join(path)}: is missing\n")
         for name in ("operation", "policy", "seconds"):
@@ -147,7 +162,8 @@ class BadPeers(CommandLineTest):
 
     def test_with_a_wrong_value(self):
         for pattern, *path in (
-                (r'schema: is "kvbound-bench-peer-2"; expected kvbound-bench-peer-1', "schema", "kvbound-bench-peer-2"),
+                ('schema: is "kvbound-bench-peer-2"; expected kvbound-bench-peer-1',
+                 "schema", "kvbound-bench-peer-2"),
                 ("schema: is 1; expected kvbound-bench-peer-1", "schema", 1),
                 ('name: is ""; expected a string that is not empty', "name", ""),
                 ("version: is null; expected a string", "version", None),
@@ -157,26 +173,29 @@ class BadPeers(CommandLineTest):
                 ("threads: is 0; expected an integer from 1", "threads", 0),
                 ("threads: is 1.5; expected an integer", "threads", 1.5),
                 ("seed: is -1; expected an integer from 0", "seed", -1),
-                ("seed: is 18446744073709551615; expected an integer from 0 to 9223372036854775807", "seed", 2**64 - 1),
+                ("seed: is 18446744073709551615; expected an integer from 0 to 9223372036854775807",
+                 "seed", 2**64 - 1),
                 ('operations_of: is "cuda"; expected reference or device', "operations_of", "cuda"),
-                (r"shape: is an array; expected an object", "shape", []),
-                ("shape.tokens: is -256", "shape", "tokens", -256), ('shape.head_dim: is "64"', "shape", "head_dim", "64"),
+                ("shape: is an array; expected an object", "shape", []),
+                ("shape.tokens: is -256", "shape", "tokens", -256),
+                ('shape.head_dim: is "64"', "shape", "head_dim", "64"),
                 ("shape.kv_heads: is 2.5", "shape", "kv_heads", 2.5),
-                ("shape.tokens: is 2147483648; expected an integer from 1 to 2147483647", "shape", "tokens", 2**31),
-                (r"operations: is an array; expected a list that is not empty", "operations", []),
-                (r"operations: is an object; expected a list", "operations", {}),
+                ("shape.tokens: is 2147483648; expected an integer from 1 to 2147483647",
+                 "shape", "tokens", 2**31),
+                ("operations: is an array; expected a list that is not empty", "operations", []),
+                ("operations: is an object; expected a list", "operations", {}),
                 (r"operations\[1\]: is 3; expected an object", "operations", 1, 3),
                 (r'operations\[1\].operation: is ""', "operations", 1, "operation", ""),
-                (r"operations\[1\].operation: is \"selection\" again", "operations", 1, "operation", "selection"),
+                (r'operations\[1\].operation: is "selection" again',
+                 "operations", 1, "operation", "selection"),
                 (r"operations\[2\].policy: .*fifo", "operations", 2, "policy", "fifo"),
                 (r"operations\[2\].policy: is 7; expected a string", "operations", 2, "policy", 7),
-                (r"operations\[0\].seconds: is an array; expected a list that is not empty", "operations", 0, "seconds", []),
+                (r"operations\[0\].seconds: is an array; expected a list that is not empty",
+                 "operations", 0, "seconds", []),
                 (r"operations\[0\].seconds: is 0.5; expected a list", "operations", 0, "seconds", 0.5),
-                (r"operations\[0\].seconds\[1\]: is 0; expected a number > 0", "operations", 0, "seconds", 1, 0),
-                (r"operations\[0\].seconds\[1\]: is -0.5; expected a number > 0", "operations", 0, "seconds", 1, -0.5),
-                (r"operations\[0\].seconds\[2\]: is null; expected a number > 0", "operations", 0, "seconds", 2, None),
-                (r"operations\[0\].seconds\[2\]: is \"1\"", "operations", 0, "seconds", 2, "1"),
-                (r"operations\[0\].seconds\[0\]: is true", "operations", 0, "seconds", 0, True)):
+                *((rf"operations\[0\].seconds\[1\]: is {text}; expected a number > 0",
+                   "operations", 0, "seconds", 1, value)
+                  for text, value in (("0", 0), ("-0.5", -0.5), ("null", None), ("true", True)))):
             write_peer(self.folder / "torch.json", changed(put(*path)))
             self.refuses_peer(rf"\Akvbound: torch.json: at byte \d+: {pattern}")
 

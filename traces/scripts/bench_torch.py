@@ -8,18 +8,18 @@
     bench_torch.py --device cuda --json torch.json              # operations of a device, in BF16
     bench_torch.py --device cpu --of device --shape pocket:256  # the same on a processor
     bench_torch.py --list
-    bench_torch.py --replay TRACE DUMP --policy snapkv+critical --budget 20%  # what is computed, for kvbound diff
+    bench_torch.py --replay TRACE DUMP --policy snapkv+critical --budget 20%   # its results, for kvbound diff
 
-The operations are those of torch_operations.py, written as public code writes them. They work on random numbers of the shape
-asked for. Every round times as many calls as take 10 ms, after calls that do not count: on a GPU by events, on sets of
-arguments in turn that together are four times as large as the L2 cache; on a processor by the wall clock. All rounds are
-kept. The file is described by sim/schemas/bench_peer.schema.json.
+The operations are those of torch_operations.py, written as public code writes them. They work on random
+numbers of the shape asked for. Every round times as many calls as take 10 ms, after calls that do not count:
+on a GPU by events, on sets of arguments in turn that together are four times as large as the L2 cache; on a
+processor by the wall clock. All rounds are kept. sim/schemas/bench_peer.schema.json describes the file.
 
---replay measures nothing: it compresses and decodes every layer of a trace by the same functions and writes what `kvbound
-diff TRACE DUMP` compares with the reference.
+--replay measures nothing: it compresses and decodes every layer of a trace by the same functions and writes
+what `kvbound diff TRACE DUMP` compares with the reference.
 
-Needs torch; --replay also safetensors and NumPy. Exit codes: 0; 2 usage; 3 a trace that does not do; 4 I/O, or not enough
-memory; 5 no torch, or no CUDA device.
+Needs torch; --replay also safetensors and NumPy. Exit codes: 0; 2 usage; 3 a trace that does not do; 4 I/O,
+or not enough memory; 5 no torch, or no CUDA device.
 """
 import argparse
 import contextlib
@@ -30,7 +30,7 @@ import platform
 import re
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -38,13 +38,17 @@ from script_options import Invalid, Parser, Progress, count, run
 
 SHAPES = {  # query heads, KV heads, head_dim, model_dim, tokens: those of `kvbound bench`
     "llama-3.1-8b": (32, 8, 128, 4096, 32768), "mistral-7b": (32, 8, 128, 4096, 32768),
-    "qwen2.5-32b": (40, 8, 128, 5120, 32768), "pocket": (8, 2, 64, 256, 1984)}
-DTYPES = {"bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16"), "fp32": ("F32", "float32"), "fp64": ("F64", "float64")}
+    "qwen2.5-32b": (40, 8, 128, 5120, 32768), "pocket": (8, 2, 64, 256, 1984)
+}
+DTYPES = {
+    "bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16"), "fp32": ("F32", "float32"),
+    "fp64": ("F64", "float64")
+}
 LEAST_TOKENS, MOST_TOKENS = 256, 131072
 LEAST_SECONDS = 0.01  # of the calls that a round times
 WINDOW, SINKS, POOL = 32, 4, 7
 REFERENCE_STEPS, DEVICE_STEPS = 8, 16
-POLICY_NAMES = ("snapkv", "snapkv+critical", "snapkv+keepkv", "h2o", "h2o:sinks=4")  # those of torch_operations.POLICIES
+POLICY_NAMES = ("snapkv", "snapkv+critical", "snapkv+keepkv", "h2o", "h2o:sinks=4")  # those of POLICIES
 DEFAULT_POLICIES = "snapkv,snapkv+critical,snapkv+keepkv,h2o"
 
 
@@ -88,7 +92,7 @@ class Measured:
     seconds: list = field(default_factory=list)  # of one call, or of one decode step: one a round
 
 
-# ---- the operations ---------------------------------------------------------------------------------------------------
+# ---- the operations ----------------------------------------------------------------------------------------
 
 
 class Setup:
@@ -100,7 +104,7 @@ class Setup:
         self.random = torch.Generator(options.device).manual_seed(options.seed)
 
     def numbers(self, *sizes):
-        """Normal numbers, about one in a thousand of which is 16 times as large, as `kvbound bench` has them."""
+        """Normal numbers, one in 1024 of which is 16 times as large, as `kvbound bench` has them."""
         normal = self.torch.randn(sizes, generator=self.random, device=self.device, dtype=self.dtype)
         spikes = self.torch.randint(1024, sizes, generator=self.random, device=self.device) == 0
         return normal.masked_scatter_(spikes, 16 * normal[spikes])
@@ -137,6 +141,7 @@ def head_norms(order):
     def prepare(ops, setup):
         values, projection = setup.keys()[0].clone(), setup.projection()[0].clone()
         return Work((values, projection), lambda v, w: ops.projected_value_norms(v, w, order))
+
     return prepare
 
 
@@ -165,12 +170,14 @@ def select_critical(ops, setup):
 
 
 def max_pool(ops, setup):
-    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),), lambda scores: ops.max_pool(scores, POOL))
+    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),),
+                lambda scores: ops.max_pool(scores, POOL))
 
 
 def reduce_group(ops, setup):
     group = setup.shape.query_heads // setup.shape.kv_heads
-    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),), lambda scores: ops.group_mean(scores, group))
+    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),),
+                lambda scores: ops.group_mean(scores, group))
 
 
 def stage_two_scores(ops, setup):
@@ -181,7 +188,8 @@ def stage_two_scores(ops, setup):
 
 def compact(ops, setup):
     kept = ops.select_top(setup.scores(setup.shape.kv_heads, setup.shape.tokens), setup.shape.budget)
-    return Work((setup.keys(), setup.keys(), kept), lambda k, v, kept: (ops.compact(k, kept), ops.compact(v, kept)))
+    return Work((setup.keys(), setup.keys(), kept),
+                lambda k, v, kept: (ops.compact(k, kept), ops.compact(v, kept)))
 
 
 def nearest_key(ops, setup):
@@ -201,6 +209,7 @@ def attention(entries_of):
         entries = entries_of(setup.shape)
         return Work((setup.queries(1)[:, 0].clone(), setup.keys(entries), setup.keys(entries)),
                     lambda q, k, v: ops.attention(q, k, v, setup.scale))
+
     return prepare
 
 
@@ -208,6 +217,7 @@ def compress(ops, setup, policy):
     def run(*tensors):
         cache = ops.compress(ops.Layer(*tensors, setup.scale), ops.POLICIES[policy], setup.shape.budget)
         return cache.keys, cache.values, cache.positions
+
     return Work(setup.tensors(), run, policy=policy)
 
 
@@ -219,28 +229,33 @@ def steps(number, only_policy=None):
         key, value, queries = tensors[0][:, 0].clone(), tensors[1][:, 0].clone(), tensors[2][:, 0].clone()
 
         def run(keys, values, key, value, queries):
-            after = ops.replace(cache, keys=keys, values=values)
+            after = replace(cache, keys=keys, values=values)
             for _ in range(number):
                 output, after, _ = ops.step(after, rules, (key, value), queries, setup.scale)
             return (output,)
+
         return Work((cache.keys, cache.values, key, value, queries), run, steps=number,
                     policy=None if only_policy else policy)
+
     return prepare
 
 
 BY_POLICY = ("compress", "step")
 OPERATIONS = {
-    "reference": {"projected-value-norms": head_norms(1), "projected-value-norms-l2": head_norms(2),
-                  "window-attention": window_attention, "selection": selection, "nearest-key": nearest_key,
-                  "compress": compress, "step-attention": steps(REFERENCE_STEPS, f"h2o:sinks={SINKS}")},
-    "device": {"attention": attention(lambda shape: shape.tokens), "attention-compressed": attention(lambda shape: shape.budget),
-               "window-attention": window_attention, "max-pool": max_pool, "reduce-group": reduce_group,
-               "projected-value-norms": layer_norms, "stage-two-scores": stage_two_scores, "select-top": select_top,
-               "select-critical": select_critical, "compact": compact, "nearest-keys": nearest_keys, "compress": compress,
-               "step": steps(DEVICE_STEPS)}}
+    "reference": {
+        "projected-value-norms": head_norms(1), "projected-value-norms-l2": head_norms(2),
+        "window-attention": window_attention, "selection": selection, "nearest-key": nearest_key,
+        "compress": compress, "step-attention": steps(REFERENCE_STEPS, f"h2o:sinks={SINKS}")
+    }, "device": {
+        "attention": attention(lambda shape: shape.tokens),
+        "attention-compressed": attention(lambda shape: shape.budget), "window-attention": window_attention,
+        "max-pool": max_pool, "reduce-group": reduce_group, "projected-value-norms": layer_norms,
+        "stage-two-scores": stage_two_scores, "select-top": select_top, "select-critical": select_critical,
+        "compact": compact, "nearest-keys": nearest_keys, "compress": compress, "step": steps(DEVICE_STEPS)
+    }
+}
 
-
-# ---- measurement ------------------------------------------------------------------------------------------------------
+# ---- measurement -------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -307,25 +322,31 @@ def measure_all(torch, shape, options, progress):
             yield measure(torch, name, work, options.rounds, options.device, progress)
 
 
-# ---- what is computed, for kvbound diff -------------------------------------------------------------------------------
+# ---- what is computed, for kvbound diff --------------------------------------------------------------------
 
 
 def read_trace(torch, path, dtype, device):
-    """The metadata of a trace, and a function from a layer's number to its tensors. throws Invalid if it is none."""
+    """A trace's sizes, and a function from a layer's number to its tensors. throws Invalid if it is none."""
     from from_torch import read_header
     from safetensors import SafetensorError, safe_open
     metadata = read_header(path)[0]["__metadata__"]
     try:
         file = safe_open(path, "pt", device=device)
-        sizes = {name: int(metadata[name]) for name in ("layers", "query_heads", "kv_heads", "head_dim", "prompt_tokens",
-                                                        "decode_tokens", "window_queries")}
+        sizes = {
+            name: int(metadata[name])
+            for name in ("layers", "query_heads", "kv_heads", "head_dim", "prompt_tokens", "decode_tokens",
+                         "window_queries")
+        }
         sizes["scale"] = float(metadata.get("scale", sizes["head_dim"]**-0.5))
     except (SafetensorError, KeyError, ValueError) as error:
         raise Invalid(f"{path}: is not a trace: {error}") from None
 
     def layer(index):
-        return {name: file.get_tensor(f"layers.{index}.{name}").to(getattr(torch, dtype))
-                for name in ("key", "value", "query", "output_projection")}
+        return {
+            name: file.get_tensor(f"layers.{index}.{name}").to(getattr(torch, dtype))
+            for name in ("key", "value", "query", "output_projection")
+        }
+
     return sizes, layer
 
 
@@ -337,12 +358,13 @@ def entries_of(text, tokens, least):
 
 
 def decoded(ops, torch, cache, policy, tensors, sizes, layer):
-    """Outputs [T, H, d] of the decode steps, and the positions [T, G] that they evict, None if they evict none."""
+    """Outputs [T, H, d] of the decode steps, and the positions [T, G] that they evict or None."""
     n, outputs, evicted = sizes["prompt_tokens"], [], []
     for t in range(sizes["decode_tokens"]):
         entry = tensors["key"][:, n + t], tensors["value"][:, n + t]
         positions = torch.cat([cache.positions, torch.full_like(cache.positions[:, :1], n + t)], 1)
-        output, cache, slot = ops.step(cache, policy, entry, tensors["query"][:, sizes["window_queries"] + t], layer.scale)
+        output, cache, slot = ops.step(cache, policy, entry, tensors["query"][:, sizes["window_queries"] + t],
+                                       layer.scale)
         outputs.append(output)
         if slot is not None:
             evicted.append(positions.gather(1, slot[:, None])[:, 0])
@@ -358,20 +380,26 @@ def replay(torch, options):
     policy, (storage, dtype) = ops.POLICIES[name], DTYPES[options.dtype]
     sizes, tensors_of = read_trace(torch, trace, dtype, options.device)
     if sizes["window_queries"] < policy.window:
-        raise Invalid(f"{trace}: records {sizes['window_queries']} prompt queries; {name} needs {policy.window}")
+        raise Invalid(
+            f"{trace}: records {sizes['window_queries']} prompt queries; {name} needs {policy.window}")
     n, results = sizes["prompt_tokens"], []
-    budget = entries_of(options.budget, n, policy.window if policy.host == "snapkv" else policy.sinks + policy.recent)
+    budget = entries_of(options.budget, n,
+                        policy.window if policy.host == "snapkv" else policy.sinks + policy.recent)
     for index in range(sizes["layers"]):
         tensors = tensors_of(index)
         projection = tensors["output_projection"].view(sizes["query_heads"], sizes["head_dim"], -1)
-        layer = ops.Layer(tensors["key"][:, :n], tensors["value"][:, :n], tensors["query"][:, :sizes["window_queries"]],
-                          projection, sizes["scale"])
+        layer = ops.Layer(tensors["key"][:, :n], tensors["value"][:, :n],
+                          tensors["query"][:, :sizes["window_queries"]], projection, sizes["scale"])
         cache = ops.compress(layer, policy, budget)
-        result = {"kept": cache.positions, "score": cache.score, "stage_two_score": cache.stage_two_score,
-                  "projected_value_norms": cache.projected_value_norms, "votes": cache.votes}
+        result = {
+            "kept": cache.positions, "score": cache.score, "stage_two_score": cache.stage_two_score,
+            "projected_value_norms": cache.projected_value_norms, "votes": cache.votes
+        }
         if cache.votes is not None:
-            result |= {"votes": cache.votes.flatten(), "merged_key": cache.keys.flatten(0, 1),
-                       "merged_value": cache.values.flatten(0, 1)}
+            result |= {
+                "votes": cache.votes.flatten(), "merged_key": cache.keys.flatten(0, 1),
+                "merged_value": cache.values.flatten(0, 1)
+            }
         if sizes["decode_tokens"]:
             result["output"], result["evicted"] = decoded(ops, torch, cache, policy, tensors, sizes, layer)
         results.append({tensor: array for tensor, array in result.items() if array is not None})
@@ -379,7 +407,7 @@ def replay(torch, options):
                accumulate="F64" if options.dtype == "fp64" else "F32")
 
 
-# ---- the report -------------------------------------------------------------------------------------------------------
+# ---- the report --------------------------------------------------------------------------------------------
 
 
 def device_name(torch, device):
@@ -392,10 +420,13 @@ def device_name(torch, device):
 
 
 def document(torch, shape, options, results):
-    return {"schema": "kvbound-bench-peer-1", "name": "torch", "version": torch.__version__,
-            "python": platform.python_version(), "device": options.device, "device_name": device_name(torch, options.device),
-            "storage": DTYPES[options.dtype][0], "threads": torch.get_num_threads(), "seed": options.seed,
-            "operations_of": options.of, "shape": vars(shape), "operations": [vars(result) for result in results]}
+    return {
+        "schema": "kvbound-bench-peer-1", "name": "torch", "version": torch.__version__,
+        "python": platform.python_version(), "device": options.device,
+        "device_name": device_name(torch, options.device), "storage": DTYPES[options.dtype][0],
+        "threads": torch.get_num_threads(), "seed": options.seed, "operations_of": options.of,
+        "shape": vars(shape), "operations": [vars(result) for result in results]
+    }
 
 
 @contextlib.contextmanager
@@ -418,20 +449,23 @@ def written_whole(path):
 
 def heading(torch, shape, options):
     threads = torch.get_num_threads()
-    return (f"{shape.name}:{shape.tokens}, torch {torch.__version__} on {device_name(torch, options.device)}, "
-            f"{DTYPES[options.dtype][0]}, {threads} thread{'s' * (threads > 1)}, seed {options.seed}\n\n"
-            f"{'':<32}{'median':>13}{'least':>13}{'most':>13}   rounds x calls")
+    return (
+        f"{shape.name}:{shape.tokens}, torch {torch.__version__} on {device_name(torch, options.device)}, "
+        f"{DTYPES[options.dtype][0]}, {threads} thread{'s' * (threads > 1)}, seed {options.seed}\n\n"
+        f"{'':<32}{'median':>13}{'least':>13}{'most':>13}   rounds x calls")
 
 
 def row(result):
     name = f"{result.operation}, {result.policy}" if result.policy else result.operation
-    times = (f"{1000 * seconds:10.4g} ms" for seconds in (median(result.seconds), min(result.seconds), max(result.seconds)))
+    spread = median(result.seconds), min(result.seconds), max(result.seconds)
+    times = (f"{1000 * seconds:10.4g} ms" for seconds in spread)
     return f"{name:<32}{''.join(times)}   {len(result.seconds)} x {result.calls}"
 
 
 def bench(torch, options):
     shape, results = options.shape, []
-    with written_whole(options.json) as file, torch.inference_mode(), Progress("bench_torch", options.quiet) as progress:
+    progress = Progress("bench_torch", options.quiet)
+    with written_whole(options.json) as file, torch.inference_mode(), progress:
         print(heading(torch, shape, options), flush=True)
         for result in measure_all(torch, shape, options, progress):
             progress.end()
@@ -442,7 +476,7 @@ def bench(torch, options):
             file.write("\n")
 
 
-# ---- the command line -------------------------------------------------------------------------------------------------
+# ---- the command line --------------------------------------------------------------------------------------
 
 
 def bench_shape(text):
@@ -460,26 +494,35 @@ def bench_shape(text):
 
 def percent_or_count(text):
     if not re.fullmatch("[0-9]{1,9}|[0-9]{1,2}%|100%", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of entries nor a percentage such as 20%")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of entries nor a percentage such as 20%")
     return text
 
 
 def parse_options():
     parser = Parser(__doc__)
-    parser.add_argument("operations", metavar="OPERATION", nargs="*", help="operations of `kvbound bench` (default: all known)")
+    parser.add_argument("operations", metavar="OPERATION", nargs="*",
+                        help="operations of `kvbound bench` (default: all known)")
     parser.add_argument("--shape", metavar="NAME[:TOKENS]", type=bench_shape, default="llama-3.1-8b",
                         help="the layer, as for kvbound bench (default: llama-3.1-8b)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch works (default: cpu)")
-    parser.add_argument("--of", choices=tuple(OPERATIONS), help="whose operations: kvbound's reference or its devices' "
-                        "(default: reference on cpu, device on cuda)")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the cache (default: fp64 on cpu, bf16 on cuda)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="where torch works (default: cpu)")
+    parser.add_argument(
+        "--of", choices=tuple(OPERATIONS), help="whose operations: kvbound's reference or its devices' "
+        "(default: reference on cpu, device on cuda)")
+    parser.add_argument("--dtype", choices=tuple(DTYPES),
+                        help="of the cache (default: fp64 on cpu, bf16 on cuda)")
     parser.add_argument("--policy", metavar="P[,P]", default=None,
                         help=f"of compress and step (default: {DEFAULT_POLICIES})")
-    parser.add_argument("--threads", metavar="N", type=count(1), help="of torch on a processor (default: torch's own)")
+    parser.add_argument("--threads", metavar="N", type=count(1),
+                        help="of torch on a processor (default: torch's own)")
     parser.add_argument("--rounds", metavar="N", type=count(1), default=7, help="counted rounds (default: 7)")
-    parser.add_argument("--seed", metavar="N", type=count(0), default=1, help="of the random numbers (default: 1)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write all rounds, for kvbound bench --peer")
-    parser.add_argument("--replay", metavar=("TRACE", "DUMP"), nargs=2, help="write what is computed from a trace")
+    parser.add_argument("--seed", metavar="N", type=count(0), default=1,
+                        help="of the random numbers (default: 1)")
+    parser.add_argument("--json", metavar="FILE", type=Path,
+                        help="also write all rounds, for kvbound bench --peer")
+    parser.add_argument("--replay", metavar=("TRACE", "DUMP"), nargs=2,
+                        help="write what is computed from a trace")
     parser.add_argument("--budget", metavar="B", type=percent_or_count, default="20%",
                         help="entries per KV head with --replay (default: 20%%)")
     parser.add_argument("--list", action="store_true", help="list the operations and policies")
@@ -526,7 +569,7 @@ def load_torch(options):
     return torch
 
 
-def work(options):
+def perform(options):
     if options.list:
         return print(listing())
     torch = load_torch(options)
@@ -537,18 +580,22 @@ def work(options):
             replay(torch, options)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError, too
         text = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
-        if not isinstance(error, MemoryError) and not re.search("out of memory|allocate memory|not enough memory", str(error)):
+        if not isinstance(error, MemoryError) and not re.search(
+                "out of memory|allocate memory|not enough memory", str(error)):
             raise
-        raise NoMemory(f"not enough memory for {options.shape.name}:{options.shape.tokens} in {options.dtype}: {text}") from None
+        raise NoMemory(
+            f"not enough memory for {options.shape.name}:{options.shape.tokens} in {options.dtype}: {text}"
+        ) from None
 
 
 def main():
     def action():
         try:
-            work(parse_options())
+            perform(parse_options())
         except (Unavailable, NoMemory) as error:
             print(f"bench_torch: {error}", file=sys.stderr)
             sys.exit(5 if isinstance(error, Unavailable) else 4)
+
     run("bench_torch", action)
 
 

@@ -1,7 +1,8 @@
 """KV-cache compression as eager PyTorch: what bench_torch.py measures.
 
-Written as public code writes it, in whole tensors: all attention weights of the observation window, a product of all values
-with W^O per query head, torch.topk, gather, scaled_dot_product_attention. The definitions are those of kvbound's policies.
+Written as public code writes it, in whole tensors: all attention weights of the observation window, a product
+of all values with W^O per query head, torch.topk, gather, scaled_dot_product_attention. The definitions are
+those of kvbound's policies.
 
     G KV heads, H query heads, n prompt tokens, W recorded prompt queries, d head_dim, m model_dim, b budget
 """
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True)
 class Policy:
-    """snapkv or h2o with top-k, snapkv also with critical or keepkv; options that are no field have kvbound's defaults."""
+    """snapkv or h2o with top-k, snapkv also with critical or keepkv; other options are kvbound's defaults."""
     host: str
     window: int = 32  # of the queries that score; snapkv always keeps its positions
     pool: int = 7
@@ -23,8 +24,11 @@ class Policy:
     keepkv: bool = False
 
 
-POLICIES = {"snapkv": Policy("snapkv"), "snapkv+critical": Policy("snapkv", critical=True),
-            "snapkv+keepkv": Policy("snapkv", keepkv=True), "h2o": Policy("h2o"), "h2o:sinks=4": Policy("h2o", sinks=4)}
+POLICIES = {
+    "snapkv": Policy("snapkv"), "snapkv+critical": Policy("snapkv", critical=True),
+    "snapkv+keepkv": Policy("snapkv",
+                            keepkv=True), "h2o": Policy("h2o"), "h2o:sinks=4": Policy("h2o", sinks=4)
+}
 ALPHA, EPSILON = 0.5, 1e-4  # of critical
 EMA, THRESHOLD, RANK = 0.9, 0.8, 0.3  # of keepkv
 
@@ -60,7 +64,7 @@ def wide(tensor):
     return tensor.float() if tensor.element_size() < 4 else tensor
 
 
-# ---- scores -----------------------------------------------------------------------------------------------------------
+# ---- scores ------------------------------------------------------------------------------------------------
 
 
 def window_attention(queries, keys, scale):
@@ -98,7 +102,7 @@ def stage_two_scores(scores, norms, group):
     return group_mean((scores + EPSILON) * norms, group)
 
 
-# ---- selections: ascending positions ----------------------------------------------------------------------------------
+# ---- selections: ascending positions -----------------------------------------------------------------------
 
 
 def select_top(scores, k):
@@ -121,10 +125,12 @@ def compact(tensor, positions):
 def compress(layer, policy, budget):
     """A layer's cache after the prompt: the same budget for every KV head."""
     kv_heads, tokens, _ = layer.keys.shape
-    attention = window_attention(layer.queries[:, -policy.window:], layer.keys, layer.scale)
+    queries = layer.queries if policy.keepkv else layer.queries[:, -policy.window:]
+    attention = window_attention(queries, layer.keys, layer.scale)
     if policy.host == "snapkv":
         first, last = 0, policy.window
-        scores = max_pool(attention.mean(1)[:, :tokens - policy.window], policy.pool)
+        means = attention[:, -policy.window:].mean(1)
+        scores = max_pool(means[:, :tokens - policy.window], policy.pool)
     else:
         first, last = policy.sinks, policy.recent
         scores = attention.sum(1)
@@ -134,34 +140,35 @@ def compress(layer, policy, budget):
     if policy.critical:
         norms = layer_norms(layer.values, layer.projection)
         stage_two = stage_two_scores(scores, norms[:, :tokens - policy.window], layer.group)
-    chosen = first + (select_critical(candidates, stage_two, k) if policy.critical else select_top(candidates, k))
+        chosen = select_critical(candidates, stage_two, k)
+    else:
+        chosen = select_top(candidates, k)
     every = torch.arange(tokens, device=chosen.device).expand(kv_heads, -1)
-    kept = torch.cat([every[:, :first], chosen, every[:, tokens - last:]], 1)
-    cache = Cache(compact(layer.keys, kept), compact(layer.values, kept), kept, None, None, score, stage_two, norms)
-    if policy.host == "h2o":
-        cache.running = score.gather(1, kept)
-    return merge(layer, cache) if policy.keepkv else cache
+    kept = torch.cat([every[:, :first], first + chosen, every[:, tokens - last:]], 1)
+    running = score.gather(1, kept) if policy.host == "h2o" else None
+    cache = Cache(compact(layer.keys, kept), compact(layer.values, kept), kept, running, None, score,
+                  stage_two, norms)
+    return merge(layer, cache, predicted_scores(attention)) if policy.keepkv else cache
 
 
-# ---- merging: KeepKV, minimum-norm keys, joint over the query heads of a KV head --------------------------------------
+# ---- merging: KeepKV, minimum-norm keys, joint over the query heads of a KV head ---------------------------
 
 
-def predicted_scores(layer):
-    """Moving averages [H, n] of the attention that the recorded queries pay, each over the queries that see the entry."""
-    attention = window_attention(layer.queries, layer.keys, layer.scale)
+def predicted_scores(attention):
+    """Moving averages [H, n] of queries' attention [H, W, n], each over those that see the entry."""
     _, window, tokens = attention.shape
-    age = EMA ** torch.arange(window - 1, -1, -1, dtype=attention.dtype, device=attention.device)
+    age = EMA**torch.arange(window - 1, -1, -1, dtype=attention.dtype, device=attention.device)
     sees = torch.ones(window, tokens, dtype=attention.dtype, device=attention.device).tril(tokens - window)
     return torch.einsum("w,hwn->hn", age, attention) / (age @ sees)
 
 
 def nearest_keys(leaving, staying):
-    """The largest cosine of every leaving key [.., e, d] with the staying ones [.., b, d], and whose it is."""
+    """The largest cosine of every leaving key [.., e, d] with the staying ones [.., b, d], and whose."""
     return (F.normalize(leaving, dim=-1) @ F.normalize(staying, dim=-1).transpose(-1, -2)).max(-1)
 
 
 def slots(layer, cache):
-    """The kept entry [G, n] into which each entry goes, itself if it is kept; b for entries that are dropped."""
+    """The kept entry [G, n] into which each entry goes, itself if it is kept; b for dropped entries."""
     kv_heads, tokens, _ = layer.keys.shape
     budget = cache.positions.shape[1]
     own = torch.arange(budget, device=layer.keys.device).expand(kv_heads, -1)
@@ -174,8 +181,11 @@ def slots(layer, cache):
     return slot
 
 
-def merge(layer, cache):
-    """The cache, with every evicted entry merged into the kept one of the nearest key if its cosine exceeds THRESHOLD."""
+def merge(layer, cache, predicted):
+    """Merges every evicted entry into the kept one of the nearest key, if their cosine exceeds THRESHOLD.
+
+    predicted   [H, n]: predicted scores
+    """
     (kv_heads, budget, dim), group = cache.keys.shape, layer.group
     slot = slots(layer, cache)
 
@@ -184,11 +194,11 @@ def merge(layer, cache):
         zeros = numbers.new_zeros(kv_heads, budget + 1, *numbers.shape[2:])
         return zeros.scatter_add_(1, index, numbers)[:, :budget]
 
-    keys, values, predicted = wide(layer.keys), wide(layer.values), predicted_scores(layer)
+    keys, values = wide(layer.keys), wide(layer.values)
     votes = sums(torch.ones_like(predicted[:kv_heads]))
     own_votes = torch.cat([votes, votes.new_ones(kv_heads, 1)], 1).gather(1, slot)
     queries = layer.scale * wide(layer.queries[:, -1]).view(kv_heads, group, dim)
-    heads = []
+    heads = []  # of each: its keys and values [G, b, d], logits that it asks for and importance [G, b]
     for h, weights in enumerate(predicted.view(kv_heads, group, -1).unbind(1)):
         total = sums(weights)
         shares = weights / torch.cat([total, total.new_ones(kv_heads, 1)], 1).gather(1, slot)
@@ -196,7 +206,7 @@ def merge(layer, cache):
         divergence = sums(torch.xlogy(shares, shares * own_votes))
         target = (key @ queries[:, h, :, None])[..., 0] - divergence
         heads.append((key, value, target, (total / weights.sum(1, keepdim=True))**2))
-    merged_keys, merged_values, targets, importance = (torch.stack(parts, 1) for parts in zip(*heads))  # [G, H/G, b, ..]
+    merged_keys, merged_values, targets, importance = (torch.stack(parts, 1) for parts in zip(*heads))
     mean_key = merged_keys.mean(1)
     missing = targets - queries @ mean_key.transpose(1, 2)
     key = mean_key + (torch.linalg.pinv(queries, rtol=RANK) @ missing).transpose(1, 2)
@@ -206,7 +216,7 @@ def merge(layer, cache):
                    values=torch.where(is_merged, value.to(cache.values.dtype), cache.values), votes=votes)
 
 
-# ---- decoding ---------------------------------------------------------------------------------------------------------
+# ---- decoding ----------------------------------------------------------------------------------------------
 
 
 def attention(queries, keys, values, scale, votes=None):
@@ -214,8 +224,8 @@ def attention(queries, keys, values, scale, votes=None):
     mask = None
     if votes is not None:
         mask = votes.log().to(queries.dtype).repeat_interleave(len(queries) // len(keys), 0)[None, :, None]
-    output = F.scaled_dot_product_attention(queries[None, :, None], keys[None], values[None], mask, scale=scale,
-                                            enable_gqa=True)
+    output = F.scaled_dot_product_attention(queries[None, :, None], keys[None], values[None], mask,
+                                            scale=scale, enable_gqa=True)
     return output[0, :, 0]
 
 
@@ -231,13 +241,15 @@ def step(cache, policy, entry, queries, scale):
     positions = torch.cat([cache.positions, cache.positions[:, -1:] + 1], 1)
     if policy.host == "snapkv":
         votes = None if cache.votes is None else F.pad(cache.votes, (0, 1), value=1)
-        return (attention(queries, keys, values, scale, votes),
-                Cache(keys, values, positions, votes=votes), None)
-    weights = wide(scale * queries.view(kv_heads, -1, dim) @ keys.transpose(1, 2)).softmax(-1)  # [G, H/G, b + 1]
+        return (attention(queries, keys, values, scale, votes), Cache(keys, values, positions,
+                                                                      votes=votes), None)
+    weights = wide(scale * queries.view(kv_heads, -1, dim) @ keys.transpose(1, 2)).softmax(
+        -1)  # [G, H/G, b + 1]
     output = (weights.to(values.dtype) @ values).view(-1, dim)
     running = F.pad(cache.running, (0, 1)) + weights.mean(1)
     evicted = policy.sinks + running[:, policy.sinks:entries - policy.recent].argmin(1)
     kept = torch.arange(entries - 1, device=keys.device).expand(kv_heads, -1)
     kept = kept + (kept >= evicted[:, None])
-    after = Cache(compact(keys, kept), compact(values, kept), positions.gather(1, kept), running.gather(1, kept))
+    after = Cache(compact(keys, kept), compact(values, kept), positions.gather(1, kept),
+                  running.gather(1, kept))
     return output, after, evicted
