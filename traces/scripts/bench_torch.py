@@ -302,7 +302,8 @@ def measure(torch, name, work, rounds, device, progress):
     results = results if isinstance(results, tuple) else (results,)
     warm = clock.seconds(call, 1)  # the second call: the first one loads kernels and allocates
     calls = max(1, math.ceil(LEAST_SECONDS / max(warm, 1e-9)))
-    clock.seconds(call, calls)
+    if calls > 1:
+        clock.seconds(call, calls)
     measured = Measured(name, work.policy, calls, bytes_of((*work.arguments, *results)))
     del results
     for index in range(rounds):
