@@ -1,4 +1,5 @@
-// A block's threads on one thread of the operating system: barriers, warp steps, shared memory and async copies.
+// The threads of a block, or of a cluster of blocks, on one thread of the operating system: barriers, warp steps, waits,
+// shared memory and async copies.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@ namespace kvbound::cuda::emulation {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kMostThreads = 1024;
+inline constexpr int kMostBlocksOfCluster = 8;
 
 // NOLINTBEGIN(readability-identifier-naming): CUDA's names
 struct uint3 {
@@ -53,6 +55,7 @@ struct Grid {
   dim3 block;
   int64_t shared_bytes = 0;
   Schedule schedule;
+  dim3 cluster = dim3();  ///< blocks; divides the grid
 };
 
 /// A kernel's fault and its place: `where.file` is null if the place is not known.
@@ -61,8 +64,9 @@ struct Fault {
   CallSite where;
 };
 
-/// Runs block number `block`, counted along x, then y, then z.
-std::optional<Fault> run_block(const Grid& grid, uint64_t block);
+/// Runs the blocks of cluster number `cluster` together, counted along x, then y, then z; a block that is in no cluster
+/// is one by itself.
+std::optional<Fault> run_cluster(const Grid& grid, uint64_t cluster);
 
 /// Runs all blocks, on at most as many threads as OpenMP would use. Throws DeviceError for the first fault in the
 /// schedule's order, for a write outside a buffer, and for a launch that no device accepts; `where` is the launch.
@@ -87,13 +91,28 @@ std::string place_in_memory(const void* address);
 /// Waits until all threads of the block have called it from the same place. Returns how many passed true.
 int wait_for_block(bool flag, CallSite where);
 
-/// A step that lanes of one warp take together.
+/// What a thread waits for: a step that lanes of one warp take together, or a state of something that another thread
+/// changes.
 struct Step {
   const char* name;
-  unsigned mask;     ///< the lanes that take part
-  const void* kind;  ///< equal for equal operations
+  unsigned mask;     ///< the lanes that take part; 0 for a wait of one thread
+  const void* kind;  ///< equal for equal operations; of a wait, what is waited for
   CallSite where;
+  std::string (*state)(const void* kind) = nullptr;  ///< describes what is waited for
 };
+
+/// A thread of the cluster that runs: its block's rank times kMostThreads plus its number in the block.
+using ThreadId = int;
+ThreadId this_thread();
+inline int block_rank(ThreadId id) { return id / kMostThreads; }
+std::string name_of(ThreadId id);
+/// Suspends the running thread until another thread, or the landing of a bulk copy, resumes it.
+void park(const Step& step);
+void resume(ThreadId id);
+/// The step in words, with its place.
+std::string text(const Step& step);
+std::string text(CallSite where);
+std::string text(uint3 index);
 
 /// Waits for all lanes of the mask. In the last lane that calls it, it returns the `argument` pointers of all lanes;
 /// that lane executes the step for all and then calls `finish`. In the other lanes it returns null, after `finish`.
@@ -101,6 +120,13 @@ void** gather(const Step& step, void* argument);
 void finish(const Step& step);
 
 int lane();
+int warp();
+/// The blocks of the cluster that runs, at least 1.
+int cluster_size();
+
+/// A random or extreme one of `count` things, by the schedule.
+int choose(int count);
+bool eager_copies();
 
 /// One lane executes `operation(argument_of)` for all lanes of the mask; argument_of(l) is lane l's argument.
 template <class Argument, class Operation>
@@ -114,11 +140,24 @@ void together(const char* name, unsigned mask, Argument& argument, CallSite wher
   }
 }
 
+/// The cluster's barrier: a thread arrives, and later waits until all threads of the cluster have arrived.
+void arrive_at_cluster(CallSite where);
+void wait_for_cluster(CallSite where);
+
+class SharedArena;
+struct AsyncProxy;
+SharedArena& shared_arena();             // of the running block
+SharedArena& shared_arena_of(int rank);  // of a block of the cluster
+AsyncProxy& async_proxy();               // of the cluster
+
 /// Array `number` of the block's shared memory, which on a GPU begins at byte `offset`. All threads have to request the
 /// same arrays.
 void* shared_array(int number, int64_t offset, int64_t bytes, int64_t alignment, CallSite where);
 /// Fails unless the bytes lie within one array of shared memory, on a multiple of the alignment.
 void require_shared(const void* memory, int64_t bytes, int64_t alignment, const char* name, CallSite where);
+
+/// The address of a byte of shared memory on a GPU. Fails if the byte lies in no array.
+uint32_t shared_address(const void* memory, CallSite where);
 
 /// Fails unless the address is a multiple of the alignment.
 inline void require_aligned(const void* address, int64_t alignment, const char* name, CallSite where) {

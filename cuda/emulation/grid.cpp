@@ -37,22 +37,30 @@ void require_launchable(const Grid& grid, CallSite where) {
     refuse("invalid block " + std::to_string(grid.block.x) + " x " + std::to_string(grid.block.y) + " x " +
            std::to_string(grid.block.z));
   }
+  const dim3 cluster = grid.cluster;
+  if (count(cluster) == 0 || count(cluster) > kMostBlocksOfCluster || grid.grid.x % cluster.x != 0 ||
+      grid.grid.y % cluster.y != 0 || grid.grid.z % cluster.z != 0) {
+    refuse("invalid cluster " + std::to_string(cluster.x) + " x " + std::to_string(cluster.y) + " x " +
+           std::to_string(cluster.z) + " of a grid " + std::to_string(grid.grid.x) + " x " +
+           std::to_string(grid.grid.y) + " x " + std::to_string(grid.grid.z));
+  }
   if (const int64_t most = shared_memory_limit(); grid.shared_bytes < 0 || grid.shared_bytes > most) {
     refuse(std::to_string(grid.shared_bytes) + " bytes of shared memory, the most are " +
            std::to_string(most));
   }
 }
 
-// The order in which blocks begin: position -> block.
-class BlockOrder {
+// The order in which clusters of blocks begin: position -> cluster.
+class ClusterOrder {
  public:
-  explicit BlockOrder(const Grid& grid) : count_(count(grid.grid)), descending_(grid.schedule.seed == 1) {
+  explicit ClusterOrder(const Grid& grid)
+      : count_(count(grid.grid) / count(grid.cluster)), descending_(grid.schedule.seed == 1) {
     if (grid.schedule.seed <= 1) return;
     shuffled_.resize(count_);
     std::iota(shuffled_.begin(), shuffled_.end(), uint64_t{0});
     std::shuffle(shuffled_.begin(), shuffled_.end(), std::mt19937_64(grid.schedule.seed));
   }
-  uint64_t count_of_blocks() const { return count_; }
+  uint64_t count_of_clusters() const { return count_; }
   uint64_t operator[](uint64_t position) const {
     if (!shuffled_.empty()) return shuffled_[position];
     return descending_ ? count_ - 1 - position : position;
@@ -87,19 +95,19 @@ class FirstFault {
 void run_grid(const Grid& grid, CallSite where) {
   require_launchable(grid, where);
   ++counters().launches;
-  const BlockOrder order(grid);
-  const auto most_threads =
-      static_cast<uint64_t>(std::max(kMostFibers / static_cast<int64_t>(count(grid.block)), int64_t{1}));
+  const ClusterOrder order(grid);
+  const auto most_threads = static_cast<uint64_t>(
+      std::max(kMostFibers / static_cast<int64_t>(count(grid.block) * count(grid.cluster)), int64_t{1}));
   const auto threads = static_cast<int>(
-      std::min({static_cast<uint64_t>(omp_get_max_threads()), order.count_of_blocks(), most_threads}));
+      std::min({static_cast<uint64_t>(omp_get_max_threads()), order.count_of_clusters(), most_threads}));
   std::atomic<uint64_t> next = 0;
   FirstFault first;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    for (uint64_t position = next++; position < order.count_of_blocks() && !first.before(position);
+    for (uint64_t position = next++; position < order.count_of_clusters() && !first.before(position);
          position = next++) {
       try {
-        if (auto fault = run_block(grid, order[position])) first.add(position, std::move(*fault));
+        if (auto fault = run_cluster(grid, order[position])) first.add(position, std::move(*fault));
       } catch (const std::exception& error) {  // out of memory for a fiber
         first.add(position, {error.what(), {}});
       }

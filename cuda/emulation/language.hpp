@@ -21,6 +21,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 // NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): CUDA's names
 namespace kvbound::cuda {

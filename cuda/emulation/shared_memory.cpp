@@ -44,9 +44,22 @@ SharedArena::~SharedArena() {
 }
 
 void SharedArena::restart(int64_t bytes) {
+  open();
+  viewed_ = false;
   arrays_.clear();
   granted_ = bytes;
   forbid(first_, kRoom);
+}
+
+// Pages can always be made accessible again, so these calls cannot fail.
+void SharedArena::close(const char* why) {
+  closed_ = why;
+  mprotect(first_, kRoom, PROT_NONE);
+}
+
+void SharedArena::open() {
+  if (closed_ != nullptr) mprotect(first_, kRoom, PROT_READ | PROT_WRITE);
+  closed_ = nullptr;
 }
 
 void* SharedArena::array(int number, int64_t offset, int64_t bytes, int64_t alignment, std::string& problem) {
@@ -76,16 +89,75 @@ void* SharedArena::array(int number, int64_t offset, int64_t bytes, int64_t alig
   std::memset(data, 0xff, static_cast<size_t>(bytes));
   write_canaries(past, static_cast<size_t>(gap_end - past));
   forbid(past, static_cast<size_t>(gap_end - past));
-  arrays_.push_back({offset, bytes, data, gap_end});
+  if (viewed_) std::memset(view(data), 0xff, static_cast<size_t>(bytes));
+  arrays_.push_back({offset, bytes, alignment, data, gap_end});
   return data;
 }
 
-bool SharedArena::holds(const void* memory, int64_t bytes) const {
-  const auto* const begin = static_cast<const std::byte*>(memory);
+const SharedArena::Array* SharedArena::array_around(const void* place) const {
+  const auto* const begin = static_cast<const std::byte*>(place);
   for (const Array& array : arrays_) {
-    if (array.data <= begin && begin + bytes <= array.data + array.bytes) return true;
+    if (array.data <= begin && begin < array.data + array.bytes) return &array;
   }
-  return false;
+  return nullptr;
+}
+
+bool SharedArena::holds(const void* memory, int64_t bytes) const {
+  const Array* const array = array_around(memory);
+  return array != nullptr && bytes <= array->data + array->bytes - static_cast<const std::byte*>(memory);
+}
+
+void* SharedArena::same_place_in(SharedArena& other, const void* address, std::string& problem) const {
+  const Array* const mine = array_around(address);
+  if (mine == nullptr) {
+    problem = "maps an address that is in no array of its shared memory";
+    return nullptr;
+  }
+  const bool was_closed = other.closed_ != nullptr;
+  const char* const why = other.closed_;
+  other.open();
+  std::byte* theirs = nullptr;
+  for (size_t number = 0; number <= static_cast<size_t>(mine - arrays_.data()); ++number) {
+    const Array& each = arrays_[number];
+    theirs = static_cast<std::byte*>(
+        other.array(static_cast<int>(number), each.offset, each.bytes, each.alignment, problem));
+    if (theirs == nullptr) break;
+  }
+  if (was_closed) other.close(why);
+  return theirs == nullptr ? nullptr : theirs + (static_cast<const std::byte*>(address) - mine->data);
+}
+
+int64_t SharedArena::address(const void* place) const {
+  const Array* const array = array_around(place);
+  return array == nullptr ? -1
+                          : kBegin + array->offset + (static_cast<const std::byte*>(place) - array->data);
+}
+
+std::byte* SharedArena::place_of(int64_t address) const {
+  const int64_t offset = address - kBegin;
+  for (const Array& array : arrays_) {
+    if (array.offset <= offset && offset < array.offset + array.bytes)
+      return array.data + (offset - array.offset);
+  }
+  return nullptr;
+}
+
+void SharedArena::begin_view() {
+  viewed_ = true;
+  view_.resize(kRoom);
+  for (const Array& array : arrays_) {
+    std::memset(view_.data() + (array.data - first_), 0xff, static_cast<size_t>(array.bytes));
+  }
+}
+
+std::byte* SharedArena::view(const std::byte* place) {
+  if (!viewed_) begin_view();
+  return view_.data() + (place - first_);
+}
+
+void SharedArena::publish() {
+  for (const Array& array : arrays_)
+    std::memcpy(view(array.data), array.data, static_cast<size_t>(array.bytes));
 }
 
 std::string SharedArena::beyond(const Array& array, const std::byte* place) const {
@@ -106,6 +178,8 @@ std::optional<std::string> SharedArena::overwritten() const {
 std::optional<std::string> SharedArena::place(const void* address) const {
   const auto* const place = static_cast<const std::byte*>(address);
   if (place < mapped_ || place >= mapped_ + kRoom + 2 * kGuard) return std::nullopt;
+  if (closed_ != nullptr)
+    return std::string("shared memory that cannot be accessed, for its block ") + closed_;
   if (place < first_ || arrays_.empty()) {
     return std::to_string(first_ - place) + " bytes before the begin of shared memory";
   }

@@ -150,9 +150,17 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
   constexpr int64_t kWithoutAsking = 48 * 1024;
   const std::string call = std::string("launch in ") + shape.where.function;
   if (shape.shared_bytes > kWithoutAsking) grant_shared_memory(kernel, call, shape.where);
-  check(cudaLaunchKernel(kernel, shape.grid, shape.block, arguments, static_cast<size_t>(shape.shared_bytes),
-                         shape.stream),
-        call, shape.where);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  cudaLaunchConfig_t configuration{};
+  configuration.gridDim = shape.grid;
+  configuration.blockDim = shape.block;
+  configuration.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  configuration.stream = shape.stream;
+  configuration.attrs = &cluster;
+  configuration.numAttrs = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1 ? 1 : 0;
+  check(cudaLaunchKernelExC(&configuration, kernel, arguments), call, shape.where);
   ++counters().launches;
 }
 

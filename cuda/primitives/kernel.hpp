@@ -65,9 +65,17 @@ struct LaunchShape {
   int64_t shared_bytes;
   Stream stream;
   CallSite where;
+  dim3 cluster = dim3(1);
 
   LaunchShape(dim3 blocks, dim3 threads, int64_t shared, Stream queue, CallSite caller = CallSite::current())
       : grid(blocks), block(threads), shared_bytes(shared), stream(queue), where(caller) {}
+
+  /// The same in clusters of so many blocks, at most 8, which divide the grid; on sm_90.
+  LaunchShape in_clusters(dim3 blocks) const {
+    LaunchShape shape = *this;
+    shape.cluster = blocks;
+    return shape;
+  }
 };
 
 #ifdef KVBOUND_CUDA_NATIVE
@@ -89,8 +97,9 @@ void launch(const LaunchShape& shape, void (*kernel)(P...), std::type_identity_t
     std::apply(run, *static_cast<const std::tuple<void (*)(P...), P...>*>(all));
   };
   emulation::run_or_record([bound, call, shape] {
-    emulation::run_grid({{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule()},
-                        shape.where);
+    emulation::run_grid(
+        {{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule(), shape.cluster},
+        shape.where);
   });
 #endif
 }

@@ -1,0 +1,128 @@
+#include "bulk_copy.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "async_proxy.hpp"
+#include "memory.hpp"
+#include "shared_memory.hpp"
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+constexpr const char* kLoad = "cp.async.bulk";
+constexpr const char* kStore = "cp.async.bulk of shared memory";
+constexpr int64_t kUnit = 16;
+
+void require_bulk(const char* name, const void* shared, const void* global, int64_t bytes, CallSite where) {
+  if (bytes <= 0 || bytes % kUnit != 0) {
+    fail(std::string(name) + " copies " + std::to_string(bytes) + " bytes, which is no multiple of 16",
+         where);
+  }
+  require_shared(shared, bytes, kUnit, name, where);
+  require_aligned(global, kUnit, name, where);
+  if (!is_device_memory(global, static_cast<size_t>(bytes))) {
+    fail(std::string(name) + " copies " + std::to_string(bytes) + " bytes at " + place_in_memory(global),
+         where);
+  }
+}
+
+}  // namespace
+
+void write_shared(std::byte* to, const void* from, int64_t bytes) {
+  const auto count = static_cast<size_t>(bytes);
+  if (from == nullptr) {
+    std::memset(to, 0, count);
+  } else {
+    std::memcpy(to, from, count);
+  }
+  SharedArena* arena =
+      &shared_arena();  // of the block that issued the load, which need not be the running one
+  for (int rank = 0; !arena->holds(to, bytes) && rank < cluster_size(); ++rank)
+    arena = &shared_arena_of(rank);
+  std::memcpy(arena->view(to), to, count);
+}
+
+void BulkLoads::issue(const char* name, BulkLoad load) {
+  Mbarriers& barriers = async_proxy().mbarriers;
+  require_shared(load.barrier, 8, 8, name, load.where);
+  barriers.require_fenced(load.barrier, name, load.where);
+  if (eager_copies()) {
+    load.write();
+    barriers.complete(load.barrier, load.bytes, load.where);
+    return;
+  }
+  const std::vector<std::byte> nan(static_cast<size_t>(load.bytes), std::byte{0xff});
+  write_shared(load.to, nan.data(), load.bytes);
+  in_flight_.push_back({std::move(load), block_rank(this_thread())});
+}
+
+bool BulkLoads::land_one() {
+  Mbarriers& barriers = async_proxy().mbarriers;
+  std::vector<size_t> waited_for;
+  for (size_t i = 0; i < in_flight_.size(); ++i) {
+    if (barriers.is_waited_for(in_flight_[i].load.barrier)) waited_for.push_back(i);
+  }
+  if (waited_for.empty()) return false;
+  const size_t which = waited_for[static_cast<size_t>(choose(static_cast<int>(waited_for.size())))];
+  const BulkLoad load = std::move(in_flight_[which].load);
+  in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(which));
+  load.write();
+  barriers.complete(load.barrier, load.bytes, load.where);
+  return true;
+}
+
+void BulkLoads::refuse_to_end(int rank) const {
+  for (const InFlight& each : in_flight_) {
+    if (each.rank != rank) continue;
+    fail("is its block's last to return, and none has waited for the bulk copy issued at " +
+             text(each.load.where),
+         each.load.where);
+  }
+}
+
+void load_bulk(void* shared, const void* global, int64_t bytes, uint64_t* barrier, CallSite where) {
+  require_bulk(kLoad, shared, global, bytes, where);
+  auto* const to = static_cast<std::byte*>(shared);
+  const auto write = [to, global, bytes] { write_shared(to, global, bytes); };
+  async_proxy().loads.issue(kLoad, {to, bytes, barrier, write, where});
+}
+
+void BulkStores::Store::take() {
+  if (!read) std::memcpy(bytes.data(), from, bytes.size());
+  read = true;
+}
+
+void BulkStores::Store::write() {
+  take();
+  if (!written) std::memcpy(to, bytes.data(), bytes.size());
+  written = true;
+}
+
+void BulkStores::issue(void* global, const void* shared, int64_t bytes, CallSite where) {
+  require_bulk(kStore, shared, global, bytes, where);
+  require_visible(shared, bytes, kStore, where);
+  Store store{global, shared, std::vector<std::byte>(static_cast<size_t>(bytes)), false, false, where};
+  if (eager_copies()) store.write();
+  stores_.push_back(std::move(store));
+}
+
+void BulkStores::commit() { group_ends_.push_back(stores_.size()); }
+
+void BulkStores::wait(size_t in_flight, bool read_only) {
+  if (group_ends_.size() <= in_flight) return;
+  const size_t end = group_ends_[group_ends_.size() - 1 - in_flight];
+  for (size_t i = 0; i < end; ++i) read_only ? stores_[i].take() : stores_[i].write();
+  waited_ = std::max(waited_, end);
+}
+
+void BulkStores::refuse_to_return() {
+  if (waited_ < stores_.size()) {
+    const CallSite where = stores_[waited_].where;
+    fail("returns while a bulk store may read shared memory that was issued at " + text(where), where);
+  }
+  for (Store& store : stores_) store.write();
+}
+
+}  // namespace kvbound::cuda::emulation

@@ -1,0 +1,73 @@
+// Bulk copies that have been issued and not yet waited for: loads into shared memory, which complete on an mbarrier, and
+// stores from it, which a thread waits for in groups.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "block.hpp"
+
+namespace kvbound::cuda::emulation {
+
+struct BulkLoad {
+  std::byte* to;  ///< in the running block's shared memory
+  int64_t bytes;
+  uint64_t* barrier;
+  std::function<void()> write;  ///< writes all the bytes
+  CallSite where;
+};
+
+/// The loads of a cluster's blocks. Eager ones land when they are issued; the others when no thread can go on without
+/// them, and until then their target is NaN.
+class BulkLoads {
+ public:
+  void issue(const char* name, BulkLoad load);
+  /// Lands one load whose mbarrier a thread waits for; which one depends on the schedule.
+  bool land_one();
+  void refuse_to_end(int rank) const;
+  void restart() { in_flight_.clear(); }
+
+ private:
+  struct InFlight {
+    BulkLoad load;
+    int rank;
+  };
+  std::vector<InFlight> in_flight_;
+};
+
+/// Writes to shared memory as the asynchronous proxy does: `bytes` from `from`, or zeros if that is null.
+void write_shared(std::byte* to, const void* from, int64_t bytes);
+
+/// cp.async.bulk from global to shared memory.
+void load_bulk(void* shared, const void* global, int64_t bytes, uint64_t* barrier, CallSite where);
+
+/// A thread's stores. Lazy ones read shared memory, and write to global memory, at the wait for that; eager ones when
+/// they are issued.
+class BulkStores {
+ public:
+  void issue(void* global, const void* shared, int64_t bytes, CallSite where);
+  void commit();
+  /// Returns when all but the latest `in_flight` groups have read their sources, or also have written.
+  void wait(size_t in_flight, bool read_only);
+  void refuse_to_return();
+
+ private:
+  struct Store {
+    void* to;
+    const void* from;
+    std::vector<std::byte> bytes;  // as they were read
+    bool read = false;
+    bool written = false;
+    CallSite where;
+
+    void take();
+    void write();
+  };
+  std::vector<Store> stores_;
+  std::vector<size_t> group_ends_;  // positions in stores_
+  size_t waited_ = 0;               // stores that have been waited for
+};
+
+}  // namespace kvbound::cuda::emulation

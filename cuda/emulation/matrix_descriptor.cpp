@@ -1,0 +1,70 @@
+#include "matrix_descriptor.hpp"
+
+#include <cstring>
+
+#include <kvbound/cuda/support/swizzle.hpp>
+
+#include "async_proxy.hpp"
+#include "shared_memory.hpp"
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+constexpr const char* kName = "wgmma";
+constexpr int64_t kUnit = 16;  // bytes
+constexpr int kRowsOfGroup = 8;
+constexpr int kUnitsOfRow = 2;  // 16 numbers of 2 bytes
+
+struct Matrix {
+  int64_t address;
+  int64_t leading;  // byte offsets
+  int64_t stride;
+  Swizzle swizzle;
+
+  int64_t unit(int row, int number) const {
+    const bool plain = swizzle == Swizzle::kNone;
+    const int64_t along_row = number * (plain ? leading : kUnit);
+    const int64_t in_group = row % kRowsOfGroup * swizzle_span(swizzle);
+    return swizzled(address + row / kRowsOfGroup * stride + in_group + along_row, swizzle);
+  }
+};
+
+int64_t field(uint64_t descriptor, int first_bit) {
+  return static_cast<int64_t>(descriptor >> first_bit & 0x3fff) * kUnit;
+}
+
+Matrix decoded(uint64_t descriptor, CallSite where) {
+  constexpr uint64_t kMeaningful = 0xc00e3fff3fff3fff;
+  constexpr Swizzle kModes[] = {Swizzle::kNone, Swizzle::k128Bytes, Swizzle::k64Bytes, Swizzle::k32Bytes};
+  if ((descriptor & ~kMeaningful) != 0)
+    fail("wgmma with a matrix descriptor whose reserved bits are not zero", where);
+  if ((descriptor >> 49 & 7) != 0) {
+    fail(
+        "wgmma with a matrix descriptor of a base offset, which the emulation does not know: begin tiles on a "
+        "multiple of the swizzle's period",
+        where);
+  }
+  return {field(descriptor, 0), field(descriptor, 16), field(descriptor, 32), kModes[descriptor >> 62]};
+}
+
+}  // namespace
+
+void read_rows(uint64_t descriptor, int first, int count, bool check, uint16_t (*rows)[16], CallSite where) {
+  const Matrix matrix = decoded(descriptor, where);
+  const SharedArena& arena = shared_arena();
+  for (int r = 0; r < count; ++r) {
+    for (int i = 0; i < kUnitsOfRow; ++i) {
+      const int64_t address = matrix.unit(first + r, i);
+      const std::byte* const unit = arena.place_of(address);
+      if (unit == nullptr || !arena.holds(unit, kUnit)) {
+        fail("wgmma reads row " + std::to_string(first + r) + " of a matrix at address " +
+                 std::to_string(address) + " of shared memory, in no array",
+             where);
+      }
+      if (check) require_visible(unit, kUnit, kName, where);
+      std::memcpy(&rows[r][8 * i], unit, kUnit);
+    }
+  }
+}
+
+}  // namespace kvbound::cuda::emulation

@@ -1,0 +1,26 @@
+// Matrices of 16-bit numbers in shared memory, as wgmma's 64-bit descriptors name them.
+//
+//     bits  0-13   address / 16
+//     bits 16-29   leading dimension's byte offset / 16: between units of 16 bytes along k, without a swizzle
+//     bits 32-45   stride dimension's byte offset / 16: between groups of eight rows
+//     bits 49-51   offset of the swizzle's period
+//     bits 62-63   swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
+//
+// The matrix is K-major: a row's 16 numbers along k are adjacent. Within a group of eight, rows follow each other after
+// as many bytes as the swizzle's span. The swizzle applies to addresses, so that a descriptor may begin anywhere in the
+// period's first row of units.
+//
+// source  PTX ISA, 9.7.15.5.1 (shared-memory layouts and matrix descriptors)
+#pragma once
+
+#include <cstdint>
+
+#include "block.hpp"
+
+namespace kvbound::cuda::emulation {
+
+/// Rows first..first + count - 1 of the matrix, 16 numbers each. Fails if a bit is set that has no meaning, or a number
+/// lies in no array of shared memory; with `check`, also if a number was written with no fence behind that.
+void read_rows(uint64_t descriptor, int first, int count, bool check, uint16_t (*rows)[16], CallSite where);
+
+}  // namespace kvbound::cuda::emulation

@@ -1,0 +1,91 @@
+#include "tensor_map.hpp"
+
+#include <string>
+
+#include <kvbound/reference/core/error.hpp>
+
+#include "async_proxy.hpp"
+#include "memory.hpp"
+#include "shared_memory.hpp"
+
+namespace kvbound::cuda::emulation {
+namespace {
+
+constexpr const char* kName = "cp.async.bulk.tensor";
+
+// One copy: `first` are the coordinates of the box's first number.
+struct Box {
+  TensorMap map;
+  int64_t first[3];
+  std::byte* to;
+
+  // The number's address; null outside the tensor.
+  const std::byte* number(int64_t x, int64_t y, int64_t z) const {
+    const int64_t at[3] = {first[0] + x, first[1] + y, first[2] + z};
+    const std::byte* place = map.data;
+    for (int i = 0; i < 3; ++i) {
+      if (at[i] < 0 || at[i] >= map.extents[i]) return nullptr;
+      place += at[i] * map.strides[i];
+    }
+    return place;
+  }
+
+  void write() const {
+    int64_t offset = 0;
+    for (int64_t z = 0; z < map.box[2]; ++z) {
+      for (int64_t y = 0; y < map.box[1]; ++y) {
+        for (int64_t x = 0; x < map.box[0]; ++x, offset += map.bytes_of_number) {
+          write_shared(to + swizzled(offset, map.swizzle), number(x, y, z), map.bytes_of_number);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+TensorMap encode_tensor_map(const void* data, int64_t bytes_of_number, const TensorTile& tile,
+                            CallSite where) {
+  require_copyable(tile, data, bytes_of_number);
+  TensorMap map{static_cast<const std::byte*>(data),
+                bytes_of_number,
+                static_cast<int>(tile.extents.size()),
+                {1, 1, 1},
+                {bytes_of_number, 0, 0},
+                {1, 1, 1},
+                tile.swizzle};
+  int64_t last = 0;
+  for (size_t i = 0; i < tile.extents.size(); ++i) {
+    map.extents[i] = tile.extents[i];
+    map.box[i] = tile.box[i];
+    if (i > 0) map.strides[i] = tile.strides[i - 1];
+    last += (map.extents[i] - 1) * map.strides[i];
+  }
+  if (!is_device_memory(data, static_cast<size_t>(last + bytes_of_number))) {
+    throw DeviceError("tensor map",
+                      std::to_string(last + bytes_of_number) + " bytes at " + place_in_device_memory(data),
+                      where.file, where.line);
+  }
+  return map;
+}
+
+void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int dimensions, const int (&first)[3],
+              CallSite where) {
+  if (dimensions != map.dimensions) {
+    fail(std::string(kName) + " of " + std::to_string(dimensions) + " dimensions with a map of " +
+             std::to_string(map.dimensions),
+         where);
+  }
+  const int64_t bytes = map.box[0] * map.box[1] * map.box[2] * map.bytes_of_number;
+  const int64_t period = swizzle_period(map.swizzle);
+  require_shared(shared, bytes, period, kName, where);
+  if (shared_arena().address(shared) % period != 0) {
+    fail(std::string(kName) + " writes to an address that is no multiple of " + std::to_string(period) +
+             " on a GPU, where arrays lie behind each other",
+         where);
+  }
+  const Box box{map, {first[0], first[1], first[2]}, static_cast<std::byte*>(shared)};
+  async_proxy().loads.issue(kName, {box.to, bytes, barrier, [box] { box.write(); }, where});
+}
+
+}  // namespace kvbound::cuda::emulation

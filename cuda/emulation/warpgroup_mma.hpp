@@ -1,0 +1,100 @@
+// Products of a warpgroup's tensor cores (wgmma), lane by lane. A warp's quarter of a product, 16 of its 64 rows, is
+// computed when the warp issues it or, with lazy copies, when the warp waits for it. Until then the sums are NaN in the
+// lanes' variables. The four warps need not issue at the same time, but the same products at the same places.
+//
+// Stricter than PTX: a wgmma.fence is required behind every wait that completed sums, whether or not they were accessed;
+// and an array that holds rows of A must not be written before the wait.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <vector>
+
+#include "block.hpp"
+
+namespace kvbound::cuda::emulation {
+
+inline constexpr int kWarpsOfGroup = 4;
+
+/// One lane's part of a product of A [64, 16] and B [16, columns].
+struct WarpgroupProduct {
+  float* sums;           ///< [columns / 2]
+  const uint32_t* rows;  ///< four registers of A; null if A is in shared memory
+  uint64_t a;            ///< matrix descriptors
+  uint64_t b;
+  int columns;
+  bool add;  ///< to the sums, rather than to 0
+  float (*widen)(uint16_t bits);
+};
+
+class Warpgroup {
+ public:
+  static ThreadId first_thread(ThreadId id) { return id - id % (kWarpsOfGroup * kWarpSize); }
+  /// The running thread's.
+  static Warpgroup& here(const char* name, CallSite where);
+
+  // Steps of the running warp.
+  void fence() { mine().fenced = true; }
+  void issue(const std::array<WarpgroupProduct, kWarpSize>& lanes, CallSite where);
+  void commit();
+  /// Completes all groups but the latest `in_flight`.
+  void wait(size_t in_flight);
+  /// Fails unless the other warps take the same steps. `detail` distinguishes steps of one name.
+  void take_step(const char* name, uint64_t detail, CallSite where);
+
+  void refuse_to_return(ThreadId id) const;
+  void refuse_to_end() const;
+
+ private:
+  // One warp's sums that are in flight.
+  struct Sums {
+    std::array<float*, kWarpSize> of_lane;
+    int columns;
+    std::vector<float> numbers;  // [16, columns]
+    int products = 0;            // that are not yet waited for
+    CallSite where;              // the last of them
+  };
+  struct Product {
+    std::array<WarpgroupProduct, kWarpSize> lanes;
+    std::array<std::array<uint32_t, 4>, kWarpSize> rows;  // as they were when it was issued
+    Sums* sums;
+    CallSite where;
+  };
+  struct Warp {
+    bool fenced = false;
+    size_t steps = 0;  // of all, taken by this warp
+    std::list<Sums> sums;
+    std::deque<Product> products;
+    std::deque<size_t> groups;  // numbers of products
+    size_t uncommitted = 0;
+  };
+  struct StepTaken {
+    const char* name;
+    uint64_t detail;
+    CallSite where;
+  };
+
+  Warp& mine() { return warps_[static_cast<size_t>(emulation::warp() % kWarpsOfGroup)]; }
+  Sums& sums_for(const std::array<WarpgroupProduct, kWarpSize>& lanes, CallSite where);
+  static void refuse_changed_rows(const Warp& warp, const std::array<WarpgroupProduct, kWarpSize>& lanes,
+                                  CallSite where);
+  static void multiply(const Product& product);
+  void complete(Warp& warp);
+  const StepTaken& step(size_t number) const { return steps_[number - forgotten_]; }
+
+  std::array<Warp, kWarpsOfGroup> warps_;
+  std::deque<StepTaken> steps_;  // that some warp has not taken yet
+  size_t forgotten_ = 0;
+};
+
+// What a warp's lanes do together.
+void issue_product(const WarpgroupProduct& product, CallSite where);
+void fence_products(CallSite where);
+void commit_products(CallSite where);
+void wait_for_products(int in_flight, CallSite where);
+/// setmaxnreg; `raise` or lower.
+void set_registers(int registers, bool raise, CallSite where);
+
+}  // namespace kvbound::cuda::emulation

@@ -1,0 +1,312 @@
+// Bulk copies: every byte's place, numbers outside a tensor, pipelines.
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/primitives/bulk_copy.hpp>
+#include <kvbound/cuda/primitives/proxy_fence.hpp>
+#include <kvbound/cuda/primitives/tensor_load.hpp>
+
+#include "support/hopper_test.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+class BulkCopy : public HopperTest {};
+
+// A pipeline of stages: a producer's thread loads, and all threads of a second warp add up what it has loaded.
+
+constexpr int kStages = 3;
+constexpr int kConsumers = 32;
+
+struct Pipeline {
+  int* numbers;  // [kStages, count]
+  uint64_t* full;
+  uint64_t* empty;
+
+  __host__ __device__ Pipeline(SharedMemory& memory, int count)
+      : numbers(memory.array<int>(kStages * count, 128)),
+        full(memory.array<uint64_t>(kStages)),
+        empty(memory.array<uint64_t>(kStages)) {}
+};
+
+__device__ void consume(const Pipeline& shared, int tiles, int count, int* sums) {
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % kStages;
+    mbarrier_wait(shared.full + stage, static_cast<unsigned>(tile / kStages % 2));
+    int sum = 0;
+    for (int i = 0; i < count; ++i) sum += shared.numbers[stage * count + i] * (i + 1);
+    sums[tile * kConsumers + lane()] = sum;
+    mbarrier_arrive(shared.empty + stage);
+  }
+}
+
+__global__ void pipeline_kernel(const int* numbers, int tiles, int count, int* sums) {
+  SharedMemory memory;
+  const Pipeline shared(memory, count);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(shared.full + stage, 1);
+      mbarrier_init(shared.empty + stage, kConsumers);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  if (warp() == 1) consume(shared, tiles, count, sums);
+  if (threadIdx.x != 0) return;
+  const int bytes = count * static_cast<int>(sizeof(int));
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % kStages;
+    mbarrier_wait(shared.empty + stage, static_cast<unsigned>(tile / kStages % 2 ^ 1));
+    mbarrier_arrive_expect(shared.full + stage, bytes);
+    bulk_load(shared.numbers + stage * count, numbers + tile * count, bytes / 2, shared.full + stage);
+    bulk_load(shared.numbers + stage * count + count / 2, numbers + tile * count + count / 2, bytes / 2,
+              shared.full + stage);
+  }
+}
+
+TEST_F(BulkCopy, ConsumersOfAPipelineGetEveryTile) {
+  constexpr int kTiles = 8;
+  constexpr int kCount = 24;
+  std::vector<int> numbers(kTiles * kCount);
+  std::iota(numbers.begin(), numbers.end(), 1);
+  std::vector<int> expected;
+  for (int tile = 0; tile < kTiles; ++tile) {
+    int sum = 0;
+    for (int i = 0; i < kCount; ++i) sum += numbers[static_cast<size_t>(tile * kCount + i)] * (i + 1);
+    expected.insert(expected.end(), kConsumers, sum);
+  }
+  const Buffer<int> input = upload(numbers);
+  under_every_schedule([&] {
+    Buffer<int> sums(kTiles * kConsumers);
+    launch(LaunchShape(extent(1), extent(64), shared_bytes<Pipeline>(kCount), nullptr), pipeline_kernel,
+           input.data(), kTiles, kCount, sums.data());
+    EXPECT_EQ(download(sums), expected);
+  });
+}
+
+// Every thread writes its part of shared memory, and stores it in groups of its own; the part is then written again.
+__global__ void store_kernel(int rounds, int* numbers) {
+  constexpr int kParts = 8;
+  SharedMemory memory;
+  int* const mine = memory.array<int>(kParts * blockDim.x) + kParts * threadIdx.x;
+  for (int round = 0; round < rounds; ++round) {
+    for (int i = 0; i < kParts; ++i) mine[i] = round * 1000 + static_cast<int>(threadIdx.x) * kParts + i;
+    fence_async_proxy();
+    bulk_store(numbers + (static_cast<unsigned>(round) * blockDim.x + threadIdx.x) * kParts, mine, 32);
+    bulk_commit();
+    bulk_wait_read<0>();
+  }
+}
+
+TEST_F(BulkCopy, StoresWriteWhatSharedMemoryHeld) {
+  constexpr int kThreads = 5;
+  constexpr int kRounds = 4;
+  std::vector<int> expected;
+  for (int round = 0; round < kRounds; ++round) {
+    for (int i = 0; i < kThreads * 8; ++i) expected.push_back(round * 1000 + i);
+  }
+  under_every_schedule([&] {
+    Buffer<int> numbers(kRounds * kThreads * 8);
+    launch(LaunchShape(extent(1), extent(kThreads), kThreads * 32, nullptr), store_kernel, kRounds,
+           numbers.data());
+    EXPECT_EQ(download(numbers), expected);
+  });
+}
+
+// What a thread has stored it can load again behind a full wait.
+__global__ void round_trip_kernel(int* numbers, int* found) {
+  SharedMemory memory;
+  int* const out = memory.array<int>(4);
+  int* const in = memory.array<int>(4);
+  uint64_t* const barrier = memory.array<uint64_t>(1);
+  mbarrier_init(barrier, 1);
+  mbarrier_fence_init();
+  for (int i = 0; i < 4; ++i) out[i] = 40 + i;
+  fence_async_proxy();
+  bulk_store(numbers, out, 16);
+  bulk_commit();
+  bulk_wait<0>();
+  mbarrier_arrive_expect(barrier, 16);
+  bulk_load(in, numbers, 16, barrier);
+  mbarrier_wait(barrier, 0);
+  for (int i = 0; i < 4; ++i) found[i] = in[i];
+}
+
+TEST_F(BulkCopy, AStoreIsReadableBehindTheWaitForIt) {
+  under_every_schedule([] {
+    Buffer<int> numbers(4);
+    Buffer<int> found(4);
+    launch(LaunchShape(extent(1), extent(1), 64, nullptr), round_trip_kernel, numbers.data(), found.data());
+    EXPECT_EQ(download(found), (std::vector<int>{40, 41, 42, 43}));
+  });
+}
+
+// Tensors: every number of the box, wherever it lies.
+
+template <class T>
+__global__ void box_kernel(const __grid_constant__ TensorMap map, int count, int dimensions, int column,
+                           int row, int plane, T* numbers) {
+  SharedMemory memory;
+  T* const box = memory.array<T>(count, 1024);
+  uint64_t* const barrier = memory.array<uint64_t>(1);
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    mbarrier_fence_init();
+    mbarrier_arrive_expect(barrier, count * static_cast<int>(sizeof(T)));
+    if (dimensions == 2) load_box(box, map, barrier, column, row);
+    if (dimensions == 3) load_box(box, map, barrier, column, row, plane);
+  }
+  __syncthreads();
+  mbarrier_wait(barrier, 0);
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
+    numbers[i] = box[i];
+}
+
+// The tensor [planes, rows, columns] whose numbers are all different and not 0.
+struct Tensor {
+  int64_t columns, rows, planes;
+  int64_t pitch;  // numbers from one row to the next
+
+  int64_t number(int64_t x, int64_t y, int64_t z) const {
+    const bool inside = 0 <= x && x < columns && 0 <= y && y < rows && 0 <= z && z < planes;
+    return inside ? 1 + (z * rows + y) * columns + x : 0;
+  }
+};
+
+template <class T>
+T as(int64_t number) {
+  if constexpr (std::is_same_v<T, float>) {
+    return static_cast<float>(number);
+  } else {
+    return T{static_cast<uint16_t>(number)};
+  }
+}
+
+template <class T>
+std::vector<T> stored(const Tensor& tensor) {
+  std::vector<T> numbers(static_cast<size_t>(tensor.planes * tensor.rows * tensor.pitch), as<T>(0x7777));
+  for (int64_t z = 0; z < tensor.planes; ++z) {
+    for (int64_t y = 0; y < tensor.rows; ++y) {
+      for (int64_t x = 0; x < tensor.columns; ++x) {
+        numbers[static_cast<size_t>((z * tensor.rows + y) * tensor.pitch + x)] =
+            as<T>(tensor.number(x, y, z));
+      }
+    }
+  }
+  return numbers;
+}
+
+struct Place {
+  int column, row, plane;
+};
+
+// Where the numbers of a box lie in shared memory: in units of 16 bytes, eight to a line of 128 bytes.
+template <class T>
+std::vector<int64_t> expected_box(const Tensor& tensor, const TensorTile& tile, Place first) {
+  const int64_t planes = tile.box.size() > 2 ? tile.box[2] : 1;
+  const auto units_of_swizzle = static_cast<int64_t>(tile.swizzle);
+  constexpr int64_t kOfUnit = 16 / sizeof(T);
+  std::vector<int64_t> numbers(static_cast<size_t>(tile.box[0] * tile.box[1] * planes));
+  int64_t i = 0;
+  for (int64_t z = 0; z < planes; ++z) {
+    for (int64_t y = 0; y < tile.box[1]; ++y) {
+      for (int64_t x = 0; x < tile.box[0]; ++x, ++i) {
+        const int64_t line = i / (8 * kOfUnit);
+        const int64_t unit = i / kOfUnit % 8 ^ line % units_of_swizzle;
+        numbers[static_cast<size_t>((8 * line + unit) * kOfUnit + i % kOfUnit)] =
+            tensor.number(first.column + x, first.row + y, tensor.planes > 1 ? first.plane + z : z);
+      }
+    }
+  }
+  return numbers;
+}
+
+template <class T>
+void check_boxes(const Tensor& tensor, const TensorTile& tile, const std::vector<Place>& places) {
+  const Buffer<T> input = upload(stored<T>(tensor));
+  const TensorMap map = tensor_map(input.data(), tile);
+  const int64_t count = std::accumulate(tile.box.begin(), tile.box.end(), int64_t{1}, std::multiplies<>());
+  for (const Place& first : places) {
+    SCOPED_TRACE("box at " + std::to_string(first.column) + ", " + std::to_string(first.row) + ", " +
+                 std::to_string(first.plane) + ", swizzle of " + std::to_string(swizzle_span(tile.swizzle)));
+    std::vector<T> expected;
+    for (const int64_t number : expected_box<T>(tensor, tile, first)) expected.push_back(as<T>(number));
+    Buffer<T> numbers(count);
+    launch(LaunchShape(extent(1), extent(32), count * static_cast<int64_t>(sizeof(T)) + 64, nullptr),
+           box_kernel<T>, map, static_cast<int>(count), static_cast<int>(tile.extents.size()), first.column,
+           first.row, first.plane, numbers.data());
+    const std::vector<T> found = download(numbers);
+    EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(T)), 0);
+  }
+}
+
+constexpr Swizzle kSwizzles[] = {Swizzle::kNone, Swizzle::k32Bytes, Swizzle::k64Bytes, Swizzle::k128Bytes};
+
+// Inside, across every edge, and wholly outside.
+const std::vector<Place> kPlaces{{0, 0, 0},  {5, 3, 1},  {-3, -2, 0}, {33, 19, 2},
+                                 {60, 2, 0}, {3, 40, 0}, {0, 0, -1}};
+
+TEST_F(BulkCopy, BoxesOfMatricesLieWhereTheirSwizzleSaysWithZerosOutside) {
+  const Tensor tensor{37, 21, 1, 40};
+  under_every_schedule([&] {
+    for (const Swizzle swizzle : kSwizzles) {
+      const int64_t row = swizzle == Swizzle::kNone ? 48 : swizzle_span(swizzle);
+      check_boxes<Bfloat16>(tensor, {{37, 21}, {80}, {row / 2, 20}, swizzle}, kPlaces);
+      check_boxes<Float16>(tensor, {{37, 21}, {80}, {row / 2, 9}, swizzle}, kPlaces);
+      check_boxes<float>(tensor, {{37, 21}, {160}, {row / 4, 16}, swizzle}, kPlaces);
+    }
+  });
+}
+
+TEST_F(BulkCopy, BoxesOfThreeDimensionsAreTheirPlanesOneBehindTheOther) {
+  const Tensor tensor{37, 21, 3, 40};
+  under_every_schedule([&] {
+    for (const Swizzle swizzle : kSwizzles) {
+      const int64_t row = swizzle == Swizzle::kNone ? 48 : swizzle_span(swizzle);
+      check_boxes<Bfloat16>(tensor, {{37, 21, 3}, {80, 80 * 21}, {row / 2, 7, 2}, swizzle}, kPlaces);
+    }
+  });
+}
+
+TEST_F(BulkCopy, OfTensorsThatCannotBeMappedTheHostSaysWhat) {
+  const Buffer<float> numbers(4096);
+  const TensorTile good{{60, 60}, {256}, {32, 8}, Swizzle::k128Bytes};
+  const auto refusal = [&](const std::function<void(TensorTile&)>& change, int64_t first = 0) {
+    TensorTile tile = good;
+    change(tile);
+    try {
+      static_cast<void>(tensor_map(numbers.data() + first, tile));
+    } catch (const ShapeMismatch& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  const auto expect = [](const std::string& said, const std::string& words) {
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  };
+  EXPECT_EQ(refusal([](TensorTile&) {}), "none");
+  expect(refusal([](TensorTile&) {}, 1), "last bits 4, not 0..0");
+  expect(refusal([](TensorTile& tile) { tile.extents = {60}; }), "dimensions: 1, not 2..3");
+  expect(refusal([](TensorTile& tile) { tile.box = {32}; }), "lengths of a box: 1, not 2..2");
+  expect(refusal([](TensorTile& tile) { tile.strides = {256, 256}; }), "strides: 2, not 1..1");
+  expect(refusal([](TensorTile& tile) { tile.extents[1] = 0; }), "extent of 0");
+  expect(refusal([](TensorTile& tile) { tile.strides[0] = 240 + 8; }), "stride of 248");
+  expect(refusal([](TensorTile& tile) { tile.strides[0] = int64_t{1} << 40; }), "stride of 1099511627776");
+  expect(refusal([](TensorTile& tile) { tile.box[1] = 257; }), "box length of 257");
+  expect(refusal([](TensorTile& tile) { tile.box[0] = 16; }), "swizzled box's row: 64, not 128..128");
+  expect(refusal([](TensorTile& tile) {
+           tile.swizzle = Swizzle::kNone;
+           tile.box[0] = 6;
+         }),
+         "bytes in a box's row: 24");
+}
+
+}  // namespace
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
