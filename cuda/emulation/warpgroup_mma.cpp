@@ -206,6 +206,15 @@ void Warpgroup::complete(Warp& warp) {
   warp.fenced = false;
 }
 
+void Warpgroup::require_complete(const float* sums, CallSite where) {
+  for (const Sums& each : mine().sums) {
+    if (each.of_lane[static_cast<size_t>(lane())] != sums) continue;
+    fail("names sums that are still in flight behind wgmma.wait_group: they were issued at " +
+             text(each.where),
+         where);
+  }
+}
+
 void Warpgroup::refuse_to_return(ThreadId id) const {
   const Warp& warp = warps_[static_cast<size_t>(id % kMostThreads / kWarpSize % kWarpsOfGroup)];
   if (!warp.products.empty()) {
@@ -258,6 +267,10 @@ void commit_products(CallSite where) {
 void wait_for_products(int in_flight, CallSite where) {
   as_warp("wgmma.wait_group", where,
           [in_flight](Warpgroup& all) { all.wait(static_cast<size_t>(in_flight)); });
+}
+
+void require_complete(const float* sums, CallSite where) {
+  Warpgroup::here("wgmma.wait_group", where).require_complete(sums, where);
 }
 
 void set_registers(int registers, bool raise, CallSite where) {

@@ -44,6 +44,9 @@ class Warpgroup {
   /// Fails unless the other warps take the same steps. `detail` distinguishes steps of one name.
   void take_step(const char* name, uint64_t detail, CallSite where);
 
+  /// Fails if products of the running thread's sums are in flight.
+  void require_complete(const float* sums, CallSite where);
+
   void refuse_to_return(ThreadId id) const;
   void refuse_to_end() const;
 
@@ -94,6 +97,7 @@ void issue_product(const WarpgroupProduct& product, CallSite where);
 void fence_products(CallSite where);
 void commit_products(CallSite where);
 void wait_for_products(int in_flight, CallSite where);
+void require_complete(const float* sums, CallSite where);
 /// setmaxnreg; `raise` or lower.
 void set_registers(int registers, bool raise, CallSite where);
 
