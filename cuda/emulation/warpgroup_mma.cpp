@@ -206,6 +206,18 @@ void Warpgroup::complete(Warp& warp) {
   warp.fenced = false;
 }
 
+void Warpgroup::set_registers(const char* name, int registers, bool raise, CallSite where) {
+  take_step(name, static_cast<uint64_t>(registers), where);
+  Warp& warp = mine();
+  const bool possible = raise ? registers >= warp.registers : registers <= warp.registers;
+  if (warp.registers != 0 && !possible) {
+    fail(std::string(name) + " from " + std::to_string(warp.registers) + " registers to " +
+             std::to_string(registers),
+         where);
+  }
+  warp.registers = registers;
+}
+
 void Warpgroup::require_complete(const float* sums, CallSite where) {
   for (const Sums& each : mine().sums) {
     if (each.of_lane[static_cast<size_t>(lane())] != sums) continue;
@@ -275,7 +287,7 @@ void require_complete(const float* sums, CallSite where) {
 
 void set_registers(int registers, bool raise, CallSite where) {
   const char* const name = raise ? "setmaxnreg.inc" : "setmaxnreg.dec";
-  as_warp(name, where, [&](Warpgroup& all) { all.take_step(name, static_cast<uint64_t>(registers), where); });
+  as_warp(name, where, [&](Warpgroup& all) { all.set_registers(name, registers, raise, where); });
 }
 
 }  // namespace kvbound::cuda::emulation

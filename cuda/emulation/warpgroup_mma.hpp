@@ -41,6 +41,8 @@ class Warpgroup {
   void commit();
   /// Completes all groups but the latest `in_flight`.
   void wait(size_t in_flight);
+  /// setmaxnreg.
+  void set_registers(const char* name, int registers, bool raise, CallSite where);
   /// Fails unless the other warps take the same steps. `detail` distinguishes steps of one name.
   void take_step(const char* name, uint64_t detail, CallSite where);
 
@@ -67,7 +69,8 @@ class Warpgroup {
   };
   struct Warp {
     bool fenced = false;
-    size_t steps = 0;  // of all, taken by this warp
+    int registers = 0;  // of a thread; 0: as the kernel began
+    size_t steps = 0;   // of all, taken by this warp
     std::list<Sums> sums;
     std::deque<Product> products;
     std::deque<size_t> groups;  // numbers of products

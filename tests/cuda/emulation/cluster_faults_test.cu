@@ -1,0 +1,206 @@
+// The emulation reports wrong uses of clusters and of setmaxnreg: kernels with a template of faults, correct while all
+// are turned off.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/primitives/cluster.hpp>
+#include <kvbound/cuda/primitives/registers.hpp>
+
+#include "support/device_test.hpp"
+#include "support/emulation_faults.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+using emulation::Schedule;
+using emulation::ScopedSchedule;
+
+const std::vector<Schedule> kSchedules{{0, false}, {1, false}, {2, false}, {3, false}, {4, false}};
+
+enum class Fault {
+  kNone,
+  kNoFirstBarrier,
+  kNoLastBarrier,
+  kNoWait,
+  kNoArrival,
+  kTwoArrivals,
+  kEarlyReturn,
+  kWrongRank
+};
+
+// Every block reads a number of the next one.
+__global__ void ring_kernel(Fault fault, float* numbers) {
+  SharedMemory memory;
+  float* const mine = memory.array<float>(1);
+  if (threadIdx.x == 0) *mine = static_cast<float>(cluster_rank());
+  if (fault == Fault::kEarlyReturn && threadIdx.x == 1 && cluster_rank() == 1) return;
+  if (fault != Fault::kNoFirstBarrier && fault != Fault::kNoArrival) cluster_arrive();
+  if (fault == Fault::kTwoArrivals) cluster_arrive();
+  if (fault != Fault::kNoFirstBarrier && fault != Fault::kNoWait) cluster_wait();
+  const int next = fault == Fault::kWrongRank ? cluster_size() : (cluster_rank() + 1) % cluster_size();
+  const float number = *map_shared(mine, next);
+  numbers[blockIdx.x * blockDim.x + threadIdx.x] = number;
+  if (fault == Fault::kNoLastBarrier || fault == Fault::kNoWait) return;
+  cluster_arrive();
+  cluster_wait();
+}
+
+struct Outcome {
+  std::string fault;
+  bool right = false;
+};
+
+Outcome ring(Fault fault, const Schedule& schedule) {
+  constexpr int kSize = 4;
+  constexpr int kThreads = 32;
+  const ScopedSchedule scoped(schedule);
+  Buffer<float> numbers(kSize * kThreads);
+  Outcome outcome;
+  outcome.fault = fault_of([&] {
+    launch(shape(kSize, kThreads, 4).in_clusters(extent(kSize)), ring_kernel, fault, numbers.data());
+  });
+  std::vector<float> expected;
+  for (int i = 0; i < kSize * kThreads; ++i)
+    expected.push_back(static_cast<float>((i / kThreads + 1) % kSize));
+  outcome.right = outcome.fault.empty() && download(numbers) == expected;
+  return outcome;
+}
+
+void expect_fault(Fault planted, const std::string& words) {
+  for (const Schedule& schedule : kSchedules) {
+    SCOPED_TRACE("seed " + std::to_string(schedule.seed));
+    expect_words(ring(planted, schedule).fault, {words});
+  }
+}
+
+TEST(ClusterFaults, NoneIsFoundInACorrectKernel) {
+  for (const Schedule& schedule : kSchedules) {
+    const Outcome outcome = ring(Fault::kNone, schedule);
+    EXPECT_TRUE(outcome.right) << outcome.fault;
+  }
+}
+
+TEST(ClusterFaults, ABarrierLeftOutBeforeTheFirstAccessIsReported) {
+  expect_fault(Fault::kNoFirstBarrier, "shared memory that cannot be accessed, for its block has not begun");
+}
+
+TEST(ClusterFaults, ABarrierLeftOutBehindTheLastAccessIsReported) {
+  expect_fault(Fault::kNoLastBarrier, "shared memory that cannot be accessed, for its block has ended");
+}
+
+TEST(ClusterFaults, ThreadsArriveAndWaitInTurns) {
+  expect_fault(Fault::kNoArrival, "waits at the cluster's barrier without having arrived there");
+  expect_fault(Fault::kTwoArrivals, "arrives at the cluster's barrier again");
+  for (const Schedule& schedule : kSchedules) EXPECT_NE(ring(Fault::kNoWait, schedule).fault, "");
+}
+
+TEST(ClusterFaults, AThreadThatDoesNotTakePartIsReported) {
+  for (const Schedule& schedule : kSchedules) {
+    const std::string fault = ring(Fault::kEarlyReturn, schedule).fault;
+    expect_words(fault, {"the cluster's barrier", "return"});
+  }
+}
+
+TEST(ClusterFaults, ARankThatIsNotInTheClusterIsReported) {
+  expect_fault(Fault::kWrongRank, "maps shared memory to rank 4 of a cluster of 4");
+}
+
+// Between the barriers one block writes what another reads: a barrier between them is missing.
+__global__ void race_kernel(bool barrier, float* numbers) {
+  SharedMemory memory;
+  float* const mine = memory.array<float>(1);
+  cluster_arrive();
+  cluster_wait();
+  if (threadIdx.x == 0) *map_shared(mine, cluster_rank() ^ 1) = static_cast<float>(cluster_rank());
+  if (barrier) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  numbers[blockIdx.x * blockDim.x + threadIdx.x] = *mine;
+  cluster_arrive();
+  cluster_wait();
+}
+
+TEST(ClusterFaults, ABarrierLeftOutBetweenAWriteAndAReadShowsInAResult) {
+  for (const Schedule& schedule : kSchedules) {
+    const ScopedSchedule scoped(schedule);
+    const auto right = [](bool barrier) {
+      Buffer<float> numbers(64);
+      launch(shape(2, 32, 4).in_clusters(extent(2)), race_kernel, barrier, numbers.data());
+      std::vector<float> expected(64, 1);
+      std::fill(expected.begin() + 32, expected.end(), 0.0F);
+      return download(numbers) == expected;
+    };
+    EXPECT_TRUE(right(true));
+    EXPECT_FALSE(right(false));
+  }
+}
+
+__global__ void remote_arrival_kernel(bool initialised) {
+  SharedMemory memory;
+  uint64_t* const barrier = memory.array<uint64_t>(1);
+  if (initialised && threadIdx.x == 0) mbarrier_init(barrier, 2);
+  cluster_arrive();
+  cluster_wait();
+  mbarrier_arrive_at(barrier, cluster_rank() ^ 1);
+  if (threadIdx.x == 0) mbarrier_arrive(barrier);
+  if (threadIdx.x == 0) mbarrier_wait_cluster(barrier, 0);
+  cluster_arrive();
+  cluster_wait();
+}
+
+TEST(ClusterFaults, AnotherBlocksMbarrierHasToBeInitialised) {
+  for (const Schedule& schedule : kSchedules) {
+    const ScopedSchedule scoped(schedule);
+    const auto fault = [](bool initialised) {
+      return fault_of(
+          [&] { launch(shape(2, 1, 8).in_clusters(extent(2)), remote_arrival_kernel, initialised); });
+    };
+    EXPECT_EQ(fault(true), "");
+    expect_words(fault(false), {"mbarrier.arrive uses an mbarrier that is not initialised"});
+  }
+}
+
+__global__ void empty_kernel() {}
+
+TEST(ClusterFaults, AGridThatIsNotMadeOfClustersIsRefused) {
+  const auto fault = [](int64_t blocks, dim3 cluster) {
+    return fault_of([&] { launch(shape(blocks, 32).in_clusters(cluster), empty_kernel); });
+  };
+  EXPECT_EQ(fault(16, extent(8)), "");
+  expect_words(fault(18, extent(9)), {"invalid cluster 9 x 1 x 1 of a grid 18 x 1 x 1"});
+  expect_words(fault(6, extent(4)), {"invalid cluster 4 x 1 x 1"});
+  expect_words(fault(6, extent(0)), {"invalid cluster 0 x 1 x 1"});
+  expect_words(fault(6, extent(2, 2)), {"invalid cluster 2 x 2 x 1"});
+}
+
+// Registers.
+
+__global__ void registers_kernel(int warps, int then) {
+  if (warp() < warps) raise_registers<160>();
+  if (then == 152) raise_registers<152>();
+  if (then == 168) raise_registers<168>();
+}
+
+TEST(ClusterFaults, AWholeWarpgroupSetsItsRegisters) {
+  const auto fault = [](int threads, int warps, int then) {
+    return fault_of([&] { launch(shape(1, threads), registers_kernel, warps, then); });
+  };
+  for (const Schedule& schedule : kSchedules) {
+    const ScopedSchedule scoped(schedule);
+    EXPECT_EQ(fault(128, 4, 168), "");
+    expect_words(fault(128, 3, 0), {"setmaxnreg.inc at"});
+    expect_words(fault(128, 1, 168),
+                 {"setmaxnreg.inc", "but another warp of its warpgroup in setmaxnreg.inc"});
+    expect_words(fault(128, 4, 152), {"setmaxnreg.inc from 160 registers to 152"});
+    expect_words(fault(64, 2, 0), {"setmaxnreg.inc in the last warps of a block, which are not four"});
+  }
+}
+
+}  // namespace
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,211 @@
+// Clusters: ranks, each other's shared memory, the cluster's barrier; and registers moved between warpgroups.
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/cuda/primitives/cluster.hpp>
+#include <kvbound/cuda/primitives/registers.hpp>
+
+#include "support/hopper_test.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+class Cluster : public HopperTest {};
+
+LaunchShape clusters(int64_t blocks, int64_t size, int64_t threads, int64_t shared) {
+  return LaunchShape(extent(blocks), extent(threads), shared, nullptr).in_clusters(extent(size));
+}
+
+__global__ void rank_kernel(int* ranks) {
+  const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+  ranks[2 * block] = cluster_rank();
+  ranks[2 * block + 1] = cluster_size();
+}
+
+TEST_F(Cluster, RanksAreCountedAlongXThenYThenZ) {
+  under_every_schedule([] {
+    Buffer<int> ranks(2 * 4 * 6 * 2);
+    launch(LaunchShape(extent(4, 6, 2), extent(1), 0, nullptr).in_clusters(extent(2, 3, 1)), rank_kernel,
+           ranks.data());
+    const std::vector<int> found = download(ranks);
+    for (size_t block = 0; block < 48; ++block) {
+      const size_t x = block % 4;
+      const size_t y = block / 4 % 6;
+      EXPECT_EQ(found[2 * block], static_cast<int>(x % 2 + y % 3 * 2));
+      EXPECT_EQ(found[2 * block + 1], 6);
+    }
+    launch(LaunchShape(extent(48), extent(1), 0, nullptr), rank_kernel, ranks.data());
+    for (size_t i = 0; i < 96; i += 2) EXPECT_EQ(download(ranks)[i], 0);
+  });
+}
+
+// Every round each thread's number moves to the next block, and one thread on.
+__global__ void rotation_kernel(int rounds, int* numbers) {
+  SharedMemory memory;
+  int* const mine = memory.array<int>(blockDim.x);
+  const int next = (cluster_rank() + 1) % cluster_size();
+  int number = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  cluster_arrive();  // all blocks have begun
+  cluster_wait();
+  for (int round = 0; round < rounds; ++round) {
+    map_shared(mine, next)[(threadIdx.x + 1) % blockDim.x] = number;
+    cluster_arrive();
+    cluster_wait();
+    number = mine[threadIdx.x];
+    cluster_arrive();
+    cluster_wait();
+  }
+  numbers[blockIdx.x * blockDim.x + threadIdx.x] = number;
+}
+
+TEST_F(Cluster, ABlockWritesToTheSharedMemoryOfAnother) {
+  constexpr int kThreads = 64;
+  constexpr int kRounds = 3;
+  for (const int size : {1, 2, 4, 8}) {
+    std::vector<int> expected;
+    for (int block = 0; block < 8; ++block) {
+      for (int thread = 0; thread < kThreads; ++thread) {
+        const int from = block / size * size + (block % size + kRounds * (size - 1)) % size;
+        expected.push_back(from * kThreads + (thread - kRounds + kThreads) % kThreads);
+      }
+    }
+    under_every_schedule([&] {
+      Buffer<int> numbers(8 * kThreads);
+      launch(clusters(8, size, kThreads, kThreads * 4), rotation_kernel, kRounds, numbers.data());
+      EXPECT_EQ(download(numbers), expected) << "clusters of " << size;
+    });
+  }
+}
+
+// Threads add to counters in the first block, and read what the last block has counted.
+__global__ void counters_kernel(int* counts) {
+  SharedMemory memory;
+  int* const counters = memory.array<int>(2);
+  if (threadIdx.x == 0) counters[0] = counters[1] = 0;
+  cluster_arrive();
+  cluster_wait();
+  atomicAdd(map_shared(counters, 0), cluster_rank() + 1);
+  atomicAdd(map_shared(counters, cluster_size() - 1) + 1, 1);
+  cluster_arrive();
+  cluster_wait();
+  if (threadIdx.x == 0) {
+    counts[2 * blockIdx.x] = *map_shared(counters, 0);
+    counts[2 * blockIdx.x + 1] = map_shared(counters, cluster_size() - 1)[1];
+  }
+  cluster_arrive();
+  cluster_wait();
+}
+
+TEST_F(Cluster, AtomicsCountAcrossItsBlocks) {
+  under_every_schedule([] {
+    Buffer<int> counts(2 * 6);
+    launch(clusters(6, 3, 32, 8), counters_kernel, counts.data());
+    std::vector<int> expected;
+    for (int block = 0; block < 6; ++block) expected.insert(expected.end(), {32 * (1 + 2 + 3), 32 * 3});
+    EXPECT_EQ(download(counts), expected);
+  });
+}
+
+struct Mailbox {
+  int* numbers;
+  uint64_t* filled;
+  uint64_t* taken;
+
+  __host__ __device__ explicit Mailbox(SharedMemory& memory)
+      : numbers(memory.array<int>(8)), filled(memory.array<uint64_t>(1)), taken(memory.array<uint64_t>(1)) {}
+};
+
+// All blocks send a number to the first one, again and again, and arrive at its mbarrier; it arrives at theirs when it
+// has taken the numbers.
+__global__ void mailbox_kernel(int rounds, int* sums) {
+  SharedMemory memory;
+  const Mailbox shared(memory);
+  const int rank = cluster_rank();
+  const int size = cluster_size();
+  if (threadIdx.x == 0) {
+    mbarrier_init(shared.filled, size);
+    mbarrier_init(shared.taken, 1);
+    mbarrier_fence_init();
+  }
+  cluster_arrive();
+  cluster_wait();
+  for (int round = 0; round < rounds && threadIdx.x == 0; ++round) {
+    const unsigned phase = static_cast<unsigned>(round) % 2;
+    map_shared(shared.numbers, 0)[rank] = round * 10 + rank;
+    mbarrier_arrive_at(shared.filled, 0);
+    if (rank == 0) {
+      mbarrier_wait_cluster(shared.filled, phase);
+      int sum = 0;
+      for (int i = 0; i < size; ++i) sum += shared.numbers[i];
+      sums[round] = sum;
+      for (int i = 0; i < size; ++i) mbarrier_arrive_at(shared.taken, i);
+    }
+    mbarrier_wait_cluster(shared.taken, phase);
+  }
+  cluster_arrive();
+  cluster_wait();
+}
+
+TEST_F(Cluster, BlocksArriveAtEachOthersMbarriers) {
+  under_every_schedule([] {
+    Buffer<int> sums(5);
+    launch(clusters(4, 4, 32, shared_bytes<Mailbox>()), mailbox_kernel, 5, sums.data());
+    EXPECT_EQ(download(sums), (std::vector<int>{6, 46, 86, 126, 166}));
+  });
+}
+
+// Between its arrival and its wait a thread does what does not concern the others.
+__global__ void split_barrier_kernel(int* numbers) {
+  SharedMemory memory;
+  int* const shared = memory.array<int>(1);
+  if (threadIdx.x == 0) *shared = cluster_rank() + 40;
+  cluster_arrive();
+  int sum = 0;
+  for (int i = 0; i <= static_cast<int>(threadIdx.x); ++i) sum += i;
+  cluster_wait();
+  numbers[blockIdx.x * blockDim.x + threadIdx.x] = sum + *map_shared(shared, cluster_rank() ^ 1);
+  cluster_arrive();
+  cluster_wait();
+}
+
+TEST_F(Cluster, ItsBarrierIsAnArrivalAndAWait) {
+  under_every_schedule([] {
+    Buffer<int> numbers(2 * 32);
+    launch(clusters(2, 2, 32, 4), split_barrier_kernel, numbers.data());
+    const std::vector<int> found = download(numbers);
+    for (int i = 0; i < 64; ++i) {
+      const int thread = i % 32;
+      EXPECT_EQ(found[static_cast<size_t>(i)], thread * (thread + 1) / 2 + 41 - i / 32);
+    }
+  });
+}
+
+class Registers : public HopperTest {};
+
+constexpr int kWarpgroups = 3;
+
+__global__ void __launch_bounds__(128 * kWarpgroups, 1) registers_kernel(int* numbers) {
+  if (threadIdx.x < 128) {
+    lower_registers<24>();
+    numbers[threadIdx.x] = 24;
+  } else {
+    raise_registers<240>();
+    numbers[threadIdx.x] = 240;
+  }
+}
+
+TEST_F(Registers, MoveFromOneWarpgroupToOthers) {
+  under_every_schedule([] {
+    Buffer<int> numbers(128 * kWarpgroups);
+    launch(LaunchShape(extent(1), extent(128 * kWarpgroups), 0, nullptr), registers_kernel, numbers.data());
+    const std::vector<int> found = download(numbers);
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i], i < 128 ? 24 : 240);
+  });
+}
+
+}  // namespace
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
