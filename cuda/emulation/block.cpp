@@ -1,5 +1,6 @@
 #include "block.hpp"
 
+#include <cstring>
 #include <map>
 
 #include "memory.hpp"
@@ -77,6 +78,10 @@ std::optional<std::string> Runner::place_in_shared(const void* address) const {
 
 std::string text(uint3 index) {
   return "(" + std::to_string(index.x) + "," + std::to_string(index.y) + "," + std::to_string(index.z) + ")";
+}
+
+bool same_place(CallSite a, CallSite b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
 std::string text(CallSite where) { return std::string(where.file) + ":" + std::to_string(where.line); }

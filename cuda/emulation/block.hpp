@@ -113,6 +113,7 @@ void resume(ThreadId id);
 std::string text(const Step& step);
 std::string text(CallSite where);
 std::string text(uint3 index);
+bool same_place(CallSite a, CallSite b);
 
 /// Waits for all lanes of the mask. In the last lane that calls it, it returns the `argument` pointers of all lanes;
 /// that lane executes the step for all and then calls `finish`. In the other lanes it returns null, after `finish`.

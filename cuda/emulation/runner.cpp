@@ -1,7 +1,6 @@
 #include "runner.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -14,10 +13,6 @@ constinit thread_local Runner* of_thread = nullptr;
 
 // Thrown to unwind a kernel's thread after its fault has been recorded.
 struct Failed {};
-
-bool same_place(CallSite a, CallSite b) {
-  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
-}
 
 uint3 index_in(dim3 extent, uint64_t number) {
   return {static_cast<unsigned>(number % extent.x), static_cast<unsigned>(number / extent.x % extent.y),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <string_view>
 #include <utility>
 
 #include "async_proxy.hpp"
@@ -11,15 +12,7 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-constexpr int kRows = 16;  // of a warp
-constexpr int kDepth = 16;
-constexpr int kMostColumns = 256;
 constexpr uint32_t kInFlight = 0x7fc0dead;  // a NaN
-
-struct Operands {
-  float left[kRows][kDepth];
-  float right[kMostColumns][kDepth];
-};
 
 int number_in_sums(int half, int column) { return column / 8 * 4 + 2 * half + column % 2; }
 int lane_of(int row, int column) { return row % 8 * 4 + column % 8 / 2; }
@@ -32,7 +25,7 @@ bool in_flight(const float* sums, int columns) {
 // Calls visit(a lane's number, number of [16, columns]) for every sum of a warp.
 template <class Visit>
 void each_sum(const std::array<float*, kWarpSize>& of_lane, int columns, float* numbers, const Visit& visit) {
-  for (int row = 0; row < kRows; ++row) {
+  for (int row = 0; row < kRowsOfWarp; ++row) {
     for (int column = 0; column < columns; ++column) {
       visit(of_lane[static_cast<size_t>(lane_of(row, column))][number_in_sums(row / 8, column)],
             numbers[row * columns + column]);
@@ -56,7 +49,7 @@ void Warpgroup::take_step(const char* name, uint64_t detail, CallSite where) {
   if (warp.steps == forgotten_ + steps_.size()) steps_.push_back({name, detail, where});
   const StepTaken& taken = step(warp.steps);
   const bool same =
-      std::string(taken.name) == name && taken.detail == detail && text(taken.where) == text(where);
+      std::string_view(taken.name) == name && taken.detail == detail && same_place(taken.where, where);
   if (!same) {
     fail("is in " + std::string(name) + " at " + text(where) + ", but another warp of its warpgroup in " +
              taken.name + " at " + text(taken.where) + ", or with other operands",
@@ -89,7 +82,7 @@ Warpgroup::Sums& Warpgroup::sums_for(const std::array<WarpgroupProduct, kWarpSiz
   Sums& begun = warp.sums.emplace_back();
   begun.columns = lanes[0].columns;
   for (size_t l = 0; l < kWarpSize; ++l) begun.of_lane[l] = lanes[l].sums;
-  begun.numbers.assign(static_cast<size_t>(kRows * begun.columns), 0);
+  begun.numbers.assign(static_cast<size_t>(kRowsOfWarp * begun.columns), 0);
   each_sum(begun.of_lane, begun.columns, begun.numbers.data(), [](float& of_lane, float& number) {
     number = of_lane;
     of_lane = std::bit_cast<float>(kInFlight);
@@ -116,10 +109,11 @@ void Warpgroup::issue(const std::array<WarpgroupProduct, kWarpSize>& lanes, Call
   const WarpgroupProduct& first = lanes[0];
   for (const WarpgroupProduct& each : lanes) {
     if (each.a != first.a || each.b != first.b || each.add != first.add) {
-      fail("wgmma with descriptors that differ between lanes", where);
+      fail("wgmma with operands that differ between lanes", where);
     }
   }
-  take_step("wgmma", first.a ^ std::rotl(first.b, 21), where);
+  const auto shape = static_cast<uint64_t>(2 * first.columns + (first.add ? 1 : 0));
+  take_step("wgmma", first.a ^ std::rotl(first.b, 21) ^ std::rotl(shape, 46), where);
   Product product{lanes, {}, nullptr, where};
   if (first.rows != nullptr) {
     refuse_changed_rows(warp, lanes, where);
@@ -128,48 +122,52 @@ void Warpgroup::issue(const std::array<WarpgroupProduct, kWarpSize>& lanes, Call
   product.sums = &sums_for(lanes, where);
   product.sums->where = where;
   ++product.sums->products;
-  static thread_local uint16_t seen[kMostColumns][kDepth];
-  read_rows(first.b, 0, first.columns, true, seen, where);
-  if (first.rows == nullptr)
-    read_rows(first.a, kRows * (emulation::warp() % kWarpsOfGroup), kRows, true, seen, where);
+  static_cast<void>(read_operands(product, true));
   if (eager_copies()) multiply(product);
   warp.products.push_back(product);
   ++warp.uncommitted;
 }
 
-void Warpgroup::multiply(const Product& product) {
+const Warpgroup::Operands& Warpgroup::read_operands(const Product& product, bool check) {
   static thread_local Operands operands;
-  static thread_local uint16_t rows[kMostColumns][kDepth];
+  static thread_local uint16_t bits[kMostColumns][kDepth];
   const WarpgroupProduct& first = product.lanes[0];
-  const auto widened = [&](int count, float(*to)[kDepth]) {
+  const auto widen = [&](int count, float(*to)[kDepth]) {
     for (int r = 0; r < count; ++r) {
-      for (int k = 0; k < kDepth; ++k) to[r][k] = first.widen(rows[r][k]);
+      for (int k = 0; k < kDepth; ++k) to[r][k] = first.widen(bits[r][k]);
     }
   };
   if (first.rows == nullptr) {
-    read_rows(first.a, kRows * (emulation::warp() % kWarpsOfGroup), kRows, false, rows, product.where);
+    read_rows(first.a, kRowsOfWarp * (emulation::warp() % kWarpsOfGroup), kRowsOfWarp, check, bits,
+              product.where);
   } else {
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRowsOfWarp; ++r) {
       for (int k = 0; k < kDepth; ++k) {
-        const uint32_t pair =
-            product.rows[static_cast<size_t>(lane_of(r, k))][static_cast<size_t>(r / 8 + 2 * (k / 8))];
-        rows[r][k] = static_cast<uint16_t>(k % 2 == 0 ? pair & 0xffff : pair >> 16);
+        const auto& registers = product.rows[static_cast<size_t>(lane_of(r, k))];
+        const uint32_t pair = registers[static_cast<size_t>(r / 8 + 2 * (k / 8))];
+        bits[r][k] = static_cast<uint16_t>(k % 2 == 0 ? pair & 0xffff : pair >> 16);
       }
     }
   }
-  widened(kRows, operands.left);
-  read_rows(first.b, 0, first.columns, false, rows, product.where);
-  widened(first.columns, operands.right);
-  for (int r = 0; r < kRows; ++r) {
-    for (int column = 0; column < first.columns; ++column) {
-      float& sum = product.sums->numbers[static_cast<size_t>(r * first.columns + column)];
-      if (!first.add) sum = 0;
+  widen(kRowsOfWarp, operands.left);
+  read_rows(first.b, 0, first.columns, check, bits, product.where);
+  widen(first.columns, operands.right);
+  return operands;
+}
+
+void Warpgroup::multiply(const Product& product) {
+  const Operands& operands = read_operands(product, false);
+  const WarpgroupProduct& first = product.lanes[0];
+  float* sum = product.sums->numbers.data();
+  for (int r = 0; r < kRowsOfWarp; ++r) {
+    for (int column = 0; column < first.columns; ++column, ++sum) {
+      if (!first.add) *sum = 0;
       for (int begin = 0; begin < kDepth; begin += kAligned) {
         float products[kAligned];
         for (int k = 0; k < kAligned; ++k) {
           products[k] = operands.left[r][begin + k] * operands.right[column][begin + k];
         }
-        sum = add_aligned(products, sum);
+        *sum = add_aligned(products, *sum);
       }
     }
   }

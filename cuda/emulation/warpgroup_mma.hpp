@@ -17,6 +17,9 @@
 namespace kvbound::cuda::emulation {
 
 inline constexpr int kWarpsOfGroup = 4;
+inline constexpr int kRowsOfWarp = 16;
+inline constexpr int kDepth = 16;
+inline constexpr int kMostColumns = 256;
 
 /// One lane's part of a product of A [64, 16] and B [16, columns].
 struct WarpgroupProduct {
@@ -67,6 +70,10 @@ class Warpgroup {
     Sums* sums;
     CallSite where;
   };
+  struct Operands {
+    float left[kRowsOfWarp][kDepth];
+    float right[kMostColumns][kDepth];
+  };
   struct Warp {
     bool fenced = false;
     int registers = 0;  // of a thread; 0: as the kernel began
@@ -86,6 +93,8 @@ class Warpgroup {
   Sums& sums_for(const std::array<WarpgroupProduct, kWarpSize>& lanes, CallSite where);
   static void refuse_changed_rows(const Warp& warp, const std::array<WarpgroupProduct, kWarpSize>& lanes,
                                   CallSite where);
+  /// The running warp's, as they are now; valid until the next call.
+  static const Operands& read_operands(const Product& product, bool check);
   static void multiply(const Product& product);
   void complete(Warp& warp);
   const StepTaken& step(size_t number) const { return steps_[number - forgotten_]; }
