@@ -31,6 +31,20 @@ __global__ void indexing_kernel(const int* from, int* to) {
   for (int i = 0; i < 32; ++i) to[i] = numbers[from[i + 64] % 32];
 }
 """
+# What the tests of Hopper's primitives have to be compiled to for sm_90a; for sm_80 they have none of it.
+INSTRUCTIONS = {
+    "mbarrier": ["mbarrier.init", "mbarrier.inval", "fence.mbarrier_init", "mbarrier.arrive.shared", "mbarrier.arrive.expect_tx",
+                 "mbarrier.try_wait.parity"],
+    "bulk_copy": ["cp.async.bulk.shared::cluster.global", "cp.async.bulk.global.shared::cta", "cp.async.bulk.commit_group",
+                  "cp.async.bulk.wait_group.read", "cp.async.bulk.wait_group ", "cp.async.bulk.tensor.2d", "cp.async.bulk.tensor.3d",
+                  "fence.proxy.async"],
+    "warpgroup_mma": ["wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
+                      *(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name}"
+                        for n, name in ((64, "bf16"), (128, "bf16"), (256, "bf16"), (64, "f16"), (256, "f16")))],
+    "cluster": ["%cluster_ctarank", "%cluster_nctarank", "mapa.u64", "mapa.shared::cluster", "barrier.cluster.arrive.release",
+                "barrier.cluster.wait.acquire", "mbarrier.arrive.release.cluster", "mbarrier.try_wait.parity.acquire.cluster",
+                "setmaxnreg.inc", "setmaxnreg.dec"],
+}
 WARNS = "__global__ void careless_kernel(int* to) { int unused; *to = 1; }\n"
 GOOD = "__global__ void good_kernel(int* to) { *to = 1; }\n"
 
@@ -43,6 +57,15 @@ def compiled(text, architecture):
         run = subprocess.run([*NVCC, f"-arch={architecture}", "-c", source, "-o", Path(folder) / "sample.o"],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return run.returncode, run.stdout
+
+
+def ptx(source, architecture):
+    """The PTX that the build's compiler makes of a device test."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kvbound").symlink_to(ROOT)
+        subprocess.run([*NVCC, f"-arch={architecture}", "-ptx", f"-I{folder}", f"-I{ROOT / 'tests'}", source, "-o",
+                        Path(folder) / "test.ptx"], check=True)
+        return (Path(folder) / "test.ptx").read_text("utf-8")
 
 
 class CudaCompile(unittest.TestCase):
@@ -58,6 +81,14 @@ class CudaCompile(unittest.TestCase):
                     self.assertNotEqual(status, 0)
                     self.assertIn(expected, messages)
             self.assertEqual(compiled(GOOD, architecture), (0, ""))
+
+    def test_the_primitives_of_hopper_are_its_instructions_and_for_sm_80_none(self):
+        for stem, instructions in INSTRUCTIONS.items():
+            source = ROOT / "tests" / "cuda" / "primitives" / f"{stem}_test.cu"
+            with self.subTest(stem=stem):
+                hopper, ampere = ptx(source, "compute_90a"), ptx(source, "compute_80")
+                self.assertEqual([each for each in instructions if each not in hopper], [])
+                self.assertEqual([each for each in instructions if each in ampere], [])
 
     def test_every_kernel_in_the_folder_is_built(self):
         self.assertEqual(sorted(KERNELS), sorted((ROOT / "cuda").glob("**/*.cu")))
