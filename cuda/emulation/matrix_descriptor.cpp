@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kName = "wgmma";
 constexpr int64_t kUnit = 16;  // bytes
+constexpr int64_t kNumbersOfUnit = 8;
 constexpr int kRowsOfGroup = 8;
 constexpr int kUnitsOfRow = 2;  // 16 numbers of 2 bytes
 
@@ -62,7 +63,7 @@ void read_rows(uint64_t descriptor, int first, int count, bool check, uint16_t (
              where);
       }
       if (check) require_visible(unit, kUnit, kName, where);
-      std::memcpy(&rows[r][8 * i], unit, kUnit);
+      std::memcpy(rows[r] + kNumbersOfUnit * i, unit, kUnit);
     }
   }
 }

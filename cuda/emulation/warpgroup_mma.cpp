@@ -82,7 +82,7 @@ Warpgroup::Sums& Warpgroup::sums_for(const std::array<WarpgroupProduct, kWarpSiz
   Sums& begun = warp.sums.emplace_back();
   begun.columns = lanes[0].columns;
   for (size_t l = 0; l < kWarpSize; ++l) begun.of_lane[l] = lanes[l].sums;
-  begun.numbers.assign(static_cast<size_t>(kRowsOfWarp * begun.columns), 0);
+  begun.numbers.assign(size_t{kRowsOfWarp} * static_cast<size_t>(begun.columns), 0);
   each_sum(begun.of_lane, begun.columns, begun.numbers.data(), [](float& of_lane, float& number) {
     number = of_lane;
     of_lane = std::bit_cast<float>(kInFlight);
@@ -112,7 +112,7 @@ void Warpgroup::issue(const std::array<WarpgroupProduct, kWarpSize>& lanes, Call
       fail("wgmma with operands that differ between lanes", where);
     }
   }
-  const auto shape = static_cast<uint64_t>(2 * first.columns + (first.add ? 1 : 0));
+  const uint64_t shape = uint64_t{2} * static_cast<uint64_t>(first.columns) + (first.add ? 1 : 0);
   take_step("wgmma", first.a ^ std::rotl(first.b, 21) ^ std::rotl(shape, 46), where);
   Product product{lanes, {}, nullptr, where};
   if (first.rows != nullptr) {
@@ -144,7 +144,8 @@ const Warpgroup::Operands& Warpgroup::read_operands(const Product& product, bool
     for (int r = 0; r < kRowsOfWarp; ++r) {
       for (int k = 0; k < kDepth; ++k) {
         const auto& registers = product.rows[static_cast<size_t>(lane_of(r, k))];
-        const uint32_t pair = registers[static_cast<size_t>(r / 8 + 2 * (k / 8))];
+        const int which = r / 8 + 2 * (k / 8);
+        const uint32_t pair = registers[static_cast<size_t>(which)];
         bits[r][k] = static_cast<uint16_t>(k % 2 == 0 ? pair & 0xffff : pair >> 16);
       }
     }
