@@ -77,7 +77,8 @@ namespace detail {
 
 void* allocate(int64_t, int64_t room) {
   void* memory = nullptr;
-  check(cudaMalloc(&memory, static_cast<size_t>(room)), "cudaMalloc of " + std::to_string(room) + " bytes");
+  check(cudaMalloc(&memory, static_cast<size_t>(room)),
+        [room] { return "cudaMalloc of " + std::to_string(room) + " bytes"; });
   ++counters().allocations;
   return memory;
 }
@@ -92,7 +93,7 @@ void* renew(void* set_aside, int64_t) { return set_aside; }
 void* allocate_page_locked(int64_t bytes) {
   void* memory = nullptr;
   check(cudaMallocHost(&memory, static_cast<size_t>(bytes)),
-        "cudaMallocHost of " + std::to_string(bytes) + " bytes");
+        [bytes] { return "cudaMallocHost of " + std::to_string(bytes) + " bytes"; });
   ++counters().allocations;
   return memory;
 }
@@ -129,18 +130,19 @@ void set_zero(void* to, int64_t bytes, Stream stream) {
 
 namespace {
 
-// Allows the kernel all the shared memory that a block of the current device may have, once for each kernel and device.
-// A limit set for one launch could be too small for the launch of another thread.
-void grant_shared_memory(const void* kernel, const std::string& call, CallSite where) {
-  static std::mutex mutex;
-  static std::set<std::pair<int, const void*>> granted;
+std::string launch_in(CallSite where) { return std::string("launch in ") + where.function; }
+
+// Allows the kernel all the shared memory that a block of the current device may have, once for each thread, kernel and
+// device. A limit set for one launch could be too small for the launch of another thread, so all threads set the same.
+void grant_shared_memory(const void* kernel, CallSite where) {
+  static thread_local std::set<std::pair<int, const void*>> granted;
   int number = 0;
   check(cudaGetDevice(&number), "cudaGetDevice");
-  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, number);
-  const std::lock_guard lock(mutex);
   if (granted.contains({number, kernel})) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-        call + " with " + std::to_string(most) + " bytes of shared memory", where);
+  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, number);
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+      [&] { return launch_in(where) + " with " + std::to_string(most) + " bytes of shared memory"; }, where);
   granted.emplace(number, kernel);
 }
 
@@ -148,8 +150,7 @@ void grant_shared_memory(const void* kernel, const std::string& call, CallSite w
 
 void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
   constexpr int64_t kWithoutAsking = 48 * 1024;
-  const std::string call = std::string("launch in ") + shape.where.function;
-  if (shape.shared_bytes > kWithoutAsking) grant_shared_memory(kernel, call, shape.where);
+  if (shape.shared_bytes > kWithoutAsking) grant_shared_memory(kernel, shape.where);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
@@ -160,7 +161,9 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
   configuration.stream = shape.stream;
   configuration.attrs = &cluster;
   configuration.numAttrs = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1 ? 1 : 0;
-  check(cudaLaunchKernelExC(&configuration, kernel, arguments), call, shape.where);
+  check(
+      cudaLaunchKernelExC(&configuration, kernel, arguments), [&] { return launch_in(shape.where); },
+      shape.where);
   ++counters().launches;
 }
 
