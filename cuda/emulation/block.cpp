@@ -80,10 +80,6 @@ std::string text(uint3 index) {
   return "(" + std::to_string(index.x) + "," + std::to_string(index.y) + "," + std::to_string(index.z) + ")";
 }
 
-bool same_place(CallSite a, CallSite b) {
-  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
-}
-
 std::string text(CallSite where) { return std::string(where.file) + ":" + std::to_string(where.line); }
 
 std::string text(const Step& step) {
@@ -118,9 +114,6 @@ std::string place_in_memory(const void* address) {
   return Runner::running()->place_in_shared(address).value_or(place_in_device_memory(address));
 }
 
-int wait_for_block(bool flag, CallSite where) { return Runner::running()->wait_for_block(flag, where); }
-void** gather(const Step& step, void* argument) { return Runner::running()->gather(step, argument); }
-void finish(const Step& step) { Runner::running()->finish(step); }
 int lane() { return Runner::running()->current() % kWarpSize; }
 int warp() { return number_in_block(Runner::running()->current()) / kWarpSize; }
 int cluster_size() { return Runner::running()->cluster_size(); }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -113,7 +114,9 @@ void resume(ThreadId id);
 std::string text(const Step& step);
 std::string text(CallSite where);
 std::string text(uint3 index);
-bool same_place(CallSite a, CallSite b);
+inline bool same_place(CallSite a, CallSite b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
 
 /// Waits for all lanes of the mask. In the last lane that calls it, it returns the `argument` pointers of all lanes;
 /// that lane executes the step for all and then calls `finish`. In the other lanes it returns null, after `finish`.

@@ -9,8 +9,6 @@ namespace {
 
 constexpr const char* kBarrier = "__syncthreads";
 
-constinit thread_local Runner* of_thread = nullptr;
-
 // Thrown to unwind a kernel's thread after its fault has been recorded.
 struct Failed {};
 
@@ -20,8 +18,6 @@ uint3 index_in(dim3 extent, uint64_t number) {
 }
 
 }  // namespace
-
-Runner* Runner::running() { return of_thread; }
 
 Runner& Runner::here() {
   thread_local const auto runner = std::make_unique<Runner>();
@@ -74,6 +70,7 @@ void Runner::prepare(uint64_t cluster) {
   }
   ready_ = ~0U >> (32 - resident_);
   block_ = blocks_.front().get();
+  blockIdx = block_->index;
   cluster_barrier_ = {};
   proxy_.restart();
   random_ = Random(Random(grid_->schedule.seed).next() + cluster);
@@ -123,14 +120,14 @@ void Runner::run_threads() {
 
 // Counts the current thread as returned, unless other threads wait for it.
 void Runner::refuse_to_return() {
-  Thread& me = thread(current_);
-  if (const AsyncCopy* copy = me.copies.in_flight()) {
+  Thread& mine = me();
+  if (const AsyncCopy* copy = mine.copies.in_flight()) {
     fail("returns while an async copy is in flight that was issued at " + text(copy->where), copy->where);
   }
-  me.copies.clear();
+  mine.copies.clear();
   proxy_.refuse_to_return(current_);
   refuse_to_leave_others();
-  warp_of(current_).gone |= bit_of(current_);
+  my_warp().gone |= bit_of(current_);
   ++gone_;
   if (++block_->gone == count_) {
     proxy_.refuse_to_end(block_rank(current_));
@@ -143,15 +140,16 @@ void Runner::refuse_to_leave_others() {
     fail("returns, while " + first_at_barrier() + " waits at __syncthreads at " + text(block_->barrier),
          block_->barrier);
   }
-  const Warp& mine = warp_of(current_);
+  const Warp& mine = my_warp();
   const unsigned bit = bit_of(current_);
   for (unsigned others = mine.at_step; others != 0; others &= others - 1) {
     const int other = of_this_warp(std::countr_zero(others));
     const Step& step = *thread(other).step;
     if (step.mask & bit) fail("returns, while " + name(other) + " waits for it in " + text(step), step.where);
   }
-  const Thread& me = thread(current_);
-  if (me.cluster_arrivals != me.cluster_waits) fail("returns without waiting at the cluster's barrier", {});
+  const Thread& my_thread = me();
+  if (my_thread.cluster_arrivals != my_thread.cluster_waits)
+    fail("returns without waiting at the cluster's barrier", {});
   if (cluster_barrier_.arrived > 0) fail("returns, while others have arrived at the cluster's barrier", {});
 }
 
@@ -215,14 +213,18 @@ bool Runner::moves() { return grid_->schedule.seed > 1 && random_.below(16) == 0
 // same block continues, as on a GPU; at one wait in 16 another one may.
 ThreadId Runner::next() {
   if (ready_ == 0) return -1;
-  const int here = current_ < 0 ? 0 : block_rank(current_);
-  const bool stay = current_ >= 0 && (ready_ >> here & 1) != 0;
-  const int rank = resident_ == 1 ? 0 : stay && !moves() ? here : pick(ready_);
-  const ResidentBlock& block = *blocks_[static_cast<size_t>(rank)];
-  const int last = current_ < 0 || rank != here ? 0 : static_cast<int>(warp_number(current_));
-  const bool same = current_ >= 0 && rank == here && (block.runnable >> last & 1) != 0;
+  const bool begun = current_ >= 0;
+  const int here = begun ? block_rank(current_) : 0;
+  int rank = here;
+  if (resident_ > 1) {
+    const bool stay = begun && (ready_ >> here & 1) != 0;
+    rank = stay && !moves() ? here : pick(ready_);
+  }
+  const ResidentBlock& block = rank == here ? *block_ : *blocks_[static_cast<size_t>(rank)];
+  const int last = begun && rank == here ? static_cast<int>(warp_number(current_)) : 0;
+  const bool stay = begun && rank == here && (block.runnable >> last & 1) != 0;
   const bool move = moves();
-  const int warp = same && !move ? last : pick(block.runnable);
+  const int warp = stay && !move ? last : pick(block.runnable);
   return rank * kMostThreads + warp * kWarpSize + pick(block.warps[static_cast<size_t>(warp)].runnable);
 }
 
@@ -235,27 +237,27 @@ ThreadId Runner::next_or_landed() {
 
 // Makes the thread the current one. Returns whether it had begun before.
 bool Runner::set_current(ThreadId id) {
+  const int number = number_in_block(id);
+  if (resident_ > 1) {
+    block_ = &block_of(id);
+    blockIdx = block_->index;
+    if (!block_->begun) block_->shared.open();
+    block_->begun = true;
+  }
+  current_ = id;
+  threadIdx = names_[static_cast<size_t>(number)];
   const unsigned bit = bit_of(id);
-  Warp& warp = warp_of(id);
+  Warp& warp = my_warp();
   const bool begun = (warp.begun & bit) != 0;
   warp.runnable &= ~bit;
   warp.begun |= bit;
-  update_runnable(id);
-  current_ = id;
-  block_ = &block_of(id);
-  if (!block_->begun) {
-    block_->begun = true;
-    block_->shared.open();
-  }
-  threadIdx = names_[static_cast<size_t>(number_in_block(id))];
-  blockIdx = block_->index;
+  update_runnable(*block_, id);
   return begun;
 }
 
-void Runner::update_runnable(ThreadId id) {
-  ResidentBlock& block = block_of(id);
+void Runner::update_runnable(ResidentBlock& block, ThreadId id) {
   const unsigned bit = 1U << warp_number(id);
-  block.runnable = warp_of(id).runnable != 0 ? block.runnable | bit : block.runnable & ~bit;
+  block.runnable = block.warps[warp_number(id)].runnable != 0 ? block.runnable | bit : block.runnable & ~bit;
   const unsigned rank = 1U << static_cast<unsigned>(block_rank(id));
   ready_ = block.runnable != 0 ? ready_ | rank : ready_ & ~rank;
 }
@@ -265,18 +267,19 @@ void Runner::update_runnable(ThreadId id) {
 void Runner::go_on() {
   const ThreadId following = next_or_landed();
   if (following < 0) fail("waits, and no thread can go on: " + all_waits(), first_wait());
-  const ThreadId me = current_;
+  Thread& waiting = me();
   Fiber& mine = *fiber_;
+  const bool continues = following == current_;
   const bool begun = set_current(following);
-  if (following == me) return;
-  thread(me).fiber = &mine;
-  fiber_ = begun ? thread(following).fiber : &idle_fiber();
+  if (continues) return;
+  waiting.fiber = &mine;
+  fiber_ = begun ? me().fiber : &idle_fiber();
   Fiber::change(mine, *fiber_);
 }
 
 void Runner::park(const Step& step) {
-  thread(current_).step = &step;
-  warp_of(current_).parked |= bit_of(current_);
+  me().step = &step;
+  my_warp().parked |= bit_of(current_);
   go_on();
 }
 
@@ -284,7 +287,7 @@ void Runner::resume(ThreadId id) {
   Warp& warp = warp_of(id);
   warp.parked &= ~bit_of(id);
   warp.runnable |= bit_of(id);
-  update_runnable(id);
+  update_runnable(block_of(id), id);
 }
 
 int Runner::wait_for_block(bool flag, CallSite where) {
@@ -297,15 +300,15 @@ int Runner::wait_for_block(bool flag, CallSite where) {
   }
   block.barrier = where;
   const Step step{kBarrier, ~0U, nullptr, where};
-  thread(current_).step = &step;
-  warp_of(current_).at_barrier |= bit_of(current_);
+  me().step = &step;
+  my_warp().at_barrier |= bit_of(current_);
   block.flags += flag ? 1 : 0;
   if (++block.at_barrier == count_) {
     const ThreadId begin = current_ - number_in_block(current_);
     for (int first = begin; first < begin + count_; first += kWarpSize) {
-      Warp& warp = warp_of(first);
+      Warp& warp = block.warps[warp_number(first)];
       warp.runnable |= std::exchange(warp.at_barrier, 0);
-      update_runnable(first);
+      update_runnable(block, first);
     }
     block.at_barrier = 0;
     block.last_flags = std::exchange(block.flags, 0);
@@ -315,12 +318,12 @@ int Runner::wait_for_block(bool flag, CallSite where) {
 }
 
 void Runner::arrive_at_cluster(CallSite where) {
-  Thread& me = thread(current_);
+  Thread& mine = me();
   if (gone_ > 0) fail("arrives at the cluster's barrier, but a thread of the cluster has returned", where);
-  if (me.cluster_arrivals != me.cluster_waits) {
+  if (mine.cluster_arrivals != mine.cluster_waits) {
     fail("arrives at the cluster's barrier again, without having waited there", where);
   }
-  ++me.cluster_arrivals;
+  ++mine.cluster_arrivals;
   if (++cluster_barrier_.arrived < count_ * resident_) return;
   cluster_barrier_.arrived = 0;
   ++cluster_barrier_.phase;
@@ -328,18 +331,18 @@ void Runner::arrive_at_cluster(CallSite where) {
 }
 
 void Runner::wait_for_cluster(CallSite where) {
-  Thread& me = thread(current_);
-  if (me.cluster_arrivals == me.cluster_waits) {
+  Thread& mine = me();
+  if (mine.cluster_arrivals == mine.cluster_waits) {
     fail("waits at the cluster's barrier without having arrived there", where);
   }
-  ++me.cluster_waits;
-  if (cluster_barrier_.phase >= me.cluster_waits) return;
+  ++mine.cluster_waits;
+  if (cluster_barrier_.phase >= mine.cluster_waits) return;
   cluster_barrier_.waiting.push_back(current_);
   park({"the cluster's barrier", 0, nullptr, where});
 }
 
 void** Runner::gather(const Step& step, void* argument) {
-  Warp& mine = warp_of(current_);
+  Warp& mine = my_warp();
   const unsigned bit = bit_of(current_);
   if ((step.mask & bit) == 0) fail("takes part in " + text(step) + ", in which it is not", step.where);
   if ((step.mask & mine.gone) != 0) {
@@ -347,7 +350,7 @@ void** Runner::gather(const Step& step, void* argument) {
     fail("waits in " + text(step) + " for lane " + lost + ", which has returned or never was", step.where);
   }
   if (mine.at_step != 0) refuse_step_of_others(step);
-  thread(current_).step = &step;
+  me().step = &step;
   void** const arguments = &block_->arguments[warp_number(current_) * kWarpSize];
   arguments[current_ % kWarpSize] = argument;
   mine.at_step |= bit;
@@ -358,28 +361,37 @@ void** Runner::gather(const Step& step, void* argument) {
 
 // Lanes that wait have to be in the same step, or in one whose mask is disjoint.
 void Runner::refuse_step_of_others(const Step& step) {
-  const Warp& mine = warp_of(current_);
+  const Warp& mine = my_warp();
+  const auto step_of = [this](ThreadId other) -> const Step& {
+    return *block_->threads[static_cast<size_t>(number_in_block(other))].step;
+  };
   const auto refuse = [&](ThreadId other) {
-    fail("is in " + text(step) + ", but " + name(other) + " in " + text(*thread(other).step), step.where);
+    fail("is in " + text(step) + ", but " + name(other) + " in " + text(step_of(other)), step.where);
   };
   if (const unsigned partners = mine.at_step & step.mask; partners != 0) {
     const ThreadId other = of_this_warp(std::countr_zero(partners));  // all partners are in the same step
-    const Step& theirs = *thread(other).step;
+    const Step& theirs = step_of(other);
     if (theirs.mask != step.mask || theirs.kind != step.kind || !same_place(theirs.where, step.where))
       refuse(other);
   }
   for (unsigned strangers = mine.at_step & ~step.mask; strangers != 0; strangers &= strangers - 1) {
     const ThreadId other = of_this_warp(std::countr_zero(strangers));
-    if (thread(other).step->mask & step.mask) refuse(other);
+    if (step_of(other).mask & step.mask) refuse(other);
   }
 }
 
 void Runner::finish(const Step& step) {
-  Warp& mine = warp_of(current_);
+  Warp& mine = my_warp();
   mine.at_step &= ~step.mask;
   mine.runnable |= step.mask;
-  update_runnable(current_);
+  update_runnable(*block_, current_);
   go_on();
 }
+
+// What kernels call most often stands in the same file as the scheduler, so that the compiler joins both.
+
+int wait_for_block(bool flag, CallSite where) { return Runner::running()->wait_for_block(flag, where); }
+void** gather(const Step& step, void* argument) { return Runner::running()->gather(step, argument); }
+void finish(const Step& step) { Runner::running()->finish(step); }
 
 }  // namespace kvbound::cuda::emulation

@@ -26,7 +26,7 @@ class Runner {
   /// The calling thread's, made by the first call.
   static Runner& here();
   /// The same, if there is one; else null.
-  static Runner* running();
+  static Runner* running() { return of_thread; }
 
   Runner() : begun_for_(0, 0, 0) {}
 
@@ -38,8 +38,8 @@ class Runner {
   int wait_for_block(bool flag, CallSite where);
   void arrive_at_cluster(CallSite where);
   void wait_for_cluster(CallSite where);
-  void** gather(const Step& step, void* argument);
-  void finish(const Step& step);
+  inline void** gather(const Step& step, void* argument);
+  inline void finish(const Step& step);
   void park(const Step& step);
   void resume(ThreadId id);
   int choose(int count);
@@ -74,18 +74,22 @@ class Runner {
   }
   Warp& warp_of(ThreadId id) { return block_of(id).warps[warp_number(id)]; }
   const Warp& warp_of(ThreadId id) const { return block_of(id).warps[warp_number(id)]; }
+  // The running thread's: without a look at which block that is, because they are needed at every wait.
+  Thread& me() { return block_->threads[static_cast<size_t>(number_in_block(current_))]; }
+  Warp& my_warp() { return block_->warps[warp_number(current_)]; }
   int of_this_warp(int lane) const { return current_ - current_ % kWarpSize + lane; }
 
-  int pick(unsigned set);
-  bool moves();
-  ThreadId next();
-  ThreadId next_or_landed();
-  bool set_current(ThreadId id);
-  void update_runnable(ThreadId id);
-  void go_on();
+  // Called at every wait, and only in runner.cpp.
+  inline int pick(unsigned set);
+  inline bool moves();
+  inline ThreadId next();
+  inline ThreadId next_or_landed();
+  inline bool set_current(ThreadId id);
+  inline void update_runnable(ResidentBlock& block, ThreadId id);
+  inline void go_on();
   bool begin_another();
   Fiber& idle_fiber();
-  void refuse_step_of_others(const Step& step);
+  inline void refuse_step_of_others(const Step& step);
   void refuse_to_return();
   void refuse_to_leave_others();
   bool waits(ThreadId id) const {
@@ -110,6 +114,8 @@ class Runner {
     int phase = 0;
     std::vector<ThreadId> waiting;
   };
+
+  static constinit thread_local inline Runner* of_thread = nullptr;
 
   SignalGuard guard_;
   std::array<uint3, kMostThreads> names_;
