@@ -22,6 +22,7 @@ SCHEMA = kvbound_cli.REPOSITORY / "sim" / "schemas" / "bench_peer.schema.json"
 sys.path.insert(0, str(SCRIPTS))
 import bench_torch  # noqa: E402
 import torch_operations  # noqa: E402
+import torch_work  # noqa: E402
 
 SMALL = "--shape", "pocket:256", "--threads", "2", "--rounds", "3", "--quiet"
 
@@ -114,7 +115,7 @@ class Times(BenchTorchTest):
             document = self.results("--of", of, "--dtype", "fp32")
             policies = "snapkv,snapkv+critical,snapkv+keepkv,h2o"
             names = list(dict.fromkeys(item["operation"] for item in document["operations"]))
-            self.assertEqual(names, list(bench_torch.OPERATIONS[of]))
+            self.assertEqual(names, list(torch_work.OPERATIONS[of]))
             self.passes("bench", *names, "--backend", backend, "--shape", "pocket:256", "--repeats", "1",
                         "--threads", "2", "--policy", policies, "--peer", "torch.json", "--json", "out.json")
             ours = json.loads((self.folder / "out.json").read_text("utf-8"))
@@ -144,11 +145,11 @@ class Times(BenchTorchTest):
         self.assertEqual(compact["bytes"], 2 * 256 * row + 2 * budget * row + 2 * budget * 8)
         self.assertEqual(attention["bytes"], 2 * 256 * row + 2 * 8 * 64 * 2)
         self.assertEqual(step["policy"], "h2o")
-        setup = bench_torch.Setup(torch, bench_torch.bench_shape("pocket:256"),
+        setup = torch_work.Setup(torch, bench_torch.bench_shape("pocket:256"),
                                   unittest.mock.Mock(device="cpu", dtype="fp64", seed=1))
         numbers = setup.numbers(1000, 1000)
         self.assertAlmostEqual((numbers.abs() > 8).double().mean().item() * 1024, 0.6, delta=0.2)  # spikes
-        steps = bench_torch.steps(5)(torch_operations, setup, "h2o")
+        steps = torch_work.steps(5)(torch_operations, setup, "h2o")
         with unittest.mock.patch.object(torch_operations, "step", wraps=torch_operations.step) as counted:
             steps.run(*steps.arguments)
         self.assertEqual((counted.call_count, steps.steps), (5, 5))
@@ -158,12 +159,12 @@ class Times(BenchTorchTest):
         with unittest.mock.patch.object(bench_torch, "Clock", lambda torch, device: clock):
             step, compress = (self.results(name)["operations"][0]["seconds"]
                               for name in ("step-attention", "compress"))
-        self.assertEqual((step, compress), ([8.0 / bench_torch.REFERENCE_STEPS] * 3, [8.0] * 3))
+        self.assertEqual((step, compress), ([8.0 / torch_work.REFERENCE_STEPS] * 3, [8.0] * 3))
 
     def test_depend_on_nothing_but_the_numbers_of_the_seed(self):
         shape = bench_torch.bench_shape("pocket:256")
         options = (unittest.mock.Mock(device="cpu", dtype="fp32", seed=seed) for seed in (1, 1, 2))
-        draws = [bench_torch.Setup(torch, shape, each).numbers(9) for each in options]
+        draws = [torch_work.Setup(torch, shape, each).numbers(9) for each in options]
         self.assertTrue(torch.equal(draws[0], draws[1]))
         self.assertFalse(torch.equal(draws[0], draws[2]))
 

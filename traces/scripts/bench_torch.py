@@ -30,24 +30,20 @@ import platform
 import re
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from script_options import Invalid, Parser, Progress, count, run
+from script_options import Parser, Progress, count, run
+from torch_replay import replay
+from torch_work import BY_POLICY, DTYPES, OPERATIONS, Setup
 
 SHAPES = {  # query heads, KV heads, head_dim, model_dim, tokens: those of `kvbound bench`
     "llama-3.1-8b": (32, 8, 128, 4096, 32768), "mistral-7b": (32, 8, 128, 4096, 32768),
     "qwen2.5-32b": (40, 8, 128, 5120, 32768), "pocket": (8, 2, 64, 256, 1984)
 }
-DTYPES = {
-    "bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16"), "fp32": ("F32", "float32"),
-    "fp64": ("F64", "float64")
-}
 LEAST_TOKENS, MOST_TOKENS = 256, 131072
 LEAST_SECONDS = 0.01  # of the calls that a round times
-WINDOW, SINKS, POOL = 32, 4, 7
-REFERENCE_STEPS, DEVICE_STEPS = 8, 16
 POLICY_NAMES = ("snapkv", "snapkv+critical", "snapkv+keepkv", "h2o", "h2o:sinks=4")  # those of POLICIES
 DEFAULT_POLICIES = "snapkv,snapkv+critical,snapkv+keepkv,h2o"
 
@@ -75,15 +71,6 @@ class Shape:
 
 
 @dataclass
-class Work:
-    """An operation's arguments, and the function that is timed."""
-    arguments: tuple
-    run: object
-    steps: int = 1  # decode steps of a call: seconds are those of one
-    policy: str = None
-
-
-@dataclass
 class Measured:
     operation: str
     policy: str
@@ -91,169 +78,6 @@ class Measured:
     bytes: int  # of arguments and results
     seconds: list = field(default_factory=list)  # of one call, or of one decode step: one a round
 
-
-# ---- the operations ----------------------------------------------------------------------------------------
-
-
-class Setup:
-    """Draws the random arguments of operations."""
-
-    def __init__(self, torch, shape, options):
-        self.torch, self.shape, self.device = torch, shape, options.device
-        self.dtype = getattr(torch, DTYPES[options.dtype][1])
-        self.random = torch.Generator(options.device).manual_seed(options.seed)
-
-    def numbers(self, *sizes):
-        """Normal numbers, one in 1024 of which is 16 times as large, as `kvbound bench` has them."""
-        normal = self.torch.randn(sizes, generator=self.random, device=self.device, dtype=self.dtype)
-        spikes = self.torch.randint(1024, sizes, generator=self.random, device=self.device) == 0
-        return normal.masked_scatter_(spikes, 16 * normal[spikes])
-
-    def scores(self, *sizes):
-        normal = self.torch.randn(sizes, generator=self.random, device=self.device, dtype=self.dtype)
-        return (normal if self.dtype.itemsize > 2 else normal.float()).mul_(8).exp_()
-
-    def keys(self, rows=None):
-        return self.numbers(self.shape.kv_heads, rows or self.shape.tokens, self.shape.head_dim)
-
-    def queries(self, window=WINDOW):
-        return self.numbers(self.shape.query_heads, window, self.shape.head_dim)
-
-    def projection(self):
-        shape = self.shape
-        return self.numbers(shape.query_heads, shape.head_dim, shape.model_dim) / math.sqrt(shape.model_dim)
-
-    def tensors(self):
-        """keys, values, queries, projection of a layer"""
-        return self.keys(), self.keys(), self.queries(), self.projection()
-
-    @property
-    def scale(self):
-        return self.shape.head_dim**-0.5
-
-    @property
-    def candidates(self):
-        """How many entries are selected from, and how many of them."""
-        return self.shape.tokens - WINDOW, self.shape.budget - WINDOW
-
-
-def head_norms(order):
-    def prepare(ops, setup):
-        values, projection = setup.keys()[0].clone(), setup.projection()[0].clone()
-        return Work((values, projection), lambda v, w: ops.projected_value_norms(v, w, order))
-
-    return prepare
-
-
-def layer_norms(ops, setup):
-    return Work((setup.keys(), setup.projection()), ops.layer_norms)
-
-
-def window_attention(ops, setup):
-    return Work((setup.queries(), setup.keys()), lambda q, k: ops.window_attention(q, k, setup.scale).mean(1))
-
-
-def selection(ops, setup):
-    tokens = 4 * setup.shape.tokens
-    return Work((setup.scores(1, tokens),), lambda scores: ops.select_top(scores, tokens // 5))
-
-
-def select_top(ops, setup):
-    entries, k = setup.candidates
-    return Work((setup.scores(setup.shape.kv_heads, entries),), lambda scores: ops.select_top(scores, k))
-
-
-def select_critical(ops, setup):
-    entries, k = setup.candidates
-    scores, stage_two = (setup.scores(setup.shape.kv_heads, entries) for _ in range(2))
-    return Work((scores, stage_two), lambda a, b: ops.select_critical(a, b, k))
-
-
-def max_pool(ops, setup):
-    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),),
-                lambda scores: ops.max_pool(scores, POOL))
-
-
-def reduce_group(ops, setup):
-    group = setup.shape.query_heads // setup.shape.kv_heads
-    return Work((setup.scores(setup.shape.query_heads, setup.shape.tokens),),
-                lambda scores: ops.group_mean(scores, group))
-
-
-def stage_two_scores(ops, setup):
-    group = setup.shape.query_heads // setup.shape.kv_heads
-    scores, norms = (setup.scores(setup.shape.query_heads, setup.shape.tokens) for _ in range(2))
-    return Work((scores, norms), lambda a, b: ops.stage_two_scores(a, b, group))
-
-
-def compact(ops, setup):
-    kept = ops.select_top(setup.scores(setup.shape.kv_heads, setup.shape.tokens), setup.shape.budget)
-    return Work((setup.keys(), setup.keys(), kept),
-                lambda k, v, kept: (ops.compact(k, kept), ops.compact(v, kept)))
-
-
-def nearest_key(ops, setup):
-    keys = setup.keys()[0]
-    leaving, staying = keys[setup.shape.budget:].clone(), keys[:setup.shape.budget].clone()
-    return Work((leaving, staying), ops.nearest_keys)
-
-
-def nearest_keys(ops, setup):
-    keys = setup.keys()
-    leaving, staying = keys[:, setup.shape.budget:].clone(), keys[:, :setup.shape.budget].clone()
-    return Work((leaving, staying), ops.nearest_keys)
-
-
-def attention(entries_of):
-    def prepare(ops, setup):
-        entries = entries_of(setup.shape)
-        return Work((setup.queries(1)[:, 0].clone(), setup.keys(entries), setup.keys(entries)),
-                    lambda q, k, v: ops.attention(q, k, v, setup.scale))
-
-    return prepare
-
-
-def compress(ops, setup, policy):
-    def run(*tensors):
-        cache = ops.compress(ops.Layer(*tensors, setup.scale), ops.POLICIES[policy], setup.shape.budget)
-        return cache.keys, cache.values, cache.positions
-
-    return Work(setup.tensors(), run, policy=policy)
-
-
-def steps(number, only_policy=None):
-    """Decode steps one after the other, from a cache of 20 %."""
-    def prepare(ops, setup, policy=only_policy):
-        rules, tensors = ops.POLICIES[policy], setup.tensors()
-        cache = ops.compress(ops.Layer(*tensors, setup.scale), rules, setup.shape.budget)
-        key, value, queries = tensors[0][:, 0].clone(), tensors[1][:, 0].clone(), tensors[2][:, 0].clone()
-
-        def run(keys, values, key, value, queries):
-            after = replace(cache, keys=keys, values=values)
-            for _ in range(number):
-                output, after, _ = ops.step(after, rules, (key, value), queries, setup.scale)
-            return (output,)
-
-        return Work((cache.keys, cache.values, key, value, queries), run, steps=number,
-                    policy=None if only_policy else policy)
-
-    return prepare
-
-
-BY_POLICY = ("compress", "step")
-OPERATIONS = {
-    "reference": {
-        "projected-value-norms": head_norms(1), "projected-value-norms-l2": head_norms(2),
-        "window-attention": window_attention, "selection": selection, "nearest-key": nearest_key,
-        "compress": compress, "step-attention": steps(REFERENCE_STEPS, f"h2o:sinks={SINKS}")
-    }, "device": {
-        "attention": attention(lambda shape: shape.tokens),
-        "attention-compressed": attention(lambda shape: shape.budget), "window-attention": window_attention,
-        "max-pool": max_pool, "reduce-group": reduce_group, "projected-value-norms": layer_norms,
-        "stage-two-scores": stage_two_scores, "select-top": select_top, "select-critical": select_critical,
-        "compact": compact, "nearest-keys": nearest_keys, "compress": compress, "step": steps(DEVICE_STEPS)
-    }
-}
 
 # ---- measurement -------------------------------------------------------------------------------------------
 
@@ -321,91 +145,6 @@ def measure_all(torch, shape, options, progress):
             setup = Setup(torch, shape, options)
             work = prepare(ops, setup, policy) if policy else prepare(ops, setup)
             yield measure(torch, name, work, options.rounds, options.device, progress)
-
-
-# ---- what is computed, for kvbound diff --------------------------------------------------------------------
-
-
-def read_trace(torch, path, dtype, device):
-    """A trace's sizes, and a function from a layer's number to its tensors. throws Invalid if it is none."""
-    from from_torch import read_header
-    from safetensors import SafetensorError, safe_open
-    metadata = read_header(path)[0]["__metadata__"]
-    try:
-        file = safe_open(path, "pt", device=device)
-        sizes = {
-            name: int(metadata[name])
-            for name in ("layers", "query_heads", "kv_heads", "head_dim", "prompt_tokens", "decode_tokens",
-                         "window_queries")
-        }
-        sizes["scale"] = float(metadata.get("scale", sizes["head_dim"]**-0.5))
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise Invalid(f"{path}: is not a trace: {error}") from None
-
-    def layer(index):
-        return {
-            name: file.get_tensor(f"layers.{index}.{name}").to(getattr(torch, dtype))
-            for name in ("key", "value", "query", "output_projection")
-        }
-
-    return sizes, layer
-
-
-def entries_of(text, tokens, least):
-    entries = tokens * int(text[:-1]) // 100 if text.endswith("%") else int(text)
-    if not least < entries <= tokens:
-        raise Invalid(f"--budget {text}: {entries} entries; expected {least + 1} to {tokens}")
-    return entries
-
-
-def decoded(ops, torch, cache, policy, tensors, sizes, layer):
-    """Outputs [T, H, d] of the decode steps, and the positions [T, G] that they evict or None."""
-    n, outputs, evicted = sizes["prompt_tokens"], [], []
-    for t in range(sizes["decode_tokens"]):
-        entry = tensors["key"][:, n + t], tensors["value"][:, n + t]
-        positions = torch.cat([cache.positions, torch.full_like(cache.positions[:, :1], n + t)], 1)
-        output, cache, slot = ops.step(cache, policy, entry, tensors["query"][:, sizes["window_queries"] + t],
-                                       layer.scale)
-        outputs.append(output)
-        if slot is not None:
-            evicted.append(positions.gather(1, slot[:, None])[:, 0])
-    return torch.stack(outputs), torch.stack(evicted) if evicted else None
-
-
-def replay(torch, options):
-    """Writes what torch_operations.py computes from a trace as a dump."""
-    import torch_operations as ops
-    from from_torch import write_dump
-    trace, dump = options.replay
-    name, = options.policy
-    policy, (storage, dtype) = ops.POLICIES[name], DTYPES[options.dtype]
-    sizes, tensors_of = read_trace(torch, trace, dtype, options.device)
-    if sizes["window_queries"] < policy.window:
-        raise Invalid(
-            f"{trace}: records {sizes['window_queries']} prompt queries; {name} needs {policy.window}")
-    n, results = sizes["prompt_tokens"], []
-    budget = entries_of(options.budget, n,
-                        policy.window if policy.host == "snapkv" else policy.sinks + policy.recent)
-    for index in range(sizes["layers"]):
-        tensors = tensors_of(index)
-        projection = tensors["output_projection"].view(sizes["query_heads"], sizes["head_dim"], -1)
-        layer = ops.Layer(tensors["key"][:, :n], tensors["value"][:, :n],
-                          tensors["query"][:, :sizes["window_queries"]], projection, sizes["scale"])
-        cache = ops.compress(layer, policy, budget)
-        result = {
-            "kept": cache.positions, "score": cache.score, "stage_two_score": cache.stage_two_score,
-            "projected_value_norms": cache.projected_value_norms, "votes": cache.votes
-        }
-        if cache.votes is not None:
-            result |= {
-                "votes": cache.votes.flatten(), "merged_key": cache.keys.flatten(0, 1),
-                "merged_value": cache.values.flatten(0, 1)
-            }
-        if sizes["decode_tokens"]:
-            result["output"], result["evicted"] = decoded(ops, torch, cache, policy, tensors, sizes, layer)
-        results.append({tensor: array for tensor, array in result.items() if array is not None})
-    write_dump(dump, trace, name, budget, f"torch-{torch.__version__}", results, storage=storage,
-               accumulate="F64" if options.dtype == "fp64" else "F32")
 
 
 # ---- the report --------------------------------------------------------------------------------------------
