@@ -17,16 +17,34 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Skips its tests where there is no device, or fails them with KVBOUND_REQUIRE_GPU=1.
+/// Skips its tests where there is no device, or fails them with KVBOUND_REQUIRE_GPU=1; skips them on devices of another
+/// compute capability if they are for one alone.
 class DeviceTest : public testing::Test {
  protected:
+  /// capability  the only one that has the instructions, 90 for 9.0; 0: any
+  explicit DeviceTest(int capability = 0) : capability_(capability) {}
+
   void SetUp() override {
     std::string why;
-    if (find_device(&why)) return;
-    const char* const required = std::getenv("KVBOUND_REQUIRE_GPU");
-    if (required != nullptr && std::string(required) == "1") FAIL() << "KVBOUND_REQUIRE_GPU=1, but: " << why;
+    if (const auto found = find_device(&why)) {
+      if (capability_ == 0 || found->compute_capability == capability_) return;
+      why = found->name + " is not of compute capability " + std::to_string(capability_ / 10) + ".0";
+    } else {
+      const char* const required = std::getenv("KVBOUND_REQUIRE_GPU");
+      if (required != nullptr && std::string(required) == "1")
+        FAIL() << "KVBOUND_REQUIRE_GPU=1, but: " << why;
+    }
     GTEST_SKIP() << why;
   }
+
+ private:
+  int capability_;
+};
+
+/// Of instructions that only compute capability 9.0 has.
+class HopperTest : public DeviceTest {
+ protected:
+  HopperTest() : DeviceTest(90) {}
 };
 
 /// Calls test() under several schedules; natively once.

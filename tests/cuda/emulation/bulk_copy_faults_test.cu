@@ -21,8 +21,6 @@ namespace {
 using emulation::Schedule;
 using emulation::ScopedSchedule;
 
-const std::vector<Schedule> kSchedules{{0, false}, {1, false}, {2, false}, {0, true}, {1, true}, {2, true}};
-
 constexpr int kTile = 32;  // numbers
 
 // Thread 0 loads tile after tile into two stages, thread 32 adds them up.
@@ -109,14 +107,14 @@ Outcome pipeline(const PipelineFaults& faults, const Schedule& schedule, int til
 }
 
 void expect_fault(const PipelineFaults& faults, const std::vector<std::string>& words) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     SCOPED_TRACE("seed " + std::to_string(schedule.seed) + (schedule.eager_copies ? ", eager" : ", lazy"));
     expect_words(pipeline(faults, schedule).fault, words);
   }
 }
 
 TEST(BulkCopyFaults, NoneIsFoundInACorrectPipeline) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     const Outcome outcome = pipeline({}, schedule);
     EXPECT_TRUE(outcome.right) << outcome.fault;
   }
@@ -132,7 +130,7 @@ TEST(BulkCopyFaults, AnMbarrierIsInitialisedOnceBeforeItsUse) {
 // never comes is a deadlock.
 TEST(BulkCopyFaults, APhaseBitThatIsNotFlippedIsNamed) {
   int named = 0;
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     const Outcome outcome = pipeline({.phase_not_flipped = true}, schedule);
     EXPECT_NE(outcome.fault, "");
     if (outcome.fault.find("its phase bit was not flipped") != std::string::npos) ++named;
@@ -141,7 +139,7 @@ TEST(BulkCopyFaults, APhaseBitThatIsNotFlippedIsNamed) {
 }
 
 TEST(BulkCopyFaults, AMissingWaitForALoadShowsUnderEverySchedule) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     EXPECT_FALSE(pipeline({.no_wait = true}, schedule).right);
     expect_words(pipeline({.no_wait = true, .no_empty_wait = true}, schedule, 1).fault,
                  {"none has waited for the bulk copy"});
@@ -149,7 +147,7 @@ TEST(BulkCopyFaults, AMissingWaitForALoadShowsUnderEverySchedule) {
 }
 
 TEST(BulkCopyFaults, AStageThatIsLoadedWhileItIsReadShows) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     EXPECT_FALSE(pipeline({.no_empty_wait = true}, schedule).right);
   }
   expect_fault({.no_empty_arrival = true},

@@ -19,8 +19,6 @@ namespace {
 using emulation::Schedule;
 using emulation::ScopedSchedule;
 
-const std::vector<Schedule> kSchedules{{0, false}, {1, false}, {2, false}, {0, true}, {1, true}, {2, true}};
-
 constexpr int kRows = 64;
 constexpr int kColumns = 64;  // of A and B: four steps
 constexpr int kStride = 1024;
@@ -133,21 +131,21 @@ Outcome product(const Faults& faults, const Schedule& schedule, int threads = 12
 }
 
 void expect_fault(const Faults& faults, const std::vector<std::string>& words) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     SCOPED_TRACE("seed " + std::to_string(schedule.seed) + (schedule.eager_copies ? ", eager" : ", lazy"));
     expect_words(product(faults, schedule).fault, words);
   }
 }
 
 void expect_wrong(const Faults& faults) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     SCOPED_TRACE("seed " + std::to_string(schedule.seed) + (schedule.eager_copies ? ", eager" : ", lazy"));
     EXPECT_FALSE(product(faults, schedule).right());
   }
 }
 
 TEST(WarpgroupMmaFaults, NoneIsFoundInACorrectProduct) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     const Outcome outcome = product({}, schedule);
     EXPECT_TRUE(outcome.right()) << outcome.fault;
   }
@@ -166,7 +164,7 @@ TEST(WarpgroupMmaFaults, SharedMemoryThatNoProxyFenceHasShownIsReported) {
 TEST(WarpgroupMmaFaults, AMissingBarrierBetweenWarpsShows) { expect_wrong({.no_barrier = true}); }
 
 TEST(WarpgroupMmaFaults, SumsAreNanUntilTheyAreWaitedFor) {
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     const Outcome outcome = product({.used_before_wait = true}, schedule);
     EXPECT_EQ(outcome.fault, "");
     for (const float sum : outcome.sums) EXPECT_TRUE(std::isnan(sum));
@@ -204,7 +202,7 @@ TEST(WarpgroupMmaFaults, AllFourWarpsTakeTheSameSteps) {
   }
   expect_fault({.other_place_in_one_warp = true}, {"but another warp of its warpgroup in wgmma"});
   expect_fault({.other_columns_in_one_warp = true}, {"or with other operands"});
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     expect_words(product({}, schedule, 96).fault, {"in the last warps of a block, which are not four"});
   }
 }
@@ -236,7 +234,7 @@ TEST(WarpgroupMmaFaults, RegistersOfAThatAreWrittenInFlightAreReported) {
     return fault_of(
         [&] { launch(shape(1, 128, kRows * kColumns * 2), rows_kernel, no_wait, no_fence, found.data()); });
   };
-  for (const Schedule& schedule : kSchedules) {
+  for (const Schedule& schedule : kLazyAndEager) {
     const ScopedSchedule scoped(schedule);
     EXPECT_EQ(fault(false, false), "");
     expect_words(fault(true, false), {"registers of A that were written while the wgmma issued at"});

@@ -11,7 +11,7 @@
 #include <kvbound/cuda/primitives/proxy_fence.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
 
-#include "support/hopper_test.hpp"
+#include "support/device_test.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -7,7 +7,7 @@
 #include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
 
-#include "support/hopper_test.hpp"
+#include "support/device_test.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -5,7 +5,7 @@
 
 #include <kvbound/cuda/primitives/mbarrier.hpp>
 
-#include "support/hopper_test.hpp"
+#include "support/device_test.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -9,7 +9,7 @@
 #include <kvbound/cuda/primitives/warpgroup_mma.hpp>
 #include <kvbound/reference/core/float16.hpp>
 
-#include "support/hopper_test.hpp"
+#include "support/device_test.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
