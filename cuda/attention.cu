@@ -448,9 +448,10 @@ void launch_split(const Arguments<T>& arguments, int teams, Stream stream) {
   const auto shape =
       first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
   const int64_t head_blocks = ceil_division(arguments.group_size(), int64_t{shape.teams} * kHeads);
-  launch({extent(Splits::most(keys.slices, keys.rows), head_blocks), extent(shape.teams * kTeam),
-          shared_bytes<Shared>(shape), stream},
-         attention_split_kernel<T, kHeads>, arguments, shape);
+  launch<attention_split_kernel<T, kHeads>>(
+      {extent(Splits::most(keys.slices, keys.rows), head_blocks), extent(shape.teams * kTeam),
+       shared_bytes<Shared>(shape), stream},
+      arguments, shape);
 }
 
 template <Storage T>

@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
 
 void join_splits(const JoinArguments& arguments, Stream stream) {
   const int64_t query_heads = arguments.kv_heads * arguments.partials.group_size;
-  launch({extent(query_heads, ceil_division(arguments.head_dim, 4 * kJoinColumns)), dim3(kJoinThreads),
-          shared_bytes<JoinShared>(), stream},
-         attention_join_kernel, arguments);
+  launch<attention_join_kernel>({extent(query_heads, ceil_division(arguments.head_dim, 4 * kJoinColumns)),
+                                 dim3(kJoinThreads), shared_bytes<JoinShared>(), stream},
+                                arguments);
 }
 
 }  // namespace attention_splits

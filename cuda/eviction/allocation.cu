@@ -133,8 +133,8 @@ void adakv_budgets(const AdaKv& options, const float* scores, int64_t kv_heads, 
                             candidates,
                             budgets,
                             status};
-  launch({extent(1), extent(kThreads), shared_bytes<Shared>(kv_heads), stream}, adakv_budgets_kernel,
-         arguments);
+  launch<adakv_budgets_kernel>({extent(1), extent(kThreads), shared_bytes<Shared>(kv_heads), stream},
+                               arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

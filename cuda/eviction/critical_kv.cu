@@ -119,8 +119,8 @@ void stage_two_scores(const float* head_scores, const float* norms, int64_t norm
   const StageTwoArguments arguments{
       head_scores, norms, norms_stride, query_heads / kv_heads, cols, static_cast<float>(epsilon),
       gqa,         scores};
-  launch({extent(ceil_division(cols, kThreads), kv_heads), extent(kThreads), 0, stream},
-         stage_two_scores_kernel, arguments);
+  launch<stage_two_scores_kernel>(
+      {extent(ceil_division(cols, kThreads), kv_heads), extent(kThreads), 0, stream}, arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

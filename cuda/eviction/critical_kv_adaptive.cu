@@ -273,13 +273,13 @@ void adaptive_stage_one(const WindowView<T>& window, const float* log_sum_exp, c
                                needed};
   const int64_t shared = shared_bytes<Shared>(padded<T>(keys.cols));
   if (tiles > 0 && rows > 0) {
-    launch({extent(tiles, queries.slices), extent(kTile), shared, stream}, tile_masses_kernel<T>, arguments);
+    launch<tile_masses_kernel<T>>({extent(tiles, queries.slices), extent(kTile), shared, stream}, arguments);
   }
   if (rows > 0) {
-    launch({extent(queries.rows, queries.slices), extent(kTile), shared, stream}, needed_kernel<T>,
-           arguments);
+    launch<needed_kernel<T>>({extent(queries.rows, queries.slices), extent(kTile), shared, stream},
+                             arguments);
   }
-  launch({extent(keys.slices), extent(32), 0, stream}, most_needed_kernel<T>, arguments);
+  launch<most_needed_kernel<T>>({extent(keys.slices), extent(32), 0, stream}, arguments);
 }
 
 template void adaptive_stage_one(const WindowView<float>&, const float*, const AlwaysKept&, const int64_t*,

@@ -59,15 +59,14 @@ void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream);
 /// Launches a grid of (ceil(tokens / block_tokens), kv_heads * ceil(group / heads_per_block)) blocks. A block computes
 /// all query heads of its group, or one if there would otherwise be fewer blocks than multiprocessors. Results are the
 /// same bits either way.
-template <Storage T>
-void launch_blocks(void (*kernel)(Arguments<T>), Arguments<T> arguments, int64_t block_tokens, int threads,
-                   int64_t bytes, Stream stream) {
+template <auto kernel, Storage T>
+void launch_blocks(Arguments<T> arguments, int64_t block_tokens, int threads, int64_t bytes, Stream stream) {
   const int64_t tiles = ceil_division(arguments.tokens(), block_tokens);
   const bool enough = tiles * arguments.values.slices >= device().multiprocessors;
   arguments.heads_per_block = enough ? arguments.group_size() : 1;
-  launch(
+  launch<kernel>(
       {extent(tiles, arguments.values.slices * arguments.blocks_per_group()), extent(threads), bytes, stream},
-      kernel, arguments);
+      arguments);
 }
 
 /// The accumulation depth of the sum over the columns of one norm.

@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) 
 template <Norm norm, int kSteps, Storage T>
 void launch_kernel(const Arguments<T>& arguments, Stream stream) {
   constexpr int64_t kTokens = kWarps * kTile * kTokenTiles<kSteps>;
-  launch_blocks(norms_mma_kernel<norm, kSteps, T>, arguments, kTokens, kThreads,
-                shared_bytes<Shared<kSteps>>(), stream);
+  launch_blocks<norms_mma_kernel<norm, kSteps, T>>(arguments, kTokens, kThreads,
+                                                   shared_bytes<Shared<kSteps>>(), stream);
 }
 
 template <Norm norm, Storage T>

@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T
 
 template <Norm norm, Storage T>
 void launch_kernel(const Arguments<T>& arguments, Stream stream) {
-  launch_blocks(norms_portable_kernel<norm, T>, arguments, kTokens, kThreads,
-                shared_bytes<Shared>(arguments.values.cols), stream);
+  launch_blocks<norms_portable_kernel<norm, T>>(arguments, kTokens, kThreads,
+                                                shared_bytes<Shared>(arguments.values.cols), stream);
 }
 
 }  // namespace

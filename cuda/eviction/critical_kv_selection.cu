@@ -80,8 +80,8 @@ void select_critical(const float* attention_scores, const float* stage_two_score
                                           selection,
                                           stage_one,
                                           in_shared ? nullptr : static_cast<uint32_t*>(workspace.data)};
-  launch({extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream},
-         select_critical_kernel, arguments);
+  launch<select_critical_kernel>(
+      {extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream}, arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

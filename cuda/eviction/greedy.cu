@@ -146,14 +146,17 @@ void select_greedy(const WindowView<T>& window, DeviceTensor<const T> values, in
   require_workspace(workspace, State(sizes, nullptr).bytes());
   if (candidates == 0) return;
   const State state(sizes, workspace.data);
-  launch({extent(ceil_division(sizes.head_dim, kEach), sizes.kv_heads), extent(kEach), 0, stream},
-         centre_kernel<T>, state, values);
-  launch({extent(ceil_division(sizes.tokens, kEach), sizes.rows, sizes.kv_heads), extent(kEach), 0, stream},
-         logits_kernel<T>, state, window);
-  launch({extent(sizes.rows, sizes.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream},
-         outputs_kernel, state);
-  launch({extent(ceil_division(candidates, kEach), sizes.rows, sizes.kv_heads), extent(kEach), 0, stream},
-         products_kernel, state);
+  launch<centre_kernel<T>>(
+      {extent(ceil_division(sizes.head_dim, kEach), sizes.kv_heads), extent(kEach), 0, stream}, state,
+      values);
+  launch<logits_kernel<T>>(
+      {extent(ceil_division(sizes.tokens, kEach), sizes.rows, sizes.kv_heads), extent(kEach), 0, stream},
+      state, window);
+  launch<outputs_kernel>(
+      {extent(sizes.rows, sizes.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream}, state);
+  launch<products_kernel>(
+      {extent(ceil_division(candidates, kEach), sizes.rows, sizes.kv_heads), extent(kEach), 0, stream},
+      state);
   greedy_removal::launch_removals(state, k, selection, stream);
 }
 

@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void launch_removals(const State& state, const int64_t* k, const SelectionResult& selection, Stream stream) {
-  launch({extent(state.sizes.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream}, removals_kernel,
-         state, k, selection);
+  launch<removals_kernel>({extent(state.sizes.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream},
+                          state, k, selection);
 }
 
 }  // namespace greedy_removal

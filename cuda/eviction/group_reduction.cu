@@ -48,8 +48,9 @@ void reduce_group(const float* scores, int64_t query_heads, int64_t cols, int64_
                         std::to_string(group_size));
   }
   if (query_heads <= 0 || cols <= 0) return;
-  launch({extent(ceil_division(cols, kThreads), query_heads / group_size), dim3(kThreads), 0, stream},
-         reduce_group_kernel, scores, cols, group_size, divisor_of(reduction, group_size), reduced);
+  launch<reduce_group_kernel>(
+      {extent(ceil_division(cols, kThreads), query_heads / group_size), dim3(kThreads), 0, stream}, scores,
+      cols, group_size, divisor_of(reduction, group_size), reduced);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

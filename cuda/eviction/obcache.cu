@@ -209,9 +209,10 @@ void window_change_scores(Change change, const WindowView<T>& window, DeviceTens
   const Shape shape = first_that_fits<Shared>({with(2), with(1)});
   const Arguments<T> arguments{Window<T>(window), values, log_sum_exp, measured, norms, scores};
   for_change(change, [&]<Change of>() {
-    launch({extent(ceil_division(window.keys.rows, kTileTokens), window.keys.slices), extent(kThreads),
-            shared_bytes<Shared>(shape), stream},
-           window_change_scores_kernel<of, T>, arguments, shape);
+    launch<window_change_scores_kernel<of, T>>(
+        {extent(ceil_division(window.keys.rows, kTileTokens), window.keys.slices), extent(kThreads),
+         shared_bytes<Shared>(shape), stream},
+        arguments, shape);
   });
 }
 

@@ -149,8 +149,9 @@ void find_dominants(const CacheView<T>& cache, const float* logits, const float*
                     int64_t query_heads, int64_t* dominant, Stream stream) {
   const Cache rows = cache_of(cache, query_heads);
   require_range("capacity", rows.capacity, 0, INT32_MAX);
-  launch({extent(query_heads), extent(kThreads), shared_bytes<DominantShared>(), stream},
-         find_dominants_kernel, rows, logits, log_sum_exp, dominant);
+  launch<find_dominants_kernel>(
+      {extent(query_heads), extent(kThreads), shared_bytes<DominantShared>(), stream}, rows, logits,
+      log_sum_exp, dominant);
 }
 
 template <Storage T>
@@ -160,8 +161,8 @@ void measure_queries(Change change, const CacheView<T>& cache, const AttendedQue
   require_range("head_dim", cache.values.cols, 1, kMostHeadDim);
   const MeasureArguments<T> arguments{cache_of(cache, query_heads), cache.values, queries, gram, measured};
   for_change(change, [&]<Change of>() {
-    launch({extent(query_heads), extent(32), shared_bytes<MeasureShared>(cache.values.cols), stream},
-           measure_queries_kernel<of, T>, arguments);
+    launch<measure_queries_kernel<of, T>>(
+        {extent(query_heads), extent(32), shared_bytes<MeasureShared>(cache.values.cols), stream}, arguments);
   });
 }
 

@@ -84,9 +84,10 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
   const int64_t group_size = query_heads / cache.values.slices;
   const Arguments<T> arguments{cache, queries, measured, norms, group_size, scores};
   for_change(change, [&]<Change of>() {
-    launch({extent(ceil_division(cache.values.rows, kBlockRows), cache.values.slices), extent(kThreads), 0,
-            stream},
-           step_change_scores_kernel<of, T>, arguments);
+    launch<step_change_scores_kernel<of, T>>(
+        {extent(ceil_division(cache.values.rows, kBlockRows), cache.values.slices), extent(kThreads), 0,
+         stream},
+        arguments);
   });
 }
 

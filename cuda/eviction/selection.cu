@@ -99,9 +99,9 @@ struct Workspaces {
                                           keys_bytes(rows, cols))) {}
 };
 
-void launch_selection(void (*kernel)(SelectArguments), const float* scores, int64_t rows, int64_t cols,
-                      int64_t row_stride, const int64_t* k, const SelectionResult& result,
-                      const Workspace& workspace, Stream stream) {
+template <void (*kernel)(SelectArguments)>
+void launch_selection(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
+                      const SelectionResult& result, const Workspace& workspace, Stream stream) {
   require_range("rows", rows, 0, INT32_MAX);
   require_range("columns of the scores", cols, 0, kMostScores);
   require_range("row_stride of the scores", row_stride, cols, INT64_MAX);
@@ -111,8 +111,8 @@ void launch_selection(void (*kernel)(SelectArguments), const float* scores, int6
   const bool in_shared = keys_fit(cols);
   const SelectArguments arguments{scores,      cols, row_stride, k, result, in_shared ? nullptr : memory.keys,
                                   memory.items};
-  launch({extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream}, kernel,
-         arguments);
+  launch<kernel>({extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream},
+                 arguments);
 }
 
 }  // namespace
@@ -123,12 +123,12 @@ int64_t select_top_workspace(int64_t rows, int64_t cols) {
 
 void select_top(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
                 const SelectionResult& result, Workspace workspace, Stream stream) {
-  launch_selection(select_top_kernel, scores, rows, cols, row_stride, k, result, workspace, stream);
+  launch_selection<select_top_kernel>(scores, rows, cols, row_stride, k, result, workspace, stream);
 }
 
 void rank_top(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
               const SelectionResult& result, Workspace workspace, Stream stream) {
-  launch_selection(rank_top_kernel, scores, rows, cols, row_stride, k, result, workspace, stream);
+  launch_selection<rank_top_kernel>(scores, rows, cols, row_stride, k, result, workspace, stream);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

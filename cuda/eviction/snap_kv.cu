@@ -293,11 +293,13 @@ void launch_log_sum_exp(const Window<T>& window, const Splits& splits, const Spl
                         Stream stream) {
   const int64_t rows = window.group_size() * window.size();
   const Shape shape = shape_that_fits(window, rows > kFewRows * kRowLanes, kMostStages);
-  launch({extent(ceil_division(rows, shape.query_rows), splits.count, window.keys.slices), dim3(kThreads),
-          shared_bytes<Shared>(shape), stream},
-         shape.query_rows == kManyRows * kRowLanes ? window_log_sum_exp_split_kernel<T, kManyRows>
-                                                   : window_log_sum_exp_split_kernel<T, kFewRows>,
-         window, splits, partials, shape);
+  const LaunchShape blocks{extent(ceil_division(rows, shape.query_rows), splits.count, window.keys.slices),
+                           dim3(kThreads), shared_bytes<Shared>(shape), stream};
+  if (shape.query_rows == kManyRows * kRowLanes) {
+    launch<window_log_sum_exp_split_kernel<T, kManyRows>>(blocks, window, splits, partials, shape);
+  } else {
+    launch<window_log_sum_exp_split_kernel<T, kFewRows>>(blocks, window, splits, partials, shape);
+  }
 }
 
 float divisor_of(WindowReduction reduction, int64_t queries) {
@@ -315,10 +317,14 @@ void launch_attention(const Window<T>& window, const float* log_sum_exp, WindowR
                       float* weights, Stream stream) {
   const Shape shape = shape_that_fits(window, window.size() > kFewRows * kRowLanes, 1);
   const int64_t tiles = ceil_division(window.tokens(), kTileTokens);
-  launch({extent(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape), stream},
-         shape.query_rows == kManyRows * kRowLanes ? window_attention_kernel<T, kManyRows>
-                                                   : window_attention_kernel<T, kFewRows>,
-         window, log_sum_exp, divisor_of(reduction, window.size()), weights, shape);
+  const float divisor = divisor_of(reduction, window.size());
+  const LaunchShape blocks{extent(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape),
+                           stream};
+  if (shape.query_rows == kManyRows * kRowLanes) {
+    launch<window_attention_kernel<T, kManyRows>>(blocks, window, log_sum_exp, divisor, weights, shape);
+  } else {
+    launch<window_attention_kernel<T, kFewRows>>(blocks, window, log_sum_exp, divisor, weights, shape);
+  }
 }
 
 int64_t accumulation_depth(int64_t tokens) {
@@ -351,8 +357,9 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
   auto* const memory = static_cast<float*>(workspace.data);
   const SplitPartials partials{memory, memory + queries * splits.count};
   launch_log_sum_exp(window, splits, partials, stream);
-  launch({extent(ceil_division(queries, kJoinWarps)), dim3(kJoinWarps * 32), 0, stream},
-         window_log_sum_exp_join_kernel, partials, queries, splits.count, log_sum_exp);
+  launch<window_log_sum_exp_join_kernel>(
+      {extent(ceil_division(queries, kJoinWarps)), dim3(kJoinWarps * 32), 0, stream}, partials, queries,
+      splits.count, log_sum_exp);
 }
 
 template <Storage T>
@@ -387,8 +394,8 @@ void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_strid
                         std::to_string(cols) + " columns");
   }
   if (rows <= 0 || cols <= 0) return;
-  launch({extent(ceil_division(cols, kThreads), rows), dim3(kThreads), 0, stream}, max_pool_kernel, scores,
-         cols, row_stride, (width - 1) / 2, pooled);
+  launch<max_pool_kernel>({extent(ceil_division(cols, kThreads), rows), dim3(kThreads), 0, stream}, scores,
+                          cols, row_stride, (width - 1) / 2, pooled);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

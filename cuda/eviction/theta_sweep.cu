@@ -130,17 +130,17 @@ void require_valid(const ThetaSweepInput& input) {
 
 void mean_norms(const ThetaSweepInput& input, float* means, Stream stream) {
   require_valid(input);
-  launch({extent(input.query_heads), extent(kThreads), shared_bytes<Shared>(), stream}, mean_norms_kernel,
-         input.norms, input.tokens, means);
+  launch<mean_norms_kernel>({extent(input.query_heads), extent(kThreads), shared_bytes<Shared>(), stream},
+                            input.norms, input.tokens, means);
 }
 
 void sweep_scores(const ThetaSweepInput& input, const float* means, double lambda, float* scores,
                   Stream stream) {
   require_valid(input);
   if (input.candidates == 0) return;
-  launch({extent(ceil_division(input.candidates, kScoreThreads), input.kv_heads), extent(kScoreThreads), 0,
-          stream},
-         sweep_scores_kernel, input, means, static_cast<float>(lambda), scores);
+  launch<sweep_scores_kernel>({extent(ceil_division(input.candidates, kScoreThreads), input.kv_heads),
+                               extent(kScoreThreads), 0, stream},
+                              input, means, static_cast<float>(lambda), scores);
 }
 
 int64_t keep_better_workspace(int64_t kv_heads, int64_t tokens) { return kv_heads * tokens; }
@@ -150,8 +150,8 @@ void keep_better(const ThetaSweepInput& input, const int64_t* positions, const i
   require_valid(input);
   require_workspace(workspace, keep_better_workspace(input.kv_heads, input.tokens));
   const BetterArguments arguments{input, positions, k, best, static_cast<uint8_t*>(workspace.data)};
-  launch({extent(input.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream}, keep_better_kernel,
-         arguments);
+  launch<keep_better_kernel>({extent(input.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream},
+                             arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -146,9 +146,9 @@ void gram_matrices(DeviceTensor<const T> output_projection, float* gram, Stream 
   require_range("head_dim", output_projection.rows, 1, kMostHeadDim);
   if (output_projection.slices == 0) return;
   const int64_t tiles = ceil_division(output_projection.rows, kGramTile);
-  launch({extent(tiles, tiles, output_projection.slices), extent(kGramThreads), shared_bytes<GramShared>(),
-          stream},
-         gram_kernel<T>, output_projection, gram);
+  launch<gram_kernel<T>>({extent(tiles, tiles, output_projection.slices), extent(kGramThreads),
+                          shared_bytes<GramShared>(), stream},
+                         output_projection, gram);
 }
 
 template <Storage T>
@@ -158,9 +158,9 @@ void squared_norms(DeviceTensor<const T> values, const float* gram, int64_t quer
   require_groups(query_heads, values.slices);
   require_range("head_dim", values.cols, 1, kMostHeadDim);
   if (values.rows == 0) return;
-  launch({extent(ceil_division(values.rows, kBlockTokens), query_heads), extent(kNormThreads),
-          shared_bytes<NormShared>(values.cols), stream},
-         squared_norms_kernel<T>, values, gram, query_heads / values.slices, norms);
+  launch<squared_norms_kernel<T>>({extent(ceil_division(values.rows, kBlockTokens), query_heads),
+                                   extent(kNormThreads), shared_bytes<NormShared>(values.cols), stream},
+                                  values, gram, query_heads / values.slices, norms);
 }
 
 int64_t gram_depth(int64_t model_dim) {

@@ -298,8 +298,9 @@ void mean_attention(const float* logits, const float* log_sum_exp, int64_t query
                     int64_t capacity, const int64_t* count, float* mean, Stream stream) {
   require_groups(query_heads, kv_heads);
   if (capacity == 0) return;
-  launch({extent(ceil_division(capacity, kEach), kv_heads), extent(kEach), 0, stream}, mean_attention_kernel,
-         MeanArguments{logits, log_sum_exp, query_heads / kv_heads, capacity, count, mean});
+  launch<mean_attention_kernel>(
+      {extent(ceil_division(capacity, kEach), kv_heads), extent(kEach), 0, stream},
+      MeanArguments{logits, log_sum_exp, query_heads / kv_heads, capacity, count, mean});
 }
 
 int64_t spread_leaving_workspace(int64_t kv_heads, int64_t stride, int64_t capacity, int64_t head_dim) {
@@ -332,16 +333,16 @@ void spread_leaving(const Cam& options, const float* attention, const PositionLi
                                 spread,
                                 status};
   auto* const sums = reinterpret_cast<float*>(memory + layout.sums);
-  launch({extent(ceil_division(leaving.stride, kEach), values.slices), extent(kEach), 0, stream}, draw_kernel,
-         arguments);
+  launch<draw_kernel>({extent(ceil_division(leaving.stride, kEach), values.slices), extent(kEach), 0, stream},
+                      arguments);
   if (kept.stride == 0) return;  // no value is spread
-  launch({extent(ceil_division(kept.stride + 1, kEach), values.slices), extent(kEach), 0, stream},
-         gaps_kernel, arguments);
+  launch<gaps_kernel>(
+      {extent(ceil_division(kept.stride + 1, kEach), values.slices), extent(kEach), 0, stream}, arguments);
   weighted_sums<T>(values, {leaving.positions, leaving.stride, arguments.offsets, kept.stride}, weights, sums,
                    {memory + layout.parts, layout.bytes - layout.parts}, stream);
-  launch({extent(ceil_division(kept.stride, kWarps), values.slices), extent(kWarps * 32), 0, stream},
-         add_shares_kernel<T>,
-         AddArguments<T>{sums, kept, options.neighbours, {cache, nullptr, kept.stride, status}});
+  launch<add_shares_kernel<T>>(
+      {extent(ceil_division(kept.stride, kWarps), values.slices), extent(kWarps * 32), 0, stream},
+      AddArguments<T>{sums, kept, options.neighbours, {cache, nullptr, kept.stride, status}});
 }
 
 template <Storage T>
@@ -355,10 +356,12 @@ void spread_entry(const Cam& options, const float* attention, const CacheSlots& 
   require_range("stride of the changed entries", changed.stride, std::min(options.neighbours, slots.capacity),
                 INT64_MAX);
   if (slots.kv_heads == 0 || slots.capacity == 0) return;
-  launch({extent(slots.kv_heads), extent(kThreads), shared_bytes<SpreadShared>(), stream},
-         choose_sharing_kernel, SpreadArguments{options, attention, slots, changed, merged_into, status});
-  launch({extent(ceil_division(changed.stride, kWarps), slots.kv_heads), extent(kWarps * 32), 0, stream},
-         add_share_kernel<T>, ShareArguments<T>{slots, changed, {cache, nullptr, slots.capacity, status}});
+  launch<choose_sharing_kernel>(
+      {extent(slots.kv_heads), extent(kThreads), shared_bytes<SpreadShared>(), stream},
+      SpreadArguments{options, attention, slots, changed, merged_into, status});
+  launch<add_share_kernel<T>>(
+      {extent(ceil_division(changed.stride, kWarps), slots.kv_heads), extent(kWarps * 32), 0, stream},
+      ShareArguments<T>{slots, changed, {cache, nullptr, slots.capacity, status}});
 }
 
 template void spread_leaving(const Cam&, const float*, const PositionLists&, const PositionLists&,

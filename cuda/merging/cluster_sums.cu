@@ -52,8 +52,8 @@ Sums<T> sums_of(DeviceTensor<const T> entries, const PositionLists& kept, const 
   const auto parts = static_cast<float*>(workspace.data);
   const Sums<T> sums{entries, kept, clusters, weights, parts};
   if (clusters.stride <= kChunk) return sums;  // there is no large cluster
-  launch({extent(sums.chunks(), entries.slices), extent(kWarps * 32), 0, stream}, sum_parts_kernel<T>, sums,
-         parts);
+  launch<sum_parts_kernel<T>>({extent(sums.chunks(), entries.slices), extent(kWarps * 32), 0, stream}, sums,
+                              parts);
   return sums;
 }
 

@@ -261,9 +261,9 @@ __global__ void __launch_bounds__(kWarps * 32, 4) cluster_weights_kernel(WeightA
 void log_denominators(const ScoredEntries& entries, int64_t query_heads, int64_t kv_heads,
                       const int64_t* count, float* log_denominators, Stream stream) {
   require_groups(query_heads, kv_heads);
-  launch({extent(query_heads), extent(kSumThreads), shared_bytes<DenominatorShared>(), stream},
-         log_denominators_kernel,
-         DenominatorArguments{entries, query_heads / kv_heads, count, log_denominators});
+  launch<log_denominators_kernel>(
+      {extent(query_heads), extent(kSumThreads), shared_bytes<DenominatorShared>(), stream},
+      DenominatorArguments{entries, query_heads / kv_heads, count, log_denominators});
 }
 
 void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t query_heads, int64_t kv_heads,
@@ -275,9 +275,9 @@ void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t 
   require_equal("rows of weights", weights.rows, "rows that the rule weights by",
                 merging_rows(rule.gqa, group_size));
   if (merged.clusters.capacity == 0) return;
-  launch({extent(ceil_division(merged.clusters.capacity, kWarps), kv_heads), extent(kWarps * 32), 0, stream},
-         cluster_weights_kernel,
-         WeightArguments{entries, group_size, log_denominators, merged, weights, numbers, votes, status});
+  launch<cluster_weights_kernel>(
+      {extent(ceil_division(merged.clusters.capacity, kWarps), kv_heads), extent(kWarps * 32), 0, stream},
+      WeightArguments{entries, group_size, log_denominators, merged, weights, numbers, votes, status});
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

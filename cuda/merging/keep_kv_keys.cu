@@ -128,9 +128,9 @@ void merged_keys(const KeyRule& rule, DeviceTensor<const T> entries, const Merge
                                numbers,
                                {cache, merged.into, merged.clusters.capacity, status}};
   if (merged.clusters.capacity == 0) return;
-  launch({extent(ceil_division(merged.clusters.capacity, kWarps), entries.slices), extent(kWarps * 32),
-          shared_bytes<Shared>(weights.rows), stream},
-         merged_keys_kernel<T>, arguments);
+  launch<merged_keys_kernel<T>>({extent(ceil_division(merged.clusters.capacity, kWarps), entries.slices),
+                                 extent(kWarps * 32), shared_bytes<Shared>(weights.rows), stream},
+                                arguments);
 }
 
 template void merged_keys(const KeyRule&, DeviceTensor<const float>, const MergeQueries&,

@@ -167,10 +167,10 @@ void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t k
   const int64_t group_size = queries.rows / kv_heads, rows = merging_rows(rule.gqa, group_size);
   require_workspace(workspace, merge_queries_workspace(kv_heads, rows, queries.cols));
   const double nothing = DBL_EPSILON * static_cast<double>(std::max(rows, queries.cols));
-  launch({extent(kv_heads), extent(kThreads), 0, stream}, merge_queries_kernel<T>,
-         Arguments<T>{queries, scale, std::max(rule.rank, nothing), rows, prepared,
-                      static_cast<double*>(workspace.data)},
-         group_size);
+  launch<merge_queries_kernel<T>>({extent(kv_heads), extent(kThreads), 0, stream},
+                                  Arguments<T>{queries, scale, std::max(rule.rank, nothing), rows, prepared,
+                                               static_cast<double*>(workspace.data)},
+                                  group_size);
 }
 
 template void merge_queries(const KeyRule&, DeviceTensor<const float>, int64_t, double, const MergeQueries&,

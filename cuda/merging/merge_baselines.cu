@@ -177,8 +177,8 @@ void similarity_weights(DeviceTensor<const T> keys, const MergedEntries& merged,
                         const ClusterWeights& weights, Stream stream) {
   const Sums<T> p = cluster_keys(keys, merged, weights);
   if (p.clusters.stride == 0 || p.clusters.capacity == 0) return;
-  launch({grid_of_members(p), extent(kWarps * 32), 0, stream}, cosines_kernel<T>, p);
-  launch({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, similarity_weights_kernel<T>, p);
+  launch<cosines_kernel<T>>({grid_of_members(p), extent(kWarps * 32), 0, stream}, p);
+  launch<similarity_weights_kernel<T>>({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, p);
 }
 
 template <Storage T>
@@ -188,8 +188,8 @@ void gaussian_weights(DeviceTensor<const T> keys, const MergedEntries& merged, c
   require_workspace(workspace, gaussian_weights_workspace(keys.slices, p.clusters.stride));
   if (p.clusters.stride == 0 || p.clusters.capacity == 0) return;
   const auto distances = static_cast<SquaredLength*>(workspace.data);
-  launch({grid_of_members(p), extent(kWarps * 32), 0, stream}, distances_kernel<T>, p, distances);
-  launch({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, gaussian_weights_kernel<T>, p, distances);
+  launch<distances_kernel<T>>({grid_of_members(p), extent(kWarps * 32), 0, stream}, p, distances);
+  launch<gaussian_weights_kernel<T>>({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, p, distances);
 }
 
 template void similarity_weights(DeviceTensor<const float>, const MergedEntries&, const ClusterWeights&,

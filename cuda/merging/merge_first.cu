@@ -223,22 +223,22 @@ void merge_first(const MergingCandidates& candidates, const NearestKeys& parents
   auto* const cosines = reinterpret_cast<float*>(memory + layout.cosines);
   const Workspace rest{memory + layout.sort, layout.bytes - layout.sort};
   int64_t* const counts = at(layout.counts);
-  launch({extent(kv_heads), extent(kThreads), 0, stream}, roots_kernel,
-         RootArguments{candidates, parents, threshold_of(target), roots.roots, at(layout.others),
-                       at(layout.all), counts, cosines});
+  launch<roots_kernel>({extent(kv_heads), extent(kThreads), 0, stream},
+                       RootArguments{candidates, parents, threshold_of(target), roots.roots,
+                                     at(layout.others), at(layout.all), counts, cosines});
   const Clusters by_root{at(layout.members), count, at(layout.offsets), count};
   form_clusters({at(layout.all), counts, count}, {roots.roots, cosines, count}, {std::nullopt}, kv_heads,
                 count, by_root, rest, stream);
   if (count > 0) {
-    launch({extent(ceil_division(count, kWarps), kv_heads), extent(kWarps * 32), 0, stream}, root_sums_kernel,
-           SumArguments{candidates, by_root, roots.sums});
+    launch<root_sums_kernel>({extent(ceil_division(count, kWarps), kv_heads), extent(kWarps * 32), 0, stream},
+                             SumArguments{candidates, by_root, roots.sums});
   }
-  launch({extent(kv_heads), extent(kThreads), 0, stream}, count_roots_kernel,
-         CountArguments{roots.roots, count, k, counts});
+  launch<count_roots_kernel>({extent(kv_heads), extent(kThreads), 0, stream},
+                             CountArguments{roots.roots, count, k, counts});
   select_top(roots.sums, kv_heads, count, count, counts,
              {at(layout.selected), count, status, candidates.first}, rest, stream);
-  launch({extent(ceil_division(kept.stride, kEach), kv_heads), extent(kEach), 0, stream}, kept_kernel,
-         KeptArguments{candidates, at(layout.selected), counts, kept});
+  launch<kept_kernel>({extent(ceil_division(kept.stride, kEach), kv_heads), extent(kEach), 0, stream},
+                      KeptArguments{candidates, at(layout.selected), counts, kept});
 }
 
 void root_clusters(const MergingCandidates& candidates, const int64_t* roots, const PositionLists& kept,
@@ -253,8 +253,9 @@ void root_clusters(const MergingCandidates& candidates, const int64_t* roots, co
   auto* const targets = reinterpret_cast<int64_t*>(memory + layout.others);
   auto* const cosines = reinterpret_cast<float*>(memory + layout.cosines);
   if (leaving.stride > 0) {
-    launch({extent(ceil_division(leaving.stride, kEach), kv_heads), extent(kEach), 0, stream},
-           root_targets_kernel, TargetArguments{candidates, roots, kept, leaving, targets, cosines});
+    launch<root_targets_kernel>(
+        {extent(ceil_division(leaving.stride, kEach), kv_heads), extent(kEach), 0, stream},
+        TargetArguments{candidates, roots, kept, leaving, targets, cosines});
   }
   form_clusters(leaving, {targets, cosines, leaving.stride}, {std::nullopt}, kv_heads, candidates.tokens,
                 clusters, {memory + layout.sort, layout.bytes - layout.sort}, stream);

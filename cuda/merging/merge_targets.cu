@@ -170,8 +170,9 @@ void entries_left_out(const PositionLists& kept, int64_t kv_heads, int64_t token
   require_range("tokens", tokens, 0, kMostScores);
   require_workspace(workspace, merge_targets_workspace(kv_heads, tokens));
   if (kv_heads == 0) return;
-  launch({extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream}, entries_left_out_kernel,
-         LeftOutArguments{kept, tokens, others, static_cast<uint8_t*>(workspace.data)});
+  launch<entries_left_out_kernel>(
+      {extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream},
+      LeftOutArguments{kept, tokens, others, static_cast<uint8_t*>(workspace.data)});
 }
 
 void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, const SimilarTarget& target,
@@ -189,8 +190,8 @@ void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, con
                                    tokens,
                                    passes_of(clusters.capacity),
                                    static_cast<uint64_t*>(workspace.data)};
-  launch({extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream}, form_clusters_kernel,
-         arguments);
+  launch<form_clusters_kernel>({extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream},
+                               arguments);
 }
 
 void join_nearest(const CacheSlots& slots, const NearestKeys& nearest, const SimilarTarget& target,
@@ -199,9 +200,9 @@ void join_nearest(const CacheSlots& slots, const NearestKeys& nearest, const Sim
   require_equal("stride of the clusters", clusters.stride, "entries that leave", 1);
   require_equal("capacity of the clusters", clusters.capacity, "entries that leave", 1);
   if (slots.kv_heads == 0) return;
-  launch({extent(ceil_division(slots.kv_heads, kJoinThreads)), extent(kJoinThreads), 0, stream},
-         join_nearest_kernel,
-         JoinArguments{slots, nearest, threshold_of(target), kept, clusters, merged_into});
+  launch<join_nearest_kernel>(
+      {extent(ceil_division(slots.kv_heads, kJoinThreads)), extent(kJoinThreads), 0, stream},
+      JoinArguments{slots, nearest, threshold_of(target), kept, clusters, merged_into});
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

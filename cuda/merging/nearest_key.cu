@@ -158,8 +158,9 @@ void key_norms(DeviceTensor<const T> keys, const int64_t* count, float* norms, S
   require_layout("keys", keys);
   require_range("head_dim", keys.cols, 1, 256);
   if (keys.rows == 0) return;
-  launch({extent(ceil_division(keys.rows, kNormWarps), keys.slices), extent(kNormWarps * 32), 0, stream},
-         key_norms_kernel<T>, keys, count, norms);
+  launch<key_norms_kernel<T>>(
+      {extent(ceil_division(keys.rows, kNormWarps), keys.slices), extent(kNormWarps * 32), 0, stream}, keys,
+      count, norms);
 }
 
 template <Storage T>
@@ -206,8 +207,9 @@ void nearest_key(const KeyRows<T>& cache, const CacheSlots& slots, const Nearest
   require_valid(cache);
   require_equal("KV heads of the slots", slots.kv_heads, "slices of keys", cache.keys.slices);
   require_equal("capacity of the slots", slots.capacity, "rows of keys", cache.keys.rows);
-  launch({extent(slots.kv_heads), extent(kEntryThreads), shared_bytes<EntryShared>(cache.keys.cols), stream},
-         nearest_key_kernel<T>, cache, slots, nearest);
+  launch<nearest_key_kernel<T>>(
+      {extent(slots.kv_heads), extent(kEntryThreads), shared_bytes<EntryShared>(cache.keys.cols), stream},
+      cache, slots, nearest);
 }
 
 template void key_norms(DeviceTensor<const float>, const int64_t*, float*, Stream);

@@ -308,9 +308,10 @@ __global__ void __launch_bounds__(kThreads, 3) nearest_keys_mma_kernel(Arguments
 
 template <bool kBetter, int kSteps, Storage T>
 void launch_kernel(const Arguments<T>& arguments, Stream stream) {
-  launch({extent(ceil_division(arguments.leaving_stride, kBlockRows<kSteps>), arguments.kept.keys.slices),
-          extent(kThreads), shared_bytes<Shared<kSteps>>(), stream},
-         nearest_keys_mma_kernel<kBetter, kSteps, T>, arguments);
+  launch<nearest_keys_mma_kernel<kBetter, kSteps, T>>(
+      {extent(ceil_division(arguments.leaving_stride, kBlockRows<kSteps>), arguments.kept.keys.slices),
+       extent(kThreads), shared_bytes<Shared<kSteps>>(), stream},
+      arguments);
 }
 
 }  // namespace

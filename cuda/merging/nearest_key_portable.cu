@@ -117,9 +117,10 @@ void launch_portable(const Arguments<T>& arguments, Stream stream) {
   const DeviceTensor<const T>& kept = arguments.kept.keys;
   const auto with = [&](int tiles) { return Shape(kept, tiles, kBlockRows); };
   const Shape shape = first_that_fits<Shared>({with(kMostStages), with(1)});
-  launch({extent(ceil_division(arguments.leaving_stride, kBlockRows), kept.slices), extent(kThreads),
-          shared_bytes<Shared>(shape), stream},
-         nearest_keys_portable_kernel<T, kBetter>, arguments, shape);
+  launch<nearest_keys_portable_kernel<T, kBetter>>(
+      {extent(ceil_division(arguments.leaving_stride, kBlockRows), kept.slices), extent(kThreads),
+       shared_bytes<Shared>(shape), stream},
+      arguments, shape);
 }
 template void launch_portable<false>(const Arguments<float>&, Stream);
 template void launch_portable<false>(const Arguments<Float16>&, Stream);

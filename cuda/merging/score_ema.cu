@@ -276,12 +276,13 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& view, 
   // One KV head's group at a time: its logits take 16 MiB for four heads, 32 queries and 32,768 tokens, which the L2
   // cache of an A100 (40 MB) or an H100 (50 MB) has room for; those of longer prompts go through device memory.
   for (int64_t g = 0; g < kv_heads; ++g) {
-    launch({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
-            shared_bytes<LogitsShared>(shape), stream},
-           window_logits_kernel<T>, window, g, logits, shape);
-    launch({extent(ceil_division(tokens, kEach), group_size), extent(kEach), 0, stream}, accumulate_kernel,
-           AccumulateArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, g, group_size,
-                               window.size(), tokens, Decay(options), averages});
+    launch<window_logits_kernel<T>>({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
+                                     shared_bytes<LogitsShared>(shape), stream},
+                                    window, g, logits, shape);
+    launch<accumulate_kernel>(
+        {extent(ceil_division(tokens, kEach), group_size), extent(kEach), 0, stream},
+        AccumulateArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, g, group_size,
+                            window.size(), tokens, Decay(options), averages});
   }
 }
 
@@ -291,10 +292,10 @@ void observe_scores(const PredictedScores& options, const float* logits, const f
   require_groups(query_heads, slots.kv_heads);
   require_equal("capacity of the averages", averages.capacity, "capacity of the slots", slots.capacity);
   if (slots.capacity == 0) return;
-  launch({extent(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
-         observe_scores_kernel,
-         ObserveArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, slots,
-                          query_heads / slots.kv_heads, Decay(options), averages});
+  launch<observe_scores_kernel>(
+      {extent(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
+      ObserveArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, slots,
+                       query_heads / slots.kv_heads, Decay(options), averages});
 }
 
 void predicted_scores(const PredictedScores& options, const ScoreAverages& averages, int64_t query_heads,
@@ -302,9 +303,9 @@ void predicted_scores(const PredictedScores& options, const ScoreAverages& avera
                       Stream stream) {
   require_groups(query_heads, kv_heads);
   if (averages.capacity == 0) return;
-  launch({extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
-         predicted_scores_kernel,
-         PredictArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, count, predicted});
+  launch<predicted_scores_kernel>(
+      {extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
+      PredictArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, count, predicted});
 }
 
 void replace_scores(const PredictedScores& options, const float* log_scores, const MergedEntries& merged,
@@ -312,9 +313,8 @@ void replace_scores(const PredictedScores& options, const float* log_scores, con
                     const ScoreAverages& averages, Stream stream) {
   require_groups(query_heads, kv_heads);
   if (merged.clusters.capacity == 0) return;
-  launch(
+  launch<replace_scores_kernel>(
       {extent(ceil_division(merged.clusters.capacity, kEach), query_heads), extent(kEach), 0, stream},
-      replace_scores_kernel,
       ReplaceArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, log_scores, merged});
 }
 

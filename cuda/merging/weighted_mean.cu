@@ -70,9 +70,8 @@ void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, 
   require_equal("columns of the cache", cache.cols, "columns of entries", entries.cols);
   const Sums<T> sums = sums_of(entries, merged.kept, merged.clusters, weights, workspace, stream);
   if (sums.clusters.capacity == 0) return;
-  launch(
+  launch<weighted_means_kernel<T>>(
       {extent(ceil_division(sums.clusters.capacity, kWarps), entries.slices), extent(kWarps * 32), 0, stream},
-      weighted_means_kernel<T>,
       MeanArguments<T>{sums, shares, {cache, merged.into, sums.clusters.capacity, status}});
 }
 
@@ -82,8 +81,9 @@ void weighted_sums(DeviceTensor<const T> entries, const Clusters& clusters, cons
   require_equal("rows of weights", weights.rows, "rows of sums", 1);
   const Sums<T> given = sums_of(entries, {}, clusters, weights, workspace, stream);
   if (clusters.capacity == 0) return;
-  launch({extent(ceil_division(clusters.capacity, kWarps), entries.slices), extent(kWarps * 32), 0, stream},
-         weighted_sums_kernel<T>, given, sums);
+  launch<weighted_sums_kernel<T>>(
+      {extent(ceil_division(clusters.capacity, kWarps), entries.slices), extent(kWarps * 32), 0, stream},
+      given, sums);
 }
 
 template void weighted_means(DeviceTensor<const float>, const MergedEntries&, const ClusterWeights&,

@@ -84,25 +84,32 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments);
 }
 #endif
 
-/// Queues the kernel. Throws DeviceError if the launch fails; emulated, also if the kernel has a fault.
-template <class... P>
-void launch(const LaunchShape& shape, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
+template <auto kernel>
+struct Launch;
+template <class... P, void (*kernel)(P...)>
+struct Launch<kernel> {
+  void operator()(const LaunchShape& shape, std::type_identity_t<P>... arguments) const {
 #ifdef KVBOUND_CUDA_NATIVE
-  void* pointers[] = {static_cast<void*>(&arguments)..., nullptr};
-  detail::launch(reinterpret_cast<const void*>(kernel), shape, pointers);
+    void* pointers[] = {static_cast<void*>(&arguments)..., nullptr};
+    detail::launch(reinterpret_cast<const void*>(kernel), shape, pointers);
 #else
-  const std::tuple<void (*)(P...), P...> bound(kernel, arguments...);
-  const auto call = [](const void* all) {
-    const auto run = [](void (*each)(P...), const P&... own) { each(own...); };
-    std::apply(run, *static_cast<const std::tuple<void (*)(P...), P...>*>(all));
-  };
-  emulation::run_or_record([bound, call, shape] {
-    emulation::run_grid(
-        {{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule(), shape.cluster},
-        shape.where);
-  });
+    const std::tuple<P...> bound(arguments...);
+    const auto call = [](const void* all) {
+      std::apply([](const P&... own) { kernel(own...); }, *static_cast<const std::tuple<P...>*>(all));
+    };
+    emulation::run_or_record([bound, call, shape] {
+      emulation::run_grid(
+          {{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule(), shape.cluster},
+          shape.where);
+    });
 #endif
-}
+  }
+};
+
+/// Queues the kernel: launch<kernel>(shape, arguments...). Throws DeviceError if the launch fails; emulated, also if the
+/// kernel has a fault.
+template <auto kernel>
+inline constexpr Launch<kernel> launch{};
 
 /// A cursor over the block's dynamic shared memory. In a kernel `array` returns one array behind the other; on the host
 /// it returns null and only counts bytes. So a struct of arrays whose constructor takes them from a cursor defines both

@@ -61,8 +61,8 @@ double tensor_product_flop(int64_t repeats) {
 }
 
 void tensor_products(const uint32_t* operands, int64_t repeats, float* sums, Stream stream) {
-  launch(LaunchShape{extent(blocks()), extent(kThreads), 0, stream}, tensor_products_kernel, operands,
-         repeats, sums);
+  launch<tensor_products_kernel>(LaunchShape{extent(blocks()), extent(kThreads), 0, stream}, operands,
+                                 repeats, sums);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -75,8 +75,8 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
   require_equal("KV heads of the slots", slots.kv_heads, "slices of keys", keys.slices);
   require_equal("capacity of the slots", slots.capacity, "rows of keys", keys.rows);
   if (keys.slices == 0) return;
-  launch(LaunchShape{dim3(static_cast<unsigned>(keys.slices)), dim3(kThreads), 0, stream}, append_kernel<T>,
-         new_keys, new_values, keys, values, slots, position);
+  launch<append_kernel<T>>(LaunchShape{dim3(static_cast<unsigned>(keys.slices)), dim3(kThreads), 0, stream},
+                           new_keys, new_values, keys, values, slots, position);
 }
 
 template void append<float>(DeviceTensor<const float>, DeviceTensor<const float>, DeviceTensor<float>,
@@ -90,8 +90,8 @@ template void append<Bfloat16>(DeviceTensor<const Bfloat16>, DeviceTensor<const 
 void append_numbers(const float* numbers, int64_t query_heads, const CacheSlots& slots, float* appended,
                     Stream stream) {
   require_groups(query_heads, slots.kv_heads);
-  launch({extent(ceil_division(query_heads, kThreads)), extent(kThreads), 0, stream}, append_numbers_kernel,
-         numbers, query_heads, slots, appended);
+  launch<append_numbers_kernel>({extent(ceil_division(query_heads, kThreads)), extent(kThreads), 0, stream},
+                                numbers, query_heads, slots, appended);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -94,8 +94,8 @@ void move_numbers(const NumberRows<const float>& from, int64_t kv_heads, const i
   require_groups(from.rows, kv_heads);
   if (kept_stride == 0) return;
   const MoveNumbersArguments arguments{from, kept, count, to, kept_stride, from.rows / kv_heads};
-  launch({extent(ceil_division(kept_stride, kThreads), from.rows), extent(kThreads), 0, stream},
-         move_numbers_kernel<kScatters>, arguments);
+  launch<move_numbers_kernel<kScatters>>(
+      {extent(ceil_division(kept_stride, kThreads), from.rows), extent(kThreads), 0, stream}, arguments);
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_strid
                                    rows.slice_stride / kVector<T>,
                                    compacted.row_stride / kVector<T>,
                                    compacted.slice_stride / kVector<T>};
-  launch({extent(blocks, rows.slices), extent(kThreads), 0, stream}, compact_kernel, arguments);
+  launch<compact_kernel>({extent(blocks, rows.slices), extent(kThreads), 0, stream}, arguments);
 }
 
 template void compact(DeviceTensor<const float>, const int64_t*, int64_t, const int64_t*, DeviceTensor<float>,
@@ -140,8 +140,9 @@ void compact_positions(const CacheSlots& slots, const PositionLists& chosen, int
                        Stream stream) {
   require_range("stride of the chosen slots", chosen.stride, 0, INT32_MAX);
   if (chosen.stride == 0 || slots.kv_heads == 0) return;
-  launch({extent(ceil_division(chosen.stride, kThreads), slots.kv_heads), extent(kThreads), 0, stream},
-         compact_positions_kernel, slots, chosen, positions);
+  launch<compact_positions_kernel>(
+      {extent(ceil_division(chosen.stride, kThreads), slots.kv_heads), extent(kThreads), 0, stream}, slots,
+      chosen, positions);
 }
 
 void scatter_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,

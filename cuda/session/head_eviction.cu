@@ -129,9 +129,9 @@ void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t q
   require_valid(slots);
   const UpdateArguments arguments = arguments_of(update, slots, query_heads);
   if (slots.capacity == 0) return;
-  launch({extent(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads), extent(kUpdateThreads), 0,
-          stream},
-         update_scores_kernel, arguments, slots);
+  launch<update_scores_kernel>({extent(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads),
+                                extent(kUpdateThreads), 0, stream},
+                               arguments, slots);
 }
 
 void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optional<ScoreUpdate>& update,
@@ -139,8 +139,8 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optio
   require_valid(slots);
   if (slots.kv_heads == 0) return;
   const UpdateArguments of_update = update ? arguments_of(*update, slots, query_heads) : UpdateArguments{};
-  launch({extent(slots.kv_heads), extent(kEvictThreads), shared_bytes<EvictShared>(), stream}, evict_kernel,
-         EvictArguments{rules, slots, newest, evicted, status}, of_update, update.has_value());
+  launch<evict_kernel>({extent(slots.kv_heads), extent(kEvictThreads), shared_bytes<EvictShared>(), stream},
+                       EvictArguments{rules, slots, newest, evicted, status}, of_update, update.has_value());
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -139,8 +139,8 @@ void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const f
                             stages,
                             query_heads / slots.kv_heads,
                             static_cast<float>(stages.epsilon)};
-  launch({extent(slots.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream}, evict_critical_kernel,
-         arguments);
+  launch<evict_critical_kernel>({extent(slots.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream},
+                                arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -53,8 +53,8 @@ void pack(std::span<const PackedStretch> stretches, Buffer<std::byte>& packed, S
     const int64_t longest =
         std::ranges::max(stretches.first(count), {}, &PackedStretch::bytes).bytes / kVectorBytes;
     const int64_t blocks = std::clamp<int64_t>(ceil_division(longest, kThreads), 1, kMostBlocks);
-    launch({extent(blocks, static_cast<int64_t>(count)), extent(kThreads), 0, stream}, pack_kernel, own,
-           packed.data());
+    launch<pack_kernel>({extent(blocks, static_cast<int64_t>(count)), extent(kThreads), 0, stream}, own,
+                        packed.data());
     stretches = stretches.subspan(count);
   }
 }

@@ -100,7 +100,7 @@ Outcome pipeline(const PipelineFaults& faults, const Schedule& schedule, int til
   Buffer<int> sums(tiles);
   Outcome outcome;
   outcome.fault = fault_of([&] {
-    launch(shape(1, 64, shared_bytes<Shared>()), pipeline_kernel, input.data(), tiles, faults, sums.data());
+    launch<pipeline_kernel>(shape(1, 64, shared_bytes<Shared>()), input.data(), tiles, faults, sums.data());
   });
   outcome.right = outcome.fault.empty() && download(sums) == expected;
   return outcome;
@@ -172,8 +172,8 @@ __global__ void overwritten_kernel(int where) {
 }
 
 TEST(BulkCopyFaults, AnMbarrierThatIsOverwrittenIsNoticed) {
-  EXPECT_EQ(fault_of([] { launch(shape(1, 1, 16), overwritten_kernel, 1); }), "");
-  expect_words(fault_of([] { launch(shape(1, 1, 16), overwritten_kernel, 0); }),
+  EXPECT_EQ(fault_of([] { launch<overwritten_kernel>(shape(1, 1, 16), 1); }), "");
+  expect_words(fault_of([] { launch<overwritten_kernel>(shape(1, 1, 16), 0); }),
                {"mbarrier that has been overwritten"});
 }
 
@@ -205,7 +205,7 @@ Outcome store(const StoreFaults& faults, bool eager) {
   Buffer<int> numbers(8);
   numbers.clear();
   Outcome outcome;
-  outcome.fault = fault_of([&] { launch(shape(1, 1, 32), store_kernel, faults, numbers.data()); });
+  outcome.fault = fault_of([&] { launch<store_kernel>(shape(1, 1, 32), faults, numbers.data()); });
   outcome.right = outcome.fault.empty() && download(numbers) == std::vector<int>{1, 2, 3, 4, 0, 0, 0, 0};
   return outcome;
 }
@@ -256,7 +256,7 @@ BoxOutcome box(int dimensions, int64_t offset, bool eager) {
   Buffer<float> numbers(2);
   BoxOutcome outcome;
   outcome.fault =
-      fault_of([&] { launch(shape(1, 1, 4112), box_kernel, map, dimensions, offset, numbers.data()); });
+      fault_of([&] { launch<box_kernel>(shape(1, 1, 4112), map, dimensions, offset, numbers.data()); });
   outcome.numbers = download(numbers);
   return outcome;
 }

@@ -61,7 +61,7 @@ Outcome ring(Fault fault, const Schedule& schedule) {
   Buffer<float> numbers(kSize * kThreads);
   Outcome outcome;
   outcome.fault = fault_of([&] {
-    launch(shape(kSize, kThreads, 4).in_clusters(extent(kSize)), ring_kernel, fault, numbers.data());
+    launch<ring_kernel>(shape(kSize, kThreads, 4).in_clusters(extent(kSize)), fault, numbers.data());
   });
   std::vector<float> expected;
   for (int i = 0; i < kSize * kThreads; ++i)
@@ -130,7 +130,7 @@ TEST(ClusterFaults, ABarrierLeftOutBetweenAWriteAndAReadShowsInAResult) {
     const ScopedSchedule scoped(schedule);
     const auto right = [](bool barrier) {
       Buffer<float> numbers(64);
-      launch(shape(2, 32, 4).in_clusters(extent(2)), race_kernel, barrier, numbers.data());
+      launch<race_kernel>(shape(2, 32, 4).in_clusters(extent(2)), barrier, numbers.data());
       std::vector<float> expected(64, 1);
       std::fill(expected.begin() + 32, expected.end(), 0.0F);
       return download(numbers) == expected;
@@ -158,7 +158,7 @@ TEST(ClusterFaults, AnotherBlocksMbarrierHasToBeInitialised) {
     const ScopedSchedule scoped(schedule);
     const auto fault = [](bool initialised) {
       return fault_of(
-          [&] { launch(shape(2, 1, 8).in_clusters(extent(2)), remote_arrival_kernel, initialised); });
+          [&] { launch<remote_arrival_kernel>(shape(2, 1, 8).in_clusters(extent(2)), initialised); });
     };
     EXPECT_EQ(fault(true), "");
     expect_words(fault(false), {"mbarrier.arrive uses an mbarrier that is not initialised"});
@@ -169,7 +169,7 @@ __global__ void empty_kernel() {}
 
 TEST(ClusterFaults, AGridThatIsNotMadeOfClustersIsRefused) {
   const auto fault = [](int64_t blocks, dim3 cluster) {
-    return fault_of([&] { launch(shape(blocks, 32).in_clusters(cluster), empty_kernel); });
+    return fault_of([&] { launch<empty_kernel>(shape(blocks, 32).in_clusters(cluster)); });
   };
   EXPECT_EQ(fault(16, extent(8)), "");
   expect_words(fault(18, extent(9)), {"invalid cluster 9 x 1 x 1 of a grid 18 x 1 x 1"});
@@ -188,7 +188,7 @@ __global__ void registers_kernel(int warps, int then) {
 
 TEST(ClusterFaults, AWholeWarpgroupSetsItsRegisters) {
   const auto fault = [](int threads, int warps, int then) {
-    return fault_of([&] { launch(shape(1, threads), registers_kernel, warps, then); });
+    return fault_of([&] { launch<registers_kernel>(shape(1, threads), warps, then); });
   };
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);

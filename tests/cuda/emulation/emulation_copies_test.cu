@@ -75,7 +75,7 @@ Outcome copies(const CopyFaults& faults, bool eager) {
   Buffer<int> sums(kStages * kThreads);
   Outcome outcome;
   outcome.fault = fault_of([&] {
-    launch(shape(1, kThreads, 2 * 16 * kThreads), copy_kernel, input.data(), kStages, faults, sums.data());
+    launch<copy_kernel>(shape(1, kThreads, 2 * 16 * kThreads), input.data(), kStages, faults, sums.data());
   });
   outcome.right = outcome.fault.empty() && download(sums) == expected;
   return outcome;
@@ -114,7 +114,7 @@ TEST(EmulationCopies, AsyncCopiesGoFromAlignedToAligned) {
   Buffer<float> numbers(64);
   const auto fault = [&](int64_t source, int64_t target, int bytes) {
     return fault_of(
-        [&] { launch(shape(1, 1, 32), stray_copy_kernel, numbers.data(), source, target, bytes); });
+        [&] { launch<stray_copy_kernel>(shape(1, 1, 32), numbers.data(), source, target, bytes); });
   };
   for (const bool eager : {false, true}) {
     const ScopedSchedule scoped({0, eager});

@@ -56,7 +56,7 @@ __global__ void missing_barrier_kernel(unsigned distance, float* numbers) {
 TEST(Emulation, AMissingBarrierShowsInAResult) {
   const auto right = [](unsigned distance) {
     Buffer<float> numbers(64);
-    launch(shape(1, 64, 256), missing_barrier_kernel, distance, numbers.data());
+    launch<missing_barrier_kernel>(shape(1, 64, 256), distance, numbers.data());
     return download(numbers) == std::vector<float>(64, 1.0F);
   };
   for (const unsigned distance : {1U, 31U, 32U, 33U, 63U}) {
@@ -79,7 +79,7 @@ __global__ void lucky_order_kernel(bool first_writes, float* number) {
 TEST(Emulation, OfSchedules0And1OneShowsAMissingBarrierBetweenAnyTwoThreads) {
   const auto right = [](bool first_writes) {
     Buffer<float> number(1);
-    launch(shape(1, 128, 4), lucky_order_kernel, first_writes, number.data());
+    launch<lucky_order_kernel>(shape(1, 128, 4), first_writes, number.data());
     return download(number)[0] == 1.0F;
   };
   EXPECT_TRUE(seeds_that_show([&] { return right(true); }).contains(1));
@@ -101,7 +101,7 @@ TEST(Emulation, AnArrayThatIsReusedTooEarlyShowsInAResult) {
   const auto right = [] {
     Buffer<int> wrong(1);
     wrong.clear();
-    launch(shape(1, 128, 512), reused_array_kernel, 8, wrong.data());
+    launch<reused_array_kernel>(shape(1, 128, 512), 8, wrong.data());
     return download(wrong)[0] == 0;
   };
   EXPECT_EQ(seeds_that_show(right).size(), kSchedules.size());
@@ -118,7 +118,7 @@ __global__ void missing_warp_barrier_kernel(float* numbers) {
 TEST(Emulation, LanesAreNotInStep) {
   const auto right = [] {
     Buffer<float> numbers(32);
-    launch(shape(1, 32, 128), missing_warp_barrier_kernel, numbers.data());
+    launch<missing_warp_barrier_kernel>(shape(1, 32, 128), numbers.data());
     return download(numbers) == std::vector<float>(32, 1.0F);
   };
   EXPECT_EQ(seeds_that_show(right).size(), kSchedules.size());
@@ -134,7 +134,7 @@ __global__ void uninitialised_kernel(float* numbers) {
 TEST(Emulation, MemoryThatWasNeverWrittenIsNan) {
   Buffer<float> numbers(8);
   for (const float number : download(numbers)) EXPECT_TRUE(std::isnan(number)) << "device memory";
-  launch(shape(8, 1, 4), uninitialised_kernel, numbers.data());
+  launch<uninitialised_kernel>(shape(8, 1, 4), numbers.data());
   for (const float number : download(numbers))
     EXPECT_TRUE(std::isnan(number)) << "shared memory, of every block anew";
 }
@@ -154,7 +154,7 @@ __global__ void divergent_barrier_kernel() {
 TEST(Emulation, ADivergentBarrierIsReportedWithBothPlaces) {
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    const std::string fault = fault_of([] { launch(shape(1, 64), divergent_barrier_kernel); });
+    const std::string fault = fault_of([] { launch<divergent_barrier_kernel>(shape(1, 64)); });
     expect_words(fault,
                  {"__syncthreads", here(kTwoBarriers), here(kTwoBarriers + 2), "block (0,0,0)", "thread ("});
   }
@@ -169,10 +169,10 @@ __global__ void early_return_kernel(unsigned stay) {
 TEST(Emulation, ABarrierThatAReturnedThreadMissesIsReported) {
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    const std::string fault = fault_of([] { launch(shape(3, 96), early_return_kernel, 95U); });
+    const std::string fault = fault_of([] { launch<early_return_kernel>(shape(3, 96), 95U); });
     expect_words(fault, {"return", "__syncthreads", here(kEarlyBarrier)});
   }
-  EXPECT_EQ(fault_of([] { launch(shape(3, 96), early_return_kernel, 96U); }), "");
+  EXPECT_EQ(fault_of([] { launch<early_return_kernel>(shape(3, 96), 96U); }), "");
 }
 
 constexpr int kLoopBarrier = __LINE__ + 3;
@@ -185,7 +185,7 @@ __global__ void uneven_loop_kernel() {
 TEST(Emulation, ALoopThatEndsEarlierForSomeThreadsIsReported) {
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    expect_words(fault_of([] { launch(shape(1, 64), uneven_loop_kernel); }), {"return", here(kLoopBarrier)});
+    expect_words(fault_of([] { launch<uneven_loop_kernel>(shape(1, 64)); }), {"return", here(kLoopBarrier)});
   }
 }
 
@@ -200,7 +200,7 @@ TEST(Emulation, ADeadlockIsReportedWithEveryPlaceWhereThreadsWait) {
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
     Buffer<int> numbers(64);
-    const std::string fault = fault_of([&] { launch(shape(1, 64), deadlock_kernel, numbers.data()); });
+    const std::string fault = fault_of([&] { launch<deadlock_kernel>(shape(1, 64), numbers.data()); });
     expect_words(
         fault, {"no thread can go on", "32 from thread (0,0,0) on wait at __syncthreads at ", here(kDeadlock),
                 "32 from thread (1,0,0) on wait at __shfl_sync of mask 0xffffffff at ", here(kDeadlock + 1),
@@ -221,8 +221,8 @@ TEST(Emulation, AShuffleFromALaneOutsideItsMaskIsReported) {
   Buffer<int> numbers(32);
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    EXPECT_EQ(fault_of([&] { launch(shape(1, 32), outside_mask_kernel, 15, numbers.data()); }), "");
-    expect_words(fault_of([&] { launch(shape(1, 32), outside_mask_kernel, 16, numbers.data()); }),
+    EXPECT_EQ(fault_of([&] { launch<outside_mask_kernel>(shape(1, 32), 15, numbers.data()); }), "");
+    expect_words(fault_of([&] { launch<outside_mask_kernel>(shape(1, 32), 16, numbers.data()); }),
                  {"__shfl_sync", "reads lane 16 outside the mask", here(kOutsideMask)});
   }
 }
@@ -254,13 +254,13 @@ TEST(Emulation, StepsThatTheLanesDoNotTakeTogetherAreReported) {
   Buffer<int> numbers(32);
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    expect_words(fault_of([] { launch(shape(1, 32), not_in_mask_kernel); }),
+    expect_words(fault_of([] { launch<not_in_mask_kernel>(shape(1, 32)); }),
                  {"thread (31,0,0)", "__syncwarp of mask 0x7fffffff", "in which it is not"});
-    expect_words(fault_of([] { launch(shape(1, 32), lost_lane_kernel); }), {"__syncwarp", "return"});
-    expect_words(fault_of([] { launch(shape(1, 16), lost_lane_kernel); }), {"__syncwarp", "never was"});
-    expect_words(fault_of([&] { launch(shape(1, 32), two_places_kernel, numbers.data()); }),
+    expect_words(fault_of([] { launch<lost_lane_kernel>(shape(1, 32)); }), {"__syncwarp", "return"});
+    expect_words(fault_of([] { launch<lost_lane_kernel>(shape(1, 16)); }), {"__syncwarp", "never was"});
+    expect_words(fault_of([&] { launch<two_places_kernel>(shape(1, 32), numbers.data()); }),
                  {"__shfl_xor_sync", ", but thread ("});
-    expect_words(fault_of([] { launch(shape(1, 32), two_masks_kernel); }), {"__syncwarp of mask 0x0001ffff"});
+    expect_words(fault_of([] { launch<two_masks_kernel>(shape(1, 32)); }), {"__syncwarp of mask 0x0001ffff"});
   }
 }
 
@@ -284,9 +284,9 @@ TEST(Emulation, TensorCoresWantTheWholeWarp) {
   Buffer<float> numbers(32);
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    expect_words(fault_of([&] { launch(shape(1, 32), partial_mma_kernel, numbers.data()); }),
+    expect_words(fault_of([&] { launch<partial_mma_kernel>(shape(1, 32), numbers.data()); }),
                  {"mma", "return"});
-    expect_words(fault_of([&] { launch(shape(1, 32, 512), partial_ldmatrix_kernel, numbers.data()); }),
+    expect_words(fault_of([&] { launch<partial_ldmatrix_kernel>(shape(1, 32, 512), numbers.data()); }),
                  {"ldmatrix", "return"});
   }
 }
@@ -299,10 +299,10 @@ __global__ void misaligned_ldmatrix_kernel(int64_t offset) {
 }
 
 TEST(Emulation, LdmatrixReadsAlignedRowsOfSharedMemory) {
-  EXPECT_EQ(fault_of([] { launch(shape(1, 32, 528), misaligned_ldmatrix_kernel, 8); }), "");
-  expect_words(fault_of([] { launch(shape(1, 32, 528), misaligned_ldmatrix_kernel, 4); }),
+  EXPECT_EQ(fault_of([] { launch<misaligned_ldmatrix_kernel>(shape(1, 32, 528), 8); }), "");
+  expect_words(fault_of([] { launch<misaligned_ldmatrix_kernel>(shape(1, 32, 528), 4); }),
                {"ldmatrix", "misaligned"});
-  expect_words(fault_of([] { launch(shape(1, 32, 528), misaligned_ldmatrix_kernel, 16); }),
+  expect_words(fault_of([] { launch<misaligned_ldmatrix_kernel>(shape(1, 32, 528), 16); }),
                {"ldmatrix", "past the end of shared array 0 of 528 bytes"});
 }
 
@@ -327,17 +327,17 @@ TEST(Emulation, AnAccessFarOutsideABufferNamesThreadAndBuffer) {
           "block (2,0,0), thread (3,0,0)", "accesses ",
           std::to_string(4 * index - 400) + " bytes past the end of a buffer of 400 bytes",
           "emulation_test.cu:"};
-      expect_words(fault_of([&] { launch(shape(4, 32), write_kernel, index, numbers.data()); }), words);
-      expect_words(fault_of([&] { launch(shape(4, 32), read_kernel, index, numbers.data(), number.data()); }),
+      expect_words(fault_of([&] { launch<write_kernel>(shape(4, 32), index, numbers.data()); }), words);
+      expect_words(fault_of([&] { launch<read_kernel>(shape(4, 32), index, numbers.data(), number.data()); }),
                    words);
     }
-    expect_words(fault_of([&] { launch(shape(4, 32), write_kernel, -1100, numbers.data()); }),
+    expect_words(fault_of([&] { launch<write_kernel>(shape(4, 32), -1100, numbers.data()); }),
                  {"4400 bytes before the begin of a buffer of 400 bytes"});
   }
   float* const unowned = reinterpret_cast<float*>(uintptr_t{64});
-  expect_words(fault_of([&] { launch(shape(4, 32), write_kernel, 0, unowned); }),
+  expect_words(fault_of([&] { launch<write_kernel>(shape(4, 32), 0, unowned); }),
                {"far from all device memory"});
-  EXPECT_EQ(fault_of([&] { launch(shape(4, 32), write_kernel, 99, numbers.data()); }), "");
+  EXPECT_EQ(fault_of([&] { launch<write_kernel>(shape(4, 32), 99, numbers.data()); }), "");
   EXPECT_EQ(download(numbers)[99], 1.0F);
 }
 
@@ -353,13 +353,13 @@ void expect_stray(const std::function<void()>& launches, const std::vector<std::
 
 TEST(Emulation, AWriteJustOutsideABufferIsFoundAfterTheKernel) {
   Buffer<float> numbers(101);
-  expect_stray([&] { launch(shape(4, 32), write_kernel, 101, numbers.data()); },
+  expect_stray([&] { launch<write_kernel>(shape(4, 32), 101, numbers.data()); },
                {"something was written 0 bytes past the end of a buffer of 404 bytes"});
-  expect_stray([&] { launch(shape(4, 32), write_kernel, 127, numbers.data()); },
+  expect_stray([&] { launch<write_kernel>(shape(4, 32), 127, numbers.data()); },
                {"something was written 104 bytes past the end of a buffer of 404 bytes"});
-  expect_stray([&] { launch(shape(4, 32), write_kernel, -1, numbers.data()); },
+  expect_stray([&] { launch<write_kernel>(shape(4, 32), -1, numbers.data()); },
                {"something was written 4 bytes before the begin of a buffer of 404 bytes"});
-  EXPECT_EQ(fault_of([&] { launch(shape(4, 32), write_kernel, 0, numbers.data()); }), "")
+  EXPECT_EQ(fault_of([&] { launch<write_kernel>(shape(4, 32), 0, numbers.data()); }), "")
       << "it is reported once";
 }
 
@@ -367,7 +367,7 @@ TEST(Emulation, AReadJustOutsideABufferIsNan) {
   Buffer<float> numbers = upload(std::vector<float>(101));
   Buffer<float> number(1);
   for (const int64_t index : {-1, 101, 127}) {
-    const auto read = [&] { launch(shape(4, 32), read_kernel, index, numbers.data(), number.data()); };
+    const auto read = [&] { launch<read_kernel>(shape(4, 32), index, numbers.data(), number.data()); };
     if constexpr (emulation::kAddressSanitizer) {
       expect_stray(read, {});
     } else {
@@ -397,11 +397,11 @@ TEST(Emulation, WhatAProcessorRefusesIsAFault) {
   Buffer<Bfloat16> numbers(64);
   Buffer<float> number(1);
   Buffer<int> quotient(1);
-  expect_words(fault_of([&] { launch(shape(1, 2), misaligned_load_kernel, numbers.data(), number.data()); }),
+  expect_words(fault_of([&] { launch<misaligned_load_kernel>(shape(1, 2), numbers.data(), number.data()); }),
                {"thread (1,0,0)", "load16 accesses a misaligned address", here(kMisaligned)});
 #ifndef __SANITIZE_UNDEFINED__
   if (!emulation::kAddressSanitizer) {  // the sanitizers that are excluded here would end the program first
-    expect_words(fault_of([&] { launch(shape(1, 1), division_kernel, 0, quotient.data()); }),
+    expect_words(fault_of([&] { launch<division_kernel>(shape(1, 1), 0, quotient.data()); }),
                  {"divides an integer by zero"});
   }
 #endif
@@ -417,7 +417,7 @@ __global__ void deep_recursion_kernel(int depth, int* number) { *number = depth_
 
 TEST(Emulation, AStackThatOverflowsIsAFault) {
   Buffer<int> number(1);
-  expect_words(fault_of([&] { launch(shape(1, 1), deep_recursion_kernel, 1000, number.data()); }),
+  expect_words(fault_of([&] { launch<deep_recursion_kernel>(shape(1, 1), 1000, number.data()); }),
                {"overflows its stack"});
 }
 
@@ -432,17 +432,17 @@ __global__ void shared_write_kernel(int64_t index) {
 }
 
 TEST(Emulation, AWriteOutsideASharedArrayIsFoundAtTheBlocksEnd) {
-  EXPECT_EQ(fault_of([] { launch(shape(1, 1, 88), shared_write_kernel, 9); }), "");
-  expect_stray([] { launch(shape(1, 1, 88), shared_write_kernel, 10); },
+  EXPECT_EQ(fault_of([] { launch<shared_write_kernel>(shape(1, 1, 88), 9); }), "");
+  expect_stray([] { launch<shared_write_kernel>(shape(1, 1, 88), 10); },
                {"block (0,0,0)", "something was written 0 bytes past the end of shared array 1 of 40 bytes"});
-  expect_stray([] { launch(shape(1, 1, 88), shared_write_kernel, -1); },
+  expect_stray([] { launch<shared_write_kernel>(shape(1, 1, 88), -1); },
                {"past the end of shared array 0 of 40 bytes"});
-  expect_words(fault_of([] { launch(shape(1, 1, 88), shared_write_kernel, -10000); }),
+  expect_words(fault_of([] { launch<shared_write_kernel>(shape(1, 1, 88), -10000); }),
                {"before the begin of shared memory"});
 }
 
 TEST(Emulation, MoreSharedMemoryThanTheLaunchGrantsIsAFault) {
-  expect_words(fault_of([] { launch(shape(1, 1, 87), shared_write_kernel, 9); }),
+  expect_words(fault_of([] { launch<shared_write_kernel>(shape(1, 1, 87), 9); }),
                {"lays out 88 bytes of shared memory, but was launched with 87"});
 }
 
@@ -455,7 +455,7 @@ __global__ void uneven_layout_kernel() {
 TEST(Emulation, AllThreadsLayOutTheSame) {
   for (const Schedule& schedule : kSchedules) {
     const ScopedSchedule scoped(schedule);
-    expect_words(fault_of([] { launch(shape(1, 32, 64), uneven_layout_kernel); }),
+    expect_words(fault_of([] { launch<uneven_layout_kernel>(shape(1, 32, 64)); }),
                  {"lays out shared memory otherwise than another thread"});
   }
 }
@@ -481,10 +481,10 @@ TEST(Emulation, TheFaultIsTheSameForAnyNumberOfThreads) {
     const Threads scoped(threads);
     for (int repetition = 0; repetition < 20; ++repetition) {
       const ScopedSchedule ascending({0, false});
-      expect_words(fault_of([&] { launch(shape(100, 32), fault_in_kernel, 17, numbers.data()); }),
+      expect_words(fault_of([&] { launch<fault_in_kernel>(shape(100, 32), 17, numbers.data()); }),
                    {"block (17,0,0)"});
       const ScopedSchedule descending({1, false});
-      expect_words(fault_of([&] { launch(shape(100, 32), fault_in_kernel, 17, numbers.data()); }),
+      expect_words(fault_of([&] { launch<fault_in_kernel>(shape(100, 32), 17, numbers.data()); }),
                    {"block (99,0,0)"});
     }
   }
@@ -503,7 +503,7 @@ TEST(Emulation, ASeedStandsForOneOrder) {
     Buffer<int> next(1);
     next.clear();
     Buffer<int> numbers(4 * 64);
-    launch(shape(4, 64), order_kernel, next.data(), numbers.data());
+    launch<order_kernel>(shape(4, 64), next.data(), numbers.data());
     return download(numbers);
   };
   std::vector<int> ascending(4 * 64);
@@ -518,21 +518,21 @@ TEST(Emulation, ASeedStandsForOneOrder) {
   EXPECT_EQ(shuffled, ascending);
 }
 
-__global__ void nested_kernel(float* numbers) { launch(shape(1, 1), write_kernel, 0, numbers); }
+__global__ void nested_kernel(float* numbers) { launch<write_kernel>(shape(1, 1), 0, numbers); }
 __global__ void throwing_kernel() { throw std::runtime_error("what kernels cannot do"); }
 
 TEST(Emulation, WhatKernelsCannotDoIsAFault) {
   Buffer<float> numbers(1);
-  expect_words(fault_of([&] { launch(shape(1, 1), nested_kernel, numbers.data()); }),
+  expect_words(fault_of([&] { launch<nested_kernel>(shape(1, 1), numbers.data()); }),
                {"a kernel launches a kernel"});
-  expect_words(fault_of([&] { launch(shape(1, 1), throwing_kernel); }), {"throws: what kernels cannot do"});
+  expect_words(fault_of([&] { launch<throwing_kernel>(shape(1, 1)); }), {"throws: what kernels cannot do"});
 }
 
 TEST(Emulation, GoesOnAfterAFault) {
   Buffer<float> numbers(1000);
   for (int repetition = 0; repetition < 50; ++repetition) {
-    EXPECT_NE(fault_of([] { launch(shape(4, 64), divergent_barrier_kernel); }), "");
-    EXPECT_NE(fault_of([&] { launch(shape(4, 32), write_kernel, 5000, numbers.data()); }), "");
+    EXPECT_NE(fault_of([] { launch<divergent_barrier_kernel>(shape(4, 64)); }), "");
+    EXPECT_NE(fault_of([&] { launch<write_kernel>(shape(4, 32), 5000, numbers.data()); }), "");
   }
 }
 

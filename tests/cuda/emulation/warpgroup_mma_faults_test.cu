@@ -125,7 +125,7 @@ Outcome product(const Faults& faults, const Schedule& schedule, int threads = 12
   Buffer<float> sums(32 * threads);
   Outcome outcome;
   outcome.fault = fault_of(
-      [&] { launch(shape(1, threads, shared_bytes<Shared>()), product_kernel, faults, sums.data()); });
+      [&] { launch<product_kernel>(shape(1, threads, shared_bytes<Shared>()), faults, sums.data()); });
   outcome.sums = download(sums);
   return outcome;
 }
@@ -232,7 +232,7 @@ TEST(WarpgroupMmaFaults, RegistersOfAThatAreWrittenInFlightAreReported) {
   const auto fault = [](bool no_wait, bool no_fence) {
     Buffer<float> found(128);
     return fault_of(
-        [&] { launch(shape(1, 128, kRows * kColumns * 2), rows_kernel, no_wait, no_fence, found.data()); });
+        [&] { launch<rows_kernel>(shape(1, 128, kRows * kColumns * 2), no_wait, no_fence, found.data()); });
   };
   for (const Schedule& schedule : kLazyAndEager) {
     const ScopedSchedule scoped(schedule);

@@ -84,8 +84,8 @@ TEST_F(BulkCopy, ConsumersOfAPipelineGetEveryTile) {
   const Buffer<int> input = upload(numbers);
   under_every_schedule([&] {
     Buffer<int> sums(kTiles * kConsumers);
-    launch(LaunchShape(extent(1), extent(64), shared_bytes<Pipeline>(kCount), nullptr), pipeline_kernel,
-           input.data(), kTiles, kCount, sums.data());
+    launch<pipeline_kernel>(LaunchShape(extent(1), extent(64), shared_bytes<Pipeline>(kCount), nullptr),
+                            input.data(), kTiles, kCount, sums.data());
     EXPECT_EQ(download(sums), expected);
   });
 }
@@ -113,8 +113,8 @@ TEST_F(BulkCopy, StoresWriteWhatSharedMemoryHeld) {
   }
   under_every_schedule([&] {
     Buffer<int> numbers(kRounds * kThreads * 8);
-    launch(LaunchShape(extent(1), extent(kThreads), kThreads * 32, nullptr), store_kernel, kRounds,
-           numbers.data());
+    launch<store_kernel>(LaunchShape(extent(1), extent(kThreads), kThreads * 32, nullptr), kRounds,
+                         numbers.data());
     EXPECT_EQ(download(numbers), expected);
   });
 }
@@ -142,7 +142,7 @@ TEST_F(BulkCopy, AStoreIsReadableBehindTheWaitForIt) {
   under_every_schedule([] {
     Buffer<int> numbers(4);
     Buffer<int> found(4);
-    launch(LaunchShape(extent(1), extent(1), 64, nullptr), round_trip_kernel, numbers.data(), found.data());
+    launch<round_trip_kernel>(LaunchShape(extent(1), extent(1), 64, nullptr), numbers.data(), found.data());
     EXPECT_EQ(download(found), (std::vector<int>{40, 41, 42, 43}));
   });
 }
@@ -238,9 +238,10 @@ void check_boxes(const Tensor& tensor, const TensorTile& tile, const std::vector
     std::vector<T> expected;
     for (const int64_t number : expected_box<T>(tensor, tile, first)) expected.push_back(as<T>(number));
     Buffer<T> numbers(count);
-    launch(LaunchShape(extent(1), extent(32), count * static_cast<int64_t>(sizeof(T)) + 64, nullptr),
-           box_kernel<T>, map, static_cast<int>(count), static_cast<int>(tile.extents.size()), first.column,
-           first.row, first.plane, numbers.data());
+    launch<box_kernel<T>>(
+        LaunchShape(extent(1), extent(32), count * static_cast<int64_t>(sizeof(T)) + 64, nullptr), map,
+        static_cast<int>(count), static_cast<int>(tile.extents.size()), first.column, first.row, first.plane,
+        numbers.data());
     const std::vector<T> found = download(numbers);
     EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(T)), 0);
   }

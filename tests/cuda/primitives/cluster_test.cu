@@ -28,8 +28,8 @@ __global__ void rank_kernel(int* ranks) {
 TEST_F(Cluster, RanksAreCountedAlongXThenYThenZ) {
   under_every_schedule([] {
     Buffer<int> ranks(2 * 4 * 6 * 2);
-    launch(LaunchShape(extent(4, 6, 2), extent(1), 0, nullptr).in_clusters(extent(2, 3, 1)), rank_kernel,
-           ranks.data());
+    launch<rank_kernel>(LaunchShape(extent(4, 6, 2), extent(1), 0, nullptr).in_clusters(extent(2, 3, 1)),
+                        ranks.data());
     const std::vector<int> found = download(ranks);
     for (size_t block = 0; block < 48; ++block) {
       const size_t x = block % 4;
@@ -37,7 +37,7 @@ TEST_F(Cluster, RanksAreCountedAlongXThenYThenZ) {
       EXPECT_EQ(found[2 * block], static_cast<int>(x % 2 + y % 3 * 2));
       EXPECT_EQ(found[2 * block + 1], 6);
     }
-    launch(LaunchShape(extent(48), extent(1), 0, nullptr), rank_kernel, ranks.data());
+    launch<rank_kernel>(LaunchShape(extent(48), extent(1), 0, nullptr), ranks.data());
     for (size_t i = 0; i < 96; i += 2) EXPECT_EQ(download(ranks)[i], 0);
   });
 }
@@ -74,7 +74,7 @@ TEST_F(Cluster, ABlockWritesToTheSharedMemoryOfAnother) {
     }
     under_every_schedule([&] {
       Buffer<int> numbers(8 * kThreads);
-      launch(clusters(8, size, kThreads, kThreads * 4), rotation_kernel, kRounds, numbers.data());
+      launch<rotation_kernel>(clusters(8, size, kThreads, kThreads * 4), kRounds, numbers.data());
       EXPECT_EQ(download(numbers), expected) << "clusters of " << size;
     });
   }
@@ -102,7 +102,7 @@ __global__ void counters_kernel(int* counts) {
 TEST_F(Cluster, AtomicsCountAcrossItsBlocks) {
   under_every_schedule([] {
     Buffer<int> counts(2 * 6);
-    launch(clusters(6, 3, 32, 8), counters_kernel, counts.data());
+    launch<counters_kernel>(clusters(6, 3, 32, 8), counts.data());
     std::vector<int> expected;
     for (int block = 0; block < 6; ++block) expected.insert(expected.end(), {32 * (1 + 2 + 3), 32 * 3});
     EXPECT_EQ(download(counts), expected);
@@ -152,7 +152,7 @@ __global__ void mailbox_kernel(int rounds, int* sums) {
 TEST_F(Cluster, BlocksArriveAtEachOthersMbarriers) {
   under_every_schedule([] {
     Buffer<int> sums(5);
-    launch(clusters(4, 4, 32, shared_bytes<Mailbox>()), mailbox_kernel, 5, sums.data());
+    launch<mailbox_kernel>(clusters(4, 4, 32, shared_bytes<Mailbox>()), 5, sums.data());
     EXPECT_EQ(download(sums), (std::vector<int>{6, 46, 86, 126, 166}));
   });
 }
@@ -174,7 +174,7 @@ __global__ void split_barrier_kernel(int* numbers) {
 TEST_F(Cluster, ItsBarrierIsAnArrivalAndAWait) {
   under_every_schedule([] {
     Buffer<int> numbers(2 * 32);
-    launch(clusters(2, 2, 32, 4), split_barrier_kernel, numbers.data());
+    launch<split_barrier_kernel>(clusters(2, 2, 32, 4), numbers.data());
     const std::vector<int> found = download(numbers);
     for (int i = 0; i < 64; ++i) {
       const int thread = i % 32;
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(128 * kWarpgroups, 1) registers_kernel(int* nu
 TEST_F(Registers, MoveFromOneWarpgroupToOthers) {
   under_every_schedule([] {
     Buffer<int> numbers(128 * kWarpgroups);
-    launch(LaunchShape(extent(1), extent(128 * kWarpgroups), 0, nullptr), registers_kernel, numbers.data());
+    launch<registers_kernel>(LaunchShape(extent(1), extent(128 * kWarpgroups), 0, nullptr), numbers.data());
     const std::vector<int> found = download(numbers);
     for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i], i < 128 ? 24 : 240);
   });

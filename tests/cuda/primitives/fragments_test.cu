@@ -42,7 +42,7 @@ TEST_F(Fragments, LdmatrixGivesEveryLaneItsPairs) {
   under_every_schedule([&] {
     Buffer<uint32_t> fragments(kLanes * 4);
     Buffer<uint32_t> transposed(kLanes * 4);
-    launch(one_warp(kLanes * 16), ldmatrix_kernel, input.data(), fragments.data(), transposed.data());
+    launch<ldmatrix_kernel>(one_warp(kLanes * 16), input.data(), fragments.data(), transposed.data());
     const std::vector<uint32_t> found = download(fragments);
     const std::vector<uint32_t> found_transposed = download(transposed);
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -109,8 +109,8 @@ T stored(double number) {
 
 // One product for each element of A, with that element 1, the others 0, and 128 different numbers in B; then one for
 // each element of B likewise. Every misplaced element of a fragment gives a wrong number.
-template <Storage16 T, class Kernel>
-void check_impulses(const Kernel& kernel) {
+template <Storage16 T, auto kernel>
+void check_impulses() {
   constexpr size_t kInA = 256;
   constexpr size_t kInB = 128;
   constexpr size_t kProducts = kInA + kInB;
@@ -145,22 +145,22 @@ void check_impulses(const Kernel& kernel) {
   const Buffer<T> left = upload(a);
   const Buffer<T> right = upload(b);
   Buffer<float> sums = upload(c);
-  launch(LaunchShape(extent(kProducts), extent(kLanes), 768, nullptr), kernel, left.data(), right.data(),
-         sums.data());
+  launch<kernel>(LaunchShape(extent(kProducts), extent(kLanes), 768, nullptr), left.data(), right.data(),
+                 sums.data());
   EXPECT_EQ(download(sums), expected);
 }
 
 TEST_F(Fragments, MmaMultipliesWhatItsFragmentsHold) {
   under_every_schedule([] {
-    check_impulses<Bfloat16>(mma_kernel<Bfloat16>);
-    check_impulses<Float16>(mma_kernel<Float16>);
+    check_impulses<Bfloat16, mma_kernel<Bfloat16>>();
+    check_impulses<Float16, mma_kernel<Float16>>();
   });
 }
 
 TEST_F(Fragments, LdmatrixGivesMmaItsFragments) {
   under_every_schedule([] {
-    check_impulses<Bfloat16>(mma_from_shared_kernel<Bfloat16>);
-    check_impulses<Float16>(mma_from_shared_kernel<Float16>);
+    check_impulses<Bfloat16, mma_from_shared_kernel<Bfloat16>>();
+    check_impulses<Float16, mma_from_shared_kernel<Float16>>();
   });
 }
 

@@ -52,8 +52,9 @@ TEST_F(MbarrierTest, AWaitShowsWhatWasWrittenBeforeEveryArrivalOfItsPhase) {
   constexpr int kRounds = 7;
   under_every_schedule([] {
     Buffer<int> numbers(kThreads);
-    launch(LaunchShape(extent(1), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr),
-           rotation_kernel, kRounds, numbers.data());
+    launch<rotation_kernel>(
+        LaunchShape(extent(1), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr), kRounds,
+        numbers.data());
     const std::vector<int> found = download(numbers);
     for (int i = 0; i < kThreads; ++i) EXPECT_EQ(found[static_cast<size_t>(i)], (i + kRounds) % kThreads);
   });
@@ -88,7 +89,7 @@ __global__ void arrivals_kernel(int* number) {
 TEST_F(MbarrierTest, APhaseEndsWithTheLastOfItsArrivalsWhoeverGivesThem) {
   under_every_schedule([] {
     Buffer<int> number(1);
-    launch(LaunchShape(extent(1), extent(32), 64, nullptr), arrivals_kernel, number.data());
+    launch<arrivals_kernel>(LaunchShape(extent(1), extent(32), 64, nullptr), number.data());
     EXPECT_EQ(download(number), std::vector<int>{17});
   });
 }
@@ -111,7 +112,7 @@ __global__ void reuse_kernel(int* number) {
 TEST_F(MbarrierTest, AnInvalidatedOneCanBeInitialisedAgain) {
   under_every_schedule([] {
     Buffer<int> number(1);
-    launch(LaunchShape(extent(1), extent(1), 16, nullptr), reuse_kernel, number.data());
+    launch<reuse_kernel>(LaunchShape(extent(1), extent(1), 16, nullptr), number.data());
     EXPECT_EQ(download(number), std::vector<int>{6});
   });
 }

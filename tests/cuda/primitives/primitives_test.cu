@@ -45,7 +45,7 @@ __global__ void indices_kernel(int* numbers) {
 TEST_F(Primitives, EveryThreadOfEveryBlockRunsOnce) {
   under_every_schedule([] {
     Buffer<int> numbers(2 * 3 * 4 * 64);
-    launch(LaunchShape(extent(2, 3, 4), extent(8, 4, 2), 0, nullptr), indices_kernel, numbers.data());
+    launch<indices_kernel>(LaunchShape(extent(2, 3, 4), extent(8, 4, 2), 0, nullptr), numbers.data());
     EXPECT_EQ(download(numbers), iota(2 * 3 * 4 * 64));
   });
 }
@@ -70,7 +70,7 @@ __global__ void shuffle_kernel(int* numbers) {
 TEST_F(Primitives, ShufflesReadTheLaneThatTheyName) {
   under_every_schedule([] {
     Buffer<int> numbers(kLanes * kShuffles);
-    launch(one_warp(), shuffle_kernel, numbers.data());
+    launch<shuffle_kernel>(one_warp(), numbers.data());
     const std::vector<int> found = download(numbers);
     for (int lane = 0; lane < kLanes; ++lane) {
       const int within = lane % 8;
@@ -100,7 +100,7 @@ TEST_F(Primitives, ShufflesCarryEveryTypeOf32And64Bits) {
   under_every_schedule([] {
     const auto sums_of = [](auto zero) {
       Buffer<decltype(zero)> sums(kLanes);
-      launch(one_warp(), reduction_kernel<decltype(zero)>, sums.data());
+      launch<reduction_kernel<decltype(zero)>>(one_warp(), sums.data());
       return download(sums);
     };
     EXPECT_EQ(sums_of(0), std::vector<int>(kLanes, 496));
@@ -126,7 +126,7 @@ __global__ void halves_kernel(int* sums) {
 TEST_F(Primitives, PartsOfAWarpTakeStepsOfTheirOwn) {
   under_every_schedule([] {
     Buffer<int> sums(kLanes);
-    launch(one_warp(), halves_kernel, sums.data());
+    launch<halves_kernel>(one_warp(), sums.data());
     const std::vector<int> found = download(sums);
     for (int lane = 0; lane < kLanes; ++lane) {
       const int pair = 4 * (16 + lane % 4) + (0 + 4 + 8 + 12);  // lanes 16 + lane % 4, 20 + lane % 4, ...
@@ -149,7 +149,7 @@ __global__ void vote_kernel(unsigned* votes) {
 TEST_F(Primitives, VotesCountEveryLaneOfTheMask) {
   under_every_schedule([] {
     Buffer<unsigned> votes(kLanes * 6);
-    launch(one_warp(), vote_kernel, votes.data());
+    launch<vote_kernel>(one_warp(), votes.data());
     const std::vector<unsigned> found = download(votes);
     for (size_t lane = 0; lane < kLanes; ++lane) {
       const std::vector<unsigned> mine(&found[lane * 6], &found[lane * 6] + 6);
@@ -186,8 +186,9 @@ TEST_F(Primitives, ABarrierShowsEverybodyWhatWasWrittenBefore) {
   constexpr int kRounds = 5;
   under_every_schedule([] {
     Buffer<int> numbers(3 * kThreads);
-    launch(LaunchShape(extent(3), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr),
-           rotation_kernel, numbers.data(), kRounds);
+    launch<rotation_kernel>(
+        LaunchShape(extent(3), extent(kThreads), shared_bytes<Rotation>(kThreads), nullptr), numbers.data(),
+        kRounds);
     const std::vector<int> found = download(numbers);
     for (int i = 0; i < 3 * kThreads; ++i) EXPECT_EQ(found[i], (i % kThreads + kRounds) % kThreads);
   });
@@ -211,7 +212,7 @@ __global__ void counting_kernel(int* counts) {
 TEST_F(Primitives, BarriersCountFlagsOfTheWholeBlock) {
   under_every_schedule([] {
     Buffer<int> counts(64 * 5);
-    launch(LaunchShape(extent(1), extent(64), 0, nullptr), counting_kernel, counts.data());
+    launch<counting_kernel>(LaunchShape(extent(1), extent(64), 0, nullptr), counts.data());
     const std::vector<int> found = download(counts);
     for (size_t thread = 0; thread < 64; ++thread) {
       EXPECT_EQ(std::vector<int>(&found[thread * 5], &found[thread * 5] + 5),
@@ -231,7 +232,7 @@ __global__ void exchange_in_warp_kernel(int* numbers) {
 TEST_F(Primitives, AWarpsBarrierShowsItsLanesWhatWasWrittenBefore) {
   under_every_schedule([] {
     Buffer<int> numbers(96);
-    launch(LaunchShape(extent(1), extent(96), 96 * 4, nullptr), exchange_in_warp_kernel, numbers.data());
+    launch<exchange_in_warp_kernel>(LaunchShape(extent(1), extent(96), 96 * 4, nullptr), numbers.data());
     const std::vector<int> found = download(numbers);
     for (int i = 0; i < 96; ++i) EXPECT_EQ(found[i], i ^ 31);
   });
@@ -254,10 +255,10 @@ TEST_F(Primitives, ABlockMayHaveAllTheSharedMemoryThereIs) {
   for (int64_t i = 0; i < bytes; ++i) expected += static_cast<int>(i % 251);
   Buffer<int> sum(1);
   sum.clear();
-  launch(LaunchShape(extent(1), extent(128), bytes, nullptr), much_shared_memory_kernel, bytes, sum.data());
+  launch<much_shared_memory_kernel>(LaunchShape(extent(1), extent(128), bytes, nullptr), bytes, sum.data());
   EXPECT_EQ(download(sum)[0], expected);
-  EXPECT_THROW(launch(LaunchShape(extent(1), extent(128), bytes + 1, nullptr), much_shared_memory_kernel,
-                      bytes, sum.data()),
+  EXPECT_THROW(launch<much_shared_memory_kernel>(LaunchShape(extent(1), extent(128), bytes + 1, nullptr),
+                                                 bytes, sum.data()),
                DeviceError);
 }
 
@@ -292,7 +293,7 @@ void check_atomics() {
     constexpr int kThreads = 4 * 64;
     Buffer<T> numbers = upload(std::vector<T>{0, 0, 1000, 0, 0xfffff, 0, 0});
     Buffer<T> seen(kThreads);
-    launch(LaunchShape(extent(4), extent(64), 0, nullptr), atomics_kernel<T>, numbers.data(), seen.data());
+    launch<atomics_kernel<T>>(LaunchShape(extent(4), extent(64), 0, nullptr), numbers.data(), seen.data());
     const std::vector<T> found = download(numbers);
     EXPECT_EQ(found[0], T{kThreads});
     EXPECT_EQ(found[1], T{kThreads - 1});
@@ -332,8 +333,8 @@ TEST_F(Primitives, AtomicsWorkInSharedMemory) {
   const Buffer<int> input = upload(values);
   under_every_schedule([&] {
     Buffer<int> counts(16);
-    launch(LaunchShape(extent(1), extent(64), 64, nullptr), histogram_kernel, input.data(), 1000,
-           counts.data());
+    launch<histogram_kernel>(LaunchShape(extent(1), extent(64), 64, nullptr), input.data(), 1000,
+                             counts.data());
     EXPECT_EQ(download(counts), expected);
   });
 }
@@ -363,8 +364,8 @@ TEST_F(Primitives, TheLastBlockSeesWhatTheOthersWrote) {
     Buffer<int> done(1);
     Buffer<float> total(1);
     done.clear();
-    launch(LaunchShape(extent(100), extent(kLanes), 16, nullptr), last_block_kernel, input.data(),
-           partial.data(), done.data(), total.data());
+    launch<last_block_kernel>(LaunchShape(extent(100), extent(kLanes), 16, nullptr), input.data(),
+                              partial.data(), done.data(), total.data());
     EXPECT_EQ(download(total)[0], 5050.0F);
   });
 }
@@ -391,8 +392,8 @@ __global__ void bits_kernel(int* numbers, float nan) {
 
 TEST_F(Primitives, BitsAndNumbersAreAsInCuda) {
   Buffer<int> numbers(15);
-  launch(LaunchShape(extent(1), extent(1), 0, nullptr), bits_kernel, numbers.data(),
-         std::numeric_limits<float>::quiet_NaN());
+  launch<bits_kernel>(LaunchShape(extent(1), extent(1), 0, nullptr), numbers.data(),
+                      std::numeric_limits<float>::quiet_NaN());
   EXPECT_EQ(download(numbers),
             (std::vector<int>{9, 11, 31, 32, 63, 5, 0, 41, static_cast<int>(0xbf800000), 1, -1, 9, 1, 1, 1}));
 }
@@ -406,7 +407,7 @@ __global__ void widen_kernel(float* numbers) {
 template <Storage T, class Convert>
 void check_widening(const Convert& expected) {
   Buffer<float> numbers(65536);
-  launch(LaunchShape(extent(256), extent(256), 0, nullptr), widen_kernel<T>, numbers.data());
+  launch<widen_kernel<T>>(LaunchShape(extent(256), extent(256), 0, nullptr), numbers.data());
   const std::vector<float> found = download(numbers);
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const auto number = static_cast<double>(found[bits]);
@@ -444,8 +445,8 @@ TEST_F(Primitives, ALoadGivesTheNumbersInTheirOrder) {
     using T = typename std::decay_t<decltype(stored)>::value_type;
     const Buffer<T> input = upload(stored);
     Buffer<float> loaded(input.size());
-    launch(LaunchShape(extent(1), extent(input.size() / kVector<T>), 0, nullptr), load_kernel<T>,
-           input.data(), loaded.data());
+    launch<load_kernel<T>>(LaunchShape(extent(1), extent(input.size() / kVector<T>), 0, nullptr),
+                           input.data(), loaded.data());
     EXPECT_EQ(download(loaded), expected);
   };
   check(expected);
@@ -485,8 +486,8 @@ TEST_F(Primitives, AsyncCopiesLandBeforeTheirGroupHasBeenWaitedFor) {
   under_every_schedule([&] {
     for (const int last_bytes : {16, 8, 4, 0}) {
       Buffer<int> sums(kStages * kThreads);
-      launch(LaunchShape(extent(1), extent(kThreads), 2 * 16 * kThreads, nullptr), pipeline_kernel,
-             input.data(), kStages, last_bytes, sums.data());
+      launch<pipeline_kernel>(LaunchShape(extent(1), extent(kThreads), 2 * 16 * kThreads, nullptr),
+                              input.data(), kStages, last_bytes, sums.data());
       const std::vector<int> found = download(sums);
       for (int i = 0; i < kStages * kThreads; ++i) {
         const int stage = i / kThreads;
@@ -503,17 +504,17 @@ TEST_F(Primitives, AsyncCopiesLandBeforeTheirGroupHasBeenWaitedFor) {
 __global__ void nothing_kernel() {}
 
 TEST_F(Primitives, WhatNoDeviceAcceptsIsRefused) {
-  EXPECT_THROW(launch(LaunchShape(extent(0), extent(32), 0, nullptr), nothing_kernel), DeviceError);
-  EXPECT_THROW(launch(LaunchShape(extent(1), extent(1025), 0, nullptr), nothing_kernel), DeviceError);
-  EXPECT_THROW(launch(LaunchShape(dim3(1, 70000), extent(32), 0, nullptr), nothing_kernel), DeviceError);
+  EXPECT_THROW(launch<nothing_kernel>(LaunchShape(extent(0), extent(32), 0, nullptr)), DeviceError);
+  EXPECT_THROW(launch<nothing_kernel>(LaunchShape(extent(1), extent(1025), 0, nullptr)), DeviceError);
+  EXPECT_THROW(launch<nothing_kernel>(LaunchShape(dim3(1, 70000), extent(32), 0, nullptr)), DeviceError);
   EXPECT_THROW(extent(-1), ShapeMismatch);
   EXPECT_THROW(extent(int64_t{1} << 32), ShapeMismatch);
-  EXPECT_NO_THROW(launch(one_warp(), nothing_kernel)) << "an error is not the next launch's";
+  EXPECT_NO_THROW(launch<nothing_kernel>(one_warp())) << "an error is not the next launch's";
 }
 
 TEST_F(Primitives, AnErrorNamesTheLaunch) {
   try {
-    launch(LaunchShape(extent(0), extent(32), 0, nullptr), nothing_kernel);
+    launch<nothing_kernel>(LaunchShape(extent(0), extent(32), 0, nullptr));
     FAIL() << "nothing was thrown";
   } catch (const DeviceError& error) {
     const std::string place = "primitives_test.cu:" + std::to_string(__LINE__ - 3);

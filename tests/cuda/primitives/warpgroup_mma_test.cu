@@ -149,8 +149,9 @@ void check_impulses() {
   const int64_t bytes = (kRows + n) * TileLayout<swizzle>::kColumns * 2;
   for (const bool add : {false, true}) {
     Buffer<float> sums = upload(c);
-    launch(LaunchShape(extent(Impulses::kProducts), extent(kThreads), bytes, nullptr),
-           product_kernel<T, n, swizzle, a_in_registers>, left.data(), right.data(), add, sums.data());
+    launch<product_kernel<T, n, swizzle, a_in_registers>>(
+        LaunchShape(extent(Impulses::kProducts), extent(kThreads), bytes, nullptr), left.data(), right.data(),
+        add, sums.data());
     EXPECT_EQ(download(sums), expected[add]) << n << " columns, swizzle of " << swizzle_span(swizzle);
   }
 }
@@ -274,8 +275,8 @@ TEST_F(WarpgroupMma, MultipliesBoxesOfTensorsInGroupsOfSteps) {
       tensor_map(right.data(), {{kHeadDim, kKeys}, {kHeadDim * 2}, {kColumns, kKeys}, Swizzle::k128Bytes});
   under_every_schedule([&] {
     Buffer<float> scores(2 * kRows * kKeys);
-    launch(LaunchShape(extent(1), extent(kThreads), shared_bytes<Boxes>(), nullptr), scores_kernel,
-           of_queries, of_keys, scores.data());
+    launch<scores_kernel>(LaunchShape(extent(1), extent(kThreads), shared_bytes<Boxes>(), nullptr),
+                          of_queries, of_keys, scores.data());
     EXPECT_EQ(download(scores), expected);
   });
 }
