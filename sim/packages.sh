@@ -4,6 +4,7 @@
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
                 libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
+long_packages=(python3-venv)  # of the tests labelled long, in addition
 slurm_packages=(slurmctld slurmd slurm-client munge)  # of the tests labelled slurm
 
 jobs=$(($(nproc) + 1))  # side by side: compilers and tests wait for files now and then

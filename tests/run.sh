@@ -18,7 +18,10 @@ case "$*" in
 esac
 more_packages=()
 if [[ "$*" == --all || "$*" == *slurm* ]]; then
-  more_packages=("${slurm_packages[@]}")
+  more_packages+=("${slurm_packages[@]}")
+fi
+if [[ "$*" == --all || "$*" == *long* ]]; then
+  more_packages+=("${long_packages[@]}")
 fi
 if [[ "$*" == "" ]] && nvidia-smi --list-gpus >/dev/null 2>&1; then
   cuda=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)

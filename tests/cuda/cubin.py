@@ -65,6 +65,11 @@ def attributes(contents):
             place += value
 
 
+def architecture_of(elf):
+    flags, = struct.unpack_from("<I", elf, 0x30)
+    return f"sm_{flags >> 8 & 0xff}"
+
+
 def symbol_names(parts):
     names = next(contents for name, _, _, contents in parts if name == ".strtab")
     table = next(contents for name, _, _, contents in parts if name == ".symtab")
@@ -74,7 +79,6 @@ def symbol_names(parts):
 
 def of_cubin(elf):
     """(mangled name, architecture, threads, registers, frame, shared) of every kernel of one ELF file for a GPU."""
-    flags, = struct.unpack_from("<I", elf, 0x30)
     parts = list(sections(elf))
     symbols = symbol_names(parts)
     by_symbol = {REGISTERS: {}, FRAME: {}}
@@ -82,7 +86,7 @@ def of_cubin(elf):
         if attribute in by_symbol:
             symbol, number = struct.unpack("<II", value)
             by_symbol[attribute][symbols[symbol]] = number
-    architecture = f"sm_{flags >> 8 & 0xff}"
+    architecture = architecture_of(elf)
     shared = {name.removeprefix(".nv.shared."): size - RESERVED.get(architecture, 0) for name, _, size, _ in parts
               if name.startswith(".nv.shared.")}
     for name, _, _, contents in parts:
@@ -103,17 +107,19 @@ def readable(names):
         yield re.sub(r"\((bool|int|long|unsigned int|long long)\)", "", line).rsplit("(", 1)[0]
 
 
-def kernels(path):
-    """Every kernel in a host object or an archive, for every architecture that it was compiled for, sorted."""
+def device_files(path):
+    """The ELF files for a GPU in a host object or an archive. What lies behind a file's end is not cut off."""
     contents = path.read_bytes()
-    found = []
     for part in members(contents) if contents.startswith(b"!<arch>\n") else [contents]:
         if not part.startswith(ELF):
             continue
         for name, _, _, fat in sections(part):
-            if name != ".nv_fatbin":
-                continue
-            starts = [match.start() for match in re.finditer(re.escape(ELF), fat)]
-            found += [row for at in starts for row in of_cubin(fat[at:])]
+            if name == ".nv_fatbin":
+                yield from (fat[match.start():] for match in re.finditer(re.escape(ELF), fat))
+
+
+def kernels(path):
+    """Every kernel in a host object or an archive, for every architecture that it was compiled for, sorted."""
+    found = [row for file in device_files(path) for row in of_cubin(file)]
     names = readable([row[0] for row in found])
     return sorted((Kernel(name, *row[1:]) for name, row in zip(names, found)), key=lambda kernel: (kernel.name, kernel.architecture))

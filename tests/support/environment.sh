@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs a Python script in a virtual environment with the packages of traces/scripts/requirements.txt.
+# Runs a Python script in a virtual environment with packages from PyPI.
 #
-#   tests/hf/environment.sh FOLDER SCRIPT [ARGUMENT...]
+#   tests/support/environment.sh REQUIREMENTS FOLDER SCRIPT [ARGUMENT...]
 #
-# FOLDER is the environment's. It is made if it is missing or of other requirements: that takes PyPI, 6 GB and some minutes.
-# KVBOUND_HF_PYTHON names the interpreter to make it with (default: python3; 3.11 was tried).
+# FOLDER is the environment's. It is made if it is missing or of other REQUIREMENTS, which are a file of pip's; those of
+# traces/scripts take 6 GB and some minutes. KVBOUND_HF_PYTHON names the interpreter to make it with (default: python3; 3.11
+# was tried).
 set -euo pipefail
-here=$(dirname "$(realpath "$0")")
-requirements=$here/../../traces/scripts/requirements.txt
-folder=$1
-shift
+requirements=$1
+folder=$2
+shift 2
 
 mkdir -p "$(dirname "$folder")"
 exec 9>"$folder.lock"

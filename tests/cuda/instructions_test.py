@@ -1,0 +1,176 @@
+"""The machine code of the kernels for sm_90: the instructions of main loops are those of cuda/instructions.txt, so that a
+change of them shows in a diff; tensor core and vector instructions are where they should be.
+
+usage: instructions_test.py ARCHIVE NVCC FOLDER            compares
+       instructions_test.py ARCHIVE NVCC FOLDER --update   writes the table
+ARCHIVE: the library of kernels; NVCC: the compiler that made it; FOLDER: a virtual environment with nvdisasm, which is made
+from PyPI if it is missing
+Skipped for a build without kernels, or with another nvcc than the table's, whose instructions may differ.
+"""
+import difflib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections import Counter
+from pathlib import Path
+
+from cuda import cubin, loops, main_loops, sass
+from cuda.resources_test import PLANTED, SKIPPED, release_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TABLE = ROOT / "cuda" / "instructions.txt"
+ARCHITECTURE = "sm_90"
+HEAD = """\
+What nvcc {release} makes of the kernels' loops for sm_90a: how many instructions there are, all and by class (tests/cuda/sass.py),
+however often they are executed.
+  loops    the main loops, which do the kernel's work and contain no other such loop (tests/cuda/main_loops.py), together
+  nests    the outermost loops that contain them, inner loops counted once; left out where they are the same
+  kernel   all code, where more work lies outside of all loops than in the nests
+Both sides of branches are counted, but neither subroutines, which are rare cases of divisions and roots, nor what only warps with
+diverged threads execute. barrier: waits and fences, too; global: also loads and stores through pointers to any memory; uniform:
+instructions that are executed once for a warp, in a slot like any other.
+`tests/cuda/instructions_test.py ARCHIVE NVCC FOLDER --update` writes this file.
+
+"""
+
+
+def nvdisasm(folder):
+    """The path of the disassembler, in a virtual environment that is made if it is missing."""
+    made = subprocess.run([ROOT / "tests/support/environment.sh", ROOT / "tests/cuda/requirements.txt", folder, "-c", ""], check=False)
+    found = [*folder.glob("lib/python*/site-packages/nvidia/*/bin/nvdisasm")]
+    if made.returncode or len(found) != 1:
+        sys.exit(f"nvdisasm could not be installed into {folder}: tests/cuda/requirements.txt needs PyPI, and Python's venv")
+    return found[0]
+
+
+def table(kernels, release):
+    return HEAD.format(release=release) + main_loops.table(kernels)
+
+
+def instructions_of(code):
+    """Class -> number, of all of a kernel's code and its subroutines'."""
+    return sass.count(entry for entry in code if not isinstance(entry, str))
+
+
+def chosen(name):
+    """The main loops of a kernel."""
+    return main_loops.main_loops(loops.ControlFlow(KERNELS[name]))
+
+
+def opcodes(code, *bases):
+    """Opcode -> number, of these opcodes up to their first dot."""
+    return Counter(entry.opcode for entry in code if entry.base in bases)
+
+
+def named(pattern):
+    found = [(name, match) for name in KERNELS if (match := re.fullmatch(pattern, name))]
+    assert found, f"no kernel's name is {pattern}"
+    return found
+
+
+class Kernels(unittest.TestCase):
+    def test_are_all_disassembled(self):
+        built = {kernel.name for kernel in cubin.kernels(ARCHIVE) if kernel.architecture == ARCHITECTURE}
+        self.assertGreater(len(built), 100)
+        self.assertEqual(set(KERNELS), built)
+
+    def test_do_not_use_local_memory(self):
+        self.assertEqual([name for name, code in KERNELS.items() if instructions_of(code)["local"]], [])
+
+    def test_that_use_local_memory_are_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source, built = Path(folder) / "planted.cu", Path(folder) / "planted.o"
+            source.write_text(PLANTED, "utf-8")
+            subprocess.run([NVCC, "-gencode=arch=compute_90a,code=sm_90a", "-c", source, "-o", built], check=True)
+            planted = sass.disassembled(built, ARCHITECTURE, NVDISASM)["planted_kernel"]
+        self.assertGreater(instructions_of(planted)["local"], 0)
+
+    def test_have_the_instructions_of_the_table(self):
+        now = table(KERNELS, release_of(NVCC))
+        changes = difflib.unified_diff(TABLE.read_text("utf-8").splitlines(), now.splitlines(), "cuda/instructions.txt", "as built",
+                                       lineterm="", n=2)
+        self.assertEqual("\n".join(changes), "")
+
+
+class TensorCores(unittest.TestCase):
+    """kSteps products of depth 16 make a head_dim. A warp has two tiles of 16 rows for up to 8 steps, else one, and multiplies
+    them by two tiles of 8 columns at a time, which one ldmatrix loads."""
+
+    def kernels(self, pattern):
+        """(name, kSteps, tiles of rows, the main loop's instructions)"""
+        for name, match in named(pattern + r"<.*\b(\d+), \w+>"):
+            found = chosen(name)
+            self.assertEqual(len(found), 1, name)
+            yield name, int(match[1]), 2 if int(match[1]) <= 8 else 1, found[0].code
+
+    def both(self):
+        yield from self.kernels("critical_kv_norms::norms_mma_kernel")
+        yield from self.kernels("nearest_key_search::nearest_keys_mma_kernel")
+
+    def test_have_all_steps_of_a_tile_in_one_loop_body(self):
+        for name, steps, tiles, code in self.both():
+            with self.subTest(kernel=name):
+                self.assertEqual(opcodes(code, "HMMA").total(), steps * tiles * 2)
+
+    def test_read_each_operand_once_and_from_shared_memory(self):
+        for name, steps, _, code in self.both():
+            with self.subTest(kernel=name):
+                found = opcodes(code, "LDSM")
+                self.assertEqual(found.total(), steps)
+                self.assertEqual({opcode.rsplit(".", 1)[1] for opcode in found}, {"4"})
+                self.assertEqual(sass.count(code)["global"], 0)
+
+    def test_leave_few_additions_to_fp32_units(self):
+        # A product has four sums in a thread, which are added to the previous step's. K3 adds the first step's to zero, and each
+        # of the tile's sums to those of other columns; K6 does neither.
+        for name, steps, tiles, code in self.kernels("critical_kv_norms::norms_mma_kernel"):
+            with self.subTest(kernel=name):
+                self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (steps + 1) * tiles * 8)
+        for name, steps, tiles, code in self.kernels("nearest_key_search::nearest_keys_mma_kernel"):
+            with self.subTest(kernel=name):
+                self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (steps - 1) * tiles * 8)
+
+
+class VectorLoads(unittest.TestCase):
+    """Loops that multiply read 16 bytes of shared memory at a time, and nothing else."""
+
+    def narrow(self, code):
+        """The 32-bit numbers that loads of less than 16 bytes read in a loop."""
+        found = opcodes(code, "LDS")
+        self.assertGreater(found["LDS.128"], 0)
+        self.assertEqual(found.total(), sum(sass.count(code)[kind] for kind in main_loops.MEMORY))
+        return sum(number * (2 if opcode == "LDS.64" else 1) for opcode, number in found.items() if opcode != "LDS.128")
+
+    def test_in_attention_but_for_the_weights_of_heads_that_are_no_multiple_of_four(self):
+        for name, match in named(r"attention_split_kernel<\w+, (\d+)>"):
+            with self.subTest(kernel=name):
+                found = chosen(name)
+                self.assertEqual(len(found), 2)  # keys and values
+                self.assertLessEqual(sum(self.narrow(loop.code) for loop in found), int(match[1]) % 4)
+
+    def test_in_the_products_of_windows(self):
+        for name, _ in named(r"window_(attention|change_scores|log_sum_exp_split|logits)_kernel<.*>"):
+            with self.subTest(kernel=name):
+                found = [loop.code for loop in chosen(name) if sass.count(loop.code)["fma"]]
+                self.assertIn(len(found), (1, 2))  # keys; values, too
+                self.assertEqual([self.narrow(code) for code in found], [0] * len(found))
+
+
+if __name__ == "__main__":
+    arguments = [argument for argument in sys.argv[1:] if argument and argument != "--update"]
+    if len(arguments) < 3:
+        print("skipped: no CUDA compiler")
+        sys.exit(SKIPPED)
+    ARCHIVE, NVCC, FOLDER = Path(arguments[0]), arguments[1], Path(arguments[2])
+    RELEASE = release_of(NVCC)
+    if "--update" not in sys.argv and f"nvcc {RELEASE} " not in TABLE.read_text("utf-8").splitlines()[0]:
+        print(f"skipped: the table is of another nvcc than {RELEASE}")
+        sys.exit(SKIPPED)
+    NVDISASM = nvdisasm(FOLDER)
+    KERNELS = sass.disassembled(ARCHIVE, ARCHITECTURE, NVDISASM)
+    if "--update" in sys.argv:
+        TABLE.write_text(table(KERNELS, RELEASE), "utf-8")
+    else:
+        unittest.main(argv=sys.argv[:1], verbosity=2)
