@@ -1,10 +1,10 @@
-"""The machine code of the kernels for sm_90: the instructions of main loops are those of cuda/instructions.txt, so that a
-change of them shows in a diff; tensor core and vector instructions are where they should be.
+"""The machine code of the kernels for sm_90: the instructions of main loops are those of cuda/instructions.txt, so that
+a change of them shows in a diff; tensor core and vector instructions are where they should be.
 
 usage: instructions_test.py ARCHIVE NVCC FOLDER            compares
        instructions_test.py ARCHIVE NVCC FOLDER --update   writes the table
-ARCHIVE: the library of kernels; NVCC: the compiler that made it; FOLDER: a virtual environment with nvdisasm, which is made
-from PyPI if it is missing
+ARCHIVE: the library of kernels; NVCC: the compiler that made it; FOLDER: a virtual environment with nvdisasm, which is
+made from PyPI if it is missing
 Skipped for a build without kernels, or with another nvcc than the table's, whose instructions may differ.
 """
 import difflib
@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TABLE = ROOT / "cuda" / "instructions.txt"
 ARCHITECTURE = "sm_90"
 HEAD = """\
-What nvcc {release} makes of the kernels' loops for sm_90a: how many instructions there are, all and by class (tests/cuda/sass.py),
-however often they are executed.
+What nvcc {release} makes of the kernels' loops for sm_90a: how many instructions there are, all and by class
+(tests/cuda/sass.py), however often they are executed.
   loops    the main loops, which do the kernel's work and contain no other such loop (tests/cuda/main_loops.py), together
   nests    the outermost loops that contain them, inner loops counted once; left out where they are the same
   kernel   all code, where more work lies outside of all loops than in the nests
-Both sides of branches are counted, but neither subroutines, which are rare cases of divisions and roots, nor what only warps with
-diverged threads execute. barrier: waits and fences, too; global: also loads and stores through pointers to any memory; uniform:
-instructions that are executed once for a warp, in a slot like any other.
+Both sides of branches are counted, but neither subroutines, which are rare cases of divisions and roots, nor what only
+warps with diverged threads execute. global: also loads and stores through pointers to any memory; barrier: waits and
+fences, too; uniform: instructions that are executed once for a warp, in a slot like any other.
 `tests/cuda/instructions_test.py ARCHIVE NVCC FOLDER --update` writes this file.
 
 """
@@ -38,10 +38,11 @@ instructions that are executed once for a warp, in a slot like any other.
 
 def nvdisasm(folder):
     """The path of the disassembler, in a virtual environment that is made if it is missing."""
-    made = subprocess.run([ROOT / "tests/support/environment.sh", ROOT / "tests/cuda/requirements.txt", folder, "-c", ""], check=False)
+    made = subprocess.run([ROOT / "tests/support/environment.sh", ROOT / "tests/cuda/requirements.txt", folder, "-c", ""],
+                          check=False)
     found = [*folder.glob("lib/python*/site-packages/nvidia/*/bin/nvdisasm")]
     if made.returncode or len(found) != 1:
-        sys.exit(f"nvdisasm could not be installed into {folder}: tests/cuda/requirements.txt needs PyPI, and Python's venv")
+        sys.exit(f"nvdisasm could not be installed into {folder}: this needs PyPI and Python's module venv")
     return found[0]
 
 
@@ -89,14 +90,15 @@ class Kernels(unittest.TestCase):
 
     def test_have_the_instructions_of_the_table(self):
         now = table(KERNELS, release_of(NVCC))
-        changes = difflib.unified_diff(TABLE.read_text("utf-8").splitlines(), now.splitlines(), "cuda/instructions.txt", "as built",
-                                       lineterm="", n=2)
-        self.assertEqual("\n".join(changes), "")
+        changes = list(difflib.unified_diff(TABLE.read_text("utf-8").splitlines(), now.splitlines(), "cuda/instructions.txt",
+                                            "as built", lineterm="", n=2))
+        if changes:
+            self.fail("\n".join(["differs from the table", *changes]))
 
 
 class TensorCores(unittest.TestCase):
-    """kSteps products of depth 16 make a head_dim. A warp has two tiles of 16 rows for up to 8 steps, else one, and multiplies
-    them by two tiles of 8 columns at a time, which one ldmatrix loads."""
+    """kSteps products of depth 16 make a head_dim. A warp has two tiles of 16 rows for up to 8 steps, else one, and
+    multiplies them by two tiles of 8 columns at a time, which one ldmatrix loads."""
 
     def kernels(self, pattern):
         """(name, kSteps, tiles of rows, the main loop's instructions)"""
@@ -123,8 +125,8 @@ class TensorCores(unittest.TestCase):
                 self.assertEqual(sass.count(code)["global"], 0)
 
     def test_leave_few_additions_to_fp32_units(self):
-        # A product has four sums in a thread, which are added to the previous step's. K3 adds the first step's to zero, and each
-        # of the tile's sums to those of other columns; K6 does neither.
+        # A product has four sums in a thread, which are added to the previous step's. K3 adds the first step's to zero, and
+        # each of the tile's sums to those of other columns; K6 does neither.
         for name, steps, tiles, code in self.kernels("critical_kv_norms::norms_mma_kernel"):
             with self.subTest(kernel=name):
                 self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (steps + 1) * tiles * 8)

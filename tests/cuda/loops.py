@@ -1,7 +1,8 @@
 """The loops of a kernel, found in the labels and branches of its machine code.
 
-A loop is what the branches back to one instruction enclose: all code that reaches them and that cannot be reached but through
-that instruction (a natural loop). Its place in memory does not matter: nvcc moves rare paths behind the kernel's end.
+A loop is what the branches back to one instruction enclose: all code that reaches them and that cannot be reached but
+through that instruction (a natural loop). Its place in memory does not matter: nvcc moves rare paths behind the
+kernel's end.
 """
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ class Loop:
 def branches_by(instruction):
     """Whether an instruction (goes to its target, may go on to the next one).
 
-    BRA.DIV is for warps whose threads have diverged at a shuffle, and taken to go on. Subroutines return; BSYNC goes on with
-    the next instruction, as BSSY's target is there.
+    BRA.DIV is for warps whose threads have diverged at a shuffle, and taken to go on. Subroutines return; BSYNC goes on
+    with the next instruction, as BSSY's target is there.
     """
     if instruction.base == "BRA":
         conditional = instruction.predicate or not instruction.operands.startswith("`")

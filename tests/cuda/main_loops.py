@@ -16,10 +16,10 @@ def amount(code, kinds):
 def main_loops(flow):
     """The innermost loops that do a kernel's work; none if no loop does any.
 
-    Innermost are loops that contain no other one with work; loops that only wait or count have none. Of a kernel with mma they
-    are those that have mma. Of any other kernel they are the innermost loops inside another loop, or all of them if none is;
-    and of these, those with arithmetic if the one with most work has more arithmetic than accesses to memory, else those with
-    accesses.
+    Innermost are loops that contain no other one with work; loops that only wait or count have none. Of a kernel with mma
+    they are those that have mma. Of any other kernel they are the innermost loops inside another loop, or all of them if
+    none is; and of these, those with arithmetic if the one with most work has more arithmetic than accesses to memory,
+    else those with accesses.
     """
     working = [loop for loop in flow.loops if amount(loop.code, WORK)]
     innermost = [loop for loop in working if not any(loop.blocks in other.outer for other in working)]
@@ -59,8 +59,8 @@ HEADER = f"{'':6} count   all " + " ".join(LISTED)
 
 
 def rows(code):
-    """A kernel's rows of the table: its main loops; the nests that contain them, if those are more; and all of its code, if more
-    work lies outside of all loops than in these nests."""
+    """A kernel's rows of the table: its main loops; the nests that contain them, if those are more; and all of its code,
+    if more work lies outside of all loops than in these nests."""
     flow = loops.ControlFlow(code)
     chosen = main_loops(flow)
     around = nests(flow, chosen)

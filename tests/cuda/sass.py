@@ -17,15 +17,16 @@ OPCODES = {
     "fp32": "FADD FMUL FMNMX FSEL FSET FSETP FCHK",
     "fp64": "DADD DFMA DMUL DSETP",
     "special": "MUFU",
-    "integer": "IMAD IADD3 VIADD VIADDMNMX VIMNMX VIMNMX3 IABS LOP3 SHF LEA ISETP PRMT SEL POPC FLO BREV BMSK SGXT PLOP3",
+    "integer": "IMAD IADD3 VIADD VIADDMNMX VIMNMX VIMNMX3 IABS LOP3 SHF LEA ISETP PRMT SEL POPC FLO BREV BMSK SGXT "
+               "PLOP3",
     "convert": "F2F F2FP F2I I2F I2FP FRND",
     "global": "LDG STG LD ST",  # LD and ST: of pointers to whatever memory
     "shared": "LDS STS LDSM STSM",
     "async": "LDGSTS UBLKCP UBLKRED UTMALDG UTMASTG UTMAREDG",
     "local": "LDL STL",
     "shuffle": "SHFL VOTE VOTEU MATCH REDUX ELECT",
-    "barrier": "BAR WARPSYNC ENDCOLLECTIVE DEPBAR LDGDEPBAR SYNCS ARRIVES B2R WARPGROUP UCGABAR_ARV UCGABAR_WAIT UTMACMDFLUSH "
-               "FENCE MEMBAR ERRBAR CGAERRBAR CCTL",
+    "barrier": "BAR WARPSYNC ENDCOLLECTIVE DEPBAR LDGDEPBAR SYNCS ARRIVES B2R WARPGROUP UCGABAR_ARV UCGABAR_WAIT "
+               "UTMACMDFLUSH FENCE MEMBAR ERRBAR CGAERRBAR CCTL",
     "atomic": "ATOM ATOMG ATOMS RED",
     "control": "BRA BSSY BSYNC BREAK CALL RET EXIT YIELD NANOSLEEP NOP USETMAXREG",
     "uniform": "UMOV UIADD3 UIMAD USHF ULEA ULOP3 UPLOP3 UISETP USEL UPRMT UPOPC UFLO UBREV ULDC R2UR S2UR",
@@ -47,8 +48,8 @@ class Instruction:
 
     @property
     def kind(self):
-        """The instruction's class. nvcc also sets registers by multiplying by zero, widens FP16 by adding zero, and delays by
-        instructions that are never executed."""
+        """The instruction's class. nvcc also sets registers by multiplying by zero, widens FP16 by adding zero, and
+        delays by instructions that are never executed."""
         if self.predicate == "!PT":
             return "control"
         if self.opcode.startswith("IMAD.MOV"):
