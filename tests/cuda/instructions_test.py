@@ -27,7 +27,7 @@ What nvcc {release} makes of the kernels' loops for sm_90a: how many instruction
 (tests/cuda/sass.py), however often they are executed.
   loops    the main loops, which do the kernel's work and contain no other such loop (tests/cuda/main_loops.py), together
   nests    the outermost loops that contain them, inner loops counted once; left out where they are the same
-  kernel   all code, where more work lies outside of all loops than in the nests
+  kernel   all code, of a kernel without main loops or with more work outside of all loops than in the nests
 Both sides of branches are counted, but neither subroutines, which are rare cases of divisions and roots, nor what only
 warps with diverged threads execute. global: also loads and stores through pointers to any memory; barrier: waits and
 fences, too; uniform: instructions that are executed once for a warp, in a slot like any other.

@@ -13,13 +13,24 @@ def amount(code, kinds):
     return sum(number for kind, number in sass.count(code).items() if kind in kinds)
 
 
+def joined(found):
+    return [entry for loop in found for entry in loop.code]
+
+
+def outside(flow):
+    """The code outside of all loops."""
+    inside = frozenset().union(*(loop.blocks for loop in flow.loops))
+    return [entry for block in flow.order if block not in inside for entry in flow.blocks[block]]
+
+
 def main_loops(flow):
     """The innermost loops that do a kernel's work; none if no loop does any.
 
     Innermost are loops that contain no other one with work; loops that only wait or count have none. Of a kernel with mma
     they are those that have mma. Of any other kernel they are the innermost loops inside another loop, or all of them if
     none is; and of these, those with arithmetic if the one with most work has more arithmetic than accesses to memory,
-    else those with accesses.
+    else those with accesses. A kernel has no main loops, either, if these have no work but accesses and the code outside of
+    all loops is more, and mostly arithmetic: such loops search for what the rest computes with.
     """
     working = [loop for loop in flow.loops if amount(loop.code, WORK)]
     innermost = [loop for loop in working if not any(loop.blocks in other.outer for other in working)]
@@ -30,11 +41,10 @@ def main_loops(flow):
         return []
     largest = max(nested, key=lambda loop: amount(loop.code, WORK))
     arithmetic = amount(largest.code, ARITHMETIC) > amount(largest.code, MEMORY)
-    return [loop for loop in nested if amount(loop.code, ARITHMETIC if arithmetic else MEMORY)]
-
-
-def joined(found):
-    return [entry for loop in found for entry in loop.code]
+    chosen = [loop for loop in nested if amount(loop.code, ARITHMETIC if arithmetic else MEMORY)]
+    only_search = not amount(joined(chosen), WORK - {"global", "shared"}) and amount(outside(flow), ARITHMETIC) > max(
+        amount(joined(chosen), WORK), amount(outside(flow), MEMORY))
+    return [] if only_search else chosen
 
 
 def nests(flow, chosen):
@@ -65,9 +75,7 @@ def rows(code):
     chosen = main_loops(flow)
     around = nests(flow, chosen)
     found = [Row("loops", len(chosen), joined(chosen)), Row("nests", len(around), joined(around))]
-    inside = frozenset().union(*(loop.blocks for loop in flow.loops))
-    outside = [entry for block in flow.order if block not in inside for entry in flow.blocks[block]]
-    if not chosen or amount(outside, WORK) > amount(joined(around), WORK):
+    if not chosen or amount(outside(flow), WORK) > amount(joined(around), WORK):
         found.append(Row("kernel", len(flow.loops), flow.code))
     return [row for row, before in zip(found, [None, *found]) if row.code and (not before or row.code != before.code)]
 

@@ -152,10 +152,17 @@ class MainLoops(unittest.TestCase):
         self.assertEqual(chosen(first + second + loads + "EXIT"), ["FADD", "FFMA"])
         self.assertEqual(chosen(loop("d", "SHFL; STS; LDS; FADD") + second + loads + "EXIT"), ["FADD", "LDG", "SHFL"])
 
+    def test_are_not_those_that_only_search(self):
+        search = loop("a", "LDG; ISETP")
+        self.assertEqual(chosen(search + "LDG; FFMA; FFMA; FFMA; EXIT"), [])
+        self.assertEqual(chosen(search + "FFMA; EXIT"), ["LDG"])
+        self.assertEqual(chosen(search + "LDG; LDG; FFMA; FFMA; EXIT"), ["LDG"])
+        self.assertEqual(chosen(loop("a", "LDG; SHFL") + "FFMA; FFMA; FFMA; EXIT"), ["LDG"])
+
     def test_and_their_nests_are_the_rows_of_the_table(self):
         nest = code("MOV;" + loop("a", "FMUL;" + loop("b", "FFMA; FFMA; LDS.128") + loop("c", "FADD")) + "EXIT")
         flat, straight = code(loop("a", "STG") + "EXIT"), code("LDG; STG; EXIT\n a: BRA `(a)")
-        search = code("FFMA; FFMA;" + loop("a", "LDG") + "EXIT")
+        prologue = code("LDG; LDG;" + loop("a", "LDG") + "EXIT")
         expected = """\
             count all mma fma fp32 fp64 special integer convert global shared async shuffle barrier atomic control uniform move
             flat
@@ -163,12 +170,12 @@ class MainLoops(unittest.TestCase):
             nest
             loops 2 6 0 2 1 0 0 0 0 0 1 0 0 0 0 2 0 0
             nests 1 8 0 2 2 0 0 0 0 0 1 0 0 0 0 3 0 0
-            search
+            prologue
             loops 1 2 0 0 0 0 0 0 0 1 0 0 0 0 0 1 0 0
-            kernel 1 5 0 2 0 0 0 0 0 1 0 0 0 0 0 2 0 0
+            kernel 1 5 0 0 0 0 0 0 0 3 0 0 0 0 0 2 0 0
             straight
             kernel 0 3 0 0 0 0 0 0 0 2 0 0 0 0 0 1 0 0"""
-        rows = main_loops.table({"nest": nest, "flat": flat, "straight": straight, "search": search}).splitlines()
+        rows = main_loops.table({"nest": nest, "flat": flat, "straight": straight, "prologue": prologue}).splitlines()
         self.assertEqual([row.split() for row in rows], [row.split() for row in expected.splitlines()])
 
 
