@@ -94,8 +94,8 @@ std::string text(const Step& step) {
 
 // The functions for kernels' threads, of the runner on this thread of the operating system.
 
-std::optional<Fault> run_cluster(const Grid& grid, uint64_t cluster) {
-  return Runner::here().run(grid, cluster);
+std::optional<Fault> run_cluster(const Grid& grid, uint64_t cluster, Observer* watching) {
+  return Runner::here().run(grid, cluster, watching);
 }
 
 bool in_kernel() { return Runner::running() != nullptr && Runner::running()->in_kernel(); }
@@ -125,7 +125,10 @@ std::string name_of(ThreadId id) { return Runner::running()->name(id); }
 void park(const Step& step) { Runner::running()->park(step); }
 void resume(ThreadId id) { Runner::running()->resume(id); }
 
-void arrive_at_cluster(CallSite where) { Runner::running()->arrive_at_cluster(where); }
+void arrive_at_cluster(CallSite where) {
+  if (observer != nullptr) observer->lane(Instruction::cluster_barrier, site_of(where));
+  Runner::running()->arrive_at_cluster(where);
+}
 void wait_for_cluster(CallSite where) { Runner::running()->wait_for_cluster(where); }
 
 SharedArena& shared_arena() { return Runner::running()->shared(); }
@@ -156,6 +159,10 @@ uint32_t shared_address(const void* memory, CallSite where) {
   return static_cast<uint32_t>(address);
 }
 
+void observe_lane(Instruction what) {
+  if (observer != nullptr) observer->lane(what, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+}
+
 void copy_async(void* shared, const void* global, int bytes, CallSite where) {
   require_shared(shared, 16, 16, "cp.async", where);
   if (reinterpret_cast<uintptr_t>(global) % 16 != 0) fail("cp.async reads from a misaligned address", where);
@@ -165,6 +172,12 @@ void copy_async(void* shared, const void* global, int bytes, CallSite where) {
     static_cast<void>(static_cast<const volatile std::byte*>(global)[bytes - 1]);
   }
   Runner::running()->copies().issue({shared, global, bytes, where}, eager_copies());
+  if (observer != nullptr) {
+    const uintptr_t site = site_of(where);
+    observer->access(Instruction::async_copy, reinterpret_cast<uintptr_t>(shared), 16, site);
+    if (bytes > 0)
+      observer->access(Instruction::async_copy, reinterpret_cast<uintptr_t>(global), bytes, site);
+  }
 }
 
 void commit_copies() { Runner::running()->copies().commit(); }

@@ -8,8 +8,10 @@
 #include <optional>
 #include <string>
 
+#include <kvbound/cuda/support/build.hpp>
 #include <kvbound/cuda/support/call_site.hpp>
 
+#include "observer.hpp"
 #include "schedule.hpp"
 #include "shared_memory_limit.hpp"
 
@@ -48,6 +50,8 @@ inline constinit thread_local dim3 gridDim{};
 struct Kernel {
   void (*call)(const void* arguments) = nullptr;
   const void* arguments = nullptr;
+  const char* name = "";  ///< of the type Launch<kernel>, mangled
+  bool counted = false;   ///< whether it is of the counted build
 };
 
 struct Grid {
@@ -66,8 +70,8 @@ struct Fault {
 };
 
 /// Runs the blocks of cluster number `cluster` together, counted along x, then y, then z; a block that is in no cluster
-/// is one by itself.
-std::optional<Fault> run_cluster(const Grid& grid, uint64_t cluster);
+/// is one by itself. `watching` may be null.
+std::optional<Fault> run_cluster(const Grid& grid, uint64_t cluster, Observer* watching);
 
 /// Runs all blocks, on at most as many threads as OpenMP would use. Throws DeviceError for the first fault in the
 /// schedule's order, for a write outside a buffer, and for a launch that no device accepts; `where` is the launch.
@@ -132,17 +136,43 @@ int cluster_size();
 int choose(int count);
 bool eager_copies();
 
-/// One lane executes `operation(argument_of)` for all lanes of the mask; argument_of(l) is lane l's argument.
-template <class Argument, class Operation>
-void together(const char* name, unsigned mask, Argument& argument, CallSite where,
-              const Operation& operation) {
+// What is compiled into kernels belongs to their build.
+inline namespace KVBOUND_CUDA_BUILD {
+
+/// One lane executes `operation(argument_of)` for all lanes of the mask; argument_of(l) is lane l's argument. `observe`
+/// tells the observer, if there is one, of the instruction: observe(observer, argument_of).
+template <class Argument, class Operation, class Observe>
+void together(const char* name, unsigned mask, Argument& argument, CallSite where, const Operation& operation,
+              const Observe& observe) {
   static constexpr char kKind = 0;
   const Step step{name, mask, &kKind, where};
   if (void** const arguments = gather(step, &argument)) {
-    operation([arguments](int l) -> Argument& { return *static_cast<Argument*>(arguments[l]); });
+    const auto of = [arguments](int l) -> Argument& { return *static_cast<Argument*>(arguments[l]); };
+    if (observer != nullptr) observe(*observer, of);
+    {
+      const Unobserved unobserved;
+      operation(of);
+    }
     finish(step);
   }
 }
+/// The same of an instruction that the observer knows by its kind.
+template <class Argument, class Operation>
+void together(Instruction what, const char* name, unsigned mask, Argument& argument, CallSite where,
+              const Operation& operation) {
+  together(name, mask, argument, where, operation,
+           [what](Observer& watching, const auto&) { watching.warp(what, 0); });
+}
+
+}  // namespace KVBOUND_CUDA_BUILD
+
+/// Tells places of the program apart, for an observer.
+inline uintptr_t site_of(CallSite where) {
+  return reinterpret_cast<uintptr_t>(where.file) + static_cast<uintptr_t>(where.line);
+}
+
+/// Tells the observer, if there is one, of the running thread's part of an instruction.
+[[gnu::noinline]] void observe_lane(Instruction what);
 
 /// The cluster's barrier: a thread arrives, and later waits until all threads of the cluster have arrived.
 void arrive_at_cluster(CallSite where);

@@ -87,6 +87,10 @@ void load_bulk(void* shared, const void* global, int64_t bytes, uint64_t* barrie
   auto* const to = static_cast<std::byte*>(shared);
   const auto write = [to, global, bytes] { write_shared(to, global, bytes); };
   async_proxy().loads.issue(kLoad, {to, bytes, barrier, write, where});
+  if (observer != nullptr) {
+    observer->shared_bytes(Instruction::bulk_copy, bytes);
+    observer->device_bytes(reinterpret_cast<uintptr_t>(global), bytes, false);
+  }
 }
 
 void BulkStores::Store::take() {
@@ -106,6 +110,10 @@ void BulkStores::issue(void* global, const void* shared, int64_t bytes, CallSite
   Store store{global, shared, std::vector<std::byte>(static_cast<size_t>(bytes)), false, false, where};
   if (eager_copies()) store.write();
   stores_.push_back(std::move(store));
+  if (observer != nullptr) {
+    observer->shared_bytes(Instruction::bulk_copy, bytes);
+    observer->device_bytes(reinterpret_cast<uintptr_t>(global), bytes, true);
+  }
 }
 
 void BulkStores::commit() { group_ends_.push_back(stores_.size()); }

@@ -12,6 +12,7 @@
 
 #include "block.hpp"
 #include "memory.hpp"
+#include "multiprocessors.hpp"
 #include "recorded_work.hpp"
 
 namespace kvbound::cuda {
@@ -23,11 +24,10 @@ int64_t system_limit(int name, int64_t otherwise) {
   return limit > 0 ? limit : otherwise;
 }
 
-// A constant number of multiprocessors, so that launches do not depend on the machine.
 DeviceInfo processor() {
   return {.name = "emulated",
           .compute_capability = 90,
-          .multiprocessors = 16,
+          .multiprocessors = emulation::multiprocessors(),
           .memory = system_limit(_SC_PHYS_PAGES, 1 << 20) * system_limit(_SC_PAGESIZE, 4096),
           .l2_bytes = int64_t{1} << 20,
           .shared_memory_per_block = emulation::shared_memory_limit()};
@@ -44,13 +44,15 @@ void require_device_memory(const char* call, const void* memory, int64_t bytes,
 
 std::optional<DeviceInfo> find_device(std::string*) { return processor(); }
 
-// One entry for each limit of shared memory that was ever set, so that returned references stay valid.
+// One entry for each limit of shared memory and number of multiprocessors that was ever set, so that returned references
+// stay valid.
 const DeviceInfo& device() {
   static std::mutex mutex;
-  static std::map<int64_t, const DeviceInfo> by_limit;
+  static std::map<std::pair<int64_t, int>, const DeviceInfo> known;
   const std::lock_guard lock(mutex);
   DeviceInfo info = processor();
-  return by_limit.try_emplace(info.shared_memory_per_block, std::move(info)).first->second;
+  const std::pair key(info.shared_memory_per_block, info.multiprocessors);
+  return known.try_emplace(key, std::move(info)).first->second;
 }
 
 namespace detail {

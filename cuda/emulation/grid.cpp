@@ -2,6 +2,7 @@
 #include <atomic>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -9,7 +10,6 @@
 
 #include <omp.h>
 
-#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/error.hpp>
 
 #include "block.hpp"
@@ -50,25 +50,37 @@ void require_launchable(const Grid& grid, CallSite where) {
   }
 }
 
-// The order in which clusters of blocks begin: position -> cluster.
+// The order in which clusters of blocks begin: position -> cluster. The first ones of an observed launch are evenly
+// spread over the grid, however many they are.
 class ClusterOrder {
  public:
-  explicit ClusterOrder(const Grid& grid)
+  ClusterOrder(const Grid& grid, bool spread)
       : count_(count(grid.grid) / count(grid.cluster)), descending_(grid.schedule.seed == 1) {
-    if (grid.schedule.seed <= 1) return;
+    if (spread) stride_ = golden_stride(count_);
+    if (spread || grid.schedule.seed <= 1) return;
     shuffled_.resize(count_);
     std::iota(shuffled_.begin(), shuffled_.end(), uint64_t{0});
     std::shuffle(shuffled_.begin(), shuffled_.end(), std::mt19937_64(grid.schedule.seed));
   }
   uint64_t count_of_clusters() const { return count_; }
   uint64_t operator[](uint64_t position) const {
+    if (stride_ > 0) return position * stride_ % count_;
     if (!shuffled_.empty()) return shuffled_[position];
     return descending_ ? count_ - 1 - position : position;
   }
 
  private:
+  // A number without a common divisor with `count`, near its golden section.
+  static uint64_t golden_stride(uint64_t count) {
+    constexpr double kGoldenSection = 0.6180339887498949;
+    auto stride = std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(count) * kGoldenSection));
+    while (std::gcd(stride, count) > 1) ++stride;
+    return stride;
+  }
+
   uint64_t count_;
   bool descending_;
+  uint64_t stride_ = 0;  // 0: the schedule's order
   std::vector<uint64_t> shuffled_;
 };
 
@@ -90,28 +102,46 @@ class FirstFault {
   std::optional<Fault> fault_;
 };
 
-}  // namespace
-
-void run_grid(const Grid& grid, CallSite where) {
-  require_launchable(grid, where);
-  ++counters().launches;
-  const ClusterOrder order(grid);
+// Runs the clusters at positions from..to - 1 of the order.
+void run_clusters(const Grid& grid, const ClusterOrder& order, uint64_t from, uint64_t to,
+                  LaunchObserver* observing, FirstFault& first) {
   const auto most_threads = static_cast<uint64_t>(
       std::max(kMostFibers / static_cast<int64_t>(count(grid.block) * count(grid.cluster)), int64_t{1}));
-  const auto threads = static_cast<int>(
-      std::min({static_cast<uint64_t>(omp_get_max_threads()), order.count_of_clusters(), most_threads}));
-  std::atomic<uint64_t> next = 0;
-  FirstFault first;
+  const auto threads =
+      static_cast<int>(std::min({static_cast<uint64_t>(omp_get_max_threads()), to - from, most_threads}));
+  std::atomic<uint64_t> next = from;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    for (uint64_t position = next++; position < order.count_of_clusters() && !first.before(position);
-         position = next++) {
+    const std::unique_ptr<Observer> watching = observing ? observing->of_this_thread() : nullptr;
+    for (uint64_t position = next++; position < to && !first.before(position); position = next++) {
       try {
-        if (auto fault = run_cluster(grid, order[position])) first.add(position, std::move(*fault));
+        if (auto fault = run_cluster(grid, order[position], watching.get()))
+          first.add(position, std::move(*fault));
       } catch (const std::exception& error) {  // out of memory for a fiber
         first.add(position, {error.what(), {}});
       }
     }
+  }
+}
+
+std::atomic<Observe> observing_launches = nullptr;
+
+}  // namespace
+
+Observe watch_launches(Observe observe) { return observing_launches.exchange(observe); }
+
+void run_grid(const Grid& grid, CallSite where) {
+  require_launchable(grid, where);
+  const Observe observe = grid.kernel.counted ? observing_launches.load() : nullptr;
+  const std::unique_ptr<LaunchObserver> observing = observe ? observe(grid) : nullptr;
+  const ClusterOrder order(grid, observing != nullptr);
+  FirstFault first;
+  const uint64_t all = order.count_of_clusters();
+  for (uint64_t run = 0; run < all && !first.get();) {
+    const uint64_t to = observing ? std::min(all, run + observing->batch()) : all;
+    run_clusters(grid, order, run, to, observing.get(), first);
+    run = to;
+    if (observing && observing->suffices(run, all)) break;
   }
   const std::string call = std::string("kernel launched by ") + where.function + " at " + where.file + ":" +
                            std::to_string(where.line);

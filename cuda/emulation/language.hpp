@@ -107,7 +107,8 @@ inline int __syncthreads_and(int flag, CallSite where = CallSite::current()) {
 }
 inline void __syncwarp(unsigned mask = ~0U, CallSite where = CallSite::current()) {
   char nothing = 0;
-  emulation::together("__syncwarp", mask, nothing, where, [](const auto&) {});
+  emulation::together(emulation::Instruction::warp_barrier, "__syncwarp", mask, nothing, where,
+                      [](const auto&) {});
 }
 inline void __threadfence() {
 }  // memory accesses of the emulation are sequentially consistent at every switch of threads
@@ -116,6 +117,7 @@ inline void __threadfence_block() {}
 }  // namespace KVBOUND_CUDA_BUILD
 
 namespace emulation {
+inline namespace KVBOUND_CUDA_BUILD {
 
 template <class T>
 struct Exchanged {
@@ -133,7 +135,7 @@ T shuffle(const char* name, unsigned mask, T value, int source, CallSite where) 
     Exchanged<T>* mine;
     T* result;
   } both{&mine, &result};
-  together(name, mask, both, where, [&](const auto& of) {
+  together(Instruction::shuffle, name, mask, both, where, [&](const auto& of) {
     for (unsigned left = mask; left != 0; left &= left - 1) {
       const int reader = std::countr_zero(left);
       const int from = of(reader).mine->source;
@@ -153,7 +155,7 @@ inline unsigned ballot(const char* name, unsigned mask, bool flag, CallSite wher
     bool flag;
     unsigned all;
   } vote{flag, 0};
-  together(name, mask, vote, where, [mask](const auto& of) {
+  together(Instruction::shuffle, name, mask, vote, where, [mask](const auto& of) {
     unsigned all = 0;
     for (unsigned left = mask; left != 0; left &= left - 1) {
       const int voter = std::countr_zero(left);
@@ -164,9 +166,34 @@ inline unsigned ballot(const char* name, unsigned mask, bool flag, CallSite wher
   return vote.all;
 }
 
+}  // namespace KVBOUND_CUDA_BUILD
 }  // namespace emulation
 
 inline namespace KVBOUND_CUDA_BUILD {
+
+#ifdef KVBOUND_CUDA_COUNTED
+// <math.h>'s, and counted.
+inline float special(float result) {
+  emulation::observe_lane(emulation::Instruction::special_function);
+  return result;
+}
+inline double special(double result) {
+  emulation::observe_lane(emulation::Instruction::special_function);
+  return result;
+}
+inline float expf(float x) { return special(::expf(x)); }
+inline float expm1f(float x) { return special(::expm1f(x)); }
+inline float logf(float x) { return special(::logf(x)); }
+inline float log1pf(float x) { return special(::log1pf(x)); }
+inline float sqrtf(float x) { return special(::sqrtf(x)); }
+inline double exp(double x) { return special(::exp(x)); }
+inline double log(double x) { return special(::log(x)); }
+inline double sqrt(double x) { return special(::sqrt(x)); }
+inline float fmaf(float a, float b, float c) {
+  emulation::observe_lane(emulation::Instruction::fma);
+  return ::fmaf(a, b, c);
+}
+#endif
 
 // Shuffles within parts of `width` lanes of the warp, a power of two. A lane whose source lies outside its part gets
 // its own value.

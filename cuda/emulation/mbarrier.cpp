@@ -67,6 +67,7 @@ void Mbarriers::arrive(uint64_t* barrier, int64_t expected_bytes, CallSite where
   if (mine.missing == 0) {
     fail("mbarrier.arrive is one arrival more than the phase expects: " + state(mine), where);
   }
+  if (observer != nullptr) observer->lane(Instruction::mbarrier, site_of(where));
   mine.bytes += expected_bytes;
   --mine.missing;
   finish_phase(mine);
@@ -95,6 +96,7 @@ void Mbarriers::finish_phase(Barrier& barrier) {
 void Mbarriers::wait(uint64_t* barrier, unsigned parity, CallSite where) {
   Barrier& mine = require(barrier, "mbarrier.try_wait", where);
   if (parity > 1) fail("mbarrier.try_wait with parity " + std::to_string(parity), where);
+  if (observer != nullptr) observer->lane(Instruction::mbarrier, site_of(where));
   const bool of_current = parity == static_cast<unsigned>(mine.phase % 2);
   const int64_t phase = of_current ? mine.phase : mine.phase - 1;
   const auto [seen, first] = mine.seen_by.try_emplace(this_thread(), -2);

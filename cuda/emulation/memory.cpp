@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -88,6 +89,13 @@ class Areas {
     return report;
   }
 
+  std::vector<std::span<std::byte>> all() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::span<std::byte>> buffers;
+    for (const auto& [address, area] : areas_) buffers.emplace_back(area.data, area.bytes);
+    return buffers;
+  }
+
   // The buffer whose mapping contains the address, guard pages included.
   std::optional<Area> around(const void* address) {
     const std::lock_guard lock(mutex_);
@@ -110,6 +118,8 @@ class Areas {
   std::optional<std::string> remembered_;
 };
 
+std::atomic<std::byte> fill = std::byte{0xff};
+
 Areas& areas() {
   static Areas* const all = new Areas;  // lives as long as any static buffer may
   return *all;
@@ -129,7 +139,7 @@ void* allocate_device_memory(size_t bytes) {
     munmap(mapped, mapped_bytes);
     throw std::bad_alloc();
   }
-  std::memset(area.data, 0xff, bytes);
+  std::memset(area.data, std::to_integer<int>(fill.load()), bytes);
   for (const auto& [from, to] : {std::pair(area.first(), area.data), {area.past_data(), area.past_last()}}) {
     write_canaries(from, static_cast<size_t>(to - from));
     forbid(from, static_cast<size_t>(to - from));
@@ -144,6 +154,10 @@ void release_device_memory(void* memory) noexcept {
     munmap(area->mapped, area->mapped_bytes);
   }
 }
+
+std::vector<std::span<std::byte>> device_buffers() { return areas().all(); }
+
+std::byte fill_new_buffers_with(std::byte each) { return fill.exchange(each); }
 
 std::optional<std::string> overwritten_canaries() { return areas().overwritten_canaries(); }
 

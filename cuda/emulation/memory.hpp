@@ -11,11 +11,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace kvbound::cuda::emulation {
 
-/// Bytes, all of them 0xff. Throws std::bad_alloc.
+/// Bytes, all of them 0xff unless fill_new_buffers_with says otherwise. Throws std::bad_alloc.
 void* allocate_device_memory(size_t bytes);
 /// Releases a buffer of allocate_device_memory. Overwritten canaries are recorded for overwritten_canaries().
 void release_device_memory(void* memory) noexcept;
@@ -25,6 +27,12 @@ std::optional<std::string> overwritten_canaries();
 
 /// Whether the bytes lie within one buffer.
 bool is_device_memory(const void* memory, size_t bytes);
+
+/// All buffers, in ascending order.
+std::vector<std::span<std::byte>> device_buffers();
+
+/// What new buffers are filled with, 0xff by default. Returns what it was before.
+std::byte fill_new_buffers_with(std::byte each);
 
 /// Where the address lies, seen from the nearest buffer: "5 bytes past the end of a buffer of 400 bytes".
 std::string place_in_device_memory(const void* address);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <ranges>
 #include <utility>
 
 namespace kvbound::cuda::emulation {
@@ -30,14 +31,23 @@ void Runner::fail(const std::string& problem, CallSite where) {
   throw Failed();
 }
 
-std::optional<Fault> Runner::run(const Grid& grid, uint64_t cluster) {
+std::optional<Fault> Runner::run(const Grid& grid, uint64_t cluster, Observer* watching) {
   grid_ = &grid;
   prepare(cluster);
+  if (watching != nullptr) {
+    std::array<SharedArena*, kMostBlocksOfCluster> arenas;
+    std::ranges::transform(blocks_ | std::views::take(resident_), arenas.begin(),
+                           [](const auto& block) { return &block->shared; });
+    watching->begin_cluster({arenas.data(), static_cast<size_t>(resident_)});
+    observer = watching;
+  }
   set_current(next());
   fiber_ = &idle_fiber();
   Fiber::change(main_, *fiber_);
   fiber_ = &main_;
   current_ = -1;
+  if (watching != nullptr) watching->end_cluster();
+  observer = nullptr;
   if (fault_) drop_everything();
   for (int rank = 0; rank < resident_; ++rank) {
     ResidentBlock& block = *blocks_[static_cast<size_t>(rank)];
@@ -309,6 +319,7 @@ int Runner::wait_for_block(bool flag, CallSite where) {
       Warp& warp = block.warps[warp_number(first)];
       warp.runnable |= std::exchange(warp.at_barrier, 0);
       update_runnable(block, first);
+      if (observer != nullptr) observer->meet(block_rank(begin), static_cast<int>(warp_number(first)), true);
     }
     block.at_barrier = 0;
     block.last_flags = std::exchange(block.flags, 0);
@@ -385,6 +396,8 @@ void Runner::finish(const Step& step) {
   mine.at_step &= ~step.mask;
   mine.runnable |= step.mask;
   update_runnable(*block_, current_);
+  if (observer != nullptr && (step.mask | mine.gone) == ~0U)
+    observer->meet(block_rank(current_), static_cast<int>(warp_number(current_)), false);
   go_on();
 }
 

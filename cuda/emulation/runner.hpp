@@ -30,7 +30,7 @@ class Runner {
 
   Runner() : begun_for_(0, 0, 0) {}
 
-  std::optional<Fault> run(const Grid& grid, uint64_t cluster);
+  std::optional<Fault> run(const Grid& grid, uint64_t cluster, Observer* watching);
 
   void record(const std::string& problem, CallSite where);
   [[noreturn]] void fail(const std::string& problem, CallSite where);

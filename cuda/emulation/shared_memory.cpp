@@ -32,6 +32,7 @@ SharedArena::SharedArena() {
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mapped_ = static_cast<std::byte*>(memory);
   first_ = mapped_ + kGuard;
+  past_ = first_ + kRoom;
   if (mprotect(first_, kRoom, PROT_READ | PROT_WRITE) != 0) {
     munmap(mapped_, kRoom + 2 * kGuard);
     throw std::bad_alloc();

@@ -30,6 +30,11 @@ class SharedArena {
   void close(const char* why);
   void open();
 
+  /// Whether the address lies in this memory, in an array or between two.
+  bool covers(const void* address) const {
+    const auto* const place = static_cast<const std::byte*>(address);
+    return first_ <= place && place < past_;
+  }
   /// Whether the bytes lie within one array.
   bool holds(const void* memory, int64_t bytes) const;
 
@@ -69,6 +74,7 @@ class SharedArena {
 
   std::byte* mapped_;
   std::byte* first_;
+  std::byte* past_;
   int64_t granted_ = 0;
   std::vector<Array> arrays_;
   const char* closed_ = nullptr;  // why

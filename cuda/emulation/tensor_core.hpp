@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include "block.hpp"
 
 namespace kvbound::cuda::emulation {
+inline namespace KVBOUND_CUDA_BUILD {
 
 /// Loads four 8 x 8 matrices of 16-bit numbers, or their transposes, as ldmatrix.x4 does.
 inline void load_matrices(uint32_t (&fragment)[4], const void* row, bool transposed, CallSite where) {
@@ -19,7 +21,7 @@ inline void load_matrices(uint32_t (&fragment)[4], const void* row, bool transpo
     uint32_t* fragment;
     const void* row;
   } mine{fragment, row};
-  together(name, ~0U, mine, where, [transposed](const auto& of) {
+  const auto load = [transposed](const auto& of) {
     for (int matrix = 0; matrix < 4; ++matrix) {
       uint16_t numbers[8][8];
       for (int r = 0; r < 8; ++r) std::memcpy(numbers[r], of(8 * matrix + r).row, sizeof numbers[r]);
@@ -31,6 +33,11 @@ inline void load_matrices(uint32_t (&fragment)[4], const void* row, bool transpo
         of(l).fragment[matrix] = uint32_t{low} | uint32_t{high} << 16;
       }
     }
+  };
+  together(name, ~0U, mine, where, load, [](Observer& watching, const auto& of) {
+    std::array<uintptr_t, kWarpSize> rows;
+    for (int l = 0; l < kWarpSize; ++l) rows[l] = reinterpret_cast<uintptr_t>(of(l).row);
+    watching.matrix_load(rows);
   });
 }
 
@@ -68,7 +75,7 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
     const uint32_t* a;
     const uint32_t* b;
   } mine{c, a, b};
-  together("mma", ~0U, mine, where, [&widen](const auto& of) {
+  const auto multiply = [&widen](const auto& of) {
     const auto low = [&](uint32_t word) { return widen(static_cast<uint16_t>(word & 0xffff)); };
     const auto high = [&](uint32_t word) { return widen(static_cast<uint16_t>(word >> 16)); };
     float left[16][16];
@@ -104,7 +111,10 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
       const int pair = 2 * (l % 4);
       for (int i = 0; i < 4; ++i) of(l).c[i] = sum[row + 8 * (i / 2)][pair + i % 2];
     }
-  });
+  };
+  together("mma", ~0U, mine, where, multiply,
+           [](Observer& watching, const auto&) { watching.warp(Instruction::mma, 2.0 * 16 * 8 * 16); });
 }
 
+}  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda::emulation

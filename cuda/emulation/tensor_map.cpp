@@ -40,6 +40,19 @@ struct Box {
       }
     }
   }
+
+  void observe(Observer& watching) const {
+    watching.shared_bytes(Instruction::bulk_copy, map.box[0] * map.box[1] * map.box[2] * map.bytes_of_number);
+    for (int64_t z = 0; z < map.box[2]; ++z) {
+      for (int64_t y = 0; y < map.box[1]; ++y) {
+        const int64_t begin = std::max<int64_t>(0, -first[0]);
+        const int64_t end = std::min(map.box[0], map.extents[0] - first[0]);
+        const std::byte* const from = begin < end ? number(begin, y, z) : nullptr;
+        if (from == nullptr) continue;
+        watching.device_bytes(reinterpret_cast<uintptr_t>(from), (end - begin) * map.bytes_of_number, false);
+      }
+    }
+  }
 };
 
 }  // namespace
@@ -86,6 +99,7 @@ void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int dimensi
   }
   const Box box{map, {first[0], first[1], first[2]}, static_cast<std::byte*>(shared)};
   async_proxy().loads.issue(kName, {box.to, bytes, barrier, [box] { box.write(); }, where});
+  if (observer != nullptr) box.observe(*observer);
 }
 
 }  // namespace kvbound::cuda::emulation

@@ -253,17 +253,26 @@ namespace {
 template <class Operation>
 void as_warp(const char* name, CallSite where, const Operation& operation) {
   char nothing = 0;
-  together(name, ~0U, nothing, where, [&](const auto&) { operation(Warpgroup::here(name, where)); });
+  together(
+      name, ~0U, nothing, where, [&](const auto&) { operation(Warpgroup::here(name, where)); },
+      [](const Observer&, const auto&) {});
 }
 
 }  // namespace
 
 void issue_product(const WarpgroupProduct& product, CallSite where) {
   WarpgroupProduct mine = product;
-  together("wgmma", ~0U, mine, where, [where](const auto& of) {
+  const auto issue = [where](const auto& of) {
     std::array<WarpgroupProduct, kWarpSize> lanes;
     for (int l = 0; l < kWarpSize; ++l) lanes[static_cast<size_t>(l)] = of(l);
     Warpgroup::here("wgmma", where).issue(lanes, where);
+  };
+  together("wgmma", ~0U, mine, where, issue, [&product](Observer& watching, const auto&) {
+    constexpr int64_t kBytes = 2;  // of a number
+    watching.warp(Instruction::warpgroup_mma, 2.0 * kRowsOfWarp * kDepth * product.columns);
+    // The four warps of a warpgroup share one reading of B.
+    const int64_t a = product.rows == nullptr ? kRowsOfWarp * kDepth * kBytes : 0;
+    watching.shared_bytes(Instruction::warpgroup_mma, a + kDepth * product.columns * kBytes / kWarpsOfGroup);
   });
 }
 

@@ -13,10 +13,12 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 #include <kvbound/cuda/support/build.hpp>
 #include <kvbound/cuda/support/call_site.hpp>
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/storage.hpp>
 
@@ -98,12 +100,18 @@ struct Launch<kernel> {
       std::apply([](const P&... own) { kernel(own...); }, *static_cast<const std::tuple<P...>*>(all));
     };
     emulation::run_or_record([bound, call, shape] {
+      ++counters().launches;
+      const emulation::Kernel with_arguments{call, &bound, name(), emulation::kCounted};
       emulation::run_grid(
-          {{call, &bound}, shape.grid, shape.block, shape.shared_bytes, emulation::schedule(), shape.cluster},
+          {with_arguments, shape.grid, shape.block, shape.shared_bytes, emulation::schedule(), shape.cluster},
           shape.where);
     });
 #endif
   }
+
+#ifndef KVBOUND_CUDA_NATIVE
+  static const char* name() { return typeid(Launch).name(); }  // mangled, the kernel's in it
+#endif
 };
 
 /// Queues the kernel: launch<kernel>(shape, arguments...). Throws DeviceError if the launch fails; emulated, also if the

@@ -12,7 +12,7 @@
 
 namespace kvbound::cuda {
 
-// Both builds' functions are declared, whichever build the translation unit selects (build.hpp), because a program
+// All builds' functions are declared, whichever build the translation unit selects (build.hpp), because a program
 // chooses between them at run time. Those of native are defined only in builds with a CUDA compiler
 // (KVBOUND_HAS_NATIVE).
 namespace native {
@@ -21,6 +21,13 @@ std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nul
 SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
                                      int64_t entries);
 }  // namespace native
+
+namespace counted {
+std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
+                                      Stream stream = nullptr);
+SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
+                                     int64_t entries);
+}  // namespace counted
 
 namespace emulated {
 /// A session that stores keys, values, queries and W^O as F32, F16 or BF16, rounded once, and computes in fp32.

@@ -15,6 +15,9 @@
 
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/session.hpp>
+#include <kvbound/sim/roofline/gpu.hpp>
+
+#include "device_counting.hpp"
 
 namespace kvbound::sim {
 
@@ -85,6 +88,7 @@ struct BenchResult {
   std::optional<BenchShares> shares;  ///< on a device; the rooflines are then all of `times` but the first
   std::string policy = {};            ///< canonical; of an operation that is run by one; else empty
   std::optional<cuda::DeviceCounters> requests = {};  ///< what one of them asks of the device
+  std::optional<Prediction> prediction = {};          ///< instead of times, if a model of a GPU was asked for
 
   /// Whether the median ratio meets the goal; nullopt without ratio or goal.
   std::optional<bool> met() const;
@@ -130,6 +134,8 @@ struct BenchOptions {
   std::string policy = {};        ///< text of the policy that the operation is run by, if it is run by one
   std::string model = {};  ///< checkpoint that the operation runs, if it runs one: a GGUF file or a folder
   int64_t prompt = 4096;   ///< tokens that it reads
+  std::optional<Gpu> gpu =
+      {};  ///< whose time is predicted from what the operation does; the emulated device only
 };
 
 /// The number of threads that OpenBLAS uses if asked for this many; fewer if its build does not support them.

@@ -7,11 +7,11 @@ namespace kvbound::sim {
 
 std::span<const BenchOperation> bench_operations(std::string_view backend) {
   if (backend == kReference) return reference_bench_operations();
-  return backend == "emulated" ? emulated::bench_operations() : native::bench_operations();
+  return backend == "emulated" ? counted::bench_operations() : native::bench_operations();
 }
 
 Accelerator accelerator(std::string_view backend) {
-  return backend == "emulated" ? emulated::accelerator() : native::accelerator();
+  return backend == "emulated" ? counted::accelerator() : native::accelerator();
 }
 
 }  // namespace kvbound::sim

@@ -28,10 +28,10 @@ struct Accelerator {
   std::string no_matrix_library;              ///< why no cuBLAS was found
 };
 
-namespace emulated {
+namespace counted {
 Accelerator accelerator();
 std::span<const BenchOperation> bench_operations();
-}  // namespace emulated
+}  // namespace counted
 
 namespace native {
 /// Throws NoDevice if there is no device, as every operation does.

@@ -168,6 +168,11 @@ BenchPiece device_piece(const std::string& name, DeviceWork work, const Call& ca
 
 BenchResult measure_on_device(const BenchOptions& options, const std::string& name, const Measured& measured,
                               const Call& call) {
+  if (options.gpu) {
+    BenchResult result;
+    result.prediction = predict(*options.gpu, counted_work([&] { call(kStream); }), measured.work);
+    return result;
+  }
   std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(options),
                                  tensor_products_piece(options)};
   auto library = cuda::MatrixLibrary::open(nullptr);

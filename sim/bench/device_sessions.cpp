@@ -115,9 +115,34 @@ struct StepAttention {
   cuda::Buffer<std::byte> workspace;
 };
 
+BenchResult predicted_compress(const BenchOptions& options, const BenchLayer& layer) {
+  const std::unique_ptr<Session> session = new_session();
+  BenchResult result;
+  result.policy = canonical(parse_policy(options.policy));
+  result.prediction = predict(*options.gpu, counted_work([&] {
+    session->compress(layer.view(), parse_policy(options.policy), bench_budgets(options));
+  }),
+                              std::nullopt);
+  return result;
+}
+
+// The step behind the warm-up, and attention over the same cache.
+BenchResult predicted_step(const BenchOptions& options, const BenchLayer& layer, StepAttention& attention) {
+  std::unique_ptr<WarmSession> session;
+  run_sampled([&] { session = std::make_unique<WarmSession>(options, layer); });
+  BenchResult result;
+  result.policy = canonical(parse_policy(options.policy));
+  const DeviceWork floor = attention_work(attention.shape, attention.entries);
+  result.prediction = predict(*options.gpu, counted_work([&] { session->take(1); }), floor);
+  const Prediction alone = predict(*options.gpu, counted_work([&] { attention.run(kStream); }), floor);
+  result.prediction->attention_seconds = alone.time.device_seconds;
+  return result;
+}
+
 // The time of a layer's compression by options.policy: of its operations, each of which is waited for.
 BenchResult bench_session_compress(const BenchOptions& options) {
   const BenchLayer layer(options);
+  if (options.gpu) return predicted_compress(options, layer);
   const BenchPiece compress{"compress, " + options.policy, 1, "layers", nullptr,
                             [&] { return compress_seconds(options, layer); }};
   BenchResult result = measure({compress}, options.rounds);
@@ -132,6 +157,7 @@ BenchResult bench_session_compress(const BenchOptions& options) {
 BenchResult bench_step(const BenchOptions& options) {
   const BenchLayer layer(options);
   StepAttention attention(options);
+  if (options.gpu) return predicted_step(options, layer, attention);
   BenchPiece step{"step, " + options.policy, as_real(kSessionSteps), "steps", nullptr,
                   [&] { return step_seconds(options, layer); }};
   step.bytes = as_real(kSessionSteps) * attention_work(attention.shape, attention.entries).bytes;

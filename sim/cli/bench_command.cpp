@@ -21,6 +21,7 @@
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/report/bench_report.hpp>
+#include <kvbound/sim/report/prediction_report.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
@@ -56,6 +57,8 @@ std::string bench_details() {
          "BF16 matrix product: by mma.sync in registers or, if the library is found, by cuBLAS. The emulation runs the\n"
          "same on a processor, by default with pocket:256, so that it can be tried anywhere; its times say nothing\n"
          "about a GPU, and it has no goals.\n"
+         "\nWith --backend emulated --model GPU nothing is timed: what the kernels do is counted, and a roofline model of the\n"
+         "GPU (sim/roofline) predicts their times. Launches that would take long are sampled.\n"
          "\nThe DGEMM that operations are measured against always uses OpenBLAS's fastest kernels for this processor,\n"
          "whose name is shown, even if --blas-core selects others for the operations. OPENBLAS_CORETYPE is ignored.\n"
          "\nExamples:\n"
@@ -67,7 +70,8 @@ std::string bench_details() {
          "  kvbound bench --backend cuda --json bench.json\n"
          "  kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31\n"
          "  kvbound bench select-critical --backend emulated --repeats 1\n"
-         "  kvbound bench compress step --backend emulated --policy h2o+keepkv,tova+cam --json bench.json\n";
+         "  kvbound bench compress step --backend emulated --policy h2o+keepkv,tova+cam --json bench.json\n"
+         "  kvbound bench attention compact --backend emulated --model h100 --json bench.json\n";
 }
 
 // Without names all operations, those that run a model only if there is one.
@@ -166,8 +170,10 @@ CommandLine bench_command_line() {
   line.add(
       "blas-core", "CORE",
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
-  line.add("model", "MODEL",
-           "checkpoint that prefill and lockstep run: a GGUF file or a folder, as for record");
+  line.add(
+      "model", "MODEL",
+      "reference: checkpoint that prefill and lockstep run, a GGUF file or a folder, as for record; emulated: GPU whose "
+      "times to predict, h100 or h200");
   line.add("prompt", "N", "tokens that prefill reads (default: 4096)");
   line.add("seed", "N", "seed of the random data (default: 1)");
   line.add(
@@ -180,16 +186,24 @@ CommandLine bench_command_line() {
 
 BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
   BenchOptions options;
-  options.shape =
-      parse_bench_shape(line.text("shape").value_or(backend == "emulated" ? "pocket:256" : "llama-3.1-8b"));
+  const bool tries = backend == "emulated" && !line.has("model");  // the emulation's own times say nothing
+  options.shape = parse_bench_shape(line.text("shape").value_or(tries ? "pocket:256" : "llama-3.1-8b"));
   if (line.has("repeats")) options.rounds.asked = line.integer("repeats", 1, 1000, 1);
   options.seed = static_cast<uint64_t>(line.integer("seed", 0, INT64_MAX, 1));
-  options.model = line.text("model").value_or("");
-  if (line.has("model") && options.model.empty()) throw UsageError("--model: an empty name");
+  const std::string model = line.text("model").value_or("");
+  if (line.has("model") && model.empty()) throw UsageError("--model: an empty name");
+  if (backend == "emulated" && line.has("model")) {
+    options.gpu = Gpu::named(model);
+  } else {
+    options.model = model;
+  }
   options.prompt = line.integer("prompt", 1, kMostPrompt, options.prompt);
-  if (backend != kReference && (line.has("model") || line.has("prompt")))
-    throw UsageError(
-        fmt::format("--model and --prompt are for the reference, not for --backend {}", backend));
+  if (backend != kReference && line.has("prompt"))
+    throw UsageError(fmt::format("--prompt is for the reference, not for --backend {}", backend));
+  if (backend == "cuda" && line.has("model"))
+    throw UsageError("--model is for the reference and for --backend emulated, not for --backend cuda");
+  if (options.gpu && (line.has("repeats") || line.has("peer")))
+    throw UsageError("--repeats and --peer are for measurements; --model only predicts");
   apply_threads(line);
   options.threads = omp_get_max_threads();
   return options;
@@ -266,6 +280,44 @@ std::string prepare_blas(const CommandLine& line, std::string_view backend) {
   return fastest;
 }
 
+// Runs `each` on the result of every operation, which is measured or predicted, as soon as it is there.
+template <class Each>
+void run_all(const std::vector<Measurement>& measurements, BenchOptions options, bool quiet,
+             const Each& each) {
+  for (size_t i = 0; i < measurements.size(); ++i) {
+    const BenchOperation& operation = *measurements[i].operation;
+    BenchResult result;
+    {
+      Progress progress(fmt::format("{} {}", options.gpu ? "counting" : "measuring", operation.name), !quiet);
+      progress.update(static_cast<int64_t>(i), std::ssize(measurements));
+      options.policy = measurements[i].policy;
+      result = operation.run(options);
+    }
+    result.operation = operation.name;
+    each(std::move(result));
+  }
+}
+
+void write_json(std::optional<traces::OutputFile>& file, const nlohmann::ordered_json& document) {
+  flush_standard_output();
+  if (!file) return;
+  file->write(document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  file->commit();
+}
+
+// bench --backend emulated --model GPU.
+void predict_all(const BenchOptions& options, const std::vector<Measurement>& measurements,
+                 std::optional<traces::OutputFile>& file, bool quiet) {
+  const ActingAs acting(*options.gpu);
+  std::vector<BenchResult> results;
+  std::cout << prediction_heading(options) << std::flush;
+  run_all(measurements, options, quiet, [&](BenchResult result) {
+    std::cout << prediction_text(result) << std::flush;
+    results.push_back(std::move(result));
+  });
+  write_json(file, prediction_json(options, results));
+}
+
 }  // namespace
 
 int bench_command(const Arguments& arguments) {
@@ -278,7 +330,7 @@ int bench_command(const Arguments& arguments) {
   constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
   const auto operations =
       chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames), !options.model.empty());
-  if ((line.has("model") || line.has("prompt")) &&
+  if ((!options.model.empty() || line.has("prompt")) &&
       std::ranges::none_of(operations, &BenchOperation::by_model))
     throw UsageError("--model and --prompt are for operations that run a model, none of which was chosen");
   if (line.has("policy") && std::ranges::none_of(operations, &BenchOperation::by_policy))
@@ -292,29 +344,19 @@ int bench_command(const Arguments& arguments) {
     OutputPaths().add("json", *json);
     file.emplace(*json);
   }
+  if (options.gpu) {
+    predict_all(options, measurements_of(operations, policies), file, quiet);
+    return kPass;
+  }
   BenchReport report{backend, options, std::nullopt, {}, std::move(peer)};
   if (backend != kReference) report.accelerator = accelerator(backend);
   std::cout << heading(report) << std::flush;
-  const std::vector<Measurement> measurements = measurements_of(operations, policies);
-  for (size_t i = 0; i < measurements.size(); ++i) {
-    const BenchOperation& operation = *measurements[i].operation;
-    BenchResult result;
-    {
-      Progress progress(fmt::format("measuring {}", operation.name), !quiet);
-      progress.update(static_cast<int64_t>(i), std::ssize(measurements));
-      options.policy = measurements[i].policy;
-      result = operation.run(options);
-    }
-    result.operation = operation.name;
+  run_all(measurements_of(operations, policies), options, quiet, [&](BenchResult result) {
     std::cout << text(result) << (report.peer ? text(*report.peer, result) : "") << std::flush;
     report.results.push_back(std::move(result));
-  }
+  });
   std::cout << only_of_peer_text(report);
-  flush_standard_output();
-  if (file) {
-    file->write(to_json(report).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
-    file->commit();
-  }
+  write_json(file, to_json(report));
   return kPass;
 }
 

@@ -50,18 +50,6 @@ Json to_json(const BenchShares& shares) {
           {"matrix_rate", shares.matrix_rate.empty() ? Json() : to_json(spread(shares.matrix_rate))}};
 }
 
-Json to_json(const cuda::DeviceCounters& requests) {
-  return {{"launches", requests.launches},
-          {"fills", requests.fills},
-          {"moves", requests.moves},
-          {"synchronisations", requests.synchronisations},
-          {"uploads", requests.uploads},
-          {"upload_bytes", requests.upload_bytes},
-          {"downloads", requests.downloads},
-          {"download_bytes", requests.download_bytes},
-          {"allocations", requests.allocations}};
-}
-
 Json to_json(const PeerTimes& peer) {
   return {{"seconds", to_json(spread(peer.times.seconds))}, {"ratio", to_json(peer.ratio)}};
 }
@@ -85,7 +73,7 @@ Json to_json(const BenchResult& result, const std::optional<Peer>& peer) {
           {"goal", goal},
           {"met", met ? Json(*met) : Json()},
           {"policy", result.policy.empty() ? Json() : Json(result.policy)},
-          {"requests", result.requests ? to_json(*result.requests) : Json()},
+          {"requests", result.requests ? requests_json(*result.requests) : Json()},
           {"peer", peer_result ? to_json(*peer_result) : Json()}};
 }
 
@@ -181,6 +169,18 @@ std::string where(const BenchOptions& options, const Accelerator& device) {
 }
 
 }  // namespace
+
+Json requests_json(const cuda::DeviceCounters& requests) {
+  return {{"launches", requests.launches},
+          {"fills", requests.fills},
+          {"moves", requests.moves},
+          {"synchronisations", requests.synchronisations},
+          {"uploads", requests.uploads},
+          {"upload_bytes", requests.upload_bytes},
+          {"downloads", requests.downloads},
+          {"download_bytes", requests.download_bytes},
+          {"allocations", requests.allocations}};
+}
 
 std::string heading(const BenchReport& report) {
   const BenchOptions& options = report.options;

@@ -33,6 +33,9 @@ std::string text(const Peer& peer, const BenchResult& result);
 /// What a peer measured and this run did not, on a line; empty if there is nothing.
 std::string only_of_peer_text(const BenchReport& report);
 
+/// What an operation asks of a device, as in both documents of bench.
+nlohmann::ordered_json requests_json(const cuda::DeviceCounters& requests);
+
 /// The report as sim/schemas/bench.schema.json describes it.
 nlohmann::ordered_json to_json(const BenchReport& report);
 

@@ -232,9 +232,12 @@ class BadOptions(CommandLineTest):
         self.refuses_options("--model: an empty name", "bench", *small, "prefill", "--model", "")
         self.refuses_options("none of which was chosen", "bench", *small, "selection", "--model", "model")
         self.refuses_options("none of which was chosen", "bench", *small, "--prompt", "7")
-        for option in ("model", "prompt"):
-            self.refuses_options("--model and --prompt are for the reference, not for --backend emulated", "bench", *small,
-                                 *device, f"--{option}", "7")
+        self.refuses_options("--prompt is for the reference, not for --backend emulated", "bench", *small, *device, "--prompt", "7")
+        self.refuses_options(r"no model of a GPU 'b\\x0a200'; known: h100, h200", "bench", *small, *device, "--model", "b\n200")
+        self.refuses_options("--model: an empty name", "bench", *small, *device, "--model", "")
+        for option in ("repeats", "peer"):
+            self.refuses_options("--repeats and --peer are for measurements; --model only predicts", "bench", *small, *device,
+                                 "compact", "--model", "h100", f"--{option}", "7")
         self.refuses_options("--policy: 'h2o:sinks=0' is given twice", "bench", *small, *device, "--policy",
                              "h2o,tova,h2o:sinks=0")
         self.refuses_options("policy", "bench", *small, *device, "--policy", "h2o,fifo")

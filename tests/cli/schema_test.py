@@ -329,6 +329,21 @@ class SchemasOfWholeRuns(SchemaTest):
             self.assertIsNotNone(item["shares"])
             self.assertIsNone(item["goal"], "an emulation has no goals")
 
+    def test_the_schema_of_bench_models_describes_every_device_operation_and_nothing_else(self):
+        schema = validator("sim/schemas/bench_model.schema.json")
+        document = self.document("bench", "--backend", "emulated", "--model", "h100", "--shape", "pocket:256")
+        self.require_valid(schema, document)
+        known = validator("sim/schemas/bench.schema.json").schema["definitions"]["device_operation"]["enum"]
+        self.assertEqual(list(dict.fromkeys(item["operation"] for item in document["operations"])), known)
+        for item in document["operations"]:
+            self.assertEqual(item["floor_seconds"] is None, item["operation"] == "compress")
+            self.assertEqual(item["attention_seconds"] is not None, item["operation"] == "step")
+            for launch in item["launches"]:
+                self.assertIsNotNone(launch["model"]["registers"], launch["kernel"])
+        tight = self.document("bench", "compact", "step", "--backend", "emulated", "--model", "h200", "--shape", "pocket:64",
+                              "--policy", "h2o")
+        self.require_tight(schema, tight)
+
     def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
         schema = validator("sim/schemas/bench.schema.json")
         for threads in ("1", "2"):

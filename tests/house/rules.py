@@ -9,15 +9,15 @@ from pathlib import Path, PurePosixPath
 SOURCES = (".hpp", ".cpp", ".cu", ".cuh")
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 MOST_STEMS = 30
-GENERATED = {"revision.hpp"}  # sim/revision.cmake writes it
+GENERATED = {"embedded.hpp", "revision.hpp"}  # sim/CMakeLists.txt and sim/revision.cmake write them
 
 # A folder may include itself and the folders before it in its list; "." is the top folder itself.
 ORDER = {
     "reference": ["core", "numerics", ".", "eviction", "merging", "session", "bounds"],
-    "cuda": ["support", "emulation", "primitives", "native", "roofline", ".", "eviction", "merging", "session"],
+    "cuda": ["support", "emulation", "counting", "primitives", "native", "roofline", ".", "eviction", "merging", "session"],
     "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
-    "sim": ["options", "measure", "diff", "replay", "study", "evaluate", "bench", "report", "sweep", "cli"],
+    "sim": ["options", "measure", "diff", "replay", "study", "evaluate", "roofline", "bench", "report", "sweep", "cli"],
 }
 # The other top folders that it may also include; tests may include everything.
 USES = {

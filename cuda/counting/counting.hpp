@@ -1,0 +1,39 @@
+// Counts what kernels of the counted build do, launch by launch.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernel_counts.hpp"
+
+namespace kvbound::cuda::counting {
+
+/// Whether kernels of the counted build were compiled so that they say what they access. Otherwise only launches and the
+/// instructions that a whole warp takes together are counted.
+bool accesses_are_counted();
+
+/// Which blocks of a launch run.
+struct Sampling {
+  /// A launch that would take more instructions of warps than this runs only 16 of its clusters, evenly spread over
+  /// the grid, from which the others are extrapolated. What they would have written stays as it was: new device memory is
+  /// then 0 rather than NaN, so that kernels behind it find numbers and valid positions.
+  double most_instructions = std::numeric_limits<double>::infinity();
+};
+
+/// Counts all launches of its lifetime, of one thread at a time. There is at most one at a time.
+class Counting {
+ public:
+  explicit Counting(const Sampling& sampling = {});
+  ~Counting();
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+  /// In the order of the launches.
+  std::vector<LaunchCounts> launches() const;
+};
+
+/// The kernel's name in cuda/resources.txt, from the mangled name of the type Launch<kernel>.
+std::string kernel_name(const char* mangled);
+
+}  // namespace kvbound::cuda::counting

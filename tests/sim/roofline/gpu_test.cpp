@@ -1,0 +1,41 @@
+#include <kvbound/sim/roofline/gpu.hpp>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/sim/options/command_line.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+TEST(Gpu, EveryModelHasTheSameConstantsEachWithASource) {
+  const Gpu first = Gpu::named(gpu_names().front());
+  for (const std::string& name : gpu_names()) {
+    const Gpu gpu = Gpu::named(name);
+    ASSERT_EQ(gpu.constants().size(), first.constants().size());
+    for (size_t i = 0; i < gpu.constants().size(); ++i) {
+      EXPECT_EQ(gpu.constants()[i].name, first.constants()[i].name);
+      EXPECT_EQ(gpu.constants()[i].unit, first.constants()[i].unit) << gpu.constants()[i].name;
+      EXPECT_GT(gpu.constants()[i].value, 0) << gpu.constants()[i].name;
+      EXPECT_FALSE(gpu.constants()[i].source.empty()) << gpu.constants()[i].name;
+    }
+    EXPECT_TRUE(gpu.measured().empty()) << "the documents say that no GPU was at hand";
+  }
+}
+
+TEST(Gpu, TheyDifferInTheirMemory) {
+  EXPECT_EQ(Gpu::named("h100").of("copy_bandwidth"), 3.0e12);
+  EXPECT_EQ(Gpu::named("h200").of("copy_bandwidth"), 4.3e12);
+  EXPECT_EQ(Gpu::named("h200").name(), "NVIDIA H200 SXM");
+}
+
+TEST(Gpu, OtherNamesAreRefused) {
+  try {
+    Gpu::named("b200\n");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "no model of a GPU 'b200\\x0a'; known: h100, h200");
+  }
+}
+
+}  // namespace
+}  // namespace kvbound::sim
