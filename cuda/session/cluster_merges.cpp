@@ -266,8 +266,8 @@ void ClusterMerges<T>::keep_changes(const StepInputs<T>& step, LayerCache<T>& ca
   Decoding& own = *decoding_;
   const PositionLists changed = own.kept_list();
   const Stream stream = queue.stream();
-  compact<T>(cache.keys(), changed.positions, 1, changed.count, own.changed_keys.view(), stream);
-  compact<T>(cache.values(), changed.positions, 1, changed.count, own.changed_values.view(), stream);
+  compact<T>(cache.keys(), cache.values(), changed.positions, 1, changed.count, own.changed_keys.view(),
+             own.changed_values.view(), stream);
   key_norms<T>(std::as_const(own.changed_keys).view(), changed.count, own.new_norms.data(), stream);
   scatter_numbers(rows_of(std::as_const(own.new_norms)), shape_.kv_heads, changed.positions, 1, changed.count,
                   rows_of(own.key_norms), stream);

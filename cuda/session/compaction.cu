@@ -8,44 +8,61 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectorsPerThread = 4;  // loads in flight before the first store
+constexpr int kWarps = kThreads / 32;
+constexpr int kRowsInFlight = 8;  // of a lane: loads before the first store
+constexpr int kMostTensors = 2;   // keys and values
 
-struct CompactArguments {
+// Rows of a tensor of all KV heads; strides in vectors of 16 bytes.
+struct MovedRows {
   const uint4* rows;
-  const int64_t* kept;
-  const int64_t* count;
   uint4* compacted;
-  int64_t kept_stride;
-  int64_t vectors;                                       // of 16 bytes in a row, padding included
-  int64_t row_stride, slice_stride;                      // in vectors
-  int64_t compacted_row_stride, compacted_slice_stride;  // in vectors
+  int64_t row_stride, slice_stride;
+  int64_t compacted_row_stride, compacted_slice_stride;
 };
 
-// Copies the kept rows of one KV head, counted in vectors of 16 bytes; a thread has four vectors, 256 apart.
+struct CompactArguments {
+  MovedRows keys, values;
+  const int64_t* kept;
+  const int64_t* count;
+  int64_t kept_stride;
+  int vectors;  // of 16 bytes in a row, padding included
+};
+
+// Copies the kept rows of one KV head. kLanes lanes copy a row, a vector of 16 bytes each, and a warp 32 / kLanes rows at
+// once; the warp reads the positions of all its rows by one load and hands them out.
 //
-// grid       (ceil(capacity vectors / 1024), kv_heads)
+//       a warp, kLanes = 16:      rows 0, 2, 4, .. 14 by lanes 0..15      rows 1, 3, 5, .. 15 by lanes 16..31
+//
+// grid       (ceil(capacity / rows of a block), kv_heads, tensors): rows of a block = 8 warps x 8 x 32 / kLanes
 // block      256; no shared memory
-// registers  42 (sm_90a), 40 (sm_80)
-// bytes      read: 16 vectors + 8 for each kept row, its index again from the L1 cache; written: 16 vectors for each
-// no FLOP
+// registers  88 for kLanes 8 and 16, 73 for 32 (sm_90a); 75, 61 (sm_80)
+// bytes      read: 8 + 16 vectors for each kept row; written: 16 vectors for each; no FLOP
+template <int kLanes>
 __global__ void __launch_bounds__(kThreads) compact_kernel(CompactArguments p) {
+  constexpr int kRowsAtOnce = 32 / kLanes;
+  constexpr int kRowsOfWarp = kRowsInFlight * kRowsAtOnce;
+  static_assert(kRowsOfWarp <= 32, "a lane reads one position");
+  const MovedRows moved = blockIdx.z == 0 ? p.keys : p.values;
   const int64_t g = blockIdx.y;
-  const int64_t size = p.count[g] * p.vectors;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kVectorsPerThread + threadIdx.x;
-  uint4 moved[kVectorsPerThread];
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp()) * kRowsOfWarp;
+  const int rows = static_cast<int>(max(min(p.count[g] - first, int64_t{kRowsOfWarp}), int64_t{0}));
+  const int position = lane() < rows ? static_cast<int>(p.kept[g * p.kept_stride + first + lane()]) : 0;
+  const int mine = lane() / kLanes;  // of the rows at once
+  const uint4* const from = moved.rows + g * moved.slice_stride;
+  uint4* const to = moved.compacted + g * moved.compacted_slice_stride + first * moved.compacted_row_stride;
+  for (int column = lane() % kLanes; column - lane() % kLanes < p.vectors; column += kLanes) {
+    uint4 vectors[kRowsInFlight];
 #pragma unroll
-  for (int n = 0; n < kVectorsPerThread; ++n) {
-    const int64_t v = first + n * kThreads;
-    if (v >= size) break;
-    const int64_t position = p.kept[g * p.kept_stride + v / p.vectors];
-    moved[n] = p.rows[g * p.slice_stride + position * p.row_stride + v % p.vectors];
-  }
+    for (int n = 0; n < kRowsInFlight; ++n) {
+      const int row = n * kRowsAtOnce + mine;
+      const int64_t kept = __shfl_sync(kAllLanes, position, row);
+      if (row < rows && column < p.vectors) vectors[n] = from[kept * moved.row_stride + column];
+    }
 #pragma unroll
-  for (int n = 0; n < kVectorsPerThread; ++n) {
-    const int64_t v = first + n * kThreads;
-    if (v >= size) break;
-    p.compacted[g * p.compacted_slice_stride + v / p.vectors * p.compacted_row_stride + v % p.vectors] =
-        moved[n];
+    for (int n = 0; n < kRowsInFlight; ++n) {
+      const int row = n * kRowsAtOnce + mine;
+      if (row < rows && column < p.vectors) to[row * moved.compacted_row_stride + column] = vectors[n];
+    }
   }
 }
 
@@ -100,36 +117,84 @@ void move_numbers(const NumberRows<const float>& from, int64_t kv_heads, const i
 
 }  // namespace
 
+namespace {
+
+template <Storage T>
+MovedRows moved_rows(const DeviceTensor<const T>& rows, const DeviceTensor<T>& compacted) {
+  require_layout("rows", rows);
+  require_layout("compacted", compacted);
+  require_range("rows", rows.rows, 0, INT32_MAX);
+  require_equal("slices of rows", rows.slices, "slices of compacted", compacted.slices);
+  require_equal("columns of rows", rows.cols, "columns of compacted", compacted.cols);
+  return {reinterpret_cast<const uint4*>(rows.data),
+          reinterpret_cast<uint4*>(compacted.data),
+          rows.row_stride / kVector<T>,
+          rows.slice_stride / kVector<T>,
+          compacted.row_stride / kVector<T>,
+          compacted.slice_stride / kVector<T>};
+}
+
+template <int kLanes>
+void launch_compact(const CompactArguments& arguments, int64_t capacity, int64_t kv_heads, int64_t tensors,
+                    Stream stream) {
+  constexpr int64_t kRowsOfBlock = int64_t{kWarps} * kRowsInFlight * 32 / kLanes;
+  launch<compact_kernel<kLanes>>(
+      {extent(ceil_division(capacity, kRowsOfBlock), kv_heads, tensors), extent(kThreads), 0, stream},
+      arguments);
+}
+
+void launch_compact(const CompactArguments& arguments, int64_t capacity, int64_t kv_heads, int64_t tensors,
+                    Stream stream) {
+  if (capacity == 0 || kv_heads == 0 || arguments.vectors == 0) return;
+  if (arguments.vectors <= 8) {
+    launch_compact<8>(arguments, capacity, kv_heads, tensors, stream);
+  } else if (arguments.vectors <= 16) {
+    launch_compact<16>(arguments, capacity, kv_heads, tensors, stream);
+  } else {
+    launch_compact<32>(arguments, capacity, kv_heads, tensors, stream);
+  }
+}
+
+template <Storage T>
+int vectors_of(int64_t cols) {
+  return static_cast<int>(padded<T>(cols) / kVector<T>);
+}
+
+}  // namespace
+
 template <Storage T>
 void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_stride, const int64_t* count,
              DeviceTensor<T> compacted, Stream stream) {
-  require_layout("rows", rows);
-  require_layout("compacted", compacted);
-  require_equal("slices of rows", rows.slices, "slices of compacted", compacted.slices);
-  require_equal("columns of rows", rows.cols, "columns of compacted", compacted.cols);
-  const int64_t vectors = padded<T>(rows.cols) / kVector<T>;
-  constexpr int64_t kBlock = kThreads * kVectorsPerThread;
-  const int64_t blocks = ceil_division(compacted.rows * vectors, kBlock);
-  if (blocks == 0 || rows.slices == 0) return;
-  const CompactArguments arguments{reinterpret_cast<const uint4*>(rows.data),
-                                   kept,
-                                   count,
-                                   reinterpret_cast<uint4*>(compacted.data),
-                                   kept_stride,
-                                   vectors,
-                                   rows.row_stride / kVector<T>,
-                                   rows.slice_stride / kVector<T>,
-                                   compacted.row_stride / kVector<T>,
-                                   compacted.slice_stride / kVector<T>};
-  launch<compact_kernel>({extent(blocks, rows.slices), extent(kThreads), 0, stream}, arguments);
+  const MovedRows moved = moved_rows(rows, compacted);
+  launch_compact({moved, moved, kept, count, kept_stride, vectors_of<T>(rows.cols)}, compacted.rows,
+                 rows.slices, 1, stream);
+}
+
+template <Storage T>
+void compact(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* kept,
+             int64_t kept_stride, const int64_t* count, DeviceTensor<T> compacted_keys,
+             DeviceTensor<T> compacted_values, Stream stream) {
+  const MovedRows of_keys = moved_rows(keys, compacted_keys),
+                  of_values = moved_rows(values, compacted_values);
+  require_equal("KV heads of keys", keys.slices, "KV heads of values", values.slices);
+  require_equal("columns of keys", keys.cols, "columns of values", values.cols);
+  require_equal("capacity for keys", compacted_keys.rows, "capacity for values", compacted_values.rows);
+  launch_compact({of_keys, of_values, kept, count, kept_stride, vectors_of<T>(keys.cols)},
+                 compacted_keys.rows, keys.slices, kMostTensors, stream);
 }
 
 template void compact(DeviceTensor<const float>, const int64_t*, int64_t, const int64_t*, DeviceTensor<float>,
                       Stream);
+template void compact(DeviceTensor<const float>, DeviceTensor<const float>, const int64_t*, int64_t,
+                      const int64_t*, DeviceTensor<float>, DeviceTensor<float>, Stream);
 template void compact(DeviceTensor<const Float16>, const int64_t*, int64_t, const int64_t*,
                       DeviceTensor<Float16>, Stream);
+template void compact(DeviceTensor<const Float16>, DeviceTensor<const Float16>, const int64_t*, int64_t,
+                      const int64_t*, DeviceTensor<Float16>, DeviceTensor<Float16>, Stream);
 template void compact(DeviceTensor<const Bfloat16>, const int64_t*, int64_t, const int64_t*,
                       DeviceTensor<Bfloat16>, Stream);
+template void compact(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>, const int64_t*, int64_t,
+                      const int64_t*, DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, Stream);
 
 void compact_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
                      int64_t kept_stride, const int64_t* count, NumberRows<float> compacted, Stream stream) {

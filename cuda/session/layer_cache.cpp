@@ -39,9 +39,8 @@ void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool gr
   log_votes_ = DeviceMatrix(votes ? shape.kv_heads : 0, capacity);
   log_votes_.clear(queue.stream());
   queue.run("compaction", [&] {
-    compact<T>(layer.keys, kept.positions.data(), capacity, kept.counts.data(), keys_.view(), queue.stream());
-    compact<T>(layer.values, kept.positions.data(), capacity, kept.counts.data(), values_.view(),
-               queue.stream());
+    compact<T>(layer.keys, layer.values, kept.positions.data(), capacity, kept.counts.data(), keys_.view(),
+               values_.view(), queue.stream());
   });
   positions_ = kept.positions.release();
   entries_ = std::exchange(kept.counts, {});

@@ -231,15 +231,14 @@ BenchResult bench_compact(const BenchOptions& options) {
                {shape.kv_heads, budget, shape.head_dim},
                {shape.kv_heads, budget, shape.head_dim}};
   });
-  return measure_on_device(options, "compact", {work, Roofline::copy_bandwidth, kCopyGoal},
-                           [&](cuda::Stream stream) {
-                             Set& set = sets.next();
-                             const cuda::PositionLists lists = kept.view();
-                             cuda::compact<Stored>(std::as_const(set.keys).view(), lists.positions,
-                                                   lists.stride, lists.count, set.kept_keys.view(), stream);
-                             cuda::compact<Stored>(std::as_const(set.values).view(), lists.positions,
-                                                   lists.stride, lists.count, set.kept_values.view(), stream);
-                           });
+  return measure_on_device(
+      options, "compact", {work, Roofline::copy_bandwidth, kCopyGoal}, [&](cuda::Stream stream) {
+        Set& set = sets.next();
+        const cuda::PositionLists lists = kept.view();
+        cuda::compact<Stored>(std::as_const(set.keys).view(), std::as_const(set.values).view(),
+                              lists.positions, lists.stride, lists.count, set.kept_keys.view(),
+                              set.kept_values.view(), stream);
+      });
 }
 
 // A number of every query head and kept entry.

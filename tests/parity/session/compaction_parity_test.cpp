@@ -72,14 +72,35 @@ void expect_moved(const Shape& shape) {
   const cuda::Buffer<T> from{std::span<const T>(rows)};
   const cuda::Buffer<int64_t> device_kept{std::span<const int64_t>(kept)};
   const cuda::Buffer<int64_t> count{std::span<const int64_t>(shape.count)};
-  cuda::compact<T>({from.data(), heads, shape.tokens, shape.head_dim, stride, shape.tokens * stride},
-                   device_kept.data(), kept_stride, count.data(),
-                   {compacted.data(), heads, shape.capacity, shape.head_dim, stride, shape.capacity * stride},
-                   nullptr);
-  std::vector<T> actual(expected.size());
-  cuda::synchronise(nullptr);
-  compacted.download(actual);
-  EXPECT_TRUE(same_bits(actual, expected));
+  const auto of = [&]<class N>(N* numbers, int64_t length_of_head) {
+    return cuda::DeviceTensor<N>{numbers,        heads,  length_of_head,
+                                 shape.head_dim, stride, length_of_head * stride};
+  };
+  const auto result = [&](cuda::Buffer<T>& buffer) {
+    std::vector<T> actual(expected.size());
+    cuda::synchronise(nullptr);
+    buffer.download(actual);
+    return actual;
+  };
+  cuda::compact<T>(of(from.data(), shape.tokens), device_kept.data(), kept_stride, count.data(),
+                   of(compacted.data(), shape.capacity), nullptr);
+  EXPECT_TRUE(same_bits(result(compacted), expected));
+  // As keys and values, each from and to memory of its own.
+  const std::vector<T> untouched =
+      with_bits<T>([](size_t) { return 0xabcdabcdu; }, heads * shape.capacity * stride);
+  cuda::Buffer<T> keys{std::span<const T>(untouched)}, values{std::span<const T>(untouched)};
+  const std::vector<T> ones = with_bits<T>([](size_t) { return 0x3f803f80u; }, std::ssize(rows));
+  const cuda::Buffer<T> from_ones{std::span<const T>(ones)};
+  cuda::compact<T>(of(from_ones.data(), shape.tokens), of(from.data(), shape.tokens), device_kept.data(),
+                   kept_stride, count.data(), of(keys.data(), shape.capacity),
+                   of(values.data(), shape.capacity), nullptr);
+  std::vector<T> expected_ones = untouched;
+  for (int64_t g = 0; g < heads; ++g) {
+    for (int64_t i = 0; i < shape.count[g]; ++i)
+      std::copy_n(ones.begin(), length, expected_ones.begin() + (g * shape.capacity + i) * stride);
+  }
+  EXPECT_TRUE(same_bits(result(keys), expected_ones));
+  EXPECT_TRUE(same_bits(result(values), expected));
 }
 
 TYPED_TEST(CompactionParity, MovesTheBitsOfKeptRowsAndNothingElse) {
@@ -201,6 +222,13 @@ TYPED_TEST(CompactionParity, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(compact_into({nullptr, 2, 4, 15, stride, 4 * stride}), ShapeMismatch);
   EXPECT_THROW(compact_into({nullptr, 2, 4, 16, stride + 1, 4 * stride}), ShapeMismatch);
   EXPECT_THROW(compact_into({nullptr, 2, 4, 16, stride - cuda::kVector<T>, 4 * stride}), ShapeMismatch);
+  const auto compact_with = [&](cuda::DeviceTensor<const T> values, cuda::DeviceTensor<T> compacted_values) {
+    cuda::compact<T>(rows, values, nullptr, 0, nullptr, {nullptr, 2, 4, 16, stride, 4 * stride},
+                     compacted_values, nullptr);
+  };
+  EXPECT_THROW(compact_with(rows, {nullptr, 2, 5, 16, stride, 5 * stride}), ShapeMismatch);
+  EXPECT_THROW(compact_with({nullptr, 2, 4, 15, stride, 4 * stride}, {nullptr, 2, 4, 15, stride, 4 * stride}),
+               ShapeMismatch);
 }
 
 }  // namespace
