@@ -106,7 +106,8 @@ KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKern
           .accumulation_depth =
               std::max(portable_accumulation_depth(model_dim), mma_accumulation_depth(model_dim)),
           .product_depth = mma ? mma_product_depth(head_dim) : portable_product_depth(head_dim),
-          .tensor_sums = mma ? kTensorSums : 0};
+          .tensor_sums = mma ? kChainedTensorSums : 0,
+          .tensor_chain = mma ? mma_tensor_chain() : 1};
 }
 
 void stage_two_scores(const float* head_scores, const float* norms, int64_t norms_stride, int64_t query_heads,

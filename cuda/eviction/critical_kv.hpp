@@ -48,7 +48,7 @@ template <Storage T>
 NormsKernel chosen_norms_kernel(int64_t head_dim);
 
 /// The arithmetic of `projected_value_norms`: accumulation_depth over the model_dim columns of one norm, product_depth over
-/// the head_dim products of one projected value; with mma over the tensor cores' sums of 16 products.
+/// the head_dim products of one projected value; with mma over the tensor cores' chains of sums of 16 products.
 ///
 /// kernel  portable or mma
 KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel);

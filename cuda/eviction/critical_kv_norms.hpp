@@ -72,9 +72,11 @@ void launch_blocks(Arguments<T> arguments, int64_t block_tokens, int threads, in
 /// The accumulation depth of the sum over the columns of one norm.
 int64_t portable_accumulation_depth(int64_t model_dim);
 int64_t mma_accumulation_depth(int64_t model_dim);
-/// The product depth of one projected value: over its products, or with mma over the sums of 16 products.
+/// The product depth of one projected value: over its products, or with mma over the tensor cores' chains of products.
 int64_t portable_product_depth(int64_t head_dim);
 int64_t mma_product_depth(int64_t head_dim);
+/// How many sums of 16 products the tensor cores form one behind the other.
+int64_t mma_tensor_chain();
 
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD

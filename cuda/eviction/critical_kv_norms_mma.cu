@@ -3,6 +3,22 @@
 // A warp has its tokens' values in registers, as the A operand, for all query heads of its block. W^O is copied to
 // shared memory 64 columns at a time, in three stages, and every warp of the block multiplies by every stage. The
 // projected values exist only in registers.
+//
+// The tensor cores accumulate the products of kChain steps of 16; these sums are added in single precision. A longer
+// chain takes fewer additions, and has a wider error bound (reference/bounds/error_bounds.md, "The model"). Of the main
+// loop for head_dim 128, instructions for 32 HMMA, of them FADD, and the bound of a projected value in units of 2^-24 of
+// the sum of its products' absolute values, where nothing is known of running sums (sm_80 and sm_90a are alike):
+//
+//     chain   instructions   FADD   bound
+//       1         178         128      42
+//       2          -           -       76   spills with 168 registers, which three blocks on a multiprocessor leave
+//       4          82          32     146
+//       8          66          16     289
+//
+// 32 HMMA keep the tensor cores of a multiprocessor's partition busy for 256 cycles (sm_80) or 128 (sm_90, if they ran at
+// wgmma's rate), and a partition issues an instruction a cycle. So 4 is the shortest chain that fits and leaves the rate to
+// the tensor cores. With the running sums' own norms, which the bound of a norm uses, 4 costs little: the median of
+// bound over error in parity tests is 440 to 830, as it was for 1.
 #include <kvbound/cuda/primitives/async_copy.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 
@@ -17,6 +33,7 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kStages = 3;
 constexpr int kTile = 16;  // tokens, columns and depth of the tensor cores' tiles, taken two by two
+constexpr int kChain = 4;  // steps of 16 that the tensor cores accumulate
 constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes
 constexpr int kChunks = kColumns / kChunk;       // of a row of a stage
 constexpr int kRowsAtOnce = kThreads / kChunks;  // copied by a block in one iteration
@@ -91,6 +108,34 @@ struct Values {
   }
 };
 
+// projected[tile][half] += the products of kChain steps, or = for the first ones: of a warp's tokens and 16 columns of a
+// stage, at whose row lane % 16 and unit `columns` points.
+template <Storage T, int kSteps>
+__device__ void add_chain(float (&projected)[kTokenTiles<kSteps>][2][4], const uint16_t* columns,
+                          const Values<kSteps>& values, int first_step) {
+  float chain[kTokenTiles<kSteps>][2][4] = {};
+#pragma unroll
+  for (int step = first_step; step < first_step + kChain; ++step) {
+    uint32_t b[4];  // 16 rows of W^O by twice 8 columns
+    ldmatrix_x4_trans(b, columns + step * kTile * kColumns);
+    const uint32_t left[2] = {b[0], b[1]};
+    const uint32_t right[2] = {b[2], b[3]};
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
+      mma_m16n8k16<T>(chain[tile][0], values.fragments[tile][step], left);
+      mma_m16n8k16<T>(chain[tile][1], values.fragments[tile][step], right);
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float& sum = projected[tile][i / 4][i % 4];
+      sum = first_step == 0 ? chain[tile][i / 4][i % 4] : sum + chain[tile][i / 4][i % 4];
+    }
+  }
+}
+
 // Adds one stage's terms to sums[tile][half], of the tokens lane / 4 + 8 half of a tile.
 template <Norm norm, Storage T, int kSteps>
 __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
@@ -98,19 +143,10 @@ __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
   float stage_sums[kTokenTiles<kSteps>][2] = {};
 #pragma unroll 1  // unrolled, the addresses of all pairs would take too many registers
   for (int pair = 0; pair < kColumns / kTile; ++pair) {
-    float projected[kTokenTiles<kSteps>][2][4] = {};
+    const uint16_t* const columns = stage + swizzled(lane() % 16, pair * 2 + lane() / 16);
+    float projected[kTokenTiles<kSteps>][2][4];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t columns[4];  // 16 rows of W^O by twice 8 columns
-      ldmatrix_x4_trans(columns, stage + swizzled(step * kTile + lane() % 16, pair * 2 + lane() / 16));
-      const uint32_t left[2] = {columns[0], columns[1]};
-      const uint32_t right[2] = {columns[2], columns[3]};
-#pragma unroll
-      for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
-        add_product<T>(projected[tile][0], values.fragments[tile][step], left);
-        add_product<T>(projected[tile][1], values.fragments[tile][step], right);
-      }
-    }
+    for (int step = 0; step < kSteps; step += kChain) add_chain<T>(projected, columns, values, step);
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles<kSteps>; ++tile) {
 #pragma unroll
@@ -161,11 +197,11 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
 // grid       (ceil(tokens / 128), kv_heads * ceil(group / heads_per_block)): launch_blocks; tokens / 64 for kSteps 16
 // block      128
 // shared     6,144 kSteps bytes: 24,576, 49,152 or 98,304 for kSteps 4, 8 and 16
-// registers  kSteps 4: 139-140, 8: 168, 16: 164 (sm_90a); 138, 168, 164 (sm_80)
+// registers  kSteps 4: 118-120, 8 and 16: 164 (sm_90a and sm_80)
 // bytes      read: the values once for each block of their group; 2 head_dim model_dim of W^O for each query head and
 //            block along x, mostly from the L2 cache; written: 4 query_heads tokens
-// FLOP       2 query_heads tokens (16 kSteps) model_dim on tensor cores; kSteps + 2 on fp32 units for each of the
-//            query_heads tokens model_dim projected values
+// FLOP       2 query_heads tokens (16 kSteps) model_dim on tensor cores; kSteps / kChain + 1 on fp32 units for each of
+//            the query_heads tokens model_dim projected values
 template <Norm norm, int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
   SharedMemory memory;
@@ -225,7 +261,9 @@ template void launch_mma(const Arguments<Bfloat16>&, Norm, Stream);
 // 4 terms are added by a tree, then 4 such sums of a stage, then the stages in order, then 4 lanes by a tree.
 int64_t mma_accumulation_depth(int64_t model_dim) { return 2 + 4 + stages_of(model_dim) + 2; }
 
-int64_t mma_product_depth(int64_t head_dim) { return ceil_division(head_dim, kTile); }
+int64_t mma_product_depth(int64_t head_dim) { return ceil_division(head_dim, kChain * kTile) - 1; }
+
+int64_t mma_tensor_chain() { return kChain; }
 
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD

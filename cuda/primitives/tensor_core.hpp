@@ -89,9 +89,10 @@ __device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], cons
   for (int i = 0; i < 4; ++i) sum[i] += part[i];
 }
 
-/// The error of a tensor core's sum of 16 products: 17 truncations to 24 bits
+/// The error of a tensor core's sum of 16 products: 17 truncations to 24 bits, or 18 if it begins with a running sum
 /// (reference/bounds/error_bounds.md, "The model").
 inline constexpr double kTensorSums = 17 * 0x1p-23;
+inline constexpr double kChainedTensorSums = 18 * 0x1p-23;
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

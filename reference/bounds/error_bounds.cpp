@@ -11,6 +11,7 @@
 #include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/reference/numerics/gram_norms.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/row_norms.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "softmax_errors.hpp"
@@ -155,6 +156,30 @@ double row_norm(VectorView row, Norm norm) {
   return norm == Norm::l1 ? sum : std::sqrt(sum);
 }
 
+// What the running sums of chained partial sums add to a norm's error: sum_t || v_t W_t ||, over all beginnings v_t of a
+// chain that end where a partial sum does.   returns [query_heads, tokens]; in L1 an upper bound
+Matrix running_sum_norms(const LayerShape& shape, TensorView values, MatrixView output_projection, Norm norm,
+                         int64_t chain) {
+  constexpr int64_t kTerms = 16;
+  const double factor = norm == Norm::l1 ? std::sqrt(static_cast<double>(shape.model_dim)) : 1;
+  Matrix total(shape.query_heads, values.rows);
+  for (int64_t last = kTerms; last < shape.head_dim; last += kTerms) {
+    const int64_t first = last / (chain * kTerms) * (chain * kTerms);
+    if (last == first) continue;  // the next chain begins with zero
+    std::vector<RowProduct> products;
+    for (int64_t h = 0; h < shape.query_heads; ++h) {
+      products.push_back({values.slice(shape.kv_head_of(h)).middle_cols(first, last - first),
+                          output_projection.middle_rows(h * shape.head_dim + first, last - first)});
+    }
+    const Matrix norms = row_norms(products, Norm::l2);
+    for (int64_t h = 0; h < total.rows(); ++h) {
+      for (int64_t j = 0; j < total.cols(); ++j)
+        total(h, j) += factor * (1 + 2 * kGramNormError) * norms(h, j);
+    }
+  }
+  return total;
+}
+
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
 double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
 
@@ -168,6 +193,7 @@ Arithmetic arithmetic_of(const KernelArithmetic& kernel) {
   arithmetic.product_depth = kernel.product_depth;
   arithmetic.length_depth = kernel.length_depth;
   arithmetic.tensor_sums = kernel.tensor_sums;
+  arithmetic.tensor_chain = kernel.tensor_chain;
   arithmetic.rescalings = kernel.rescalings;
   return arithmetic;
 }
@@ -310,7 +336,17 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   require_equal("rows of norms", norms.rows, "query_heads", shape.query_heads);
   require_equal("columns of norms", norms.cols, "rows of values", values.rows);
   Matrix errors(norms.rows, norms.cols);
-  const double share = product_error(shape.head_dim, 0, arithmetic);
+  const bool chained = arithmetic.tensor_chain > 1 && arithmetic.tensor_sums > 0;
+  Arithmetic outside = arithmetic;  // of the tensor cores, if their sums are chained
+  if (chained) outside.tensor_sums = 0;
+  const double share = product_error(shape.head_dim, 0, outside);
+  Matrix running(norms.rows, norms.cols);
+  if (chained) {
+    running = running_sum_norms(shape, values, output_projection, norm, arithmetic.tensor_chain);
+  }
+  const double tensor = arithmetic.tensor_sums * (1 + arithmetic.tensor_share());
+  const double steps = static_cast<double>(arithmetic.tensor_chain);
+  const double input = arithmetic.input * (2 + arithmetic.input);
   const double adding = gamma(accumulation_depth(arithmetic, shape.model_dim) + 3, arithmetic) +
                         reference_error(shape.model_dim);
   const auto columns = static_cast<double>(shape.model_dim);
@@ -334,7 +370,9 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
     for (int64_t j = 0; j < rows.rows; ++j) {
       double size = 0;  // || |v| |W| ||, or in L2 an upper bound of it
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
-      const double products = share * size + floor_error(rows.row(j), projection_size);
+      const double floor = floor_error(rows.row(j), projection_size);
+      double products = share * size + floor;
+      if (chained) products += (1 + share) * tensor * (size + running(h, j) + steps * (input * size + floor));
       const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
       errors(h, j) = products + adding * (norms(h, j) + products + by_gram) + lost + by_gram;
     }

@@ -36,7 +36,14 @@ struct Arithmetic {
   int64_t product_depth = -1;
   int64_t length_depth = -1;
   double tensor_sums = 0;
+  int64_t tensor_chain = 1;
   int64_t rescalings = -1;
+
+  /// The error of a chain of partial sums as a share of the sum of its terms' absolute values.
+  double tensor_share() const {
+    const double share = static_cast<double>(tensor_chain) * tensor_sums;
+    return tensor_chain == 1 ? share : share * (1 + share);
+  }
 
   /// The same arithmetic for sums in an unknown order.
   Arithmetic in_any_order() const {

@@ -321,7 +321,7 @@ double cosine_error(VectorView key, VectorView key_errors, VectorView other, Vec
   const double lost =
       2 * columns * arithmetic.smallest / std::min({1.0, size * size, other_size * other_size});
   const double error = 2 * (off / size + other_off / other_size) + gamma(2 * columns + 12, arithmetic) +
-                       2 * arithmetic.tensor_sums + lost;
+                       2 * arithmetic.tensor_share() + lost;
   return std::min(2.0, error * (1 + kOwnRounding));
 }
 
@@ -346,7 +346,7 @@ MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const Memb
   const int64_t count = members.keys.rows(), columns = members.keys.cols();
   const auto others = static_cast<double>(count - 1);
   std::vector<double> distances(count), off(static_cast<size_t>(count));
-  const double share = gamma(2 * static_cast<double>(columns) + 8, arithmetic) + 2 * arithmetic.tensor_sums;
+  const double share = gamma(2 * static_cast<double>(columns) + 8, arithmetic) + 2 * arithmetic.tensor_share();
   for (int64_t j = 1; j < count; ++j) {
     for (int64_t c = 0; c < columns; ++c) {
       const double apart = std::abs(members.keys(j, c) - members.keys(0, c));

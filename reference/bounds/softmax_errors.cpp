@@ -42,7 +42,7 @@ double product_error(int64_t terms, int64_t further, const Arithmetic& arithmeti
   const double roundings = longest(arithmetic.product_depth, terms) + 1 + static_cast<double>(further);
   const double adding = gamma(roundings, arithmetic) + reference_error(terms);
   if (!(adding < kInfinity)) return kInfinity;  // the formula below would be NaN for arithmetic.input = 0
-  const double rounding = arithmetic.tensor_sums + (1 + arithmetic.tensor_sums) * adding;
+  const double rounding = arithmetic.tensor_share() + (1 + arithmetic.tensor_share()) * adding;
   return rounding + (1 + rounding) * arithmetic.input * (2 + arithmetic.input);
 }
 

@@ -24,6 +24,9 @@ struct KernelArithmetic {
   /// starting from zero, before the partial sums are added: the error of a partial
   /// sum, as a share of the sum of its terms' absolute values. 0: no tensor cores.
   double tensor_sums = 0;
+  /// So many partial sums, of 16 terms each, are formed one behind the other: all but the first begin with the one before
+  /// instead of zero, and tensor_sums is a share of its absolute value, too. Only the last of them is added outside.
+  int64_t tensor_chain = 1;
   /// How often a growing running maximum rescales the partial sums; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;
 };

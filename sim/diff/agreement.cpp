@@ -67,7 +67,7 @@ class OutputFigures {
       : errors_(judgement.output_errors.view().slices, layer.shape.query_heads), terms_(errors_) {
     const LayerShape& shape = layer.shape;
     const double products = reference::sum_rounding(2 * shape.head_dim + shape.model_dim + 8, arithmetic) +
-                            4 * arithmetic.input + arithmetic.tensor_sums;
+                            4 * arithmetic.input + arithmetic.tensor_share();
     const double floor = arithmetic.input_floor * static_cast<double>(shape.model_dim);
     reference::parallel_for(errors_.rows() * shape.query_heads, [&](int64_t i) {
       const int64_t t = i / shape.query_heads, h = i % shape.query_heads, g = shape.kv_head_of(h);

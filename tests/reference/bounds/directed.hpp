@@ -3,9 +3,11 @@
 // rounding.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -55,11 +57,29 @@ class Directed {
   double dot(std::span<const double> a, std::span<const double> b, int64_t chain = -1) const {
     std::vector<double> terms;
     for (size_t c = 0; c < a.size(); ++c) terms.push_back((*this)(stored(a[c]) * stored(b[c])));
+    if (arithmetic_.tensor_chain > 1) return chained(terms);
     const double total = chain < 0 ? sum(terms) : sum_in_pairs(terms);
     return total * (1 + direction_ * arithmetic_.tensor_sums);
   }
 
  private:
+  // Tensor cores' sums of 16 terms, each of which begins with the one before.
+  double chained(std::span<const double> terms) const {
+    constexpr size_t kTerms = 16;
+    double total = 0, running = 0;
+    for (size_t first = 0, step = 0; first < terms.size(); first += kTerms, ++step) {
+      double sum = running, size = std::abs(running);
+      for (const double term : terms.subspan(first, std::min(kTerms, terms.size() - first))) {
+        sum += term;
+        size += std::abs(term);
+      }
+      running = sum + direction_ * arithmetic_.tensor_sums * size;
+      const bool last = (step + 1) % static_cast<size_t>(arithmetic_.tensor_chain) == 0;
+      if (last) total += std::exchange(running, 0);
+    }
+    return total + running;
+  }
+
   reference::Arithmetic arithmetic_;
   double direction_ = 1;
 };

@@ -399,6 +399,39 @@ TEST(DirectedRounding, OfProjectedNormsCountsBothProductsSums) {
   }
 }
 
+// The first term of each chain is nearly all of the norm, so that every step of it errs by as much as it may.
+TEST(DirectedRounding, OfChainedTensorSumsAttainsTheBoundOfNorms) {
+  const LayerShape shape{1, 1, 6 * 16, 8};
+  for (const int64_t chain : {2, 3, 4, 6}) {
+    for (const double input : {0.0, 0x1p-9}) {
+      Arithmetic arithmetic = only("tensor sums");
+      arithmetic.tensor_chain = chain;
+      arithmetic.input = input;
+      Tensor values(1, 1, shape.head_dim);
+      for (int64_t c = 0; c < shape.head_dim; ++c) values.numbers()[c] = c % (16 * chain) == 0 ? 1 : kSmall;
+      const Matrix projection = filled(shape.head_dim, shape.model_dim, 0.5);
+      for (const Norm norm : {Norm::l1, Norm::l2}) {
+        const Matrix norms = projected_value_norms(shape, values, projection, norm);
+        const double attained =
+            norm_of_projection(Directed(arithmetic), values.view().slice(0).row(0), projection, norm) -
+            norms(0, 0);
+        const Matrix errors = projected_value_norm_errors(shape, values, projection, norm, norms, arithmetic);
+        expect_tight(attained, errors(0, 0), 1.02, "chains of " + std::to_string(chain));
+      }
+    }
+  }
+}
+
+TEST(DirectedRounding, OfChainedTensorSumsIsCoveredWhereRunningSumsAreNotKnown) {
+  for (const int64_t chain : {2, 4}) {
+    Arithmetic arithmetic = only("tensor sums");
+    arithmetic.tensor_chain = chain;
+    const Matrix query = led(1, 16 * chain, 3), key = led(1, 16 * chain, 0.5);
+    const double attained = Directed(arithmetic).dot(query.row(0), key.row(0)) - 1.5;
+    expect_tight(attained, logit_errors(query, key, 1, arithmetic)(0, 0), 1.01);
+  }
+}
+
 TEST(DirectedRounding, OfSquaresThatUnderflowLosesTheNorm) {
   Arithmetic arithmetic = nothing_rounds();
   arithmetic.smallest = 0x1p-40;
