@@ -28,6 +28,15 @@ struct Matrix {
     const int64_t in_group = row % kRowsOfGroup * swizzle_span(swizzle);
     return swizzled(address + row / kRowsOfGroup * stride + in_group + along_row, swizzle);
   }
+  // Of eight columns of an N-major matrix.
+  int64_t unit_of_columns(int k, int number) const {
+    const bool plain = swizzle == Swizzle::kNone;
+    const int64_t span = swizzle_span(swizzle);
+    const int64_t units = span / kUnit;
+    const int64_t along_n = number / units * (plain ? stride : leading) + number % units * kUnit;
+    const int64_t along_k = k / kRowsOfGroup * (plain ? leading : stride) + k % kRowsOfGroup * span;
+    return swizzled(address + along_n + along_k, swizzle);
+  }
 };
 
 int64_t field(uint64_t descriptor, int first_bit) {
@@ -48,22 +57,38 @@ Matrix decoded(uint64_t descriptor, CallSite where) {
   return {field(descriptor, 0), field(descriptor, 16), field(descriptor, 32), kModes[descriptor >> 62]};
 }
 
+// The unit of 16 bytes at this address of the running block's shared memory; `what` is number `which` of the matrix.
+const std::byte* unit_at(int64_t address, const char* what, int which, bool check, CallSite where) {
+  const SharedArena& arena = shared_arena();
+  const std::byte* const unit = arena.place_of(address);
+  if (unit == nullptr || !arena.holds(unit, kUnit)) {
+    fail(std::string("wgmma reads ") + what + " " + std::to_string(which) + " of a matrix at address " +
+             std::to_string(address) + " of shared memory, in no array",
+         where);
+  }
+  if (check) require_visible(unit, kUnit, kName, where);
+  return unit;
+}
+
 }  // namespace
 
 void read_rows(uint64_t descriptor, int first, int count, bool check, uint16_t (*rows)[16], CallSite where) {
   const Matrix matrix = decoded(descriptor, where);
-  const SharedArena& arena = shared_arena();
   for (int r = 0; r < count; ++r) {
     for (int i = 0; i < kUnitsOfRow; ++i) {
       const int64_t address = matrix.unit(first + r, i);
-      const std::byte* const unit = arena.place_of(address);
-      if (unit == nullptr || !arena.holds(unit, kUnit)) {
-        fail("wgmma reads row " + std::to_string(first + r) + " of a matrix at address " +
-                 std::to_string(address) + " of shared memory, in no array",
-             where);
-      }
-      if (check) require_visible(unit, kUnit, kName, where);
-      std::memcpy(rows[r] + kNumbersOfUnit * i, unit, kUnit);
+      std::memcpy(rows[r] + kNumbersOfUnit * i, unit_at(address, "row", first + r, check, where), kUnit);
+    }
+  }
+}
+
+void read_columns(uint64_t descriptor, int count, bool check, uint16_t (*rows)[16], CallSite where) {
+  const Matrix matrix = decoded(descriptor, where);
+  for (int k = 0; k < kUnitsOfRow * kNumbersOfUnit; ++k) {
+    for (int i = 0; i < count / kNumbersOfUnit; ++i) {
+      uint16_t numbers[kNumbersOfUnit];
+      std::memcpy(numbers, unit_at(matrix.unit_of_columns(k, i), "row", k, check, where), kUnit);
+      for (int n = 0; n < kNumbersOfUnit; ++n) rows[i * kNumbersOfUnit + n][k] = numbers[n];
     }
   }
 }

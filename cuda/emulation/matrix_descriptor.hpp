@@ -6,9 +6,13 @@
 //     bits 49-51   offset of the swizzle's period
 //     bits 62-63   swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 //
-// The matrix is K-major: a row's 16 numbers along k are adjacent. Within a group of eight, rows follow each other after
-// as many bytes as the swizzle's span. The swizzle applies to addresses, so that a descriptor may begin anywhere in the
-// period's first row of units.
+// A K-major matrix has a row's 16 numbers along k adjacent. Within a group of eight, rows follow each other after as many
+// bytes as the swizzle's span. The swizzle applies to addresses, so that a descriptor may begin anywhere in the period's
+// first row of units.
+//
+// An N-major one has the numbers of one k adjacent, as many as the swizzle's span holds; the next ones lie the leading
+// dimension's offset further on. Eight k follow each other after as many bytes as the span, then the next eight after the
+// stride dimension's offset. Without a swizzle the two offsets change places.
 //
 // source  PTX ISA, 9.7.15.5.1 (shared-memory layouts and matrix descriptors)
 #pragma once
@@ -22,5 +26,8 @@ namespace kvbound::cuda::emulation {
 /// Rows first..first + count - 1 of the matrix, 16 numbers each. Fails if a bit is set that has no meaning, or a number
 /// lies in no array of shared memory; with `check`, also if a number was written with no fence behind that.
 void read_rows(uint64_t descriptor, int first, int count, bool check, uint16_t (*rows)[16], CallSite where);
+
+/// The same of an N-major matrix: rows[n] are the 16 numbers of column n < count, a multiple of 8.
+void read_columns(uint64_t descriptor, int count, bool check, uint16_t (*rows)[16], CallSite where);
 
 }  // namespace kvbound::cuda::emulation

@@ -112,7 +112,8 @@ void Warpgroup::issue(const std::array<WarpgroupProduct, kWarpSize>& lanes, Call
       fail("wgmma with operands that differ between lanes", where);
     }
   }
-  const uint64_t shape = uint64_t{2} * static_cast<uint64_t>(first.columns) + (first.add ? 1 : 0);
+  const uint64_t shape =
+      uint64_t{4} * static_cast<uint64_t>(first.columns) + (first.transposed ? 2 : 0) + (first.add ? 1 : 0);
   take_step("wgmma", first.a ^ std::rotl(first.b, 21) ^ std::rotl(shape, 46), where);
   Product product{lanes, {}, nullptr, where};
   if (first.rows != nullptr) {
@@ -151,7 +152,11 @@ const Warpgroup::Operands& Warpgroup::read_operands(const Product& product, bool
     }
   }
   widen(kRowsOfWarp, operands.left);
-  read_rows(first.b, 0, first.columns, check, bits, product.where);
+  if (first.transposed) {
+    read_columns(first.b, first.columns, check, bits, product.where);
+  } else {
+    read_rows(first.b, 0, first.columns, check, bits, product.where);
+  }
   widen(first.columns, operands.right);
   return operands;
 }

@@ -27,6 +27,7 @@ struct WarpgroupProduct {
   const uint32_t* rows;  ///< four registers of A; null if A is in shared memory
   uint64_t a;            ///< matrix descriptors
   uint64_t b;
+  bool transposed;  ///< B is N-major
   int columns;
   bool add;  ///< to the sums, rather than to 0
   float (*widen)(uint16_t bits);

@@ -1,25 +1,60 @@
 #include "critical_kv.hpp"
 
-#include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "critical_kv_norms.hpp"
+#include "critical_kv_norms_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
+// Whether type, head_dim and device meet the kernel's requirements.
+template <Storage T>
+bool can(NormsKernel kernel, int64_t head_dim) {
+  switch (kernel) {
+    case NormsKernel::wgmma:
+      return sizeof(T) == 2 && critical_kv_norms::wgmma_can(head_dim);
+    case NormsKernel::mma:
+      return sizeof(T) == 2 && critical_kv_norms::mma_can(head_dim);
+    case NormsKernel::portable:
+    case NormsKernel::chosen:
+      return true;
+  }
+  return false;
+}
+
+// The choice for a type and head_dim on the current device, checked on first use.
+template <Storage T>
+const NormsChoice& known_choice(int64_t head_dim) {
+  static std::mutex mutex;
+  static std::map<std::pair<const DeviceInfo*, int64_t>, const NormsChoice> known;
+  const std::lock_guard lock(mutex);
+  const std::pair key(&device(), head_dim);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  if constexpr (sizeof(T) == 2) {
+    return known.emplace(key, critical_kv_norms::checked_choice<T>(head_dim)).first->second;
+  } else {
+    return known.emplace(key, NormsChoice{NormsKernel::portable, "no tensor core kernel for F32"})
+        .first->second;
+  }
+}
+
 template <Storage T>
 NormsKernel choose(NormsKernel wanted, int64_t head_dim) {
-  const NormsKernel best = chosen_norms_kernel<T>(head_dim);
-  if (wanted == NormsKernel::chosen || wanted == best) return best;
-  if (wanted == NormsKernel::portable) return wanted;
+  if (wanted == NormsKernel::chosen) return chosen_norms_kernel<T>(head_dim);
+  if (can<T>(wanted, head_dim)) return wanted;
   throw ShapeMismatch("head_dim " + std::to_string(head_dim) + " of " + std::string(name(dtype_of<T>)) +
-                      " numbers is nothing for the mma kernel on a device of compute capability " +
+                      " numbers is nothing for the " + (wanted == NormsKernel::mma ? "mma" : "wgmma") +
+                      " kernel on a device of compute capability " +
                       std::to_string(device().compute_capability));
 }
 
@@ -66,9 +101,17 @@ __global__ void __launch_bounds__(kThreads) stage_two_scores_kernel(StageTwoArgu
 }  // namespace
 
 template <Storage T>
+NormsChoice norms_choice(int64_t head_dim) {
+  return known_choice<T>(head_dim);
+}
+
+template NormsChoice norms_choice<float>(int64_t);
+template NormsChoice norms_choice<Float16>(int64_t);
+template NormsChoice norms_choice<Bfloat16>(int64_t);
+
+template <Storage T>
 NormsKernel chosen_norms_kernel(int64_t head_dim) {
-  const bool can = sizeof(T) == 2 && head_dim % 16 == 0 && device().compute_capability >= 80;
-  return can ? NormsKernel::mma : NormsKernel::portable;
+  return known_choice<T>(head_dim).kernel;
 }
 
 template NormsKernel chosen_norms_kernel<float>(int64_t);
@@ -87,6 +130,7 @@ void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> o
   if (values.rows == 0) return;
   const critical_kv_norms::Arguments<T> arguments{values, output_projection, norms};
   if constexpr (sizeof(T) == 2) {
+    if (chosen == NormsKernel::wgmma) return critical_kv_norms::launch_wgmma(arguments, norm, stream);
     if (chosen == NormsKernel::mma) return critical_kv_norms::launch_mma(arguments, norm, stream);
   }
   critical_kv_norms::launch_portable(arguments, norm, stream);
@@ -101,13 +145,21 @@ template void projected_value_norms(DeviceTensor<const Bfloat16>, DeviceTensor<c
 
 KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel) {
   using namespace critical_kv_norms;
-  const bool mma = kernel == NormsKernel::mma;
-  return {.precision = Precision::fp32,
-          .accumulation_depth =
-              std::max(portable_accumulation_depth(model_dim), mma_accumulation_depth(model_dim)),
-          .product_depth = mma ? mma_product_depth(head_dim) : portable_product_depth(head_dim),
-          .tensor_sums = mma ? kChainedTensorSums : 0,
-          .tensor_chain = mma ? mma_tensor_chain() : 1};
+  KernelArithmetic arithmetic{.precision = Precision::fp32,
+                              .accumulation_depth = portable_accumulation_depth(model_dim),
+                              .product_depth = portable_product_depth(head_dim)};
+  if (kernel == NormsKernel::mma) {
+    arithmetic.accumulation_depth = mma_accumulation_depth(model_dim);
+    arithmetic.product_depth = mma_product_depth(head_dim);
+    arithmetic.tensor_sums = kChainedTensorSums;
+    arithmetic.tensor_chain = mma_tensor_chain();
+  } else if (kernel == NormsKernel::wgmma) {
+    arithmetic.accumulation_depth = wgmma_accumulation_depth(model_dim);
+    arithmetic.product_depth = 0;
+    arithmetic.tensor_sums = kChainedTensorSums;
+    arithmetic.tensor_chain = wgmma_tensor_chain(head_dim);
+  }
+  return arithmetic;
 }
 
 void stage_two_scores(const float* head_scores, const float* norms, int64_t norms_stride, int64_t query_heads,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
@@ -13,9 +14,16 @@
 
 namespace kvbound::cuda {
 
-/// Which kernel forms the projected values: mma needs a 16-bit type, head_dim a multiple of 16 and compute capability
-/// 8.0; portable has no requirements.
-enum class NormsKernel { chosen, portable, mma };
+/// Which kernel forms the projected values: wgmma needs a 16-bit type, head_dim 64 or 128 and compute capability 9.0; mma a
+/// 16-bit type, head_dim a multiple of 16 and compute capability 8.0; portable has no requirements.
+enum class NormsKernel { chosen, portable, mma, wgmma };
+
+/// A kernel, and why it was chosen: which of the kernels on tensor cores gave right norms on a small problem, or what was
+/// wrong with them.
+struct NormsChoice {
+  NormsKernel kernel;
+  std::string why;
+};
 
 /// The positions that a host keeps whatever their scores: the first `sinks` and the last `recent`, which do not overlap.
 struct AlwaysKept {
@@ -32,7 +40,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// values             [kv_heads, tokens, head_dim], head_dim 1..256
 /// output_projection  [query_heads, head_dim, model_dim]: block h is query head h's rows of W^O
 /// norms              [query_heads, tokens], device memory, without gaps
-/// kernel             chosen: mma where its requirements are met; mma where they are not throws ShapeMismatch
+/// kernel             chosen: norms_choice; wgmma or mma where their requirements are not met throw ShapeMismatch
 /// precision          products and sums in fp32, squares too: an L2 norm above 1.8e19 overflows to infinity, and projected
 ///                    values below 1e-19 count as 0 in it. Error: reference/bounds/error_bounds.hpp with
 ///                    norms_arithmetic()
@@ -43,14 +51,19 @@ template <Storage T>
 void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection, Norm norm,
                            float* norms, Stream stream, NormsKernel kernel = NormsKernel::chosen);
 
-/// The kernel that `chosen` selects on this device.
+/// The kernel that `chosen` selects on this device: of those whose requirements are met, the first of wgmma, mma and
+/// portable that gives right norms on a small problem. They are checked once for each type and head_dim in a process, on
+/// first use, for which the device is waited for.
+template <Storage T>
+NormsChoice norms_choice(int64_t head_dim);
 template <Storage T>
 NormsKernel chosen_norms_kernel(int64_t head_dim);
 
 /// The arithmetic of `projected_value_norms`: accumulation_depth over the model_dim columns of one norm, product_depth over
-/// the head_dim products of one projected value; with mma over the tensor cores' chains of sums of 16 products.
+/// the head_dim products of one projected value; with mma over the tensor cores' chains of sums of 16 products. wgmma sums
+/// all products in one chain.
 ///
-/// kernel  portable or mma
+/// kernel  portable, mma or wgmma
 KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel);
 
 /// reference::stage_two_scores for every KV head, heads added in their order.

@@ -1,4 +1,4 @@
-// What the two kernels of projected_value_norms share: arguments, norms, launches.
+// What the kernels of projected_value_norms share: arguments, norms, launches.
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -30,10 +30,11 @@ struct Arguments {
 struct Heads {
   int64_t kv_head, first, count;
 
+  /// number  of all such sets of query heads; blockIdx.y where every set has blocks of its own
   template <Storage T>
-  __device__ explicit Heads(const Arguments<T>& p) {
-    kv_head = blockIdx.y / p.blocks_per_group();
-    const int64_t before = blockIdx.y % p.blocks_per_group() * p.heads_per_block;
+  __device__ Heads(const Arguments<T>& p, int64_t number) {
+    kv_head = number / p.blocks_per_group();
+    const int64_t before = number % p.blocks_per_group() * p.heads_per_block;
     first = kv_head * p.group_size() + before;
     count = min(p.heads_per_block, p.group_size() - before);
   }
@@ -52,9 +53,16 @@ __device__ float norm_of(float sum) {
 
 template <Storage T>
 void launch_portable(const Arguments<T>& arguments, Norm norm, Stream stream);
-/// 16-bit types only.
+/// 16-bit types only, and head_dim a multiple of 16.
 template <Storage T>
 void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream);
+/// 16-bit types only, and where wgmma_can.
+template <Storage T>
+void launch_wgmma(const Arguments<T>& arguments, Norm norm, Stream stream);
+
+/// Whether the device has the kernel's instructions, and the kernel an instance for this head_dim.
+bool mma_can(int64_t head_dim);
+bool wgmma_can(int64_t head_dim);
 
 /// Launches a grid of (ceil(tokens / block_tokens), kv_heads * ceil(group / heads_per_block)) blocks. A block computes
 /// all query heads of its group, or one if there would otherwise be fewer blocks than multiprocessors. Results are the
@@ -72,11 +80,13 @@ void launch_blocks(Arguments<T> arguments, int64_t block_tokens, int threads, in
 /// The accumulation depth of the sum over the columns of one norm.
 int64_t portable_accumulation_depth(int64_t model_dim);
 int64_t mma_accumulation_depth(int64_t model_dim);
+int64_t wgmma_accumulation_depth(int64_t model_dim);
 /// The product depth of one projected value: over its products, or with mma over the tensor cores' chains of products.
 int64_t portable_product_depth(int64_t head_dim);
 int64_t mma_product_depth(int64_t head_dim);
 /// How many sums of 16 products the tensor cores form one behind the other.
 int64_t mma_tensor_chain();
+int64_t wgmma_tensor_chain(int64_t head_dim);
 
 }  // namespace critical_kv_norms
 }  // namespace KVBOUND_CUDA_BUILD

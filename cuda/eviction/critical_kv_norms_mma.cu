@@ -206,7 +206,7 @@ template <Norm norm, int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
   SharedMemory memory;
   const Shared<kSteps> shared(memory);
-  const Heads heads(p);
+  const Heads heads(p, blockIdx.y);
   constexpr int kTiles = kTokenTiles<kSteps>;
   const int64_t first_token = (static_cast<int64_t>(blockIdx.x) * kWarps + warp()) * (kTiles * kTile);
   const int stages_per_head = stages_of(p.output_projection.cols);
@@ -257,6 +257,8 @@ void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream) {
 }
 template void launch_mma(const Arguments<Float16>&, Norm, Stream);
 template void launch_mma(const Arguments<Bfloat16>&, Norm, Stream);
+
+bool mma_can(int64_t head_dim) { return head_dim % kTile == 0 && device().compute_capability >= 80; }
 
 // 4 terms are added by a tree, then 4 such sums of a stage, then the stages in order, then 4 lanes by a tree.
 int64_t mma_accumulation_depth(int64_t model_dim) { return 2 + 4 + stages_of(model_dim) + 2; }

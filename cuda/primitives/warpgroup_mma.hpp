@@ -11,6 +11,10 @@
 // In shared memory A is stored as [64, k] and B as [n, k], k innermost: as boxes of 64 columns that load_box copies with
 // k128Bytes lie. A product takes 16 of the columns; a descriptor that begins 32 bytes further on names the next 16.
 //
+// With Major::n B is stored as [k, n], n innermost. With k128Bytes a box of 64 columns holds 64 of the n; those of the next
+// 64 lie `leading` bytes further on. A product takes 16 rows of each box; the next 16 begin two groups of eight rows,
+// 2 stride bytes, further on.
+//
 // Products are asynchronous. In this order:
 //
 //     warpgroup_fence(sums)     behind all accesses to registers of sums and A, before the first product
@@ -56,11 +60,16 @@ __device__ constexpr uint64_t swizzle_mode(Swizzle swizzle) {
   return 0;
 }
 
-/// The descriptor of a matrix [rows, 16] of 16-bit numbers in shared memory.
+/// Along which dimension the numbers of B are adjacent in shared memory.
+enum class Major : uint8_t { k, n };
+
+/// The descriptor of a matrix [rows, 16] of 16-bit numbers in shared memory; with Major::n of its transpose [16, columns].
 ///
 /// shared   the first number: a tile begins on a multiple of swizzle_period, and k advances it by 32 bytes for 16 numbers
 /// stride   bytes from a group of eight rows to the next; within a group rows lie swizzle_span(swizzle) bytes apart
-/// leading  without a swizzle, bytes from the first 8 numbers of a row to the other 8; else without meaning
+/// leading  without a swizzle, bytes from the first 8 numbers of a row to the other 8; else without meaning. With Major::n,
+///          bytes from the first swizzle_span / 2 columns to the next; without a swizzle, stride is that, of 8 columns, and
+///          leading takes the place of stride
 #ifdef KVBOUND_CUDA_NATIVE
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* shared, Swizzle swizzle, int stride,
                                                       int leading = 16) {
@@ -130,17 +139,17 @@ __device__ __forceinline__ void warpgroup_wait(float (&sums)[count], float (&sum
 }
 
 /// sums = A B + (add ? sums : 0), of A in registers, or of A's descriptor, and of B's descriptor.
-template <Storage16 T, int count, class A>
+template <Storage16 T, Major b_major = Major::k, int count, class A>
 __device__ __forceinline__ void warpgroup_mma(float (&sums)[count], const A& a, uint64_t b, bool add = true) {
   static_assert(count == 32 || count == 64 || count == 128, "sums of 64, 128 or 256 columns");
   if constexpr (!kIsHopper) {
     __trap();
   } else if constexpr (count == 32) {
-    detail::mma_m64n64k16<T>(sums, a, b, add);
+    detail::mma_m64n64k16<T, b_major == Major::n>(sums, a, b, add);
   } else if constexpr (count == 64) {
-    detail::mma_m64n128k16<T>(sums, a, b, add);
+    detail::mma_m64n128k16<T, b_major == Major::n>(sums, a, b, add);
   } else {
-    detail::mma_m64n256k16<T>(sums, a, b, add);
+    detail::mma_m64n256k16<T, b_major == Major::n>(sums, a, b, add);
   }
 }
 
@@ -168,20 +177,20 @@ void warpgroup_wait(float (&sums)[count], float (&sums2)[count2], CallSite where
   emulation::require_complete(sums2, where);
 }
 
-template <Storage16 T, int count>
+template <Storage16 T, Major b_major = Major::k, int count>
 void warpgroup_mma(float (&sums)[count], const uint32_t (&a)[4], uint64_t b, bool add = true,
                    CallSite where = CallSite::current()) {
   static_assert(count == 32 || count == 64 || count == 128, "sums of 64, 128 or 256 columns");
   const auto widen = [](uint16_t bits) { return to_float(T{bits}); };
-  emulation::issue_product({sums, a, 0, b, 2 * count, add, widen}, where);
+  emulation::issue_product({sums, a, 0, b, b_major == Major::n, 2 * count, add, widen}, where);
 }
 
-template <Storage16 T, int count>
+template <Storage16 T, Major b_major = Major::k, int count>
 void warpgroup_mma(float (&sums)[count], uint64_t a, uint64_t b, bool add = true,
                    CallSite where = CallSite::current()) {
   static_assert(count == 32 || count == 64 || count == 128, "sums of 64, 128 or 256 columns");
   const auto widen = [](uint16_t bits) { return to_float(T{bits}); };
-  emulation::issue_product({sums, nullptr, a, b, 2 * count, add, widen}, where);
+  emulation::issue_product({sums, nullptr, a, b, b_major == Major::n, 2 * count, add, widen}, where);
 }
 
 #endif

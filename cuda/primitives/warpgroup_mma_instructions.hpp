@@ -1,5 +1,5 @@
-// The instructions wgmma.mma_async of m64nNk16 with sums in fp32, for code of sm_90a: d = a b + (add ? d : 0). Kernels use
-// them through warpgroup_mma.hpp, where the layouts are described.
+// The instructions wgmma.mma_async of m64nNk16 with sums in fp32, for code of sm_90a: d = a b + (add ? d : 0). transposed:
+// B is N-major. Kernels use them through warpgroup_mma.hpp, where the layouts are described.
 //
 // source  PTX ISA, 9.7.15.5.2 (wgmma.mma_async)
 #pragma once
@@ -43,7 +43,7 @@ struct MmaOperands<Float16> {
 #define KVBOUND_SUMS_64(i) KVBOUND_SUMS_32(i), KVBOUND_SUMS_32((i) + 32)
 #define KVBOUND_SUMS_128(i) KVBOUND_SUMS_64(i), KVBOUND_SUMS_64((i) + 64)
 
-template <Storage16 T>
+template <Storage16 T, bool transposed>
 __device__ __forceinline__ void mma_m64n64k16(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -51,14 +51,14 @@ __device__ __forceinline__ void mma_m64n64k16(float (&d)[32], const uint32_t (&a
       "setp.ne.b32 add, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32%38%38 {" KVBOUND_NAMES_32
       "}, "
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 0;\n"
+      "{%32, %33, %34, %35}, %36, add, 1, 1, %39;\n"
       "}"
       : KVBOUND_SUMS_32(0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-        "C"(MmaOperands<T>::kTypes));
+        "C"(MmaOperands<T>::kTypes), "n"(static_cast<int>(transposed)));
 }
 
-template <Storage16 T>
+template <Storage16 T, bool transposed>
 __device__ __forceinline__ void mma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -66,13 +66,14 @@ __device__ __forceinline__ void mma_m64n64k16(float (&d)[32], uint64_t a, uint64
       "setp.ne.b32 add, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32%35%35 {" KVBOUND_NAMES_32
       "}, "
-      "%32, %33, add, 1, 1, 0, 0;\n"
+      "%32, %33, add, 1, 1, 0, %36;\n"
       "}"
       : KVBOUND_SUMS_32(0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(MmaOperands<T>::kTypes));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(MmaOperands<T>::kTypes),
+        "n"(static_cast<int>(transposed)));
 }
 
-template <Storage16 T>
+template <Storage16 T, bool transposed>
 __device__ __forceinline__ void mma_m64n128k16(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -80,14 +81,14 @@ __device__ __forceinline__ void mma_m64n128k16(float (&d)[64], const uint32_t (&
       "setp.ne.b32 add, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32%70%70 {" KVBOUND_NAMES_64
       "}, "
-      "{%64, %65, %66, %67}, %68, add, 1, 1, 0;\n"
+      "{%64, %65, %66, %67}, %68, add, 1, 1, %71;\n"
       "}"
       : KVBOUND_SUMS_64(0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-        "C"(MmaOperands<T>::kTypes));
+        "C"(MmaOperands<T>::kTypes), "n"(static_cast<int>(transposed)));
 }
 
-template <Storage16 T>
+template <Storage16 T, bool transposed>
 __device__ __forceinline__ void mma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -95,13 +96,14 @@ __device__ __forceinline__ void mma_m64n128k16(float (&d)[64], uint64_t a, uint6
       "setp.ne.b32 add, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32%67%67 {" KVBOUND_NAMES_64
       "}, "
-      "%64, %65, add, 1, 1, 0, 0;\n"
+      "%64, %65, add, 1, 1, 0, %68;\n"
       "}"
       : KVBOUND_SUMS_64(0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(MmaOperands<T>::kTypes));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(MmaOperands<T>::kTypes),
+        "n"(static_cast<int>(transposed)));
 }
 
-template <Storage16 T>
+template <Storage16 T, bool transposed>
 __device__ __forceinline__ void mma_m64n256k16(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
                                                bool add) {
   asm volatile(
@@ -110,14 +112,14 @@ __device__ __forceinline__ void mma_m64n256k16(float (&d)[128], const uint32_t (
       "setp.ne.b32 add, %133, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32%134%134 {" KVBOUND_NAMES_128
       "}, "
-      "{%128, %129, %130, %131}, %132, add, 1, 1, 0;\n"
+      "{%128, %129, %130, %131}, %132, add, 1, 1, %135;\n"
       "}"
       : KVBOUND_SUMS_128(0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-        "C"(MmaOperands<T>::kTypes));
+        "C"(MmaOperands<T>::kTypes), "n"(static_cast<int>(transposed)));
 }
 
-template <Storage16 T>
+template <Storage16 T, bool transposed>
 __device__ __forceinline__ void mma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -125,10 +127,11 @@ __device__ __forceinline__ void mma_m64n256k16(float (&d)[128], uint64_t a, uint
       "setp.ne.b32 add, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32%131%131 {" KVBOUND_NAMES_128
       "}, "
-      "%128, %129, add, 1, 1, 0, 0;\n"
+      "%128, %129, add, 1, 1, 0, %132;\n"
       "}"
       : KVBOUND_SUMS_128(0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(MmaOperands<T>::kTypes));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(MmaOperands<T>::kTypes),
+        "n"(static_cast<int>(transposed)));
 }
 
 #undef KVBOUND_NAMES_32

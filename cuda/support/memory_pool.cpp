@@ -93,6 +93,7 @@ void MemoryPool::wait() {
 }
 
 PoolScope::PoolScope(MemoryPool& pool) : outer_(std::exchange(in_force, &pool)) {}
+PoolScope::PoolScope() : outer_(std::exchange(in_force, nullptr)) {}
 PoolScope::~PoolScope() { in_force = outer_; }
 
 namespace detail {

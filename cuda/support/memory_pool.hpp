@@ -74,10 +74,11 @@ class MemoryPool {
   std::vector<Staging> staging_;
 };
 
-/// Puts a pool in force on the calling thread until the end of the scope.
+/// Puts a pool in force on the calling thread until the end of the scope; or none.
 class PoolScope {
  public:
   explicit PoolScope(MemoryPool& pool);
+  PoolScope();
   ~PoolScope();
   PoolScope(const PoolScope&) = delete;
   PoolScope& operator=(const PoolScope&) = delete;

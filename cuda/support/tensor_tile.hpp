@@ -8,7 +8,6 @@
 #include "swizzle.hpp"
 
 namespace kvbound::cuda {
-inline namespace KVBOUND_CUDA_BUILD {
 
 /// A tensor of two or three dimensions, and the box of it that one copy takes. The innermost dimension, whose numbers
 /// are adjacent, comes first: columns, rows, planes.
@@ -18,6 +17,8 @@ struct TensorTile {
   std::vector<int64_t> box;      ///< numbers
   Swizzle swizzle = Swizzle::kNone;
 };
+
+inline namespace KVBOUND_CUDA_BUILD {
 
 /// Throws ShapeMismatch unless TMA can copy such boxes: 2 or 3 dimensions; extents 1..2^32; strides positive multiples
 /// of 16 below 2^40; box lengths 1..256; rows of a box multiples of 16 bytes, and with a swizzle exactly as long as its

@@ -180,6 +180,37 @@ Matrix running_sum_norms(const LayerShape& shape, TensorView values, MatrixView 
   return total;
 }
 
+// What products of a value and W^O add to a norm's error: error_bounds.md, "Projected value norms".
+class ProjectionErrors {
+ public:
+  ProjectionErrors(const LayerShape& shape, TensorView values, MatrixView output_projection, Norm norm,
+                   const Arithmetic& arithmetic)
+      : chain_(static_cast<double>(arithmetic.tensor_chain)),
+        input_(arithmetic.input * (2 + arithmetic.input)) {
+    Arithmetic outside = arithmetic;  // of chains
+    if (arithmetic.tensor_chain > 1 && arithmetic.tensor_sums > 0) {
+      running_ = running_sum_norms(shape, values, output_projection, norm, arithmetic.tensor_chain);
+      tensor_ = arithmetic.tensor_sums * (1 + arithmetic.tensor_share());
+      outside.tensor_sums = 0;
+    }
+    share_ = product_error(shape.head_dim, 0, outside);
+  }
+
+  // size   || |v| |W| ||, or in L2 an upper bound of it
+  // floor  what inputs below the normal range of their storage add
+  double of(int64_t head, int64_t token, double size, double floor) const {
+    const double outside = share_ * size + floor;
+    if (tensor_ == 0) return outside;
+    return outside +
+           (1 + share_) * tensor_ * (size + running_(head, token) + chain_ * (input_ * size + floor));
+  }
+
+ private:
+  Matrix running_;
+  double tensor_ = 0, share_ = 0;
+  double chain_, input_;
+};
+
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
 double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
 
@@ -336,17 +367,7 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   require_equal("rows of norms", norms.rows, "query_heads", shape.query_heads);
   require_equal("columns of norms", norms.cols, "rows of values", values.rows);
   Matrix errors(norms.rows, norms.cols);
-  const bool chained = arithmetic.tensor_chain > 1 && arithmetic.tensor_sums > 0;
-  Arithmetic outside = arithmetic;  // of the tensor cores, if their sums are chained
-  if (chained) outside.tensor_sums = 0;
-  const double share = product_error(shape.head_dim, 0, outside);
-  Matrix running(norms.rows, norms.cols);
-  if (chained) {
-    running = running_sum_norms(shape, values, output_projection, norm, arithmetic.tensor_chain);
-  }
-  const double tensor = arithmetic.tensor_sums * (1 + arithmetic.tensor_share());
-  const double steps = static_cast<double>(arithmetic.tensor_chain);
-  const double input = arithmetic.input * (2 + arithmetic.input);
+  const ProjectionErrors projections(shape, values, output_projection, norm, arithmetic);
   const double adding = gamma(accumulation_depth(arithmetic, shape.model_dim) + 3, arithmetic) +
                         reference_error(shape.model_dim);
   const auto columns = static_cast<double>(shape.model_dim);
@@ -370,9 +391,7 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
     for (int64_t j = 0; j < rows.rows; ++j) {
       double size = 0;  // || |v| |W| ||, or in L2 an upper bound of it
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
-      const double floor = floor_error(rows.row(j), projection_size);
-      double products = share * size + floor;
-      if (chained) products += (1 + share) * tensor * (size + running(h, j) + steps * (input * size + floor));
+      const double products = projections.of(h, j, size, floor_error(rows.row(j), projection_size));
       const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
       errors(h, j) = products + adding * (norms(h, j) + products + by_gram) + lost + by_gram;
     }

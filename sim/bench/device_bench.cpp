@@ -4,6 +4,7 @@
 #include <fstream>
 #include <vector>
 
+#include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/roofline/roofline.hpp>
 #include <kvbound/cuda/support/device.hpp>
 
@@ -40,7 +41,8 @@ Accelerator accelerator() {
                     info.l2_bytes,
                     driver(),
                     std::nullopt,
-                    ""};
+                    "",
+                    cuda::norms_choice<Stored>(128).why};
   if (const auto library = cuda::MatrixLibrary::open(&found.no_matrix_library))
     found.matrix_library = library->name();
   return found;

@@ -26,6 +26,7 @@ struct Accelerator {
   std::optional<std::string> driver;          ///< driver version; nullopt: unknown, or there is no driver
   std::optional<std::string> matrix_library;  ///< cuBLAS, if found at run time; its rate is then the roofline
   std::string no_matrix_library;              ///< why no cuBLAS was found
+  std::string norms_kernel;                   ///< cuda::NormsChoice::why, for head_dim 128
 };
 
 namespace counted {

@@ -28,8 +28,9 @@ inline constexpr bool kNative = true;
 inline constexpr bool kNative = false;
 #endif
 
-inline constexpr double kCopyGoal = 0.85, kMatrixGoal = 0.5;  ///< shares of a roofline
-inline constexpr double kLatencyGoal = 15e-6;                 ///< seconds, where latency is the limit
+/// Shares of a roofline; of the matrix rate with mma.sync and with wgmma.
+inline constexpr double kCopyGoal = 0.85, kMatrixGoal = 0.5, kWarpgroupMatrixGoal = 0.8;
+inline constexpr double kLatencyGoal = 15e-6;  ///< seconds, where latency is the limit
 
 inline double as_real(int64_t number) { return static_cast<double>(number); }
 inline double scale(const LayerShape& shape) { return 1 / std::sqrt(as_real(shape.head_dim)); }

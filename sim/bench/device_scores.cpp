@@ -242,7 +242,19 @@ BenchResult bench_norms(const BenchOptions& options, const std::string& name, No
   Rotation<Set> sets(work.bytes, [&] {
     return Set{{layer.values, kStream}, projection_of(layer), {shape.query_heads, options.shape.tokens}};
   });
-  const auto goal = kernel == NormsKernel::mma ? std::optional(kMatrixGoal) : std::nullopt;
+  if (kernel == NormsKernel::chosen) kernel = cuda::chosen_norms_kernel<Stored>(shape.head_dim);
+  const auto goal = [kernel]() -> std::optional<double> {
+    switch (kernel) {
+      case NormsKernel::wgmma:
+        return kWarpgroupMatrixGoal;
+      case NormsKernel::mma:
+        return kMatrixGoal;
+      case NormsKernel::portable:
+      case NormsKernel::chosen:
+        return std::nullopt;
+    }
+    return std::nullopt;
+  }();
   return measure_on_device(options, name, {work, Roofline::matrix_rate, goal}, [&](cuda::Stream stream) {
     Set& set = sets.next();
     cuda::projected_value_norms<Stored>(std::as_const(set.values).view(),
@@ -251,8 +263,12 @@ BenchResult bench_norms(const BenchOptions& options, const std::string& name, No
   });
 }
 
+BenchResult bench_chosen_norms(const BenchOptions& options) {
+  return bench_norms(options, "projected-value-norms", NormsKernel::chosen);
+}
+
 BenchResult bench_mma_norms(const BenchOptions& options) {
-  return bench_norms(options, "projected-value-norms", NormsKernel::mma);
+  return bench_norms(options, "projected-value-norms-mma", NormsKernel::mma);
 }
 
 BenchResult bench_portable_norms(const BenchOptions& options) {
@@ -311,7 +327,8 @@ constexpr BenchOperation kScoresOperations[] = {
     {"prompt-averages", "KeepKV's moving averages over the same queries", bench_prompt_averages},
     {"max-pool", "scores pooled over 7 tokens", bench_max_pool},
     {"reduce-group", "scores averaged over the query heads of a group", bench_reduce_group},
-    {"projected-value-norms", "K3: L1 norms of all heads, on tensor cores", bench_mma_norms},
+    {"projected-value-norms", "K3: L1 norms of all heads, by the kernel that is chosen", bench_chosen_norms},
+    {"projected-value-norms-mma", "K3 by mma.sync", bench_mma_norms},
     {"projected-value-norms-portable", "K3 without tensor cores", bench_portable_norms},
     {"stage-two-scores", "attention times projected value norms", bench_stage_two_scores},
     {"gram-matrices", "W^O times its transpose for every query head", bench_gram_matrices},

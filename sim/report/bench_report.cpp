@@ -106,7 +106,8 @@ Json to_json(const Accelerator& device) {
           {"memory_bytes", device.memory},
           {"l2_bytes", device.l2_bytes},
           {"driver", device.driver ? Json(*device.driver) : Json()},
-          {"matrix_library", device.matrix_library ? Json(*device.matrix_library) : Json()}};
+          {"matrix_library", device.matrix_library ? Json(*device.matrix_library) : Json()},
+          {"norms_kernel", device.norms_kernel}};
 }
 
 // The rates of the rooflines, each over all rounds of all operations that were measured against it.
@@ -160,12 +161,13 @@ std::string where(const BenchOptions& options) {
 
 std::string where(const BenchOptions& options, const Accelerator& device) {
   return fmt::format(
-      "BF16, seed {}; {}, compute capability {}.{}, {} multiprocessors, L2 cache of {:.3g} MB{}\n{}",
+      "BF16, seed {}; {}, compute capability {}.{}, {} multiprocessors, L2 cache of {:.3g} MB{}\n{}\nprojected value norms: {}",
       options.seed, device.name, device.compute_capability / 10, device.compute_capability % 10,
       device.multiprocessors, static_cast<double>(device.l2_bytes) * 1e-6,
       device.driver ? ", driver " + *device.driver : "",
       device.matrix_library ? "matrix rate: of cuBLAS (" + *device.matrix_library + ")"
-                            : "matrix rate: of mma.sync (no cuBLAS: " + device.no_matrix_library + ")");
+                            : "matrix rate: of mma.sync (no cuBLAS: " + device.no_matrix_library + ")",
+      device.norms_kernel);
 }
 
 }  // namespace

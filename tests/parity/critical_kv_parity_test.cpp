@@ -2,12 +2,15 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock-matchers.h>
 
 #include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/critical_kv_norms_check.hpp>
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
@@ -73,14 +76,24 @@ LayerShape layer_shape(int64_t query_heads, int64_t kv_heads, int64_t head_dim, 
   return {query_heads, kv_heads, head_dim, model_dim};
 }
 
-// Both kernels, or only the portable one where mma does not support the shape.
-template <cuda::Storage T>
-std::vector<NormsKernel> kernels(int64_t head_dim) {
-  if (cuda::chosen_norms_kernel<T>(head_dim) == NormsKernel::portable) return {NormsKernel::portable};
-  return {NormsKernel::portable, NormsKernel::mma};
+// Whether a kernel's requirements are met does not depend on what it computes: see RunsTheFastestKernelThatIsRight.
+bool has_wgmma(int64_t head_dim) {
+  return (head_dim == 64 || head_dim == 128) && cuda::device().compute_capability == 90;
 }
 
-std::string name_of(NormsKernel kernel) { return kernel == NormsKernel::mma ? "mma" : "portable"; }
+// All kernels that support the shape.
+template <cuda::Storage T>
+std::vector<NormsKernel> kernels(int64_t head_dim) {
+  std::vector<NormsKernel> all{NormsKernel::portable};
+  if (sizeof(T) == 2 && head_dim % 16 == 0) all.push_back(NormsKernel::mma);
+  if (sizeof(T) == 2 && has_wgmma(head_dim)) all.push_back(NormsKernel::wgmma);
+  return all;
+}
+
+std::string name_of(NormsKernel kernel) {
+  if (kernel == NormsKernel::portable) return "portable";
+  return kernel == NormsKernel::mma ? "mma" : "wgmma";
+}
 std::string name_of(Norm norm) { return norm == Norm::l1 ? "L1" : "L2"; }
 
 reference::Arithmetic norms_arithmetic(const LayerShape& shape, NormsKernel kernel) {
@@ -97,14 +110,13 @@ class NormsCheck {
     const Matrix expected = reference::projected_value_norms(input.shape, input.values, input.matrix(), norm);
     const Matrix bounds = reference::projected_value_norm_errors(
         input.shape, input.values, input.matrix(), norm, expected, norms_arithmetic(input.shape, kernel));
-    Comparator& comparator = kernel == NormsKernel::mma ? mma_ : portable_;
-    EXPECT_TRUE(comparator.hold(norms, expected.numbers(), bounds.numbers()));
+    const auto [at, _] = comparators_.try_emplace(
+        kernel, "projected_value_norms, " + name_of(kernel) + ", " + std::string(name(cuda::dtype_of<T>)));
+    EXPECT_TRUE(at->second.hold(norms, expected.numbers(), bounds.numbers()));
   }
   void expect_tight() {
-    EXPECT_TRUE(portable_.is_tight());
-    if (sizeof(T) == 2) {
-      EXPECT_TRUE(mma_.is_tight());
-    }
+    EXPECT_EQ(comparators_.size(), kernels<T>(64).size());
+    for (const auto& [kernel, comparator] : comparators_) EXPECT_TRUE(comparator.is_tight());
   }
   void hold_all(const LayerShape& shape, int64_t tokens) {
     SCOPED_TRACE("tokens " + std::to_string(tokens) + ", head_dim " + std::to_string(shape.head_dim) +
@@ -116,8 +128,7 @@ class NormsCheck {
   }
 
  private:
-  Comparator portable_{"projected_value_norms, portable, " + std::string(name(cuda::dtype_of<T>))};
-  Comparator mma_{"projected_value_norms, mma, " + std::string(name(cuda::dtype_of<T>))};
+  std::map<NormsKernel, Comparator> comparators_;
 };
 
 template <class T>
@@ -201,7 +212,7 @@ TYPED_TEST(ProjectedValueNormsParity, DoesNotDependOnHowManyTokensThereAre) {
 }
 
 TYPED_TEST(ProjectedValueNormsParity, GivesTheSameBitsUnderEverySchedule) {
-  for (const int64_t head_dim : {10, 80}) {
+  for (const int64_t head_dim : {10, 64, 80}) {
     const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, head_dim, 200), 40);
     for (const NormsKernel kernel : kernels<TypeParam>(head_dim)) {
       const auto norms = in_every_schedule([&] { return input.norms(Norm::l1, kernel); });
@@ -223,7 +234,70 @@ TYPED_TEST(ProjectedValueNormsParity, RefusesWhatDoesNotFit) {
   EXPECT_THROW(norms(shape, shape, NormsKernel::mma), ShapeMismatch);
   const LayerShape wide = layer_shape(4, 2, 257, 5);
   EXPECT_THROW(norms(wide, wide, NormsKernel::chosen), ShapeMismatch);
+  EXPECT_THROW(norms(shape, shape, NormsKernel::wgmma), ShapeMismatch);
+  const LayerShape of_80 = layer_shape(4, 2, 80, 5);
+  EXPECT_THROW(norms(of_80, of_80, NormsKernel::wgmma), ShapeMismatch);
   EXPECT_EQ(cuda::chosen_norms_kernel<T>(10), NormsKernel::portable);
+}
+
+// 16 multiprocessors of the emulation have 17 pairs of a tile of 256 tokens and a KV head to work on, so that one block
+// takes two, each with all its query heads; a group of three leaves the ring of stages in another place for the second.
+TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceWhereBlocksTakeSeveralItems) {
+  if (sizeof(TypeParam) != 2 || !has_wgmma(64)) return;
+  NormsCheck<TypeParam> check;
+  const int64_t kv_heads = std::min(cuda::device().multiprocessors, 16) + 1;
+  const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(3 * kv_heads, kv_heads, 64, 72), 3);
+  check.hold(input, Norm::l1, NormsKernel::wgmma);
+}
+
+TYPED_TEST(ProjectedValueNormsParity, RunsTheFastestKernelThatIsRight) {
+  for (const int64_t head_dim : {64, 80, 128}) {
+    const cuda::NormsChoice choice = cuda::norms_choice<TypeParam>(head_dim);
+    EXPECT_EQ(choice.kernel, kernels<TypeParam>(head_dim).back()) << choice.why;
+    EXPECT_EQ(choice.kernel, cuda::chosen_norms_kernel<TypeParam>(head_dim));
+    const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(2, 1, head_dim, 5), 3);
+    EXPECT_TRUE(same_bits(input.norms(Norm::l1, NormsKernel::chosen), input.norms(Norm::l1, choice.kernel)));
+  }
+}
+
+// Kernels that a device's tensor cores might turn into: one number wrong, and a launch that fails.
+namespace wrong {
+
+template <class T>
+using Arguments = cuda::critical_kv_norms::Arguments<T>;
+
+template <class T>
+void one_norm(const Arguments<T>& arguments, Norm norm, cuda::Stream stream) {
+  cuda::critical_kv_norms::launch_portable(arguments, norm, stream);
+  const float wrong = -1;
+  cuda::detail::upload(arguments.norms + 123, &wrong, sizeof wrong, stream);
+}
+
+template <class T>
+void launch(const Arguments<T>&, Norm, cuda::Stream) {
+  throw DeviceError("launch", "the driver lacks tensor maps", __FILE__, __LINE__);
+}
+
+}  // namespace wrong
+
+TYPED_TEST(ProjectedValueNormsParity, FallsBackFromAKernelThatIsWrong) {
+  if constexpr (sizeof(TypeParam) == 2) {
+    using cuda::critical_kv_norms::checked_choice;
+    const auto expect = [](const cuda::NormsChoice& choice, NormsKernel kernel, const std::string& why) {
+      EXPECT_EQ(choice.kernel, kernel);
+      EXPECT_THAT(choice.why, testing::ContainsRegex(why));
+    };
+    const cuda::DeviceCounters before = cuda::counters();
+    if (has_wgmma(64)) {
+      expect(checked_choice<TypeParam>(64, {.wgmma = wrong::one_norm}), NormsKernel::mma,
+             "^wgmma: the norm of query head 0 and token 123 is -1.0* instead of .*; mma: right");
+    }
+    expect(checked_choice<TypeParam>(64, {.wgmma = wrong::launch, .mma = wrong::one_norm}),
+           NormsKernel::portable, "mma: the norm of query head 0 and token 123 is -1.0* instead of");
+    expect(checked_choice<TypeParam>(80, {.mma = wrong::launch}), NormsKernel::portable,
+           "^mma: .*the driver lacks tensor maps");
+    EXPECT_EQ(cuda::counters(), before);
+  }
 }
 
 class StageTwoScoresParity : public DeviceTest {};

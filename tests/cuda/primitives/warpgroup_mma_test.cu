@@ -1,5 +1,6 @@
 // How a warpgroup's tensor cores interpret registers and shared memory: every index of A, B and the sums.
 #include <cstdlib>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -42,9 +43,30 @@ struct TileLayout {
   }
 };
 
-template <class T, Swizzle swizzle>
+/// How B lies in shared memory, n innermost: two steps of 16 rows, of as many columns as a swizzle's span holds, then the same
+/// of the next columns.
+template <Swizzle swizzle>
+struct TransposedLayout {
+  static constexpr int kSpan = static_cast<int>(swizzle_span(swizzle));
+  static constexpr int kSteps = 2;
+  static constexpr int kColumns = kDepth * kSteps;
+  static constexpr int kBox = kColumns * kSpan;  // bytes
+  static constexpr bool kPlain = swizzle == Swizzle::kNone;
+  static constexpr int kEightRows = 8 * kSpan;
+
+  __device__ static int64_t place(int row, int column) {
+    const int in_box = column * kSpan + row % (kSpan / 2) * 2;
+    return row / (kSpan / 2) * kBox + swizzled(in_box, swizzle);
+  }
+  __device__ static uint64_t descriptor(const void* tile, int step) {
+    const void* const begin = static_cast<const char*>(tile) + step * 2 * kEightRows;
+    return kPlain ? matrix_descriptor(begin, swizzle, kBox, kEightRows)
+                  : matrix_descriptor(begin, swizzle, kEightRows, kBox);
+  }
+};
+
+template <class Layout, class T>
 __device__ void write_tile(T* tile, const T* numbers, int rows, int step) {
-  using Layout = TileLayout<swizzle>;
   for (int i = static_cast<int>(threadIdx.x); i < rows * Layout::kColumns; i += kThreads) {
     const int row = i / Layout::kColumns;
     const int column = i % Layout::kColumns;
@@ -53,6 +75,9 @@ __device__ void write_tile(T* tile, const T* numbers, int rows, int step) {
     tile[Layout::place(row, column) / 2] = number;
   }
 }
+
+template <Swizzle swizzle, Major major>
+using LayoutOf = std::conditional_t<major == Major::k, TileLayout<swizzle>, TransposedLayout<swizzle>>;
 
 template <class T>
 __device__ void load_rows(uint32_t (&registers)[4], const T* a) {
@@ -70,20 +95,22 @@ __device__ int place_of_sum(int i, int n) {
   return row * n + i / 4 * 8 + lane() % 4 * 2 + i % 2;
 }
 
-/// One product for each block, in a step of its own: sums [64, n] = A [64, 16] B + (add ? sums : 0), B stored as [n, 16].
-template <class T, int n, Swizzle swizzle, bool a_in_registers>
+/// One product for each block, in a step of its own: sums [64, n] = A [64, 16] B + (add ? sums : 0), b_all stored as [n, 16].
+template <class T, int n, Swizzle swizzle, bool a_in_registers, Major b_major>
 __global__ void __launch_bounds__(kThreads)
     product_kernel(const T* a_all, const T* b_all, bool add, float* sums_all) {
   using Layout = TileLayout<swizzle>;
+  using BLayout = LayoutOf<swizzle, b_major>;
   SharedMemory memory;
   T* const a_tile = memory.array<T>(kRows * Layout::kColumns, 1024);
-  T* const b_tile = memory.array<T>(n * Layout::kColumns, 1024);
+  T* const b_tile = memory.array<T>(n * BLayout::kColumns, 1024);
   const int block = static_cast<int>(blockIdx.x);
-  const int step = block % Layout::kSteps;
+  const int a_step = block % Layout::kSteps;
+  const int b_step = block % BLayout::kSteps;
   const T* const a = a_all + block * kRows * kDepth;
   float* const sums = sums_all + block * kRows * n;
-  write_tile<T, swizzle>(a_tile, a, kRows, step);
-  write_tile<T, swizzle>(b_tile, b_all + block * n * kDepth, n, step);
+  write_tile<Layout>(a_tile, a, kRows, a_step);
+  write_tile<BLayout>(b_tile, b_all + block * n * kDepth, n, b_step);
   fence_async_proxy();
   __syncthreads();
   float mine[n / 2];
@@ -91,12 +118,12 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < n / 2; ++i) mine[i] = sums[place_of_sum(i, n)];
   uint32_t rows[4];
   load_rows(rows, a);
-  const uint64_t b = Layout::descriptor(b_tile, step);
+  const uint64_t b = BLayout::descriptor(b_tile, b_step);
   warpgroup_fence(mine);
   if constexpr (a_in_registers) {
-    warpgroup_mma<T>(mine, rows, b, add);
+    warpgroup_mma<T, b_major>(mine, rows, b, add);
   } else {
-    warpgroup_mma<T>(mine, Layout::descriptor(a_tile, step), b, add);
+    warpgroup_mma<T, b_major>(mine, Layout::descriptor(a_tile, a_step), b, add);
   }
   warpgroup_commit();
   warpgroup_wait<0>(mine);
@@ -123,7 +150,7 @@ struct Impulses {
   static int c(int n, int row, int column) { return 512 * (row * n + column); }
 };
 
-template <class T, int n, Swizzle swizzle, bool a_in_registers>
+template <class T, int n, Swizzle swizzle, bool a_in_registers, Major b_major = Major::k>
 void check_impulses() {
   std::vector<T> a;
   std::vector<T> b;
@@ -146,10 +173,11 @@ void check_impulses() {
   }
   const Buffer<T> left = upload(a);
   const Buffer<T> right = upload(b);
-  const int64_t bytes = (kRows + n) * TileLayout<swizzle>::kColumns * 2;
+  const int64_t bytes =
+      (kRows * TileLayout<swizzle>::kColumns + n * LayoutOf<swizzle, b_major>::kColumns) * 2;
   for (const bool add : {false, true}) {
     Buffer<float> sums = upload(c);
-    launch<product_kernel<T, n, swizzle, a_in_registers>>(
+    launch<product_kernel<T, n, swizzle, a_in_registers, b_major>>(
         LaunchShape(extent(Impulses::kProducts), extent(kThreads), bytes, nullptr), left.data(), right.data(),
         add, sums.data());
     EXPECT_EQ(download(sums), expected[add]) << n << " columns, swizzle of " << swizzle_span(swizzle);
@@ -178,6 +206,23 @@ TEST_F(WarpgroupMma, TakesTilesOfEverySwizzle) {
     check_impulses<Bfloat16, 64, Swizzle::kNone, false>();
     check_impulses<Bfloat16, 64, Swizzle::k32Bytes, false>();
     check_impulses<Bfloat16, 64, Swizzle::k64Bytes, false>();
+  });
+}
+
+TEST_F(WarpgroupMma, TakesColumnsWhoseNumbersAreAdjacentAlongN) {
+  under_every_schedule([] {
+    check_impulses<Bfloat16, 64, Swizzle::k128Bytes, true, Major::n>();
+    check_impulses<Bfloat16, 128, Swizzle::k128Bytes, true, Major::n>();
+    check_impulses<Float16, 256, Swizzle::k128Bytes, true, Major::n>();
+    check_impulses<Bfloat16, 128, Swizzle::k128Bytes, false, Major::n>();
+  });
+}
+
+TEST_F(WarpgroupMma, TakesColumnsAdjacentAlongNOfEverySwizzle) {
+  under_every_schedule([] {
+    check_impulses<Bfloat16, 64, Swizzle::kNone, true, Major::n>();
+    check_impulses<Bfloat16, 64, Swizzle::k32Bytes, true, Major::n>();
+    check_impulses<Bfloat16, 64, Swizzle::k64Bytes, true, Major::n>();
   });
 }
 

@@ -1,0 +1,331 @@
+// Projected value norms by wgmma: 16-bit types, head_dim 64 and 128, compute capability 9.0.
+//
+// A block is three warpgroups. The first, the producer, lets TMA copy W^O to shared memory, 128 columns of one query head
+// at a time, in three stages. The two others, the consumers, have the values of 128 tokens each in registers, as two A
+// operands of 64 tokens, for all query heads of an item, and multiply both by every stage. While a consumer adds up the
+// terms of one product, the tensor cores work on its other one or on the other consumer's. The projected values exist only
+// in registers.
+//
+// The blocks stay and take items one after the other: 256 tokens of one KV head, with all query heads of its group or one.
+// Neighbouring items have the same query heads, so that blocks that run at the same time read the same W^O from the L2
+// cache. How items are distributed does not change a bit of the results: an item's sums are formed by one block in one
+// order, and there are no partial results.
+//
+// Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128 threads have 24 each and
+// the consumers' 256 have 240 each. For head_dim 128, values take 2 x 32 and products of 64 tokens by n columns 2 x n / 2:
+// n = 256 would take 320 in all, n = 128 takes 192, with 48 left for addresses and sums.
+//
+// W^O passes from the L2 cache to shared memory once for each query head and 256 tokens, whatever n: for 32 query heads of
+// Llama-3.1-8B and 32,768 tokens 128 x 32 x 1 MB = 4.3 GB, in the 1.4 ms of the products (at 790 TFLOP/s) 3.1 TB/s. With 128
+// tokens it would be twice that, more than the L2 cache delivers. A stage is multiplied for 2,048 cycles at the tensor
+// cores' peak, so two stages in flight cover 2 microseconds of latency.
+#include <kvbound/cuda/primitives/registers.hpp>
+#include <kvbound/cuda/primitives/tensor_load.hpp>
+#include <kvbound/cuda/primitives/warpgroup_mma.hpp>
+
+#include "critical_kv_norms.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace critical_kv_norms {
+namespace {
+
+constexpr int kWarpgroup = 128;  // threads
+constexpr int kConsumers = 2;    // warpgroups
+constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kRows = 64;  // tokens of an A operand
+constexpr int kTiles = 2;  // A operands of a consumer
+constexpr int kTokens = kConsumers * kTiles * kRows;
+constexpr int kDepth = 16;  // rows of W^O that an instruction takes
+constexpr int kStages = 3;
+constexpr int kBoxColumns = 64;  // 128 bytes: what the swizzle permutes
+constexpr int kBoxes = 2;
+constexpr int kStageColumns = kBoxes * kBoxColumns;
+constexpr int kSums = kStageColumns / 2;  // a thread's numbers of a product
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 240;
+static_assert(kWarpgroup * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+
+template <int kHeadDim>
+inline constexpr int kBoxSize = kHeadDim* kBoxColumns;
+template <int kHeadDim>
+inline constexpr int kStageSize = kBoxes* kBoxSize<kHeadDim>;
+
+template <int kHeadDim>
+struct Shared {
+  uint16_t* stages;  // [kStages, kBoxes, kHeadDim, kBoxColumns], permuted by k128Bytes
+  uint64_t* full;    // [kStages]: the stage's copies have landed
+  uint64_t* empty;   // [kStages]: all warps of the consumers have multiplied by it
+
+  __host__ __device__ explicit Shared(SharedMemory& memory)
+      : stages(memory.array<uint16_t>(kStages * kStageSize<kHeadDim>, 1024)),
+        full(memory.array<uint64_t>(kStages)),
+        empty(memory.array<uint64_t>(kStages)) {}
+};
+
+/// The stages in the order in which producer and consumers go through them.
+struct Ring {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+
+/// A block's next piece of work: tokens first_token.. of one KV head, for the query heads `heads`.
+struct Item {
+  int64_t first_token;
+  Heads heads;
+
+  template <Storage T>
+  __device__ Item(const Arguments<T>& p, int64_t number)
+      : first_token(number % token_tiles(p) * kTokens), heads(p, number / token_tiles(p)) {}
+
+  template <Storage T>
+  __host__ __device__ static int64_t token_tiles(const Arguments<T>& p) {
+    return ceil_division(p.tokens(), kTokens);
+  }
+  template <Storage T>
+  __host__ __device__ static int64_t count(const Arguments<T>& p) {
+    return token_tiles(p) * p.values.slices * p.blocks_per_group();
+  }
+};
+
+// One thread's work: all stages of all items of the block, each as soon as the consumers have left its memory.
+template <int kHeadDim, Storage T>
+__device__ void produce(const Arguments<T>& p, const TensorMap& projection, const Shared<kHeadDim>& shared) {
+  Ring ring;
+  for (int64_t n = blockIdx.x; n < Item::count(p); n += gridDim.x) {
+    const Heads heads = Item(p, n).heads;
+    for (int64_t head = heads.first; head < heads.first + heads.count; ++head) {
+      for (int64_t column = 0; column < p.output_projection.cols; column += kStageColumns) {
+        mbarrier_wait(shared.empty + ring.stage, ring.phase ^ 1);
+        uint64_t* const full = shared.full + ring.stage;
+        mbarrier_arrive_expect(full, kStageSize<kHeadDim> * 2);
+        uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;
+        for (int box = 0; box < kBoxes; ++box) {
+          load_box(stage + box * kBoxSize<kHeadDim>, projection, full,
+                   static_cast<int>(column) + box * kBoxColumns, 0, static_cast<int>(head));
+        }
+        ring.advance();
+      }
+    }
+  }
+}
+
+/// The tokens of a thread's rows in an A operand that begins with `first`: this one, and the eighth after it.
+__device__ int64_t token_of_thread(int64_t first) { return first + warp() % 4 * 16 + lane() / 4; }
+
+// 64 tokens' values as A operands: lane l has rows l / 4 and l / 4 + 8 of its warp's 16, two numbers at a time.
+template <int kHeadDim>
+struct Values {
+  uint32_t fragments[kHeadDim / kDepth][4];
+
+  template <Storage T>
+  __device__ void load(const DeviceTensor<const T>& values, int64_t g, int64_t first_token) {
+    const int64_t token = token_of_thread(first_token);
+    const T* const from = values.data + g * values.slice_stride + token * values.row_stride + lane() % 4 * 2;
+    const bool inside[2] = {token < values.rows, token + 8 < values.rows};
+#pragma unroll
+    for (int step = 0; step < kHeadDim / kDepth; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const T* const pair = from + i % 2 * 8 * values.row_stride + step * kDepth + i / 2 * 8;
+        fragments[step][i] = inside[i % 2] ? *reinterpret_cast<const uint32_t*>(pair) : 0;
+      }
+    }
+  }
+};
+
+// Begins products = values stage, of 64 tokens and 128 columns.
+template <Storage T, int kHeadDim>
+__device__ void issue_product(float (&products)[kSums], const Values<kHeadDim>& values,
+                              const uint16_t* stage) {
+  constexpr int kRowBytes = kBoxColumns * 2;
+#pragma unroll
+  for (int step = 0; step < kHeadDim / kDepth; ++step) {
+    const uint64_t columns = matrix_descriptor(stage + step * kDepth * kBoxColumns, Swizzle::k128Bytes,
+                                               8 * kRowBytes, kBoxSize<kHeadDim> * 2);
+    warpgroup_mma<T, Major::n>(products, values.fragments[step], columns, step > 0);
+  }
+  warpgroup_commit();
+}
+
+// Adds a product's terms to sums[half], of the tokens token_of_thread() + 8 half.
+template <Norm norm>
+__device__ void add_terms(const float (&products)[kSums], float (&sums)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float parts[4];  // of eight terms each
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+#pragma unroll
+      for (int i = 0; i < kSums / 8; ++i) {
+        const float x = term<norm>(products[8 * i + 4 * (part / 2) + 2 * half + part % 2]);
+        parts[part] = i == 0 ? x : parts[part] + x;
+      }
+    }
+    sums[half] += (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  }
+}
+
+// Adds the sums of the four lanes that share a token and writes its norm.
+template <Norm norm>
+__device__ void write_norms(const float (&sums)[2], int64_t first_token, int64_t tokens, float* norms) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = sums[half];
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    const int64_t token = token_of_thread(first_token) + 8 * half;
+    if (lane() % 4 == 0 && token < tokens) norms[token] = norm_of<norm>(sum);
+  }
+}
+
+// Adds all terms of one query head to sums[tile].
+template <Norm norm, Storage T, int kHeadDim>
+__device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> (&values)[kTiles],
+                         int64_t model_dim, Ring& ring, float (&sums)[kTiles][2]) {
+  for (int64_t column = 0; column < model_dim; column += kStageColumns) {
+    const uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;
+    float first[kSums];
+    float second[kSums];
+    mbarrier_wait(shared.full + ring.stage, ring.phase);
+    warpgroup_fence(first, second);
+    issue_product<T>(first, values[0], stage);
+    issue_product<T>(second, values[1], stage);
+    warpgroup_wait<1>(first);
+    add_terms<norm>(first, sums[0]);
+    warpgroup_wait<0>(second);
+    if (lane() == 0) mbarrier_arrive(shared.empty + ring.stage);  // the warp's products have read the stage
+    ring.advance();
+    add_terms<norm>(second, sums[1]);
+  }
+}
+
+// A consumer's work: the norms of its 128 tokens of all items of the block.
+template <Norm norm, int kHeadDim, Storage T>
+__device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
+  const int64_t consumer = warp() / 4 - 1;
+  Ring ring;
+  for (int64_t n = blockIdx.x; n < Item::count(p); n += gridDim.x) {
+    const Item item(p, n);
+    const int64_t first_token = item.first_token + consumer * (kTiles * kRows);
+    Values<kHeadDim> values[kTiles];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      values[tile].load(p.values, item.heads.kv_head, first_token + tile * kRows);
+    }
+    for (int64_t head = item.heads.first; head < item.heads.first + item.heads.count; ++head) {
+      float sums[kTiles][2] = {};
+      add_head<norm, T>(shared, values, p.output_projection.cols, ring, sums);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        write_norms<norm>(sums[tile], first_token + tile * kRows, p.tokens(), p.norms + head * p.tokens());
+      }
+    }
+  }
+}
+
+// The norms of 256 tokens' projected values an item, for the query heads of the item.
+//
+//                                       W^O of a head, a stage: 128 columns, 3 stages in shared memory
+//                                       +---------------+---------------+
+//       producer: one thread, TMA  ->   |    box, 64    |    box, 64    |  head_dim, in steps of 16
+//                                       +---------------+---------------+
+//       values, in registers            +---------------+---------------+
+//       consumer 0: 64 tokens           |                               |
+//                   64 tokens           |   projected values, 64 x 128  |  -> the sums of the terms |x| or x^2, in
+//       consumer 1: 64 tokens           |   at a time, in registers     |     registers, over all columns
+//                   64 tokens           |                               |
+//                                       +-------------------------------+
+//
+// grid       one block for each multiprocessor, or for each of the ceil(tokens / 256) kv_heads ceil(group /
+//            heads_per_block) items if there are fewer
+// block      384: a producer's warpgroup and two consumers'
+// shared     768 head_dim + 48 bytes: 49,200 or 98,352 for head_dim 64 and 128
+// registers  168 (sm_90a), which setmaxnreg makes 24 in the producer and 240 in the consumers
+// bytes      read: the values once for each item of their group; 2 head_dim model_dim of W^O for each query head and 256
+//            tokens, mostly from the L2 cache; written: 4 query_heads tokens
+// FLOP       2 query_heads tokens head_dim model_dim on tensor cores; 1 (L1) or 2 (L2) on fp32 units for each of the
+//            query_heads tokens model_dim projected values
+template <Norm norm, int kHeadDim, Storage T>
+__global__ void __launch_bounds__(kThreads, 1)
+    norms_wgmma_kernel(const __grid_constant__ TensorMap projection, Arguments<T> p) {
+  SharedMemory memory;
+  const Shared<kHeadDim> shared(memory);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(shared.full + stage, 1);
+      mbarrier_init(shared.empty + stage, kConsumers * kWarpgroup / 32);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  if (warp() / 4 == 0) {
+    lower_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) produce(p, projection, shared);
+  } else {
+    raise_registers<kConsumerRegisters>();
+    consume<norm>(p, shared);
+  }
+}
+
+template <Norm norm, int kHeadDim, Storage T>
+void launch_kernel(Arguments<T> arguments, Stream stream) {
+  const DeviceTensor<const T>& projection = arguments.output_projection;
+  const TensorMap map = tensor_map(projection.data, {{projection.cols, projection.rows, projection.slices},
+                                                     {projection.row_stride * 2, projection.slice_stride * 2},
+                                                     {kBoxColumns, kHeadDim, 1},
+                                                     Swizzle::k128Bytes});
+  const int64_t multiprocessors = device().multiprocessors;
+  if (Item::token_tiles(arguments) * arguments.values.slices >= multiprocessors) {
+    arguments.heads_per_block = arguments.group_size();
+  }
+  const int64_t blocks = std::min(multiprocessors, Item::count(arguments));
+  launch<norms_wgmma_kernel<norm, kHeadDim, T>>(
+      {extent(blocks), extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream}, map, arguments);
+}
+
+template <Norm norm, Storage T>
+void launch_by_depth(const Arguments<T>& arguments, Stream stream) {
+  if (arguments.values.cols == 64) {
+    launch_kernel<norm, 64>(arguments, stream);
+  } else {
+    launch_kernel<norm, 128>(arguments, stream);
+  }
+}
+
+}  // namespace
+
+template <Storage T>
+void launch_wgmma(const Arguments<T>& arguments, Norm norm, Stream stream) {
+  if (norm == Norm::l1) {
+    launch_by_depth<Norm::l1>(arguments, stream);
+  } else {
+    launch_by_depth<Norm::l2>(arguments, stream);
+  }
+}
+template void launch_wgmma(const Arguments<Float16>&, Norm, Stream);
+template void launch_wgmma(const Arguments<Bfloat16>&, Norm, Stream);
+
+bool wgmma_can(int64_t head_dim) {
+  const DeviceInfo& info = device();
+  const bool has_instance = head_dim == 64 || head_dim == 128;
+  return has_instance && info.compute_capability == 90 &&
+         shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
+}
+
+// 8 terms are added in order, then 4 such sums by a tree, then the stages in order, then 4 lanes by a tree.
+int64_t wgmma_accumulation_depth(int64_t model_dim) {
+  return 7 + 2 + ceil_division(model_dim, kStageColumns) + 2;
+}
+
+int64_t wgmma_tensor_chain(int64_t head_dim) { return head_dim / kDepth; }
+
+}  // namespace critical_kv_norms
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
