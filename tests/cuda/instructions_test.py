@@ -125,14 +125,29 @@ class TensorCores(unittest.TestCase):
                 self.assertEqual(sass.count(code)["global"], 0)
 
     def test_leave_few_additions_to_fp32_units(self):
-        # A product has four sums in a thread, which are added to the previous step's. K3 adds the first step's to zero, and
-        # each of the tile's sums to those of other columns; K6 does neither.
+        # A product has four sums in a thread. K3's tensor cores accumulate those of four steps, which are added to the last
+        # four's, and their terms to those of other columns; squares take one more for each of two terms. K6 adds those of every
+        # step to the previous one's, and nothing else.
         for name, steps, tiles, code in self.kernels("critical_kv_norms::norms_mma_kernel"):
             with self.subTest(kernel=name):
-                self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (steps + 1) * tiles * 8)
+                self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (steps // 4 + 1) * tiles * 8)
         for name, steps, tiles, code in self.kernels("nearest_key_search::nearest_keys_mma_kernel"):
             with self.subTest(kernel=name):
                 self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (steps - 1) * tiles * 8)
+
+
+class WarpgroupTensorCores(unittest.TestCase):
+    """A consumer multiplies two tiles of 64 rows by 128 columns in steps of depth 16, and adds the terms of 128 sums."""
+
+    def test_take_all_steps_of_two_tiles_one_behind_the_other(self):
+        for name, match in named(r"critical_kv_norms::norms_wgmma_kernel<.*\b(\d+), \w+>"):
+            with self.subTest(kernel=name):
+                loop, = [each.code for each in chosen(name) if opcodes(each.code, "HGMMA")]
+                self.assertEqual(opcodes(loop, "HGMMA").total(), 2 * int(match[1]) // 16)
+                self.assertEqual(opcodes(loop, "WARPGROUP")["WARPGROUP.ARRIVE"], 1)
+                self.assertEqual(opcodes(loop, "WARPGROUP").total(), 3)  # and a wait for each tile
+                self.assertLessEqual(opcodes(loop, "FADD", "FFMA").total(), 2 * 128)
+                self.assertLess(sass.count(loop)["move"], 32)  # the least that moving a tile or its sums would take
 
 
 class VectorLoads(unittest.TestCase):
