@@ -35,6 +35,11 @@ int64_t tensor_product_threads();
 /// The FLOP of tensor_products; a multiplication and an addition count as two.
 double tensor_product_flop(int64_t repeats);
 
+/// A product of a [rows, inner] and an [inner, cols] matrix.
+struct ProductShape {
+  int64_t rows, inner, cols;
+};
+
 /// The matrix products of cuBLAS, which is loaded at run time: no library of ours links to it.
 class MatrixLibrary {
  public:
@@ -47,6 +52,10 @@ class MatrixLibrary {
 
   /// product = a b for bf16 matrices [side, side] without gaps in device memory, sums in fp32. Throws DeviceError.
   virtual void multiply(const Bfloat16* a, const Bfloat16* b, Bfloat16* product, int64_t side,
+                        Stream stream) = 0;
+
+  /// product = a b in fp32, for bf16 matrices of any shape without gaps in device memory. Throws DeviceError.
+  virtual void multiply(const Bfloat16* a, const Bfloat16* b, float* product, const ProductShape& shape,
                         Stream stream) = 0;
 };
 

@@ -17,6 +17,7 @@ using Status = int;
 constexpr Status kSuccess = 0;
 constexpr int kAsItIs = 0;          // CUBLAS_OP_N
 constexpr int kBfloat16 = 14;       // CUDA_R_16BF
+constexpr int kFloat32 = 0;         // CUDA_R_32F
 constexpr int kSumsInFloat32 = 68;  // CUBLAS_COMPUTE_32F
 constexpr int kBestGuess = -1;      // CUBLAS_GEMM_DEFAULT
 
@@ -74,17 +75,27 @@ class Cublas final : public MatrixLibrary {
 
   void multiply(const Bfloat16* a, const Bfloat16* b, Bfloat16* product, int64_t side,
                 Stream stream) override {
-    const float one = 1, zero = 0;
-    const int n = static_cast<int>(side);
-    check_library(set_stream_(handle_, stream), "cublasSetStream");
-    // cuBLAS is column-major and so reads our row-major matrices as their transposes: product^T = b^T a^T.
-    check_library(gemm_(handle_, cublas::kAsItIs, cublas::kAsItIs, n, n, n, &one, b, cublas::kBfloat16, n, a,
-                        cublas::kBfloat16, n, &zero, product, cublas::kBfloat16, n, cublas::kSumsInFloat32,
-                        cublas::kBestGuess),
-                  "cublasGemmEx");
+    multiply(a, b, product, cublas::kBfloat16, {side, side, side}, stream);
+  }
+  void multiply(const Bfloat16* a, const Bfloat16* b, float* product, const ProductShape& shape,
+                Stream stream) override {
+    multiply(a, b, product, cublas::kFloat32, shape, stream);
   }
 
  private:
+  void multiply(const Bfloat16* a, const Bfloat16* b, void* product, int product_type,
+                const ProductShape& shape, Stream stream) {
+    const float one = 1, zero = 0;
+    const auto rows = static_cast<int>(shape.rows), inner = static_cast<int>(shape.inner),
+               cols = static_cast<int>(shape.cols);
+    check_library(set_stream_(handle_, stream), "cublasSetStream");
+    // cuBLAS is column-major and so reads our row-major matrices as their transposes: product^T = b^T a^T.
+    check_library(gemm_(handle_, cublas::kAsItIs, cublas::kAsItIs, cols, rows, inner, &one, b,
+                        cublas::kBfloat16, cols, a, cublas::kBfloat16, inner, &zero, product, product_type,
+                        cols, cublas::kSumsInFloat32, cublas::kBestGuess),
+                  "cublasGemmEx");
+  }
+
   std::unique_ptr<SharedLibrary> library_;
   std::string name_;
   cublas::Destroy destroy_;

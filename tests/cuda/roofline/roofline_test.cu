@@ -136,6 +136,32 @@ TEST_F(Ceilings, AMatrixLibraryMultipliesOrSaysWhyThereIsNone) {
   }
 }
 
+// Sides that differ, so that a matrix taken for its transpose shows.
+TEST_F(Ceilings, AMatrixLibraryMultipliesMatricesOfAnyShape) {
+  std::string why;
+  const auto library = MatrixLibrary::open(&why);
+  if (!library) {
+    EXPECT_NE(why, "");
+    return;
+  }
+  constexpr int64_t kRows = 24, kInner = 16, kCols = 40;
+  std::vector<Bfloat16> a(kRows * kInner), b(kInner * kCols);
+  for (size_t i = 0; i < a.size(); ++i) a[i] = {to_bfloat16(static_cast<double>(i % 7) - 3)};
+  for (size_t i = 0; i < b.size(); ++i) b[i] = {to_bfloat16(static_cast<double>(i % 11) - 5)};
+  Buffer<float> product(kRows * kCols);
+  library->multiply(upload(a).data(), upload(b).data(), product.data(), {kRows, kInner, kCols}, nullptr);
+  const std::vector<float> result = download(product);
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t col = 0; col < kCols; ++col) {
+      double expected = 0;
+      for (int64_t k = 0; k < kInner; ++k) {
+        expected += from_bfloat16(a[row * kInner + k].bits) * from_bfloat16(b[k * kCols + col].bits);
+      }
+      ASSERT_EQ(result[row * kCols + col], expected) << row << ", " << col;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""What ncu measured of the main kernels, as a table; beside what the emulation counted, if there is a file of it.
+
+    kernel_metrics.py profile.csv
+    kernel_metrics.py profile.csv --counters counters.json
+
+profile.csv: results of `ncu --csv --page raw` one behind the other, each behind a line "operation",NAME; the stage `profile` of
+cuda/first_run.sh writes it. A metric that ncu did not report is shown as -.
+
+--counters: a file of `kvbound bench --backend emulated --model h100 --json`. Shapes differ, so ratios are compared: sectors for
+each request, and bank conflicts as a share of wavefronts. Read of it: operations[].kernels[], each with name, global_requests,
+global_sectors, shared_wavefronts and bank_conflicts.
+
+Exit codes: 0; 1 no kernel was measured; 2 usage; 4 a file that cannot be read.
+"""
+import argparse
+import csv
+import json
+import re
+import sys
+from dataclasses import dataclass
+
+UNITS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1, "us": 1, "msecond": 1e3, "ms": 1e3, "second": 1e6, "s": 1e6,  # to microseconds
+         "byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1, "Gbyte": 1e3}  # to MB
+LOADED, STORED = "l1tex__t_{}_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_{}_pipe_lsu_mem_global_op_st.sum"
+CONFLICTS = ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",)
+WAVEFRONTS = ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",)
+TENSOR = ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+          "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active")
+COLUMNS = ("us", "MB read", "MB written", "registers", "occupancy %", "sectors/load", "sectors/store", "conflicts %", "tensor %")
+
+
+class Invalid(Exception):
+    """A file that is not what it should be."""
+
+
+@dataclass
+class Launch:
+    operation: str
+    kernel: str
+    metrics: dict  # name -> number; times in microseconds, bytes in MB, others as they are
+
+    def first(self, names):
+        """The first of these metrics that there is."""
+        return next((self.metrics[name] for name in names if name in self.metrics), None)
+
+    def ratio(self, above, below, factor=1):
+        numbers = self.first(above), self.first(below)
+        return factor * numbers[0] / numbers[1] if None not in numbers and numbers[1] else None
+
+    def row(self):
+        return (self.first(("gpu__time_duration.sum",)), self.first(("dram__bytes_read.sum",)),
+                self.first(("dram__bytes_write.sum",)), self.first(("launch__registers_per_thread",)),
+                self.first(("sm__warps_active.avg.pct_of_peak_sustained_active",)),
+                *(self.ratio([of.format("sectors")], [of.format("requests")]) for of in (LOADED, STORED)),
+                self.ratio(CONFLICTS, WAVEFRONTS, 100), self.first(TENSOR))
+
+
+def number(text):
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def short(name):
+    """A kernel's name without namespaces, template arguments and parameters."""
+    return re.sub(r"<.*", "", name.split("(")[0]).split("::")[-1].split()[-1]
+
+
+def launches(lines):
+    """Every launch of a profile, in its order."""
+    operation = names = units = None
+    for row in csv.reader(lines):
+        if row[:1] == ["operation"]:
+            operation, names, units = row[1], None, None
+        elif row[:1] == ["ID"]:
+            names, units = row, None
+        elif names and units is None:  # the line behind the names
+            units = row
+        elif names and len(row) == len(names):
+            values = dict(zip(names, row))
+            metrics = {name: number(text) * UNITS.get(unit, 1) for name, text, unit in zip(names, row, units)
+                       if "__" in name and number(text) is not None}
+            yield Launch(operation, short(values["Kernel Name"]), metrics)
+
+
+def table(found):
+    lines = [f"{'':<24}{'kernel':<34}" + "".join(f"{name:>14}" for name in COLUMNS)]
+    for launch in found:
+        cells = ("-" if cell is None else f"{cell:.4g}" for cell in launch.row())
+        lines.append(f"{launch.operation:<24}{launch.kernel:<34}" + "".join(f"{cell:>14}" for cell in cells))
+    return "\n".join(lines)
+
+
+def counted(path):
+    """What the emulation counted of each kernel: {name: its counters}."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            operations = json.load(file)["operations"]
+        return {short(kernel["name"]): kernel for operation in operations for kernel in operation.get("kernels", [])}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Invalid(f"{path}: not what kvbound bench --model writes ({type(error).__name__}: {error})") from None
+
+
+def share(kernel, above, below, factor=1):
+    return factor * kernel[above] / kernel[below] if kernel.get(below) else None
+
+
+def comparison(found, counters):
+    """Measured and counted side by side, for the kernels of both."""
+    lines = [f"{'measured / counted':<34}{'sectors/request':>22}{'conflicts %':>22}"]
+    for launch in found:
+        kernel = counters.get(launch.kernel)
+        if not kernel:
+            lines.append(f"{launch.kernel:<34}  not counted")
+            continue
+        sums = [sum(launch.metrics.get(of.format(what), 0) for of in (LOADED, STORED)) for what in ("sectors", "requests")]
+        pairs = ((sums[0] / sums[1] if sums[1] else None, share(kernel, "global_sectors", "global_requests")),
+                 (launch.ratio(CONFLICTS, WAVEFRONTS, 100), share(kernel, "bank_conflicts", "shared_wavefronts", 100)))
+        cells = (" / ".join("-" if cell is None else f"{cell:.3g}" for cell in pair) for pair in pairs)
+        lines.append(f"{launch.kernel:<34}" + "".join(f"{cell:>22}" for cell in cells))
+    return "\n".join(lines)
+
+
+def perform():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", metavar="profile.csv")
+    parser.add_argument("--counters", metavar="FILE", help="what the emulation counted")
+    options = parser.parse_args()
+    with open(options.profile, encoding="utf-8") as file:
+        found = list(launches(file))
+    print(table(found))
+    if options.counters:
+        print(f"\n{comparison(found, counted(options.counters))}")
+    return 0 if found else 1
+
+
+def main():
+    try:
+        sys.exit(perform())
+    except (OSError, Invalid) as error:
+        print(f"kernel_metrics: {error}", file=sys.stderr)
+        sys.exit(4)
+
+
+if __name__ == "__main__":
+    main()
