@@ -11,6 +11,7 @@
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/tile_variants.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -414,11 +415,11 @@ Shape shape_of(const DeviceTensor<const T>& keys, int teams, int stages, int spl
 //            row + 8 for each query head and split, 4 for each logit if wanted; all KV heads' entries in every block
 // FLOP       4 query_heads entries head_dim, and an exponential for each query head and entry; a team computes kHeads
 //            heads even if fewer exist
-template <Storage T, int kHeads>
+template <Storage T, int kHeads, int kDeal>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_split_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
-  const Split split = Splits(p.cache.entries, p.kv_heads()).at(blockIdx.x);
+  const Split split = Splits<kDeal>(p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens > 0) attend(Work<T, kHeads>(p, shared, shape, split));
 }
 
@@ -438,44 +439,52 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
 
 // Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its
 // sums, so results are the same bits.
-template <int kHeads, Storage T>
+template <int kDeal, int kHeads, Storage T>
 void launch_split(const Arguments<T>& arguments, int teams, Stream stream) {
   const DeviceTensor<const T>& keys = arguments.cache.keys;
-  const auto split_tokens = static_cast<int>(Splits::tokens_of(keys.slices * keys.rows));
+  const auto split_tokens = static_cast<int>(Splits<kDeal>::tokens_of(keys.slices * keys.rows));
   const auto with = [&](int of_teams, int stages) {
     return shape_of<T, kHeads>(keys, of_teams, stages, split_tokens);
   };
   const auto shape =
       first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
   const int64_t head_blocks = ceil_division(arguments.group_size(), int64_t{shape.teams} * kHeads);
-  launch<attention_split_kernel<T, kHeads>>(
-      {extent(Splits::most(keys.slices, keys.rows), head_blocks), extent(shape.teams * kTeam),
+  launch<attention_split_kernel<T, kHeads, kDeal>>(
+      {extent(Splits<kDeal>::most(keys.slices, keys.rows), head_blocks), extent(shape.teams * kTeam),
        shared_bytes<Shared>(shape), stream},
       arguments, shape);
 }
 
-template <Storage T>
+template <int kDeal, Storage T>
 void launch_split(const Arguments<T>& arguments, Stream stream) {
   if (arguments.capacity() == 0) return;
   const int group = arguments.group_size();
   const int teams = group > kMostTeamHeads ? kMostTeams : 1;
   const int heads = (std::min(group, kMostTeams * kMostTeamHeads) + teams - 1) / teams;
-  if (heads == 1) return launch_split<1>(arguments, teams, stream);
-  if (heads == 2) return launch_split<2>(arguments, teams, stream);
-  if (heads <= 4) return launch_split<4>(arguments, teams, stream);
-  if (heads <= 6) return launch_split<6>(arguments, teams, stream);
-  launch_split<8>(arguments, teams, stream);
+  if constexpr (kDeal == 0) {
+    if (heads == 1) return launch_split<0, 1>(arguments, teams, stream);
+    if (heads == 2) return launch_split<0, 2>(arguments, teams, stream);
+    if (heads <= 4) return launch_split<0, 4>(arguments, teams, stream);
+    if (heads <= 6) return launch_split<0, 6>(arguments, teams, stream);
+    launch_split<0, 8>(arguments, teams, stream);
+  } else {
+    require_range("query heads to a KV head", group, 3, 4);
+    launch_split<kDeal, 4>(arguments, teams, stream);
+  }
 }
 
 // The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.
+template <int kDeal>
 int64_t accumulation_depth(int64_t entries) {
+  constexpr int64_t kMostSplitTokens = Splits<kDeal>::kMostSplitTokens;
   int64_t longest = 0;
   for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
     // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
     const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
     // A KV head has no more than kBlocksWanted splits of fewer than kMostSplitTokens tokens.
     const int64_t splits =
-        std::min(ceil_division(entries, tokens), tokens < kMostSplitTokens ? kBlocksWanted : entries);
+        std::min(ceil_division(entries, tokens),
+                 tokens < kMostSplitTokens ? int64_t{Splits<kDeal>::kBlocksWanted} : entries);
     const int64_t in_slice = ceil_division(splits, kJoinSlices);
     const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
     longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
@@ -488,23 +497,55 @@ int64_t product_depth(int64_t head_dim) {
   return in_part + 2 + ceil_division(head_dim, kPartNumbers);
 }
 
+template <int kDeal, Storage T>
+void attend_by_deal(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
+                    const AttentionResult& result, Workspace workspace, Stream stream) {
+  require_valid(queries, cache);
+  const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows;
+  require_workspace(workspace, attention_workspace_by(kDeal, queries.rows, kv_heads, queries.cols, capacity));
+  const Partials partials(workspace.data, queries.rows / kv_heads, queries.cols,
+                          Splits<kDeal>::most(kv_heads, capacity));
+  launch_split<kDeal>(Arguments<T>{queries, cache, static_cast<float>(scale), result, partials}, stream);
+  join_splits(kDeal, {cache.entries, kv_heads, partials, result, queries.cols}, stream);
+}
+
 }  // namespace
 
-int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity) {
+namespace attention_splits {
+
+void attention_by(int deal, DeviceTensor<const Bfloat16> queries, const CacheView<Bfloat16>& cache,
+                  double scale, const AttentionResult& result, Workspace workspace, Stream stream) {
+  with_variant<kDealCount>(
+      deal, [&](auto number) { attend_by_deal<number>(queries, cache, scale, result, workspace, stream); });
+}
+
+int64_t attention_workspace_by(int deal, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
+                               int64_t capacity) {
   if (kv_heads == 0) return 0;
-  return Partials::bytes(query_heads / kv_heads, head_dim, Splits::most(kv_heads, capacity));
+  return with_variant<kDealCount>(deal, [&](auto number) {
+    return Partials::bytes(query_heads / kv_heads, head_dim, Splits<number>::most(kv_heads, capacity));
+  });
+}
+
+KernelArithmetic attention_arithmetic_by(int deal, int64_t entries, int64_t head_dim) {
+  return with_variant<kDealCount>(deal, [&](auto number) {
+    return KernelArithmetic{.precision = Precision::fp32,
+                            .accumulation_depth = accumulation_depth<number>(entries),
+                            .product_depth = product_depth(head_dim),
+                            .rescalings = entries <= kTileTokens ? 0 : 1};
+  });
+}
+
+}  // namespace attention_splits
+
+int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity) {
+  return attention_workspace_by(0, query_heads, kv_heads, head_dim, capacity);
 }
 
 template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                const AttentionResult& result, Workspace workspace, Stream stream) {
-  require_valid(queries, cache);
-  const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows;
-  require_workspace(workspace, attention_workspace(queries.rows, kv_heads, queries.cols, capacity));
-  const Partials partials(workspace.data, queries.rows / kv_heads, queries.cols,
-                          Splits::most(kv_heads, capacity));
-  launch_split(Arguments<T>{queries, cache, static_cast<float>(scale), result, partials}, stream);
-  join_splits({cache.entries, kv_heads, partials, result, queries.cols}, stream);
+  attend_by_deal<0>(queries, cache, scale, result, workspace, stream);
 }
 
 template void attention(DeviceTensor<const float>, const CacheView<float>&, double, const AttentionResult&,
@@ -515,10 +556,7 @@ template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&
                         const AttentionResult&, Workspace, Stream);
 
 KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim) {
-  return {.precision = Precision::fp32,
-          .accumulation_depth = accumulation_depth(entries),
-          .product_depth = product_depth(head_dim),
-          .rescalings = entries <= kTileTokens ? 0 : 1};
+  return attention_arithmetic_by(0, entries, head_dim);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -12,9 +13,15 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace attention_splits {
 
-inline constexpr int64_t kMostSplitTokens = 512;
-/// Four for each multiprocessor of an H200. A constant, because results must not depend on the device.
-inline constexpr int64_t kBlocksWanted = 528;
+/// How entries are dealt to blocks. Constants, because results must not depend on the device.
+struct Deal {
+  int64_t blocks_wanted;
+  int64_t most_split_tokens;
+};
+/// The first is `attention`'s: four blocks for each multiprocessor of an H200. The others are for BF16 caches with three or four
+/// query heads to a KV head alone (primitives/tile_variants.hpp).
+inline constexpr Deal kDeals[] = {{528, 512}, {264, 1024}, {396, 768}, {792, 384}, {1056, 256}};
+inline constexpr int kDealCount = static_cast<int>(std::size(kDeals));
 /// The length of a row of partial outputs is a multiple of this.
 inline constexpr int64_t kRowUnit = 8;
 
@@ -32,7 +39,13 @@ struct Split {
 /// The splits of a layer, those of KV head 0 first. All but the last of each head have the same length, which follows from
 /// the entries of all heads together: however ragged the heads are, their blocks have equally much to do, and results do
 /// not depend on the capacity. Device code that whole warps call.
+///
+/// kDeal  the number of a deal
+template <int kDeal>
 struct Splits {
+  static constexpr int64_t kBlocksWanted = kDeals[kDeal].blocks_wanted;
+  static constexpr int64_t kMostSplitTokens = kDeals[kDeal].most_split_tokens;
+
   const int64_t* entries;  // [kv_heads]
   int64_t kv_heads;
   int64_t tokens;  // of one split
@@ -47,11 +60,11 @@ struct Splits {
   /// The length of a split, if all heads together have so many entries.
   __host__ __device__ static int64_t tokens_of(int64_t total) {
     const int64_t balanced = round_up(ceil_division(total, kBlocksWanted), kTileTokens);
-    return max(int64_t{kTileTokens}, min(balanced, kMostSplitTokens));
+    return max(int64_t{kTileTokens}, min(balanced, int64_t{kMostSplitTokens}));
   }
   /// So many splits a cache of this capacity has at most: those of a full one, and one for the last entries of each head.
   static int64_t most(int64_t kv_heads, int64_t capacity) {
-    const int64_t of_full_cache = std::max(kBlocksWanted, kv_heads * capacity / kMostSplitTokens);
+    const int64_t of_full_cache = std::max(int64_t{kBlocksWanted}, kv_heads * capacity / kMostSplitTokens);
     return std::min(kv_heads * ceil_division(capacity, kTileTokens), of_full_cache + kv_heads);
   }
 
@@ -113,7 +126,16 @@ struct JoinArguments {
 };
 
 /// Queues attention_join_kernel, which combines the splits to the results.
-void join_splits(const JoinArguments& arguments, Stream stream);
+///
+/// deal  by which the entries were split
+void join_splits(int deal, const JoinArguments& arguments, Stream stream);
+
+/// attention, attention_workspace and attention_arithmetic with any of the deals.
+void attention_by(int deal, DeviceTensor<const Bfloat16> queries, const CacheView<Bfloat16>& cache,
+                  double scale, const AttentionResult& result, Workspace workspace, Stream stream);
+int64_t attention_workspace_by(int deal, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
+                               int64_t capacity);
+KernelArithmetic attention_arithmetic_by(int deal, int64_t entries, int64_t head_dim);
 
 }  // namespace attention_splits
 }  // namespace KVBOUND_CUDA_BUILD

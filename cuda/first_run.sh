@@ -21,6 +21,7 @@
 #   --only S[,S]       these stages only
 #   --out DIR          for the results, at most 8 files (default: $OUT, else out/first_run); summary.txt and log.txt among them
 #   --tiny             small shapes and a few cases of everything
+#   --seconds N        for each stage at most, where that is less than its own limit
 #   --counters FILE    the emulation's counters, as `kvbound bench --backend emulated --model ... --json FILE` writes them:
 #                      the profile is set against them
 #   --help
@@ -70,14 +71,14 @@ usage_error() {
 }
 
 parse_arguments() {
-  backend=cuda folder='' out=${OUT:-$source_folder/out/first_run} tiny='' counters='' chosen=("${stages[@]}") stage=''
+  backend=cuda folder='' out=${OUT:-$source_folder/out/first_run} tiny='' counters='' seconds='' chosen=("${stages[@]}") stage=''
   while (($#)); do
     case $1 in
       --help)
         sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$source_folder/cuda/first_run.sh"
         exit 0 ;;
       --tiny) tiny=1 && shift && continue ;;
-      --backend | --only | --out | --counters | --stage) (($# > 1)) || usage_error "$1 needs a value" ;;
+      --backend | --only | --out | --counters | --seconds | --stage) (($# > 1)) || usage_error "$1 needs a value" ;;
       -*) usage_error "no option $1" ;;
       *)
         [[ -z $folder ]] || usage_error "more than one folder: $folder and $1"
@@ -88,6 +89,7 @@ parse_arguments() {
       --only) IFS=, read -ra chosen <<<"$2" ;;
       --out) out=$2 ;;
       --counters) counters=$2 ;;
+      --seconds) seconds=$2 ;;
       --stage) stage=$2 ;;  # of this script's own: one stage, in this process
     esac
     shift 2
@@ -107,6 +109,10 @@ check_arguments() {
     [[ -n ${limits[$name]:-} ]] || usage_error "--only $name: known stages: ${stages[*]}"
   done
   [[ -z $counters || -r $counters ]] || usage_error "--counters $counters: cannot be read"
+  [[ -z $seconds || $seconds =~ ^[1-9][0-9]{0,3}$ ]] || usage_error "--seconds $seconds: a number of seconds"
+  for name in "${stages[@]}"; do
+    [[ -z $seconds ]] || ((seconds >= limits[$name])) || limits[$name]=$seconds
+  done
   [[ -x $folder/kvbound ]] || usage_error "no program kvbound in $folder"
   mkdir -p "$out" || usage_error "--out $out: cannot be made"
   folder=$(realpath "$folder") out=$(realpath "$out")
@@ -340,7 +346,7 @@ profile_operation() {
 stage_sweep() {
   shown "$folder/kvbound_first_run_$build" --gtest_brief=1 --gtest_filter='TileVariants.*' ${tiny:+--tiny} | tee "$work/sweep"
   local status=${PIPESTATUS[0]}
-  figure "$(sed -n 's/^best: //p' "$work/sweep" | paste -sd ';' | sed 's/;/; /g')"
+  figure "$(sed -n 's/^best: //p' "$work/sweep" | paste -sd ';' | sed 's/;/; /g; s/ of the time of what is in use//g')"
   return "$status"
 }
 

@@ -7,6 +7,7 @@
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/tile_variants.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -217,8 +218,8 @@ __device__ void add_weights(const Window<T>& window, const Products<T, kRows>& l
 //            L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; rows up to a multiple of
 //            query_rows cost products, too
-template <Storage T, int kRows>
-__global__ void __launch_bounds__(kThreads, 4)
+template <Storage T, int kRows, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
     window_attention_kernel(Window<T> window, const float* log_sum_exp, float divisor, float* weights,
                             Shape shape) {
   SharedMemory memory;
@@ -312,19 +313,25 @@ float divisor_of(WindowReduction reduction, int64_t queries) {
   return 1;
 }
 
+template <int kTile, Storage T>
+void launch_attention(const Window<T>& window, const Shape& shape, const float* log_sum_exp,
+                      WindowReduction reduction, float* weights, Stream stream) {
+  constexpr WindowTile kShape = kWindowTiles[kTile];
+  const int64_t tiles = ceil_division(window.tokens(), kTileTokens);
+  launch<window_attention_kernel<T, kShape.rows, kShape.blocks>>(
+      {extent(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape), stream}, window,
+      log_sum_exp, divisor_of(reduction, window.size()), weights, shape);
+}
+
 template <Storage T>
 void launch_attention(const Window<T>& window, const float* log_sum_exp, WindowReduction reduction,
                       float* weights, Stream stream) {
+  static_assert(kWindowTiles[0].rows == kFewRows && kWindowTiles[1].rows == kManyRows);
   const Shape shape = shape_that_fits(window, window.size() > kFewRows * kRowLanes, 1);
-  const int64_t tiles = ceil_division(window.tokens(), kTileTokens);
-  const float divisor = divisor_of(reduction, window.size());
-  const LaunchShape blocks{extent(tiles, window.keys.slices), dim3(kThreads), shared_bytes<Shared>(shape),
-                           stream};
   if (shape.query_rows == kManyRows * kRowLanes) {
-    launch<window_attention_kernel<T, kManyRows>>(blocks, window, log_sum_exp, divisor, weights, shape);
-  } else {
-    launch<window_attention_kernel<T, kFewRows>>(blocks, window, log_sum_exp, divisor, weights, shape);
+    return launch_attention<1>(window, shape, log_sum_exp, reduction, weights, stream);
   }
+  launch_attention<0>(window, shape, log_sum_exp, reduction, weights, stream);
 }
 
 int64_t accumulation_depth(int64_t tokens) {
@@ -367,6 +374,17 @@ void window_attention(const WindowView<T>& view, const float* log_sum_exp, Windo
                       float* weights, Stream stream) {
   require_window(view);
   launch_attention(Window<T>(view), log_sum_exp, reduction, weights, stream);
+}
+
+void window_tiles::window_attention_by(int tile, const WindowView<Bfloat16>& view, const float* log_sum_exp,
+                                       WindowReduction reduction, float* weights, Stream stream) {
+  require_window(view);
+  const Window<Bfloat16> window(view);
+  with_variant<kWindowTileCount>(tile, [&](auto number) {
+    const auto shape =
+        first_that_fits<Shared>({Shape(window.keys, 1, kWindowTiles[number].rows * kRowLanes)});
+    launch_attention<number>(window, shape, log_sum_exp, reduction, weights, stream);
+  });
 }
 
 template void window_log_sum_exp(const WindowView<float>&, float*, Workspace, Stream);

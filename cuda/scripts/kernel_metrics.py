@@ -20,8 +20,8 @@ import re
 import sys
 from dataclasses import dataclass
 
-UNITS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1, "us": 1, "msecond": 1e3, "ms": 1e3, "second": 1e6, "s": 1e6,  # to microseconds
-         "byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1, "Gbyte": 1e3}  # to MB
+UNITS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1, "us": 1, "msecond": 1e3, "ms": 1e3, "second": 1e6, "s": 1e6,
+         "byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1, "Gbyte": 1e3}  # to microseconds and to MB
 LOADED, STORED = "l1tex__t_{}_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_{}_pipe_lsu_mem_global_op_st.sum"
 CONFLICTS = ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",)
 WAVEFRONTS = ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",)
@@ -64,8 +64,9 @@ def number(text):
 
 
 def short(name):
-    """A kernel's name without namespaces, template arguments and parameters."""
-    return re.sub(r"<.*", "", name.split("(")[0]).split("::")[-1].split()[-1]
+    """A kernel's name without namespaces, template arguments and parameters: all kernels here are called ..._kernel."""
+    found = re.search(r"\b\w+_kernel\b", name)
+    return found[0] if found else name
 
 
 def launches(lines):

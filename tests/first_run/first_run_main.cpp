@@ -1,4 +1,4 @@
-// The gates of cuda/first_run.sh: large shapes.
+// The gates of cuda/first_run.sh: large shapes and tile shapes.
 //
 // usage: kvbound_first_run_BUILD [--gtest_...] [--tiny]
 #include <cstdio>

@@ -22,6 +22,9 @@ struct GateShape {
 
 /// The shape of this run: with --tiny on the command line a tiny one.
 const GateShape& gate_shape();
+/// The same for K1's tile shapes, with --tiny of heads so small that they have enough entries for two tiles in a split.
+const GateShape& split_shape();
+bool is_tiny();
 /// Reads the program's arguments, those of GoogleTest taken off. Returns false for anything else than --tiny.
 bool read_gate_arguments(int count, char** arguments);
 
@@ -41,8 +44,8 @@ class GateTensor {
 };
 
 /// Keys and queries of twice the usual size, so that few of tens of thousands of entries have most of the attention.
-GateTensor gate_keys();
-GateTensor gate_values();
+GateTensor gate_keys(const GateShape& shape = gate_shape());
+GateTensor gate_values(const GateShape& shape = gate_shape());
 GateTensor gate_queries(int64_t window);  ///< [query_heads, window, head_dim]
 GateTensor gate_projection();             ///< [query_heads, head_dim, model_dim]
 

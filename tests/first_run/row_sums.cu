@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kSumThreads)
 
 void row_sums(const float* numbers, int64_t rows, int64_t cols, float* sums, Stream stream) {
   if (rows == 0) return;
-  launch({extent(rows), dim3(kSumThreads), shared_bytes<SumShared>(), stream}, row_sums_kernel, numbers, cols,
-         sums);
+  launch<row_sums_kernel>({extent(rows), dim3(kSumThreads), shared_bytes<SumShared>(), stream}, numbers, cols,
+                          sums);
 }
 
 int64_t row_sums_depth(int64_t cols) { return ceil_division(cols, kSumThreads) + 5 + kSumWarps; }
