@@ -8,7 +8,7 @@
 #
 #   facts      the machine: GPU, driver, tools, and where cuBLAS is
 #   impulse    the primitives: every index of every layout of mma, wgmma, TMA, mbarriers and clusters
-#   parity     every operation against the reference, a process for each suite of tests
+#   parity     every operation against the reference, a process for each suite of tests; whole sessions against it
 #   large      K1, K2 and K3 at 32,768 tokens, on poisoned outputs, against float64, the portable kernel and cuBLAS
 #   sanitizer  compute-sanitizer on a small case of every operation: memcheck; racecheck and synccheck if there is time
 #   bench      kvbound bench, a process for each operation                                                (bench.jsonl)
@@ -197,10 +197,19 @@ stage_parity() {
         printf "%s\n" "$output"
         echo "[ SUITE FAILED ] {}"
       fi' "$cases" | tee "$work/parity"
-  local failed
+  local failed sessions="sessions agree"
   failed=$(grep -c '^\[ SUITE FAILED \]' "$work/parity")
-  figure "$(counted "$work/parity"), ${#all[@]} suites, $failed of them failed"
-  ((failed == 0))
+  sessions_agree || sessions="error: sessions of the device and of the reference differ"
+  figure "$(counted "$work/parity"), ${#all[@]} suites, $failed of them failed; $sessions"
+  [[ $failed == 0 && $sessions != error:* ]] || { echo "error: $failed suites failed; $sessions" && return 1; }
+}
+
+# Whole sessions, compressions and decode steps, of the device and of the reference.
+sessions_agree() {
+  local policies=snapkv,snapkv+critical,h2o,h2o+obcache-joint,h2o+keepkv,tova+cam,streaming-llm tokens=2048
+  [[ -z $tiny ]] || { policies=snapkv+critical,h2o+keepkv && tokens=256; }
+  shown "$folder/kvbound" generate --kind sink --tokens $tokens --decode 8 --layers 1 "$work/trace" --quiet &&
+    shown "$folder/kvbound" replay "$work/trace" --policy "$policies" --budget 25% --backend "reference,$backend" --quiet
 }
 
 # The tests of a filter that are of one suite, as a filter.

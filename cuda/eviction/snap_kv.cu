@@ -11,6 +11,7 @@
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
+#include "snap_kv_variants.hpp"
 #include "window_check.hpp"
 #include "window_tiles.hpp"
 

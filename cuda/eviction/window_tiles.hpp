@@ -12,7 +12,6 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -36,20 +35,6 @@ inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
 inline int64_t product_depth(int64_t head_dim) {
   return std::min<int64_t>(head_dim, kPartNumbers) + ceil_division(head_dim, kPartNumbers);
 }
-
-/// A tile of window_attention_kernel.
-struct WindowTile {
-  int rows;    ///< queries of a thread
-  int blocks;  ///< that a multiprocessor must have registers for
-};
-/// window_attention takes the first for windows of at most 32 queries, and the second for larger ones. The others are for BF16
-/// alone (primitives/tile_variants.hpp).
-inline constexpr WindowTile kWindowTiles[] = {{4, 4}, {8, 4}, {2, 4}, {2, 8}, {4, 3}, {8, 3}};
-inline constexpr int kWindowTileCount = static_cast<int>(std::size(kWindowTiles));
-
-/// window_attention with any of the tiles. Throws ShapeMismatch if it does not fit into shared memory; as window_attention.
-void window_attention_by(int tile, const WindowView<Bfloat16>& window, const float* log_sum_exp,
-                         WindowReduction reduction, float* weights, Stream stream);
 
 /// A window's queries, in the order of their heads and positions.
 template <Storage T>

@@ -5,11 +5,9 @@
 
 #include <string>
 #include <type_traits>
-#include <utility>
 
+#include <kvbound/cuda/support/build.hpp>
 #include <kvbound/reference/core/error.hpp>
-
-#include "kernel.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

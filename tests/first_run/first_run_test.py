@@ -111,7 +111,7 @@ class Emulated(FirstRunTest):
                 self.assertEqual(verdict, "passed", stage)
             self.assertNotEqual(said, "")
         self.assertRegex(summary["impulse"][1], "^[1-9][0-9]+ tests, 7 programs, 0 of them failed$")
-        self.assertRegex(summary["parity"][1], "^[1-9][0-9]+ tests, [1-9][0-9]+ suites, 0 of them failed$")
+        self.assertRegex(summary["parity"][1], "^[1-9][0-9]+ tests, [1-9][0-9]+ suites, 0 of them failed; sessions agree$")
         self.assertRegex(summary["large"][1], "^6 tests, 14 comparisons; cuBLAS not done: the emulation has none$")
         self.assertRegex(summary["sweep"][1], "^K1: .*%; K2: .*%$")
         documents = [json.loads(line) for line in (self.out / "bench.jsonl").read_text("utf-8").splitlines()]
@@ -138,7 +138,7 @@ class Emulated(FirstRunTest):
         self.assertEqual(self.summary()["parity"][0], "failed")
         log = (self.out / "log.txt").read_text("utf-8")
         self.assertEqual(log.count("[ SUITE FAILED ] Second/BF16."), 1, log)
-        self.assertIn("figure: 2 tests, 2 suites, 1 of them failed", log)
+        self.assertIn("figure: 2 tests, 2 suites, 1 of them failed; sessions agree", log)
 
     def test_names_what_it_does_not_know(self):
         for arguments, said in ((["--only", "facts,fact"], "--only fact: known stages: facts impulse"), (["--onyl"], "no option --onyl"),

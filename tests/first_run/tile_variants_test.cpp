@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <kvbound/cuda/attention_splits.hpp>
-#include <kvbound/cuda/eviction/window_tiles.hpp>
+#include <kvbound/cuda/attention_variants.hpp>
+#include <kvbound/cuda/eviction/snap_kv_variants.hpp>
 #include <kvbound/cuda/support/timer.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
