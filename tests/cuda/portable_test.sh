@@ -2,10 +2,10 @@
 # The portable programs run on a machine without any of our libraries: they are small, depend on libc alone, and run in
 # a root folder that holds nothing else.
 #
-# usage: portable_test.sh FOLDER      FOLDER: the programs, stripped, kvbound among them
+# usage: portable_test.sh FOLDER MOST_BYTES      FOLDER: the programs, stripped, kvbound among them
 set -euo pipefail
 folder=$(realpath "$1")
-most_bytes=40000000
+most_bytes=$2
 newest_libc=2.35 # Ubuntu 22.04's: images with a GPU's libraries are older than what they are built on
 bare=$(mktemp -d "${TMPDIR:-/tmp}/kvbound-bare-XXXXXX")
 trap 'rm -rf "$bare"' EXIT
