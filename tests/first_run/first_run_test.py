@@ -1,5 +1,5 @@
-"""cuda/first_run.sh runs whole on the emulation; it goes on behind a stage that fails, and shows what was left out as left out. With
-stand-ins for a GPU's tools, what it asks of them is what the emulated programs can do, and their results are read.
+"""cuda/first_run.sh runs whole on the emulation; it goes on behind a stage that fails, and shows what was left out as left
+out. With stand-ins for a GPU's tools, what it asks of them is what the emulated programs can do, and their results are read.
 
 usage: first_run_test.py FOLDER      FOLDER: the emulated programs
 """
@@ -12,13 +12,17 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from support.peer_file import PEER
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT, METRICS = ROOT / "cuda" / "first_run.sh", ROOT / "cuda" / "scripts" / "kernel_metrics.py"
 STAGES = ("facts", "impulse", "parity", "large", "sanitizer", "bench", "profile", "sweep", "torch")
 # Suites that launch no kernel, or that launch those of other suites.
-WITHOUT_A_SMALL_CASE = {"AttentionArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations", "MemoryPoolTest",
-                        "RecordingTest", "SessionParity", "SessionErrors", "SessionRequests", "WindowArithmetic", "ParityComparator",
-                        "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf"}
+WITHOUT_A_SMALL_CASE = {
+    "AttentionArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations", "MemoryPoolTest",
+    "RecordingTest", "SessionParity", "SessionErrors", "SessionRequests", "WindowArithmetic", "ParityComparator",
+    "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf"
+}
 
 PROFILE = '''"operation","attention"
 "ID","Process ID","Kernel Name","Context","Grid Size","gpu__time_duration.sum","dram__bytes_read.sum","dram__bytes_write.sum",\
@@ -43,10 +47,18 @@ echo "asked for: $*"
 while [ "${1#/}" = "$1" ]; do shift; done
 exec "$@" --gtest_filter='PoolParity.*'
 """
+# Has torch, and in place of bench_torch.py's times it has a file of them, which it puts where --json says.
+PYTHON = """#!/bin/bash
+case "$*" in
+  '-c import torch') ;;
+  *bench_torch.py*" --device cuda --of device "*) while [[ $1 != --json ]]; do shift; done; cp {file} "$2" ;;
+  *) echo "unexpected arguments: $*" && exit 3 ;;
+esac
+"""
 # Two suites, of which the second ends its process.
 PARITY = """#!/bin/sh
 case "$*" in
-  *list*) printf 'Running main() from x\\nFirst.\\n  One\\n  Two\\nSecond/BF16.  # TypeParam = x\\n  Only  # more\\n' ;;
+  *list*) printf 'Running main() from x\\nFirst.\\n  One\\n  Two\\nSecond/BF16.  # Type = x\\n  Only  # more\\n' ;;
   *First.One:First.Two) echo '[==========] 2 tests from 1 test suite ran. (1 ms total)' ;;
   *Second/BF16.Only) echo died && kill -9 $$ ;;
   *) echo 'unexpected arguments' && exit 3 ;;
@@ -77,7 +89,8 @@ class FirstRunTest(unittest.TestCase):
     def impulses(self, folder, ending):
         """Programs with one test that passes in place of those of the primitives."""
         for program in folder.glob(f"*{ending}"):
-            self.planted(program, "#!/bin/sh\necho '[==========] 1 test from 1 test suite ran.'\necho '[  PASSED  ] 1 test.'\n")
+            self.planted(program, "#!/bin/sh\n"
+                         "echo '[==========] 1 test from 1 test suite ran.'\necho '[  PASSED  ] 1 test.'\n")
 
     def planted(self, path, text):
         path.parent.mkdir(exist_ok=True)
@@ -116,14 +129,16 @@ class Emulated(FirstRunTest):
         self.assertRegex(summary["sweep"][1], "^K1: .*%; K2: .*%$")
         documents = [json.loads(line) for line in (self.out / "bench.jsonl").read_text("utf-8").splitlines()]
         self.assertEqual([document["operations"][0]["operation"] for document in documents],
-                         ["attention", "projected-value-norms", "select-critical", "compact", *["step"]])
+                         ["attention", "projected-value-norms", "select-critical", "compact", "step"])
 
     def test_goes_on_behind_a_failure(self):
         programs = self.programs()
         self.impulses(programs, "_test")
-        self.planted(programs / "fragments_test", "#!/bin/sh\necho '[  FAILED  ] Fragments.AreThere (1 ms)'\nexit 1\n")
+        self.planted(programs / "fragments_test",
+                     "#!/bin/sh\necho '[  FAILED  ] Fragments.AreThere (1 ms)'\nexit 1\n")
         self.planted(programs / "kvbound_first_run_emulated", "#!/bin/sh\nsleep 60\n")
-        done = run("--backend", "emulated", "--tiny", "--only", "sweep,large,facts,impulse", "--seconds", "3", "--out", self.out, programs)
+        done = run("--backend", "emulated", "--tiny", "--only", "sweep,large,facts,impulse", "--seconds", "3",
+                   "--out", self.out, programs)
         self.assertEqual(done.returncode, 1, done.stdout)
         summary = self.summary()
         self.assertEqual([(stage, verdict) for stage, (verdict, _) in summary.items()],
@@ -141,10 +156,13 @@ class Emulated(FirstRunTest):
         self.assertIn("figure: 2 tests, 2 suites, 1 of them failed; sessions agree", log)
 
     def test_names_what_it_does_not_know(self):
-        for arguments, said in ((["--only", "facts,fact"], "--only fact: known stages: facts impulse"), (["--onyl"], "no option --onyl"),
-                                (["--backend", "cpu"], "--backend cpu: cuda or emulated"), (["--out"], "--out needs a value"),
-                                ([self.folder], f"no program kvbound in {self.folder}"), (["--seconds", "0"], "--seconds 0: a number"),
-                                (["--counters", "gone"], "--counters gone: cannot be read"), (["a", "b"], "more than one folder: a and b")):
+        for arguments, said in ((["--only", "facts,fact"], "--only fact: known stages: facts impulse"),
+                                (["--onyl"], "no option --onyl"), (["--out"], "--out needs a value"),
+                                (["--backend", "cpu"], "--backend cpu: cuda or emulated"),
+                                ([self.folder], f"no program kvbound in {self.folder}"),
+                                (["--seconds", "0"], "--seconds 0: a number"),
+                                (["--counters", "gone"], "--counters gone: cannot be read"),
+                                (["a", "b"], "more than one folder: a and b")):
             with self.subTest(arguments=arguments):
                 done = run(*arguments, OUT=str(self.out))
                 self.assertEqual((done.returncode, done.stdout), (2, ""))
@@ -199,8 +217,20 @@ class WithStandInsForAGpu(FirstRunTest):
         self.assertRegex(summary["profile"][1], "^[1-9][0-9]* kernels$")
         self.assertRegex(done.stdout, r"attention_split_kernel +16 / 16 +2\.5 / 5\n")
 
+    def test_times_of_torch_are_shown_beside_its_own(self):
+        operations = [{"operation": name, "policy": policy, "calls": 1, "bytes": 4096, "seconds": [2.0]}
+                      for name, policy in (("attention", None), ("step", "snapkv"))]
+        file = self.folder / "peer.json"
+        file.write_text(json.dumps({**PEER, "device": "cuda", "operations_of": "device", "operations": operations}), "utf-8")
+        self.planted(self.tools / "python3", PYTHON.format(file=file))
+        done = self.cuda("--only", "torch")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(self.summary()["torch"][1], r"^2 operations; attention: torch takes [0-9.]+ \(.*\) times as long$")
+        self.assertTrue((self.out / "torch.json").exists())
+
     def test_what_its_tools_find_is_a_failure(self):
-        self.planted(self.tools / "compute-sanitizer", "#!/bin/sh\necho '========= Invalid __global__ write of size 4 bytes'\nexit 9\n")
+        self.planted(self.tools / "compute-sanitizer",
+                     "#!/bin/sh\necho '========= Invalid __global__ write of size 4 bytes'\nexit 9\n")
         self.planted(self.tools / "ncu", "#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM'\nexit 1\n")
         done = self.cuda("--only", "sanitizer,profile")
         self.assertEqual(done.returncode, 1)
@@ -222,7 +252,8 @@ class KernelMetrics(FirstRunTest):
         code, out, _ = self.metrics(PROFILE)
         self.assertEqual(code, 0)
         split, join = (line.split() for line in out.splitlines()[1:])
-        self.assertEqual(split, ["attention", "attention_split_kernel", "43.25", "134.5", "4.25", "79", "37.5", "16", "-", "2.5", "-"])
+        self.assertEqual(split, ["attention", "attention_split_kernel", "43.25", "134.5", "4.25", "79", "37.5", "16", "-",
+                                 "2.5", "-"])
         self.assertEqual(join[:3] + join[7:], ["attention", "attention_join_kernel", "3.1", "-", "-", "-", "-"])
 
     def test_of_nothing_are_a_failure(self):
