@@ -7,9 +7,8 @@
 profile.csv: results of `ncu --csv --page raw` one behind the other, each behind a line "operation",NAME; the stage `profile` of
 cuda/first_run.sh writes it. A metric that ncu did not report is shown as -.
 
---counters: a file of `kvbound bench --backend emulated --model h100 --json`. Shapes differ, so ratios are compared: sectors for
-each request, and bank conflicts as a share of wavefronts. Read of it: operations[].kernels[], each with name, global_requests,
-global_sectors, shared_wavefronts and bank_conflicts.
+--counters: a file of `kvbound bench --backend emulated --model h100 --json`, of the same shape: what the emulation counted of
+the same kernel of the same operation, and the time that its model predicts.
 
 Exit codes: 0; 1 no kernel was measured; 2 usage; 4 a file that cannot be read.
 """
@@ -28,6 +27,7 @@ WAVEFRONTS = ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",)
 TENSOR = ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
           "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active")
 COLUMNS = ("us", "MB read", "MB written", "registers", "occupancy %", "sectors/load", "sectors/store", "conflicts %", "tensor %")
+COUNTED = ("us / model", "MB read", "MB written", "registers", "occupancy %", "sectors/request", "conflicts %")
 
 
 class Invalid(Exception):
@@ -95,32 +95,43 @@ def table(found):
 
 
 def counted(path):
-    """What the emulation counted of each kernel: {name: its counters}."""
+    """What the emulation counted: {(operation, kernel): a row of COUNTED}, of the first launch of each."""
     try:
         with open(path, encoding="utf-8") as file:
             operations = json.load(file)["operations"]
-        return {short(kernel["name"]): kernel for operation in operations for kernel in operation.get("kernels", [])}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        rows = {}
+        for operation in operations:
+            for launch in operation["launches"]:
+                rows.setdefault((operation["operation"], short(launch["kernel"])), counted_row(launch))
+        return rows
+    except (ValueError, KeyError, TypeError) as error:
         raise Invalid(f"{path}: not what kvbound bench --model writes ({type(error).__name__}: {error})") from None
 
 
-def share(kernel, above, below, factor=1):
-    return factor * kernel[above] / kernel[below] if kernel.get(below) else None
+def counted_row(launch):
+    counts, model = launch["counts"], launch["model"]
+    requests, wavefronts = counts["device_requests"], counts["wavefronts"]
+    return (1e6 * model["predicted_seconds"], 1e-6 * launch["bytes_read"], 1e-6 * launch["bytes_written"],
+            model["registers"], 100 * model["occupancy"], counts["sectors"] / requests if requests else None,
+            100 * (wavefronts - counts["least_wavefronts"]) / wavefronts if wavefronts else None)
+
+
+def measured_row(launch):
+    sectors, requests = (sum(launch.metrics.get(of.format(what), 0) for of in (LOADED, STORED))
+                         for what in ("sectors", "requests"))
+    return (*launch.row()[:5], sectors / requests if requests else None, launch.ratio(CONFLICTS, WAVEFRONTS, 100))
 
 
 def comparison(found, counters):
-    """Measured and counted side by side, for the kernels of both."""
-    lines = [f"{'measured / counted':<34}{'sectors/request':>22}{'conflicts %':>22}"]
+    """Measured and counted side by side."""
+    lines = [f"{'measured / counted':<58}" + "".join(f"{name:>18}" for name in COUNTED)]
     for launch in found:
-        kernel = counters.get(launch.kernel)
-        if not kernel:
-            lines.append(f"{launch.kernel:<34}  not counted")
-            continue
-        sums = [sum(launch.metrics.get(of.format(what), 0) for of in (LOADED, STORED)) for what in ("sectors", "requests")]
-        pairs = ((sums[0] / sums[1] if sums[1] else None, share(kernel, "global_sectors", "global_requests")),
-                 (launch.ratio(CONFLICTS, WAVEFRONTS, 100), share(kernel, "bank_conflicts", "shared_wavefronts", 100)))
-        cells = (" / ".join("-" if cell is None else f"{cell:.3g}" for cell in pair) for pair in pairs)
-        lines.append(f"{launch.kernel:<34}" + "".join(f"{cell:>22}" for cell in cells))
+        row = counters.get((launch.operation, launch.kernel))
+        cells = ["not counted"]
+        if row:
+            pairs = zip(measured_row(launch), row)
+            cells = [" / ".join("-" if cell is None else f"{cell:.3g}" for cell in pair) for pair in pairs]
+        lines.append(f"{launch.operation:<24}{launch.kernel:<34}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
 
 

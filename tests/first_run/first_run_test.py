@@ -34,8 +34,10 @@ PROFILE = '''"operation","attention"
 "(536, 1, 1)","43.25","134.5","4,250","79","37.5","1,000","16,000","50","2,000"
 "1","17","attention_join_kernel","1","(32, 2, 1)","3.1","0.5","1","48","20","0","0","0","0"
 '''
-COUNTERS = {"operations": [{"kernels": [{"name": "attention_split_kernel", "global_requests": 10, "global_sectors": 160,
-                                         "shared_wavefronts": 100, "bank_conflicts": 5}]}, {}]}
+COUNTERS = {"operations": [{"operation": "attention", "launches": [
+    {"kernel": "attention_split_kernel<Bfloat16, 4, 0>", "bytes_read": 134000000, "bytes_written": 4300000,
+     "counts": {"device_requests": 10, "sectors": 160, "wavefronts": 100, "least_wavefronts": 95},
+     "model": {"predicted_seconds": 42e-6, "registers": None, "occupancy": 0.375}}]}]}
 NCU = f"""#!/bin/sh
 echo '==PROF== Connected to process 17'
 sed 1d <<'EOF'
@@ -215,7 +217,9 @@ class WithStandInsForAGpu(FirstRunTest):
         self.assertEqual(summary["sanitizer"][1], "clean: memcheck racecheck synccheck")
         self.assertEqual(len(re.findall("asked for: --tool (mem|race|sync)check --error-exitcode 9 ", done.stdout)), 3)
         self.assertRegex(summary["profile"][1], "^[1-9][0-9]* kernels$")
-        self.assertRegex(done.stdout, r"attention_split_kernel +16 / 16 +2\.5 / 5\n")
+        self.assertRegex(done.stdout, r"attention +attention_split_kernel +43.2 / 42 +134 / 134 +4\.25 / 4\.3 +79 / - "
+                         r"+37\.5 / 37\.5 +16 / 16 +2\.5 / 5\n")
+        self.assertRegex(done.stdout, r"attention +attention_join_kernel +not counted\n")
 
     def test_times_of_torch_are_shown_beside_its_own(self):
         operations = [{"operation": name, "policy": policy, "calls": 1, "bytes": 4096, "seconds": [2.0]}
