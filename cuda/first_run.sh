@@ -285,7 +285,7 @@ stage_bench() {
       printf 'error: no time for %s\n' "$operation"
       continue
     fi
-    timeout $((limit < 60 ? limit : 60)) "$folder/kvbound" bench "$operation" --backend "$backend" --shape "$(bench_shape)" \
+    timeout $((limit < 90 ? limit : 90)) "$folder/kvbound" bench "$operation" --backend "$backend" --shape "$(bench_shape)" \
       ${tiny:+--repeats 1} --json "$work/bench.json" --quiet >"$work/bench.txt" 2>&1
     status=$?
     if ((status == 0)); then
@@ -363,9 +363,10 @@ stage_torch() {
   local names device=cuda policies=snapkv,snapkv+critical,h2o more=()
   [[ $backend == cuda ]] || { device=cpu && more=(--dtype bf16); }
   [[ -z $tiny ]] || { more+=(--rounds 1) && policies=snapkv; }
-  python3 -c 'import torch' 2>"$work/torch" || skip "no PyTorch: $(tail -1 "$work/torch")"
+  env LD_LIBRARY_PATH="$library_path" python3 -c 'import torch' 2>"$work/torch" || skip "no PyTorch: $(tail -1 "$work/torch")"
   mapfile -t names < <(torch_names)
-  shown python3 "$source_folder/traces/scripts/bench_torch.py" "${names[@]}" --device $device --of device \
+  # PyTorch has libraries of its own.
+  shown env LD_LIBRARY_PATH="$library_path" python3 "$source_folder/traces/scripts/bench_torch.py" "${names[@]}" --device $device --of device \
     --shape "$(bench_shape)" --policy "$policies" "${more[@]}" --quiet --json "$out/torch.json" || return
   shown timeout "$(time_left)" "$folder/kvbound" bench "${names[@]}" --backend "$backend" --shape "$(bench_shape)" --repeats \
     $((${tiny:-0} ? 1 : 3)) --peer "$out/torch.json" --policy "$policies" --quiet | tee "$work/torch"
@@ -426,7 +427,8 @@ passed_on=("$@")
 parse_arguments "$@"
 check_arguments
 if [[ -n $stage ]]; then
-  work=$KVBOUND_FIRST_RUN_WORK cublas=$KVBOUND_FIRST_RUN_CUBLAS
+  work=$KVBOUND_FIRST_RUN_WORK cublas=$KVBOUND_FIRST_RUN_CUBLAS library_path=${LD_LIBRARY_PATH:-}
+  [[ -z $cublas ]] || export LD_LIBRARY_PATH=$cublas${library_path:+:$library_path}
   SECONDS=0
   "stage_$stage"
   exit
@@ -436,5 +438,4 @@ trap 'rm -rf "$work"' EXIT
 cublas=
 [[ $backend != cuda ]] || cublas=$(find_cublas)
 export KVBOUND_FIRST_RUN_WORK=$work KVBOUND_FIRST_RUN_CUBLAS=$cublas KVBOUND_REQUIRE_GPU=1 OMP_WAIT_POLICY=passive
-[[ -z $cublas ]] || export LD_LIBRARY_PATH=$cublas${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 run_all
