@@ -35,7 +35,6 @@
 #   cuda/first_run.sh --only profile,sweep,torch
 #   cuda/first_run.sh --backend emulated --tiny build/tests/first_run      # to try it, without a GPU
 set -uo pipefail
-shopt -s inherit_errexit
 source_folder=$(dirname "$(dirname "$(realpath "$0")")")
 
 # A stage, and the seconds that it may take.
@@ -44,7 +43,7 @@ declare -A limits=([facts]=40 [impulse]=60 [parity]=240 [large]=180 [sanitizer]=
                    [torch]=130)
 readonly skipped=77  # the exit code of a stage that cannot run here
 
-# A small case of every operation, which launches each of its kernels.
+# A small case of every operation.
 small_cases='*UnderEverySchedule*:AttentionParity/*.DoesWithoutLogits:ObcacheParity/*.WindowMatchesReferenceAcrossGroups'
 small_cases+=':ObcacheParity/*.StepMatchesReferenceAcrossSizesAndRaggedHeads:FindDominantsParity.*'
 small_cases+=':ScoreEmaParity/*.MatchesReferenceAcrossSizes:ObserveScoresParity.Follows*:ReplaceScoresParity.*'
