@@ -130,7 +130,26 @@ TEST_F(LargeShapes, WindowAttentionOfSampledHeadsIsThatOfFloat64) {
 }
 
 std::string name_of(Norm norm) { return norm == Norm::l1 ? "L1" : "L2"; }
-std::string name_of(NormsKernel kernel) { return kernel == NormsKernel::mma ? "mma" : "portable"; }
+std::string name_of(NormsKernel kernel) {
+  switch (kernel) {
+    case NormsKernel::chosen:
+      return "chosen";
+    case NormsKernel::portable:
+      return "portable";
+    case NormsKernel::mma:
+      return "mma";
+    case NormsKernel::wgmma:
+      return "wgmma";
+  }
+  return "";
+}
+
+// Those that this device can run.
+std::vector<NormsKernel> tensor_core_kernels() {
+  constexpr int kHopper = 90;
+  if (cuda::device().compute_capability != kHopper) return {NormsKernel::mma};
+  return {NormsKernel::mma, NormsKernel::wgmma};
+}
 
 // A layer's values and W^O, the device's norms and their error bounds.
 struct NormsGate {
@@ -168,7 +187,9 @@ TEST_F(LargeShapes, NormsOfSampledTokensAreThoseOfFloat64) {
   const Tensor some = rows_of(gate.values.host(), tokens);
   for (const Norm norm : {Norm::l1, Norm::l2}) {
     const Matrix expected = reference::projected_value_norms(shape.layer, some, gate.matrix(), norm);
-    for (const NormsKernel kernel : {NormsKernel::mma, NormsKernel::portable}) {
+    std::vector<NormsKernel> kernels = tensor_core_kernels();
+    kernels.push_back(NormsKernel::portable);
+    for (const NormsKernel kernel : kernels) {
       const std::vector<float> all = gate.norms(norm, kernel);
       std::vector<float> norms;
       for (int64_t h = 0; h < shape.layer.query_heads; ++h) {
@@ -200,12 +221,12 @@ void expect_close(const NormsGate& gate, Norm norm, std::span<const float> porta
   expect_held("K3 " + name_of(norm) + ", portable and " + what, other, expected, bounds.numbers());
 }
 
-TEST_F(LargeShapes, NormsOfAllTokensByMmaAreThoseOfThePortableKernel) {
+TEST_F(LargeShapes, NormsOfAllTokensByTensorCoresAreThoseOfThePortableKernel) {
   const NormsGate gate;
   for (const Norm norm : {Norm::l1, Norm::l2}) {
     const std::vector<float> portable = gate.norms(norm, NormsKernel::portable);
-    expect_close(gate, norm, portable, "mma", gate.norms(norm, NormsKernel::mma),
-                 norms_arithmetic(NormsKernel::mma));
+    for (const NormsKernel kernel : tensor_core_kernels())
+      expect_close(gate, norm, portable, name_of(kernel), gate.norms(norm, kernel), norms_arithmetic(kernel));
   }
 }
 
