@@ -26,7 +26,7 @@ int64_t system_limit(int name, int64_t otherwise) {
 
 DeviceInfo processor() {
   return {.name = "emulated",
-          .compute_capability = 90,
+          .compute_capability = emulation::compute_capability(),
           .multiprocessors = emulation::multiprocessors(),
           .memory = system_limit(_SC_PHYS_PAGES, 1 << 20) * system_limit(_SC_PAGESIZE, 4096),
           .l2_bytes = int64_t{1} << 20,

@@ -1,6 +1,7 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
+#include "cluster_selection.hpp"
 #include "critical_kv.hpp"
 #include "radix_selection.hpp"
 
@@ -70,6 +71,12 @@ void select_critical(const float* attention_scores, const float* stage_two_score
   require_range("row_stride of the scores", row_stride, cols, INT64_MAX);
   require_workspace(workspace, select_critical_workspace(rows, cols));
   if (rows == 0) return;
+  if (cluster_selection::can(rows, cols)) {
+    cluster_selection::launch_selection(
+        {attention_scores, stage_two_scores, cols, row_stride, k, stage_one_count, selection, stage_one},
+        rows, stream);
+    return;
+  }
   const bool in_shared = keys_fit(cols);
   const SelectCriticalArguments arguments{attention_scores,
                                           stage_two_scores,

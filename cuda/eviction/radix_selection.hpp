@@ -105,19 +105,20 @@ __device__ inline int in_bin(const int* counters, int bin) {
   return sum;
 }
 
+/// The highest of a thread's bins, which are successive ones.
+__device__ inline int highest_bin() { return kBins - 1 - static_cast<int>(threadIdx.x) * kBinsPerThread; }
+
 /// Finds the bin of the wanted-th largest counted rank. 1 <= wanted <= the number of counted ranks.
-__device__ inline void find_digit(const Shared& shared, int wanted) {
-  int sizes[kBinsPerThread];
+///
+/// sizes  of the thread's bins
+__device__ inline void find_digit(const int (&sizes)[kBinsPerThread], int wanted, int* warp_totals,
+                                  Found* found) {
   int mine = 0;
-  const int last_bin = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsPerThread;
-  for (int i = 0; i < kBinsPerThread; ++i) {
-    sizes[i] = in_bin(shared.counters, last_bin - i);
-    mine += sizes[i];
-  }
-  int above = prefix_sum(mine, shared.warp_totals) - mine;
+  for (int i = 0; i < kBinsPerThread; ++i) mine += sizes[i];
+  int above = prefix_sum(mine, warp_totals) - mine;
   for (int i = 0; i < kBinsPerThread; ++i) {
     if (above < wanted && wanted <= above + sizes[i]) {
-      *shared.found = {static_cast<uint32_t>(last_bin - i), above, sizes[i]};
+      *found = {static_cast<uint32_t>(highest_bin() - i), above, sizes[i]};
     }
     above += sizes[i];
   }
@@ -149,7 +150,9 @@ __device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, con
       count(shared.counters, counts, static_cast<uint32_t>(rank >> (below - bits)) & ((1u << bits) - 1));
     }
     __syncthreads();
-    find_digit(shared, wanted);
+    int sizes[kBinsPerThread];
+    for (int i = 0; i < kBinsPerThread; ++i) sizes[i] = in_bin(shared.counters, highest_bin() - i);
+    find_digit(sizes, wanted, shared.warp_totals, shared.found);
     __syncthreads();
     const Found found = *shared.found;
     below -= bits;

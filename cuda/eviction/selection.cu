@@ -3,6 +3,7 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
+#include "cluster_selection.hpp"
 #include "radix_selection.hpp"
 #include "radix_sort.hpp"
 
@@ -99,13 +100,17 @@ struct Workspaces {
                                           keys_bytes(rows, cols))) {}
 };
 
-template <void (*kernel)(SelectArguments)>
-void launch_selection(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
-                      const SelectionResult& result, const Workspace& workspace, Stream stream) {
+void require_selectable(int64_t rows, int64_t cols, int64_t row_stride, const Workspace& workspace) {
   require_range("rows", rows, 0, INT32_MAX);
   require_range("columns of the scores", cols, 0, kMostScores);
   require_range("row_stride of the scores", row_stride, cols, INT64_MAX);
   require_workspace(workspace, select_top_workspace(rows, cols));
+}
+
+template <void (*kernel)(SelectArguments)>
+void launch_selection(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
+                      const SelectionResult& result, const Workspace& workspace, Stream stream) {
+  require_selectable(rows, cols, row_stride, workspace);
   if (rows == 0) return;
   const Workspaces memory(workspace, rows, cols);
   const bool in_shared = keys_fit(cols);
@@ -123,6 +128,12 @@ int64_t select_top_workspace(int64_t rows, int64_t cols) {
 
 void select_top(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
                 const SelectionResult& result, Workspace workspace, Stream stream) {
+  require_selectable(rows, cols, row_stride, workspace);
+  if (cluster_selection::can(rows, cols)) {
+    cluster_selection::launch_selection({scores, nullptr, cols, row_stride, k, nullptr, result, {}}, rows,
+                                        stream);
+    return;
+  }
   launch_selection<select_top_kernel>(scores, rows, cols, row_stride, k, result, workspace, stream);
 }
 

@@ -455,6 +455,15 @@ TEST_F(SelectCriticalParity, MatchesReferenceForTheLongestRows) {
   const int64_t cols = cuda::kMostScores;
   expect_parity({{scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols), cols / 5,
                   cols / 10}});
+  without_clusters([&] {
+    expect_parity({{scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols),
+                    cols / 5, cols / 10}});
+  });
+}
+
+TEST_F(SelectCriticalParity, MatchesReferenceForRowsThatBlocksShare) {
+  expect_parity(rows_of(ScoreKind::softmax, ScoreKind::few_values, 4097));
+  expect_parity(rows_of(ScoreKind::few_values, ScoreKind::normal, 9000));
 }
 
 TEST_F(SelectCriticalParity, PutsNoEntryTwiceWhereBothStagesWantTheSame) {
@@ -479,10 +488,23 @@ TEST_F(SelectCriticalParity, TellsOfNanWhereverTheReferenceDoes) {
   EXPECT_EQ(device_selection({stage_one}).status, 0);
 }
 
+TEST_F(SelectCriticalParity, TellsOfNanInRowsThatBlocksShare) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const TwoStageRow row{scores_of(ScoreKind::rising, 1, 4500), scores_of(ScoreKind::normal, 2, 4500), 20, 10};
+  TwoStageRow stage_two = row, stage_one = row;
+  stage_two.stage_two[0] = nan;
+  stage_one.stage_two[4499] = nan;  // stage one has already selected this entry
+  EXPECT_EQ(device_selection({stage_two}).status, 1);
+  EXPECT_EQ(device_selection({stage_one}).status, 0);
+}
+
 TEST_F(SelectCriticalParity, GivesTheSameUnderEverySchedule) {
   const std::vector<TwoStageRow> rows{
       {scores_of(ScoreKind::few_values, 1, 1200), scores_of(ScoreKind::softmax, 2, 1200), 500, 200}};
   in_every_schedule([&] { return device_selection(rows).selected; });
+  const std::vector<TwoStageRow> shared{
+      {scores_of(ScoreKind::few_values, 1, 4200), scores_of(ScoreKind::softmax, 2, 4200), 500, 200}};
+  in_every_schedule([&] { return device_selection(shared).selected; });
 }
 
 TEST_F(SelectCriticalParity, RefusesRowsThatAreTooLong) {

@@ -115,13 +115,32 @@ TEST_P(SelectionParity, SelectsNothingFromNothing) {
 
 TEST_P(SelectionParity, MatchesReferenceWhereKeysDoNotFitIntoSharedMemory) {
   const int64_t cols = 70001;
-  expect_parity({scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols)},
-                {cols / 5, cols / 3});
+  without_clusters([&] {
+    expect_parity({scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols)},
+                  {cols / 5, cols / 3});
+  });
+}
+
+// Rows of more than 4,096 columns; a block of the cluster has an eighth of them, a thread one key in 1,024.
+TEST_P(SelectionParity, MatchesReferenceForRowsThatBlocksShare) {
+  for (const int64_t cols : {4097, 8193, 16500}) {
+    for (const ScoreKind kind : {ScoreKind::softmax, ScoreKind::few_values, ScoreKind::rising}) {
+      SCOPED_TRACE(std::string(name_of(kind)) + ", " + std::to_string(cols) + " columns");
+      expect_parity({scores_of(kind, 1, cols), scores_of(kind, 2, cols), scores_of(kind, 3, cols)},
+                    {cols / 5, cols, 1});
+    }
+  }
+}
+
+TEST_P(SelectionParity, GivesTheSameUnderEveryScheduleForRowsThatBlocksShare) {
+  const Rows rows{scores_of(ScoreKind::few_values, 8, 4100)};
+  in_every_schedule([&] { return run(*GetParam().operation, rows, {1300}).indices; });
 }
 
 TEST_P(SelectionParity, MatchesReferenceForTheLongestRows) {
   expect_parity({scores_of(ScoreKind::softmax, 3, cuda::kMostScores)}, {cuda::kMostScores / 5});
-  expect_parity({scores_of(ScoreKind::equal, 3, cuda::kMostScores)}, {cuda::kMostScores - 1});
+  without_clusters(
+      [&] { expect_parity({scores_of(ScoreKind::equal, 3, cuda::kMostScores)}, {cuda::kMostScores - 1}); });
 }
 
 TEST_P(SelectionParity, TakesInfinitiesAndZerosForTheScoresThatTheyAre) {
@@ -140,6 +159,9 @@ TEST_P(SelectionParity, TellsOfNan) {
     std::vector<float> scores = scores_of(ScoreKind::normal, 5, 77);
     scores[70] = nan;
     EXPECT_EQ(run(*GetParam().operation, {scores, scores_of(ScoreKind::normal, 6, 77)}, {5, 5}).status, 1);
+    std::vector<float> shared = scores_of(ScoreKind::normal, 5, 5000);
+    shared[4999] = nan;
+    EXPECT_EQ(run(*GetParam().operation, {shared}, {5}).status, 1);
   }
 }
 

@@ -90,6 +90,13 @@ void for_each_device(const std::function<void(const std::string& name)>& work) {
 #endif
 }
 
+void without_clusters(const std::function<void()>& work) {
+#ifndef KVBOUND_CUDA_NATIVE
+  const cuda::emulation::ScopedSharedMemoryLimit limit(cuda::emulation::kSharedMemoryOf80);
+#endif
+  work();
+}
+
 testing::AssertionResult Comparator::hold(std::span<const float> actual, VectorView expected,
                                           VectorView bounds) {
   if (actual.size() != expected.size() || bounds.size() != expected.size()) {

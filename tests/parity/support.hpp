@@ -143,6 +143,9 @@ void for_each_schedule(const std::function<void(const std::string& name)>& work)
 /// Native: once, on the GPU at hand.
 void for_each_device(const std::function<void(const std::string& name)>& work);
 
+/// Emulated: calls work on a device without clusters, of compute capability 8.0. Native: on the GPU at hand.
+void without_clusters(const std::function<void()>& work);
+
 /// Returns results(), a vector or a vector of vectors. The test fails if any schedule, or a second call under the same
 /// schedule, gives other bits.
 template <class Results>
