@@ -58,8 +58,8 @@ main_operations=(attention projected-value-norms window-attention compact select
                  attention-compressed window-log-sum-exp window-change-scores select-top merged-keys weighted-means)
 # An operation, and how the names of those of its kernels begin of which two launches are profiled.
 profiled=("attention attention_" "projected-value-norms norms_" "window-attention window_attention_"
-          "window-log-sum-exp window_log_sum_exp_" "compact compact_" "select-critical select_critical_"
-          "nearest-keys nearest_keys_" "window-change-scores window_change_scores_" "select-top select_top_"
+          "window-log-sum-exp window_log_sum_exp_" "compact compact_" "select-critical select_"
+          "nearest-keys nearest_keys_" "window-change-scores window_change_scores_" "select-top select_"
           "weighted-means weighted_")
 torch_operations=(attention attention-compressed window-attention projected-value-norms select-top select-critical compact
                   nearest-keys compress step)
@@ -123,7 +123,7 @@ check_arguments() {
 figure() { printf 'figure: %s\n' "$*"; }  # the last one is in the summary
 skip() { printf 'skipped: %s\n' "$*" && exit $skipped; }
 time_left() { echo $((limits[$stage] - SECONDS - 5)); }
-jobs() { echo $(($(nproc) < 8 ? $(nproc) : 8)); }
+workers() { echo $(($(nproc) < 8 ? $(nproc) : 8)); }
 
 # Where a tool is; the second argument is where else it may be.
 tool() { type -P "$1" || compgen -G "$2" | tail -1; }
@@ -166,12 +166,11 @@ stage_facts() {
 }
 
 stage_impulse() {
-  local name failed=0
+  local name failed
   for name in "${impulse_tests[@]}"; do
-    shown "$folder/$name$suffix" --gtest_brief=1 || failed=1
+    shown "$folder/$name$suffix" --gtest_brief=1 || echo "error: $name ends with status $?"
   done 2>&1 | tee "$work/impulse"
-  ((PIPESTATUS[0] == 0)) || failed=1
-  failed=$(grep -c '^\[  FAILED  \] [0-9]' "$work/impulse")
+  failed=$(grep -c '^error: .* ends with status' "$work/impulse")
   figure "$(counted "$work/impulse"), ${#impulse_tests[@]} programs, $failed of them failed"
   ((failed == 0)) && (($(grep -c '^\[  PASSED  \]' "$work/impulse") == ${#impulse_tests[@]}))
 }
@@ -185,11 +184,11 @@ suites() {
 stage_parity() {
   local program=$folder/kvbound_parity_$build cases='*' all
   [[ -z $tiny ]] || cases=$small_cases
-  export program OMP_NUM_THREADS=$((($(nproc) + $(jobs) - 1) / $(jobs)))
+  export program OMP_NUM_THREADS=$((($(nproc) + $(workers) - 1) / $(workers)))
   mapfile -t all < <(suites "$program" "$cases")
   ((${#all[@]})) || { echo "error: $program lists no tests" && return 1; }
   # shellcheck disable=SC2016  # expanded by the shell that xargs starts
-  printf '%s\n' "${all[@]}" | xargs -P "$(jobs)" -I '{}' bash -c '
+  printf '%s\n' "${all[@]}" | xargs -P "$(workers)" -I '{}' bash -c '
       if output=$("$program" --gtest_brief=1 --gtest_filter="$(one_suite "{}" "$0")" 2>&1); then
         grep -E "ran\. |SKIPPED" <<<"$output"
       else
@@ -309,14 +308,16 @@ bench_verdict() {
 
 stage_profile() {
   [[ $backend == cuda ]] || skip "ncu reads the counters of a GPU; the emulation's are those of kvbound bench --model"
-  local ncu entry operation kernels failed=()
+  local ncu entry operation kernels skip failed=()
   ncu=$(tool ncu '/opt/nvidia/nsight-compute/*/ncu')
   [[ -n $ncu ]] || skip "no ncu"
   : >"$out/profile.csv"
   for entry in "${profiled[@]}"; do
     read -r operation kernels <<<"$entry"
     (($(time_left) > 15)) || { failed+=("$operation: no time") && continue; }
-    profile_operation "$operation" "$kernels" || failed+=("$operation")
+    skip=0
+    [[ $operation != projected-value-norms ]] || skip=2  # the check of wgmma's kernel, which comes first
+    profile_operation "$operation" "$kernels" "$skip" || failed+=("$operation")
   done
   shown python3 "$source_folder/cuda/scripts/kernel_metrics.py" "$out/profile.csv" ${counters:+--counters "$counters"} |
     tee "$work/metrics"
@@ -325,7 +326,7 @@ stage_profile() {
   ((${#failed[@]} == 0))
 }
 
-# Profiles two launches of an operation's kernels, with empty caches. If ncu does not know one of the single metrics, those of its
+# Profiles two launches of the kernels of an operation behind the first $3, with empty caches. If ncu does not know one of the single metrics, those of its
 # sections must do.
 profile_operation() {
   local sections=(LaunchStats Occupancy SpeedOfLight MemoryWorkloadAnalysis MemoryWorkloadAnalysis_Tables
@@ -338,7 +339,7 @@ profile_operation() {
   printf '\n$ ncu: %s, %s\n' "$1" "$2"
   for more in "--metrics $metrics" ""; do
     # shellcheck disable=SC2086  # an option and its value
-    timeout 60 "$ncu" --csv --page raw --clock-control none --kernel-name "regex:^$2" --launch-count 2 --kill yes \
+    timeout 60 "$ncu" --csv --page raw --clock-control none --kernel-name "regex:^$2" --launch-skip "$3" --launch-count 2 --kill yes \
       "${sections[@]/#/--section=}" $more \
       "$folder/kvbound" bench "$1" --backend cuda --shape "$(bench_shape)" --repeats 1 --quiet >"$work/ncu.txt" 2>&1
     if grep -q '^"ID"' "$work/ncu.txt"; then
@@ -367,6 +368,7 @@ stage_torch() {
   # PyTorch has libraries of its own.
   shown env LD_LIBRARY_PATH="$library_path" python3 "$source_folder/traces/scripts/bench_torch.py" "${names[@]}" --device $device --of device \
     --shape "$(bench_shape)" --policy "$policies" "${more[@]}" --quiet --json "$out/torch.json" || return
+  (($(time_left) > 5)) || { echo "error: no time is left for the device's own times" && return 1; }
   shown timeout "$(time_left)" "$folder/kvbound" bench "${names[@]}" --backend "$backend" --shape "$(bench_shape)" --repeats \
     $((${tiny:-0} ? 1 : 3)) --peer "$out/torch.json" --policy "$policies" --quiet | tee "$work/torch"
   ((PIPESTATUS[0] == 0)) || return 1

@@ -15,7 +15,7 @@ bool accesses_are_counted();
 
 /// Which blocks of a launch run.
 struct Sampling {
-  /// A launch that would take more instructions of warps than this runs only 16 of its clusters, evenly spread over
+  /// A launch of more than 16 clusters that would take more instructions of warps than this runs only 16, evenly spread over
   /// the grid, from which the others are extrapolated. What they would have written stays as it was: new device memory is
   /// then 0 rather than NaN, so that kernels behind it find numbers and valid positions.
   double most_instructions = std::numeric_limits<double>::infinity();

@@ -34,8 +34,8 @@ void Runner::fail(const std::string& problem, CallSite where) {
 std::optional<Fault> Runner::run(const Grid& grid, uint64_t cluster, Observer* watching) {
   grid_ = &grid;
   prepare(cluster);
+  std::array<SharedArena*, kMostBlocksOfCluster> arenas;  // the observer reads it until the cluster ends
   if (watching != nullptr) {
-    std::array<SharedArena*, kMostBlocksOfCluster> arenas;
     std::ranges::transform(blocks_ | std::views::take(resident_), arenas.begin(),
                            [](const auto& block) { return &block->shared; });
     watching->begin_cluster({arenas.data(), static_cast<size_t>(resident_)});

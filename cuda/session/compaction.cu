@@ -115,10 +115,6 @@ void move_numbers(const NumberRows<const float>& from, int64_t kv_heads, const i
       {extent(ceil_division(kept_stride, kThreads), from.rows), extent(kThreads), 0, stream}, arguments);
 }
 
-}  // namespace
-
-namespace {
-
 template <Storage T>
 MovedRows moved_rows(const DeviceTensor<const T>& rows, const DeviceTensor<T>& compacted) {
   require_layout("rows", rows);

@@ -7,6 +7,7 @@
 #include <kvbound/cuda/emulation/multiprocessors.hpp>
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/device.hpp>
+#include <kvbound/reference/core/error.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -16,6 +17,10 @@ constexpr cuda::counting::Sampling kSampling{1e6};  // about a second for each l
 }  // namespace
 
 ActingAs::ActingAs(const Gpu& gpu) {
+  if (!cuda::counting::accesses_are_counted()) {
+    throw NoDevice(
+        "nothing can be predicted: only GCC, without sanitizers, builds kernels that say what they access");
+  }
   cuda::emulation::set_multiprocessors(static_cast<int>(gpu.of("multiprocessors")));
 }
 ActingAs::~ActingAs() { cuda::emulation::set_multiprocessors(cuda::emulation::kMultiprocessors); }

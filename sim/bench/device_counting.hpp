@@ -26,6 +26,7 @@ struct Prediction {
 /// Lets the counted device have as many multiprocessors as the GPU while it lives, so that launches are the GPU's.
 class ActingAs {
  public:
+  /// Throws NoDevice in a program whose kernels do not say what they access.
   explicit ActingAs(const Gpu& gpu);
   ~ActingAs();
   ActingAs(const ActingAs&) = delete;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <kvbound/cuda/attention.hpp>
+#include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
@@ -116,6 +117,7 @@ struct StepAttention {
 };
 
 BenchResult predicted_compress(const BenchOptions& options, const BenchLayer& layer) {
+  static_cast<void>(cuda::norms_choice<Stored>(options.shape.layer.head_dim));  // a process checks its kernels once
   const std::unique_ptr<Session> session = new_session();
   BenchResult result;
   result.policy = canonical(parse_policy(options.policy));

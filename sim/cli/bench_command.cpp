@@ -179,7 +179,9 @@ CommandLine bench_command_line() {
   line.add(
       "peer", "FILE",
       "also show what another program took for the same operations, as traces/scripts/bench_torch.py writes it");
-  line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/bench.schema.json)");
+  line.add(
+      "json", "FILE",
+      "also write the results as JSON (schema: sim/schemas/bench.schema.json; of predictions bench_model.schema.json)");
   add_work_options(line);
   return line;
 }

@@ -1,6 +1,5 @@
 #include "kernel_build.hpp"
 
-#include <algorithm>
 #include <map>
 #include <sstream>
 #include <string>
@@ -30,19 +29,20 @@ using Row = std::map<std::string, double, std::less<>>;
 
 // The means over a kernel's rows of what stands beside an instruction that is counted.
 void add_instructions(KernelBuild& build, const std::vector<Row>& rows) {
-  const auto mean = [&rows](const auto& of_row) {
-    double sum = 0;
-    for (const Row& row : rows) {
-      double counted = 0;
-      for (const char* const name :
-           {"mma", "special", "global", "shared", "async", "shuffle", "barrier", "atomic"})
-        counted += row.at(name);
-      sum += counted > 0 ? of_row(row) / counted : 0;
-    }
-    return sum / static_cast<double>(rows.size());
-  };
-  build.instructions = std::max(1.0, mean([](const Row& row) { return row.at("all"); }));
-  build.integers = mean([](const Row& row) { return row.at("integer") + row.at("convert"); });
+  double all = 0, integers = 0, used = 0;
+  for (const Row& row : rows) {
+    double counted = 0;
+    for (const char* const name :
+         {"mma", "special", "global", "shared", "async", "shuffle", "barrier", "atomic"})
+      counted += row.at(name);
+    if (counted == 0) continue;
+    all += row.at("all") / counted;
+    integers += (row.at("integer") + row.at("convert")) / counted;
+    ++used;
+  }
+  if (used == 0) return;
+  build.instructions = all / used;
+  build.integers = integers / used;
 }
 
 // Lines "threads  sm_80/sm_90a  occupancy  kernel" below the table's headings.

@@ -30,7 +30,8 @@ int resident_blocks(const LaunchCounts& launch, const Gpu& gpu, int registers) {
 double sum_of_counted(const cuda::counting::KernelCounts& counts) {
   double sum = 0;
   for (const double instructions : counts.instructions) sum += instructions;
-  return sum;
+  return sum -
+         counts.of(Instruction::fma);  // whose share of the main loops is estimated with all fp32 arithmetic
 }
 
 double clocks_of(const cuda::counting::WaitChain& chain, const Gpu& gpu) {

@@ -3,9 +3,11 @@
 usage: bench_model_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
+import subprocess
+import sys
 
 from support import kvbound_cli
-from support.kvbound_cli import CommandLineTest
+from support.kvbound_cli import REPOSITORY, CommandLineTest
 
 MODEL = "bench", "--backend", "emulated", "--shape", "pocket:256", "--quiet"
 HEADS, HEAD_DIM, KEPT = 2, 64, 51  # of pocket; 20 % of 256 tokens
@@ -56,6 +58,21 @@ class Model(CommandLineTest):
             self.assertGreater(item["predicted_seconds"], item["attention_seconds"])
             self.assertIn(f"step, {item['policy']}: model: ", text)
             self.assertTrue(item["policy"].startswith(policy), item["policy"])
+
+    def test_the_script_makes_a_table_of_predictions_for_several_gpus(self):
+        for gpu in ("h100", "h200"):
+            self.document("compact", "step", "--policy", "h2o", gpu=gpu)
+            (self.folder / "out.json").rename(self.folder / f"{gpu}.json")
+        script = REPOSITORY / "cuda" / "scripts" / "prediction_table.py"
+        made = subprocess.run([sys.executable, script, "h100.json", "h200.json"], cwd=self.folder, check=True, capture_output=True,
+                              text=True).stdout.splitlines()
+        self.assertIn("| NVIDIA H100 SXM | NVIDIA H200 SXM |", made[0])
+        self.assertEqual({line.count("|") for line in made}, {made[0].count("|")})
+        self.assertRegex(made[2], r"^\| \*\*compact\*\* .*of the floor's rate \|$")
+        self.assertRegex(made[3], r"^\| `compact_kernel<8>` \| 53.1 kB \|")
+        step = [line for line in made if line.startswith("| **step")]
+        self.assertEqual(len(step), 1)
+        self.assertIn("times attention", step[0])
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ class VectorLoads(unittest.TestCase):
         return sum(number * (2 if opcode == "LDS.64" else 1) for opcode, number in found.items() if opcode != "LDS.128")
 
     def test_in_attention_but_for_the_weights_of_heads_that_are_no_multiple_of_four(self):
-        for name, match in named(r"attention_split_kernel<\w+, (\d+)>"):
+        for name, match in named(r"attention_split_kernel<\w+, (\d+), \d+>"):
             with self.subTest(kernel=name):
                 found = chosen(name)
                 self.assertEqual(len(found), 2)  # keys and values
