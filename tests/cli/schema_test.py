@@ -340,7 +340,7 @@ class SchemasOfWholeRuns(SchemaTest):
             self.assertEqual(item["attention_seconds"] is not None, item["operation"] == "step")
             for launch in item["launches"]:
                 self.assertIsNotNone(launch["model"]["registers"], launch["kernel"])
-        tight = self.document("bench", "compact", "step", "--backend", "emulated", "--model", "h200", "--shape", "pocket:64",
+        tight = self.document("bench", "compact", "step", "--backend", "emulated", "--model", "h200", "--shape", "pocket:256",
                               "--policy", "h2o")
         self.require_tight(schema, tight)
 
