@@ -80,17 +80,13 @@ __device__ void sum_bins(int* bins, int (&sizes)[kBinsPerThread]) {
 // turn  which of the two arrays of bins is next; it goes on through all calls
 __device__ uint64_t least_rank(const Columns& columns, int64_t k, const ClusterShared& shared, int& turn) {
   if (k == 0) return ~uint64_t{0};
-  uint64_t prefix = 0;
-  int wanted = static_cast<int>(k);
-  int below = 32 + kIndexBits;
-  while (below > 0) {
-    const int bits = min(below, kDigitBits);
+  DigitSearch search(k, 32 + kIndexBits);
+  while (search.below > 0) {
     for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
     __syncthreads();
     for (int n = 0; n < columns.keys; ++n) {
       const uint64_t rank = rank_of(key_of(shared.keys, n), columns.at(n));
-      const bool counts = columns.has(n) && rank >> below == prefix;
-      count(shared.counters, counts, static_cast<uint32_t>(rank >> (below - bits)) & ((1u << bits) - 1));
+      count(shared.counters, columns.has(n) && search.counts(rank), search.digit(rank));
     }
     __syncthreads();
     int* const bins = shared.bins + turn * kBins;
@@ -100,15 +96,11 @@ __device__ uint64_t least_rank(const Columns& columns, int64_t k, const ClusterS
     wait_for_cluster();
     int sizes[kBinsPerThread] = {};
     sum_bins(bins, sizes);
-    find_digit(sizes, wanted, shared.warp_totals, shared.found);
+    find_digit(sizes, search.wanted, shared.warp_totals, shared.found);
     __syncthreads();
-    const Found found = *shared.found;
-    below -= bits;
-    prefix = prefix << bits | found.digit;
-    wanted -= found.above;
-    if (found.same == wanted) break;  // all ranks with these digits are selected, whatever their other digits
+    if (search.take(*shared.found)) break;
   }
-  return prefix << below;
+  return search.least();
 }
 
 // Writes the columns whose n-th bit of `selected` is set, ascending. slot: of shared.selected, another one for each call.

@@ -53,6 +53,31 @@ struct Found {
   int same;        ///< ranks with this digit
 };
 
+/// The search for the k-th largest rank, by its digits from the most significant one on.
+struct DigitSearch {
+  uint64_t prefix = 0;  ///< the digits found
+  int wanted;           ///< which one of the ranks with these digits it is, counted from the largest
+  int below;            ///< bits not found yet
+
+  __device__ DigitSearch(int64_t k, int rank_bits) : wanted(static_cast<int>(k)), below(rank_bits) {}
+
+  __device__ int bits() const { return min(below, kDigitBits); }
+  /// Whether the rank begins with the digits found, and its next digit.
+  __device__ bool counts(uint64_t rank) const { return rank >> below == prefix; }
+  __device__ uint32_t digit(uint64_t rank) const {
+    return static_cast<uint32_t>(rank >> (below - bits())) & ((1u << bits()) - 1);
+  }
+  /// Appends a digit. Returns whether all ranks with these digits are selected, whatever their other digits.
+  __device__ bool take(const Found& found) {
+    const int found_bits = bits();
+    below -= found_bits;
+    prefix = prefix << found_bits | found.digit;
+    wanted -= found.above;
+    return found.same == wanted;
+  }
+  __device__ uint64_t least() const { return prefix << below; }
+};
+
 /// Shared memory of a selecting block.
 struct Shared {
   int* counters;     ///< [kBins, kCopies]
@@ -135,32 +160,24 @@ template <class Rank>
 __device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, const Shared& shared,
                                int rank_bits = 32 + kIndexBits) {
   if (k == 0) return ~uint64_t{0};
-  uint64_t prefix = 0;  // the digits found
-  int wanted = static_cast<int>(k);
-  int below = rank_bits;  // bits not found yet
-  while (below > 0) {
-    const int bits = min(below, kDigitBits);
+  DigitSearch search(k, rank_bits);
+  while (search.below > 0) {
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
     __syncthreads();
     for (int64_t first = warp() * 32; first < cols; first += kThreads) {
       const int64_t j = first + lane();
       const uint64_t rank = j < cols ? rank_at(j) : kNoRank;
-      const bool counts = rank != kNoRank && rank >> below == prefix;
-      count(shared.counters, counts, static_cast<uint32_t>(rank >> (below - bits)) & ((1u << bits) - 1));
+      count(shared.counters, rank != kNoRank && search.counts(rank), search.digit(rank));
     }
     __syncthreads();
     int sizes[kBinsPerThread];
     for (int i = 0; i < kBinsPerThread; ++i) sizes[i] = in_bin(shared.counters, highest_bin() - i);
-    find_digit(sizes, wanted, shared.warp_totals, shared.found);
+    find_digit(sizes, search.wanted, shared.warp_totals, shared.found);
     __syncthreads();
-    const Found found = *shared.found;
-    below -= bits;
-    prefix = prefix << bits | found.digit;
-    wanted -= found.above;
-    if (found.same == wanted) break;  // all ranks with these digits are selected, whatever their other digits
+    if (search.take(*shared.found)) break;
   }
-  return prefix << below;
+  return search.least();
 }
 
 /// The same where keys are in memory, and ties go by index. 0 <= k <= cols.
