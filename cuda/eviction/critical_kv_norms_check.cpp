@@ -15,11 +15,11 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace critical_kv_norms {
 namespace {
 
-// A block of 256 tokens with a ragged tail, and in all four stages of 128 columns, so that the first of wgmma's three is
-// filled twice.
+// A block of 256 tokens with a ragged tail, which takes both heads: in all eight stages of 128 columns, the last of each head
+// ragged, so that each of wgmma's three is filled more than once.
 constexpr int64_t kHeads = 2;
 constexpr int64_t kTokens = 200;
-constexpr int64_t kColumns = 200;
+constexpr int64_t kColumns = 456;
 
 // Random numbers -2, ..., 63/32, exact in every type.
 Tensor numbers(int64_t slices, int64_t rows, int64_t cols, uint32_t seed) {
@@ -92,7 +92,7 @@ std::optional<std::string> wrong_norm(const Problem& problem, Launch<T> launch, 
   const StoredTensor<T> values(problem.values, nullptr);
   const StoredTensor<T> projection(problem.projection, nullptr);
   Buffer<float> found(kHeads * kTokens);
-  launch({values.view(), projection.view(), found.data()}, norm, nullptr);
+  launch({values.view(), projection.view(), found.data(), kHeads}, norm, nullptr);
   std::vector<float> norms(kHeads * kTokens);
   found.download(norms);
   const std::vector<Exact> all = exact_norms(problem, norm);
