@@ -191,12 +191,15 @@ stage_parity() {
   printf '%s\n' "${all[@]}" | xargs -P "$(workers)" -I '{}' bash -c '
       if output=$("$program" --gtest_brief=1 --gtest_filter="$(one_suite "{}" "$0")" 2>&1); then
         grep -E "ran\. |SKIPPED" <<<"$output"
+        echo "[ SUITE PASSED ] {}"
       else
         printf "%s\n" "$output"
         echo "[ SUITE FAILED ] {}"
       fi' "$cases" | tee "$work/parity"
   local failed sessions="sessions agree"
   failed=$(grep -c '^\[ SUITE FAILED \]' "$work/parity")
+  (($(grep -c '^\[ SUITE PASSED \]' "$work/parity") + failed == ${#all[@]})) ||
+    { echo "error: not all suites ran to their end" && return 1; }
   sessions_agree || sessions="error: sessions of the device and of the reference differ"
   figure "$(counted "$work/parity"), ${#all[@]} suites, $failed of them failed; $sessions"
   [[ $failed == 0 && $sessions != error:* ]] || { echo "error: $failed suites failed; $sessions" && return 1; }

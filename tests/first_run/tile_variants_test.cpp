@@ -51,6 +51,10 @@ class Table {
   }
   /// One line a variant, the one in use first, and one for the fastest.
   void print() const {
+    if (!rows_.front().right) {
+      std::printf("\n%s: what is in use is wrong\n", kernel_.c_str());
+      return;
+    }
     const Row* best = &rows_.front();
     std::printf("\n%-44s %12s %10s\n", kernel_.c_str(), "us", "of in use");
     for (const Row& row : rows_) {
@@ -60,7 +64,7 @@ class Table {
       }
       std::printf("  %-42s %12.2f %9.1f%%\n", row.shape.c_str(), row.time,
                   100 * row.time / rows_.front().time);
-      if (!best->right || row.time < best->time) best = &row;
+      if (row.time < best->time) best = &row;
     }
     std::printf("best: %s: %s, %.1f%% of the time of what is in use\n", kernel_.c_str(), best->shape.c_str(),
                 100 * best->time / rows_.front().time);
