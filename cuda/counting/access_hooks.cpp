@@ -33,12 +33,14 @@ inline void observe(Instruction what, const void* address, size_t bytes, const v
 
 void observe_range(Instruction what, const void* begin, size_t bytes, const void* site) {
   constexpr size_t kWidest = 16;
+  constexpr int kFreeBits = 48;  // above those of an address
   const auto* const from = static_cast<const char*>(begin);
   for (size_t done = 0; done < bytes;) {
     const auto place = reinterpret_cast<uintptr_t>(from + done);
     size_t width = kWidest;
     while (width > bytes - done || place % width != 0) width /= 2;
-    observe(what, from + done, width, static_cast<const char*>(site) + done);
+    observe(what, from + done, width,
+            reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(site) | done << kFreeBits));
     done += width;
   }
 }

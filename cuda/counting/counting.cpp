@@ -36,13 +36,13 @@ Counting::Counting(const Sampling& sampling) {
   if (current) throw std::logic_error("launches are already being counted");
   current = std::make_unique<Current>(Current{sampling, {}});
   const bool samples = sampling.most_instructions < std::numeric_limits<double>::infinity();
-  emulation::fill_new_buffers_with(samples ? std::byte{0} : std::byte{0xff});
+  emulation::fill_new_buffers_with(samples ? std::byte{0} : emulation::kNan);
   emulation::watch_launches(&count_launch);
 }
 
 Counting::~Counting() {
   emulation::watch_launches(nullptr);
-  emulation::fill_new_buffers_with(std::byte{0xff});
+  emulation::fill_new_buffers_with(emulation::kNan);
   current.reset();
 }
 

@@ -1,7 +1,6 @@
 #include "kernel_counts.hpp"
 
 #include <algorithm>
-#include <functional>
 
 namespace kvbound::cuda::counting {
 namespace {
@@ -40,7 +39,7 @@ KernelCounts& KernelCounts::operator*=(double factor) {
 void WaitChain::raise_to(const WaitChain& other) {
   for (int64_t WaitChain::*const number :
        {&WaitChain::device_rounds, &WaitChain::shared_rounds, &WaitChain::exchanges, &WaitChain::barriers,
-        &WaitChain::atomic_rounds}) {
+        &WaitChain::cluster_barriers, &WaitChain::atomic_rounds}) {
     this->*number = std::max(this->*number, other.*number);
   }
 }

@@ -41,14 +41,16 @@ struct KernelCounts {
   double of(Instruction what) const { return instructions[static_cast<size_t>(what)]; }
   KernelCounts& operator+=(const KernelCounts& more);
   KernelCounts& operator*=(double factor);
+  friend bool operator==(const KernelCounts&, const KernelCounts&) = default;
 };
 
-/// What a warp waits for, one after the other: the largest number of each over all warps.
+/// What a warp waits for, one after the other: of each kind the largest number over all warps.
 struct WaitChain {
   int64_t device_rounds = 0;  ///< stretches between two steps of the whole warp that load from device memory
   int64_t shared_rounds = 0;  ///< likewise from shared memory, and not from device memory
   int64_t exchanges = 0;      ///< shuffles and votes
   int64_t barriers = 0;       ///< of the block
+  int64_t cluster_barriers = 0;
   int64_t atomic_rounds = 0;  ///< stretches with atomics
 
   void raise_to(const WaitChain& other);

@@ -13,11 +13,11 @@ constexpr uint64_t kSample = 16;  // clusters
 constexpr int64_t kWavefrontBytes = 128;
 constexpr uintptr_t kSectorBytes = 32;
 
-// What `all` clusters touch, from what a half and the whole of a sample do: memory that every cluster reads is the same for
-// both, memory of its own grows with the number of clusters.
-double extrapolated(double by_half, double by_sample, uint64_t all) {
+// What `all` clusters touch of a buffer, from what a half and the whole of a sample do: memory that every cluster reads is
+// the same for both, memory of its own grows with the number of clusters, up to the whole buffer.
+double extrapolated(double by_half, double by_sample, uint64_t all, double most) {
   const double of_each = (by_sample - by_half) / (kSample / 2);
-  return by_sample + of_each * static_cast<double>(all - kSample);
+  return std::min(most, by_sample + of_each * static_cast<double>(all - kSample));
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ uint64_t LaunchCounter::batch() const {
 
 bool LaunchCounter::suffices(uint64_t run, uint64_t all) {
   counted_.counted_clusters = run;
-  if (run == kSample / 2) touched_by_half_ = touched_.bytes();
+  if (run == kSample / 2) touched_by_half_ = touched_.by_buffer();
   const double instructions =
       std::reduce(counted_.counts.instructions.begin(), counted_.counts.instructions.end());
   const double of_all = instructions * static_cast<double>(all) / static_cast<double>(run);
@@ -58,11 +58,17 @@ bool LaunchCounter::suffices(uint64_t run, uint64_t all) {
 }
 
 void LaunchCounter::finish(uint64_t run, uint64_t all) {
-  counted_.touched = touched_.bytes();
-  if (run < all) {
+  if (run == all) {
+    counted_.touched = touched_.bytes();
+  } else {
     counted_.counts *= static_cast<double>(all) / static_cast<double>(run);
-    counted_.touched = {extrapolated(touched_by_half_->read, counted_.touched.read, all),
-                        extrapolated(touched_by_half_->written, counted_.touched.written, all)};
+    const std::vector<TouchedSectors::OfBuffer> by_sample = touched_.by_buffer();
+    for (size_t i = 0; i < by_sample.size(); ++i) {
+      const auto& [touched, most] = by_sample[i];
+      const TouchedBytes& half = touched_by_half_[i].touched;
+      counted_.touched.read += extrapolated(half.read, touched.read, all, most);
+      counted_.touched.written += extrapolated(half.written, touched.written, all, most);
+    }
   }
   launches_.push_back(counted_);
 }
@@ -90,7 +96,9 @@ void ThreadCounter::end_cluster() {
 
 void ThreadCounter::lane(Instruction what, uintptr_t site) {
   const emulation::ThreadId id = emulation::this_thread();
-  warp_of(id).requests.add(id % emulation::kWarpSize, what, Space::none, 0, 0, site);
+  const int lane = id % emulation::kWarpSize;
+  warp_of(id).requests.add(lane, what, Space::none, 0, 0, site);
+  if (what == Instruction::cluster_barrier && lane == 0) ++warp_of(id).chain.cluster_barriers;
 }
 
 std::optional<uintptr_t> ThreadCounter::shared_address(uintptr_t address) const {
@@ -109,7 +117,9 @@ void ThreadCounter::access(Instruction what, uintptr_t address, int bytes, uintp
   if (const std::optional<uintptr_t> shared = shared_address(address)) {
     warp_of(id).requests.add(lane, what, Space::shared, *shared, bytes, site);
   } else if (launch_.touched().holds(address)) {
-    launch_.touched().touch(address, bytes, what == Instruction::store || what == Instruction::atomic);
+    if (what != Instruction::store) launch_.touched().touch(address, bytes, false);
+    if (what == Instruction::store || what == Instruction::atomic)
+      launch_.touched().touch(address, bytes, true);
     warp_of(id).requests.add(lane, what, Space::device, address, bytes, site);
   }
 }

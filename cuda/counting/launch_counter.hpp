@@ -36,7 +36,7 @@ class LaunchCounter : public emulation::LaunchObserver {
   std::vector<LaunchCounts>& launches_;
   LaunchCounts counted_;
   TouchedSectors touched_;
-  std::optional<TouchedBytes> touched_by_half_;  // of a sample
+  std::vector<TouchedSectors::OfBuffer> touched_by_half_;  // of a sample
   std::mutex mutex_;
 };
 

@@ -11,10 +11,18 @@ namespace {
 constexpr uintptr_t kSectorBytes = 32;
 constexpr size_t kWordBits = 64;
 
-double bytes_of(const std::vector<std::atomic<uint64_t>>& bits) {
+using Bits = std::vector<std::atomic<uint64_t>>;
+
+// The sectors first, ..., first + count - 1 that are set, in bytes.
+double bytes_of(const Bits& bits, size_t first, size_t count) {
   int64_t sectors = 0;
-  for (const std::atomic<uint64_t>& word : bits)
-    sectors += std::popcount(word.load(std::memory_order_relaxed));
+  for (size_t sector = first; sector < first + count;) {
+    const size_t bit = sector % kWordBits;
+    const size_t here = std::min(kWordBits - bit, first + count - sector);
+    const uint64_t mask = (here == kWordBits ? ~uint64_t{0} : (uint64_t{1} << here) - 1) << bit;
+    sectors += std::popcount(bits[sector / kWordBits].load(std::memory_order_relaxed) & mask);
+    sector += here;
+  }
   return static_cast<double>(sectors) * kSectorBytes;
 }
 
@@ -24,8 +32,9 @@ TouchedSectors::TouchedSectors() {
   size_t sectors = 0;
   for (const std::span<std::byte> buffer : emulation::device_buffers()) {
     const auto begin = reinterpret_cast<uintptr_t>(buffer.data());
-    buffers_.push_back({begin, begin + buffer.size(), sectors});
-    sectors += buffer.size() / kSectorBytes + 1;
+    const size_t own = (buffer.size() + kSectorBytes - 1) / kSectorBytes;
+    buffers_.push_back({begin, begin + buffer.size(), sectors, own});
+    sectors += own;
   }
   read_ = Bits(sectors / kWordBits + 1);
   written_ = Bits(sectors / kWordBits + 1);
@@ -51,6 +60,23 @@ void TouchedSectors::touch(uintptr_t address, int64_t bytes, bool writes) {
   }
 }
 
-TouchedBytes TouchedSectors::bytes() const { return {bytes_of(read_), bytes_of(written_)}; }
+TouchedBytes TouchedSectors::bytes() const {
+  TouchedBytes all;
+  for (const OfBuffer& one : by_buffer()) {
+    all.read += one.touched.read;
+    all.written += one.touched.written;
+  }
+  return all;
+}
+
+std::vector<TouchedSectors::OfBuffer> TouchedSectors::by_buffer() const {
+  std::vector<OfBuffer> all;
+  for (const Buffer& buffer : buffers_) {
+    all.push_back({{bytes_of(read_, buffer.first_sector, buffer.sectors),
+                    bytes_of(written_, buffer.first_sector, buffer.sectors)},
+                   static_cast<double>(buffer.sectors) * kSectorBytes});
+  }
+  return all;
+}
 
 }  // namespace kvbound::cuda::counting

@@ -19,11 +19,19 @@ class TouchedSectors {
   void touch(uintptr_t address, int64_t bytes, bool writes);
   TouchedBytes bytes() const;
 
+  /// Of each buffer.
+  struct OfBuffer {
+    TouchedBytes touched;
+    double bytes;  ///< of the whole buffer, in whole sectors
+  };
+  std::vector<OfBuffer> by_buffer() const;
+
  private:
   struct Buffer {
     uintptr_t begin;
     uintptr_t end;
     size_t first_sector;  // number of its first sector
+    size_t sectors;
   };
   using Bits = std::vector<std::atomic<uint64_t>>;
 

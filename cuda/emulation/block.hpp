@@ -168,7 +168,8 @@ void together(Instruction what, const char* name, unsigned mask, Argument& argum
 
 /// Tells places of the program apart, for an observer.
 inline uintptr_t site_of(CallSite where) {
-  return reinterpret_cast<uintptr_t>(where.file) + static_cast<uintptr_t>(where.line);
+  constexpr int kFreeBits = 48;  // above those of an address
+  return reinterpret_cast<uintptr_t>(where.file) ^ static_cast<uintptr_t>(where.line) << kFreeBits;
 }
 
 /// Tells the observer, if there is one, of the running thread's part of an instruction.

@@ -118,7 +118,7 @@ class Areas {
   std::optional<std::string> remembered_;
 };
 
-std::atomic<std::byte> fill = std::byte{0xff};
+std::atomic<std::byte> fill = kNan;
 
 Areas& areas() {
   static Areas* const all = new Areas;  // lives as long as any static buffer may
@@ -157,7 +157,7 @@ void release_device_memory(void* memory) noexcept {
 
 std::vector<std::span<std::byte>> device_buffers() { return areas().all(); }
 
-std::byte fill_new_buffers_with(std::byte each) { return fill.exchange(each); }
+void fill_new_buffers_with(std::byte each) { fill = each; }
 
 std::optional<std::string> overwritten_canaries() { return areas().overwritten_canaries(); }
 

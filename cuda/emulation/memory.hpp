@@ -31,8 +31,9 @@ bool is_device_memory(const void* memory, size_t bytes);
 /// All buffers, in ascending order.
 std::vector<std::span<std::byte>> device_buffers();
 
-/// What new buffers are filled with, 0xff by default. Returns what it was before.
-std::byte fill_new_buffers_with(std::byte each);
+/// What new buffers are filled with by default: NaN in every storage type.
+inline constexpr std::byte kNan{0xff};
+void fill_new_buffers_with(std::byte each);
 
 /// Where the address lies, seen from the nearest buffer: "5 bytes past the end of a buffer of 400 bytes".
 std::string place_in_device_memory(const void* address);

@@ -75,8 +75,8 @@ class LaunchObserver {
 
 /// Makes an observer of a launch; null: nobody watches.
 using Observe = std::unique_ptr<LaunchObserver> (*)(const Grid&);
-/// Sets it for launches of the counted build, in all threads. Returns the one before.
-Observe watch_launches(Observe observe);
+/// Sets it for launches of the counted build, in all threads.
+void watch_launches(Observe observe);
 
 #ifdef KVBOUND_CUDA_COUNTED
 constexpr bool kCounted = true;

@@ -3,7 +3,8 @@
 
 usage: prediction_table.py FILE...      FILE: written by kvbound bench --backend emulated --model GPU --json FILE
 
-All files are of the same shape and operations, one for each GPU. Nothing in them was measured.
+All files are of the same shape and operations, one for each GPU. Nothing in them was measured. Times are the device's: waits of the
+host and its copies, host_seconds in the files, are not in the table.
 """
 import argparse
 import json
@@ -31,7 +32,7 @@ def kernels(operation):
     """The launches of an operation, equal ones together: (launch, how many)."""
     found = {}
     for launch in operation["launches"]:
-        found.setdefault((launch["kernel"], tuple(launch["grid"])), []).append(launch)
+        found.setdefault((launch["kernel"], json.dumps([launch["grid"], launch["counts"]])), []).append(launch)
     return [(launches[0], len(launches)) for launches in found.values()]
 
 

@@ -38,7 +38,8 @@ std::vector<KernelRow> rows_of(const Prediction& prediction) {
   for (size_t i = 0; i < prediction.work.launches.size(); ++i) {
     const LaunchCounts& launch = prediction.work.launches[i];
     const auto same = std::ranges::find_if(rows, [&](const KernelRow& row) {
-      return row.launch->kernel == launch.kernel && row.launch->blocks() == launch.blocks();
+      return row.launch->kernel == launch.kernel && row.launch->blocks() == launch.blocks() &&
+             row.launch->counts == launch.counts;
     });
     if (same == rows.end()) {
       rows.push_back({&launch, &prediction.time.launches[i], 1});
@@ -149,6 +150,7 @@ Json to_json(const LaunchCounts& launch, const LaunchTime& time) {
             {"shared_rounds", launch.chain.shared_rounds},
             {"exchanges", launch.chain.exchanges},
             {"barriers", launch.chain.barriers},
+            {"cluster_barriers", launch.chain.cluster_barriers},
             {"atomic_rounds", launch.chain.atomic_rounds}}},
           {"bytes_read", launch.touched.read},
           {"bytes_written", launch.touched.written},

@@ -39,6 +39,7 @@ double clocks_of(const cuda::counting::WaitChain& chain, const Gpu& gpu) {
          static_cast<double>(chain.shared_rounds) * gpu.of("shared_latency") +
          static_cast<double>(chain.exchanges) * gpu.of("exchange_latency") +
          static_cast<double>(chain.barriers) * gpu.of("barrier_latency") +
+         static_cast<double>(chain.cluster_barriers) * gpu.of("cluster_barrier_latency") +
          static_cast<double>(chain.atomic_rounds) * gpu.of("atomic_latency");
 }
 

@@ -8,6 +8,8 @@
 #include <kvbound/cuda/counting/counting.hpp>
 #include <kvbound/cuda/counting/warp_requests.hpp>
 #include <kvbound/cuda/primitives/async_copy.hpp>
+#include <kvbound/cuda/primitives/bulk_copy.hpp>
+#include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
@@ -308,6 +310,89 @@ TEST(Counting, OfASampleIsExtrapolated) {
   EXPECT_EQ(sampled.touched.read, all.touched.read);
   EXPECT_EQ(sampled.touched.written, all.touched.written);
   EXPECT_EQ(all.touched.read, 4 * (512 + kBlocks * kThreads));
+}
+
+// Block (x, y) reads the y-th of eight operands, which are shared along x, and writes numbers of its own.
+__global__ void operands_kernel(const float* operands, float* to) {
+  float sum = 0;
+  for (int i = 0; i < 256; ++i) sum += operands[(static_cast<int64_t>(blockIdx.y) * 256 + i) * 32 + lane()];
+  to[(int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * 32 + lane()] = sum;
+}
+
+TEST(Counting, OfASampleTouchesNoMoreOfABufferThanThereIs) {
+  constexpr int64_t kAlongX = 500, kOperands = 8, kNumbers = 256 * 32;
+  const Buffer<float> operands(kOperands * kNumbers);
+  Buffer<float> to(kAlongX * kOperands * 32);
+  const LaunchCounts counted = counts_of(
+      [&] {
+        launch<operands_kernel>({extent(kAlongX, kOperands), extent(32), 0, nullptr}, operands.data(),
+                                to.data());
+      },
+      {1000});
+  EXPECT_TRUE(counted.sampled());
+  EXPECT_LE(counted.touched.read, 4 * kOperands * kNumbers);
+  EXPECT_GE(counted.touched.read, 4 * kOperands * kNumbers / 2);
+  EXPECT_EQ(counted.touched.written, 4 * kAlongX * kOperands * 32);
+}
+
+// A block reads its neighbour's numbers between two barriers of the cluster.
+__global__ void neighbour_kernel(float* to) {
+  SharedMemory memory;
+  float* const shared = memory.array<float>(64);
+  shared[threadIdx.x] = to[thread()];
+  cluster_arrive();
+  cluster_wait();
+  to[thread()] = map_shared(shared, 1 - cluster_rank())[threadIdx.x];
+  cluster_arrive();
+  cluster_wait();
+}
+
+TEST(Counting, OfAClusterIncludesOtherBlocksSharedMemory) {
+  constexpr int64_t kBlocks = 6, kThreads = 64, kWarps = kBlocks * 2;
+  Buffer<float> to(kBlocks * kThreads);
+  const LaunchCounts counted = counts_of(
+      [&] { launch<neighbour_kernel>(shape(kBlocks, kThreads, 256).in_clusters(extent(2)), to.data()); });
+  EXPECT_EQ(count(counted.cluster), 2U);
+  EXPECT_EQ(counted.counted_clusters, 3U);
+  EXPECT_FALSE(counted.sampled());
+  EXPECT_EQ(counted.counts.of(Instruction::cluster_barrier), 2 * kWarps);
+  EXPECT_EQ(counted.chain.cluster_barriers, 2);
+  EXPECT_EQ(counted.counts.shared_loads[kWidth4], kWarps);
+  EXPECT_EQ(counted.counts.shared_stores[kWidth4], kWarps);
+  EXPECT_EQ(counted.counts.wavefronts, 2 * kWarps);
+}
+
+// One thread has a kilobyte copied to shared memory; all wait for it.
+__global__ void bulk_kernel(const float* from, float* to) {
+  SharedMemory memory;
+  float* const shared = memory.array<float>(256);
+  uint64_t* const barrier = memory.array<uint64_t>(1);
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mbarrier_arrive_expect(barrier, 1024);
+    bulk_load(shared, from, 1024, barrier);
+  }
+  mbarrier_wait(barrier, 0);
+  for (int i = lane(); i < 256; i += 32) to[i] = shared[i];
+}
+
+TEST(Counting, OfABulkCopyIsOneInstructionAndAllItsBytes) {
+  const Buffer<float> from(256);
+  Buffer<float> to(256);
+  const LaunchCounts counted =
+      counts_of([&] { launch<bulk_kernel>(shape(1, 32, 2048), from.data(), to.data()); });
+  EXPECT_EQ(counted.counts.of(Instruction::bulk_copy), 1);
+  EXPECT_EQ(counted.counts.of(Instruction::mbarrier), 2) << "an arrival and a wait";
+  EXPECT_EQ(counted.counts.bulk_bytes, 1024);
+  EXPECT_EQ(counted.counts.sectors, 1024 / 32 + 1024 / 32) << "read by the copy, written by threads";
+  EXPECT_EQ(counted.touched.read, 1024);
+  EXPECT_EQ(counted.touched.written, 1024);
+  EXPECT_EQ(counted.counts.wavefronts, 1024 / 128 + 8) << "filled, and read by eight loads of a warp";
+  EXPECT_EQ(counted.chain.device_rounds, 0);
 }
 
 TEST(Counting, OfASampleLeavesNumbersInNewMemory) {

@@ -79,8 +79,13 @@ TEST(LaunchTime, OfInstructionsIsFourAClock) {
 
 TEST(LaunchTime, OfAChainIsWaitedForInEveryWave) {
   LaunchCounts chain = launch(132 * 16, 128);  // 16 blocks of 4 warps fill a multiprocessor
-  chain.chain = {.device_rounds = 2, .shared_rounds = 3, .exchanges = 5, .barriers = 7, .atomic_rounds = 11};
-  const double clocks = 2 * 479 + 3 * 29 + 5 * 25 + 7 * 40 + 11 * 60;
+  chain.chain = {.device_rounds = 2,
+                 .shared_rounds = 3,
+                 .exchanges = 5,
+                 .barriers = 7,
+                 .cluster_barriers = 13,
+                 .atomic_rounds = 11};
+  const double clocks = 2 * 479 + 3 * 29 + 5 * 25 + 7 * 40 + 13 * 360 + 11 * 60;
   LaunchTime time = launch_time(chain, h100(), false);
   EXPECT_EQ(time.resident_blocks, 16);
   EXPECT_DOUBLE_EQ(time.waves, 1);
