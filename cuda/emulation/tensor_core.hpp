@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -43,33 +44,78 @@ inline void load_matrices(uint32_t (&fragment)[4], const void* row, bool transpo
 
 /// The products that a tensor core aligns and adds at a time, together with the running sum.
 inline constexpr int kAligned = 8;
+/// Sums that are formed side by side, by the processor's vector instructions.
+inline constexpr int kColumns = 8;
+using Columns = float[kColumns];
 
-/// total + the sum of products, with the largest error that is to be expected: PTX promises no more than single
-/// precision, and tensor cores align addends to the largest and truncate. Here every addend is truncated to a multiple
-/// of the last of the largest's 24 bits, and so is the sum.
-inline float add_aligned(const float (&products)[kAligned], float total) {
-  constexpr uint32_t kMagnitude = 0x7fffffff, kOne = 1 << 23, kInfinity = 255 * kOne;
-  uint32_t largest = std::bit_cast<uint32_t>(total) & kMagnitude;
-  for (const float product : products)
-    largest = std::max(largest, std::bit_cast<uint32_t>(product) & kMagnitude);
-  if (largest >= kInfinity) {
-    for (const float product : products) total += product;
-    return total;
+inline void add_aligned(const Columns (&products)[kAligned], Columns& totals);
+
+/// The same where some columns have addends that are infinite or NaN: their sums are, too.
+inline void add_infinite(const Columns (&products)[kAligned], Columns& totals) {
+  Columns finite[kAligned], sums, plain;
+  for (int c = 0; c < kColumns; ++c) {
+    plain[c] = totals[c];
+    bool all_finite = std::isfinite(totals[c]);
+    for (const Columns& row : products) {
+      plain[c] += row[c];
+      all_finite = all_finite && std::isfinite(row[c]);
+    }
+    sums[c] = all_finite ? totals[c] : 0;
+    for (int k = 0; k < kAligned; ++k) finite[k][c] = all_finite ? products[k][c] : 0;
+    if (all_finite) plain[c] = 0;
   }
-  const uint32_t exponent = std::max(largest & kInfinity, 24 * kOne);  // its last bit is then 2^-126
-  const float last_place = std::bit_cast<float>(exponent - 23 * kOne);
-  const float inverse = std::bit_cast<float>(277 * kOne - exponent);
-  auto sum = static_cast<int32_t>(total * inverse);
-  for (const float product : products) sum += static_cast<int32_t>(product * inverse);
-  const auto magnitude = static_cast<uint32_t>(std::abs(sum));
-  const auto kept = static_cast<float>(magnitude & ~0U << std::max(0, 8 - std::countl_zero(magnitude)));
-  return (sum < 0 ? -kept : kept) * last_place;
+  add_aligned(finite, sums);
+  for (int c = 0; c < kColumns; ++c) totals[c] = sums[c] + plain[c];
 }
 
-/// c += a b as mma.m16n8k16 does, the products exact. `widen` makes a float of 16 bits.
-template <class Widen>
-void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Widen& widen,
-                  CallSite where) {
+/// totals[c] += products[0][c] + products[1][c] + ..., with the largest error that is to be expected: PTX promises no more
+/// than single precision, and tensor cores align addends to the largest and truncate. Here every addend is truncated to a
+/// multiple of the last of the largest's 24 bits, and so is the sum.
+inline void add_aligned(const Columns (&products)[kAligned], Columns& totals) {
+  constexpr int32_t kMagnitude = 0x7fffffff, kOne = 1 << 23, kInfinity = 255 * kOne, kLeast = 24 * kOne;
+  const auto bits = [](float number) { return std::bit_cast<int32_t>(number); };
+  const auto number = [](int32_t pattern) { return std::bit_cast<float>(pattern); };
+  int32_t largest[kColumns], sums[kColumns], infinite = 0;
+  for (int c = 0; c < kColumns; ++c) largest[c] = bits(totals[c]) & kMagnitude;
+  for (const Columns& row : products) {
+    for (int c = 0; c < kColumns; ++c) largest[c] = std::max(largest[c], bits(row[c]) & kMagnitude);
+  }
+  for (int c = 0; c < kColumns; ++c) infinite |= static_cast<int32_t>(largest[c] >= kInfinity);
+  if (infinite != 0) return add_infinite(products, totals);
+  Columns inverse, last_place;
+  for (int c = 0; c < kColumns; ++c) {
+    const int32_t exponent = std::max(largest[c] & kInfinity, kLeast);  // its last bit is then 2^-126
+    last_place[c] = number(exponent - 23 * kOne);
+    inverse[c] = number(253 * kOne - (exponent - kLeast));
+    sums[c] = static_cast<int32_t>(totals[c] * inverse[c]);
+  }
+  for (const Columns& row : products) {
+    for (int c = 0; c < kColumns; ++c) sums[c] += static_cast<int32_t>(row[c] * inverse[c]);
+  }
+  for (int c = 0; c < kColumns; ++c) {
+    const int32_t magnitude = std::abs(sums[c]);
+    const auto rounded = static_cast<float>(magnitude);
+    // The largest number of 24 bits that is not above it.
+    const float kept =
+        number(bits(rounded) - static_cast<int32_t>(static_cast<int32_t>(rounded) > magnitude));
+    totals[c] = (sums[c] < 0 ? -kept : kept) * last_place[c];
+  }
+}
+
+/// totals[c] += left[0] right[0][c] + left[1] right[1][c] + ..., kAligned products.
+inline void add_products(const float* left, const Columns* right, Columns& totals) {
+  Columns products[kAligned];
+  for (int k = 0; k < kAligned; ++k) {
+    for (int c = 0; c < kColumns; ++c) products[k][c] = left[k] * right[k][c];
+  }
+  add_aligned(products, totals);
+}
+
+/// c += a b as mma.m16n8k8 (kHalves = 1) and mma.m16n8k16 (2) do, the products exact. `widen` makes a float of 16 bits.
+template <int kHalves, class Widen>
+void multiply_add(float (&c)[4], const uint32_t (&a)[2 * kHalves], const uint32_t (&b)[kHalves],
+                  const Widen& widen, CallSite where) {
+  constexpr int kDepth = kHalves * kAligned;
   struct Mine {
     float* c;
     const uint32_t* a;
@@ -78,32 +124,30 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
   const auto multiply = [&widen](const auto& of) {
     const auto low = [&](uint32_t word) { return widen(static_cast<uint16_t>(word & 0xffff)); };
     const auto high = [&](uint32_t word) { return widen(static_cast<uint16_t>(word >> 16)); };
-    float left[16][16];
-    float right[16][8];
-    float sum[16][8];
+    float left[16][kDepth];
+    Columns right[kDepth];
+    Columns sum[16];
     for (int l = 0; l < kWarpSize; ++l) {
       const Mine& lane = of(l);
       const int row = l / 4;
       const int pair = 2 * (l % 4);
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 2 * kHalves; ++i) {
         float* const to = &left[row + 8 * (i % 2)][pair + 8 * (i / 2)];
         to[0] = low(lane.a[i]);
         to[1] = high(lane.a[i]);
       }
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kHalves; ++i) {
         right[pair + 8 * i][row] = low(lane.b[i]);
         right[pair + 8 * i + 1][row] = high(lane.b[i]);
+      }
+      for (int i = 0; i < 2; ++i) {
         sum[row + 8 * i][pair] = lane.c[2 * i];
         sum[row + 8 * i][pair + 1] = lane.c[2 * i + 1];
       }
     }
     for (int r = 0; r < 16; ++r) {
-      for (int column = 0; column < 8; ++column) {
-        for (int first = 0; first < 16; first += kAligned) {
-          float products[kAligned];
-          for (int k = 0; k < kAligned; ++k) products[k] = left[r][first + k] * right[first + k][column];
-          sum[r][column] = add_aligned(products, sum[r][column]);
-        }
+      for (int first = 0; first < kDepth; first += kAligned) {
+        add_products(&left[r][first], &right[first], sum[r]);
       }
     }
     for (int l = 0; l < kWarpSize; ++l) {
@@ -113,7 +157,7 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
     }
   };
   together("mma", ~0U, mine, where, multiply,
-           [](Observer& watching, const auto&) { watching.warp(Instruction::mma, 2.0 * 16 * 8 * 16); });
+           [](Observer& watching, const auto&) { watching.warp(Instruction::mma, 2.0 * 16 * 8 * kDepth); });
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

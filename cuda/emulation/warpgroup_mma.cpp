@@ -133,11 +133,6 @@ const Warpgroup::Operands& Warpgroup::read_operands(const Product& product, bool
   static thread_local Operands operands;
   static thread_local uint16_t bits[kMostColumns][kDepth];
   const WarpgroupProduct& first = product.lanes[0];
-  const auto widen = [&](int count, float(*to)[kDepth]) {
-    for (int r = 0; r < count; ++r) {
-      for (int k = 0; k < kDepth; ++k) to[r][k] = first.widen(bits[r][k]);
-    }
-  };
   if (first.rows == nullptr) {
     read_rows(first.a, kRowsOfWarp * (emulation::warp() % kWarpsOfGroup), kRowsOfWarp, check, bits,
               product.where);
@@ -151,13 +146,17 @@ const Warpgroup::Operands& Warpgroup::read_operands(const Product& product, bool
       }
     }
   }
-  widen(kRowsOfWarp, operands.left);
+  for (int r = 0; r < kRowsOfWarp; ++r) {
+    for (int k = 0; k < kDepth; ++k) operands.left[r][k] = first.widen(bits[r][k]);
+  }
   if (first.transposed) {
     read_columns(first.b, first.columns, check, bits, product.where);
   } else {
     read_rows(first.b, 0, first.columns, check, bits, product.where);
   }
-  widen(first.columns, operands.right);
+  for (int c = 0; c < first.columns; ++c) {
+    for (int k = 0; k < kDepth; ++k) operands.right[c / kColumns][k][c % kColumns] = first.widen(bits[c][k]);
+  }
   return operands;
 }
 
@@ -166,14 +165,11 @@ void Warpgroup::multiply(const Product& product) {
   const WarpgroupProduct& first = product.lanes[0];
   float* sum = product.sums->numbers.data();
   for (int r = 0; r < kRowsOfWarp; ++r) {
-    for (int column = 0; column < first.columns; ++column, ++sum) {
-      if (!first.add) *sum = 0;
-      for (int begin = 0; begin < kDepth; begin += kAligned) {
-        float products[kAligned];
-        for (int k = 0; k < kAligned; ++k) {
-          products[k] = operands.left[r][begin + k] * operands.right[column][begin + k];
-        }
-        *sum = add_aligned(products, *sum);
+    for (int column = 0; column < first.columns; column += kColumns, sum += kColumns) {
+      auto& totals = *reinterpret_cast<Columns*>(sum);
+      if (!first.add) std::ranges::fill(totals, 0.0F);
+      for (int k = 0; k < kDepth; k += kAligned) {
+        add_products(&operands.left[r][k], &operands.right[column / kColumns][k], totals);
       }
     }
   }

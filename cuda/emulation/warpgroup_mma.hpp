@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "block.hpp"
+#include "tensor_core.hpp"
 
 namespace kvbound::cuda::emulation {
 
@@ -73,7 +74,7 @@ class Warpgroup {
   };
   struct Operands {
     float left[kRowsOfWarp][kDepth];
-    float right[kMostColumns][kDepth];
+    Columns right[kMostColumns / kColumns][kDepth];
   };
   struct Warp {
     bool fenced = false;

@@ -12,6 +12,17 @@ namespace {
 
 constexpr float kUnit = 0x1p-23F;  // the last of the 24 bits of 1.0F
 
+// One sum; the columns beside it have others, which must not matter.
+float add_aligned(const float (&products)[kAligned], float total) {
+  Columns totals, columns[kAligned];
+  for (int c = 0; c < kColumns; ++c) {
+    totals[c] = c == 3 ? total : std::ldexp(1.0F, 20 * c);
+    for (int k = 0; k < kAligned; ++k) columns[k][c] = c == 3 ? products[k] : static_cast<float>(k * c);
+  }
+  emulation::add_aligned(columns, totals);
+  return totals[3];
+}
+
 TEST(TensorCore, CutsAddendsToTheLastBitOfTheLargest) {
   const float small[kAligned] = {kUnit / 2, kUnit / 2, kUnit / 2, kUnit / 2,
                                  kUnit / 2, kUnit / 2, kUnit / 2, 0};
@@ -43,6 +54,19 @@ TEST(TensorCore, PassesInfinityAndNanOn) {
   EXPECT_EQ(add_aligned(infinite, -5), kInfinity);
   EXPECT_TRUE(std::isnan(add_aligned(infinite, -kInfinity)));
   EXPECT_TRUE(std::isnan(add_aligned({}, std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(TensorCore, ColumnsBesideInfinityAreAsWithoutIt) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Columns products[kAligned] = {}, totals = {1, 1, 1, 1, 1, 1, 1, 1};
+  products[2][5] = -kInfinity;
+  for (Columns& row : products) row[4] = kUnit / 2;
+  products[1][6] = products[2][6] = 0x1p127F;
+  products[3][6] = -0x1p127F;
+  emulation::add_aligned(products, totals);
+  for (const int c : {0, 1, 2, 3, 4, 7}) EXPECT_EQ(totals[c], 1) << c;
+  EXPECT_EQ(totals[5], -kInfinity);
+  EXPECT_EQ(totals[6], 0x1p127F);
 }
 
 TEST(TensorCore, LosesNoMoreThan17CutsIn16Products) {
