@@ -1,18 +1,10 @@
-// Decode attention: a block has one split of a KV head's entries and up to 16 of the query heads that share the KV head.
-//
-// The split's keys, then its values are copied to shared memory by tiles of 64 tokens. A block forms all of its logits
-// before its first weight, so that partial sums are rescaled only once: by attention_join_kernel, which combines the
-// splits in a fixed order. The splits depend on the numbers of entries alone, which blocks read from device memory: all
-// KV heads' entries are dealt to about 528 blocks, so that a long head has as many as it needs.
+// Decode attention: the entries of a layer are split over blocks (attention_splits.hpp), which attend to one split each; a
+// second kernel joins their partial results.
 #include "attention.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
-#include <kvbound/cuda/primitives/reduction.hpp>
-#include <kvbound/cuda/primitives/tile_variants.hpp>
-#include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "attention_splits.hpp"
@@ -23,405 +15,6 @@ inline namespace KVBOUND_CUDA_BUILD {
 using namespace attention_splits;
 
 namespace {
-
-// A team is the 128 threads that work on the same up to eight query heads, two threads for each token of a tile. A
-// block has one team or two, which share its tiles.
-constexpr int kTeam = 2 * kTileTokens;
-constexpr int kTeamWarps = kTeam / 32;
-constexpr int kMostTeams = 2;
-constexpr int kMostTeamHeads = 8;
-
-constexpr int kMostStages = 2;
-constexpr int kLaneNumbers = 8;  // columns of the output that a lane sums
-
-// A product of a query and a key is summed in parts of 32 numbers, each in four partial sums: the accumulation depth is
-// small and the error bounds are tight.
-constexpr int kPartNumbers = 32;
-constexpr int kPartSums = 4;
-template <Storage T>
-inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
-
-template <Storage T>
-struct Arguments {
-  DeviceTensor<const T> queries;
-  CacheView<T> cache;
-  float scale;
-  AttentionResult result;
-  Partials partials;
-
-  __host__ __device__ int64_t kv_heads() const { return cache.keys.slices; }
-  __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
-  __host__ __device__ int group_size() const { return partials.group_size; }
-};
-
-// kHeads: the query heads of one team. Their weights for a token are adjacent, for loads of 16 bytes.
-template <int kHeads>
-inline constexpr int kWeightRow = kHeads <= 2 ? kHeads : (kHeads + 3) / 4 * 4;
-// The query heads for which each of a token's two threads forms logits.
-template <int kHeads>
-inline constexpr int kThreadHeads = (kHeads + 1) / 2;
-
-struct Shape {
-  int teams;
-  int stages;        // tiles at a time
-  int heads;         // of a team, kHeads
-  int weight_row;    // kWeightRow
-  int vectors;       // of a row of keys or values
-  int row;           // numbers in them
-  int split_tokens;  // at most, for any entries that fit the cache
-
-  // Vectors in all tiles; at least as many as the sums take that half of each team's warps later write in their place.
-  __host__ __device__ int64_t stage_vectors() const {
-    const int64_t sums = teams * (kTeamWarps / 2) * heads * kLaneNumbers * power_of_two_above(vectors, 32);
-    return max(int64_t{stages} * tile_vectors(vectors), (sums + 3) / 4);
-  }
-};
-
-struct Shared {
-  uint4* tiles;    // [stages, tile]; later the teams' sums
-  float* queries;  // [teams * heads, row]
-  float* weights;  // [teams, split_tokens, weight_row]: first z = logit + ln votes, then exp(z - largest)
-  float* largest;  // [teams * kTeamWarps, kMostTeamHeads]: the largest z of a warp's tokens
-  float* sums;     // [teams * kTeamWarps, kMostTeamHeads]: the sum of their weights
-
-  __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
-      : tiles(memory.array<uint4>(shape.stage_vectors())),
-        queries(memory.array<float>(shape.teams * shape.heads * shape.row)),
-        weights(memory.array<float>(shape.teams * shape.split_tokens * shape.weight_row)),
-        largest(memory.array<float>(shape.teams * kTeamWarps * kMostTeamHeads)),
-        sums(memory.array<float>(shape.teams * kTeamWarps * kMostTeamHeads)) {}
-};
-
-// One block's split as one of its threads sees it, and the steps of the kernel.
-template <Storage T, int kHeads>
-struct Work {
-  static constexpr int kMine = kThreadHeads<kHeads>;
-
-  const Arguments<T>& p;
-  const Shared& shared;
-  TokenRows keys, values;
-  const Shape& shape;
-  int64_t g;           // KV head
-  int64_t first;       // token
-  int count;           // tokens, at least 1
-  int tiles;           // of keys
-  int64_t first_head;  // of this thread's team, as a query head
-  int heads;           // of the team that exist; below kHeads in a group's last block
-  int team, thread;    // the thread's number within its team
-
-  __device__ Work(const Arguments<T>& arguments, const Shared& memory, const Shape& of_block,
-                  const Split& split)
-      : p(arguments),
-        shared(memory),
-        keys(arguments.cache.keys, split.kv_head),
-        values(arguments.cache.values, split.kv_head),
-        shape(of_block),
-        g(split.kv_head),
-        first(split.first),
-        count(static_cast<int>(split.tokens)),
-        tiles((count + kTileTokens - 1) / kTileTokens),
-        team(static_cast<int>(threadIdx.x) / kTeam),
-        thread(static_cast<int>(threadIdx.x) % kTeam) {
-    const int teams = static_cast<int>(blockDim.x) / kTeam;
-    const int head = (static_cast<int>(blockIdx.y) * teams + team) * kHeads;
-    first_head = g * p.group_size() + head;
-    heads = max(0, min(kHeads, p.group_size() - head));
-  }
-
-  __device__ int tile_count(int tile) const { return min(kTileTokens, count - tile * kTileTokens); }
-  __device__ uint4* stage(int n) const {
-    return shared.tiles + n % shape.stages * tile_vectors(keys.vectors);
-  }
-  __device__ float* weights(int token) const {
-    return shared.weights + (team * shape.split_tokens + token) * kWeightRow<kHeads>;
-  }
-
-  // Where this split's partial results of one of the team's heads lie.
-  __device__ int64_t partial_place(int head) const {
-    return (blockIdx.x - g) * p.group_size() + first_head + head;
-  }
-
-  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
-  __device__ void load(int n) const {
-    const bool of_keys = n < tiles;
-    const int tile = of_keys ? n : n - tiles;
-    if (tile < tiles) {
-      const TokenRows rows = of_keys ? keys : values;
-      rows.copy_to_tile(first + tile * kTileTokens, tile_count(tile), stage(n));
-    }
-    async_commit();
-  }
-
-  // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into the stage
-  // that no thread reads any more.
-  __device__ const uint4* next_tile(int n) const {
-    if (shape.stages == 1 && n > 0) {
-      __syncthreads();  // no thread reads the previous tile any more
-      load(n);
-    }
-    async_wait<0>();
-    __syncthreads();
-    if (shape.stages > 1) load(n + 1);
-    return stage(n);
-  }
-
-  // Query heads beyond the group's last have queries of zeros.
-  __device__ void load_queries() const {
-    const int row = keys.vectors * static_cast<int>(kVector<T>);
-    float* to = shared.queries + team * kHeads * row;
-    for (int h = 0; h < kHeads; ++h) {
-      for (int d = thread; d < row; d += kTeam) {
-        to[h * row + d] =
-            h < heads ? to_float(p.queries.data[(first_head + h) * p.queries.row_stride + d]) : 0;
-      }
-    }
-  }
-
-  // The first of the team's heads for which this thread forms logits.
-  __device__ int my_head() const { return thread / kTileTokens * kMine; }
-
-  // Forms the logits of one token of a tile.
-  __device__ void add_logits(const uint4* tile, int n, float (&largest)[kMine]) const {
-    const int slot = thread % kTileTokens;
-    if (slot >= tile_count(n)) return;
-    float sums[kMine] = {};
-    const uint4* key = tile + slot * tile_row_vectors(keys.vectors);
-    for (int v = 0; v < keys.vectors; v += kPartVectors<T>) {
-      float parts[kMine][kPartSums] = {};
-#pragma unroll
-      for (int i = v; i < v + kPartVectors<T>; ++i) {
-        if (i < keys.vectors) add_products(key, i, parts);
-      }
-#pragma unroll
-      for (int h = 0; h < kMine; ++h) sums[h] += (parts[h][0] + parts[h][1]) + (parts[h][2] + parts[h][3]);
-    }
-    finish_logits(n * kTileTokens + slot, sums, largest);
-  }
-
-  // Adds the products of one vector of a key and of each query.
-  __device__ void add_products(const uint4* key, int vector, float (&parts)[kMine][kPartSums]) const {
-    const int row = keys.vectors * static_cast<int>(kVector<T>);
-    const float* query = shared.queries + (team * kHeads + my_head()) * row + vector * kVector<T>;
-    float numbers[kVector<T>];
-    unpack<T>(key[vector], numbers);
-#pragma unroll
-    for (int h = 0; h < kMine; ++h) {
-      if (my_head() + h >= kHeads) break;
-#pragma unroll
-      for (int i = 0; i < kVector<T>; i += kPartSums) {
-        const float4 four = *reinterpret_cast<const float4*>(query + h * row + i);
-        parts[h][0] += numbers[i] * four.x;
-        parts[h][1] += numbers[i + 1] * four.y;
-        parts[h][2] += numbers[i + 2] * four.z;
-        parts[h][3] += numbers[i + 3] * four.w;
-      }
-    }
-  }
-
-  __device__ void finish_logits(int token, const float (&products)[kMine], float (&largest)[kMine]) const {
-    const int64_t position = first + token;
-    const float votes = p.cache.log_votes ? p.cache.log_votes[g * p.capacity() + position] : 0;
-#pragma unroll
-    for (int h = 0; h < kMine; ++h) {
-      const int head = my_head() + h;
-      if (head >= kHeads) break;
-      const float logit = p.scale * products[h];
-      const bool hidden = p.cache.excluded && head < heads && p.cache.excluded[first_head + head] == position;
-      const float z = hidden ? kNothing : logit + votes;
-      if (p.result.logits && head < heads) {
-        p.result.logits[(first_head + head) * p.capacity() + position] = logit;
-      }
-      weights(token)[head] = z;
-      largest[h] = fmaxf(largest[h], z);
-    }
-  }
-
-  // Reduces numbers[h] over the 64 threads with the same heads: within each warp, then over the two warps; one barrier.
-  template <class Join>
-  __device__ void join(float (&numbers)[kMine], float* by_warp, const Join& join_two) const {
-#pragma unroll
-    for (int h = 0; h < kMine; ++h) {
-      numbers[h] = join_lanes(numbers[h], join_two);
-      if (lane() == 0) by_warp[warp() * kMostTeamHeads + h] = numbers[h];
-    }
-    __syncthreads();
-    const float* of_pair = by_warp + warp() / 2 * 2 * kMostTeamHeads;
-#pragma unroll
-    for (int h = 0; h < kMine; ++h) numbers[h] = join_two(of_pair[h], of_pair[kMostTeamHeads + h]);
-  }
-
-  // Replaces every z in shared memory by its weight exp(z - largest) and writes the split's largest z and sum of
-  // weights. A barrier lies behind the last weight.
-  __device__ void form_weights(float (&largest)[kMine]) const {
-    join(largest, shared.largest, Larger());
-    float sums[kMine] = {};
-    for (int token = thread % kTileTokens; token < count; token += kTileTokens) {
-#pragma unroll
-      for (int h = 0; h < kMine; ++h) {
-        if (my_head() + h >= kHeads) break;
-        float& z = weights(token)[my_head() + h];
-        z = z == kNothing ? 0 : expf(z - largest[h]);
-        sums[h] += z;
-      }
-    }
-    join(sums, shared.sums, Sum());
-    if (thread % kTileTokens != 0) return;
-#pragma unroll
-    for (int h = 0; h < kMine; ++h) {
-      if (my_head() + h >= heads) break;
-      const int64_t place = partial_place(my_head() + h);
-      p.partials.largest[place] = largest[h];
-      p.partials.sums[place] = sums[h];
-    }
-  }
-
-  // The lanes that share a row of values. Each sums kLaneNumbers of its columns: one vector of 16-bit numbers, or two
-  // vectors of fp32, 32 vectors apart.
-  __device__ int columns() const { return power_of_two_above(values.vectors, 32); }
-  __device__ int my_column() const { return thread % columns(); }
-
-  // sums[h] += weights[h] * values, for the tile's tokens thread / columns(), + kTeam / columns(), ...
-  __device__ void add_values(const uint4* tile, int n, float (&sums)[kHeads][kLaneNumbers]) const {
-    constexpr int kVectors = kLaneNumbers / static_cast<int>(kVector<T>);
-    if (my_column() >= values.vectors) return;
-    for (int slot = thread / columns(); slot < tile_count(n); slot += kTeam / columns()) {
-      float weight[kWeightRow<kHeads>];
-      load_weights(weights(n * kTileTokens + slot), weight);
-      const uint4* row = tile + slot * tile_row_vectors(values.vectors);
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int column = my_column() + v * 32;
-        if (column >= values.vectors) break;
-        float numbers[kVector<T>];
-        unpack<T>(row[column], numbers);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-          for (int i = 0; i < kVector<T>; ++i) {
-            sums[h][v * static_cast<int>(kVector<T>) + i] += weight[h] * numbers[i];
-          }
-        }
-      }
-    }
-  }
-
-  __device__ static void load_weights(const float* from, float (&weight)[kWeightRow<kHeads>]) {
-    if constexpr (kHeads <= 2) {
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) weight[h] = from[h];
-    } else {
-#pragma unroll
-      for (int h = 0; h < kWeightRow<kHeads>; h += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(from + h);
-        weight[h] = four.x, weight[h + 1] = four.y, weight[h + 2] = four.z, weight[h + 3] = four.w;
-      }
-    }
-  }
-
-  // Adds the sums of all threads of a team that have the same column: within warps, then warps 2 and 3 to 0 and 1, then
-  // 1 to 0.
-  __device__ void join_sums(float (&sums)[kHeads][kLaneNumbers]) const {
-    for (int offset = 16; offset >= columns(); offset /= 2) {
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-        for (int i = 0; i < kLaneNumbers; ++i) sums[h][i] += __shfl_xor_sync(kAllLanes, sums[h][i], offset);
-      }
-    }
-    const int warp = thread / 32;
-    for (int half = kTeamWarps / 2; half > 0; half /= 2) {
-      __syncthreads();  // no thread reads the tiles, or the previous step's sums, any more
-      if (half <= warp && warp < 2 * half) exchange<false>(warp - half, sums);
-      __syncthreads();
-      if (warp < half) exchange<true>(warp, sums);
-    }
-  }
-
-  // Writes a warp's sums to shared memory, or adds the sums there to them.
-  template <bool add>
-  __device__ void exchange(int place, float (&sums)[kHeads][kLaneNumbers]) const {
-    if (lane() >= columns()) return;
-    float* there = reinterpret_cast<float*>(shared.tiles) +
-                   (team * (kTeamWarps / 2) + place) * kHeads * kLaneNumbers * columns() + my_column();
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int i = 0; i < kLaneNumbers; ++i) {
-        float& other = there[(h * kLaneNumbers + i) * columns()];
-        if constexpr (add) {
-          sums[h][i] += other;
-        } else {
-          other = sums[h][i];
-        }
-      }
-    }
-  }
-
-  __device__ void write_sums(const float (&sums)[kHeads][kLaneNumbers]) const {
-    if (thread >= columns()) return;
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      if (h >= heads) break;
-      float* row = p.partials.outputs + partial_place(h) * p.partials.row;
-#pragma unroll
-      for (int i = 0; i < kLaneNumbers; i += 4) {
-        const int vector = my_column() + i / static_cast<int>(kVector<T>) * 32;
-        if (vector >= values.vectors) break;
-        *reinterpret_cast<float4*>(row + vector * kVector<T> + i % static_cast<int>(kVector<T>)) =
-            make_float4(sums[h][i], sums[h][i + 1], sums[h][i + 2], sums[h][i + 3]);
-      }
-    }
-  }
-};
-
-template <Storage T, int kHeads>
-__device__ void attend(const Work<T, kHeads>& work) {
-  float largest[kThreadHeads<kHeads>];
-#pragma unroll
-  for (float& entry : largest) entry = kNothing;
-  work.load(0);
-  work.load_queries();
-  for (int n = 0; n < work.tiles; ++n) work.add_logits(work.next_tile(n), n, largest);
-  work.form_weights(largest);
-  float sums[kHeads][kLaneNumbers] = {};
-  for (int n = 0; n < work.tiles; ++n) work.add_values(work.next_tile(work.tiles + n), n, sums);
-  work.join_sums(sums);
-  work.write_sums(sums);
-}
-
-template <Storage T, int kHeads>
-Shape shape_of(const DeviceTensor<const T>& keys, int teams, int stages, int split_tokens) {
-  const auto row = static_cast<int>(padded<T>(keys.cols));
-  return {teams, stages, kHeads, kWeightRow<kHeads>, row / static_cast<int>(kVector<T>), row, split_tokens};
-}
-
-// Logits, weights and weighted values of one split of a KV head's entries.
-//
-//                   64 tokens   64 tokens
-//       keys       |  tile 0   |  tile 1   | ... | tile n-1 |  ->  z, then exp(z - largest): shared memory
-//       values     |  tile 0   |  tile 1   | ... | tile n-1 |  ->  sum_j exp(z_j - largest) values[j,:]: registers
-//
-//       keys: a thread has token t % 64 and one half of the team's heads, t / 64, for its number t = 0..127 in the team
-//       values: a thread has vector t % p, in fp32 also vector t % p + 32, of the tokens t / p, t / p + 128 / p, ...
-//
-// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (teams * kHeads)));
-//            group = query_heads / kv_heads; blocks behind the last split end at once
-// block      128 teams; 2 teams for groups of more than 8, unless shared memory is short
-// shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens weight_row + 64) bytes,
-//            with v vectors and `row` numbers in a padded row, p = v rounded up to a power of two, at most 32; for
-//            head_dim 128, BF16, 4 heads and splits of 512 tokens: 45,312
-// registers  sm_90a: 48-64 (kHeads 1), 64 (2), 79 (4), 128 (6, 8); sm_80: 48-64, 64, 79-80, 127-128
-// bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes; written: 4
-//            row + 8 for each query head and split, 4 for each logit if wanted; all KV heads' entries in every block
-// FLOP       4 query_heads entries head_dim, and an exponential for each query head and entry; a team computes kHeads
-//            heads even if fewer exist
-template <Storage T, int kHeads, int kDeal>
-__global__ void __launch_bounds__(kMostTeams* kTeam) attention_split_kernel(Arguments<T> p, Shape shape) {
-  SharedMemory memory;
-  const Shared shared(memory, shape);
-  const Split split = Splits<kDeal>(p.cache.entries, p.kv_heads()).at(blockIdx.x);
-  if (split.tokens > 0) attend(Work<T, kHeads>(p, shared, shape, split));
-}
 
 template <Storage T>
 void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cache) {
@@ -437,54 +30,15 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_range("head_dim", queries.cols, 1, kMostHeadDim);
 }
 
-// Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its
-// sums, so results are the same bits.
-template <int kDeal, int kHeads, Storage T>
-void launch_split(const Arguments<T>& arguments, int teams, Stream stream) {
-  const DeviceTensor<const T>& keys = arguments.cache.keys;
-  const auto split_tokens = static_cast<int>(Splits<kDeal>::tokens_of(keys.slices * keys.rows));
-  const auto with = [&](int of_teams, int stages) {
-    return shape_of<T, kHeads>(keys, of_teams, stages, split_tokens);
-  };
-  const auto shape =
-      first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
-  const int64_t head_blocks = ceil_division(arguments.group_size(), int64_t{shape.teams} * kHeads);
-  launch<attention_split_kernel<T, kHeads, kDeal>>(
-      {extent(Splits<kDeal>::most(keys.slices, keys.rows), head_blocks), extent(shape.teams * kTeam),
-       shared_bytes<Shared>(shape), stream},
-      arguments, shape);
-}
-
-template <int kDeal, Storage T>
-void launch_split(const Arguments<T>& arguments, Stream stream) {
-  if (arguments.capacity() == 0) return;
-  const int group = arguments.group_size();
-  const int teams = group > kMostTeamHeads ? kMostTeams : 1;
-  const int heads = (std::min(group, kMostTeams * kMostTeamHeads) + teams - 1) / teams;
-  if constexpr (kDeal == 0) {
-    if (heads == 1) return launch_split<0, 1>(arguments, teams, stream);
-    if (heads == 2) return launch_split<0, 2>(arguments, teams, stream);
-    if (heads <= 4) return launch_split<0, 4>(arguments, teams, stream);
-    if (heads <= 6) return launch_split<0, 6>(arguments, teams, stream);
-    launch_split<0, 8>(arguments, teams, stream);
-  } else {
-    require_range("query heads to a KV head", group, 3, 4);
-    launch_split<kDeal, 4>(arguments, teams, stream);
-  }
-}
-
 // The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.
-template <int kDeal>
-int64_t accumulation_depth(int64_t entries) {
-  constexpr int64_t kMostSplitTokens = Splits<kDeal>::kMostSplitTokens;
+template <Storage T>
+int64_t accumulation_depth(const Deal& deal, int64_t entries) {
   int64_t longest = 0;
-  for (int64_t tokens = kTileTokens; tokens <= kMostSplitTokens; tokens += kTileTokens) {
-    // In a split a lane has every fourth token or fewer; the sums of four or more lanes are then joined by a tree.
-    const int64_t in_split = ceil_division(std::min(entries, tokens), 4) + 2;
-    // A KV head has no more than kBlocksWanted splits of fewer than kMostSplitTokens tokens.
-    const int64_t splits =
-        std::min(ceil_division(entries, tokens),
-                 tokens < kMostSplitTokens ? int64_t{Splits<kDeal>::kBlocksWanted} : entries);
+  for (int64_t tokens = kTileTokens; tokens <= deal.most_split_tokens; tokens += kTileTokens) {
+    const int64_t in_split = split_arithmetic<T>(std::min(entries, tokens), 1).accumulation_depth;
+    // A KV head has no more than blocks_wanted splits of fewer than most_split_tokens tokens.
+    const int64_t splits = std::min(ceil_division(entries, tokens),
+                                    tokens < deal.most_split_tokens ? deal.blocks_wanted : entries);
     const int64_t in_slice = ceil_division(splits, kJoinSlices);
     const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
     longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
@@ -492,60 +46,58 @@ int64_t accumulation_depth(int64_t entries) {
   return entries > 0 ? longest : 0;
 }
 
-int64_t product_depth(int64_t head_dim) {
-  const int64_t in_part = ceil_division(std::min<int64_t>(head_dim, kPartNumbers), kPartSums);
-  return in_part + 2 + ceil_division(head_dim, kPartNumbers);
-}
-
-template <int kDeal, Storage T>
-void attend_by_deal(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
-                    const AttentionResult& result, Workspace workspace, Stream stream) {
-  require_valid(queries, cache);
-  const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows;
-  require_workspace(workspace, attention_workspace_by(kDeal, queries.rows, kv_heads, queries.cols, capacity));
-  const Partials partials(workspace.data, queries.rows / kv_heads, queries.cols,
-                          Splits<kDeal>::most(kv_heads, capacity));
-  launch_split<kDeal>(Arguments<T>{queries, cache, static_cast<float>(scale), result, partials}, stream);
-  join_splits(kDeal, {cache.entries, kv_heads, partials, result, queries.cols}, stream);
-}
-
 }  // namespace
 
 namespace attention_splits {
 
-void attention_by(int deal, DeviceTensor<const Bfloat16> queries, const CacheView<Bfloat16>& cache,
-                  double scale, const AttentionResult& result, Workspace workspace, Stream stream) {
-  with_variant<kDealCount>(
-      deal, [&](auto number) { attend_by_deal<number>(queries, cache, scale, result, workspace, stream); });
-}
-
-int64_t attention_workspace_by(int deal, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
+int64_t attention_workspace_by(const Deal& deal, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
                                int64_t capacity) {
   if (kv_heads == 0) return 0;
-  return with_variant<kDealCount>(deal, [&](auto number) {
-    return Partials::bytes(query_heads / kv_heads, head_dim, Splits<number>::most(kv_heads, capacity));
-  });
+  return Partials::bytes(query_heads / kv_heads, head_dim, most_splits(deal, kv_heads, capacity));
 }
 
-KernelArithmetic attention_arithmetic_by(int deal, int64_t entries, int64_t head_dim) {
-  return with_variant<kDealCount>(deal, [&](auto number) {
-    return KernelArithmetic{.precision = Precision::fp32,
-                            .accumulation_depth = accumulation_depth<number>(entries),
-                            .product_depth = product_depth(head_dim),
-                            .rescalings = entries <= kTileTokens ? 0 : 1};
-  });
+template <Storage T>
+void attention_by(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
+                  const AttentionResult& result, Workspace workspace, Stream stream) {
+  require_valid(queries, cache);
+  const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows;
+  require_workspace(workspace, attention_workspace_by(deal, queries.rows, kv_heads, queries.cols, capacity));
+  const Partials partials(workspace.data, queries.rows / kv_heads, queries.cols,
+                          most_splits(deal, kv_heads, capacity));
+  if (capacity > 0) {
+    attend_to_splits(SplitArguments<T>{deal, queries, cache, static_cast<float>(scale), result, partials},
+                     stream);
+  }
+  join_splits({deal, cache.entries, kv_heads, partials, result, queries.cols}, stream);
 }
+
+template <Storage T>
+KernelArithmetic attention_arithmetic_by(const Deal& deal, int64_t entries, int64_t head_dim) {
+  KernelArithmetic arithmetic = split_arithmetic<T>(kTileTokens, head_dim);
+  arithmetic.accumulation_depth = accumulation_depth<T>(deal, entries);
+  arithmetic.rescalings = entries <= kTileTokens ? 0 : 1;
+  return arithmetic;
+}
+
+template void attention_by(const Deal&, DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
+                           const AttentionResult&, Workspace, Stream);
+template KernelArithmetic attention_arithmetic_by<Bfloat16>(const Deal&, int64_t, int64_t);
 
 }  // namespace attention_splits
 
 int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity) {
-  return attention_workspace_by(0, query_heads, kv_heads, head_dim, capacity);
+  return attention_workspace_by(kDeals[0], query_heads, kv_heads, head_dim, capacity);
 }
 
 template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                const AttentionResult& result, Workspace workspace, Stream stream) {
-  attend_by_deal<0>(queries, cache, scale, result, workspace, stream);
+  attention_by(kDeals[0], queries, cache, scale, result, workspace, stream);
+}
+
+template <Storage T>
+KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim) {
+  return attention_arithmetic_by<T>(kDeals[0], entries, head_dim);
 }
 
 template void attention(DeviceTensor<const float>, const CacheView<float>&, double, const AttentionResult&,
@@ -555,9 +107,9 @@ template void attention(DeviceTensor<const Float16>, const CacheView<Float16>&, 
 template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                         const AttentionResult&, Workspace, Stream);
 
-KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim) {
-  return attention_arithmetic_by(0, entries, head_dim);
-}
+template KernelArithmetic attention_arithmetic<float>(int64_t, int64_t);
+template KernelArithmetic attention_arithmetic<Float16>(int64_t, int64_t);
+template KernelArithmetic attention_arithmetic<Bfloat16>(int64_t, int64_t);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -38,6 +38,7 @@ void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double 
                const AttentionResult& result, Workspace workspace, Stream stream);
 
 /// The arithmetic of `attention` over at most so many entries.
+template <Storage T>
 KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim);
 
 }  // namespace KVBOUND_CUDA_BUILD

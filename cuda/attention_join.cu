@@ -1,6 +1,5 @@
 // Attention's second kernel: combines the splits' partial results in a fixed order.
 #include <kvbound/cuda/primitives/reduction.hpp>
-#include <kvbound/cuda/primitives/tile_variants.hpp>
 
 #include "attention_splits.hpp"
 
@@ -33,14 +32,13 @@ __device__ float4 add(const float4& a, const float4& b) {
 }
 
 // The splits of the block's query head.
-template <int kDeal>
 struct HeadSplits {
   int64_t count;
   int64_t first,
       step;  // where the partial results of the first one lie, and how far apart those of two splits
 
   __device__ explicit HeadSplits(const JoinArguments& p) : step(p.partials.group_size) {
-    const Splits<kDeal> all(p.entries, p.kv_heads);
+    const Splits all(p.deal, p.entries, p.kv_heads);
     const int64_t g = blockIdx.x / step;
     count = all.of_head(g);
     first = all.before_head(g) * step + blockIdx.x % step;
@@ -49,9 +47,8 @@ struct HeadSplits {
 };
 
 // The sum over splits of rescaling * outputs, for four columns; threads 0..15 return the block's sums.
-template <int kDeal>
-__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared,
-                               const HeadSplits<kDeal>& splits, float largest) {
+__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, const HeadSplits& splits,
+                               float largest) {
   const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
   const int slice = static_cast<int>(threadIdx.x) / kJoinColumns;
   float4 sum = make_float4(0, 0, 0, 0);
@@ -96,12 +93,11 @@ __device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared,
 // bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query head and split in use, and the
 //            splits' largest z again from the L1 cache; all KV heads' entries; written: 4 head_dim + 4 for each query head
 // FLOP       2 head_dim for each query head and split in use, and 17 exponentials for each of them and 64 columns
-template <int kDeal>
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
   SharedMemory memory;
   const JoinShared shared(memory);
   const int64_t head = blockIdx.x;
-  const HeadSplits<kDeal> splits(p);
+  const HeadSplits splits(p);
   float largest = kNothing;
   for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
     largest = fmaxf(largest, p.partials.largest[splits.place(s)]);
@@ -127,15 +123,13 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
 
 }  // namespace
 
-void join_splits(int deal, const JoinArguments& arguments, Stream stream) {
+void join_splits(const JoinArguments& arguments, Stream stream) {
   const int64_t query_heads = arguments.kv_heads * arguments.partials.group_size;
-  const LaunchShape blocks{extent(query_heads, ceil_division(arguments.head_dim, 4 * kJoinColumns)),
-                           dim3(kJoinThreads), shared_bytes<JoinShared>(), stream};
-  with_variant<kDealCount>(deal,
-                           [&](auto number) { launch<attention_join_kernel<number>>(blocks, arguments); });
+  launch<attention_join_kernel>({extent(query_heads, ceil_division(arguments.head_dim, 4 * kJoinColumns)),
+                                 dim3(kJoinThreads), shared_bytes<JoinShared>(), stream},
+                                arguments);
 }
 
 }  // namespace attention_splits
-
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 
 #include "attention.hpp"
@@ -27,36 +28,31 @@ struct Split {
   int64_t tokens;  ///< 0: none
 };
 
+/// The length of a split, if all KV heads together have so many entries.
+__host__ __device__ inline int64_t split_tokens(const Deal& deal, int64_t total) {
+  const int64_t balanced = round_up(ceil_division(total, deal.blocks_wanted), kTileTokens);
+  return max(int64_t{kTileTokens}, min(balanced, deal.most_split_tokens));
+}
+
+/// So many splits a cache of this capacity has at most: those of a full one, and one for the last entries of each head.
+inline int64_t most_splits(const Deal& deal, int64_t kv_heads, int64_t capacity) {
+  const int64_t of_full_cache = std::max(deal.blocks_wanted, kv_heads * capacity / deal.most_split_tokens);
+  return std::min(kv_heads * ceil_division(capacity, kTileTokens), of_full_cache + kv_heads);
+}
+
 /// The splits of a layer, those of KV head 0 first. All but the last of each head have the same length, which follows from
 /// the entries of all heads together: however ragged the heads are, their blocks have equally much to do, and results do
 /// not depend on the capacity. Device code that whole warps call.
-///
-/// kDeal  the number of a deal
-template <int kDeal>
 struct Splits {
-  static constexpr int64_t kBlocksWanted = kDeals[kDeal].blocks_wanted;
-  static constexpr int64_t kMostSplitTokens = kDeals[kDeal].most_split_tokens;
-
   const int64_t* entries;  // [kv_heads]
   int64_t kv_heads;
   int64_t tokens;  // of one split
 
-  __device__ Splits(const int64_t* entries_of_heads, int64_t heads)
+  __device__ Splits(const Deal& deal, const int64_t* entries_of_heads, int64_t heads)
       : entries(entries_of_heads), kv_heads(heads) {
     int64_t total = 0;
     for (int64_t g = lane(); g < kv_heads; g += 32) total += entries[g];
-    tokens = tokens_of(warp_sum(total));
-  }
-
-  /// The length of a split, if all heads together have so many entries.
-  __host__ __device__ static int64_t tokens_of(int64_t total) {
-    const int64_t balanced = round_up(ceil_division(total, kBlocksWanted), kTileTokens);
-    return max(int64_t{kTileTokens}, min(balanced, int64_t{kMostSplitTokens}));
-  }
-  /// So many splits a cache of this capacity has at most: those of a full one, and one for the last entries of each head.
-  static int64_t most(int64_t kv_heads, int64_t capacity) {
-    const int64_t of_full_cache = std::max(int64_t{kBlocksWanted}, kv_heads * capacity / kMostSplitTokens);
-    return std::min(kv_heads * ceil_division(capacity, kTileTokens), of_full_cache + kv_heads);
+    tokens = split_tokens(deal, warp_sum(total));
   }
 
   __device__ int64_t of_head(int64_t g) const { return ceil_division(entries[g], tokens); }
@@ -87,7 +83,7 @@ struct Splits {
   }
 };
 
-/// The partial results of all splits: written by attention_split_kernel, read by attention_join_kernel.
+/// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel.
 struct Partials {
   float* outputs;  ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
   float* largest;  ///< [splits, group]: max_j z_j
@@ -107,8 +103,41 @@ struct Partials {
   }
 };
 
+/// The arguments of the kernels that attend to one split each.
+template <Storage T>
+struct SplitArguments {
+  Deal deal;
+  DeviceTensor<const T> queries;
+  CacheView<T> cache;
+  float scale;
+  AttentionResult result;
+  Partials partials;
+
+  __host__ __device__ int64_t kv_heads() const { return cache.keys.slices; }
+  __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
+  __host__ __device__ int group_size() const { return partials.group_size; }
+  /// Blocks for the splits of a full cache; those behind the last split end at once.
+  int64_t blocks() const { return most_splits(deal, kv_heads(), capacity()); }
+  /// The most tokens of a split, for any entries that fit the cache.
+  int most_tokens() const { return static_cast<int>(split_tokens(deal, kv_heads() * capacity())); }
+};
+
+/// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_mma_kernel for 16-bit types. The cache
+/// has room for an entry.
+template <Storage T>
+void attend_to_splits(const SplitArguments<T>& arguments, Stream stream);
+template <>
+void attend_to_splits(const SplitArguments<float>& arguments, Stream stream);
+
+/// The arithmetic of these kernels; accumulation_depth: within a split of so many tokens.
+template <Storage T>
+KernelArithmetic split_arithmetic(int64_t tokens, int64_t head_dim);
+template <>
+KernelArithmetic split_arithmetic<float>(int64_t tokens, int64_t head_dim);
+
 /// The arguments of attention_join_kernel.
 struct JoinArguments {
+  Deal deal;
   const int64_t* entries;
   int64_t kv_heads;
   Partials partials;
@@ -117,9 +146,7 @@ struct JoinArguments {
 };
 
 /// Queues attention_join_kernel, which combines the splits to the results.
-///
-/// deal  by which the entries were split
-void join_splits(int deal, const JoinArguments& arguments, Stream stream);
+void join_splits(const JoinArguments& arguments, Stream stream);
 
 }  // namespace attention_splits
 }  // namespace KVBOUND_CUDA_BUILD

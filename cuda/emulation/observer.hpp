@@ -18,7 +18,7 @@ enum class Instruction {
   matrix_load,       ///< ldmatrix
   async_copy,        ///< cp.async
   bulk_copy,         ///< cp.async.bulk and TMA
-  mma,               ///< mma.sync m16n8k16
+  mma,               ///< mma.sync
   warpgroup_mma,     ///< a warp's quarter of a wgmma
   fma,               ///< explicit fmaf
   special_function,  ///< exp, log, sqrt and their like

@@ -223,18 +223,23 @@ template void window_change_scores(Change, const WindowView<Float16>&, DeviceTen
 template void window_change_scores(Change, const WindowView<Bfloat16>&, DeviceTensor<const Bfloat16>,
                                    const float*, const MeasuredQueries&, const float*, float*, Stream);
 
+template <Storage T>
 KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64_t model_dim) {
-  const KernelArithmetic window = window_arithmetic(tokens, head_dim),
-                         one = attention_arithmetic(tokens, head_dim);
+  const KernelArithmetic window = window_arithmetic(tokens, head_dim);
+  KernelArithmetic both = attention_arithmetic<T>(tokens, head_dim);
+  both.accumulation_depth = std::max(both.accumulation_depth, window.accumulation_depth);
+  both.product_depth = std::max(both.product_depth, window.product_depth);
+  both.rescalings = std::max(both.rescalings, window.rescalings);
   // Of values and outputs times G: by gram_rows.hpp and window_tiles.hpp, or a step's by a lane's eight numbers and a tree.
   const int64_t last =
       std::max({gram_rows::product_depth(head_dim), product_depth(head_dim), int64_t{8 + 5}});
-  return {.precision = Precision::fp32,
-          .accumulation_depth = std::max(window.accumulation_depth, one.accumulation_depth),
-          .product_depth = std::max(window.product_depth, one.product_depth),
-          .length_depth = gram_depth(model_dim) + gram_rows::product_depth(head_dim) + last,
-          .rescalings = std::max(window.rescalings, one.rescalings)};
+  both.length_depth = gram_depth(model_dim) + gram_rows::product_depth(head_dim) + last;
+  return both;
 }
+
+template KernelArithmetic change_score_arithmetic<float>(int64_t, int64_t, int64_t);
+template KernelArithmetic change_score_arithmetic<Float16>(int64_t, int64_t, int64_t);
+template KernelArithmetic change_score_arithmetic<Bfloat16>(int64_t, int64_t, int64_t);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -260,20 +260,15 @@ class DeviceSession final : public Session {
   throw InvalidPolicy("a device stores a cache as F32, F16 or BF16, not as " + std::string(name(storage)));
 }
 
-// The kernel that computes the norms of a session of this storage.
-NormsKernel norms_kernel(Dtype storage, int64_t head_dim) {
-  if (storage == Dtype::f32) return chosen_norms_kernel<float>(head_dim);
-  if (storage == Dtype::f16) return chosen_norms_kernel<Float16>(head_dim);
-  if (storage == Dtype::bf16) return chosen_norms_kernel<Bfloat16>(head_dim);
-  refuse(storage);
-}
-
-// The kernel that searches for nearest keys after its prompt.
-SearchKernel search_kernel(Dtype storage) {
-  if (storage == Dtype::f32) return chosen_search_kernel<float>();
-  if (storage == Dtype::f16) return chosen_search_kernel<Float16>();
-  if (storage == Dtype::bf16) return chosen_search_kernel<Bfloat16>();
-  refuse(storage);
+template <Storage T>
+SessionArithmetic arithmetic_of(const LayerShape& shape, int64_t prompt_tokens, int64_t entries) {
+  return {.window_attention = window_arithmetic(prompt_tokens, shape.head_dim),
+          .change_scores =
+              change_score_arithmetic<T>(std::max(prompt_tokens, entries), shape.head_dim, shape.model_dim),
+          .projected_value_norms =
+              norms_arithmetic(shape.head_dim, shape.model_dim, chosen_norms_kernel<T>(shape.head_dim)),
+          .attention = attention_arithmetic<T>(entries, shape.head_dim),
+          .nearest_keys = nearest_keys_arithmetic(shape.head_dim, chosen_search_kernel<T>())};
 }
 
 }  // namespace
@@ -290,13 +285,10 @@ std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times, Stre
 
 SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
                                      int64_t entries) {
-  return {.window_attention = window_arithmetic(prompt_tokens, shape.head_dim),
-          .change_scores =
-              change_score_arithmetic(std::max(prompt_tokens, entries), shape.head_dim, shape.model_dim),
-          .projected_value_norms =
-              norms_arithmetic(shape.head_dim, shape.model_dim, norms_kernel(storage, shape.head_dim)),
-          .attention = attention_arithmetic(entries, shape.head_dim),
-          .nearest_keys = nearest_keys_arithmetic(shape.head_dim, search_kernel(storage))};
+  if (storage == Dtype::f32) return arithmetic_of<float>(shape, prompt_tokens, entries);
+  if (storage == Dtype::f16) return arithmetic_of<Float16>(shape, prompt_tokens, entries);
+  if (storage == Dtype::bf16) return arithmetic_of<Bfloat16>(shape, prompt_tokens, entries);
+  refuse(storage);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -225,6 +225,8 @@ Arithmetic arithmetic_of(const KernelArithmetic& kernel) {
   arithmetic.length_depth = kernel.length_depth;
   arithmetic.tensor_sums = kernel.tensor_sums;
   arithmetic.tensor_chain = kernel.tensor_chain;
+  arithmetic.tensor_weighted_sums = kernel.tensor_weighted_sums;
+  arithmetic.weights_floor = kernel.weights_floor;
   arithmetic.rescalings = kernel.rescalings;
   return arithmetic;
 }
@@ -257,8 +259,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   result.weights = Matrix(queries.rows, tokens);
   const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
   const OutputRounding rounding{sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic),
-                                gamma(terms + changes + 3, arithmetic) + reference_error(tokens) +
-                                    2 * arithmetic.weights + arithmetic.input};
+                                weighted_value_error(tokens, arithmetic)};
   const double widest = growth(rounding.sum + rounding.terms);
   const double weights_floor = arithmetic.weights_floor * (1 + widest);
   Matrix centred(queries.rows, values.cols);
@@ -296,8 +297,7 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
       most = std::max(most, values(j, c));
     }
     const double largest = std::max(std::abs(most), std::abs(least));
-    const double floor =
-        weights_floor > 0 ? weights_floor * (absolute_values + static_cast<double>(tokens) * largest + 1) : 0;
+    const double floor = lost_output(weights_floor, tokens, absolute_values, largest);
     lost_weights += floor;
     // For any weights, both outputs are means of the values, up to the rounding of sums.
     const double range = most - least + widest * largest;

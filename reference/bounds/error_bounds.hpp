@@ -37,6 +37,7 @@ struct Arithmetic {
   int64_t length_depth = -1;
   double tensor_sums = 0;
   int64_t tensor_chain = 1;
+  double tensor_weighted_sums = 0;
   int64_t rescalings = -1;
 
   /// The error of a chain of partial sums as a share of the sum of its terms' absolute values.

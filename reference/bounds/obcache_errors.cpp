@@ -33,8 +33,7 @@ class UncertainOutput {
     const auto tokens = std::ssize(logits);
     const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
     divisor_ = sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic);
-    terms_ = gamma(terms + changes + 3, arithmetic) + reference_error(tokens) + 2 * arithmetic.weights +
-             arithmetic.input;
+    terms_ = weighted_value_error(tokens, arithmetic);
     const double shared = log_sum_exp_error(softmax_, tokens, arithmetic);
     for (size_t j = 0; j < logits.size(); ++j) {
       weights.push_back(weight_of(logits[j], softmax_));
@@ -70,6 +69,8 @@ class UncertainOutput {
       for (int64_t c = 0; c < columns; ++c) output[c] += weights[j] * value[c];
     }
     const double lost_weight = weight_error(0, 0, arithmetic);
+    const double widest = growth(divisor_ + terms_), floor = arithmetic.weights_floor * (1 + widest);
+    std::vector<double> sizes(columns);
     for (size_t j = 0; j < weights.size(); ++j) {
       const VectorView value = values.row(j);
       const double off = weights[j] > 0 ? weights[j] * growth(exponents[j]) : 0;
@@ -77,14 +78,16 @@ class UncertainOutput {
         spread[c] += off * std::abs(value[c] - output[c]);
         size[c] += (weights[j] + off) * std::abs(value[c]);
         lost[c] += lost_weight * std::abs(value[c]);
+        sizes[c] += std::abs(value[c]);
         least[c] = std::min(least[c], value[c]);
         most[c] = std::max(most[c], value[c]);
       }
     }
     for (int64_t c = 0; c < columns; ++c) {
-      lost[c] += 2 * static_cast<double>(weights.size()) * arithmetic.smallest + 2 * arithmetic.input_floor;
-      most[c] =
-          most[c] - least[c] + growth(divisor_ + terms_) * std::max(std::abs(most[c]), std::abs(least[c]));
+      const double largest = std::max(std::abs(most[c]), std::abs(least[c]));
+      lost[c] += 2 * static_cast<double>(weights.size()) * arithmetic.smallest + 2 * arithmetic.input_floor +
+                 lost_output(floor, std::ssize(weights), sizes[c], largest);
+      most[c] = most[c] - least[c] + widest * largest;
     }
     output_size_ = space_.size(output);
     spread_ = space_.size(spread);

@@ -100,6 +100,16 @@ double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic) {
          2 * static_cast<double>(tokens) * arithmetic.smallest;
 }
 
+double weighted_value_error(int64_t tokens, const Arithmetic& arithmetic) {
+  const double additions = accumulation_depth(arithmetic, tokens) + rescalings(arithmetic, tokens) + 3;
+  return gamma(additions, arithmetic) + reference_error(tokens) + 2 * arithmetic.weights +
+         arithmetic.tensor_weighted_sums + arithmetic.input;
+}
+
+double lost_output(double floor, int64_t tokens, double absolute, double most) {
+  return floor > 0 ? floor * (absolute + static_cast<double>(tokens) * most + 1) : 0;
+}
+
 double weight_error(double weight, double share, const Arithmetic& arithmetic) {
   if (!(share < kUnbounded)) return kUnbounded;
   return weight * share + 2 * arithmetic.smallest + kLostWeight;

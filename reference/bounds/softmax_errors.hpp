@@ -57,6 +57,15 @@ double softmax_share(double weight, double exponent, const SoftmaxErrors& softma
 /// The contribution of the softmax's denominator to the relative error of every weight.
 double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic);
 
+/// The relative error of a product of a weight and a value on its way into an output, without that of the weight itself.
+double weighted_value_error(int64_t tokens, const Arithmetic& arithmetic);
+
+/// What weights below the normal range of their type take from one number of an output.
+///
+/// floor           phi_w (1 + y)
+/// absolute, most  of the values of all tokens: the sum and the largest of their absolute values
+double lost_output(double floor, int64_t tokens, double absolute, double most);
+
 /// The absolute error of one weight: `share` of itself, plus underflow.
 double weight_error(double weight, double share, const Arithmetic& arithmetic);
 

@@ -27,6 +27,12 @@ struct KernelArithmetic {
   /// So many partial sums, of 16 terms each, are formed one behind the other: all but the first begin with the one before
   /// instead of zero, and tensor_sums is a share of its absolute value, too. Only the last of them is added outside.
   int64_t tensor_chain = 1;
+  /// The same of an output's sum over tokens, if tensor cores form parts of it: the error of a part, which its weights'
+  /// rounding may add to, as a share of the sum of its terms' absolute values.
+  double tensor_weighted_sums = 0;
+  /// Absolute rounding of the weights of an output, as a share of the largest one, where tensor cores multiply them as
+  /// numbers of 16 bits.
+  double weights_floor = 0;
   /// How often a growing running maximum rescales the partial sums; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;
 };

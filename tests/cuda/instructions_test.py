@@ -136,6 +136,35 @@ class TensorCores(unittest.TestCase):
                 self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (steps - 1) * tiles * 8)
 
 
+class AttentionTensorCores(unittest.TestCase):
+    """A warp multiplies 16 tokens of a tile by 8 query heads, 8 numbers or tokens at a time; values by each part of a weight."""
+
+    def kernels(self):
+        """(name, kSteps, tiles of heads, parts of a weight, the loop of keys, the loop of values)"""
+        pattern = r"attention_splits::attention_mma_kernel<(\w+), (\d+), (\d+)>"
+        for name, match in named(pattern):
+            keys, values = sorted((loop.code for loop in chosen(name)), key=lambda code: opcodes(code, "MUFU").total())
+            yield name, int(match[2]), int(match[3]), 3 if match[1] == "Bfloat16" else 2, keys, values
+
+    def test_have_all_steps_of_a_tile_in_one_loop_body(self):
+        for name, steps, tiles, parts, keys, values in self.kernels():
+            with self.subTest(kernel=name):
+                self.assertEqual(opcodes(keys, "HMMA").total(), 2 * steps * tiles)
+                self.assertEqual(opcodes(values, "HMMA").total(), 2 * steps * tiles * parts)
+
+    def test_read_each_operand_once(self):
+        for name, steps, _, _, keys, values in self.kernels():
+            with self.subTest(kernel=name):
+                self.assertEqual([opcodes(code, "LDSM").total() for code in (keys, values)], [steps, steps])
+
+    def test_add_each_sum_of_a_step_once_to_another(self):
+        # Eight numbers in a thread; a weight's parts and exponentials take more, as many for any head_dim.
+        for name, steps, tiles, _, keys, values in self.kernels():
+            with self.subTest(kernel=name):
+                for code in (keys, values):
+                    self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (8 * steps + 48) * tiles)
+
+
 class WarpgroupTensorCores(unittest.TestCase):
     """A consumer multiplies two tiles of 64 rows by 128 columns in steps of depth 16, and adds the terms of 128 sums."""
 
@@ -161,7 +190,7 @@ class VectorLoads(unittest.TestCase):
         return sum(number * (2 if opcode == "LDS.64" else 1) for opcode, number in found.items() if opcode != "LDS.128")
 
     def test_in_attention_but_for_the_weights_of_heads_that_are_no_multiple_of_four(self):
-        for name, match in named(r"attention_split_kernel<\w+, (\d+), \d+>"):
+        for name, match in named(r"attention_splits::attention_portable_kernel<(\d+)>"):
             with self.subTest(kernel=name):
                 found = chosen(name)
                 self.assertEqual(len(found), 2)  # keys and values

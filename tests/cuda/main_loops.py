@@ -23,19 +23,23 @@ def outside(flow):
     return [entry for block in flow.order if block not in inside for entry in flow.blocks[block]]
 
 
+def innermost_of(some):
+    return [loop for loop in some if not any(loop.blocks in other.outer for other in some)]
+
+
 def main_loops(flow):
     """The innermost loops that do a kernel's work; none if no loop does any.
 
     Innermost are loops that contain no other one with work; loops that only wait or count have none. Of a kernel with mma
-    they are those that have mma. Of any other kernel they are the innermost loops inside another loop, or all of them if
+    they are the innermost loops that have mma, with the loops inside them. Of any other kernel they are the innermost loops inside another loop, or all of them if
     none is; and of these, those with arithmetic if the one with most work has more arithmetic than accesses to memory,
     else those with accesses. A kernel has no main loops, either, if these have no work but accesses and the code outside of
     all loops is more, and mostly arithmetic: such loops search for what the rest computes with.
     """
     working = [loop for loop in flow.loops if amount(loop.code, WORK)]
-    innermost = [loop for loop in working if not any(loop.blocks in other.outer for other in working)]
-    if products := [loop for loop in innermost if amount(loop.code, {"mma"})]:
-        return products
+    if products := [loop for loop in working if amount(loop.code, {"mma"})]:
+        return innermost_of(products)
+    innermost = innermost_of(working)
     nested = [loop for loop in innermost if loop.outer] or innermost
     if not nested:
         return []

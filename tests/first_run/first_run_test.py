@@ -30,12 +30,12 @@ PROFILE = '''"operation","attention"
 "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum","l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",\
 "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum","l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 "","","","","","usecond","Mbyte","Kbyte","register/thread","%","","","",""
-"0","17","void kvbound::cuda::native::<unnamed>::attention_split_kernel<kvbound::cuda::Bfloat16, 4, 0>(Arguments<T1>, Shape)","1",\
+"0","17","void kvbound::cuda::native::<unnamed>::attention_splits::<unnamed>::attention_mma_kernel<kvbound::cuda::Bfloat16, 8, 1>(attention_splits::SplitArguments<T1>, Shape)","1",\
 "(536, 1, 1)","43.25","134.5","4,250","79","37.5","1,000","16,000","50","2,000"
 "1","17","attention_join_kernel","1","(32, 2, 1)","3.1","0.5","1","48","20","0","0","0","0"
 '''
 COUNTERS = {"operations": [{"operation": "attention", "launches": [
-    {"kernel": "attention_split_kernel<Bfloat16, 4, 0>", "bytes_read": 134000000, "bytes_written": 4300000,
+    {"kernel": "attention_splits::attention_mma_kernel<Bfloat16, 8, 1>", "bytes_read": 134000000, "bytes_written": 4300000,
      "counts": {"device_requests": 10, "sectors": 160, "wavefronts": 100, "least_wavefronts": 95},
      "model": {"predicted_seconds": 42e-6, "registers": None, "occupancy": 0.375}}]}]}
 NCU = f"""#!/bin/sh
@@ -217,7 +217,7 @@ class WithStandInsForAGpu(FirstRunTest):
         self.assertEqual(summary["sanitizer"][1], "clean: memcheck racecheck synccheck")
         self.assertEqual(len(re.findall("asked for: --tool (mem|race|sync)check --error-exitcode 9 ", done.stdout)), 3)
         self.assertRegex(summary["profile"][1], "^[1-9][0-9]* kernels$")
-        self.assertRegex(done.stdout, r"attention +attention_split_kernel +43.2 / 42 +134 / 134 +4\.25 / 4\.3 +79 / - "
+        self.assertRegex(done.stdout, r"attention +attention_mma_kernel +43.2 / 42 +134 / 134 +4\.25 / 4\.3 +79 / - "
                          r"+37\.5 / 37\.5 +16 / 16 +2\.5 / 5\n")
         self.assertRegex(done.stdout, r"attention +attention_join_kernel +not counted\n")
 
@@ -256,7 +256,7 @@ class KernelMetrics(FirstRunTest):
         code, out, _ = self.metrics(PROFILE)
         self.assertEqual(code, 0)
         split, join = (line.split() for line in out.splitlines()[1:])
-        self.assertEqual(split, ["attention", "attention_split_kernel", "43.25", "134.5", "4.25", "79", "37.5", "16", "-",
+        self.assertEqual(split, ["attention", "attention_mma_kernel", "43.25", "134.5", "4.25", "79", "37.5", "16", "-",
                                  "2.5", "-"])
         self.assertEqual(join[:3] + join[7:], ["attention", "attention_join_kernel", "3.1", "-", "-", "-", "-"])
 

@@ -65,7 +65,7 @@ TEST_F(LargeShapes, AttentionOfEveryHeadIsThatOfFloat64) {
     return std::vector{output.numbers(), log_sum_exp.numbers(), logits.numbers()};
   });
   const reference::Arithmetic arithmetic =
-      reference::arithmetic_of(cuda::attention_arithmetic(shape.tokens, layer.head_dim));
+      reference::arithmetic_of(cuda::attention_arithmetic<Stored>(shape.tokens, layer.head_dim));
   std::vector<double> outputs, sums, logits, output_bounds, sum_bounds, logit_bounds;
   const auto append = [](std::vector<double>& to, VectorView some) {
     to.insert(to.end(), some.begin(), some.end());

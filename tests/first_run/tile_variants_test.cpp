@@ -18,6 +18,7 @@
 namespace kvbound::first_run {
 namespace {
 
+using cuda::attention_splits::Deal;
 using parity::Comparator;
 using parity::Output;
 using parity::WorkingMemory;
@@ -92,13 +93,13 @@ class AttentionCase {
     }
   }
 
-  testing::AssertionResult is_right(int deal) {
+  testing::AssertionResult is_right(const Deal& deal) {
     const LayerShape& layer = shape_.layer;
     Output output(layer.query_heads * layer.head_dim), log_sum_exp(layer.query_heads);
     WorkingMemory memory(workspace(deal));
     queue(deal, {output.data(), log_sum_exp.data(), nullptr}, memory.view());
     const reference::Arithmetic arithmetic = reference::arithmetic_of(
-        cuda::attention_splits::attention_arithmetic_by(deal, shape_.tokens, layer.head_dim));
+        cuda::attention_splits::attention_arithmetic_by<Stored>(deal, shape_.tokens, layer.head_dim));
     std::vector<double> bounds;
     for (int64_t g = 0; g < layer.kv_heads; ++g) {
       const Matrix of_head =
@@ -110,11 +111,11 @@ class AttentionCase {
     return Comparator("attention").hold(output.numbers(), expected_, bounds);
   }
 
-  int64_t workspace(int deal) const {
+  int64_t workspace(const Deal& deal) const {
     return cuda::attention_splits::attention_workspace_by(
         deal, shape_.layer.query_heads, shape_.layer.kv_heads, shape_.layer.head_dim, shape_.tokens);
   }
-  void queue(int deal, const cuda::AttentionResult& result, cuda::Workspace memory) const {
+  void queue(const Deal& deal, const cuda::AttentionResult& result, cuda::Workspace memory) const {
     cuda::attention_splits::attention_by(deal, queries_.device(),
                                          {keys_.device(), values_.device(), entries_.data(), nullptr},
                                          shape_.scale(), result, memory, nullptr);
@@ -137,8 +138,8 @@ TEST_F(TileVariants, OfAttentionAreRight) {
   const LayerShape& layer = split_shape().layer;
   AttentionCase attention;
   Table table("K1");
-  for (int deal = 0; deal < kDealCount; ++deal) {
-    const auto [blocks, tokens] = kDeals[deal];
+  for (const Deal& deal : kDeals) {
+    const auto [blocks, tokens] = deal;
     const std::string shape =
         std::to_string(blocks) + " blocks, at most " + std::to_string(tokens) + " entries";
     const testing::AssertionResult right = attention.is_right(deal);

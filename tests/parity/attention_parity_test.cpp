@@ -5,6 +5,7 @@
 
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/session/session.hpp>
@@ -66,6 +67,10 @@ class Subject {
     log_votes_[kv_head * case_.room() + entry] = log_votes;
   }
 
+  void clear_value(int64_t kv_head, int64_t entry) {
+    std::ranges::fill(values_.slice(kv_head).row(entry), 0.0);
+  }
+
   std::vector<std::vector<float>> run(bool with_logits = true) const {
     const Case& c = case_;
     const Uploaded<T> queries(queries_), keys(keys_, c.room(), c.entries),
@@ -109,8 +114,9 @@ class Subject {
   std::vector<float> log_votes_;
 };
 
+template <cuda::Storage T>
 reference::Arithmetic arithmetic(int64_t entries, int64_t head_dim) {
-  return reference::arithmetic_of(cuda::attention_arithmetic(entries, head_dim));
+  return reference::arithmetic_of(cuda::attention_arithmetic<T>(entries, head_dim));
 }
 
 // Comparators of the operation's three results.
@@ -139,7 +145,7 @@ void expect_logits(const Case& c, const Subject<T>& subject, const std::vector<f
     const int64_t entries = c.entries[g];
     const Matrix expected = reference::attention_logits(subject.queries(g), subject.keys(g), c.scale());
     const Matrix bounds = reference::logit_errors(subject.queries(g), subject.keys(g), c.scale(),
-                                                  arithmetic(entries, c.head_dim));
+                                                  arithmetic<T>(entries, c.head_dim));
     for (int64_t i = 0; i < c.group_size; ++i) {
       const int64_t row = (g * c.group_size + i) * c.room();
       if (entries > 0) {
@@ -169,7 +175,7 @@ void expect_outputs(const Case& c, const Subject<T>& subject, const std::vector<
                                                c.scale(), subject.votes(g));
     const auto bounds =
         reference::attention_errors(subject.queries(g), subject.keys(g), subject.values(g), c.scale(),
-                                    subject.votes(g), arithmetic(entries, c.head_dim));
+                                    subject.votes(g), arithmetic<T>(entries, c.head_dim));
     EXPECT_TRUE(comparators.output.hold(actual, expected.output.numbers(), bounds.output.numbers()))
         << c << ", group " << g;
     EXPECT_TRUE(comparators.log_sum_exp.hold(actual_sums, expected.log_sum_exp, bounds.log_sum_exp))
@@ -336,12 +342,12 @@ TYPED_TEST(AttentionParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
 TYPED_TEST(AttentionParity, FitsItsLargestBlocksOnEveryDevice) {
   constexpr int64_t kKvHeads = 30, kGroup = 16, kHeadDim = 256, kCapacity = 8000;
   const Uploaded<TypeParam> queries(rounded<TypeParam>(random_tensor(1, 1, kKvHeads * kGroup, kHeadDim)));
-  const Uploaded<TypeParam> stored(rounded<TypeParam>(random_tensor(2, 1, 600, kHeadDim)), kCapacity);
+  const Uploaded<TypeParam> stored(rounded<TypeParam>(random_tensor(2, 1, 70, kHeadDim)), kCapacity);
   cuda::DeviceTensor<const TypeParam> shared = stored.view();
   shared.slices = kKvHeads;
   shared.slice_stride = 0;
   std::vector<int64_t> counts(kKvHeads, 0);
-  counts[1] = 600;
+  counts[1] = 70;
   const cuda::Buffer<int64_t> entries(counts);
   const auto run = [&] {
     Output output(kKvHeads * kGroup * kHeadDim), log_sum_exp(kKvHeads * kGroup);
@@ -352,8 +358,7 @@ TYPED_TEST(AttentionParity, FitsItsLargestBlocksOnEveryDevice) {
   };
   const auto results = run();
   EXPECT_TRUE(std::isfinite(results[1][kGroup]));
-  for_each_device(
-      [&](const std::string& device) { EXPECT_TRUE(same_bits(in_every_schedule(run), results)) << device; });
+  for_each_device([&](const std::string& device) { EXPECT_TRUE(same_bits(run(), results)) << device; });
 }
 
 TYPED_TEST(AttentionParity, OfAnEmptyCacheIsNothing) {
@@ -399,6 +404,17 @@ TYPED_TEST(AttentionParity, LeavesOutEntriesWithoutVotes) {
   EXPECT_TRUE(same_bits(none_left[2], one_left[2])) << "logits are without votes";
 }
 
+// The entry with nearly all weight has a value of 0: the output is what the weights of the others, about 2^-29, make of
+// theirs.
+TYPED_TEST(AttentionParity, KeepsWeightsThatAreSmallBesideTheLargest) {
+  const Case c{.kv_heads = 1, .head_dim = 64, .entries = {70}, .votes = true};
+  Subject<TypeParam> subject(c);
+  subject.set_log_votes(0, 7, 20);
+  subject.clear_value(0, 7);
+  expect_parity(c, subject, subject.run(), this->comparators_);
+  this->comparators_.expect_tight();
+}
+
 TYPED_TEST(AttentionParity, ShowsNumbersThatAreNone) {
   Case c{.kv_heads = 1, .group_size = 1, .head_dim = 8, .entries = {40}, .votes = true};
   Subject<TypeParam> subject(c);
@@ -437,9 +453,10 @@ TYPED_TEST(AttentionParity, NamesShapesThatDoNotFit) {
             "the workspace has 8 bytes but " + std::to_string(memory.view().bytes) + " are needed");
 }
 
-TEST(AttentionArithmetic, CountsAdditionsThatATermMayPassThrough) {
+template <cuda::Storage T>
+void expect_possible_depths() {
   const auto depth = [](int64_t entries) {
-    return cuda::attention_arithmetic(entries, 128).accumulation_depth;
+    return cuda::attention_arithmetic<T>(entries, 128).accumulation_depth;
   };
   EXPECT_EQ(depth(0), 0);
   for (const int64_t entries : {1, 33, 512, 513, 32768, 1000000}) {
@@ -447,31 +464,44 @@ TEST(AttentionArithmetic, CountsAdditionsThatATermMayPassThrough) {
     EXPECT_LE(depth(entries), entries + 8);
     EXPECT_LE(depth(entries), depth(entries + 1)) << "does not fall";
   }
-  EXPECT_EQ(cuda::attention_arithmetic(9, 1).product_depth, 1 + 2 + 1);
-  EXPECT_EQ(cuda::attention_arithmetic(9, 128).product_depth, 8 + 2 + 4);
 }
 
-std::array<double, 4> numbers(const KernelArithmetic& arithmetic) {
+TEST(AttentionArithmetic, CountsAdditionsThatATermMayPassThrough) {
+  expect_possible_depths<float>();
+  expect_possible_depths<cuda::Bfloat16>();
+  EXPECT_EQ(cuda::attention_arithmetic<float>(9, 1).product_depth, 1 + 2 + 1);
+  EXPECT_EQ(cuda::attention_arithmetic<float>(9, 128).product_depth, 8 + 2 + 4);
+  EXPECT_EQ(cuda::attention_arithmetic<cuda::Bfloat16>(9, 1).product_depth, 2);
+  EXPECT_EQ(cuda::attention_arithmetic<cuda::Bfloat16>(9, 128).product_depth, 9);
+}
+
+std::array<double, 6> numbers(const KernelArithmetic& arithmetic) {
   EXPECT_EQ(arithmetic.precision, Precision::fp32);
-  return {static_cast<double>(arithmetic.accumulation_depth), static_cast<double>(arithmetic.product_depth),
-          static_cast<double>(arithmetic.rescalings), arithmetic.tensor_sums};
+  return {static_cast<double>(arithmetic.accumulation_depth),
+          static_cast<double>(arithmetic.product_depth),
+          static_cast<double>(arithmetic.rescalings),
+          arithmetic.tensor_sums,
+          arithmetic.tensor_weighted_sums,
+          arithmetic.weights_floor};
 }
 
 class SessionArithmeticParity : public DeviceTest {};
 
 TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
   const LayerShape shape{.query_heads = 4, .kv_heads = 2, .head_dim = 64, .model_dim = 96};
-  for (const Dtype storage : {Dtype::f32, Dtype::bf16}) {
-    const cuda::NormsKernel kernel = storage == Dtype::f32 ? cuda::chosen_norms_kernel<float>(64)
-                                                           : cuda::chosen_norms_kernel<cuda::Bfloat16>(64);
+  const auto expect_of = [&]<cuda::Storage T>(Dtype storage, T) {
     const SessionArithmetic session = cuda::session_arithmetic(storage, shape, 500, 40);
     EXPECT_EQ(numbers(session.window_attention), numbers(cuda::window_arithmetic(500, 64)));
-    EXPECT_EQ(numbers(session.projected_value_norms), numbers(cuda::norms_arithmetic(64, 96, kernel)));
-    EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic(40, 64)));
-    const cuda::SearchKernel search = storage == Dtype::f32 ? cuda::chosen_search_kernel<float>()
-                                                            : cuda::chosen_search_kernel<cuda::Bfloat16>();
-    EXPECT_EQ(numbers(session.nearest_keys), numbers(cuda::nearest_keys_arithmetic(64, search)));
-  }
+    EXPECT_EQ(numbers(session.change_scores), numbers(cuda::change_score_arithmetic<T>(500, 64, 96)));
+    EXPECT_EQ(numbers(session.projected_value_norms),
+              numbers(cuda::norms_arithmetic(64, 96, cuda::chosen_norms_kernel<T>(64))));
+    EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic<T>(40, 64)));
+    EXPECT_EQ(numbers(session.nearest_keys),
+              numbers(cuda::nearest_keys_arithmetic(64, cuda::chosen_search_kernel<T>())));
+  };
+  expect_of(Dtype::f32, float{});
+  expect_of(Dtype::f16, cuda::Float16{});
+  expect_of(Dtype::bf16, cuda::Bfloat16{});
   EXPECT_THROW(cuda::session_arithmetic(Dtype::f64, shape, 500, 40), InvalidPolicy);
 }
 

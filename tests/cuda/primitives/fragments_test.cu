@@ -1,4 +1,5 @@
 // How tensor cores interpret their operand fragments, and how ldmatrix fills them.
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -59,7 +60,9 @@ TEST_F(Fragments, LdmatrixGivesEveryLaneItsPairs) {
 
 // C += A B for row-major A [16, 16], B [16, 8] and C [16, 8]; one product per block, each operand loaded from where its
 // fragment expects it.
-template <Storage16 T>
+//
+// in_halves  by two products of half the depth
+template <Storage16 T, bool in_halves = false>
 __global__ void mma_kernel(const T* a_all, const T* b_all, float* c_all) {
   const T* const a = a_all + blockIdx.x * 256;
   const T* const b = b_all + blockIdx.x * 128;
@@ -74,7 +77,12 @@ __global__ void mma_kernel(const T* a_all, const T* b_all, float* c_all) {
   const uint32_t right[2] = {of_b(pair, row), of_b(pair + 8, row)};
   float sums[4];
   for (unsigned i = 0; i < 4; ++i) sums[i] = c[(row + 8 * (i / 2)) * 8 + pair + i % 2];
-  mma_m16n8k16<T>(sums, left, right);
+  if constexpr (in_halves) {
+    mma_m16n8k8<T>(sums, left[0], left[1], right[0]);
+    mma_m16n8k8<T>(sums, left[2], left[3], right[1]);
+  } else {
+    mma_m16n8k16<T>(sums, left, right);
+  }
   for (unsigned i = 0; i < 4; ++i) c[(row + 8 * (i / 2)) * 8 + pair + i % 2] = sums[i];
 }
 
@@ -155,6 +163,39 @@ TEST_F(Fragments, MmaMultipliesWhatItsFragmentsHold) {
     check_impulses<Bfloat16, mma_kernel<Bfloat16>>();
     check_impulses<Float16, mma_kernel<Float16>>();
   });
+}
+
+TEST_F(Fragments, MmaOfHalfTheDepthMultipliesHalvesOfThem) {
+  under_every_schedule([] {
+    check_impulses<Bfloat16, mma_kernel<Bfloat16, true>>();
+    check_impulses<Float16, mma_kernel<Float16, true>>();
+  });
+}
+
+// pairs[2 i], pairs[2 i + 1]: two numbers as a pair, and each by itself.
+template <Storage16 T>
+__global__ void pairs_kernel(const float* numbers, uint32_t* pairs) {
+  const float low = numbers[2 * threadIdx.x], high = numbers[2 * threadIdx.x + 1];
+  pairs[2 * threadIdx.x] = to_storage_pair<T>(low, high);
+  pairs[2 * threadIdx.x + 1] = uint32_t{to_storage<T>(low).bits} | uint32_t{to_storage<T>(high).bits} << 16;
+}
+
+// Among the numbers are ties, subnormal ones of either type, and some that are too large for FP16.
+TEST_F(Fragments, PairsAreStoredAsTheirNumbers) {
+  std::vector<float> numbers;
+  for (int i = 0; i < 2 * kLanes; ++i) {
+    numbers.push_back((i % 3 == 0 ? -1.0F : 1.0F) *
+                      std::ldexp(1 + static_cast<float>(i) * 0x1p-11F, 20 - i * 2));
+  }
+  const Buffer<float> input = upload(numbers);
+  const auto check = [&]<Storage16 T>(T) {
+    Buffer<uint32_t> pairs(2 * kLanes);
+    launch<pairs_kernel<T>>(one_warp(), input.data(), pairs.data());
+    const std::vector<uint32_t> found = download(pairs);
+    for (size_t i = 0; i < found.size(); i += 2) EXPECT_EQ(found[i], found[i + 1]) << numbers[i];
+  };
+  check(Bfloat16{});
+  check(Float16{});
 }
 
 TEST_F(Fragments, LdmatrixGivesMmaItsFragments) {

@@ -30,6 +30,7 @@ double kinds(Arithmetic& arithmetic, const std::string& kind) {
   if (kind == "weights") return arithmetic.weights = 0x1p-9;
   if (kind == "weights floor") return arithmetic.weights_floor = 0x1p-15;
   if (kind == "tensor sums") return arithmetic.tensor_sums = 0x1p-10;
+  if (kind == "tensor weighted sums") return arithmetic.tensor_weighted_sums = 0x1p-10;
   ADD_FAILURE() << kind;
   return 0;
 }
@@ -147,6 +148,18 @@ TEST(DirectedRounding, OfOneWeightUpAndAllOthersDownCountsTwice) {
   const double exact = 1.0 / static_cast<double>(tokens);
   expect_tight(above / (above + others) - exact, errors_of_equal_logits(values, arithmetic).output(0, 0),
                1.05);
+}
+
+// Tensor cores form one sum of the positive terms and one of the negative terms, which are off in opposite directions.
+TEST(DirectedRounding, OfTensorCoresSumsMovesOutputs) {
+  const Arithmetic arithmetic = only("tensor weighted sums");
+  Matrix values = filled(10, 1, 1);
+  expect_tight(arithmetic.tensor_weighted_sums, errors_of_equal_logits(values, arithmetic).output(0, 0),
+               1.01);
+  for (int64_t j = 0; j < 5; ++j) values(j, 0) = -1;
+  const double up = 0.5 * (1 + arithmetic.tensor_weighted_sums),
+               down = 0.5 * (1 - arithmetic.tensor_weighted_sums);
+  expect_tight(up - down, errors_of_equal_logits(values, arithmetic).output(0, 0), 1.01);
 }
 
 TEST(DirectedRounding, OfWeightsThatAreLostBelowTheirTypesRange) {

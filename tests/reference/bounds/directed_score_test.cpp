@@ -150,6 +150,31 @@ TEST(DirectedScores, CountTheErrorOfTheOutput) {
             given.bound(Change::exact, 1, arithmetic));
 }
 
+TEST(DirectedScores, CountTensorCoresErrorOfTheOutput) {
+  // The output is the first entry's value, the second entry's is 0.
+  Scored given{filled(1, 1, 1), filled(2, 1, -3), Matrix(2, 1), {}, Space::head};
+  given.keys(0, 0) = 0;
+  given.values(0, 0) = 1;
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.tensor_weighted_sums = 0x1p-10;
+  const double sum = 1 + std::exp(-3.0), weight = std::exp(-3.0) / sum;
+  expect_tight(
+      std::pow(weight * 3 * (1 + arithmetic.tensor_weighted_sums) / sum, 2) - given.score(Change::key, 1),
+      given.bound(Change::key, 1, arithmetic), 1.1);
+}
+
+TEST(DirectedScores, CountWhatWeightsBelowTheirTypesRangeTakeFromTheOutput) {
+  // The leading entry's value is the output, whose other weights are 0 but for what they may be off by.
+  const int64_t entries = 100;
+  Scored given{filled(1, 1, 1), filled(entries, 1, -200), filled(entries, 1, 2), {}, Space::head};
+  given.keys(0, 0) = given.values(0, 0) = 1;
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.weights_floor = 0x1p-15;
+  EXPECT_NEAR(given.score(Change::key, 0), 0, 1e-12);
+  expect_tight(std::pow((entries - 1) * arithmetic.weights_floor * 2, 2),
+               given.bound(Change::key, 0, arithmetic), 4.2);
+}
+
 TEST(DirectedScores, CountWhatIsLeftWithoutAnEntry) {
   // The first two entries share nearly all weight; 1 - A inherits the error of A.
   const int64_t entries = 4000;

@@ -116,12 +116,16 @@ TEST(ArithmeticOf, TakesWhatAKernelDeclares) {
                                                .product_depth = 5,
                                                .tensor_sums = 0.25,
                                                .tensor_chain = 4,
+                                               .tensor_weighted_sums = 0.125,
+                                               .weights_floor = 0.0625,
                                                .rescalings = 3});
   EXPECT_EQ(arithmetic.unit, single_precision().unit);
   EXPECT_EQ(arithmetic.accumulation_depth, 9);
   EXPECT_EQ(arithmetic.product_depth, 5);
   EXPECT_EQ(arithmetic.tensor_sums, 0.25);
   EXPECT_EQ(arithmetic.tensor_chain, 4);
+  EXPECT_EQ(arithmetic.tensor_weighted_sums, 0.125);
+  EXPECT_EQ(arithmetic.weights_floor, 0.0625);
   EXPECT_EQ(arithmetic.rescalings, 3);
   EXPECT_EQ(arithmetic_of({.precision = Precision::fp64}).unit, double_precision().unit);
   EXPECT_EQ(arithmetic_of({}).rescalings, single_precision().rescalings);

@@ -6,9 +6,10 @@ namespace kvbound::sim {
 namespace {
 
 TEST(KernelBuild, IsThatOfTheTables) {
-  for (const char* const kernel : {"compact_kernel<16>", "attention_split_kernel<Bfloat16, 4, 0>",
-                                   "critical_kv_norms::norms_mma_kernel<(Norm)0, 8, Bfloat16>",
-                                   "attention_splits::attention_join_kernel<0>"}) {
+  for (const char* const kernel :
+       {"compact_kernel<16>", "attention_splits::attention_mma_kernel<Bfloat16, 8, 1>",
+        "critical_kv_norms::norms_mma_kernel<(Norm)0, 8, Bfloat16>",
+        "attention_splits::attention_join_kernel"}) {
     const auto build = kernel_build(kernel);
     ASSERT_TRUE(build) << kernel;
     EXPECT_GE(build->registers, 16) << kernel;
