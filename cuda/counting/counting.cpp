@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include <kvbound/cuda/emulation/memory.hpp>
+#include <kvbound/cuda/support/counters.hpp>
 
 #include "launch_counter.hpp"
 
@@ -37,12 +38,14 @@ Counting::Counting(const Sampling& sampling) {
   current = std::make_unique<Current>(Current{sampling, {}});
   const bool samples = sampling.most_instructions < std::numeric_limits<double>::infinity();
   emulation::fill_new_buffers_with(samples ? std::byte{0} : emulation::kNan);
+  counted::set_launches_whole(!samples);
   emulation::watch_launches(&count_launch);
 }
 
 Counting::~Counting() {
   emulation::watch_launches(nullptr);
   emulation::fill_new_buffers_with(emulation::kNan);
+  counted::set_launches_whole(true);
   current.reset();
 }
 

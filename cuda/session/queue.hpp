@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/memory_pool.hpp>
 #include <kvbound/cuda/support/recording.hpp>
@@ -69,6 +70,7 @@ class Queue {
   /// Reads both flags back: NonFinite is thrown if one was raised, and names `score` or a merged key or value.
   void require_numbers(Readback& reads, const char* score) {
     reads.then([score, raised = reads.of(status_)](const Arrived& arrived) {
+      if (!launches_are_whole()) return;
       const std::span<const int> flags = arrived[raised];
       if (flags[0] != 0) throw NonFinite(std::string(score) + " is not a number in single precision");
       if (flags[1] != 0) throw NonFinite("a merged key or value is not finite in the type that stores it");
