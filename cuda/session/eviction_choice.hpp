@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
+#include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 
@@ -19,13 +20,14 @@ struct EvictArguments {
   int* status;
 };
 
-/// The entries of the block's KV head.
+/// The entries of the KV head that a block, or a cluster of kBlocks blocks, chooses from.
+template <int kBlocks>
 struct HeadEntries {
   const EvictArguments& p;
   int64_t g, entries, budget, recent;
 
   __device__ explicit HeadEntries(const EvictArguments& arguments)
-      : p(arguments), g(blockIdx.x), entries(p.slots.entries[g]), budget(p.rules.budgets[g]) {
+      : p(arguments), g(blockIdx.x / kBlocks), entries(p.slots.entries[g]), budget(p.rules.budgets[g]) {
     recent = p.rules.fills_recent ? budget - p.rules.sinks : p.rules.recent;
   }
 
@@ -42,17 +44,35 @@ struct Candidate {
   float score;
 };
 
+/// The smallest number of any block of the cluster, of which `own` is this block's. All threads of the cluster call it, once.
+///
+/// of_block  shared memory for a number, which other blocks read
+template <int kBlocks>
+__device__ uint64_t least_of_blocks(uint64_t own, uint64_t* of_block) {
+  if constexpr (kBlocks > 1) {
+    if (threadIdx.x == 0) *of_block = own;
+    cluster_arrive();
+    cluster_wait();
+    for (int rank = 0; rank < kBlocks; ++rank) own = min(own, *map_shared(of_block, rank));
+    cluster_arrive();  // no block returns while others read its shared memory
+    cluster_wait();
+  }
+  return own;
+}
+
 /// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may go; ties: the
 /// larger position. All threads call it, once; every slot is asked for by one thread.
 ///
-/// by_warp  shared memory for a number of each warp
-template <class Candidates>
-__device__ void evict_least(const HeadEntries& head, uint64_t* by_warp, const Candidates& candidates) {
+/// least_of  [warps + 1], shared memory: of each warp, and of the block
+template <int kBlocks, class Candidates>
+__device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of,
+                            const Candidates& candidates) {
   constexpr uint64_t kNone = ~uint64_t{0};
+  const int64_t block = kBlocks > 1 ? blockIdx.x % kBlocks : 0;
   const EvictArguments& p = head.p;
   uint64_t least = kNone;
   int64_t slot_of_least = -1;
-  for (int64_t slot = threadIdx.x; slot < head.entries; slot += blockDim.x) {
+  for (int64_t slot = block * blockDim.x + threadIdx.x; slot < head.entries; slot += kBlocks * blockDim.x) {
     const Candidate candidate = candidates(slot);
     if (!candidate.may_go) continue;
     const uint32_t key = radix_selection::ordered_key(candidate.score);
@@ -65,11 +85,12 @@ __device__ void evict_least(const HeadEntries& head, uint64_t* by_warp, const Ca
     slot_of_least = slot;
   }
   uint64_t chosen = warp_min(least);
-  if (lane() == 0) by_warp[warp()] = chosen;
+  if (lane() == 0) least_of[warp()] = chosen;
   __syncthreads();
-  for (unsigned w = 0; w < blockDim.x / 32; ++w) chosen = min(chosen, by_warp[w]);
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) chosen = min(chosen, least_of[w]);
+  chosen = least_of_blocks<kBlocks>(chosen, least_of + blockDim.x / 32);
   const bool evicts = head.entries > head.budget && chosen != kNone;
-  if (!evicts && threadIdx.x == 0) p.evicted[head.g] = -1;
+  if (!evicts && block == 0 && threadIdx.x == 0) p.evicted[head.g] = -1;
   if (!evicts || least != chosen) return;
   p.slots.free[head.g] = slot_of_least;
   p.evicted[head.g] = head.position(slot_of_least);

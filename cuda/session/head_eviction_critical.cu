@@ -28,16 +28,18 @@ struct Arguments {
 struct Shared {
   radix_selection::Shared selection;
   float* totals;    // [kWarps]
-  uint64_t* least;  // [kWarps]
+  uint64_t* least;  // [kWarps + 1]
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
-      : selection(memory, 0), totals(memory.array<float>(kWarps)), least(memory.array<uint64_t>(kWarps)) {}
+      : selection(memory, 0),
+        totals(memory.array<float>(kWarps)),
+        least(memory.array<uint64_t>(kWarps + 1)) {}
 };
 
 // One KV head's two stages.
 struct Stages {
   const Arguments& p;
-  const HeadEntries& head;
+  const HeadEntries<1>& head;
   const Shared& shared;
 
   // Entries are ordered by score, and equal scores by the smaller position; always-kept entries have no rank.
@@ -107,7 +109,7 @@ struct Stages {
 //
 // grid       kv_heads
 // block      1024
-// shared     33,296 bytes
+// shared     33,312 bytes
 // registers  64 (sm_90a and sm_80)
 // bytes      read: 12 for each KV head and entry in each of up to six passes, 8 for each query head and entry; an adaptive
 //            stage one reads 12 + 4 group for each entry up to 50 times, from the L2 cache; written: 16 for each KV head
@@ -115,12 +117,12 @@ struct Stages {
 __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p) {
   SharedMemory memory;
   const Shared shared(memory);
-  const HeadEntries head(p.choice);
+  const HeadEntries<1> head(p.choice);
   const Stages stages{p, head, shared};
   const int64_t candidates = stages.candidates(), leaving = head.entries - head.budget;
   uint64_t stage_one = kNoRank;
   if (leaving > 0 && candidates > leaving) stage_one = stages.least_in_stage_one(candidates - leaving);
-  evict_least(head, shared.least, [&](int64_t slot) {
+  evict_least<1>(head, shared.least, [&](int64_t slot) {
     const bool may_go = !head.is_always_kept(slot) && stages.rank(slot) < stage_one;
     return Candidate{may_go, may_go ? stages.stage_two(slot) : 0};
   });
