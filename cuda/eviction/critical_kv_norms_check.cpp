@@ -15,7 +15,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace critical_kv_norms {
 namespace {
 
-// A block of 256 tokens with a ragged tail, which takes both heads: in all eight stages of 128 columns, the last of each head
+// A block of 256 tokens with a ragged tail, which takes both heads, or two clusters that take one each: in all eight stages of 128 columns, the last of each head
 // ragged, so that each of wgmma's three is filled more than once.
 constexpr int64_t kHeads = 2;
 constexpr int64_t kTokens = 200;
@@ -88,11 +88,11 @@ using Launch = void (*)(const Arguments<T>&, Norm, Stream);
 // What is wrong with the kernel's norms; nullopt: nothing.
 template <Storage T>
 std::optional<std::string> wrong_norm(const Problem& problem, Launch<T> launch, Norm norm,
-                                      const KernelArithmetic& arithmetic) {
+                                      int64_t heads_per_block, const KernelArithmetic& arithmetic) {
   const StoredTensor<T> values(problem.values, nullptr);
   const StoredTensor<T> projection(problem.projection, nullptr);
   Buffer<float> found(kHeads * kTokens);
-  launch({values.view(), projection.view(), found.data(), kHeads}, norm, nullptr);
+  launch({values.view(), projection.view(), found.data(), heads_per_block}, norm, nullptr);
   std::vector<float> norms(kHeads * kTokens);
   found.download(norms);
   const std::vector<Exact> all = exact_norms(problem, norm);
@@ -113,7 +113,9 @@ std::optional<std::string> fault_of(Launch<T> launch, int64_t head_dim, NormsKer
   const KernelArithmetic arithmetic = norms_arithmetic(head_dim, kColumns, kernel);
   try {
     for (const Norm norm : {Norm::l1, Norm::l2}) {
-      if (auto wrong = wrong_norm<T>(problem, launch, norm, arithmetic)) return wrong;
+      for (const int64_t heads_per_block : {kHeads, int64_t{1}}) {
+        if (auto wrong = wrong_norm<T>(problem, launch, norm, heads_per_block, arithmetic)) return wrong;
+      }
     }
   } catch (const DeviceError& error) {
     return error.what();

@@ -8,17 +8,19 @@
 //
 // The blocks stay and take items one after the other: 256 tokens of one KV head, with all query heads of its group or one.
 // Neighbouring items have the same query heads, so that blocks that run at the same time read the same W^O from the L2
-// cache. How items are distributed does not change a bit of the results: an item's sums are formed by one block in one
-// order, and there are no partial results.
+// cache. Where there are few items, as in a decode step, the blocks of a cluster share one: each has a section of the columns
+// of W^O, and the first one adds up what the others have left in their shared memory. How items are distributed does not
+// change a bit of the results, because one block forms its sums section by section, too.
 //
-// Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128 threads have 24 each and
-// the consumers' 256 have 240 each. For head_dim 128, values take 2 x 32 and products of 64 tokens by n columns 2 x n / 2:
-// n = 256 would take 320 in all, n = 128 takes 192, with 48 left for addresses and sums.
+// Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128 threads have 40 each and
+// the consumers' 256 have 232 each. For head_dim 128, values take 2 x 32 and products of 64 tokens by n columns 2 x n / 2:
+// n = 256 would take 320 in all, n = 128 takes 192, with 40 left for addresses and sums.
 //
 // W^O passes from the L2 cache to shared memory once for each query head and 256 tokens, whatever n: for 32 query heads of
 // Llama-3.1-8B and 32,768 tokens 128 x 32 x 1 MB = 4.3 GB, in the 1.4 ms of the products (at 790 TFLOP/s) 3.1 TB/s. With 128
 // tokens it would be twice that, more than the L2 cache delivers. A stage is multiplied for 2,048 cycles at the tensor
 // cores' peak, so two stages in flight cover 2 microseconds of latency.
+#include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
 #include <kvbound/cuda/primitives/warpgroup_mma.hpp>
@@ -41,9 +43,11 @@ constexpr int kStages = 3;
 constexpr int kBoxColumns = 64;  // 128 bytes: what the swizzle permutes
 constexpr int kBoxes = 2;
 constexpr int kStageColumns = kBoxes * kBoxColumns;
+constexpr int kSections = 8;              // of the stages of a query head, and blocks of a cluster
 constexpr int kSums = kStageColumns / 2;  // a thread's numbers of a product
-constexpr int kProducerRegisters = 24;
-constexpr int kConsumerRegisters = 240;
+constexpr int kThreadSums = 2 * kTiles;   // a thread's sums of terms: of two tokens of each A operand
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
 static_assert(kWarpgroup * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
 
 template <int kHeadDim>
@@ -56,11 +60,13 @@ struct Shared {
   uint16_t* stages;  // [kStages, kBoxes, kHeadDim, kBoxColumns], permuted by k128Bytes
   uint64_t* full;    // [kStages]: the stage's copies have landed
   uint64_t* empty;   // [kStages]: all warps of the consumers have multiplied by it
+  float* sums;  // [kThreadSums, kConsumers * kWarpgroup]: a section's sums, for the first block of a cluster
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
       : stages(memory.array<uint16_t>(kStages * kStageSize<kHeadDim>, 1024)),
         full(memory.array<uint64_t>(kStages)),
-        empty(memory.array<uint64_t>(kStages)) {}
+        empty(memory.array<uint64_t>(kStages)),
+        sums(memory.array<float>(kThreadSums * kConsumers * kWarpgroup)) {}
 };
 
 /// The stages in the order in which producer and consumers go through them.
@@ -94,21 +100,45 @@ struct Item {
   }
 };
 
+// The items of a block, or of its cluster: this one, and every so many after it.
+__device__ int64_t first_item() { return blockIdx.x / static_cast<unsigned>(cluster_size()); }
+__device__ int64_t items_at_a_time() { return gridDim.x / static_cast<unsigned>(cluster_size()); }
+
+// The stages of a query head, counted over its columns, that a block goes through: all of them, or those of its section, if
+// it is in a cluster.
+struct Stages {
+  int first, end, of_section;
+
+  __host__ __device__ static int section(int64_t model_dim) {
+    return static_cast<int>(ceil_division(ceil_division(model_dim, kStageColumns), kSections));
+  }
+  __device__ explicit Stages(int64_t model_dim)
+      : first(0),
+        end(static_cast<int>(ceil_division(model_dim, kStageColumns))),
+        of_section(section(model_dim)) {
+    if (cluster_size() == 1) return;
+    first = min(end, cluster_rank() * of_section);
+    end = min(end, first + of_section);
+  }
+};
+
 // One thread's work: all stages of all items of the block, each as soon as the consumers have left its memory.
 template <int kHeadDim, Storage T>
 __device__ void produce(const Arguments<T>& p, const TensorMap& projection, const Shared<kHeadDim>& shared) {
   Ring ring;
-  for (int64_t n = blockIdx.x; n < Item::count(p); n += gridDim.x) {
+  const Stages stages(p.output_projection.cols);
+  for (int64_t n = first_item(); n < Item::count(p); n += items_at_a_time()) {
     const Heads heads = Item(p, n).heads;
-    for (int64_t head = heads.first; head < heads.first + heads.count; ++head) {
-      for (int64_t column = 0; column < p.output_projection.cols; column += kStageColumns) {
+    const int end = static_cast<int>(heads.first + heads.count);
+    for (int head = static_cast<int>(heads.first); head < end; ++head) {
+      for (int of_head = stages.first; of_head < stages.end; ++of_head) {
         mbarrier_wait(shared.empty + ring.stage, ring.phase ^ 1);
         uint64_t* const full = shared.full + ring.stage;
         mbarrier_arrive_expect(full, kStageSize<kHeadDim> * 2);
         uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;
         for (int box = 0; box < kBoxes; ++box) {
           load_box(stage + box * kBoxSize<kHeadDim>, projection, full,
-                   static_cast<int>(column) + box * kBoxColumns, 0, static_cast<int>(head));
+                   of_head * kStageColumns + box * kBoxColumns, 0, head);
         }
         ring.advance();
       }
@@ -185,11 +215,36 @@ __device__ void write_norms(const float (&sums)[2], int64_t first_token, int64_t
   }
 }
 
-// Adds all terms of one query head to sums[tile].
+/// The first token of a consumer.
+__device__ int64_t first_token_of(const Item& item, int64_t consumer) {
+  return item.first_token + consumer * (kTiles * kRows);
+}
+
+// Writes the norms of a consumer's tokens.
+//
+// sum  sum(i) is the thread's i-th sum
+template <Norm norm, Storage T, class Sum>
+__device__ void write_all_norms(const Arguments<T>& p, const Item& item, int64_t consumer, int64_t head,
+                                const Sum& sum) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const float sums[2] = {sum(2 * tile), sum(2 * tile + 1)};
+    write_norms<norm>(sums, first_token_of(item, consumer) + tile * kRows, p.tokens(),
+                      p.norms + head * p.tokens());
+  }
+}
+
+// The place of a thread's i-th sum in Shared::sums.
+__device__ int sum_place(int i) { return (i * kConsumers - 1) * kWarpgroup + static_cast<int>(threadIdx.x); }
+
+// Adds up the terms of one query head's stages, section by section, in the thread's places of shared.sums: registers are short.
 template <Norm norm, Storage T, int kHeadDim>
 __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> (&values)[kTiles],
-                         int64_t model_dim, Ring& ring, float (&sums)[kTiles][2]) {
-  for (int64_t column = 0; column < model_dim; column += kStageColumns) {
+                         const Stages& stages, Ring& ring) {
+#pragma unroll
+  for (int i = 0; i < kThreadSums; ++i) shared.sums[sum_place(i)] = 0;
+  float section[kTiles][2] = {};
+  for (int n = stages.first; n < stages.end; ++n) {
     const uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;
     float first[kSums];
     float second[kSums];
@@ -198,34 +253,60 @@ __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> 
     issue_product<T>(first, values[0], stage);
     issue_product<T>(second, values[1], stage);
     warpgroup_wait<1>(first);
-    add_terms<norm>(first, sums[0]);
+    add_terms<norm>(first, section[0]);
     warpgroup_wait<0>(second);
     if (lane() == 0) mbarrier_arrive(shared.empty + ring.stage);  // the warp's products have read the stage
     ring.advance();
-    add_terms<norm>(second, sums[1]);
+    add_terms<norm>(second, section[1]);
+    if ((n + 1) % stages.of_section != 0 && n + 1 < stages.end) continue;
+#pragma unroll
+    for (int i = 0; i < kThreadSums; ++i) {
+      shared.sums[sum_place(i)] += section[i / 2][i % 2];
+      section[i / 2][i % 2] = 0;
+    }
   }
 }
 
-// A consumer's work: the norms of its 128 tokens of all items of the block.
+__device__ void wait_for_cluster() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+// Adds up the sections' sums of a cluster's item and writes its norms. All consumers of the cluster call it, once, while the
+// producers wait for the cluster twice.
+template <Norm norm, int kHeadDim, Storage T>
+__device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
+  wait_for_cluster();
+  if (cluster_rank() == 0) {
+    const auto sum = [&](int i) {
+      float total = 0;
+      for (int rank = 0; rank < kSections; ++rank) total += map_shared(shared.sums, rank)[sum_place(i)];
+      return total;
+    };
+    const Item item(p, first_item());
+    write_all_norms<norm>(p, item, warp() / 4 - 1, item.heads.first, sum);
+  }
+  wait_for_cluster();  // no block returns while the first one reads its shared memory
+}
+
+// A consumer's work: the norms of its 128 tokens of all items of the block, or their sums of its section.
 template <Norm norm, int kHeadDim, Storage T>
 __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
   const int64_t consumer = warp() / 4 - 1;
   Ring ring;
-  for (int64_t n = blockIdx.x; n < Item::count(p); n += gridDim.x) {
+  const Stages stages(p.output_projection.cols);
+  for (int64_t n = first_item(); n < Item::count(p); n += items_at_a_time()) {
     const Item item(p, n);
-    const int64_t first_token = item.first_token + consumer * (kTiles * kRows);
+    const int64_t first_token = first_token_of(item, consumer);
     Values<kHeadDim> values[kTiles];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       values[tile].load(p.values, item.heads.kv_head, first_token + tile * kRows);
     }
     for (int64_t head = item.heads.first; head < item.heads.first + item.heads.count; ++head) {
-      float sums[kTiles][2] = {};
-      add_head<norm, T>(shared, values, p.output_projection.cols, ring, sums);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        write_norms<norm>(sums[tile], first_token + tile * kRows, p.tokens(), p.norms + head * p.tokens());
-      }
+      add_head<norm, T>(shared, values, stages, ring);
+      if (cluster_size() > 1) continue;  // join_sections writes the norms
+      write_all_norms<norm>(p, item, consumer, head, [&](int i) { return shared.sums[sum_place(i)]; });
     }
   }
 }
@@ -244,10 +325,11 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //                                       +-------------------------------+
 //
 // grid       one block for each multiprocessor, or for each of the ceil(tokens / 256) kv_heads ceil(group /
-//            heads_per_block) items if there are fewer
+//            heads_per_block) items if there are fewer; if there are no more than half as many as multiprocessors, a
+//            cluster of 8 blocks for each
 // block      384: a producer's warpgroup and two consumers'
-// shared     768 head_dim + 48 bytes: 49,200 or 98,352 for head_dim 64 and 128
-// registers  168 (sm_90a), which setmaxnreg makes 24 in the producer and 240 in the consumers
+// shared     768 head_dim + 4,160 bytes: 53,312 or 102,464 for head_dim 64 and 128
+// registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: the values once for each item of their group; 2 head_dim model_dim of W^O for each query head and 256
 //            tokens, mostly from the L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads tokens head_dim model_dim on tensor cores; 1 (L1) or 2 (L2) on fp32 units for each of the
@@ -268,9 +350,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp() / 4 == 0) {
     lower_registers<kProducerRegisters>();
     if (threadIdx.x == 0) produce(p, projection, shared);
+    for (int n = 0; cluster_size() > 1 && n < 2; ++n) wait_for_cluster();
   } else {
     raise_registers<kConsumerRegisters>();
     consume<norm>(p, shared);
+    if (cluster_size() > 1) join_sections<norm>(p, shared);
   }
 }
 
@@ -285,9 +369,12 @@ void launch_kernel(Arguments<T> arguments, Stream stream) {
   if (Item::token_tiles(arguments) * arguments.values.slices >= multiprocessors) {
     arguments.heads_per_block = arguments.group_size();
   }
-  const int64_t blocks = std::min(multiprocessors, Item::count(arguments));
-  launch<norms_wgmma_kernel<norm, kHeadDim, T>>(
-      {extent(blocks), extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream}, map, arguments);
+  const int64_t items = Item::count(arguments);
+  const bool shares = arguments.heads_per_block == 1 && 2 * items <= multiprocessors;
+  const LaunchShape blocks{extent(shares ? items * kSections : std::min(multiprocessors, items)),
+                           extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream};
+  launch<norms_wgmma_kernel<norm, kHeadDim, T>>(shares ? blocks.in_clusters(extent(kSections)) : blocks, map,
+                                                arguments);
 }
 
 template <Norm norm, Storage T>
@@ -319,9 +406,10 @@ bool wgmma_can(int64_t head_dim) {
          shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
 }
 
-// 8 terms are added in order, then 4 such sums by a tree, then the stages in order, then 4 lanes by a tree.
+// 8 terms are added in order, then 4 such sums by a tree, then a section's stages and the sections in order, then 4 lanes by
+// a tree.
 int64_t wgmma_accumulation_depth(int64_t model_dim) {
-  return 7 + 2 + ceil_division(model_dim, kStageColumns) + 2;
+  return 7 + 2 + Stages::section(model_dim) + kSections + 2;
 }
 
 int64_t wgmma_tensor_chain(int64_t head_dim) { return head_dim / kDepth; }

@@ -250,6 +250,23 @@ TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceWhereBlocksTakeSeveralItem
   check.hold(input, Norm::l1, NormsKernel::wgmma);
 }
 
+// One item: shared by a cluster, whose blocks have sections of two stages and fewer, and by one block that has both query heads.
+TYPED_TEST(ProjectedValueNormsParity, HasTheSameBitsWhereAClusterSharesTheColumns) {
+  if constexpr (sizeof(TypeParam) == 2) {
+    if (!has_wgmma(64)) return;
+    const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(2, 1, 64, 1300), 70);
+    const auto norms = [&](int64_t heads_per_block) {
+      Output output(2 * input.tokens());
+      cuda::critical_kv_norms::launch_wgmma<TypeParam>(
+          {input.device_values.view(), input.device_projection.view(), output.data(), heads_per_block},
+          Norm::l1, nullptr);
+      return output.numbers();
+    };
+    EXPECT_TRUE(same_bits(in_every_schedule([&] { return norms(1); }), norms(2)));
+    NormsCheck<TypeParam>().hold(input, Norm::l1, NormsKernel::wgmma);
+  }
+}
+
 TYPED_TEST(ProjectedValueNormsParity, RunsTheFastestKernelThatIsRight) {
   for (const int64_t head_dim : {64, 80, 128}) {
     const cuda::NormsChoice choice = cuda::norms_choice<TypeParam>(head_dim);
