@@ -182,6 +182,7 @@ inline double special(double result) {
   return result;
 }
 inline float expf(float x) { return special(::expf(x)); }
+inline float exp2f(float x) { return special(::exp2f(x)); }
 inline float expm1f(float x) { return special(::expm1f(x)); }
 inline float logf(float x) { return special(::logf(x)); }
 inline float log1pf(float x) { return special(::log1pf(x)); }

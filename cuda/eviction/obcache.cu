@@ -225,10 +225,12 @@ template void window_change_scores(Change, const WindowView<Bfloat16>&, DeviceTe
 
 template <Storage T>
 KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64_t model_dim) {
-  const KernelArithmetic window = window_arithmetic(tokens, head_dim);
+  const KernelArithmetic window = window_arithmetic<T>(tokens, head_dim);
   KernelArithmetic both = attention_arithmetic<T>(tokens, head_dim);
   both.accumulation_depth = std::max(both.accumulation_depth, window.accumulation_depth);
-  both.product_depth = std::max(both.product_depth, window.product_depth);
+  both.product_depth = std::max({both.product_depth, window.product_depth, product_depth(head_dim)});
+  both.tensor_sums = std::max(both.tensor_sums, window.tensor_sums);
+  both.tensor_chain = std::max(both.tensor_chain, window.tensor_chain);
   both.rescalings = std::max(both.rescalings, window.rescalings);
   // Of values and outputs times G: by gram_rows.hpp and window_tiles.hpp, or a step's by a lane's eight numbers and a tree.
   const int64_t last =
@@ -236,7 +238,6 @@ KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64
   both.length_depth = gram_depth(model_dim) + gram_rows::product_depth(head_dim) + last;
   return both;
 }
-
 template KernelArithmetic change_score_arithmetic<float>(int64_t, int64_t, int64_t);
 template KernelArithmetic change_score_arithmetic<Float16>(int64_t, int64_t, int64_t);
 template KernelArithmetic change_score_arithmetic<Bfloat16>(int64_t, int64_t, int64_t);

@@ -75,7 +75,7 @@ void measure_queries(Change change, const CacheView<T>& cache, const AttendedQue
 /// measured     of the window's queries; for `value` nothing is read
 /// norms        [query_heads, tokens], from squared_norms in the same space
 /// scores       [query_heads, tokens], 0 for a token in every query's future
-/// precision    change_score_arithmetic(); error: window_score_errors in reference/bounds/obcache_errors.hpp
+/// precision    change_score_arithmetic<T>(); error: window_score_errors in reference/bounds/obcache_errors.hpp
 /// determinism  the same bits, whatever the device
 /// throws       ShapeMismatch; InvalidPolicy for the change `slot`; DeviceError
 template <Storage T>
@@ -97,7 +97,7 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
                         float* scores, Stream stream);
 
 /// The arithmetic of window_change_scores over so many tokens, and of step_change_scores over as many entries, if outputs
-/// come from `attention`.
+/// come from `attention` and log-sum-exps from it or from window_log_sum_exp.
 template <Storage T>
 KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64_t model_dim);
 

@@ -29,7 +29,7 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 ///     log_sum_exp[h, i] = ln sum_{j visible to i} exp(scale * queries[h,i,:] . keys[j,:])
 ///
 /// log_sum_exp  [query_heads, window], natural log
-/// precision    window_arithmetic(); error: reference/bounds/error_bounds.hpp
+/// precision    window_arithmetic<T>(); error: reference/bounds/error_bounds.hpp
 /// determinism  equal keys get equal logits, and bits do not depend on the device
 /// throws       ShapeMismatch, also for a window of no query or of more than there are tokens; DeviceError
 template <Storage T>
@@ -47,7 +47,8 @@ template <Storage T>
 void window_attention(const WindowView<T>& window, const float* log_sum_exp, WindowReduction reduction,
                       float* weights, Stream stream);
 
-/// The arithmetic of window_log_sum_exp and window_attention over so many tokens.
+/// The arithmetic of window_log_sum_exp and window_attention over so many tokens: on tensor cores for 16-bit types.
+template <Storage T>
 KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim);
 
 /// reference::max_pool. Exact; NaN among the neighbours gives NaN.

@@ -34,7 +34,7 @@ int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t
 /// window       all recorded queries; its tokens are the entries, at most averages.capacity
 /// log_sum_exp  [query_heads, window], natural log; read for scores=attention only
 /// averages     written; entries behind the tokens are left as they are
-/// precision    fp32, logits by window_arithmetic(); error: score_ema_error in
+/// precision    fp32, logits by window_arithmetic<T>(); error: score_ema_error in
 ///              reference/bounds/merge_cluster_errors.hpp, and the errors of logits and log-sum-exp
 /// throws       ShapeMismatch; DeviceError
 template <Storage T>

@@ -262,7 +262,7 @@ class DeviceSession final : public Session {
 
 template <Storage T>
 SessionArithmetic arithmetic_of(const LayerShape& shape, int64_t prompt_tokens, int64_t entries) {
-  return {.window_attention = window_arithmetic(prompt_tokens, shape.head_dim),
+  return {.window_attention = window_arithmetic<T>(prompt_tokens, shape.head_dim),
           .change_scores =
               change_score_arithmetic<T>(std::max(prompt_tokens, entries), shape.head_dim, shape.model_dim),
           .projected_value_norms =

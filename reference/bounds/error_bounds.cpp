@@ -96,11 +96,41 @@ void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Ar
   }
 }
 
-// The relative error of a scaled product of a query and a key.
+// The relative error of a scaled product of a query and a key, with nothing known of the running sums of chains.
 double logit_share(int64_t head_dim, const Arithmetic& arithmetic) {
   // Multiplications by the scale and, if logits are taken to base 2, by log2 e; each factor is itself rounded.
   constexpr int64_t kScalings = 4;
   return product_error(head_dim, kScalings, arithmetic);
+}
+
+// Adds to logits' errors what chains of partial sums add: error_bounds.md, "Logits".
+//
+// share  of a logit's absolute terms: what is off by other operations
+// sizes  the sums of these terms, scaled
+void add_chain_errors(MatrixView queries, MatrixView keys, double scale, double share, const Matrix& sizes,
+                      const Arithmetic& arithmetic, Matrix& errors) {
+  constexpr int64_t kTerms = 16;
+  const int64_t of_chain = arithmetic.tensor_chain * kTerms;
+  const auto chain = static_cast<double>(arithmetic.tensor_chain);
+  Matrix floors(errors.rows(), errors.cols()), running(errors.rows(), errors.cols());
+  if (arithmetic.input_floor > 0) add_input_floor(queries, keys, scale, arithmetic, floors);
+  for (int64_t last = kTerms; last < queries.cols; last += kTerms) {
+    const int64_t first = last / of_chain * of_chain;
+    if (last == first) continue;  // the next chain begins with zero
+    const Matrix sums = attention_logits(queries.middle_cols(first, last - first),
+                                         keys.middle_cols(first, last - first), scale);
+    for (int64_t i = 0; i < running.rows(); ++i) {
+      for (int64_t j = 0; j < running.cols(); ++j) running(i, j) += std::abs(sums(i, j));
+    }
+  }
+  const double moved = chain * (arithmetic.input * (2 + arithmetic.input) + reference_error(queries.cols));
+  const double truncated = (1 + share) * arithmetic.tensor_sums * (1 + arithmetic.tensor_share());
+  for (int64_t i = 0; i < errors.rows(); ++i) {
+    for (int64_t j = 0; j < errors.cols(); ++j) {
+      const double addends = (1 + moved) * sizes(i, j) + running(i, j) + chain * floors(i, j);
+      errors(i, j) += addends > 0 ? truncated * addends : 0;
+    }
+  }
 }
 
 // Adds the errors of logits that come from errors of computed keys: error_bounds.md, "Computed keys and values".
@@ -236,13 +266,18 @@ Arithmetic tensor_core_precision() { return {.unit = 0x1p-22, .smallest = 0x1p-1
 Arithmetic double_precision() { return {.unit = 0x1p-53, .smallest = 0x1p-1022, .exponential = 0x1p-51}; }
 
 Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Arithmetic& arithmetic) {
-  Matrix errors = attention_logits(absolute(queries), absolute(keys), std::abs(scale));
-  const double share = logit_share(queries.cols, arithmetic);
+  const Matrix sizes = attention_logits(absolute(queries), absolute(keys), std::abs(scale));
+  const bool chained = arithmetic.tensor_chain > 1 && arithmetic.tensor_sums > 0;
+  Arithmetic outside = arithmetic;  // of chains
+  if (chained) outside.tensor_sums = 0;
+  const double share = logit_share(queries.cols, outside);
   const double lost = (std::abs(scale) + 1) * 2 * static_cast<double>(queries.cols + 1) * arithmetic.smallest;
+  Matrix errors = sizes;
   for (int64_t i = 0; i < errors.rows(); ++i) {
     for (double& error : errors.row(i)) error = (error > 0 ? error * share : 0) + lost;
   }
   if (arithmetic.input_floor > 0) add_input_floor(queries, keys, scale, arithmetic, errors);
+  if (chained) add_chain_errors(queries, keys, scale, share, sizes, arithmetic, errors);
   return errors;
 }
 

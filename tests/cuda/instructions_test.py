@@ -165,6 +165,40 @@ class AttentionTensorCores(unittest.TestCase):
                     self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (8 * steps + 48) * tiles)
 
 
+class WindowTensorCores(unittest.TestCase):
+    """A warp multiplies 16 keys by its queries, four tiles of 8 for up to 12 steps, else two, and takes exponentials of the
+    products: 16 by 8 tiles / 32 of a thread for each tile."""
+
+    def kernels(self):
+        """(name, kSteps, tiles, the main loop's instructions)"""
+        for name, match in named(r"snap_kv_kernels::window_(?:attention|log_sum_exp)_mma_kernel<\w+, (\d+), \d+, \d+>"):
+            found = chosen(name)
+            self.assertEqual(len(found), 1, name)
+            yield name, int(match[1]), 4 if int(match[1]) <= 12 else 2, found[0].code
+
+    def test_have_all_steps_of_16_keys_in_one_loop_body(self):
+        for name, steps, tiles, code in self.kernels():
+            with self.subTest(kernel=name):
+                self.assertEqual(opcodes(code, "HMMA").total(), steps * tiles)
+                self.assertEqual(opcodes(code, "LDSM"), {"LDSM.16.M88.4": steps})
+                self.assertEqual(opcodes(code, "LDS").total(), 0)
+
+    def test_take_one_instruction_for_an_exponential(self):
+        for name, _, tiles, code in self.kernels():
+            with self.subTest(kernel=name):
+                # The sums over tokens are rescaled for each of a thread's queries, where a larger logit is found.
+                rescaled = 2 * tiles if "log_sum_exp" in name else 0
+                self.assertEqual(opcodes(code, "MUFU"), {"MUFU.EX2": 4 * tiles + rescaled})
+
+    def test_leave_few_additions_to_fp32_units(self):
+        # A tile has four products in a thread, of two queries: these are added for each further chain of four steps, moved by a
+        # log-sum-exp or by the largest logit, and their exponentials are added; sums are rescaled for each query.
+        for name, steps, tiles, code in self.kernels():
+            with self.subTest(kernel=name):
+                chains = -(-steps // 4)
+                self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (chains - 1 + 2) * 4 * tiles + 2 * tiles)
+
+
 class WarpgroupTensorCores(unittest.TestCase):
     """A consumer multiplies two tiles of 64 rows by 128 columns in steps of depth 16, and adds the terms of 128 sums."""
 
@@ -197,7 +231,7 @@ class VectorLoads(unittest.TestCase):
                 self.assertLessEqual(sum(self.narrow(loop.code) for loop in found), int(match[1]) % 4)
 
     def test_in_the_products_of_windows(self):
-        for name, _ in named(r"window_(attention|change_scores|log_sum_exp_split|logits)_kernel<.*>"):
+        for name, _ in named(r"(snap_kv_kernels::)?window_(attention_portable|change_scores|log_sum_exp_portable|logits)_kernel<.*>"):
             with self.subTest(kernel=name):
                 found = [loop.code for loop in chosen(name) if sass.count(loop.code)["fma"]]
                 self.assertIn(len(found), (1, 2))  # keys; values, too

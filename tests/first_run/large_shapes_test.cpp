@@ -100,7 +100,7 @@ TEST_F(LargeShapes, WindowAttentionOfSampledHeadsIsThatOfFloat64) {
     return std::vector{log_sum_exp.numbers(), mean.numbers()};
   });
   const reference::Arithmetic arithmetic =
-      reference::arithmetic_of(cuda::window_arithmetic(shape.tokens, layer.head_dim));
+      reference::arithmetic_of(cuda::window_arithmetic<Stored>(shape.tokens, layer.head_dim));
   for (const int64_t g : {int64_t{0}, layer.kv_heads - 1}) {
     const int64_t first = g * layer.group_size();
     std::vector<int64_t> heads;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <kvbound/cuda/attention_variants.hpp>
-#include <kvbound/cuda/eviction/snap_kv_variants.hpp>
+#include <kvbound/cuda/eviction/snap_kv_kernels.hpp>
 #include <kvbound/cuda/support/timer.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
@@ -155,7 +155,7 @@ TEST_F(TileVariants, OfAttentionAreRight) {
 }
 
 TEST_F(TileVariants, OfWindowAttentionAreRight) {
-  using namespace cuda::window_tiles;
+  using namespace cuda::snap_kv_kernels;
   const GateShape& shape = gate_shape();
   const LayerShape& layer = shape.layer;
   const GateTensor keys = gate_keys(), queries = gate_queries(shape.window);
@@ -170,11 +170,12 @@ TEST_F(TileVariants, OfWindowAttentionAreRight) {
       {layer.group_size(), 1, layer.head_dim, 1}, shape.scale(), own_keys, own_keys, own_queries, {}};
   const Matrix expected = reference::window_attention(own, shape.window);
   const Matrix bounds = reference::window_attention_errors(
-      own, shape.window, reference::arithmetic_of(cuda::window_arithmetic(shape.tokens, layer.head_dim)));
+      own, shape.window,
+      reference::arithmetic_of(cuda::window_arithmetic<Stored>(shape.tokens, layer.head_dim)));
   Table table("K2");
   for (int tile = 0; tile < kWindowTileCount; ++tile) {
-    const auto [rows, blocks] = kWindowTiles[tile];
-    const std::string name = std::to_string(rows) + " queries, " + std::to_string(blocks) + " blocks";
+    const auto [tokens, blocks] = kWindowTiles[tile];
+    const std::string name = std::to_string(tokens) + " tokens, " + std::to_string(blocks) + " blocks";
     Output weights(layer.query_heads * shape.tokens);
     const auto queue = [&] {
       window_attention_by(tile, window, log_sum_exp.data(), WindowReduction::mean, weights.data(), nullptr);

@@ -491,7 +491,7 @@ TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
   const LayerShape shape{.query_heads = 4, .kv_heads = 2, .head_dim = 64, .model_dim = 96};
   const auto expect_of = [&]<cuda::Storage T>(Dtype storage, T) {
     const SessionArithmetic session = cuda::session_arithmetic(storage, shape, 500, 40);
-    EXPECT_EQ(numbers(session.window_attention), numbers(cuda::window_arithmetic(500, 64)));
+    EXPECT_EQ(numbers(session.window_attention), numbers(cuda::window_arithmetic<T>(500, 64)));
     EXPECT_EQ(numbers(session.change_scores), numbers(cuda::change_score_arithmetic<T>(500, 64, 96)));
     EXPECT_EQ(numbers(session.projected_value_norms),
               numbers(cuda::norms_arithmetic(64, 96, cuda::chosen_norms_kernel<T>(64))));

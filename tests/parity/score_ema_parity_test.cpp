@@ -101,7 +101,7 @@ class ScoreEmaParity : public DeviceTest {
     const std::vector<float> predicted = in_every_schedule([&] { return subject.predicted(); });
     const LayerView layer = subject.layer();
     const reference::Arithmetic arithmetic =
-        reference::arithmetic_of(cuda::window_arithmetic(c.tokens, c.head_dim));
+        reference::arithmetic_of(cuda::window_arithmetic<T>(c.tokens, c.head_dim));
     const Matrix sums = reference::window_log_sum_exp_errors(layer, c.window, arithmetic);
     for (int64_t g = 0; g < c.kv_heads; ++g) {
       const Matrix expected = reference::prompt_ema(layer, g, c.options).log_predicted(c.tokens);

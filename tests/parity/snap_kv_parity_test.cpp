@@ -97,7 +97,7 @@ class SnapKvParity : public DeviceTest {
                      const std::vector<std::vector<float>>& results) {
     const LayerView layer = subject.layer();
     const reference::Arithmetic arithmetic =
-        reference::arithmetic_of(cuda::window_arithmetic(c.tokens, c.head_dim));
+        reference::arithmetic_of(cuda::window_arithmetic<T>(c.tokens, c.head_dim));
     EXPECT_TRUE(
         log_sum_exp_.hold(results[0], window_log_sum_exp(layer),
                           reference::window_log_sum_exp_errors(layer, c.window, arithmetic).numbers()))
@@ -250,14 +250,24 @@ TYPED_TEST(SnapKvParity, NamesShapesThatDoNotFit) {
             "the workspace has 8 bytes but " + std::to_string(memory.view().bytes) + " are needed");
 }
 
-TEST(WindowArithmetic, CountsAdditionsThatATermMayPassThrough) {
-  EXPECT_EQ(cuda::window_arithmetic(0, 128).accumulation_depth, 0);
+template <class T>
+void expect_depths_of_sums() {
+  EXPECT_EQ(cuda::window_arithmetic<T>(0, 128).accumulation_depth, 0);
   for (const int64_t tokens : {1, 33, 512, 513, 32768, 1000000}) {
-    const KernelArithmetic arithmetic = cuda::window_arithmetic(tokens, 128);
+    const KernelArithmetic arithmetic = cuda::window_arithmetic<T>(tokens, 128);
     EXPECT_GE(arithmetic.accumulation_depth, static_cast<int64_t>(std::log2(static_cast<double>(tokens))));
     EXPECT_LE(arithmetic.accumulation_depth, tokens + 14);
     EXPECT_LE(arithmetic.rescalings, (tokens + 15) / 16) << "what is assumed if nothing is known";
   }
+}
+
+TEST(WindowArithmetic, CountsAdditionsThatATermMayPassThrough) {
+  expect_depths_of_sums<float>();
+  expect_depths_of_sums<cuda::Bfloat16>();
+  EXPECT_EQ(cuda::window_arithmetic<float>(9, 128).product_depth, 8 + 16);
+  EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 128).product_depth, 1);
+  EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 128).tensor_chain, 4);
+  EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 16).tensor_chain, 1);
 }
 
 // A rows x cols matrix of numbers, some of them equal.

@@ -435,14 +435,33 @@ TEST(DirectedRounding, OfChainedTensorSumsAttainsTheBoundOfNorms) {
   }
 }
 
-TEST(DirectedRounding, OfChainedTensorSumsIsCoveredWhereRunningSumsAreNotKnown) {
-  for (const int64_t chain : {2, 4}) {
-    Arithmetic arithmetic = only("tensor sums");
-    arithmetic.tensor_chain = chain;
-    const Matrix query = led(1, 16 * chain, 3), key = led(1, 16 * chain, 0.5);
-    const double attained = Directed(arithmetic).dot(query.row(0), key.row(0)) - 1.5;
-    expect_tight(attained, logit_errors(query, key, 1, arithmetic)(0, 0), 1.01);
+// The same of logits.
+TEST(DirectedRounding, OfChainedTensorSumsAttainsTheBoundOfLogits) {
+  const int64_t dimensions = 6 * 16;
+  for (const int64_t chain : {2, 3, 4, 6}) {
+    for (const char* kind : {"", "input", "input floor"}) {
+      Arithmetic arithmetic = only("tensor sums");
+      arithmetic.tensor_chain = chain;
+      if (*kind) kinds(arithmetic, kind);
+      Matrix query = filled(1, dimensions, 3), key = filled(1, dimensions, kSmall);
+      for (int64_t c = 0; c < dimensions; c += 16 * chain) key(0, c) = 0.5;
+      const double exact = attention_logits(query, key, 2)(0, 0);
+      const double attained = 2 * Directed(arithmetic).dot(query.row(0), key.row(0)) - exact;
+      expect_tight(attained, logit_errors(query, key, 2, arithmetic)(0, 0), *kind == 0 ? 1.01 : 2.1,
+                   "chains of " + std::to_string(chain) + " " + kind);
+    }
   }
+}
+
+// Where running sums cancel, chains add little.
+TEST(DirectedRounding, OfChainedTensorSumsIsAShareOfTheRunningSums) {
+  Arithmetic chained = only("tensor sums"), single = chained;
+  chained.tensor_chain = 4;
+  Matrix query = filled(1, 64, 1), key = filled(1, 64, 1);
+  for (int64_t c = 0; c < 64; c += 2) key(0, c) = -1;
+  const double attained = std::abs(Directed(chained).dot(query.row(0), key.row(0)));
+  expect_tight(attained, logit_errors(query, key, 1, chained)(0, 0), 1.01);
+  EXPECT_LT(logit_errors(query, key, 1, chained)(0, 0), 1.01 * logit_errors(query, key, 1, single)(0, 0));
 }
 
 TEST(DirectedRounding, OfSquaresThatUnderflowLosesTheNorm) {

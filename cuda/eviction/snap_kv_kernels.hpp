@@ -1,0 +1,86 @@
+// The kernels that SnapKV's and H2O's scores choose from: by mma.sync for 16-bit types, by fp32 multiply-adds for fp32.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+
+#include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/tensor_core.hpp>
+#include <kvbound/cuda/primitives/token_tile.hpp>
+
+#include "window_tiles.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace snap_kv_kernels {
+
+/// How the tokens of a prompt are split for window_log_sum_exp.
+struct Splits {
+  int64_t tokens;  ///< of one split
+  int64_t count;
+
+  explicit Splits(int64_t all)
+      : tokens(std::clamp(round_up(ceil_division(all, int64_t{64}), kTileTokens), int64_t{kTileTokens},
+                          int64_t{512})),
+        count(ceil_division(all, tokens)) {}
+};
+
+/// The sums of every split: its largest logit and sum_j exp(z_j - largest), by base 2 from the mma kernel.
+struct SplitPartials {
+  float* largest;   ///< [splits, queries]; -infinity if the query attends to no token of the split
+  float* sums;      ///< [splits, queries]
+  int64_t queries;  ///< query_heads * window
+
+  __device__ void write(int64_t split, int64_t query, float most, float sum) const {
+    largest[split * queries + query] = most;
+    sums[split * queries + query] = sum;
+  }
+};
+
+/// A tile of window_attention_mma_kernel.
+struct WindowTile {
+  int tokens;  ///< in a stage of shared memory
+  int blocks;  ///< that a multiprocessor must have registers for, if head_dim is at most 128
+};
+/// window_attention and window_log_sum_exp take the first. The others are for BF16 and head_dim 128 alone
+/// (primitives/tile_variants.hpp).
+inline constexpr WindowTile kWindowTiles[] = {{64, 3}, {32, 3}, {128, 2}, {64, 2}};
+inline constexpr int kWindowTileCount = static_cast<int>(std::size(kWindowTiles));
+
+/// window_attention with any of the tiles. Throws ShapeMismatch for a head_dim of another row of kernels than 128; as
+/// window_attention.
+void window_attention_by(int tile, const WindowView<Bfloat16>& window, const float* log_sum_exp,
+                         WindowReduction reduction, float* weights, Stream stream);
+
+/// What the sums over the window are divided by.
+inline float divisor_of(WindowReduction reduction, int64_t queries) {
+  switch (reduction) {
+    case WindowReduction::mean:
+      return static_cast<float>(queries);
+    case WindowReduction::sum:
+      return 1;
+  }
+  return 1;
+}
+
+template <Storage16 T>
+void launch_splits_mma(const window_tiles::Window<T>& window, const Splits& splits,
+                       const SplitPartials& partials, Stream stream);
+void launch_splits_portable(const window_tiles::Window<float>& window, const Splits& splits,
+                            const SplitPartials& partials, Stream stream);
+template <Storage16 T>
+void launch_attention_mma(const window_tiles::Window<T>& window, const float* log_sum_exp,
+                          WindowReduction reduction, float* weights, Stream stream);
+void launch_attention_portable(const window_tiles::Window<float>& window, const float* log_sum_exp,
+                               WindowReduction reduction, float* weights, Stream stream);
+
+/// Additions that a term passes through on its way into the sum of one split of so many tokens, and how often the sum is
+/// rescaled.
+int64_t mma_split_depth(int64_t tokens);
+int64_t portable_split_depth(int64_t tokens);
+int64_t mma_split_rescalings(int64_t tokens);
+int64_t portable_split_rescalings(int64_t tokens);
+
+}  // namespace snap_kv_kernels
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda

@@ -1,0 +1,459 @@
+// SnapKV's and H2O's scores by mma.sync: 16-bit types, compute capability 8.0.
+//
+// A warp has 32 queries of one head in registers, as the B operand, 16 for 16 steps; a block's warps have those of as many query
+// heads of one KV head, or of further parts of larger windows. The keys of a split of the tokens pass through a ring of tiles in
+// shared memory, which every warp multiplies by its queries, 16 tokens at a time (primitives/row_fragments.hpp). Exponents
+// are to base 2, so that scale and log2 e are one factor. In the heads of the kernels below, k = kSteps steps of 16 numbers
+// are what head_dim is padded to, and parts = ceil(window / 32).
+#include <kvbound/cuda/primitives/async_copy.hpp>
+#include <kvbound/cuda/primitives/exponential.hpp>
+#include <kvbound/cuda/primitives/row_fragments.hpp>
+#include <kvbound/cuda/primitives/tile_variants.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
+
+#include <limits>
+#include <numbers>
+
+#include "snap_kv_kernels.hpp"
+#include "window_check.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace snap_kv_kernels {
+namespace {
+
+using window_tiles::Window;
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kMostStages = 3;
+constexpr WindowTile kUsed = kWindowTiles[0];
+// Tiles of 8 queries of a warp, which take 2 kSteps registers each.
+template <int kSteps>
+inline constexpr int kQueryTiles = kSteps <= 12 ? 4 : 2;
+template <int kSteps>
+inline constexpr int kUnit = kQueryTiles<kSteps>* kFragmentRows;
+// Tokens of a block where its keys are read again for each part of the window, so that they stay in the L2 cache.
+constexpr int64_t kRereadTokens = 256;
+
+// The ring of tiles of keys.
+struct Shape {
+  int stages;
+  int tile;     // vectors
+  int queries;  // vectors in which a warp's queries are loaded
+};
+struct Shared {
+  uint4* ring;     // [stages, tile]
+  uint4* queries;  // [kWarps, queries]
+
+  __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
+      : ring(memory.array<uint4>(shape.stages * shape.tile)),
+        queries(memory.array<uint4>(kWarps * shape.queries)) {}
+
+  __device__ uint4* of_warp(const Shape& shape) const { return queries + warp() * shape.queries; }
+};
+
+// The keys of a split's tokens as tiles in the ring, from the first to the last, `passes` times.
+template <int kSteps, int kTokens>
+class KeyTiles {
+ public:
+  __device__ KeyTiles(const TokenRows& keys, int64_t first, int count, int passes, uint4* ring, int stages)
+      : keys_(keys, first), count_(count), passes_(passes), ring_(ring), stages_(stages) {
+    for (int n = 1; n < stages; ++n) load();
+  }
+
+  // The next tile, once all threads of the block have called this; none may read the previous one any more.
+  __device__ const uint4* next() {
+    if (stages_ == 1) {
+      __syncthreads();  // no thread reads the previous tile any more
+      load();
+    }
+    if (stages_ == kMostStages) {
+      async_wait<kMostStages - 2>();
+    } else {
+      async_wait<0>();
+    }
+    __syncthreads();  // all threads see the tile, and none reads the stage that is filled next
+    if (stages_ > 1) load();
+    const uint4* const tile = ring_ + full_ * kTile;
+    full_ = full_ + 1 == stages_ ? 0 : full_ + 1;
+    return tile;
+  }
+
+ private:
+  static constexpr int kTile = kTokens * PaddedRows<kSteps>::kStride;
+
+  __device__ void load() {
+    if (passes_ > 0) {
+      keys_.copy(loaded_, min(kTokens, count_ - loaded_), ring_ + empty_ * kTile);
+      empty_ = empty_ + 1 == stages_ ? 0 : empty_ + 1;
+      loaded_ += kTokens;
+      if (loaded_ >= count_) {
+        loaded_ = 0;
+        --passes_;
+      }
+    }
+    async_commit();
+  }
+
+  typename PaddedRows<kSteps>::Share keys_;
+  int count_, passes_;
+  uint4* ring_;
+  int stages_;
+  int loaded_ = 0;            // tokens of this pass
+  int full_ = 0, empty_ = 0;  // stages
+};
+
+// The part of a window that a warp has: queries first..first + 31 of a query head of the group, some of which may not exist.
+struct Part {
+  int64_t head;
+  int first;
+  bool exists;
+
+  // The query of the thread's number i.
+  __device__ int place(int i) const { return first + i / 2 * kFragmentRows + lane() % 4 * 2 + i % 2; }
+};
+
+// What of a split a warp's queries attend to.
+struct Visible {
+  int limit;  // the number of the split's tokens that the thread's query 0 attends to, were there as many
+  int count;  // of the split's tokens
+  int all;    // tokens that all queries of the window attend to
+
+  template <Storage16 T>
+  __device__ Visible(const Window<T>& window, const Part& part, int64_t first, int tokens) : count(tokens) {
+    const int64_t of_first = window.visible(0) - first;  // by the window's first query
+    const auto most = static_cast<int64_t>(tokens);
+    all = static_cast<int>(max(int64_t{0}, min(of_first, most)));
+    limit = static_cast<int>(min(of_first, most)) + part.place(0);
+  }
+  __device__ bool sees(int i, int token) const {
+    return token < min(limit + i / 2 * kFragmentRows + i % 2, count);
+  }
+};
+
+// Products of 16 tokens and the warp's queries: of the thread's tokens l / 4 and l / 4 + 8 and its queries.
+template <int kTiles>
+struct Products {
+  static constexpr int kOwn = 2 * kTiles;  // queries of a thread: 2 (l % 4) and the next one of every tile
+  float numbers[kTiles][4];
+
+  __device__ float& of(int half, int i) { return numbers[i / 2][2 * half + i % 2]; }
+  __device__ static int token(int half) { return lane() / 4 + 8 * half; }
+
+  // Puts -infinity where a query does not attend to a token; `first`: the first of the 16 tokens.
+  __device__ void mask(const Visible& visible, int first) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (!visible.sees(i, first + token(half))) of(half, i) = kNothing;
+      }
+    }
+  }
+};
+
+// A thread's sums of 2^(z - largest) over its tokens, where largest is the thread's largest logit so far.
+template <int kTiles>
+struct RunningSums {
+  static constexpr int kOwn = 2 * kTiles;
+  // Finite, so that differences are: the largest one of no tokens.
+  static constexpr float kLowest = std::numeric_limits<float>::lowest();
+  float largest[kOwn], sums[kOwn];
+
+  __device__ RunningSums() : sums{} {
+#pragma unroll
+    for (float& entry : largest) entry = kLowest;
+  }
+
+  // Takes in the products as logits. Sums are rescaled if any lane has a larger logit than before: by 1 in the others.
+  __device__ void add(Products<kTiles>& logits) {
+    float most[kOwn];
+    bool grown = false;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      most[i] = fmaxf(largest[i], fmaxf(logits.of(0, i), logits.of(1, i)));
+      grown = grown || most[i] > largest[i];
+    }
+    if (__any_sync(kAllLanes, grown)) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        sums[i] *= power_of_two(largest[i] - most[i]);
+        largest[i] = most[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      sums[i] += power_of_two(logits.of(0, i) - largest[i]) + power_of_two(logits.of(1, i) - largest[i]);
+    }
+  }
+
+  // Joins the eight lanes that share their queries.
+  __device__ void join_lanes() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      float most = largest[i];
+      for (int distance = 16; distance >= 4; distance /= 2)
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, distance));
+      float sum = sums[i] * power_of_two(largest[i] - most);
+      for (int distance = 16; distance >= 4; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+      largest[i] = most;
+      sums[i] = sum;
+    }
+  }
+
+  // Writes the sums of a query: of the eight lanes that share them each takes one, so that the warp's lie side by side.
+  template <Storage16 T>
+  __device__ void write(const Window<T>& window, const Part& part, int64_t split,
+                        const SplitPartials& partials) const {
+    const int own = lane() / 4;
+    float most = largest[0], sum = sums[0];
+#pragma unroll
+    for (int i = 1; i < kOwn; ++i) {
+      most = own == i ? largest[i] : most;
+      sum = own == i ? sums[i] : sum;
+    }
+    const int place = part.place(own);
+    if (!part.exists || own >= kOwn || place >= window.size()) return;
+    partials.write(split, part.head * window.size() + place, most == kLowest ? kNothing : most, sum);
+  }
+};
+
+// The largest logit and the sum of exponentials over one split of the tokens, for 32 queries a warp.
+//
+//                                     a split of up to 512 tokens, 64 in a tile, 3 tiles in shared memory
+//                                     +----+----+----+----+
+//       head_dim, k steps of 16      | 16 | 16 | 16 | 16 |  keys
+//                                     +----+----+----+----+
+//       queries, in registers         +----+----+----+----+
+//       warp 0: 32 of one head        |    |    |    |    |  products, in registers, 32 x 16 at a time
+//       warp 1: 32 of the next one    |    |    |    |    |  -> of each query the largest logit and the sum, in registers
+//       ...                           +----+----+----+----+
+//
+// grid       (ceil(group parts / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
+// block      128
+// shared     16 (2 k + 1) (64 stages + 32) bytes; 60,928 for head_dim 128 and 3 stages
+// registers  steps 4: 112, 5: 120, 6: 140, 8: 160, 12: 220, 16: 164 (sm_90a); 110, 118, 138, 158, 216, 158 (sm_80)
+// bytes      read: 2 head_dim for each token and KV head, again for each block along x; the queries for each split; written:
+//            8 for each query and split
+// FLOP       2 query_heads (32 parts) tokens (16 k) on tensor cores, an exponential and 5 for each logit
+template <Storage16 T, int kSteps, int kTokens, int kResident>
+__global__ void __launch_bounds__(kThreads, kResident)
+    window_log_sum_exp_mma_kernel(Window<T> window, float scale, Splits splits, SplitPartials partials,
+                                  Shape shape) {
+  constexpr int kTiles = kQueryTiles<kSteps>, kQueries = kUnit<kSteps>;
+  SharedMemory memory;
+  const Shared shared(memory, shape);
+  const int64_t first = blockIdx.y * splits.tokens;
+  const auto count = static_cast<int>(min(splits.tokens, window.tokens() - first));
+  KeyTiles<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, 1, shared.ring,
+                                  shape.stages);
+  const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
+  const int n = static_cast<int>(blockIdx.x * kWarps) + warp();
+  const Part part{blockIdx.z * window.group_size() + n / parts, n % parts * kQueries,
+                  n / parts < window.group_size()};
+  RowFragments<kSteps, kQueryTiles<kSteps>> queries;
+  queries.load(TokenRows(window.queries, part.exists ? part.head : 0), part.first,
+               part.exists ? window.size() : 0, shared.of_warp(shape));
+  const Visible visible(window, part, first, count);
+  RunningSums<kTiles> running;
+  for (int tile = 0; tile < count; tile += kTokens) {
+    const uint4* keys = tiles.next();
+    if (!part.exists) continue;
+#pragma unroll 1
+    for (int token = tile; token < min(tile + kTokens, count); token += kRowsAtOnce) {
+      Products<kTiles> logits;
+      form_products<T>(keys, queries, logits.numbers);
+      keys += kRowsAtOnce * PaddedRows<kSteps>::kStride;
+#pragma unroll
+      for (int i = 0; i < 4 * kTiles; ++i) logits.numbers[i / 4][i % 4] *= scale;
+      if (token + kRowsAtOnce > visible.all) logits.mask(visible, token);
+      running.add(logits);
+    }
+  }
+  running.join_lanes();
+  running.write(window, part, blockIdx.y, partials);
+}
+
+// Of each of the thread's queries minus its log-sum-exp, to base 2; -infinity for one that does not exist.
+template <Storage16 T, int kOwn>
+__device__ void load_offsets(const Window<T>& window, const Part& part, const float* log_sum_exp,
+                             float (&offsets)[kOwn]) {
+  constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
+  constexpr auto kRest = static_cast<float>(std::numbers::log2e - kLog2E);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int place = part.place(i);
+    const bool exists = part.exists && place < window.size();
+    const float log_sum = exists ? log_sum_exp[part.head * window.size() + place] : 0;
+    // Two parts of log2 e, so that the product is rounded once.
+    offsets[i] = exists ? -fmaf(log_sum, kLog2E, log_sum * kRest) : kNothing;
+  }
+}
+
+// The sums over a warp's queries of 2^exponent: of token l / 4, and in odd lanes of token l / 4 + 8.
+template <int kTiles>
+__device__ float sum_of_weights(Products<kTiles>& exponents) {
+  float sums[2] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const float pair =
+          power_of_two(exponents.of(half, 2 * tile)) + power_of_two(exponents.of(half, 2 * tile + 1));
+      sums[half] = tile == 0 ? pair : sums[half] + pair;
+    }
+  }
+  const bool odd = lane() % 2 != 0;
+  float sum = (odd ? sums[1] : sums[0]) + __shfl_xor_sync(kAllLanes, odd ? sums[0] : sums[1], 1);
+  sum += __shfl_xor_sync(kAllLanes, sum, 2);
+  return sum;
+}
+
+// The window's mean or summed attention to a split of the tokens, for a query head each warp. Larger windows take a part of
+// 32 queries after the other, whose sums are added in device memory by the threads that wrote them.
+//
+//                                     a split of up to 512 tokens, 64 in a tile, 3 tiles in shared memory
+//                                     +----+----+----+----+
+//       head_dim, k steps of 16      | 16 | 16 | 16 | 16 |  keys
+//                                     +----+----+----+----+
+//       queries, in registers         +----+----+----+----+
+//       warp 0: 32 of one head        |    |    |    |    |  products, in registers, 32 x 16 at a time
+//       warp 1: 32 of the next one    |    |    |    |    |  -> of each token the sum of the weights of the warp's queries
+//       ...                           +----+----+----+----+
+//
+// grid       (ceil(group / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
+// block      128
+// shared     16 (2 k + 1) (kTokens stages + 32) bytes; 60,928 for head_dim 128, 64 tokens in a tile and 3 stages
+// registers  steps 4: 125, 5: 137, 6: 152, 8: 160, 12: 228, 16: 180 (sm_90a); 122, 134, 150, 158, 222, 176 (sm_80)
+// bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part, the latter mostly from
+//            the L2 cache; the queries and their log-sum-exp for each split; written: 4 query_heads tokens, for each part
+// FLOP       2 query_heads (32 parts) tokens (16 k) on tensor cores, an exponential and 3 for each logit
+template <Storage16 T, int kSteps, int kTokens, int kResident>
+__global__ void __launch_bounds__(kThreads, kResident)
+    window_attention_mma_kernel(Window<T> window, float scale, const float* log_sum_exp, float share,
+                                float* weights, int64_t split_tokens, Shape shape) {
+  constexpr int kTiles = kQueryTiles<kSteps>, kQueries = kUnit<kSteps>;
+  SharedMemory memory;
+  const Shared shared(memory, shape);
+  const int64_t first = blockIdx.y * split_tokens;
+  const auto count = static_cast<int>(min(split_tokens, window.tokens() - first));
+  const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
+  KeyTiles<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, parts, shared.ring,
+                                  shape.stages);
+  const int h = static_cast<int>(blockIdx.x * kWarps) + warp();
+  Part part{blockIdx.z * window.group_size() + h, 0, h < window.group_size()};
+  float* const to = weights + part.head * window.tokens() + first;
+  for (int p = 0; p < parts; ++p, part.first += kQueries) {
+    RowFragments<kSteps, kQueryTiles<kSteps>> queries;
+    queries.load(TokenRows(window.queries, part.exists ? part.head : 0), part.first,
+                 part.exists ? window.size() : 0, shared.of_warp(shape));
+    float offsets[2 * kTiles];
+    load_offsets(window, part, log_sum_exp, offsets);
+    const Visible visible(window, part, first, count);
+    for (int token = 0; token < count;) {
+      const uint4* keys = tiles.next();
+      const int end = min(token + kTokens, count);
+      if (!part.exists) token = end;
+#pragma unroll 1
+      for (; token < end; token += kRowsAtOnce) {
+        Products<kTiles> exponents;
+        form_products<T>(keys, queries, exponents.numbers);
+        keys += kRowsAtOnce * PaddedRows<kSteps>::kStride;
+#pragma unroll
+        for (int i = 0; i < 2 * kTiles; ++i) {
+          exponents.of(0, i) = fmaf(exponents.of(0, i), scale, offsets[i]);
+          exponents.of(1, i) = fmaf(exponents.of(1, i), scale, offsets[i]);
+        }
+        if (token + kRowsAtOnce > visible.all) exponents.mask(visible, token);
+        const float sum = sum_of_weights(exponents);
+        const int own = token + Products<kTiles>::token(lane() % 2);
+        if (lane() % 4 < 2 && own < count)
+          to[own] = (p == 0 ? sum : to[own] + sum) * (p + 1 == parts ? share : 1);
+      }
+    }
+  }
+}
+
+// What products are multiplied by for logits to base 2.
+template <Storage16 T>
+float binary_scale(const Window<T>& window) {
+  return static_cast<float>(double{window.scale} * std::numbers::log2e);
+}
+
+// Blocks that a multiprocessor must have registers for: each has 16 kSteps for the queries of a warp.
+template <int kSteps>
+constexpr int resident(int of_most) {
+  return kSteps <= 8 ? of_most : 2;
+}
+
+// Up to three tiles of shared memory; where it is short, fewer. Results are the same bits.
+template <int kSteps, int kTokens>
+Shape shape_that_fits() {
+  constexpr int kStride = PaddedRows<kSteps>::kStride;
+  const auto with = [](int stages) { return Shape{stages, kTokens * kStride, kFragmentRows * kStride}; };
+  return first_that_fits<Shared>({with(kMostStages), with(2), with(1)});
+}
+
+template <int kSteps, int kTile, Storage16 T>
+void launch_attention(const Window<T>& window, const float* log_sum_exp, WindowReduction reduction,
+                      float* weights, Stream stream) {
+  constexpr WindowTile kTileShape = kWindowTiles[kTile];
+  const Shape shape = shape_that_fits<kSteps, kTileShape.tokens>();
+  const Splits splits(window.tokens());
+  const int64_t tokens =
+      window.size() > kUnit<kSteps> ? std::min(splits.tokens, kRereadTokens) : splits.tokens;
+  launch<window_attention_mma_kernel<T, kSteps, kTileShape.tokens, resident<kSteps>(kTileShape.blocks)>>(
+      {extent(ceil_division(window.group_size(), kWarps), ceil_division(window.tokens(), tokens),
+              window.keys.slices),
+       dim3(kThreads), shared_bytes<Shared>(shape), stream},
+      window, binary_scale(window), log_sum_exp, 1 / divisor_of(reduction, window.size()), weights, tokens,
+      shape);
+}
+
+}  // namespace
+
+template <Storage16 T>
+void launch_splits_mma(const Window<T>& window, const Splits& splits, const SplitPartials& partials,
+                       Stream stream) {
+  with_row_steps(window.keys.cols, [&](auto steps) {
+    const int64_t parts = window.group_size() * ceil_division(window.size(), kUnit<steps>);
+    const Shape shape = shape_that_fits<steps, kUsed.tokens>();
+    launch<window_log_sum_exp_mma_kernel<T, steps, kUsed.tokens, resident<steps>(kUsed.blocks)>>(
+        {extent(ceil_division(parts, kWarps), splits.count, window.keys.slices), dim3(kThreads),
+         shared_bytes<Shared>(shape), stream},
+        window, binary_scale(window), splits, partials, shape);
+  });
+}
+template void launch_splits_mma(const Window<Float16>&, const Splits&, const SplitPartials&, Stream);
+template void launch_splits_mma(const Window<Bfloat16>&, const Splits&, const SplitPartials&, Stream);
+
+template <Storage16 T>
+void launch_attention_mma(const Window<T>& window, const float* log_sum_exp, WindowReduction reduction,
+                          float* weights, Stream stream) {
+  with_row_steps(window.keys.cols, [&](auto steps) {
+    launch_attention<steps, 0>(window, log_sum_exp, reduction, weights, stream);
+  });
+}
+template void launch_attention_mma(const Window<Float16>&, const float*, WindowReduction, float*, Stream);
+template void launch_attention_mma(const Window<Bfloat16>&, const float*, WindowReduction, float*, Stream);
+
+void window_attention_by(int tile, const WindowView<Bfloat16>& view, const float* log_sum_exp,
+                         WindowReduction reduction, float* weights, Stream stream) {
+  require_window(view);
+  constexpr int kSteps = 8;
+  require_range("head_dim", view.keys.cols, 1, kSteps * kStepNumbers);
+  with_variant<kWindowTileCount>(tile, [&](auto number) {
+    launch_attention<kSteps, number>(Window<Bfloat16>(view), log_sum_exp, reduction, weights, stream);
+  });
+}
+
+// A thread adds the two tokens that it has of 16, then those of all sixteens; a tree adds eight lanes.
+int64_t mma_split_depth(int64_t tokens) { return 1 + ceil_division(tokens, kRowsAtOnce) - 1 + 3; }
+
+// At every 16 tokens but the first, and where lanes are combined.
+int64_t mma_split_rescalings(int64_t tokens) { return ceil_division(tokens, kRowsAtOnce); }
+
+}  // namespace snap_kv_kernels
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
