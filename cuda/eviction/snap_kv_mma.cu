@@ -5,9 +5,9 @@
 // shared memory, which every warp multiplies by its queries, 16 tokens at a time (primitives/row_fragments.hpp). Exponents
 // are to base 2, so that scale and log2 e are one factor. In the heads of the kernels below, k = kSteps steps of 16 numbers
 // are what head_dim is padded to, and parts = ceil(window / 32).
-#include <kvbound/cuda/primitives/async_copy.hpp>
 #include <kvbound/cuda/primitives/exponential.hpp>
 #include <kvbound/cuda/primitives/row_fragments.hpp>
+#include <kvbound/cuda/primitives/row_ring.hpp>
 #include <kvbound/cuda/primitives/tile_variants.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -22,20 +22,15 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace snap_kv_kernels {
 namespace {
 
+using window_tiles::kPartQueries;
+using window_tiles::kPartTiles;
+using window_tiles::kRereadTokens;
+using window_tiles::QueryPart;
 using window_tiles::Window;
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
-constexpr int kMostStages = 3;
 constexpr WindowTile kUsed = kWindowTiles[0];
-// Tiles of 8 queries of a warp, which take 2 kSteps registers each.
-template <int kSteps>
-inline constexpr int kQueryTiles = kSteps <= 12 ? 4 : 2;
-template <int kSteps>
-inline constexpr int kUnit = kQueryTiles<kSteps>* kFragmentRows;
-// Tokens of a block where its keys are read again for each part of the window, so that they stay in the L2 cache.
-constexpr int64_t kRereadTokens = 256;
-
 // The ring of tiles of keys.
 struct Shape {
   int stages;
@@ -53,67 +48,6 @@ struct Shared {
   __device__ uint4* of_warp(const Shape& shape) const { return queries + warp() * shape.queries; }
 };
 
-// The keys of a split's tokens as tiles in the ring, from the first to the last, `passes` times.
-template <int kSteps, int kTokens>
-class KeyTiles {
- public:
-  __device__ KeyTiles(const TokenRows& keys, int64_t first, int count, int passes, uint4* ring, int stages)
-      : keys_(keys, first), count_(count), passes_(passes), ring_(ring), stages_(stages) {
-    for (int n = 1; n < stages; ++n) load();
-  }
-
-  // The next tile, once all threads of the block have called this; none may read the previous one any more.
-  __device__ const uint4* next() {
-    if (stages_ == 1) {
-      __syncthreads();  // no thread reads the previous tile any more
-      load();
-    }
-    if (stages_ == kMostStages) {
-      async_wait<kMostStages - 2>();
-    } else {
-      async_wait<0>();
-    }
-    __syncthreads();  // all threads see the tile, and none reads the stage that is filled next
-    if (stages_ > 1) load();
-    const uint4* const tile = ring_ + full_ * kTile;
-    full_ = full_ + 1 == stages_ ? 0 : full_ + 1;
-    return tile;
-  }
-
- private:
-  static constexpr int kTile = kTokens * PaddedRows<kSteps>::kStride;
-
-  __device__ void load() {
-    if (passes_ > 0) {
-      keys_.copy(loaded_, min(kTokens, count_ - loaded_), ring_ + empty_ * kTile);
-      empty_ = empty_ + 1 == stages_ ? 0 : empty_ + 1;
-      loaded_ += kTokens;
-      if (loaded_ >= count_) {
-        loaded_ = 0;
-        --passes_;
-      }
-    }
-    async_commit();
-  }
-
-  typename PaddedRows<kSteps>::Share keys_;
-  int count_, passes_;
-  uint4* ring_;
-  int stages_;
-  int loaded_ = 0;            // tokens of this pass
-  int full_ = 0, empty_ = 0;  // stages
-};
-
-// The part of a window that a warp has: queries first..first + 31 of a query head of the group, some of which may not exist.
-struct Part {
-  int64_t head;
-  int first;
-  bool exists;
-
-  // The query of the thread's number i.
-  __device__ int place(int i) const { return first + i / 2 * kFragmentRows + lane() % 4 * 2 + i % 2; }
-};
-
 // What of a split a warp's queries attend to.
 struct Visible {
   int limit;  // the number of the split's tokens that the thread's query 0 attends to, were there as many
@@ -121,7 +55,8 @@ struct Visible {
   int all;    // tokens that all queries of the window attend to
 
   template <Storage16 T>
-  __device__ Visible(const Window<T>& window, const Part& part, int64_t first, int tokens) : count(tokens) {
+  __device__ Visible(const Window<T>& window, const QueryPart& part, int64_t first, int tokens)
+      : count(tokens) {
     const int64_t of_first = window.visible(0) - first;  // by the window's first query
     const auto most = static_cast<int64_t>(tokens);
     all = static_cast<int>(max(int64_t{0}, min(of_first, most)));
@@ -204,7 +139,7 @@ struct RunningSums {
 
   // Writes the sums of a query: of the eight lanes that share them each takes one, so that the warp's lie side by side.
   template <Storage16 T>
-  __device__ void write(const Window<T>& window, const Part& part, int64_t split,
+  __device__ void write(const Window<T>& window, const QueryPart& part, int64_t split,
                         const SplitPartials& partials) const {
     const int own = lane() / 4;
     float most = largest[0], sum = sums[0];
@@ -241,18 +176,18 @@ template <Storage16 T, int kSteps, int kTokens, int kResident>
 __global__ void __launch_bounds__(kThreads, kResident)
     window_log_sum_exp_mma_kernel(Window<T> window, float scale, Splits splits, SplitPartials partials,
                                   Shape shape) {
-  constexpr int kTiles = kQueryTiles<kSteps>, kQueries = kUnit<kSteps>;
+  constexpr int kTiles = kPartTiles<kSteps>, kQueries = kPartQueries<kSteps>;
   SharedMemory memory;
   const Shared shared(memory, shape);
   const int64_t first = blockIdx.y * splits.tokens;
   const auto count = static_cast<int>(min(splits.tokens, window.tokens() - first));
-  KeyTiles<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, 1, shared.ring,
-                                  shape.stages);
+  RowRing<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, 1, shared.ring,
+                                 shape.stages);
   const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
   const int n = static_cast<int>(blockIdx.x * kWarps) + warp();
-  const Part part{blockIdx.z * window.group_size() + n / parts, n % parts * kQueries,
-                  n / parts < window.group_size()};
-  RowFragments<kSteps, kQueryTiles<kSteps>> queries;
+  const QueryPart part{blockIdx.z * window.group_size() + n / parts, n % parts * kQueries,
+                       n / parts < window.group_size()};
+  RowFragments<kSteps, kPartTiles<kSteps>> queries;
   queries.load(TokenRows(window.queries, part.exists ? part.head : 0), part.first,
                part.exists ? window.size() : 0, shared.of_warp(shape));
   const Visible visible(window, part, first, count);
@@ -277,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
 
 // Of each of the thread's queries minus its log-sum-exp, to base 2; -infinity for one that does not exist.
 template <Storage16 T, int kOwn>
-__device__ void load_offsets(const Window<T>& window, const Part& part, const float* log_sum_exp,
+__device__ void load_offsets(const Window<T>& window, const QueryPart& part, const float* log_sum_exp,
                              float (&offsets)[kOwn]) {
   constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
   constexpr auto kRest = static_cast<float>(std::numbers::log2e - kLog2E);
@@ -333,19 +268,19 @@ template <Storage16 T, int kSteps, int kTokens, int kResident>
 __global__ void __launch_bounds__(kThreads, kResident)
     window_attention_mma_kernel(Window<T> window, float scale, const float* log_sum_exp, float share,
                                 float* weights, int64_t split_tokens, Shape shape) {
-  constexpr int kTiles = kQueryTiles<kSteps>, kQueries = kUnit<kSteps>;
+  constexpr int kTiles = kPartTiles<kSteps>, kQueries = kPartQueries<kSteps>;
   SharedMemory memory;
   const Shared shared(memory, shape);
   const int64_t first = blockIdx.y * split_tokens;
   const auto count = static_cast<int>(min(split_tokens, window.tokens() - first));
   const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
-  KeyTiles<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, parts, shared.ring,
-                                  shape.stages);
+  RowRing<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, parts, shared.ring,
+                                 shape.stages);
   const int h = static_cast<int>(blockIdx.x * kWarps) + warp();
-  Part part{blockIdx.z * window.group_size() + h, 0, h < window.group_size()};
+  QueryPart part{blockIdx.z * window.group_size() + h, 0, h < window.group_size()};
   float* const to = weights + part.head * window.tokens() + first;
   for (int p = 0; p < parts; ++p, part.first += kQueries) {
-    RowFragments<kSteps, kQueryTiles<kSteps>> queries;
+    RowFragments<kSteps, kPartTiles<kSteps>> queries;
     queries.load(TokenRows(window.queries, part.exists ? part.head : 0), part.first,
                  part.exists ? window.size() : 0, shared.of_warp(shape));
     float offsets[2 * kTiles];
@@ -392,7 +327,7 @@ template <int kSteps, int kTokens>
 Shape shape_that_fits() {
   constexpr int kStride = PaddedRows<kSteps>::kStride;
   const auto with = [](int stages) { return Shape{stages, kTokens * kStride, kFragmentRows * kStride}; };
-  return first_that_fits<Shared>({with(kMostStages), with(2), with(1)});
+  return first_that_fits<Shared>({with(kMostRingStages), with(2), with(1)});
 }
 
 template <int kSteps, int kTile, Storage16 T>
@@ -402,7 +337,7 @@ void launch_attention(const Window<T>& window, const float* log_sum_exp, WindowR
   const Shape shape = shape_that_fits<kSteps, kTileShape.tokens>();
   const Splits splits(window.tokens());
   const int64_t tokens =
-      window.size() > kUnit<kSteps> ? std::min(splits.tokens, kRereadTokens) : splits.tokens;
+      window.size() > kPartQueries<kSteps> ? std::min(splits.tokens, kRereadTokens) : splits.tokens;
   launch<window_attention_mma_kernel<T, kSteps, kTileShape.tokens, resident<kSteps>(kTileShape.blocks)>>(
       {extent(ceil_division(window.group_size(), kWarps), ceil_division(window.tokens(), tokens),
               window.keys.slices),
@@ -417,7 +352,7 @@ template <Storage16 T>
 void launch_splits_mma(const Window<T>& window, const Splits& splits, const SplitPartials& partials,
                        Stream stream) {
   with_row_steps(window.keys.cols, [&](auto steps) {
-    const int64_t parts = window.group_size() * ceil_division(window.size(), kUnit<steps>);
+    const int64_t parts = window.group_size() * ceil_division(window.size(), kPartQueries<steps>);
     const Shape shape = shape_that_fits<steps, kUsed.tokens>();
     launch<window_log_sum_exp_mma_kernel<T, steps, kUsed.tokens, resident<steps>(kUsed.blocks)>>(
         {extent(ceil_division(parts, kWarps), splits.count, window.keys.slices), dim3(kThreads),

@@ -2,9 +2,11 @@
 
 #include <cmath>
 
+#include <kvbound/cuda/eviction/snap_kv_kernels.hpp>
 #include <kvbound/cuda/eviction/window_check.hpp>
 #include <kvbound/cuda/eviction/window_tiles.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/row_ring.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -30,17 +32,16 @@ struct LogitsShared {
         queries(memory.array<float>(shape.query_rows * shape.query_row)) {}
 };
 
-// The logits of one query head's window for a tile of 64 tokens; those of tokens in a query's future are written, too.
+// The logits of one query head's window for a tile of 64 tokens, fp32; those of tokens in a query's future are written, too.
 //
 // grid       (ceil(tokens / 64), group), group = query_heads / kv_heads
 // block      128
 // shared     1024 (v | 1) + 128 (row + 4) bytes, with v vectors of 16 bytes and `row` numbers in a padded row
-// registers  95-96 (sm_90a), 96-100 (sm_80)
+// registers  96 (sm_90a and sm_80)
 // bytes      read: 16 v for each token and query head, and the queries for each block; written: 4 for each logit
 // FLOP       2 window tokens head_dim for each query head
-template <Storage T>
 __global__ void __launch_bounds__(kThreads, 4)
-    window_logits_kernel(Window<T> window, int64_t g, float* logits, Shape shape) {
+    window_logits_kernel(Window<float> window, int64_t g, float* logits, Shape shape) {
   SharedMemory memory;
   const LogitsShared shared(memory, shape);
   const int64_t first_token = blockIdx.x * static_cast<int64_t>(kTileTokens), h = blockIdx.y;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     __syncthreads();  // all threads see the keys, and none reads the previous queries any more
     load_queries(window, g, h * window.size() + first, rows, shape, shared.queries);
     __syncthreads();
-    const Products<T, kRows> products(shared.tile, shared.queries, shape, window.scale);
+    const Products<float, kRows> products(shared.tile, shared.queries, shape, window.scale);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -137,6 +138,168 @@ __global__ void __launch_bounds__(kEach) accumulate_kernel(AccumulateArguments p
   p.averages.exponents[head * p.averages.capacity + token] = average.exponent;
   p.averages.mantissas[head * p.averages.capacity + token] = average.mantissa;
   if (h == 0) p.averages.weights[p.g * p.averages.capacity + token] = weight;
+}
+
+constexpr int kAtOnce = 32;  // tokens whose logits a warp has in shared memory, one for each lane
+constexpr int kLogitRow =
+    kAtOnce + 4;  // numbers from one query's to the next: four queries are in different banks
+
+// The ring of tiles of keys.
+struct RingShape {
+  int stages;
+  int tile;     // vectors
+  int queries;  // vectors in which a warp's queries are loaded; of them there are `rows` in registers
+  int rows;
+};
+struct RingShared {
+  uint4* ring;     // [stages, tile]
+  uint4* queries;  // [kWarps, queries]
+  float* logits;   // [kWarps, rows, kLogitRow]
+
+  static constexpr int kWarps = kThreads / 32;
+  __host__ __device__ RingShared(SharedMemory& memory, const RingShape& shape)
+      : ring(memory.array<uint4>(shape.stages * shape.tile)),
+        queries(memory.array<uint4>(kWarps * shape.queries)),
+        logits(memory.array<float>(kWarps * shape.rows * kLogitRow)) {}
+};
+
+template <Storage16 T>
+struct WindowArguments {
+  Window<T> window;
+  const float* log_sum_exp;  // [query_heads, window]; null: raw scores
+  Decay decay;
+  ScoreAverages averages;
+  int64_t split_tokens;
+};
+
+// Writes the scores of 16 tokens by a warp's queries.
+//
+// sums  what is subtracted from the logits of the thread's queries
+// to    of the first token and query, [query, kLogitRow]
+template <Storage16 T, int kSteps, int kTiles>
+__device__ void write_scores(const uint4* keys, const RowFragments<kSteps, kTiles>& queries, float scale,
+                             const float (&sums)[2 * kTiles], float* to) {
+  float products[kTiles][4];
+  form_products<T>(keys, queries, products);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int query = tile * kFragmentRows + lane() % 4 * 2 + i % 2, token = lane() / 4 + i / 2 * 8;
+      to[query * kLogitRow + token] = fmaf(products[tile][i], scale, -sums[2 * tile + i % 2]);
+    }
+  }
+}
+
+// Takes the scores by queries from..rows - 1 of a part, those that see the thread's token, into its averages.
+//
+// scores      of the thread's token, [query, kLogitRow]
+// place       of the token's averages; `weight` likewise, null for heads that do not write it
+// first_part  whether there are no averages yet
+__device__ inline void observe_part(const Decay& decay, const ScoreAverages& averages, const float* scores,
+                                    int from, int rows, int64_t place, float* weight, bool first_part) {
+  Average average{kNothing, 0};
+  float own = 0;
+  if (!first_part) {
+    average = {averages.exponents[place], averages.mantissas[place]};
+    if (weight) own = *weight;
+  }
+  for (int i = from; i < rows; ++i) {
+    average.observe(decay, scores[i * kLogitRow]);
+    own = decay.weight(own);
+  }
+  averages.exponents[place] = average.exponent;
+  averages.mantissas[place] = average.mantissa;
+  if (weight) *weight = own;
+}
+
+// The averages of a split's tokens for a query head each warp, 16-bit types: a warp forms the scores of 32 tokens by mma.sync
+// as window_attention_mma_kernel does, and each lane takes one token's in. Larger windows take a part after the other.
+//
+// grid       (ceil(group / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
+// block      128
+// shared     16 (2 kSteps + 1) (64 stages + 32) + 576 queries of a part bytes; 79,360 for head_dim 128 and 3 stages
+// registers  kSteps 4: 121, 5: 145, 6: 162, 8: 160, 12: 236, 16: 184 (sm_90a); 127, 146, 160, 160, 236, 184 (sm_80)
+// bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part; the queries and their
+//            log-sum-exp for each split; written: 8 for each query head and token, 4 for each KV head and token, for each part
+// FLOP       2 query_heads window tokens head_dim on tensor cores, with all padded to whole steps and parts; 8 and an
+//            exponential for each logit
+template <Storage16 T, int kSteps>
+__global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 3 : 2)
+    window_averages_kernel(WindowArguments<T> p, RingShape shape) {
+  constexpr int kTiles = kPartTiles<kSteps>, kQueries = kPartQueries<kSteps>;
+  SharedMemory memory;
+  const RingShared shared(memory, shape);
+  const Window<T>& window = p.window;
+  const int64_t first = blockIdx.y * p.split_tokens;
+  const auto count = static_cast<int>(min(p.split_tokens, window.tokens() - first));
+  const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
+  RowRing<kSteps, kTileTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, parts, shared.ring,
+                                     shape.stages);
+  const int h = static_cast<int>(blockIdx.x * RingShared::kWarps) + warp();
+  QueryPart part{blockIdx.z * window.group_size() + h, 0, h < window.group_size()};
+  float* const logits = shared.logits + warp() * shape.rows * kLogitRow;
+  const int64_t to = part.head * p.averages.capacity + first;
+  // Of the split's tokens, those before all queries of the window.
+  const auto seen_by_all = static_cast<int>(min(window.visible(0) - 1 - first, static_cast<int64_t>(count)));
+  for (int n = 0; n < parts; ++n, part.first += kQueries) {
+    RowFragments<kSteps, kTiles> queries;
+    queries.load(TokenRows(window.queries, part.exists ? part.head : 0), part.first,
+                 part.exists ? window.size() : 0, shared.queries + warp() * shape.queries);
+    float sums[2 * kTiles];
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const bool known = p.log_sum_exp && part.exists && part.place(i) < window.size();
+      sums[i] = known ? p.log_sum_exp[part.head * window.size() + part.place(i)] : 0;
+    }
+    const auto rows = static_cast<int>(min(window.size() - part.first, int64_t{kQueries}));
+    for (int token = 0; token < count;) {
+      const uint4* keys = tiles.next();
+      const int end = min(token + kTileTokens, count);
+      if (!part.exists) token = end;
+#pragma unroll 1
+      for (; token < end; token += kAtOnce, keys += kAtOnce * PaddedRows<kSteps>::kStride) {
+        __syncwarp();  // no lane reads the previous scores any more
+#pragma unroll 1
+        for (int sixteen = 0; sixteen < kAtOnce; sixteen += kRowsAtOnce)
+          write_scores<T>(keys + sixteen * PaddedRows<kSteps>::kStride, queries, window.scale, sums,
+                          logits + sixteen);
+        __syncwarp();
+        if (token + lane() >= end) continue;
+        const int own = token + lane();
+        const int from = max(own - seen_by_all - part.first, 0);
+        observe_part(p.decay, p.averages, logits + lane(), from, rows, to + own,
+                     h == 0 ? p.averages.weights + blockIdx.z * p.averages.capacity + first + own : nullptr,
+                     n == 0);
+      }
+    }
+  }
+}
+
+// Up to three tiles of shared memory; where it is short, fewer. Results are the same bits.
+template <int kSteps>
+RingShape ring_that_fits() {
+  constexpr int kStride = PaddedRows<kSteps>::kStride;
+  const auto with = [](int stages) {
+    return RingShape{stages, kTileTokens * kStride, kFragmentRows * kStride, kPartQueries<kSteps>};
+  };
+  return first_that_fits<RingShared>({with(kMostRingStages), with(2), with(1)});
+}
+
+template <Storage16 T>
+void launch_averages(WindowArguments<T> arguments, Stream stream) {
+  const Window<T>& window = arguments.window;
+  arguments.split_tokens = snap_kv_kernels::Splits(window.tokens()).tokens;
+  with_row_steps(window.keys.cols, [&](auto steps) {
+    if (window.size() > kPartQueries<steps>)
+      arguments.split_tokens = std::min(arguments.split_tokens, kRereadTokens);
+    const RingShape shape = ring_that_fits<steps>();
+    launch<window_averages_kernel<T, steps>>(
+        {extent(ceil_division(window.group_size(), int64_t{RingShared::kWarps}),
+                ceil_division(window.tokens(), arguments.split_tokens), window.keys.slices),
+         dim3(kThreads), shared_bytes<RingShared>(shape), stream},
+        arguments, shape);
+  });
 }
 
 struct ObserveArguments {
@@ -257,9 +420,35 @@ float log_seen_share(const PredictedScores& options, int64_t tokens) {
   return static_cast<float>(std::log(-std::expm1(static_cast<double>(tokens) * std::log(options.ema))));
 }
 
+template <Storage T>
 int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t window, int64_t tokens) {
+  if (Storage16<T>) return 0;
   return query_heads / kv_heads * window * tokens * static_cast<int64_t>(sizeof(float));
 }
+template int64_t prompt_averages_workspace<float>(int64_t, int64_t, int64_t, int64_t);
+template int64_t prompt_averages_workspace<Float16>(int64_t, int64_t, int64_t, int64_t);
+template int64_t prompt_averages_workspace<Bfloat16>(int64_t, int64_t, int64_t, int64_t);
+
+namespace {
+
+// fp32: one KV head's group at a time. Its logits take 16 MiB for four heads, 32 queries and 32,768 tokens, which the L2 cache
+// of an A100 (40 MB) or an H100 (50 MB) has room for; those of longer prompts go through device memory.
+void launch_averages_portable(const Window<float>& window, const float* log_sum_exp, const Decay& decay,
+                              const ScoreAverages& averages, float* logits, Stream stream) {
+  const int64_t group_size = window.group_size(), tokens = window.tokens();
+  const Shape only(window.keys, 1, kQueryRows);
+  const Shape shape = first_that_fits<LogitsShared>({only});
+  for (int64_t g = 0; g < window.keys.slices; ++g) {
+    launch<window_logits_kernel>({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
+                                  shared_bytes<LogitsShared>(shape), stream},
+                                 window, g, logits, shape);
+    launch<accumulate_kernel>(
+        {extent(ceil_division(tokens, kEach), group_size), extent(kEach), 0, stream},
+        AccumulateArguments{logits, log_sum_exp, g, group_size, window.size(), tokens, decay, averages});
+  }
+}
+
+}  // namespace
 
 template <Storage T>
 void prompt_averages(const PredictedScores& options, const WindowView<T>& view, const float* log_sum_exp,
@@ -267,22 +456,14 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& view, 
   require_window(view);
   require_range("capacity of the averages", averages.capacity, view.keys.rows, INT64_MAX);
   const Window<T> window(view);
-  const int64_t kv_heads = view.keys.slices, group_size = window.group_size(), tokens = window.tokens();
-  require_workspace(workspace,
-                    prompt_averages_workspace(view.queries.slices, kv_heads, window.size(), tokens));
-  auto* const logits = static_cast<float*>(workspace.data);
-  const Shape only(view.keys, 1, kQueryRows);
-  const Shape shape = first_that_fits<LogitsShared>({only});
-  // One KV head's group at a time: its logits take 16 MiB for four heads, 32 queries and 32,768 tokens, which the L2
-  // cache of an A100 (40 MB) or an H100 (50 MB) has room for; those of longer prompts go through device memory.
-  for (int64_t g = 0; g < kv_heads; ++g) {
-    launch<window_logits_kernel<T>>({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
-                                     shared_bytes<LogitsShared>(shape), stream},
-                                    window, g, logits, shape);
-    launch<accumulate_kernel>(
-        {extent(ceil_division(tokens, kEach), group_size), extent(kEach), 0, stream},
-        AccumulateArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, g, group_size,
-                            window.size(), tokens, Decay(options), averages});
+  require_workspace(workspace, prompt_averages_workspace<T>(view.queries.slices, view.keys.slices,
+                                                            window.size(), window.tokens()));
+  const float* const sums = is_normalised(options) ? log_sum_exp : nullptr;
+  if constexpr (Storage16<T>) {
+    launch_averages(WindowArguments<T>{window, sums, Decay(options), averages, 0}, stream);
+  } else {
+    launch_averages_portable(window, sums, Decay(options), averages, static_cast<float*>(workspace.data),
+                             stream);
   }
 }
 

@@ -24,7 +24,8 @@ struct ScoreAverages {
 
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Bytes that `prompt_averages` needs.
+/// Bytes that `prompt_averages` needs: the logits of one KV head's group for fp32, none for 16-bit types.
+template <Storage T>
 int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t window, int64_t tokens);
 
 /// The averages after the prompt, over the window's queries that can see an entry, in their order: reference::prompt_ema.

@@ -123,7 +123,7 @@ AveragedScores& LayerScores<T>::averages(const PredictedScores& options) {
   const int64_t window = layer_.queries.rows, tokens = layer_.prompt_tokens();
   AveragedScores averages(shape, tokens);
   const DeviceMatrix& log_sums = log_sum_exp(window);
-  const int64_t bytes = prompt_averages_workspace(shape.query_heads, shape.kv_heads, window, tokens);
+  const int64_t bytes = prompt_averages_workspace<T>(shape.query_heads, shape.kv_heads, window, tokens);
   queue_.run("score_ema", [&] {
     prompt_averages<T>(options, layer_.window(window), log_sums.data(), averages.view(),
                        queue_.workspace(bytes), queue_.stream());

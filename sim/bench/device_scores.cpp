@@ -129,7 +129,7 @@ BenchResult bench_prompt_averages(const BenchOptions& options) {
   const LayerShape& shape = window.shape;
   DeviceMatrix mantissas(shape.query_heads, window.tokens), weights(shape.kv_heads, window.tokens);
   Buffer<std::byte> workspace(
-      cuda::prompt_averages_workspace(shape.query_heads, shape.kv_heads, kWindow, window.tokens));
+      cuda::prompt_averages_workspace<Stored>(shape.query_heads, shape.kv_heads, kWindow, window.tokens));
   DeviceWork work = window_attention_work(shape, kWindow, window.tokens);
   work.bytes += traffic(mantissas, weights);
   return measure_on_device(

@@ -83,7 +83,7 @@ class ScoreEmaParity : public DeviceTest {
       const int64_t heads = c.shape().query_heads;
       Output log_sum_exp(heads * c.window), result(heads * (c.tokens + 2));
       WorkingMemory sums(cuda::window_log_sum_exp_workspace(heads, c.window, c.tokens)),
-          memory(cuda::prompt_averages_workspace(heads, c.kv_heads, c.window, c.tokens));
+          memory(cuda::prompt_averages_workspace<T>(heads, c.kv_heads, c.window, c.tokens));
       cuda::window_log_sum_exp(window, log_sum_exp.data(), sums.view(), nullptr);
       Averages averages(c.shape(), c.tokens + 2);
       cuda::prompt_averages<T>(c.options, window, log_sum_exp.data(), averages.view(), memory.view(),
@@ -135,7 +135,7 @@ TYPED_TEST_SUITE(ScoreEmaParity, StorageTypes, StorageName);
 
 TYPED_TEST(ScoreEmaParity, MatchesReferenceAcrossSizes) {
   for (const int64_t tokens : {2, 31, 32, 33, 64, 65, 200}) {
-    for (const int64_t window : {1, 8, 33}) {
+    for (const int64_t window : {1, 8, 33, 65}) {
       if (window <= tokens) this->expect_parity({.window = window, .tokens = tokens});
     }
   }
@@ -170,10 +170,12 @@ TYPED_TEST(ScoreEmaParity, RefusesShapesThatDoNotFit) {
     cuda::prompt_averages<T>({}, {queries.view(), own.view(), 1}, nullptr,
                              {nullptr, nullptr, nullptr, capacity}, memory, nullptr);
   };
-  WorkingMemory memory(cuda::prompt_averages_workspace(2, 2, 3, 9));
+  WorkingMemory memory(cuda::prompt_averages_workspace<T>(2, 2, 3, 9));
   EXPECT_THROW(call(narrow, 9, memory.view()), ShapeMismatch);
   EXPECT_THROW(call(keys, 8, memory.view()), ShapeMismatch);
-  EXPECT_THROW(call(keys, 9, {}), ShapeMismatch);
+  if constexpr (std::is_same_v<T, float>) {
+    EXPECT_THROW(call(keys, 9, {}), ShapeMismatch);
+  }
 }
 
 class ObserveScoresParity : public DeviceTest {};
