@@ -1,9 +1,11 @@
 #include "nearest_key.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -16,42 +18,100 @@ namespace {
 using nearest_key_search::Arguments;
 using nearest_key_search::clamped;
 
-constexpr int kNormWarps = 4;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // searches count in 32 bits
 
-// The length of a row. A lane has the numbers l, l + 32, ...; they are divided by the largest one, so that no square
-// overflows. The whole warp calls it.
-template <Storage T>
-__device__ float length(const T* row, int head_dim) {
-  float most = 0;
-  for (int c = lane(); c < head_dim; c += 32) most = fmaxf(most, fabsf(to_float(row[c])));
-  for (int distance = 16; distance > 0; distance /= 2)
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, distance));
-  if (most == 0) return 0;
-  float sum = 0;
-  for (int c = lane(); c < head_dim; c += 32) {
-    const float share = to_float(row[c]) / most;
-    sum += share * share;
-  }
-  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-  return most * sqrtf(sum);
-}
+constexpr int kNormThreads = 256;
+constexpr int kRowsInFlight = 4;
 
-// The lengths of keys: a warp has one.
+// The lanes that have a row of keys together, each of them vectors of 16 bytes: r, r + kLanes, ... for the r-th lane.
 //
-// grid       (ceil(rows / 4), kv_heads)
-// block      128; no shared memory
-// registers  31-32 (sm_90a), 30-32 (sm_80)
+// kDims  head_dim, rounded up to 64, 128 or 256
+template <Storage T, int kDims>
+struct RowLanes {
+  static constexpr int kNumbers = static_cast<int>(kVector<T>);  // of a vector
+  static constexpr int kLanes = std::min(32, kDims / kNumbers);
+  static constexpr int kVectors = kDims / kNumbers / kLanes;  // of a lane
+  static constexpr int kGroups = 32 / kLanes;                 // rows that a warp reads at a time
+  static constexpr int kWarpRows = kGroups * kRowsInFlight;
+  static constexpr int kRows = kNormThreads / 32 * kWarpRows;  // of a block
+
+  Vector<T> vectors[kVectors];
+
+  __device__ void load(const DeviceTensor<const T>& keys, int64_t g, int64_t row, bool exists) {
+    const T* const from = keys.data + g * keys.slice_stride + row * keys.row_stride;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (lane() % kLanes + v * kLanes) * kNumbers;
+      vectors[v] = exists && column < keys.cols ? load16(from + column) : Vector<T>{};
+    }
+  }
+  __device__ float largest() const {
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors * kNumbers; ++i) {
+      most = fmaxf(most, fabsf(vectors[i / kNumbers].values[i % kNumbers]));
+    }
+    return most;
+  }
+  // The sum of the squares of this lane's numbers, each multiplied by `scale`.
+  __device__ float squares(float scale) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors * kNumbers; ++i) {
+      const float scaled = vectors[i / kNumbers].values[i % kNumbers] * scale;
+      sum = fmaf(scaled, scaled, sum);
+    }
+    return sum;
+  }
+};
+
+// The lengths of keys: 8, 16 or 32 lanes have a row, and four loads are in flight; the warp's lengths are written at once.
+// Numbers are multiplied by the power of two that makes the largest one of their row about 1, so that no square overflows,
+// nor one that matters underflows.
+//
+//     lanes  0 .. 15       16 .. 31        head_dim 128 of 16-bit numbers
+//            row 0         row 1
+//            row 2         row 3
+//            row 4         row 5
+//            row 6         row 7
+//
+// grid       (ceil(rows / block's rows), kv_heads): 64 rows for 16-bit types and head_dim 128
+// block      256; no shared memory
+// registers  32-48 (sm_90a), 32-48 (sm_80)
 // bytes      read: head_dim sizeof(T) for each key; written: 4
 // FLOP       3 head_dim for each key
-template <Storage T>
-__global__ void __launch_bounds__(kNormWarps * 32)
+template <int kDims, Storage T>
+__global__ void __launch_bounds__(kNormThreads)
     key_norms_kernel(DeviceTensor<const T> keys, const int64_t* count, float* norms) {
-  const int64_t g = blockIdx.y, row = static_cast<int64_t>(blockIdx.x) * kNormWarps + warp();
-  if (row >= (count ? count[g] : keys.rows)) return;
-  const float norm =
-      length(keys.data + g * keys.slice_stride + row * keys.row_stride, static_cast<int>(keys.cols));
-  if (lane() == 0) norms[g * keys.rows + row] = norm;
+  using Row = RowLanes<T, kDims>;
+  const int64_t g = blockIdx.y, rows = count ? count[g] : keys.rows;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Row::kRows + threadIdx.x / 32 * Row::kWarpRows +
+                        lane() / Row::kLanes;
+  Row row[kRowsInFlight];
+#pragma unroll
+  for (int n = 0; n < kRowsInFlight; ++n) {
+    const int64_t at = first + n * Row::kGroups;
+    row[n].load(keys, g, at, at < rows);
+  }
+  float sum = 0, unit = 0;  // of the row that this lane writes
+#pragma unroll
+  for (int n = 0; n < kRowsInFlight; ++n) {
+    // Exponents 1..253 have an inverse power of two that is normal, too.
+    const uint32_t exponent = __float_as_uint(warp_max<Row::kLanes>(row[n].largest())) >> 23;
+    const uint32_t within = min(max(exponent, 1U), 253U);
+    const float squares = warp_sum<Row::kLanes>(row[n].squares(__uint_as_float((254 - within) << 23)));
+    if (lane() % Row::kLanes == n) sum = squares, unit = __uint_as_float(within << 23);
+  }
+  const int64_t own = first + lane() % Row::kLanes * Row::kGroups;
+  if (lane() % Row::kLanes < kRowsInFlight && own < rows) norms[g * keys.rows + own] = sqrtf(sum) * unit;
+}
+
+template <int kDims, Storage T>
+void launch_key_norms(DeviceTensor<const T> keys, const int64_t* count, float* norms, Stream stream) {
+  launch<key_norms_kernel<kDims, T>>(
+      {extent(ceil_division(keys.rows, RowLanes<T, kDims>::kRows), keys.slices), extent(kNormThreads), 0,
+       stream},
+      keys, count, norms);
 }
 
 constexpr int kEntryWarps = 16;
@@ -158,9 +218,9 @@ void key_norms(DeviceTensor<const T> keys, const int64_t* count, float* norms, S
   require_layout("keys", keys);
   require_range("head_dim", keys.cols, 1, 256);
   if (keys.rows == 0) return;
-  launch<key_norms_kernel<T>>(
-      {extent(ceil_division(keys.rows, kNormWarps), keys.slices), extent(kNormWarps * 32), 0, stream}, keys,
-      count, norms);
+  if (keys.cols <= 64) return launch_key_norms<64>(keys, count, norms, stream);
+  if (keys.cols <= 128) return launch_key_norms<128>(keys, count, norms, stream);
+  launch_key_norms<256>(keys, count, norms, stream);
 }
 
 template <Storage T>
