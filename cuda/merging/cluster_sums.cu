@@ -1,4 +1,4 @@
-#include "cluster_sums.hpp"
+#include "cluster_rows.hpp"
 
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -7,34 +7,132 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace cluster_sums {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kScanned = 8;  // clusters that a thread looks at together
 
-// The parts of large clusters in one chunk: a warp has every fourth row of weights.
-//
-// grid       (chunks, kv_heads)
-// block      128; no shared memory
-// registers  56-59 (sm_90a), 64-69 (sm_80)
-// bytes      read: for each member of a large cluster head_dim sizeof(T) and 8 for each row of weights, mostly from the
-//            caches, and 4 for each row of weights; written: up to 8 head_dim for each row of weights and chunk
-// FLOP       2 head_dim for each row of weights and member of a large cluster
-template <Storage T>
-__global__ void __launch_bounds__(kWarps * 32) sum_parts_kernel(Sums<T> p, float* parts) {
-  const int64_t g = blockIdx.y, chunk = blockIdx.x;
-  const int64_t begin = chunk * kChunk, end = min(begin + kChunk, p.first(g, p.clusters.capacity));
-  if (begin >= end) return;
-  const int64_t of_first = p.cluster_at(g, begin), of_last = p.cluster_at(g, end - 1);
-  const auto sum_part = [&](int64_t i, int second) {
-    const int64_t from = p.first(g, i), to = p.first(g, i + 1);
-    if (to - from <= kChunk) return;
-    for (int64_t h = warp(); h < p.weights.rows; h += kWarps) {
-      Columns sum;
-      p.add_places(g, h, max(from, begin), min(to, end), sum);
-      float* const numbers = parts + p.part(g, chunk, second, h);
-      sum.each(p.head_dim(), [&](int c, float& number) { numbers[c] = number; });
+struct Part {
+  int from, members, slot;
+};
+
+template <Storage T, int kDims, int kHeads>
+struct PartShared {
+  static constexpr int kGroups = RowLanes<T, kDims>::kGroups;
+
+  StagedEntries<kHeads> staged;
+  float* sums;  // [kGroups, kHeads, kDims], as lanes read them
+  Part* parts;  // [most]
+  int* count;
+
+  __host__ __device__ PartShared(SharedMemory& memory, int64_t most)
+      : staged(memory, kGroups),
+        sums(memory.array<float>(kGroups * kHeads * kDims)),
+        parts(memory.array<Part>(most)),
+        count(memory.array<int>(1)) {}
+};
+
+// The parts that a block has at most: those in every gridDim.x-th slot.
+__host__ __device__ int64_t most_parts(int64_t slots, int64_t blocks) { return ceil_division(slots, blocks); }
+
+// Lists the block's parts, in any order. The whole block calls it.
+template <Storage T, int kDims, int kHeads>
+__device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, kDims, kHeads>& shared) {
+  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  if (threadIdx.x == 0) *shared.count = 0;
+  __syncthreads();
+  const int last = p.capacity - 1;
+  for (int first = warp() * 32; first < p.capacity; first += kScanned * kRowsThreads) {
+    int from[kScanned], to[kScanned];
+#pragma unroll
+    for (int n = 0; n < kScanned; ++n) {
+      const int i = first + n * kRowsThreads + lane();
+      from[n] = static_cast<int>(p.offsets[min(i, last)]);
+      to[n] = lane() == 31 ? static_cast<int>(p.offsets[min(i, last) + 1]) : 0;
     }
-  };
-  sum_part(of_first, 0);
-  if (of_last != of_first) sum_part(of_last, 1);
+#pragma unroll
+    for (int n = 0; n < kScanned; ++n) {
+      const int next = __shfl_down_sync(kAllLanes, from[n], 1), i = first + n * kRowsThreads + lane();
+      if (i >= p.capacity) continue;
+      if (lane() < 31) to[n] = i == last ? static_cast<int>(p.offsets[i + 1]) : next;
+      if (to[n] - from[n] <= kChunk) continue;
+      const int slot = from[n] / kChunk;
+      for (int part = (block - slot % blocks + blocks) % blocks; from[n] + part * kPartMembers < to[n];
+           part += blocks) {
+        const int begin = from[n] + part * kPartMembers;
+        shared.parts[atomicAdd(shared.count, 1)] = {begin, min(kPartMembers, to[n] - begin), slot + part};
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// One part: a group of lanes sums an equal share of its members, and the shares are added in their order. The whole block
+// calls it.
+template <int kHeads, int kDims, Storage T>
+__device__ void sum_part(const Sums<T>& p, const HeadClusters<T, kDims>& clusters, const Part& part,
+                         int first_head, const PartShared<T, kDims, kHeads>& shared, float* sum) {
+  using Lanes = RowLanes<T, kDims>;
+  const int share = (part.members + Lanes::kGroups - 1) / Lanes::kGroups;
+  const int own = part.from + Lanes::group() * share;
+  const int count = max(0, min(share, part.members - Lanes::group() * share));
+  stage_entries<T, kDims>(
+      shared.staged, count, [&](int e) { return static_cast<int>(clusters.members[own + e]); },
+      [&](int e) {
+        const float* const from = clusters.member_weights + int64_t{first_head} * clusters.stride + own + e;
+        EntryWeights<kHeads> weights;
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          if (first_head + h < clusters.heads) weights.numbers[h] = from[h * clusters.stride];
+        }
+        return weights;
+      });
+  LaneRow<T, kDims> sums[kHeads];
+  add_staged(p.entries, clusters.lanes, shared.staged, count, sums);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) sums[h].store(shared.sums + (Lanes::group() * kHeads + h) * kDims);
+  __syncthreads();
+  const int numbers = min(kHeads, clusters.heads - first_head) * kDims;
+  for (int n = static_cast<int>(threadIdx.x); n < numbers; n += kRowsThreads) {
+    float all = 0;
+    for (int group = 0; group < Lanes::kGroups; ++group) all += shared.sums[group * kHeads * kDims + n];
+    sum[n] = all;
+  }
+  __syncthreads();
+}
+
+// The parts of large clusters, for up to kHeads rows of weights at a time: a block has those of every gridDim.x-th slot.
+//
+// grid       (about two blocks for each multiprocessor, / kv_heads, kv_heads)
+// block      128
+// shared     kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for 16-bit types and head_dim 128
+// registers  kHeads 1: 64-80, 4: 89-114 (sm_90a); 64-80, 88-112 (sm_80)
+// bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of weights; all offsets for
+//            each block, mostly from the L2 cache; written: 4 kDims for each row of weights and part
+// FLOP       2 head_dim for each row of weights and member of a large cluster
+template <int kHeads, int kDims, Storage T>
+__global__ void __launch_bounds__(kRowsThreads, 4) sum_parts_kernel(Sums<T> p, float* parts) {
+  SharedMemory memory;
+  const PartShared<T, kDims, kHeads> shared(memory, most_parts(p.slots(), gridDim.x));
+  const int64_t g = blockIdx.y;
+  const HeadClusters<T, kDims> clusters(p, g);
+  list_parts(clusters, shared);
+  const int count = *shared.count;
+#pragma unroll 1
+  for (int n = 0; n < count; ++n) {
+    const Part part = shared.parts[n];
+#pragma unroll 1
+    for (int h = 0; h < clusters.heads; h += kHeads) {
+      sum_part(p, clusters, part, h, shared, parts + p.part(g, part.slot, h));
+    }
+  }
+}
+
+template <int kHeads, int kDims, Storage T>
+void launch_parts(const Sums<T>& sums, float* parts, Stream stream) {
+  const int64_t kv_heads = sums.entries.slices;
+  const int64_t blocks = std::min(sums.slots(), ceil_division(2 * device().multiprocessors, kv_heads));
+  launch<sum_parts_kernel<kHeads, kDims, T>>(
+      {extent(blocks, kv_heads), extent(kRowsThreads),
+       shared_bytes<PartShared<T, kDims, kHeads>>(most_parts(sums.slots(), blocks)), stream},
+      sums, parts);
 }
 
 }  // namespace
@@ -47,13 +145,20 @@ Sums<T> sums_of(DeviceTensor<const T> entries, const PositionLists& kept, const 
   require_range("rows of weights", weights.rows, 1, INT32_MAX);
   require_range("stride of the clusters", clusters.stride, 0, INT32_MAX);
   require_range("capacity of the clusters", clusters.capacity, 0, INT32_MAX);
+  require_range("rows of entries", entries.rows, 0, INT32_MAX);
+  require_range("row_stride of entries", entries.row_stride, 0, INT32_MAX);
   require_workspace(workspace,
                     cluster_sums_workspace(entries.slices, weights.rows, clusters.stride, entries.cols));
   const auto parts = static_cast<float*>(workspace.data);
   const Sums<T> sums{entries, kept, clusters, weights, parts};
   if (clusters.stride <= kChunk) return sums;  // there is no large cluster
-  launch<sum_parts_kernel<T>>({extent(sums.chunks(), entries.slices), extent(kWarps * 32), 0, stream}, sums,
-                              parts);
+  by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
+    if (weights.rows == 1) {
+      launch_parts<1, kDims>(sums, parts, stream);
+    } else {
+      launch_parts<kHeadsAtOnce, kDims>(sums, parts, stream);
+    }
+  });
   return sums;
 }
 
@@ -68,7 +173,7 @@ template Sums<Bfloat16> sums_of(DeviceTensor<const Bfloat16>, const PositionList
 
 int64_t cluster_sums_workspace(int64_t kv_heads, int64_t rows, int64_t stride, int64_t head_dim) {
   if (stride <= cluster_sums::kChunk) return 0;
-  return kv_heads * ceil_division(stride, cluster_sums::kChunk) * 2 * rows * head_dim *
+  return kv_heads * (stride / cluster_sums::kChunk) * rows * cluster_sums::dims_of(head_dim) *
          static_cast<int64_t>(sizeof(float));
 }
 

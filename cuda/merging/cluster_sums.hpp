@@ -1,13 +1,14 @@
-// Sums over the rows of clusters' members, weighted, for kernels in which a warp has a cluster.
+// Clusters' members, and the parts by which large clusters are summed, with weights.
 //
-// Members are added in their order, by chunks of 64 places of the members' list:
+// A cluster of up to 64 members is summed by its own lanes (cluster_rows.hpp). A larger one has a part for each 128 members,
+// which is summed beforehand, by a block of its own. Parts lie one behind the other, the first one of a cluster in the slot of
+// its first member's chunk of 64 places: as 128 members cover at least one chunk more than a part, no two clusters share a slot.
 //
-//     place     0 ..  63 | 64 .. 127 | 128 .. 191 | 192 ..            a cluster of up to 64 members is summed by its own
-//     cluster   a a b b b b b b b b b b b b b b b c c c c c ...       warp; of a larger one, such as b, every chunk's part
-//                  first 0 |  first 1  |  first 2 , second 2          is summed beforehand, by a warp of its own
+//     place     0 ..  63 | 64 .. 127 | 128 .. 191 | 192 .. 255 | 256
+//     cluster   a a b b b b b b b b b b b b b b b b c c c c c c ...     b, of 140 members: parts of 128 and 12 members
+//     slot      0  part 0  1  part 1    2             3                 c, if it is large, has slot 3
 //
-// A chunk has at most two parts of large clusters: of the one that its first place belongs to, and of one that begins later
-// in it. The order of additions depends on nothing but the clusters.
+// The order of additions depends on nothing but the clusters.
 #pragma once
 
 #include <cmath>
@@ -21,9 +22,15 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace cluster_sums {
 
-inline constexpr int64_t kChunk = 64;
+inline constexpr int kChunk = 64;  // the members that a cluster without parts has at most
+inline constexpr int kPartMembers = 128;
 inline constexpr int64_t kMostColumns = 256;
 inline constexpr int kLaneColumns = static_cast<int>(kMostColumns) / 32;
+
+/// head_dim rounded up to a size that kernels are compiled for.
+__host__ __device__ constexpr int64_t dims_of(int64_t head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : kMostColumns;
+}
 
 /// One number for each column; a lane has the columns l, l + 32, ...
 struct Columns {
@@ -38,10 +45,6 @@ struct Columns {
       if (c < count) work(c, numbers[i]);
     }
   }
-  __device__ void add(float factor, const Columns& other) {
-#pragma unroll
-    for (int i = 0; i < kLaneColumns; ++i) numbers[i] += factor * other.numbers[i];
-  }
 };
 
 /// Where merged rows are written.
@@ -52,28 +55,27 @@ struct MergedRows {
   int64_t capacity;
   int* status;
 
-  /// Writes the row of kept entry i. The whole warp calls it.
-  __device__ void store(int64_t g, int64_t i, int head_dim, Columns& row) const {
-    T* const numbers = row_of(g, i);
-    row.each(head_dim, [&](int c, float& number) { put(numbers[c], number); });
-  }
   /// Adds to the row of kept entry i; numbers to which 0 is added keep their bits. The whole warp calls it.
   __device__ void add(int64_t g, int64_t i, int head_dim, Columns& row) const {
     T* const numbers = row_of(g, i);
     row.each(head_dim, [&](int c, float& number) {
-      if (number != 0) put(numbers[c], to_float(numbers[c]) + number);
+      if (number != 0) numbers[c] = stored(to_float(numbers[c]) + number);
     });
   }
-
- private:
   __device__ T* row_of(int64_t g, int64_t i) const {
     return cache.data + g * cache.slice_stride + (into ? into[g * capacity + i] : i) * cache.row_stride;
   }
-  __device__ void put(T& stored, float number) const {
-    stored = to_storage<T>(number);
-    // Several threads may write the status, all of them 1.
-    if (!(fabsf(to_float(stored)) <= std::numeric_limits<float>::max())) *status = 1;
+  /// The number as it is stored; sets the status if it does not fit.
+  __device__ T stored(float number) const {
+    const T result = to_storage<T>(number);
+    if (!fits(result)) reports();
+    return result;
   }
+  __device__ static bool fits(T number) {
+    return fabsf(to_float(number)) <= std::numeric_limits<float>::max();
+  }
+  /// Several threads may write the status, all of them 1.
+  __device__ void reports() const { *status = 1; }
 };
 
 /// The rows that are summed, and their weights.
@@ -83,12 +85,13 @@ struct Sums {
   PositionLists kept;
   Clusters clusters;
   ClusterWeights weights;
-  const float* parts;  // [kv_heads, chunks, 2, weights.rows, head_dim]
+  const float* parts;  // [kv_heads, slots, weights.rows, dims_of(head_dim)], as lanes read them
 
   __host__ __device__ int head_dim() const { return static_cast<int>(entries.cols); }
-  __host__ __device__ int64_t chunks() const { return ceil_division(clusters.stride, kChunk); }
-  __host__ __device__ int64_t part(int64_t g, int64_t chunk, int second, int64_t h) const {
-    return (((g * chunks() + chunk) * 2 + second) * weights.rows + h) * entries.cols;
+  __host__ __device__ int64_t slots() const { return clusters.stride / kChunk; }
+  /// Where the part in a slot is, with the weights of row h.
+  __host__ __device__ int64_t part(int64_t g, int64_t slot, int64_t h) const {
+    return ((g * slots() + slot) * weights.rows + h) * dims_of(entries.cols);
   }
   /// The first member's place; of i = capacity the end of all.
   __device__ int64_t first(int64_t g, int64_t i) const {
@@ -118,35 +121,6 @@ struct Sums {
   __device__ void add(int64_t g, int64_t row, float weight, Columns& sum) const {
     const T* const numbers = entries.data + g * entries.slice_stride + row * entries.row_stride;
     sum.each(head_dim(), [&](int c, float& number) { number += weight * to_float(numbers[c]); });
-  }
-  /// Adds the members at these places with the weights of row h.
-  __device__ void add_places(int64_t g, int64_t h, int64_t from, int64_t to, Columns& sum) const {
-    const float* const own = weights.members + (g * weights.rows + h) * clusters.stride;
-    for (int64_t place = from; place < to; ++place) {
-      add(g, clusters.members[g * clusters.stride + place], own[place], sum);
-    }
-  }
-
-  /// The sum of all members of kept entry i with the weights of row h.
-  __device__ Columns of_members(int64_t g, int64_t h, int64_t i) const {
-    Columns sum;
-    const int64_t from = first(g, i), to = first(g, i + 1);
-    if (to - from <= kChunk) {
-      add_places(g, h, from, to, sum);
-      return sum;
-    }
-    for (int64_t chunk = from / kChunk; chunk <= (to - 1) / kChunk; ++chunk) {
-      const float* const numbers = parts + part(g, chunk, from > chunk * kChunk ? 1 : 0, h);
-      sum.each(head_dim(), [&](int c, float& number) { number += numbers[c]; });
-    }
-    return sum;
-  }
-  /// The same with the kept entry.
-  __device__ Columns of_cluster(int64_t g, int64_t h, int64_t i) const {
-    Columns sum = of_members(g, h, i);
-    add(g, kept.positions[g * kept.stride + i], weights.kept[(g * weights.rows + h) * clusters.capacity + i],
-        sum);
-    return sum;
   }
 };
 

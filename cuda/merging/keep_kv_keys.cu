@@ -5,7 +5,7 @@
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
-#include "cluster_sums.hpp"
+#include "cluster_rows.hpp"
 #include "keep_kv.hpp"
 
 namespace kvbound::cuda {
@@ -14,7 +14,7 @@ namespace {
 
 using namespace cluster_sums;
 
-constexpr int kWarps = 4;
+constexpr int kRounds = 4;  // kept entries of a group of lanes, one behind the other
 
 template <Storage T>
 struct Arguments {
@@ -23,93 +23,195 @@ struct Arguments {
   MergedNumbers numbers;
   MergedRows<T> merged;
 
-  __host__ __device__ int64_t heads() const { return sums.weights.rows; }
-  __device__ float number(const float* numbers_of_rows, int64_t g, int64_t h, int64_t i) const {
-    return numbers_of_rows[(g * heads() + h) * sums.clusters.capacity + i];
-  }
+  __host__ __device__ int heads() const { return static_cast<int>(sums.weights.rows); }
 };
 
+template <Storage T, int kDims, int kHeads>
 struct Shared {
-  float* missing;  // [kWarps, heads]
+  StagedEntries<kHeads> staged;
+  float* queries;  // [heads, kDims], as lanes read them
+  float* inverse;  // likewise: row h is what a missing logit of 1 of head h adds to the key
 
-  __host__ __device__ Shared(SharedMemory& memory, int64_t heads)
-      : missing(memory.array<float>(kWarps * heads)) {}
+  __host__ __device__ Shared(SharedMemory& memory, int heads)
+      : staged(memory, RowLanes<T, kDims>::kGroups),
+        queries(memory.array<float>(heads * kDims)),
+        inverse(memory.array<float>(heads * kDims)) {}
 };
 
-// mean_h k-_h
-template <Storage T>
-__device__ Columns mean_key(const Arguments<T>& p, int64_t g, int64_t i) {
-  Columns mean;
-  for (int64_t h = 0; h < p.heads(); ++h) mean.add(1, p.sums.of_cluster(g, h, i));
-  mean.each(p.sums.head_dim(), [&](int, float& number) { number /= static_cast<float>(p.heads()); });
+// Copies the group's queries to shared memory, and multiplies the factors of their pseudo-inverse. The whole block calls it.
+template <Storage T, int kDims, int kHeads>
+__device__ void load_queries(const Arguments<T>& p, int64_t g, const Shared<T, kDims, kHeads>& shared) {
+  const int heads = p.heads(), head_dim = p.sums.head_dim();
+  const float* const queries = p.queries.queries + g * heads * head_dim;
+  const float* const directions = p.queries.directions + g * heads * head_dim;
+  const float* const combinations = p.queries.combinations + g * heads * heads;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < heads * kDims; n += kRowsThreads) {
+    const int column = RowLanes<T, kDims>::column_at(n % kDims), h = n / kDims;
+    const bool inside = column < head_dim;
+    float inverse = 0;
+#pragma unroll 1
+    for (int first = 0; inside && first < heads; first += kHeads) {
+      float factors[kHeads] = {}, numbers[kHeads] = {};  // loaded together
+#pragma unroll
+      for (int k = 0; k < kHeads; ++k) {
+        if (first + k >= heads) break;
+        factors[k] = combinations[(first + k) * heads + h];
+        numbers[k] = directions[(first + k) * head_dim + column];
+      }
+#pragma unroll
+      for (int k = 0; k < kHeads; ++k) inverse = fmaf(factors[k], numbers[k], inverse);
+    }
+    shared.queries[n] = inside ? queries[h * head_dim + column] : 0;
+    shared.inverse[n] = inverse;
+  }
+  __syncthreads();
+}
+
+// sums[h] = k-_h for the rows of weights first_head + h. The whole warp calls it.
+template <Storage T, int kDims, int kHeads>
+__device__ void sum_heads(const Arguments<T>& p, const HeadClusters<T, kDims>& clusters,
+                          const Cluster& cluster, int first_head, const Shared<T, kDims, kHeads>& shared,
+                          LaneRow<T, kDims> (&sums)[kHeads]) {
+  const int count = cluster.entries();
+  __syncwarp();  // all lanes have read what was staged before
+  stage_entries<T, kDims>(
+      shared.staged, count, [&](int e) { return cluster.row(clusters, e); },
+      [&](int e) {
+        const Cluster::Weights from = cluster.weights(clusters, first_head, e);
+        EntryWeights<kHeads> weights;
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          if (first_head + h < clusters.heads) weights.numbers[h] = from.first[h * from.stride];
+        }
+        return weights;
+      });
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) sums[h] = {};
+  add_staged(p.sums.entries, clusters.lanes, shared.staged, count, sums);
+  if (cluster.is_large()) cluster.add_parts(clusters, first_head, sums);
+}
+
+// The divergence of head first_head + h of the group's cluster in its h-th lane, 0 in others; of an only head in all lanes.
+template <int kHeads, int kDims, Storage T>
+__device__ float own_divergence(const Arguments<T>& p, int64_t g, const Cluster& cluster, int first_head) {
+  const int h = kHeads > 1 ? RowLanes<T, kDims>::lane_in_group() : 0;
+  if (!cluster.merges() || h >= min(kHeads, p.heads() - first_head)) return 0;
+  return p.numbers.divergences[(g * p.heads() + first_head + h) * p.sums.clusters.capacity + cluster.i];
+}
+
+// Adds what corrects the logits of heads first_head + h, which lack scale q_h . (k-_h - mean) - KL_h. The whole warp calls it.
+template <Storage T, int kDims, int kHeads>
+__device__ void add_corrections(int heads, int first_head, float divergence, const LaneRow<T, kDims>& mean,
+                                const Shared<T, kDims, kHeads>& shared, LaneRow<T, kDims> (&sums)[kHeads],
+                                LaneRow<T, kDims>& correction) {
+  using Lanes = RowLanes<T, kDims>;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (first_head + h >= heads) break;
+    const int row = (first_head + h) * kDims;
+    float missing = 0;
+    if (kHeads > 1) {
+      int i = 0;
+      sums[h].with(shared.queries + row, [&](float& number, float query) {
+        missing = fmaf(query, number - mean.numbers[i++], missing);
+      });
+      missing = warp_sum<Lanes::kLanes>(Lanes::lane_in_group() == h ? missing - divergence : missing);
+    } else {  // the only mean is apart from itself by exactly 0
+      missing = -divergence;
+    }
+    correction.with(shared.inverse + row,
+                    [&](float& number, float inverse) { number = fmaf(missing, inverse, number); });
+  }
+}
+
+// Whether all lanes of the group have finite numbers. The whole warp calls it.
+template <Storage T, int kDims>
+__device__ bool is_finite(const LaneRow<T, kDims>& row) {
+  bool own = true;
+#pragma unroll
+  for (const float number : row.numbers) own = own && fabsf(number) <= std::numeric_limits<float>::max();
+  const unsigned finite = __ballot_sync(kAllLanes, own ? 1 : 0), all = RowLanes<T, kDims>::lanes_of_group();
+  return (finite & all) == all;
+}
+
+// The key of a group's cluster: its mean, multiplied by ZIP's scale or with the smallest correction of its logits, if that is
+// finite. The whole warp calls it.
+template <int kHeads, int kDims, Storage T>
+__device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
+                                        const HeadClusters<T, kDims>& clusters, const Cluster& cluster,
+                                        const Shared<T, kDims, kHeads>& shared) {
+  constexpr int kNumbers = RowLanes<T, kDims>::kNumbers;
+  const int parts = (p.heads() + kHeads - 1) / kHeads;
+  LaneRow<T, kDims> sums[kHeads], mean, correction;
+  // Of more than kHeads heads the sums are formed twice: for their mean, and to be compared with it.
+#pragma unroll 1
+  for (int turn = 0; turn < (parts == 1 ? 1 : 2 * parts); ++turn) {
+    const int first_head = (turn < parts ? turn : turn - parts) * kHeads;
+    const float divergence = own_divergence<kHeads, kDims>(p, g, cluster, first_head);
+    sum_heads(p, clusters, cluster, first_head, shared, sums);
+#pragma unroll
+    for (int i = 0; i < kNumbers && turn < parts; ++i) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) mean.numbers[i] += sums[h].numbers[i];
+      if (turn == parts - 1) mean.numbers[i] *= 1 / static_cast<float>(p.heads());
+    }
+    if (parts == 1 || turn >= parts) {
+      add_corrections(p.heads(), first_head, divergence, mean, shared, sums, correction);
+    }
+  }
+  const int64_t place = g * clusters.capacity + cluster.i;
+  const bool is_scaled =
+      p.numbers.zip_scales && cluster.merges() && (p.numbers.zip_outcomes[place] & kSingular) == 0;
+  const float scale = is_scaled ? p.numbers.zip_scales[place] : 1;
+  const bool is_corrected = is_finite(correction) && !is_scaled;
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) {
+    mean.numbers[i] = mean.numbers[i] * scale + (is_corrected ? correction.numbers[i] : 0);
+  }
   return mean;
 }
 
-// What each head's logit lacks: scale q_h . (k-_h - mean) - KL_h.
-template <Storage T>
-__device__ void form_missing(const Arguments<T>& p, int64_t g, int64_t i, const Columns& mean,
-                             float* missing) {
-  const int head_dim = p.sums.head_dim();
-  for (int64_t h = 0; h < p.heads(); ++h) {
-    float apart = 0;
-    if (p.heads() > 1) {  // the only mean is apart from itself by exactly 0
-      Columns own = p.sums.of_cluster(g, h, i);
-      own.add(-1, mean);
-      const float* const query = p.queries.queries + (g * p.heads() + h) * head_dim;
-      own.each(head_dim, [&](int c, float& number) { apart += query[c] * number; });
-      apart = warp_sum(apart);
-    }
-    if (lane() == 0) missing[h] = apart - p.number(p.numbers.divergences, g, h, i);
-  }
-  __syncwarp();
-}
-
-// Adds the smallest correction that gives the missing logits; none if it is not finite.
-template <Storage T>
-__device__ void correct(const Arguments<T>& p, int64_t g, const float* missing, Columns& key) {
-  const int head_dim = p.sums.head_dim();
-  Columns correction;
-  for (int64_t n = 0; n < p.heads(); ++n) {
-    const float* const combination = p.queries.combinations + (g * p.heads() + n) * p.heads();
-    float length = 0;
-    for (int64_t h = 0; h < p.heads(); ++h) length += combination[h] * missing[h];
-    const float* const direction = p.queries.directions + (g * p.heads() + n) * head_dim;
-    correction.each(head_dim, [&](int c, float& number) { number += length * direction[c]; });
-  }
-  bool is_finite = true;
-  correction.each(head_dim, [&](int, float& number) {
-    is_finite = is_finite && fabsf(number) <= std::numeric_limits<float>::max();
-  });
-  if (__all_sync(kAllLanes, is_finite ? 1 : 0)) key.add(1, correction);
-}
-
-// The key of one cluster: a warp has one kept entry.
+// The keys of clusters: a group of lanes has four kept entries, one behind the other (cluster_rows.hpp). Sums for up to
+// kHeads rows of weights are formed together, and stay in registers until their mean is known.
 //
-// grid       (ceil(capacity / 4), kv_heads)
+// grid       (ceil(capacity / (4 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
-// shared     16 bytes for each row of weights
-// registers  92-107 (sm_90a), 92-115 (sm_80)
-// bytes      read: for each merging entry head_dim sizeof(T), again from the caches for each further row of weights and pass,
-//            8 and 4 for each row of weights; the queries and their pseudo-inverse from the caches; written:
-//            head_dim sizeof(T) for each cluster
-// FLOP       4 head_dim for each row of weights and merging entry, 6 head_dim for each row of weights and cluster
-template <Storage T>
-__global__ void __launch_bounds__(kWarps * 32, 4) merged_keys_kernel(Arguments<T> p) {
+// shared     groups (272 + 272 kHeads) + 8 heads kDims bytes: 14,976 for four heads of head_dim 128
+// registers  kHeads 1: 80-102, 4: 100-139 (sm_90a); 80-106, 103-139 (sm_80)
+// bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights, again from the caches for more
+//            than kHeads rows; the queries and their pseudo-inverse once for each block; written: head_dim sizeof(T) for each
+//            cluster
+// FLOP       2 head_dim for each row of weights and merging entry, 6 head_dim for each row of weights and cluster
+template <int kHeads, int kDims, Storage T>
+__global__ void __launch_bounds__(kRowsThreads, 3) merged_keys_kernel(Arguments<T> p) {
+  using Lanes = RowLanes<T, kDims>;
   SharedMemory memory;
-  const Shared shared(memory, p.heads());
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (!p.sums.merges(g, i)) return;
-  Columns key = mean_key(p, g, i);
-  const int64_t place = g * p.sums.clusters.capacity + i;
-  if (p.numbers.zip_scales && (p.numbers.zip_outcomes[place] & kSingular) == 0) {
-    const float scale = p.numbers.zip_scales[place];
-    key.each(p.sums.head_dim(), [&](int, float& number) { number *= scale; });
-  } else {
-    float* const missing = shared.missing + warp() * p.heads();
-    form_missing(p, g, i, key, missing);
-    correct(p, g, missing, key);
+  const Shared<T, kDims, kHeads> shared(memory, p.heads());
+  const int64_t g = blockIdx.y;
+  load_queries(p, g, shared);
+  const HeadClusters<T, kDims> clusters(p.sums, g);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRounds * Lanes::kGroups + Lanes::group();
+  Cluster next(clusters, first);
+#pragma unroll 1
+  for (int round = 0; round < kRounds; ++round) {
+    const Cluster cluster = next;
+    next = Cluster(clusters,
+                   first + (round + 1) * Lanes::kGroups);  // in flight meanwhile; the last one is not used
+    if (!__any_sync(kAllLanes, cluster.merges() ? 1 : 0)) continue;
+    LaneRow<T, kDims> key = merged_key(p, g, clusters, cluster, shared);
+    if (cluster.merges()) store_row(p.merged, g, cluster.i, p.sums.head_dim(), key);
   }
-  p.merged.store(g, i, p.sums.head_dim(), key);
+}
+
+template <int kHeads, int kDims, Storage T>
+void launch_keys(const Arguments<T>& arguments, Stream stream) {
+  const Sums<T>& sums = arguments.sums;
+  const int64_t blocks = ceil_division(sums.clusters.capacity, kRounds * RowLanes<T, kDims>::kGroups);
+  launch<merged_keys_kernel<kHeads, kDims, T>>(
+      {extent(blocks, sums.entries.slices), extent(kRowsThreads),
+       shared_bytes<Shared<T, kDims, kHeads>>(arguments.heads()), stream},
+      arguments);
 }
 
 }  // namespace
@@ -128,9 +230,13 @@ void merged_keys(const KeyRule& rule, DeviceTensor<const T> entries, const Merge
                                numbers,
                                {cache, merged.into, merged.clusters.capacity, status}};
   if (merged.clusters.capacity == 0) return;
-  launch<merged_keys_kernel<T>>({extent(ceil_division(merged.clusters.capacity, kWarps), entries.slices),
-                                 extent(kWarps * 32), shared_bytes<Shared>(weights.rows), stream},
-                                arguments);
+  by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
+    if (weights.rows == 1) {
+      launch_keys<1, kDims>(arguments, stream);
+    } else {
+      launch_keys<kHeadsAtOnce, kDims>(arguments, stream);
+    }
+  });
 }
 
 template void merged_keys(const KeyRule&, DeviceTensor<const float>, const MergeQueries&,

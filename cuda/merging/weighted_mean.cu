@@ -3,7 +3,7 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
-#include "cluster_sums.hpp"
+#include "cluster_rows.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -11,52 +11,111 @@ namespace {
 
 using namespace cluster_sums;
 
-constexpr int kWarps = 4;
-
 template <Storage T>
 struct MeanArguments {
   Sums<T> sums;
   const float* shares;
   MergedRows<T> merged;
+
+  // The share of row h in the mean of kept entry i.
+  __device__ float share(int64_t g, int h, int i) const {
+    const int64_t rows = sums.weights.rows;
+    return shares ? shares[(g * rows + h) * sums.clusters.capacity + i] : 1 / static_cast<float>(rows);
+  }
 };
 
-// The mean of one cluster: a warp has one kept entry.
-//
-// grid       (ceil(capacity / 4), kv_heads)
-// block      128; no shared memory
-// registers  88-110 (sm_90a), 100-124 (sm_80)
-// bytes      read: for each merging entry head_dim sizeof(T), again from the caches for each further row of weights, 8 and
-//            4 for each row of weights; written: head_dim sizeof(T) for each cluster
-// FLOP       2 head_dim for each row of weights and merging entry
-template <Storage T>
-__global__ void __launch_bounds__(kWarps * 32, 4) weighted_means_kernel(MeanArguments<T> p) {
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (!p.sums.merges(g, i)) return;
-  const int64_t heads = p.sums.weights.rows;
-  Columns mean;
-  for (int64_t h = 0; h < heads; ++h) {
-    const float share =
-        p.shares ? p.shares[(g * heads + h) * p.sums.clusters.capacity + i] : 1 / static_cast<float>(heads);
-    Columns own = p.sums.of_cluster(g, h, i);
-    mean.add(share, own);
+// The weight of one entry in the mean of its cluster: the sum of its weights in all rows, multiplied by their shares. Four of
+// each are loaded together.
+template <int kDims, Storage T>
+__device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
+                             const Cluster& cluster, int entry) {
+  constexpr int kAtOnce = 4;
+  const Cluster::Weights weights = cluster.weights(clusters, 0, entry);
+  float sum = 0;
+#pragma unroll 1
+  for (int first = 0; first < clusters.heads; first += kAtOnce) {
+    float own[kAtOnce] = {}, share[kAtOnce] = {};
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n >= clusters.heads) break;
+      own[n] = weights.first[int64_t{first + n} * weights.stride];
+      share[n] = p.share(g, first + n, cluster.i);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) sum = fmaf(share[n], own[n], sum);
   }
-  p.merged.store(g, i, p.sums.head_dim(), mean);
+  return sum;
 }
 
-// The sum of one cluster's members: a warp has one kept entry.
+// The mean of one cluster: a group of lanes has one kept entry (cluster_rows.hpp). A row's weights are multiplied by their
+// shares and added before they multiply the row, so that it is read once.
 //
-// grid       (ceil(capacity / 4), kv_heads)
-// block      128; no shared memory
-// registers  56 (sm_90a), 56-64 (sm_80)
+// grid       (ceil(capacity / groups), kv_heads): 8 groups for 16-bit types and head_dim 128
+// block      128
+// shared     544 bytes for each group
+// registers  44-71 (sm_90a), 48-68 (sm_80)
+// bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights; 4 for each row of weights and
+//            cluster; written: head_dim sizeof(T) for each cluster
+// FLOP       2 head_dim and 2 for each row of weights, for each merging entry
+template <int kDims, Storage T>
+__global__ void __launch_bounds__(kRowsThreads, 6) weighted_means_kernel(MeanArguments<T> p) {
+  using Lanes = RowLanes<T, kDims>;
+  SharedMemory memory;
+  const StagedEntries<1> staged(memory, Lanes::kGroups);
+  const int64_t g = blockIdx.y;
+  const HeadClusters<T, kDims> clusters(p.sums, g);
+  const Cluster cluster(clusters, static_cast<int64_t>(blockIdx.x) * Lanes::kGroups + Lanes::group());
+  const int count = cluster.entries();
+  stage_entries<T, kDims>(
+      staged, count, [&](int e) { return cluster.row(clusters, e); },
+      [&](int e) { return EntryWeights<1>{{mean_weight(p, g, clusters, cluster, e)}}; });
+  LaneRow<T, kDims> mean[1];
+  add_staged(p.sums.entries, clusters.lanes, staged, count, mean);
+  if (!cluster.merges()) return;
+  for (int h = 0; cluster.is_large() && h < clusters.heads; ++h) {
+    const float share = p.share(g, h, cluster.i);
+    LaneRow<T, kDims> sum[1];
+    cluster.add_parts(clusters, h, sum);
+#pragma unroll
+    for (int n = 0; n < Lanes::kNumbers; ++n) {
+      mean[0].numbers[n] = fmaf(share, sum[0].numbers[n], mean[0].numbers[n]);
+    }
+  }
+  store_row(p.merged, g, cluster.i, p.sums.head_dim(), mean[0]);
+}
+
+// The sum of one cluster's members: a group of lanes has one kept entry.
+//
+// grid       (ceil(capacity / groups), kv_heads)
+// block      128
+// shared     544 bytes for each group
+// registers  40-64 (sm_90a and sm_80)
 // bytes      read: for each member head_dim sizeof(T) and 12; written: 4 head_dim for each kept entry
 // FLOP       2 head_dim for each member
-template <Storage T>
-__global__ void __launch_bounds__(kWarps * 32) weighted_sums_kernel(Sums<T> p, float* sums) {
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (i >= p.clusters.capacity) return;
-  Columns sum = p.of_members(g, 0, i);
-  float* const numbers = sums + (g * p.clusters.capacity + i) * p.head_dim();
-  sum.each(p.head_dim(), [&](int c, float& number) { numbers[c] = number; });
+template <int kDims, Storage T>
+__global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> p, float* sums) {
+  using Lanes = RowLanes<T, kDims>;
+  SharedMemory memory;
+  const StagedEntries<1> staged(memory, Lanes::kGroups);
+  const int64_t g = blockIdx.y;
+  const HeadClusters<T, kDims> clusters(p, g);
+  const Cluster cluster(clusters, static_cast<int64_t>(blockIdx.x) * Lanes::kGroups + Lanes::group());
+  const int count = max(0, cluster.entries() - 1);  // without the kept one
+  stage_entries<T, kDims>(
+      staged, count, [&](int e) { return cluster.row(clusters, e + 1); },
+      [&](int e) { return EntryWeights<1>{{*cluster.weights(clusters, 0, e + 1).first}}; });
+  LaneRow<T, kDims> sum[1];
+  add_staged(p.entries, clusters.lanes, staged, count, sum);
+  if (cluster.i >= clusters.capacity) return;
+  if (cluster.is_large()) cluster.add_parts(clusters, 0, sum);
+  sum[0].store_numbers(sums + (g * clusters.capacity + cluster.i) * p.head_dim(), p.head_dim());
+}
+
+template <Storage T, int kDims>
+LaunchShape shape_of(const Sums<T>& sums, Stream stream) {
+  constexpr int kGroups = RowLanes<T, kDims>::kGroups;
+  return {extent(ceil_division(sums.clusters.capacity, kGroups), sums.entries.slices), extent(kRowsThreads),
+          shared_bytes<StagedEntries<1>>(kGroups), stream};
 }
 
 }  // namespace
@@ -70,9 +129,10 @@ void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, 
   require_equal("columns of the cache", cache.cols, "columns of entries", entries.cols);
   const Sums<T> sums = sums_of(entries, merged.kept, merged.clusters, weights, workspace, stream);
   if (sums.clusters.capacity == 0) return;
-  launch<weighted_means_kernel<T>>(
-      {extent(ceil_division(sums.clusters.capacity, kWarps), entries.slices), extent(kWarps * 32), 0, stream},
-      MeanArguments<T>{sums, shares, {cache, merged.into, sums.clusters.capacity, status}});
+  const MeanArguments<T> arguments{sums, shares, {cache, merged.into, sums.clusters.capacity, status}};
+  by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
+    launch<weighted_means_kernel<kDims, T>>(shape_of<T, kDims>(sums, stream), arguments);
+  });
 }
 
 template <Storage T>
@@ -81,9 +141,9 @@ void weighted_sums(DeviceTensor<const T> entries, const Clusters& clusters, cons
   require_equal("rows of weights", weights.rows, "rows of sums", 1);
   const Sums<T> given = sums_of(entries, {}, clusters, weights, workspace, stream);
   if (clusters.capacity == 0) return;
-  launch<weighted_sums_kernel<T>>(
-      {extent(ceil_division(clusters.capacity, kWarps), entries.slices), extent(kWarps * 32), 0, stream},
-      given, sums);
+  by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
+    launch<weighted_sums_kernel<kDims, T>>(shape_of<T, kDims>(given, stream), given, sums);
+  });
 }
 
 template void weighted_means(DeviceTensor<const float>, const MergedEntries&, const ClusterWeights&,

@@ -147,9 +147,11 @@ class CacheRows {
   cuda::Buffer<T> memory_;
 };
 
-/// The longest chain of additions in a cluster's sum on the device, without the kept entry: up to 64 members of a chunk,
-/// then the parts of all chunks that a larger cluster reaches into.
-inline int64_t accumulation_depth(int64_t members) { return members <= 64 ? members : 64 + members / 64 + 2; }
+/// The longest chain of additions in a cluster's sum on the device, without the kept entry: up to 64 members; of more, 32 of
+/// a part of 128 at most, then the shares of its lanes, with which that makes 36 at most, then all parts.
+inline int64_t accumulation_depth(int64_t members) {
+  return members <= 64 ? members : 36 + (members + 127) / 128;
+}
 
 /// Adds the rounding to the storage type to bounds of computed numbers.
 template <cuda::Storage T>

@@ -1,0 +1,321 @@
+// Weighted sums of the rows of a cluster's entries, for kernels in which some lanes have a cluster together.
+//
+// A lane has vectors of 16 bytes of a row. For head_dim 128 of 16-bit numbers:
+//
+//     lanes    0         1         ...  15        16 ..
+//              8 columns 8 columns      8 columns
+//              |______ cluster i ______________|  |__ cluster i + 1 __ ...
+//
+//     entries  kept, member, member, ...  their rows and weights are read once, by one load of all lanes, into shared memory;
+//              then four rows at a time are in flight, each of which is added to the sums of kHeads rows of weights
+//
+// Entries are added in their order, the kept one first, so that a sum does not depend on how lanes are dealt out.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include <kvbound/cuda/primitives/kernel.hpp>
+
+#include "cluster_sums.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace cluster_sums {
+
+inline constexpr int kRowsThreads = 128;
+inline constexpr int kRowsInFlight = 4;
+inline constexpr int kHeadsAtOnce = 4;  // rows of weights for which a row is read once
+
+/// Which lanes have a row: groups of kLanes.
+///
+/// kDims  head_dim, rounded up to 64, 128 or 256
+template <Storage T, int kDims>
+struct RowLanes {
+  static constexpr int kVectorNumbers = static_cast<int>(kVector<T>);
+  static constexpr int kLanes = std::min(32, kDims / kVectorNumbers);
+  static constexpr int kVectors = kDims / kVectorNumbers / kLanes;  // of a lane
+  static constexpr int kNumbers = kVectors * kVectorNumbers;        // of a lane
+  static constexpr int kGroups = kRowsThreads / kLanes;             // of a block
+
+  /// The calling lane's place in its group, and its group in the block.
+  __device__ static int lane_in_group() { return lane() % kLanes; }
+  __device__ static int group() { return static_cast<int>(threadIdx.x) / kLanes; }
+  /// The first column of a lane's vector.
+  __device__ static int column(int vector) { return (lane_in_group() + vector * kLanes) * kVectorNumbers; }
+  /// Where the lane's four numbers 4 quad, ... lie in a row that is stored as lanes read it, and the column of the number there.
+  __device__ static int place(int quad) { return (quad * kLanes + lane_in_group()) * 4; }
+  __device__ static int column_at(int place) {
+    constexpr int kQuads = kVectorNumbers / 4;  // of a vector
+    const int quad = place / (4 * kLanes), lane = place / 4 % kLanes;
+    return (lane + quad / kQuads * kLanes) * kVectorNumbers + quad % kQuads * 4 + place % 4;
+  }
+  /// The lanes of the group among all lanes of the warp.
+  __device__ static unsigned lanes_of_group() {
+    if constexpr (kLanes == 32) {
+      return kAllLanes;
+    } else {
+      return ((1U << kLanes) - 1) << (lane() / kLanes * kLanes);
+    }
+  }
+};
+
+/// The numbers that a lane has of a row, as single precision.
+template <Storage T, int kDims>
+struct LaneRow {
+  using Lanes = RowLanes<T, kDims>;
+
+  float numbers[Lanes::kNumbers] = {};
+
+  /// Calls work(column, number) for the numbers of this lane below head_dim.
+  template <class Work>
+  __device__ void each(int head_dim, const Work& work) {
+#pragma unroll
+    for (int i = 0; i < Lanes::kNumbers; ++i) {
+      const int column = Lanes::column(i / Lanes::kVectorNumbers) + i % Lanes::kVectorNumbers;
+      if (column < head_dim) work(column, numbers[i]);
+    }
+  }
+  /// Calls work(number, other) for all numbers of this lane and those of a row in shared memory or among the parts, which
+  /// lies there as lanes read it: four numbers of each lane, then the next four of each.
+  template <class Work>
+  __device__ void with(const float* others, const Work& work) {
+#pragma unroll
+    for (int quad = 0; quad < Lanes::kNumbers / 4; ++quad) {
+      const float4 four = *reinterpret_cast<const float4*>(others + Lanes::place(quad));
+      work(numbers[4 * quad], four.x);
+      work(numbers[4 * quad + 1], four.y);
+      work(numbers[4 * quad + 2], four.z);
+      work(numbers[4 * quad + 3], four.w);
+    }
+  }
+  /// Writes the numbers below head_dim, by fours if head_dim is a multiple of four.
+  __device__ void store_numbers(float* to, int head_dim) {
+    if (head_dim % 4 != 0) {
+      each(head_dim, [&](int c, float& number) { to[c] = number; });
+      return;
+    }
+#pragma unroll
+    for (int quad = 0; quad < Lanes::kNumbers / 4; ++quad) {
+      const int column = Lanes::column_at(Lanes::place(quad));
+      if (column >= head_dim) continue;
+      *reinterpret_cast<float4*>(to + column) = {numbers[4 * quad], numbers[4 * quad + 1],
+                                                 numbers[4 * quad + 2], numbers[4 * quad + 3]};
+    }
+  }
+  __device__ void store(float* to) const {
+#pragma unroll
+    for (int quad = 0; quad < Lanes::kNumbers / 4; ++quad) {
+      *reinterpret_cast<float4*>(to + Lanes::place(quad)) = {numbers[4 * quad], numbers[4 * quad + 1],
+                                                             numbers[4 * quad + 2], numbers[4 * quad + 3]};
+    }
+  }
+};
+
+/// A row's vectors as they are loaded; zeros without a row.
+template <Storage T, int kDims>
+struct LoadedRow {
+  using Lanes = RowLanes<T, kDims>;
+
+  Vector<T> vectors[Lanes::kVectors];
+
+  /// lanes  the number that the lane's first vector of row 0 begins with
+  __device__ void load(const T* lanes, int row, uint32_t row_stride, int head_dim) {
+    const T* const from = lanes + static_cast<uint64_t>(static_cast<uint32_t>(row)) * row_stride;
+#pragma unroll
+    for (int v = 0; v < Lanes::kVectors; ++v) {
+      const bool inside = row >= 0 && Lanes::column(v) < head_dim;
+      vectors[v] = inside ? load16(from + v * (Lanes::kLanes * Lanes::kVectorNumbers)) : Vector<T>{};
+    }
+  }
+  __device__ void add_to(float weight, LaneRow<T, kDims>& sum) const {
+#pragma unroll
+    for (int i = 0; i < Lanes::kNumbers; ++i) {
+      const float number = vectors[i / Lanes::kVectorNumbers].values[i % Lanes::kVectorNumbers];
+      sum.numbers[i] = fmaf(weight, number, sum.numbers[i]);
+    }
+  }
+};
+
+/// The weights of one entry in kHeads sums.
+template <int kHeads>
+struct alignas(4 * kHeads) EntryWeights {
+  float numbers[kHeads] = {};
+};
+
+/// The entries of each group's cluster in shared memory: up to 64 members and the kept one, filled up to a multiple of four
+/// by entries that are none.
+template <int kHeads>
+struct StagedEntries {
+  static constexpr int kEntries = static_cast<int>(kChunk) + 4;
+
+  int* rows;                      // [groups, kEntries]; -1: none
+  EntryWeights<kHeads>* weights;  // [groups, kEntries]
+
+  __host__ __device__ StagedEntries(SharedMemory& memory, int groups)
+      : rows(memory.array<int>(groups * kEntries)),
+        weights(memory.array<EntryWeights<kHeads>>(groups * kEntries)) {}
+};
+
+/// Writes `count` entries of the group's cluster to shared memory: row(e), weights(e). The whole warp calls it, before which
+/// it must have read what was there.
+template <Storage T, int kDims, int kHeads, class Row, class Weights>
+__device__ void stage_entries(const StagedEntries<kHeads>& staged, int count, const Row& row,
+                              const Weights& weights) {
+  using Lanes = RowLanes<T, kDims>;
+  const int first = Lanes::group() * staged.kEntries;
+  const int filled = static_cast<int>(round_up(count, kRowsInFlight));
+#pragma unroll 1
+  for (int e = Lanes::lane_in_group(); e < filled; e += Lanes::kLanes) {
+    staged.rows[first + e] = e < count ? row(e) : -1;
+    staged.weights[first + e] = e < count ? weights(e) : EntryWeights<kHeads>{};
+  }
+  __syncwarp();
+}
+
+/// sums[h] += weights[h] row for the entries that the group has staged, in their order.
+///
+/// lanes  the number that the lane's first vector of row 0 begins with
+template <Storage T, int kDims, int kHeads>
+__device__ void add_staged(const DeviceTensor<const T>& entries, const T* lanes,
+                           const StagedEntries<kHeads>& staged, int count,
+                           LaneRow<T, kDims> (&sums)[kHeads]) {
+  const auto row_stride = static_cast<uint32_t>(entries.row_stride);
+  const int first = RowLanes<T, kDims>::group() * staged.kEntries;
+#pragma unroll 1
+  for (int e = 0; e < count; e += kRowsInFlight) {
+    const int4 at = *reinterpret_cast<const int4*>(staged.rows + first + e);
+    const int rows[kRowsInFlight] = {at.x, at.y, at.z, at.w};
+    LoadedRow<T, kDims> loaded[kRowsInFlight];
+#pragma unroll
+    for (int n = 0; n < kRowsInFlight; ++n) {
+      loaded[n].load(lanes, rows[n], row_stride, static_cast<int>(entries.cols));
+    }
+#pragma unroll
+    for (int n = 0; n < kRowsInFlight; ++n) {
+      const EntryWeights<kHeads> weights = staged.weights[first + e + n];
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) loaded[n].add_to(weights.numbers[h], sums[h]);
+    }
+  }
+}
+
+/// The clusters of one KV head, by pointers that are formed once for a block.
+template <Storage T, int kDims>
+struct HeadClusters {
+  const T* lanes;                              // as add_staged takes it
+  const int64_t* offsets;                      // [capacity + 1]
+  const int64_t* members;                      // [stride]
+  const int64_t* kept;                         // [capacity]
+  const float *kept_weights, *member_weights;  // [rows, capacity], [rows, stride]
+  const float* parts;                          // [slots, rows, kDims]
+  int capacity, stride, heads;
+
+  __device__ HeadClusters(const Sums<T>& p, int64_t g)
+      : lanes(p.entries.data + g * p.entries.slice_stride + RowLanes<T, kDims>::column(0)),
+        offsets(p.clusters.offsets + g * (p.clusters.capacity + 1)),
+        members(p.clusters.members + g * p.clusters.stride),
+        kept(p.kept.positions + g * p.kept.stride),
+        kept_weights(p.weights.kept + g * p.weights.rows * p.clusters.capacity),
+        member_weights(p.weights.members + g * p.weights.rows * p.clusters.stride),
+        parts(p.parts + p.part(g, 0, 0)),
+        capacity(static_cast<int>(p.clusters.capacity)),
+        stride(static_cast<int>(p.clusters.stride)),
+        heads(static_cast<int>(p.weights.rows)) {}
+};
+
+/// One kept entry and its members, as a group of lanes sees them.
+struct Cluster {
+  int i;
+  int from = 0,
+      members = 0;  // the first member's place, and how many there are; 0 if there is no such kept entry
+
+  template <Storage T, int kDims>
+  __device__ Cluster(const HeadClusters<T, kDims>& p, int64_t kept) : i(static_cast<int>(kept)) {
+    if (kept >= p.capacity) return;
+    from = static_cast<int>(p.offsets[i]);
+    members = static_cast<int>(p.offsets[i + 1]) - from;
+  }
+  __device__ bool merges() const { return members > 0; }
+  __device__ bool is_large() const { return members > kChunk; }
+  /// The entries that stage_entries takes: the kept one and up to 64 members; a large cluster's have parts.
+  __device__ int entries() const { return !merges() ? 0 : is_large() ? 1 : 1 + members; }
+  template <Storage T, int kDims>
+  __device__ int row(const HeadClusters<T, kDims>& p, int entry) const {
+    return static_cast<int>(*(entry == 0 ? p.kept + i : p.members + from + entry - 1));
+  }
+  /// An entry's weights in the rows first_head + h are first[h * stride].
+  struct Weights {
+    const float* first;
+    int stride;
+  };
+  template <Storage T, int kDims>
+  __device__ Weights weights(const HeadClusters<T, kDims>& p, int first_head, int entry) const {
+    const int stride = entry == 0 ? p.capacity : p.stride;
+    const float* const own = entry == 0 ? p.kept_weights + i : p.member_weights + from + entry - 1;
+    return {own + int64_t{first_head} * stride, stride};
+  }
+  /// Adds a large cluster's parts with the weights of rows first_head, ... as far as there are such rows.
+  template <Storage T, int kDims, int kHeads>
+  __device__ void add_parts(const HeadClusters<T, kDims>& p, int first_head,
+                            LaneRow<T, kDims> (&sums)[kHeads]) const {
+    const int64_t rows = int64_t{p.heads} * kDims;
+    const float* part = p.parts + from / kChunk * rows + first_head * kDims;
+#pragma unroll 1
+    for (int n = 0; n < members; n += kPartMembers) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if (first_head + h >= p.heads) break;
+        sums[h].with(part + h * kDims, [](float& number, float other) { number += other; });
+      }
+      part += rows;
+    }
+  }
+};
+
+/// Writes the row of kept entry i, by whole vectors where head_dim ends with one. All lanes of a group call it.
+template <Storage T, int kDims>
+__device__ void store_row(const MergedRows<T>& merged, int64_t g, int64_t i, int head_dim,
+                          LaneRow<T, kDims>& row) {
+  using Lanes = RowLanes<T, kDims>;
+  T* const to = merged.row_of(g, i);
+  if (head_dim % Lanes::kVectorNumbers != 0) {
+    row.each(head_dim, [&](int c, float& number) { to[c] = merged.stored(number); });
+    return;
+  }
+  bool fits = true;
+#pragma unroll
+  for (int v = 0; v < Lanes::kVectors; ++v) {
+    if (Lanes::column(v) >= head_dim) continue;
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int n = 0; n < Lanes::kVectorNumbers; ++n) {
+      const T stored = to_storage<T>(row.numbers[v * Lanes::kVectorNumbers + n]);
+      fits = fits && MergedRows<T>::fits(stored);
+      if constexpr (sizeof(T) == 4) {
+        words[n] = __float_as_uint(stored);
+      } else {
+        words[n / 2] |= uint32_t{stored.bits} << (n % 2 * 16);
+      }
+    }
+    *reinterpret_cast<uint4*>(to + Lanes::column(v)) = {words[0], words[1], words[2], words[3]};
+  }
+  if (!fits) merged.reports();
+}
+
+/// Calls call(std::integral_constant<int, kDims>) for head_dim rounded up.
+template <class Call>
+void by_dims(int64_t head_dim, const Call& call) {
+  switch (dims_of(head_dim)) {
+    case 64:
+      return call(std::integral_constant<int, 64>());
+    case 128:
+      return call(std::integral_constant<int, 128>());
+    default:
+      return call(std::integral_constant<int, 256>());
+  }
+}
+
+}  // namespace cluster_sums
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
