@@ -320,8 +320,11 @@ double cosine_error(VectorView key, VectorView key_errors, VectorView other, Vec
   const auto columns = static_cast<double>(key.size());
   const double lost =
       2 * columns * arithmetic.smallest / std::min({1.0, size * size, other_size * other_size});
-  const double error = 2 * (off / size + other_off / other_size) + gamma(2 * columns + 12, arithmetic) +
-                       2 * arithmetic.tensor_share() + lost;
+  Arithmetic of_products = arithmetic;
+  of_products.input = 0;  // what storage does to keys is among their errors
+  const double product = product_error(std::ssize(key), 0, of_products);
+  const double lengths = gamma(columns + 11, arithmetic);
+  const double error = 2 * (off / size + other_off / other_size) + product + lengths * (1 + product) + lost;
   return std::min(2.0, error * (1 + kOwnRounding));
 }
 
@@ -346,7 +349,8 @@ MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const Memb
   const int64_t count = members.keys.rows(), columns = members.keys.cols();
   const auto others = static_cast<double>(count - 1);
   std::vector<double> distances(count), off(static_cast<size_t>(count));
-  const double share = gamma(2 * static_cast<double>(columns) + 8, arithmetic) + 2 * arithmetic.tensor_share();
+  const double share =
+      gamma(2 * static_cast<double>(columns) + 8, arithmetic) + 2 * arithmetic.tensor_share();
   for (int64_t j = 1; j < count; ++j) {
     for (int64_t c = 0; c < columns; ++c) {
       const double apart = std::abs(members.keys(j, c) - members.keys(0, c));

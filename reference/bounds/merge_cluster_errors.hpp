@@ -62,7 +62,8 @@ MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const Me
 MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                        const Arithmetic& arithmetic);
 
-/// A bound for the cosine of two keys with the given errors; at most 2.
+/// A bound for the cosine of two keys with the given errors; at most 2. product_depth and tensor sums are those of the keys'
+/// product; lengths are summed in any order, and not in tensor cores.
 double cosine_error(VectorView key, VectorView key_errors, VectorView other, VectorView other_errors,
                     const Arithmetic& arithmetic);
 
