@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/memory_pool.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
+#include <kvbound/cuda/support/uncounted.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -122,18 +122,6 @@ std::optional<std::string> fault_of(Launch<T> launch, int64_t head_dim, NormsKer
   }
   return std::nullopt;
 }
-
-// Leaves the thread's counters as they were.
-class Uncounted {
- public:
-  Uncounted() = default;
-  ~Uncounted() { counters() = before_; }
-  Uncounted(const Uncounted&) = delete;
-  Uncounted& operator=(const Uncounted&) = delete;
-
- private:
-  DeviceCounters before_ = counters();
-};
 
 }  // namespace
 

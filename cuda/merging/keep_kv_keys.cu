@@ -178,13 +178,14 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
 // grid       (ceil(capacity / (4 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     groups (272 + 272 kHeads) + 8 heads kDims bytes: 14,976 for four heads of head_dim 128
-// registers  kHeads 1: 80-102, 4: 100-139 (sm_90a); 80-106, 103-139 (sm_80)
+// registers  kHeads 1: 80-102, 4: 100-139 (sm_90a); 80-106, 103-139 (sm_80), 139 only for 256 FP32 numbers
 // bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights, again from the caches for more
 //            than kHeads rows; the queries and their pseudo-inverse once for each block; written: head_dim sizeof(T) for each
 //            cluster
 // FLOP       2 head_dim for each row of weights and merging entry, 6 head_dim for each row of weights and cluster
 template <int kHeads, int kDims, Storage T>
-__global__ void __launch_bounds__(kRowsThreads, 3) merged_keys_kernel(Arguments<T> p) {
+__global__ void __launch_bounds__(kRowsThreads, kDims * sizeof(T) <= 512 ? 4 : 3)
+    merged_keys_kernel(Arguments<T> p) {
   using Lanes = RowLanes<T, kDims>;
   SharedMemory memory;
   const Shared<T, kDims, kHeads> shared(memory, p.heads());

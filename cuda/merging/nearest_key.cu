@@ -1,7 +1,10 @@
 #include "nearest_key.hpp"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -9,7 +12,7 @@
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
-#include "nearest_key_search.hpp"
+#include "nearest_key_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -191,21 +194,47 @@ void require_valid(const KeyRows<T>& rows) {
   require_range("rows of keys", rows.keys.rows, 0, kMostRows);
 }
 
+// Whether type, head_dim and device meet the kernel's requirements.
 template <Storage T>
-SearchKernel choose(SearchKernel wanted) {
-  const SearchKernel best = chosen_search_kernel<T>();
-  if (wanted == SearchKernel::chosen || wanted == best) return best;
-  if (wanted == SearchKernel::portable) return wanted;
-  throw ShapeMismatch(std::string(name(dtype_of<T>)) +
-                      " keys are nothing for the mma kernel on a device of compute capability " +
+bool can(SearchKernel kernel, int64_t head_dim) {
+  if (kernel == SearchKernel::wgmma) return sizeof(T) == 2 && nearest_key_search::wgmma_can(head_dim);
+  if (kernel == SearchKernel::mma) return sizeof(T) == 2 && device().compute_capability >= 80;
+  return true;
+}
+
+// The choice for a type and head_dim on the current device, checked on first use.
+template <Storage T>
+const SearchChoice& known_choice(int64_t head_dim) {
+  static std::mutex mutex;
+  static std::map<std::pair<const DeviceInfo*, int64_t>, const SearchChoice> known;
+  const std::lock_guard lock(mutex);
+  const std::pair key(&device(), head_dim);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  if constexpr (sizeof(T) == 2) {
+    return known.emplace(key, nearest_key_search::checked_choice<T>(head_dim)).first->second;
+  } else {
+    return known.emplace(key, SearchChoice{SearchKernel::portable, "no tensor core kernel for F32"})
+        .first->second;
+  }
+}
+
+template <Storage T>
+SearchKernel choose(SearchKernel wanted, int64_t head_dim) {
+  if (wanted == SearchKernel::chosen) return chosen_search_kernel<T>(head_dim);
+  if (can<T>(wanted, head_dim)) return wanted;
+  throw ShapeMismatch(std::string(name(dtype_of<T>)) + " keys of head_dim " + std::to_string(head_dim) +
+                      " are nothing for the " + (wanted == SearchKernel::mma ? "mma" : "wgmma") +
+                      " kernel on a device of compute capability " +
                       std::to_string(device().compute_capability));
 }
 
 template <bool kBetter, Storage T>
 void search(const Arguments<T>& arguments, SearchKernel kernel, Stream stream) {
-  const SearchKernel chosen = choose<T>(kernel);
+  const SearchKernel chosen = choose<T>(kernel, arguments.kept.keys.cols);
   if (arguments.leaving_stride == 0) return;
   if constexpr (Storage16<T>) {
+    if (chosen == SearchKernel::wgmma) return nearest_key_search::launch_wgmma<kBetter>(arguments, stream);
     if (chosen == SearchKernel::mma) return nearest_key_search::launch_mma<kBetter>(arguments, stream);
   }
   nearest_key_search::launch_portable<kBetter>(arguments, stream);
@@ -224,17 +253,29 @@ void key_norms(DeviceTensor<const T> keys, const int64_t* count, float* norms, S
 }
 
 template <Storage T>
-SearchKernel chosen_search_kernel() {
-  const bool can = Storage16<T> && device().compute_capability >= 80;
-  return can ? SearchKernel::mma : SearchKernel::portable;
+SearchChoice search_choice(int64_t head_dim) {
+  return known_choice<T>(head_dim);
+}
+
+template <Storage T>
+SearchKernel chosen_search_kernel(int64_t head_dim) {
+  return known_choice<T>(head_dim).kernel;
 }
 
 KernelArithmetic nearest_keys_arithmetic(int64_t head_dim, SearchKernel kernel) {
-  const bool mma = kernel == SearchKernel::mma;
-  return {.precision = Precision::fp32,
-          .product_depth = mma ? nearest_key_search::mma_product_depth(head_dim)
-                               : nearest_key_search::portable_product_depth(head_dim),
-          .tensor_sums = mma ? kTensorSums : 0};
+  using namespace nearest_key_search;
+  KernelArithmetic arithmetic{.precision = Precision::fp32,
+                              .product_depth = portable_product_depth(head_dim)};
+  if (kernel == SearchKernel::mma) {
+    arithmetic.product_depth = mma_product_depth(head_dim);
+    arithmetic.tensor_sums = kChainedTensorSums;
+    arithmetic.tensor_chain = mma_tensor_chain();
+  } else if (kernel == SearchKernel::wgmma) {
+    arithmetic.product_depth = 0;
+    arithmetic.tensor_sums = kChainedTensorSums;
+    arithmetic.tensor_chain = wgmma_tensor_chain(head_dim);
+  }
+  return arithmetic;
 }
 
 template <Storage T>
@@ -275,9 +316,12 @@ void nearest_key(const KeyRows<T>& cache, const CacheSlots& slots, const Nearest
 template void key_norms(DeviceTensor<const float>, const int64_t*, float*, Stream);
 template void key_norms(DeviceTensor<const Float16>, const int64_t*, float*, Stream);
 template void key_norms(DeviceTensor<const Bfloat16>, const int64_t*, float*, Stream);
-template SearchKernel chosen_search_kernel<float>();
-template SearchKernel chosen_search_kernel<Float16>();
-template SearchKernel chosen_search_kernel<Bfloat16>();
+template SearchChoice search_choice<float>(int64_t);
+template SearchChoice search_choice<Float16>(int64_t);
+template SearchChoice search_choice<Bfloat16>(int64_t);
+template SearchKernel chosen_search_kernel<float>(int64_t);
+template SearchKernel chosen_search_kernel<Float16>(int64_t);
+template SearchKernel chosen_search_kernel<Bfloat16>(int64_t);
 template void nearest_keys(const KeyRows<float>&, const int64_t*, int64_t, const int64_t*,
                            const KeyRows<float>&, const NearestKeys&, Stream, SearchKernel);
 template void nearest_keys(const KeyRows<Float16>&, const int64_t*, int64_t, const int64_t*,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
@@ -9,9 +10,16 @@
 
 namespace kvbound::cuda {
 
-/// Which kernel searches for nearest keys: mma needs a 16-bit type and compute capability 8.0; portable has no
-/// requirements.
-enum class SearchKernel { chosen, portable, mma };
+/// Which kernel searches for nearest keys: mma needs a 16-bit type and compute capability 8.0; wgmma also head_dim 64 or 128
+/// and compute capability 9.0; portable has no requirements.
+enum class SearchKernel { chosen, portable, mma, wgmma };
+
+/// The kernel that `chosen` selects, and why.
+struct SearchChoice {
+  SearchKernel kernel = SearchKernel::portable;
+  std::string
+      why;  ///< of the kernels on tensor cores that were tried: that a result is right, or what is wrong
+};
 
 /// Rows of keys, and their lengths.
 template <Storage T>
@@ -48,7 +56,7 @@ void key_norms(DeviceTensor<const T> keys, const int64_t* count, float* norms, S
 /// all        [kv_heads, tokens, head_dim], at most 2^30 tokens; `count` is not read
 /// kept       [kv_heads, capacity, head_dim], capacity likewise
 /// nearest    receives, for i < leaving_count[g], the row of `kept`; stride >= the most that leave
-/// kernel     chosen: mma where its requirements are met; mma where they are not throws ShapeMismatch
+/// kernel     chosen: search_choice; one whose requirements are not met throws ShapeMismatch
 /// precision  fp32, also where products of lengths overflow or underflow; error: cosine_error in
 ///            reference/bounds/merge_cluster_errors.hpp with nearest_keys_arithmetic()
 /// ties       the smaller row; equal keys have equal cosines to the last bit
@@ -70,14 +78,18 @@ void nearest_better_keys(const KeyRows<T>& candidates, NumberRows<const float> s
                          const NearestKeys& nearest, Stream stream,
                          SearchKernel kernel = SearchKernel::chosen);
 
+/// The fastest kernel whose results of a small problem are right on this device: wgmma, mma or portable. A process tries them
+/// once for each device, type and head_dim, which waits for the device.
+template <Storage T>
+SearchChoice search_choice(int64_t head_dim);
 /// The kernel that `chosen` selects on this device.
 template <Storage T>
-SearchKernel chosen_search_kernel();
+SearchKernel chosen_search_kernel(int64_t head_dim);
 
 /// The arithmetic of both searches: product_depth over the head_dim products of one cosine, with mma over the tensor
-/// cores' sums of 16 products.
+/// cores' chains of four sums of 16 products. wgmma sums all products in one chain.
 ///
-/// kernel  portable or mma
+/// kernel  portable, mma or wgmma
 KernelArithmetic nearest_keys_arithmetic(int64_t head_dim, SearchKernel kernel);
 
 /// The nearest key during decoding, for the entry of every KV head that was evicted last: reference::nearest_key.

@@ -1,16 +1,16 @@
 // The search for nearest keys by mma.sync: 16-bit types, any head_dim, compute capability 8.0.
 //
 // A warp has its leaving keys in registers, as the A operand. The kept keys are copied to shared memory 64 at a time,
-// into two buffers, and every warp of the block multiplies by every tile. Tensor cores form sums of 16 products, which
-// are added in single precision outside them (add_product), so that nearest_keys_arithmetic holds. A product is compared
-// as soon as it is formed: a thread has the largest one of each of its rows, and no [leaving, kept] matrix exists.
+// into two buffers, and every warp of the block multiplies by every tile. Tensor cores accumulate the
+// products of kChain steps of 16; these sums are added in single precision outside them. A product is compared as soon as
+// it is formed: a thread has the largest one of each of its rows, and no [leaving, kept] matrix exists.
 //
-// Products of stored BF16 keys may overflow or underflow. A key whose length is outside kLeastLength..kMostLength is
-// therefore multiplied by a power of two where it is loaded, which its cosines do not depend on.
+// Keys whose products may overflow or underflow are multiplied by a power of two where they are loaded
+// (nearest_key_scales.hpp).
 #include <kvbound/cuda/primitives/async_copy.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 
-#include "nearest_key_search.hpp"
+#include "nearest_key_scales.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -22,6 +22,7 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kStages = 2;
 constexpr int kKeys = 64;  // of a tile
 constexpr int kTile = 16;  // rows, keys and depth of the tensor cores' tiles
+constexpr int kChain = 4;  // steps of 16 that the tensor cores accumulate
 constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes
 
 // kSteps: the tiles of 16 that head_dim is padded to with zeros. A warp has 32 leaving keys for up to 8 steps, else 16.
@@ -35,36 +36,6 @@ template <int kSteps>
 inline constexpr int kChunks = kSteps* kTile / kChunk;  // of a kept key
 template <int kSteps>
 inline constexpr int kTileSize = kKeys* kSteps* kTile;
-
-// The products of two keys of such lengths, and all sums on the way, are 2^120 at most. Each of less than 2 head_dim
-// operations loses at most 2^-126 to underflow, all of them 2 head_dim 2^-30 of the two lengths' product: 1/64 of the
-// rounding that cosine_error allows for. A number that becomes subnormal by rescaling loses 2^-134 of its key's length.
-constexpr float kLeastLength = 0x1p-48F;
-constexpr float kMostLength = 0x1p60F;
-
-// The power of two that a key of this length is multiplied by: 1, or one that makes its length about 1. Keys of FP16
-// are 0 or have lengths of 2^-24 to 2^20.
-template <Storage16 T>
-__device__ float scale_of(float length) {
-  if (std::is_same_v<T, Float16> || length == 0) return 1;
-  if (!(length < kLeastLength || length > kMostLength)) return 1;  // NaN, too
-  const auto exponent = static_cast<int>(__float_as_uint(length) >> 23);
-  return __uint_as_float(static_cast<uint32_t>(max(254 - exponent, 1)) << 23);
-}
-
-// What a scaled key's products are multiplied by; 0 for zero keys, NaN for NaN.
-template <Storage16 T>
-__device__ float inverse_of(float length) {
-  return length == 0 ? 0 : 1 / (length * scale_of<T>(length));
-}
-
-// Two stored numbers, multiplied.
-template <Storage16 T>
-__device__ uint32_t scaled(uint32_t pair, float scale) {
-  const float low = to_float(T{static_cast<uint16_t>(pair & 0xffff)});
-  const float high = to_float(T{static_cast<uint16_t>(pair >> 16)});
-  return uint32_t{to_storage<T>(low * scale).bits} | uint32_t{to_storage<T>(high * scale).bits} << 16;
-}
 
 template <int kSteps>
 struct Shared {
@@ -129,8 +100,7 @@ struct OwnKey {
     for (int chunk = 0; scale != 1 && chunk < kChunks<kSteps>; ++chunk) {
       uint4& numbers =
           *reinterpret_cast<uint4*>(tile + swizzled<kSteps>(static_cast<int>(threadIdx.x), chunk));
-      numbers = {scaled<T>(numbers.x, scale), scaled<T>(numbers.y, scale), scaled<T>(numbers.z, scale),
-                 scaled<T>(numbers.w, scale)};
+      numbers = scaled<T>(numbers, scale);
     }
   }
 };
@@ -220,6 +190,32 @@ struct Nearest {
   }
 };
 
+// products[half][tile] += the products of kChain steps, or = for the first ones: of a warp's leaving keys and twice 8 kept
+// ones, of which this lane gives the address of `row`.
+template <Storage T, int kSteps>
+__device__ void add_chain(float (&products)[2][kRowTiles<kSteps>][4], const LeavingKeys<kSteps>& rows,
+                          const uint16_t* keys, int row, int first_step) {
+  float chain[2][kRowTiles<kSteps>][4] = {};
+#pragma unroll
+  for (int step = first_step; step < first_step + kChain; ++step) {
+    uint32_t b[4];  // 16 numbers of twice 8 keys
+    // The permutation is the same for all keys, as 16 is 0 modulo 8.
+    ldmatrix_x4(b, keys + swizzled<kSteps>(row, step * 2 + lane() / 8 % 2));
+    const uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
+#pragma unroll
+    for (int t = 0; t < kRowTiles<kSteps>; ++t) {
+      mma_m16n8k16<T>(chain[0][t], rows.fragments[t][step], left);
+      mma_m16n8k16<T>(chain[1][t], rows.fragments[t][step], right);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8 * kRowTiles<kSteps>; ++i) {
+    const int half = i / (4 * kRowTiles<kSteps>), t = i / 4 % kRowTiles<kSteps>;
+    float& sum = products[half][t][i % 4];
+    sum = first_step == 0 ? chain[half][t][i % 4] : sum + chain[half][t][i % 4];
+  }
+}
+
 // Forms the products of a warp's leaving keys and one tile, and offers them. `first`: the tile's first key.
 template <Storage T, bool kBetter, int kSteps>
 __device__ void search_tile(const LeavingKeys<kSteps>& rows, const uint16_t* tile, const float* inverses,
@@ -227,24 +223,10 @@ __device__ void search_tile(const LeavingKeys<kSteps>& rows, const uint16_t* til
   const int row = lane() / 16 * 8 + lane() % 8;  // of twice 8 keys, whose address this lane gives
 #pragma unroll 1                                 // unrolled, it takes too many registers
   for (int key = 0; key < kKeys; key += kTile) {
-    float products[2][kRowTiles<kSteps>][4] = {};  // with 8 keys, and with the next 8
+    float products[2][kRowTiles<kSteps>][4];  // with 8 keys, and with the next 8
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t keys[4];  // 16 numbers of twice 8 keys
-      // The permutation is the same for all keys, as 16 is 0 modulo 8.
-      const int place = swizzled<kSteps>(row, step * 2 + lane() / 8 % 2);
-      ldmatrix_x4(keys, tile + key * kSteps * kTile + place);
-      const uint32_t left[2] = {keys[0], keys[1]}, right[2] = {keys[2], keys[3]};
-#pragma unroll
-      for (int t = 0; t < kRowTiles<kSteps>; ++t) {
-        if (step == 0) {  // there is nothing yet to add the first products to
-          mma_m16n8k16<T>(products[0][t], rows.fragments[t][step], left);
-          mma_m16n8k16<T>(products[1][t], rows.fragments[t][step], right);
-          continue;
-        }
-        add_product<T>(products[0][t], rows.fragments[t][step], left);
-        add_product<T>(products[1][t], rows.fragments[t][step], right);
-      }
+    for (int step = 0; step < kSteps; step += kChain) {
+      add_chain<T>(products, rows, tile + key * kSteps * kTile, row, step);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -270,10 +252,10 @@ __device__ void search_tile(const LeavingKeys<kSteps>& rows, const uint16_t* til
 // grid       (ceil(most leaving / 128), kv_heads); 64 leaving keys a block for kSteps 16
 // block      128
 // shared     4,096 kSteps + 1,024 bytes: 17,408, 33,792 or 66,560 for kSteps 4, 8 and 16
-// registers  kSteps 4: 122-135, 8: 163-166, 16: 162 (sm_90a); 124-136, 166-168, 161-164 (sm_80)
+// registers  kSteps 4: 96-106, 8: 158-162, 16: 162-164 (sm_90a); 94-105, 154-158, 162-164 (sm_80)
 // bytes      read: 2 head_dim for each leaving key; 2 head_dim + 4 for each kept key, again for each block, mostly from
 //            the L2 cache; written: 12 for each leaving key
-// FLOP       2 leaving kept (16 kSteps) on tensor cores; kSteps on fp32 units for each of the leaving kept products
+// FLOP       2 leaving kept (16 kSteps) on tensor cores; kSteps / kChain on fp32 units for each of the leaving kept products
 template <bool kBetter, int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) nearest_keys_mma_kernel(Arguments<T> p) {
   SharedMemory memory;
@@ -332,7 +314,9 @@ template void launch_mma<false>(const Arguments<Bfloat16>&, Stream);
 template void launch_mma<true>(const Arguments<Float16>&, Stream);
 template void launch_mma<true>(const Arguments<Bfloat16>&, Stream);
 
-int64_t mma_product_depth(int64_t head_dim) { return ceil_division(head_dim, kTile); }
+int64_t mma_product_depth(int64_t head_dim) { return ceil_division(head_dim, kChain * kTile) - 1; }
+
+int64_t mma_tensor_chain() { return kChain; }
 
 }  // namespace nearest_key_search
 }  // namespace KVBOUND_CUDA_BUILD

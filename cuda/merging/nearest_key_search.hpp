@@ -1,4 +1,4 @@
-// What the two kernels of the search for nearest keys share: arguments, the nearest key so far, launches.
+// What the kernels of the search for nearest keys share: arguments, the nearest key so far, launches.
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -67,9 +67,19 @@ void launch_portable(const Arguments<T>& arguments, Stream stream);
 template <bool kBetter, Storage T>
 void launch_mma(const Arguments<T>& arguments, Stream stream);
 
-/// The product depth of one cosine: over its products, or with mma over the sums of 16 products.
+/// 16-bit types, and where wgmma_can.
+template <bool kBetter, Storage T>
+void launch_wgmma(const Arguments<T>& arguments, Stream stream);
+
+/// Whether the device has the kernel's instructions, and the kernel an instance for this head_dim.
+bool wgmma_can(int64_t head_dim);
+
+/// The product depth of one cosine: over its products, or with mma over the tensor cores' chains of products.
 int64_t portable_product_depth(int64_t head_dim);
 int64_t mma_product_depth(int64_t head_dim);
+/// How many sums of 16 products the tensor cores form one behind the other.
+int64_t mma_tensor_chain();
+int64_t wgmma_tensor_chain(int64_t head_dim);
 
 }  // namespace nearest_key_search
 }  // namespace KVBOUND_CUDA_BUILD

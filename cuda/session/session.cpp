@@ -268,7 +268,7 @@ SessionArithmetic arithmetic_of(const LayerShape& shape, int64_t prompt_tokens, 
           .projected_value_norms =
               norms_arithmetic(shape.head_dim, shape.model_dim, chosen_norms_kernel<T>(shape.head_dim)),
           .attention = attention_arithmetic<T>(entries, shape.head_dim),
-          .nearest_keys = nearest_keys_arithmetic(shape.head_dim, chosen_search_kernel<T>())};
+          .nearest_keys = nearest_keys_arithmetic(shape.head_dim, chosen_search_kernel<T>(shape.head_dim))};
 }
 
 }  // namespace

@@ -190,7 +190,10 @@ BenchResult bench_search(const BenchOptions& options, const std::string& name, S
   const Set& any = sets.next();
   cuda::key_norms<Stored>(any.keys.view(), nullptr, norms.data(), kStream);
   cuda::key_norms<Stored>(any.kept.view(), nullptr, kept_norms.data(), kStream);
-  const auto goal = kernel == SearchKernel::mma ? std::optional(kMatrixGoal) : std::nullopt;
+  if (kernel == SearchKernel::chosen) kernel = cuda::chosen_search_kernel<Stored>(shape.head_dim);
+  const auto goal = kernel == SearchKernel::wgmma ? std::optional(kWarpgroupMatrixGoal)
+                    : kernel == SearchKernel::mma ? std::optional(kMatrixGoal)
+                                                  : std::nullopt;
   return measure_on_device(options, name, {work, Roofline::matrix_rate, goal}, [&](cuda::Stream stream) {
     Set& set = sets.next();
     cuda::nearest_keys<Stored>({std::as_const(set.keys).view(), norms.data(), nullptr}, leaving.positions,
@@ -201,7 +204,11 @@ BenchResult bench_search(const BenchOptions& options, const std::string& name, S
 }
 
 BenchResult bench_nearest_keys(const BenchOptions& options) {
-  return bench_search(options, "nearest-keys", SearchKernel::mma);
+  return bench_search(options, "nearest-keys", SearchKernel::chosen);
+}
+
+BenchResult bench_mma_nearest_keys(const BenchOptions& options) {
+  return bench_search(options, "nearest-keys-mma", SearchKernel::mma);
 }
 
 BenchResult bench_portable_nearest_keys(const BenchOptions& options) {
@@ -501,6 +508,7 @@ constexpr BenchOperation kMergingOperations[] = {
     {"key-norms", "lengths of all keys", bench_key_norms},
     {"nearest-keys", "K6: the kept key of largest cosine for every evicted one, on tensor cores",
      bench_nearest_keys},
+    {"nearest-keys-mma", "K6 by mma.sync", bench_mma_nearest_keys},
     {"nearest-keys-portable", "K6 without tensor cores", bench_portable_nearest_keys},
     {"nearest-better-keys", "K6: among those of higher score, for each of up to 8,192 keys",
      bench_nearest_better_keys},

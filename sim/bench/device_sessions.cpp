@@ -6,6 +6,7 @@
 
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
+#include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
@@ -117,7 +118,9 @@ struct StepAttention {
 };
 
 BenchResult predicted_compress(const BenchOptions& options, const BenchLayer& layer) {
-  static_cast<void>(cuda::norms_choice<Stored>(options.shape.layer.head_dim));  // a process checks its kernels once
+  // A process checks its kernels once.
+  static_cast<void>(cuda::norms_choice<Stored>(options.shape.layer.head_dim));
+  static_cast<void>(cuda::search_choice<Stored>(options.shape.layer.head_dim));
   const std::unique_ptr<Session> session = new_session();
   BenchResult result;
   result.policy = canonical(parse_policy(options.policy));

@@ -497,7 +497,7 @@ TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
               numbers(cuda::norms_arithmetic(64, 96, cuda::chosen_norms_kernel<T>(64))));
     EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic<T>(40, 64)));
     EXPECT_EQ(numbers(session.nearest_keys),
-              numbers(cuda::nearest_keys_arithmetic(64, cuda::chosen_search_kernel<T>())));
+              numbers(cuda::nearest_keys_arithmetic(64, cuda::chosen_search_kernel<T>(64))));
   };
   expect_of(Dtype::f32, float{});
   expect_of(Dtype::f16, cuda::Float16{});

@@ -138,8 +138,9 @@ class MergeFirstParity : public DeviceTest {
       return reference::cosine(key(i), reference::length(key(i)), key(j), reference::length(key(j)));
     };
     const std::vector<double> none(subject.c.head_dim);
-    const cuda::SearchKernel kernel =
-        subject.c.kernel == cuda::SearchKernel::chosen ? cuda::chosen_search_kernel<T>() : subject.c.kernel;
+    const cuda::SearchKernel kernel = subject.c.kernel == cuda::SearchKernel::chosen
+                                          ? cuda::chosen_search_kernel<T>(subject.c.head_dim)
+                                          : subject.c.kernel;
     const reference::Arithmetic arithmetic =
         reference::arithmetic_of(cuda::nearest_keys_arithmetic(subject.c.head_dim, kernel));
     const auto bound = [&](int64_t j) {

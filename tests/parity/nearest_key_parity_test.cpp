@@ -1,4 +1,4 @@
-// The nearest keys on the device, by both kernels: cosines within their bounds, no other key clearly nearer, and the first
+// The nearest keys on the device, by all kernels: cosines within their bounds, no other key clearly nearer, and the first
 // of equal keys.
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,11 @@
 #include <type_traits>
 #include <vector>
 
+#include <gmock/gmock-matchers.h>
+
 #include <kvbound/cuda/merging/nearest_key.hpp>
+#include <kvbound/cuda/merging/nearest_key_check.hpp>
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/bounds/merge_cluster_errors.hpp>
 #include <kvbound/reference/core/error.hpp>
@@ -40,13 +44,21 @@ std::string_view name(Keys kind) {
                                          "huge",   "tiny",       "mixed", "nearly parallel"};
   return kNames[static_cast<size_t>(kind)];
 }
-std::string_view name(SearchKernel kernel) { return kernel == SearchKernel::mma ? "mma" : "portable"; }
+std::string_view name(SearchKernel kernel) {
+  return kernel == SearchKernel::wgmma ? "wgmma" : kernel == SearchKernel::mma ? "mma" : "portable";
+}
 
-// Both kernels, or only the portable one where mma does not support the type.
+bool has_wgmma(int64_t head_dim) {
+  return cuda::device().compute_capability == 90 && (head_dim == 64 || head_dim == 128);
+}
+
+// The kernels for the type and head_dim, the fastest one last.
 template <cuda::Storage T>
-std::vector<SearchKernel> kernels() {
-  if (cuda::chosen_search_kernel<T>() == SearchKernel::portable) return {SearchKernel::portable};
-  return {SearchKernel::portable, SearchKernel::mma};
+std::vector<SearchKernel> kernels(int64_t head_dim) {
+  if (sizeof(T) != 2 || cuda::device().compute_capability < 80) return {SearchKernel::portable};
+  std::vector<SearchKernel> all{SearchKernel::portable, SearchKernel::mma};
+  if (has_wgmma(head_dim)) all.push_back(SearchKernel::wgmma);
+  return all;
 }
 
 // The size of huge keys, of which tiny ones are the inverse. FP16 has no numbers whose products overflow.
@@ -192,7 +204,7 @@ class NearestKeyParity : public DeviceTest {
  protected:
   static void expect_parity(const Case& c) {
     const Subject<T> subject(c);
-    for (const SearchKernel kernel : kernels<T>()) expect_parity(subject, kernel);
+    for (const SearchKernel kernel : kernels<T>(c.head_dim)) expect_parity(subject, kernel);
   }
 
   static void expect_parity(const Subject<T>& subject, SearchKernel kernel) {
@@ -241,6 +253,12 @@ TYPED_TEST(NearestKeyParity, FindsTheNearestOfManyKeys) {
   this->expect_parity({.kind = Keys::mixed, .head_dim = 24, .tokens = 600, .kept = {129, 403}});
 }
 
+// More leaving keys than an item of wgmma has, and more kept ones than its ring of stages.
+TYPED_TEST(NearestKeyParity, FindsTheNearestOfManyKeysOnEveryKernel) {
+  this->expect_parity({.head_dim = 64, .tokens = 900, .kept = {523, 64}});
+  this->expect_parity({.kind = Keys::mixed, .head_dim = 128, .tokens = 700, .kept = {129, 403}});
+}
+
 TYPED_TEST(NearestKeyParity, LengthsAreThoseOfTheReferenceWhateverTheirSize) {
   for (const double size : {1e-30, 1e-10, 1.0, 1e10, 1e30}) {
     if (std::is_same_v<TypeParam, cuda::Float16> && size != 1) continue;
@@ -259,7 +277,7 @@ TYPED_TEST(NearestKeyParity, LengthsAreThoseOfTheReferenceWhateverTheirSize) {
 }
 
 TYPED_TEST(NearestKeyParity, GivesTheSameUnderEverySchedule) {
-  for (const SearchKernel kernel : kernels<TypeParam>()) {
+  for (const SearchKernel kernel : kernels<TypeParam>(64)) {
     for (const Keys kind : {Keys::nearly_parallel, Keys::mixed}) {
       SCOPED_TRACE(std::string(name(kernel)) + ", " + std::string(name(kind)));
       const Subject<TypeParam> subject({.kind = kind, .head_dim = 64, .tokens = 330, .kept = {195, 65}});
@@ -271,10 +289,10 @@ TYPED_TEST(NearestKeyParity, GivesTheSameUnderEverySchedule) {
 
 // A key's cosines do not depend on the keys around it, nor on its place in a block or tile.
 TYPED_TEST(NearestKeyParity, GivesTheSameBitsWhereverKeysStand) {
-  for (const SearchKernel kernel : kernels<TypeParam>()) {
+  for (const SearchKernel kernel : kernels<TypeParam>(64)) {
     SCOPED_TRACE(name(kernel));
     for (const Keys kind : {Keys::duplicated, Keys::mixed}) {
-      const Subject<TypeParam> subject({.kind = kind, .head_dim = 40, .tokens = 400, .kept = {150, 77}});
+      const Subject<TypeParam> subject({.kind = kind, .head_dim = 64, .tokens = 400, .kept = {150, 77}});
       const typename Subject<TypeParam>::Result result = subject.run(kernel);
       for (int64_t g = 0; g < subject.heads(); ++g) {
         const int64_t period = kind == Keys::duplicated ? 7 : 11;
@@ -288,6 +306,72 @@ TYPED_TEST(NearestKeyParity, GivesTheSameBitsWhereverKeysStand) {
         }
       }
     }
+  }
+}
+
+// 16 multiprocessors of the emulation have more pairs of 256 leaving keys and a KV head to work on than blocks, so that a block
+// takes several, and kept keys of different numbers leave the ring of stages in another place for the next one.
+TYPED_TEST(NearestKeyParity, FindsTheNearestWhereBlocksTakeSeveralItems) {
+  if (sizeof(TypeParam) != 2 || !has_wgmma(64)) return;
+  std::vector<int64_t> kept;
+  for (int64_t g = 0; g < 2 * std::min(cuda::device().multiprocessors, 16) + 1; ++g)
+    kept.push_back(g * 37 % 290);
+  this->expect_parity(Subject<TypeParam>({.kind = Keys::mixed, .head_dim = 64, .tokens = 300, .kept = kept}),
+                      SearchKernel::wgmma);
+}
+
+TYPED_TEST(NearestKeyParity, RunsTheFastestKernelThatIsRight) {
+  for (const int64_t head_dim : {64, 80, 128}) {
+    const cuda::SearchChoice choice = cuda::search_choice<TypeParam>(head_dim);
+    EXPECT_EQ(choice.kernel, kernels<TypeParam>(head_dim).back()) << choice.why;
+    EXPECT_EQ(choice.kernel, cuda::chosen_search_kernel<TypeParam>(head_dim));
+  }
+}
+
+// Kernels that a device's tensor cores might turn into: one index wrong, one cosine wrong, and a launch that fails.
+namespace wrong {
+
+template <class T>
+using Arguments = cuda::nearest_key_search::Arguments<T>;
+
+template <class T>
+void one_index(const Arguments<T>& arguments, cuda::Stream stream) {
+  cuda::nearest_key_search::launch_portable<false>(arguments, stream);
+  const int64_t wrong = 800;
+  cuda::detail::upload(arguments.nearest.index + 123, &wrong, sizeof wrong, stream);
+}
+
+template <class T>
+void one_cosine(const Arguments<T>& arguments, cuda::Stream stream) {
+  cuda::nearest_key_search::launch_portable<false>(arguments, stream);
+  const float wrong = 1;
+  cuda::detail::upload(arguments.nearest.cosine + 45, &wrong, sizeof wrong, stream);
+}
+
+template <class T>
+void launch(const Arguments<T>&, cuda::Stream) {
+  throw DeviceError("launch", "the driver lacks tensor maps", __FILE__, __LINE__);
+}
+
+}  // namespace wrong
+
+TYPED_TEST(NearestKeyParity, FallsBackFromAKernelThatIsWrong) {
+  if constexpr (sizeof(TypeParam) == 2) {
+    using cuda::nearest_key_search::checked_choice;
+    const auto expect = [](const cuda::SearchChoice& choice, SearchKernel kernel, const std::string& why) {
+      EXPECT_EQ(choice.kernel, kernel);
+      EXPECT_THAT(choice.why, testing::ContainsRegex(why));
+    };
+    const cuda::DeviceCounters before = cuda::counters();
+    if (has_wgmma(64)) {
+      expect(checked_choice<TypeParam>(64, {.wgmma = wrong::one_index}), SearchKernel::mma,
+             "^wgmma: the nearest key of key 123 is 800 with .*; mma: right");
+    }
+    expect(checked_choice<TypeParam>(64, {.wgmma = wrong::launch, .mma = wrong::one_cosine}),
+           SearchKernel::portable, "mma: the nearest key of key 45 is .* with a cosine of 1.0");
+    expect(checked_choice<TypeParam>(80, {.mma = wrong::launch}), SearchKernel::portable,
+           "^mma: .*the driver lacks tensor maps");
+    EXPECT_EQ(cuda::counters(), before);
   }
 }
 
@@ -361,6 +445,7 @@ TYPED_TEST(NearestKeyParity, RefusesShapesThatDoNotFit) {
   if (std::is_same_v<T, float>) {
     EXPECT_THROW(call(keys, 5, SearchKernel::mma), ShapeMismatch);
   }
+  EXPECT_THROW(call(keys, 5, SearchKernel::wgmma), ShapeMismatch) << "head_dim is 8";
   EXPECT_THROW(cuda::key_norms<T>(wide.view(), nullptr, nullptr, nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::nearest_key<T>({keys.view()}, {1, 5}, {}, nullptr), ShapeMismatch);
 }
