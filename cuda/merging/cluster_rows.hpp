@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -244,16 +245,17 @@ struct Cluster {
   __device__ int row(const HeadClusters<T, kDims>& p, int entry) const {
     return static_cast<int>(*(entry == 0 ? p.kept + i : p.members + from + entry - 1));
   }
-  /// An entry's weights in the rows first_head + h are first[h * stride].
+  /// An entry's weights in all rows.
   struct Weights {
-    const float* first;
-    int stride;
+    const float* all;  // [rows, stride]
+    unsigned at, stride;
+
+    __device__ float operator[](int row) const { return all[at + static_cast<unsigned>(row) * stride]; }
   };
   template <Storage T, int kDims>
-  __device__ Weights weights(const HeadClusters<T, kDims>& p, int first_head, int entry) const {
-    const int stride = entry == 0 ? p.capacity : p.stride;
-    const float* const own = entry == 0 ? p.kept_weights + i : p.member_weights + from + entry - 1;
-    return {own + int64_t{first_head} * stride, stride};
+  __device__ Weights weights(const HeadClusters<T, kDims>& p, int entry) const {
+    if (entry == 0) return {p.kept_weights, static_cast<unsigned>(i), static_cast<unsigned>(p.capacity)};
+    return {p.member_weights, static_cast<unsigned>(from + entry - 1), static_cast<unsigned>(p.stride)};
   }
   /// Adds a large cluster's parts with the weights of rows first_head, ... as far as there are such rows.
   template <Storage T, int kDims, int kHeads>
@@ -273,6 +275,23 @@ struct Cluster {
   }
 };
 
+/// The smallest number that is stored as infinity.
+template <Storage T>
+inline constexpr float kTooLarge = std::is_same_v<T, Bfloat16>  ? 0x1.FFp127F
+                                   : std::is_same_v<T, Float16> ? 65520.0F
+                                                                : std::numeric_limits<float>::infinity();
+
+/// to_storage's bits, but for NaN, in place of which any number may be returned.
+template <Storage T>
+__device__ uint16_t rounded(float number) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    const uint32_t bits = __float_as_uint(number);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  } else {
+    return to_storage<T>(number).bits;
+  }
+}
+
 /// Writes the row of kept entry i, by whole vectors where head_dim ends with one. All lanes of a group call it.
 template <Storage T, int kDims>
 __device__ void store_row(const MergedRows<T>& merged, int64_t g, int64_t i, int head_dim,
@@ -290,12 +309,12 @@ __device__ void store_row(const MergedRows<T>& merged, int64_t g, int64_t i, int
     uint32_t words[4] = {};
 #pragma unroll
     for (int n = 0; n < Lanes::kVectorNumbers; ++n) {
-      const T stored = to_storage<T>(row.numbers[v * Lanes::kVectorNumbers + n]);
-      fits = fits && MergedRows<T>::fits(stored);
+      const float number = row.numbers[v * Lanes::kVectorNumbers + n];
+      fits = fits && fabsf(number) < kTooLarge<T>;
       if constexpr (sizeof(T) == 4) {
-        words[n] = __float_as_uint(stored);
+        words[n] = __float_as_uint(number);
       } else {
-        words[n / 2] |= uint32_t{stored.bits} << (n % 2 * 16);
+        words[n / 2] |= uint32_t{rounded<T>(number)} << (n % 2 * 16);
       }
     }
     *reinterpret_cast<uint4*>(to + Lanes::column(v)) = {words[0], words[1], words[2], words[3]};

@@ -103,7 +103,7 @@ __device__ void sum_part(const Sums<T>& p, const HeadClusters<T, kDims>& cluster
 // grid       (about two blocks for each multiprocessor, / kv_heads, kv_heads)
 // block      128
 // shared     kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for 16-bit types and head_dim 128
-// registers  kHeads 1: 64-80, 4: 89-114 (sm_90a); 64-80, 88-112 (sm_80)
+// registers  kHeads 1: 64-80, 4: 89-114 (sm_90a); 64-80, 89-112 (sm_80)
 // bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of weights; all offsets for
 //            each block, mostly from the L2 cache; written: 4 kDims for each row of weights and part
 // FLOP       2 head_dim for each row of weights and member of a large cluster
@@ -145,6 +145,8 @@ Sums<T> sums_of(DeviceTensor<const T> entries, const PositionLists& kept, const 
   require_range("rows of weights", weights.rows, 1, INT32_MAX);
   require_range("stride of the clusters", clusters.stride, 0, INT32_MAX);
   require_range("capacity of the clusters", clusters.capacity, 0, INT32_MAX);
+  require_range("weights of a KV head", weights.rows * std::max(clusters.stride, clusters.capacity), 0,
+                INT32_MAX);
   require_range("rows of entries", entries.rows, 0, INT32_MAX);
   require_range("row_stride of entries", entries.row_stride, 0, INT32_MAX);
   require_workspace(workspace,

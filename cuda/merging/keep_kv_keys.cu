@@ -78,11 +78,11 @@ __device__ void sum_heads(const Arguments<T>& p, const HeadClusters<T, kDims>& c
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return cluster.row(clusters, e); },
       [&](int e) {
-        const Cluster::Weights from = cluster.weights(clusters, first_head, e);
+        const Cluster::Weights own = cluster.weights(clusters, e);
         EntryWeights<kHeads> weights;
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) {
-          if (first_head + h < clusters.heads) weights.numbers[h] = from.first[h * from.stride];
+          if (first_head + h < clusters.heads) weights.numbers[h] = own[first_head + h];
         }
         return weights;
       });
@@ -178,7 +178,7 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
 // grid       (ceil(capacity / (4 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     groups (272 + 272 kHeads) + 8 heads kDims bytes: 14,976 for four heads of head_dim 128
-// registers  kHeads 1: 80-102, 4: 100-139 (sm_90a); 80-106, 103-139 (sm_80), 139 only for 256 FP32 numbers
+// registers  kHeads 1: 80-100, 4: 96-137 (sm_90a); 80-103, 100-136 (sm_80); more than 128 for 256 FP32 numbers alone
 // bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights, again from the caches for more
 //            than kHeads rows; the queries and their pseudo-inverse once for each block; written: head_dim sizeof(T) for each
 //            cluster

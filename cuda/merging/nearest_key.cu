@@ -80,7 +80,7 @@ struct RowLanes {
 //
 // grid       (ceil(rows / block's rows), kv_heads): 64 rows for 16-bit types and head_dim 128
 // block      256; no shared memory
-// registers  32-48 (sm_90a), 32-48 (sm_80)
+// registers  32-48 (sm_90a and sm_80)
 // bytes      read: head_dim sizeof(T) for each key; written: 4
 // FLOP       3 head_dim for each key
 template <int kDims, Storage T>

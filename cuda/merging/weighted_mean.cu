@@ -30,7 +30,7 @@ template <int kDims, Storage T>
 __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
                              const Cluster& cluster, int entry) {
   constexpr int kAtOnce = 4;
-  const Cluster::Weights weights = cluster.weights(clusters, 0, entry);
+  const Cluster::Weights weights = cluster.weights(clusters, entry);
   float sum = 0;
 #pragma unroll 1
   for (int first = 0; first < clusters.heads; first += kAtOnce) {
@@ -38,7 +38,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       if (first + n >= clusters.heads) break;
-      own[n] = weights.first[int64_t{first + n} * weights.stride];
+      own[n] = weights[first + n];
       share[n] = p.share(g, first + n, cluster.i);
     }
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 // grid       (ceil(capacity / groups), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     544 bytes for each group
-// registers  44-71 (sm_90a), 48-68 (sm_80)
+// registers  44-64 (sm_90a), 48-64 (sm_80)
 // bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights; 4 for each row of weights and
 //            cluster; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> 
   const int count = max(0, cluster.entries() - 1);  // without the kept one
   stage_entries<T, kDims>(
       staged, count, [&](int e) { return cluster.row(clusters, e + 1); },
-      [&](int e) { return EntryWeights<1>{{*cluster.weights(clusters, 0, e + 1).first}}; });
+      [&](int e) { return EntryWeights<1>{{cluster.weights(clusters, e + 1)[0]}}; });
   LaneRow<T, kDims> sum[1];
   add_staged(p.entries, clusters.lanes, staged, count, sum);
   if (cluster.i >= clusters.capacity) return;
