@@ -34,6 +34,8 @@ struct Arguments {
   }
 };
 
+#if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // for kernels
+
 __device__ inline float clamped(float cosine) { return fminf(fmaxf(cosine, -1.0f), 1.0f); }
 
 /// The nearest key so far.
@@ -59,6 +61,8 @@ struct Best {
     }
   }
 };
+
+#endif
 
 /// kBetter: of kept keys only those of higher score count.
 template <bool kBetter, Storage T>
