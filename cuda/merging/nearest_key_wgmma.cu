@@ -101,13 +101,14 @@ struct Item {
   }
 };
 
-// Multiplies a key of a stage by its scale.
+// Multiplies a key of a stage by its scale: all of its chunks, in whatever order they lie.
 template <int kHeadDim, Storage T>
 __device__ void rescale(uint16_t* stage, int key, float scale) {
+  constexpr int kChunks = kBoxColumns / kChunk;  // of a key in a box
 #pragma unroll 1
   for (int chunk = 0; chunk < kHeadDim / kChunk; ++chunk) {
-    const int box = chunk / (kBoxColumns / kChunk), place = (chunk ^ key) % (kBoxColumns / kChunk);
-    uint4& numbers = *reinterpret_cast<uint4*>(stage + box * kBoxSize + key * kBoxColumns + place * kChunk);
+    const int place = key * kBoxColumns + chunk % kChunks * kChunk;
+    uint4& numbers = *reinterpret_cast<uint4*>(stage + chunk / kChunks * kBoxSize + place);
     numbers = scaled<T>(numbers, scale);
   }
 }

@@ -353,23 +353,27 @@ TYPED_TEST(WeightedMeanParity, MergesOneClusterOfEachHeadInPlace) {
 TYPED_TEST(WeightedMeanParity, ReportsMeansThatDoNotFit) {
   using T = TypeParam;
   constexpr double kMost = std::is_same_v<T, cuda::Float16> ? 65504 : 3e38;
-  const auto status_of = [&](double entry, float weight) {
-    Subject<T> subject({.members = {{2, 0}, {0, 1}}, .head_dim = 33});
+  const auto status_of = [&](int64_t head_dim, double entry, float weight) {
+    Subject<T> subject({.members = {{2, 0}, {0, 1}}, .head_dim = head_dim});
     std::ranges::fill(subject.entries.numbers(), 1);
-    subject.entries.data()[subject.clusters[1][1].members[0] * 33 + subject.tokens * 33 + 32] = entry;
+    subject.entries
+        .data()[subject.clusters[1][1].members[0] * head_dim + subject.tokens * head_dim + head_dim - 1] =
+        entry;
     subject.entries = rounded<T>(subject.entries);
     subject.members[subject.tokens] = weight;
     typename Subject<T>::Device device(subject, 2, subject.c.capacity());
     const Uploaded<T> rows(subject.entries);
-    CacheRows<T> cache(2, subject.c.capacity(), 33);
+    CacheRows<T> cache(2, subject.c.capacity(), head_dim);
     cuda::weighted_means<T>(rows.view(), device.merged, device.weights, nullptr, cache.view(),
                             device.status.data(), device.sums.view(), nullptr);
     return cuda::download(device.status).front();
   };
-  EXPECT_EQ(status_of(kMost, 0.5f), 0);
-  EXPECT_EQ(status_of(kMost, 1.5f), 1);
-  EXPECT_EQ(status_of(-kMost, 1.5f), 1);
-  EXPECT_EQ(status_of(1, std::nanf("")), 1);
+  for (const int64_t head_dim : {33, 40}) {  // written number by number, and by vectors
+    EXPECT_EQ(status_of(head_dim, kMost, 0.5f), 0);
+    EXPECT_EQ(status_of(head_dim, kMost, 1.5f), 1);
+    EXPECT_EQ(status_of(head_dim, -kMost, 1.5f), 1);
+    EXPECT_EQ(status_of(head_dim, 1, std::nanf("")), 1);
+  }
 }
 
 TYPED_TEST(WeightedMeanParity, RefusesShapesThatDoNotFit) {
