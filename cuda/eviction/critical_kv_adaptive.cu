@@ -15,7 +15,7 @@
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "critical_kv.hpp"
-#include "window_check.hpp"
+#include "window_tiles.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -15,8 +15,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace critical_kv_norms {
 namespace {
 
-// A block of 256 tokens with a ragged tail, which takes both heads, or two clusters that take one each: in all eight stages of 128 columns, the last of each head
-// ragged, so that each of wgmma's three is filled more than once.
+// A block of 256 tokens with a ragged tail, which takes both heads, or two clusters that take one each: in all eight stages of
+// 128 columns, the last of each head ragged, so that each of wgmma's three is filled more than once.
 constexpr int64_t kHeads = 2;
 constexpr int64_t kTokens = 200;
 constexpr int64_t kColumns = 456;

@@ -48,7 +48,8 @@ constexpr int kSums = kStageColumns / 2;  // a thread's numbers of a product
 constexpr int kThreadSums = 2 * kTiles;   // a thread's sums of terms: of two tokens of each A operand
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
-static_assert(kWarpgroup * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+              (1 + kConsumers) * launch_registers(kThreads));
 
 template <int kHeadDim>
 inline constexpr int kBoxSize = kHeadDim* kBoxColumns;
@@ -319,14 +320,14 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //                                       +---------------+---------------+
 //       values, in registers            +---------------+---------------+
 //       consumer 0: 64 tokens           |                               |
-//                   64 tokens           |   projected values, 64 x 128  |  -> the sums of the terms |x| or x^2, in
-//       consumer 1: 64 tokens           |   at a time, in registers     |     registers, over all columns
+//                   64 tokens           |   projected values, 64 x 128  |  -> the sums of the terms |x| or x^2: a
+//       consumer 1: 64 tokens           |   at a time, in registers     |     section's in registers, all in shared memory
 //                   64 tokens           |                               |
 //                                       +-------------------------------+
 //
 // grid       one block for each multiprocessor, or for each of the ceil(tokens / 256) kv_heads ceil(group /
-//            heads_per_block) items if there are fewer; if there are no more than half as many as multiprocessors, a
-//            cluster of 8 blocks for each
+//            heads_per_block) items if there are fewer; if there are no more than half as many as multiprocessors and
+//            heads_per_block is 1, a cluster of 8 blocks for each
 // block      384: a producer's warpgroup and two consumers'
 // shared     768 head_dim + 4,160 bytes: 53,312 or 102,464 for head_dim 64 and 128
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers

@@ -6,7 +6,7 @@
 
 #include "greedy_removal.hpp"
 #include "greedy_state.hpp"
-#include "window_check.hpp"
+#include "window_tiles.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -12,7 +12,6 @@
 #include "gram_rows.hpp"
 #include "obcache_terms.hpp"
 #include "value_space.hpp"
-#include "window_check.hpp"
 #include "window_tiles.hpp"
 
 namespace kvbound::cuda {

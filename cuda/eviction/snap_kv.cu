@@ -8,7 +8,6 @@
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "snap_kv_kernels.hpp"
-#include "window_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

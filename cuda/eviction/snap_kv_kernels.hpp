@@ -2,12 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 
+#include "snap_kv_variants.hpp"
 #include "window_tiles.hpp"
 
 namespace kvbound::cuda {
@@ -36,21 +36,6 @@ struct SplitPartials {
     sums[split * queries + query] = sum;
   }
 };
-
-/// A tile of window_attention_mma_kernel.
-struct WindowTile {
-  int tokens;  ///< in a stage of shared memory
-  int blocks;  ///< that a multiprocessor must have registers for, if head_dim is at most 128
-};
-/// window_attention and window_log_sum_exp take the first. The others are for BF16 and head_dim 128 alone
-/// (primitives/tile_variants.hpp).
-inline constexpr WindowTile kWindowTiles[] = {{64, 3}, {32, 3}, {128, 2}, {64, 2}};
-inline constexpr int kWindowTileCount = static_cast<int>(std::size(kWindowTiles));
-
-/// window_attention with any of the tiles. Throws ShapeMismatch for a head_dim of another row of kernels than 128; as
-/// window_attention.
-void window_attention_by(int tile, const WindowView<Bfloat16>& window, const float* log_sum_exp,
-                         WindowReduction reduction, float* weights, Stream stream);
 
 /// What the sums over the window are divided by.
 inline float divisor_of(WindowReduction reduction, int64_t queries) {

@@ -4,7 +4,7 @@
 // heads of one KV head, or of further parts of larger windows. The keys of a split of the tokens pass through a ring of tiles in
 // shared memory, which every warp multiplies by its queries, 16 tokens at a time (primitives/row_fragments.hpp). Exponents
 // are to base 2, so that scale and log2 e are one factor. In the heads of the kernels below, k = kSteps steps of 16 numbers
-// are what head_dim is padded to, and parts = ceil(window / 32).
+// are what head_dim is padded to, a part has 32 queries (16 for 16 steps), and parts = ceil(window / queries of a part).
 #include <kvbound/cuda/primitives/exponential.hpp>
 #include <kvbound/cuda/primitives/row_fragments.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>
@@ -15,7 +15,6 @@
 #include <numbers>
 
 #include "snap_kv_kernels.hpp"
-#include "window_check.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -171,7 +170,7 @@ struct RunningSums {
 // registers  steps 4: 112, 5: 120, 6: 140, 8: 160, 12: 220, 16: 164 (sm_90a); 110, 118, 138, 158, 216, 158 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x; the queries for each split; written:
 //            8 for each query and split
-// FLOP       2 query_heads (32 parts) tokens (16 k) on tensor cores, an exponential and 5 for each logit
+// FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an exponential and 5 for each logit
 template <Storage16 T, int kSteps, int kTokens, int kResident>
 __global__ void __launch_bounds__(kThreads, kResident)
     window_log_sum_exp_mma_kernel(Window<T> window, float scale, Splits splits, SplitPartials partials,
@@ -263,7 +262,7 @@ __device__ float sum_of_weights(Products<kTiles>& exponents) {
 // registers  steps 4: 125, 5: 137, 6: 152, 8: 160, 12: 228, 16: 180 (sm_90a); 122, 134, 150, 158, 222, 176 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part, the latter mostly from
 //            the L2 cache; the queries and their log-sum-exp for each split; written: 4 query_heads tokens, for each part
-// FLOP       2 query_heads (32 parts) tokens (16 k) on tensor cores, an exponential and 3 for each logit
+// FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an exponential and 3 for each logit
 template <Storage16 T, int kSteps, int kTokens, int kResident>
 __global__ void __launch_bounds__(kThreads, kResident)
     window_attention_mma_kernel(Window<T> window, float scale, const float* log_sum_exp, float share,

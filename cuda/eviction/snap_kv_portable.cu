@@ -85,8 +85,7 @@ __device__ void visible_of_split(const Window<float>& window, int64_t first_row,
 //
 // grid       (ceil(group window / query_rows), ceil(tokens / split_tokens), kv_heads)
 // block      128
-// shared     1024 stages (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 68,608 for head_dim 128, BF16, kRows 8, 2
-//            stages
+// shared     1024 stages (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 101,376 for head_dim 128, kRows 8, 2 stages
 // registers  kRows 4: 96, kRows 8: 128 (sm_90a); 96, 168 (sm_80)
 // bytes      read: 16 v for each token and KV head, again for each block along x; the queries for each split; written:
 //            8 for each query and split
@@ -160,7 +159,7 @@ __device__ void add_weights(const Window<float>& window, const Products<float, k
 //
 // grid       (ceil(tokens / 64), kv_heads)
 // block      128
-// shared     1024 (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 34,304 for head_dim 128, BF16, kRows 4
+// shared     1024 (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 50,688 for head_dim 128, kRows 4
 // registers  kRows 4: 96, kRows 8: 123 (sm_90a and sm_80)
 // bytes      read: 16 v for each token and KV head; the group's queries and log-sum-exp for each block, mostly from the
 //            L2 cache; written: 4 query_heads tokens

@@ -209,9 +209,10 @@ template <int kHeads, int kDims, Storage T>
 void launch_keys(const Arguments<T>& arguments, Stream stream) {
   const Sums<T>& sums = arguments.sums;
   const int64_t blocks = ceil_division(sums.clusters.capacity, kRounds * RowLanes<T, kDims>::kGroups);
+  using Layout = Shared<T, kDims, kHeads>;
+  const auto heads = first_that_fits<Layout>({arguments.heads()});
   launch<merged_keys_kernel<kHeads, kDims, T>>(
-      {extent(blocks, sums.entries.slices), extent(kRowsThreads),
-       shared_bytes<Shared<T, kDims, kHeads>>(arguments.heads()), stream},
+      {extent(blocks, sums.entries.slices), extent(kRowsThreads), shared_bytes<Layout>(heads), stream},
       arguments);
 }
 

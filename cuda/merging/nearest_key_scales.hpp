@@ -13,8 +13,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace nearest_key_search {
 
 // The products of two keys of such lengths, and all sums on the way, are 2^120 at most. Each of less than 2 head_dim
-// operations loses at most 2^-126 to underflow, all of them 2 head_dim 2^-30 of the two lengths' product: 1/64 of the
-// rounding that cosine_error allows for. A number that becomes subnormal by rescaling loses 2^-134 of its key's length.
+// operations loses at most 2^-126 to underflow, all of them 2 head_dim 2^-30 of the two lengths' product: less than 1/50 of
+// the rounding that cosine_error allows for. A number that becomes subnormal by rescaling loses 2^-134 of its key's length.
 inline constexpr float kLeastLength = 0x1p-48F;
 inline constexpr float kMostLength = 0x1p60F;
 

@@ -43,7 +43,8 @@ constexpr int kChunk = 8;         // 16-bit numbers in 16 bytes
 constexpr int kSums = kKeys / 2;  // a thread's numbers of a product
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
-static_assert(kWarpgroup * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+              (1 + kConsumers) * launch_registers(kThreads));
 
 template <int kHeadDim>
 inline constexpr int kStageSize = kHeadDim / kBoxColumns* kBoxSize;
@@ -313,7 +314,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //
 // grid       one block for each multiprocessor, or for each of the ceil(most leaving / 256) kv_heads items if there are fewer
 // block      384: a producer's warpgroup and two consumers'
-// shared     768 head_dim + 3,144 bytes: 52,296 or 101,448 for head_dim 64 and 128
+// shared     768 head_dim + 3,160 bytes: 52,312 or 101,464 for head_dim 64 and 128
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: 2 head_dim for each leaving key; 2 head_dim + 4 for each kept key, again for each item, mostly from the L2
 //            cache; written: 12 for each leaving key

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include <kvbound/cuda/eviction/snap_kv_kernels.hpp>
-#include <kvbound/cuda/eviction/window_check.hpp>
 #include <kvbound/cuda/eviction/window_tiles.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>

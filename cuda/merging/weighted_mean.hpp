@@ -53,7 +53,7 @@ void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, 
 /// The sums alone, without the kept entries: sums[g, i, :] = sum_j weights.members[g, 0, j] entries[g, j, :].
 ///
 /// weights  one row
-/// sums     [kv_heads, capacity, head_dim], device memory; 0 for clusters without members
+/// sums     [kv_heads, capacity, head_dim], device memory, 16-byte aligned; 0 for clusters without members
 /// precision, throws: as above
 template <Storage T>
 void weighted_sums(DeviceTensor<const T> entries, const Clusters& clusters, const ClusterWeights& weights,

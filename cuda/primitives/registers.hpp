@@ -14,6 +14,10 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
+/// The registers with which a thread of such a kernel begins, if its blocks have a multiprocessor each. No raise can take more
+/// than the block began with: it would wait forever.
+constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8; }
+
 constexpr bool can_be_set(int registers) { return 24 <= registers && registers <= 256 && registers % 8 == 0; }
 
 #ifdef KVBOUND_CUDA_NATIVE

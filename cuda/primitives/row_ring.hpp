@@ -9,8 +9,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// Stages of a ring where shared memory has room for them.
 inline constexpr int kMostRingStages = 3;
 
-/// Rows of a slice as tiles of kRows, padded to kSteps steps, from the first to the last, `passes` times. Results do not depend on
-/// the number of stages.
+/// Rows of a slice as tiles of kRows, padded to kSteps steps, from the first to the last, `passes` times. Results do not
+/// depend on the number of stages.
 template <int kSteps, int kRows>
 class RowRing {
  public:

@@ -124,21 +124,10 @@ void mma_m16n8k8(float (&c)[4], uint32_t a_low, uint32_t a_high, uint32_t b,
 
 #endif
 
-/// sum += a b for fragments of T. A tensor core sums 16 products and truncates; these sums are added here, by rounded
-/// fp32 additions: the error bound is several times smaller than if the tensor core accumulated them, too.
-template <Storage16 T>
-__device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  float part[4] = {};
-  mma_m16n8k16<T>(part, a, b);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sum[i] += part[i];
-}
-
-/// The error of a tensor core's sum of 16 products: 17 truncations to 24 bits, or 18 if it begins with a running sum
+/// The error of a tensor core's sum of 16 products that begins with a running sum: 18 truncations to 24 bits
 /// (reference/bounds/error_bounds.md, "The model").
-inline constexpr double kTensorSums = 17 * 0x1p-23;
 inline constexpr double kChainedTensorSums = 18 * 0x1p-23;
-/// The same of 8 products, which are aligned at once.
+/// The error of a sum of 8 products, which are aligned at once, and of one that begins with a running sum.
 inline constexpr double kShortTensorSums = 8 * 0x1p-23;
 inline constexpr double kShortChainedTensorSums = 9 * 0x1p-23;
 

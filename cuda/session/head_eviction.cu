@@ -89,8 +89,8 @@ struct EvictShared {
 //
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
-// shared     272 bytes
-// registers  kBlocks 1: 62 (sm_90a and sm_80), 8: 64 (sm_90a), no code for sm_80
+// shared     264 bytes
+// registers  kBlocks 1: 62 (sm_90a and sm_80), 8: 64 (sm_90a), 60 (sm_80, where it is never launched)
 // bytes      read: 8 for each KV head and entry; written: 16 for each KV head; with an update also its bytes, without the
 //            scores of the KV heads
 // FLOP       those of the update

@@ -109,7 +109,7 @@ struct Stages {
 //
 // grid       kv_heads
 // block      1024
-// shared     33,312 bytes
+// shared     33,304 bytes
 // registers  64 (sm_90a and sm_80)
 // bytes      read: 12 for each KV head and entry in each of up to six passes, 8 for each query head and entry; an adaptive
 //            stage one reads 12 + 4 group for each entry up to 50 times, from the L2 cache; written: 16 for each KV head

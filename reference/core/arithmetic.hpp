@@ -24,8 +24,8 @@ struct KernelArithmetic {
   /// starting from zero, before the partial sums are added: the error of a partial
   /// sum, as a share of the sum of its terms' absolute values. 0: no tensor cores.
   double tensor_sums = 0;
-  /// So many partial sums, of 16 successive terms each, are formed one behind the other: all but the first begin with the one before
-  /// instead of zero, and tensor_sums is a share of its absolute value, too. Only the last of them is added outside.
+  /// So many partial sums, of 16 successive terms each, are formed one behind the other: all but the first begin with the
+  /// one before instead of zero, and tensor_sums is a share of its absolute value, too. Only the last is added outside.
   int64_t tensor_chain = 1;
   /// The same of an output's sum over tokens, if tensor cores form parts of it: the error of a part, which its weights'
   /// rounding may add to, as a share of the sum of its terms' absolute values.
