@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include <kvbound/cuda/eviction/window_tiles.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 
 #include "snap_kv_variants.hpp"
+#include "window_tiles.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -1,7 +1,7 @@
 // A ring of tiles in shared memory through which rows of device memory pass.
 #pragma once
 
-#include <kvbound/cuda/primitives/row_fragments.hpp>
+#include "row_fragments.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
