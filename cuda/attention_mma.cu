@@ -13,6 +13,7 @@
 
 #include <kvbound/cuda/primitives/async_copy.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/row_fragments.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 
 #include "attention_splits.hpp"
@@ -474,13 +475,7 @@ void launch_with(const SplitArguments<T>& arguments, Stream stream) {
 
 template <Storage T>
 void attend_to_splits(const SplitArguments<T>& arguments, Stream stream) {
-  const int64_t head_dim = arguments.cache.keys.cols;
-  if (head_dim <= 64) return launch_with<4>(arguments, stream);
-  if (head_dim <= 80) return launch_with<5>(arguments, stream);
-  if (head_dim <= 96) return launch_with<6>(arguments, stream);
-  if (head_dim <= 128) return launch_with<8>(arguments, stream);
-  if (head_dim <= 192) return launch_with<12>(arguments, stream);
-  launch_with<16>(arguments, stream);
+  with_row_steps(arguments.cache.keys.cols, [&](auto steps) { launch_with<steps>(arguments, stream); });
 }
 template void attend_to_splits(const SplitArguments<Float16>&, Stream);
 template void attend_to_splits(const SplitArguments<Bfloat16>&, Stream);

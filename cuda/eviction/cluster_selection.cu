@@ -54,11 +54,6 @@ struct ClusterShared {
         others(memory.array<uint32_t>(two_stages ? Columns::keys_of(cols) * kThreads : 0)) {}
 };
 
-__device__ void wait_for_cluster() {
-  cluster_arrive();
-  cluster_wait();
-}
-
 // The thread's n-th key.
 __device__ uint32_t& key_of(uint32_t* keys, int n) {
   return keys[n * kThreads + static_cast<int>(threadIdx.x)];
@@ -93,7 +88,7 @@ __device__ uint64_t least_rank(const Columns& columns, int64_t k, const ClusterS
     turn ^= 1;
     for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads)
       bins[bin] = in_bin(shared.counters, bin);
-    wait_for_cluster();
+    cluster_sync();
     int sizes[kBinsPerThread] = {};
     sum_bins(bins, sizes);
     find_digit(sizes, search.wanted, shared.warp_totals, shared.found);
@@ -121,7 +116,7 @@ __device__ void write_ascending(uint32_t selected, const Columns& columns, const
   const int through = prefix_sum(mine, shared.warp_totals);
   if (has_place) shared.places[thread] = through - mine;
   if (thread == kThreads - 1) shared.selected[slot] = through;
-  wait_for_cluster();
+  cluster_sync();
   int before = 0;
   for (int rank = 0; rank < cluster_rank(); ++rank) before += map_shared(shared.selected, rank)[slot];
   int64_t* const indices = result.indices + row * result.stride + before;
@@ -186,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_in_cluster_kernel(Argument
   }
   const uint64_t least = least_rank(columns, p.k[row], shared, turn);
   write_ascending(selected_of(columns, least, shared), columns, p.selection, row, 1, shared);
-  wait_for_cluster();  // no block returns while others read its shared memory
+  cluster_sync();  // no block returns while others read its shared memory
 }
 
 }  // namespace

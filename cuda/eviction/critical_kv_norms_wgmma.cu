@@ -70,17 +70,7 @@ struct Shared {
         sums(memory.array<float>(kThreadSums * kConsumers * kWarpgroup)) {}
 };
 
-/// The stages in the order in which producer and consumers go through them.
-struct Ring {
-  int stage = 0;
-  unsigned phase = 0;
-
-  __device__ void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    phase ^= 1;
-  }
-};
+using Ring = StageRing<kStages>;
 
 /// A block's next piece of work: tokens first_token.. of one KV head, for the query heads `heads`.
 struct Item {
@@ -268,16 +258,11 @@ __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> 
   }
 }
 
-__device__ void wait_for_cluster() {
-  cluster_arrive();
-  cluster_wait();
-}
-
 // Adds up the sections' sums of a cluster's item and writes its norms. All consumers of the cluster call it, once, while the
 // producers wait for the cluster twice.
 template <Norm norm, int kHeadDim, Storage T>
 __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
-  wait_for_cluster();
+  cluster_sync();
   if (cluster_rank() == 0) {
     const auto sum = [&](int i) {
       float total = 0;
@@ -287,7 +272,7 @@ __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& sha
     const Item item(p, first_item());
     write_all_norms<norm>(p, item, warp() / 4 - 1, item.heads.first, sum);
   }
-  wait_for_cluster();  // no block returns while the first one reads its shared memory
+  cluster_sync();  // no block returns while the first one reads its shared memory
 }
 
 // A consumer's work: the norms of its 128 tokens of all items of the block, or their sums of its section.
@@ -351,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp() / 4 == 0) {
     lower_registers<kProducerRegisters>();
     if (threadIdx.x == 0) produce(p, projection, shared);
-    for (int n = 0; cluster_size() > 1 && n < 2; ++n) wait_for_cluster();
+    for (int n = 0; cluster_size() > 1 && n < 2; ++n) cluster_sync();
   } else {
     raise_registers<kConsumerRegisters>();
     consume<norm>(p, shared);

@@ -68,17 +68,7 @@ struct Shared {
         empty(memory.array<uint64_t>(kStages)) {}
 };
 
-// The stages in the order in which producer and consumers go through them.
-struct Ring {
-  int stage = 0;
-  unsigned phase = 0;
-
-  __device__ void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    phase ^= 1;
-  }
-};
+using Ring = StageRing<kStages>;
 
 // A block's next piece of work: leaving keys first.. of one KV head; none of them may exist.
 struct Item {

@@ -135,5 +135,18 @@ inline void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity, CallSite w
 
 #endif
 
+/// The cluster's barrier: every thread of the cluster arrives and waits.
+#ifdef KVBOUND_CUDA_NATIVE
+__device__ __forceinline__ void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+#else
+inline void cluster_sync(CallSite where = CallSite::current()) {
+  cluster_arrive(where);
+  cluster_wait(where);
+}
+#endif
+
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

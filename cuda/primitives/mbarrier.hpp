@@ -120,5 +120,19 @@ inline void mbarrier_wait(uint64_t* barrier, unsigned parity, CallSite where = C
 
 #endif
 
+/// The stages of a pipeline in the order in which its producer and its consumers go through them, each with mbarriers of its
+/// own: the phase that is waited for changes whenever the stages begin anew.
+template <int kStages>
+struct StageRing {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -51,11 +51,9 @@ template <int kBlocks>
 __device__ uint64_t least_of_blocks(uint64_t own, uint64_t* of_block) {
   if constexpr (kBlocks > 1) {
     if (threadIdx.x == 0) *of_block = own;
-    cluster_arrive();
-    cluster_wait();
+    cluster_sync();
     for (int rank = 0; rank < kBlocks; ++rank) own = min(own, *map_shared(of_block, rank));
-    cluster_arrive();  // no block returns while others read its shared memory
-    cluster_wait();
+    cluster_sync();  // no block returns while others read its shared memory
   }
   return own;
 }

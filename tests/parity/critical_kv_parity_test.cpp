@@ -240,10 +240,16 @@ TYPED_TEST(ProjectedValueNormsParity, RefusesWhatDoesNotFit) {
   EXPECT_EQ(cuda::chosen_norms_kernel<T>(10), NormsKernel::portable);
 }
 
+template <class T>
+class WgmmaNormsParity : public DeviceTest {
+ protected:
+  WgmmaNormsParity() : DeviceTest(90) {}
+};
+TYPED_TEST_SUITE(WgmmaNormsParity, Storage16Types, StorageName);
+
 // 16 multiprocessors of the emulation have 17 pairs of a tile of 256 tokens and a KV head to work on, so that one block
 // takes two, each with all its query heads; a group of three leaves the ring of stages in another place for the second.
-TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceWhereBlocksTakeSeveralItems) {
-  if (sizeof(TypeParam) != 2 || !has_wgmma(64)) return;
+TYPED_TEST(WgmmaNormsParity, MatchesReferenceWhereBlocksTakeSeveralItems) {
   NormsCheck<TypeParam> check;
   const int64_t kv_heads = std::min(cuda::device().multiprocessors, 16) + 1;
   const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(3 * kv_heads, kv_heads, 64, 72), 3);
@@ -251,21 +257,18 @@ TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceWhereBlocksTakeSeveralItem
 }
 
 // One item: shared by a cluster, whose blocks have sections of two stages and fewer, and by one block that has both query heads.
-TYPED_TEST(ProjectedValueNormsParity, HasTheSameBitsWhereAClusterSharesTheColumns) {
-  if constexpr (sizeof(TypeParam) == 2) {
-    if (!has_wgmma(64)) return;
-    const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(2, 1, 64, 1300), 70);
-    const auto norms = [&](int64_t heads_per_block) {
-      Output output(2 * input.tokens());
-      cuda::critical_kv_norms::launch_wgmma<TypeParam>(
-          {input.device_values.view(), input.device_projection.view(), output.data(), heads_per_block},
-          Norm::l1, nullptr);
-      return output.numbers();
-    };
-    const std::vector<float> by_block = in_every_schedule([&] { return norms(2); });
-    EXPECT_TRUE(same_bits(in_every_schedule([&] { return norms(1); }), by_block));
-    NormsCheck<TypeParam>().hold(input, Norm::l1, NormsKernel::wgmma);
-  }
+TYPED_TEST(WgmmaNormsParity, HasTheSameBitsWhereAClusterSharesTheColumns) {
+  const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(2, 1, 64, 1300), 70);
+  const auto norms = [&](int64_t heads_per_block) {
+    Output output(2 * input.tokens());
+    cuda::critical_kv_norms::launch_wgmma<TypeParam>(
+        {input.device_values.view(), input.device_projection.view(), output.data(), heads_per_block},
+        Norm::l1, nullptr);
+    return output.numbers();
+  };
+  const std::vector<float> by_block = in_every_schedule([&] { return norms(2); });
+  EXPECT_TRUE(same_bits(in_every_schedule([&] { return norms(1); }), by_block));
+  NormsCheck<TypeParam>().hold(input, Norm::l1, NormsKernel::wgmma);
 }
 
 TYPED_TEST(ProjectedValueNormsParity, RunsTheFastestKernelThatIsRight) {

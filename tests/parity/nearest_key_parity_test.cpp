@@ -202,6 +202,8 @@ void expect_nearest(MatrixView keys, int64_t leaving, const std::vector<int64_t>
 template <class T>
 class NearestKeyParity : public DeviceTest {
  protected:
+  explicit NearestKeyParity(int capability = 0) : DeviceTest(capability) {}
+
   static void expect_parity(const Case& c) {
     const Subject<T> subject(c);
     for (const SearchKernel kernel : kernels<T>(c.head_dim)) expect_parity(subject, kernel);
@@ -309,10 +311,16 @@ TYPED_TEST(NearestKeyParity, GivesTheSameBitsWhereverKeysStand) {
   }
 }
 
+template <class T>
+class WgmmaNearestKeyParity : public NearestKeyParity<T> {
+ protected:
+  WgmmaNearestKeyParity() : NearestKeyParity<T>(90) {}
+};
+TYPED_TEST_SUITE(WgmmaNearestKeyParity, Storage16Types, StorageName);
+
 // 16 multiprocessors of the emulation have more pairs of 256 leaving keys and a KV head to work on than blocks, so that a block
 // takes several, and kept keys of different numbers leave the ring of stages in another place for the next one.
-TYPED_TEST(NearestKeyParity, FindsTheNearestWhereBlocksTakeSeveralItems) {
-  if (sizeof(TypeParam) != 2 || !has_wgmma(64)) return;
+TYPED_TEST(WgmmaNearestKeyParity, FindsTheNearestWhereBlocksTakeSeveralItems) {
   std::vector<int64_t> kept;
   for (int64_t g = 0; g < 2 * std::min(cuda::device().multiprocessors, 16) + 1; ++g)
     kept.push_back(g * 37 % 290);

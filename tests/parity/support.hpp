@@ -26,6 +26,7 @@ namespace kvbound::parity {
 using cuda::DeviceTest;
 
 using StorageTypes = testing::Types<cuda::Bfloat16, cuda::Float16, float>;
+using Storage16Types = testing::Types<cuda::Bfloat16, cuda::Float16>;
 
 /// Names the instances of typed tests BF16, F16, F32.
 struct StorageName {
