@@ -16,10 +16,13 @@ static_assert(kJoinThreads == kJoinColumns * kJoinSlices);
 
 struct JoinShared {
   float* by_warp;   // [kJoinWarps]
+  float* factors;   // [kJoinThreads]: of successive splits
   float4* outputs;  // [kJoinSlices, kJoinColumns]
 
   __host__ __device__ explicit JoinShared(SharedMemory& memory)
-      : by_warp(memory.array<float>(kJoinWarps)), outputs(memory.array<float4>(kJoinThreads)) {}
+      : by_warp(memory.array<float>(kJoinWarps)),
+        factors(memory.array<float>(kJoinThreads)),
+        outputs(memory.array<float4>(kJoinThreads)) {}
 };
 
 // The factor that rescales a split's sums from its own largest z to the largest z of all splits.
@@ -46,36 +49,41 @@ struct HeadSplits {
   __device__ int64_t place(int64_t split) const { return first + split * step; }
 };
 
-// The sum over splits of rescaling * outputs, for four columns; threads 0..15 return the block's sums.
-__device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared, const HeadSplits& splits,
-                               float largest) {
+// Adds to `sum` the outputs of splits first, first + 1, ... < end of the thread's slice, for the thread's four columns.
+//
+// factors  [kJoinThreads], shared memory: of these splits
+__device__ float4 add_outputs(const JoinArguments& p, const HeadSplits& splits, const float* factors,
+                              int64_t first, int64_t end, float4 sum) {
   const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
-  const int slice = static_cast<int>(threadIdx.x) / kJoinColumns;
-  float4 sum = make_float4(0, 0, 0, 0);
-  if (column < p.head_dim) {
-    for (int64_t s = slice; s < splits.count; s += kJoinPart * kJoinSlices) {
-      float4 part = make_float4(0, 0, 0, 0);
+  if (column >= p.head_dim) return sum;
+  for (int64_t s = first + threadIdx.x / kJoinColumns; s < end; s += kJoinPart * kJoinSlices) {
+    float4 part = make_float4(0, 0, 0, 0);
 #pragma unroll
-      for (int i = 0; i < kJoinPart; ++i) {
-        if (s + i * kJoinSlices >= splits.count) break;
-        const int64_t place = splits.place(s + i * kJoinSlices);
-        const float factor = rescaling(p.partials.largest[place], largest);
-        const float4 four =
-            *reinterpret_cast<const float4*>(p.partials.outputs + place * p.partials.row + column);
-        part = add(part, make_float4(factor * four.x, factor * four.y, factor * four.z, factor * four.w));
-      }
-      sum = add(sum, part);
+    for (int i = 0; i < kJoinPart; ++i) {
+      const int64_t split = s + i * kJoinSlices;
+      if (split >= end) break;
+      const float factor = factors[split - first];
+      const float4 four = *reinterpret_cast<const float4*>(p.partials.outputs +
+                                                           splits.place(split) * p.partials.row + column);
+      part = add(part, make_float4(factor * four.x, factor * four.y, factor * four.z, factor * four.w));
     }
+    sum = add(sum, part);
   }
-  shared.outputs[threadIdx.x] = sum;
+  return sum;
+}
+
+// The slices' sums, added as a tree; threads 0..15 return the block's sums.
+__device__ float4 add_slices(float4 sum, float4* outputs) {
+  const int slice = static_cast<int>(threadIdx.x) / kJoinColumns;
+  outputs[threadIdx.x] = sum;
   for (int half = kJoinSlices / 2; half > 0; half /= 2) {
     __syncthreads();
-    if (slice < half) {
-      shared.outputs[threadIdx.x] =
-          add(shared.outputs[threadIdx.x], shared.outputs[threadIdx.x + half * kJoinColumns]);
-    }
+    if (slice >= half) continue;
+    const float4 other = outputs[threadIdx.x + half * kJoinColumns];
+    sum = add(sum, other);
+    outputs[threadIdx.x] = sum;
   }
-  return shared.outputs[threadIdx.x];
+  return sum;
 }
 
 // Combines the splits of a query head: output and log-sum-exp.
@@ -88,11 +96,11 @@ __device__ float4 join_outputs(const JoinArguments& p, const JoinShared& shared,
 //
 // grid       (query_heads, ceil(head_dim / 64))
 // block      256
-// shared     4,128 bytes: 8 floats, 256 float4
+// shared     5,152 bytes: 264 floats, 256 float4
 // registers  48 (sm_90a and sm_80)
 // bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query head and split in use, and the
 //            splits' largest z again from the L1 cache; all KV heads' entries; written: 4 head_dim + 4 for each query head
-// FLOP       2 head_dim for each query head and split in use, and 17 exponentials for each of them and 64 columns
+// FLOP       2 head_dim for each query head and split in use, and an exponential for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
   SharedMemory memory;
   const JoinShared shared(memory);
@@ -104,15 +112,24 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
   }
   largest = block_max<kJoinWarps>(largest, shared.by_warp);
   float sum = 0;
-  for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
-    const int64_t place = splits.place(s);
-    sum += rescaling(p.partials.largest[place], largest) * p.partials.sums[place];
+  float4 outputs = make_float4(0, 0, 0, 0);
+  for (int64_t first = 0; first < splits.count; first += kJoinThreads) {
+    const int64_t s = first + threadIdx.x;
+    __syncthreads();  // no thread reads the previous factors any more
+    if (s < splits.count) {
+      const int64_t place = splits.place(s);
+      const float factor = rescaling(p.partials.largest[place], largest);
+      shared.factors[threadIdx.x] = factor;
+      sum += factor * p.partials.sums[place];
+    }
+    __syncthreads();
+    outputs = add_outputs(p, splits, shared.factors, first, min(first + kJoinThreads, splits.count), outputs);
   }
   sum = block_sum<kJoinWarps>(sum, shared.by_warp);
   if (blockIdx.y == 0 && threadIdx.x == 0) {
     p.result.log_sum_exp[head] = sum == 0 ? kNothing : largest + logf(sum);
   }
-  const float4 outputs = join_outputs(p, shared, splits, largest);
+  outputs = add_slices(outputs, shared.outputs);
   if (threadIdx.x >= kJoinColumns) return;
   const float four[4] = {outputs.x, outputs.y, outputs.z, outputs.w};
   const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x) * 4;
