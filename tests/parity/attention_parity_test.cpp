@@ -310,13 +310,17 @@ TYPED_TEST(AttentionParity, DoesNotDependOnTheCapacity) {
   for (const int64_t capacity : {701, 5000, 100000}) EXPECT_TRUE(same_bits(run(capacity), tight)) << capacity;
 }
 
-// One KV head with so many entries that the threads that join the splits add up more than one part each.
+// One KV head with so many entries that the threads that join the splits add up more than one part each, and that there are
+// more splits than threads.
 TYPED_TEST(AttentionParity, MatchesReferenceForManySplits) {
-  for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
-    const Case c{
-        .kv_heads = 1, .group_size = 1, .head_dim = 8, .entries = {5000}, .distribution = distribution};
-    const Subject<TypeParam> subject(c);
-    expect_parity(c, subject, subject.run(), this->comparators_);
+  for (const int64_t entries : {5000, 20000}) {
+    for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
+      this->expect_parity_in_every_schedule({.kv_heads = 1,
+                                             .group_size = 1,
+                                             .head_dim = 8,
+                                             .entries = {entries},
+                                             .distribution = distribution});
+    }
   }
 }
 
