@@ -21,13 +21,14 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_layout("queries", queries);
   require_layout("keys", cache.keys);
   require_layout("values", cache.values);
-  require_equal("slices of queries", queries.slices, "queries of a head", 1);
-  require_groups(queries.rows, cache.keys.slices);
+  require_groups(queries.slices, cache.keys.slices);
   require_equal("KV heads of keys", cache.keys.slices, "KV heads of values", cache.values.slices);
   require_equal("capacity of keys", cache.keys.rows, "capacity of values", cache.values.rows);
   require_equal("columns of queries", queries.cols, "columns of keys", cache.keys.cols);
   require_equal("columns of keys", cache.keys.cols, "columns of values", cache.values.cols);
   require_range("head_dim", queries.cols, 1, kMostHeadDim);
+  require_range("queries of a head", queries.rows, 1, INT32_MAX);
+  require_range("capacity", cache.keys.rows, 0, INT32_MAX);
 }
 
 // The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.
@@ -46,29 +47,66 @@ int64_t accumulation_depth(const Deal& deal, int64_t entries) {
   return entries > 0 ? longest : 0;
 }
 
+// The deal for queries that take several blocks for each split: fewer, longer splits, of which there are as many blocks. Its
+// accumulation depths are at most those of the deal for a query of each head.
+Deal deal_for(int64_t queries, int64_t kv_heads) {
+  constexpr int64_t kBlockQueries = 16;
+  Deal deal = kDeals[0];
+  if (kv_heads > 0) {
+    const int64_t blocks = ceil_division(queries / kv_heads, kBlockQueries);
+    deal.blocks_wanted = ceil_division(deal.blocks_wanted, std::max(blocks, int64_t{1}));
+  }
+  return deal;
+}
+
+int64_t workspace_bytes(const Deal& deal, int64_t queries, int64_t kv_heads, int64_t head_dim,
+                        int64_t capacity) {
+  if (kv_heads == 0) return 0;
+  return Partials::bytes(queries / kv_heads, head_dim, most_splits(deal, kv_heads, capacity));
+}
+
+// Queues the attention of queries [query_heads, window, head_dim]. The attention to the entries that are not dominant
+// repeats the splits that have a dominant entry, and joins them with the other splits' partial results.
+template <Storage T>
+void attend(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
+            const AttentionResult& result, const DominantEntries& dominants, Workspace workspace,
+            Stream stream) {
+  require_valid(queries, cache);
+  const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows,
+                count = queries.slices * queries.rows;
+  require_workspace(workspace, workspace_bytes(deal, count, kv_heads, queries.cols, capacity));
+  const Partials partials(workspace.data, count / kv_heads, queries.cols,
+                          most_splits(deal, kv_heads, capacity));
+  SplitArguments<T> splits{deal, queries, cache, static_cast<float>(scale), result, partials};
+  JoinArguments join{deal,         cache.entries, kv_heads,       partials,        result,
+                     queries.cols, capacity,      dominants.rows, dominants.logits};
+  if (capacity > 0) attend_to_splits(splits, stream);
+  join_splits(join, stream);
+  if (!dominants.rows) return;
+  splits.excluded = dominants.rows;
+  splits.result.logits = nullptr;
+  join.dominant = nullptr;
+  join.result = {dominants.others_output, dominants.others_log_sum_exp};
+  if (capacity > 0) attend_to_splits(splits, stream);
+  join_splits(join, stream);
+}
+
 }  // namespace
 
 namespace attention_splits {
 
 int64_t attention_workspace_by(const Deal& deal, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
                                int64_t capacity) {
-  if (kv_heads == 0) return 0;
-  return Partials::bytes(query_heads / kv_heads, head_dim, most_splits(deal, kv_heads, capacity));
+  return workspace_bytes(deal, query_heads, kv_heads, head_dim, capacity);
 }
 
 template <Storage T>
 void attention_by(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                   const AttentionResult& result, Workspace workspace, Stream stream) {
-  require_valid(queries, cache);
-  const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows;
-  require_workspace(workspace, attention_workspace_by(deal, queries.rows, kv_heads, queries.cols, capacity));
-  const Partials partials(workspace.data, queries.rows / kv_heads, queries.cols,
-                          most_splits(deal, kv_heads, capacity));
-  if (capacity > 0) {
-    attend_to_splits(SplitArguments<T>{deal, queries, cache, static_cast<float>(scale), result, partials},
-                     stream);
-  }
-  join_splits({deal, cache.entries, kv_heads, partials, result, queries.cols}, stream);
+  require_equal("slices of queries", queries.slices, "queries of a head", 1);
+  const DeviceTensor<const T> of_heads{queries.data, queries.rows,       1,
+                                       queries.cols, queries.row_stride, queries.row_stride};
+  attend(deal, of_heads, cache, scale, result, {}, workspace, stream);
 }
 
 template <Storage T>
@@ -95,6 +133,23 @@ void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double 
   attention_by(kDeals[0], queries, cache, scale, result, workspace, stream);
 }
 
+int64_t causal_attention_workspace(int64_t query_heads, int64_t window, int64_t kv_heads, int64_t head_dim,
+                                   int64_t capacity) {
+  const int64_t queries = query_heads * window;
+  return workspace_bytes(deal_for(queries, kv_heads), queries, kv_heads, head_dim, capacity);
+}
+
+template <Storage T>
+void causal_attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
+                      const AttentionResult& result, const DominantEntries& dominants, Workspace workspace,
+                      Stream stream) {
+  if (dominants.rows && cache.log_votes && !result.logits) {
+    throw ShapeMismatch("the dominant entries' logits of a cache with votes need all logits");
+  }
+  const Deal deal = deal_for(queries.slices * queries.rows, cache.keys.slices);
+  attend(deal, queries, cache, scale, result, dominants, workspace, stream);
+}
+
 template <Storage T>
 KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim) {
   return attention_arithmetic_by<T>(kDeals[0], entries, head_dim);
@@ -106,6 +161,13 @@ template void attention(DeviceTensor<const Float16>, const CacheView<Float16>&, 
                         const AttentionResult&, Workspace, Stream);
 template void attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                         const AttentionResult&, Workspace, Stream);
+
+template void causal_attention(DeviceTensor<const float>, const CacheView<float>&, double,
+                               const AttentionResult&, const DominantEntries&, Workspace, Stream);
+template void causal_attention(DeviceTensor<const Float16>, const CacheView<Float16>&, double,
+                               const AttentionResult&, const DominantEntries&, Workspace, Stream);
+template void causal_attention(DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
+                               const AttentionResult&, const DominantEntries&, Workspace, Stream);
 
 template KernelArithmetic attention_arithmetic<float>(int64_t, int64_t);
 template KernelArithmetic attention_arithmetic<Float16>(int64_t, int64_t);

@@ -8,7 +8,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace attention_splits {
 namespace {
 
-// A block has 64 columns of one query head's output, four for each of 16 threads, and 16 slices of the splits.
+// A block has 64 columns of one query's output, four for each of 16 threads, and 16 slices of the splits.
 constexpr int kJoinThreads = 256;
 constexpr int kJoinWarps = kJoinThreads / 32;
 constexpr int kJoinColumns = 16;
@@ -16,11 +16,13 @@ static_assert(kJoinThreads == kJoinColumns * kJoinSlices);
 
 struct JoinShared {
   float* by_warp;   // [kJoinWarps]
+  int* rows;        // [kJoinWarps]
   float* factors;   // [kJoinThreads]: of successive splits
   float4* outputs;  // [kJoinSlices, kJoinColumns]
 
   __host__ __device__ explicit JoinShared(SharedMemory& memory)
       : by_warp(memory.array<float>(kJoinWarps)),
+        rows(memory.array<int>(kJoinWarps)),
         factors(memory.array<float>(kJoinThreads)),
         outputs(memory.array<float4>(kJoinThreads)) {}
 };
@@ -34,7 +36,7 @@ __device__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// The splits of the block's query head.
+// The splits of the block's query.
 struct HeadSplits {
   int64_t count;
   int64_t first,
@@ -86,7 +88,24 @@ __device__ float4 add_slices(float4 sum, float4* outputs) {
   return sum;
 }
 
-// Combines the splits of a query head: output and log-sum-exp.
+// Writes the row that holds more than half of the query's attention, if there is one, and its logit. The block calls it.
+__device__ void write_dominant(const JoinArguments& p, const JoinShared& shared, const HeadSplits& splits,
+                               float largest, float log_sum_exp) {
+  int row = INT32_MAX;
+  for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
+    if (p.partials.largest[splits.place(s)] == largest) row = min(row, p.partials.rows[splits.place(s)]);
+  }
+  row = join_block<kJoinWarps>(row, shared.rows, Smaller());
+  if (threadIdx.x > 0) return;
+  const int64_t query = blockIdx.x;
+  const bool is_dominant = expf(largest - log_sum_exp) > 0.5f;
+  p.dominant[query] = is_dominant ? row : -1;
+  if (!is_dominant) return;
+  const float* const logits = p.result.logits;
+  p.dominant_logits[query] = logits ? logits[query * p.capacity + row] : largest;
+}
+
+// Combines the splits of a query head, or of each of its queries: output and log-sum-exp.
 //
 //                  columns 0..3     4..7    ...   60..63
 //       slice  0   thread 0       thread 1  ...  thread 15     splits  0, 16, 32, ...
@@ -94,17 +113,18 @@ __device__ float4 add_slices(float4 sum, float4* outputs) {
 //       ...                                                    then a tree over the 16 slices
 //       slice 15   thread 240     ...            thread 255    splits 15, 31, 47, ...
 //
-// grid       (query_heads, ceil(head_dim / 64))
+// grid       (queries, ceil(head_dim / 64))
 // block      256
-// shared     5,152 bytes: 264 floats, 256 float4
+// shared     5,184 bytes: 264 floats, 8 integers, 256 float4
 // registers  48 (sm_90a and sm_80)
-// bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query head and split in use, and the
-//            splits' largest z again from the L1 cache; all KV heads' entries; written: 4 head_dim + 4 for each query head
-// FLOP       2 head_dim for each query head and split in use, and an exponential for each of them and 64 columns
+// bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query and split in use, and the splits' largest
+//            z again from the L1 cache, and for dominant entries their rows; all KV heads' entries; written: 4 head_dim + 4
+//            for each query, and 12 for its dominant entry
+// FLOP       2 head_dim for each query and split in use, and an exponential for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
   SharedMemory memory;
   const JoinShared shared(memory);
-  const int64_t head = blockIdx.x;
+  const int64_t query = blockIdx.x;
   const HeadSplits splits(p);
   float largest = kNothing;
   for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
@@ -126,23 +146,23 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
     outputs = add_outputs(p, splits, shared.factors, first, min(first + kJoinThreads, splits.count), outputs);
   }
   sum = block_sum<kJoinWarps>(sum, shared.by_warp);
-  if (blockIdx.y == 0 && threadIdx.x == 0) {
-    p.result.log_sum_exp[head] = sum == 0 ? kNothing : largest + logf(sum);
-  }
+  const float log_sum_exp = sum == 0 ? kNothing : largest + logf(sum);
+  if (blockIdx.y == 0 && threadIdx.x == 0) p.result.log_sum_exp[query] = log_sum_exp;
+  if (blockIdx.y == 0 && p.dominant) write_dominant(p, shared, splits, largest, log_sum_exp);
   outputs = add_slices(outputs, shared.outputs);
   if (threadIdx.x >= kJoinColumns) return;
   const float four[4] = {outputs.x, outputs.y, outputs.z, outputs.w};
   const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x) * 4;
   for (int i = 0; i < 4 && column + i < p.head_dim; ++i) {
-    p.result.output[head * p.head_dim + column + i] = sum == 0 ? 0 : four[i] / sum;
+    p.result.output[query * p.head_dim + column + i] = sum == 0 ? 0 : four[i] / sum;
   }
 }
 
 }  // namespace
 
 void join_splits(const JoinArguments& arguments, Stream stream) {
-  const int64_t query_heads = arguments.kv_heads * arguments.partials.group_size;
-  launch<attention_join_kernel>({extent(query_heads, ceil_division(arguments.head_dim, 4 * kJoinColumns)),
+  const int64_t queries = arguments.kv_heads * arguments.partials.group_size;
+  launch<attention_join_kernel>({extent(queries, ceil_division(arguments.head_dim, 4 * kJoinColumns)),
                                  dim3(kJoinThreads), shared_bytes<JoinShared>(), stream},
                                 arguments);
 }

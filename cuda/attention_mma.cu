@@ -1,6 +1,7 @@
 // Decode attention to the splits of a cache by mma.sync: 16-bit types, any head_dim, compute capability 8.0.
 //
-// A block has one split of a KV head's entries and up to 16 of the query heads that share the KV head. The split's keys,
+// A block has one split of a KV head's entries and up to 16 of the queries of the heads that share the KV head, which are
+// called heads here: a head with several queries counts as so many. The split's keys,
 // then its values are copied to shared memory by tiles of 64 tokens, of which every warp has 16, as the rows or the depth
 // of the tensor cores' tiles; the query heads are their columns. A block forms all of its logits before its first weight,
 // so that partial sums are rescaled only once: where the splits are joined.
@@ -82,12 +83,14 @@ struct Shared {
   float* logits;   // [heads, logit_row]: z = logit + ln votes
   float* largest;  // [kWarps, kMostHeadTiles * kHeads]: the largest z of a warp's tokens
   float* sums;     // likewise: the sum of their weights
+  int* rows;       // likewise: the row of the first token with the largest z of the split
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stages * tile_vectors(kVectors<kSteps>))),
         logits(memory.array<float>(shape.heads * shape.logit_row())),
         largest(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
-        sums(memory.array<float>(kWarps * kMostHeadTiles * kHeads)) {
+        sums(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
+        rows(memory.array<int>(kWarps * kMostHeadTiles * kHeads)) {
     static_assert(kWarps * kHeads * kSumRow<kSteps> * sizeof(float) <=
                   tile_vectors(kVectors<kSteps>) * sizeof(uint4));
   }
@@ -188,15 +191,14 @@ struct Queries {
   uint32_t fragments[kHeadTiles][kSteps][2];
 
   __device__ explicit Queries(const Work<T, kSteps, kHeadTiles>& work) {
-    const DeviceTensor<const T>& queries = work.p.queries;
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
       const int head = t * kHeads + lane() / 4;
-      const T* row = queries.data + (work.first_head + head) * queries.row_stride;
+      const T* row = work.p.query(work.first_head + min(head, work.heads - 1));
 #pragma unroll
       for (int i = 0; i < 2 * kSteps; ++i) {
         const int dim = i * 8 + lane() % 4 * 2;
-        const bool inside = head < work.heads && dim < queries.cols;
+        const bool inside = head < work.heads && dim < work.p.queries.cols;
         fragments[t][i / 2][i % 2] = inside ? *reinterpret_cast<const uint32_t*>(row + dim) : 0;
       }
     }
@@ -208,16 +210,19 @@ template <Storage16 T, int kSteps, int kHeadTiles>
 struct Logits {
   const Work<T, kSteps, kHeadTiles>& work;
   const Queries<T, kSteps, kHeadTiles> queries;
+  int seen[kHeadTiles][2];    // the split's tokens that a head may see, if it is not the hidden one
   int hidden[kHeadTiles][2];  // the token that a head does not see, counted in the split; -1: none
   float largest[kHeadTiles][2];
 
   __device__ explicit Logits(const Work<T, kSteps, kHeadTiles>& of_block)
       : work(of_block), queries(of_block) {
-    const int64_t* excluded = work.p.cache.excluded;
+    const int64_t* excluded = work.p.excluded;
 #pragma unroll
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
-      const bool some = excluded && head(i) < work.heads;
-      const int64_t token = some ? excluded[work.first_head + head(i)] - work.first : -1;
+      const bool some = head(i) < work.heads;
+      const int64_t visible = some ? work.p.visible(work.first_head + head(i)) - work.first : 0;
+      seen[i / 2][i % 2] = static_cast<int>(max(int64_t{0}, min(int64_t{work.count}, visible)));
+      const int64_t token = some && excluded ? excluded[work.first_head + head(i)] - work.first : -1;
       hidden[i / 2][i % 2] = 0 <= token && token < work.count ? static_cast<int>(token) : -1;
       largest[i / 2][i % 2] = kNothing;
     }
@@ -253,14 +258,15 @@ struct Logits {
   __device__ void finish(int token, const float (&products)[kHeadTiles][4], int part) {
     const SplitArguments<T>& p = work.p;
     const int64_t position = work.first + token;
-    const bool exists = token < work.count;
-    const float votes = exists && p.cache.log_votes ? p.cache.log_votes[work.g * p.capacity() + position] : 0;
+    const bool has_votes = p.cache.log_votes && token < work.count;
+    const float votes = has_votes ? p.cache.log_votes[work.g * p.capacity() + position] : 0;
 #pragma unroll
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
       if (head(i) >= work.heads) continue;
       const float number = p.scale * products[i / 2][part + i % 2];
-      const float z = exists && hidden[i / 2][i % 2] != token ? number + votes : kNothing;
-      if (p.result.logits && exists) {
+      const bool sees = token < seen[i / 2][i % 2];
+      const float z = sees && hidden[i / 2][i % 2] != token ? number + votes : kNothing;
+      if (p.result.logits && sees) {
         p.result.logits[(work.first_head + head(i)) * p.capacity() + position] = number;
       }
       *work.logit(head(i), token) = z;
@@ -274,6 +280,7 @@ template <Storage16 T, int kSteps, int kHeadTiles>
 struct Outputs {
   const Work<T, kSteps, kHeadTiles>& work;
   float largest[kHeadTiles];          // z of the split's tokens
+  int rows[kHeadTiles];               // the first row of the lane's tokens with that z
   float weights[kHeadTiles];          // the sum of the lane's
   float sums[kSteps][kHeadTiles][4];  // [dim, head]: 16 numbers of an output by 8 heads
 
@@ -283,6 +290,7 @@ struct Outputs {
       const float* by_warp = work.shared.largest + head(t);
       largest[t] = by_warp[0];
       for (int w = 1; w < kWarps; ++w) largest[t] = fmaxf(largest[t], by_warp[w * kMostHeadTiles * kHeads]);
+      rows[t] = INT32_MAX;
     }
   }
 
@@ -318,7 +326,12 @@ struct Outputs {
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
       weights[t] = warp_sum<4>(weights[t]);
-      if (lane() % 4 == 0) work.shared.sums[warp() * kMostHeadTiles * kHeads + head(t)] = weights[t];
+      rows[t] = warp_min<4>(rows[t]);
+      if (lane() % 4 == 0) {
+        const int place = warp() * kMostHeadTiles * kHeads + head(t);
+        work.shared.sums[place] = weights[t];
+        work.shared.rows[place] = rows[t];
+      }
       __syncthreads();  // no thread reads the tiles, or the previous heads' sums, any more
       share(t);
       __syncthreads();
@@ -336,6 +349,9 @@ struct Outputs {
         const float2 z = *reinterpret_cast<const float2*>(work.logit(head(t), token + i * 4));
         weight[i] = weight_of(z.x, largest[t]);
         weight[i + 1] = weight_of(z.y, largest[t]);
+        const int row = static_cast<int>(work.first) + token + i * 4;
+        if (z.y == largest[t]) rows[t] = min(rows[t], row + 1);
+        if (z.x == largest[t]) rows[t] = min(rows[t], row);
       }
     }
     weights[t] += (weight[0] + weight[1]) + (weight[2] + weight[3]);
@@ -379,11 +395,14 @@ struct Outputs {
     if (own >= here) return;
     const float *of_warps = work.shared.sums + t * kHeads + own,
                 *most = work.shared.largest + t * kHeads + own;
+    const int* first_rows = work.shared.rows + t * kHeads + own;
     constexpr int kNext = kMostHeadTiles * kHeads;
     partials.sums[place + own] =
         (of_warps[0] + of_warps[kNext]) + (of_warps[2 * kNext] + of_warps[3 * kNext]);
     partials.largest[place + own] =
         fmaxf(fmaxf(most[0], most[kNext]), fmaxf(most[2 * kNext], most[3 * kNext]));
+    partials.rows[place + own] =
+        min(min(first_rows[0], first_rows[kNext]), min(first_rows[2 * kNext], first_rows[3 * kNext]));
   }
 
   // The sum over the warps, of four numbers that begin at this place.
@@ -431,7 +450,7 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 //       all tiles of keys, then all of values; then the four warps' sums are added
 //
 // grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (8 kHeadTiles)));
-//            group = query_heads / kv_heads; blocks behind the last split end at once
+//            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
 // block      128
 // shared     1,024 stages (2 kSteps + 1) + 4 heads (split_tokens + 8) + 512 bytes; heads = min(group, 8 kHeadTiles);
 //            for head_dim 128, 4 heads and splits of 512 tokens: 43,648
@@ -446,7 +465,9 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<
   SharedMemory memory;
   const Shared<kSteps> shared(memory, shape);
   const Split split = Splits(p.deal, p.cache.entries, p.kv_heads()).at(blockIdx.x);
-  if (split.tokens > 0) attend(Work<T, kSteps, kHeadTiles>(p, shared, shape, split));
+  if (split.tokens == 0) return;
+  const Work<T, kSteps, kHeadTiles> work(p, shared, shape, split);
+  if (!p.is_done(split, work.first_head, work.heads)) attend(work);
 }
 
 // Where shared memory is short a block has one tile at a time, which does not change the order of a sum.

@@ -1,5 +1,5 @@
-// Decode attention to the splits of an fp32 cache: a block has one split of a KV head's entries and up to 16 of the query
-// heads that share the KV head.
+// Decode attention to the splits of an fp32 cache: a block has one split of a KV head's entries and up to 16 of the queries
+// of the heads that share the KV head, which are called heads here: a head with several queries counts as so many.
 //
 // The split's keys, then its values are copied to shared memory by tiles of 64 tokens. A block forms all of its logits
 // before its first weight, so that partial sums are rescaled only once: where the splits are joined.
@@ -65,13 +65,15 @@ struct Shared {
   float* weights;  // [teams, split_tokens, weight_row]: first z = logit + ln votes, then exp(z - largest)
   float* largest;  // [teams * kTeamWarps, kMostTeamHeads]: the largest z of a warp's tokens
   float* sums;     // [teams * kTeamWarps, kMostTeamHeads]: the sum of their weights
+  int* rows;       // likewise: the row of the first token with the largest z of the split
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stage_vectors())),
         queries(memory.array<float>(shape.teams * shape.heads * shape.row)),
         weights(memory.array<float>(shape.teams * shape.split_tokens * shape.weight_row)),
         largest(memory.array<float>(shape.teams * kTeamWarps * kMostTeamHeads)),
-        sums(memory.array<float>(shape.teams * kTeamWarps * kMostTeamHeads)) {}
+        sums(memory.array<float>(shape.teams * kTeamWarps * kMostTeamHeads)),
+        rows(memory.array<int>(shape.teams * kTeamWarps * kMostTeamHeads)) {}
 };
 
 // One block's split as one of its threads sees it, and the steps of the kernel.
@@ -90,6 +92,7 @@ struct Work {
   int64_t first_head;  // of this thread's team, as a query head
   int heads;           // of the team that exist; below kHeads in a group's last block
   int team, thread;    // the thread's number within its team
+  int seen[kMine];     // the split's tokens that the thread's heads see
 
   __device__ Work(const Arguments& arguments, const Shared& memory, const Shape& of_block, const Split& split)
       : p(arguments),
@@ -107,6 +110,12 @@ struct Work {
     const int head = (static_cast<int>(blockIdx.y) * teams + team) * kHeads;
     first_head = g * p.group_size() + head;
     heads = max(0, min(kHeads, p.group_size() - head));
+#pragma unroll
+    for (int h = 0; h < kMine; ++h) {
+      const bool exists = my_head() + h < heads;
+      const int64_t visible = exists ? p.visible(first_head + my_head() + h) - first : 0;
+      seen[h] = static_cast<int>(max(int64_t{0}, min(int64_t{count}, visible)));
+    }
   }
 
   __device__ int tile_count(int tile) const { return min(kTileTokens, count - tile * kTileTokens); }
@@ -151,9 +160,8 @@ struct Work {
     const int row = keys.vectors * kVectorNumbers;
     float* to = shared.queries + team * kHeads * row;
     for (int h = 0; h < kHeads; ++h) {
-      for (int d = thread; d < row; d += kTeam) {
-        to[h * row + d] = h < heads ? p.queries.data[(first_head + h) * p.queries.row_stride + d] : 0;
-      }
+      const float* from = p.query(first_head + max(0, min(h, heads - 1)));
+      for (int d = thread; d < row; d += kTeam) to[h * row + d] = h < heads ? from[d] : 0;
     }
   }
 
@@ -206,9 +214,10 @@ struct Work {
       const int head = my_head() + h;
       if (head >= kHeads) break;
       const float logit = p.scale * products[h];
-      const bool hidden = p.cache.excluded && head < heads && p.cache.excluded[first_head + head] == position;
-      const float z = hidden ? kNothing : logit + votes;
-      if (p.result.logits && head < heads) {
+      const bool sees = token < seen[h];
+      const bool hidden = sees && p.excluded && p.excluded[first_head + head] == position;
+      const float z = sees && !hidden ? logit + votes : kNothing;
+      if (p.result.logits && sees) {
         p.result.logits[(first_head + head) * p.capacity() + position] = logit;
       }
       weights(token)[head] = z;
@@ -217,34 +226,39 @@ struct Work {
   }
 
   // Reduces numbers[h] over the 64 threads with the same heads: within each warp, then over the two warps; one barrier.
-  template <class Join>
-  __device__ void join(float (&numbers)[kMine], float* by_warp, const Join& join_two) const {
+  template <class Number, class Join>
+  __device__ void join(Number (&numbers)[kMine], Number* by_warp, const Join& join_two) const {
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
       numbers[h] = join_lanes(numbers[h], join_two);
       if (lane() == 0) by_warp[warp() * kMostTeamHeads + h] = numbers[h];
     }
     __syncthreads();
-    const float* of_pair = by_warp + warp() / 2 * 2 * kMostTeamHeads;
+    const Number* of_pair = by_warp + warp() / 2 * 2 * kMostTeamHeads;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) numbers[h] = join_two(of_pair[h], of_pair[kMostTeamHeads + h]);
   }
 
-  // Replaces every z in shared memory by its weight exp(z - largest) and writes the split's largest z and sum of
-  // weights. A barrier lies behind the last weight.
+  // Replaces every z in shared memory by its weight exp(z - largest) and writes the split's largest z, its row and the sum
+  // of weights. A barrier lies behind the last weight.
   __device__ void form_weights(float (&largest)[kMine]) const {
     join(largest, shared.largest, Larger());
     float sums[kMine] = {};
+    int rows[kMine];
+#pragma unroll
+    for (int& row : rows) row = INT32_MAX;
     for (int token = thread % kTileTokens; token < count; token += kTileTokens) {
 #pragma unroll
       for (int h = 0; h < kMine; ++h) {
         if (my_head() + h >= kHeads) break;
         float& z = weights(token)[my_head() + h];
+        if (z == largest[h]) rows[h] = min(rows[h], static_cast<int>(first) + token);
         z = z == kNothing ? 0 : expf(z - largest[h]);
         sums[h] += z;
       }
     }
     join(sums, shared.sums, Sum());
+    join(rows, shared.rows, Smaller());
     if (thread % kTileTokens != 0) return;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
@@ -252,6 +266,7 @@ struct Work {
       const int64_t place = partial_place(my_head() + h);
       p.partials.largest[place] = largest[h];
       p.partials.sums[place] = sums[h];
+      p.partials.rows[place] = rows[h];
     }
   }
 
@@ -384,7 +399,7 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 //       values: a thread has vectors t % p and t % p + 32 of the tokens t / p, t / p + 128 / p, ...
 //
 // grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (teams * kHeads)));
-//            group = query_heads / kv_heads; blocks behind the last split end at once
+//            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
 // block      128 teams; 2 teams for groups of more than 8, unless shared memory is short
 // shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens weight_row + 64) bytes,
 //            with v vectors and `row` numbers in a padded row, p = v rounded up to a power of two, at most 32; for
@@ -399,7 +414,11 @@ __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(A
   SharedMemory memory;
   const Shared shared(memory, shape);
   const Split split = Splits(p.deal, p.cache.entries, p.kv_heads()).at(blockIdx.x);
-  if (split.tokens > 0) attend(Work<kHeads>(p, shared, shape, split));
+  if (split.tokens == 0) return;
+  const Work<kHeads> work(p, shared, shape, split);
+  const int64_t first_head = split.kv_head * p.group_size() + blockIdx.y * shape.teams * kHeads;
+  const int64_t heads = min(int64_t{shape.teams} * kHeads, (split.kv_head + 1) * p.group_size() - first_head);
+  if (!p.is_done(split, first_head, static_cast<int>(heads))) attend(work);
 }
 
 // Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its

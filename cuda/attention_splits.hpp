@@ -83,11 +83,13 @@ struct Splits {
   }
 };
 
-/// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel.
+/// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel. A group's queries
+/// are those of all query heads that share a KV head, each with all of its queries.
 struct Partials {
   float* outputs;  ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
   float* largest;  ///< [splits, group]: max_j z_j
   float* sums;     ///< [splits, group]: sum_j exp(z_j - largest)
+  int* rows;       ///< [splits, group]: the first j of the largest z_j, as a row of the cache
   int64_t row;
   int group_size;
 
@@ -97,9 +99,10 @@ struct Partials {
         group_size(static_cast<int>(group)) {
     largest = outputs + splits * group_size * row;
     sums = largest + splits * group_size;
+    rows = reinterpret_cast<int*>(sums + splits * group_size);
   }
   static int64_t bytes(int64_t group, int64_t head_dim, int64_t splits) {
-    return splits * group * (round_up(head_dim, kRowUnit) + 2) * static_cast<int64_t>(sizeof(float));
+    return splits * group * (round_up(head_dim, kRowUnit) + 3) * static_cast<int64_t>(sizeof(float));
   }
 };
 
@@ -107,12 +110,34 @@ struct Partials {
 template <Storage T>
 struct SplitArguments {
   Deal deal;
-  DeviceTensor<const T> queries;
+  DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
   CacheView<T> cache;
   float scale;
   AttentionResult result;
   Partials partials;
+  /// [query_heads, window]: the row that a query does not see; -1: none. Only the splits that hold one are attended to; the
+  /// others' partial results are there already. null: all queries see all rows, and all splits are attended to
+  const int64_t* excluded = nullptr;
 
+  /// The n-th query of all heads.
+  __device__ const T* query(int64_t n) const {
+    return queries.data + n / queries.rows * queries.slice_stride + n % queries.rows * queries.row_stride;
+  }
+  /// How many rows of its KV head the n-th query sees: the last query of a window all of them.
+  __device__ int64_t visible(int64_t n) const {
+    return cache.entries[n / partials.group_size] - (queries.rows - 1 - n % queries.rows);
+  }
+  /// Whether a block has nothing to do: none of its queries first, first + 1, ... leaves out a row of its split. Whole warps
+  /// call it.
+  __device__ bool is_done(const Split& split, int64_t first, int count) const {
+    if (!excluded) return false;
+    bool some = false;
+    for (int n = lane(); n < count; n += 32) {
+      const int64_t token = excluded[first + n] - split.first;
+      some = some || (0 <= token && token < split.tokens);
+    }
+    return __ballot_sync(kAllLanes, some ? 1 : 0) == 0;
+  }
   __host__ __device__ int64_t kv_heads() const { return cache.keys.slices; }
   __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
   __host__ __device__ int group_size() const { return partials.group_size; }
@@ -143,6 +168,9 @@ struct JoinArguments {
   Partials partials;
   AttentionResult result;
   int64_t head_dim;
+  int64_t capacity;
+  int64_t* dominant = nullptr;       ///< [queries], as DominantEntries has it; null: not wanted
+  float* dominant_logits = nullptr;  ///< likewise
 };
 
 /// Queues attention_join_kernel, which combines the splits to the results.

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/arithmetic.hpp>
@@ -31,35 +32,22 @@ struct MeasuredQueries {
   float* dominant_scores = nullptr;  ///< [queries, query_heads]: its score; undefined where there is none
 };
 
-/// One query of each query head after `attention` over a cache; device memory.
+/// Queries after `causal_attention` over a cache; device memory.
 struct AttendedQueries {
-  const float* outputs = nullptr;             ///< [query_heads, head_dim]
-  const float* logits = nullptr;              ///< [query_heads, capacity]
-  const float* log_sum_exp = nullptr;         ///< [query_heads]
-  const float* others_outputs = nullptr;      ///< [query_heads, head_dim]: without the dominant entries
-  const float* others_log_sum_exp = nullptr;  ///< [query_heads]: likewise
+  int64_t window = 1;                  ///< queries of each query head
+  const float* outputs = nullptr;      ///< [query_heads, window, head_dim]
+  const float* logits = nullptr;       ///< [query_heads, capacity]; of one query of each query head
+  const float* log_sum_exp = nullptr;  ///< [query_heads, window]
+  DominantEntries dominants;  ///< [query_heads, window]; without rows for scores that treat all entries alike
 };
 
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// The row of each query head that holds more than half of its attention.
+/// Measures the outputs of the queries, and scores their dominant entries.
 ///
-///     exp(logits[h, j] + log_votes[g, j] - log_sum_exp[h]) > 1/2
-///
-/// cache        its rows, entries and votes; keys and values are not read
-/// logits       [query_heads, capacity], log_sum_exp [query_heads]: from `attention`
-/// dominant     [query_heads]: the row; -1: none. Ties by rounding: the smaller row
-/// throws       ShapeMismatch; DeviceError
-template <Storage T>
-void find_dominants(const CacheView<T>& cache, const float* logits, const float* log_sum_exp,
-                    int64_t query_heads, int64_t* dominant, Stream stream);
-
-/// Measures the outputs of one query per query head, and scores the dominant entries.
-///
-/// queries    others_* are read for scores that leave out the dominant entry only
 /// gram       [query_heads, head_dim, head_dim]; null: the head's space
-/// measured   of one query; `dominant` is read, from find_dominants, and the rest written. Without `dominant`, which is
-///            null for scores that treat all entries alike, no dominant score is written
+/// measured   of `window` queries of each query head; without queries.dominants.rows neither dominant rows nor their scores
+///            are written
 /// precision  fp32; error: as part of change_score_errors
 /// throws     ShapeMismatch; InvalidPolicy for the change `slot`, by which no policy scores; DeviceError
 template <Storage T>
@@ -85,7 +73,7 @@ void window_change_scores(Change change, const WindowView<T>& window, DeviceTens
 
 /// The scores of a cache's entries by one query per query head, from the logits that `attention` wrote.
 ///
-/// queries      logits and log_sum_exp are read
+/// queries      one of each query head; logits and log_sum_exp are read
 /// measured     of one query; for `value` nothing is read
 /// norms        [query_heads, capacity]
 /// scores       [query_heads, capacity]; columns from `entries` on are left as they are

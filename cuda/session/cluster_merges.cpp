@@ -178,7 +178,7 @@ DeviceMatrix ClusterMerges<T>::log_scores_of(const DeviceLayer<T>& layer, LayerS
   }
   ScoredQuery<T> last(shape_, tokens);
   queue.run("attention", [&] {
-    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, queue);
+    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, {}, queue);
   });
   return std::move(last.logits);
 }

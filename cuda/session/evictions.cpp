@@ -92,9 +92,10 @@ StepScores Evictions<T>::contributions(const StepInputs<T>& step, LayerCache<T>&
   squared_norms<T>(step.values(), own.gram, heads, own.new_lengths.data(), queue.stream());
   append_numbers(own.new_lengths.data(), heads, cache.slots(), own.lengths.data(), queue.stream());
   if (*score_.change != Change::value) {
-    query.measure(*score_.change, step.queries(), view, layer_.scale, own.gram, own.measures.from(0), queue);
+    measure_queries<T>(*score_.change, view, query.view(), own.gram, heads, own.measures.view(),
+                       queue.stream());
   }
-  step_change_scores<T>(*score_.change, view, query.view(), own.measures.from(0), own.lengths.data(), heads,
+  step_change_scores<T>(*score_.change, view, query.view(), own.measures.view(), own.lengths.data(), heads,
                         own.contributions.data(), queue.stream());
   return {own.contributions.data(), nullptr, nullptr, nullptr};
 }

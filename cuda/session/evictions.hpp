@@ -33,9 +33,12 @@ class Evictions {
   Evictions(const Policy& policy, std::span<const int64_t> budgets, const DeviceMatrix* head_scores,
             LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
 
+  /// The change by which a step's entries are scored, if any.
+  std::optional<Change> change() const { return changes_ ? score_.change : std::nullopt; }
+
   /// Queues what the step's scores follow from; the running scores are updated at the latest by the eviction.
   ///
-  /// query  has attended over the cache
+  /// query  has attended over the cache, for change()
   void score(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query, Queue& queue);
   /// Queues the eviction of an entry of every KV head that is over its budget.
   ///

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <kvbound/cuda/attention.hpp>
@@ -15,116 +16,118 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// One query of each query head: its attention over a cache, and what scores need to know of it. The memory is reused
-/// for the queries of the next step.
+/// The attention of queries of each query head over a cache, and without their dominant entries: AttendedQueries that owns its
+/// memory, which is reused for the next queries.
 template <Storage T>
-class ScoredQuery {
+class AttendedOutputs {
  public:
-  /// capacity  of the cache
-  ScoredQuery(const LayerShape& shape, int64_t capacity)
-      : outputs(shape.query_heads, shape.head_dim),
-        logits(shape.query_heads, capacity),
-        log_sum_exp(1, shape.query_heads),
-        others_outputs(shape.query_heads, shape.head_dim),
-        others_log_sum_exp(1, shape.query_heads),
-        shape_(shape) {}
+  /// window  queries of each query head
+  AttendedOutputs(const LayerShape& shape, int64_t window)
+      : outputs(shape.query_heads * window, shape.head_dim),
+        log_sum_exp(1, shape.query_heads * window),
+        shape_(shape),
+        window_(window),
+        dominant_(shape.query_heads * window),
+        dominant_logits_(1, shape.query_heads * window),
+        others_outputs_(shape.query_heads * window, shape.head_dim),
+        others_log_sum_exp_(1, shape.query_heads * window) {}
 
-  AttendedQueries view() const {
-    return {outputs.data(), logits.data(), log_sum_exp.data(), others_outputs.data(),
-            others_log_sum_exp.data()};
-  }
-
-  /// Queues the attention of [1, query_heads, head_dim] queries.
-  void attend(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale, Queue& queue) {
-    run_attention(queries, cache, scale, {outputs.data(), log_sum_exp.data(), logits.data()}, queue);
-  }
-
-  /// Queues what a score by this change needs to know of the queries, after attend with the same arguments.
+  /// Queues the attention of queries [query_heads, window, head_dim].
   ///
-  /// measured  of one query
-  void measure(Change change, DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
-               const float* gram, MeasuredQueries measured, Queue& queue) {
-    if (leaves_out_dominant(change)) {
-      find_dominants<T>(cache, logits.data(), log_sum_exp.data(), shape_.query_heads, measured.dominant,
-                        queue.stream());
-      CacheView<T> others = cache;
-      others.excluded = measured.dominant;
-      run_attention(queries, others, scale, {others_outputs.data(), others_log_sum_exp.data(), nullptr},
-                    queue);
-    } else {
-      measured.dominant = nullptr;
-    }
-    measure_queries<T>(change, cache, view(), gram, shape_.query_heads, measured, queue.stream());
+  /// dominants  whether their dominant entries, and the attention without them, are wanted
+  /// logits     [query_heads, window, capacity]; null: not wanted
+  void attend(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale, bool dominants,
+              float* logits, Queue& queue) {
+    has_dominants_ = dominants;
+    const int64_t bytes = causal_attention_workspace(shape_.query_heads, window_, shape_.kv_heads,
+                                                     shape_.head_dim, cache.keys.rows);
+    causal_attention<T>(queries, cache, scale, {outputs.data(), log_sum_exp.data(), logits},
+                        this->dominants(), queue.workspace(bytes), queue.stream());
   }
 
-  DeviceMatrix outputs;             ///< [query_heads, head_dim]
-  DeviceMatrix logits;              ///< [query_heads, capacity]
-  DeviceMatrix log_sum_exp;         ///< [1, query_heads]
-  DeviceMatrix others_outputs;      ///< [query_heads, head_dim]: without the dominant entries
-  DeviceMatrix others_log_sum_exp;  ///< [1, query_heads]: likewise
+  /// After attend.
+  AttendedQueries view(const float* logits = nullptr) {
+    return {window_, outputs.data(), logits, log_sum_exp.data(), dominants()};
+  }
+
+  DeviceMatrix outputs;      ///< [query_heads, window, head_dim]
+  DeviceMatrix log_sum_exp;  ///< [1, query_heads * window]
 
  private:
-  void run_attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
-                     const AttentionResult& result, Queue& queue) const {
-    const int64_t bytes =
-        attention_workspace(shape_.query_heads, shape_.kv_heads, shape_.head_dim, cache.keys.rows);
-    attention<T>(queries, cache, scale, result, queue.workspace(bytes), queue.stream());
+  DominantEntries dominants() {
+    if (!has_dominants_) return {};
+    return {dominant_.data(), dominant_logits_.data(), others_outputs_.data(), others_log_sum_exp_.data()};
   }
 
   LayerShape shape_;
+  int64_t window_;
+  bool has_dominants_ = false;
+  Buffer<int64_t> dominant_;
+  DeviceMatrix dominant_logits_, others_outputs_, others_log_sum_exp_;
+};
+
+/// One query of each query head: its attention over a cache, and the logits.
+template <Storage T>
+class ScoredQuery : public AttendedOutputs<T> {
+ public:
+  /// capacity  of the cache
+  ScoredQuery(const LayerShape& shape, int64_t capacity)
+      : AttendedOutputs<T>(shape, 1), logits(shape.query_heads, capacity) {}
+
+  AttendedQueries view() { return AttendedOutputs<T>::view(logits.data()); }
+
+  /// Queues the attention of [1, query_heads, head_dim] queries.
+  ///
+  /// change  by which entries are scored, if any
+  void attend(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
+              std::optional<Change> change, Queue& queue) {
+    const DeviceTensor<const T> of_heads{queries.data, queries.rows,       1,
+                                         queries.cols, queries.row_stride, queries.row_stride};
+    AttendedOutputs<T>::attend(of_heads, cache, scale, change && leaves_out_dominant(*change), logits.data(),
+                               queue);
+  }
+
+  DeviceMatrix logits;  ///< [query_heads, capacity]
 };
 
 /// What scores need to know of a number of queries of each query head: MeasuredQueries that owns its memory.
 class QueryMeasures {
  public:
   QueryMeasures(const LayerShape& shape, int64_t queries)
-      : shape_(shape),
-        gram_outputs_(queries * shape.query_heads, shape.head_dim),
+      : gram_outputs_(queries * shape.query_heads, shape.head_dim),
         output_norms_(queries, shape.query_heads),
         dominant_(queries * shape.query_heads),
         dominant_scores_(queries, shape.query_heads) {}
 
-  /// Of the queries from the i-th on.
-  MeasuredQueries from(int64_t i) {
-    const int64_t row = i * shape_.query_heads;
-    return {gram_outputs_.data() + row * shape_.head_dim, output_norms_.data() + row, dominant_.data() + row,
-            dominant_scores_.data() + row};
+  MeasuredQueries view() {
+    return {gram_outputs_.data(), output_norms_.data(), dominant_.data(), dominant_scores_.data()};
   }
 
  private:
-  LayerShape shape_;
   DeviceMatrix gram_outputs_, output_norms_;
   Buffer<int64_t> dominant_;
   DeviceMatrix dominant_scores_;
 };
 
-/// Measures the queries of a prompt's window, one after the other, each over the tokens that it sees.
+/// Measures the queries of a prompt's window, each over the tokens that it sees.
 template <Storage T>
 class WindowQueries {
  public:
   WindowQueries(const DeviceLayer<T>& layer, int64_t window, Queue& queue)
       : layer_(layer), window_(window), queue_(queue), measures_(layer.shape, window) {}
 
-  MeasuredQueries measured() { return measures_.from(0); }
+  MeasuredQueries measured() { return measures_.view(); }
 
   void measure(Change change, const float* gram) {
-    const int64_t kv_heads = layer_.shape.kv_heads;
-    std::vector<int64_t> visible;
-    for (int64_t i = 0; i < window_; ++i) {
-      visible.insert(visible.end(), kv_heads, layer_.prompt_tokens() - window_ + i + 1);
-    }
-    const Buffer<int64_t> entries(std::span<const int64_t>(visible), queue_.stream());
-    ScoredQuery<T> query(layer_.shape, layer_.prompt_tokens());
-    const DeviceTensor<const T> all = layer_.window(window_).queries;
+    const std::vector<int64_t> tokens(layer_.shape.kv_heads, layer_.prompt_tokens());
+    const Buffer<int64_t> entries(std::span<const int64_t>(tokens), queue_.stream());
+    const CacheView<T> prompt{layer_.keys, layer_.values, entries.data()};
+    AttendedOutputs<T> attended(layer_.shape, window_);
     queue_.run("window_scores", [&] {
-      for (int64_t i = 0; i < window_; ++i) {
-        const DeviceTensor<const T> own{
-            all.data + i * all.row_stride, 1, all.slices, all.cols, all.slice_stride,
-            all.slices * all.slice_stride};
-        const CacheView<T> seen{layer_.keys, layer_.values, entries.data() + i * kv_heads};
-        query.attend(own, seen, layer_.scale, queue_);
-        query.measure(change, own, seen, layer_.scale, gram, measures_.from(i), queue_);
-      }
+      attended.attend(layer_.window(window_).queries, prompt, layer_.scale, leaves_out_dominant(change),
+                      nullptr, queue_);
+      measure_queries<T>(change, prompt, attended.view(), gram, layer_.shape.query_heads, measures_.view(),
+                         queue_.stream());
     });
   }
 

@@ -154,7 +154,8 @@ class DeviceSession final : public Session {
   // Queues the attention of the current step's queries, and what follows from it.
   void attend() {
     queue_.run("attention", [&] {
-      query_->attend(step_->queries(), cache_.view(), layer_->view().scale, queue_);
+      query_->attend(step_->queries(), cache_.view(), layer_->view().scale,
+                     evictions_ ? evictions_->change() : std::nullopt, queue_);
       if (evictions_) evictions_->score(*step_, cache_, *query_, queue_);
       if (merges()) merges_->observe(*query_, cache_, queue_);
     });

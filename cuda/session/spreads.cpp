@@ -52,7 +52,7 @@ void Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache
   const Buffer<int64_t> all(std::span<const int64_t>(std::vector<int64_t>(heads, tokens)), queue.stream());
   DeviceMatrix attention(heads, tokens);
   queue.run("attention", [&] {
-    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, queue);
+    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, {}, queue);
     mean_attention(last.logits.data(), last.log_sum_exp.data(), shape_.query_heads, heads, tokens, all.data(),
                    attention.data(), queue.stream());
   });

@@ -44,8 +44,6 @@ struct CacheView {
   DeviceTensor<const T> values;      ///< [kv_heads, capacity, head_dim]
   const int64_t* entries = nullptr;  ///< [kv_heads], device memory: the number of rows in use, 0..capacity
   const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
-  /// [query_heads], device memory: the row that a query head does not see, -1 for none; null: all heads see all rows
-  const int64_t* excluded = nullptr;
 };
 
 /// Which rows of a cache hold which entries; device memory. A row is a slot: an evicted entry's slot is taken by the

@@ -90,18 +90,14 @@ class Subject {
     const cuda::WindowView<T> window{queries.view(), keys.view(), c.scale()};
     Device device(c.shape(), c.window, c.tokens);
     device.measure_values(values.view(), projection.view(), space);
-    for (int64_t i = 0; i < c.window; ++i) {
-      const std::vector<int64_t> seen(c.kv_heads, c.tokens - c.window + i + 1);
-      const cuda::Buffer<int64_t> entries{std::span<const int64_t>(seen)};
-      const cuda::DeviceTensor<const T> all = queries.view();
-      device.measure_query(change, space,
-                           {all.data + i * all.row_stride, 1, heads, c.head_dim, all.slice_stride, 0},
-                           {keys.view(), values.view(), entries.data()}, c.scale(), i);
-    }
+    const std::vector<int64_t> all(c.kv_heads, c.tokens);
+    const cuda::Buffer<int64_t> entries{std::span<const int64_t>(all)};
+    device.measure_queries(change, space, queries.view(), {keys.view(), values.view(), entries.data()},
+                           c.scale(), nullptr);
     Output log_sum_exp(heads * c.window), scores(heads * c.tokens);
     WorkingMemory memory(cuda::window_log_sum_exp_workspace(heads, c.window, c.tokens));
     cuda::window_log_sum_exp(window, log_sum_exp.data(), memory.view(), nullptr);
-    cuda::window_change_scores<T>(change, window, values.view(), log_sum_exp.data(), device.measured(0),
+    cuda::window_change_scores<T>(change, window, values.view(), log_sum_exp.data(), device.measured(),
                                   device.lengths.data(), scores.data(), nullptr);
     return scores.numbers();
   }
@@ -120,13 +116,13 @@ class Subject {
     const cuda::DeviceTensor<const T> all = queries.view();
     const cuda::CacheView<T> cache{keys.view(), values.view(), counts.data(),
                                    log_votes.empty() ? nullptr : votes.data()};
-    device.measure_query(
+    Output logits(heads * c.tokens), scores(heads * c.tokens);
+    device.measure_queries(
         change, space,
-        {all.data + (c.window - 1) * all.row_stride, 1, heads, c.head_dim, all.slice_stride, 0}, cache,
-        c.scale(), 0);
-    Output scores(heads * c.tokens);
-    cuda::step_change_scores<T>(change, cache, device.attended(), device.measured(0), device.lengths.data(),
-                                heads, scores.data(), nullptr);
+        {all.data + (c.window - 1) * all.row_stride, heads, 1, c.head_dim, all.row_stride, all.slice_stride},
+        cache, c.scale(), logits.data());
+    cuda::step_change_scores<T>(change, cache, device.attended(change, logits.data()), device.measured(),
+                                device.lengths.data(), heads, scores.data(), nullptr);
     return scores.numbers();
   }
 
@@ -135,57 +131,53 @@ class Subject {
   struct Device {
     Device(const LayerShape& layer, int64_t queries, int64_t capacity)
         : shape(layer),
+          window(queries),
           gram(shape.query_heads * shape.head_dim * shape.head_dim),
           lengths(shape.query_heads * capacity),
-          outputs(shape.query_heads * shape.head_dim),
-          logits(shape.query_heads * capacity),
-          log_sum_exp(shape.query_heads),
-          others(shape.query_heads * shape.head_dim),
-          others_log_sum_exp(shape.query_heads),
-          gram_outputs(queries * shape.query_heads * shape.head_dim),
-          output_norms(queries * shape.query_heads),
-          dominant_scores(queries * shape.query_heads),
-          dominant(std::vector<int64_t>(queries * shape.query_heads, -3)) {}
+          outputs(count() * shape.head_dim),
+          log_sum_exp(count()),
+          dominant_logits(count()),
+          others(count() * shape.head_dim),
+          others_log_sum_exp(count()),
+          gram_outputs(count() * shape.head_dim),
+          output_norms(count()),
+          dominant_scores(count()),
+          rows(std::vector<int64_t>(count(), -3)),
+          dominant(std::vector<int64_t>(count(), -3)) {}
 
+    int64_t count() const { return shape.query_heads * window; }
     void measure_values(cuda::DeviceTensor<const T> values, cuda::DeviceTensor<const T> projection,
                         Space space) {
       cuda::gram_matrices<T>(projection, gram.data(), nullptr);
       cuda::squared_norms<T>(values, of(space), shape.query_heads, lengths.data(), nullptr);
     }
-    void measure_query(Change change, Space space, cuda::DeviceTensor<const T> query,
-                       cuda::CacheView<T> cache, double scale, int64_t i) {
-      WorkingMemory memory(
-          cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, cache.keys.rows));
-      cuda::attention<T>(query, cache, scale, {outputs.data(), log_sum_exp.data(), logits.data()},
-                         memory.view(), nullptr);
-      cuda::MeasuredQueries own = measured(i);
-      if (leaves_out_dominant(change)) {
-        cuda::find_dominants<T>(cache, logits.data(), log_sum_exp.data(), shape.query_heads, own.dominant,
-                                nullptr);
-        cuda::CacheView<T> without = cache;
-        without.excluded = own.dominant;
-        cuda::attention<T>(query, without, scale, {others.data(), others_log_sum_exp.data(), nullptr},
-                           memory.view(), nullptr);
-      } else {
-        own.dominant = nullptr;
-      }
-      cuda::measure_queries<T>(change, cache, attended(), of(space), shape.query_heads, own, nullptr);
+    void measure_queries(Change change, Space space, cuda::DeviceTensor<const T> queries,
+                         cuda::CacheView<T> cache, double scale, float* logits) {
+      WorkingMemory memory(cuda::causal_attention_workspace(shape.query_heads, window, shape.kv_heads,
+                                                            shape.head_dim, cache.keys.rows));
+      cuda::causal_attention<T>(queries, cache, scale, {outputs.data(), log_sum_exp.data(), logits},
+                                attended(change, logits).dominants, memory.view(), nullptr);
+      cuda::measure_queries<T>(change, cache, attended(change, logits), of(space), shape.query_heads,
+                               measured(), nullptr);
       cuda::synchronise(nullptr);
     }
     const float* of(Space space) { return space == Space::projected ? gram.data() : nullptr; }
-    cuda::AttendedQueries attended() {
-      return {outputs.data(), logits.data(), log_sum_exp.data(), others.data(), others_log_sum_exp.data()};
+    cuda::AttendedQueries attended(Change change, const float* logits) {
+      cuda::AttendedQueries queries{window, outputs.data(), logits, log_sum_exp.data(), {}};
+      if (leaves_out_dominant(change)) {
+        queries.dominants = {rows.data(), dominant_logits.data(), others.data(), others_log_sum_exp.data()};
+      }
+      return queries;
     }
-    cuda::MeasuredQueries measured(int64_t i) {
-      const int64_t row = i * shape.query_heads;
-      return {gram_outputs.data() + row * shape.head_dim, output_norms.data() + row, dominant.data() + row,
-              dominant_scores.data() + row};
+    cuda::MeasuredQueries measured() {
+      return {gram_outputs.data(), output_norms.data(), dominant.data(), dominant_scores.data()};
     }
 
     LayerShape shape;
-    Output gram, lengths, outputs, logits, log_sum_exp, others, others_log_sum_exp, gram_outputs,
+    int64_t window;
+    Output gram, lengths, outputs, log_sum_exp, dominant_logits, others, others_log_sum_exp, gram_outputs,
         output_norms, dominant_scores;
-    cuda::Buffer<int64_t> dominant;
+    cuda::Buffer<int64_t> rows, dominant;
   };
 
   Matrix first_queries() const {
@@ -398,32 +390,6 @@ TYPED_TEST(ObcacheParity, RefusesTheChangeThatNoPolicyScoresBy) {
                InvalidPolicy);
   EXPECT_THROW(cuda::step_change_scores<T>(Change::slot, cache, {}, {}, nullptr, 2, nullptr, nullptr),
                InvalidPolicy);
-}
-
-class FindDominantsParity : public DeviceTest {};
-
-TEST_F(FindDominantsParity, FindsTheOneRowThatHoldsMoreThanHalf) {
-  constexpr int64_t kCapacity = 600;
-  const auto find = [](const std::vector<std::pair<int64_t, float>>& large, int64_t entries) {
-    std::vector<float> logits(kCapacity, -20);
-    for (const auto& [row, logit] : large) logits[row] = logit;
-    double sum = 0;
-    for (int64_t j = 0; j < entries; ++j) sum += std::exp(static_cast<double>(logits[j]));
-    const cuda::Buffer<float> device = cuda::upload(logits),
-                              log_sum = cuda::upload(std::vector<float>{static_cast<float>(std::log(sum))});
-    const cuda::Buffer<int64_t> count = cuda::upload(std::vector<int64_t>{entries});
-    cuda::Buffer<int64_t> dominant = cuda::upload(std::vector<int64_t>{-5});
-    const cuda::DeviceTensor<const float> rows{nullptr, 1, kCapacity, 8, 8, 8 * kCapacity};
-    cuda::find_dominants<float>({rows, rows, count.data()}, device.data(), log_sum.data(), 1, dominant.data(),
-                                nullptr);
-    return cuda::download(dominant).front();
-  };
-  for (const int64_t row : {0, 31, 255, 256, 599}) EXPECT_EQ(find({{row, 1}}, kCapacity), row);
-  EXPECT_EQ(find({{3, 1}, {9, 1}}, kCapacity), -1) << "two rows that hold less than half each";
-  EXPECT_EQ(find({{3, 1}, {9, 1.2f}}, kCapacity), 9);
-  EXPECT_EQ(find({{599, 1}}, 599), -1) << "a row that is not in use";
-  EXPECT_EQ(find({}, 1), 0) << "the only row";
-  EXPECT_EQ(find({}, 0), -1);
 }
 
 }  // namespace
