@@ -46,7 +46,7 @@ class MergingHead(DecodingHead):
     def __init__(self, trace, layer, policy, budget, group, scores, kept, members=None, shown=None, choices=None):
         super().__init__(trace, layer, policy, budget, group, scores, kept)
         self.merge, self.choices, self.swaps, self.shown = policy.merge, choices or Choices(), 0, shown
-        self.recorded_into = None
+        self.recorded_into, self.clusters = None, []
         self.restore()
         dtype, n = self.key.dtype, trace.prompt_tokens
         self.logits, self.logit_terms = np.zeros((2, trace.group, len(self.key)), dtype)
@@ -180,6 +180,7 @@ class MergingHead(DecodingHead):
             else:
                 assignment, self.swaps = settle(options, [int(entry) for entry in self.positions], agrees)
                 members = clusters_of(assignment)
+        self.clusters.append((self.positions.tolist(), {target: list(cluster) for target, cluster in members.items() if cluster}))
         for target, cluster in [(target, cluster) for target, cluster in members.items() if cluster]:
             legal = results(target, cluster)
             seen = [] if self.shown is None else [result for result in legal if self.is_shown(target, result)]
