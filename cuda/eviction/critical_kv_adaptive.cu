@@ -13,9 +13,9 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/cuda/window/window_tiles.hpp>
 
 #include "critical_kv.hpp"
-#include "window_tiles.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

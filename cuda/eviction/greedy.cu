@@ -3,10 +3,10 @@
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/cuda/window/window_tiles.hpp>
 
 #include "greedy_removal.hpp"
 #include "greedy_state.hpp"
-#include "window_tiles.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -8,11 +8,11 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/cuda/window/obcache_terms.hpp>
+#include <kvbound/cuda/window/window_tiles.hpp>
 
 #include "gram_rows.hpp"
-#include "obcache_terms.hpp"
 #include "value_space.hpp"
-#include "window_tiles.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -2,10 +2,10 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/cuda/window/obcache_terms.hpp>
 
 #include "gram_rows.hpp"
 #include "obcache.hpp"
-#include "obcache_terms.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

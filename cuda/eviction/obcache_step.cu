@@ -2,9 +2,9 @@
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/cuda/window/obcache_terms.hpp>
 
 #include "obcache.hpp"
-#include "obcache_terms.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -6,8 +6,7 @@
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/row_fragments.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
-
-#include "snap_kv_kernels.hpp"
+#include <kvbound/cuda/window/snap_kv_kernels.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -10,15 +10,6 @@
 
 namespace kvbound::cuda {
 
-/// The observation window over a whole prompt, as reference::window_attention sees it: window query i sits at position
-/// tokens - window + i and attends to keys 0..that position.
-template <Storage T>
-struct WindowView {
-  DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
-  DeviceTensor<const T> keys;     ///< [kv_heads, tokens, head_dim]; kv_heads divides query_heads
-  double scale = 1;
-};
-
 inline namespace KVBOUND_CUDA_BUILD {
 
 /// Bytes that `window_log_sum_exp` needs.

@@ -1,6 +1,6 @@
 // The search for nearest keys by fp32 multiply-adds: any type, any device.
-#include <kvbound/cuda/eviction/window_tiles.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
+#include <kvbound/cuda/window/window_tiles.hpp>
 
 #include "nearest_key_search.hpp"
 

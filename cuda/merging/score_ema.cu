@@ -2,12 +2,12 @@
 
 #include <cmath>
 
-#include <kvbound/cuda/eviction/snap_kv_kernels.hpp>
-#include <kvbound/cuda/eviction/window_tiles.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/cuda/window/snap_kv_kernels.hpp>
+#include <kvbound/cuda/window/window_tiles.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -46,6 +46,15 @@ struct CacheView {
   const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
 };
 
+/// The observation window over a whole prompt, as reference::window_attention sees it: window query i sits at position
+/// tokens - window + i and attends to keys 0..that position.
+template <Storage T>
+struct WindowView {
+  DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
+  DeviceTensor<const T> keys;     ///< [kv_heads, tokens, head_dim]; kv_heads divides query_heads
+  double scale = 1;
+};
+
 /// Which rows of a cache hold which entries; device memory. A row is a slot: an evicted entry's slot is taken by the
 /// next one, so that nothing moves, and positions do not ascend.
 struct CacheSlots {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <kvbound/cuda/attention_variants.hpp>
-#include <kvbound/cuda/eviction/snap_kv_variants.hpp>
+#include <kvbound/cuda/window/snap_kv_variants.hpp>
 #include <kvbound/cuda/support/timer.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>

@@ -51,7 +51,7 @@ FILLERS = {
         ("reference/eviction/obcache.cpp", "score_entries",
          NEW_CHANGE + " return score_entries<Change::new_change>(terms, scores);"),
         ("reference/core/score_rules.hpp", "leaves_out_dominant", NEW_CHANGE),
-        ("cuda/eviction/obcache_terms.hpp", "require_scored", NEW_CHANGE),
+        ("cuda/window/obcache_terms.hpp", "require_scored", NEW_CHANGE),
         ("reference/bounds/obcache_errors.cpp", "judge", NEW_CHANGE),
         ("proofs/oracle/output_change.cpp", "score", NEW_CHANGE),
         ("proofs/theorems/score_bounds.cpp", "terms_of", NEW_CHANGE),

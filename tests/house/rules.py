@@ -14,7 +14,7 @@ GENERATED = {"embedded.hpp", "revision.hpp"}  # sim/CMakeLists.txt and sim/revis
 # A folder may include itself and the folders before it in its list; "." is the top folder itself.
 ORDER = {
     "reference": ["core", "numerics", ".", "eviction", "merging", "session", "bounds"],
-    "cuda": ["support", "emulation", "counting", "primitives", "native", "roofline", ".", "eviction", "merging", "session"],
+    "cuda": ["support", "emulation", "counting", "primitives", "native", "roofline", ".", "window", "eviction", "merging", "session"],
     "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
     "sim": ["options", "measure", "diff", "replay", "study", "evaluate", "roofline", "bench", "report", "sweep", "cli"],

@@ -3,7 +3,9 @@
 
 #include <iterator>
 
-#include "snap_kv.hpp"
+#include <kvbound/cuda/support/device.hpp>
+#include <kvbound/cuda/support/view.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {

@@ -17,8 +17,6 @@
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
-#include "snap_kv.hpp"
-
 namespace kvbound::cuda {
 
 /// Throws ShapeMismatch unless the window's arrays have one head_dim that operations take, kv_heads divides query_heads,
