@@ -1,6 +1,6 @@
 // OBCache's scores of a cache by a decode step's queries.
 #include <kvbound/cuda/primitives/kernel.hpp>
-#include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/shared_rows.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/window/obcache_terms.hpp>
 
@@ -12,10 +12,11 @@ namespace {
 
 using namespace obcache_terms;
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-constexpr int kWarpRows = 8;  // of the cache, one after the other
-constexpr int kBlockRows = kWarps * kWarpRows;
+constexpr int kRowsInFlight = 4;  // of a lane
+constexpr int kHeads = 4;         // query heads of a group, for which a row is multiplied at a time
+constexpr int kProducts = kRowsInFlight * kHeads;  // of a lane
 
 template <Storage T>
 struct Arguments {
@@ -27,48 +28,173 @@ struct Arguments {
   float* scores;
 };
 
-// v . (o G) for one row of the cache: a lane has the vectors l, l + 32, ... of the row.
-template <Storage T>
-__device__ float product(const T* value, const float* output, int head_dim) {
-  float sum = 0;
-  for (int first = lane() * static_cast<int>(kVector<T>); first < head_dim;
-       first += 32 * static_cast<int>(kVector<T>)) {
-    const Vector<T> numbers = load16(value + first);
-    for (int i = 0; i < kVector<T> && first + i < head_dim; ++i) sum += numbers.values[i] * output[first + i];
-  }
-  return warp_sum(sum);
-}
+// The rows of one block, and its layout of shared memory.
+template <Storage T, int kDims>
+struct Tile : shared_rows::SharedRow<T, kDims> {
+  using Row = shared_rows::SharedRow<T, kDims>;
+  static constexpr int kRowsOfWarp = kRowsInFlight * Row::kWarpRows;
+  static constexpr int kRows = kWarps * kRowsOfWarp;
 
-// The scores of 32 rows of a KV head's cache for all query heads of its group: a warp has eight rows.
-//
-// grid       (ceil(capacity / 32), kv_heads)
-// block      128; no shared memory
-// registers  32-47 (sm_90a), 31-40 (sm_80)
-// bytes      read: a padded row of values for each entry, again for each query head from the L1 cache; 4 head_dim of an
-//            output for each query head and entry, likewise; 8 for each query head and entry; written: 4 for each
-// FLOP       2 head_dim + 10 and an exponential for each query head and entry
-template <Change change, Storage T>
-__global__ void __launch_bounds__(kThreads, 8) step_change_scores_kernel(Arguments<T> p) {
-  const auto head_dim = static_cast<int>(p.cache.values.cols);
-  const int64_t g = blockIdx.y, first_head = g * p.group_size, capacity = p.cache.values.rows;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockRows + warp() * kWarpRows;
-  const int64_t last = min(first + kWarpRows, p.cache.entries[g]);
-  for (int64_t row = first; row < last; ++row) {
-    const T* value = p.cache.values.data + g * p.cache.values.slice_stride + row * p.cache.values.row_stride;
-    const float votes = p.cache.log_votes ? p.cache.log_votes[g * capacity + row] : 0;
-    for (int64_t i = 0; i < p.group_size; ++i) {
-      const int64_t head = first_head + i, place = head * capacity + row;
-      const float along =
-          change == Change::value ? 0 : product(value, p.measured.gram_outputs + head * head_dim, head_dim);
-      if (lane() > 0) continue;
-      const float z = p.queries.logits[place];
-      const bool leads = leaves_out_dominant(change) && p.measured.dominant[head] == row;
-      const float output_norm = change == Change::value ? 0 : p.measured.output_norms[head];
-      p.scores[place] = leads ? p.measured.dominant_scores[head]
-                              : score_of(table_2<change>(z + votes - p.queries.log_sum_exp[head], z),
-                                         p.norms[place], along, output_norm);
+  // An output's numbers lie as lanes read them: four of each lane, then the next four of each, 16 numbers further, so that
+  // successive columns lie in different banks.
+  static constexpr int kQuads = Row::kNumbers / 4;  // of a lane
+  static constexpr int kQuadStride = 4 * Row::kLanes + 16;
+  __device__ static int place_of(int column) {
+    const int vector = column / Row::kVectorNumbers, in_vector = column % Row::kVectorNumbers;
+    const int quad = vector / Row::kLanes * (Row::kVectorNumbers / 4) + in_vector / 4;
+    return quad * kQuadStride + vector % Row::kLanes * 4 + column % 4;
+  }
+
+  // Products of neighbouring heads lie in different banks.
+  static constexpr int kProductStride = kRows + 8;
+  // The row of the block that is the calling lane's r-th one.
+  __device__ static int row(int r) { return warp() * kRowsOfWarp + r * Row::kWarpRows + Row::row_in_warp(); }
+};
+
+template <Storage T, int kDims>
+struct Shared {
+  float* outputs;   // [kHeads, kQuads, kQuadStride]: o G
+  float* products;  // [kHeads, kProductStride]: v . (o G)
+
+  __host__ __device__ explicit Shared(SharedMemory& memory)
+      : outputs(memory.array<float>(kHeads * Tile<T, kDims>::kQuads * Tile<T, kDims>::kQuadStride)),
+        products(memory.array<float>(kHeads * Tile<T, kDims>::kProductStride)) {}
+};
+
+// The lane's vectors of its rows; zeros for rows that the block does not have, and behind head_dim.
+template <Storage T, int kDims>
+struct Rows {
+  using Of = Tile<T, kDims>;
+
+  Vector<T> vectors[kRowsInFlight][Of::kVectors];
+
+  __device__ Rows(const DeviceTensor<const T>& values, int64_t g, int64_t first, int count) {
+#pragma unroll
+    for (int r = 0; r < kRowsInFlight; ++r) {
+      const T* const from = values.data + g * values.slice_stride + (first + Of::row(r)) * values.row_stride;
+#pragma unroll
+      for (int v = 0; v < Of::kVectors; ++v) {
+        const bool exists = Of::row(r) < count && Of::column(v) < values.cols;
+        vectors[r][v] = exists ? load16(from + Of::column(v)) : Vector<T>{};
+      }
     }
   }
+
+  __device__ float number(int r, int i) const {
+    return vectors[r][i / Of::kVectorNumbers].values[i % Of::kVectorNumbers];
+  }
+};
+
+// Copies the outputs times G of `heads` successive query heads; zeros behind head_dim and for further heads.
+template <Storage T, int kDims>
+__device__ void load_outputs(const float* gram_outputs, int heads, int head_dim,
+                             const Shared<T, kDims>& shared) {
+  using Of = Tile<T, kDims>;
+  for (int n = static_cast<int>(threadIdx.x); n < kHeads * kDims; n += kThreads) {
+    const int h = n / kDims, c = n % kDims;
+    shared.outputs[h * Of::kQuads * Of::kQuadStride + Of::place_of(c)] =
+        h < heads && c < head_dim ? gram_outputs[h * head_dim + c] : 0.0f;
+  }
+}
+
+// Writes v . (o G) of the warp's rows for kHeads query heads.
+template <Storage T, int kDims>
+__device__ void multiply(const Rows<T, kDims>& rows, const Shared<T, kDims>& shared) {
+  using Of = Tile<T, kDims>;
+  float sums[kProducts] = {};  // [kRowsInFlight, kHeads]
+#pragma unroll
+  for (int quad = 0; quad < Of::kQuads; ++quad) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float4 output = *reinterpret_cast<const float4*>(
+          shared.outputs + (h * Of::kQuads + quad) * Of::kQuadStride + Of::lane_in_row() * 4);
+#pragma unroll
+      for (int r = 0; r < kRowsInFlight; ++r) {
+        float& sum = sums[r * kHeads + h];
+        sum = fmaf(rows.number(r, 4 * quad), output.x, sum);
+        sum = fmaf(rows.number(r, 4 * quad + 1), output.y, sum);
+        sum = fmaf(rows.number(r, 4 * quad + 2), output.z, sum);
+        sum = fmaf(rows.number(r, 4 * quad + 3), output.w, sum);
+      }
+    }
+  }
+  shared_rows::sum_numbers<Of::kLanes>(sums);
+  constexpr int kOfLane = std::max(1, kProducts / Of::kLanes), kSharing = std::max(1, Of::kLanes / kProducts);
+  if (Of::lane_in_row() % kSharing != 0) return;
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const int n = Of::lane_in_row() / kSharing * kOfLane + i;
+    shared.products[n % kHeads * Of::kProductStride + Of::row(n / kHeads)] = sums[i];
+  }
+}
+
+// The score of one entry by one query head.
+template <Change change, Storage T>
+__device__ float score(const Arguments<T>& p, int64_t g, int64_t head, int64_t row, float along) {
+  if (leaves_out_dominant(change) && p.measured.dominant[head] == row)
+    return p.measured.dominant_scores[head];
+  const int64_t capacity = p.cache.values.rows, place = head * capacity + row;
+  const float z = p.queries.logits[place];
+  const float votes = p.cache.log_votes ? p.cache.log_votes[g * capacity + row] : 0;
+  const float output_norm = change == Change::value ? 0 : p.measured.output_norms[head];
+  return score_of(table_2<change>(z + votes - p.queries.log_sum_exp[head], z), p.norms[place], along,
+                  output_norm);
+}
+
+// The scores of a block of a KV head's rows for all query heads of its group. Every row is read once, four of them in flight,
+// and multiplied by the outputs of four query heads at a time; the products are exchanged, so that neighbouring threads have
+// the scores of neighbouring entries.
+//
+//     lanes  0 .. 15       16 .. 31        head_dim 128 of 16-bit numbers: 8 rows of a warp, 64 of a block
+//            row 0         row 1
+//            row 2         row 3
+//            row 4         row 5
+//            row 6         row 7
+//
+// grid       (ceil(capacity / rows of a block), kv_heads): 64 rows for 16-bit types and head_dim 128
+// block      256
+// shared     16 quads (4 lanes + 16) + 16 (rows + 8) bytes, with `quads` of four numbers of each lane: 3,712 for 16-bit types
+//            and head_dim 128
+// registers  28-80 (sm_90a), 32-80 (sm_80)
+// bytes      read: a padded row of values for each entry, 4 head_dim of an output for each query head and block, from the L2
+//            cache, 8 for each query head and entry; written: 4 for each
+// FLOP       2 head_dim + 10 and an exponential for each query head and entry
+template <Change change, int kDims, Storage T>
+__global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<T> p) {
+  using Of = Tile<T, kDims>;
+  SharedMemory memory;
+  const Shared<T, kDims> shared(memory);
+  const int64_t g = blockIdx.y, first = static_cast<int64_t>(blockIdx.x) * Of::kRows;
+  const auto count = static_cast<int>(min(int64_t{Of::kRows}, p.cache.entries[g] - first));
+  if (count <= 0) return;  // the whole block
+  const Rows<T, kDims> rows(p.cache.values, g, first, change == Change::value ? 0 : count);
+  const auto head_dim = static_cast<int>(p.cache.values.cols);
+  for (int64_t h = 0; h < p.group_size; h += kHeads) {
+    const auto heads = static_cast<int>(min(int64_t{kHeads}, p.group_size - h));
+    const int64_t first_head = g * p.group_size + h;
+    if constexpr (change != Change::value) {
+      load_outputs(p.measured.gram_outputs + first_head * head_dim, heads, head_dim, shared);
+      __syncthreads();
+      multiply(rows, shared);
+      __syncthreads();
+    }
+    for (int n = static_cast<int>(threadIdx.x); n < heads * Of::kRows; n += kThreads) {
+      const int of_heads = n / Of::kRows, row = n % Of::kRows;
+      if (row >= count) continue;
+      const int64_t head = first_head + of_heads, capacity = p.cache.values.rows;
+      const float along = change == Change::value ? 0 : shared.products[of_heads * Of::kProductStride + row];
+      p.scores[head * capacity + first + row] = score<change>(p, g, head, first + row, along);
+    }
+  }
+}
+
+template <Change change, int kDims, Storage T>
+void launch_step(const Arguments<T>& arguments, Stream stream) {
+  const DeviceTensor<const T>& values = arguments.cache.values;
+  launch<step_change_scores_kernel<change, kDims, T>>(
+      {extent(ceil_division(values.rows, Tile<T, kDims>::kRows), values.slices), extent(kThreads),
+       shared_bytes<Shared<T, kDims>>(), stream},
+      arguments);
 }
 
 }  // namespace
@@ -84,10 +210,12 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
   const int64_t group_size = query_heads / cache.values.slices;
   const Arguments<T> arguments{cache, queries, measured, norms, group_size, scores};
   for_change(change, [&]<Change of>() {
-    launch<step_change_scores_kernel<of, T>>(
-        {extent(ceil_division(cache.values.rows, kBlockRows), cache.values.slices), extent(kThreads), 0,
-         stream},
-        arguments);
+    if constexpr (of == Change::value) {
+      launch_step<of, 64>(arguments, stream);  // which reads no rows
+    } else {
+      shared_rows::for_dims(cache.values.cols,
+                            [&]<int kDims>() { launch_step<of, kDims>(arguments, stream); });
+    }
   });
 }
 

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/shared_rows.hpp>
 
 #include "cluster_sums.hpp"
 
@@ -32,18 +33,14 @@ inline constexpr int kHeadsAtOnce = 4;  // rows of weights for which a row is re
 ///
 /// kDims  head_dim, rounded up to 64, 128 or 256
 template <Storage T, int kDims>
-struct RowLanes {
-  static constexpr int kVectorNumbers = static_cast<int>(kVector<T>);
-  static constexpr int kLanes = std::min(32, kDims / kVectorNumbers);
-  static constexpr int kVectors = kDims / kVectorNumbers / kLanes;  // of a lane
-  static constexpr int kNumbers = kVectors * kVectorNumbers;        // of a lane
-  static constexpr int kGroups = kRowsThreads / kLanes;             // of a block
+struct RowLanes : shared_rows::SharedRow<T, kDims> {
+  using Row = shared_rows::SharedRow<T, kDims>;
+  using Row::kLanes, Row::kVectorNumbers;
+  static constexpr int kGroups = kRowsThreads / kLanes;  // of a block
 
   /// The calling lane's place in its group, and its group in the block.
-  __device__ static int lane_in_group() { return lane() % kLanes; }
+  __device__ static int lane_in_group() { return Row::lane_in_row(); }
   __device__ static int group() { return static_cast<int>(threadIdx.x) / kLanes; }
-  /// The first column of a lane's vector.
-  __device__ static int column(int vector) { return (lane_in_group() + vector * kLanes) * kVectorNumbers; }
   /// Where the lane's four numbers 4 quad, ... lie in a row that is stored as lanes read it, and the column of the number there.
   __device__ static int place(int quad) { return (quad * kLanes + lane_in_group()) * 4; }
   __device__ static int column_at(int place) {

@@ -354,6 +354,15 @@ TYPED_TEST(ObcacheParity, StepMatchesReferenceAcrossDistributionsAndHeadDims) {
   }
 }
 
+TYPED_TEST(ObcacheParity, StepMatchesReferenceAcrossGroupsAndBlocks) {
+  for (const int64_t group_size : {1, 3, 4, 5, 9}) {
+    for (const Change change : {Change::value, Change::joint}) {
+      this->expect_step_parity({.kv_heads = 2, .group_size = group_size, .head_dim = 72, .tokens = 140},
+                               change, Space::head, {140, 67});
+    }
+  }
+}
+
 TYPED_TEST(ObcacheParity, VotesWeighEntriesButDoNotMoveTheirLogits) {
   const Case c{.group_size = 1, .tokens = 20};
   const Subject<TypeParam> subject(c);
