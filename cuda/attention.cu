@@ -1,4 +1,4 @@
-// Decode attention: the entries of a layer are split over blocks (attention_splits.hpp), which attend to one split each; a
+// Attention over a cache: the entries of a layer are split over blocks (attention_splits.hpp), which attend to one split each; a
 // second kernel joins their partial results.
 #include "attention.hpp"
 
@@ -28,6 +28,7 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_equal("columns of keys", cache.keys.cols, "columns of values", cache.values.cols);
   require_range("head_dim", queries.cols, 1, kMostHeadDim);
   require_range("queries of a head", queries.rows, 1, INT32_MAX);
+  require_range("queries of all heads", queries.slices * queries.rows, 0, INT32_MAX);
   require_range("capacity", cache.keys.rows, 0, INT32_MAX);
 }
 
@@ -47,10 +48,11 @@ int64_t accumulation_depth(const Deal& deal, int64_t entries) {
   return entries > 0 ? longest : 0;
 }
 
-// The deal for queries that take several blocks for each split: fewer, longer splits, of which there are as many blocks. Its
-// accumulation depths are at most those of the deal for a query of each head.
+// The deal for queries that take several blocks for each split: fewer and longer splits, so that there are about as many
+// blocks as for a query of each head, unless a split would be longer than a block's shared memory holds. Its accumulation
+// depths are at most those of the deal for a query of each head.
 Deal deal_for(int64_t queries, int64_t kv_heads) {
-  constexpr int64_t kBlockQueries = 16;
+  constexpr int64_t kBlockQueries = 16;  // at most, of both kernels
   Deal deal = kDeals[0];
   if (kv_heads > 0) {
     const int64_t blocks = ceil_division(queries / kv_heads, kBlockQueries);
@@ -78,14 +80,21 @@ void attend(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>&
   const Partials partials(workspace.data, count / kv_heads, queries.cols,
                           most_splits(deal, kv_heads, capacity));
   SplitArguments<T> splits{deal, queries, cache, static_cast<float>(scale), result, partials};
-  JoinArguments join{deal,         cache.entries, kv_heads,       partials,        result,
-                     queries.cols, capacity,      dominants.rows, dominants.logits};
+  JoinArguments join{.deal = deal,
+                     .entries = cache.entries,
+                     .kv_heads = kv_heads,
+                     .partials = partials,
+                     .result = result,
+                     .head_dim = queries.cols,
+                     .capacity = capacity,
+                     .dominants = dominants.rows,
+                     .dominant_logits = dominants.logits};
   if (capacity > 0) attend_to_splits(splits, stream);
   join_splits(join, stream);
   if (!dominants.rows) return;
-  splits.excluded = dominants.rows;
+  splits.dominants = dominants.rows;
   splits.result.logits = nullptr;
-  join.dominant = nullptr;
+  join.dominants = nullptr;
   join.result = {dominants.others_output, dominants.others_log_sum_exp};
   if (capacity > 0) attend_to_splits(splits, stream);
   join_splits(join, stream);
@@ -144,7 +153,8 @@ void causal_attention(DeviceTensor<const T> queries, const CacheView<T>& cache, 
                       const AttentionResult& result, const DominantEntries& dominants, Workspace workspace,
                       Stream stream) {
   if (dominants.rows && cache.log_votes && !result.logits) {
-    throw ShapeMismatch("the dominant entries' logits of a cache with votes need all logits");
+    throw ShapeMismatch(
+        "result.logits is null, but the dominant entries' logits of a cache with votes are taken from it");
   }
   const Deal deal = deal_for(queries.slices * queries.rows, cache.keys.slices);
   attend(deal, queries, cache, scale, result, dominants, workspace, stream);

@@ -1,4 +1,4 @@
-// Decode attention over a compressed cache.
+// Attention over a compressed cache: of a decode step's queries, and of those of a cache's last tokens.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,7 @@ struct AttentionResult {
 /// The dominant entry of each query, which holds more than half of its attention, and the attention to the other entries;
 /// device memory.
 struct DominantEntries {
-  int64_t* rows =
-      nullptr;  ///< [queries]: the cache's row, -1: none; ties by rounding: the smaller row. null: not wanted
+  int64_t* rows = nullptr;  ///< [queries]: the cache's row, -1: none; null: not wanted
   float* logits =
       nullptr;  ///< [queries]: its scale * q . k, votes not included; undefined where there is none
   float* others_output = nullptr;       ///< [queries, head_dim]: without the dominant entry
@@ -47,16 +46,21 @@ template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                const AttentionResult& result, Workspace workspace, Stream stream);
 
-/// Bytes that `causal_attention` needs for so many queries of each query head.
+/// Bytes that `causal_attention` needs for so many queries of each query head: 4 round_up(head_dim, 8) + 12 for each query and
+/// split of its KV head. 32 queries of 32 heads of 128 numbers over 8 KV heads take 138 MB at a capacity of 131,072, a quarter
+/// of the cache.
 int64_t causal_attention_workspace(int64_t query_heads, int64_t window, int64_t kv_heads, int64_t head_dim,
                                    int64_t capacity);
 
 /// The queries of the last tokens of a cache, each over the entries up to its own: `attention` for all of them at once.
 ///
 /// queries    [query_heads, window, head_dim]: query i sees the first entries[g] - (window - 1 - i) rows of its KV head
+/// rows       in the order of their positions; values must be finite, also in rows that a query does not see, whose weight is 0
 /// result     of all queries: output [query_heads, window, head_dim], log_sum_exp [query_heads, window], logits
 ///            [query_heads, window, capacity]; logits of rows that a query does not see are left as they are
 /// dominants  of all queries, [query_heads, window]. Of a cache with votes they need result.logits
+/// a query that sees no row gives output 0 and log_sum_exp -infinity, and no dominant entry
+/// throws     ShapeMismatch; DeviceError
 /// otherwise as `attention`, whose bits one query of each head gives, if no more than 16 heads share a KV head
 template <Storage T>
 void causal_attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,

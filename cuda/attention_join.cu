@@ -16,7 +16,7 @@ static_assert(kJoinThreads == kJoinColumns * kJoinSlices);
 
 struct JoinShared {
   float* by_warp;   // [kJoinWarps]
-  int* rows;        // [kJoinWarps]
+  int* rows;        // [kJoinWarps]: of each warp, where a query's dominant row is looked for
   float* factors;   // [kJoinThreads]: of successive splits
   float4* outputs;  // [kJoinSlices, kJoinColumns]
 
@@ -42,7 +42,7 @@ struct HeadSplits {
   int64_t first,
       step;  // where the partial results of the first one lie, and how far apart those of two splits
 
-  __device__ explicit HeadSplits(const JoinArguments& p) : step(p.partials.group_size) {
+  __device__ explicit HeadSplits(const JoinArguments& p) : step(p.partials.group_queries) {
     const Splits all(p.deal, p.entries, p.kv_heads);
     const int64_t g = blockIdx.x / step;
     count = all.of_head(g);
@@ -88,18 +88,22 @@ __device__ float4 add_slices(float4 sum, float4* outputs) {
   return sum;
 }
 
-// Writes the row that holds more than half of the query's attention, if there is one, and its logit. The block calls it.
+// Writes the row that holds more than half of the query's attention, if there is one, and its logit. It can only be the row of
+// the largest z, whose share is 1 / sum. The block calls it.
+//
+// sum  of all exp(z - largest)
 __device__ void write_dominant(const JoinArguments& p, const JoinShared& shared, const HeadSplits& splits,
-                               float largest, float log_sum_exp) {
+                               float largest, float sum) {
   int row = INT32_MAX;
   for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
-    if (p.partials.largest[splits.place(s)] == largest) row = min(row, p.partials.rows[splits.place(s)]);
+    if (p.partials.largest[splits.place(s)] == largest)
+      row = min(row, p.partials.largest_rows[splits.place(s)]);
   }
   row = join_block<kJoinWarps>(row, shared.rows, Smaller());
   if (threadIdx.x > 0) return;
   const int64_t query = blockIdx.x;
-  const bool is_dominant = expf(largest - log_sum_exp) > 0.5f;
-  p.dominant[query] = is_dominant ? row : -1;
+  const bool is_dominant = sum != 0 && sum < 2;
+  p.dominants[query] = is_dominant ? row : -1;
   if (!is_dominant) return;
   const float* const logits = p.result.logits;
   p.dominant_logits[query] = logits ? logits[query * p.capacity + row] : largest;
@@ -148,7 +152,7 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
   sum = block_sum<kJoinWarps>(sum, shared.by_warp);
   const float log_sum_exp = sum == 0 ? kNothing : largest + logf(sum);
   if (blockIdx.y == 0 && threadIdx.x == 0) p.result.log_sum_exp[query] = log_sum_exp;
-  if (blockIdx.y == 0 && p.dominant) write_dominant(p, shared, splits, largest, log_sum_exp);
+  if (blockIdx.y == 0 && p.dominants) write_dominant(p, shared, splits, largest, sum);
   outputs = add_slices(outputs, shared.outputs);
   if (threadIdx.x >= kJoinColumns) return;
   const float four[4] = {outputs.x, outputs.y, outputs.z, outputs.w};
@@ -161,7 +165,7 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
 }  // namespace
 
 void join_splits(const JoinArguments& arguments, Stream stream) {
-  const int64_t queries = arguments.kv_heads * arguments.partials.group_size;
+  const int64_t queries = arguments.kv_heads * arguments.partials.group_queries;
   launch<attention_join_kernel>({extent(queries, ceil_division(arguments.head_dim, 4 * kJoinColumns)),
                                  dim3(kJoinThreads), shared_bytes<JoinShared>(), stream},
                                 arguments);

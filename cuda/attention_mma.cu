@@ -1,10 +1,10 @@
 // Decode attention to the splits of a cache by mma.sync: 16-bit types, any head_dim, compute capability 8.0.
 //
-// A block has one split of a KV head's entries and up to 16 of the queries of the heads that share the KV head, which are
-// called heads here: a head with several queries counts as so many. The split's keys,
-// then its values are copied to shared memory by tiles of 64 tokens, of which every warp has 16, as the rows or the depth
-// of the tensor cores' tiles; the query heads are their columns. A block forms all of its logits before its first weight,
-// so that partial sums are rescaled only once: where the splits are joined.
+// A block has one split of a KV head's entries and up to 16 queries of the heads that share the KV head. The code calls every
+// query a head, as in a decode step each head has one. The split's keys, then its values are copied to shared memory by tiles
+// of 64 tokens, of which every warp has 16, as the rows or the depth of the tensor cores' tiles; the queries are their
+// columns. A block forms all of its logits before its first weight, so that partial sums are rescaled only once: where the
+// splits are joined.
 //
 // Tensor cores form sums of 8 products, which are added in single precision outside them: sums of 16 would take half as
 // many instructions, but memory limits the kernel, and the error bounds are half as large. Weights are multiplied as sums of
@@ -104,12 +104,12 @@ struct Work {
   const Shared<kSteps>& shared;
   const Shape& shape;
   TokenRows keys, values;
-  int64_t g;           // KV head
-  int64_t first;       // token
-  int count;           // tokens, at least 1
-  int tiles;           // of keys
-  int64_t first_head;  // of the block, as a query head
-  int heads;           // of the block that exist
+  int64_t g;       // KV head
+  int64_t first;   // token
+  int count;       // tokens, at least 1
+  int tiles;       // of keys
+  int first_head;  // of the block, among the queries of all heads
+  int heads;       // of the block that exist
 
   __device__ Work(const SplitArguments<T>& arguments, const Shared<kSteps>& memory, const Shape& of_block,
                   const Split& split)
@@ -123,8 +123,8 @@ struct Work {
         count(static_cast<int>(split.tokens)),
         tiles((count + kTileTokens - 1) / kTileTokens) {
     const int head = static_cast<int>(blockIdx.y) * kHeadTiles * kHeads;
-    first_head = g * p.group_size() + head;
-    heads = min(kHeadTiles * kHeads, p.group_size() - head);
+    first_head = static_cast<int>(g) * p.group_queries() + head;
+    heads = min(kHeadTiles * kHeads, p.group_queries() - head);
   }
 
   // The warp's 16 tokens of a tile: the first one, counted in the split, and whether there is any.
@@ -210,20 +210,17 @@ template <Storage16 T, int kSteps, int kHeadTiles>
 struct Logits {
   const Work<T, kSteps, kHeadTiles>& work;
   const Queries<T, kSteps, kHeadTiles> queries;
-  int seen[kHeadTiles][2];    // the split's tokens that a head may see, if it is not the hidden one
-  int hidden[kHeadTiles][2];  // the token that a head does not see, counted in the split; -1: none
+  typename SplitArguments<T>::Sight sights[2 * kHeadTiles];
   float largest[kHeadTiles][2];
 
   __device__ explicit Logits(const Work<T, kSteps, kHeadTiles>& of_block)
       : work(of_block), queries(of_block) {
-    const int64_t* excluded = work.p.excluded;
 #pragma unroll
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
-      const bool some = head(i) < work.heads;
-      const int64_t visible = some ? work.p.visible(work.first_head + head(i)) - work.first : 0;
-      seen[i / 2][i % 2] = static_cast<int>(max(int64_t{0}, min(int64_t{work.count}, visible)));
-      const int64_t token = some && excluded ? excluded[work.first_head + head(i)] - work.first : -1;
-      hidden[i / 2][i % 2] = 0 <= token && token < work.count ? static_cast<int>(token) : -1;
+      sights[i] = {0, -1};
+      if (head(i) < work.heads) {
+        sights[i] = work.p.sight({work.g, work.first, work.count}, work.first_head + head(i));
+      }
       largest[i / 2][i % 2] = kNothing;
     }
   }
@@ -264,8 +261,8 @@ struct Logits {
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
       if (head(i) >= work.heads) continue;
       const float number = p.scale * products[i / 2][part + i % 2];
-      const bool sees = token < seen[i / 2][i % 2];
-      const float z = sees && hidden[i / 2][i % 2] != token ? number + votes : kNothing;
+      const bool sees = token < sights[i].tokens;
+      const float z = sees && token != sights[i].hidden ? number + votes : kNothing;
       if (p.result.logits && sees) {
         p.result.logits[(work.first_head + head(i)) * p.capacity() + position] = number;
       }
@@ -383,8 +380,8 @@ struct Outputs {
     constexpr int kFours = kSteps * kTile / 4;
     const Partials& partials = work.p.partials;
     const int here = min(kHeads, work.heads - t * kHeads);
-    const int64_t place = blockIdx.x * int64_t{partials.group_size} +
-                          (work.first_head - work.g * partials.group_size) + t * kHeads;
+    const int64_t place = blockIdx.x * int64_t{partials.group_queries} +
+                          (work.first_head - work.g * partials.group_queries) + t * kHeads;
     for (int i = static_cast<int>(threadIdx.x); i < here * kFours; i += kThreads) {
       const int of_tile = i / kFours, dim = i % kFours * 4;
       if (dim >= partials.row) continue;
@@ -401,7 +398,7 @@ struct Outputs {
         (of_warps[0] + of_warps[kNext]) + (of_warps[2 * kNext] + of_warps[3 * kNext]);
     partials.largest[place + own] =
         fmaxf(fmaxf(most[0], most[kNext]), fmaxf(most[2 * kNext], most[3 * kNext]));
-    partials.rows[place + own] =
+    partials.largest_rows[place + own] =
         min(min(first_rows[0], first_rows[kNext]), min(first_rows[2 * kNext], first_rows[3 * kNext]));
   }
 
@@ -452,14 +449,15 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 // grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (8 kHeadTiles)));
 //            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
 // block      128
-// shared     1,024 stages (2 kSteps + 1) + 4 heads (split_tokens + 8) + 512 bytes; heads = min(group, 8 kHeadTiles);
-//            for head_dim 128, 4 heads and splits of 512 tokens: 43,648
+// shared     1,024 stages (2 kSteps + 1) + 4 heads (split_tokens + 8) + 768 bytes; heads = min(group, 8 kHeadTiles);
+//            for head_dim 128, 4 heads and splits of 512 tokens: 43,904
 // registers  at most, sm_90a and sm_80: kHeadTiles 1: 61, 71, 71, 84, 105, 138 (kSteps 4, 5, 6, 8, 12, 16); kHeadTiles 2: 111,
 //            110, 145, 140, 183 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log votes; written: 4
-//            row + 8 for each query head and split, 4 for each logit if wanted; all KV heads' entries in every block
+//            row + 12 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
+//            queries' dominant rows where they are left out
 // FLOP       256 kSteps (1 + parts) a token for each tile of 8 heads, in tensor cores; an exponential for each query
-//            head and entry
+//            and entry
 template <Storage16 T, int kSteps, int kHeadTiles>
 __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<T> p, Shape shape) {
   SharedMemory memory;
@@ -467,19 +465,19 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<
   const Split split = Splits(p.deal, p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens == 0) return;
   const Work<T, kSteps, kHeadTiles> work(p, shared, shape, split);
-  if (!p.is_done(split, work.first_head, work.heads)) attend(work);
+  if (p.has_work(split, work.first_head, work.heads)) attend(work);
 }
 
 // Where shared memory is short a block has one tile at a time, which does not change the order of a sum.
 template <int kSteps, int kHeadTiles, Storage16 T>
 void launch_with(const SplitArguments<T>& arguments, Stream stream) {
   const auto with = [&](int stages) {
-    return Shape{stages, std::min(arguments.group_size(), kHeadTiles * kHeads), arguments.most_tokens()};
+    return Shape{stages, std::min(arguments.group_queries(), kHeadTiles * kHeads), arguments.most_tokens()};
   };
   const auto shape = first_that_fits<Shared<kSteps>>({with(kMostStages), with(1)});
   launch<attention_mma_kernel<T, kSteps, kHeadTiles>>(
-      {extent(arguments.blocks(), ceil_division(arguments.group_size(), kHeadTiles * kHeads)), dim3(kThreads),
-       shared_bytes<Shared<kSteps>>(shape), stream},
+      {extent(arguments.blocks(), ceil_division(arguments.group_queries(), kHeadTiles * kHeads)),
+       dim3(kThreads), shared_bytes<Shared<kSteps>>(shape), stream},
       arguments, shape);
 }
 
@@ -487,7 +485,7 @@ void launch_with(const SplitArguments<T>& arguments, Stream stream) {
 template <int kSteps, Storage16 T>
 void launch_with(const SplitArguments<T>& arguments, Stream stream) {
   if constexpr (kSteps <= 12) {
-    if (arguments.group_size() > kHeads) return launch_with<kSteps, 2>(arguments, stream);
+    if (arguments.group_queries() > kHeads) return launch_with<kSteps, 2>(arguments, stream);
   }
   launch_with<kSteps, 1>(arguments, stream);
 }

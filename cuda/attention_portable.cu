@@ -1,5 +1,5 @@
-// Decode attention to the splits of an fp32 cache: a block has one split of a KV head's entries and up to 16 of the queries
-// of the heads that share the KV head, which are called heads here: a head with several queries counts as so many.
+// Decode attention to the splits of an fp32 cache: a block has one split of a KV head's entries and up to 16 queries of the
+// heads that share the KV head. The code calls every query a head, as in a decode step each head has one.
 //
 // The split's keys, then its values are copied to shared memory by tiles of 64 tokens. A block forms all of its logits
 // before its first weight, so that partial sums are rescaled only once: where the splits are joined.
@@ -85,14 +85,14 @@ struct Work {
   const Shared& shared;
   TokenRows keys, values;
   const Shape& shape;
-  int64_t g;           // KV head
-  int64_t first;       // token
-  int count;           // tokens, at least 1
-  int tiles;           // of keys
-  int64_t first_head;  // of this thread's team, as a query head
-  int heads;           // of the team that exist; below kHeads in a group's last block
-  int team, thread;    // the thread's number within its team
-  int seen[kMine];     // the split's tokens that the thread's heads see
+  int64_t g;                       // KV head
+  int64_t first;                   // token
+  int count;                       // tokens, at least 1
+  int tiles;                       // of keys
+  int first_head;                  // of this thread's team, among the queries of all heads
+  int heads;                       // of the team that exist; below kHeads in a group's last block
+  int team, thread;                // the thread's number within its team
+  Arguments::Sight sights[kMine];  // of the thread's heads
 
   __device__ Work(const Arguments& arguments, const Shared& memory, const Shape& of_block, const Split& split)
       : p(arguments),
@@ -108,13 +108,12 @@ struct Work {
         thread(static_cast<int>(threadIdx.x) % kTeam) {
     const int teams = static_cast<int>(blockDim.x) / kTeam;
     const int head = (static_cast<int>(blockIdx.y) * teams + team) * kHeads;
-    first_head = g * p.group_size() + head;
-    heads = max(0, min(kHeads, p.group_size() - head));
+    first_head = static_cast<int>(g) * p.group_queries() + head;
+    heads = max(0, min(kHeads, p.group_queries() - head));
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
-      const bool exists = my_head() + h < heads;
-      const int64_t visible = exists ? p.visible(first_head + my_head() + h) - first : 0;
-      seen[h] = static_cast<int>(max(int64_t{0}, min(int64_t{count}, visible)));
+      sights[h] = {0, -1};
+      if (my_head() + h < heads) sights[h] = p.sight(split, first_head + my_head() + h);
     }
   }
 
@@ -128,7 +127,7 @@ struct Work {
 
   // Where this split's partial results of one of the team's heads lie.
   __device__ int64_t partial_place(int head) const {
-    return (blockIdx.x - g) * p.group_size() + first_head + head;
+    return (blockIdx.x - g) * p.group_queries() + first_head + head;
   }
 
   // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
@@ -214,9 +213,8 @@ struct Work {
       const int head = my_head() + h;
       if (head >= kHeads) break;
       const float logit = p.scale * products[h];
-      const bool sees = token < seen[h];
-      const bool hidden = sees && p.excluded && p.excluded[first_head + head] == position;
-      const float z = sees && !hidden ? logit + votes : kNothing;
+      const bool sees = token < sights[h].tokens;
+      const float z = sees && token != sights[h].hidden ? logit + votes : kNothing;
       if (p.result.logits && sees) {
         p.result.logits[(first_head + head) * p.capacity() + position] = logit;
       }
@@ -266,7 +264,7 @@ struct Work {
       const int64_t place = partial_place(my_head() + h);
       p.partials.largest[place] = largest[h];
       p.partials.sums[place] = sums[h];
-      p.partials.rows[place] = rows[h];
+      p.partials.largest_rows[place] = rows[h];
     }
   }
 
@@ -401,13 +399,14 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 // grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (teams * kHeads)));
 //            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
 // block      128 teams; 2 teams for groups of more than 8, unless shared memory is short
-// shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens weight_row + 64) bytes,
+// shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens weight_row + 96) bytes,
 //            with v vectors and `row` numbers in a padded row, p = v rounded up to a power of two, at most 32; for
-//            head_dim 128, 4 heads and splits of 512 tokens: 78,080
+//            head_dim 128, 4 heads and splits of 512 tokens: 78,208
 // registers  64 (kHeads 1, 2), 79 (4), 128 (6), 127 (8) (sm_90a and sm_80)
 // bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes; written: 4
-//            row + 8 for each query head and split, 4 for each logit if wanted; all KV heads' entries in every block
-// FLOP       4 query_heads entries head_dim, and an exponential for each query head and entry; a team computes kHeads
+//            row + 12 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
+//            queries' dominant rows where they are left out
+// FLOP       4 query_heads entries head_dim, and an exponential for each query and entry; a team computes kHeads
 //            heads even if fewer exist
 template <int kHeads>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(Arguments p, Shape shape) {
@@ -415,10 +414,10 @@ __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(A
   const Shared shared(memory, shape);
   const Split split = Splits(p.deal, p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens == 0) return;
-  const Work<kHeads> work(p, shared, shape, split);
-  const int64_t first_head = split.kv_head * p.group_size() + blockIdx.y * shape.teams * kHeads;
-  const int64_t heads = min(int64_t{shape.teams} * kHeads, (split.kv_head + 1) * p.group_size() - first_head);
-  if (!p.is_done(split, first_head, static_cast<int>(heads))) attend(work);
+  const int of_block = shape.teams * kHeads, first_head = static_cast<int>(blockIdx.y) * of_block;
+  const int heads = min(of_block, p.group_queries() - first_head);
+  if (!p.has_work(split, static_cast<int>(split.kv_head) * p.group_queries() + first_head, heads)) return;
+  attend(Work<kHeads>(p, shared, shape, split));
 }
 
 // Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its
@@ -428,7 +427,7 @@ void launch_with(const Arguments& arguments, int teams, Stream stream) {
   const auto with = [&](int of_teams, int stages) { return shape_of<kHeads>(arguments, of_teams, stages); };
   const auto shape =
       first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
-  const int64_t head_blocks = ceil_division(arguments.group_size(), int64_t{shape.teams} * kHeads);
+  const int64_t head_blocks = ceil_division(arguments.group_queries(), int64_t{shape.teams} * kHeads);
   launch<attention_portable_kernel<kHeads>>(
       {extent(arguments.blocks(), head_blocks), extent(shape.teams * kTeam), shared_bytes<Shared>(shape),
        stream},
@@ -439,7 +438,7 @@ void launch_with(const Arguments& arguments, int teams, Stream stream) {
 
 template <>
 void attend_to_splits(const Arguments& arguments, Stream stream) {
-  const int group = arguments.group_size();
+  const int group = arguments.group_queries();
   const int teams = group > kMostTeamHeads ? kMostTeams : 1;
   const int heads = (std::min(group, kMostTeams * kMostTeamHeads) + teams - 1) / teams;
   if (heads == 1) return launch_with<1>(arguments, teams, stream);

@@ -86,20 +86,20 @@ struct Splits {
 /// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel. A group's queries
 /// are those of all query heads that share a KV head, each with all of its queries.
 struct Partials {
-  float* outputs;  ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
-  float* largest;  ///< [splits, group]: max_j z_j
-  float* sums;     ///< [splits, group]: sum_j exp(z_j - largest)
-  int* rows;       ///< [splits, group]: the first j of the largest z_j, as a row of the cache
-  int64_t row;
-  int group_size;
+  float* outputs;     ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
+  float* largest;     ///< [splits, group]: max_j z_j
+  float* sums;        ///< [splits, group]: sum_j exp(z_j - largest)
+  int* largest_rows;  ///< [splits, group]: the first j of the largest z_j, as a row of the cache
+  int64_t row;        ///< numbers of a row of outputs
+  int group_queries;
 
   Partials(void* memory, int64_t group, int64_t head_dim, int64_t splits)
       : outputs(static_cast<float*>(memory)),
         row(round_up(head_dim, kRowUnit)),
-        group_size(static_cast<int>(group)) {
-    largest = outputs + splits * group_size * row;
-    sums = largest + splits * group_size;
-    rows = reinterpret_cast<int*>(sums + splits * group_size);
+        group_queries(static_cast<int>(group)) {
+    largest = outputs + splits * group_queries * row;
+    sums = largest + splits * group_queries;
+    largest_rows = reinterpret_cast<int*>(sums + splits * group_queries);
   }
   static int64_t bytes(int64_t group, int64_t head_dim, int64_t splits) {
     return splits * group * (round_up(head_dim, kRowUnit) + 3) * static_cast<int64_t>(sizeof(float));
@@ -115,32 +115,42 @@ struct SplitArguments {
   float scale;
   AttentionResult result;
   Partials partials;
-  /// [query_heads, window]: the row that a query does not see; -1: none. Only the splits that hold one are attended to; the
-  /// others' partial results are there already. null: all queries see all rows, and all splits are attended to
-  const int64_t* excluded = nullptr;
+  /// [query_heads, window]: the dominant row of a query, which it does not see; -1: none. Only splits that hold one are
+  /// attended to, the others' partial results are there already. null: no row is left out, all splits are attended to
+  const int64_t* dominants = nullptr;
 
   /// The n-th query of all heads.
-  __device__ const T* query(int64_t n) const {
-    return queries.data + n / queries.rows * queries.slice_stride + n % queries.rows * queries.row_stride;
+  __device__ const T* query(int n) const {
+    return queries.data + n / window() * queries.slice_stride + n % window() * queries.row_stride;
   }
-  /// How many rows of its KV head the n-th query sees: the last query of a window all of them.
-  __device__ int64_t visible(int64_t n) const {
-    return cache.entries[n / partials.group_size] - (queries.rows - 1 - n % queries.rows);
+  /// What a query sees of a split: its first `tokens` tokens, but for the one that is hidden, -1 for none.
+  struct Sight {
+    int tokens, hidden;
+  };
+  /// What the n-th query of all sees of a split of its KV head. The last query of a window sees all rows of the head.
+  __device__ Sight sight(const Split& split, int n) const {
+    const int64_t later = window() - 1 - n % window();
+    const int64_t visible = min(split.tokens, cache.entries[split.kv_head] - later - split.first);
+    return {static_cast<int>(max(int64_t{0}, visible)), dominants ? dominant_token(split, n) : -1};
   }
-  /// Whether a block has nothing to do: none of its queries first, first + 1, ... leaves out a row of its split. Whole warps
-  /// call it.
-  __device__ bool is_done(const Split& split, int64_t first, int count) const {
-    if (!excluded) return false;
+  /// The n-th query's dominant row, counted in the split; -1: it is not in the split.
+  __device__ int dominant_token(const Split& split, int n) const {
+    const int64_t token = dominants[n] - split.first;
+    return 0 <= token && token < split.tokens ? static_cast<int>(token) : -1;
+  }
+  /// Whether a block has to attend to its split: always the first time, then if a query first, first + 1, ... has its dominant
+  /// row there. Whole warps call it.
+  __device__ bool has_work(const Split& split, int first, int count) const {
+    if (!dominants) return true;
     bool some = false;
-    for (int n = lane(); n < count; n += 32) {
-      const int64_t token = excluded[first + n] - split.first;
-      some = some || (0 <= token && token < split.tokens);
-    }
-    return __ballot_sync(kAllLanes, some ? 1 : 0) == 0;
+    for (int n = lane(); n < count; n += 32) some = some || dominant_token(split, first + n) >= 0;
+    return __ballot_sync(kAllLanes, some ? 1 : 0) != 0;
   }
+  __device__ int window() const { return static_cast<int>(queries.rows); }
   __host__ __device__ int64_t kv_heads() const { return cache.keys.slices; }
   __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
-  __host__ __device__ int group_size() const { return partials.group_size; }
+  /// Queries of all heads that share a KV head.
+  __host__ __device__ int group_queries() const { return partials.group_queries; }
   /// Blocks for the splits of a full cache; those behind the last split end at once.
   int64_t blocks() const { return most_splits(deal, kv_heads(), capacity()); }
   /// The most tokens of a split, for any entries that fit the cache.
@@ -169,7 +179,7 @@ struct JoinArguments {
   AttentionResult result;
   int64_t head_dim;
   int64_t capacity;
-  int64_t* dominant = nullptr;       ///< [queries], as DominantEntries has it; null: not wanted
+  int64_t* dominants = nullptr;      ///< [queries], as DominantEntries::rows; null: not wanted
   float* dominant_logits = nullptr;  ///< likewise
 };
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <gmock/gmock.h>
+
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
@@ -8,6 +10,7 @@
 
 #include "distributions.hpp"
 #include "support.hpp"
+#include "support/message_of.hpp"
 
 namespace kvbound::parity {
 namespace {
@@ -45,7 +48,8 @@ struct Results {
   bool same(const Results& other) const {
     return same_bits(all.output, other.all.output) && same_bits(all.log_sum_exp, other.all.log_sum_exp) &&
            same_bits(all.logits, other.all.logits) && same_bits(others.output, other.others.output) &&
-           same_bits(others.log_sum_exp, other.others.log_sum_exp) && dominant == other.dominant;
+           same_bits(others.log_sum_exp, other.others.log_sum_exp) && dominant == other.dominant &&
+           same_bits(dominant_logits, other.dominant_logits);
   }
 };
 
@@ -90,6 +94,23 @@ class Subject {
             {others.numbers(), others_sums.numbers(), {}},
             dominant_logits.numbers(),
             cuda::download(dominant)};
+  }
+
+  // What `attention` gives for one query of each head.
+  Attended attention() const {
+    const Case& c = case_;
+    Tensor one_each(1, c.query_heads(), c.head_dim);
+    std::ranges::copy(queries_.numbers(), one_each.numbers().begin());
+    const Uploaded<T> queries(one_each), keys(keys_, c.capacity(), c.entries),
+        values(values_, c.capacity(), c.entries);
+    const cuda::Buffer<int64_t> entries(c.entries);
+    const cuda::Buffer<float> log_votes(log_votes_);
+    Output output(c.queries() * c.head_dim), sums(c.queries()), logits(c.queries() * c.capacity());
+    WorkingMemory memory(cuda::attention_workspace(c.query_heads(), c.kv_heads, c.head_dim, c.capacity()));
+    cuda::attention<T>(queries.view(),
+                       {keys.view(), values.view(), entries.data(), c.votes ? log_votes.data() : nullptr},
+                       c.scale(), {output.data(), sums.data(), logits.data()}, memory.view(), nullptr);
+    return {output.numbers(), sums.numbers(), logits.numbers()};
   }
 
   // The entries that query i of a head of group g sees, but for one of them; -1: all.
@@ -246,6 +267,17 @@ TYPED_TEST(CausalAttentionParity, MatchesReferenceForManySplits) {
   EXPECT_GT(this->dominants_, 5);
 }
 
+// 33 blocks for each split, of 192 tokens.
+TYPED_TEST(CausalAttentionParity, MatchesReferenceForSplitsOfSeveralTiles) {
+  this->expect_parity({.kv_heads = 1,
+                       .group_size = 1,
+                       .window = 528,
+                       .head_dim = 4,
+                       .entries = {2100},
+                       .distribution = Distribution::peaked});
+  EXPECT_GT(this->dominants_, 5);
+}
+
 TYPED_TEST(CausalAttentionParity, GivesTheSameUnderEverySchedule) {
   this->expect_the_same_in_every_schedule(
       {.window = 7, .entries = {200, 77}, .distribution = Distribution::peaked, .votes = true});
@@ -258,15 +290,26 @@ TYPED_TEST(CausalAttentionParity, GivesTheSameUnderEverySchedule) {
 }
 
 TYPED_TEST(CausalAttentionParity, GivesTheBitsOfAttentionForOneQuery) {
-  const Case c{.window = 1, .entries = {300, 5}, .votes = true};
-  const Uploaded<TypeParam> queries(rounded<TypeParam>(random_tensor(1, 1, c.query_heads(), c.head_dim)));
+  for (const int64_t group_size : {1, 8, 16}) {
+    const Case c{.group_size = group_size, .window = 1, .entries = {300, 5}, .votes = true};
+    const Subject<TypeParam> subject(c);
+    const Results causal = subject.run(true, false);
+    const Attended attended = subject.attention();
+    EXPECT_TRUE(same_bits(causal.all.output, attended.output)) << c;
+    EXPECT_TRUE(same_bits(causal.all.log_sum_exp, attended.log_sum_exp)) << c;
+    EXPECT_TRUE(same_bits(causal.all.logits, attended.logits)) << c;
+  }
+}
+
+TYPED_TEST(CausalAttentionParity, DoesWithoutDominants) {
+  const Case c{.window = 2, .entries = {300, 5}, .votes = true};
   const Subject<TypeParam> subject(c);
-  const Results causal = subject.run(true, false);
-  EXPECT_TRUE(std::ranges::all_of(causal.dominant, [](int64_t row) { return row == -9; }));
-  EXPECT_TRUE(std::ranges::all_of(causal.others.output, Output::is_unwritten));
-  const Results again = subject.run(true, true);
-  EXPECT_TRUE(same_bits(again.all.output, causal.all.output));
-  EXPECT_TRUE(same_bits(again.all.log_sum_exp, causal.all.log_sum_exp));
+  const Results without = subject.run(true, false);
+  EXPECT_TRUE(std::ranges::all_of(without.dominant, [](int64_t row) { return row == -9; }));
+  EXPECT_TRUE(std::ranges::all_of(without.others.output, Output::is_unwritten));
+  const Results with = subject.run(true, true);
+  EXPECT_TRUE(same_bits(with.all.output, without.all.output));
+  EXPECT_TRUE(same_bits(with.all.log_sum_exp, without.all.log_sum_exp));
 }
 
 // Without logits in memory, the dominant entry's is the same.
@@ -282,11 +325,16 @@ TYPED_TEST(CausalAttentionParity, DoesWithoutLogits) {
 
 TYPED_TEST(CausalAttentionParity, NamesWhatDoesNotFit) {
   const Case c{.entries = {9, 9}, .votes = true};
-  EXPECT_THROW(Subject<TypeParam>(c).run(false), ShapeMismatch);
-  const Uploaded<TypeParam> none(Tensor(2, 0, 16)), rows(Tensor(1, 9, 16));
-  EXPECT_THROW(cuda::causal_attention<TypeParam>(none.view(), {rows.view(), rows.view(), nullptr}, 1, {}, {},
-                                                 {}, nullptr),
-               ShapeMismatch);
+  EXPECT_EQ(
+      test::message_of<ShapeMismatch>([&] { Subject<TypeParam>(c).run(false); }),
+      "result.logits is null, but the dominant entries' logits of a cache with votes are taken from it");
+  const Uploaded<TypeParam> none(Tensor(2, 0, 16)), queries(Tensor(2, 3, 16)), rows(Tensor(1, 9, 16));
+  const auto attend = [&](const Uploaded<TypeParam>& of) {
+    cuda::causal_attention<TypeParam>(of.view(), {rows.view(), rows.view(), nullptr}, 1, {}, {}, {}, nullptr);
+  };
+  EXPECT_THAT(test::message_of<ShapeMismatch>([&] { attend(none); }),
+              testing::HasSubstr("queries of a head"));
+  EXPECT_THAT(test::message_of<ShapeMismatch>([&] { attend(queries); }), testing::HasSubstr("workspace"));
 }
 
 class DominantEntriesParity : public DeviceTest {};
@@ -313,6 +361,10 @@ TEST_F(DominantEntriesParity, AreTheRowsThatHoldMoreThanHalf) {
   EXPECT_EQ(find({{3, 1}, {9, 1}}, kCapacity), -1) << "two rows that hold less than half each";
   EXPECT_EQ(find({{3, 1}, {9, 1.2f}}, kCapacity), 9);
   EXPECT_EQ(find({{599, 1}}, 599), -1) << "a row that is not in use";
+  EXPECT_EQ(find({{3, 1}, {9, 1}}, 10), -1);
+  EXPECT_EQ(find({{0, 1e4F}, {1, 1e4F}}, 2), -1) << "half each";
+  EXPECT_EQ(find({{0, 1e4F}, {1, std::nextafter(1e4F, 2e4F)}}, 2), 1)
+      << "logits far larger than their difference";
   EXPECT_EQ(find({}, 1), 0) << "the only row";
   EXPECT_EQ(find({}, 0), -1);
 }
