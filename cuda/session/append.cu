@@ -7,43 +7,50 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-constexpr int kThreads = 64;
+constexpr int kMostVectors = kMostHeadDim * sizeof(float) / 16;  // of 16 bytes, that a row has
+constexpr int kThreads = 2 * kMostVectors;
 
-// Copies one key and one value to a slot of a KV head's cache. Only this block reads and changes the head's numbers.
+// Copies one key and one value to a slot of a KV head's cache: thread t has vector t % 64 of the key, or from thread 64 on of the
+// value, and reads it before the slot is known. Only this block reads and changes the head's numbers.
 //
 // grid       kv_heads
-// block      64; no shared memory
-// registers  28 (sm_90a), 32 (sm_80)
-// bytes      read: 2 padded rows and 16 for each KV head; written: 2 padded rows and up to 40; no FLOP
+// block      128; no shared memory
+// registers  28 (sm_90a), 26 (sm_80)
+// bytes      read: 2 padded rows and 24 for each KV head; written: 2 padded rows and up to 40; no FLOP
 template <Storage T>
-__global__ void append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values,
-                              DeviceTensor<T> keys, DeviceTensor<T> values, CacheSlots slots,
-                              const int64_t* position) {
+__global__ void __launch_bounds__(kThreads)
+    append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
+                  DeviceTensor<T> values, CacheSlots slots, const int64_t* position) {
   const int64_t head = blockIdx.x;
-  const int64_t entries = slots.entries[head];
-  const int64_t free = slots.free[head];
+  const int vector = static_cast<int>(threadIdx.x) % kMostVectors;
+  const bool is_key = threadIdx.x < kMostVectors, exists = vector < padded<T>(keys.cols) / kVector<T>;
+  const T* const from = is_key ? new_keys.data + head * new_keys.slice_stride
+                               : new_values.data + head * new_values.slice_stride;
+  uint4 numbers{};
+  if (exists) numbers = reinterpret_cast<const uint4*>(from)[vector];
+  const int64_t entries = slots.entries[head], free = slots.free[head];
+  const int64_t at = slots.positions ? *position : 0;
   __syncthreads();
   const int64_t slot = free >= 0 ? free : entries;
   const bool fits = slot < slots.capacity;
-  for (int64_t c = threadIdx.x; fits && c < padded<T>(keys.cols); c += kThreads) {
-    keys.data[head * keys.slice_stride + slot * keys.row_stride + c] =
-        new_keys.data[head * new_keys.slice_stride + c];
-    values.data[head * values.slice_stride + slot * values.row_stride + c] =
-        new_values.data[head * new_values.slice_stride + c];
+  if (fits && exists) {
+    T* const to = is_key ? keys.data + head * keys.slice_stride + slot * keys.row_stride
+                         : values.data + head * values.slice_stride + slot * values.row_stride;
+    reinterpret_cast<uint4*>(to)[vector] = numbers;
   }
   if (threadIdx.x > 0) return;
   slots.newest[head] = fits ? slot : -1;
   if (!fits) return;
   const int64_t place = head * slots.capacity + slot;
-  if (slots.positions) slots.positions[place] = *position;
+  if (slots.positions) slots.positions[place] = at;
   if (slots.votes) slots.votes[place] = 1;
   if (slots.log_votes) slots.log_votes[place] = 0;
   slots.free[head] = -1;
   if (free < 0) slots.entries[head] = entries + 1;
 }
 
-// grid       ceil(query_heads / 64)
-// block      64; no shared memory
+// grid       ceil(query_heads / 128)
+// block      128; no shared memory
 // registers  22 (sm_90a and sm_80)
 // bytes      read: 12 for each query head; written: 4 for each; no FLOP
 __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads, CacheSlots slots,
@@ -69,6 +76,7 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
   require_equal("columns of new_keys", new_keys.cols, "columns of keys", keys.cols);
   require_equal("columns of new_values", new_values.cols, "columns of keys", keys.cols);
   require_equal("columns of values", values.cols, "columns of keys", keys.cols);
+  require_range("head_dim", keys.cols, 0, kMostHeadDim);
   require_equal("rows of new_keys", new_keys.rows, "new entries", 1);
   require_equal("rows of new_values", new_values.rows, "new entries", 1);
   require_equal("rows of values", values.rows, "rows of keys", keys.rows);

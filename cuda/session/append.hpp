@@ -16,7 +16,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 ///     newest[g] = s,   free[g] = -1
 ///
 /// new_keys, new_values  [kv_heads, 1, head_dim]
-/// keys, values          [kv_heads, capacity, head_dim]
+/// keys, values          [kv_heads, capacity, head_dim], head_dim at most 256
 /// slots                 of that shape; the caller ensures that every head has a free slot or room for one. A full head
 ///                       is left as it is, and its `newest` is set to -1
 /// position              of the new entries, device memory

@@ -23,13 +23,15 @@ void StepInputs<T>::upload(std::span<const StepView> steps, int64_t position,
     store(steps[t].values, block + kHeaderBytes + entry_bytes());
     store(steps[t].queries, block + kHeaderBytes + 2 * entry_bytes());
   }
+  alone_ = steps.size() == 1;
+  if (alone_) return current_.upload(blocks, stream);
   if (uploaded_.size() < std::ssize(blocks)) uploaded_ = Buffer<std::byte>(std::ssize(blocks));
   uploaded_.upload(blocks, stream);
 }
 
 template <Storage T>
 void StepInputs<T>::select(int64_t t, Stream stream) {
-  current_.copy_from(uploaded_, t * block_bytes(), stream);
+  if (!alone_) current_.copy_from(uploaded_, t * block_bytes(), stream);
 }
 
 template <Storage T>

@@ -18,7 +18,7 @@ class StepInputs {
  public:
   explicit StepInputs(const LayerShape& shape) : shape_(shape), current_(block_bytes()) {}
 
-  /// Queues the transfer of successive steps in one copy. None of them is the current one yet.
+  /// Queues the transfer of successive steps in one copy. None of them is the current one yet, but for a step that is alone.
   ///
   /// position    of the first one's entries
   /// prediction  as in MergeRules
@@ -63,7 +63,8 @@ class StepInputs {
 
   LayerShape shape_;
   Buffer<std::byte> current_;
-  Buffer<std::byte> uploaded_;  // [steps, block_bytes()]
+  Buffer<std::byte> uploaded_;  // [steps, block_bytes()]; not used for a step that is alone
+  bool alone_ = false;
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -150,10 +150,17 @@ TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
     cuda::append<TypeParam>(view(new_heads, new_rows, new_cols), view(2, 1, 8), view(2, kCapacity, 8),
                             view(2, value_rows, 8), {2, kCapacity}, nullptr, nullptr);
   };
+  const auto call_for_head_dim = [](int64_t head_dim) {
+    cuda::Buffer<TypeParam> memory(std::vector<TypeParam>(4000));
+    const auto view = [&](int64_t rows) { return Rows<TypeParam>(1, 1, rows, head_dim).view(memory); };
+    cuda::append<TypeParam>(view(1), view(1), view(kCapacity), view(kCapacity), {1, kCapacity}, nullptr,
+                            nullptr);
+  };
   EXPECT_THROW(call(3, 1, 8, kCapacity), ShapeMismatch);
   EXPECT_THROW(call(2, 2, 8, kCapacity), ShapeMismatch);
   EXPECT_THROW(call(2, 1, 9, kCapacity), ShapeMismatch);
   EXPECT_THROW(call(2, 1, 8, kCapacity + 1), ShapeMismatch);
+  EXPECT_THROW(call_for_head_dim(257), ShapeMismatch);
 }
 
 }  // namespace
