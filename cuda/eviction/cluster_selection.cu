@@ -1,7 +1,5 @@
 #include "cluster_selection.hpp"
 
-#include <kvbound/cuda/primitives/cluster.hpp>
-
 #include "radix_selection.hpp"
 
 namespace kvbound::cuda {
@@ -33,23 +31,16 @@ struct Columns {
   __device__ bool has(int n) const { return at(n) < end; }
 };
 
-// Other blocks read bins and selected.
-struct ClusterShared {
-  int* counters;  // [kBins, kCopies]
-  int* bins;      // [2, kBins]: this block's counts, in turns, so that one is read while the other is written
-  int* warp_totals;  // [kWarps]
-  int* places;       // [kMostKeys, kWarps]: entries selected before a warp's n-th keys, in this block
-  int* selected;     // [2]: entries selected in this block, of stage one and in all
-  Found* found;
+// Other blocks also read `selected`.
+struct ClusterShared : SearchShared {
+  int* places;              // [kMostKeys, kWarps]: entries selected before a warp's n-th keys, in this block
+  int* selected;            // [2]: entries selected in this block, of stage one and in all
   uint32_t *keys, *others;  // [keys, kThreads]: of the scores, and of stage two's
 
   __host__ __device__ ClusterShared(SharedMemory& memory, int64_t cols, bool two_stages)
-      : counters(memory.array<int>(kCounters)),
-        bins(memory.array<int>(2 * kBins)),
-        warp_totals(memory.array<int>(kWarps)),
+      : SearchShared(memory, true),
         places(memory.array<int>(kMostKeys * kWarps)),
         selected(memory.array<int>(2)),
-        found(memory.array<Found>(1)),
         keys(memory.array<uint32_t>(Columns::keys_of(cols) * kThreads)),
         others(memory.array<uint32_t>(two_stages ? Columns::keys_of(cols) * kThreads : 0)) {}
 };
@@ -59,43 +50,13 @@ __device__ uint32_t& key_of(uint32_t* keys, int n) {
   return keys[n * kThreads + static_cast<int>(threadIdx.x)];
 }
 
-// The thread's bins, of all blocks together.
-__device__ void sum_bins(int* bins, int (&sizes)[kBinsPerThread]) {
-  static_assert(kBinsPerThread == 2, "two bins are read at once");
-  for (int rank = 0; rank < kBlocks; ++rank) {
-    const int2 both = *reinterpret_cast<const int2*>(map_shared(bins, rank) + highest_bin() - 1);
-    sizes[0] += both.y;
-    sizes[1] += both.x;
-  }
-}
-
-// The k-th largest rank of a row, digit by digit as least_rank of one block finds it. Every block counts its own keys, and
-// all of them add the counts of all.
-//
-// turn  which of the two arrays of bins is next; it goes on through all calls
+// The k-th largest rank of a row, of which every block has its own keys.
 __device__ uint64_t least_rank(const Columns& columns, int64_t k, const ClusterShared& shared, int& turn) {
-  if (k == 0) return ~uint64_t{0};
-  DigitSearch search(k, 32 + kIndexBits);
-  while (search.below > 0) {
-    for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
-    __syncthreads();
-    for (int n = 0; n < columns.keys; ++n) {
-      const uint64_t rank = rank_of(key_of(shared.keys, n), columns.at(n));
-      count(shared.counters, columns.has(n) && search.counts(rank), search.digit(rank));
-    }
-    __syncthreads();
-    int* const bins = shared.bins + turn * kBins;
-    turn ^= 1;
-    for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads)
-      bins[bin] = in_bin(shared.counters, bin);
-    cluster_sync();
-    int sizes[kBinsPerThread] = {};
-    sum_bins(bins, sizes);
-    find_digit(sizes, search.wanted, shared.warp_totals, shared.found);
-    __syncthreads();
-    if (search.take(*shared.found)) break;
-  }
-  return search.least();
+  const auto each = [&](const auto& add) {
+    for (int n = 0; n < columns.keys; ++n)
+      add(columns.has(n), rank_of(key_of(shared.keys, n), columns.at(n)));
+  };
+  return least_rank_of_blocks<kBlocks>(each, k, shared, turn, 32 + kIndexBits);
 }
 
 // Writes the columns whose n-th bit of `selected` is set, ascending. slot: of shared.selected, another one for each call.

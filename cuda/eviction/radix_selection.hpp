@@ -1,4 +1,4 @@
-// Selection by one thread block: the steps of select_top, rank_top and select_critical.
+// Selection by one thread block, or by a cluster of them: the steps of select_top, rank_top and select_critical.
 //
 // Every entry has a rank, a number of 49 bits: the key of its score in front, its index, reversed, behind. Ranks are
 // distinct and ordered as the reference orders entries, ties included, so that an entry is selected if its rank is at
@@ -9,6 +9,7 @@
 //       digits   | 0: 11 bits  | 1: 11 bits  | 2: 11 bits  | 3: 11 bits | 4: 5 bits |
 #pragma once
 
+#include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 
@@ -78,18 +79,29 @@ struct DigitSearch {
   __device__ uint64_t least() const { return prefix << below; }
 };
 
-/// Shared memory of a selecting block.
-struct Shared {
+/// Shared memory of a search.
+struct SearchShared {
   int* counters;     ///< [kBins, kCopies]
   int* warp_totals;  ///< [kWarps]
   Found* found;
-  uint32_t* keys;  ///< [cols] if they fit, else none
+  /// [2, kBins], which other blocks of a cluster read: this block's counts, in turns, so that one is read while the other is
+  /// written
+  int* bins;
 
-  __host__ __device__ Shared(SharedMemory& memory, int64_t cols_here)
+  /// exchanges  whether the blocks of a cluster search together; if not there are no bins
+  __host__ __device__ SearchShared(SharedMemory& memory, bool exchanges)
       : counters(memory.array<int>(kCounters)),
         warp_totals(memory.array<int>(kWarps)),
         found(memory.array<Found>(1)),
-        keys(memory.array<uint32_t>(cols_here)) {}
+        bins(memory.array<int>(exchanges ? 2 * kBins : 0)) {}
+};
+
+/// Shared memory of a selecting block.
+struct Shared : SearchShared {
+  uint32_t* keys;  ///< [cols] if they fit, else none
+
+  __host__ __device__ Shared(SharedMemory& memory, int64_t cols_here)
+      : SearchShared(memory, false), keys(memory.array<uint32_t>(cols_here)) {}
 };
 
 __device__ inline unsigned lanes_below() { return (1u << lane()) - 1; }
@@ -152,32 +164,69 @@ __device__ inline void find_digit(const int (&sizes)[kBinsPerThread], int wanted
 /// The rank of entries that are not ranked at all: they are never counted.
 inline constexpr uint64_t kNoRank = ~uint64_t{0};
 
-/// The smallest rank that is selected: k entries have this rank or a larger one. At least k of the ranks rank(0 .. cols-1)
-/// are not kNoRank. All threads call it; between writing what `rank` reads and the call there is a barrier.
+/// How many of the ranks that were counted are in each of the thread's bins: in this block, or in all kBlocks of the cluster,
+/// each of which counted its own.
 ///
+/// bins  [kBins] of this block's SearchShared::bins
+template <int kBlocks>
+__device__ void bin_sizes(const int* counters, int* bins, int (&sizes)[kBinsPerThread]) {
+  static_assert(kBinsPerThread == 2, "two bins are read at once");
+  if constexpr (kBlocks == 1) {
+    for (int i = 0; i < kBinsPerThread; ++i) sizes[i] = in_bin(counters, highest_bin() - i);
+  } else {
+    for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads)
+      bins[bin] = in_bin(counters, bin);
+    cluster_sync();
+    for (int rank = 0; rank < kBlocks; ++rank) {
+      const int2 both = *reinterpret_cast<const int2*>(map_shared(bins, rank) + highest_bin() - 1);
+      sizes[0] += both.y;
+      sizes[1] += both.x;
+    }
+  }
+}
+
+/// The smallest rank that is selected: k entries have this rank or a larger one, of those of the block, or of all kBlocks of
+/// the cluster; so many have one at least. All threads call it; between writing what `each` reads and the call there is a
+/// barrier.
+///
+/// each       each(add) calls add(exists, rank) for the block's entries, by whole warps
+/// turn       which of the two arrays of bins is next; it goes on through all calls
 /// rank_bits  the most that a rank has, below 64
-template <class Rank>
-__device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, const Shared& shared,
-                               int rank_bits = 32 + kIndexBits) {
+template <int kBlocks, class Each>
+__device__ uint64_t least_rank_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
+                                         int rank_bits) {
   if (k == 0) return ~uint64_t{0};
   DigitSearch search(k, rank_bits);
   while (search.below > 0) {
-    __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
     __syncthreads();
-    for (int64_t first = warp() * 32; first < cols; first += kThreads) {
-      const int64_t j = first + lane();
-      const uint64_t rank = j < cols ? rank_at(j) : kNoRank;
-      count(shared.counters, rank != kNoRank && search.counts(rank), search.digit(rank));
-    }
+    each([&](bool exists, uint64_t rank) {
+      count(shared.counters, exists && search.counts(rank), search.digit(rank));
+    });
     __syncthreads();
-    int sizes[kBinsPerThread];
-    for (int i = 0; i < kBinsPerThread; ++i) sizes[i] = in_bin(shared.counters, highest_bin() - i);
+    int sizes[kBinsPerThread] = {};
+    bin_sizes<kBlocks>(shared.counters, shared.bins + turn * kBins, sizes);
+    turn ^= 1;
     find_digit(sizes, search.wanted, shared.warp_totals, shared.found);
     __syncthreads();
     if (search.take(*shared.found)) break;
   }
   return search.least();
+}
+
+/// The same of a block alone, of the ranks rank_at(0 .. cols-1) that are not kNoRank.
+template <class Rank>
+__device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, const SearchShared& shared,
+                               int rank_bits = 32 + kIndexBits) {
+  const auto each = [&](const auto& add) {
+    for (int64_t first = warp() * 32; first < cols; first += kThreads) {
+      const int64_t j = first + lane();
+      const uint64_t rank = j < cols ? rank_at(j) : kNoRank;
+      add(rank != kNoRank, rank);
+    }
+  };
+  int turn = 0;
+  return least_rank_of_blocks<1>(each, k, shared, turn, rank_bits);
 }
 
 /// The same where keys are in memory, and ties go by index. 0 <= k <= cols.

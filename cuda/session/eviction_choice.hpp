@@ -20,29 +20,72 @@ struct EvictArguments {
   int* status;
 };
 
+/// Threads of a block; and the blocks of a cluster that share a KV head, on compute capability 9.0, if it may have more entries
+/// than one block has threads.
+inline constexpr int kThreads = 1024;
+inline constexpr int kWarps = kThreads / 32;
+inline constexpr int kClusterBlocks = 8;
+
 /// The entries of the KV head that a block, or a cluster of kBlocks blocks, chooses from.
 template <int kBlocks>
 struct HeadEntries {
   const EvictArguments& p;
-  int64_t g, entries, budget, recent;
+  int64_t g, entries, budget, newest, recent;
 
   __device__ explicit HeadEntries(const EvictArguments& arguments)
-      : p(arguments), g(blockIdx.x / kBlocks), entries(p.slots.entries[g]), budget(p.rules.budgets[g]) {
+      : p(arguments),
+        g(blockIdx.x / kBlocks),
+        entries(p.slots.entries[g]),
+        budget(p.rules.budgets[g]),
+        newest(*p.newest) {
     recent = p.rules.fills_recent ? budget - p.rules.sinks : p.rules.recent;
   }
 
   __device__ int64_t position(int64_t slot) const { return p.slots.positions[g * p.slots.capacity + slot]; }
-  __device__ bool is_always_kept(int64_t slot) const {
-    const int64_t at = position(slot);
-    return at < p.rules.sinks || at > *p.newest - recent;
-  }
+  __device__ bool is_always_kept(int64_t at) const { return at < p.rules.sinks || at > newest - recent; }
 };
+
+/// Calls launch_blocks.operator()<kBlocks>(shape) for blocks of kThreads, of which kBlocks, a cluster, have a KV head.
+template <class LaunchBlocks>
+void launch_heads(const CacheSlots& slots, Stream stream, const LaunchBlocks& launch_blocks) {
+  const auto shape = [&](int of_head) {
+    return LaunchShape(extent(slots.kv_heads * of_head), extent(kThreads), 0, stream);
+  };
+  if (slots.capacity > kThreads && device().compute_capability == 90) {
+    launch_blocks.template operator()<kClusterBlocks>(
+        shape(kClusterBlocks).in_clusters(extent(kClusterBlocks)));
+  } else {
+    launch_blocks.template operator()<1>(shape(1));
+  }
+}
+
+/// The block's rank among the kBlocks of its KV head.
+template <int kBlocks>
+__device__ int block_of_head() {
+  return kBlocks > 1 ? static_cast<int>(blockIdx.x) % kBlocks : 0;
+}
 
 /// What decides whether an entry is evicted.
 struct Candidate {
   bool may_go;
   float score;
 };
+
+/// The sums of numbers of each block of the cluster, by pairs. All threads of the cluster call it.
+///
+/// of_block  [2, kCount], shared memory, which other blocks read
+/// turn      which of the two rows is next; it goes on through all calls
+template <int kBlocks, int kCount, class Number>
+__device__ void sum_of_blocks(Number (&own)[kCount], Number* of_block, int& turn) {
+  if constexpr (kBlocks > 1) {
+    Number* const mine = of_block + turn * kCount;
+    turn ^= 1;
+    for (int i = 0; threadIdx.x == 0 && i < kCount; ++i) mine[i] = own[i];
+    cluster_sync();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) own[i] = warp_sum<kBlocks>(map_shared(mine, lane() % kBlocks)[i]);
+  }
+}
 
 /// The smallest number of any block of the cluster, of which `own` is this block's. All threads of the cluster call it, once.
 ///
@@ -52,32 +95,32 @@ __device__ uint64_t least_of_blocks(uint64_t own, uint64_t* of_block) {
   if constexpr (kBlocks > 1) {
     if (threadIdx.x == 0) *of_block = own;
     cluster_sync();
-    for (int rank = 0; rank < kBlocks; ++rank) own = min(own, *map_shared(of_block, rank));
+    own = warp_min<kBlocks>(*map_shared(of_block, lane() % kBlocks));
     cluster_sync();  // no block returns while others read its shared memory
   }
   return own;
 }
 
-/// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may go; ties: the
-/// larger position. All threads call it, once; every slot is asked for by one thread.
+/// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot, position) that may go; ties:
+/// the larger position. All threads call it, once; every slot is asked for by one thread.
 ///
-/// least_of  [warps + 1], shared memory: of each warp, and of the block
+/// least_of  [kWarps + 1], shared memory: of each warp, and of the block
 template <int kBlocks, class Candidates>
 __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of,
                             const Candidates& candidates) {
   constexpr uint64_t kNone = ~uint64_t{0};
-  const int64_t block = kBlocks > 1 ? blockIdx.x % kBlocks : 0;
+  const int64_t block = block_of_head<kBlocks>();
   const EvictArguments& p = head.p;
   uint64_t least = kNone;
   int64_t slot_of_least = -1;
-  for (int64_t slot = block * blockDim.x + threadIdx.x; slot < head.entries; slot += kBlocks * blockDim.x) {
-    const Candidate candidate = candidates(slot);
+  for (int64_t slot = block * kThreads + threadIdx.x; slot < head.entries; slot += kBlocks * kThreads) {
+    const int64_t position = head.position(slot);
+    const Candidate candidate = candidates(slot, position);
     if (!candidate.may_go) continue;
     const uint32_t key = radix_selection::ordered_key(candidate.score);
     if (key == radix_selection::kNanKey) *p.status = 1;  // several threads may write, all of them 1
     // No two entries have the same position, so none is of the same order as another.
-    const uint64_t order =
-        static_cast<uint64_t>(key) << 32 | (0xffffffffu - static_cast<uint32_t>(head.position(slot)));
+    const uint64_t order = static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(position);
     if (order >= least) continue;
     least = order;
     slot_of_least = slot;
@@ -85,13 +128,13 @@ __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of
   uint64_t chosen = warp_min(least);
   if (lane() == 0) least_of[warp()] = chosen;
   __syncthreads();
-  for (unsigned w = 0; w < blockDim.x / 32; ++w) chosen = min(chosen, least_of[w]);
-  chosen = least_of_blocks<kBlocks>(chosen, least_of + blockDim.x / 32);
+  static_assert(kWarps == 32, "a lane has a warp's");
+  chosen = least_of_blocks<kBlocks>(warp_min(least_of[lane()]), least_of + kWarps);
   const bool evicts = head.entries > head.budget && chosen != kNone;
   if (!evicts && block == 0 && threadIdx.x == 0) p.evicted[head.g] = -1;
   if (!evicts || least != chosen) return;
   p.slots.free[head.g] = slot_of_least;
-  p.evicted[head.g] = head.position(slot_of_least);
+  p.evicted[head.g] = ~static_cast<uint32_t>(chosen);
 }
 
 }  // namespace eviction_choice

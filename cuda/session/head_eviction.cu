@@ -12,11 +12,6 @@ namespace {
 using namespace eviction_choice;
 
 constexpr int kUpdateThreads = 128;
-constexpr int kEvictThreads = 1024;
-constexpr int kEvictWarps = kEvictThreads / 32;
-// The blocks of a cluster that share a KV head, on compute capability 9.0, if it may have more entries than one block has
-// threads.
-constexpr int kClusterBlocks = 8;
 // The query heads whose numbers are loaded before any is stored: a store would delay the loads that follow it.
 constexpr int kHeadsAtATime = 4;
 
@@ -78,10 +73,10 @@ __global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArg
 }
 
 struct EvictShared {
-  uint64_t* least;  // [kEvictWarps + 1]
+  uint64_t* least;  // [kWarps + 1]
 
   __host__ __device__ explicit EvictShared(SharedMemory& memory)
-      : least(memory.array<uint64_t>(kEvictWarps + 1)) {}
+      : least(memory.array<uint64_t>(kWarps + 1)) {}
 };
 
 // One KV head's running scores, and the entry that it evicts: thread t of block b has the slots 1024 b + t, and those that are
@@ -90,19 +85,19 @@ struct EvictShared {
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     264 bytes
-// registers  kBlocks 1: 62 (sm_90a and sm_80), 8: 64 (sm_90a), 60 (sm_80, where it is never launched)
+// registers  64 (sm_90a and sm_80)
 // bytes      read: 8 for each KV head and entry; written: 16 for each KV head; with an update also its bytes, without the
 //            scores of the KV heads
 // FLOP       those of the update
 template <int kBlocks>
-__global__ void __launch_bounds__(kEvictThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     evict_kernel(EvictArguments p, UpdateArguments update, bool updates) {
   SharedMemory memory;
   const EvictShared shared(memory);
   const HeadEntries<kBlocks> head(p);
-  evict_least<kBlocks>(head, shared.least, [&](int64_t slot) {
+  evict_least<kBlocks>(head, shared.least, [&](int64_t slot, int64_t position) {
     const float score = updates ? updated_score(update, p.slots, head.g, slot) : 0;
-    return Candidate{!head.is_always_kept(slot), score};
+    return Candidate{!head.is_always_kept(position), score};
   });
 }
 
@@ -145,16 +140,10 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optio
   if (slots.kv_heads == 0) return;
   const UpdateArguments of_update = update ? arguments_of(*update, slots, query_heads) : UpdateArguments{};
   const EvictArguments arguments{rules, slots, newest, evicted, status};
-  const auto blocks = [&](int of_head) {
-    return LaunchShape{extent(slots.kv_heads * of_head), extent(kEvictThreads), shared_bytes<EvictShared>(),
-                       stream};
-  };
-  if (slots.capacity > kEvictThreads && device().compute_capability == 90) {
-    launch<evict_kernel<kClusterBlocks>>(blocks(kClusterBlocks).in_clusters(extent(kClusterBlocks)),
-                                         arguments, of_update, update.has_value());
-  } else {
-    launch<evict_kernel<1>>(blocks(1), arguments, of_update, update.has_value());
-  }
+  launch_heads(slots, stream, [&]<int kBlocks>(LaunchShape shape) {
+    shape.shared_bytes = shared_bytes<EvictShared>();
+    launch<evict_kernel<kBlocks>>(shape, arguments, of_update, update.has_value());
+  });
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -12,10 +12,11 @@ namespace {
 
 using namespace eviction_choice;
 using radix_selection::kNoRank;
-using radix_selection::kThreads;
-using radix_selection::kWarps;
+
+static_assert(kThreads == radix_selection::kThreads);
 
 constexpr int kRankBits = 32 + radix_selection::kIndexBits;
+constexpr int kHeads = 4;  // query heads of a group, whose weights are summed at a time
 
 struct Arguments {
   EvictArguments choice;
@@ -25,58 +26,138 @@ struct Arguments {
   float epsilon;
 };
 
+// Other blocks also read candidates, masses and the last one of `least`.
+template <int kBlocks>
 struct Shared {
-  radix_selection::Shared selection;
-  float* totals;    // [kWarps]
+  radix_selection::SearchShared search;
+  uint64_t* ranks;  // [entries of a thread, kThreads]; none for a block alone
+  int* candidates;  // [2]
+  float* totals;    // [kHeads, kWarps]
+  float* masses;    // [2, kHeads]
   uint64_t* least;  // [kWarps + 1]
 
-  __host__ __device__ explicit Shared(SharedMemory& memory)
-      : selection(memory, 0),
-        totals(memory.array<float>(kWarps)),
+  __host__ __device__ Shared(SharedMemory& memory, int64_t capacity)
+      : search(memory, kBlocks > 1),
+        ranks(
+            memory.array<uint64_t>(kBlocks > 1 ? ceil_division(capacity, kBlocks * kThreads) * kThreads : 0)),
+        candidates(memory.array<int>(2)),
+        totals(memory.array<float>(kHeads * kWarps)),
+        masses(memory.array<float>(2 * kHeads)),
         least(memory.array<uint64_t>(kWarps + 1)) {}
 };
 
-// One KV head's two stages.
+// One KV head's two stages. A thread of block b of the head has the slots 1024 b + t, and those that are multiples of
+// 1024 kBlocks behind.
+template <int kBlocks>
 struct Stages {
   const Arguments& p;
-  const HeadEntries<1>& head;
-  const Shared& shared;
+  const HeadEntries<kBlocks>& head;
+  const Shared<kBlocks>& shared;
+  int turn = 0;  // of what blocks exchange
 
-  // Entries are ordered by score, and equal scores by the smaller position; always-kept entries have no rank.
-  __device__ uint64_t rank(int64_t slot) const {
-    if (head.is_always_kept(slot)) return kNoRank;
-    const float score = p.scores[head.g * p.choice.slots.capacity + slot];
-    return radix_selection::rank_of(radix_selection::ordered_key(score), head.position(slot));
+  __device__ Stages(const Arguments& arguments, const HeadEntries<kBlocks>& entries,
+                    const Shared<kBlocks>& memory)
+      : p(arguments), head(entries), shared(memory) {
+    if constexpr (kBlocks > 1) {
+      each_slot([&](int slot) {
+        if (slot < head.entries) own_rank(slot) = rank_in_memory(slot);
+      });
+    }
   }
 
-  __device__ int64_t candidates() const {
+  // Calls work(slot) for the slots of the thread, by whole warps, some of which may be behind the last entry.
+  template <class Work>
+  __device__ void each_slot(const Work& work) const {
+    const auto entries = static_cast<int>(head.entries);
+    for (int first = block_of_head<kBlocks>() * kThreads + warp() * 32; first < entries;
+         first += kBlocks * kThreads) {
+      work(first + lane());
+    }
+  }
+
+  __device__ uint64_t& own_rank(int slot) const {
+    return shared.ranks[slot / (kBlocks * kThreads) * kThreads + threadIdx.x];
+  }
+  __device__ uint64_t rank_in_memory(int slot) const {
+    const int64_t position = head.position(slot);
+    if (head.is_always_kept(position)) return kNoRank;
+    const float score = p.scores[head.g * p.choice.slots.capacity + slot];
+    return radix_selection::rank_of(radix_selection::ordered_key(score), position);
+  }
+  // Entries are ordered by score, and equal scores by the smaller position; always-kept entries have no rank.
+  __device__ uint64_t rank(int slot) const {
+    if constexpr (kBlocks > 1) {
+      return own_rank(slot);
+    } else {
+      return rank_in_memory(slot);
+    }
+  }
+
+  __device__ int64_t candidates() {
     int count = 0;
-    for (int64_t slot = threadIdx.x; slot < head.entries; slot += kThreads)
-      count += !head.is_always_kept(slot);
-    return block_sum<kWarps>(count, shared.selection.warp_totals);
+    each_slot([&](int slot) { count += slot < head.entries && rank(slot) != kNoRank; });
+    int counts[] = {block_sum<kWarps>(count, shared.search.warp_totals)};
+    sum_of_blocks<kBlocks>(counts, shared.candidates, turn);
+    return counts[0];
   }
 
   // Whether the always-kept entries and those of at least this rank hold more than half of every query head's attention.
   // Sums of numbers that are not negative do not grow when one is left out, in single precision, either: the entries with
   // which this holds are the same for all larger sets.
-  __device__ bool suffices(uint64_t least) const {
-    for (int64_t i = 0; i < p.group_size; ++i) {
-      const float* weights = p.stages.weights + (head.g * p.group_size + i) * p.choice.slots.capacity;
-      float mass = 0;
-      for (int64_t slot = threadIdx.x; slot < head.entries; slot += kThreads) {
-        if (rank(slot) >= least) mass += weights[slot];  // kNoRank is the largest rank of all
+  __device__ bool suffices(uint64_t least) {
+    for (int64_t first = 0; first < p.group_size; first += kHeads) {
+      const auto heads = static_cast<int>(min(int64_t{kHeads}, p.group_size - first));
+      float masses[kHeads] = {};
+      add_weights(head.g * p.group_size + first, heads, least, masses);
+      sum_over_block(masses);
+      sum_of_blocks<kBlocks>(masses, shared.masses, turn);
+#pragma unroll
+      for (int i = 0; i < kHeads; ++i) {
+        if (i < heads && !(masses[i] > 0.5f)) return false;
       }
-      if (!(block_sum<kWarps>(mass, shared.totals) > 0.5f)) return false;
     }
     return true;
   }
 
-  // The smallest rank in stage one, if `kept` candidates stay.
-  __device__ uint64_t least_in_stage_one(int64_t kept) const {
-    const auto least_of = [&](int64_t count) {
-      return radix_selection::least_rank([&](int64_t slot) { return rank(slot); }, head.entries, count,
-                                         shared.selection);
+  // Adds the weights of the thread's entries of at least this rank in successive query heads; kNoRank is the largest rank of
+  // all.
+  __device__ void add_weights(int64_t first_head, int heads, uint64_t least, float (&masses)[kHeads]) const {
+    const int64_t capacity = p.choice.slots.capacity;
+    each_slot([&](int slot) {
+      if (slot >= head.entries || rank(slot) < least) return;
+#pragma unroll
+      for (int i = 0; i < kHeads; ++i) {
+        if (i < heads) masses[i] += p.stages.weights[(first_head + i) * capacity + slot];
+      }
+    });
+  }
+
+  // Sums the threads' numbers: those of a warp, then those of the warps, by pairs.
+  __device__ void sum_over_block(float (&masses)[kHeads]) const {
+    __syncthreads();  // all threads have read the previous totals
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      masses[i] = warp_sum(masses[i]);
+      if (lane() == 0) shared.totals[i * kWarps + warp()] = masses[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) masses[i] = warp_sum(shared.totals[i * kWarps + lane()]);
+  }
+
+  // The rank that `count` candidates reach.
+  __device__ uint64_t least_of(int64_t count) {
+    const auto each = [&](const auto& add) {
+      each_slot([&](int slot) {
+        const uint64_t of_slot = slot < head.entries ? rank(slot) : kNoRank;
+        add(of_slot != kNoRank, of_slot);
+      });
     };
+    return radix_selection::least_rank_of_blocks<kBlocks>(each, count, shared.search, turn, kRankBits);
+  }
+
+  // The smallest rank in stage one, if `kept` candidates stay.
+  __device__ uint64_t least_in_stage_one(int64_t kept) {
     if (p.stages.stage_one_counts) return least_of(p.stages.stage_one_counts[kept]);
     const uint64_t least = least_of(kept);
     if (least == kNoRank || !suffices(least)) return least;
@@ -105,25 +186,30 @@ struct Stages {
   }
 };
 
-// The entry that one KV head evicts by two stages: a thread has the slots t, t + 1024, ...
+// The entry that one KV head evicts by two stages. The blocks of a cluster keep their entries' ranks, and exchange numbers of
+// candidates, of digits and, for an adaptive stage one, sums of weights.
 //
-// grid       kv_heads
+//     ranks -> candidates: their number -> a digit after the other: which rank stage one reaches -> the others' stage two: least
+//
+// grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
-// shared     33,304 bytes
-// registers  64 (sm_90a and sm_80)
-// bytes      read: 12 for each KV head and entry in each of up to six passes, 8 for each query head and entry; an adaptive
-//            stage one reads 12 + 4 group for each entry up to 50 times, from the L2 cache; written: 16 for each KV head
+// shared     33,736 bytes; of kBlocks 8: 50,120 and 8,192 ceil(capacity / 8,192)
+// registers  64 (sm_90a and sm_80; of kBlocks 8 32 on sm_80, where it is never launched)
+// bytes      read: 12 for each KV head and entry, of kBlocks 1 in each of up to seven passes, 8 for each query head and entry; an
+//            adaptive stage one reads 4 group more for each entry up to 50 times, from the L2 cache; written: 16 for each KV
+//            head
 // FLOP       5 for each query head and entry; an adaptive stage one up to 50 more
+template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p) {
   SharedMemory memory;
-  const Shared shared(memory);
-  const HeadEntries<1> head(p.choice);
-  const Stages stages{p, head, shared};
+  const Shared<kBlocks> shared(memory, p.choice.slots.capacity);
+  const HeadEntries<kBlocks> head(p.choice);
+  Stages<kBlocks> stages(p, head, shared);
   const int64_t candidates = stages.candidates(), leaving = head.entries - head.budget;
   uint64_t stage_one = kNoRank;
   if (leaving > 0 && candidates > leaving) stage_one = stages.least_in_stage_one(candidates - leaving);
-  evict_least<1>(head, shared.least, [&](int64_t slot) {
-    const bool may_go = !head.is_always_kept(slot) && stages.rank(slot) < stage_one;
+  evict_least<kBlocks>(head, shared.least, [&](int64_t slot, int64_t) {
+    const bool may_go = stages.rank(static_cast<int>(slot)) < stage_one;  // always-kept entries have no rank
     return Candidate{may_go, may_go ? stages.stage_two(slot) : 0};
   });
 }
@@ -141,8 +227,10 @@ void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const f
                             stages,
                             query_heads / slots.kv_heads,
                             static_cast<float>(stages.epsilon)};
-  launch<evict_critical_kernel>({extent(slots.kv_heads), extent(kThreads), shared_bytes<Shared>(), stream},
-                                arguments);
+  launch_heads(slots, stream, [&]<int kBlocks>(LaunchShape shape) {
+    shape.shared_bytes = shared_bytes<Shared<kBlocks>>(slots.capacity);
+    launch<evict_critical_kernel<kBlocks>>(shape, arguments);
+  });
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

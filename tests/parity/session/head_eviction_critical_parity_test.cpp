@@ -244,19 +244,39 @@ TEST_F(EvictCriticalParity, AdaptiveStageOneTakesAsManyEntriesAsHoldHalfOfTheAtt
 }
 
 TEST_F(EvictCriticalParity, GivesTheSameUnderEverySchedule) {
+  // By two blocks, and by a cluster.
+  const std::vector<std::vector<int64_t>> few{shuffled(1, 500), shuffled(2, 500)}, many{shuffled(1, 1500)};
+  for (const auto& positions : {few, many}) {
+    for (const bool adaptive : {false, true}) {
+      const CriticalCase c{positions,
+                           std::vector<int64_t>(positions.size(), std::ssize(positions[0]) - 100),
+                           2,
+                           4,
+                           30,
+                           1e-4,
+                           GqaProduct::product_of_means,
+                           adaptive,
+                           ScoreKind::softmax,
+                           ScoreKind::softmax};
+      const CriticalInput input(c);
+      in_every_schedule([&] { return run(input).evicted; });
+    }
+  }
+}
+
+TEST_F(EvictCriticalParity, EvictsFromMoreEntriesThanAClusterHasThreads) {
   for (const bool adaptive : {false, true}) {
-    const CriticalCase c{{shuffled(1, 500), shuffled(2, 500)},
-                         {499, 400},
-                         2,
+    const CriticalCase c{{shuffled(1, 9000)},
+                         {8900},
+                         1,
                          4,
                          30,
                          1e-4,
-                         GqaProduct::product_of_means,
+                         GqaProduct::mean_of_products,
                          adaptive,
                          ScoreKind::softmax,
                          ScoreKind::softmax};
-    const CriticalInput input(c);
-    in_every_schedule([&] { return run(input).evicted; });
+    EXPECT_EQ(expect_parity(c), 1);
   }
 }
 
