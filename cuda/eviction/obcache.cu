@@ -6,7 +6,7 @@
 
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
-#include <kvbound/cuda/primitives/shared_rows.hpp>
+#include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/window/obcache_terms.hpp>
@@ -232,9 +232,9 @@ KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64
   both.tensor_sums = std::max(both.tensor_sums, window.tensor_sums);
   both.tensor_chain = std::max(both.tensor_chain, window.tensor_chain);
   both.rescalings = std::max(both.rescalings, window.rescalings);
-  // Of values and outputs times G: by gram_rows.hpp and window_tiles.hpp, or a step's by shared_rows.hpp.
+  // Of values and outputs times G: by gram_rows.hpp and window_tiles.hpp, or a step's by row_lanes.hpp.
   const int64_t last = std::max(
-      {gram_rows::product_depth(head_dim), product_depth(head_dim), shared_rows::product_depth<T>(head_dim)});
+      {gram_rows::product_depth(head_dim), product_depth(head_dim), product_depth_of_lanes<T>(head_dim)});
   both.length_depth = gram_depth(model_dim) + gram_rows::product_depth(head_dim) + last;
   return both;
 }

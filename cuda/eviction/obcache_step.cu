@@ -1,6 +1,6 @@
 // OBCache's scores of a cache by a decode step's queries.
 #include <kvbound/cuda/primitives/kernel.hpp>
-#include <kvbound/cuda/primitives/shared_rows.hpp>
+#include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/window/obcache_terms.hpp>
 
@@ -14,8 +14,7 @@ using namespace obcache_terms;
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-constexpr int kRowsInFlight = 4;  // of a lane
-constexpr int kHeads = 4;         // query heads of a group, for which a row is multiplied at a time
+constexpr int kHeads = 4;  // query heads of a group, for which a row is multiplied at a time
 constexpr int kProducts = kRowsInFlight * kHeads;  // of a lane
 
 template <Storage T>
@@ -30,10 +29,9 @@ struct Arguments {
 
 // The rows of one block, and its layout of shared memory.
 template <Storage T, int kDims>
-struct Tile : shared_rows::SharedRow<T, kDims> {
-  using Row = shared_rows::SharedRow<T, kDims>;
-  static constexpr int kRowsOfWarp = kRowsInFlight * Row::kWarpRows;
-  static constexpr int kRows = kWarps * kRowsOfWarp;
+struct Tile : RowLanes<T, kDims> {
+  using Row = RowLanes<T, kDims>;
+  static constexpr int kRows = kWarps * Row::kWarpRows;
 
   // An output's numbers lie as lanes read them: four of each lane, then the next four of each, 16 numbers further, so that
   // successive columns lie in different banks.
@@ -48,7 +46,7 @@ struct Tile : shared_rows::SharedRow<T, kDims> {
   // Products of neighbouring heads lie in different banks.
   static constexpr int kProductStride = kRows + 8;
   // The row of the block that is the calling lane's r-th one.
-  __device__ static int row(int r) { return warp() * kRowsOfWarp + r * Row::kWarpRows + Row::row_in_warp(); }
+  __device__ static int row(int r) { return warp() * Row::kWarpRows + r * Row::kRowsAtOnce + Row::row(); }
 };
 
 template <Storage T, int kDims>
@@ -61,29 +59,18 @@ struct Shared {
         products(memory.array<float>(kHeads * Tile<T, kDims>::kProductStride)) {}
 };
 
-// The lane's vectors of its rows; zeros for rows that the block does not have, and behind head_dim.
+// Loads the lane's part of its rows; zeros for rows that the block does not have.
 template <Storage T, int kDims>
-struct Rows {
+__device__ void load_rows(const DeviceTensor<const T>& values, int64_t g, int64_t first, int count,
+                          LoadedRow<T, kDims> (&rows)[kRowsInFlight]) {
   using Of = Tile<T, kDims>;
-
-  Vector<T> vectors[kRowsInFlight][Of::kVectors];
-
-  __device__ Rows(const DeviceTensor<const T>& values, int64_t g, int64_t first, int count) {
+  const T* const lanes = values.data + g * values.slice_stride + first * values.row_stride + Of::column(0);
 #pragma unroll
-    for (int r = 0; r < kRowsInFlight; ++r) {
-      const T* const from = values.data + g * values.slice_stride + (first + Of::row(r)) * values.row_stride;
-#pragma unroll
-      for (int v = 0; v < Of::kVectors; ++v) {
-        const bool exists = Of::row(r) < count && Of::column(v) < values.cols;
-        vectors[r][v] = exists ? load16(from + Of::column(v)) : Vector<T>{};
-      }
-    }
+  for (int r = 0; r < kRowsInFlight; ++r) {
+    rows[r].load(lanes, Of::row(r) < count ? Of::row(r) : -1, static_cast<uint32_t>(values.row_stride),
+                 static_cast<int>(values.cols));
   }
-
-  __device__ float number(int r, int i) const {
-    return vectors[r][i / Of::kVectorNumbers].values[i % Of::kVectorNumbers];
-  }
-};
+}
 
 // Copies the outputs times G of `heads` successive query heads; zeros behind head_dim and for further heads.
 template <Storage T, int kDims>
@@ -99,7 +86,7 @@ __device__ void load_outputs(const float* gram_outputs, int heads, int head_dim,
 
 // Writes v . (o G) of the warp's rows for kHeads query heads.
 template <Storage T, int kDims>
-__device__ void multiply(const Rows<T, kDims>& rows, const Shared<T, kDims>& shared) {
+__device__ void multiply(const LoadedRow<T, kDims> (&rows)[kRowsInFlight], const Shared<T, kDims>& shared) {
   using Of = Tile<T, kDims>;
   float sums[kProducts] = {};  // [kRowsInFlight, kHeads]
 #pragma unroll
@@ -111,14 +98,14 @@ __device__ void multiply(const Rows<T, kDims>& rows, const Shared<T, kDims>& sha
 #pragma unroll
       for (int r = 0; r < kRowsInFlight; ++r) {
         float& sum = sums[r * kHeads + h];
-        sum = fmaf(rows.number(r, 4 * quad), output.x, sum);
-        sum = fmaf(rows.number(r, 4 * quad + 1), output.y, sum);
-        sum = fmaf(rows.number(r, 4 * quad + 2), output.z, sum);
-        sum = fmaf(rows.number(r, 4 * quad + 3), output.w, sum);
+        sum = fmaf(rows[r].number(4 * quad), output.x, sum);
+        sum = fmaf(rows[r].number(4 * quad + 1), output.y, sum);
+        sum = fmaf(rows[r].number(4 * quad + 2), output.z, sum);
+        sum = fmaf(rows[r].number(4 * quad + 3), output.w, sum);
       }
     }
   }
-  shared_rows::sum_numbers<Of::kLanes>(sums);
+  sum_numbers<Of::kLanes>(sums);
   constexpr int kOfLane = std::max(1, kProducts / Of::kLanes), kSharing = std::max(1, Of::kLanes / kProducts);
   if (Of::lane_in_row() % kSharing != 0) return;
 #pragma unroll
@@ -167,7 +154,8 @@ __global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<
   const int64_t g = blockIdx.y, first = static_cast<int64_t>(blockIdx.x) * Of::kRows;
   const auto count = static_cast<int>(min(int64_t{Of::kRows}, p.cache.entries[g] - first));
   if (count <= 0) return;  // the whole block
-  const Rows<T, kDims> rows(p.cache.values, g, first, change == Change::value ? 0 : count);
+  LoadedRow<T, kDims> rows[kRowsInFlight];
+  load_rows(p.cache.values, g, first, change == Change::value ? 0 : count, rows);
   const auto head_dim = static_cast<int>(p.cache.values.cols);
   for (int64_t h = 0; h < p.group_size; h += kHeads) {
     const auto heads = static_cast<int>(min(int64_t{kHeads}, p.group_size - h));
@@ -213,8 +201,9 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
     if constexpr (of == Change::value) {
       launch_step<of, 64>(arguments, stream);  // which reads no rows
     } else {
-      shared_rows::for_dims(cache.values.cols,
-                            [&]<int kDims>() { launch_step<of, kDims>(arguments, stream); });
+      by_dims(cache.values.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
+        launch_step<of, kDims>(arguments, stream);
+      });
     }
   });
 }

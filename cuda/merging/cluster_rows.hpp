@@ -1,6 +1,6 @@
 // Weighted sums of the rows of a cluster's entries, for kernels in which some lanes have a cluster together.
 //
-// A lane has vectors of 16 bytes of a row. For head_dim 128 of 16-bit numbers:
+// A group of lanes has a row together (primitives/row_lanes.hpp). For head_dim 128 of 16-bit numbers:
 //
 //     lanes    0         1         ...  15        16 ..
 //              8 columns 8 columns      8 columns
@@ -12,12 +12,11 @@
 // Entries are added in their order, the kept one first, so that a sum does not depend on how lanes are dealt out.
 #pragma once
 
-#include <algorithm>
 #include <limits>
 #include <type_traits>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
-#include <kvbound/cuda/primitives/shared_rows.hpp>
+#include <kvbound/cuda/primitives/row_lanes.hpp>
 
 #include "cluster_sums.hpp"
 
@@ -26,23 +25,20 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace cluster_sums {
 
 inline constexpr int kRowsThreads = 128;
-inline constexpr int kRowsInFlight = 4;
 inline constexpr int kHeadsAtOnce = 4;  // rows of weights for which a row is read once
 
-/// Which lanes have a row: groups of kLanes.
-///
-/// kDims  head_dim, rounded up to 64, 128 or 256
+/// The lanes of a block: groups that have a row each.
 template <Storage T, int kDims>
-struct RowLanes : shared_rows::SharedRow<T, kDims> {
-  using Row = shared_rows::SharedRow<T, kDims>;
-  using Row::kLanes, Row::kVectorNumbers;
-  static constexpr int kGroups = kRowsThreads / kLanes;  // of a block
+struct ClusterLanes : RowLanes<T, kDims> {
+  using RowLanes<T, kDims>::kLanes;
+  using RowLanes<T, kDims>::kVectorNumbers;
+  using RowLanes<T, kDims>::lane_in_row;
+  static constexpr int kGroups = kRowsThreads / kLanes;
 
-  /// The calling lane's place in its group, and its group in the block.
-  __device__ static int lane_in_group() { return Row::lane_in_row(); }
+  /// The calling lane's group.
   __device__ static int group() { return static_cast<int>(threadIdx.x) / kLanes; }
   /// Where the lane's four numbers 4 quad, ... lie in a row that is stored as lanes read it, and the column of the number there.
-  __device__ static int place(int quad) { return (quad * kLanes + lane_in_group()) * 4; }
+  __device__ static int place(int quad) { return (quad * kLanes + lane_in_row()) * 4; }
   __device__ static int column_at(int place) {
     constexpr int kQuads = kVectorNumbers / 4;  // of a vector
     const int quad = place / (4 * kLanes), lane = place / 4 % kLanes;
@@ -61,7 +57,7 @@ struct RowLanes : shared_rows::SharedRow<T, kDims> {
 /// The numbers that a lane has of a row, as single precision.
 template <Storage T, int kDims>
 struct LaneRow {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
 
   float numbers[Lanes::kNumbers] = {};
 
@@ -110,30 +106,14 @@ struct LaneRow {
   }
 };
 
-/// A row's vectors as they are loaded; zeros without a row.
+/// sum += weight * row
 template <Storage T, int kDims>
-struct LoadedRow {
-  using Lanes = RowLanes<T, kDims>;
-
-  Vector<T> vectors[Lanes::kVectors];
-
-  /// lanes  the number that the lane's first vector of row 0 begins with
-  __device__ void load(const T* lanes, int row, uint32_t row_stride, int head_dim) {
-    const T* const from = lanes + static_cast<uint64_t>(static_cast<uint32_t>(row)) * row_stride;
+__device__ void add_row(const LoadedRow<T, kDims>& row, float weight, LaneRow<T, kDims>& sum) {
 #pragma unroll
-    for (int v = 0; v < Lanes::kVectors; ++v) {
-      const bool inside = row >= 0 && Lanes::column(v) < head_dim;
-      vectors[v] = inside ? load16(from + v * (Lanes::kLanes * Lanes::kVectorNumbers)) : Vector<T>{};
-    }
+  for (int i = 0; i < RowLanes<T, kDims>::kNumbers; ++i) {
+    sum.numbers[i] = fmaf(weight, row.number(i), sum.numbers[i]);
   }
-  __device__ void add_to(float weight, LaneRow<T, kDims>& sum) const {
-#pragma unroll
-    for (int i = 0; i < Lanes::kNumbers; ++i) {
-      const float number = vectors[i / Lanes::kVectorNumbers].values[i % Lanes::kVectorNumbers];
-      sum.numbers[i] = fmaf(weight, number, sum.numbers[i]);
-    }
-  }
-};
+}
 
 /// The weights of one entry in kHeads sums.
 template <int kHeads>
@@ -160,11 +140,11 @@ struct StagedEntries {
 template <Storage T, int kDims, int kHeads, class Row, class Weights>
 __device__ void stage_entries(const StagedEntries<kHeads>& staged, int count, const Row& row,
                               const Weights& weights) {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
   const int first = Lanes::group() * staged.kEntries;
   const int filled = static_cast<int>(round_up(count, kRowsInFlight));
 #pragma unroll 1
-  for (int e = Lanes::lane_in_group(); e < filled; e += Lanes::kLanes) {
+  for (int e = Lanes::lane_in_row(); e < filled; e += Lanes::kLanes) {
     staged.rows[first + e] = e < count ? row(e) : -1;
     staged.weights[first + e] = e < count ? weights(e) : EntryWeights<kHeads>{};
   }
@@ -179,7 +159,7 @@ __device__ void add_staged(const DeviceTensor<const T>& entries, const T* lanes,
                            const StagedEntries<kHeads>& staged, int count,
                            LaneRow<T, kDims> (&sums)[kHeads]) {
   const auto row_stride = static_cast<uint32_t>(entries.row_stride);
-  const int first = RowLanes<T, kDims>::group() * staged.kEntries;
+  const int first = ClusterLanes<T, kDims>::group() * staged.kEntries;
 #pragma unroll 1
   for (int e = 0; e < count; e += kRowsInFlight) {
     const int4 at = *reinterpret_cast<const int4*>(staged.rows + first + e);
@@ -193,7 +173,7 @@ __device__ void add_staged(const DeviceTensor<const T>& entries, const T* lanes,
     for (int n = 0; n < kRowsInFlight; ++n) {
       const EntryWeights<kHeads> weights = staged.weights[first + e + n];
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) loaded[n].add_to(weights.numbers[h], sums[h]);
+      for (int h = 0; h < kHeads; ++h) add_row(loaded[n], weights.numbers[h], sums[h]);
     }
   }
 }
@@ -293,7 +273,7 @@ __device__ uint16_t rounded(float number) {
 template <Storage T, int kDims>
 __device__ void store_row(const MergedRows<T>& merged, int64_t g, int64_t i, int head_dim,
                           LaneRow<T, kDims>& row) {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
   T* const to = merged.row_of(g, i);
   if (head_dim % Lanes::kVectorNumbers != 0) {
     row.each(head_dim, [&](int c, float& number) { to[c] = merged.stored(number); });
@@ -317,19 +297,6 @@ __device__ void store_row(const MergedRows<T>& merged, int64_t g, int64_t i, int
     *reinterpret_cast<uint4*>(to + Lanes::column(v)) = {words[0], words[1], words[2], words[3]};
   }
   if (!fits) merged.reports();
-}
-
-/// Calls call(std::integral_constant<int, kDims>) for head_dim rounded up.
-template <class Call>
-void by_dims(int64_t head_dim, const Call& call) {
-  switch (dims_of(head_dim)) {
-    case 64:
-      return call(std::integral_constant<int, 64>());
-    case 128:
-      return call(std::integral_constant<int, 128>());
-    default:
-      return call(std::integral_constant<int, 256>());
-  }
 }
 
 }  // namespace cluster_sums

@@ -15,7 +15,7 @@ struct Part {
 
 template <Storage T, int kDims, int kHeads>
 struct PartShared {
-  static constexpr int kGroups = RowLanes<T, kDims>::kGroups;
+  static constexpr int kGroups = ClusterLanes<T, kDims>::kGroups;
 
   StagedEntries<kHeads> staged;
   float* sums;  // [kGroups, kHeads, kDims], as lanes read them
@@ -69,7 +69,7 @@ __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, 
 template <int kHeads, int kDims, Storage T>
 __device__ void sum_part(const Sums<T>& p, const HeadClusters<T, kDims>& clusters, const Part& part,
                          int first_head, const PartShared<T, kDims, kHeads>& shared, float* sum) {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
   const int share = (part.members + Lanes::kGroups - 1) / Lanes::kGroups;
   const int own = part.from + Lanes::group() * share;
   const int count = max(0, min(share, part.members - Lanes::group() * share));
@@ -175,7 +175,7 @@ template Sums<Bfloat16> sums_of(DeviceTensor<const Bfloat16>, const PositionList
 
 int64_t cluster_sums_workspace(int64_t kv_heads, int64_t rows, int64_t stride, int64_t head_dim) {
   if (stride <= cluster_sums::kChunk) return 0;
-  return kv_heads * (stride / cluster_sums::kChunk) * rows * cluster_sums::dims_of(head_dim) *
+  return kv_heads * (stride / cluster_sums::kChunk) * rows * dims_of(head_dim) *
          static_cast<int64_t>(sizeof(float));
 }
 

@@ -16,6 +16,7 @@
 #include <limits>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/row_lanes.hpp>
 
 #include "weighted_mean.hpp"
 
@@ -27,11 +28,6 @@ inline constexpr int kChunk = 64;  // the members that a cluster without parts h
 inline constexpr int kPartMembers = 128;
 inline constexpr int64_t kMostColumns = 256;
 inline constexpr int kLaneColumns = static_cast<int>(kMostColumns) / 32;
-
-/// head_dim rounded up to a size that kernels are compiled for.
-__host__ __device__ constexpr int64_t dims_of(int64_t head_dim) {
-  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : kMostColumns;
-}
 
 /// One number for each column; a lane has the columns l, l + 32, ...
 struct Columns {

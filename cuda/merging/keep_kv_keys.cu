@@ -33,7 +33,7 @@ struct Shared {
   float* inverse;  // likewise: row h is what a missing logit of 1 of head h adds to the key
 
   __host__ __device__ Shared(SharedMemory& memory, int heads)
-      : staged(memory, RowLanes<T, kDims>::kGroups),
+      : staged(memory, ClusterLanes<T, kDims>::kGroups),
         queries(memory.array<float>(heads * kDims)),
         inverse(memory.array<float>(heads * kDims)) {}
 };
@@ -47,7 +47,7 @@ __device__ void load_queries(const Arguments<T>& p, int64_t g, const Shared<T, k
   const float* const combinations = p.queries.combinations + g * heads * heads;
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x); n < heads * kDims; n += kRowsThreads) {
-    const int column = RowLanes<T, kDims>::column_at(n % kDims), h = n / kDims;
+    const int column = ClusterLanes<T, kDims>::column_at(n % kDims), h = n / kDims;
     const bool inside = column < head_dim;
     float inverse = 0;
 #pragma unroll 1
@@ -95,7 +95,7 @@ __device__ void sum_heads(const Arguments<T>& p, const HeadClusters<T, kDims>& c
 // The divergence of head first_head + h of the group's cluster in its h-th lane, 0 in others; of an only head in all lanes.
 template <int kHeads, int kDims, Storage T>
 __device__ float own_divergence(const Arguments<T>& p, int64_t g, const Cluster& cluster, int first_head) {
-  const int h = kHeads > 1 ? RowLanes<T, kDims>::lane_in_group() : 0;
+  const int h = kHeads > 1 ? ClusterLanes<T, kDims>::lane_in_row() : 0;
   if (!cluster.merges() || h >= min(kHeads, p.heads() - first_head)) return 0;
   return p.numbers.divergences[(g * p.heads() + first_head + h) * p.sums.clusters.capacity + cluster.i];
 }
@@ -105,7 +105,7 @@ template <Storage T, int kDims, int kHeads>
 __device__ void add_corrections(int heads, int first_head, float divergence, const LaneRow<T, kDims>& mean,
                                 const Shared<T, kDims, kHeads>& shared, LaneRow<T, kDims> (&sums)[kHeads],
                                 LaneRow<T, kDims>& correction) {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (first_head + h >= heads) break;
@@ -116,7 +116,7 @@ __device__ void add_corrections(int heads, int first_head, float divergence, con
       sums[h].with(shared.queries + row, [&](float& number, float query) {
         missing = fmaf(query, number - mean.numbers[i++], missing);
       });
-      missing = warp_sum<Lanes::kLanes>(Lanes::lane_in_group() == h ? missing - divergence : missing);
+      missing = warp_sum<Lanes::kLanes>(Lanes::lane_in_row() == h ? missing - divergence : missing);
     } else {  // the only mean is apart from itself by exactly 0
       missing = -divergence;
     }
@@ -131,7 +131,8 @@ __device__ bool is_finite(const LaneRow<T, kDims>& row) {
   bool own = true;
 #pragma unroll
   for (const float number : row.numbers) own = own && fabsf(number) <= std::numeric_limits<float>::max();
-  const unsigned finite = __ballot_sync(kAllLanes, own ? 1 : 0), all = RowLanes<T, kDims>::lanes_of_group();
+  const unsigned finite = __ballot_sync(kAllLanes, own ? 1 : 0),
+                 all = ClusterLanes<T, kDims>::lanes_of_group();
   return (finite & all) == all;
 }
 
@@ -141,7 +142,7 @@ template <int kHeads, int kDims, Storage T>
 __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
                                         const HeadClusters<T, kDims>& clusters, const Cluster& cluster,
                                         const Shared<T, kDims, kHeads>& shared) {
-  constexpr int kNumbers = RowLanes<T, kDims>::kNumbers;
+  constexpr int kNumbers = ClusterLanes<T, kDims>::kNumbers;
   const int parts = (p.heads() + kHeads - 1) / kHeads;
   LaneRow<T, kDims> sums[kHeads], mean, correction;
   // Of more than kHeads heads the sums are formed twice: for their mean, and to be compared with it.
@@ -186,7 +187,7 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
 template <int kHeads, int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, kDims * sizeof(T) <= 512 ? 4 : 3)
     merged_keys_kernel(Arguments<T> p) {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const Shared<T, kDims, kHeads> shared(memory, p.heads());
   const int64_t g = blockIdx.y;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kRowsThreads, kDims * sizeof(T) <= 512 ? 4 : 3
 template <int kHeads, int kDims, Storage T>
 void launch_keys(const Arguments<T>& arguments, Stream stream) {
   const Sums<T>& sums = arguments.sums;
-  const int64_t blocks = ceil_division(sums.clusters.capacity, kRounds * RowLanes<T, kDims>::kGroups);
+  const int64_t blocks = ceil_division(sums.clusters.capacity, kRounds * ClusterLanes<T, kDims>::kGroups);
   using Layout = Shared<T, kDims, kHeads>;
   const auto heads = first_that_fits<Layout>({arguments.heads()});
   launch<merged_keys_kernel<kHeads, kDims, T>>(

@@ -1,7 +1,5 @@
 #include "merge_first.hpp"
 
-#include <limits>
-
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
@@ -194,10 +192,6 @@ struct Layout {
         bytes(sort +
               std::max(merge_targets_workspace(kv_heads, tokens), select_top_workspace(kv_heads, tokens))) {}
 };
-
-double threshold_of(const SimilarTarget& target) {
-  return target.threshold ? target.threshold->value() : -std::numeric_limits<double>::infinity();
-}
 
 void require_valid(const MergingCandidates& candidates, int64_t kv_heads) {
   require_range("tokens", candidates.tokens, 0, kMostScores);

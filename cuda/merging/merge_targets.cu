@@ -1,12 +1,9 @@
 #include "merge_targets.hpp"
 
-#include <limits>
-
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/eviction/radix_sort.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
-#include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -14,8 +11,6 @@ namespace {
 
 using radix_selection::kThreads;
 using radix_selection::Shared;
-
-constexpr int kJoinThreads = 64;
 
 struct LeftOutArguments {
   PositionLists kept;
@@ -116,41 +111,6 @@ __global__ void __launch_bounds__(kThreads, 1) form_clusters_kernel(ClusterArgum
   }
 }
 
-struct JoinArguments {
-  CacheSlots slots;
-  NearestKeys nearest;
-  double threshold;
-  PositionLists kept;
-  Clusters clusters;
-  int64_t* merged_into;
-};
-
-// grid       ceil(kv_heads / 64)
-// block      64; no shared memory
-// registers  22 (sm_90a), 26 (sm_80)
-// bytes      read: up to 28 for each KV head; written: 48 for each; no FLOP
-__global__ void __launch_bounds__(kJoinThreads) join_nearest_kernel(JoinArguments p) {
-  const int64_t g = static_cast<int64_t>(blockIdx.x) * kJoinThreads + threadIdx.x;
-  if (g >= p.slots.kv_heads) return;
-  const int64_t evicted = p.slots.free[g];
-  const bool merges = evicted >= 0 && is_similar(p.nearest, g, p.threshold);
-  const int64_t into = merges ? p.nearest.index[g] : -1;
-  p.kept.positions[g] = into;
-  p.kept.count[g] = merges ? 1 : 0;
-  p.clusters.members[g] = evicted;
-  p.clusters.offsets[2 * g] = 0;
-  p.clusters.offsets[2 * g + 1] = merges ? 1 : 0;
-  if (merges) {
-    p.merged_into[g] = p.slots.positions[g * p.slots.capacity + into];
-  } else {
-    p.merged_into[g] = evicted >= 0 ? kNotMerged : kNothingEvicted;
-  }
-}
-
-double threshold_of(const SimilarTarget& target) {
-  return target.threshold ? target.threshold->value() : -std::numeric_limits<double>::infinity();
-}
-
 // Passes of 8 bits that a sort by targets 0 .. capacity takes.
 int passes_of(int64_t capacity) {
   int passes = 1;
@@ -192,17 +152,6 @@ void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, con
                                    static_cast<uint64_t*>(workspace.data)};
   launch<form_clusters_kernel>({extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream},
                                arguments);
-}
-
-void join_nearest(const CacheSlots& slots, const NearestKeys& nearest, const SimilarTarget& target,
-                  const PositionLists& kept, const Clusters& clusters, int64_t* merged_into, Stream stream) {
-  require_equal("stride of the nearest keys", nearest.stride, "entries that leave", 1);
-  require_equal("stride of the clusters", clusters.stride, "entries that leave", 1);
-  require_equal("capacity of the clusters", clusters.capacity, "entries that leave", 1);
-  if (slots.kv_heads == 0) return;
-  launch<join_nearest_kernel>(
-      {extent(ceil_division(slots.kv_heads, kJoinThreads)), extent(kJoinThreads), 0, stream},
-      JoinArguments{slots, nearest, threshold_of(target), kept, clusters, merged_into});
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

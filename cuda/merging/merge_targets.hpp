@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/reference/core/policy.hpp>
@@ -54,16 +55,31 @@ void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, con
                    Stream stream);
 
 /// The same during decoding: the entry of every KV head that was evicted last joins its nearest one, if their cosine is above
-/// the threshold.
+/// the threshold: reference::nearest_key.
 ///
+/// cache        its rows and their lengths; `count` is not read
 /// slots        `free` is the evicted entry's slot, -1 for none
-/// nearest      stride 1, from nearest_key
+/// nearest      stride 1: receives the slot and the cosine; -1 where nothing was evicted or no other entry is left
 /// kept         stride 1: receives the slot of the nearest entry, and 1; 0 where nothing merges
 /// clusters     stride 1, capacity 1
 /// merged_into  [kv_heads]: that entry's position, kNotMerged or kNothingEvicted
-/// exact; throws ShapeMismatch; DeviceError
-void join_nearest(const CacheSlots& slots, const NearestKeys& nearest, const SimilarTarget& target,
-                  const PositionLists& kept, const Clusters& clusters, int64_t* merged_into, Stream stream);
+/// ties         the smaller position
+/// precision    of cosines fp32; error: cosine_error in reference/bounds/merge_cluster_errors.hpp with nearest_key_arithmetic()
+/// the same inputs give the same bits on every device
+/// throws       ShapeMismatch; DeviceError
+template <Storage T>
+void join_nearest(const KeyRows<T>& cache, const CacheSlots& slots, const NearestKeys& nearest,
+                  const SimilarTarget& target, const PositionLists& kept, const Clusters& clusters,
+                  int64_t* merged_into, Stream stream);
+
+/// The arithmetic of join_nearest's cosines: product_depth over the head_dim products of one.
+template <Storage T>
+KernelArithmetic nearest_key_arithmetic(int64_t head_dim);
+
+/// The cosine that merging entries' is above; -infinity: all merge.
+inline double threshold_of(const SimilarTarget& target) {
+  return target.threshold ? target.threshold->value() : -std::numeric_limits<double>::infinity();
+}
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -40,7 +40,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// reference::key_norms, also where squares overflow or underflow.
 ///
-/// keys       [kv_heads, rows, head_dim], head_dim 1..256
+/// keys       [kv_heads, rows, head_dim], at most 2^30 rows, head_dim 1..256
 /// count      [kv_heads], device memory: how many rows are in use; null: all
 /// norms      [kv_heads, rows], device memory; of rows that are not in use they are left as they are
 /// precision  fp32; equal keys have equal norms to the last bit
@@ -91,17 +91,6 @@ SearchKernel chosen_search_kernel(int64_t head_dim);
 ///
 /// kernel  portable, mma or wgmma
 KernelArithmetic nearest_keys_arithmetic(int64_t head_dim, SearchKernel kernel);
-
-/// The nearest key during decoding, for the entry of every KV head that was evicted last: reference::nearest_key.
-///
-/// cache      rows of the cache; `count` is not read
-/// slots      `free` is the evicted entry's slot, -1 for none
-/// nearest    receives the slot and the cosine, at [g * stride]; -1 where nothing was evicted or no other entry is left
-/// ties       the smaller position
-/// precision  that of the portable search
-/// throws     ShapeMismatch; DeviceError
-template <Storage T>
-void nearest_key(const KeyRows<T>& cache, const CacheSlots& slots, const NearestKeys& nearest, Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -2,12 +2,23 @@
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
 
 #include "nearest_key.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace nearest_key_search {
+
+inline constexpr int64_t kMostRows = int64_t{1} << 30;  // kernels count in 32 bits
+
+template <Storage T>
+void require_valid(const DeviceTensor<const T>& keys) {
+  require_layout("keys", keys);
+  require_range("head_dim", keys.cols, 1, 256);
+  require_range("rows of keys", keys.rows, 0, kMostRows);
+  require_range("row_stride of keys", keys.row_stride, 0, INT32_MAX);
+}
 
 template <Storage T>
 struct Arguments {

@@ -59,7 +59,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, 6) weighted_means_kernel(MeanArguments<T> p) {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
   const int64_t g = blockIdx.y;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kRowsThreads, 6) weighted_means_kernel(MeanArg
 // FLOP       2 head_dim for each member
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> p, float* sums) {
-  using Lanes = RowLanes<T, kDims>;
+  using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
   const int64_t g = blockIdx.y;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> 
 
 template <Storage T, int kDims>
 LaunchShape shape_of(const Sums<T>& sums, Stream stream) {
-  constexpr int kGroups = RowLanes<T, kDims>::kGroups;
+  constexpr int kGroups = ClusterLanes<T, kDims>::kGroups;
   return {extent(ceil_division(sums.clusters.capacity, kGroups), sums.entries.slices), extent(kRowsThreads),
           shared_bytes<StagedEntries<1>>(kGroups), stream};
 }

@@ -244,9 +244,8 @@ void ClusterMerges<T>::merge(const StepInputs<T>& step, const ScoredQuery<T>& qu
   const CacheSlots slots = cache.slots();
   const float* scores = nullptr;
   queue.run("merge_targets", [&] {
-    nearest_key<T>({cache.keys(), own.key_norms.data()}, slots, own.nearest(), queue.stream());
-    join_nearest(slots, own.nearest(), *rules_.target, own.kept_list(), own.merged().clusters,
-                 own.merged_into.data(), queue.stream());
+    join_nearest<T>({cache.keys(), own.key_norms.data()}, slots, own.nearest(), *rules_.target,
+                    own.kept_list(), own.merged().clusters, own.merged_into.data(), queue.stream());
     scores = predict(step, query, cache, queue);
   });
   own.merging.merge({cache.keys(),

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
-#include <kvbound/cuda/primitives/cluster.hpp>
+#include <kvbound/cuda/primitives/cluster_minimum.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
-#include <kvbound/cuda/primitives/reduction.hpp>
 
 #include "head_eviction.hpp"
 
@@ -87,24 +86,10 @@ __device__ void sum_of_blocks(Number (&own)[kCount], Number* of_block, int& turn
   }
 }
 
-/// The smallest number of any block of the cluster, of which `own` is this block's. All threads of the cluster call it, once.
-///
-/// of_block  shared memory for a number, which other blocks read
-template <int kBlocks>
-__device__ uint64_t least_of_blocks(uint64_t own, uint64_t* of_block) {
-  if constexpr (kBlocks > 1) {
-    if (threadIdx.x == 0) *of_block = own;
-    cluster_sync();
-    own = warp_min<kBlocks>(*map_shared(of_block, lane() % kBlocks));
-    cluster_sync();  // no block returns while others read its shared memory
-  }
-  return own;
-}
-
 /// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot, position) that may go; ties:
 /// the larger position. All threads call it, once; every slot is asked for by one thread.
 ///
-/// least_of  [kWarps + 1], shared memory: of each warp, and of the block
+/// least_of  [kWarps + 1], as cluster_minimum takes it
 template <int kBlocks, class Candidates>
 __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of,
                             const Candidates& candidates) {
@@ -125,11 +110,7 @@ __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of
     least = order;
     slot_of_least = slot;
   }
-  uint64_t chosen = warp_min(least);
-  if (lane() == 0) least_of[warp()] = chosen;
-  __syncthreads();
-  static_assert(kWarps == 32, "a lane has a warp's");
-  chosen = least_of_blocks<kBlocks>(warp_min(least_of[lane()]), least_of + kWarps);
+  const uint64_t chosen = cluster_minimum<kBlocks>(least, least_of);
   const bool evicts = head.entries > head.budget && chosen != kNone;
   if (!evicts && block == 0 && threadIdx.x == 0) p.evicted[head.g] = -1;
   if (!evicts || least != chosen) return;

@@ -202,12 +202,9 @@ struct StepTarget {
   cuda::NearestKeys found() { return {index.data(), cosine.data(), 1}; }
   cuda::PositionLists kept_list() { return {kept.data(), count.data(), 1}; }
   cuda::Clusters clusters() { return {members.data(), 1, offsets.data(), 1}; }
-  void find(const StepCache& cache, const cuda::CacheSlots& slots, cuda::Stream stream) {
-    cuda::nearest_key<Stored>({cache.keys.view(), norms.data()}, slots, found(), stream);
-  }
   void join(StepCache& cache, cuda::Stream stream) {
-    cuda::join_nearest(cache.slots(), found(), {std::nullopt}, kept_list(), clusters(),
-                       cache.merged_into.data(), stream);
+    cuda::join_nearest<Stored>({std::as_const(cache.keys).view(), norms.data()}, cache.slots(), found(),
+                               {std::nullopt}, kept_list(), clusters(), cache.merged_into.data(), stream);
   }
 
   DeviceMatrix norms, cosine;
@@ -219,16 +216,6 @@ BenchResult bench_nearest_key(const BenchOptions& options) {
   StepTarget target(cache);
   const double flop = 2 * as_real(cache.shape.kv_heads * cache.capacity * cache.shape.head_dim);
   return measure_step(options, "nearest-key", traffic(cache.keys, target.norms, cache.positions), flop,
-                      [&](cuda::Stream stream) { target.find(cache, cache.slots(), stream); });
-}
-
-BenchResult bench_join_nearest(const BenchOptions& options) {
-  StepCache cache(options);
-  StepTarget target(cache);
-  target.find(cache, cache.slots(), kStream);
-  const double bytes = traffic(target.index, target.cosine, target.kept, target.count, target.members,
-                               target.offsets, cache.merged_into);
-  return measure_step(options, "join-nearest", bytes, 0,
                       [&](cuda::Stream stream) { target.join(cache, stream); });
 }
 
@@ -277,7 +264,6 @@ BenchResult bench_predicted_scores(const BenchOptions& options) {
 BenchResult bench_replace_scores(const BenchOptions& options) {
   StepCache cache(options);
   StepTarget target(cache);
-  target.find(cache, cache.slots(), kStream);
   target.join(cache, kStream);
   Averages averages(cache.shape, cache.capacity);
   averages.observe(cache, kStream);
@@ -346,8 +332,7 @@ constexpr BenchOperation kDecodingOperations[] = {
     {"append-evict-critical", "the same in two stages", bench_evict_critical},
     {"measure-queries", "a step's outputs as OBCache's joint score needs them", bench_measure_queries},
     {"step-change-scores", "OBCache's joint score of a cache's entries", bench_step_change_scores},
-    {"nearest-key", "K6: the key nearest to the evicted one", bench_nearest_key},
-    {"join-nearest", "its cluster", bench_join_nearest},
+    {"nearest-key", "K6: the key nearest to the evicted one, and their cluster", bench_nearest_key},
     {"observe-scores", "KeepKV's moving averages, by a step's queries", bench_observe_scores},
     {"predicted-scores", "what they predict", bench_predicted_scores},
     {"replace-scores", "what they predict of merged entries", bench_replace_scores},

@@ -1,5 +1,6 @@
 // The clusters on the device: exactly the entries that the definition puts into each, in ascending order.
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/merging/merge_targets.hpp>
+#include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/merging/merge_targets.hpp>
@@ -135,27 +137,41 @@ TEST_F(MergeTargetsParity, GivesTheSameUnderEverySchedule) {
 }
 
 TEST_F(MergeTargetsParity, JoinsAnEvictedEntryToItsNearestOne) {
-  constexpr int64_t kHeads = 70, kCapacity = 5;
-  Positions free, nearest, positions;
-  std::vector<float> cosines;
+  constexpr int64_t kHeads = 70, kCapacity = 5, kColumns = 8;
+  constexpr std::array<double, 5> kThreeQuarters{3, 2, 1, 1, 1}, kFourFifths{4, 3};  // of lengths 4 and 5
+  Positions free, nearest, positions, entries;
+  Tensor keys(kHeads, kCapacity, kColumns);
   for (int64_t g = 0; g < kHeads; ++g) {
-    free.push_back(g % 4 == 0 ? -1 : g % kCapacity);
-    nearest.push_back(g % 7 == 6 ? -1 : (g + 2) % kCapacity);
-    cosines.push_back(g % 3 == 0 ? 0.75f : 0.8f);
-    for (int64_t slot = 0; slot < kCapacity; ++slot) positions.push_back(100 * g + slot * 3);
+    const bool is_alone = g % 7 == 6;
+    free.push_back(g % 4 == 0 ? -1 : is_alone ? 0 : g % kCapacity);
+    nearest.push_back(is_alone ? -1 : (g + 2) % kCapacity);
+    entries.push_back(is_alone ? 1 : kCapacity);
+    for (int64_t slot = 0; slot < kCapacity; ++slot) {
+      positions.push_back(100 * g + slot * 3);
+      double* const key = keys.data() + (g * kCapacity + slot) * kColumns;
+      if (slot == free.back()) {
+        key[0] = 1;
+      } else if (slot != nearest.back()) {
+        key[1] = 1;
+      } else {
+        std::ranges::copy(g % 3 == 0 ? kThreeQuarters : kFourFifths, key);
+      }
+    }
   }
-  cuda::Buffer<int64_t> device_free = cuda::upload(free), device_nearest = cuda::upload(nearest),
-                        device_positions = cuda::upload(positions);
-  cuda::Buffer<float> device_cosines = cuda::upload(cosines);
+  const Uploaded<float> device_keys(keys);
+  cuda::Buffer<float> norms(kHeads * kCapacity), cosines(kHeads);
+  cuda::key_norms<float>(device_keys.view(), nullptr, norms.data(), nullptr);
+  cuda::Buffer<int64_t> device_free = cuda::upload(free), device_entries = cuda::upload(entries),
+                        device_positions = cuda::upload(positions), device_nearest(kHeads);
   const Positions nothing(2 * kHeads, -9);
   cuda::Buffer<int64_t> kept = cuda::upload(nothing), count = cuda::upload(nothing),
                         members = cuda::upload(nothing), offsets = cuda::upload(nothing),
                         into = cuda::upload(nothing);
   const cuda::CacheSlots slots{
-      kHeads, kCapacity, nullptr, device_free.data(), nullptr, device_positions.data()};
-  cuda::join_nearest(slots, {device_nearest.data(), device_cosines.data(), 1}, {Decimal{75, 2}},
-                     {kept.data(), count.data(), 1}, {members.data(), 1, offsets.data(), 1}, into.data(),
-                     nullptr);
+      kHeads, kCapacity, device_entries.data(), device_free.data(), nullptr, device_positions.data()};
+  cuda::join_nearest<float>(
+      {device_keys.view(), norms.data()}, slots, {device_nearest.data(), cosines.data(), 1}, {Decimal{75, 2}},
+      {kept.data(), count.data(), 1}, {members.data(), 1, offsets.data(), 1}, into.data(), nullptr);
   const Positions all_kept = cuda::download(kept), counts = cuda::download(count),
                   all = cuda::download(members), first = cuda::download(offsets),
                   joined = cuda::download(into);
@@ -176,12 +192,16 @@ TEST_F(MergeTargetsParity, JoinsAnEvictedEntryToItsNearestOne) {
 }
 
 TEST_F(MergeTargetsParity, RefusesWhatDoesNotFit) {
-  EXPECT_THROW(
-      cuda::join_nearest({}, {nullptr, nullptr, 2}, {}, {}, {nullptr, 1, nullptr, 1}, nullptr, nullptr),
-      ShapeMismatch);
-  EXPECT_THROW(
-      cuda::join_nearest({}, {nullptr, nullptr, 1}, {}, {}, {nullptr, 1, nullptr, 2}, nullptr, nullptr),
-      ShapeMismatch);
+  const Uploaded<float> keys(Tensor(2, 5, 8));
+  const auto join = [&](const cuda::CacheSlots& slots, int64_t nearest, int64_t stride, int64_t capacity) {
+    cuda::join_nearest<float>({keys.view()}, slots, {nullptr, nullptr, nearest}, {}, {},
+                              {nullptr, stride, nullptr, capacity}, nullptr, nullptr);
+  };
+  EXPECT_THROW(join({1, 5}, 1, 1, 1), ShapeMismatch);
+  EXPECT_THROW(join({2, 4}, 1, 1, 1), ShapeMismatch);
+  EXPECT_THROW(join({2, 5}, 2, 1, 1), ShapeMismatch);
+  EXPECT_THROW(join({2, 5}, 1, 2, 1), ShapeMismatch);
+  EXPECT_THROW(join({2, 5}, 1, 1, 2), ShapeMismatch);
   WorkingMemory memory(cuda::merge_targets_workspace(2, 10) - 1);
   EXPECT_THROW(cuda::entries_left_out({}, 2, 10, {}, memory.view(), nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::form_clusters({}, {}, {}, 2, 10, {}, memory.view(), nullptr), ShapeMismatch);

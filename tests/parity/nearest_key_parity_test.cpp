@@ -9,6 +9,7 @@
 
 #include <gmock/gmock-matchers.h>
 
+#include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/merging/nearest_key_check.hpp>
 #include <kvbound/cuda/support/counters.hpp>
@@ -394,49 +395,114 @@ TYPED_TEST(NearestKeyParity, GivesTheSameBitsWithOneTileAtATime) {
   });
 }
 
-// An evicted entry in a cache whose positions do not ascend.
-TYPED_TEST(NearestKeyParity, FindsTheNearestEntryOfTheOneThatWasEvicted) {
-  for (const Keys kind : {Keys::random, Keys::duplicated, Keys::zero}) {
-    for (const int64_t entries : {1, 2, 15, 16, 17, 90}) {
-      const int64_t capacity = entries + 2, heads = 3;
-      const Tensor keys = rounded<TypeParam>(keys_of(kind, heads, capacity, 24));
-      std::vector<int64_t> positions(heads * capacity, -1);
-      for (int64_t g = 0; g < heads; ++g) {
-        for (int64_t slot = 0; slot < entries; ++slot)
-          positions[g * capacity + slot] = (slot * 7 + g) % entries + 100;
+// Evicted entries in a cache whose positions do not ascend: one in the middle, none, the last one.
+template <cuda::Storage T>
+class EvictedEntries {
+ public:
+  EvictedEntries(Keys kind, int64_t entries, int64_t head_dim)
+      : entries_(entries),
+        capacity_(entries + 2),
+        keys_(rounded<T>(keys_of(kind, kHeads, capacity_, head_dim, kHuge<T>))),
+        positions_(kHeads * capacity_, -1) {
+    for (int64_t g = 0; g < kHeads; ++g) {
+      for (int64_t slot = 0; slot < entries; ++slot)
+        positions_[g * capacity_ + slot] = (slot * 7 + g) % entries + 100;
+    }
+  }
+
+  struct Result {
+    std::vector<int64_t> index;
+    std::vector<float> cosine;
+    friend bool operator==(const Result&, const Result&) = default;
+  };
+
+  Result run() const {
+    const std::vector<int64_t> counts(kHeads, entries_);
+    const Uploaded<T> rows(keys_, capacity_, counts);
+    const cuda::Buffer<int64_t> count = cuda::upload(counts);
+    const cuda::Buffer<float> norms = Subject<T>::norms_of(rows, &count);
+    cuda::Buffer<int64_t> used = cuda::upload(counts), free = cuda::upload(evicted_),
+                          at = cuda::upload(positions_),
+                          index = cuda::upload(std::vector<int64_t>(kHeads, -7));
+    cuda::Buffer<float> cosine = cuda::upload(std::vector<float>(kHeads, -7));
+    cuda::Buffer<int64_t> kept(kHeads), kept_count(kHeads), members(kHeads), offsets(2 * kHeads),
+        into(kHeads);
+    cuda::join_nearest<T>({rows.view(), norms.data()},
+                          {kHeads, capacity_, used.data(), free.data(), nullptr, at.data()},
+                          {index.data(), cosine.data(), 1}, {}, {kept.data(), kept_count.data(), 1},
+                          {members.data(), 1, offsets.data(), 1}, into.data(), nullptr);
+    return {cuda::download(index), cuda::download(cosine)};
+  }
+
+  void expect_nearest_of(const Result& found) const {
+    const reference::Arithmetic arithmetic =
+        reference::arithmetic_of(cuda::nearest_key_arithmetic<T>(keys_.view().cols));
+    const Tensor keys = near_one(keys_);
+    EXPECT_EQ(found.index[1], -1);
+    EXPECT_EQ(found.cosine[1], 0);
+    for (const int64_t g : {0, 2}) {
+      // By ascending position, so that the first of equal keys is the one of smallest position.
+      std::vector<int64_t> others;
+      for (int64_t slot = 0; slot < entries_; ++slot) {
+        if (slot != evicted_[g]) others.push_back(slot);
       }
-      if (entries % 7 == 0) continue;  // these positions would not be different
-      const std::vector<int64_t> counts(heads, entries);
-      const std::vector<int64_t> evicted{entries / 2, -1, entries - 1};
-      const Uploaded<TypeParam> rows(keys, capacity, counts);
-      const cuda::Buffer<int64_t> count = cuda::upload(counts);
-      const cuda::Buffer<float> norms = Subject<TypeParam>::norms_of(rows, &count);
-      cuda::Buffer<int64_t> used = cuda::upload(counts), free = cuda::upload(evicted),
-                            at = cuda::upload(positions),
-                            index = cuda::upload(std::vector<int64_t>(heads, -7));
-      cuda::Buffer<float> cosine = cuda::upload(std::vector<float>(heads, -7));
-      const cuda::CacheSlots slots{heads, capacity, used.data(), free.data(), nullptr, at.data()};
+      std::ranges::sort(others, {}, [&](int64_t slot) { return positions_[g * capacity_ + slot]; });
+      const auto chosen = std::ranges::find(others, found.index[g]);
+      const int64_t rank = chosen == others.end() ? -1 : chosen - others.begin();
+      expect_nearest(keys.slice(g), evicted_[g], others, rank, found.cosine[g], arithmetic);
+    }
+  }
+
+ private:
+  static constexpr int64_t kHeads = 3;
+
+  int64_t entries_, capacity_;
+  Tensor keys_;
+  std::vector<int64_t> positions_;
+  std::vector<int64_t> evicted_{entries_ / 2, -1, entries_ - 1};
+};
+
+TYPED_TEST(NearestKeyParity, FindsTheNearestEntryOfTheOneThatWasEvicted) {
+  for (const Keys kind : kKinds) {
+    for (const int64_t entries : {1, 2, 15, 16, 17, 90}) {
+      const EvictedEntries<TypeParam> cache(kind, entries, 24);
       for_each_schedule([&](const std::string& schedule) {
         SCOPED_TRACE(schedule + ", " + std::string(name(kind)) + ", " + std::to_string(entries) + " entries");
-        cuda::nearest_key<TypeParam>({rows.view(), norms.data()}, slots, {index.data(), cosine.data(), 1},
-                                     nullptr);
-        const std::vector<int64_t> found = cuda::download(index);
-        const std::vector<float> cosines = cuda::download(cosine);
-        EXPECT_EQ(found[1], -1);
-        for (const int64_t g : {0, 2}) {
-          // By ascending position, so that the first of equal keys is the one of smallest position.
-          std::vector<int64_t> others;
-          for (int64_t slot = 0; slot < entries; ++slot) {
-            if (slot != evicted[g]) others.push_back(slot);
-          }
-          std::ranges::sort(others, {}, [&](int64_t slot) { return positions[g * capacity + slot]; });
-          const auto chosen = std::ranges::find(others, found[g]);
-          const int64_t rank = chosen == others.end() ? -1 : chosen - others.begin();
-          expect_nearest(keys.slice(g), evicted[g], others, rank, cosines[g], reference::single_precision());
-        }
+        cache.expect_nearest_of(cache.run());
       });
     }
   }
+}
+
+// Of as many entries that a cluster's blocks share a KV head where there are clusters, which must not matter.
+TYPED_TEST(NearestKeyParity, FindsTheNearestEntryOfMany) {
+  for (const int64_t head_dim : {40, 128, 200}) {
+    for (const Keys kind : {Keys::random, Keys::duplicated}) {
+      SCOPED_TRACE(std::string(name(kind)) + ", head_dim " + std::to_string(head_dim));
+      const EvictedEntries<TypeParam> cache(kind, 1300, head_dim);
+      const auto found = cache.run();
+      cache.expect_nearest_of(found);
+      without_clusters([&] { EXPECT_EQ(cache.run(), found); });
+    }
+  }
+}
+
+TYPED_TEST(NearestKeyParity, GivesTheSameNearestEntryUnderEverySchedule) {
+  const EvictedEntries<TypeParam> cache(Keys::duplicated, 1300, 64);
+  const auto found = cache.run();
+  for_each_schedule([&](const std::string& schedule) {
+    SCOPED_TRACE(schedule);
+    EXPECT_EQ(cache.run(), found);
+  });
+}
+
+TEST(NearestKeyArithmetic, CountsAdditionsThatAProductMayPassThrough) {
+  EXPECT_EQ(cuda::nearest_key_arithmetic<float>(64).product_depth, 4 + 4);
+  EXPECT_EQ(cuda::nearest_key_arithmetic<float>(128).product_depth, 4 + 5);
+  EXPECT_EQ(cuda::nearest_key_arithmetic<float>(129).product_depth, 8 + 5);
+  EXPECT_EQ(cuda::nearest_key_arithmetic<cuda::Bfloat16>(1).product_depth, 8 + 3);
+  EXPECT_EQ(cuda::nearest_key_arithmetic<cuda::Bfloat16>(128).product_depth, 8 + 4);
+  EXPECT_EQ(cuda::nearest_key_arithmetic<cuda::Float16>(256).product_depth, 8 + 5);
 }
 
 TYPED_TEST(NearestKeyParity, RefusesShapesThatDoNotFit) {
@@ -455,7 +521,6 @@ TYPED_TEST(NearestKeyParity, RefusesShapesThatDoNotFit) {
   }
   EXPECT_THROW(call(keys, 5, SearchKernel::wgmma), ShapeMismatch) << "head_dim is 8";
   EXPECT_THROW(cuda::key_norms<T>(wide.view(), nullptr, nullptr, nullptr), ShapeMismatch);
-  EXPECT_THROW(cuda::nearest_key<T>({keys.view()}, {1, 5}, {}, nullptr), ShapeMismatch);
 }
 
 }  // namespace
