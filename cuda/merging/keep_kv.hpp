@@ -59,18 +59,15 @@ inline int64_t merging_rows(MergeGqa gqa, int64_t group_size) {
 
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Bytes that `merge_queries` needs.
-int64_t merge_queries_workspace(int64_t kv_heads, int64_t rows, int64_t head_dim);
-
 /// The truncated pseudo-inverse of each group's queries: reference::MergeQueries.
 ///
 /// queries    [1, query_heads, head_dim], head_dim 1..256
 /// precision  singular values in fp64 by one-sided Jacobi rotations, results in fp32; error: "Joint corrections" in
 ///            reference/bounds/merge_cluster_errors.md
-/// throws     ShapeMismatch; DeviceError
+/// throws     ShapeMismatch, also if a group's queries in fp64 do not fit into a block's shared memory; DeviceError
 template <Storage T>
 void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads, double scale,
-                   const MergeQueries& prepared, Workspace workspace, Stream stream);
+                   const MergeQueries& prepared, Stream stream);
 
 /// ln D_h = ln sum_j p_j s^h_j over the first count[g] entries, for each query head.
 ///

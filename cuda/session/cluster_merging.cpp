@@ -83,9 +83,7 @@ template <Storage T>
 void ClusterMerging<T>::put_corrected_keys(const KeyRule& rule, const MergeInput<T>& input,
                                            LayerCache<T>& cache, Queue& queue) {
   const MergeQueries queries{queries_.data(), combinations_.data(), directions_.data()};
-  const int64_t inverse = merge_queries_workspace(shape_.kv_heads, rows_, shape_.head_dim);
-  merge_queries<T>(rule, input.queries, shape_.kv_heads, input.scale, queries, queue.workspace(inverse),
-                   queue.stream());
+  merge_queries<T>(rule, input.queries, shape_.kv_heads, input.scale, queries, queue.stream());
   const int64_t sums = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
   merged_keys<T>(rule, input.keys, queries, input.merged, weights(), numbers(), cache.keys(),
                  queue.merge_status(), queue.workspace(sums), queue.stream());

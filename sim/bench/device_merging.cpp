@@ -373,20 +373,18 @@ struct Queries {
                 kStream),
         prepared(shape.query_heads, shape.head_dim),
         combinations(shape.query_heads, rows),
-        directions(shape.query_heads, shape.head_dim),
-        workspace(cuda::merge_queries_workspace(shape.kv_heads, rows, shape.head_dim)) {}
+        directions(shape.query_heads, shape.head_dim) {}
 
   cuda::MergeQueries view() { return {prepared.data(), combinations.data(), directions.data()}; }
   void prepare(cuda::Stream stream) {
     cuda::merge_queries<Stored>(kJoint, std::as_const(queries).view(), shape.kv_heads, scale(shape), view(),
-                                all_of(workspace), stream);
+                                stream);
   }
 
   LayerShape shape;
   int64_t rows;
   StoredTensor<Stored> queries;
   DeviceMatrix prepared, combinations, directions;
-  Buffer<std::byte> workspace;
 };
 
 BenchResult bench_merge_queries(const BenchOptions& options) {

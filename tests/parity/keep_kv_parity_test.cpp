@@ -157,8 +157,7 @@ class KeepKvParity : public DeviceTest {
           combinations(weight_rows * rows), directions(weight_rows * c.head_dim);
       cuda::Buffer<uint8_t> outcomes = cuda::upload(std::vector<uint8_t>(c.kv_heads() * capacity, 99));
       cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-      WorkingMemory inverse(cuda::merge_queries_workspace(c.kv_heads(), rows, c.head_dim)),
-          sums(cuda::cluster_sums_workspace(c.kv_heads(), rows, c.clusters.tokens, c.head_dim));
+      WorkingMemory sums(cuda::cluster_sums_workspace(c.kv_heads(), rows, c.clusters.tokens, c.head_dim));
       const bool is_zip = c.rule.key == MergedKey::zip;
       const cuda::MergeQueries prepared{scaled.data(), combinations.data(), directions.data()};
       const cuda::ClusterWeights weights{rows, kept.data(), members.data()};
@@ -166,8 +165,7 @@ class KeepKvParity : public DeviceTest {
                                         is_zip ? outcomes.data() : nullptr, log_scores.data()};
       CacheRows<T> merged_keys(c.kv_heads(), capacity, c.head_dim),
           merged_values(c.kv_heads(), capacity, c.head_dim);
-      cuda::merge_queries<T>(c.rule, device_queries.view(), c.kv_heads(), c.scale(), prepared, inverse.view(),
-                             nullptr);
+      cuda::merge_queries<T>(c.rule, device_queries.view(), c.kv_heads(), c.scale(), prepared, nullptr);
       cuda::log_denominators(entries, c.query_heads(), c.kv_heads(), count.data(), denominators.data(),
                              nullptr);
       cuda::cluster_weights(c.rule, entries, c.query_heads(), c.kv_heads(), denominators.data(),
@@ -389,10 +387,10 @@ TYPED_TEST(KeepKvParity, RefusesShapesThatDoNotFit) {
       odd(Tensor(1, 5, 8));
   CacheRows<T> cache(2, 5, 8), narrow(2, 5, 7), one(1, 5, 8);
   const cuda::MergedEntries merged{{}, {nullptr, 3, nullptr, 2}, nullptr};
-  WorkingMemory memory(cuda::merge_queries_workspace(2, 2, 8));
-  EXPECT_THROW(cuda::merge_queries<T>({}, odd.view(), 2, 1, {}, memory.view(), nullptr), ShapeMismatch);
-  EXPECT_THROW(cuda::merge_queries<T>({}, queries.view(), 2, 1, {}, {}, nullptr), ShapeMismatch);
-  EXPECT_THROW(cuda::merge_queries<T>({}, keys.view(), 5, 1, {}, memory.view(), nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::merge_queries<T>({}, odd.view(), 2, 1, {}, nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::merge_queries<T>({}, keys.view(), 5, 1, {}, nullptr), ShapeMismatch);
+  const Uploaded<T> many(Tensor(1, 200, 8));
+  EXPECT_THROW(cuda::merge_queries<T>({}, many.view(), 1, 1, {}, nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::log_denominators({}, 5, 2, nullptr, nullptr, nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::cluster_weights({}, {}, 4, 2, nullptr, merged, {1}, {}, {}, nullptr, nullptr),
                ShapeMismatch);
@@ -427,9 +425,8 @@ class KeepKvOverflowParity : public DeviceTest {
     const cuda::ClusterWeights weights{1, kept.data(), members.data()};
     const cuda::MergedNumbers numbers{divergences.data(), shares.data(), nullptr, nullptr, log_scores.data()};
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-    WorkingMemory inverse(cuda::merge_queries_workspace(1, 1, 8));
     CacheRows<T> cache(1, 3, 8);
-    cuda::merge_queries<T>(rule, device_query.view(), 1, 1, prepared, inverse.view(), nullptr);
+    cuda::merge_queries<T>(rule, device_query.view(), 1, 1, prepared, nullptr);
     cuda::cluster_weights(rule, {scores.data(), nullptr, 2}, 1, 1, nullptr, clusters.view(), weights, numbers,
                           {}, status.data(), nullptr);
     EXPECT_EQ(cuda::download(status), std::vector<int>{0});
