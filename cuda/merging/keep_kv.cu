@@ -76,92 +76,160 @@ struct WeightArguments {
   int* status;
 };
 
-// One cluster: its member 0 is the kept entry. A lane has the members l, l + 32, ...
+// One entry of a cluster.
+struct Member {
+  int entry = 0;
+  float votes = 1, log_votes = 0;
+};
+
+// One cluster: its member 0 is the kept entry. Its warp has several rows of scores at a time, each of them by as many lanes as
+// a small cluster has members, or by all 32.
+//
+//     a cluster of 5 members
+//     lanes  0 .. 7                  8 .. 15                16 .. 23     24 .. 31
+//            members 0 .. 4, row 0   members 0 .. 4, row 1  row 2        row 3
 struct Cluster {
   const WeightArguments& p;
   int64_t g, i;
-  int64_t first, count;  // place of member 1; number of members, the kept entry included
+  int64_t first;  // place of member 1
+  int count;      // members, the kept entry included; 0: none
+  int lanes;      // of a row: a power of two
+  Member own;     // the lane's first one
 
   __device__ Cluster(const WeightArguments& arguments, int64_t kv_head, int64_t kept)
-      : p(arguments), g(kv_head), i(kept), first(0), count(0) {
-    if (i >= p.merged.clusters.capacity) return;
+      : p(arguments), g(kv_head), i(kept), first(0), count(0), lanes(1) {
     const int64_t* const offsets = p.merged.clusters.offsets + g * (p.merged.clusters.capacity + 1) + i;
     first = offsets[0];
-    count = offsets[1] > first ? offsets[1] - first + 1 : 0;
+    count = offsets[1] > first ? static_cast<int>(offsets[1] - first) + 1 : 0;
+    while (lanes < min(count, 32)) lanes *= 2;
+    if (lane_of_row() < count) own = member(lane_of_row());
   }
 
+  __device__ int lane_of_row() const { return lane() & (lanes - 1); }
+  // The calling lane's row among those that the warp has at a time.
+  __device__ int row_of_lane() const { return lane() / lanes; }
+  __device__ int rows_at_once() const { return 32 / lanes; }
+  __device__ bool is_first_of_row() const { return lane_of_row() == 0; }
+
+  __device__ Member member(int m) const {
+    const int64_t* const position =
+        m == 0 ? p.merged.kept.positions + g * p.merged.kept.stride + i
+               : p.merged.clusters.members + g * p.merged.clusters.stride + first + m - 1;
+    Member result{static_cast<int>(*position)};
+    if (!p.entries.votes) return result;
+    result.votes = p.entries.votes[g * p.entries.stride + result.entry];
+    result.log_votes = logf(result.votes);
+    return result;
+  }
+
+  // Calls work(m, member) for the lane's members. The first one is known.
   template <class Work>
   __device__ void each(const Work& work) const {
-    for (int64_t m = lane(); m < count; m += 32) work(m);
+    if (lane_of_row() >= count) return;
+    work(lane_of_row(), own);
+    for (int m = lane_of_row() + lanes; m < count; m += lanes) work(m, member(m));
+  }
+  // Joins the numbers of a row's lanes, all of which return the same. The whole warp calls it.
+  template <class Number, class Join>
+  __device__ Number join(Number number, const Join& joined) const {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      number = joined(number, __shfl_xor_sync(kAllLanes, number, distance));
+    }
+    return number;
+  }
+  __device__ float sum(float number) const { return join(number, Sum()); }
+  __device__ float largest(float number) const { return join(number, Larger()); }
+  // The kept entry's number of the lane's row. The whole warp calls it.
+  __device__ float of_kept(float number) const {
+    return __shfl_sync(kAllLanes, number, lane() - lane_of_row());
   }
 
-  __device__ int64_t entry(int64_t m) const {
-    if (m == 0) return p.merged.kept.positions[g * p.merged.kept.stride + i];
-    return p.merged.clusters.members[g * p.merged.clusters.stride + first + m - 1];
-  }
-  __device__ float votes(int64_t m) const {
-    return p.entries.votes ? p.entries.votes[g * p.entries.stride + entry(m)] : 1;
-  }
   // ln s^ of one query head of the group.
-  __device__ float score_of(int64_t head, int64_t m) const {
-    return p.entries.log_scores[(g * p.group_size + head) * p.entries.stride + entry(m)];
+  __device__ float score_of(int head, int entry) const {
+    return p.entries.log_scores[(g * p.group_size + head) * p.entries.stride + entry];
   }
   // ln s^ by which the members are weighted: of a query head, or the mean of all.
-  __device__ float score(int64_t row, int64_t m) const {
-    if (p.weights.rows > 1) return score_of(row, m);
+  __device__ float score(int row, int entry) const {
+    if (p.weights.rows > 1) return score_of(row, entry);
     float sum = 0;
-    for (int64_t head = 0; head < p.group_size; ++head) sum += score_of(head, m);
+    for (int head = 0; head < p.group_size; ++head) sum += score_of(head, entry);
     return sum / static_cast<float>(p.group_size);
   }
-  __device__ float& weight(int64_t row, int64_t m) const {
+  __device__ float& weight(int row, int m) const {
     const int64_t weights = g * p.weights.rows + row;
     return m == 0 ? p.weights.kept[weights * p.merged.clusters.capacity + i]
                   : p.weights.members[weights * p.merged.clusters.stride + first + m - 1];
   }
-  __device__ float& number(float* numbers, int64_t row) const {
+  __device__ float& number(float* numbers, int row) const {
     return numbers[(g * p.weights.rows + row) * p.merged.clusters.capacity + i];
   }
-
-  __device__ float all_votes() const {
-    float sum = 0;
-    each([&](int64_t m) { sum += votes(m); });
-    return warp_sum(sum);
-  }
-  // ln sum_j p_j s_j
-  template <class Score>
-  __device__ LogSum log_sum(const Score& score) const {
-    LogSum result{kNothing, 0};
-    each([&](int64_t m) { result.largest = fmaxf(result.largest, logf(votes(m)) + score(m)); });
-    result.largest = warp_max(result.largest);
-    each([&](int64_t m) { result.sum += expf(logf(votes(m)) + score(m) - result.largest); });
-    result.sum = warp_sum(result.sum);
-    return result;
+  __device__ float& log_score(int head) const {
+    return p.numbers.log_scores[(g * p.group_size + head) * p.merged.clusters.capacity + i];
   }
   __device__ void report(bool is_sound) const {
-    if (!is_sound && lane() == 0) *p.status = 1;  // several warps may write, all of them 1
+    if (!is_sound && is_first_of_row()) *p.status = 1;  // several warps may write, all of them 1
+  }
+};
+
+// The scores of a cluster's members by which a row's lanes weight them, or by one query head.
+template <class Score>
+struct RowScores {
+  const Cluster& cluster;
+  Score score_of_entry;
+  float own;  // of the lane's first member
+
+  __device__ RowScores(const Cluster& members, const Score& score)
+      : cluster(members),
+        score_of_entry(score),
+        own(cluster.lane_of_row() < cluster.count ? score(cluster.own.entry) : 0) {}
+
+  // Calls work(m, member, score) for the lane's members.
+  template <class Work>
+  __device__ void each(const Work& work) const {
+    cluster.each([&](int m, const Member& member) {
+      work(m, member, m == cluster.lane_of_row() ? own : score_of_entry(member.entry));
+    });
+  }
+
+  // ln sum_j p_j s_j
+  __device__ LogSum log_sum() const {
+    LogSum result{kNothing, 0};
+    each([&](int, const Member& member, float score) {
+      result.largest = fmaxf(result.largest, member.log_votes + score);
+    });
+    result.largest = cluster.largest(result.largest);
+    each([&](int, const Member& member, float score) {
+      result.sum += expf(member.log_votes + score - result.largest);
+    });
+    result.sum = cluster.sum(result.sum);
+    return result;
   }
 };
 
 // -ln sum_j (p_j / P) exp(x_j) for scores x with weighted mean 0. Near x = 0 it is formed from expm1, without cancellation.
-__device__ float divergence(const Cluster& cluster, int64_t row, float first, float middle, float all_votes) {
+template <class Scores>
+__device__ float divergence(const Cluster& cluster, const Scores& scores, float first, float middle,
+                            float all_votes) {
   float below = 0, whole = 0;
-  cluster.each([&](int64_t m) {
-    const float centred = cluster.score(row, m) - first - middle, share = cluster.votes(m) / all_votes;
+  scores.each([&](int, const Member& member, float score) {
+    const float centred = score - first - middle, share = member.votes / all_votes;
     below += share * expm1f(centred);
     whole += share * expf(centred);
   });
-  below = warp_sum(below);
-  whole = warp_sum(whole);
+  below = cluster.sum(below);
+  whole = cluster.sum(whole);
   const float result = below > -0.5f ? -log1pf(below) : -logf(whole);
   cluster.report(is_finite(result));
   return fmaxf(result, 0.0f);
 }
 
 // z* / m = 1 - KL / m.
-__device__ uint8_t form_zip_scale(const Cluster& cluster, float divergence, float mean_score) {
+template <class Scores>
+__device__ uint8_t form_zip_scale(const Cluster& cluster, const Scores& scores, float divergence,
+                                  float mean_score) {
   float most = 0;
-  cluster.each([&](int64_t m) { most = fmaxf(most, fabsf(cluster.score(0, m))); });
-  most = warp_max(most);
+  scores.each([&](int, const Member&, float score) { most = fmaxf(most, fabsf(score)); });
+  most = cluster.largest(most);
   float scale = 1;
   uint8_t outcome = 0;
   if (divergence > 0 && fabsf(mean_score) <= static_cast<float>(kSingularZip) * most) {
@@ -175,82 +243,109 @@ __device__ uint8_t form_zip_scale(const Cluster& cluster, float divergence, floa
   return outcome;
 }
 
-// The weights of one cluster by one row of scores. Returns what ZIP's scale is.
-__device__ uint8_t weigh(const Cluster& cluster, int64_t row, float all_votes) {
+// The weights of one cluster by the lanes' row of scores, of which those behind the last row repeat it. Returns what ZIP's
+// scale is. The whole warp calls it.
+//
+// log_shares  [rows], shared memory
+__device__ uint8_t weigh(const Cluster& cluster, int first_row, float all_votes, float* log_shares) {
   const WeightArguments& p = cluster.p;
-  const LogSum sum = cluster.log_sum([&](int64_t m) { return cluster.score(row, m); });
-  const float first = cluster.score(row, 0);
+  const auto rows = static_cast<int>(p.weights.rows);
+  const int row = min(first_row + cluster.row_of_lane(), rows - 1);
+  const bool writes = first_row + cluster.row_of_lane() < rows;
+  const RowScores scores(cluster, [&](int entry) { return cluster.score(row, entry); });
+  const LogSum sum = scores.log_sum();
+  const float first = cluster.of_kept(scores.own);
   float middle = 0;
-  cluster.each([&](int64_t m) {
-    const float score = cluster.score(row, m);
-    const float weight = expf(logf(cluster.votes(m)) + score - sum.largest) / sum.sum;
-    cluster.weight(row, m) = weight;
+  scores.each([&](int m, const Member& member, float score) {
+    const float weight = expf(member.log_votes + score - sum.largest) / sum.sum;
+    if (writes) cluster.weight(row, m) = weight;
     middle += weight * (score - first);  // exactly 0 where scores are equal
   });
-  middle = warp_sum(middle);
-  const float apart = divergence(cluster, row, first, middle, all_votes);
-  if (lane() == 0) {
+  middle = cluster.sum(middle);
+  const float apart = divergence(cluster, scores, first, middle, all_votes);
+  if (writes && cluster.is_first_of_row()) {
     cluster.number(p.numbers.divergences, row) = apart;
     const int64_t head = cluster.g * p.weights.rows + row;
-    cluster.number(p.numbers.shares, row) =
-        p.weights.rows > 1 ? 2 * (sum.log() - p.log_denominators[head]) : 0;
+    log_shares[row] = rows > 1 ? 2 * (sum.log() - p.log_denominators[head]) : 0;
+    if (rows == p.group_size) cluster.log_score(row) = sum.log() - logf(all_votes);
   }
-  return p.numbers.zip_scales ? form_zip_scale(cluster, apart, first + middle) : 0;
+  return p.numbers.zip_scales ? form_zip_scale(cluster, scores, apart, first + middle) : 0;
 }
 
 // Turns the logarithms of the heads' shares into shares of sum 1.
-__device__ void normalise_shares(const Cluster& cluster) {
+__device__ void put_shares(const Cluster& cluster, const float* log_shares) {
   const WeightArguments& p = cluster.p;
   float largest = kNothing, sum = 0;
-  for (int64_t row = 0; row < p.weights.rows; ++row) {
-    largest = fmaxf(largest, cluster.number(p.numbers.shares, row));
-  }
-  for (int64_t row = 0; row < p.weights.rows; ++row) {
-    sum += expf(cluster.number(p.numbers.shares, row) - largest);
-  }
-  for (int64_t row = 0; row < p.weights.rows; ++row) {
-    float& share = cluster.number(p.numbers.shares, row);
-    share = expf(share - largest) / sum;
+  for (int row = lane(); row < p.weights.rows; row += 32) largest = fmaxf(largest, log_shares[row]);
+  largest = warp_max(largest);
+  for (int row = lane(); row < p.weights.rows; row += 32) sum += expf(log_shares[row] - largest);
+  sum = warp_sum(sum);
+  for (int row = lane(); row < p.weights.rows; row += 32) {
+    cluster.number(p.numbers.shares, row) = expf(log_shares[row] - largest) / sum;
   }
 }
 
-// The predicted scores and votes of the merged entry.
-__device__ void put_numbers(const Cluster& cluster, float all_votes) {
-  const WeightArguments& p = cluster.p;
-  const int64_t capacity = p.merged.clusters.capacity;
-  for (int64_t head = 0; head < p.group_size; ++head) {
-    const LogSum sum = cluster.log_sum([&](int64_t m) { return cluster.score_of(head, m); });
-    if (lane() > 0) continue;
-    p.numbers.log_scores[(cluster.g * p.group_size + head) * capacity + cluster.i] =
-        sum.log() - logf(all_votes);
+// The predicted scores of the merged entry by query heads that are not weighted by rows of their own.
+__device__ void put_log_scores(const Cluster& cluster, float all_votes) {
+  const auto heads = static_cast<int>(cluster.p.group_size);
+  for (int first = 0; first < heads; first += cluster.rows_at_once()) {
+    const int head = min(first + cluster.row_of_lane(), heads - 1);
+    const RowScores scores(cluster, [&](int entry) { return cluster.score_of(head, entry); });
+    const LogSum sum = scores.log_sum();
+    if (first + cluster.row_of_lane() < heads && cluster.is_first_of_row()) {
+      cluster.log_score(head) = sum.log() - logf(all_votes);
+    }
   }
-  if (!p.votes.votes) return;
+}
+
+__device__ void put_votes(const Cluster& cluster, float all_votes) {
+  const MergedVotes& to = cluster.p.votes;
+  const MergedEntries& merged = cluster.p.merged;
+  if (!to.votes) return;
   __syncwarp();  // all lanes have read the members' votes
   if (lane() > 0) return;
-  const int64_t place = cluster.g * capacity + cluster.i;
-  const int64_t into = cluster.g * p.votes.stride + (p.merged.into ? p.merged.into[place] : cluster.i);
-  p.votes.votes[into] = all_votes;
-  p.votes.log_votes[into] = logf(all_votes);
+  const int64_t place = cluster.g * merged.clusters.capacity + cluster.i;
+  const int64_t into = cluster.g * to.stride + (merged.into ? merged.into[place] : cluster.i);
+  to.votes[into] = all_votes;
+  to.log_votes[into] = logf(all_votes);
 }
+
+struct WeightShared {
+  float* log_shares;  // [kWarps, rows]
+
+  __host__ __device__ WeightShared(SharedMemory& memory, int64_t rows)
+      : log_shares(memory.array<float>(kWarps * rows)) {}
+};
 
 // The weights of one cluster: a warp has one kept entry.
 //
 // grid       (ceil(capacity / 4), kv_heads)
-// block      128; no shared memory
-// registers  109 (sm_90a), 110 (sm_80)
-// bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head, from the caches again for each pass
-//            and query head; written: 4 for each row of weights and merging entry, 8 for each cluster and row, 4 for each
-//            cluster and query head, up to 13 for each cluster
+// block      128
+// shared     16 bytes for each row of weights
+// registers  up to 64 (sm_90a and sm_80)
+// bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head, of clusters of more than 32 from the
+//            caches again for each of four passes; written: 4 for each row of weights and merging entry, 8 for each cluster and
+//            row, 4 for each cluster and query head, up to 13 for each cluster
 // FLOP       about 30 with four exponentials for each row of weights and merging entry
-__global__ void __launch_bounds__(kWarps * 32, 4) cluster_weights_kernel(WeightArguments p) {
-  const Cluster cluster(p, blockIdx.y, static_cast<int64_t>(blockIdx.x) * kWarps + warp());
-  if (cluster.i >= p.merged.clusters.capacity) return;
+__global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArguments p) {
+  SharedMemory memory;
+  const WeightShared shared(memory, p.weights.rows);
+  const int64_t kept = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (kept >= p.merged.clusters.capacity) return;
+  const Cluster cluster(p, blockIdx.y, kept);
   uint8_t outcome = 0;
   if (cluster.count > 0) {
-    const float all_votes = cluster.all_votes();
-    for (int64_t row = 0; row < p.weights.rows; ++row) outcome |= weigh(cluster, row, all_votes);
-    if (lane() == 0) normalise_shares(cluster);
-    put_numbers(cluster, all_votes);
+    float* const log_shares = shared.log_shares + warp() * p.weights.rows;
+    float votes = 0;
+    cluster.each([&](int, const Member& member) { votes += member.votes; });
+    votes = cluster.sum(votes);
+    for (int row = 0; row < p.weights.rows; row += cluster.rows_at_once()) {
+      outcome |= weigh(cluster, row, votes, log_shares);
+    }
+    __syncwarp();
+    put_shares(cluster, log_shares);
+    if (p.weights.rows != p.group_size) put_log_scores(cluster, votes);
+    put_votes(cluster, votes);
   }
   if (lane() > 0 || !p.numbers.zip_outcomes) return;
   p.numbers.zip_outcomes[cluster.g * p.merged.clusters.capacity + cluster.i] = outcome;
@@ -276,7 +371,8 @@ void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t 
                 merging_rows(rule.gqa, group_size));
   if (merged.clusters.capacity == 0) return;
   launch<cluster_weights_kernel>(
-      {extent(ceil_division(merged.clusters.capacity, kWarps), kv_heads), extent(kWarps * 32), 0, stream},
+      {extent(ceil_division(merged.clusters.capacity, kWarps), kv_heads), extent(kWarps * 32),
+       shared_bytes<WeightShared>(weights.rows), stream},
       WeightArguments{entries, group_size, log_denominators, merged, weights, numbers, votes, status});
 }
 
