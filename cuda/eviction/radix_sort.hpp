@@ -33,16 +33,24 @@ struct Segment {
   }
 };
 
-/// Replaces counters[bin, warp] by the number of items before this warp's first item in this bin.
+/// A warp's counter of a bin. Different bins of a warp lie in different banks, and so do eight bins of every eighth warp.
+__device__ inline int& counter(const Shared& shared, int bin, int of_warp) {
+  return shared.counters[of_warp * kSortBins + (bin ^ of_warp / 8 * 8)];
+}
+
+/// Replaces each counter by the number of items before its warp's first item in its bin. A thread has eight warps' counters of
+/// a bin.
 __device__ inline void sum_counters(const Shared& shared) {
   constexpr int kEach = kCounters / kThreads;
-  int* mine = shared.counters + static_cast<int>(threadIdx.x) * kEach;
+  static_assert(kEach == 8 && kWarps == 32, "counters of four neighbouring threads lie in different banks");
+  const int first = static_cast<int>(threadIdx.x) * kEach, bin = first / kWarps;
   int total = 0;
-  for (int i = 0; i < kEach; ++i) total += mine[i];
+  for (int i = 0; i < kEach; ++i) total += counter(shared, bin, first % kWarps + i);
   int before = radix_selection::prefix_sum(total, shared.warp_totals) - total;
   for (int i = 0; i < kEach; ++i) {
-    const int size = mine[i];
-    mine[i] = before;
+    int& own = counter(shared, bin, first % kWarps + i);
+    const int size = own;
+    own = before;
     before += size;
   }
   __syncthreads();
@@ -66,7 +74,7 @@ __device__ inline void sort_pass(const uint64_t* from, uint64_t* to, int64_t siz
   __syncthreads();
   const Segment segment(size);
   for (int64_t i = segment.begin + lane(); i < segment.end; i += 32) {
-    atomicAdd(&shared.counters[sort_bin(from[i], pass) * kWarps + warp()], 1);
+    atomicAdd(&counter(shared, sort_bin(from[i], pass), warp()), 1);
   }
   __syncthreads();
   sum_counters(shared);
@@ -76,7 +84,7 @@ __device__ inline void sort_pass(const uint64_t* from, uint64_t* to, int64_t siz
     const uint64_t item = active ? from[i] : 0;
     const int bin = sort_bin(item, pass);
     const unsigned peers = peers_of(bin, __ballot_sync(kAllLanes, active));
-    int* next = &shared.counters[bin * kWarps + warp()];
+    int* next = &counter(shared, bin, warp());
     const int before = *next;
     __syncwarp();
     if (active) {
