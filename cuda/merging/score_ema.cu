@@ -18,6 +18,7 @@ using namespace window_tiles;
 constexpr int kRows = 4;
 constexpr int kQueryRows = kRows * kRowLanes;
 constexpr int kEach = 128;
+constexpr int kHeadsAtATime = 4;
 
 // A mantissa below this limit is moved into its exponent, so that no exponential underflows that would change the sum.
 constexpr float kLeastMantissa = 0x1p-64f;
@@ -301,38 +302,6 @@ void launch_averages(WindowArguments<T> arguments, Stream stream) {
   });
 }
 
-struct ObserveArguments {
-  const float* logits;
-  const float* log_sum_exp;  // null: raw scores
-  CacheSlots slots;
-  int64_t group_size;
-  Decay decay;
-  ScoreAverages averages;
-};
-
-// The averages of one slot for all query heads of a KV head: a thread has one slot.
-//
-// grid       (ceil(capacity / 128), kv_heads)
-// block      128; no shared memory
-// registers  28 (sm_90a), 26 (sm_80)
-// bytes      read: 12 for each query head and entry, 4 for each KV head and entry; written: 8 and 4 for each
-// FLOP       6 and an exponential for each query head and entry
-__global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments p) {
-  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, g = blockIdx.y;
-  if (slot >= p.slots.entries[g]) return;
-  const bool is_new = slot == p.slots.newest[g];
-  for (int64_t h = g * p.group_size; h < (g + 1) * p.group_size; ++h) {
-    const int64_t place = h * p.averages.capacity + slot;
-    Average average{kNothing, 0};
-    if (!is_new) average = {p.averages.exponents[place], p.averages.mantissas[place]};
-    average.observe(p.decay, p.logits[place] - (p.log_sum_exp ? p.log_sum_exp[h] : 0));
-    p.averages.exponents[place] = average.exponent;
-    p.averages.mantissas[place] = average.mantissa;
-  }
-  float& weight = p.averages.weights[g * p.averages.capacity + slot];
-  weight = p.decay.weight(is_new ? 0 : weight);
-}
-
 // What turns averages into predictions.
 struct Normaliser {
   ScoreAverages averages;
@@ -341,10 +310,67 @@ struct Normaliser {
   Normaliser(const PredictedScores& options, const ScoreAverages& given, const float* log_seen_share)
       : averages(given), log_seen(options.normalisation == Normalisation::exact ? nullptr : log_seen_share) {}
 
+  __device__ float log_divisor(float weight) const { return log_seen ? *log_seen : logf(weight); }
   __device__ float log_divisor(int64_t g, int64_t slot) const {
-    return log_seen ? *log_seen : logf(averages.weights[g * averages.capacity + slot]);
+    return log_divisor(averages.weights[g * averages.capacity + slot]);
+  }
+  // ln s^
+  __device__ static float prediction(const Average& average, float log_divisor) {
+    return average.mantissa == 0 ? kNothing : average.exponent + (logf(average.mantissa) - log_divisor);
   }
 };
+
+struct ObserveArguments {
+  const float* logits;
+  const float* log_sum_exp;  // null: raw scores
+  CacheSlots slots;
+  int64_t group_size;
+  Decay decay;
+  Normaliser normaliser;
+  float* predicted;  // null: not wanted
+};
+
+// The averages of one slot for all query heads of a KV head, and what they predict: a thread has one slot. Four heads' numbers
+// are loaded before any is stored.
+//
+// grid       (ceil(capacity / 128), kv_heads)
+// block      128; no shared memory
+// registers  up to 48 (sm_90a and sm_80)
+// bytes      read: 12 for each query head and entry, 4 for each KV head and entry; written: 8 or, with predictions, 12 and 4 for
+//            each
+// FLOP       6 and an exponential for each query head and entry; with predictions 2 and a logarithm more
+__global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments p) {
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, g = blockIdx.y;
+  if (slot >= p.slots.entries[g]) return;
+  const ScoreAverages& averages = p.normaliser.averages;
+  const bool is_new = slot == p.slots.newest[g];
+  float& stored_weight = averages.weights[g * averages.capacity + slot];
+  const float weight = p.decay.weight(is_new ? 0 : stored_weight);
+  const float log_divisor = p.predicted ? p.normaliser.log_divisor(weight) : 0;
+  stored_weight = weight;
+  for (int64_t first = g * p.group_size; first < (g + 1) * p.group_size; first += kHeadsAtATime) {
+    const int64_t heads = min(int64_t{kHeadsAtATime}, (g + 1) * p.group_size - first);
+    Average average[kHeadsAtATime];
+    float number[kHeadsAtATime];
+#pragma unroll
+    for (int i = 0; i < kHeadsAtATime; ++i) {
+      if (i >= heads) break;
+      const int64_t place = (first + i) * averages.capacity + slot;
+      average[i] = {kNothing, 0};
+      if (!is_new) average[i] = {averages.exponents[place], averages.mantissas[place]};
+      number[i] = p.logits[place] - (p.log_sum_exp ? p.log_sum_exp[first + i] : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kHeadsAtATime; ++i) {
+      if (i >= heads) break;
+      const int64_t place = (first + i) * averages.capacity + slot;
+      average[i].observe(p.decay, number[i]);
+      averages.exponents[place] = average[i].exponent;
+      averages.mantissas[place] = average[i].mantissa;
+      if (p.predicted) p.predicted[place] = Normaliser::prediction(average[i], log_divisor);
+    }
+  }
+}
 
 struct PredictArguments {
   Normaliser normaliser;
@@ -366,10 +392,8 @@ __global__ void __launch_bounds__(kEach) predicted_scores_kernel(PredictArgument
   if (slot >= p.count[g]) return;
   const ScoreAverages& averages = p.normaliser.averages;
   const int64_t place = head * averages.capacity + slot;
-  const float mantissa = averages.mantissas[place];
-  p.predicted[place] = mantissa == 0
-                           ? kNothing
-                           : averages.exponents[place] + (logf(mantissa) - p.normaliser.log_divisor(g, slot));
+  p.predicted[place] = Normaliser::prediction({averages.exponents[place], averages.mantissas[place]},
+                                              p.normaliser.log_divisor(g, slot));
 }
 
 struct ReplaceArguments {
@@ -468,14 +492,15 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& view, 
 
 void observe_scores(const PredictedScores& options, const float* logits, const float* log_sum_exp,
                     const CacheSlots& slots, int64_t query_heads, const ScoreAverages& averages,
-                    Stream stream) {
+                    const float* log_seen, float* predicted, Stream stream) {
   require_groups(query_heads, slots.kv_heads);
   require_equal("capacity of the averages", averages.capacity, "capacity of the slots", slots.capacity);
   if (slots.capacity == 0) return;
   launch<observe_scores_kernel>(
       {extent(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
       ObserveArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, slots,
-                       query_heads / slots.kv_heads, Decay(options), averages});
+                       query_heads / slots.kv_heads, Decay(options), Normaliser(options, averages, log_seen),
+                       predicted});
 }
 
 void predicted_scores(const PredictedScores& options, const ScoreAverages& averages, int64_t query_heads,

@@ -47,11 +47,12 @@ void prompt_averages(const PredictedScores& options, const WindowView<T>& window
 /// logits       [query_heads, capacity], log_sum_exp [query_heads]: from `attention`, votes included in the latter
 /// slots        the newest entry has been seen by no query before
 /// query_heads  kv_heads divides it
+/// predicted    [query_heads, capacity]: receives what predicted_scores gives for them, with this log_seen; null: not wanted
 /// precision    fp32; error: as above
 /// throws       ShapeMismatch; DeviceError
 void observe_scores(const PredictedScores& options, const float* logits, const float* log_sum_exp,
                     const CacheSlots& slots, int64_t query_heads, const ScoreAverages& averages,
-                    Stream stream);
+                    const float* log_seen, float* predicted, Stream stream);
 
 /// ln (1 - a^tokens), by which averages are divided unless they are normalised exactly. Throws ShapeMismatch for no tokens.
 float log_seen_share(const PredictedScores& options, int64_t tokens);

@@ -1,56 +1,77 @@
 #include "append.hpp"
 
+#include <kvbound/cuda/merging/key_lengths.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-constexpr int kMostVectors = kMostHeadDim * sizeof(float) / 16;  // of 16 bytes, that a row has
-constexpr int kThreads = 2 * kMostVectors;
+constexpr int kThreads = 64;
 
-// Copies one key and one value to a slot of a KV head's cache: thread t has vector t % 64 of the key, or from thread 64 on of the
-// value, and reads it before the slot is known. Only this block reads and changes the head's numbers.
+template <Storage T>
+struct AppendArguments {
+  DeviceTensor<const T> new_keys, new_values;
+  DeviceTensor<T> keys, values;
+  CacheSlots slots;
+  const int64_t* position;
+  float* key_norms;
+};
+
+// Copies one key and one value to a slot of a KV head's cache: a warp has one, which it reads before the slot is known. Only this
+// block reads and changes the head's numbers.
 //
 // grid       kv_heads
-// block      128; no shared memory
-// registers  28 (sm_90a), 26 (sm_80)
-// bytes      read: 2 padded rows and 24 for each KV head; written: 2 padded rows and up to 40; no FLOP
-template <Storage T>
-__global__ void __launch_bounds__(kThreads)
-    append_kernel(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-                  DeviceTensor<T> values, CacheSlots slots, const int64_t* position) {
+// block      64; no shared memory
+// registers  up to 40 (sm_90a and sm_80)
+// bytes      read: 2 padded rows and 24 for each KV head; written: 2 padded rows and up to 44
+// FLOP       3 head_dim for each KV head whose keys' lengths are kept
+template <int kDims, Storage T>
+__global__ void __launch_bounds__(kThreads) append_kernel(AppendArguments<T> p) {
+  using Lanes = RowLanes<T, kDims>;
   const int64_t head = blockIdx.x;
-  const int vector = static_cast<int>(threadIdx.x) % kMostVectors;
-  const bool is_key = threadIdx.x < kMostVectors, exists = vector < padded<T>(keys.cols) / kVector<T>;
-  const T* const from = is_key ? new_keys.data + head * new_keys.slice_stride
-                               : new_values.data + head * new_values.slice_stride;
-  uint4 numbers{};
-  if (exists) numbers = reinterpret_cast<const uint4*>(from)[vector];
-  const int64_t entries = slots.entries[head], free = slots.free[head];
-  const int64_t at = slots.positions ? *position : 0;
+  const bool is_key = warp() == 0;
+  const DeviceTensor<const T>& entry = is_key ? p.new_keys : p.new_values;
+  const DeviceTensor<T>& cache = is_key ? p.keys : p.values;
+  const T* const from = entry.data + head * entry.slice_stride;
+  const auto has = [&](int v) { return Lanes::row() == 0 && Lanes::column(v) < padded<T>(entry.cols); };
+  uint4 vectors[Lanes::kVectors] = {};
+#pragma unroll
+  for (int v = 0; v < Lanes::kVectors; ++v) {
+    if (has(v)) vectors[v] = *reinterpret_cast<const uint4*>(from + Lanes::column(v));
+  }
+  const int64_t entries = p.slots.entries[head], free = p.slots.free[head];
+  const int64_t at = p.slots.positions ? *p.position : 0;
+  float length = 0;
+  if (is_key && p.key_norms) {
+    LoadedRow<T, kDims> key[1];
+    key[0].load(from + Lanes::column(0), Lanes::row() == 0 ? 0 : -1, 0, static_cast<int>(entry.cols));
+    length = key_lengths::own_length(key);
+  }
   __syncthreads();
   const int64_t slot = free >= 0 ? free : entries;
-  const bool fits = slot < slots.capacity;
-  if (fits && exists) {
-    T* const to = is_key ? keys.data + head * keys.slice_stride + slot * keys.row_stride
-                         : values.data + head * values.slice_stride + slot * values.row_stride;
-    reinterpret_cast<uint4*>(to)[vector] = numbers;
+  const bool fits = slot < p.slots.capacity;
+  T* const to = cache.data + head * cache.slice_stride + slot * cache.row_stride;
+#pragma unroll
+  for (int v = 0; v < Lanes::kVectors; ++v) {
+    if (fits && has(v)) *reinterpret_cast<uint4*>(to + Lanes::column(v)) = vectors[v];
   }
   if (threadIdx.x > 0) return;
-  slots.newest[head] = fits ? slot : -1;
+  p.slots.newest[head] = fits ? slot : -1;
   if (!fits) return;
-  const int64_t place = head * slots.capacity + slot;
-  if (slots.positions) slots.positions[place] = at;
-  if (slots.votes) slots.votes[place] = 1;
-  if (slots.log_votes) slots.log_votes[place] = 0;
-  slots.free[head] = -1;
-  if (free < 0) slots.entries[head] = entries + 1;
+  const int64_t place = head * p.slots.capacity + slot;
+  if (p.key_norms) p.key_norms[place] = length;
+  if (p.slots.positions) p.slots.positions[place] = at;
+  if (p.slots.votes) p.slots.votes[place] = 1;
+  if (p.slots.log_votes) p.slots.log_votes[place] = 0;
+  p.slots.free[head] = -1;
+  if (free < 0) p.slots.entries[head] = entries + 1;
 }
 
-// grid       ceil(query_heads / 128)
-// block      128; no shared memory
+// grid       ceil(query_heads / 64)
+// block      64; no shared memory
 // registers  22 (sm_90a and sm_80)
 // bytes      read: 12 for each query head; written: 4 for each; no FLOP
 __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads, CacheSlots slots,
@@ -65,7 +86,8 @@ __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads,
 
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, Stream stream) {
+            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, float* key_norms,
+            Stream stream) {
   require_layout("new_keys", new_keys);
   require_layout("new_values", new_values);
   require_layout("keys", keys);
@@ -82,18 +104,22 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
   require_equal("rows of values", values.rows, "rows of keys", keys.rows);
   require_equal("KV heads of the slots", slots.kv_heads, "slices of keys", keys.slices);
   require_equal("capacity of the slots", slots.capacity, "rows of keys", keys.rows);
+  require_range("head_dim", keys.cols, 1, kMostHeadDim);
   if (keys.slices == 0) return;
-  launch<append_kernel<T>>(LaunchShape{dim3(static_cast<unsigned>(keys.slices)), dim3(kThreads), 0, stream},
-                           new_keys, new_values, keys, values, slots, position);
+  by_dims(keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
+    launch<append_kernel<kDims, T>>(
+        {extent(keys.slices), extent(kThreads), 0, stream},
+        AppendArguments<T>{new_keys, new_values, keys, values, slots, position, key_norms});
+  });
 }
 
 template void append<float>(DeviceTensor<const float>, DeviceTensor<const float>, DeviceTensor<float>,
-                            DeviceTensor<float>, const CacheSlots&, const int64_t*, Stream);
+                            DeviceTensor<float>, const CacheSlots&, const int64_t*, float*, Stream);
 template void append<Float16>(DeviceTensor<const Float16>, DeviceTensor<const Float16>, DeviceTensor<Float16>,
-                              DeviceTensor<Float16>, const CacheSlots&, const int64_t*, Stream);
+                              DeviceTensor<Float16>, const CacheSlots&, const int64_t*, float*, Stream);
 template void append<Bfloat16>(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>,
                                DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, const CacheSlots&,
-                               const int64_t*, Stream);
+                               const int64_t*, float*, Stream);
 
 void append_numbers(const float* numbers, int64_t query_heads, const CacheSlots& slots, float* appended,
                     Stream stream) {

@@ -4,8 +4,8 @@
 #include <span>
 #include <utility>
 
-#include "append.hpp"
 #include "compaction.hpp"
+#include "step_changes.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -64,7 +64,6 @@ void keep_averages(AveragedScores& all, int64_t kv_heads, const PositionLists& k
 template <Storage T>
 ClusterMerges<T>::Decoding::Decoding(const Merge& merge, const LayerShape& shape, int64_t capacity)
     : key_norms(shape.kv_heads, capacity),
-      new_norms(shape.kv_heads, 1),
       nearest_cosine(shape.kv_heads, 1),
       nearest_index(shape.kv_heads),
       kept(shape.kv_heads),
@@ -190,7 +189,7 @@ void ClusterMerges<T>::begin_decoding(const SelectedLayer<T>& selected, const De
   Decoding& own = *decoding_;
   const PositionLists kept = merged.kept;
   queue.run("compaction", [&] {
-    key_norms<T>(cache.keys(), kept.count, own.key_norms.data(), queue.stream());
+    cuda::key_norms<T>(cache.keys(), kept.count, own.key_norms.data(), queue.stream());
     if (!averages()) return;
     if (selected.known) {
       keep_averages(selected.known->averages(*rules_.prediction), shape_.kv_heads, kept, own.averages,
@@ -205,36 +204,19 @@ void ClusterMerges<T>::begin_decoding(const SelectedLayer<T>& selected, const De
 }
 
 template <Storage T>
-void ClusterMerges<T>::enter(DeviceTensor<const T> keys, LayerCache<T>& cache, Queue& queue) {
-  Decoding& own = *decoding_;
-  key_norms<T>(keys, nullptr, own.new_norms.data(), queue.stream());
-  append_numbers(own.new_norms.data(), shape_.kv_heads, cache.slots(), own.key_norms.data(), queue.stream());
-}
-
-template <Storage T>
-void ClusterMerges<T>::observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) {
+void ClusterMerges<T>::observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+                               Queue& queue) {
   if (!averages()) return;
   observe_scores(*rules_.prediction, query.logits.data(), query.log_sum_exp.data(), cache.slots(),
-                 shape_.query_heads, decoding_->averages.view(), queue.stream());
+                 shape_.query_heads, decoding_->averages.view(), step.log_seen(), decoding_->predicted.data(),
+                 queue.stream());
 }
 
-// Predicts the scores of all entries [query_heads, capacity], and keeps those of the evicted one and of its target. Null
-// for methods that predict no scores.
+// The predicted scores of all entries, [query_heads, capacity]. Null for methods that predict none.
 template <Storage T>
-const float* ClusterMerges<T>::predict(const StepInputs<T>& step, const ScoredQuery<T>& query,
-                                       LayerCache<T>& cache, Queue& queue) {
-  Decoding& own = *decoding_;
+const float* ClusterMerges<T>::predicted(const ScoredQuery<T>& query) const {
   if (!rules_.prediction) return nullptr;
-  const DeviceMatrix& scores = averages() ? own.predicted : query.logits;
-  if (averages()) {
-    predicted_scores(*rules_.prediction, own.averages.view(), shape_.query_heads, shape_.kv_heads,
-                     cache.slots().entries, step.log_seen(), own.predicted.data(), queue.stream());
-  }
-  compact_numbers(rows_of(scores), shape_.kv_heads, own.kept.data(), 1, own.count.data(),
-                  rows_of(own.kept_scores), queue.stream());
-  compact_numbers(rows_of(scores), shape_.kv_heads, own.members.data(), 1, own.count.data(),
-                  rows_of(own.member_scores), queue.stream());
-  return scores.data();
+  return averages() ? decoding_->predicted.data() : query.logits.data();
 }
 
 template <Storage T>
@@ -242,11 +224,10 @@ void ClusterMerges<T>::merge(const StepInputs<T>& step, const ScoredQuery<T>& qu
                              Queue& queue) {
   Decoding& own = *decoding_;
   const CacheSlots slots = cache.slots();
-  const float* scores = nullptr;
+  const float* const scores = predicted(query);
   queue.run("merge_targets", [&] {
     join_nearest<T>({cache.keys(), own.key_norms.data()}, slots, own.nearest(), *rules_.target,
                     own.kept_list(), own.merged().clusters, own.merged_into.data(), queue.stream());
-    scores = predict(step, query, cache, queue);
   });
   own.merging.merge({cache.keys(),
                      cache.values(),
@@ -256,27 +237,25 @@ void ClusterMerges<T>::merge(const StepInputs<T>& step, const ScoredQuery<T>& qu
                      scale_,
                      own.merged()},
                     cache, queue);
-  queue.run("merging", [&] { keep_changes(step, cache, queue); });
+  queue.run("merging", [&] { keep_changes(scores, step, cache, queue); });
 }
 
 // Brings the state of merged entries up to date, and copies what is recorded of them.
+//
+// log_scores  predicted
 template <Storage T>
-void ClusterMerges<T>::keep_changes(const StepInputs<T>& step, LayerCache<T>& cache, Queue& queue) {
+void ClusterMerges<T>::keep_changes(const float* log_scores, const StepInputs<T>& step, LayerCache<T>& cache,
+                                    Queue& queue) {
   Decoding& own = *decoding_;
-  const PositionLists changed = own.kept_list();
-  const Stream stream = queue.stream();
-  compact<T>(cache.keys(), cache.values(), changed.positions, 1, changed.count, own.changed_keys.view(),
-             own.changed_values.view(), stream);
-  key_norms<T>(std::as_const(own.changed_keys).view(), changed.count, own.new_norms.data(), stream);
-  scatter_numbers(rows_of(std::as_const(own.new_norms)), shape_.kv_heads, changed.positions, 1, changed.count,
-                  rows_of(own.key_norms), stream);
-  if (averages()) {
-    replace_scores(*rules_.prediction, own.merging.log_scores().data(), own.merged(), shape_.query_heads,
-                   shape_.kv_heads, step.log_seen(), own.averages.view(), stream);
-  }
-  if (!rules_.votes) return;
-  compact_numbers(rows_of(cache.votes()), shape_.kv_heads, changed.positions, 1, changed.count,
-                  rows_of(own.changed_votes), stream);
+  const CacheSlots slots = cache.slots();
+  cuda::keep_changes<T>(cache.keys(), cache.values(), slots, own.merged(), shape_.query_heads,
+                        {own.key_norms.data(), own.changed_keys.view(), own.changed_values.view(),
+                         slots.votes ? own.changed_votes.data() : nullptr, log_scores, own.kept_scores.data(),
+                         own.member_scores.data()},
+                        queue.stream());
+  if (!averages()) return;
+  replace_scores(*rules_.prediction, own.merging.log_scores().data(), own.merged(), shape_.query_heads,
+                 shape_.kv_heads, step.log_seen(), own.averages.view(), queue.stream());
 }
 
 template <Storage T>

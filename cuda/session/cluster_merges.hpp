@@ -31,8 +31,9 @@ class ClusterMerges final : public Merges<T> {
 
   void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                 std::vector<HeadMerge>& records) override;
-  void enter(DeviceTensor<const T> keys, LayerCache<T>& cache, Queue& queue) override;
-  void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) override;
+  float* key_norms() override { return decoding_->key_norms.data(); }
+  void observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+               Queue& queue) override;
   void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
              Queue& queue) override;
   PositionLists changed() override { return decoding_->kept_list(); }
@@ -49,7 +50,7 @@ class ClusterMerges final : public Merges<T> {
 
     AveragedScores averages;                       // for methods that average scores
     DeviceMatrix predicted;                        // [query_heads, capacity]: ln s^, likewise
-    DeviceMatrix key_norms, new_norms;             // [kv_heads, capacity], [kv_heads, 1]
+    DeviceMatrix key_norms;                        // [kv_heads, capacity]
     DeviceMatrix nearest_cosine;                   // [kv_heads, 1]
     Buffer<int64_t> nearest_index;                 // [kv_heads]
     Buffer<int64_t> kept, count;                   // [kv_heads]: the slot that an evicted entry merges into
@@ -69,9 +70,8 @@ class ClusterMerges final : public Merges<T> {
   DeviceMatrix log_scores_of(const DeviceLayer<T>& layer, LayerScores<T>* known, Queue& queue) const;
   void begin_decoding(const SelectedLayer<T>& selected, const DeviceMatrix& merged_scores,
                       const MergedEntries& merged, LayerCache<T>& cache, Queue& queue);
-  const float* predict(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
-                       Queue& queue);
-  void keep_changes(const StepInputs<T>& step, LayerCache<T>& cache, Queue& queue);
+  const float* predicted(const ScoredQuery<T>& query) const;
+  void keep_changes(const float* log_scores, const StepInputs<T>& step, LayerCache<T>& cache, Queue& queue);
 
   Merge merge_;
   MergeRules rules_;

@@ -33,7 +33,7 @@ class FullCache {
   bool make_room(int64_t entries, Queue& queue) { return entries_.make_room(entries, queue); }
   void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
               Queue& queue) {
-    entries_.append(keys, values, position, queue);
+    entries_.append(keys, values, position, nullptr, queue);
   }
 
   /// All entries so far as a layer whose only recorded queries are these.

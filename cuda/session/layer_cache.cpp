@@ -57,8 +57,8 @@ bool LayerCache<T>::make_room(int64_t entries, Queue& queue) {
 
 template <Storage T>
 void LayerCache<T>::append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
-                           Queue& queue) {
-  cuda::append<T>(keys, values, keys_.view(), values_.view(), slots(), position, queue.stream());
+                           float* key_norms, Queue& queue) {
+  cuda::append<T>(keys, values, keys_.view(), values_.view(), slots(), position, key_norms, queue.stream());
 }
 
 // Copies all rows, by the compaction that filled the cache.

@@ -40,8 +40,9 @@ class LayerCache {
   ///
   /// keys, values  [kv_heads, 1, head_dim]
   /// position      of the entries, device memory
+  /// key_norms     [kv_heads, capacity]: receives the keys' lengths; null: they are not kept
   void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
-              Queue& queue);
+              float* key_norms, Queue& queue);
 
   CacheView<T> view() const { return {keys_.view(), values_.view(), entries_.data(), log_votes_.data()}; }
   CacheSlots slots() {

@@ -35,7 +35,7 @@ struct SelectedLayer {
 
 /// reference::HeadMerging of all KV heads.
 ///
-/// A decode step calls enter after its entry was appended, observe after its queries attended, and merge after entries were
+/// A decode step appends its entry with key_norms, and calls observe after its queries attended, and merge after entries were
 /// evicted.
 template <Storage T>
 class Merges {
@@ -48,14 +48,13 @@ class Merges {
   virtual void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                         std::vector<HeadMerge>& records) = 0;
 
-  /// Extends the state by the entry that was just appended.
-  ///
-  /// keys  [kv_heads, 1, head_dim]: the step's
-  virtual void enter(DeviceTensor<const T> keys, LayerCache<T>& cache, Queue& queue) = 0;
+  /// [kv_heads, capacity]: the lengths of the cache's keys, which receive those of appended ones; null: not needed.
+  virtual float* key_norms() = 0;
   /// Queues the update of what merges depend on.
   ///
   /// query  has attended over the cache
-  virtual void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) = 0;
+  virtual void observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+                       Queue& queue) = 0;
   /// Queues the merge of the entries that were evicted.
   virtual void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                      Queue& queue) = 0;

@@ -147,8 +147,8 @@ class DeviceSession final : public Session {
   bool merges() const { return merges_ != nullptr && evictions_.has_value(); }
 
   void enter() {
-    cache_.append(step_->keys(), step_->values(), step_->position(), queue_);
-    if (merges()) merges_->enter(step_->keys(), cache_, queue_);
+    cache_.append(step_->keys(), step_->values(), step_->position(),
+                  merges() ? merges_->key_norms() : nullptr, queue_);
   }
 
   // Queues the attention of the current step's queries, and what follows from it.
@@ -157,7 +157,7 @@ class DeviceSession final : public Session {
       query_->attend(step_->queries(), cache_.view(), layer_->view().scale,
                      evictions_ ? evictions_->change() : std::nullopt, queue_);
       if (evictions_) evictions_->score(*step_, cache_, *query_, queue_);
-      if (merges()) merges_->observe(*query_, cache_, queue_);
+      if (merges()) merges_->observe(*step_, *query_, cache_, queue_);
     });
     if (evictions_) queue_.run("eviction", [&] { evictions_->evict(cache_, step_->position(), queue_); });
     if (!merges()) return;

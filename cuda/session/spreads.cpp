@@ -86,7 +86,8 @@ void Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache
 }
 
 template <Storage T>
-void Spreads<T>::observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) {
+void Spreads<T>::observe(const StepInputs<T>&, const ScoredQuery<T>& query, LayerCache<T>& cache,
+                         Queue& queue) {
   mean_attention(query.logits.data(), query.log_sum_exp.data(), shape_.query_heads, shape_.kv_heads,
                  cache.capacity(), cache.slots().entries, decoding_->attention.data(), queue.stream());
 }

@@ -21,8 +21,9 @@ class Spreads final : public Merges<T> {
 
   void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                 std::vector<HeadMerge>& records) override;
-  void enter(DeviceTensor<const T>, LayerCache<T>&, Queue&) override {}
-  void observe(const ScoredQuery<T>& query, LayerCache<T>& cache, Queue& queue) override;
+  float* key_norms() override { return nullptr; }
+  void observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+               Queue& queue) override;
   void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
              Queue& queue) override;
   PositionLists changed() override { return decoding_->changed_list(); }

@@ -103,7 +103,7 @@ BenchResult bench_append_evict(const BenchOptions& options, const std::string& n
   const double bytes = 6 * bytes_of(entry) + traffic(cache.positions) + bytes_of_eviction;
   return measure_step(options, name, bytes, 0, [&](cuda::Stream stream) {
     cuda::append<Stored>(entry.view(), entry.view(), cache.keys.view(), cache.values.view(), cache.slots(),
-                         cache.position.data(), stream);
+                         cache.position.data(), nullptr, stream);
     evict(stream);
   });
 }
@@ -234,7 +234,7 @@ struct Averages {
   cuda::ScoreAverages view() { return {exponents.data(), mantissas.data(), weights.data(), weights.cols()}; }
   void observe(StepCache& cache, cuda::Stream stream) {
     cuda::observe_scores(kAverages, cache.logits.data(), cache.log_sum_exp.data(), cache.slots(),
-                         cache.shape.query_heads, view(), stream);
+                         cache.shape.query_heads, view(), log_seen.data(), cache.numbers.data(), stream);
   }
   double bytes() const { return traffic(exponents, mantissas, weights); }
 
@@ -245,8 +245,8 @@ struct Averages {
 BenchResult bench_observe_scores(const BenchOptions& options) {
   StepCache cache(options);
   Averages averages(cache.shape, cache.capacity);
-  return measure_step(options, "observe-scores", 2 * averages.bytes() + bytes_of(cache.logits), 0,
-                      [&](cuda::Stream stream) { averages.observe(cache, stream); });
+  return measure_step(options, "observe-scores", 2 * averages.bytes() + traffic(cache.logits, cache.numbers),
+                      0, [&](cuda::Stream stream) { averages.observe(cache, stream); });
 }
 
 BenchResult bench_predicted_scores(const BenchOptions& options) {

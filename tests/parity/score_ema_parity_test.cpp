@@ -186,7 +186,9 @@ TEST_F(ObserveScoresParity, FollowsTheReferenceThroughDecodeSteps) {
   Comparator comparator("observe_scores");
   for (const ScoreKind scores : {ScoreKind::attention, ScoreKind::raw}) {
     for (const double ema : {0.0, 0.9}) {
-      const PredictedScores options{Prediction::ema, ema, scores, Normalisation::exact};
+      const Normalisation normalisation =
+          scores == ScoreKind::raw ? Normalisation::paper : Normalisation::exact;
+      const PredictedScores options{Prediction::ema, ema, scores, normalisation};
       reference::ScoreEma expected(options, kHeads);
       for (int64_t slot = 0; slot < kEntries; ++slot) expected.append();
       cuda::Buffer<float> exponents = cuda::upload(
@@ -195,6 +197,8 @@ TEST_F(ObserveScoresParity, FollowsTheReferenceThroughDecodeSteps) {
                           weights = cuda::upload(std::vector<float>(kEntries, 0));
       const cuda::ScoreAverages averages{exponents.data(), mantissas.data(), weights.data(), kEntries};
       cuda::Buffer<int64_t> entries = cuda::upload(std::vector<int64_t>{kEntries});
+      const cuda::Buffer<float> seen = log_seen(options, kSteps);
+      Output predicted(kHeads * kEntries);
       double largest = 0;
       for (int64_t t = 0; t < kSteps; ++t) {
         const int64_t newest = t % 3 == 2 ? (7 * t) % kEntries : -1;
@@ -223,13 +227,14 @@ TEST_F(ObserveScoresParity, FollowsTheReferenceThroughDecodeSteps) {
         const cuda::Buffer<float> device_logits = cuda::upload(logits), device_sums = cuda::upload(sums);
         cuda::observe_scores(options, device_logits.data(), device_sums.data(),
                              {1, kEntries, entries.data(), nullptr, slot.data(), nullptr}, kHeads, averages,
-                             nullptr);
+                             seen.data(), t + 1 == kSteps ? predicted.data() : nullptr, nullptr);
         cuda::synchronise(nullptr);
         expected.observe_logits(exact);
       }
       Output result(kHeads * kEntries);
-      cuda::predicted_scores(options, averages, kHeads, 1, entries.data(), log_seen(options, kSteps).data(),
-                             result.data(), nullptr);
+      cuda::predicted_scores(options, averages, kHeads, 1, entries.data(), seen.data(), result.data(),
+                             nullptr);
+      EXPECT_TRUE(same_bits(predicted.numbers(), result.numbers()));
       const double bound = reference::score_ema_error(kSteps, ema, largest_score(largest, kEntries),
                                                       reference::single_precision()) +
                            0x1p-22 * (largest + 8);
@@ -263,7 +268,8 @@ TEST_F(ObserveScoresParity, KeepAPastThatOutweighsAllThatFollows) {
       const float logit = t == 0 ? c.first : c.others;
       const cuda::Buffer<float> logits = cuda::upload(std::vector<float>{logit});
       cuda::observe_scores(options, logits.data(), nullptr,
-                           {1, 1, entries.data(), nullptr, none.data(), nullptr}, 1, averages, nullptr);
+                           {1, 1, entries.data(), nullptr, none.data(), nullptr}, 1, averages, nullptr,
+                           nullptr, nullptr);
       cuda::synchronise(nullptr);
       const double exact = logit;
       expected.observe_logits({&exact, 1, 1, 1});

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/session/append.hpp>
 #include <kvbound/reference/core/error.hpp>
 
@@ -74,7 +75,7 @@ void expect_appended(int64_t head_dim, std::vector<int64_t> entries, std::vector
   Slots slots(entries, free);
   const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{kPosition});
   cuda::append<T>(new_keys.view(new_key_memory), new_values.view(new_value_memory), keys.view(key_memory),
-                  values.view(value_memory), slots.view(), position.data(), nullptr);
+                  values.view(value_memory), slots.view(), position.data(), nullptr, nullptr);
   cuda::synchronise(nullptr);
   std::vector<int64_t> newest(heads, -1), positions(heads * kCapacity, -9);
   std::vector<float> votes(heads * kCapacity, 3), log_votes(heads * kCapacity, 5);
@@ -114,6 +115,28 @@ TYPED_TEST(AppendParity, TakesTheFreeSlotWhereThereIsOne) {
   });
 }
 
+TYPED_TEST(AppendParity, KeepsTheLengthsOfNewKeys) {
+  using T = TypeParam;
+  const std::vector<int64_t> entries{3, kCapacity, kCapacity}, free{-1, 1, -1};
+  for (const int64_t head_dim : {1, 10, 64, 128, 256}) {
+    SCOPED_TRACE(head_dim);
+    const Uploaded<T> new_rows(rounded<T>(random_tensor(7, 3, 1, head_dim)));
+    Rows<T> cache(1, 3, kCapacity, head_dim);
+    cuda::Buffer<T> memory{std::span<const T>(cache.numbers)};
+    Slots slots(entries, free);
+    const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{9});
+    cuda::Buffer<float> norms = cuda::upload(std::vector<float>(3 * kCapacity, -7)), new_norms(3);
+    cuda::key_norms<T>(new_rows.view(), nullptr, new_norms.data(), nullptr);
+    cuda::append<T>(new_rows.view(), new_rows.view(), cache.view(memory), cache.view(memory), slots.view(),
+                    position.data(), norms.data(), nullptr);
+    cuda::synchronise(nullptr);
+    std::vector<float> expected(3 * kCapacity, -7);
+    expected[3] = cuda::download(new_norms)[0];
+    expected[kCapacity + 1] = cuda::download(new_norms)[1];
+    EXPECT_EQ(cuda::download(norms), expected);
+  }
+}
+
 class AppendNumbersParity : public DeviceTest {};
 
 TEST_F(AppendNumbersParity, WritesEachHeadsNumberToItsNewestSlot) {
@@ -148,7 +171,7 @@ TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
       return Rows<TypeParam>(1, slices, rows, cols).view(memory);
     };
     cuda::append<TypeParam>(view(new_heads, new_rows, new_cols), view(2, 1, 8), view(2, kCapacity, 8),
-                            view(2, value_rows, 8), {2, kCapacity}, nullptr, nullptr);
+                            view(2, value_rows, 8), {2, kCapacity}, nullptr, nullptr, nullptr);
   };
   const auto call_for_head_dim = [](int64_t head_dim) {
     cuda::Buffer<TypeParam> memory(std::vector<TypeParam>(4000));
