@@ -322,7 +322,7 @@ struct WeightShared {
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128
 // shared     16 bytes for each row of weights
-// registers  up to 64 (sm_90a and sm_80)
+// registers  96 (sm_90a and sm_80)
 // bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head, of clusters of more than 32 from the
 //            caches again for each of four passes; written: 4 for each row of weights and merging entry, 8 for each cluster and
 //            row, 4 for each cluster and query head, up to 13 for each cluster
@@ -333,22 +333,24 @@ __global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArgu
   const int64_t kept = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   if (kept >= p.merged.clusters.capacity) return;
   const Cluster cluster(p, blockIdx.y, kept);
-  uint8_t outcome = 0;
-  if (cluster.count > 0) {
-    float* const log_shares = shared.log_shares + warp() * p.weights.rows;
-    float votes = 0;
-    cluster.each([&](int, const Member& member) { votes += member.votes; });
-    votes = cluster.sum(votes);
-    for (int row = 0; row < p.weights.rows; row += cluster.rows_at_once()) {
-      outcome |= weigh(cluster, row, votes, log_shares);
-    }
-    __syncwarp();
-    put_shares(cluster, log_shares);
-    if (p.weights.rows != p.group_size) put_log_scores(cluster, votes);
-    put_votes(cluster, votes);
+  uint8_t* const outcomes = p.numbers.zip_outcomes + cluster.g * p.merged.clusters.capacity;
+  if (cluster.count == 0) {
+    if (lane() == 0 && p.numbers.zip_outcomes) outcomes[kept] = 0;
+    return;
   }
-  if (lane() > 0 || !p.numbers.zip_outcomes) return;
-  p.numbers.zip_outcomes[cluster.g * p.merged.clusters.capacity + cluster.i] = outcome;
+  float* const log_shares = shared.log_shares + warp() * p.weights.rows;
+  float votes = 0;
+  cluster.each([&](int, const Member& member) { votes += member.votes; });
+  votes = cluster.sum(votes);
+  uint8_t outcome = 0;
+  for (int row = 0; row < p.weights.rows; row += cluster.rows_at_once()) {
+    outcome |= weigh(cluster, row, votes, log_shares);
+  }
+  __syncwarp();
+  put_shares(cluster, log_shares);
+  if (p.weights.rows != p.group_size) put_log_scores(cluster, votes);
+  put_votes(cluster, votes);
+  if (lane() == 0 && p.numbers.zip_outcomes) outcomes[kept] = outcome;
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ __device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
 // grid       kv_heads
 // block      128
 // shared     8 rows (head_dim + rows + up to 16) bytes: 4,384 for four rows of head_dim 128
-// registers  up to 80 (sm_90a and sm_80)
+// registers  48 (sm_90a), 44 (sm_80)
 // bytes      read: head_dim sizeof(T) for each query head; written: 4 (2 head_dim + rows) for each row
 // FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, in fp64
 template <Storage T>

@@ -145,7 +145,7 @@ __device__ void compare(const Entries<T, kDims>& entries, int first, Nearest& ne
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     264 bytes
-// registers  up to 64 (sm_90a and sm_80)
+// registers  46-64 (sm_90a), 44-64 (sm_80)
 // bytes      read: head_dim sizeof(T) + 12 for each entry; written: 60 for each KV head
 // FLOP       2 head_dim for each entry
 template <int kBlocks, int kDims, Storage T>

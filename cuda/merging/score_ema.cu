@@ -335,7 +335,7 @@ struct ObserveArguments {
 //
 // grid       (ceil(capacity / 128), kv_heads)
 // block      128; no shared memory
-// registers  up to 48 (sm_90a and sm_80)
+// registers  32 (sm_90a and sm_80)
 // bytes      read: 12 for each query head and entry, 4 for each KV head and entry; written: 8 or, with predictions, 12 and 4 for
 //            each
 // FLOP       6 and an exponential for each query head and entry; with predictions 2 and a logarithm more

@@ -25,7 +25,7 @@ struct Arguments {
 //
 // grid       kv_heads
 // block      64; no shared memory
-// registers  up to 40 (sm_90a and sm_80)
+// registers  29-32 (sm_90a and sm_80)
 // bytes      read: 2 padded rows, 24 and 8 for each query head; written: 2 padded rows, 8 and 8 for each query head
 // FLOP       3 head_dim for each KV head
 template <int kDims, Storage T>
@@ -39,17 +39,16 @@ __global__ void __launch_bounds__(kThreads) keep_changes_kernel(Arguments<T> p) 
   const DeviceTensor<T>& copies = has_key ? p.changes.keys : p.changes.values;
   const T* const from = rows.data + g * rows.slice_stride + slot * rows.row_stride;
   T* const to = copies.data + g * copies.slice_stride;
+#pragma unroll 1
   for (int64_t c = lane() * kVector<T>; c < padded<T>(rows.cols); c += 32 * kVector<T>) {
     *reinterpret_cast<uint4*>(to + c) = *reinterpret_cast<const uint4*>(from + c);
   }
-  if (has_key) {
-    LoadedRow<T, kDims> key[1];
-    key[0].load(from + Lanes::column(0), Lanes::row() == 0 ? 0 : -1, 0, static_cast<int>(rows.cols));
-    const float length = key_lengths::own_length(key);
-    if (lane() == 0) p.changes.key_norms[g * capacity + slot] = length;
-  } else if (lane() == 0 && p.changes.votes) {
-    p.changes.votes[g] = p.slots.votes[g * capacity + slot];
-  }
+  LoadedRow<T, kDims> row[1];
+  row[0].load(from + Lanes::column(0), Lanes::row() == 0 ? 0 : -1, 0, static_cast<int>(rows.cols));
+  const float length = key_lengths::own_length(row);  // the value's is not used
+  if (threadIdx.x == 0) p.changes.key_norms[g * capacity + slot] = length;
+  if (threadIdx.x == 0 && p.changes.votes) p.changes.votes[g] = p.slots.votes[g * capacity + slot];
+#pragma unroll 1
   for (int64_t i = threadIdx.x; p.changes.log_scores && i < p.group_size; i += kThreads) {
     const int64_t head = g * p.group_size + i;
     p.changes.kept_scores[head] = p.changes.log_scores[head * capacity + slot];
