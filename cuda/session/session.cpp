@@ -12,6 +12,7 @@
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
@@ -269,7 +270,8 @@ SessionArithmetic arithmetic_of(const LayerShape& shape, int64_t prompt_tokens, 
           .projected_value_norms =
               norms_arithmetic(shape.head_dim, shape.model_dim, chosen_norms_kernel<T>(shape.head_dim)),
           .attention = attention_arithmetic<T>(entries, shape.head_dim),
-          .nearest_keys = nearest_keys_arithmetic(shape.head_dim, chosen_search_kernel<T>(shape.head_dim))};
+          .nearest_keys = nearest_keys_arithmetic(shape.head_dim, chosen_search_kernel<T>(shape.head_dim)),
+          .nearest_key = nearest_key_arithmetic<T>(shape.head_dim)};
 }
 
 }  // namespace

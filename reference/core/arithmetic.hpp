@@ -44,6 +44,7 @@ struct SessionArithmetic {
   KernelArithmetic projected_value_norms;
   KernelArithmetic attention;     ///< of a decode step
   KernelArithmetic nearest_keys;  ///< cosines of the search for merge targets after a prompt
+  KernelArithmetic nearest_key;   ///< likewise during decoding
 };
 
 }  // namespace kvbound

@@ -52,7 +52,7 @@ TestedImplementation with_input_rounding(TestedImplementation implementation, co
   OperationArithmetic& operations = implementation.arithmetic;
   for (reference::Arithmetic* arithmetic :
        {&operations.window_attention, &operations.change_scores, &operations.projected_value_norms,
-        &operations.attention, &operations.nearest_keys}) {
+        &operations.attention, &operations.nearest_keys, &operations.nearest_key}) {
     arithmetic->input = std::max(arithmetic->input, rounding.relative);
     arithmetic->input_floor = rounding.floor;
   }

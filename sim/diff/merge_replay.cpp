@@ -302,7 +302,9 @@ void MergeReplay::force_step(int64_t t, const ClaimedStep& claimed, MergeStep& r
 }
 
 Choice MergeReplay::judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed) {
-  const LeavingEntry entry{{t, g_}, leaving, cache(), errors_, arithmetic_, certain_};
+  const reference::Arithmetic& arithmetic =
+      merge_rules_.spread ? arithmetic_ : part_.implementation.arithmetic.nearest_key;
+  const LeavingEntry entry{{t, g_}, leaving, cache(), errors_, arithmetic, certain_};
   const TargetJudgement judgement = merge_rules_.spread
                                         ? judge_spread(entry, *merge_rules_.spread, attention_, claimed)
                                         : judge_target(entry, *merge_rules_.target, claimed);

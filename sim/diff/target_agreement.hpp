@@ -19,7 +19,7 @@ struct LeavingEntry {
   int64_t entry = 0;  ///< index in the cache
   const reference::HeadCache& cache;
   const MergedErrors& errors;
-  const reference::Arithmetic& arithmetic;
+  const reference::Arithmetic& arithmetic;  ///< of cosines, or of the attention whose weights spread values
   bool certain = true;  ///< whether the cache is certain to be the tested implementation's
 
   int64_t position() const { return cache.positions[entry]; }

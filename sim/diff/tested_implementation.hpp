@@ -19,20 +19,23 @@ struct OperationArithmetic {
         change_scores(all),
         projected_value_norms(all),
         attention(all),
-        nearest_keys(all) {}
+        nearest_keys(all),
+        nearest_key(all) {}
   /// Each operation's arithmetic as the implementation's kernels declare it.
   OperationArithmetic(const SessionArithmetic& declared)
       : window_attention(reference::arithmetic_of(declared.window_attention)),
         change_scores(reference::arithmetic_of(declared.change_scores)),
         projected_value_norms(reference::arithmetic_of(declared.projected_value_norms)),
         attention(reference::arithmetic_of(declared.attention)),
-        nearest_keys(reference::arithmetic_of(declared.nearest_keys)) {}
+        nearest_keys(reference::arithmetic_of(declared.nearest_keys)),
+        nearest_key(reference::arithmetic_of(declared.nearest_key)) {}
 
   reference::Arithmetic window_attention;
   reference::Arithmetic change_scores;
   reference::Arithmetic projected_value_norms;
   reference::Arithmetic attention;
   reference::Arithmetic nearest_keys;
+  reference::Arithmetic nearest_key;
 };
 
 /// The configuration of a recorded run, and the arithmetic that computed it.

@@ -7,6 +7,7 @@
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/reference/attention.hpp>
@@ -502,6 +503,7 @@ TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
     EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic<T>(40, 64)));
     EXPECT_EQ(numbers(session.nearest_keys),
               numbers(cuda::nearest_keys_arithmetic(64, cuda::chosen_search_kernel<T>(64))));
+    EXPECT_EQ(numbers(session.nearest_key), numbers(cuda::nearest_key_arithmetic<T>(64)));
   };
   expect_of(Dtype::f32, float{});
   expect_of(Dtype::f16, cuda::Float16{});

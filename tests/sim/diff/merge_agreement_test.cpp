@@ -461,6 +461,17 @@ TEST(MergeAgreement, JudgesTargetsOfThePromptByTheArithmeticOfTheSearchAlone) {
   EXPECT_EQ(find(given.judge(claims), "target_of").outside, 0);
 }
 
+TEST(MergeAgreement, JudgesTargetsOfStepsByTheArithmeticOfTheirSearchAlone) {
+  MergedCase given(layer_of(9), kKeepKv, kBudget, kSteps);
+  LayerClaims claims = claims_of(given.own);
+  claims.merged_into->front() = claims.merged_into->front() == 0 ? 1 : 0;  // these two are always kept
+  EXPECT_GE(find(given.judge(claims), "merged_into").outside, 1);
+  given.implementation.arithmetic.nearest_keys.tensor_sums = 2;
+  EXPECT_GE(find(given.judge(claims), "merged_into").outside, 1);
+  given.implementation.arithmetic.nearest_key.tensor_sums = 2;
+  EXPECT_EQ(find(given.judge(claims), "merged_into").outside, 0);
+}
+
 TEST(MergeAgreement, LeavesUndecidedWhatIsClaimedOfAKeptSetThatCannotBeFollowed) {
   const MergedCase given(layer_of(12), kKeepKv, kBudget, kSteps);
   LayerClaims claims = claims_of(given.own);
