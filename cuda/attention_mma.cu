@@ -77,20 +77,24 @@ struct Shape {
   __host__ __device__ int logit_row() const { return split_tokens + 8; }
 };
 
-template <int kSteps>
+template <Storage16 T, int kSteps>
 struct Shared {
+  using Sight = typename SplitArguments<T>::Sight;
+
   uint4* tiles;    // [stages, tile] of rows of kVectors; later kHeads heads' sums: [kWarps, kHeads, kSumRow]
   float* logits;   // [heads, logit_row]: z = logit + ln votes
   float* largest;  // [kWarps, kMostHeadTiles * kHeads]: the largest z of a warp's tokens
   float* sums;     // likewise: the sum of their weights
   int* rows;       // likewise: the row of the first token with the largest z of the split
+  Sight* sights;   // [kMostHeadTiles * kHeads]
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stages * tile_vectors(kVectors<kSteps>))),
         logits(memory.array<float>(shape.heads * shape.logit_row())),
         largest(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
         sums(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
-        rows(memory.array<int>(kWarps * kMostHeadTiles * kHeads)) {
+        rows(memory.array<int>(kWarps * kMostHeadTiles * kHeads)),
+        sights(memory.array<Sight>(kMostHeadTiles * kHeads)) {
     static_assert(kWarps * kHeads * kSumRow<kSteps> * sizeof(float) <=
                   tile_vectors(kVectors<kSteps>) * sizeof(uint4));
   }
@@ -101,7 +105,7 @@ struct Shared {
 template <Storage16 T, int kSteps, int kHeadTiles>
 struct Work {
   const SplitArguments<T>& p;
-  const Shared<kSteps>& shared;
+  const Shared<T, kSteps>& shared;
   const Shape& shape;
   TokenRows keys, values;
   int64_t g;       // KV head
@@ -111,7 +115,7 @@ struct Work {
   int first_head;  // of the block, among the queries of all heads
   int heads;       // of the block that exist
 
-  __device__ Work(const SplitArguments<T>& arguments, const Shared<kSteps>& memory, const Shape& of_block,
+  __device__ Work(const SplitArguments<T>& arguments, const Shared<T, kSteps>& memory, const Shape& of_block,
                   const Split& split)
       : p(arguments),
         shared(memory),
@@ -139,6 +143,12 @@ struct Work {
   // pairs of tokens of four successive heads, lie in different banks.
   __device__ float* logit(int head, int token) const {
     return shared.logits + head * shape.logit_row() + (token ^ (head & 4) << 1);
+  }
+
+  // Writes what the heads see of the split. A barrier follows before it is read: that of the first tile.
+  __device__ void write_sights() const {
+    const auto own = static_cast<int>(threadIdx.x);
+    if (own < heads) shared.sights[own] = p.sight({g, first, count}, first_head + own);
   }
 
   // Starts to copy the n-th tile: tiles of keys come first, then tiles of values. Zeros behind the last token, as far as
@@ -210,17 +220,12 @@ template <Storage16 T, int kSteps, int kHeadTiles>
 struct Logits {
   const Work<T, kSteps, kHeadTiles>& work;
   const Queries<T, kSteps, kHeadTiles> queries;
-  typename SplitArguments<T>::Sight sights[2 * kHeadTiles];
   float largest[kHeadTiles][2];
 
   __device__ explicit Logits(const Work<T, kSteps, kHeadTiles>& of_block)
       : work(of_block), queries(of_block) {
 #pragma unroll
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
-      sights[i] = {0, -1};
-      if (head(i) < work.heads) {
-        sights[i] = work.p.sight({work.g, work.first, work.count}, work.first_head + head(i));
-      }
       largest[i / 2][i % 2] = kNothing;
     }
   }
@@ -261,8 +266,9 @@ struct Logits {
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
       if (head(i) >= work.heads) continue;
       const float number = p.scale * products[i / 2][part + i % 2];
-      const bool sees = token < sights[i].tokens;
-      const float z = sees && token != sights[i].hidden ? number + votes : kNothing;
+      const auto sight = work.shared.sights[head(i)];
+      const bool sees = token < sight.tokens;
+      const float z = sees && token != sight.hidden ? number + votes : kNothing;
       if (p.result.logits && sees) {
         p.result.logits[(work.first_head + head(i)) * p.capacity() + position] = number;
       }
@@ -418,6 +424,7 @@ struct Outputs {
 template <Storage16 T, int kSteps, int kHeadTiles>
 __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
   work.load(0);
+  work.write_sights();
   {
     Logits<T, kSteps, kHeadTiles> logits(work);
 #pragma unroll 1
@@ -449,8 +456,8 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 // grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (8 kHeadTiles)));
 //            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
 // block      128
-// shared     1,024 stages (2 kSteps + 1) + 4 heads (split_tokens + 8) + 768 bytes; heads = min(group, 8 kHeadTiles);
-//            for head_dim 128, 4 heads and splits of 512 tokens: 43,904
+// shared     1,024 stages (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes; heads = min(group, 8 kHeadTiles);
+//            for head_dim 128, 4 heads and splits of 512 tokens: 44,032
 // registers  at most, sm_90a and sm_80: kHeadTiles 1: 61, 71, 71, 84, 105, 138 (kSteps 4, 5, 6, 8, 12, 16); kHeadTiles 2: 111,
 //            110, 145, 140, 183 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log votes; written: 4
@@ -461,7 +468,7 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 template <Storage16 T, int kSteps, int kHeadTiles>
 __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<T> p, Shape shape) {
   SharedMemory memory;
-  const Shared<kSteps> shared(memory, shape);
+  const Shared<T, kSteps> shared(memory, shape);
   const Split split = Splits(p.deal, p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens == 0) return;
   const Work<T, kSteps, kHeadTiles> work(p, shared, shape, split);
@@ -474,10 +481,10 @@ void launch_with(const SplitArguments<T>& arguments, Stream stream) {
   const auto with = [&](int stages) {
     return Shape{stages, std::min(arguments.group_queries(), kHeadTiles * kHeads), arguments.most_tokens()};
   };
-  const auto shape = first_that_fits<Shared<kSteps>>({with(kMostStages), with(1)});
+  const auto shape = first_that_fits<Shared<T, kSteps>>({with(kMostStages), with(1)});
   launch<attention_mma_kernel<T, kSteps, kHeadTiles>>(
       {extent(arguments.blocks(), ceil_division(arguments.group_queries(), kHeadTiles * kHeads)),
-       dim3(kThreads), shared_bytes<Shared<kSteps>>(shape), stream},
+       dim3(kThreads), shared_bytes<Shared<T, kSteps>>(shape), stream},
       arguments, shape);
 }
 

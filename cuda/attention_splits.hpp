@@ -124,7 +124,7 @@ struct SplitArguments {
     return queries.data + n / window() * queries.slice_stride + n % window() * queries.row_stride;
   }
   /// What a query sees of a split: its first `tokens` tokens, but for the one that is hidden, -1 for none.
-  struct Sight {
+  struct alignas(8) Sight {
     int tokens, hidden;
   };
   /// What the n-th query of all sees of a split of its KV head. The last query of a window sees all rows of the head.

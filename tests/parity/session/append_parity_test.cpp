@@ -177,7 +177,7 @@ TYPED_TEST(AppendParity, RefusesShapesThatDoNotFit) {
     cuda::Buffer<TypeParam> memory(std::vector<TypeParam>(4000));
     const auto view = [&](int64_t rows) { return Rows<TypeParam>(1, 1, rows, head_dim).view(memory); };
     cuda::append<TypeParam>(view(1), view(1), view(kCapacity), view(kCapacity), {1, kCapacity}, nullptr,
-                            nullptr);
+                            nullptr, nullptr);
   };
   EXPECT_THROW(call(3, 1, 8, kCapacity), ShapeMismatch);
   EXPECT_THROW(call(2, 2, 8, kCapacity), ShapeMismatch);
