@@ -26,7 +26,7 @@ namespace kvbound::cuda {
 
 /// What scoring needs to know of queries, one of each query head at a time; device memory.
 struct MeasuredQueries {
-  float* gram_outputs = nullptr;     ///< [queries, query_heads, head_dim]: o G
+  float* gram_outputs = nullptr;     ///< [queries, query_heads, head_dim]: o G; begins on 8 bytes
   float* output_norms = nullptr;     ///< [queries, query_heads]: o G o
   int64_t* dominant = nullptr;       ///< [queries, query_heads]: the dominant row, -1 for none
   float* dominant_scores = nullptr;  ///< [queries, query_heads]: its score; undefined where there is none

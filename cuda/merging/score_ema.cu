@@ -6,6 +6,7 @@
 #include <kvbound/cuda/primitives/row_ring.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
+#include <kvbound/cuda/window/query_parts.hpp>
 #include <kvbound/cuda/window/snap_kv_kernels.hpp>
 #include <kvbound/cuda/window/window_tiles.hpp>
 
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 3 : 2)
   const int64_t first = blockIdx.y * p.split_tokens;
   const auto count = static_cast<int>(min(p.split_tokens, window.tokens() - first));
   const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
-  RowRing<kSteps, kTileTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, parts, shared.ring,
+  RowRing<kSteps, kTileTokens> tiles({TokenRows(window.keys, blockIdx.z)}, first, count, parts, shared.ring,
                                      shape.stages);
   const int h = static_cast<int>(blockIdx.x * RingShared::kWarps) + warp();
   QueryPart part{blockIdx.z * window.group_size() + h, 0, h < window.group_size()};

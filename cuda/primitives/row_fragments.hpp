@@ -53,6 +53,7 @@ struct PaddedRows {
     int row, to;        // its first row, and where that goes in the copy
     int bytes;
 
+    Share() = default;
     /// Of the rows from `first` on. There are kVectors threads in the block, or more.
     __device__ Share(const TokenRows& rows, int64_t first)
         : stride(static_cast<int>(rows.stride)), row(static_cast<int>(threadIdx.x) / kVectors) {

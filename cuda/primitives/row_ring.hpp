@@ -9,16 +9,20 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// Stages of a ring where shared memory has room for them.
 inline constexpr int kMostRingStages = 3;
 
-/// Rows of a slice as tiles of kRows, padded to kSteps steps, from the first to the last, `passes` times. Results do not
-/// depend on the number of stages.
-template <int kSteps, int kRows>
+/// The same rows of kSlices slices as tiles of kRows, one slice's behind the other's, padded to kSteps steps, from the first to
+/// the last, `passes` times. Results do not depend on the number of stages.
+template <int kSteps, int kRows, int kSlices = 1>
 class RowRing {
  public:
-  static constexpr int kTile = kRows * PaddedRows<kSteps>::kStride;  // vectors
+  static constexpr int kSlice = kRows * PaddedRows<kSteps>::kStride;  ///< vectors
+  static constexpr int kTile = kSlices * kSlice;
 
   /// ring  [stages, kTile]; stages 1..kMostRingStages
-  __device__ RowRing(const TokenRows& rows, int64_t first, int count, int passes, uint4* ring, int stages)
-      : rows_(rows, first), count_(count), passes_(passes), ring_(ring), stages_(stages) {
+  __device__ RowRing(const TokenRows (&slices)[kSlices], int64_t first, int count, int passes, uint4* ring,
+                     int stages)
+      : count_(count), passes_(passes), ring_(ring), stages_(stages) {
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) rows_[i] = typename PaddedRows<kSteps>::Share(slices[i], first);
     for (int n = 1; n < stages; ++n) load();
   }
 
@@ -43,7 +47,10 @@ class RowRing {
  private:
   __device__ void load() {
     if (passes_ > 0) {
-      rows_.copy(loaded_, min(kRows, count_ - loaded_), ring_ + empty_ * kTile);
+#pragma unroll
+      for (int i = 0; i < kSlices; ++i) {
+        rows_[i].copy(loaded_, min(kRows, count_ - loaded_), ring_ + empty_ * kTile + i * kSlice);
+      }
       empty_ = empty_ + 1 == stages_ ? 0 : empty_ + 1;
       loaded_ += kRows;
       if (loaded_ >= count_) {
@@ -54,7 +61,7 @@ class RowRing {
     async_commit();
   }
 
-  typename PaddedRows<kSteps>::Share rows_;
+  typename PaddedRows<kSteps>::Share rows_[kSlices];
   int count_, passes_;
   uint4* ring_;
   int stages_;

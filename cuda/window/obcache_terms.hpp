@@ -13,14 +13,18 @@ struct Factors {
   float scale, value, output;
 };
 
-/// exponent = z + ln p - log_sum_exp; the logit z is without votes.
+/// others = 1 - weight, which only the exact change takes; the logit z is without votes.
 template <Change change>
-__device__ inline Factors table_2(float exponent, float z) {
-  const float weight = expf(exponent);
+__device__ inline Factors table_2(float weight, float others, float z) {
   if constexpr (change == Change::value) return {weight, 1, 0};
   if constexpr (change == Change::key) return {weight * z, 1, 1};
   if constexpr (change == Change::joint) return {weight, 1 + z, z};
-  return {weight / -expm1f(exponent), 1, 1};
+  return {weight / others, 1, 1};
+}
+/// exponent = z + ln p - log_sum_exp
+template <Change change>
+__device__ inline Factors table_2(float exponent, float z) {
+  return table_2<change>(expf(exponent), change == Change::exact ? -expm1f(exponent) : 0, z);
 }
 
 /// The same for the dominant entry, where o is the output of the other entries, of which `rest` = 1 - weight is the

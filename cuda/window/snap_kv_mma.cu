@@ -12,8 +12,8 @@
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include <limits>
-#include <numbers>
 
+#include "query_parts.hpp"
 #include "snap_kv_kernels.hpp"
 
 namespace kvbound::cuda {
@@ -21,10 +21,15 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace snap_kv_kernels {
 namespace {
 
+using window_tiles::binary_scale;
 using window_tiles::kPartQueries;
 using window_tiles::kPartTiles;
 using window_tiles::kRereadTokens;
+using window_tiles::load_offsets;
+using window_tiles::PartProducts;
 using window_tiles::QueryPart;
+using window_tiles::sum_over_queries;
+using window_tiles::Visible;
 using window_tiles::Window;
 
 constexpr int kWarps = 4;
@@ -47,46 +52,6 @@ struct Shared {
   __device__ uint4* of_warp(const Shape& shape) const { return queries + warp() * shape.queries; }
 };
 
-// What of a split a warp's queries attend to.
-struct Visible {
-  int limit;  // the number of the split's tokens that the thread's query 0 attends to, were there as many
-  int count;  // of the split's tokens
-  int all;    // tokens that all queries of the window attend to
-
-  template <Storage16 T>
-  __device__ Visible(const Window<T>& window, const QueryPart& part, int64_t first, int tokens)
-      : count(tokens) {
-    const int64_t of_first = window.visible(0) - first;  // by the window's first query
-    const auto most = static_cast<int64_t>(tokens);
-    all = static_cast<int>(max(int64_t{0}, min(of_first, most)));
-    limit = static_cast<int>(min(of_first, most)) + part.place(0);
-  }
-  __device__ bool sees(int i, int token) const {
-    return token < min(limit + i / 2 * kFragmentRows + i % 2, count);
-  }
-};
-
-// Products of 16 tokens and the warp's queries: of the thread's tokens l / 4 and l / 4 + 8 and its queries.
-template <int kTiles>
-struct Products {
-  static constexpr int kOwn = 2 * kTiles;  // queries of a thread: 2 (l % 4) and the next one of every tile
-  float numbers[kTiles][4];
-
-  __device__ float& of(int half, int i) { return numbers[i / 2][2 * half + i % 2]; }
-  __device__ static int token(int half) { return lane() / 4 + 8 * half; }
-
-  // Puts -infinity where a query does not attend to a token; `first`: the first of the 16 tokens.
-  __device__ void mask(const Visible& visible, int first) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        if (!visible.sees(i, first + token(half))) of(half, i) = kNothing;
-      }
-    }
-  }
-};
-
 // A thread's sums of 2^(z - largest) over its tokens, where largest is the thread's largest logit so far.
 template <int kTiles>
 struct RunningSums {
@@ -101,7 +66,7 @@ struct RunningSums {
   }
 
   // Takes in the products as logits. Sums are rescaled if any lane has a larger logit than before: by 1 in the others.
-  __device__ void add(Products<kTiles>& logits) {
+  __device__ void add(PartProducts<kTiles>& logits) {
     float most[kOwn];
     bool grown = false;
 #pragma unroll
@@ -180,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const Shared shared(memory, shape);
   const int64_t first = blockIdx.y * splits.tokens;
   const auto count = static_cast<int>(min(splits.tokens, window.tokens() - first));
-  RowRing<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, 1, shared.ring,
+  RowRing<kSteps, kTokens> tiles({TokenRows(window.keys, blockIdx.z)}, first, count, 1, shared.ring,
                                  shape.stages);
   const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
   const int n = static_cast<int>(blockIdx.x * kWarps) + warp();
@@ -196,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     if (!part.exists) continue;
 #pragma unroll 1
     for (int token = tile; token < min(tile + kTokens, count); token += kRowsAtOnce) {
-      Products<kTiles> logits;
+      PartProducts<kTiles> logits;
       form_products<T>(keys, queries, logits.numbers);
       keys += kRowsAtOnce * PaddedRows<kSteps>::kStride;
 #pragma unroll
@@ -209,25 +174,9 @@ __global__ void __launch_bounds__(kThreads, kResident)
   running.write(window, part, blockIdx.y, partials);
 }
 
-// Of each of the thread's queries minus its log-sum-exp, to base 2; -infinity for one that does not exist.
-template <Storage16 T, int kOwn>
-__device__ void load_offsets(const Window<T>& window, const QueryPart& part, const float* log_sum_exp,
-                             float (&offsets)[kOwn]) {
-  constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
-  constexpr auto kRest = static_cast<float>(std::numbers::log2e - kLog2E);
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const int place = part.place(i);
-    const bool exists = part.exists && place < window.size();
-    const float log_sum = exists ? log_sum_exp[part.head * window.size() + place] : 0;
-    // Two parts of log2 e, so that the product is rounded once.
-    offsets[i] = exists ? -fmaf(log_sum, kLog2E, log_sum * kRest) : kNothing;
-  }
-}
-
 // The sums over a warp's queries of 2^exponent: of token l / 4, and in odd lanes of token l / 4 + 8.
 template <int kTiles>
-__device__ float sum_of_weights(Products<kTiles>& exponents) {
+__device__ float sum_of_weights(PartProducts<kTiles>& exponents) {
   float sums[2] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -238,10 +187,7 @@ __device__ float sum_of_weights(Products<kTiles>& exponents) {
       sums[half] = tile == 0 ? pair : sums[half] + pair;
     }
   }
-  const bool odd = lane() % 2 != 0;
-  float sum = (odd ? sums[1] : sums[0]) + __shfl_xor_sync(kAllLanes, odd ? sums[0] : sums[1], 1);
-  sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  return sum;
+  return sum_over_queries(sums);
 }
 
 // The window's mean or summed attention to a split of the tokens, for a query head each warp. Larger windows take a part of
@@ -273,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const int64_t first = blockIdx.y * split_tokens;
   const auto count = static_cast<int>(min(split_tokens, window.tokens() - first));
   const int parts = static_cast<int>(ceil_division(window.size(), kQueries));
-  RowRing<kSteps, kTokens> tiles(TokenRows(window.keys, blockIdx.z), first, count, parts, shared.ring,
+  RowRing<kSteps, kTokens> tiles({TokenRows(window.keys, blockIdx.z)}, first, count, parts, shared.ring,
                                  shape.stages);
   const int h = static_cast<int>(blockIdx.x * kWarps) + warp();
   QueryPart part{blockIdx.z * window.group_size() + h, 0, h < window.group_size()};
@@ -291,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       if (!part.exists) token = end;
 #pragma unroll 1
       for (; token < end; token += kRowsAtOnce) {
-        Products<kTiles> exponents;
+        PartProducts<kTiles> exponents;
         form_products<T>(keys, queries, exponents.numbers);
         keys += kRowsAtOnce * PaddedRows<kSteps>::kStride;
 #pragma unroll
@@ -301,18 +247,12 @@ __global__ void __launch_bounds__(kThreads, kResident)
         }
         if (token + kRowsAtOnce > visible.all) exponents.mask(visible, token);
         const float sum = sum_of_weights(exponents);
-        const int own = token + Products<kTiles>::token(lane() % 2);
+        const int own = token + PartProducts<kTiles>::token(lane() % 2);
         if (lane() % 4 < 2 && own < count)
           to[own] = (p == 0 ? sum : to[own] + sum) * (p + 1 == parts ? share : 1);
       }
     }
   }
-}
-
-// What products are multiplied by for logits to base 2.
-template <Storage16 T>
-float binary_scale(const Window<T>& window) {
-  return static_cast<float>(double{window.scale} * std::numbers::log2e);
 }
 
 // Blocks that a multiprocessor must have registers for: each has 16 kSteps for the queries of a warp.

@@ -75,24 +75,6 @@ struct Window {
   __device__ int64_t visible(int64_t place) const { return tokens() - size() + place + 1; }
 };
 
-/// The part of a window that a warp multiplies by mma.sync: some queries of one head, which need not all exist, in tiles of 8
-/// as primitives/row_fragments.hpp has them.
-struct QueryPart {
-  int64_t head;
-  int first;  ///< query
-  bool exists;
-
-  /// The query of the thread's i-th one: it has 2 (l % 4) and the next one of every tile.
-  __device__ int place(int i) const { return first + i / 2 * 8 + lane() % 4 * 2 + i % 2; }
-};
-/// Tiles of a part, which take 2 kSteps registers each, and its queries.
-template <int kSteps>
-inline constexpr int kPartTiles = kSteps <= 12 ? 4 : 2;
-template <int kSteps>
-inline constexpr int kPartQueries = 8 * kPartTiles<kSteps>;
-/// Tokens of a block that reads its keys again for each part of a window, so that they stay in the L2 cache.
-inline constexpr int64_t kRereadTokens = 256;
-
 /// The tiles and rows that a block has in shared memory.
 struct Shape {
   int stages;

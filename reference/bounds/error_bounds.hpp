@@ -38,6 +38,8 @@ struct Arithmetic {
   double tensor_sums = 0;
   int64_t tensor_chain = 1;
   double tensor_weighted_sums = 0;
+  double tensor_lengths = 0;
+  double lengths_floor = 0;
   int64_t rescalings = -1;
 
   /// The error of a chain of partial sums as a share of the sum of its terms' absolute values.

@@ -135,9 +135,9 @@ class ScoreErrors {
     const double projection = space.is_projected() ? arithmetic.input * (2 + arithmetic.input) : 0;
     const double products =
         gamma(rounding::length_depth(arithmetic, terms) + 20, arithmetic) + reference_error(terms);
-    evaluation_ = products + (1 + products) * projection;
     own_rounding_ = (static_cast<double>(terms) + 20) * 0x1p-53;
     floor_ = space.size(std::vector<double>(values.cols, 1.0));
+    evaluation_ = products + (1 + products) * (projection + tensor_error() / 2);
   }
 
   // visit(entry, score, error)
@@ -177,6 +177,15 @@ class ScoreErrors {
       voted.logits[j] += log_votes;
     }
     return voted;
+  }
+
+  // What tensor cores add to the error of a value's inner product with an output, relative to the product of their sizes.
+  double tensor_error() const {
+    double widest = 0;  // the largest of sum_c |v_c| |1| / |v|
+    for (int64_t j = 0; arithmetic_.lengths_floor > 0 && j < values_.rows; ++j) {
+      if (sizes_[j] > 0) widest = std::max(widest, absolute_sum(values_.row(j)) * floor_ / sizes_[j]);
+    }
+    return arithmetic_.tensor_lengths + arithmetic_.lengths_floor * widest;
   }
 
   struct Query {

@@ -198,6 +198,31 @@ class WindowTensorCores(unittest.TestCase):
                 self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (chains - 1 + 2) * 4 * tiles + 2 * tiles)
 
 
+class ChangeTensorCores(unittest.TestCase):
+    """A warp multiplies 16 keys by its queries and 16 values by the parts of their outputs, two tiles of 8 for up to 8 steps, else
+    one; `value` takes keys alone."""
+
+    def kernels(self):
+        """(name, kSteps, tiles, parts of an output, the main loop's instructions)"""
+        for name, match in named(r"obcache_kernels::window_change_scores_mma_kernel<\(Change\)(\d), (\w+), (\d+)>"):
+            found = [loop.code for loop in chosen(name) if opcodes(loop.code, "HMMA")]
+            self.assertEqual(len(found), 1, name)
+            parts = 0 if match[1] == "0" else {"Bfloat16": 3, "Float16": 2}[match[2]]
+            yield name, int(match[3]), 2 if int(match[3]) <= 8 else 1, parts, found[0]
+
+    def test_have_all_steps_of_16_tokens_in_one_loop_body(self):
+        for name, steps, tiles, parts, code in self.kernels():
+            with self.subTest(kernel=name):
+                self.assertEqual(opcodes(code, "HMMA").total(), steps * tiles * (1 + parts))
+                self.assertEqual(opcodes(code, "LDSM"), {"LDSM.16.M88.4": steps * (2 if parts else 1)})
+                self.assertEqual(opcodes(code, "LDS").total(), 2 * tiles)  # one for each of a thread's queries
+
+    def test_take_one_instruction_for_an_exponential(self):
+        for name, _, tiles, _, code in self.kernels():
+            with self.subTest(kernel=name):
+                self.assertEqual(opcodes(code, "MUFU")["MUFU.EX2"], 4 * tiles)
+
+
 class WarpgroupTensorCores(unittest.TestCase):
     """A consumer multiplies two tiles of 64 rows by 128 columns in steps of depth 16, and adds the terms of 128 sums, or
     multiplies each by the inverse length of its key."""
@@ -231,7 +256,7 @@ class VectorLoads(unittest.TestCase):
                 self.assertLessEqual(sum(self.narrow(loop.code) for loop in found), int(match[1]) % 4)
 
     def test_in_the_products_of_windows(self):
-        for name, _ in named(r"(snap_kv_kernels::)?window_(attention_portable|change_scores|log_sum_exp_portable|logits)_kernel(<.*>)?"):
+        for name, _ in named(r"(?:snap_kv_kernels::|obcache_kernels::)?window_(attention_portable|change_scores_portable|log_sum_exp_portable|logits)_kernel(<.*>)?"):
             with self.subTest(kernel=name):
                 found = [loop.code for loop in chosen(name) if sass.count(loop.code)["fma"]]
                 self.assertIn(len(found), (1, 2))  # keys; values, too

@@ -480,14 +480,16 @@ TEST(AttentionArithmetic, CountsAdditionsThatATermMayPassThrough) {
   EXPECT_EQ(cuda::attention_arithmetic<cuda::Bfloat16>(9, 128).product_depth, 9);
 }
 
-std::array<double, 6> numbers(const KernelArithmetic& arithmetic) {
+std::array<double, 8> numbers(const KernelArithmetic& arithmetic) {
   EXPECT_EQ(arithmetic.precision, Precision::fp32);
   return {static_cast<double>(arithmetic.accumulation_depth),
           static_cast<double>(arithmetic.product_depth),
           static_cast<double>(arithmetic.rescalings),
           arithmetic.tensor_sums,
           arithmetic.tensor_weighted_sums,
-          arithmetic.weights_floor};
+          arithmetic.weights_floor,
+          arithmetic.tensor_lengths,
+          arithmetic.lengths_floor};
 }
 
 class SessionArithmeticParity : public DeviceTest {};

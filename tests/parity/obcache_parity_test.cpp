@@ -191,6 +191,62 @@ class Subject {
   Tensor queries_, keys_, values_, projection_;
 };
 
+// Numbers of outputs times G, from 2^-8 to 2^8, of which all 24 bits count; on the device their negatives.
+class Outputs {
+ public:
+  explicit Outputs(const Case& c)
+      : heads_(c.shape().query_heads),
+        columns_(c.head_dim),
+        numbers_(random_tensor(11, c.window, heads_, columns_)),
+        exponents_(random_tensor(12, c.window, heads_, columns_)) {
+    for (size_t n = 0; n < numbers_.numbers().size(); ++n) {
+      const double size =
+          std::ldexp(1.0, static_cast<int>(std::clamp(4 * exponents_.numbers()[n], -8.0, 8.0)));
+      negatives_.push_back(-static_cast<float>(size * (1 + std::abs(numbers_.numbers()[n]))));
+    }
+  }
+
+  double of(int64_t query, int64_t head, int64_t column) const {
+    return -double{negatives_[(query * heads_ + head) * columns_ + column]};
+  }
+  std::span<const float> on_device() const { return negatives_; }
+
+ private:
+  int64_t heads_, columns_;
+  Tensor numbers_, exponents_;
+  std::vector<float> negatives_;
+};
+
+// The only number of a token's value that is not 0 but 1.
+int64_t impulse(const Case& c, int64_t head, int64_t token) {
+  return (token + 7 * (head / c.group_size)) % c.head_dim;
+}
+
+template <cuda::Storage T>
+std::vector<float> scores_of_impulses(const Case& c, const Outputs& outputs) {
+  const int64_t heads = c.shape().query_heads;
+  Tensor impulses(c.kv_heads, c.tokens, c.head_dim);
+  for (int64_t g = 0; g < c.kv_heads; ++g) {
+    for (int64_t j = 0; j < c.tokens; ++j) impulses.slice(g).row(j)[impulse(c, g * c.group_size, j)] = 1;
+  }
+  const Uploaded<T> queries(Tensor(heads, c.window, c.head_dim)),
+      keys(Tensor(c.kv_heads, c.tokens, c.head_dim)), values(impulses);
+  const auto all = [](int64_t count, auto number) { return std::vector(count, number); };
+  const std::vector<float> log_of_2 = all(heads * c.window, std::log(2.0F)),
+                           zeros = all(heads * c.tokens, 0.0F);
+  const std::vector<int64_t> none = all(heads * c.window, int64_t{-1});
+  const cuda::Buffer<float> log_sum_exp{std::span(log_of_2)}, norms{std::span(zeros)};
+  cuda::Buffer<float> gram_outputs{outputs.on_device()}, output_norms{std::span(zeros)},
+      dominant_scores{std::span(zeros)};
+  cuda::Buffer<int64_t> dominant{std::span(none)};
+  Output scores(heads * c.tokens);
+  cuda::window_change_scores<T>(
+      Change::exact, {queries.view(), keys.view(), 1}, values.view(), log_sum_exp.data(),
+      {gram_outputs.data(), output_norms.data(), dominant.data(), dominant_scores.data()}, norms.data(),
+      scores.data(), nullptr);
+  return scores.numbers();
+}
+
 template <class T>
 class ObcacheParity : public DeviceTest {
  protected:
@@ -280,6 +336,15 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossSizes) {
 
 TYPED_TEST(ObcacheParity, WindowMatchesReferenceWithMoreQueriesThanABlockHasRows) {
   this->expect_window_parity({.group_size = 1, .window = 70, .tokens = 75}, Change::joint, Space::head);
+  this->expect_window_parity({.group_size = 2, .window = 140, .tokens = 210}, Change::joint, Space::head);
+}
+
+// 16 multiprocessors of the emulation have more than half as many KV heads, so that a block has all tokens of one; large
+// windows take several passes over them.
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceWhereABlockHasSeveralTiles) {
+  this->expect_window_parity({.kv_heads = 9, .group_size = 1, .tokens = 150}, Change::joint, Space::head);
+  this->expect_window_parity({.kv_heads = 9, .group_size = 1, .head_dim = 4, .window = 130, .tokens = 135},
+                             Change::key, Space::head);
 }
 
 TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossDistributionsAndSpaces) {
@@ -329,6 +394,39 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossGroups) {
   for (const int64_t group_size : {1, 3, 7}) {
     this->expect_window_parity({.kv_heads = 2, .group_size = group_size}, Change::joint, Space::head);
     this->expect_window_parity({.kv_heads = 3, .group_size = group_size}, Change::exact, Space::projected);
+  }
+}
+
+TYPED_TEST(ObcacheParity, AWindowOf32MatchesReferenceAcrossGroups) {
+  for (const int64_t group_size : {1, 4, 5, 8}) {
+    for (const Change change : kChanges) {
+      this->expect_window_parity({.kv_heads = 2, .group_size = group_size, .window = 32, .tokens = 90},
+                                 change, Space::head);
+    }
+  }
+}
+
+// Values are impulses and logits are 0, so that the score `exact` of an entry is a sum of single numbers of outputs: weights are
+// 1/2, and the lengths of values and outputs are given as 0.
+TYPED_TEST(ObcacheParity, EveryNumberOfAnOutputCountsWithAllItsBits) {
+  for (const int64_t head_dim : {1, 64, 80, 128, 256}) {
+    for (const int64_t window : {1, 32}) {
+      SCOPED_TRACE(head_dim);
+      const Case c{
+          .kv_heads = 2, .group_size = 3, .head_dim = head_dim, .window = window, .tokens = head_dim + 40};
+      const Outputs outputs(c);
+      const std::vector<float> scores =
+          in_every_schedule([&] { return scores_of_impulses<TypeParam>(c, outputs); });
+      // Rounding: of the weight, of its share, of a part of 22 bits; of as many sums as there are queries.
+      const double rounding = static_cast<double>(24 + window) * 0x1p-24;
+      for (int64_t n = 0; n < std::ssize(scores); ++n) {
+        const int64_t head = n / c.tokens, token = n % c.tokens;
+        double expected = 0;
+        for (int64_t i = std::max(token - (c.tokens - window), int64_t{0}); i < window; ++i)
+          expected += 2 * outputs.of(i, head, impulse(c, head, token));
+        ASSERT_NEAR(scores[n], expected, rounding * expected) << "head " << head << ", token " << token;
+      }
+    }
   }
 }
 

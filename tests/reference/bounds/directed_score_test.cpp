@@ -163,6 +163,36 @@ TEST(DirectedScores, CountTensorCoresErrorOfTheOutput) {
       given.bound(Change::key, 1, arithmetic), 1.1);
 }
 
+TEST(DirectedScores, CountTensorCoresErrorOfTheProductOfValueAndOutput) {
+  // The output is the second entry's value, the negative of the first entry's, whose weight is small.
+  Scored given{filled(1, 1, 1), filled(2, 1, 0), filled(2, 1, -1), {}, Space::head};
+  given.keys(0, 0) = -40;
+  given.values(0, 0) = 1;
+  const double weight = std::exp(-40.0), off = 0x1p-10, exact = given.score(Change::key, 0);
+  const double moved = std::pow(weight * 40, 2) * (1 + 2 * (1 + off) + 1);
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.tensor_lengths = off;
+  expect_tight(moved - exact, given.bound(Change::key, 0, arithmetic), 1.01, "sums");
+  arithmetic = nothing_rounds();
+  arithmetic.lengths_floor = off;  // of the output's only number
+  expect_tight(moved - exact, given.bound(Change::key, 0, arithmetic), 1.01, "floor");
+}
+
+TEST(DirectedScores, CountWhatIsLeftOfAnOutputsLargestNumberWhereAValueMeetsOthers) {
+  // W makes the first number of an output a million times the second, which alone meets a number of the first entry's value.
+  Scored given{filled(1, 2, 1), filled(2, 2, 0), Matrix(2, 2), Matrix(2, 2), Space::projected};
+  given.keys(0, 0) = -40;
+  given.values(0, 1) = 1000;
+  given.values(1, 0) = -1;
+  given.projection(0, 0) = 1000;
+  given.projection(1, 1) = 1;
+  const double weight = std::exp(-40.0), largest = 1e6;
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.lengths_floor = 0x1p-10;
+  expect_tight(std::pow(weight * 40, 2) * 2 * 1000 * arithmetic.lengths_floor * largest,
+               given.bound(Change::key, 0, arithmetic), 1.01);
+}
+
 TEST(DirectedScores, CountWhatWeightsBelowTheirTypesRangeTakeFromTheOutput) {
   // The leading entry's value is the output, whose other weights are 0 but for what they may be off by.
   const int64_t entries = 100;
