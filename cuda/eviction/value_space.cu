@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "gram_rows.hpp"
@@ -105,7 +106,7 @@ struct NormShared {
       : values(memory.array<float>(kBlockTokens * head_dim)) {}
 };
 
-// The squared lengths of 16 tokens' values in one query head's space: a warp has four tokens.
+// The squared lengths of 16 tokens' values after one query head's W^O: a warp has four tokens.
 //
 // grid       (ceil(tokens / 16), query_heads)
 // block      128
@@ -113,7 +114,7 @@ struct NormShared {
 // registers  72 (sm_90a), 64 (sm_80)
 // bytes      read: head_dim sizeof(T) for each token and query head, and 4 head_dim^2 of G for each warp, mostly from the
 //            L1 and L2 cache; written: 4 query_heads tokens
-// FLOP       2 query_heads tokens head_dim (head_dim + 1); in the head's space 2 query_heads tokens head_dim
+// FLOP       2 query_heads tokens head_dim (head_dim + 1)
 template <Storage T>
 __global__ void __launch_bounds__(kNormThreads)
     squared_norms_kernel(DeviceTensor<const T> values, const float* gram, int64_t group_size, float* norms) {
@@ -129,13 +130,94 @@ __global__ void __launch_bounds__(kNormThreads)
   }
   __syncthreads();
   const float* rows = shared.values + warp() * kWarpTokens * head_dim;
-  const GramRows<kWarpTokens> products(rows, gram ? gram + head * head_dim * head_dim : nullptr, head_dim);
+  const GramRows<kWarpTokens> products(rows, gram + head * head_dim * head_dim, head_dim);
 #pragma unroll
   for (int r = 0; r < kWarpTokens; ++r) {
     const float square = products.product(r, rows + r * head_dim, head_dim);
     const int64_t token = first + warp() * kWarpTokens + r;
     if (lane() == 0 && token < values.rows) norms[head * values.rows + token] = not_negative(square);
   }
+}
+
+constexpr int kSquareThreads = 256;
+constexpr int kRowsInFlight = 4;
+
+// The lanes that have a value together, each of them vectors of 16 bytes: r, r + kLanes, ... for the r-th lane.
+//
+// kDims  head_dim, rounded up to 64, 128 or 256
+template <Storage T, int kDims>
+struct ValueLanes {
+  static constexpr int kNumbers = static_cast<int>(kVector<T>);  // of a vector
+  static constexpr int kLanes = std::min(32, kDims / kNumbers);
+  static constexpr int kVectors = kDims / kNumbers / kLanes;  // of a lane
+  static constexpr int kGroups = 32 / kLanes;                 // values that a warp reads at a time
+  static constexpr int kWarpRows = kGroups * kRowsInFlight;
+  static constexpr int kRows = kSquareThreads / 32 * kWarpRows;  // of a block
+
+  Vector<T> vectors[kVectors];
+
+  __device__ void load(const DeviceTensor<const T>& values, int64_t slice, int64_t row) {
+    const T* const from = values.data + slice * values.slice_stride + row * values.row_stride;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (lane() % kLanes + v * kLanes) * kNumbers;
+      vectors[v] = row < values.rows && column < values.cols ? load16(from + column) : Vector<T>{};
+    }
+  }
+  // The sum of the squares of this lane's numbers.
+  __device__ float squares() const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors * kNumbers; ++i) {
+      const float number = vectors[i / kNumbers].values[i % kNumbers];
+      sum = fmaf(number, number, sum);
+    }
+    return sum;
+  }
+};
+
+// The squared lengths of a KV head's values in the head's space, which are the same for all query heads of its group: 8, 16 or 32
+// lanes have a value, and four loads are in flight; a warp's lengths are written at once for each query head.
+//
+//     lanes  0 .. 15       16 .. 31        head_dim 128 of 16-bit numbers
+//            token 0       token 1
+//            token 2       token 3
+//            token 4       token 5
+//            token 6       token 7
+//
+// grid       (ceil(tokens / block's tokens), kv_heads): 64 tokens for 16-bit types and head_dim 128
+// block      256; no shared memory
+// registers  32-40 (sm_90a and sm_80)
+// bytes      read: head_dim sizeof(T) for each token and KV head; written: 4 query_heads tokens
+// FLOP       2 head_dim for each token and KV head
+template <int kDims, Storage T>
+__global__ void __launch_bounds__(kSquareThreads)
+    head_squared_norms_kernel(DeviceTensor<const T> values, int64_t group_size, float* norms) {
+  using Lanes = ValueLanes<T, kDims>;
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x) * Lanes::kRows + warp() * Lanes::kWarpRows + lane() / Lanes::kLanes;
+  Lanes value[kRowsInFlight];
+#pragma unroll
+  for (int n = 0; n < kRowsInFlight; ++n) value[n].load(values, blockIdx.y, first + n * Lanes::kGroups);
+  float own = 0;  // of the token that this lane writes
+#pragma unroll
+  for (int n = 0; n < kRowsInFlight; ++n) {
+    const float sum = warp_sum<Lanes::kLanes>(value[n].squares());
+    if (lane() % Lanes::kLanes == n) own = sum;
+  }
+  const int64_t token = first + lane() % Lanes::kLanes * Lanes::kGroups;
+  if (lane() % Lanes::kLanes >= kRowsInFlight || token >= values.rows) return;
+  float* const to = norms + blockIdx.y * group_size * values.rows + token;
+  for (int64_t h = 0; h < group_size; ++h) to[h * values.rows] = own;
+}
+
+template <int kDims, Storage T>
+void launch_head_squared_norms(const DeviceTensor<const T>& values, int64_t group_size, float* norms,
+                               Stream stream) {
+  launch<head_squared_norms_kernel<kDims, T>>(
+      {extent(ceil_division(values.rows, ValueLanes<T, kDims>::kRows), values.slices), extent(kSquareThreads),
+       0, stream},
+      values, group_size, norms);
 }
 
 }  // namespace
@@ -158,9 +240,13 @@ void squared_norms(DeviceTensor<const T> values, const float* gram, int64_t quer
   require_groups(query_heads, values.slices);
   require_range("head_dim", values.cols, 1, kMostHeadDim);
   if (values.rows == 0) return;
+  const int64_t group_size = query_heads / values.slices;
+  if (!gram && values.cols <= 64) return launch_head_squared_norms<64>(values, group_size, norms, stream);
+  if (!gram && values.cols <= 128) return launch_head_squared_norms<128>(values, group_size, norms, stream);
+  if (!gram) return launch_head_squared_norms<256>(values, group_size, norms, stream);
   launch<squared_norms_kernel<T>>({extent(ceil_division(values.rows, kBlockTokens), query_heads),
                                    extent(kNormThreads), shared_bytes<NormShared>(values.cols), stream},
-                                  values, gram, query_heads / values.slices, norms);
+                                  values, gram, group_size, norms);
 }
 
 int64_t gram_depth(int64_t model_dim) {

@@ -101,7 +101,7 @@ class ValueSpaceParity : public DeviceTest {
         if (!projected) column = std::abs(values(t, m));
         size += column * column;
       }
-      bounds.push_back(of_terms(2 * c.head_dim + (projected ? c.model_dim : 0)) * size + 0x1p-120);
+      bounds.push_back(of_terms(projected ? 2 * c.head_dim + c.model_dim : c.head_dim) * size + 0x1p-120);
     }
     EXPECT_TRUE(lengths_.hold(actual, expected, bounds)) << c;
   }
