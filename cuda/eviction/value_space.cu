@@ -4,6 +4,7 @@
 
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "gram_rows.hpp"
@@ -140,44 +141,21 @@ __global__ void __launch_bounds__(kNormThreads)
 }
 
 constexpr int kSquareThreads = 256;
-constexpr int kRowsInFlight = 4;
 
-// The lanes that have a value together, each of them vectors of 16 bytes: r, r + kLanes, ... for the r-th lane.
-//
-// kDims  head_dim, rounded up to 64, 128 or 256
 template <Storage T, int kDims>
-struct ValueLanes {
-  static constexpr int kNumbers = static_cast<int>(kVector<T>);  // of a vector
-  static constexpr int kLanes = std::min(32, kDims / kNumbers);
-  static constexpr int kVectors = kDims / kNumbers / kLanes;  // of a lane
-  static constexpr int kGroups = 32 / kLanes;                 // values that a warp reads at a time
-  static constexpr int kWarpRows = kGroups * kRowsInFlight;
-  static constexpr int kRows = kSquareThreads / 32 * kWarpRows;  // of a block
+inline constexpr int kSquareRows = kSquareThreads / 32 * RowLanes<T, kDims>::kWarpRows;  // of a block
 
-  Vector<T> vectors[kVectors];
-
-  __device__ void load(const DeviceTensor<const T>& values, int64_t slice, int64_t row) {
-    const T* const from = values.data + slice * values.slice_stride + row * values.row_stride;
+// The sum of the squares of this lane's numbers.
+template <Storage T, int kDims>
+__device__ float squares_of(const LoadedRow<T, kDims>& value) {
+  float sum = 0;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int column = (lane() % kLanes + v * kLanes) * kNumbers;
-      vectors[v] = row < values.rows && column < values.cols ? load16(from + column) : Vector<T>{};
-    }
-  }
-  // The sum of the squares of this lane's numbers.
-  __device__ float squares() const {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors * kNumbers; ++i) {
-      const float number = vectors[i / kNumbers].values[i % kNumbers];
-      sum = fmaf(number, number, sum);
-    }
-    return sum;
-  }
-};
+  for (int i = 0; i < RowLanes<T, kDims>::kNumbers; ++i) sum = fmaf(value.number(i), value.number(i), sum);
+  return sum;
+}
 
 // The squared lengths of a KV head's values in the head's space, which are the same for all query heads of its group: 8, 16 or 32
-// lanes have a value, and four loads are in flight; a warp's lengths are written at once for each query head.
+// lanes have a value (row_lanes.hpp), and four loads are in flight; a warp's lengths are written at once for each query head.
 //
 //     lanes  0 .. 15       16 .. 31        head_dim 128 of 16-bit numbers
 //            token 0       token 1
@@ -193,21 +171,28 @@ struct ValueLanes {
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kSquareThreads)
     head_squared_norms_kernel(DeviceTensor<const T> values, int64_t group_size, float* norms) {
-  using Lanes = ValueLanes<T, kDims>;
-  const int64_t first =
-      static_cast<int64_t>(blockIdx.x) * Lanes::kRows + warp() * Lanes::kWarpRows + lane() / Lanes::kLanes;
-  Lanes value[kRowsInFlight];
-#pragma unroll
-  for (int n = 0; n < kRowsInFlight; ++n) value[n].load(values, blockIdx.y, first + n * Lanes::kGroups);
-  float own = 0;  // of the token that this lane writes
+  using Lanes = RowLanes<T, kDims>;
+  const int64_t block = static_cast<int64_t>(blockIdx.x) * kSquareRows<T, kDims>;
+  const auto count = static_cast<int>(min(int64_t{kSquareRows<T, kDims>}, values.rows - block));
+  const T* const lanes =
+      values.data + blockIdx.y * values.slice_stride + block * values.row_stride + Lanes::column(0);
+  const int first = warp() * Lanes::kWarpRows + Lanes::row();
+  LoadedRow<T, kDims> loaded[kRowsInFlight];
 #pragma unroll
   for (int n = 0; n < kRowsInFlight; ++n) {
-    const float sum = warp_sum<Lanes::kLanes>(value[n].squares());
-    if (lane() % Lanes::kLanes == n) own = sum;
+    const int row = first + n * Lanes::kRowsAtOnce;
+    loaded[n].load(lanes, row < count ? row : -1, static_cast<uint32_t>(values.row_stride),
+                   static_cast<int>(values.cols));
   }
-  const int64_t token = first + lane() % Lanes::kLanes * Lanes::kGroups;
-  if (lane() % Lanes::kLanes >= kRowsInFlight || token >= values.rows) return;
-  float* const to = norms + blockIdx.y * group_size * values.rows + token;
+  float own = 0;  // of the row that this lane writes
+#pragma unroll
+  for (int n = 0; n < kRowsInFlight; ++n) {
+    const float sum = warp_sum<Lanes::kLanes>(squares_of(loaded[n]));
+    if (Lanes::lane_in_row() == n) own = sum;
+  }
+  const int row = first + Lanes::lane_in_row() * Lanes::kRowsAtOnce;
+  if (Lanes::lane_in_row() >= kRowsInFlight || row >= count) return;
+  float* const to = norms + blockIdx.y * group_size * values.rows + block + row;
   for (int64_t h = 0; h < group_size; ++h) to[h * values.rows] = own;
 }
 
@@ -215,8 +200,8 @@ template <int kDims, Storage T>
 void launch_head_squared_norms(const DeviceTensor<const T>& values, int64_t group_size, float* norms,
                                Stream stream) {
   launch<head_squared_norms_kernel<kDims, T>>(
-      {extent(ceil_division(values.rows, ValueLanes<T, kDims>::kRows), values.slices), extent(kSquareThreads),
-       0, stream},
+      {extent(ceil_division(values.rows, kSquareRows<T, kDims>), values.slices), extent(kSquareThreads), 0,
+       stream},
       values, group_size, norms);
 }
 
@@ -241,9 +226,11 @@ void squared_norms(DeviceTensor<const T> values, const float* gram, int64_t quer
   require_range("head_dim", values.cols, 1, kMostHeadDim);
   if (values.rows == 0) return;
   const int64_t group_size = query_heads / values.slices;
-  if (!gram && values.cols <= 64) return launch_head_squared_norms<64>(values, group_size, norms, stream);
-  if (!gram && values.cols <= 128) return launch_head_squared_norms<128>(values, group_size, norms, stream);
-  if (!gram) return launch_head_squared_norms<256>(values, group_size, norms, stream);
+  if (!gram) {
+    return by_dims(values.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
+      launch_head_squared_norms<kDims>(values, group_size, norms, stream);
+    });
+  }
   launch<squared_norms_kernel<T>>({extent(ceil_division(values.rows, kBlockTokens), query_heads),
                                    extent(kNormThreads), shared_bytes<NormShared>(values.cols), stream},
                                   values, gram, group_size, norms);

@@ -399,11 +399,11 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossGroups) {
 
 TYPED_TEST(ObcacheParity, AWindowOf32MatchesReferenceAcrossGroups) {
   for (const int64_t group_size : {1, 4, 5, 8}) {
-    for (const Change change : kChanges) {
-      this->expect_window_parity({.kv_heads = 2, .group_size = group_size, .window = 32, .tokens = 90},
-                                 change, Space::head);
-    }
+    this->expect_window_parity({.kv_heads = 2, .group_size = group_size, .window = 32, .tokens = 70},
+                               Change::joint, Space::head);
   }
+  for (const Change change : {Change::value, Change::exact})
+    this->expect_window_parity({.group_size = 4, .window = 32, .tokens = 70}, change, Space::head);
 }
 
 // Values are impulses and logits are 0, so that the score `exact` of an entry is a sum of single numbers of outputs: weights are
