@@ -3,6 +3,7 @@
 usage: mutants_test.py [CMAKE BUILD [NAME...]]
 CMAKE: the program that builds; BUILD: the build folder; NAME: a mutant to test; all by default
 Without arguments only the list is checked: every mutant changes exactly one place, and every theorem kills a mutant.
+KVBOUND_MUTANTS=K/N in the environment: of all mutants only the K-th of every N, K = 0, 1, ..., N - 1
 """
 import json
 import os
@@ -96,8 +97,17 @@ def check_list():
     print(f"{len(mutants)} mutants, each of which changes one place")
 
 
+def share(mutants):
+    """The names of those that KVBOUND_MUTANTS chooses; none if it is not set."""
+    chosen = re.fullmatch(r"(\d+)/(\d+)", os.environ.get("KVBOUND_MUTANTS", "0/1"))
+    if not chosen or int(chosen[1]) >= int(chosen[2]):
+        sys.exit("KVBOUND_MUTANTS is not K/N with K < N")
+    return [mutant["name"] for mutant in mutants[int(chosen[1])::int(chosen[2])]] if chosen[2] != "1" else []
+
+
 def main(cmake, folder, *names):
     mutants = json.loads(LIST.read_text("utf-8"))
+    names = names or share(mutants)
     faults = faults_of_the_list(mutants)
     unknown = set(names) - {mutant["name"] for mutant in mutants}
     if unknown:
