@@ -165,8 +165,9 @@ struct Measures {
 BenchResult bench_measure_queries(const BenchOptions& options) {
   StepCache cache(options);
   Measures measures(cache);
-  const double bytes = traffic(cache.outputs, measures.others, measures.rows, measures.gram_outputs,
-                               measures.output_norms, measures.dominant, measures.dominant_scores);
+  const double bytes = traffic(cache.outputs, measures.others, measures.rows, measures.dominant_logits,
+                               measures.others_log_sum_exp, measures.gram_outputs, measures.output_norms,
+                               measures.dominant, measures.dominant_scores);
   return measure_step(options, "measure-queries", bytes, 0,
                       [&](cuda::Stream stream) { measures.measure(cache, stream); });
 }
