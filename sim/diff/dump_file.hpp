@@ -26,7 +26,7 @@ struct DumpInfo {
   Dtype storage = Dtype::f64;     ///< type of the cache that the numbers were computed from
   Dtype accumulate = Dtype::f64;  ///< F64 or F32: the type in which products and sums were formed
   std::optional<Dtype> weights;   ///< type that attention weights were rounded to before multiplying values
-  std::optional<Dtype> partials;  ///< type that outputs of parts of the cache were rounded to before merging them
+  std::optional<Dtype> partials;  ///< type that outputs of the cache's parts were rounded to before merging
   std::string trace_sha256;
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< decode steps recorded; the trace's if no tensor has a step dimension

@@ -19,8 +19,8 @@ SCRIPT, METRICS = ROOT / "cuda" / "first_run.sh", ROOT / "cuda" / "scripts" / "k
 STAGES = ("facts", "impulse", "parity", "large", "sanitizer", "bench", "profile", "sweep", "torch")
 # Suites that launch no kernel, or that launch those of other suites.
 WITHOUT_A_SMALL_CASE = {
-    "AttentionArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations", "MemoryPoolTest",
-    "RecordingTest", "SessionParity", "SessionErrors", "SessionRequests", "WindowArithmetic", "ParityComparator",
+    "AttentionArithmetic", "NearestKeyArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations",
+    "MemoryPoolTest", "RecordingTest", "SessionParity", "SessionErrors", "SessionRequests", "WindowArithmetic", "ParityComparator",
     "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf"
 }
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <kvbound/cuda/attention_variants.hpp>
-#include <kvbound/cuda/window/snap_kv_variants.hpp>
 #include <kvbound/cuda/support/timer.hpp>
+#include <kvbound/cuda/window/snap_kv_variants.hpp>
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>

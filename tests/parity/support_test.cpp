@@ -113,8 +113,8 @@ TEST_F(ParityMemory, HoldsRowsPaddedWithZerosAndNanWhereNobodyMayRead) {
   ASSERT_EQ(view.rows, 3);
   ASSERT_GE(view.row_stride, cuda::padded<cuda::Float16>(3));
   std::vector<cuda::Float16> memory(2 * view.slice_stride);
-  cuda::detail::download(memory.data(), view.data, static_cast<int64_t>(memory.size() * sizeof(cuda::Float16)),
-                        nullptr);
+  cuda::detail::download(memory.data(), view.data,
+                         static_cast<int64_t>(memory.size() * sizeof(cuda::Float16)), nullptr);
   for (int64_t s = 0; s < 2; ++s) {
     for (int64_t i = 0; i < 3; ++i) {
       for (int64_t j = 0; j < view.row_stride; ++j) {
