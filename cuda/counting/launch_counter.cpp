@@ -9,15 +9,15 @@
 namespace kvbound::cuda::counting {
 namespace {
 
-constexpr uint64_t kSample = 16;  // clusters
+constexpr uint64_t kLeastSample = 16;  // clusters
 constexpr int64_t kWavefrontBytes = 128;
 constexpr uintptr_t kSectorBytes = 32;
 
 // What `all` clusters touch of a buffer, from what a half and the whole of a sample do: memory that every cluster reads is
 // the same for both, memory of its own grows with the number of clusters, up to the whole buffer.
-double extrapolated(double by_half, double by_sample, uint64_t all, double most) {
-  const double of_each = (by_sample - by_half) / (kSample / 2);
-  return std::min(most, by_sample + of_each * static_cast<double>(all - kSample));
+double extrapolated(double by_half, double by_sample, uint64_t sample, uint64_t all, double most) {
+  const double of_each = (by_sample - by_half) / static_cast<double>(sample / 2);
+  return std::min(most, by_sample + of_each * static_cast<double>(all - sample));
 }
 
 }  // namespace
@@ -42,18 +42,25 @@ void LaunchCounter::add(const KernelCounts& counts, const WaitChain& chain) {
   counted_.chain.raise_to(chain);
 }
 
+// A sample doubles until it suffices, so that its first half is known.
 uint64_t LaunchCounter::batch() const {
-  return counted_.counted_clusters < kSample ? kSample / 2 : std::numeric_limits<uint32_t>::max();
+  if (samples_) return std::max(counted_.counted_clusters, kLeastSample / 2);
+  return std::numeric_limits<uint32_t>::max();
 }
 
 bool LaunchCounter::suffices(uint64_t run, uint64_t all) {
   counted_.counted_clusters = run;
-  if (run == kSample / 2) touched_by_half_ = touched_.by_buffer();
   const double instructions =
       std::reduce(counted_.counts.instructions.begin(), counted_.counts.instructions.end());
-  const double of_all = instructions * static_cast<double>(all) / static_cast<double>(run);
-  const bool enough = run == all || (run == kSample && of_all > most_instructions_);
-  if (enough) finish(run, all);
+  if (run == kLeastSample) {
+    samples_ = instructions * static_cast<double>(all) / static_cast<double>(run) > most_instructions_;
+  }
+  const bool enough = run == all || (run >= kLeastSample && samples_ && 2 * instructions > most_instructions_);
+  if (enough) {
+    finish(run, all);
+  } else if (samples_) {
+    touched_by_half_ = touched_.by_buffer();
+  }
   return enough;
 }
 
@@ -66,8 +73,8 @@ void LaunchCounter::finish(uint64_t run, uint64_t all) {
     for (size_t i = 0; i < by_sample.size(); ++i) {
       const auto& [touched, most] = by_sample[i];
       const TouchedBytes& half = touched_by_half_[i].touched;
-      counted_.touched.read += extrapolated(half.read, touched.read, all, most);
-      counted_.touched.written += extrapolated(half.written, touched.written, all, most);
+      counted_.touched.read += extrapolated(half.read, touched.read, run, all, most);
+      counted_.touched.written += extrapolated(half.written, touched.written, run, all, most);
     }
   }
   launches_.push_back(counted_);

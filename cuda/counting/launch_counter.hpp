@@ -33,6 +33,7 @@ class LaunchCounter : public emulation::LaunchObserver {
   void finish(uint64_t run, uint64_t all);
 
   double most_instructions_;
+  bool samples_ = true;  // as far as the least sample tells
   std::vector<LaunchCounts>& launches_;
   LaunchCounts counted_;
   TouchedSectors touched_;

@@ -21,10 +21,13 @@ class LayerCache {
   /// So many entries more than it is filled with fit into a cache that grows, before it has to.
   static constexpr int64_t kRoom = 256;
 
-  /// The capacity of a cache that is filled with at most `entries` entries per KV head.
+  /// The capacity of a cache that is filled with at most `entries` entries per KV head: a multiple of eight, so that what a
+  /// head has of single-precision numbers begins with a sector of memory.
   ///
   /// evicts  whether the host evicts an entry for every one that enters; if not the cache grows when it is full
-  static int64_t capacity_for(int64_t entries, bool evicts) { return entries + (evicts ? 1 : kRoom); }
+  static int64_t capacity_for(int64_t entries, bool evicts) {
+    return (entries + (evicts ? 1 : kRoom) + 7) / 8 * 8;
+  }
 
   /// Fills the cache with a layer's kept entries.
   ///

@@ -7,6 +7,7 @@
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/merging/nearest_key.hpp>
+#include <kvbound/cuda/session/layer_cache.hpp>
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
@@ -90,17 +91,18 @@ struct StepAttention {
   explicit StepAttention(const BenchOptions& options)
       : shape(options.shape.layer),
         entries(bench_budgets(options).front() + 1),
-        keys(random_tensor(shape.kv_heads, entries, shape.head_dim, BenchLayer::random(options, 16)),
+        capacity(cuda::LayerCache<Stored>::capacity_for(entries - 1, true)),
+        keys(random_tensor(shape.kv_heads, capacity, shape.head_dim, BenchLayer::random(options, 16)),
              kStream),
-        values(random_tensor(shape.kv_heads, entries, shape.head_dim, BenchLayer::random(options, 17)),
+        values(random_tensor(shape.kv_heads, capacity, shape.head_dim, BenchLayer::random(options, 17)),
                kStream),
         queries(random_tensor(1, shape.query_heads, shape.head_dim, BenchLayer::random(options, 10)),
                 kStream),
         output(shape.query_heads, shape.head_dim),
         log_sum_exp(1, shape.query_heads),
-        logits(shape.query_heads, entries),
+        logits(shape.query_heads, capacity),
         counts(std::span<const int64_t>(std::vector<int64_t>(shape.kv_heads, entries))),
-        workspace(cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, entries)) {}
+        workspace(cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, capacity)) {}
 
   void run(cuda::Stream stream) {
     cuda::attention<Stored>(
@@ -110,7 +112,7 @@ struct StepAttention {
   }
 
   LayerShape shape;
-  int64_t entries;
+  int64_t entries, capacity;
   cuda::StoredTensor<Stored> keys, values, queries;
   cuda::DeviceMatrix output, log_sum_exp, logits;
   cuda::Buffer<int64_t> counts;
