@@ -193,7 +193,7 @@ std::string prediction_heading(const BenchOptions& options) {
   return fmt::format(
       "{}:{}, BF16, seed {}; a model of {}\n"
       "Nothing here was measured: the emulation counted what the kernels do, and a roofline model (sim/roofline)\n"
-      "predicts from that how long a GPU takes. *: sampled, extrapolated from 16 clusters of blocks.\n\n",
+      "predicts from that how long a GPU takes. *: sampled, extrapolated from 16 or more clusters of blocks.\n\n",
       options.shape.name, options.shape.tokens, options.seed, options.gpu->name());
 }
 
